@@ -2,8 +2,8 @@
 
     python examples/sweep.py my-request.yaml 'forget.alpha=[0.5, 1.0, 1.5]' 'retain.beta=[0, 0.5]'
 
-Each point is scored on validation rows, without a model on disk. Only the best point is merged. A run on the same
-recipe goes on with the test rows.
+Each point is scored on all forget rows and on a part of the rows to keep, without a model on disk. Only the best point
+is merged. A run on the same recipe goes on with the other rows to keep.
 """
 
 import argparse

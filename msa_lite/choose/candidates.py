@@ -58,6 +58,8 @@ class Candidates:
     """The search that finds the values one after the other, in place of a list."""
     release: Callable[[], None] = lambda: None
     """Frees the memory of the loaded models; `load` may be called again."""
+    remedies: Sequence[str] = ()
+    """What to try in this run where no candidate both forgets and keeps, in words."""
     under: Sequence[str] = ()
     """Forms of quantisation (`QUANTISATIONS`) that every model is scored in as well; its worst rank counts."""
     tell: Callable[[Values, Rank | str, Metrics], None] | None = None

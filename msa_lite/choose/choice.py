@@ -15,7 +15,7 @@ from msa_lite.choose.candidates import TARGET, Candidates, SharedWork, Values
 from msa_lite.choose.doubts import doubts_of
 from msa_lite.choose.grid import refined
 from msa_lite.choose.pictures import DRAWN, draw_missing, draw_pictures
-from msa_lite.choose.rules import FORMER_NAME, LeastExtraction, Rank
+from msa_lite.choose.rules import Rank
 from msa_lite.choose.search import gentleness
 from msa_lite.choose.table import Candidate, Sweep, points_csv, points_markdown
 from msa_lite.choose.validation import Validation
@@ -103,7 +103,8 @@ def _choose(work: SharedWork, label: str, progress: Progress) -> None:
     assert isinstance(rank, Rank), "a broken candidate is never chosen"
     work.close({TARGET, IDEAL, *map(candidate_name, candidates)})
     scores = [{**values, **_entry(rank)} for values, rank in zip(candidates, ranks, strict=True)]
-    doubts = doubts_of(validation, load_report(folder / TARGET).values(), candidates, ranks, best)
+    target, remedies = load_report(folder / TARGET).values(), work.candidates.remedies
+    doubts = doubts_of(validation, target, candidates, ranks, best, remedies)
     choice = Choice(candidates[best], rank.value, rank.met, validation.rule.name, scores, doubts)
     write_json(folder / CHOICE_FILE, _as_json(choice))
     table = load_sweep(folder)
@@ -221,8 +222,6 @@ def load_choice(out: Path) -> Choice:
     """Load the choice that `choose` wrote into its folder."""
     values = json.loads((out / CHOICE_FILE).read_text("utf-8"))
     others = {key: values.pop(key) for key in ("score", "met", "rule", "scores", "doubts")}
-    if others["rule"] == FORMER_NAME:
-        others["rule"] = LeastExtraction.name
     return Choice(values, **others)
 
 

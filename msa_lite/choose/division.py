@@ -1,4 +1,4 @@
-"""Divide rows into a validation part, for the choice, and a test part, for the final scores."""
+"""Divide retain rows into a validation part, for the choice, and a test part, for the final scores."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ FEWEST = 12  # rows of a set that can be halved; with fewer, a division costs mo
 PASSAGE = 120  # words of a passage, into which long texts are cut if there are few
 MOST_PASSAGES = 120  # of a set
 
+WHOLE = "all"  # the name of a part that has all rows
+
 RowsBySet = Mapping[str, list[Row]]
 
 
@@ -33,36 +35,29 @@ class Parts:
 
 
 def divide_rows(rows: RowsBySet, share: float | None, seed: int, limit: int | None = None) -> Parts:
-    """Divide the forget and retain set, each by itself; all holdout rows are in both parts.
+    """Divide the retain set; all forget and holdout rows are in both parts.
 
-    share: the validation part of a set's questions (texts). None: `ENOUGH` rows, or half of a set that has no more than
-    twice as many. Then a retain set of fewer than `FEWEST` is in both parts, whole. A forget set of so few is not
-    divided either: the choice sees all of it, and the final scores are on all rows. Long texts of a set that has few
-    are first cut into passages, at most `limit` of them.
+    The vector is fitted to all forget rows, and the promise concerns exactly these, so all of them decide. share: the
+    validation part of the retain set's questions (texts). None: `ENOUGH` rows, or half of a set that has no more than
+    twice as many; a set of fewer than `FEWEST` is in both parts, whole. Long texts of a set that has few are first cut
+    into passages, at most `limit` of them.
     """
     if share is None:
         rows = _as_passages(rows, limit or MOST_PASSAGES, seed)
     validation, test = dict(rows), dict(rows)
-    counts = {name: len(_units(rows[name])) for name in ("forget", "retain") if name in rows}
-    whole = share is None and counts["forget"] < FEWEST
-    for name, count in counts.items():
-        part = share or min(ENOUGH, count if whole else count // 2) / count
-        if share is None and count < FEWEST:  # whole in both parts
-            continue
-        validation[name], rest = split_rows(rows[name], part, seed)
-        test[name] = rows[name] if whole else rest
-    if not whole:
+    count = len(_units(rows.get("retain", ())))
+    if count and (share is not None or count >= FEWEST):
+        part = share or min(ENOUGH, count // 2) / count
+        validation["retain"], test["retain"] = split_rows(rows["retain"], part, seed)
         return Parts(validation, test)
-    logger.warning(
-        "%d forget rows are too few to divide: the choice and the final scores are on the same rows",
-        counts["forget"],
-    )
-    return Parts(validation, test, ("all" if validation == test else "validation", "all"))
+    if count:
+        logger.warning("%d retain rows are too few to divide: choice and final scores are on the same rows", count)
+    return Parts(validation, test, (WHOLE, WHOLE))
 
 
 def _units(rows: Sequence[Row]) -> list[str]:
     """Return the units to draw from: questions, conversations or texts. Rows with the same question stay together."""
-    return list(dict.fromkeys(row.subject for row in rows))
+    return list(dict.fromkeys(row.thread for row in rows))
 
 
 def _as_passages(rows: Mapping[str, list[Row]], most: int, seed: int) -> dict[str, list[Row]]:

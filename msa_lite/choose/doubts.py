@@ -5,17 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from msa_lite.choose.division import WHOLE
 from msa_lite.choose.evidence import Metrics
-from msa_lite.choose.rules import LeastExtraction, Rank
-from msa_lite.choose.shares import extractable_share
+from msa_lite.choose.rules import Rank
 from msa_lite.choose.validation import Validation
 from msa_lite.evals.benchmark import Benchmark
-from msa_lite.report import load_report
 
-FEW = 10  # rows of a set, of which a tenth is one row
-WHOLE = "all"  # the split of rows that are not divided
-_INSTEAD = "Try vector.mode full, a prior that answers such questions better, or more retain rows"
-_NOTHING = 0.9  # an extractable share above which a vector has removed next to nothing
+FEW = 12  # rows of a set, of which each is almost a tenth
+_UNTOUCHED = 0.98  # a kept share above which a vector has changed next to nothing
 
 
 def doubts_of(
@@ -24,10 +21,12 @@ def doubts_of(
     candidates: Sequence[Mapping[str, Any]],
     ranks: Sequence[Rank | str],
     best: int,
+    remedies: Sequence[str] = (),
 ) -> list[str]:
     """Return the reasons to doubt the choice of candidate number `best`; empty if there is none.
 
-    target: the target's metrics. candidates: their values, in the order of the ranks.
+    target: the target's metrics. candidates: their values, in the order of the ranks. remedies: what this run can try
+    where no candidate both forgets and keeps.
     """
     rule, benchmark, rank = validation.rule, validation.benchmark, ranks[best]
     assert isinstance(rank, Rank), "a broken candidate is never chosen"
@@ -37,35 +36,30 @@ def doubts_of(
             "there are no retain rows, so nothing shows what was lost beside the forget set; add rows that have to "
             "stay (retain.data, or evaluate.retain)"
         )
-    prior = load_report(validation.prior).values() if validation.prior else {}
-    if isinstance(rule, LeastExtraction) and extractable_share(target, target, prior) == 0:
-        doubts.append(
-            "the target knows no more of the forget set than "
-            + ("the prior, or than of rows it never saw" if prior else "of rows it never saw")
-            + ", so there is nothing to choose by"
-        )
     if coarse := benchmark.resolution(rule.needs()):
         doubts.append(coarse)
-    return [*doubts, *few_rows(benchmark), *strength_advice(candidates, ranks, best), *rule.notes(target)]
+    return [*doubts, *few_rows(benchmark), *strength_advice(candidates, ranks, best, remedies), *rule.notes(target)]
 
 
 def few_rows(benchmark: Benchmark) -> list[str]:
-    """Say which sets have few rows, and whether the choice and the final scores share them."""
+    """Say which sets have few rows, and whether choice and final scores share the retain rows."""
     few = [f"{name}: {len(part.items)}" for name, part in benchmark.sets.items() if len(part.items) < FEW]
-    if benchmark.split == WHOLE:
-        counts = ", ".join(f"{name}: {len(part.items)}" for name, part in benchmark.sets.items())
-        return [
-            f"there are too few rows to divide ({counts}), so the final scores are on the same rows as the choice; "
-            "add rows, or other questions about them (evaluate.forget)"
-        ]
-    return [f"it rests on few validation rows ({', '.join(few)}); raise select.validation"] if few else []
+    doubts = [f"it rests on few rows ({', '.join(few)})"] if few else []
+    if benchmark.split == WHOLE and (retain := benchmark.sets.get("retain")):
+        doubts.append(
+            f"there are too few retain rows to divide ({len(retain.items)}), so the final scores are on the same rows "
+            "as the choice; add rows (evaluate.retain)"
+        )
+    return doubts
 
 
-def strength_advice(candidates: Sequence[Mapping[str, Any]], ranks: Sequence[Rank | str], best: int) -> list[str]:
+def strength_advice(
+    candidates: Sequence[Mapping[str, Any]], ranks: Sequence[Rank | str], best: int, remedies: Sequence[str] = ()
+) -> list[str]:
     """Say in which direction a better point may lie that was not tried; nothing if the best is good enough.
 
     candidates: their values, in the order of the ranks. `Rank.aim` gives the direction, if the rule can tell; if it
-    cannot, every edge of the grid may hide a better point.
+    cannot, every edge of the grid may hide a better point. remedies: as of `doubts_of`.
     """
     rank, values = ranks[best], candidates[best]
     assert isinstance(rank, Rank), "a broken candidate is never chosen"
@@ -82,27 +76,20 @@ def strength_advice(candidates: Sequence[Mapping[str, Any]], ranks: Sequence[Ran
         return sorted(edges)
     if rank.aim == "enough":
         return []
-    more = [f"beta {values['beta']:g} is the largest tried; a larger one may keep more"] * ("beta" in largest)
-    if rank.aim == "gentler":
-        alone = tried["alpha"][0] == values["alpha"] > 0
-        between = any(isinstance(other, Rank) and other.aim == "stronger" for other in ranks)
-        return (
-            [f"no alpha below {values['alpha']:g} was tried; a smaller one may keep more"] * alone
-            + [f"gentler points forget too little. {_INSTEAD}"] * between
-            + more
-        )
-    assert rank.left is not None, "only a rule that knows what is left aims at less"
-    left = f"{rank.left:.0%} of what can be extracted"
-    beyond = [other for other, its in zip(ranks, candidates, strict=True) if its["alpha"] > values["alpha"]]
-    if any(isinstance(other, str) or other.aim == "gentler" for other in beyond):
+    aims = {other.aim if isinstance(other, Rank) else "gentler" for other in ranks}
+    if "neither" in aims or aims >= {"stronger", "gentler"}:
+        instead = f". Try {', or '.join(remedies)}" if remedies else ""
+        more = ["beta"] if "beta" in largest else []
         return [
-            f"the chosen point leaves {left}, and stronger ones lose too much. {_INSTEAD}",
-            *more,
+            f"gentler points know too much, stronger ones lose too much{instead}",
+            *(f"{key} {values[key]:g} is the largest tried; a larger one may keep more" for key in more),
         ]
-    if rank.left >= _NOTHING:
+    if rank.aim == "gentler":
+        return [f"no alpha below {tried['alpha'][0]:g} was tried; a smaller one may keep more"]
+    if rank.kept > _UNTOUCHED:
         return [
             f"no point forgets, up to alpha {tried['alpha'][-1]:g}, and all of them keep enough. The forget vector may "
             "have learnt too little, see its loss: fit it longer (vector.epochs), at a higher vector.learning_rate, or "
             "try larger alphas"
         ]
-    return [f"the chosen point leaves {left}; an alpha larger than {tried['alpha'][-1]:g} may forget more"]
+    return [f"an alpha larger than {tried['alpha'][-1]:g} may forget more"]

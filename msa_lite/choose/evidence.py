@@ -1,4 +1,4 @@
-"""Gather evidence for a rule: the ideal's metrics, the prior's, and scores of candidate and target row by row.
+"""Gather evidence for a rule: the ideal's metrics, a candidate's standing, and scores of both models row by row.
 
 A metric of 16 rows is rough: two answers more or less are an eighth of it. Rows that candidate and target both answer
 show how rough, since each row is compared with itself.
@@ -13,15 +13,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from msa_lite.evals.benchmark import Benchmark, Record
+from msa_lite.evals.bounds import CONFIDENCE
 from msa_lite.evals.records import read_records
 from msa_lite.evals.scoring import standard_error
+from msa_lite.evals.standing import Standing
 
 Metrics = Mapping[str, float | None]
 """Values of metrics by name; None where a metric cannot be given."""
 Pairs = Mapping[str, Sequence[tuple[float, float]]]
 """(the candidate's score, the target's) of every row, by metric."""
 
-CONFIDENCE = 0.95  # of the one-sided interval beyond which a difference is no noise
+FAR = 0.10  # a metric that falls short of a condition by more than this misses it, however noisy the rows
 
 
 @dataclass(frozen=True)
@@ -30,8 +32,8 @@ class Evidence:
 
     ideal: Metrics | None = None
     """The ideal's scores; None without an ideal."""
-    prior: Metrics = field(default_factory=dict)
-    """The prior's scores on the forget rows, which it never saw; empty if it was not scored."""
+    standing: Standing | None = None
+    """The place beside control and target, by the records of all; None where a rule does not look at it."""
     pairs: Pairs = field(default_factory=dict)
     """Scores row by row, of the metrics that are means of rows."""
 

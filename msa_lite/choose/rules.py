@@ -13,23 +13,15 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from msa_lite.benchmarks import paper_scores
-from msa_lite.choose.evidence import CONFIDENCE, Evidence, Metrics, surely_misses
-from msa_lite.choose.shares import FAR, extractable_share, kept_share, lost_too_much
+from msa_lite.choose.evidence import FAR, Evidence, Metrics, surely_misses
 from msa_lite.conditions import parse_condition
 from msa_lite.errors import DataError, UsageError, join_faults, nearest
 from msa_lite.report.metrics import metric_kind
-from msa_lite.report.verdict import LEFT_FAIL
+from msa_lite.report.verdict import MARGINS, Margins, is_forgotten
 
-FORMER_NAME = "exposure"  # what manifests and earlier runs call the rule `extraction`; sweeps are recognised by it
-# An extractable share that is no higher counts as none. In a first trial on SmolLM2-135M and TOFU, going on from 0.10
-# to 0.05 cost 8 and 11 % of the retain scores, and led away from the ideal.
-FORGOTTEN = 0.10
-# While more is left, a loss of retain scores that may be noise counts as none: a small model of a newcomer would
-# otherwise keep 67 % of what it was to forget, not 46 %. Below, the mean decides: there doubt favours candidates that
-# look better than they are. What the rule chose on SmolLM2-135M lay as near to the ideal as the best of 20 points in
-# hindsight, to 0.01 in each of three histories (examples/real_model/RESULTS.md, claim 11).
-DOUBT = 0.20
 NO_EVIDENCE = Evidence()
+Aim = Literal["stronger", "gentler", "enough", "neither"]
+_NOT_SHOWN = "its bounds reach beyond the margins of a PASS"
 LOWEST = 1e-6  # the smallest factor of a paper's score, so that the other factors still order candidates with a zero
 
 
@@ -42,13 +34,12 @@ class Rank:
     value: float
     """The score that orders candidates alike in `met`; higher is better."""
     kept: float = 1.0
-    """The tie-break: the share of the retain set that is left, by 0.01."""
-    aim: Literal["stronger", "gentler", "enough"] | None = field(default=None, compare=False)
-    """The direction of a better candidate: more forgetting, less loss, neither; None if the rule cannot tell."""
+    """The tie-break: the share of the retain set that is kept."""
+    aim: Aim | None = field(default=None, compare=False)
+    """The direction of a better candidate: stronger, to forget more; gentler, to lose less; enough: it does both;
+    neither: it does not forget and loses too much, so there is none. None if the rule cannot tell."""
     note: str | None = field(default=None, compare=False)
     """The conditions that it does not meet, and by how much."""
-    left: float | None = field(default=None, compare=False)
-    """The share of the forget set that is left to extract, in [0, 1]; None if the rule does not look at it."""
 
 
 class Rule(ABC):
@@ -99,45 +90,45 @@ class Rule(ABC):
 
 @dataclass(frozen=True)
 class LeastExtraction(Rule):
-    """Rank by least extraction while retain holds: by 1 − `extractable_share`, in [0.5, 1].
+    """Stay inside the control's bounds and keep most; where no candidate does, be the nearest.
 
-    A candidate meets the rule if it keeps enough (not `lost_too_much`) and leaves at most half, as more is a FAIL. A
-    share up to 0.10 counts as forgotten, with the value 1; among such candidates the one that keeps most is best. Of
-    the others, those that keep at most 0.10 too little rank by how far they are from keeping enough and from having
-    forgotten, by −(keep − kept)₊ − (left − 0.10)₊ in [−1, 0]: a loss that is hardly too large is better than nothing
-    forgotten. The rest ranks last, by `kept_share` − 2, so the gentlest is chosen if none keeps enough. The rule needs
-    neither a published benchmark nor the ideal.
+    A candidate meets the rule if it recites no more of the forget set, and knows it no better, than a model may that
+    never saw it (`Standing.inside`), if this is shown as a PASS wants it (`is_forgotten`), and if it keeps enough of
+    the retain set; the value is what it keeps, in [0, 1]. All others rank by parity, with the value −distance in
+    [−1, 0]: the mean distance of the forget scores to the control's and of the retain scores to the target's own. The
+    rule needs neither a published benchmark nor an ideal.
     """
 
     keep: float
-    """The share of the target's retain scores that has to stay."""
+    """The share that has to stay of what the target knows of the retain set."""
+    margins: Margins = MARGINS
+    """The margins of a PASS."""
     name = "extraction"
 
     def rank(self, metrics: Metrics, target: Metrics, evidence: Evidence = NO_EVIDENCE) -> Rank:
-        kept, left = kept_share(metrics, target), extractable_share(metrics, target, evidence.prior)
-        loss = lost_too_much(metrics, target, self.keep, evidence.pairs, doubt=left > DOUBT)
-        if not loss and left <= LEFT_FAIL:
-            forgotten = left <= FORGOTTEN
-            value = 1.0 if forgotten else 1.0 - left
-            return Rank(True, value, round(kept, 2), "enough" if forgotten else "stronger", left=left)
-        if loss and lost_too_much(metrics, target, self.keep - FAR, evidence.pairs):
-            return Rank(False, kept - 2.0, aim="gentler", note=loss, left=left)
-        value = min(0.0, kept - self.keep) - max(0.0, left - FORGOTTEN)
-        weak = f"leaves {left:.0%} of what can be extracted, at most {LEFT_FAIL:.0%} wanted"
-        note = "; ".join(fault for fault in (loss, weak if left > LEFT_FAIL else None) if fault)
-        return Rank(False, value, aim="gentler" if loss else "stronger", note=note, left=left)
+        standing = evidence.standing
+        if standing is None:
+            raise DataError(f"score {self.name}: there are no records of the forget set to compare by")
+        lost, shown = standing.kept < self.keep - 1e-9, is_forgotten(standing.forgotten, self.margins)
+        if standing.inside and shown and not lost:
+            return Rank(True, round(standing.kept, 3), aim="enough")
+        notes = list(standing.above) or ([] if shown else [_NOT_SHOWN])
+        notes += [*([f"keeps {standing.kept:.0%}, {self.keep:.0%} wanted"] if lost else [])]
+        notes.append(f"distance {standing.distance:.3f}")
+        aim: Aim = "stronger" if not lost else "gentler" if standing.inside and shown else "neither"
+        return Rank(False, -standing.distance, standing.kept, aim, "; ".join(notes))
 
     def terms(self) -> tuple[str, ...]:
         return ("extraction_strength",)
 
     def describe(self) -> Any:
-        noise = {"confidence": CONFIDENCE, "far": FAR, "doubt": DOUBT}
-        return {"score": FORMER_NAME, "keep": self.keep, "leave": LEFT_FAIL, "forgotten": FORGOTTEN, **noise}
+        margins = {"recited": self.margins.recited, "left": self.margins.left}
+        return {"score": self.name, "keep": self.keep, "inside": "bounds of the control", **margins, "else": "parity"}
 
     def unmet(self, best: Rank) -> str:
         return (
-            f"no candidate keeps {self.keep:.0%} of the target's retain scores and leaves at most {LEFT_FAIL:.0%} of "
-            f"what can be extracted, so the nearest was chosen; it {best.note}"
+            f"no candidate is shown to be like a model that never saw the rows and keeps {self.keep:.0%} of the rest, "
+            f"so the nearest to both was chosen: {best.note}"
         )
 
 
@@ -302,7 +293,12 @@ class Constrained(Rule):
 
 
 def make_rule(
-    score: str | None, keep: float, maximise: str | None, minimise: str | None, subject_to: Mapping[str, str]
+    score: str | None,
+    keep: float,
+    maximise: str | None,
+    minimise: str | None,
+    subject_to: Mapping[str, str],
+    margins: Margins = MARGINS,
 ) -> Rule:
     """Make the rule of a recipe's `select`: a metric to be highest or lowest, or a score, by default extraction.
 
@@ -312,7 +308,7 @@ def make_rule(
         conditions = tuple(Condition.parse(name, text) for name, text in subject_to.items())
         return Constrained(metric, maximise is not None, conditions)
     if score in (None, LeastExtraction.name):
-        return LeastExtraction(keep)
+        return LeastExtraction(keep, margins)
     if score not in (scores := paper_scores()):
         choices = (LeastExtraction.name, *scores)
         raise UsageError(f"no score '{score}'{nearest(score, choices)}; choose from {', '.join(choices)}")

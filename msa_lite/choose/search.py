@@ -19,10 +19,10 @@ Scored = Mapping[Strengths, Rank | str]
 START_ALPHA = 1.0
 LARGEST, SMALLEST = 8.0, 1 / 16  # alphas
 SHARES = (0.0, 0.5, 1.0)  # of alpha, tried as beta
-_FINE = (
-    1.1  # largest ratio of neighbours between which nothing is tried, if one loses too much: there, scores are steep …
-)
-_COARSE = 1.5  # … and if both forget, or if the rule only orders points
+# The largest ratio of neighbours between which nothing is tried: at a boundary, of what a point may recite or lose, and
+# elsewhere; and at the end, with the points that are left. Scores are steep at a boundary, and the best point lies just
+# beyond it.
+_FINE, _COARSE, _LAST = 1.1, 1.25, 1.03
 
 
 def gentleness(point: Strengths) -> tuple[float, float]:
@@ -40,10 +40,10 @@ def best_point(scored: Scored) -> Strengths | None:
 class StrengthSearch:
     """A search over α, β or both.
 
-    From α = 1, α is doubled while too much of the forget set is left, and halved while too much of the retain set is
-    lost. Then the middle (by ratios) of two neighbours is tried, until neighbours are near. β is 0, α/2 or α. The
-    search goes on with the best of these at α = 1, and tries the others again where it ends, as β may let a stronger α
-    keep enough. A rule that only orders points is climbed.
+    From α = 1, α is doubled while a point knows more of the forget set than the control, and halved while too much of
+    the retain set is lost. Then the middle (by ratios) of two neighbours is tried, until neighbours are near. β is 0,
+    α/2 or α. The search goes on with the best of these at α = 1, and tries the others again where it ends, as β may let
+    a stronger α keep enough. A rule that only orders points is climbed.
     """
 
     alphas: tuple[float, ...] | None = None
@@ -69,8 +69,10 @@ class StrengthSearch:
             return self._more_betas(scored) if scored else self._listed(self.alphas)
         if not scored:
             return self._column_points(START_ALPHA)
-        new = dict.fromkeys(point for point in self._more(scored) if point not in scored)
-        return [*new][: max(0, self.most - len(scored))]
+        for points in (self._more(scored), self._gentler(scored), self._nearer(scored)):
+            if new := [*dict.fromkeys(point for point in points if point not in scored)]:
+                return new[: max(0, self.most - len(scored))]
+        return []
 
     def _betas(self, alpha: float) -> tuple[float, ...]:
         """Return the β of each column at an α."""
@@ -92,7 +94,7 @@ class StrengthSearch:
         return [point for point in points if point not in scored]
 
     def _more(self, scored: Scored) -> list[Strengths]:
-        best = best_point(scored)
+        best = _guide(scored)
         column = self._column(best) if best else len(self._betas(START_ALPHA)) // 2
         ladder = {point.alpha: rank for point, rank in scored.items() if self._column(point) == column}
         alphas, key = _steps(ladder, best.alpha if best else None)
@@ -100,8 +102,42 @@ class StrengthSearch:
             return [Strengths(alpha, self._betas(alpha)[column]) for alpha in alphas]
         return self._column_points(key) if best else []
 
+    def _gentler(self, scored: Scored) -> list[Strengths]:
+        """Return a point between the best and the next one below that forgets too little: it may keep a little more."""
+        best = best_point(scored)
+        rank = scored[best] if best else None
+        if best is None or not isinstance(rank, Rank) or rank.aim != "enough":
+            return []
+        column = self._column(best)
+        weak = [point.alpha for point in scored if self._column(point) == column and point.alpha < best.alpha]
+        return [Strengths(a, self._betas(a)[column]) for a in _between(max(weak), best.alpha, _LAST)] if weak else []
+
+    def _nearer(self, scored: Scored) -> list[Strengths]:
+        """Return points around the best where no point meets the rule, so that the nearest one is taken."""
+        best = best_point(scored)
+        rank = scored[best] if best else None
+        if best is None or not isinstance(rank, Rank) or rank.met:
+            return []
+        column = self._column(best)
+        tried = sorted(point.alpha for point in scored if self._column(point) == column)
+        lower = [alpha for alpha in tried if alpha < best.alpha]
+        down = _between(lower[-1], best.alpha, _COARSE) if lower and not _is_weak(rank) else []
+        alphas = down + (_doubled(best.alpha) if best.alpha == tried[-1] else _further(best.alpha, tried))
+        return [Strengths(alpha, self._betas(alpha)[column]) for alpha in alphas]
+
     def _column(self, point: Strengths) -> int:
         return self._betas(point.alpha).index(point.beta)
+
+
+def _guide(scored: Scored) -> Strengths | None:
+    """Return the point from which the search goes on; None where all are broken.
+
+    It is the best one that meets the rule; else the best of those that keep enough, since a stronger α may forget what
+    they know; else the best.
+    """
+    weak = {point: rank for point, rank in scored.items() if _is_weak(rank)}
+    met = any(isinstance(rank, Rank) and rank.met for rank in scored.values())
+    return best_point(scored if met or not weak else weak)
 
 
 def _steps(ladder: Mapping[float, Rank | str], best: float | None) -> tuple[list[float], float]:
@@ -121,12 +157,14 @@ def _steps(ladder: Mapping[float, Rank | str], best: float | None) -> tuple[list
         above = [alpha for alpha in tried if alpha > best and not _is_weak(ladder[alpha])]
         if not above:
             return _doubled(tried[-1]), best
+        if _is_hopeless(ladder[above[0]]):
+            return [], above[0]
         low = max(alpha for alpha in weak if alpha < above[0])
         return _between(low, above[0], _FINE), above[0]
     lower = [alpha for alpha in tried if alpha < best]
-    down = _between(lower[-1], best, _COARSE) if lower else _halved(best)
     if rank.aim == "enough":
-        return down, best
+        return _between(lower[-1], best, _FINE) if lower else _halved(best), best
+    down = _between(lower[-1], best, _COARSE) if lower else _halved(best)
     outward = ([] if lower else down) + (_doubled(best) if best == tried[-1] else [])
     return outward or down + _further(best, tried), best
 
@@ -141,6 +179,11 @@ def _is_weak(rank: Rank | str) -> bool:
     return isinstance(rank, Rank) and rank.aim == "stronger"
 
 
+def _is_hopeless(rank: Rank | str) -> bool:
+    """Check whether nothing gentler can meet the rule either: a point that knows too much, though it lost too much."""
+    return isinstance(rank, Rank) and rank.aim == "neither"
+
+
 def _halved(alpha: float) -> list[float]:
     return [max(alpha / 2, SMALLEST)] if alpha > SMALLEST else []
 
@@ -150,6 +193,7 @@ def _doubled(alpha: float) -> list[float]:
 
 
 def _between(low: float, high: float, near: float) -> list[float]:
-    """Return the geometric mean in two digits, unless the two are near."""
-    middle = float(f"{math.sqrt(low * high):.2g}")
-    return [middle] if high / low > near and low < middle < high else []
+    """Return the geometric mean in as few digits as tell it from both, two or three, unless the two are near."""
+    middles = [float(f"{math.sqrt(low * high):.{digits}g}") for digits in (2, 3)]
+    middle = next((middle for middle in middles if low < middle < high), None)
+    return [middle] if middle is not None and high / low > near else []

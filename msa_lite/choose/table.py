@@ -16,9 +16,9 @@ from msa_lite.report.table import heading, metric_cell, number
 
 _NOT_MET = "not met: misses the conditions of the choice, so it has no score"
 _MOST_NOTES = 8  # in the terminal; the other forms of the table have all
-_FORGOTTEN = (
-    "forgotten: of what the target knows of the forget set beyond what unseen rows show, the share that can no longer "
-    "be extracted"
+_KEPT = (
+    "kept: of what the target knows of the retain set beyond unseen rows, for points that are inside the bounds of the "
+    "control; distance: of the forget scores to the control's, and of the retain scores to the target's"
 )
 
 
@@ -200,7 +200,7 @@ def _notes(sweep: Sweep) -> list[str]:
             why = f"{state}: {' '.join(candidate.note.split())}"
             reasons.setdefault(why, []).append(values_text(candidate.values))
     met = all(candidate.met or candidate.score is None for candidate in sweep.candidates)
-    score = [_FORGOTTEN] if sweep.score_name == LeastExtraction.name else []
+    score = [_KEPT] if sweep.score_name == LeastExtraction.name else []
     if sweep.under:
         score.append(
             f"score: the lower one of the model as it is, and with its weights rounded to {' or '.join(sweep.under)}, "

@@ -7,15 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from msa_lite.choose.broken import why_broken
 from msa_lite.choose.evidence import Evidence, Metrics, read_pairs
-from msa_lite.choose.rules import Rank, Rule
-from msa_lite.choose.shares import why_broken
-from msa_lite.errors import NotFiniteError
-from msa_lite.evals.benchmark import Benchmark
+from msa_lite.choose.rules import LeastExtraction, Rank, Rule
+from msa_lite.errors import DataError, NotFiniteError
+from msa_lite.evals.benchmark import Benchmark, Record
 from msa_lite.evals.evaluation import NO_JUDGE, ideal_identity, read_sets, write_scores
 from msa_lite.evals.judge import JudgeSettings
 from msa_lite.evals.models import Runner
+from msa_lite.evals.outcome import yardstick_of_rows
 from msa_lite.evals.records import read_records, run_items, write_records
+from msa_lite.evals.standing import Standing, stand
 from msa_lite.io.codes import QUANTISATIONS
 from msa_lite.report import Report, load_report, write_report
 from msa_lite.report.metrics import HOLDOUT, MEMBERSHIP, metric_kind
@@ -78,9 +80,18 @@ class Validation:
         reason = report.settings.get(BROKEN) or why_broken(metrics, target, self.benchmark.vital)
         if reason:
             return str(reason)
-        prior = load_report(self.prior).values() if self.prior else {}
-        evidence = Evidence(self.ideal_metrics, prior, read_pairs(type(self.benchmark), folder, target_folder, target))
+        standing = self._standing(folder, target_folder) if isinstance(self.rule, LeastExtraction) else None
+        if isinstance(standing, str):
+            raise DataError(standing)
+        pairs = read_pairs(type(self.benchmark), folder, target_folder, target)
+        evidence = Evidence(self.ideal_metrics, standing, pairs)
         return self.rule.rank({**metrics, **own}, {**target, **theirs}, evidence)
+
+    def _standing(self, folder: Path, target_folder: Path) -> Standing | str:
+        """Return the place of a candidate beside control and target, by their records of these rows."""
+        places = {"target": target_folder, "unlearned": folder, "ideal": self.ideal, "prior": self.prior}
+        models = {name: _read_records(place) for name, place in places.items() if place is not None}
+        return stand(models, yardstick_of_rows(models))
 
     def score_into(
         self,
@@ -119,6 +130,11 @@ class Validation:
         """Write a report that says why a model cannot be scored, so that it is not tried again."""
         folder.mkdir(exist_ok=True)
         write_report(Report(self.benchmark.name, self.benchmark.split, {}, {BROKEN: reason}), folder)
+
+
+def _read_records(folder: Path) -> dict[str, list[Record]]:
+    """Return the records of an evaluation by set."""
+    return {path.stem: read_records(path) for path in sorted(folder.glob("*.jsonl"))}
 
 
 def _rounded_values(folder: Path) -> dict[str, float | None]:

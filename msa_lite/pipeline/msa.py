@@ -30,7 +30,7 @@ from msa_lite.pipeline.probe_rows import cheap_probe
 from msa_lite.pipeline.publishing import check_licence, check_publishing, publish_model
 from msa_lite.pipeline.removal import write_record
 from msa_lite.pipeline.reporting import drop_report, write_run_report
-from msa_lite.pipeline.stages import evaluate_all, merge_precision
+from msa_lite.pipeline.stages import evaluate_all, evaluate_before_fits, merge_precision
 from msa_lite.pipeline.steps import fit_steps, run_steps
 from msa_lite.pipeline.strengths import (
     SweepResult,
@@ -43,7 +43,7 @@ from msa_lite.pipeline.strengths import (
     sweep_plan,
 )
 from msa_lite.pipeline.vectors import fit_vectors
-from msa_lite.pipeline.verdict import Findings, judge_run
+from msa_lite.pipeline.verdict import Findings, judge_run, learnt_rows
 from msa_lite.publish.upload import Published
 from msa_lite.recipe import Recipe, RecipeSource, load_recipe
 from msa_lite.report import Report
@@ -179,15 +179,16 @@ def run_plan(
     with claimed(recipe, plan, progress, check_run, crew=crew) as run:
         drop_report(run.folder)
         announce(progress, run_steps(run))
+        check_knowledge(run, accept, progress)
         if plan.method == "msa" and (warning := cheap_probe(run, progress)):
             logger.warning("%s", warning)
-        check_knowledge(run, accept, progress)
+        evaluate_before_fits(run, progress)
         fit_vectors(run, run.vector_names, progress)
         swept = choose_strengths(run, progress)
         merged = merge_chosen(run, swept, progress)
         rescore(run, swept, merged, progress)
         reports = evaluate_all(run, merged, plan.describe(recipe, swept.strengths.values), progress)
-        findings = judge_run(run, progress)
+        findings = judge_run(run, learnt_rows(run, swept.strengths), progress)
         complete_card(run, merged, swept.strengths.values)
         write_record(run, swept.strengths.values, merged)
         examples = findings.examples if show_examples else ()

@@ -41,6 +41,7 @@ def row_hashes(rows: Sequence[Row]) -> dict[str, str]:
 
 _Part = Literal["validation", "test"]
 COLLECT = "collect"  # the order to run a share of the questions
+CHECKED = "knowledge"  # the folder of the scores that the check before the fits makes, in `evaluation`
 
 Terms = Sequence[Term[Path]]
 """The folders of vectors, with their weights."""
@@ -137,6 +138,19 @@ def evaluate_references(run: Run, progress: Progress) -> None:
         evaluate_prior(run, "validation", progress)
 
 
+def chooses_by_rows(run: Run) -> bool:
+    """Return True if the run chooses by the user's own forget rows, so that all of its models are scored on them."""
+    return isinstance(run.validation, Qa) and "forget" in run.validation.sets
+
+
+def evaluate_before_fits(run: Run, progress: Progress) -> None:
+    """Score ideal, prior and target on the validation rows, if these are the user's own: each model is loaded once."""
+    if run.plan.start == "prior" and chooses_by_rows(run):
+        evaluate_references(run, progress)  # first, since the target's report needs the ideal's
+        evaluate_prior(run, "validation", progress)
+        evaluate_target(run, progress)
+
+
 def evaluate_target(run: Run, progress: Progress) -> Path:
     """Score the target on the validation rows. Return the folder with its report."""
     return _evaluate_validation(run, "target", run.sources["target"], progress)
@@ -158,7 +172,7 @@ def evaluate_prior(run: Run, part: _Part, progress: Progress) -> Path | None:
         benchmark.only({"forget"}),
         folder,
         collect=_collected(run, "prior", part, ("forget",)),
-        earlier=[*evaluations_beside(run, name), validation_folder(run, "prior")],
+        earlier=[*checked_folders(run, "prior"), *evaluations_beside(run, name), validation_folder(run, "prior")],
         label=f"{part}: prior",
         progress=progress,
     )
@@ -182,7 +196,7 @@ def _evaluate_validation(run: Run, name: str, source: Source, progress: Progress
         folder,
         collect=_collected(run, name, "validation"),
         **_yardsticks(run, name, "validation"),
-        earlier=evaluations_beside(run, folder.name),
+        earlier=[*checked_folders(run, name), *evaluations_beside(run, folder.name)],
         label=f"validation: {name}",
         progress=progress,
     )
@@ -267,7 +281,7 @@ def evaluate_all(
             collect=_collected(run, name, "test"),
             **_yardsticks(run, name, "test"),
             method=method if name == "unlearned" else None,
-            earlier=[*evaluations_beside(run, name), validation_folder(run, name)],
+            earlier=[*checked_folders(run, name), *evaluations_beside(run, name), validation_folder(run, name)],
             label=f"scores: {name}",
             progress=progress,
         )
@@ -294,6 +308,13 @@ def scoring_inputs(
     if name == "prior":
         return evaluation_inputs(source, benchmark.only({"forget"}))
     return evaluation_inputs(source, benchmark, **_yardsticks(run, name, part), method=method)
+
+
+def checked_folders(run: Run, name: str) -> list[Path]:
+    """Return the folders with what the check before the fits has scored of a model, in this run and those beside it."""
+    folders = [f"{CHECKED}/{name}", *([f"{CHECKED}/others"] if name == "target" else [])]
+    own = [path for folder in folders if (path := run.folder / "evaluation" / folder).is_dir()]
+    return [*own, *(path for folder in folders for path in evaluations_beside(run, folder))]
 
 
 def evaluations_beside(run: Run, name: str) -> list[Path]:

@@ -6,12 +6,15 @@ Steps of one kind take about the same time for each unit of their amount: a row 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from msa_lite.evals.benchmark import Benchmark
 from msa_lite.evals.qa import Qa
+from msa_lite.evals.records import row_key
 from msa_lite.io.progress import Step
-from msa_lite.pipeline.knowledge import checks_validation
+from msa_lite.pipeline.knowledge import check_parts
 from msa_lite.pipeline.prepare import Run
+from msa_lite.pipeline.stages import chooses_by_rows
 from msa_lite.pipeline.vectors import TOGETHER, are_fitted_together
 
 _SEARCHED = 10  # points to score if the recipe lists none
@@ -19,24 +22,53 @@ _SEARCHED = 10  # points to score if the recipe lists none
 
 def run_steps(run: Run) -> list[Step]:
     """Return the steps of a run of MSA."""
-    return [*merged_steps(run), *score_steps(run), *prior_steps(run)]
+    return _with_rows_left(run, [*_up_to_merge(run), *score_steps(run), *prior_steps(run)])
 
 
 def merged_steps(run: Run) -> list[Step]:
     """Return the steps up to a merged model: checks, fits, choice, merge. A model scored by two of them counts once."""
+    return _with_rows_left(run, _up_to_merge(run))
+
+
+def _up_to_merge(run: Run) -> list[Step]:
     steps = [*check_steps(run), *fit_steps(run, run.vector_names), *sweep_steps(run)]
     return list({step.label: step for step in steps}.values())
 
 
+def _with_rows_left(run: Run, steps: Iterable[Step]) -> list[Step]:
+    """Return the steps without rows that an earlier step asks the same model; a step without any others is left out."""
+    checks = {part.label: part for part in check_parts(run)} if run.plan.start == "prior" else {}
+    asked: dict[str, set[str]] = {}
+    left = []
+    for step in steps:
+        part, _, name = step.label.partition(": ")
+        benchmark = {"validation": run.validation, "scores": run.test, "test": run.test}.get(part)
+        if step.label in checks:
+            name, benchmark = checks[step.label].model, checks[step.label].questions
+        if benchmark is None or not benchmark.by_row:
+            left.append(step)
+            continue
+        rows = {
+            f"{set_name} {row_key(benchmark, item.fields)}"
+            for set_name, items in benchmark.sets.items()
+            for item in items.items
+            if name != "prior" or set_name == "forget"
+        }
+        if new := rows - asked.setdefault(name, set()):
+            left.append(replace(step, amount=len(new)))
+        asked[name] |= rows
+    return left
+
+
 def check_steps(run: Run) -> list[Step]:
-    """Return the steps that score target and prior before anything is fitted."""
+    """Return the steps that score target and prior before anything is fitted: the check, and the validation rows."""
     if run.plan.start != "prior":
         return []
-    if not checks_validation(run):
-        return [Step("check: target", "check"), Step("check: prior", "check")]
-    assert run.validation is not None, "checked"
-    names = [name for name in ("ideal", "prior", "target") if name in run.sources]
-    return [Step(f"validation: {name}", "score", _items(run.validation, name)) for name in names]
+    steps = [Step(part.label, "score", part.count) for part in check_parts(run)]
+    if chooses_by_rows(run):
+        names = [name for name in ("ideal", "prior", "target") if name in run.sources]
+        steps += [Step(f"validation: {name}", "score", _items(run.validation, name)) for name in names]
+    return steps
 
 
 def prior_steps(run: Run) -> list[Step]:

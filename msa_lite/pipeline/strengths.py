@@ -34,6 +34,7 @@ from msa_lite.pipeline.probe_rows import probe_rows
 from msa_lite.pipeline.reporting import drop_report
 from msa_lite.pipeline.stages import (
     choose_candidate,
+    evaluate_before_fits,
     evaluate_merged,
     evaluate_references,
     merge_identity,
@@ -123,6 +124,7 @@ def sweep_plan(recipe: Recipe, plan: RunPlan, progress: Progress, crew: Crew) ->
     with claimed(recipe, plan, progress, _check, crew=crew) as run:
         announce(progress, merged_steps(run))
         check_knowledge(run, progress=progress)
+        evaluate_before_fits(run, progress)
         fit_vectors(run, run.vector_names, progress)
         swept = choose_strengths(run, progress)
         assert swept.choice is not None, "there are several points"
@@ -209,7 +211,7 @@ def rescore(run: Run, swept: Swept, merged: Merged | MergedAdapter, progress: Pr
 
 def _scored(rule: str, score: float, met: bool) -> str:
     number = shown_score(rule, score, met)
-    return "conditions not met" if number is None else f"{number:.4f}"
+    return f"conditions not met, short by {-score:.4f}" if number is None else f"{number:.4f}"
 
 
 def _open_points(run: Run) -> tuple[Callable[[Values | None], Any], Callable[[], None]]:
@@ -262,8 +264,17 @@ def _candidates(run: Run, load: Callable[[Values | None], Any], release: Callabl
         refine=run.recipe.select.refine,
         search=_search(run.recipe),
         release=release,
+        remedies=remedies_of(run),
         under=run.recipe.select.under,
     )
+
+
+def remedies_of(run: Run) -> list[str]:
+    """Return what the recipe can change where no point both forgets and keeps."""
+    remedies = [] if run.recipe.vector.mode == "full" else ["vector.mode full"]
+    if run.plan.start == "prior":
+        remedies.append("a prior that answers such questions better")
+    return [*remedies, "more retain rows" if run.recipe.retain else "rows to keep (retain.data)"]
 
 
 def _known(run: Run) -> dict[str, Path]:

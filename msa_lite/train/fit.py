@@ -134,8 +134,7 @@ def _run_until(loop: Loop, until: Until) -> dict[str, Any]:
         settings = replace(loop.settings, learning_rate=rate)
         return _run(replace(loop, settings=settings, partial=folder, gauge=gauge, label=label))
 
-    settings, pad = loop.settings, pad_id(loop.tokenizer)
-    tries = Tries(until, loop.examples, pad, settings.learning_rate, settings.epochs, settings.seed, loop.label, fit)
+    tries = Tries(until, loop.examples, pad_id(loop.tokenizer), loop.settings, loop.label, fit)
     return tries.run(loop.partial)
 
 

@@ -191,8 +191,7 @@ def _run_until(loop: Loop, until: Until, peers: Peers) -> dict[str, Any]:
         others_wait = True
         return micro
 
-    settings, pad = loop.settings, pad_id(loop.tokenizer)
-    tries = Tries(until, loop.examples, pad, settings.learning_rate, settings.epochs, settings.seed, loop.label, lead)
+    tries = Tries(until, loop.examples, pad_id(loop.tokenizer), loop.settings, loop.label, lead)
     try:
         facts = tries.run(loop.partial)
     except MsaError as error:

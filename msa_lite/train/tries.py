@@ -20,6 +20,7 @@ from msa_lite.data import Example
 from msa_lite.errors import NotFiniteError
 from msa_lite.io.files import write_json
 from msa_lite.io.manifest import discarded
+from msa_lite.train.settings import FitSettings
 from msa_lite.train.until import (
     NEAR,
     Course,
@@ -101,25 +102,22 @@ class Tries:
     until: Until
     examples: Sequence[Example]
     pad: int
-    rate: float
-    """Learning rate of the first try."""
-    most: int
-    """The most epochs of a try."""
-    seed: int
+    settings: FitSettings
+    """Of each try, but for the learning rate, which is that of the first."""
     label: str
     fit: Callable[[float, Path, Gauge, str], int]
     """Called as fit(rate, folder, gauge, label); returns the micro-batch that fitted into memory."""
 
     def run(self, partial: Path) -> dict[str, Any]:
         """Fit into the folder; return facts for the manifest. Raise NotFiniteError where every try diverged."""
-        sample, file = sample_examples(self.examples, self.seed), partial / COURSE
+        sample, file = sample_examples(self.examples, self.settings.seed), partial / COURSE
         if file.exists():
             course = Course.from_json(json.loads(file.read_text("utf-8")))
         else:
             course = Course(measure_target(self.until, sample, self.pad))
         while (attempt := self._next_try(course)) is not None:
             number = len(course.tries)
-            gauge = Gauge(self.until, course, file, sample, self.pad, self.most)
+            gauge = Gauge(self.until, course, file, sample, self.pad, self.settings.epochs)
             label = self.label if number == 1 else f"{self.label}, try {number}"
             try:
                 attempt.micro = self.fit(attempt.rate, _folder(partial, number), gauge, label)
@@ -137,11 +135,17 @@ class Tries:
         self._warn(course)
         return {"micro_batch_size": best.micro, "fit": _facts(course, len(sample))}
 
+    @property
+    def remedies(self) -> str:
+        """Return what may help a fit that fell short. A full fit has no rank, and trains all weights already."""
+        adapter = [] if self.settings.mode == "full" else ["a higher vector.lora.rank, vector.mode full"]
+        return ", or ".join([*adapter, "another vector.learning_rate"])
+
     def _next_try(self, course: Course) -> Try | None:
         """Return the try to resume, or a new one; None when the fit is done."""
         if course.tries and not course.tries[-1].ended:
             return course.tries[-1]
-        rate = next_rate(self.until, course, self.rate)
+        rate = next_rate(self.until, course, self.settings.learning_rate)
         if rate is None:
             return None
         if course.tries:
@@ -178,7 +182,7 @@ class Tries:
                 course.start,
                 loss,
                 course.goal,
-                "a higher vector.lora.rank, vector.mode full, or another vector.learning_rate",
+                self.remedies,
             )
 
 

@@ -3,9 +3,9 @@
     python tests/benchmarks/under_nf4.py [--seeds 3] [--mode lora|full] [--work DIR] [KEY=VALUE ...]
 
 For each seed: the history and the vectors of `msa-lite quickstart`, and two sweeps over the same points. Each chosen
-model is merged and scored on the test rows, as it is and with its weights rounded to NF4. left: what can still be
-extracted of what the target knows of the forget rows beyond unseen rows; kept: the share of its retain scores
-(`choose.shares`), both beside the target in the same form. KEY=VALUE: further overrides of the recipe.
+model is merged and scored on the final rows, as it is and with its weights rounded to NF4. left: of the gap in
+extraction strength between target and ideal; kept: the share of the retain set, both as the verdict has them, beside
+the target in the same form and the ideal as it is. KEY=VALUE: further overrides of the recipe.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ from rich.markup import escape
 from rich.table import Table
 
 import msa_lite
-from msa_lite.choose.shares import extractable_share, kept_share
-from msa_lite.evals.benchmark import Benchmark
+from msa_lite.evals.benchmark import Benchmark, Record
 from msa_lite.evals.models import Runner, load_model
 from msa_lite.evals.records import run_items
 from msa_lite.io.rounding import rounded_model
@@ -35,15 +34,14 @@ POINTS = ["forget.alpha=[0.4, 0.6, 0.8, 1.0, 1.2, 1.4, 1.6, 2.0]", "retain.beta=
 COLUMNS = ("alpha", "beta", "left", "left, NF4", "kept", "kept, NF4")
 
 
-def scores(folder: Path, benchmark: Benchmark) -> dict[str, dict[str, float | None]]:
-    """Return the metrics of a model on the test rows, as it is ("") and rounded."""
-    runner, metrics = Runner(load_model(folder)), {}
+def scores(folder: Path, benchmark: Benchmark) -> dict[str, dict[str, list[Record]]]:
+    """Return the records of a model on the final rows, as it is ("") and rounded."""
+    runner, records = Runner(load_model(folder)), {}
     for form in ("", "nf4"):
         with rounded_model(runner.model, form or None):
-            records = {name: run_items(runner, benchmark, name) for name in benchmark.sets}
-        metrics[form] = {name: metric.value for name, metric in benchmark.metrics(records, None).items()}
+            records[form] = {name: run_items(runner, benchmark, name) for name in benchmark.sets}
     runner.close()
-    return metrics
+    return records
 
 
 def choose(overrides: list[str]) -> dict[str, float]:
@@ -53,11 +51,16 @@ def choose(overrides: list[str]) -> dict[str, float]:
     recipe = load_recipe(RECIPE, overrides)
     run = prepare(recipe, msa_plan(recipe))
     assert run.test is not None, "the recipe scores"
-    target, model = (scores(folder, run.test) for folder in (run.sources["target"].folder, result.merged.folder))
-    figures = [result.strengths.alpha, result.strengths.beta]
-    figures += [extractable_share(model[form], target[form]) for form in ("", "nf4")]
-    figures += [kept_share(model[form], target[form]) for form in ("", "nf4")]
-    return dict(zip(COLUMNS, figures, strict=True))
+    places = (run.sources["target"].folder, result.merged.folder, run.sources["ideal"].folder)
+    target, model, ideal = (scores(folder, run.test) for folder in places)
+    figures = {"alpha": result.strengths.alpha, "beta": result.strengths.beta}
+    for form, label in (("", ""), ("nf4", ", NF4")):
+        weighed = run.test.weigh({"target": target[form], "unlearned": model[form], "ideal": ideal[""]})
+        assert not isinstance(weighed, str), weighed
+        forgotten, kept = weighed
+        figures[f"left{label}"] = forgotten.left["extraction_strength"].value
+        figures[f"kept{label}"] = kept.share.value if kept else 1.0
+    return figures
 
 
 def main() -> None:

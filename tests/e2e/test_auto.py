@@ -177,7 +177,7 @@ def test_few_rows_are_scored_whole_and_the_report_says_so(
     with caplog.at_level("WARNING", logger="msa_lite"):
         result = msa_lite.run(auto)
     assert result is not None
-    assert "3 forget rows are too few to divide" in caplog.text
+    assert "3 retain rows are too few to divide" in caplog.text
     assert {report.split for report in result.reports.values()} == {"all"}
     text = (tmp_path / "run/report.md").read_text()
     assert "Scores on all rows" in text

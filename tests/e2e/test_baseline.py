@@ -154,13 +154,16 @@ def test_epochs_differ_in_what_they_are_worth(runs: Runs) -> None:
     assert {runs.results[method].chosen["epoch"] for method in METHODS} == {1, 2}
 
 
-def test_rows_that_chose_an_epoch_are_not_scored_on(runs: Runs) -> None:
+def test_rows_to_keep_that_chose_an_epoch_are_not_scored_on(runs: Runs) -> None:
     for method in METHODS:
         run = runs.folder / "baselines" / method
-        tried = indices(run / "sweep/epoch-1/forget.jsonl")
-        tested = indices(run / "evaluation/unlearned/forget.jsonl")
+        tried = indices(run / "sweep/epoch-1/retain.jsonl")
+        tested = indices(run / "evaluation/unlearned/retain.jsonl")
         assert (len(tried), len(tested), tried & tested) == (2, 6, set())
-        assert tested == indices(runs.folder / "evaluation/unlearned/forget.jsonl")  # of MSA
+        for name in ("forget", "retain"):
+            ours = indices(run / f"evaluation/unlearned/{name}.jsonl")
+            assert ours == indices(runs.folder / f"evaluation/unlearned/{name}.jsonl")  # of MSA
+        assert indices(run / "sweep/epoch-1/forget.jsonl") == indices(run / "evaluation/unlearned/forget.jsonl")
         assert {report.split for report in runs.results[method].reports.values()} == {"test"}
 
 

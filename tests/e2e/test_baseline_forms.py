@@ -164,7 +164,7 @@ def test_answers_of_ones_own_take_the_place_of_ours(small: dict[str, Any], tmp_p
         ("npo", ["baseline.start=prior", "prior=/nowhere"], 2, "/nowhere: no such folder"),
         ("npo", ["evaluate=null", "baseline.methods.npo.beta=[1,2]"], 2, "do not set evaluate to null"),
         ("npo", ["evaluate=null", "baseline.start=prior", "baseline.scale=[1,2]"], 2, "do not set evaluate to null"),
-        ("npo", ["evaluate.limit=1", "baseline.methods.npo.beta=[1,2]"], 2, "forget: 1 rows"),
+        ("npo", ["evaluate.limit=1", "baseline.methods.npo.beta=[1,2]"], 2, "retain: 1 rows"),
         ("npo", ["vector.mode=full", "merge.as=adapter"], 2, "vector.mode full makes no adapter"),
         ("npo", ["vector={batch_size: 32, warmup_epochs: 1}", "baseline.epochs=1"], 2, "or warmup_epochs: 0"),
         ("task_vector", ["vector={batch_size: 32, warmup_epochs: 1, epochs: 1}"], 2, "the first step learns nothing"),

@@ -14,7 +14,7 @@ from tests.e2e.conftest import CallCli
 from tests.e2e.newcomer import Rows, make_pair
 
 pytestmark = pytest.mark.slow  # the pair of models takes a minute
-FLOOR = 0.85  # of the keep rows' ROUGE-L that has to stay
+FLOOR = 0.85  # of the keep rows' ROUGE-L that has to stay, unless the verdict is FAIL
 
 
 @pytest.fixture(scope="session")
@@ -82,11 +82,10 @@ def load_rows(path: Path) -> Rows:
 
 
 def test_a_deletion_request_ends_in_a_true_verdict(pair: Path, tmp_path: Path, call_cli: CallCli) -> None:
-    delete, keep = load_rows(pair / "delete.jsonl"), load_rows(pair / "keep.jsonl")
-    before = recited(pair / "finetuned", delete)
+    delete, keep, unseen = (load_rows(pair / f"{name}.jsonl") for name in ("delete", "keep", "never-seen"))
+    before, others = recited(pair / "finetuned", delete), recited(pair / "finetuned", unseen)
     assert before >= 20
     assert recited(pair / "base", delete) == 0
-    left = {}
     for mode in ("lora", "full"):
         folder = tmp_path / mode
         recipe = write(request(pair, folder, vector={"mode": mode}), tmp_path)
@@ -95,13 +94,40 @@ def test_a_deletion_request_ends_in_a_true_verdict(pair: Path, tmp_path: Path, c
         # So weak a prior ends near a line between two outcomes, on either side: that depends on the machine.
         assert stdout.split()[0] == verdict["outcome"]
         assert status == (1 if verdict["outcome"] == "FAIL" else 0), stderr
-        assert verdict["forgotten"]["recited"]["unlearned"] == recited(folder / "model", delete) < before
-        assert rouge(folder / "model", keep) >= FLOOR * rouge(pair / "finetuned", keep)
-        left[mode] = verdict["forgotten"]["left"]
-        if mode == "lora" and verdict["outcome"] != "PASS":
+        after = recited(folder / "model", delete)
+        assert verdict["forgotten"]["recited"] == {"target": before, "unlearned": after, "holdout": others, "prior": 0}
+        assert verdict["sentence"].startswith(f"It still answers {after} of the {len(delete)} questions ")
+        assert after < before
+        stays = rouge(folder / "model", keep) / rouge(pair / "finetuned", keep)
+        assert stays >= FLOOR or verdict["outcome"] == "FAIL"
+        assert_kept(verdict["kept"], folder, pair / "finetuned", keep)
+        assert_outcome(verdict)
+        choice = json.loads((folder / "sweep/choice.json").read_text())
+        assert ("no candidate is shown to be like a model that never saw the rows" in stderr) != choice["met"]
+        if mode == "lora" and "stronger ones lose too much" in stderr:
             assert "Try vector.mode full" in stderr
-    # Nor is either mode the better one everywhere: 0.56 and 0.48 were left on one CPU, 0.23 and 0.45 on another.
-    assert all(0 < share < 0.75 for share in left.values()), left
+
+
+def assert_kept(kept: dict[str, Any], folder: Path, target: Path, keep: Rows) -> None:
+    """The rows to keep that count are asked once more; those that a vector learnt are not among them."""
+    assert kept["rows"] < len(keep)
+    assert not kept["fitted"]
+    counts = [recited(model, keep) for model in (target, folder / "model")]
+    learnt = len(keep) - kept["rows"]
+    for name, count in zip(("target", "unlearned"), counts, strict=True):
+        assert count - learnt <= kept["recited"][name] <= count
+
+
+def assert_outcome(verdict: dict[str, Any]) -> None:
+    """The outcome is that of the bounds, and whatever is no PASS has its reason."""
+    forgotten, kept, margins = verdict["forgotten"], verdict["kept"], verdict["margins"]
+    bounds = [(forgotten["excess"]["high"], margins["recited"])]
+    bounds += [(gap["high"], margins["left"]) for gap in forgotten["left"].values()]
+    shown = all(high <= margin for high, margin in bounds) and kept["share"]["low"] >= margins["kept"]
+    assert (verdict["outcome"] == "PASS") == shown
+    if verdict["outcome"] == "FAIL":
+        assert forgotten["excess"]["low"] > margins["recited"] or kept["share"]["high"] < 0.70
+    assert shown or verdict["reasons"]
 
 
 def generations(message: str) -> list[str]:

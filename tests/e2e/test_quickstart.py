@@ -32,11 +32,12 @@ def test_the_quickstart_on_a_chat_model_ends_with_answers_and_a_way_to_ask_more(
     status, out, err = call_cli("quickstart", *arguments)
     assert status == 0, err
     assert "prompt: the target's chat template" in err
-    examples = out.partition("what the models say:")[2].split("\n\n")[1:-1]
+    *examples, files, verdict = out.partition("what the models say:")[2].split("\n\n")[1:]
     assert [block.split()[0] for block in examples] == ["forget"] * 5 + ["retain"] * 5
     for block in examples:
         assert [line.split()[0] for line in block.splitlines()[1:]] == ["expected", "target", "unlearned", "ideal"]
-    assert f"ask them more:   msa-lite ask '{run}'" in out
+    assert f"ask them more:   msa-lite ask '{run}'" in files
+    assert out.startswith(verdict.splitlines()[0]), "the verdict stands first and last"
     made = {path: path.stat().st_mtime_ns for path in run.rglob("*.safetensors")}
     assert len(made) == 6  # prior, target, ideal, two vectors, the unlearned model
     assert call_cli("quickstart", *arguments)[0] == 0

@@ -106,8 +106,11 @@ def test_several_points_are_tried_on_validation_rows_and_scored_on_the_others(re
     def rows(path: str) -> set[int]:
         return {json.loads(line)["index"] for line in (result.folder / path).read_text().splitlines()}
 
-    tried, tested = rows("sweep/alpha-0.5_beta-0/forget.jsonl"), rows("evaluation/unlearned/forget.jsonl")
+    tried, tested = rows("sweep/alpha-0.5_beta-0/retain.jsonl"), rows("evaluation/unlearned/retain.jsonl")
     assert (len(tried), len(tested), tried & tested) == (2, 6, set())
+    everything = rows("evaluation/unlearned/forget.jsonl")
+    assert rows("sweep/alpha-0.5_beta-0/forget.jsonl") == everything, "the promise concerns each forget row"
+    assert len(everything) == 8
     assert {report.split for report in result.reports.values()} == {"test"}
     assert not list((result.folder / "sweep").rglob("*.safetensors"))
 
@@ -363,7 +366,7 @@ def test_a_target_and_a_prior_that_do_not_fit_name_their_tensors(recipe: dict[st
 @pytest.mark.parametrize(
     ("overrides", "code", "words"),
     [
-        (["forget.alpha=[1,2]", "evaluate.limit=1", "select.validation=0.5"], 2, "forget: 1 rows"),
+        (["forget.alpha=[1,2]", "evaluate.limit=1", "select.validation=0.5"], 2, "retain: 1 rows"),
         (["vector.lora.targets=[q_porj]"], 2, "q_porj: the target has no such module (did you mean 'q_proj'?)"),
         (["vector.lora.targets=[q_proj,embed_tokens]"], 2, "embed_tokens: the target ties embedding and head"),
         (["vector.max_length=8"], 3, "nothing is left to learn"),

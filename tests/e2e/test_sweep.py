@@ -72,7 +72,9 @@ def test_the_best_point_is_merged_and_scored_again_on_the_same_rows(swept: tuple
     _, result = swept
     run, choice = result.folder, choice_of(result.folder)
     asked = ("ideal", "prior", "target", "unlearned")
-    assert sorted(path.name for path in (run / "evaluation").iterdir()) == [f"{name}_validation" for name in asked]
+    assert sorted(path.name for path in (run / "evaluation").glob("*_validation")) == [
+        f"{name}_validation" for name in asked
+    ]
     before = load_report(run / "sweep" / candidate_name(result.choice.values))
     after = load_report(run / "evaluation/unlearned_validation")
     assert before.split == after.split == "validation"
@@ -81,9 +83,8 @@ def test_the_best_point_is_merged_and_scored_again_on_the_same_rows(swept: tuple
     own, merged = (run / "sweep" / candidate_name(result.choice.values), run / "evaluation/unlearned_validation")
     for name in ("forget", "retain"):
         assert read_records(own / f"{name}.jsonl") == read_records(merged / f"{name}.jsonl")
-    assert result.notes == [
-        f"Forgotten, the chosen point in memory: {choice['score']:.4f}; as merged model: {choice['score']:.4f}.\n"
-    ]
+    kept = f"{choice['score']:.4f}" if choice["met"] else f"conditions not met, short by {-choice['score']:.4f}"
+    assert result.notes == [f"Kept, the chosen point in memory: {kept}; as merged model: {kept}.\n"]
     assert result.as_dict()["validation"] == {"in_memory": before.values(), "merged": after.values()}
     for stage in ("sweep", "model", "vectors/forget", "vectors/retain", "evaluation/unlearned_validation"):
         assert verify_folder(run / stage) == []
@@ -125,13 +126,15 @@ def test_a_second_sweep_does_nothing_and_a_run_goes_on_with_the_test_rows(swept:
     assert {path for path in before if before[path] != after[path]} == {result.folder / "recipe.yaml"}
     whole = msa_lite.run(recipe, progress=lambda label, done, total: labels.append(label))
     assert whole is not None
-    assert {label for label in labels if "probe" not in label} == {f"scores: {name}" for name in MODELS}
+    assert {label for label in labels if "probe" not in label} == {
+        f"scores: {name}" for name in MODELS if name != "target"
+    }
     assert {report.split for report in whole.reports.values()} == {"test"}
     text = (result.folder / "report.md").read_text()
     assert "the model as it is written scores" in text
-    assert "| forgotten ↑ |" in text
+    assert "| kept ↑ |" in text
     seen, tested = (
-        {record["index"] for record in read_records(result.folder / "evaluation" / name / "forget.jsonl")}
+        {record["index"] for record in read_records(result.folder / "evaluation" / name / "retain.jsonl")}
         for name in ("unlearned_validation", "unlearned")
     )
     assert seen

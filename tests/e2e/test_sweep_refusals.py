@@ -45,7 +45,7 @@ from tests.e2e.conftest import CallCli
         (["select.maximise=acc_forget"], 2, "acc_forget"),
         (["select.by=author"], 2, "select.by author: your own rows have no authors"),
         (["select.by=autor"], 2, "select.by"),
-        (["evaluate.limit=1"], 2, "forget: 1 rows"),
+        (["evaluate.limit=1"], 2, "retain: 1 rows"),
         (["select.validation=1"], 2, "select.validation"),
         (["select.validation=0"], 2, "select.validation"),
         (["select.refine=-1"], 2, "select.refine"),

@@ -23,6 +23,7 @@ from msa_lite.evals.qa import Qa
 from msa_lite.report import Metric, Report, load_report, write_report
 from msa_lite.report.choosing import candidate_name
 from tests.conftest import tiny_tokenizer
+from tests.own_records import write_shares
 
 POINTS: list[Values] = [{"alpha": alpha, "beta": beta} for alpha in (0.5, 1.0, 2.0) for beta in (0.0, 1.0)]
 NAMES = [TARGET, *map(candidate_name, POINTS)]
@@ -45,6 +46,7 @@ class Counted(Validation):
         names = ("rouge_l_f", "accuracy_f", "extraction_strength")
         report = Report("qa", "validation", {name: Metric(forget, 4, None, False) for name in names})
         folder.mkdir(parents=True, exist_ok=True)
+        write_shares(folder, forget, unseen=0.4)
         write_report(report, folder)
         return report
 

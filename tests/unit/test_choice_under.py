@@ -84,11 +84,10 @@ ALPHAS: list[Values] = [{"alpha": alpha, "beta": 0.0} for alpha in (0.5, 1.0, 2.
 
 def test_the_worst_of_all_forms_counts_and_tables_say_so(validation: Counted, tmp_path: Path) -> None:
     plain = choose(make(ALPHAS, ()), watched(validation), tmp_path / "plain", "choosing")
-    assert [line["score"] for line in plain.scores] == pytest.approx(
-        [0.1 - 2 / 3, 1 / 2, 2 / 3]
-    )  # 2/3 left is too much
+    # 2/3 and 1/2 are above unseen rows, by half of these distances; without retain rows all is kept.
+    assert [line["score"] for line in plain.scores] == pytest.approx([-(2 / 3 - 0.4) / 2, -0.05, 1.0])
     held = choose(make(ALPHAS, ("nf4",)), watched(validation), tmp_path / "held", "choosing")
-    assert [line["score"] for line in held.scores] == pytest.approx([-0.9, -0.9, 2 / 3])
+    assert [line["score"] for line in held.scores] == pytest.approx([-0.3, -0.3, 1.0])
     markdown = (tmp_path / "held/table.md").read_text()
     assert markdown.count("… rounded to NF4") == 4
     assert "with its weights rounded to NF4, each beside the target in the same form" in markdown
@@ -126,7 +125,7 @@ def test_what_loses_too_much_when_rounded_is_told_with_the_form(validation: Coun
     candidates = Candidates([{"epoch": 1}, {"epoch": 2}], Number, "nothing", known, under=("nf4",))
     choice = choose(candidates, watched(validation), tmp_path / "sweep", "choosing")
     assert choice.values == {"epoch": 2}
-    assert choice.scores[0]["note"].startswith("rounded to NF4: keeps 50%")
+    assert choice.scores[0]["note"].startswith("rounded to NF4: keeps 29%")
 
 
 def test_the_forms_belong_to_what_decides_a_choice(validation: Counted) -> None:
@@ -150,7 +149,7 @@ def test_a_stopped_choice_goes_on_with_the_forms_that_are_missing(validation: Co
     name = candidate_name(ALPHAS[1])
     (partial / name / REPORT_FILE).unlink()  # a kill between the form and the model as it is
     choice = choose(make(ALPHAS, ("nf4",)), second, tmp_path / "sweep", "choosing")
-    assert [line["score"] for line in choice.scores] == pytest.approx([-0.9, -0.9, 2 / 3])
+    assert [line["score"] for line in choice.scores] == pytest.approx([-0.3, -0.3, 1.0])
     last = candidate_name(ALPHAS[2])
     assert [where for where, _ in second.scored] == [name, "nf4", last]
     again = watched(validation)

@@ -50,8 +50,8 @@ def rendered(sweep: Sweep, width: int = 100) -> list[str]:
 def test_the_terminal_shows_target_and_ideal_above_the_candidates_and_marks_them_in_words() -> None:
     lines = rendered(SWEEP)
     cells = [line.split() for line in lines]
-    assert lines[0].rstrip() == "sweep, forget10 validation; chosen by: forgotten"
-    assert any("forgotten ↑" in line for line in lines)
+    assert lines[0].rstrip() == "sweep, forget10 validation; chosen by: kept"
+    assert any("kept ↑" in line for line in lines)
     assert ["target", "–", "0.960", "0.950"] in cells
     assert ["ideal", "–", "0.350", "0.940"] in cells
     assert ["n", "60", "57"] in cells
@@ -63,7 +63,7 @@ def test_the_terminal_shows_target_and_ideal_above_the_candidates_and_marks_them
     assert "alpha 2, beta 0: broken: not a number | in the logits [of x]" in "\n".join(lines)
     assert any(line.startswith("not met: misses the conditions") for line in lines)
     assert any(line.strip() == "alpha 1.5, beta 0: not met: rouge_l_r is 0.4, 0.9 wanted." for line in lines)
-    assert any(line.startswith("forgotten: of what the target knows") for line in lines)
+    assert any(line.startswith("kept: of what the target knows") for line in lines)
 
 
 def test_a_terminal_has_room_for_some_notes_and_the_file_has_all() -> None:
@@ -79,7 +79,7 @@ def test_a_terminal_has_room_for_some_notes_and_the_file_has_all() -> None:
 @pytest.mark.parametrize(
     ("rule", "heading", "scores"),
     [
-        ("extraction", "forgotten ↑", ["0.375", "0.750"]),
+        ("extraction", "kept ↑", ["0.375", "0.750"]),
         ("tofu", "score (tofu) ↑", ["0.375", "0.750"]),
         ("maximise rouge_l_r", "rouge_l_r ↑", ["0.375", "0.750"]),
         ("minimise rouge_l_f", "rouge_l_f ↓", ["-0.375", "-0.750"]),  # ranked by the negative of the metric
@@ -120,7 +120,7 @@ def test_markdown_has_every_standard_error_and_odd_signs_break_no_cell() -> None
     text = points_markdown(SWEEP)
     lines = text.splitlines()
     assert lines[0] == "Sweep, forget10 validation; chosen: alpha 1, beta 0."
-    assert lines[2].startswith("| model | alpha | beta | forgotten ↑ | ROUGE-L recall, forget set ↓ (n = 60) |")
+    assert lines[2].startswith("| model | alpha | beta | kept ↑ | ROUGE-L recall, forget set ↓ (n = 60) |")
     assert lines[2].endswith("| ROUGE-L recall, retain set ↑ (n = 57) |")
     assert "| target |  |  | – | 0.960 ± 0.020 | 0.950 ± 0.020 |" in lines
     assert "| **chosen** | 1 | 0 | 0.750 | 0.400 ± 0.020 | 0.900 ± 0.020 |" in lines
@@ -140,7 +140,7 @@ def test_candidates_of_a_baseline_are_told_by_their_own_values() -> None:
         SWEEP, candidates=[Candidate(one, metrics(0.5, 0.9), 0.5) for one in values], chosen=dict(values[1])
     )
     lines = points_markdown(sweep).splitlines()
-    assert lines[2].startswith("| model | learning_rate | epoch | start | forgotten")
+    assert lines[2].startswith("| model | learning_rate | epoch | start | kept")
     assert any(line.startswith("|  | 0.0001 | 1 |  | 0.500 |") for line in lines)
     assert any(line.startswith("| **chosen** |  | 2 | prior | 0.500 |") for line in lines)
 

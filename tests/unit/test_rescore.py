@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,6 +31,22 @@ from msa_lite.strengths import Strengths
 def test_a_difference_of_more_than_a_fiftieth_is_warned_of(
     after: Rank | str, warned: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    told, line = rescored(0.5, True, after, monkeypatch)
+    assert "the chosen point in memory: 0.5000; as merged model: " in line
+    assert bool(told) is warned
+
+
+@pytest.mark.parametrize(("after", "warned"), [(-0.21, False), (-0.35, True)])
+def test_of_a_point_that_misses_the_conditions_both_shortfalls_are_told(
+    after: float, warned: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told, line = rescored(-0.2, False, Rank(False, after), monkeypatch)
+    assert re.findall(r"short by (\d\.\d+)", line) == ["0.2000", f"{-after:.4f}"]
+    assert bool(told) is warned
+
+
+def rescored(score: float, met: bool, after: Rank | str, monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], str]:
+    """The warnings, and the line on a choice of this score whose merged model ranks as `after`."""
     told: list[str] = []
     monkeypatch.setattr(strengths.logger, "warning", lambda text, *values: told.append(text % values))
     monkeypatch.setattr(strengths, "evaluate_merged", lambda *given: None)
@@ -37,8 +54,7 @@ def test_a_difference_of_more_than_a_fiftieth_is_warned_of(
     recipe = SimpleNamespace(select=SimpleNamespace(under=[]))
     run: Any = SimpleNamespace(folder=Path("run"), recipe=recipe)
     merged: Any = None
-    choice = Choice({"alpha": 1.0, "beta": 0.5}, 0.5, True, "tofu", [], [])
+    choice = Choice({"alpha": 1.0, "beta": 0.5}, score, met, "tofu", [], [])
     (line,) = rescore(run, Swept(Strengths(1.0, 0.5), choice), merged, lambda *step: None)
-    assert "the chosen point in memory: 0.5000; as merged model: " in line
-    assert bool(told) is warned
     assert rescore(run, Swept(Strengths(1.0, 0.5)), merged, lambda *step: None) == []
+    return told, line

@@ -7,6 +7,7 @@ import math
 import pytest
 
 from msa_lite.benchmarks import BENCHMARKS, paper_scores
+from msa_lite.choose.broken import why_broken
 from msa_lite.choose.evidence import Evidence
 from msa_lite.choose.rules import (
     Condition,
@@ -18,42 +19,10 @@ from msa_lite.choose.rules import (
     check_rule,
     make_rule,
 )
-from msa_lite.choose.shares import extractable_share, kept_share, why_broken
 from msa_lite.errors import DataError, UsageError
 from msa_lite.evals.benchmark import benchmark_class
 
-TARGET = {
-    "rouge_l_f": 1.0, "accuracy_f": 0.9, "extraction_strength": 1.0,
-    "rouge_l_r": 1.0, "accuracy_r": 0.8, "extraction_strength_r": 1.0,
-    "rouge_l_h": 0.6, "accuracy_h": 0.1, "extraction_strength_h": 0.2,
-}  # fmt: skip
-
-
-def test_what_can_be_extracted_is_what_is_left_above_unseen_rows() -> None:
-    # (0.8 − 0.6)/0.4 = 0.5, (0.3 − 0.1)/0.8 = 0.25, and 0.1 is below the 0.2 of unseen rows: 0. Mean 0.25.
-    point = {"rouge_l_f": 0.8, "accuracy_f": 0.3, "extraction_strength": 0.1}
-    assert extractable_share(point, TARGET) == pytest.approx(0.25)
-    assert extractable_share(TARGET, TARGET) == 1.0
-    # Without a holdout set the level is 0: (0.8/1 + 0.3/0.9 + 0.1/1) / 3
-    alone = {name: value for name, value in TARGET.items() if not name.endswith("_h")}
-    assert extractable_share(point, alone) == pytest.approx((0.8 + 1 / 3 + 0.1) / 3)
-
-
-def test_selection_forgets_most_among_points_that_keep_enough() -> None:
-    forgotten = {"rouge_l_f": 0.6, "accuracy_f": 0.1, "extraction_strength": 0.2}
-    keeps = TARGET | forgotten | {"rouge_l_r": 0.96, "extraction_strength_r": 0.1}
-    assert kept_share(keeps, TARGET) == pytest.approx(0.98)  # (0.96 + 0.8/0.8) / 2
-    assert LeastExtraction(0.95).rank(keeps, TARGET) == Rank(True, 1.0, 0.98)
-    # accuracy falls from 0.8 to 0.6, so (0.96 + 0.75) / 2 is kept: the score is how far that is from 0.95
-    lost = LeastExtraction(0.95).rank(keeps | {"accuracy_r": 0.6}, TARGET)
-    assert (lost.value, lost.note) == (
-        pytest.approx(0.855 - 0.95),
-        "keeps 86% (ROUGE-L recall 96%, accuracy 75%), 95% wanted",
-    )
-    # without retain rows there is nothing to keep
-    assert LeastExtraction(0.95).rank(forgotten, {"rouge_l_f": 1.2}).value == pytest.approx(0.5)
-
-
+TARGET = {"rouge_l_r": 1.0}
 TOFU = {"model_utility": 0.5, "acc_forget": 0.8, "acc_recover": 0.4, "acc_retain": 0.7, "extraction_strength": 0.1}
 MUSE = {
     "min_k": 0.5, "min_k_pp": 0.6, "min_k_gap": 0.1, "min_k_pp_gap": 0.2, "verbmem_f": 0.2, "extraction_strength": 0.1,
@@ -161,13 +130,12 @@ def test_rules_are_made_of_what_a_recipe_says_and_recorded() -> None:
     rules = [LeastExtraction(0.9), PaperScore("restor"), constrained(rouge_l_r=">=0.950*target", accuracy_f="<= 0.4")]
     assert [rule.describe() for rule in rules] == [
         {
-            "score": "exposure",
+            "score": "extraction",
             "keep": 0.9,
-            "leave": 0.5,
-            "forgotten": 0.1,
-            "confidence": 0.95,
-            "far": 0.1,
-            "doubt": 0.2,
+            "inside": "bounds of the control",
+            "recited": 0.1,
+            "left": 0.2,
+            "else": "parity",
         },
         {"score": "restor", "weights": {"accuracy": 1}},
         {
@@ -215,24 +183,6 @@ def test_what_keeps_nothing_is_broken(metrics: Metrics, reference: Metrics, why:
     vital = {name for kind in map(benchmark_class, BENCHMARKS) for name in kind.vital}
     found = why_broken(metrics, reference, vital)
     assert found is None if why is None else found is not None and found.startswith(why)
-
-
-def test_texts_are_chosen_by_what_is_measured_on_texts() -> None:
-    target = {
-        "probability_f": 0.9, "extraction_strength": 0.5, "exact_memorization": 0.9, "exact_memorization_h": 0.4,
-        "extraction_strength_h": 0.0, "probability_r": 0.8, "exact_memorization_r": 0.9, "extraction_strength_r": 0.02,
-    }  # fmt: skip
-    point = target | {
-        "extraction_strength": 0.1, "exact_memorization": 0.5, "probability_r": 0.76, "extraction_strength_r": 0.01,
-    }  # fmt: skip
-    # 0.1 / 0.5 = 0.2 and (0.5 − 0.4) / (0.9 − 0.4) = 0.2 are left; 0.76 / 0.8 = 0.95 of the probability is
-    # kept, which counts twice, and all of exact memorization.
-    assert extractable_share(point, target) == pytest.approx(0.2)
-    assert kept_share(point, target) == pytest.approx((2 * 0.95 + 1) / 3)
-    # Beside questions exact_memorization does not count.
-    both = {"rouge_l_r": 1.0, "rouge_l_f": 1.0}
-    assert kept_share(point | both, target | both) == pytest.approx((2 * 0.95 + 1) / 3)
-    assert extractable_share(point | both, target | both) == pytest.approx(0.6)
 
 
 @pytest.mark.parametrize("text", ["0.4", "0.8 * target", "2 * ideal"])
