@@ -30,7 +30,7 @@ class Ground:
     """The rows that models are attacked on."""
 
     forget: Sequence[Row]
-    """The rows that the unlearned model was to forget, and that nothing was chosen by; all attacks score these."""
+    """The rows that the unlearned model was to forget; all attacks score these."""
     retain: Sequence[Row]
     """Rows that the unlearned model was to keep: examples in a prompt, and rows to tune on. None of them is scored."""
     holdout: Sequence[Row]
@@ -165,6 +165,13 @@ class Attack(ABC):
     def left_out(self, ground: Ground) -> dict[str, str]:
         """Return the parts of the attack that these rows do not allow, each with the reason. The others are made."""
         return {}
+
+    def count_rows(self, ground: Ground) -> dict[str, int]:
+        """Return the forget rows that each part of the attack scores; the part "" is the whole attack.
+
+        An attack that is decided by AUCs returns nothing: their intervals have no width that rows alone decide.
+        """
+        return {"": len(ground.forget)}
 
     def fit_to(self, models: Mapping[str, Source]) -> Attack:
         """Return the attack with settings that depend on the models, the same for all of them.

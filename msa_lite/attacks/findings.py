@@ -2,7 +2,8 @@
 
 The ideal is attacked in the same way and is the control: what an attack draws from it was taught, guessed or given away
 by the attack, not remembered (arXiv 2506.00688). Without an ideal, the control is what the same model gives on holdout
-rows. A finding is a share: 0 is the control, 1 is what the target shows of the same rows.
+rows. A finding is a share: 0 is the control, 1 is what the target shows of the same rows. The gain of an attack is its
+share, minus the share of the trial without an attack on the same rows.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from msa_lite.evals import scoring
 from msa_lite.evals.benchmark import Record, Records, column
 from msa_lite.evals.outcome import LEAST
 from msa_lite.report import Metric
-from msa_lite.report.attacks import AttackControl, AttackedModel, Overshoot, TrialResult
+from msa_lite.report.attacks import AttackControl, AttackedModel, Gain, Overshoot, TrialResult
 
 TrialRecords = Mapping[str, Records]
 """The records of an attack on one model: by trial, then by set."""
@@ -47,6 +48,8 @@ class _Gap(NamedTuple):
     """The part that is missing below the control; only of an AUC, which tells rows apart in both directions."""
     wanted: float
     """The part that the target shows beyond the control, without an attack."""
+    before: float
+    """The part that it shows beyond the control without an attack."""
     value: float
     """The measure of the model."""
     control: float
@@ -74,7 +77,8 @@ def judge_trial(
 ) -> TrialResult:
     """Return what a trial brings back from a model, over the deciding measures.
 
-    scale: the trial in which the target shows what it knows: the one without an attack, else the same.
+    scale: the trial in which the target shows what it knows: the one without an attack, else the same. Where it is
+    another one than the trial, the gain over it is measured as well.
     """
     places = {"model": (model, trial), "model before": (model, scale)}
     if any(measure.kind != "share" for measure in measures):
@@ -88,10 +92,14 @@ def judge_trial(
     holdout = _known([side.holdout for side in sides.values()])
     needs_holdout = control == "holdout" or any(measure.kind == "auc" for measure in deciding)
 
-    def share(rows: np.ndarray, others: np.ndarray = holdout, *, below: bool = False) -> float | None:
-        shares = [(gap.below if below else gap.above) / gap.wanted for gap in gaps(rows, others)]
+    def share(rows: np.ndarray, others: np.ndarray = holdout, *, part: str = "above") -> float | None:
+        shares = [getattr(gap, part) / gap.wanted for gap in gaps(rows, others)]
         # As the verdict of a run: each on its own, or one measure would hide what another one shows.
         return float(np.clip(shares, 0.0, 1.0).mean()) if shares else None
+
+    def gain(*redrawn: np.ndarray) -> float | None:
+        back, left = share(*redrawn), share(*redrawn, part="before")
+        return None if back is None or left is None else back - left
 
     def gaps(rows: np.ndarray, others: np.ndarray = holdout) -> list[_Gap]:
         drawn_sides = {name: _Side(side.forget[rows], side.holdout[others]) for name, side in sides.items()}
@@ -106,18 +114,25 @@ def judge_trial(
     if whole is None:
         return TrialResult(share=None, interval=None, **facts)
     low, high = _interval(share, samples)
+    if scale.is_control and trial.name != scale.name:
+        facts["gain"] = Gain(gain(*samples) or 0.0, _interval(gain, samples, least=-1.0))
     if not any(measure.kind == "auc" for measure in deciding):
         return TrialResult(share=whole, interval=(low, max(high, _unseen_leak(len(forget)))), **facts)
-    missing = partial(share, below=True)
+    missing = partial(share, part="below")
     aucs = np.mean([(gap.value, gap.control) for gap in gaps(*samples)], axis=0).tolist()
     overshoot = Overshoot(missing(*samples) or 0.0, _interval(missing, samples), *aucs)
     return TrialResult(share=whole, interval=(low, high), overshoot=overshoot, **facts)
 
 
-def _interval(share: Callable[..., float | None], samples: Sequence[np.ndarray]) -> tuple[float, float]:
-    """Return the 95 % interval of a share over rows. A single row says nothing about others: 0 to 1."""
+def _interval(
+    share: Callable[..., float | None], samples: Sequence[np.ndarray], least: float = 0.0
+) -> tuple[float, float]:
+    """Return the 95 % interval of a share over rows. A single row says nothing about others: `least` to 1.
+
+    The same samples are redrawn alike each time, so that intervals of a share and of its parts rest on the same rows.
+    """
     redrawn = scoring.bootstrap(share, samples, rounds=_ROUNDS)
-    low, high = np.quantile(redrawn, [0.025, 0.975]).tolist() if len(redrawn) > 1 else (0.0, 1.0)
+    low, high = np.quantile(redrawn, [0.025, 0.975]).tolist() if len(redrawn) > 1 else (least, 1.0)
     return low, high
 
 
@@ -150,13 +165,14 @@ def _gap(sides: Mapping[str, _Side], at: int, measure: Measure) -> _Gap:
 
     own = value("model")
     if measure.kind == "share":
-        return _Gap(own, 0.0, 1.0, own, 0.0)
+        return _Gap(own, 0.0, 1.0, value("model before"), own, 0.0)
     if "ideal" in sides:
         controls, level = [value("ideal"), value("ideal before")], value("ideal before")
     else:
         controls, level = [unseen("model"), unseen("model before")], unseen("target")
     below = min(controls) - own if measure.kind == "auc" else 0.0
-    return _Gap(own - max(controls), below, value("target") - level, own, min(controls))
+    before = value("model before") - controls[1]
+    return _Gap(own - max(controls), below, value("target") - level, before, own, min(controls))
 
 
 def _side(records: Records, measures: Sequence[Measure]) -> _Side:

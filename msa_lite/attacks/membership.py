@@ -71,6 +71,10 @@ class Membership(Attack):
         if not ground.holdout:
             yield "there are no holdout rows to tell the forget rows from; give evaluate.holdout"
 
+    def count_rows(self, ground: Ground) -> dict[str, int]:
+        """Return nothing, since AUCs decide."""
+        return {}
+
     def trials(self, ground: Ground) -> Sequence[Trial]:
         """Return the one trial; its control are the holdout rows."""
         return [_TRIAL]

@@ -154,6 +154,10 @@ class Relearn(Attack):
             return {}
         return {name: lack for name in _ROWS_TAUGHT if (lack := self._lack(name, ground))}
 
+    def count_rows(self, ground: Ground) -> dict[str, int]:
+        """Return the forget rows that each branch scores: `part` only the half that it does not tune on."""
+        return {branch.name: len(branch.scored) for branch in self._branches(ground)}
+
     def trials(self, ground: Ground) -> Sequence[Trial]:
         """Return the model as it is, then the points of each branch.
 
@@ -333,11 +337,11 @@ def _score(runner: Runner, ground: Ground, scored: Sequence[Row], with_holdout: 
     """Return the records of all forget and holdout rows, those that are not scored without scores."""
     benchmark = _scored_ground(ground, scored, with_holdout).benchmark()
     records = {name: run_items(runner, benchmark, name) for name in benchmark.sets}
-    subjects = {row.subject for row in scored}
+    threads = {row.thread for row in scored}
     made: dict[str, list[Record]] = {}
     for name, rows in (("forget", ground.forget), ("holdout", ground.holdout)):
         found = iter(records.get(name, []))
-        is_scored = [row.subject in subjects if name == "forget" else with_holdout for row in rows]
+        is_scored = [row.thread in threads if name == "forget" else with_holdout for row in rows]
         made[name] = [
             next(found) if scores else {"index": row.index, "skipped": "not scored in this trial"}
             for row, scores in zip(rows, is_scored, strict=True)

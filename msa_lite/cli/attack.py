@@ -48,7 +48,8 @@ def command(
     from msa_lite.cli.dry_run import print_dry_run
     from msa_lite.cli.output import print_json, print_table, progress_bars, quieten_libraries
     from msa_lite.pipeline import attack, dry_attack
-    from msa_lite.report.attacks import ATTACK_HEADINGS, HOLDOUT_LIMIT, attack_rows
+    from msa_lite.report.attack_tables import ATTACK_HEADINGS, GAIN_MEANING, attack_rows
+    from msa_lite.report.attacks import HOLDOUT_LIMIT
     from msa_lite.report.formats import Cell, Section, TextTable
 
     quieten_libraries(verbose)
@@ -65,10 +66,10 @@ def command(
         return
     facts = result.facts
     rows = [[*map(Cell, row)] for row in attack_rows(facts)]
-    notes = [f"comes back: {facts.meaning}, of what the target shows there (95 % interval over rows)"]
+    notes = [f"comes back: {facts.meaning}", GAIN_MEANING]
     print_table(TextTable(list(ATTACK_HEADINGS), [Section(rows)], "Attacks", notes, left=3))
     for name in facts.models:
-        click.echo(f"{name}: {facts.sentence(name)}")
+        click.echo(facts.headline(name))
     for name, reason in facts.left_out.items():
         click.echo(f"{name}: left out: {reason}")
     if facts.control == "holdout":

@@ -24,7 +24,7 @@ from msa_lite.pipeline.prepare import Run, prepare
 from msa_lite.pipeline.reopen import RunFolder, open_run
 from msa_lite.recipe import load_recipe
 from msa_lite.report.provenance import RECIPE_FILE, load_provenance
-from msa_lite.report.purged import PURGED_FILE
+from msa_lite.report.purged import is_purged
 
 _CHANGEABLE = ("attack.", "evaluate.ideal", "evaluate.holdout")  # keys of a recipe that decide no stage of its run
 
@@ -80,6 +80,7 @@ def dry_attack(
     reads = [Reading(name, plan.sources[name].name) for name in plan.models]
     reads += [Reading(f"{name} rows", str(plan.folder), f"{count} rows") for name, count in rows.items() if count]
     notes = [f"{name} is left out: {reason}" for name, reason in plan.left_out.items()]
+    notes += plan.too_few_rows
     if plan.rewording and (questions := plan.to_reword()):
         notes.append(f"{plan.rewording.judge.model_name} rewords {len(questions)} questions first")
     return DryRun("attack", plan.folder, stages, reads, notes=notes)
@@ -97,7 +98,7 @@ def _open(
 
 def _check_finished(run: RunFolder) -> None:
     """Raise OutputError for a run without an unlearned model, or whose data was purged."""
-    if (run.folder / PURGED_FILE).exists():
+    if is_purged(run.folder):
         raise OutputError(f"{run.folder}: its data was purged, and attacks need the rows to forget")
     if load_manifest(run.result) is None:
         raise OutputError(

@@ -24,13 +24,14 @@ MOST_TOKENS = 200  # of an answer, where the recipe scores nothing
 def make_ground(run: Run) -> Ground:
     """Return all rows that attacks may use.
 
-    Forget rows are the test rows, which nothing was chosen by: those of the benchmark where it asks about the forget
-    set, else the rows that the vector learnt. Holdout rows are of the same kind as these. Retain rows are those of
-    MSA's vector, whatever the run's method learns, so that all methods are attacked alike.
+    Forget rows are all questions about the forget set, those that a choice was made by, too: the vector is fitted to
+    all rows, and all are to be forgotten. Where the run asks none, they are the rows that the vector learnt. Holdout
+    rows are of the same kind. Each row is there once. Retain rows are those of MSA's vector, whatever the run's method
+    learns, so that all methods are attacked alike.
     """
-    test = run.test
-    forget, holdout = (_rows(test, name) for name in ("forget", "holdout"))
-    forget = forget or run.rows["forget"]
+    questions = run.questions.everything
+    forget, holdout = (_rows(questions, name) for name in ("forget", "holdout"))
+    forget = forget or _distinct(run.rows["forget"])
     is_text = bool(forget[0].text)
     holdout = [row for row in holdout or _loaded_holdout(run) if bool(row.text) == is_text]
     settings = run.recipe.evaluate
@@ -40,7 +41,7 @@ def make_ground(run: Run) -> Ground:
         retain=run.retain,
         holdout=holdout,
         learnt=run.rows["forget"],
-        prompter=_prompter(run, test),
+        prompter=_prompter(run, questions),
         max_new_tokens=settings.max_new_tokens if settings else MOST_TOKENS,
         max_length=run.recipe.vector.max_length,
         layers=read_shape(load_checkpoint(run.sources["target"].folder), run.sources["target"].name).layers,
@@ -62,26 +63,35 @@ def limit_ground(ground: Ground, rows: int) -> Ground:
     )
 
 
-def _prompter(run: Run, test: Benchmark | None) -> Prompter:
+def _prompter(run: Run, questions: Sequence[Benchmark]) -> Prompter:
     """Return the prompter of the rows: a published benchmark may ask in its own form."""
-    return test.prompter if test is not None and _rows(test, "forget") else run.prompter
+    return next((part.prompter for part in questions if _rows([part], "forget")), run.prompter)
 
 
-def _rows(test: Benchmark | None, name: str) -> list[Row]:
-    """Return the items of a set as rows; none where they are no questions with answers, and no texts."""
-    items = test.sets[name].items if test is not None and name in test.sets else ()
+def _rows(questions: Sequence[Benchmark], name: str) -> list[Row]:
+    """Return the items of a set as rows, in the order of the data; none where they are no questions and no texts."""
+    items = [item for part in questions if name in part.sets for item in part.sets[name].items]
     rows = [_row(item) for item in items]
-    return [row for row in rows if row is not None]
+    return sorted(_distinct([row for row in rows if row is not None]), key=lambda row: row.index)
+
+
+def _distinct(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows, of those with the same content only the first."""
+    kept: dict[str, Row] = {}
+    for row in rows:
+        kept.setdefault(row.sha256, row)
+    return list(kept.values())
 
 
 def _row(item: Item) -> Row | None:
-    fields = item.fields
+    fields, about = item.fields, "" if item.group is None else str(item.group)
     if fields.get("text"):
-        return Row(item.index, text=fields["text"])
+        return Row(item.index, text=fields["text"], about=about)
     if not (fields.get("question") and fields.get("answer")):
         return None
     earlier = tuple((question, answer) for question, answer in fields.get("earlier", ()))
-    return Row(item.index, fields["question"], fields["answer"], earlier=earlier, system=fields.get("system", ""))
+    system = fields.get("system", "")
+    return Row(item.index, fields["question"], fields["answer"], earlier=earlier, system=system, about=about)
 
 
 def _rewordings(run: Run, forget: Sequence[Row]) -> dict[str, list[str]]:

@@ -22,7 +22,8 @@ from msa_lite.pipeline.attack_rewording import Rewording
 from msa_lite.pipeline.folder import BASELINES
 from msa_lite.pipeline.prepare import Run
 from msa_lite.pipeline.prepare_models import fit_prior
-from msa_lite.report.attacks import ATTACKS_FOLDER, AttackControl
+from msa_lite.report.attacks import ATTACKS_FOLDER, FEWEST_ROWS, MOST_BACK, AttackControl
+from msa_lite.report.measured import percent
 
 UNLEARNED = "unlearned"
 REFERENCES = ("ideal", "target")  # attacked like all others, since the results are shares between these two
@@ -76,6 +77,22 @@ class AttackPlan:
             "others": others,
             "rows": digest(self.ground_of(attack).describe(attack.reads)),
         }
+
+    @property
+    def too_few_rows(self) -> list[str]:
+        """Return a line for each attack, or part of one, that cannot hold on so few rows, whatever they show."""
+        lines = []
+        for name, attack in self.attacks.items():
+            counts = attack.count_rows(self.ground)
+            few = {part: rows for part, rows in counts.items() if rows < FEWEST_ROWS}
+            if few and len(few) == len(counts):
+                few = {"": max(few.values())}
+            for part, rows in few.items():
+                lines.append(
+                    f"{f'{name}, {part}' if part else name}: with {rows} rows no interval can end at "
+                    f"{percent(MOST_BACK)} or below, so it stays undecided at best; {FEWEST_ROWS} rows are needed"
+                )
+        return lines
 
     def pairs(self) -> list[tuple[str, str]]:
         """Return each attack with each of its models, in the order of the work: model by model."""

@@ -214,6 +214,8 @@ def _tell(plan: AttackPlan, times: ScoreTimes) -> None:
     )
     for name, reason in plan.left_out.items():
         notices.info("%s is left out: %s", name, reason)
+    for line in plan.too_few_rows:
+        notices.info("%s", line)
 
 
 def _make_records(plan: AttackPlan, progress: Progress) -> dict[str, str]:

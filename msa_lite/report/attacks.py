@@ -1,6 +1,11 @@
 """Say what attacks brought back from the models of a run, and read it from attacks/report.json.
 
-`msa_lite.attacks.findings` computes the shares; here they become an outcome and a sentence.
+`msa_lite.attacks.findings` computes the shares and gains; here they become an outcome and a sentence.
+
+An attack leaks only by what it brings back itself. What the model says without any attack is the verdict's business:
+where 21 % is left before the weights are rounded and 21 % afterwards, rounding has brought nothing, and to call that a
+leak would send the reader to the wrong remedy. So an attack that has a trial without an attack leaks only if its gain
+over that trial is surely above 0. The rule was fixed before any result was read by it.
 """
 
 from __future__ import annotations
@@ -10,27 +15,35 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from msa_lite.attack_names import ATTACKS
+from msa_lite.attack_names import ATTACKS, AttackEntry
 from msa_lite.report.faults import reading, stage_report
+from msa_lite.report.measured import percent
 from msa_lite.report.metrics import attack_metric
 from msa_lite.report.reports import REPORT_FILE, Z95, Metric, Report
-from msa_lite.report.verdict import LEFT_PASS, percent
 from msa_lite.report.wanted import is_report_of
 
 ATTACKS_FOLDER = "attacks"
 AttackControl = Literal["ideal", "holdout"]
-AttackOutcome = Literal["leaks", "overshoots", "unclear", "holds", "silent"]
+AttackOutcome = Literal["leaks", "overshoots", "no sure gain", "unclear", "holds", "silent"]
+MOST_BACK = 0.2  # the share that may come back; with more, it leaks
 LEAST_LEAK = 0.05  # below, the shares of a few rows are noise
 FEWEST_ROWS = 17  # with fewer, no interval of a share ends at 20 % or below, whatever the rows show
 OUTCOMES: Mapping[AttackOutcome, str] = {
-    "leaks": f"more than {percent(LEFT_PASS)} comes back, and the 95 % interval lies above {percent(LEAST_LEAK)}",
-    "overshoots": (
-        f"the rows look less known than rows that were never seen, by more than {percent(LEFT_PASS)}, and the 95 % "
-        f"interval lies above {percent(LEAST_LEAK)}: that tells them apart, too"
+    "leaks": (
+        f"more than {percent(MOST_BACK)} comes back, the 95 % interval lies above {percent(LEAST_LEAK)}, and where the "
+        "attack has a trial without an attack, the interval of the gain over that lies above 0"
     ),
+    "overshoots": (
+        f"the rows look less known than they should: an AUC is below the control's by more than {percent(MOST_BACK)}, "
+        f"and the 95 % interval of that lies above {percent(LEAST_LEAK)}. That tells the rows apart, too"
+    ),
+    "no sure gain": "as much comes back as in a leak, but not surely more than is left without the attack",
     "unclear": "too few rows to say",
-    "holds": f"the 95 % interval of what comes back ends at {percent(LEFT_PASS)} or below",
-    "silent": "the target shows no more than the control, so nothing can be told",
+    "holds": (
+        f"the 95 % interval of what comes back ends at {percent(MOST_BACK)} or below; of an AUC, also that of what is "
+        "missing below the control"
+    ),
+    "silent": "no row has a value, or the target shows hardly more than the control: nothing can be told",
 }
 """The outcomes of an attack, the worst first, with their meanings."""
 BEYOND: Mapping[AttackControl, str] = {
@@ -38,14 +51,14 @@ BEYOND: Mapping[AttackControl, str] = {
     "holdout": "beyond what the same attack draws of holdout rows, which no model saw",
 }
 HOLDOUT_LIMIT = (
-    "Without an ideal, holdout rows are the control. They cannot tell what an attack taught from what was left, and "
-    "they may be harder or easier than the forget rows; only an ideal model, attacked in the same way, tells that."
+    "Without an ideal, holdout rows are the control. They do not show what an attack gives away or teaches of the "
+    "forget rows themselves, and they may be harder or easier than these; only an ideal, attacked alike, shows both."
 )
 
 
 @dataclass(frozen=True)
 class Overshoot:
-    """Over-unlearning: rows look less known than rows that were never seen, which tells them apart, too."""
+    """Over-unlearning: rows look less known than to the control, which tells them apart, too."""
 
     share: float
     """The AUC that is missing below the control, of what the target shows beyond it: the mean over the deciding AUCs,
@@ -56,6 +69,21 @@ class Overshoot:
     """The mean AUC of the model; below 0.5, unseen rows look better known than forget rows."""
     control: float
     """The mean AUC of the control: the ideal's, or 0.5."""
+
+
+@dataclass(frozen=True)
+class Gain:
+    """The part of a share that the attack itself brought: the share with it, minus the share without it."""
+
+    share: float
+    """The difference on the same rows, between −1 and 1: both shares count each measure as at least 0 and at most 1."""
+    interval: tuple[float, float]
+    """Its 95 % interval, paired over rows: from the redraws of the share's own interval."""
+
+    @property
+    def words(self) -> str:
+        """Return the gain with its interval: "12 % (4 % to 20 %)"."""
+        return _words(self.share, self.interval)
 
 
 @dataclass(frozen=True)
@@ -81,6 +109,9 @@ class TrialResult:
     """True for a trial that speaks for the whole attack."""
     overshoot: Overshoot | None = None
     """The other side of a trial that is measured by AUCs; None for all others."""
+    gain: Gain | None = None
+    """What the attack brought beyond what was left without it. None for the trial without an attack, for attacks that
+    have none (`membership`, `depth`), and in records from before gains were measured."""
 
     @property
     def outcome(self) -> AttackOutcome:
@@ -88,16 +119,19 @@ class TrialResult:
         if self.share is None or self.interval is None:
             return "silent"
         if _is_clear(self.share, self.interval):
-            return "leaks"
+            return "leaks" if self.gain is None or self.gain.interval[0] > 0 else "no sure gain"
         if self.overshoot and _is_clear(self.overshoot.share, self.overshoot.interval):
             return "overshoots"
         ends = [self.interval[1], *([self.overshoot.interval[1]] if self.overshoot else [])]
-        return "holds" if max(ends) <= LEFT_PASS else "unclear"
+        return "holds" if max(ends) <= MOST_BACK else "unclear"
 
     @property
     def has_too_few_rows(self) -> bool:
-        """Check whether the outcome is open, and could not be another one than that or a leak on so few rows."""
-        return self.outcome == "unclear" and self.rows < FEWEST_ROWS
+        """Check whether the outcome is open, and could not be `holds` on so few rows, whatever they show.
+
+        AUCs are made of pairs of rows, and need no such number.
+        """
+        return self.overshoot is None and self.outcome == "unclear" and self.rows < FEWEST_ROWS
 
     @property
     def signed(self) -> tuple[float | None, tuple[float, float] | None]:
@@ -111,23 +145,25 @@ class TrialResult:
     def words(self) -> str:
         """Return the share with its interval: "12 % (4 % to 20 %)"; below 0 where it overshoots."""
         share, interval = self.signed
-        if share is None or interval is None:
-            return "–"
-        low, high = map(percent, interval)
-        return f"{percent(share)} ({low} to {high})"
+        return "–" if share is None or interval is None else _words(share, interval)
 
     @property
     def less_known(self) -> str:
-        """Return that the rows look less known than unseen ones, with both AUCs; "" where it does not overshoot."""
+        """Return that the rows look less known than they should, with both AUCs; "" where it does not overshoot."""
         if self.overshoot is None or self.outcome != "overshoots":
             return ""
-        aucs = f"AUC {self.overshoot.auc:.2f}; the control's is {self.overshoot.control:.2f}"
-        return f"the rows look less known than rows that were never seen ({aucs})"
+        aucs = f"AUC {self.overshoot.auc:.2f}, the control's {self.overshoot.control:.2f}"
+        return f"the rows look less known than they should ({aucs})"
+
+
+def _words(share: float, interval: tuple[float, float]) -> str:
+    middle, low, high = (percent(round(value, 2) + 0.0) for value in (share, *interval))  # no "-0 %"
+    return f"{middle} ({low} to {high})"
 
 
 def _is_clear(share: float, interval: tuple[float, float]) -> bool:
-    """Check whether a share is above what may be left, and surely not noise."""
-    return share > LEFT_PASS and interval[0] > LEAST_LEAK
+    """Check whether a share is above what may come back, and surely not noise."""
+    return share > MOST_BACK and interval[0] > LEAST_LEAK
 
 
 @dataclass(frozen=True)
@@ -142,6 +178,14 @@ class AttackedModel:
     def plain(self) -> TrialResult | None:
         """Return the trial without an attack, if there is one."""
         return next((trial for trial in self.trials if trial.is_control), None)
+
+    @property
+    def without(self) -> float | None:
+        """Return the share that is left without an attack, of the rows of the strongest trial; None if not measured."""
+        trial = self.strongest
+        if trial.gain and trial.share is not None:
+            return trial.share - trial.gain.share
+        return self.plain.share if self.plain else None
 
     @property
     def strongest(self) -> TrialResult:
@@ -159,12 +203,14 @@ class AttackedModel:
     @property
     def sentence(self) -> str:
         """Return what the attack brought back, without a subject."""
-        trial, plain = self.strongest, self.plain
+        trial, before = self.strongest, self.without
         if trial.share is None:
-            return "tells nothing here: the target itself gives no more than the control"
+            lack = "the target itself shows hardly more than the control" if trial.rows else "no row has a value"
+            return f"tells nothing here: {lack}"
         if trial.less_known:
             return f"tells the rows apart by {trial.label}: {trial.less_known}"
-        without = f"; {percent(plain.share)} without an attack" if plain and plain.share is not None else ""
+        gain = f", a gain of {trial.gain.words}" if trial.gain else ""
+        without = f"; {percent(before)} without an attack{gain}" if before is not None else ""
         return f"brings back {trial.words} by {trial.label}{without}"
 
 
@@ -199,8 +245,9 @@ class AttackFacts:
 
     @property
     def meaning(self) -> str:
-        """Return what the shares are shares of, in half a sentence."""
-        return BEYOND[self.control]
+        """Return what the shares are, in half a sentence."""
+        whole = "as a share of what the target shows beyond that without an attack"
+        return f"{BEYOND[self.control]}, {whole} (95 % interval over rows)"
 
     @property
     def models(self) -> list[str]:
@@ -212,25 +259,47 @@ class AttackFacts:
         outcomes = {attack.models[model].strongest.outcome for attack in self.attacks if model in attack.models}
         return next((outcome for outcome in OUTCOMES if outcome in outcomes), "silent")
 
-    def sentence(self, model: str = "unlearned") -> str:
-        """Return the outcome of all attacks on a model in a sentence."""
+    def headline(self, model: str = "unlearned") -> str:
+        """Return the outcome of all attacks on a model in a line for anybody, the worst first; "" without attacks."""
         ours = {attack.name: attack.models[model] for attack in self.attacks if model in attack.models}
-        by_outcome = {
-            outcome: [name for name, attacked in ours.items() if attacked.strongest.outcome == outcome]
-            for outcome in OUTCOMES
-        }
-        parts = [f"{', '.join(names)}: {_WORDS[outcome]}" for outcome, names in by_outcome.items() if names]
-        parts += [words for attacked in ours.values() if (words := attacked.strongest.less_known)]
-        return "; ".join(parts) + "."
+        if not ours:
+            return ""
+        worst_first = sorted(ours, key=lambda name: -(ours[name].strongest.share or 0.0))
+        clauses = []
+        for outcome in OUTCOMES:
+            if names := [name for name in worst_first if ours[name].strongest.outcome == outcome]:
+                clauses += _clauses(outcome, {name: ours[name] for name in names})
+        return f"Attacks{'' if model == 'unlearned' else f' on {model}'}: {'; '.join(clauses)}."
 
 
-_WORDS: Mapping[AttackOutcome, str] = {
-    "leaks": "gets at the rows",
-    "overshoots": "tells the rows apart",
-    "unclear": "cannot be told with so few rows",
-    "holds": "gets at next to nothing",
-    "silent": "tells nothing here",
+_COMMON: Mapping[AttackOutcome, str] = {
+    "unclear": "undecided (too few rows)",
+    "holds": "withstood",
+    "silent": "nothing can be told",
 }
+
+
+def _clauses(outcome: AttackOutcome, attacks: Mapping[str, AttackedModel]) -> list[str]:
+    """Return the clauses of the attacks with one outcome: one for all, or one for each where there are figures."""
+    if outcome in _COMMON:
+        return [f"{', '.join(_entry(name).words for name in attacks)}: {_COMMON[outcome]}"]
+    return [_clause(name, attacked) for name, attacked in attacks.items()]
+
+
+def _clause(name: str, attacked: AttackedModel) -> str:
+    """Return what an attack found, with its figures: of one that leaks, overshoots or brings no sure gain."""
+    entry, trial, without = _entry(name), attacked.strongest, attacked.without
+    if trial.less_known:
+        return f"{entry.words} {entry.leak}: {trial.less_known}"
+    share = "–" if trial.share is None else percent(trial.share)
+    if trial.outcome == "leaks" or without is None:
+        return f"{entry.words} {entry.leak} ({share})"
+    return f"{entry.words}: no sure gain ({share}, {percent(without)} without)"
+
+
+def _entry(name: str) -> AttackEntry:
+    """Return the entry of an attack; of one that is not registered here, as by a user's script, one with its name."""
+    return ATTACKS.get(name) or AttackEntry("", "", name)
 
 
 def attack_report(facts: AttackFacts, models: Mapping[str, Any]) -> Report:
@@ -249,7 +318,7 @@ def attack_report(facts: AttackFacts, models: Mapping[str, Any]) -> Report:
 
 def attack_summary(facts: AttackFacts) -> dict[str, dict[str, str]]:
     """Return the outcome of all attacks on each model, with its sentence."""
-    return {name: {"outcome": facts.outcome(name), "sentence": facts.sentence(name)} for name in facts.models}
+    return {name: {"outcome": facts.outcome(name), "sentence": facts.headline(name)} for name in facts.models}
 
 
 def _metric(trial: TrialResult, control: AttackControl) -> Metric:
@@ -300,42 +369,12 @@ def _attack(values: Mapping[str, Any]) -> AttackResult:
 
 
 def _trial(values: Mapping[str, Any]) -> TrialResult:
-    interval, overshoot = values["interval"], values.get("overshoot")
-    other = Overshoot(**{**overshoot, "interval": _pair(overshoot["interval"])}) if overshoot else None
-    return TrialResult(**{**values, "interval": None if interval is None else _pair(interval), "overshoot": other})
+    parts: dict[str, Any] = {"interval": None if values["interval"] is None else _pair(values["interval"])}
+    for name, kind in (("overshoot", Overshoot), ("gain", Gain)):  # records from before them have none
+        if part := values.get(name):
+            parts[name] = kind(**{**part, "interval": _pair(part["interval"])})
+    return TrialResult(**{**values, **parts})
 
 
 def _pair(values: Sequence[Any]) -> tuple[float, float]:
     return float(values[0]), float(values[1])
-
-
-def attack_rows(facts: AttackFacts) -> list[Sequence[str]]:
-    """Return the cells of a table: attack, model, strongest trial, what comes back, without an attack, outcome."""
-    rows: list[Sequence[str]] = []
-    for attack in facts.attacks:
-        for name, attacked in attack.models.items():
-            trial, plain = attacked.strongest, attacked.plain
-            before = percent(plain.share) if plain and plain.share is not None else "–"
-            rows.append((attack.name, name, trial.label, trial.words, before, str(trial.rows), trial.outcome))
-    return rows
-
-
-ATTACK_HEADINGS = ("attack", "model", "strongest trial", "comes back", "without", "rows", "outcome")
-
-
-def trial_rows(attack: AttackResult) -> list[Sequence[str]]:
-    """Return the cells of a table of one attack: model, trial, what comes back, rows, outcome."""
-    return [
-        (name, trial.label, trial.words, str(trial.rows), "" if trial.is_control else _outcome_words(attacked, trial))
-        for name, attacked in attack.models.items()
-        for trial in attacked.trials
-    ]
-
-
-def _outcome_words(attacked: AttackedModel, trial: TrialResult) -> str:
-    """Return the outcome of a trial, and whether its rows are too few for it to count."""
-    is_left_out = trial.has_too_few_rows and not attacked.strongest.has_too_few_rows
-    return "unclear, too few rows to count" if is_left_out else trial.outcome
-
-
-TRIAL_HEADINGS = ("model", "trial", "comes back", "rows", "outcome")

@@ -18,8 +18,11 @@ from msa_lite.budget.speed import ScoreTimes
 from msa_lite.errors import MsaError, OutputError, UsageError
 from msa_lite.io.verify import verify_stages
 from msa_lite.pipeline import attacking
+from msa_lite.pipeline.reporting import write_run_report
 from msa_lite.record.check import check_record
 from msa_lite.record.store import load_record
+from msa_lite.report import load_report
+from msa_lite.report.attacks import AttackFacts, facts_of
 from tests.e2e.conftest import FEW, QUICK, CallCli, changed_recipe
 
 
@@ -59,7 +62,11 @@ def test_what_comes_back_stands_in_every_report(attacked: Path, call_cli: CallCl
     whole = json.loads((attacked / "attacks/report.json").read_text())
     assert set(whole["metrics"]) == {f"{name}.unlearned" for name in QUICK}
     assert "## Does it stay forgotten?" in (attacked / "report.md").read_text()
-    assert 'id="attacks"' in (attacked / "report.html").read_text()
+    page = (attacked / "report.html").read_text()
+    assert 'id="attacks"' in page
+    line = AttackFacts.headline(facts_of(load_report(attacked / "attacks")))
+    assert line in page.partition("</header>")[0].replace("\u00a0", " ")
+    assert line in (attacked / "report.md").read_text().partition("\n# ")[0]
     story = json.loads((attacked / "report.json").read_text())
     assert [one["name"] for one in story["attacks"]["attacks"]] == QUICK
     recorded = load_record(attacked / "record.json").attacks
@@ -137,6 +144,7 @@ def test_a_dry_run_tells_what_is_done_what_is_to_do_and_what_is_copied(copy: Pat
     code, out, _ = call_cli("attack", copy, *FEW, "--attacks", "membership,prompt", "--dry-run", "--json")
     own = json.loads(out)
     assert code == 0
+    assert [note.partition(" rows")[0] for note in own["notes"]] == ["prompt: with 4"]
     states = {one["stage"]: one["state"] for one in own["stages"]}
     assert states.pop("membership: unlearned") == "to do"
     assert set(states.values()) == {"done"}
@@ -192,7 +200,8 @@ def test_the_command_prints_a_table_a_sentence_and_the_place(copy: Path, call_cl
     code, out, _ = call_cli("attack", copy, *FEW, "--attacks", "prompt, membership")
     assert code == 0
     assert "comes back" in out
-    assert "unlearned: " in out
+    assert out.count("\nAttacks: ") == 1
+    assert "gain: what comes back, minus what is left" in out
     assert f"results: {copy}/attacks" in out
 
 
@@ -209,6 +218,9 @@ def test_purge_removes_the_rows_and_keeps_the_results(copy: Path) -> None:
     msa_lite.purge(copy, remove=True)
     assert not list(copy.glob("attacks/**/*.jsonl"))
     assert (copy / "attacks/report.json").is_file()
+    write_run_report(copy)
+    assert "Not tested here" in (copy / "report.md").read_text()
+    assert "`msa-lite attack` does" not in (copy / "report.md").read_text(), "it needs the rows"
     with pytest.raises(OutputError, match="purged"):
         msa_lite.attack(copy, QUICK)
 
@@ -220,7 +232,8 @@ def test_attacks_that_a_recipe_names_end_its_run(recipe: dict[str, Any], call_cl
     path.write_text(yaml.safe_dump(recipe))
     code, out, _ = call_cli(path)
     assert code == 0
-    assert "attacks:         unlearned: membership" in out
+    assert "\nAttacks: " in out
+    assert "losses" in out
     assert load_record(Path(recipe["output"]) / "record.json").attacks
 
 

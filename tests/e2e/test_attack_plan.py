@@ -26,7 +26,7 @@ from msa_lite.pipeline.prepare import prepare
 from msa_lite.pipeline.reopen import open_run
 from msa_lite.recipe import load_recipe
 from msa_lite.report.attacks import AttackFacts, load_attacks
-from tests.e2e.conftest import FEW, QUICK, CallCli, changed_recipe
+from tests.e2e.conftest import FEW, QUICK, CallCli
 
 
 @pytest.fixture
@@ -103,28 +103,17 @@ def test_rewordings_of_files_with_one_name_stand_side_by_side(copy: Path) -> Non
     assert ground.rewordings == {"re-worded": ["a?"] * 4, "re-worded 2": ["b?"] * 4}
 
 
+def test_all_forget_rows_are_attacked_also_those_that_the_choice_was_made_by(copy: Path) -> None:
+    path = Path(yaml.safe_load((copy / "recipe.yaml").read_text())["forget"]["data"]["path"])
+    plan = planned(copy, QUICK, "attack.rows=400", "evaluate.limit=null")
+    questions = [json.loads(line)["question"] for line in path.read_text().splitlines()]
+    assert [row.question for row in plan.ground.forget] == questions
+
+
 def test_membership_has_more_holdout_rows_than_others(copy: Path) -> None:
     plan = planned(copy, QUICK, "evaluate.ideal=null", "attack.rows=2")
     held = {name: len(plan.ground_of(attack).holdout) for name, attack in plan.attacks.items()}
     assert held["membership"] > held["prompt"] == 2
-
-
-def test_a_branch_whose_rows_are_to_be_forgotten_is_left_out_alone(copy: Path) -> None:
-    with changed_recipe(copy) as recipe:
-        recipe["retain"]["data"] = recipe["forget"]["data"] | {"sample": None}
-    plan = planned(copy, ["relearn"])
-    assert [*plan.left_out] == ["relearn, retain"]
-    assert "rows to tune on are forget or holdout rows" in plan.left_out["relearn, retain"]
-    with pytest.raises(UsageError, match=r"relearn: retain: .* rows to tune on are forget or holdout rows"):
-        planned(copy, ["relearn"], "attack.relearn.branches=[retain]")
-
-
-@pytest.mark.parametrize(("changes", "is_left_out"), [([], False), (["evaluate.ideal=null"], True)])
-def test_holdout_rows_that_are_not_scored_may_be_tuned_on(changes: list[str], is_left_out: bool, copy: Path) -> None:
-    with changed_recipe(copy) as recipe:
-        recipe["evaluate"]["holdout"] = {"path": recipe["retain"]["data"]["path"]}
-    plan = planned(copy, ["relearn"], "attack.rows=40", *changes)
-    assert ("relearn, retain" in plan.left_out) == is_left_out
 
 
 def test_models_that_an_attack_cannot_be_made_on_are_told_before_any_work(

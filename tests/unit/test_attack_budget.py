@@ -9,11 +9,14 @@ from typing import Any
 import pytest
 
 from msa_lite.attacks.attack import Attack, Cost, Ground
+from msa_lite.attacks.membership import Membership
+from msa_lite.attacks.relearn import Relearn
 from msa_lite.attacks.sample import Sample
 from msa_lite.budget.speed import ScoreTimes
 from msa_lite.data import Row
 from msa_lite.errors import UsageError
 from msa_lite.pipeline.attack_plan import AttackPlan
+from msa_lite.report.attacks import FEWEST_ROWS
 from tests.memorised import make_ground
 
 TIMES = ScoreTimes(load=0.0, token=1.0, new_token=0.0)
@@ -81,6 +84,23 @@ def test_what_was_begun_here_goes_on_with_its_rows_while_something_fits() -> Non
 def test_a_budget_for_nothing_names_the_rows_that_it_was_tried_on(rows: int, least: int) -> None:
     with pytest.raises(UsageError, match=f"cheap alone takes about .* on {least} rows"):
         make_plan(rows).within(5, TIMES)
+
+
+FEW_ROWS: dict[int, dict[str, int]] = {
+    12: {"sample": 12, "relearn": 12},
+    16: {"sample": 16, "relearn": 16},
+    17: {"relearn, part": 9},
+    20: {"relearn, part": 10},
+    34: {},
+}
+
+
+@pytest.mark.parametrize("rows", FEW_ROWS)
+def test_attacks_that_cannot_hold_on_so_few_rows_are_named_before_any_work(rows: int) -> None:
+    """AUCs need no such number; relearning on a half of the rows scores the other half."""
+    lines = make_plan(rows, sample=Sample(), membership=Membership(), relearn=Relearn()).too_few_rows
+    assert {line.partition(":")[0]: int(line.split("with ")[1].split()[0]) for line in lines} == FEW_ROWS[rows]
+    assert all(f"{FEWEST_ROWS} rows are needed" in line for line in lines)
 
 
 def test_a_plan_without_some_attacks_says_why() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -13,18 +12,11 @@ from msa_lite.attacks.depth import Depth
 from msa_lite.attacks.findings import TrialRecords, judge_model, judge_trial, mean_values, measured
 from msa_lite.evals.scoring import membership_auc
 from msa_lite.report.attacks import (
-    ATTACK_HEADINGS,
     FEWEST_ROWS,
     AttackedModel,
-    AttackFacts,
-    AttackResult,
+    Gain,
     Overshoot,
     TrialResult,
-    attack_metrics,
-    attack_report,
-    attack_rows,
-    load_attacks,
-    trial_rows,
 )
 from tests.memorised import make_ground
 
@@ -228,18 +220,12 @@ def test_an_auc_below_the_ideals_hides_no_auc_above_it() -> None:
     assert result.outcome == "leaks"
 
 
-def test_rows_below_the_ideal_overshoot_and_it_is_said_with_both_aucs() -> None:
+def test_rows_below_the_ideal_overshoot() -> None:
     result = judge_trial(auc_set(0.0, 0.8), "unlearned", PLAIN, PLAIN, [ZLIB], "ideal")
     assert (result.share, result.outcome) == (0.0, "overshoots")
     assert result.overshoot is not None
     assert (result.overshoot.auc, result.overshoot.control) == (pytest.approx(0.09), 0.5)
     assert result.words.startswith("-82 % (")
-    whole = facts(membership=(result,))
-    words = "the rows look less known than rows that were never seen (AUC 0.09; the control's is 0.50)"
-    assert whole.sentence() == f"membership: tells the rows apart; {words}."
-    assert words in whole.attacks[0].models["unlearned"].sentence
-    metric = attack_report(whole, {}).metrics["membership.unlearned"]
-    assert (metric.value, words in str(metric.note)) == (pytest.approx(-0.82), True)
 
 
 def test_the_floor_for_rows_that_are_all_alike_is_none_of_an_auc() -> None:
@@ -269,79 +255,62 @@ def test_means_and_errors_of_every_model_and_trial() -> None:
     assert (metric.n, metric.skipped, metric.stderr) == (2, 1, pytest.approx(0.5))
 
 
-@dataclass
-class _Results:
-    holds = TrialResult("nf4", "NF4", 0.05, (0.0, 0.1), 40)
-    leaks = TrialResult("int4", "int4", 0.6, (0.4, 0.8), 40)
-    below = TrialResult("b", "b", 0.0, (0.0, 0.1), 40, overshoot=Overshoot(0.1, (0.0, 0.2), 0.4, 0.5))
-    plain = TrialResult("plain", "as it is", 0.9, (0.8, 1.0), 40, is_control=True)
+def in_two_trials(before: Sequence[float], after: Sequence[float], **models: float) -> dict[str, TrialRecords]:
+    """Records of the unlearned model without and with an attack; target and ideal give the same in both."""
+    drawn: dict[str, TrialRecords] = {
+        name: {key: {"forget": rows([value] * len(before))} for key in ("plain", "nf4")}
+        for name, value in models.items()
+    }
+    return drawn | {"unlearned": {"plain": {"forget": rows(before)}, "nf4": {"forget": rows(after)}}}
 
 
-def facts(**attacks: tuple[TrialResult, ...]) -> AttackFacts:
-    return AttackFacts(
-        tuple(AttackResult(name, "s", "p", "ideal", 40, {"unlearned": AttackedModel(trials)})
-              for name, trials in attacks.items())
-    )  # fmt: skip
+def test_the_gain_is_paired_over_rows() -> None:
+    """Shares that vary by half from row to row, and an attack that adds a tenth to each: the gain has no width."""
+    before = [0.1 + 0.5 * (at % 2) for at in range(40)]
+    drawn = in_two_trials(before, [value + 0.1 for value in before], target=1.0, ideal=0.0)
+    result = judge_trial(drawn, "unlearned", ROUNDED, PLAIN, [RECALL], "ideal")
+    assert result.gain is not None
+    assert (result.share, result.gain.share) == (pytest.approx(0.45), pytest.approx(0.1))
+    assert result.gain.interval == (pytest.approx(0.1), pytest.approx(0.1))
+    assert result.interval is not None
+    assert result.interval[1] - result.interval[0] > 0.1
+    assert AttackedModel((result,)).without == pytest.approx(0.35)
+    again = judge_trial(drawn, "unlearned", ROUNDED, PLAIN, [RECALL], "ideal")
+    assert again == result, "the redraws are seeded"
+    assert judge_trial(drawn, "unlearned", PLAIN, PLAIN, [RECALL], "ideal").gain is None
 
 
-def test_the_strongest_trial_speaks_for_an_attack_and_the_worst_attack_for_a_model() -> None:
-    whole = facts(quantise=(_Results.plain, _Results.holds, _Results.leaks), prompt=(_Results.holds,))
-    quantise = whole.attacks[0].models["unlearned"]
-    assert quantise.strongest is _Results.leaks, "the trial without an attack does not count"
-    assert "60 % (40 % to 80 %) by int4; 90 % without an attack" in quantise.sentence
-    assert whole.outcome() == "leaks"
-    assert whole.sentence() == "quantise: gets at the rows; prompt: gets at next to nothing."
-    assert facts(prompt=(_Results.holds,)).outcome() == "holds"
+@pytest.mark.parametrize(("after", "gain"), [([0.3] * 30, 0.0), ([0.8] * 15 + [0.2] * 15, 0.2)])
+def test_the_gain_counts_each_share_beyond_its_control(after: list[float], gain: float) -> None:
+    drawn = in_two_trials([0.3] * 30, after, target=1.0, ideal=0.0)
+    result = judge_trial(drawn, "unlearned", ROUNDED, PLAIN, [RECALL], "ideal")
+    assert result.gain is not None
+    assert result.gain.share == pytest.approx(gain)
+    taught = {**drawn, "ideal": {**drawn["ideal"], "nf4": {"forget": rows([0.6] * 30)}}}
+    beyond = judge_trial(taught, "unlearned", ROUNDED, PLAIN, [RECALL], "ideal").gain
+    assert beyond is not None
+    assert beyond.share == pytest.approx(-0.3), "what the ideal learns, too, is no gain"
 
 
-def trial(name: str, share: float, low: float, high: float, count: int = 40) -> TrialResult:
-    return TrialResult(name, name, share, (low, high), count, is_summary=True)
+def test_without_an_ideal_the_gain_is_beyond_holdout_rows_in_both_trials() -> None:
+    def records(plain: float, rounded: float, unseen: float) -> TrialRecords:
+        values = {"plain": plain, "nf4": rounded}
+        return {name: {"forget": rows([v] * 20), "holdout": rows([unseen] * 20)} for name, v in values.items()}
+
+    drawn = {"target": records(0.9, 0.9, 0.1), "unlearned": records(0.3, 0.7, 0.2)}
+    gain = judge_trial(drawn, "unlearned", ROUNDED, PLAIN, [RECALL], "holdout").gain
+    assert gain is not None
+    assert gain.share == pytest.approx(0.5 / 0.8 - 0.1 / 0.8)
 
 
-def test_the_worst_outcome_speaks_before_the_largest_share() -> None:
-    leaks, unclear = trial("forget", 0.25, 0.12, 0.4), trial("retain", 0.26, 0.0, 0.6)
-    assert AttackedModel((unclear, leaks)).strongest is leaks
-    holds, open_end = trial("forget", 0.0, 0.0, 0.12), trial("retain", 0.0, 0.0, 0.22)
-    assert AttackedModel((holds, open_end)).strongest is open_end
-
-
-def test_a_trial_on_too_few_rows_counts_only_if_it_leaks_or_is_alone() -> None:
-    holds, small = trial("forget", 0.0, 0.0, 0.12), trial("part", 0.1, 0.0, 0.22, FEWEST_ROWS - 1)
-    both = AttackedModel((holds, small))
-    assert both.strongest is holds
-    rows = trial_rows(AttackResult("relearn", "s", "p", "ideal", 40, {"unlearned": both}))
-    assert [row[-1] for row in rows] == ["holds", "unclear, too few rows to count"]
-    assert AttackedModel((small,)).strongest is small
-    leaks = trial("part", 0.6, 0.3, 0.9, FEWEST_ROWS - 1)
-    assert AttackedModel((holds, leaks)).strongest is leaks
+def test_a_gain_of_one_row_says_nothing() -> None:
+    drawn = in_two_trials([0.0], [1.0], target=1.0, ideal=0.0)
+    gain = judge_trial(drawn, "unlearned", ROUNDED, PLAIN, [RECALL], "ideal").gain
+    assert gain == Gain(1.0, (-1.0, 1.0))
+    assert Gain(0.0, (-0.001, 0.001)).words == "0 % (0 % to 0 %)"
 
 
 def test_fewer_rows_than_the_fewest_cannot_hold() -> None:
     for count, holds in ((FEWEST_ROWS - 1, False), (FEWEST_ROWS, True)):
         drawn = one_set(target=[1.0] * count, ideal=[0.0] * count, unlearned=[0.0] * count)
         assert (judge_trial(drawn, "unlearned", PLAIN, PLAIN, [RECALL], "ideal").outcome == "holds") == holds
-
-
-def test_the_table_prints_the_rows_that_a_result_rests_on() -> None:
-    (row,) = attack_rows(facts(relearn=(trial("part", 0.0, 0.0, 0.12, 20),)))
-    assert row[ATTACK_HEADINGS.index("rows")] == "20"
-
-
-def test_results_are_read_as_they_were_written_and_only_for_the_same_model(tmp_path: Any) -> None:
-    from msa_lite.io.manifest import stage_folder
-    from msa_lite.report import write_report
-
-    with stage_folder(tmp_path / "model", "model", {}) as partial:
-        (partial / "model.safetensors").write_bytes(b"weights")
-    from msa_lite.io.hub import hash_content
-
-    trials = (_Results.plain, _Results.leaks, _Results.below)
-    whole, model = facts(quantise=trials), {"revision": hash_content(tmp_path / "model")}
-    out = tmp_path / "attacks"
-    out.mkdir()
-    write_report(attack_report(whole, {"unlearned": model}), out)
-    assert load_attacks(out, tmp_path / "model") == whole
-    assert attack_metrics(out, model)["attack_quantise"].value == 0.6
-    assert attack_metrics(out, {"revision": "sha256:other"}) == {}
-    write_report(attack_report(whole, {"unlearned": {"revision": "sha256:other"}}), out)
-    assert load_attacks(out, tmp_path / "model") is None
