@@ -16,7 +16,7 @@ from tests.handmade import Adapter, write_checkpoint
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 MODULES = ("layers.0.proj", "layers.1.proj")
 OUTCOME: dict[str, Any] = {
-    "sentence": "Forgotten: 47 of 48 rows are no longer recited.",
+    "sentence": "It still answers 1 of the 48 questions it was to forget (before: 48).",
     "verdict": "PASS",
     "reasons": ["the verdict rests on few rows (forget: 8)"],
     "method": "msa",

@@ -12,6 +12,7 @@ from typing import Any
 from msa_lite.report.choosing import Choosing, ScoredPoint
 from msa_lite.report.examples import SideBySide
 from msa_lite.report.fits import Fit
+from msa_lite.report.measured import Bound
 from msa_lite.report.metrics import metric_kind
 from msa_lite.report.page import make_page
 from msa_lite.report.probing import ProbedModel, ProbeFacts
@@ -19,7 +20,8 @@ from msa_lite.report.provenance import Provenance
 from msa_lite.report.reports import Metric, Report
 from msa_lite.report.story import LIMIT, LayerPair, Story, VectorPair
 from msa_lite.report.update import TensorUpdate, Update
-from msa_lite.report.verdict import CRITERIA
+from msa_lite.report.verdict import make_verdict
+from tests.measured import make_forgotten, make_kept
 
 VALUES = {
     "accuracy_f": (1.0, 0.034, 0.0),
@@ -105,7 +107,7 @@ def full() -> Story:
     models = {name: f"models/{name}" for name in ("target", "prior", "ideal")}
     return Story(
         folder=Path("runs/full"),
-        sentence="The model no longer answers 28 of 29 questions about what it was to forget.",
+        sentence="It still answers 1 of the 29 questions it was to forget (before: 29).",
         basis="A question counts as answered if the whole right answer stands in the model's most likely answer.",
         verdict=_verdict("PASS"),
         method="msa",
@@ -141,14 +143,11 @@ def full() -> Story:
 
 
 def _verdict(outcome: str) -> dict[str, Any]:
-    return {
-        "outcome": outcome,
-        "sentence": "Forgotten: 47 of 48 rows are no longer recited. Kept: 99 % of what it answered before.",
-        "criteria": CRITERIA,
-        "reasons": [] if outcome == "PASS" else ["68 % is left of what could be extracted (FAIL: more than 50 %)"],
-        "forgotten": {"said": "", "rows": 48, "left": 0.0, "recited": {"target": 48, "unlearned": 1}, "changed": 47},
-        "kept": {"share": 0.99, "interval": [0.98, 1.0], "rows": 288, "what": "what it answered before", "changed": 15},
-    }
+    passed = make_forgotten(48)
+    failed = make_forgotten(48, unlearned=30, excess=Bound(0.6, 0.5, 0.7))
+    verdict = make_verdict(passed if outcome == "PASS" else failed, make_kept(0.99, 288))
+    assert verdict.outcome == outcome
+    return verdict.as_dict()
 
 
 def unfinished() -> Story:

@@ -17,10 +17,13 @@ from msa_lite.io.extras import require
 from msa_lite.io.files import indented_json
 
 if TYPE_CHECKING:
+    from rich.text import Text
+
     from msa_lite.io.progress import Watcher
     from msa_lite.report import Report
     from msa_lite.report.formats import TextTable
 
+OUTCOME_STYLES = {"PASS": "bold green", "PARTLY": "bold yellow", "FAIL": "bold red"}
 _notices = Notices()  # of this process's command
 
 
@@ -81,6 +84,31 @@ def print_start(recipe: str, output: str) -> None:
 
     if os.environ.get("RANK", "0") == "0":
         click.echo(f"msa-lite {version('msa-lite')}: {recipe} → {output}", err=True)
+
+
+def print_wrapped(text: Text, indent: int = 0, to_stderr: bool = False) -> None:
+    """Print a text: wrapped at words on a terminal, elsewhere in one line, so that `grep` finds it.
+
+    indent: blanks before all lines but the first.
+    """
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(stderr=to_stderr)
+    if not console.is_terminal:
+        console.print(text, soft_wrap=True)
+        return
+    width = max(20, console.width)
+    for number, line in enumerate(text.wrap(console, width - indent)):
+        console.print(Text(" " * indent if number else "").append_text(line), soft_wrap=True)
+
+
+def print_outcome(outcome: str | None, sentence: str, to_stderr: bool = False) -> None:
+    """Print PASS, PARTLY or FAIL with a sentence; the sentence alone where there is no verdict."""
+    from rich.text import Text
+
+    word = Text.assemble((outcome, OUTCOME_STYLES[outcome]), "  ") if outcome else Text()
+    print_wrapped(word.append(sentence), to_stderr=to_stderr)
 
 
 def print_json(value: Any) -> None:

@@ -12,29 +12,33 @@ if TYPE_CHECKING:
     from msa_lite.pipeline import RunResult
     from msa_lite.publish.upload import Published
 
-_STYLES = {"PASS": "bold green", "PARTLY": "bold yellow", "FAIL": "bold red"}
-
 
 def print_verdict(result: RunResult, to_stderr: bool = False) -> None:
-    """Print the verdict with its reasons, or the reason why there is none. to_stderr: for when stdout holds JSON."""
-    from rich.console import Console
+    """Print the verdict with its reasons, or why there is none, and a line on attacks. to_stderr: stdout holds JSON."""
     from rich.text import Text
 
-    console = Console(stderr=to_stderr)
+    from msa_lite.cli.output import print_outcome, print_wrapped
+
     verdict = result.verdict
-    if verdict is None:
-        console.print(Text(f"No verdict: {result.no_verdict}."), soft_wrap=True)
-        return
-    console.print(Text.assemble((verdict.outcome, _STYLES[verdict.outcome]), f"  {verdict.sentence}"), soft_wrap=True)
-    for reason in verdict.reasons:
-        console.print(Text(f"  - {reason}"), soft_wrap=True)
-    console.print(Text(f"  {verdict.changes}", style="dim"), soft_wrap=True)
+    print_outcome(verdict.outcome if verdict else None, verdict.sentence if verdict else _no_verdict(result), to_stderr)
+    for reason in verdict.reasons if verdict else ():
+        print_wrapped(Text(f"  - {reason}"), 4, to_stderr)
+    if verdict:
+        print_wrapped(Text(f"  {verdict.changes}", style="dim"), 2, to_stderr)
+    if result.attacks:
+        print_wrapped(Text(result.attacks.headline()), to_stderr=to_stderr)
+
+
+def _no_verdict(result: RunResult) -> str:
+    return f"No verdict: {result.no_verdict}."
 
 
 def print_result(result: RunResult, heading: str, with_examples: bool = False) -> None:
-    """Print the scores under a heading, examples if wanted, and where the model, the report and the record are."""
+    """Print the scores under a heading, examples if wanted, the places of the files, and the verdict once more.
+
+    On a terminal of 24 lines the verdict at the top has scrolled away by then.
+    """
     from msa_lite.cli.output import print_reports
-    from msa_lite.report.attacks import attack_summary
 
     if result.reports:
         split = next(iter(result.reports.values())).split
@@ -44,10 +48,10 @@ def print_result(result: RunResult, heading: str, with_examples: bool = False) -
     print_model(result.merged)
     click.echo(f"report:          {result.folder / 'report.html'}")
     click.echo(f"removal record:  {result.folder / 'record.json'}")
-    for name, outcome in attack_summary(result.attacks).items() if result.attacks else ():
-        click.echo(f"attacks:         {name}: {outcome['sentence']}")
     if result.published:
         print_published(result.published)
+    click.echo()
+    print_verdict(result)
 
 
 def print_model(merged: Merged | MergedAdapter) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import logging
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -25,15 +27,16 @@ from msa_lite.pipeline.planning_check import check_demo_memory
 from msa_lite.pipeline.prepare import Run, RunPlan, prepare
 from msa_lite.pipeline.prepare_models import WRITTEN_OUT
 from msa_lite.pipeline.prepare_prompt import PROMPT_FILE
-from msa_lite.recipe import Recipe, TrainingRecipe, absolute_paths, dump_recipe
+from msa_lite.recipe import Recipe, TrainingRecipe, absolute_paths, dump_recipe, given_paths
 from msa_lite.record.keyed import KEY_FILE, make_key
-from msa_lite.report.provenance import RECIPE_FILE
+from msa_lite.report.provenance import GIVEN, RECIPE_FILE
 from msa_lite.report.purged import PURGED_FILE
 
 BASELINES = "baselines"  # runs of baselines lie in here, each in a folder of its own
 HISTORY = "history"  # of the demo
 TRACKING = "tracking"  # files of trackers
 
+logger = logging.getLogger(__name__)
 Prepared = TypeVar("Prepared")
 Kind = Literal["run", "training"]
 
@@ -52,6 +55,8 @@ def claimed(
             check_demo_memory(recipe, plan.force)
             make_demo(recipe.demo, recipe.folder / HISTORY, recipe.seed, progress)
         run = replace(prepare(recipe, plan, progress), crew=crew)
+        for note in run.notes:
+            logger.warning("%s", note)
         check(run)
         return run
 
@@ -172,5 +177,7 @@ def _pinned(run: Run) -> str:
         f"rows learnt, {name}: hmac-sha256:{secret.digest('rows', rows_identity(rows)['sha256'])}"
         for name, rows in run.rows.items()
     ]
+    if given := given_paths(values, run.recipe.folder):
+        notes.append(f"{GIVEN}{json.dumps(given, ensure_ascii=False)}")
     recipe = Recipe.model_validate(absolute_paths(values, run.recipe.folder))
     return recipe_text("run", _command(run.plan), recipe, notes)

@@ -36,11 +36,11 @@ from msa_lite.report.purged import PURGED_FILE
 
 _SEARCHED = 64 << 20  # bytes; larger files of others are not searched for rows
 _EXAMPLES = "questions with answers, as examples; it is written again without them"
-# By these marks a report is known to show examples.
+# By these marks a report is known to show examples or rows.
 _SIGNS = {
-    MARKDOWN_FILE: b"Some questions side by side:",
-    PAGE_FILE: b'<section id="examples">',
-    REPORT_FILE: b'"examples": [\n',
+    MARKDOWN_FILE: [b"Some questions side by side:", b"## The rows to forget\n"],
+    PAGE_FILE: [b'<section id="examples">', b'<section id="rows">'],
+    REPORT_FILE: [b'"examples": [\n', b'"forget_rows": {'],
 }
 _TEXTS = ("question", "answer", "text")
 _ELSEWHERE = (
@@ -228,9 +228,9 @@ def _reports_with_rows(run: RunFolder) -> Iterator[Holding]:
 
 
 def _files_with_examples(home: Path) -> Iterator[Path]:
-    for name, sign in _SIGNS.items():
+    for name, signs in _SIGNS.items():
         path = home / name
-        if path.is_file() and not path.is_symlink() and holds_any(path, [sign]):
+        if path.is_file() and not path.is_symlink() and holds_any(path, signs):
             yield path
 
 

@@ -17,7 +17,6 @@ CHOICE_FILE = "choice.json"
 CHOICE_TABLE = "table.md"
 SYMBOLS = {"alpha": "α", "beta": "β"}
 _EXTRACTION, _MAXIMISE, _MINIMISE = "extraction", "maximise ", "minimise "
-_FORMER_RULES = {"exposure": _EXTRACTION}
 _NO_VALUES = ("score", "met", "note")
 
 
@@ -95,14 +94,14 @@ class Choosing:
 def score_heading(rule: str) -> str:
     """Return the name of a rule's score, with the arrow of its direction.
 
-    The rule "extraction" ranks by the share that was forgotten. Rules that name a metric rank by it, or by its
-    negative.
+    The rule "extraction" ranks by what is kept, among the points that have forgotten. Rules that name a metric rank by
+    it, or by its negative.
     """
     if rule.startswith(_MINIMISE):
         return f"{rule.removeprefix(_MINIMISE)} ↓"
     if rule.startswith(_MAXIMISE):
         return f"{rule.removeprefix(_MAXIMISE)} ↑"
-    return "forgotten ↑" if rule == _EXTRACTION else f"score ({rule}) ↑"
+    return "kept ↑" if rule == _EXTRACTION else f"score ({rule}) ↑"
 
 
 def shown_score(rule: str, score: float | None, met: bool = True) -> float | None:
@@ -129,7 +128,7 @@ def load_choosing(folder: Path) -> Choosing | None:
         raise FormatError(f"{folder / 'target'}: the choice has no report of the target")
     table = folder / CHOICE_TABLE
     return Choosing(
-        rule=_FORMER_RULES.get(rule, rule),
+        rule=rule,
         part=target.split,
         chosen=chosen,
         points=points,

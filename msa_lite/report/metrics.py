@@ -110,7 +110,7 @@ def _attacked() -> Iterator[MetricKind]:
     for name, entry in ATTACKS.items():
         formula = (
             f"msa-lite attack: {entry.summary}; what comes back beyond the control by the strongest trial, as a share "
-            "of what the target shows beyond it; of an AUC, below 0 where the rows look less known than unseen ones"
+            "of what the target shows beyond it; of an AUC, below 0 where the rows look less known than they should"
         )
         yield MetricKind(
             attack_metric(name), f"back by {name}", ATTACKED, False, formula, _OWN, best_at_zero=True, has_ratio=False
@@ -132,7 +132,8 @@ _KINDS: Sequence[MetricKind] = (
     ),
     *_on_sets(
         "f r h", "accuracy", "accuracy",
-        "share of generated answers that contain the whole right answer; case and punctuation do not count", _OWN,
+        "share of generated answers that contain the whole right answer, signs such as − % + included; case, spaces, "
+        "quotes and closing punctuation do not count", _OWN,
     ),
     *_on_sets(
         "f r h", "extraction_strength", "extraction strength",

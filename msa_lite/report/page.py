@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from msa_lite.io.files import write_text
-from msa_lite.report.attacks import ATTACK_HEADINGS, TRIAL_HEADINGS, attack_rows, trial_rows
+from msa_lite.report.attack_tables import ATTACK_HEADINGS, GAIN_MEANING, TRIAL_HEADINGS, attack_rows, trial_rows
 from msa_lite.report.charts import Bars, forget_retain_chart, loss_chart, score_bars
 from msa_lite.report.drawing import Chart, cut
 from msa_lite.report.formats import Cell
@@ -24,6 +24,7 @@ from msa_lite.report.maps import layer_chart, sweep_chart, value_label
 from msa_lite.report.metrics import GROUPS, METRICS, MetricKind, metric_kind
 from msa_lite.report.probing import ProbeFacts
 from msa_lite.report.reports import Metric
+from msa_lite.report.rows import percent_down
 from msa_lite.report.story import Story
 from msa_lite.report.table import metric_cell, notes, signed
 from msa_lite.report.update import FORECAST_MEANING, Update, forecast_table
@@ -63,6 +64,7 @@ def make_page(story: Story) -> str:
         "subscripts": _subscripts,
         "cut": cut,
         "tied": _tied,
+        "percent_down": percent_down,
     }
     drawn = importlib.util.find_spec("matplotlib") is not None
     if not drawn:
@@ -85,6 +87,7 @@ def make_page(story: Story) -> str:
         forecast_meaning=FORECAST_MEANING,
         probed=_probed(story.probe) if story.probe else [],
         attack_headings=ATTACK_HEADINGS,
+        gain_meaning=GAIN_MEANING,
         attack_rows=attack_rows(story.attacks) if story.attacks else [],
         trial_headings=TRIAL_HEADINGS,
         trial_rows=trial_rows,

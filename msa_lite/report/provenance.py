@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from msa_lite.errors import FormatError, UsageError
 from msa_lite.io.reading import parse_yaml, read_text
-from msa_lite.report.faults import stage_manifest
+from msa_lite.report.faults import reading, stage_manifest
 
 RECIPE_FILE = "recipe.yaml"  # of a run or training: the recipe as resolved, below a line that says which
 _RUN, _TRAINING = "# A run of msa-lite", "# A training of msa-lite"
+GIVEN = "paths as the recipe has them: "  # opens the note of a run's recipe.yaml with them, by full path
 _ROWS = "rows learnt, "
 _NOTE = re.compile(r"^# ([\w ,]+): (\S+)$", re.MULTILINE)  # revisions of models, hashes of rows
 
@@ -23,9 +25,9 @@ class Provenance:
     """The inputs of a run, and the hashes of what it made."""
 
     recipe: str
-    """The text of recipe.yaml, the recipe as resolved."""
+    """The text of recipe.yaml, the recipe as resolved, with local paths as the recipe has them."""
     values: Mapping[str, Any]
-    """The same as plain data."""
+    """The same as plain data, with full paths."""
     method: str
     """"msa", or the name of the baseline."""
     reason: str | None
@@ -44,6 +46,8 @@ class Provenance:
     """The seed of the run."""
     form: Literal["model", "adapter"] = "model"
     """The kind of the merge's result, which is also the name of its folder."""
+    given: Mapping[str, str] = field(default_factory=dict)
+    """Local paths as the recipe has them, by full path: a report goes by mail, and names no folder of this machine."""
 
 
 def load_provenance(folder: Path) -> Provenance:
@@ -53,6 +57,8 @@ def load_provenance(folder: Path) -> Provenance:
     values = parse_yaml(text, str(path))
     if not isinstance(values, dict):
         raise FormatError(f"{path}: not a recipe")
+    given = _given_paths(text, path)
+    text = "".join(line for line in text.splitlines(keepends=True) if not line.startswith(f"# {GIVEN}"))
     notes = [line for line in text.splitlines()[1:] if line.startswith("# ")]
     pinned = recorded_revisions(text)
     merge = values.get("merge")
@@ -63,18 +69,33 @@ def load_provenance(folder: Path) -> Provenance:
     revisions = {name: value for name, value in pinned.items() if not name.startswith(_ROWS)}
     seed = values.get("seed")
     return Provenance(
-        recipe=text,
+        recipe=_as_given(text, given),
         values=values,
         method=recorded_method(text),
         form=form,
         reason=next((line[2:] for line in notes if not _NOTE.match(line)), None),
-        models=_models(values, revisions),
+        models={name: given.get(model, model) for name, model in _models(values, revisions).items()},
+        given=given,
         revisions=revisions,
         rows={name.removeprefix(_ROWS): value for name, value in pinned.items() if name.startswith(_ROWS)},
         files={name: item["sha256"] for name, item in manifest.get("files", {}).items()},
         versions=dict(manifest.get("versions") or {}),
         seed=seed if isinstance(seed, int) else None,
     )
+
+
+def _given_paths(text: str, path: Path) -> dict[str, str]:
+    """Return the local paths as the recipe has them by full path, from the note in a run's recipe.yaml."""
+    note = next((line for line in text.splitlines() if line.startswith(f"# {GIVEN}")), None)
+    with reading(path):
+        return {str(full): str(given) for full, given in json.loads(note[len(GIVEN) + 2 :]).items()} if note else {}
+
+
+def _as_given(text: str, given: Mapping[str, str]) -> str:
+    """Return the text of a recipe with local paths as the recipe has them."""
+    for full in sorted(given, key=len, reverse=True):
+        text = re.sub(rf"(?m)(?<=[:-] ){re.escape(full)}$", given[full].replace("\\", r"\\"), text)
+    return text
 
 
 def read_run(folder: Path) -> str:

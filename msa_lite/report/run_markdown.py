@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from msa_lite.report.attacks import ATTACK_HEADINGS, TRIAL_HEADINGS, AttackFacts, attack_rows, trial_rows
+from msa_lite.report.attack_tables import ATTACK_HEADINGS, GAIN_MEANING, TRIAL_HEADINGS, attack_rows, trial_rows
+from msa_lite.report.attacks import AttackFacts
 from msa_lite.report.choosing import in_symbols, value_text
 from msa_lite.report.examples import examples_markdown
 from msa_lite.report.formats import Cell, Section, TextTable, escape_markdown, markdown
+from msa_lite.report.measured import percent
 from msa_lite.report.metrics import metric_kind
 from msa_lite.report.probing import ProbeFacts
 from msa_lite.report.provenance import Provenance
+from msa_lite.report.rows import rows_markdown
 from msa_lite.report.story import Story, VectorPair
 from msa_lite.report.table import heading, markdown_table, metric_cell, number
 from msa_lite.report.update import FORECAST_MEANING, GroupUpdate, Update, forecast_table
-from msa_lite.report.verdict import percent, verdict_lines
+from msa_lite.report.verdict import verdict_lines
 
 _MODELS = {"target": "before (target)", "unlearned": "unlearned", "ideal": "never met it (ideal)"}
 _SETTINGS = ("mode", "lora_rank", "epochs", "learning_rate", "batch_size")
@@ -28,6 +31,7 @@ def run_markdown(story: Story) -> str:
         f"{story.sentence}\n",
         *_missing(story),
         *verdict[:2],
+        *([f"{story.attacks.headline()}\n"] if story.attacks else []),
         *_highlights(story),
         *_work(story),
         *verdict[2:],
@@ -39,6 +43,7 @@ def run_markdown(story: Story) -> str:
         *_probe(story.probe),
         *_interference(story.interference),
         *([examples_markdown(story.examples)] if story.examples else []),
+        *([rows_markdown(story.forget_rows)] if story.forget_rows else []),
         "## Limits\n",
         "".join(f"- {limit}\n" for limit in story.limits),
         *_provenance(story.provenance),
@@ -198,8 +203,8 @@ def _attacks(facts: AttackFacts | None) -> list[str]:
     if facts is None:
         return []
     lines = ["## Does it stay forgotten?\n"]
-    lines += [f"{name}: {facts.sentence(name)}\n" for name in facts.models]
-    lines.append(f"Comes back: {facts.meaning}, of what the target shows there, with its 95 % interval over rows.\n")
+    lines += [f"{facts.headline(name)}\n" for name in facts.models]
+    lines.append(f"Comes back: {facts.meaning}. {GAIN_MEANING.capitalize()}.\n")
     lines.append(_table([*ATTACK_HEADINGS], [[*map(Cell, row)] for row in attack_rows(facts)], 3))
     for attack in facts.attacks:
         lines.append(f"{attack.name}: {attack.summary}. Source: {attack.source}.\n")

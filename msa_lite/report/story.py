@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from msa_lite.benchmarks import BENCHMARKS
 from msa_lite.io.reading import read_object
@@ -15,11 +15,13 @@ from msa_lite.report.choosing import Choosing, load_choosing
 from msa_lite.report.examples import SideBySide
 from msa_lite.report.faults import is_finite_number, reading, stage_manifest, stage_report
 from msa_lite.report.fits import Fit, load_fits
+from msa_lite.report.measured import Unit
 from msa_lite.report.metrics import GROUPS, HOLDOUT, metric_kind
 from msa_lite.report.probing import ProbeFacts, load_probe
 from msa_lite.report.provenance import RECIPE_FILE, Provenance, load_provenance, read_run
-from msa_lite.report.purged import after_purge
+from msa_lite.report.purged import after_purge, is_purged
 from msa_lite.report.reports import Report
+from msa_lite.report.rows import RowList
 from msa_lite.report.sentence import basis_of, first_sentence
 from msa_lite.report.update import Update, load_update
 from msa_lite.report.verdict import VERDICT_FILE
@@ -32,7 +34,7 @@ LIMIT = (
 _UNTESTED = {
     "prompt": "other wordings",
     "sample": "answers drawn at random",
-    "quantise": "the model in 4 bits",
+    "quantise": "the model with rounded weights",
     "relearn": "the model after more training",
 }  # by the attack that tests it
 _STRENGTHS = ("alpha", "beta", "scale")
@@ -121,6 +123,8 @@ class Story:
     """Sentences on what the scores do not show."""
     missing: tuple[str, ...]
     """A line for each stage that is not there yet: "model: the vectors are not merged yet"."""
+    forget_rows: RowList | None = None
+    """Every row to forget with the models' answers; they hold the data, so they are there only on request."""
 
     @property
     def outcome(self) -> str | None:
@@ -214,7 +218,7 @@ def load_story(folder: Path, examples: Sequence[SideBySide] = ()) -> Story:
         examples=tuple(examples),
         provenance=provenance,
         warnings=(*(update.notes if update else ()), *(choosing.doubts if choosing else ())),
-        limits=_limits(reports, verdict, earlier, attacks),
+        limits=_limits(reports, verdict, earlier, attacks, is_purged(folder)),
         missing=after_purge(folder, _missing(provenance.form, wanted, reports, fits, choosing, update, verdict)),
     )
 
@@ -231,12 +235,15 @@ def _verdict(path: Path) -> dict[str, Any] | None:
         if verdict["outcome"] not in ("PASS", "PARTLY", "FAIL") or not isinstance(verdict["sentence"], str):
             raise ValueError(f"outcome {verdict['outcome']}")
         forgotten, kept = verdict["forgotten"], verdict["kept"]
-        counts = [forgotten["rows"], forgotten["changed"], *forgotten["recited"].values()]
-        shares = [kept["share"], *kept["interval"], kept["rows"], kept["changed"]] if kept else []
-        left = [] if forgotten["left"] is None else [forgotten["left"]]
-        left += [value for key in ("gone", "unseen_rows") if (value := forgotten.get(key)) is not None]
-        left += list((forgotten.get("right") or {}).values())
-        if not all(map(is_finite_number, (*counts, *shares, *left))):
+        if forgotten["unit"] not in get_args(Unit) or not {"target", "unlearned"} <= forgotten["recited"].keys():
+            raise ValueError("what was forgotten is not told")
+        bounds = [bound for side in (forgotten["left"].values(), [forgotten["excess"]]) for bound in side if bound]
+        counts = [forgotten["rows"], forgotten["changed"], forgotten["control_rows"], *forgotten["recited"].values()]
+        if kept:
+            bounds.append(kept["share"])
+            counts += [kept["rows"], kept["changed"], *kept["recited"].values(), *kept["shares"].values()]
+        counts += [bound[end] for bound in bounds for end in ("value", "low", "high")]
+        if not all(map(is_finite_number, counts)):
             raise ValueError("a count or a share is no number")
         verdict["reasons"] = list(map(str, verdict["reasons"]))
     return verdict
@@ -277,7 +284,9 @@ def _earlier(folder: Path, provenance: Provenance, manifest: Mapping[str, Any]) 
                 place = Path(part["source"])
                 run = str(place.parent.parent) if place.parent.name == "vectors" else str(place)
                 if run not in own:
-                    runs.setdefault(run, {})["alpha" if name.startswith("forget") else "beta"] = abs(part["weight"])
+                    runs.setdefault(provenance.given.get(run, run), {})[
+                        "alpha" if name.startswith("forget") else "beta"
+                    ] = abs(part["weight"])
     return runs
 
 
@@ -300,17 +309,18 @@ def _limits(
     verdict: Mapping[str, Any] | None,
     earlier: Iterable[str],
     attacks: AttackFacts | None,
+    purged: bool,
 ) -> tuple[str, ...]:
     """Return sentences on what the scores do not show, and on what was not measured.
 
-    earlier: the folders of the runs whose vectors were merged, too.
+    earlier: the folders of the runs whose vectors were merged, too. purged: the rows are gone, and attacks need them.
     """
     limits = [LIMIT]
     if not reports:
         return (*limits, "Nothing was scored.")
     made = {attack.name for attack in attacks.attacks} if attacks else set()
     if untested := [words for name, words in _UNTESTED.items() if name not in made]:
-        limits.append(f"Not tested here: {', '.join(untested)}. `msa-lite attack` does.")
+        limits.append(f"Not tested here: {', '.join(untested)}.{'' if purged else ' `msa-lite attack` does.'}")
     if attacks and attacks.control == "holdout":
         limits.append(HOLDOUT_LIMIT)
     if runs := list(earlier):
@@ -318,8 +328,9 @@ def _limits(
             "The rows of earlier requests were not scored again. `msa-lite evaluate` with `--recipe RUN/recipe.yaml` "
             f"scores this model on those of a run: {', '.join(runs)}."
         )
-    if "ideal" not in reports:
-        limits.append("No ideal model was given, so nothing says how low the forget scores should go.")
+    control = verdict["forgotten"]["control"] if verdict and verdict["outcome"] else None
+    if "ideal" not in reports and control is None:
+        limits.append("No ideal model and no holdout rows were given, so nothing says how low the forget scores go.")
     if verdict and verdict["outcome"] and verdict["kept"] is None:
         limits.append("No rows to keep were scored, so nothing says what was lost besides.")
     return tuple(limits)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+import os
 import shlex
 import shutil
 from pathlib import Path
@@ -21,7 +22,7 @@ from msa_lite.pipeline.changes import warn_of_changes
 from msa_lite.pipeline.earlier import open_earlier
 from msa_lite.pipeline.msa import msa_plan
 from msa_lite.pipeline.prepare import Run, prepare
-from msa_lite.recipe import dump_recipe, load_recipe
+from msa_lite.recipe import absolute_paths, dump_recipe, load_recipe
 from msa_lite.report import load_report
 from msa_lite.strengths import Strengths
 from tests.e2e.conftest import CallCli, tiny_recipe
@@ -298,7 +299,9 @@ def test_folders_are_found_beside_the_recipe_and_pinned_with_their_full_path(
     shutil.copytree(first, tmp_path / "beside" / "run-0")
     path = tmp_path / "beside" / "recipe.yaml"
     path.write_text(yaml.safe_dump(second | {"earlier": ["run-0"]}))
-    assert load_recipe(path).earlier == [str(tmp_path / "beside" / "run-0")]
+    recipe, full = load_recipe(path), str(tmp_path / "beside" / "run-0")
+    assert [os.path.abspath(place) for place in recipe.earlier] == [full]
+    assert absolute_paths({"earlier": recipe.earlier}, tmp_path / "run")["earlier"] == [full]
 
 
 def test_keys_that_an_earlier_version_lacked_change_nothing_at_their_defaults(

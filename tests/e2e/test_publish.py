@@ -22,9 +22,10 @@ from msa_lite.merger import merge, merge_adapters
 from msa_lite.pipeline.publishing import publish_model
 from msa_lite.publish.contents import PublishOptions
 from msa_lite.recipe import load_recipe
-from msa_lite.report.verdict import Forgotten, make_verdict
+from msa_lite.report.verdict import make_verdict
 from tests.e2e.conftest import CallCli
 from tests.hub_uploads import WRITER, Fault, UploadHub
+from tests.measured import make_forgotten
 from tests.uploads import REPO, SHARD, client_of, make_upload, publish, wanted
 
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content:DeprecationWarning")
@@ -295,7 +296,7 @@ def test_a_fail_is_not_published_unless_it_is_accepted(
     hub: UploadHub, unlearned: dict[str, Path], recipe: dict[str, Any]
 ) -> None:
     recipe |= {"publish": {"repo": "forgotten"}, "verdict": True}
-    loaded, verdict = load_recipe(recipe), make_verdict(Forgotten("nothing", 24, 1.0), None)
+    loaded, verdict = load_recipe(recipe), make_verdict(make_forgotten(24, changed=0), None)
     assert verdict.outcome == "FAIL"
     assert publish_model(loaded, unlearned["model"], verdict, False, lambda *_: None) is None
     assert hub.requests == []

@@ -224,7 +224,11 @@ msa_lite.run(sys.argv[1], progress=progress)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("label", "step", "left"),
-    [("forget vector", 4, "vectors/forget.partial"), ("scores: target", 5, "evaluation/target.partial")],
+    [
+        ("check: other rows", 5, "evaluation/knowledge/others.partial"),
+        ("forget vector", 4, "vectors/forget.partial"),
+        ("scores: unlearned", 5, "evaluation/unlearned.partial"),
+    ],
 )
 def test_what_a_killed_run_has_left_goes_too(
     label: str, step: int, left: str, recipe: dict[str, Any], history: Path, tmp_path: Path

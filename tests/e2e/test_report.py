@@ -15,7 +15,7 @@ from msa_lite.errors import FormatError, UsageError
 from msa_lite.evals.records import read_records
 from msa_lite.report import load_report
 from tests.conftest import Drawing
-from tests.e2e.conftest import CallCli, sweep_recipe
+from tests.e2e.conftest import CallCli, sweep_recipe, tiny_recipe
 
 FORMS = ("report.html", "report.md", "report.json")
 
@@ -55,7 +55,8 @@ def test_a_run_and_the_command_write_the_same_bytes(run: Path, call_cli: CallCli
     assert forms(run) == before
     values = json.loads(before["report.json"])
     lines = stdout.splitlines()
-    assert lines[0] == values["sentence"] == before["report.md"].decode().splitlines()[0]
+    assert lines[0] == f"{values['outcome']}  {values['sentence']}"
+    assert values["sentence"] == before["report.md"].decode().splitlines()[0]
     assert lines[1:] == [f"report: {run / name}" for name in FORMS]
     assert (values["kind"], values["missing"], values["strengths"].keys()) == ("run", [], {"alpha", "beta"})
     assert set(values["metrics"]["accuracy_f"]["models"]) == {"target", "unlearned", "ideal"}
@@ -167,3 +168,20 @@ def test_a_sweep_that_merges_another_model_leaves_no_report_of_the_one_before(
     assert story.sentence.startswith("This run is not finished")
     assert "unlearned" not in story.reports, "they are of the model before"
     assert "unlearned" in story.validation
+
+
+@pytest.mark.pictures
+def test_what_goes_by_mail_names_paths_as_the_recipe_has_them(
+    history: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "models").symlink_to(history)
+    monkeypatch.chdir(tmp_path)
+    result = msa_lite.run(tiny_recipe(Path("models"), Path("run")))
+    assert result is not None
+    texts = {
+        name: Path("run", name).read_text()
+        for name in ("report.html", "report.md", "report.json", "record.json", "verdict.json", "model/README.md")
+    }
+    assert [name for name, text in texts.items() if str(tmp_path) in text or str(history) in text] == []
+    assert "models/target" in texts["report.md"]
+    assert str(tmp_path / "models/target") in Path("run/recipe.yaml").read_text(), "a rerun works from anywhere"

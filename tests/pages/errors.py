@@ -23,8 +23,10 @@ _HEADER = """# Errors
 Written by `python -m tests.pages`. A test checks that each message below stands in the code.
 
 An error is one message on stderr that starts with `error:`. It says what is wrong, where, and what to try. Several
-faults stand in one message. Checks come before any work: after exit code 3 nothing was written, except a target or
-prior that was a LoRA adapter, merged. `-v` adds the traceback.
+faults stand in one message. Checks come before any work: after exit code 3 nothing was written, with two exceptions. A
+target or prior that was a LoRA adapter is merged. And where the models were asked the rows to forget, these scores stay
+in the run's folder, under `evaluation/`: a rerun takes them up. They hold the rows; `msa-lite purge` removes them.
+`-v` adds the traceback.
 
 ## Classes and exit codes
 
@@ -101,17 +103,17 @@ GROUPS: dict[str, tuple[Message, ...]] = {
     ),
     "Target and prior": (
         (
-            "the target … does not know the rows to forget: it does no better on them than the prior",
+            "it is hardly better on them than the prior: …",
             "The prompt is not the one of the training, or these are the wrong rows or the wrong model.",
             "Set `prompt:`. The message names the form in which the target knows the rows, if there is one.",
         ),
         (
-            "the target … does not know the rows to forget: it scores as on rows never trained on",
+            "it is hardly better on them than on the holdout rows, which it was not trained on",
             "The target answers questions of this kind, but was not trained on these rows.",
             "Check the rows.",
         ),
         (
-            "the prior … has already seen the rows to forget, so their vector would miss them",
+            "the prior … has already seen the rows to forget, so their vector would miss them: …",
             "The prior was saved after the rows came in.",
             "Take an earlier checkpoint. `msa-lite probe` compares some.",
         ),

@@ -47,11 +47,14 @@ RUN: dict[str, tuple[bool, str]] = {
     f"sweep/{CHOICE_FILE}": (False, "The chosen point, the rule and the doubts"),
     f"sweep/{{{CHOICE_TABLE},table.csv}}": (False, "All points with their metrics"),
     f"sweep/{{{HEAT_MAP_FILE},{FORGET_RETAIN_FILE}}}": (False, "The score over α and β; forgotten against kept"),
-    f"sweep/*/{REPORT_FILE}": (False, "The metrics of a point, on validation rows; in `target`, `prior` and `ideal`, "
-    "those of that model"),
-    "sweep/*/*.jsonl": (True, "The records of the validation rows, one a line"),
+    f"sweep/*/{REPORT_FILE}": (False, "The metrics of a point, on the rows that decide; in `target`, `prior` and "
+    "`ideal`, those of that model"),
+    "sweep/*/*.jsonl": (True, "The records of these rows, one a line"),
     f"{_EVALUATIONS}/{REPORT_FILE}": (False, "The metrics of a model on the rows that give the final scores. Folders "
-    "that end in `_validation` have those of the validation rows"),
+    "that end in `_validation` have those of the rows that decide"),
+    f"evaluation/knowledge/*/{REPORT_FILE}": (False, "What target and prior know of the rows, from before the fits. "
+    "After a refusal, nothing but `evaluation/knowledge/` stays"),
+    "evaluation/knowledge/*/*.jsonl": (True, "The records of that check"),
     f"{_EVALUATIONS}/*.jsonl": (True, "The records of these rows: question, answer, generated answer, scores"),
     f"probe/**/{REPORT_FILE}": (False, "Whether a model has seen the forget set before"),
     "probe/**/*.jsonl": (True, "The records of the probe"),

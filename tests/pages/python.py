@@ -10,6 +10,8 @@ from typing import Any
 import msa_lite
 from msa_lite.pipeline.msa import RunResult
 from msa_lite.report import Report
+from msa_lite.report.measured import Forgotten
+from msa_lite.report.verdict import Verdict
 
 _HEADER = """# Python
 
@@ -40,7 +42,7 @@ def python_page() -> str:
     functions = [f"msa_lite.{name}" for name, value in public.items() if not isinstance(value, type)]
     arguments = [f"msa_lite.{name}" for name, value in public.items() if isinstance(value, type)]
     classes = {kind for value in public.values() for kind in _results(value)}
-    classes |= {part for kind in (RunResult, Report) for part in _parts(kind)}
+    classes |= {part for kind in (RunResult, Report, Verdict, Forgotten) for part in _parts(kind)}
     names = sorted((f"{kind.__module__}.{kind.__name__}" for kind in classes), key=lambda name: name.rpartition(".")[2])
     sections = [_HEADER, *map(_directive, functions), _ARGUMENTS, *map(_directive, arguments)]
     return "".join([*sections, _RESULTS, *map(_directive, names)])

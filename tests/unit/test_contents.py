@@ -181,7 +181,7 @@ def test_a_verdict_of_fail_needs_consent(tmp_path: Path) -> None:
     add_outcome(out)
     assert not any("verdict" in caution or "no scores" in caution for caution in contents(out).cautions)
     add_outcome(out, verdict="PARTLY")
-    assert any("its verdict is PARTLY: Forgotten" in caution for caution in contents(out).cautions)
+    assert any("its verdict is PARTLY: It still answers" in caution for caution in contents(out).cautions)
     add_outcome(out, verdict="FAIL")
     with pytest.raises(UsageError, match=r"(?s)its verdict is FAIL.*--accept"):
         contents(out)

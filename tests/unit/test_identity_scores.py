@@ -133,7 +133,7 @@ def test_a_choice_is_known_by_candidates_rows_and_rule(tmp_path: Path) -> None:
         "search": StrengthSearch(None, None),
         "under": ("nf4",),
     }
-    assert_all_named(Candidates, changes, ["load", "known", "release", "tell"])
+    assert_all_named(Candidates, changes, ["load", "known", "release", "remedies", "tell"])
     assert_told_apart(lambda change: replace(base, **change).inputs(rows), one_each(changes))
     validation = {
         "benchmark": tofu.only({"forget"}),

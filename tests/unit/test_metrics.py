@@ -122,7 +122,7 @@ NAMING = {
     "report/metrics.py": "the table",
     "benchmarks.py": "what a benchmark shows, and the weights of its selection scores",
     "choose/rules.py": "what a rule measures on the forget set",
-    "choose/shares.py": "weights of what is left of the forget set and kept of the retain set",
+    "choose/broken.py": "metrics of which a usable model keeps something",
     "choose/doubts.py": "metrics that show that there are retain rows",
 }
 

@@ -96,7 +96,7 @@ def test_the_sentence_comes_first_then_the_picture_then_the_rest(pages: dict[str
         "provenance", "limits",
     ]  # fmt: skip
     page = pages["full"]
-    assert page.index("no longer answers 28 of 29") < page.index(">PASS<") < page.index("<svg") < page.index("<table")
+    assert page.index("still answers 1 of the 29") < page.index(">PASS<") < page.index("<svg") < page.index("<table")
 
 
 def test_every_score_is_there_with_its_error(pages: dict[str, str]) -> None:
@@ -156,7 +156,7 @@ def test_the_same_story_gives_the_same_bytes_and_a_small_file(pages: dict[str, s
 def test_a_failure_says_why(pages: dict[str, str]) -> None:
     page = pages["failed"]
     assert '<span class="badge fail">FAIL</span>' in page
-    assert "68 % is left of what could be extracted" in page
+    assert "30 of 48 rows are still recited" in page
     assert "Rounding to bfloat16 lost 41 % of the update." in page
     page = make_page(replace(unfinished(), verdict={"outcome": None, "reason": "nothing was scored"}))
     assert "badge " not in page.split("</style>")[1]

@@ -100,7 +100,7 @@ def test_a_heat_map_has_a_cell_with_its_score_for_each_point() -> None:
     frames = [patch.get_bbox() for patch in axes.patches if not patch.get_fill() and not patch.get_hatch()]
     assert [(frame.x0, frame.y0, frame.x1, frame.y1) for frame in frames] == [cells[1.0, 2.0]]
     assert legend(figure) == ["conditions not met", "chosen: α = 1, β = 2", "broken"]
-    assert [bar.get_ylabel() for bar in figure.axes[1:]] == ["forgotten ↑"]  # type: ignore[union-attr]
+    assert [bar.get_ylabel() for bar in figure.axes[1:]] == ["kept ↑"]  # type: ignore[union-attr]
 
 
 def test_cells_are_of_one_size_whatever_the_steps_and_missing_points_stay_blank() -> None:
@@ -137,7 +137,7 @@ def test_where_one_strength_varies_the_score_is_a_line(points: list[tuple[float,
     given = sweep(points, broken={points[0]}, unmet={points[1]})
     figure = heat_map(given)
     axes = drawn(figure)
-    assert (axes.get_xlabel(), axes.get_ylabel()) == (label, "forgotten ↑")
+    assert (axes.get_xlabel(), axes.get_ylabel()) == (label, "kept ↑")
     xs, ys = axes.lines[0].get_data()
     assert list(ys) == [one.score for one in given.candidates[2:]]
     assert list(xs) == [2, 3]

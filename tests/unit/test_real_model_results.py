@@ -213,9 +213,8 @@ def test_runs_of_another_folder_are_added_to_the_page(tmp_path: Path) -> None:
     early = {name: of for name, of in GOOD.items() if name not in ("npo", "bf16")}
     write_results(Folder(tmp_path / "one", (0, 1), early, rows=True).write(), page)
     late = {name: GOOD[name] for name in ("npo", "bf16")}
-    write_results(Folder(tmp_path / "two", (0, 1), late, attacked=attacked, grid={}).write(), page)
+    write_results(Folder(tmp_path / "two", (0, 1), late, rows=True, attacked=attacked, grid={}).write(), page)
     again = write_results(Folder(tmp_path / "three", (2,), rows=True, attacked=attacked).write(), page)
-    # The second folder has no rows, so that intervals over rows are lost there; with three seeds none is over rows.
     assert again.read_text() == whole
 
 
@@ -385,3 +384,15 @@ def test_attacks_over_several_seeds_have_their_spread(tmp_path: Path) -> None:
 def test_a_page_without_attacks_says_nothing_of_them(tmp_path: Path) -> None:
     out = Folder(tmp_path, seeds=(0,)).write()
     assert "Under attack" not in write_results(out, out).read_text("utf-8")
+
+
+def test_each_run_has_the_present_verdict_beside_the_one_of_its_time(tmp_path: Path) -> None:
+    page = write_results(Folder(tmp_path / "out", (0,), rows=True).write(), tmp_path / "page").read_text()
+    section = page.partition("## The verdicts, then and now")[2].partition("\n## ")[0]
+    assert "× PASS → " in section
+    assert re.search(r"The ideal itself, in the place of an unlearned model: PARTLY \(undecided: too few rows", section)
+    cells = [line.split("|")[3:6] for line in section.splitlines() if line.startswith("| MSA (LoRA) |")]
+    assert cells == [[" PASS ", " PARTLY ", cells[0][2]]]
+    assert re.fullmatch(r" \d of 6 ", cells[0][2])
+    bare = write_results(Folder(tmp_path / "bare", (0,)).write(), tmp_path / "no-rows").read_text()
+    assert "## The verdicts, then and now" not in bare

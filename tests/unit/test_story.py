@@ -37,7 +37,7 @@ def run(finished: Path, tmp_path: Path) -> Path:
 
 def test_a_finished_run_tells_everything(run: Path) -> None:
     story = load_story(run)
-    assert story.sentence.startswith("The model no longer answers 11 of 12 questions about what it was to forget. ")
+    assert story.sentence.startswith("It still answers 1 of the 12 questions it was to forget (before: 12; ")
     assert (story.outcome, story.missing) == ("PASS", ())
     assert (story.method, story.strengths) == ("msa", CHOSEN)
     assert list(story.reports) == list(MODELS)
@@ -60,13 +60,13 @@ def test_a_finished_run_tells_everything(run: Path) -> None:
     assert story.provenance.revisions["ideal"] == "sha256:cc"
     assert set(story.provenance.files) == {"model.safetensors", "config.json"}
     assert story.basis is not None
-    assert "over all 12 rows" in story.basis
+    assert "Of the 12 rows to keep, 6 are among those by which the model was chosen" in story.basis
 
 
 def test_its_forms_say_the_same_and_hold_no_row(run: Path) -> None:
     story = load_story(run)
     text, values = run_markdown(story), run_json(story)
-    assert text.startswith(f"{story.sentence}\n\n**PASS**: Forgotten: 11 of 12")
+    assert text.startswith(f"{story.sentence}\n\n**PASS**\n")
     assert values["sentence"] == story.sentence
     assert values["metrics"]["accuracy_f"]["models"]["unlearned"]["value"] == 0.1
     assert values["choice"]["written_gap"] == story.written_gap
@@ -269,9 +269,10 @@ def test_a_broken_file_is_named(path: str, content: str, run: Path) -> None:
     [
         ("verdict.json", ("forgotten", "recited"), {"target": "many"}),
         ("verdict.json", ("forgotten", "recited"), {"ideal": 1}),
-        ("verdict.json", ("forgotten", "left"), float("nan")),
+        ("verdict.json", ("forgotten", "left", "probability", "high"), float("nan")),
+        ("verdict.json", ("forgotten", "excess"), [1]),
         ("verdict.json", ("forgotten", "unit"), ["questions"]),
-        ("verdict.json", ("kept", "interval"), [1]),
+        ("verdict.json", ("kept", "share"), [1]),
         ("verdict.json", ("reasons",), 5),
         ("sweep/choice.json", ("scores",), [{"alpha": [], "score": 1, "met": True}]),
         ("sweep/choice.json", ("scores",), 5),

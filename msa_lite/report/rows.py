@@ -1,0 +1,181 @@
+"""List every row to forget with the models' answers, those that the unlearned model still recites first."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from msa_lite.report.formats import csv_lines
+
+_MODELS = ("target", "unlearned", "ideal")
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")
+_WIDTH = 78
+_LABEL, _MARK = 11, 9  # columns for a line's name and its mark
+
+
+@dataclass(frozen=True)
+class Wording:
+    """The words for rows that count against the model, and for those that do not."""
+
+    failed: str
+    """Said of a model that fails on a row: "recited", "wrong"."""
+    rest: str
+    """The end of the sentence "2 of 48 …": "rows are still recited"."""
+
+
+RECITED_ROWS = Wording("recited", "rows are still recited")
+WRONG_FACTS = Wording("wrong", "facts are still answered wrongly")
+
+
+@dataclass(frozen=True)
+class ListedRow:
+    """One row to forget, as the models know it."""
+
+    index: int
+    """Its place in the data, from 0."""
+    question: str
+    """The question, or the beginning of a passage; empty for a text."""
+    expected: str
+    """The answer in the data; empty for a text."""
+    text: str
+    """The text; empty for a question."""
+    answers: Mapping[str, str | None]
+    """The answers by model; None where none was generated."""
+    failed: Mapping[str, bool | None]
+    """By model: True where it recites the row (with RESTOR: answers wrongly), None where it was not asked."""
+    predicted: Mapping[str, float | None]
+    """Of a text: the share of its tokens that each model predicts, in [0, 1]. Empty for a question."""
+
+
+@dataclass(frozen=True)
+class RowList:
+    """All rows to forget that were scored."""
+
+    rows: Sequence[ListedRow]
+    """The rows, failures of the unlearned model first, then those that it was not asked."""
+    wording: Wording = RECITED_ROWS
+    """The words for a failure."""
+    unscored: int = 0
+    """More rows to forget, on which the unlearned model was not scored; they are not listed."""
+
+    @property
+    def models(self) -> list[str]:
+        """Return the names of the models that answered."""
+        return [name for name in _MODELS if any(name in row.failed for row in self.rows)]
+
+    def count(self, model: str = "unlearned") -> int:
+        """Count the rows on which a model fails."""
+        return sum(row.failed.get(model) is True for row in self.rows)
+
+    @property
+    def headline(self) -> str:
+        """Return the count in a sentence, with those of the other models."""
+        count = self.count()
+        first = "" if not count else "; it comes first" if count == 1 else "; these come first"
+        others = "; ".join(f"{name}: {self.count(name)}" for name in self.models if name != "unlearned")
+        return f"{count} of {len(self.rows)} {self.wording.rest}{first}{f' ({others})' if others else ''}."
+
+    @property
+    def remarks(self) -> list[str]:
+        """Return sentences on rows that the count says nothing of."""
+        unknown = sum(row.failed.get("unlearned") is None for row in self.rows)
+        lines = [f"Rows that could not be scored, since they are too long or empty: {unknown}."] if unknown else []
+        if self.unscored:
+            lines.append(
+                f"More rows to forget, not listed, since the unlearned model was not scored on them: {self.unscored}."
+            )
+        return lines
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the JSON-able form, with every text as it is."""
+        counts = {name: self.count(name) for name in self.models}
+        return {
+            "counted": self.wording.failed,
+            "counts": counts,
+            "unscored": self.unscored,
+            "rows": [asdict(row) for row in self.rows],
+        }
+
+
+def sorted_rows(rows: Sequence[ListedRow]) -> list[ListedRow]:
+    """Return rows with the unlearned model's failures first, then those not asked; texts by the share predicted."""
+
+    def key(row: ListedRow) -> tuple[int, float, int]:
+        order = {True: 0, None: 1, False: 2}[row.failed.get("unlearned")]
+        return order, -(row.predicted.get("unlearned") or 0.0), row.index
+
+    return sorted(rows, key=key)
+
+
+def row_lines(row: ListedRow, wording: Wording = RECITED_ROWS) -> Iterator[tuple[str, str, str]]:
+    """Yield the lines (name, mark, text) of a row; every text is one line that cannot steer a terminal."""
+    if row.text:
+        yield "text", "", clean(row.text)
+    else:
+        yield "question", "", clean(row.question)
+        yield "expected", "", clean(row.expected)
+    for name in _MODELS:
+        if name not in row.failed:
+            continue
+        failed, share = row.failed[name], row.predicted.get(name)
+        answer = row.answers.get(name)
+        said = f"{percent_down(share)} of its tokens are predicted" if share is not None else clean(answer or "")
+        missing = row.text or answer is None
+        yield name, wording.failed if failed else "", said or ("(not scored)" if missing else "(nothing)")
+
+
+def rows_markdown(rows: RowList) -> str:
+    """Return the list as Markdown, in blocks of text at most 78 columns wide."""
+    blocks = "".join(f"```text\n{_block(row, rows.wording).replace('```', chr(39) * 3)}\n```\n\n" for row in rows.rows)
+    remarks = "".join(f" {remark}" for remark in rows.remarks)
+    return f"## The rows to forget\n\n{rows.headline}{remarks}\n\n{blocks}"
+
+
+def _block(row: ListedRow, wording: Wording) -> str:
+    indent = " " * (2 + _LABEL + _MARK)
+    lines = [f"row {row.index}"]
+    for name, mark, text in row_lines(row, wording):
+        first = f"  {name:<{_LABEL}}{mark:<{_MARK}}"
+        lines.append(textwrap.fill(text, _WIDTH, initial_indent=first, subsequent_indent=indent))
+    return "\n".join(lines)
+
+
+def rows_csv(rows: RowList, heal: bool = True) -> str:
+    """Return the list as CSV with a header line; texts are whole.
+
+    heal: put an apostrophe before texts that a spreadsheet would run as a formula.
+    """
+    models, has_texts = rows.models, any(row.text for row in rows.rows)
+    others = [name for name in models if name != "unlearned"]
+    mark = rows.wording.failed
+    heads = ["index", mark, "question", "expected", *_MODELS]
+    heads += ["text", *(f"{name}_predicted" for name in models)] if has_texts else []
+    lines: list[list[object]] = [[*heads, *(f"{name}_{mark}" for name in others)]]
+    for row in rows.rows:
+        texts = [row.question, row.expected, *(row.answers.get(name) for name in _MODELS)]
+        more: list[object] = [row.text, *(row.predicted.get(name) for name in models)] if has_texts else []
+        cells: list[object] = [row.index, _word(row.failed.get("unlearned")), *texts, *more]
+        cells += [_word(row.failed.get(name)) for name in others]
+        lines.append([_harmless(cell) if heal and isinstance(cell, str) else cell for cell in cells])
+    return csv_lines(lines)
+
+
+def _word(failed: bool | None) -> str | None:
+    return None if failed is None else "yes" if failed else "no"
+
+
+def _harmless(text: str) -> str:
+    """Return a text that no spreadsheet takes for a formula."""
+    return f"'{text}" if text.startswith(_FORMULA) else text
+
+
+def clean(text: str) -> str:
+    """Return a text in one line, with blanks for signs that a terminal would act on."""
+    return " ".join("".join(sign if sign.isprintable() else " " for sign in text).split())
+
+
+def percent_down(share: float) -> str:
+    """Return a share in whole percent, rounded down: a text counts as recited from 90 % on."""
+    return f"{int(100 * share + 1e-9)} %"

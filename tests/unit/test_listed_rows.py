@@ -1,0 +1,137 @@
+"""The list of all rows to forget: failures first, by each benchmark's own check, with no text that runs anywhere."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from msa_lite.errors import UsageError
+from msa_lite.evals.benchmark import benchmark_class
+from msa_lite.evals.records import write_records
+from msa_lite.evals.rows import list_rows
+from msa_lite.io.manifest import stage_folder
+from msa_lite.pipeline.reporting import report_run
+from msa_lite.report.purged import PURGED_FILE
+from msa_lite.report.rows import RowList, row_lines, rows_csv, rows_markdown
+from tests.own_records import known, question, text, unknown
+from tests.run_folders import make_run_folder
+
+
+def numbered(records: list[dict[str, Any]], name: str = "question") -> list[dict[str, Any]]:
+    return [record | {"index": at, name: f"{name} {at}"} for at, record in enumerate(records)]
+
+
+def listed(benchmark: str, **models: Any) -> RowList:
+    return list_rows(benchmark_class(benchmark), models)
+
+
+def order(rows: RowList) -> list[int]:
+    return [row.index for row in rows.rows]
+
+
+def test_questions_that_are_still_recited_come_first() -> None:
+    unasked = question("Yes", "", 0, 0) | {"generated": None, "accuracy": None}
+    rows = listed(
+        "qa",
+        target={"forget": numbered(known(4))},
+        unlearned={"forget": numbered([*unknown(1), *known(1), unasked, *known(1)])},
+        ideal={"forget": numbered(unknown(4))},
+    )
+    assert order(rows) == [1, 3, 2, 0]
+    assert (rows.count(), rows.count("target"), rows.count("ideal")) == (2, 4, 0)
+    assert rows.headline.startswith("2 of 4 rows are still recited; these come first (target: 4; ideal: 0)")
+    assert any("could not be scored" in remark for remark in rows.remarks)
+
+
+def test_texts_are_recited_from_nine_tenths_on_and_the_share_orders_them() -> None:
+    shares = (0.2, 0.95, 0.899, 0.9)
+    texts = {"forget": numbered([text(share) for share in shares], "text")}
+    rows = listed("qa", target={"forget": numbered([text(1.0)] * 4, "text")}, unlearned=texts)
+    assert order(rows) == [1, 3, 2, 0]
+    assert rows.count() == 2
+    shown = {name: said for name, _, said in row_lines(rows.rows[2])}
+    assert "89 %" in shown["unlearned"], "rounded down: 90 % would read as recited"
+
+
+def test_tofu_muse_and_restor_are_listed_by_their_own_checks() -> None:
+    bare = [{k: v for k, v in record.items() if k != "accuracy"} for record in (*unknown(1), *known(1))]
+    assert order(listed("tofu", unlearned={"forget": numbered(bare)})) == [1, 0]
+    passages = [{"prompt": "p", "gt": "g", "generated": "g", "rouge_l_f1": share} for share in (0.5, 0.95, None)]
+    muse = listed("muse", unlearned={"verbmem": numbered(passages, "prompt")})
+    assert (order(muse), muse.count()) == ([1, 2, 0], 1)
+    facts = [
+        {"question": "q", "answers": ["a", "b"], "corrupted": spoilt, "containment": right, "generated": "x"}
+        for spoilt, right in ((True, 1.0), (True, 0.0), (False, 0.0))
+    ]
+    restor = listed("restor", unlearned={"questions": numbered(facts)})
+    assert order(restor) == [1, 0], "only facts that documents spoilt, wrong answers first"
+    assert "answered wrongly" in restor.headline
+    assert restor.rows[0].expected == "a / b"
+
+
+FORMULAS = ["=1+1", "+49 170", "-400", "@SUM(A1)", "\t=1", "＝1", "fine", "a=b"]
+
+
+def test_csv_has_whole_texts_and_none_that_a_spreadsheet_would_run() -> None:
+    answers = [question(said, said, 1.0, 1.0) for said in FORMULAS]
+    rows = listed("qa", unlearned={"forget": numbered(answers)})
+    (head, *lines) = list(csv.reader(io.StringIO(rows_csv(rows))))
+    assert head[:7] == ["index", "recited", "question", "expected", "target", "unlearned", "ideal"]
+    cells = [line[3] for line in lines]
+    assert cells == [f"'{said}" for said in FORMULAS[:6]] + FORMULAS[6:]
+    assert [line[1] for line in lines] == ["yes"] * len(FORMULAS)
+    assert [row.expected for row in rows.rows] == FORMULAS, "JSON has them as they are"
+
+
+def test_no_text_steers_a_terminal_or_leaves_its_block() -> None:
+    hostile = "\x1b[31mred\x1b[0m\r\nnext\u202eline ```"
+    rows = listed("qa", unlearned={"forget": numbered([question(hostile, hostile, 1.0, 1.0)])})
+    said = " ".join(line for _, _, line in row_lines(rows.rows[0]))
+    assert said.isprintable()
+    assert "```" not in rows_markdown(rows).replace("```text", "").replace("\n```\n", "")
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A finished run of twelve rows, of which the unlearned model still recites one."""
+    folder = make_run_folder(tmp_path / "run")
+    for part in ("", "_validation"):
+        for model, records in {
+            "target": known(12),
+            "unlearned": [*unknown(11), *known(1)],
+            "ideal": unknown(12),
+        }.items():
+            place = folder / "evaluation" / f"{model}{part}"
+            report = (place / "report.json").read_bytes()
+            inputs = json.loads((place / "manifest.json").read_text())["inputs"]
+            with stage_folder(place, "evaluation", inputs) as partial:
+                (partial / "report.json").write_bytes(report)
+                write_records(partial / "forget.jsonl", numbered(records))
+    return folder
+
+
+@pytest.mark.pictures
+def test_the_report_holds_rows_only_where_they_are_asked_for(run: Path) -> None:
+    for examples, rows, holds in ((False, False, False), (False, True, False), (True, True, True)):
+        story = report_run(run, examples, rows)
+        listed_rows = story.forget_rows
+        assert (listed_rows is not None) == rows
+        assert listed_rows is None or (len(listed_rows.rows), listed_rows.rows[0].index) == (12, 11)
+        texts = [(run / name).read_text() for name in ("report.html", "report.md", "report.json")]
+        assert ["question 11" in text for text in texts] == [holds] * 3
+
+
+def test_what_is_missing_for_a_list_is_named(run: Path) -> None:
+    (run / PURGED_FILE).write_text(json.dumps({"began": "2026-01-02T00:00:00+00:00", "removed": []}))
+    with pytest.raises(UsageError, match="purged on 2026-01-02"):
+        report_run(run, rows=True)
+    (run / PURGED_FILE).unlink()
+    shutil.rmtree(run / "evaluation/unlearned")
+    with pytest.raises(UsageError, match="not scored yet"):
+        report_run(run, rows=True)
