@@ -9,10 +9,10 @@ from claims import NAMES, name_of
 from collect import Results, Run, seed_names
 
 from msa_lite.attack_names import ATTACKS
-from msa_lite.report.attacks import AttackedModel
+from msa_lite.report.attacks import MOST_BACK, AttackedModel
 from msa_lite.report.formats import Cell, Section, TextTable, markdown
+from msa_lite.report.measured import percent
 from msa_lite.report.table import number
-from msa_lite.report.verdict import LEFT_PASS, percent
 
 SCORES: Mapping[str, tuple[str, str]] = {
     "extraction": ("quantise", "plain.extraction_strength"),
@@ -56,7 +56,7 @@ def _shares_table(attacked: Mapping[str, Mapping[int, Run]]) -> str:
         "what the strongest trial of each attack draws beyond the ideal under the same attack, as a share of what the "
         "target shows: the target is 100 %, the ideal 0 %; below 0 the rows look less known than rows never seen",
         "with one seed the 95 % interval over its rows, else mean ± standard deviation over seeds",
-        f"bold: it leaks, more than {percent(LEFT_PASS)} in a seed and surely not by chance",
+        f"bold: it leaks, more than {percent(MOST_BACK)} in a seed and surely not by chance",
     ]
     return markdown(TextTable(["model", *ATTACKS], [Section(rows)], notes=notes))
 

@@ -89,7 +89,7 @@ def _that_works(results: Results, name: str) -> str:
     outcomes = Counter(run.outcome for run in runs.values() if run.outcome)
     verdicts = ", ".join(f"{count} × {outcome}" for outcome, count in outcomes.items())
     part = _works(results, name)
-    return f"; {part.label} {part.text}" + (f" ({verdicts})" if verdicts else "") if runs else ""
+    return f"; {part.label} {part.text}" + (f" (verdicts then: {verdicts})" if verdicts else "") if runs else ""
 
 
 def _by_seed(points: Mapping[int, Point], name: str) -> dict[int, float]:

@@ -13,8 +13,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 from collect import Point, Scores
 
-from msa_lite.choose.shares import kept_share
-
 FORGET = ("rouge_l_f", "probability_f", "extraction_strength", "accuracy_f")
 """Metrics on the forget set, in the order of `ROW_SCORES`."""
 RETAIN = ("rouge_l_r", "probability_r", "extraction_strength_r", "accuracy_r")
@@ -49,7 +47,7 @@ def measure(point: Point, name: str) -> float | None:
     if point.unlearned is None:
         return None
     if name == "kept":
-        return kept_share(point.unlearned.values, point.target.values) if point.target else None
+        return _kept(point.unlearned, point.target) if point.target else None
     if name == "distance":
         parts = [measure(point, "forget_distance"), measure(point, "retain_distance")]
         return None if None in parts else statistics.fmean(parts)
@@ -57,6 +55,18 @@ def measure(point: Point, name: str) -> float | None:
     if gaps is None:
         return None
     return statistics.fmean(gaps) if name == "forget_side" else statistics.fmean(map(abs, gaps))
+
+
+def _kept(scores: Scores, target: Scores) -> float:
+    """Return the mean share of the target's retain scores that is left, where a gain counts as 1, in [0, 1].
+
+    Probability counts twice. This is the measure that was fixed before any score; the tool's own kept share, in its
+    verdict, counts from the level of unseen rows and is stricter (`verdicts`).
+    """
+    weights = {"probability_r": 2, "rouge_l_r": 1, "accuracy_r": 1}
+    shares = {name: (scores.values.get(name) or 0.0) / known for name in weights if (known := target.values.get(name))}
+    total = sum(weights[name] for name in shares)
+    return sum(weights[name] * min(1.0, share) for name, share in shares.items()) / total if total else 1.0
 
 
 def reference(point: Point, model: str) -> Point:

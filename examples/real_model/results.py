@@ -33,6 +33,7 @@ from tables import (
     parts_table,
     storage_table,
 )
+from verdicts import verdict_counts, verdict_table
 
 from msa_lite.io.files import write_text
 from msa_lite.report.formats import escape_markdown
@@ -47,7 +48,8 @@ WORDS = (
     "before both, from before that text, or from after it",
     "The probe: msa-lite's look at a prior before the work, for signs that it has seen the forget rows. It warns if it "
     'finds signs; "cannot tell" is no warning',
-    "PASS, PARTLY, FAIL: the tool's verdict on a run. See docs/how-to/read-the-report.md",
+    "PASS, PARTLY, FAIL: the tool's verdict on a run at its time. The present rule, which is stricter, is below "
+    '("The verdicts, then and now"); see docs/how-to/read-the-report.md',
     "Hindsight grid: 20 points (α, β), scored on the test rows, to see what the choice on validation rows missed",
     "Surely: in each seed, and the 95 % interval over seeds excludes 0. See the rules below the answers",
 )
@@ -89,6 +91,7 @@ def write_results(out: Path, into: Path) -> Path:
         parts_table(claims),
         "A difference is a difference of distances: positive where the first is further from the ideal. The rules:\n",
         _bullets(RULES, ""),
+        *_verdicts(results),
         "## Failures, and what is missing\n",
         _bullets([tidy(line, out) for line in (*results.problems, *results.missing())], "Nothing."),
         "## What was changed after test scores were seen\n",
@@ -165,6 +168,19 @@ def _defaults(results: Results) -> Iterator[str]:
     if table := defaults_table(results):
         yield "## The tool's defaults, and what was tried in their place\n"
         yield "Distances as above; a value of one seed alone has an interval over its rows.\n"
+        yield table
+
+
+def _verdicts(results: Results) -> Iterator[str]:
+    """Yield the verdict of each run by the tool's present rule under its heading; nothing without scores of rows."""
+    if table := verdict_table(results):
+        yield "## The verdicts, then and now\n"
+        yield (
+            "The tool's verdict was changed after these runs (see below). Left: of the gap between target and ideal. "
+            "Kept: above the level of unseen rows. Both with one-sided 95 % bounds, on the test rows, each of which "
+            "counts as independent. Some runs had their verdict then on validation rows, too.\n"
+        )
+        yield f"{verdict_counts(results)}\n"
         yield table
 
 

@@ -115,7 +115,7 @@ class Seed:
             self.score_on_tofu(experiment.name, folder / "model")
 
     def attack(self, experiment: Experiment) -> None:
-        """Attack the model of a finished run by all attacks, on all of its test rows; what was made stays."""
+        """Attack the model of a finished run by all attacks, on its forget rows; what was made stays."""
         folder = run_folder(self.models, experiment)
         if not self.attacks or experiment.name not in ATTACKED or not any(folder.glob("model/*.safetensors")):
             return

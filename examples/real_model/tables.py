@@ -40,7 +40,7 @@ _SETTINGS = {"alpha": "α", "beta": "β", "scale": "scale", "epoch": "epoch", "l
 _FORMS = {"forget_side": "{:+.3f}"}
 _NAMED = ("what it tries",)
 _NOTES = (
-    "verdict: as the tool says it; for MSA on validation and test rows, for baselines on test rows",
+    "verdict: as the tool said it then; for MSA on validation and test rows, for baselines on test rows",
     "minutes: of the last call, without what an earlier one had left (vectors, scores)",
 )
 _OF_TOFU = (
