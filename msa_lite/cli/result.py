@@ -36,9 +36,9 @@ def _no_verdict(result: RunResult) -> str:
 def print_result(result: RunResult, heading: str, with_examples: bool = False) -> None:
     """Print the scores under a heading, examples if wanted, the places of the files, and the verdict once more.
 
-    On a terminal of 24 lines the verdict at the top has scrolled away by then.
+    On a terminal of 24 lines the verdict at the top has scrolled away by then. Warnings are repeated before it.
     """
-    from msa_lite.cli.output import print_reports
+    from msa_lite.cli.output import print_reports, repeat_warnings
 
     if result.reports:
         split = next(iter(result.reports.values())).split
@@ -51,6 +51,7 @@ def print_result(result: RunResult, heading: str, with_examples: bool = False) -
     if result.published:
         print_published(result.published)
     click.echo()
+    repeat_warnings()
     print_verdict(result)
 
 

@@ -7,6 +7,7 @@ rounding, so a request can be dropped again later: without it, the merge is that
 from __future__ import annotations
 
 import logging
+import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -96,7 +97,10 @@ def _open_all(folder: Path, own: Path, runs: dict[Path, EarlierRun], through: Se
         return
     run = _open(folder, by)
     for name in run.recipe.earlier:
-        _open_all(Path(name).expanduser(), own, runs, [*through, folder])
+        inner = Path(name).expanduser()
+        # A run's recipe.yaml has full paths; a report shows this one as it shows the run that names it.
+        inner = inner if folder.is_absolute() else Path(os.path.relpath(inner))
+        _open_all(inner, own, runs, [*through, folder])
     runs[place] = run
 
 

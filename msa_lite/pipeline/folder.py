@@ -29,7 +29,7 @@ from msa_lite.pipeline.prepare_models import WRITTEN_OUT
 from msa_lite.pipeline.prepare_prompt import PROMPT_FILE
 from msa_lite.recipe import Recipe, TrainingRecipe, absolute_paths, dump_recipe, given_paths
 from msa_lite.record.keyed import KEY_FILE, make_key
-from msa_lite.report.provenance import GIVEN, RECIPE_FILE
+from msa_lite.report.provenance import GIVEN, RECIPE_FILE, given_paths_of
 from msa_lite.report.purged import PURGED_FILE
 
 BASELINES = "baselines"  # runs of baselines lie in here, each in a folder of its own
@@ -155,6 +155,12 @@ def _command(plan: RunPlan) -> str:
     return "msa-lite" if plan.method == "msa" else f"msa-lite baseline {plan.method}"
 
 
+def _earlier_given(folder: Path) -> dict[str, str]:
+    """Return the paths as the recipe has them that recipe.yaml notes: a rerun by that file knows none itself."""
+    path = folder / RECIPE_FILE
+    return given_paths_of(read_text(path), path) if path.is_file() else {}
+
+
 def _pinned(run: Run) -> str:
     """Return recipe.yaml with commits for Hub repositories and full paths; what pins all inputs as comments."""
     values = run.recipe.model_dump(mode="json")
@@ -177,7 +183,7 @@ def _pinned(run: Run) -> str:
         f"rows learnt, {name}: hmac-sha256:{secret.digest('rows', rows_identity(rows)['sha256'])}"
         for name, rows in run.rows.items()
     ]
-    if given := given_paths(values, run.recipe.folder):
+    if given := _earlier_given(run.folder) | given_paths(values, run.recipe.folder):
         notes.append(f"{GIVEN}{json.dumps(given, ensure_ascii=False)}")
     recipe = Recipe.model_validate(absolute_paths(values, run.recipe.folder))
     return recipe_text("run", _command(run.plan), recipe, notes)

@@ -9,8 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+import yaml
+
 from msa_lite.errors import FormatError, UsageError
 from msa_lite.io.reading import parse_yaml, read_text
+from msa_lite.io.yaml_loader import PlainDumper
 from msa_lite.report.faults import reading, stage_manifest
 
 RECIPE_FILE = "recipe.yaml"  # of a run or training: the recipe as resolved, below a line that says which
@@ -57,7 +60,7 @@ def load_provenance(folder: Path) -> Provenance:
     values = parse_yaml(text, str(path))
     if not isinstance(values, dict):
         raise FormatError(f"{path}: not a recipe")
-    given = _given_paths(text, path)
+    given = given_paths_of(text, path)
     text = "".join(line for line in text.splitlines(keepends=True) if not line.startswith(f"# {GIVEN}"))
     notes = [line for line in text.splitlines()[1:] if line.startswith("# ")]
     pinned = recorded_revisions(text)
@@ -69,7 +72,7 @@ def load_provenance(folder: Path) -> Provenance:
     revisions = {name: value for name, value in pinned.items() if not name.startswith(_ROWS)}
     seed = values.get("seed")
     return Provenance(
-        recipe=_as_given(text, given),
+        recipe=_as_given(text, values, given),
         values=values,
         method=recorded_method(text),
         form=form,
@@ -84,18 +87,30 @@ def load_provenance(folder: Path) -> Provenance:
     )
 
 
-def _given_paths(text: str, path: Path) -> dict[str, str]:
-    """Return the local paths as the recipe has them by full path, from the note in a run's recipe.yaml."""
+def given_paths_of(text: str, path: Path) -> dict[str, str]:
+    """Return the local paths as the recipe has them by full path, from the note in a run's recipe.yaml.
+
+    text: the file's content. path: the file, for messages. Raise FormatError for a broken note.
+    """
     note = next((line for line in text.splitlines() if line.startswith(f"# {GIVEN}")), None)
     with reading(path):
         return {str(full): str(given) for full, given in json.loads(note[len(GIVEN) + 2 :]).items()} if note else {}
 
 
-def _as_given(text: str, given: Mapping[str, str]) -> str:
-    """Return the text of a recipe with local paths as the recipe has them."""
-    for full in sorted(given, key=len, reverse=True):
-        text = re.sub(rf"(?m)(?<=[:-] ){re.escape(full)}$", given[full].replace("\\", r"\\"), text)
-    return text
+def _as_given(text: str, values: Any, given: Mapping[str, str]) -> str:
+    """Return the text of a recipe with local paths as the recipe has them; `values` is its content."""
+
+    def named(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: named(one) for key, one in value.items()}
+        if isinstance(value, list):
+            return [named(one) for one in value]
+        return given.get(value, value) if isinstance(value, str) else value
+
+    if not given:
+        return text
+    notes = "".join(line for line in text.splitlines(keepends=True) if line.startswith("#"))
+    return notes + yaml.dump(named(values), Dumper=PlainDumper, sort_keys=False, allow_unicode=True)
 
 
 def read_run(folder: Path) -> str:

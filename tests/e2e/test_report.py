@@ -174,14 +174,15 @@ def test_a_sweep_that_merges_another_model_leaves_no_report_of_the_one_before(
 def test_what_goes_by_mail_names_paths_as_the_recipe_has_them(
     history: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "models").symlink_to(history)
+    models = "models: #1"  # YAML has to quote it
+    (tmp_path / models).symlink_to(history)
     monkeypatch.chdir(tmp_path)
-    result = msa_lite.run(tiny_recipe(Path("models"), Path("run")))
-    assert result is not None
-    texts = {
-        name: Path("run", name).read_text()
-        for name in ("report.html", "report.md", "report.json", "record.json", "verdict.json", "model/README.md")
-    }
-    assert [name for name, text in texts.items() if str(tmp_path) in text or str(history) in text] == []
-    assert "models/target" in texts["report.md"]
-    assert str(tmp_path / "models/target") in Path("run/recipe.yaml").read_text(), "a rerun works from anywhere"
+    for recipe in (tiny_recipe(Path(models), Path("run")), Path("run/recipe.yaml")):
+        assert msa_lite.run(recipe) is not None
+        texts = {
+            name: Path("run", name).read_text()
+            for name in ("report.html", "report.md", "report.json", "record.json", "verdict.json", "model/README.md")
+        }
+        assert [name for name, text in texts.items() if str(tmp_path) in text or str(history) in text] == []
+        assert f"'{models}/target'" in texts["report.md"]
+        assert f"{tmp_path}/{models}/target" in Path("run/recipe.yaml").read_text(), "a rerun works from anywhere"

@@ -76,7 +76,7 @@ def test_of_what_forgets_alike_what_keeps_most_is_taken_and_nothing_that_is_know
     assert [row["score"] for row in choice.scores] == pytest.approx([-0.25, 0.957, 1.0, -0.4])
     assert (choice.values, choice.score, choice.doubts) == ({"epoch": 3}, 1.0, [])
     notes = [str(row.get("note")) for row in choice.scores]
-    assert "extraction strength is 0.800, at most 0.300 wanted" in notes[0]
+    assert "extraction strength is 0.8000, at most 0.3000 wanted" in notes[0]
     assert notes[1:3] == ["None", "None"]
     assert notes[3].startswith("keeps 29%, 95% wanted")
     assert load_choice(tmp_path / "sweep") == choice
