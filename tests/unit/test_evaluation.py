@@ -65,7 +65,7 @@ def judge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         yield server
 
 
-def evaluated(source: Source, tofu: Tofu, out: Path, **options: Any) -> tuple[Report, list[str]]:
+def evaluated(source: Source, tofu: Tofu | Qa, out: Path, **options: Any) -> tuple[Report, list[str]]:
     """(report, labels of the progress: empty where nothing was run)."""
     labels: list[str] = []
     report = evaluate_benchmark(source, tofu, out, progress=lambda label, *_: labels.append(label), **options)
@@ -75,7 +75,7 @@ def evaluated(source: Source, tofu: Tofu, out: Path, **options: Any) -> tuple[Re
     return report, list(dict.fromkeys(labels))
 
 
-def records_of(tofu: Tofu, folder: Path) -> dict[str, list[dict[str, Any]]]:
+def records_of(tofu: Tofu | Qa, folder: Path) -> dict[str, list[dict[str, Any]]]:
     return {name: read_records(folder / f"{name}.jsonl") for name in tofu.sets}
 
 
@@ -166,6 +166,34 @@ def test_scores_by_another_rule_for_right_answers_are_made_anew(
         assert report.metrics["accuracy_f"].value == 0.0
     with pytest.raises(MismatchError, match="its answer_rule are not those of this evaluation"):
         evaluated(models[0], qa, tmp_path / "beside", ideal=tmp_path / "earlier")
+
+
+def test_rows_that_two_parts_share_are_scored_once(models: tuple[Source, Source], tmp_path: Path) -> None:
+    forget, *retain = [[Row(i, f"{name} {i}?", f"Over there at {i}.") for i in range(3)] for name in ("F", "R", "S")]
+    validation, test = [
+        load_qa({"forget": forget, "retain": rows}, make_prompter(), 4, split)
+        for rows, split in zip(retain, ("validation", "test"), strict=True)
+    ]
+    totals: list[int] = []
+    for source, name in zip(models, ("own", "another"), strict=True):
+        evaluated(source, validation, tmp_path / name)
+    for name in ("own", "another"):
+        earlier = [tmp_path / name]
+        evaluate_benchmark(
+            models[0],
+            test,
+            tmp_path / f"after {name}",
+            earlier=earlier,
+            progress=lambda label, done, total: totals.append(total),
+        )
+    own, another = (records_of(test, tmp_path / f"after {name}") for name in ("own", "another"))
+    assert list(dict.fromkeys(totals)) == [2 * 3, 2 * 6]  # scores and answers: of the retain rows, and of all rows
+    assert own["forget"] == read_records(tmp_path / "own/forget.jsonl")
+    assert [record["question"] for record in own["retain"]] == ["S 0?", "S 1?", "S 2?"]
+    for name in ("forget", "retain"):
+        for mine, fresh in zip(own[name], another[name], strict=True):
+            assert mine["generated"] == fresh["generated"]
+            assert mine["probability"] == pytest.approx(fresh["probability"], rel=1e-4)
 
 
 @pytest.mark.parametrize("place", ["choice", "attack"])
