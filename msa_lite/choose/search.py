@@ -113,7 +113,10 @@ class StrengthSearch:
         return [Strengths(a, self._betas(a)[column]) for a in _between(max(weak), best.alpha, _LAST)] if weak else []
 
     def _nearer(self, scored: Scored) -> list[Strengths]:
-        """Return points around the best where no point meets the rule, so that the nearest one is taken."""
+        """Return points around the best where no point meets the rule, so that the nearest one is taken.
+
+        Where its column is done, the other β of the same α may be nearer.
+        """
         best = best_point(scored)
         rank = scored[best] if best else None
         if best is None or not isinstance(rank, Rank) or rank.met:
@@ -123,7 +126,7 @@ class StrengthSearch:
         lower = [alpha for alpha in tried if alpha < best.alpha]
         down = _between(lower[-1], best.alpha, _COARSE) if lower and not _is_weak(rank) else []
         alphas = down + (_doubled(best.alpha) if best.alpha == tried[-1] else _further(best.alpha, tried))
-        return [Strengths(alpha, self._betas(alpha)[column]) for alpha in alphas]
+        return [Strengths(alpha, self._betas(alpha)[column]) for alpha in alphas] or self._column_points(best.alpha)
 
     def _column(self, point: Strengths) -> int:
         return self._betas(point.alpha).index(point.beta)

@@ -172,6 +172,15 @@ def test_a_search_ends_whatever_the_noise_and_what_it_finds_is_the_best_it_saw(
             assert found(scored)[1].met
 
 
+def test_where_no_point_is_good_the_other_betas_of_the_nearest_are_tried() -> None:
+    weak, lost = (Rank(False, -0.044, aim="stronger"), Rank(False, -0.072, aim="neither"))
+    column = {Strengths(1.0, 0.5): Rank(False, -0.076, aim="stronger"), Strengths(1.4, 0.7): weak}
+    others = {Strengths(1.0, beta): Rank(False, -0.09, aim="stronger") for beta in (0.0, 1.0)}
+    ends = {Strengths(1.7, beta): lost for beta in (0.85, 0.0, 1.7)}
+    points = StrengthSearch().next_points(column | others | ends)
+    assert points == [Strengths(1.4, 0.0), Strengths(1.4, 1.4)]
+
+
 def test_of_equals_the_gentlest_is_the_best() -> None:
     same = Rank(True, 1.0, 0.99, "enough")
     points: Scored = {(1.0, 0.5): same, (0.5, 0.5): same, (0.5, 0.25): same, (2.0, 0.0): same}
