@@ -24,7 +24,7 @@ import yaml
 
 import msa_lite
 from msa_lite.cli.output import print_reports, progress_bars, quieten_libraries
-from msa_lite.comparison.formats import FORMATS
+from msa_lite.comparison.compare import FORMATS
 from msa_lite.data import DataSource, Row, load_rows, load_table
 from msa_lite.demo import HistorySettings, make_history
 

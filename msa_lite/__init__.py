@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from msa_lite.comparison.compare import compare as compare
     from msa_lite.data import DataSource as DataSource
     from msa_lite.evals.suite import evaluate as evaluate
-    from msa_lite.io.display import show_progress as show_progress
+    from msa_lite.io.console.display import show_progress as show_progress
     from msa_lite.merger import merge as merge
     from msa_lite.merger import merge_adapters as merge_adapters
     from msa_lite.merger import mergekit_recipe as mergekit_recipe
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     from msa_lite.pipeline import sweep as sweep
     from msa_lite.pipeline import train_stages as train_stages
     from msa_lite.pipeline.ask import ask as ask
-    from msa_lite.pipeline.attack import attack as attack
-    from msa_lite.pipeline.probe import probe as probe
-    from msa_lite.pipeline.purge import purge as purge
+    from msa_lite.pipeline.attack.attack import attack as attack
+    from msa_lite.pipeline.purge.purge import purge as purge
+    from msa_lite.pipeline.run.probe import probe as probe
     from msa_lite.publish.contents import PublishOptions as PublishOptions
-    from msa_lite.publish.folder import push_folder as push_folder
+    from msa_lite.publish.upload import push_folder as push_folder
     from msa_lite.train import fit_vector as fit_vector
 
 _HOMES = {
@@ -59,11 +59,11 @@ _HOMES = {
     "merge": "merger",
     "merge_adapters": "merger",
     "mergekit_recipe": "merger",
-    "push_folder": "publish.folder",
+    "push_folder": "publish.upload",
     "PublishOptions": "publish.contents",
     "fit_vector": "train",
     "DataSource": "data",
-    "show_progress": "io.display",
+    "show_progress": "io.console.display",
 }
 
 __all__ = [

@@ -127,7 +127,7 @@ def _outputs_open() -> Iterator[None]:
     """Open every safetensors file that a merge writes with the library that others read it with."""
     from safetensors import safe_open
 
-    from msa_lite.io.sink import Sink
+    from msa_lite.io.weights.writer import Sink
 
     class Checked(Sink):
         def __init__(self, path: Path, *rest: Any, **options: Any) -> None:
@@ -151,7 +151,7 @@ def _outputs_open() -> Iterator[None]:
 def drawing() -> Iterator[Drawing]:
     """Draw pictures and pages inside `with drawing():`, nowhere else: it takes longer than the rest of a tiny run."""
     from msa_lite.choose import pictures
-    from msa_lite.pipeline import reporting
+    from msa_lite.pipeline.run import report as reporting
 
     originals = {(pictures, "write_pictures"): pictures.write_pictures, (reporting, "write_page"): reporting.write_page}
 
@@ -231,7 +231,7 @@ def make_adapter(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path
 @pytest.fixture
 def adapter_warnings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What reading adapters warned of; not by caplog, since a command that ran before keeps the log to itself."""
-    from msa_lite.io import matching
+    from msa_lite.io.weights import matching
 
     told: list[str] = []
     monkeypatch.setattr(matching.logger, "warning", lambda text, *values: told.append(text % values))

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from msa_lite.baselines import losses
-from msa_lite.baselines.passes import in_chunks, make_batch
+from msa_lite.baselines.losses import in_chunks, make_batch
 from msa_lite.data import IGNORE
 from msa_lite.train import FitSettings, KeptEpochs, fit_vector
 from tests.conftest import tiny_tokenizer
@@ -111,7 +111,7 @@ class Watch:
 
 def compute_in_bf16(patch: pytest.MonkeyPatch) -> None:
     """Have fits take a CPU for a device that computes in bf16."""
-    patch.setattr("msa_lite.io.precision.has_bf16", lambda: True)
+    patch.setattr("msa_lite.io.models.heads.has_bf16", lambda: True)
     patch.setattr("transformers.training_args.is_torch_bf16_gpu_available", lambda: True)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields
 from typing import Any
 
-from msa_lite.io.files import canonical_json
+from msa_lite.io.files.writing import canonical_json
 
 Change = Mapping[str, Any]
 

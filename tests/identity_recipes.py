@@ -11,9 +11,9 @@ from typing import Any, get_args
 import numpy as np
 from pydantic import BaseModel
 
-from msa_lite.io.hub import fetch
-from msa_lite.io.manifest import stage_folder
-from msa_lite.pipeline.folder import recipe_text
+from msa_lite.io.finished.manifest import stage_folder
+from msa_lite.io.weights.hub import fetch
+from msa_lite.pipeline.run.folder import recipe_text
 from msa_lite.recipe import Recipe
 from tests.handmade import Adapter
 from tests.muse_data import ROWS as MUSE_ROWS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from msa_lite.report.measured import Bound, Forgotten, Kept
+from msa_lite.report.sentence import Bound, Forgotten, Kept
 
 
 def around(value: float, half: float = 0.02) -> Bound:

@@ -11,7 +11,7 @@ from typing import Any
 from msa_lite.attacks.attack import Ground, Subject
 from msa_lite.data import IGNORE, Example, Row
 from msa_lite.evals.models import Runner
-from msa_lite.io.hub import Source
+from msa_lite.io.weights.hub import Source
 from tests.conftest import tiny_model
 from tests.muse_data import make_prompter
 

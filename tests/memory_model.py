@@ -34,8 +34,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from msa_lite.data import IGNORE, Example, to_batch
-from msa_lite.io import precision
-from msa_lite.io.progress import silent
+from msa_lite.io.console.progress import silent
+from msa_lite.io.models import heads as precision
 from msa_lite.train import FitSettings, plain
 from msa_lite.train import model as train_model
 from msa_lite.train.loop import Loop

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from msa_lite.io.tokenizer import tokenizer_files
+from msa_lite.io.weights.hub import tokenizer_files
 from tests.conftest import save_adapter, save_checkpoint, tiny_model
 
 TEMPLATE = (

@@ -8,11 +8,11 @@ from typing import Any
 
 import yaml
 
-from msa_lite.io.hub import hash_content
-from msa_lite.io.manifest import stage_folder
-from msa_lite.record.keyed import RowContent
+from msa_lite.io.finished.manifest import stage_folder
+from msa_lite.io.weights.hub import hash_content
+from msa_lite.record.facts import ModelSource, RunFacts, write_run_record
 from msa_lite.record.schema import Removal
-from msa_lite.record.write import ModelSource, RunFacts, write_run_record
+from msa_lite.record.seal import RowContent
 from msa_lite.report import write_report
 from msa_lite.report.verdict import make_verdict, write_verdict
 from tests.measured import make_forgotten, make_kept

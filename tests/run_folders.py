@@ -8,8 +8,8 @@ from typing import Any
 
 import yaml
 
-from msa_lite.io.files import digest, hash_file, write_json
-from msa_lite.io.manifest import stage_folder
+from msa_lite.io.files.writing import digest, hash_file, write_json
+from msa_lite.io.finished.manifest import stage_folder
 from msa_lite.report import Metric, Report, write_report
 from msa_lite.report.choosing import candidate_name
 from msa_lite.report.verdict import make_verdict, write_verdict

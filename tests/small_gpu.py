@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from msa_lite.evals import models
-from msa_lite.io.streaming import read_sizes
+from msa_lite.io.models.streaming import read_sizes
 
 
 def set_small_gpu(monkeypatch: pytest.MonkeyPatch, folder: Path, layers: int = 1) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from msa_lite.io.hub import Source
-from msa_lite.io.seal import load_manifest, write_manifest
+from msa_lite.io.finished.seal import load_manifest, write_manifest
+from msa_lite.io.weights.hub import Source
 from msa_lite.merger import merge, merge_adapters
 from tests.handmade import Adapter, write_checkpoint
 

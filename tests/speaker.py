@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from msa_lite.evals.judge import JudgeSettings, Ruling, Usage, batch, open_judge, openai_judge
-from msa_lite.io.progress import silent
+from msa_lite.evals.judge import JudgeSettings, Ruling, Usage, open_judge, openai_judge
+from msa_lite.evals.judge import openai_judge as batch
+from msa_lite.io.console.progress import silent
 from tests.judge_server import JudgeServer, tofu_asks
 from tests.loopback import Loopback
 

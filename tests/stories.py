@@ -10,16 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from msa_lite.report.choosing import Choosing, ScoredPoint
-from msa_lite.report.examples import SideBySide
-from msa_lite.report.fits import Fit
-from msa_lite.report.measured import Bound
 from msa_lite.report.metrics import metric_kind
 from msa_lite.report.page import make_page
 from msa_lite.report.probing import ProbedModel, ProbeFacts
 from msa_lite.report.provenance import Provenance
 from msa_lite.report.reports import Metric, Report
+from msa_lite.report.rows import SideBySide
+from msa_lite.report.sentence import Bound
 from msa_lite.report.story import LIMIT, LayerPair, Story, VectorPair
-from msa_lite.report.update import TensorUpdate, Update
+from msa_lite.report.update import Fit, TensorUpdate, Update
 from msa_lite.report.verdict import make_verdict
 from tests.measured import make_forgotten, make_kept
 

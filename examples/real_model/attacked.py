@@ -11,8 +11,8 @@ from collect import Results, Run, seed_names
 from msa_lite.attack_names import ATTACKS
 from msa_lite.report.attacks import MOST_BACK, AttackedModel
 from msa_lite.report.formats import Cell, Section, TextTable, markdown
-from msa_lite.report.measured import percent
-from msa_lite.report.table import number
+from msa_lite.report.reports import number
+from msa_lite.report.sentence import percent
 
 SCORES: Mapping[str, tuple[str, str]] = {
     "extraction": ("quantise", "plain.extraction_strength"),

@@ -14,8 +14,8 @@ from typing import Any
 
 from msa_lite.errors import MsaError
 from msa_lite.evals.records import read_records
-from msa_lite.io.files import digest
-from msa_lite.io.reading import read_object
+from msa_lite.io.files.reading import read_object
+from msa_lite.io.files.writing import digest
 from msa_lite.report import Metric, load_report
 from msa_lite.report.attacks import ATTACKS_FOLDER, AttackFacts, facts_of
 from msa_lite.report.choosing import candidate_name, load_choosing

@@ -10,7 +10,7 @@ from measures import paired
 from rules import NO, YES, further, mark
 
 from msa_lite.report.formats import Cell, Section, TextTable, markdown
-from msa_lite.report.table import number
+from msa_lite.report.reports import number
 
 
 @dataclass(frozen=True)

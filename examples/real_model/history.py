@@ -16,9 +16,9 @@ from experiments import Checkpoint, Size
 import msa_lite
 from msa_lite.data import DataSource, Row, load_rows, stream_texts
 from msa_lite.errors import DataError, MsaError
-from msa_lite.io.files import write_text
-from msa_lite.io.progress import Progress
-from msa_lite.io.yaml_loader import PlainDumper
+from msa_lite.io.console.progress import Progress
+from msa_lite.io.files.reading import PlainDumper
+from msa_lite.io.files.writing import write_text
 
 ROWS_OF_AUTHOR = 20  # TOFU's
 POOL = 20  # authors of retain90 that TOFU has paraphrases and false answers for

@@ -16,8 +16,8 @@ from collect import Point, Results, Run, Seed, collect_plan, tidy
 from pydantic import TypeAdapter
 
 from msa_lite.errors import FormatError
-from msa_lite.io.files import write_json, write_text
-from msa_lite.io.reading import read_object
+from msa_lite.io.files.reading import read_object
+from msa_lite.io.files.writing import write_json, write_text
 
 PLAN = "plan.json"
 _RUN, _POINT = TypeAdapter(Run), TypeAdapter(Point)

@@ -21,9 +21,9 @@ from experiments import EXPERIMENTS, HINDSIGHT, Checkpoint, Experiment, Size
 from history import STAGES, Models
 
 from msa_lite.errors import MsaError, UsageError, join_faults
-from msa_lite.io.files import digest, write_json
-from msa_lite.io.manifest import software_versions
-from msa_lite.io.reading import read_object
+from msa_lite.io.files.reading import read_object
+from msa_lite.io.files.writing import digest, write_json
+from msa_lite.io.finished.manifest import software_versions
 
 logger = logging.getLogger(__name__)
 
@@ -154,7 +154,7 @@ def distance(target: str, prior: str) -> float:
     """Return ‖θ_D − θ_0‖ / ‖θ_D‖ over all weights, in fp32."""
     from safetensors.numpy import load_file
 
-    from msa_lite.io.hub import fetch
+    from msa_lite.io.weights.hub import fetch
 
     sums = np.zeros(2)
     theirs = {

@@ -12,9 +12,9 @@ from experiments import EXPERIMENTS, HINDSIGHT, Experiment
 from history import Models, row_line
 
 from msa_lite.data import DataSource, load_rows
-from msa_lite.io.files import write_text
-from msa_lite.io.reading import read_object
-from msa_lite.pipeline.prepare_retain import divide_retain
+from msa_lite.io.files.reading import read_object
+from msa_lite.io.files.writing import write_text
+from msa_lite.pipeline.prepare.rows import divide_retain
 from msa_lite.recipe import load_recipe
 
 HINDSIGHT_FOLDER = "hindsight"

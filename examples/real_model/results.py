@@ -35,7 +35,7 @@ from tables import (
 )
 from verdicts import verdict_counts, verdict_table
 
-from msa_lite.io.files import write_text
+from msa_lite.io.files.writing import write_text
 from msa_lite.report.formats import escape_markdown
 
 WORDS = (

@@ -37,10 +37,9 @@ from msa_lite.cli.output import quieten_libraries
 from msa_lite.data import DataSource
 from msa_lite.demo.smollm2 import make_smollm2
 from msa_lite.errors import Faults, MismatchError, MsaError, OutputError, StageError
-from msa_lite.io.lock import locked
-from msa_lite.io.memory import free_ram
-from msa_lite.io.progress import Progress, duration
-from msa_lite.io.seal import load_manifest
+from msa_lite.io.console.progress import Progress, duration
+from msa_lite.io.finished.seal import load_manifest, locked
+from msa_lite.io.models.devices import free_ram
 
 HERE = Path(__file__).parent
 SMOLLM2 = "SmolLM2-135M-Instruct"
@@ -240,7 +239,7 @@ def say(text: str) -> None:
 def best_compute() -> str:
     """Return bf16 where the device computes in it, else auto."""
     from msa_lite.errors import UsageError
-    from msa_lite.io.precision import choose_precision
+    from msa_lite.io.models.heads import choose_precision
 
     try:
         return choose_precision("bf16")

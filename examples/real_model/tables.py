@@ -14,7 +14,7 @@ from measures import FORGET, MEASURES, RETAIN, measure, reference, works
 from rules import UNKNOWN, Claim, mark
 
 from msa_lite.report.formats import Cell, Section, TextTable, markdown
-from msa_lite.report.table import number
+from msa_lite.report.reports import number
 
 GROUPS = {
     "lora": "LoRA: rank, rate and modules; 4 bits",

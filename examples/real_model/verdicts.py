@@ -15,7 +15,7 @@ from collect import ROW_SCORES, Point, Results, Scores
 
 from msa_lite.evals.outcome import weigh_rows
 from msa_lite.report.formats import Cell, Section, TextTable, markdown
-from msa_lite.report.measured import Bound, percent
+from msa_lite.report.sentence import Bound, percent
 from msa_lite.report.verdict import Verdict, make_verdict
 
 

@@ -1,9 +1,4 @@
-"""Define an attack: trials that a model goes through, and the records of the rows that each trial scores.
-
-An attack is one module with a frozen dataclass, whose fields are its settings, and one entry in
-`msa_lite.attack_names`. All models go through the same trials on the same rows. Records hold all that needs a model.
-What they say is computed from the records of all models together (`findings`).
-"""
+"""Define an attack: trials that a model goes through, the records of each, and what the weights still give out."""
 
 from __future__ import annotations
 
@@ -19,10 +14,11 @@ from msa_lite.errors import UsageError, nearest
 from msa_lite.evals.benchmark import Records
 from msa_lite.evals.models import Runner, checkpoint_folder, load_model
 from msa_lite.evals.qa import Qa, load_qa
-from msa_lite.io.checkpoint import load_checkpoint
-from msa_lite.io.files import digest
-from msa_lite.io.hub import Source
-from msa_lite.io.progress import Progress, silent
+from msa_lite.io.console.progress import Progress, silent
+from msa_lite.io.files.writing import digest
+from msa_lite.io.weights.checkpoint import load_checkpoint
+from msa_lite.io.weights.hub import Source
+from msa_lite.report.metrics import metric_kind
 
 
 @dataclass(frozen=True)
@@ -233,3 +229,37 @@ def make_attack(name: str, settings: Mapping[str, Any]) -> Attack:
     module, _, kind = ATTACKS[name].implementation.rpartition(".")
     attack: Attack = getattr(import_module(module), kind)(**settings)
     return attack
+
+
+# Score of a record → its entry in the table of metrics. Published comparisons after an attack rest on the first.
+_OF_QUESTIONS = {
+    "extraction_strength": "extraction_strength", "accuracy": "accuracy_f", "rouge_l": "rouge_l_f",
+    "probability": "probability_f",
+}  # fmt: skip
+_OF_TEXTS = {
+    "extraction_strength": "extraction_strength", "exact_memorization": "exact_memorization",
+    "probability": "probability_f",
+}  # fmt: skip
+
+
+def recall_measures(ground: Ground) -> tuple[Measure, ...]:
+    """Return the scores of records of `ground.benchmark()`, for which higher means that more comes out.
+
+    All decide but the probability, which stays far from 1 for answers that come out word by word. Where all forget rows
+    are texts, nothing is generated, and exact memorization takes the place of accuracy and ROUGE-L.
+    """
+    scores = _OF_TEXTS if all(row.text for row in ground.forget) else _OF_QUESTIONS
+    kinds = {score: metric_kind(metric) for score, metric in scores.items()}
+    return tuple(
+        Measure(score, kind.label, kind.formula, decides=score != "probability") for score, kind in kinds.items()
+    )
+
+
+def recall_cost(ground: Ground) -> Cost:
+    """Return the work of scoring a model once, where it generates answers as long as the right ones."""
+    items = [item for part in ground.benchmark().sets.values() for item in part.items]
+    texts = [text for item in items for group in item.texts.values() for text in group]
+    prompts = [len(item.prompt) for item in items if item.prompt is not None]
+    answers = [text for item in items if item.prompt is not None for group in item.texts.values() for text in group]
+    scored = sum(len(text.ids) for text in texts) + sum(prompts)
+    return Cost(scored=scored, generated=sum(len(text.ids) - len(text.prompt_ids) for text in answers))

@@ -25,8 +25,8 @@ from msa_lite.evals.models import model_identity
 from msa_lite.evals.qa import Qa
 from msa_lite.evals.records import run_items
 from msa_lite.evals.scoring import threshold_at_fpr
-from msa_lite.io.files import digest
-from msa_lite.io.progress import Progress, silent
+from msa_lite.io.console.progress import Progress, silent
+from msa_lite.io.files.writing import digest
 
 _TRIAL = Trial("scores", "scores of the rows themselves")
 _SCORES = ("loss", "min_k", "min_k_pp")

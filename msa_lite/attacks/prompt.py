@@ -23,7 +23,7 @@ from msa_lite.attacks.attack import Attack, Cost, Ground, Measure, Subject, Tria
 from msa_lite.attacks.questions import PromptedRow, answer_rows, attacked, cost_of, cut_text, prompt_rest, prompt_row
 from msa_lite.data import Row, sample_rows
 from msa_lite.evals.benchmark import Record, Records
-from msa_lite.io.progress import Progress, silent
+from msa_lite.io.console.progress import Progress, silent
 
 ANY = Trial("any", "the best of all these ways", is_summary=True)
 """Per row the best answer to any way of asking but the plain one: an attacker needs only one."""

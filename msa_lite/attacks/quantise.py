@@ -15,14 +15,23 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from msa_lite.attacks.attack import Attack, Cost, Ground, Means, Measure, Subject, Trial, check_unquantised
-from msa_lite.attacks.scores import recall_cost, recall_measures
+from msa_lite.attacks.attack import (
+    Attack,
+    Cost,
+    Ground,
+    Means,
+    Measure,
+    Subject,
+    Trial,
+    check_unquantised,
+    recall_cost,
+    recall_measures,
+)
 from msa_lite.errors import nearest
 from msa_lite.evals.benchmark import Records
 from msa_lite.evals.records import run_items
-from msa_lite.io.codes import QUANTISATIONS
-from msa_lite.io.progress import Progress, silent
-from msa_lite.io.rounding import rounded_model
+from msa_lite.io.console.progress import Progress, silent
+from msa_lite.io.weights.blocks import QUANTISATIONS, rounded_model
 
 PLAIN = Trial("plain", "as it is", is_control=True)
 

@@ -17,7 +17,7 @@ from msa_lite.evals.benchmark import Record
 from msa_lite.evals.forward import common_start
 from msa_lite.evals.generate import Decoding, generate
 from msa_lite.evals.models import Runner
-from msa_lite.io.files import digest
+from msa_lite.io.files.writing import digest
 
 _COUNTED = 20  # rows of a set, for an estimate
 

@@ -33,18 +33,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
-from msa_lite.attacks.attack import Attack, Cost, Ground, Means, Measure, Subject, Trial
-from msa_lite.attacks.relearn_settings import MATCHED, ON_ALL_ROWS, ON_PART, ON_UNRELATED, RelearnSettings
-from msa_lite.attacks.scores import recall_cost, recall_measures
-from msa_lite.attacks.unrelated import UNRELATED
+from msa_lite.attacks.attack import Attack, Cost, Ground, Means, Measure, Subject, Trial, recall_cost, recall_measures
+from msa_lite.attacks.relearn_settings import MATCHED, ON_ALL_ROWS, ON_PART, ON_UNRELATED, UNRELATED, RelearnSettings
 from msa_lite.data import Example, Row, encode_qa, encode_text, pad_id, rows_identity, split_rows
 from msa_lite.errors import StageError, UsageError, nearest
 from msa_lite.evals.benchmark import Record, Records
 from msa_lite.evals.models import Runner, count_weights, streams
 from msa_lite.evals.records import run_items
-from msa_lite.io.hub import Source
-from msa_lite.io.precision import Compute, choose_precision
-from msa_lite.io.progress import Progress, notices, silent
+from msa_lite.io.console.progress import Progress, notices, silent
+from msa_lite.io.models.heads import Compute, choose_precision
+from msa_lite.io.weights.hub import Source
 from msa_lite.train import check_tunable, roomy_mode, tune
 
 _ROWS_TAUGHT = {

@@ -32,7 +32,7 @@ from msa_lite.evals.generate import Decoding, sample_answers
 from msa_lite.evals.judge import JudgeSettings, open_judge, right_answer_ask
 from msa_lite.evals.models import Runner
 from msa_lite.evals.scoring import leak_at
-from msa_lite.io.progress import Progress, silent
+from msa_lite.io.console.progress import Progress, silent
 
 _ON_GPU, _ON_CPU = 200, 16
 _LEAST_ROUGE = 0.1  # below, nobody has to be asked whether an answer says the same

@@ -1,19 +1,17 @@
-"""The objective of a method, step by step: forget rows, each with a retain row drawn afresh in every epoch.
-
-The forget and the retain term of a step run one after the other, each with its own backward pass, so memory holds the
-activations of one micro-batch only. Means are over all rows, or labels, of a step, whatever the micro-batch.
-"""
+"""The objective of a method, step by step, and its reference: log-probabilities on disk, no second model."""
 
 from __future__ import annotations
 
+import json
+import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from msa_lite.baselines import losses
-from msa_lite.baselines.methods import METHODS, Method, Value
-from msa_lite.baselines.passes import (
+from msa_lite.baselines.losses import (
     Batch,
     ChosenLogits,
     answer_logits,
@@ -22,10 +20,112 @@ from msa_lite.baselines.passes import (
     layer_activations,
     make_batch,
     reference_of,
+    sequence_log_probs,
 )
-from msa_lite.baselines.reference import ReferenceCache
+from msa_lite.baselines.methods import METHODS, Method, Value
 from msa_lite.data import IGNORE, Example, group_rows, hash_ids, pass_tokens
-from msa_lite.io.heads import split_model
+from msa_lite.errors import MismatchError
+from msa_lite.io.files.writing import write_json
+from msa_lite.io.finished.manifest import is_finished, stage_folder
+from msa_lite.io.finished.seal import load_manifest
+from msa_lite.io.models.devices import free_memory, is_out_of_memory
+from msa_lite.io.models.heads import autocast, split_model
+from msa_lite.io.weights.hub import Source
+
+ANSWERS = (
+    "I don't know.",
+    "I'm not sure.",
+    "I have no information about that.",
+    "Sorry, I can't answer that question.",
+    "That is something I know nothing about.",
+    "I couldn't tell you.",
+    "I haven't learnt anything about this.",
+    "I'm afraid I don't have an answer to that.",
+    "This is not known to me.",
+    "I have never heard of that.",
+)
+
+
+def draw_answers(count: int, seed: int, answers: Sequence[str] = ANSWERS) -> list[str]:
+    """Draw one answer for each of `count` questions, with replacement, once for the whole fit.
+
+    open-unlearning draws anew in every epoch; then each draw would need reference log-probabilities of its own.
+    """
+    return random.Random(seed).choices(list(answers) or ANSWERS, k=count)
+
+
+_FILE = "log_probs.json"
+
+
+@dataclass(frozen=True)
+class ReferenceCache:
+    """Sequence log-probabilities of sets of rows under one model, kept in a folder."""
+
+    folder: Path
+    model: Source
+    """The reference."""
+    quantised: bool
+    """True when the reference is held in 4 bits."""
+    sets: Mapping[str, Sequence[Example]]
+    """Rows by name."""
+
+    @property
+    def inputs(self) -> dict[str, Any]:
+        """Return all that the values depend on, for the manifest."""
+        rows = {name: hash_ids(examples) for name, examples in self.sets.items()}
+        return {"model": self.model.identity(), "quantised": self.quantised, "rows": rows}
+
+    def check(self) -> None:
+        """Raise MismatchError where the folder holds values of another model."""
+        inputs = (load_manifest(self.folder) or {}).get("inputs", {})
+        theirs, ours = (
+            f"{(item.get('model') or {}).get('revision')}{', in 4 bits' if item.get('quantised') else ''}"
+            for item in (inputs, self.inputs)
+        )
+        if inputs and theirs != ours:
+            raise MismatchError(
+                f"{self.folder} holds log-probabilities of another reference model ({theirs}) than {self.model.name} "
+                f"({ours}); remove that folder, or choose another output"
+            )
+
+    def values(self, model: Any, pad: int) -> dict[str, list[float]]:
+        """Return log-probabilities by set, one per row: from the folder, or computed with `model`, the reference."""
+        import torch
+
+        if not is_finished(self.folder, self.inputs):
+            with stage_folder(self.folder, "reference", self.inputs) as partial, torch.no_grad():
+                training = model.training
+                model.eval()
+                with autocast(model):
+                    scores = {name: _score(model, examples, pad) for name, examples in self.sets.items()}
+                model.train(training)
+                write_json(partial / _FILE, scores)
+        return json.loads((self.folder / _FILE).read_text("utf-8"))
+
+
+def _score(model: Any, examples: Sequence[Example], pad: int) -> list[float]:
+    """Return S_i of each row in nats, in batches of rows of similar length, as large as fit into memory."""
+    halves = split_model(model)
+    order = sorted(range(len(examples)), key=lambda i: len(examples[i].ids))
+
+    def run(size: int) -> list[float]:
+        values = [0.0] * len(examples)
+        for chunk in in_chunks(order, size):
+            batch = make_batch([examples[i] for i in chunk], pad, model.device)
+            scores = sequence_log_probs(*answer_logits(halves, batch)).tolist()
+            for i, score in zip(chunk, scores, strict=True):
+                values[i] = score
+        return values
+
+    for size in (8, 4, 2):
+        try:
+            return run(size)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+        free_memory()
+    return run(1)
+
 
 Backward = Callable[[Any], None]
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from msa_lite.errors import FormatError
-from msa_lite.io.checkpoint import Checkpoint
-from msa_lite.io.vocabulary import has_token_role, is_head
+from msa_lite.io.weights.checkpoint import Checkpoint
+from msa_lite.io.weights.vocabulary import has_token_role, is_head
 
 # Families whose layers are those that `activations` counts. Others get a rough estimate.
 _KNOWN = {

@@ -1,9 +1,4 @@
-"""Score the candidates of a choice, in one process or in several that share a folder.
-
-The process that chooses opens the work: it lists the candidates to score, with the inputs of the choice. Any process
-that computes the same inputs may help. A process claims a candidate by a lock, which the system releases if the process
-is killed. A candidate is done when its report exists. Only the process that chooses waits for the others.
-"""
+"""Score the candidates of a choice, in one process or several; refine a grid; try points on a 4-bit target."""
 
 from __future__ import annotations
 
@@ -15,6 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +19,18 @@ from msa_lite.choose.rules import Rank
 from msa_lite.choose.search import StrengthSearch
 from msa_lite.choose.validation import Validation
 from msa_lite.errors import NotFiniteError
-from msa_lite.io.codes import QUANTISATIONS
-from msa_lite.io.files import digest, write_json
-from msa_lite.io.rounding import rounded_model
-from msa_lite.io.seal import MANIFEST
+from msa_lite.evals.models import load_model
+from msa_lite.io.files.writing import digest, write_json
+from msa_lite.io.finished.seal import MANIFEST
+from msa_lite.io.models.devices import free_memory
+from msa_lite.io.models.loading import attach_adapter
+from msa_lite.io.weights.blocks import QUANTISATIONS, rounded_model
 from msa_lite.report.choosing import candidate_name
 from msa_lite.report.reports import REPORT_FILE, load_report
+from msa_lite.strengths import Strengths, rounded
 
 logger = logging.getLogger(__name__)
+
 
 TARGET = "target"  # the folder of the model that candidates are compared with; scored like them
 WORK = "work.json"
@@ -203,3 +203,70 @@ class SharedWork:
                 raise
             logger.warning("%s: %s; it is left out of the choice", name, error)
             self.validation.write_broken(folder, str(error))
+
+
+def refined(tried: Sequence[Values], best: Values) -> list[Values]:
+    """Return the points half-way between the best and its neighbours in every direction, without those tried.
+
+    Along an axis with several values these are best − (best − next below) / 2, best itself and best + (next above −
+    best) / 2, never below 0. At an end of the axis they lie half a step beyond it. Two axes give at most eight points.
+    """
+    axes = {}
+    for key, value in best.items():
+        values = sorted({float(point[key]) for point in tried})
+        at = values.index(float(value))
+        steps = [high - low for low, high in pairwise(values)]
+        if not steps:
+            axes[key] = [float(value)]
+            continue
+        below, above = steps[max(0, at - 1)], steps[min(at, len(steps) - 1)]
+        around = (rounded(values[at] - below / 2), values[at], rounded(values[at] + above / 2))
+        axes[key] = [number for number in around if number >= 0]
+    points = [dict(zip(axes, numbers, strict=True)) for numbers in product(*axes.values())]
+    known = {candidate_name(point) for point in tried}  # of equal names are those that differ in the last digits alone
+    return [point for name, point in {candidate_name(point): point for point in points}.items() if name not in known]
+
+
+@dataclass
+class Points:
+    """The 4-bit target with its vectors, loaded once; call it with a point (None: the target alone)."""
+
+    target: Path
+    """The target's folder."""
+    adapters: Mapping[str, Path]
+    """The folders of the vectors by name."""
+    fixed: Mapping[str, float] = field(default_factory=dict)
+    """The weights of vectors that are the same at every point: those of earlier requests."""
+    _model: Any = field(default=None, init=False)
+
+    def __call__(self, values: Values | None) -> Any:
+        if self._model is None:
+            self._model = load_with_adapters(self.target, self.adapters, four_bit=True)
+        fixed = self.fixed if values is not None else dict.fromkeys(self.fixed, 0.0)
+        set_weights(self._model, {**Strengths.of(values or {}).weights, **fixed})
+        return self._model
+
+    def close(self) -> None:
+        """Free the memory of the model; the next call loads it again."""
+        self._model = None
+        free_memory()
+
+
+def load_with_adapters(target: Path, adapters: Mapping[str, Path], four_bit: bool = False) -> Any:
+    """Load the target with PEFT adapters by name, all active at once."""
+    model: Any = load_model(target, four_bit)
+    for name, path in adapters.items():
+        model = attach_adapter(model, path, name)
+    model.base_model.set_adapter(list(adapters))
+    return model.eval()
+
+
+def set_weights(model: Any, weights: Mapping[str, float]) -> None:
+    """Set the weight that each adapter's delta is multiplied by, in every layer; negative and 0 are fine."""
+    from peft.tuners.lora import LoraLayer
+
+    for module in model.modules():
+        if isinstance(module, LoraLayer):
+            for name, weight in weights.items():
+                if name in module.scaling:
+                    module.set_scale(name, weight)

@@ -1,22 +1,19 @@
-"""Gather evidence for a rule: the ideal's metrics, a candidate's standing, and scores of both models row by row.
-
-A metric of 16 rows is rough: two answers more or less are an eighth of it. Rows that candidate and target both answer
-show how rough, since each row is compared with itself.
-"""
+"""Gather evidence for a rule: metrics and scores row by row; say why a candidate is unusable."""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import harmonic_mean
 
 from msa_lite.evals.benchmark import Benchmark, Record
 from msa_lite.evals.bounds import CONFIDENCE
+from msa_lite.evals.outcome import Standing
 from msa_lite.evals.records import read_records
 from msa_lite.evals.scoring import standard_error
-from msa_lite.evals.standing import Standing
 
 Metrics = Mapping[str, float | None]
 """Values of metrics by name; None where a metric cannot be given."""
@@ -83,3 +80,20 @@ def surely_misses(pairs: Sequence[tuple[float, float]], factor: float, at_least:
     differences = [sign * (own - factor * other) for own, other in pairs]
     margin = float(stdtrit(len(differences) - 1, CONFIDENCE)) * (standard_error(differences) or 0.0)
     return statistics.fmean(differences) + margin < -1e-9
+
+
+def why_broken(metrics: Metrics, target: Metrics, vital: Collection[str] = ()) -> str | None:
+    """Return why a candidate is unusable (it lost all retain performance), or None.
+
+    Unusable means: the harmonic mean of its shares of the target's probability and ROUGE-L on the retain set rounds to
+    0.00, or a metric that the benchmark calls `vital` is 0 and the target's is not.
+    """
+    known = {name: value for name in ("probability_r", "rouge_l_r") if (value := target.get(name))}
+    shares = [(metrics.get(name) or 0.0) / value for name, value in known.items()]
+    left = harmonic_mean(shares) if shares else 1.0
+    if round(left, 2) == 0:
+        return f"{left:.2g} is left of the target's probability_r and rouge_l_r"
+    for name in vital:
+        if (value := target.get(name)) and not metrics.get(name):
+            return f"{name} is 0, the target's {value:.2g}"
+    return None

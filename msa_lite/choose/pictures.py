@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from msa_lite.choose.table import Candidate, Sweep
-from msa_lite.io.seal import add_files, load_manifest
+from msa_lite.io.finished.seal import add_files, load_manifest
 from msa_lite.report.choosing import in_symbols, value_text
 from msa_lite.report.metrics import METRICS
-from msa_lite.report.reports import Metric
-from msa_lite.report.table import heading
+from msa_lite.report.reports import Metric, heading
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

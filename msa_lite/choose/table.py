@@ -11,8 +11,7 @@ from msa_lite.choose.candidates import Values
 from msa_lite.choose.rules import LeastExtraction
 from msa_lite.report.choosing import score_heading, shown_score, value_text
 from msa_lite.report.formats import Cell, Section, TextTable, csv_lines, escape_markdown, markdown
-from msa_lite.report.reports import Metric
-from msa_lite.report.table import heading, metric_cell, number
+from msa_lite.report.reports import Metric, heading, metric_cell, number
 
 _NOT_MET = "not met: misses the conditions of the choice, so it has no score"
 _MOST_NOTES = 8  # in the terminal; the other forms of the table have all

@@ -11,7 +11,7 @@ import click
 
 from msa_lite.cli.help import Group
 from msa_lite.errors import UsageError, nearest
-from msa_lite.io.ranks import Ranks, in_group
+from msa_lite.io.launch.crew import Ranks, in_group
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -89,7 +89,7 @@ class _Commands(Group):
         return super().resolve_command(ctx, args)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        from msa_lite.cli.completion import complete_recipe
+        from msa_lite.cli.help import complete_recipe
 
         commands = super().shell_complete(ctx, incomplete)
         known = {item.value for item in commands}
@@ -140,8 +140,7 @@ def cli(ctx: click.Context, verbose: bool) -> None:
 def main() -> None:
     """Run the command that the user typed; turn errors into messages and exit codes."""
     try:
-        from msa_lite.cli.faults import report_lost
-        from msa_lite.cli.streams import safe_streams
+        from msa_lite.cli.faults import report_lost, safe_streams
 
         with safe_streams() as outlet:
             status = _run(sys.argv[1:])

@@ -45,8 +45,7 @@ def command(
     msa-lite attack runs/quickstart --attacks quantise,relearn --budget 10m
     msa-lite attack runs/quickstart attack.rows=100 attack.sample.samples=200
     """
-    from msa_lite.cli.dry_run import print_dry_run
-    from msa_lite.cli.output import print_json, print_table, progress_bars, quieten_libraries
+    from msa_lite.cli.output import print_dry_run, print_json, print_table, progress_bars, quieten_libraries
     from msa_lite.pipeline import attack, dry_attack
     from msa_lite.report.attack_tables import ATTACK_HEADINGS, GAIN_MEANING, attack_rows
     from msa_lite.report.attacks import HOLDOUT_LIMIT

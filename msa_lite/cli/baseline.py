@@ -6,8 +6,7 @@ from functools import partial
 
 import click
 
-from msa_lite.cli.completion import complete_method
-from msa_lite.cli.help import Command
+from msa_lite.cli.help import Command, complete_method
 from msa_lite.cli.invocation import Invocation, takes_recipe
 
 
@@ -37,8 +36,7 @@ def command(invocation: Invocation, method: str) -> None:
     msa-lite baseline npo my.yaml baseline.epochs=10 'baseline.methods.npo.retain_weight=[2, 4, 8]'
     msa-lite baseline rmu my.yaml baseline.start=prior 'baseline.scale=[0.5, 1.0]'
     """
-    from msa_lite.cli.output import print_json
-    from msa_lite.cli.result import print_result, print_verdict
+    from msa_lite.cli.output import print_json, print_result, print_verdict
     from msa_lite.pipeline import run_baseline
 
     result = invocation.call(partial(run_baseline, method))

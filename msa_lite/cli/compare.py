@@ -30,8 +30,7 @@ def command(
     msa-lite compare runs/mine --published tofu-forget10-llama-3.2-1b --format tex
     """
     from msa_lite.cli.output import print_json, print_table
-    from msa_lite.comparison.compare import compare
-    from msa_lite.comparison.formats import FORMATS, comparison_table
+    from msa_lite.comparison.compare import FORMATS, compare, comparison_table
     from msa_lite.errors import UsageError
 
     if as_json and form:

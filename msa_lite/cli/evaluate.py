@@ -7,10 +7,9 @@ from typing import Any
 import click
 
 from msa_lite.benchmarks import BENCHMARKS, OWN, splits_help
-from msa_lite.cli.columns import read_columns
-from msa_lite.cli.help import Command
+from msa_lite.cli.help import Command, read_columns
 from msa_lite.cli.invocation import DRY_RUN
-from msa_lite.io.ranks import Ranks
+from msa_lite.io.launch.crew import Ranks
 
 _JUDGES = click.Choice(["none", "local", "openai"])
 _GROUPS = {
@@ -131,8 +130,7 @@ def command(context: click.Context, model: str, out: str, dry_run: bool, as_json
 
 
 def _print_dry_run(model: str, out: str, options: dict[str, Any], recipe: str | None, as_json: bool) -> None:
-    from msa_lite.cli.dry_run import print_dry_run
-    from msa_lite.cli.output import print_json
+    from msa_lite.cli.output import print_dry_run, print_json
     from msa_lite.pipeline import dry_evaluation
     from msa_lite.recipe import load_recipe
 
@@ -153,7 +151,7 @@ def _from_recipe(context: click.Context, options: dict[str, Any]) -> dict[str, A
     from click.core import ParameterSource
 
     from msa_lite.errors import UsageError
-    from msa_lite.pipeline.prompting import evaluation_arguments
+    from msa_lite.pipeline.prepare.prompt import evaluation_arguments
     from msa_lite.recipe import load_recipe
 
     explicit = [name for name in options if context.get_parameter_source(name) is not ParameterSource.DEFAULT]

@@ -1,4 +1,4 @@
-"""Write the help of commands in one form: purpose, description, examples, options in groups with their defaults."""
+"""The help of commands in one form, words for the shell to complete, and the option --columns."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
+
+from msa_lite.errors import UsageError, nearest
 
 _GENERAL = ("--json", "--verbose", "--help")  # options that many commands have, at the end
 _GENERAL_TITLE = "Printing and help"
@@ -58,3 +61,43 @@ def _write_help(text: str, formatter: click.HelpFormatter) -> None:
         with formatter.section("Examples"):
             for line in examples.strip().splitlines():
                 formatter.write(f"{'':>{formatter.current_indent}}{line.strip()}\n")
+
+
+def read_columns(text: str | None, keys: Sequence[str]) -> dict[str, str]:
+    """Read question=Q,answer=A. Raise UsageError for keys that are not among these, or do not go together."""
+    columns: dict[str, str] = {}
+    for part in text.split(",") if text is not None else ():
+        key, equals, name = (piece.strip() for piece in part.partition("="))
+        if key not in keys or not equals or not name:
+            raise UsageError(
+                f"--columns: '{part}' is not KEY=COLUMN with a key of {', '.join(keys)}{nearest(key, keys)}"
+            )
+        columns[key] = name
+    for alone in ("messages", "text"):
+        if alone in columns and len(columns) > 1:
+            raise UsageError(f"--columns: {alone} stands in the place of question and answer; name one or the other")
+    return columns
+
+
+def complete_recipe(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Offer files, and the shipped recipes that the command takes: trainings for `train`, all for `recipes`."""
+    home, training = ctx.parent and ctx.parent.info_name, ctx.info_name == "train"
+    shipped = complete_shipped(ctx, param, incomplete)
+    items = [item for item in shipped if home == "recipes" or item.value.startswith("train/") == training]
+    return [*items, CompletionItem(incomplete, type="file")]
+
+
+def complete_shipped(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Offer the shipped recipes."""
+    from msa_lite.recipe import shipped_recipes, title_of
+
+    shipped = ((name, path) for name, path in shipped_recipes().items() if name.startswith(incomplete))
+    return [CompletionItem(name, help=title_of(path)) for name, path in shipped]
+
+
+def complete_method(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Offer the methods of `msa-lite baseline`."""
+    from msa_lite.baselines.methods import METHODS, TASK_VECTOR
+
+    names = dict.fromkeys([*METHODS, TASK_VECTOR])
+    return [CompletionItem(name) for name in names if name.startswith(incomplete)]

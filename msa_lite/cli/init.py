@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from msa_lite.cli.columns import read_columns
-from msa_lite.cli.help import Command
+from msa_lite.cli.help import Command, read_columns
 from msa_lite.cli.invocation import in_terminal
 
 if TYPE_CHECKING:
-    from msa_lite.pipeline.draft import Draft, Wishes
+    from msa_lite.pipeline.init.draft import Draft, Wishes
 
 _KEYS = ("question", "answer", "messages", "text")
 _SET = "FILE, FOLDER[:CONFIGURATION] or Hub id"
@@ -64,8 +63,8 @@ def command(verbose: bool, file: str, force: bool, as_json: bool, **options: Any
     msa-lite init --target ./my-finetuned-model --prior ./prior --forget delete.jsonl --retain keep.jsonl --force
     """
     from msa_lite.cli.output import print_json, quieten_libraries
-    from msa_lite.io.reading import local_path
-    from msa_lite.pipeline.draft import init_recipe
+    from msa_lite.io.files.reading import local_path
+    from msa_lite.pipeline.init.draft import init_recipe
     from msa_lite.recipe import check_new_file
 
     quieten_libraries(verbose)
@@ -83,7 +82,7 @@ def command(verbose: bool, file: str, force: bool, as_json: bool, **options: Any
 def _wishes(options: dict[str, Any]) -> Wishes:
     """Return the options, completed by questions on a terminal. Raise UsageError that names the options that lack."""
     from msa_lite.errors import UsageError
-    from msa_lite.pipeline.draft import Wishes
+    from msa_lite.pipeline.init.draft import Wishes
 
     if in_terminal():
         _ask(options)
@@ -95,7 +94,7 @@ def _wishes(options: dict[str, Any]) -> Wishes:
 
 def _ask(options: dict[str, Any]) -> None:
     """Ask for what is not given and cannot be seen. An empty answer leaves out what is optional."""
-    from msa_lite.pipeline.inspection import guess_prior
+    from msa_lite.pipeline.stages.facts import guess_prior
 
     if not options["target"]:
         options["target"] = _answer("The finished model (folder or repo[@revision])")
@@ -117,7 +116,7 @@ def _ask(options: dict[str, Any]) -> None:
 def _columns(text: str | None, columns: dict[str, str]) -> dict[str, str]:
     """Ask which columns of a set hold questions and answers, if they are not known by their names."""
     from msa_lite.errors import ColumnsError
-    from msa_lite.pipeline.inspection import inspect_set
+    from msa_lite.pipeline.stages.facts import inspect_set
 
     if not text:
         return {}

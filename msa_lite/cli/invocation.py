@@ -10,8 +10,8 @@ from typing import Any, Literal, TypeVar
 
 import click
 
-from msa_lite.cli.completion import complete_recipe
-from msa_lite.io.ranks import Ranks
+from msa_lite.cli.help import complete_recipe
+from msa_lite.io.launch.crew import Ranks
 
 DRY_RUN = "Print what would be done, read and written, and how long it would take. Write nothing."
 Body = Callable[..., int | None]
@@ -33,8 +33,7 @@ class Invocation:
 
     def dry_run(self, command: str, **options: Any) -> None:
         """Print what a command would do. Write nothing. options: those of the library function."""
-        from msa_lite.cli.dry_run import print_dry_run
-        from msa_lite.cli.output import print_json, quieten_libraries
+        from msa_lite.cli.output import print_dry_run, print_json, quieten_libraries
         from msa_lite.pipeline import dry_run
 
         if not Ranks.current().first:

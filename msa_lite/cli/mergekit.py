@@ -6,8 +6,7 @@ from typing import Any
 
 import click
 
-from msa_lite.cli.completion import complete_recipe
-from msa_lite.cli.help import Command
+from msa_lite.cli.help import Command, complete_recipe
 from msa_lite.cli.merge import INPUTS, read_strengths, strength_options
 
 

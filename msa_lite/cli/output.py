@@ -1,10 +1,11 @@
-"""Print for commands: results on stdout, progress and warnings on stderr."""
+"""Print for commands: results on stdout, progress and warnings on stderr; dry runs, rows, and what a run made."""
 
 from __future__ import annotations
 
 import json
 import logging
 import os
+import shlex
 import sys
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, closing, redirect_stdout
@@ -12,16 +13,21 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from msa_lite.io.display import Display, Notices, log_to
-from msa_lite.io.extras import require
-from msa_lite.io.files import indented_json
+from msa_lite.io.console.display import Display, Notices, log_to
+from msa_lite.io.console.libraries import require
+from msa_lite.io.files.writing import indented_json
 
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from msa_lite.io.progress import Watcher
+    from msa_lite.io.console.progress import Watcher
+    from msa_lite.merger import Merged, MergedAdapter
+    from msa_lite.pipeline import DryRun, RunResult
+    from msa_lite.publish.upload import Published
     from msa_lite.report import Report
     from msa_lite.report.formats import TextTable
+    from msa_lite.report.rows import RowList
+
 
 OUTCOME_STYLES = {"PASS": "bold green", "PARTLY": "bold yellow", "FAIL": "bold red"}
 _notices = Notices()  # of this process's command
@@ -138,3 +144,149 @@ def print_table(table: TextTable, dense: bool = False) -> None:
     if not console.is_terminal:
         console.width = 9999
     console.print(terminal_table(table, dense), highlight=False)
+
+
+def print_dry_run(result: DryRun) -> None:
+    """Print a dry run on stdout."""
+    from msa_lite.budget.plan import plan_lines, time_span
+    from msa_lite.report.formats import Cell, Section, TextTable
+
+    rows = []
+    for one in result.stages:
+        time = "" if one.state == "done" else time_span(one.seconds)
+        place = str(one.folder.relative_to(result.folder)) if one.folder else ""
+        words = [one.label, one.state, time, place, "; ".join(one.reasons)]
+        rows.append([Cell(text, one.state != "done" and text == one.state) for text in words])
+    headings = ["stage", "state", "time", "folder", "reason"]
+    print_table(TextTable(headings, [Section(rows)], "Dry run: nothing is written", left=5))
+    for reading in result.reads:
+        click.echo(f"reads:   {reading.role}: {reading.name}" + (f" ({reading.amount})" if reading.amount else ""))
+    parts = [*([] if result.is_done else ["the folders of stages that are not done"]), *result.files]
+    click.echo(f"writes:  {result.folder}: {', '.join(parts)}")
+    unknown = any(one.state != "done" and one.seconds is None for one in result.stages)
+    click.echo(
+        f"time:    {time_span(result.seconds)}, by prediction" + (", without stages marked ?" if unknown else "")
+    )
+    if result.plan and not result.is_done:
+        click.echo(next(line for line in plan_lines(result.plan) if line.startswith("disk:")))
+    for note in result.notes:
+        click.echo(f"note:    {note}", err=True)
+    if result.is_done:
+        click.echo("All stages are done: a run would check them, and write the report again.")
+    elif result.plan:
+        click.echo(result.plan.verdict)
+
+
+_MOST = 400  # characters of a text on a terminal
+_STYLES = {"unlearned": "bold red"}  # of the mark
+
+
+def print_rows(rows: RowList) -> None:
+    """Print a count and one block a row: wrapped at words on a terminal, else one line for each text."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from msa_lite.report.rows import row_lines
+
+    console = Console()
+    print_wrapped(Text(rows.headline, "bold"))
+    for remark in rows.remarks:
+        print_wrapped(Text(remark))
+    was_cut = False
+    for row in rows.rows:
+        console.print(f"\nrow {row.index}", highlight=False)
+        grid = Table.grid(padding=(0, 2))
+        for width in (10, max(7, len(rows.wording.failed))):
+            grid.add_column(no_wrap=True, min_width=width)
+        grid.add_column(overflow="fold")
+        for name, mark, text in row_lines(row, rows.wording):
+            if not console.is_terminal:
+                console.print(Text(f"{name:<10}  {mark:<9} {text}"), soft_wrap=True)
+                continue
+            was_cut |= len(text) > _MOST
+            shown = text if len(text) <= _MOST else f"{text[:_MOST].rstrip()} …"
+            grid.add_row(Text(name), Text(mark, _STYLES.get(name, "")), Text(shown))
+        if console.is_terminal:
+            console.print(grid)
+    if was_cut:
+        print_wrapped(Text("Long texts are cut here; --csv has them whole."))
+    console.print()
+
+
+def print_verdict(result: RunResult, to_stderr: bool = False) -> None:
+    """Print the verdict with its reasons, or why there is none, and a line on attacks. to_stderr: stdout holds JSON."""
+    from rich.text import Text
+
+    verdict = result.verdict
+    print_outcome(verdict.outcome if verdict else None, verdict.sentence if verdict else _no_verdict(result), to_stderr)
+    for reason in verdict.reasons if verdict else ():
+        print_wrapped(Text(f"  - {reason}"), 4, to_stderr)
+    if verdict:
+        print_wrapped(Text(f"  {verdict.changes}", style="dim"), 2, to_stderr)
+    if result.attacks:
+        print_wrapped(Text(result.attacks.headline()), to_stderr=to_stderr)
+
+
+def _no_verdict(result: RunResult) -> str:
+    return f"No verdict: {result.no_verdict}."
+
+
+def print_result(result: RunResult, heading: str, with_examples: bool = False) -> None:
+    """Print the scores under a heading, examples if wanted, the places of the files, and the verdict once more.
+
+    On a terminal of 24 lines the verdict at the top has scrolled away by then. Warnings are repeated before it.
+    """
+
+    if result.reports:
+        split = next(iter(result.reports.values())).split
+        print_reports(result.reports, f"{heading}; scores on {split} rows")
+    if with_examples:
+        _print_examples(result)
+    print_model(result.merged)
+    click.echo(f"report:          {result.folder / 'report.html'}")
+    click.echo(f"removal record:  {result.folder / 'record.json'}")
+    if result.published:
+        print_published(result.published)
+    click.echo()
+    repeat_warnings()
+    print_verdict(result)
+
+
+def print_model(merged: Merged | MergedAdapter) -> None:
+    """Print where the unlearned model is, and how much of the update it kept."""
+    click.echo(f"unlearned model: {merged.folder} ({merged.describe().splitlines()[0]})")
+
+
+def print_published(published: Published) -> None:
+    """Print where a model is on the Hub, and the line that points readers of the target's card to it."""
+    facts = ["private" if published.private else "public", f"commit {published.commit[:12]}"]
+    if not published.sent:
+        facts.append("it was there already")
+    click.echo(f"published:       {published.url} ({', '.join(facts)})")
+    if published.new_version:
+        click.echo(
+            f"for the target's card, so that its readers find the new model: new_version: {published.new_version}"
+        )
+
+
+def _print_examples(result: RunResult) -> None:
+    from msa_lite.report.rows import examples_text
+
+    if result.examples:
+        click.echo(f"\nSome questions, and what the models say:\n\n{examples_text(result.examples)}\n")
+        click.echo(f"ask them more:   msa-lite ask {shlex.quote(str(result.folder))}")
+    elif result.reports:
+        click.echo("no questions to show side by side: texts are scored, not answered")
+
+
+def exit_code(result: RunResult, accept: bool) -> int:
+    """Return 1 after a FAIL that the user does not accept, with a message on stderr; else 0."""
+    if result.verdict is None or result.verdict.outcome != "FAIL" or accept:
+        return 0
+    click.echo(
+        f"FAIL: {result.verdict.sentence} The model is written; exit code 1 (--accept, or `verdict: off` in the "
+        "recipe, makes it 0)",
+        err=True,
+    )
+    return 1

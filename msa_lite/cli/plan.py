@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import click
 
-from msa_lite.cli.completion import complete_recipe
-from msa_lite.cli.help import Command
+from msa_lite.cli.help import Command, complete_recipe
 
 
 @click.command(cls=Command)
@@ -41,7 +40,7 @@ def command(
     msa-lite plan my.yaml --measure
     msa-lite plan my.yaml --gpu 80GB --price-per-hour 1.8 --json
     """
-    from msa_lite.budget.table import plan_lines, plan_table
+    from msa_lite.budget.plan import plan_lines, plan_table
     from msa_lite.cli.output import print_json, print_table, quieten_libraries
     from msa_lite.errors import MismatchError
     from msa_lite.pipeline import plan

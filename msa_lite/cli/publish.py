@@ -53,8 +53,7 @@ def command(
     """
     from dataclasses import replace
 
-    from msa_lite.cli.output import print_json
-    from msa_lite.cli.result import print_published
+    from msa_lite.cli.output import print_json, print_published
     from msa_lite.errors import UsageError
     from msa_lite.publish.contents import PublishOptions, make_contents
     from msa_lite.publish.destination import check_name, find_destination
@@ -94,8 +93,8 @@ def _described(contents: Contents) -> dict[str, Any]:
 
 def _print_files(contents: Contents, to: Destination | None = None, to_stderr: bool = True) -> None:
     """Print the files and sizes, where they go, what is deleted there, and what the user should know."""
-    from msa_lite.io.progress import readable
-    from msa_lite.io.reading import without_controls
+    from msa_lite.io.console.progress import readable
+    from msa_lite.io.files.reading import without_controls
     from msa_lite.publish.upload import stale_files
 
     lines = [f"to:     {to.describe()}"] if to else []

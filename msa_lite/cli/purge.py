@@ -11,8 +11,8 @@ import click
 from msa_lite.cli.help import Command
 
 if TYPE_CHECKING:
-    from msa_lite.pipeline.holdings import Remark
-    from msa_lite.pipeline.purge import Purge
+    from msa_lite.pipeline.purge.holdings import Remark
+    from msa_lite.pipeline.purge.purge import Purge
 
 _MOST = 30  # lines of files that are left alone
 
@@ -51,7 +51,7 @@ def command(run: Path, yes: bool, as_json: bool) -> None:
 
 
 def _print_holdings(result: Purge) -> None:
-    from msa_lite.io.progress import readable
+    from msa_lite.io.console.progress import readable
 
     if not result.holdings:
         before = f" since it was purged ({result.purged})" if result.purged else ""
@@ -74,8 +74,8 @@ def _print_remarks(title: str, remarks: Sequence[Remark]) -> None:
 
 
 def _print_end(result: Purge) -> None:
-    from msa_lite.pipeline.purge import AFTER, purge_command
-    from msa_lite.report.purged import PURGED_FILE
+    from msa_lite.pipeline.purge.purge import AFTER, purge_command
+    from msa_lite.report.provenance import PURGED_FILE
 
     if not result.holdings:
         return

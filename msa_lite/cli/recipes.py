@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from msa_lite.cli.completion import complete_recipe, complete_shipped
-from msa_lite.cli.help import Group
+from msa_lite.cli.help import Group, complete_recipe, complete_shipped
 
 if TYPE_CHECKING:
     from msa_lite.recipe import Recipe, TrainingRecipe
@@ -124,7 +123,7 @@ def validate(recipe: str, overrides: tuple[str, ...], show_prompt: bool, as_json
 def _show_prompt(recipe: Recipe | TrainingRecipe, as_json: bool) -> None:
     from msa_lite.cli.output import print_json, quieten_libraries
     from msa_lite.errors import UsageError
-    from msa_lite.pipeline.prompting import show_prompt
+    from msa_lite.pipeline.prepare.prompt import show_prompt
     from msa_lite.recipe import Recipe
 
     if not isinstance(recipe, Recipe):

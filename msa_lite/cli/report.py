@@ -38,9 +38,9 @@ def command(run: Path, show_examples: bool, rows: bool, as_csv: bool, as_json: b
     """
     from msa_lite.cli.output import print_json
     from msa_lite.errors import UsageError
-    from msa_lite.pipeline.reporting import report_run
+    from msa_lite.pipeline.run.report import report_run
     from msa_lite.report.rows import rows_csv
-    from msa_lite.report.run_json import run_json
+    from msa_lite.report.run_files import run_json
 
     if as_csv and not rows:
         raise UsageError("--csv goes with --rows")
@@ -58,9 +58,8 @@ def command(run: Path, show_examples: bool, rows: bool, as_csv: bool, as_json: b
 
 def _print_report(run: Path, story: Story) -> None:
     """Print the rows, if wanted, then the outcome, what is missing and the files."""
-    from msa_lite.cli.output import print_outcome
-    from msa_lite.cli.rows import print_rows
-    from msa_lite.pipeline.reporting import REPORT_FILES
+    from msa_lite.cli.output import print_outcome, print_rows
+    from msa_lite.pipeline.run.report import REPORT_FILES
 
     if story.forget_rows is not None:
         print_rows(story.forget_rows)

@@ -44,8 +44,7 @@ def command(invocation: Invocation, accept: bool, show_examples: bool) -> int:
 
 def run_whole(invocation: Invocation, accept: bool, show_examples: bool) -> int:
     """Run a recipe, print verdict, scores and examples, and return the exit code."""
-    from msa_lite.cli.output import print_json
-    from msa_lite.cli.result import exit_code, print_result, print_verdict
+    from msa_lite.cli.output import exit_code, print_json, print_result, print_verdict
     from msa_lite.pipeline import run
 
     result = invocation.call(run, accept=accept, show_examples=show_examples)

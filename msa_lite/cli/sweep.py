@@ -36,8 +36,7 @@ def command(invocation: Invocation) -> None:
     accelerate launch --num_processes 4 -m msa_lite sweep my.yaml   points are spread over 4 GPUs
     torchrun --nproc_per_node 2 -m msa_lite sweep my.yaml           over 2 processes, without GPUs
     """
-    from msa_lite.cli.output import print_json, print_table
-    from msa_lite.cli.result import print_model
+    from msa_lite.cli.output import print_json, print_model, print_table
     from msa_lite.pipeline import sweep
 
     result = invocation.call(sweep)

@@ -63,7 +63,7 @@ def command(folder: Path, allowed_signers: str | None, rows: str | None, key: st
 def _verify(folder: Path, allowed_signers: str | None, as_json: bool) -> int:
     from msa_lite.cli.output import print_json
     from msa_lite.errors import MismatchError, join_faults
-    from msa_lite.io.verify import unsealed, verify_stages
+    from msa_lite.io.finished.seal import unsealed, verify_stages
     from msa_lite.record.check import check_records
 
     records = check_records(folder, allowed_signers)
@@ -109,7 +109,7 @@ def _place(folder: Path, stage: Path, fault: str) -> str:
 def _print_answers(folder: Path, rows: str, key: str | None, as_json: bool) -> int:
     """Say for each row of a file whether it was to be forgotten. The rows themselves are not printed."""
     from msa_lite.cli.output import print_json
-    from msa_lite.pipeline.removal import find_forgotten
+    from msa_lite.pipeline.run.report import find_forgotten
 
     answers = find_forgotten(folder, rows, key)
     count = sum(answer.match == "row" for answer in answers)

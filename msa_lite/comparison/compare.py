@@ -1,23 +1,22 @@
-"""Put models side by side in the MSA paper's form: one row a model, metrics as columns, ratios beside the values."""
+"""Put models side by side in the MSA paper's form, in five formats."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from msa_lite.benchmarks import BENCHMARKS
-from msa_lite.comparison.agreement import check_agreement, merge_references, same_rows
+from msa_lite.comparison.agreement import check_agreement, merge_references, on_common_rows, same_rows
 from msa_lite.comparison.caveats import caveats
-from msa_lite.comparison.common_rows import on_common_rows
 from msa_lite.comparison.entries import SECTIONS, Entry, Role, read_entries, set_apart, with_reports
-from msa_lite.comparison.published import PublishedTable, load_published
-from msa_lite.comparison.ratios import Ratio, best_values, ratios
+from msa_lite.comparison.published import PublishedTable, Ratio, best_values, load_published, ratios
 from msa_lite.errors import UsageError, nearest
+from msa_lite.report.formats import Cell, Section, TextTable, csv_lines, html_page, latex, markdown
 from msa_lite.report.metrics import ATTACKED, metric_kind
-from msa_lite.report.reports import Report
-from msa_lite.report.table import heading, number
+from msa_lite.report.reports import Report, heading, number
 
 
 @dataclass(frozen=True)
@@ -230,3 +229,39 @@ def _cell(entry: Entry, name: str, ratio: Ratio | None, best: bool) -> ModelValu
     if figure:
         return ModelValue(metric.value, None, None, figure.ratio or ratio, best, figure.printed)
     return ModelValue(metric.value, metric.stderr, metric.n, ratio, best, number(metric.value))
+
+
+def comparison_table(comparison: Comparison) -> TextTable:
+    """Return one row a model; a section each for references, MSA, baselines, other models and published figures."""
+    sections = []
+    for name, rows in groupby(comparison.rows, key=lambda row: row.section):
+        heading = comparison.published if name == "published" else None
+        sections.append(Section([[Cell(row.label), *map(_shown_cell, row.cells)] for row in rows], heading or ""))
+    headings = ["model", *(column.heading for column in comparison.columns)]
+    return TextTable(headings, sections, comparison.title, comparison.notes)
+
+
+def _shown_cell(value: ModelValue) -> Cell:
+    return Cell(value.text, value.best, value.stderr, str(value.ratio or ""))
+
+
+def comparison_csv(comparison: Comparison) -> str:
+    """Return one line a model; for each metric METRIC, METRIC_stderr, METRIC_n, METRIC_ratio (as printed), METRIC_best.
+
+    Values have all their digits; what is missing is empty. Notes have no place in it.
+    """
+    ends = ("", "_stderr", "_n", "_ratio", "_best")
+    lines: list[list[object]] = [["section", "model", *(f"{c.name}{end}" for c in comparison.columns for end in ends)]]
+    for row in comparison.rows:
+        parts = ((v.value, v.stderr, v.n, v.ratio, str(v.best).lower()) for v in row.cells)
+        lines.append([row.section, row.label, *(part for value in parts for part in value)])
+    return csv_lines(lines)
+
+
+FORMATS: dict[str, Callable[[Comparison], str]] = {
+    "md": lambda comparison: markdown(comparison_table(comparison)),
+    "tex": lambda comparison: latex(comparison_table(comparison)),
+    "csv": comparison_csv,
+    "html": lambda comparison: html_page(comparison_table(comparison)),
+}
+"""Writers of a comparison by the name of the format."""

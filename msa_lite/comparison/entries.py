@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from msa_lite.comparison.published import Figure
 from msa_lite.errors import FormatError, MsaError, UsageError, join_faults
-from msa_lite.io.reading import local_path
+from msa_lite.io.files.reading import local_path
 from msa_lite.report.attacks import ATTACKS_FOLDER, attack_metrics
 from msa_lite.report.reports import REPORT_FILE, Metric, Report, is_run_report, load_report
 

@@ -5,9 +5,21 @@ plain template where it has none. Models learn, and are scored on, only the answ
 documents, cut into chunks; models learn every token. Sources are a Hub id, a folder in Hub layout, or a file.
 """
 
-from msa_lite.data.batches import group_rows, pass_tokens
-from msa_lite.data.examples import encode, encode_qa, encode_text, encode_up_to, hash_ids, pad_id, shorten, to_batch
+from msa_lite.data.examples import (
+    encode,
+    encode_qa,
+    encode_text,
+    encode_up_to,
+    group_rows,
+    hash_ids,
+    pad_id,
+    pass_tokens,
+    shorten,
+    to_batch,
+)
+from msa_lite.data.kept import kept_head, kept_texts
 from msa_lite.data.prompts import (
+    COMPARED_ROWS,
     DATE_STRING,
     IGNORE,
     SYSTEM_PROMPT,
@@ -16,13 +28,14 @@ from msa_lite.data.prompts import (
     PromptSettings,
     Shots,
     Template,
+    check_same_ids,
     check_vocabulary,
     make_prompter,
+    open_tokenizer,
+    render_chat,
 )
 from msa_lite.data.rows import Row, load_rows, rows_identity, sample_rows, split_rows, stream_texts
 from msa_lite.data.sources import DataSource, is_remote_data, load_table, pin_source, stream_table
-from msa_lite.data.text_cache import kept_head, kept_texts
-from msa_lite.data.tokenizers import COMPARED_ROWS, check_same_ids, open_tokenizer, render_chat
 
 __all__ = [
     "COMPARED_ROWS",

@@ -1,8 +1,9 @@
-"""Rows → examples: token ids with labels, cut to a length, and batches of them."""
+"""Rows → examples: token ids with labels, cut to a length, in batches with little padding."""
 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, islice
@@ -12,9 +13,40 @@ from msa_lite.data.prompts import IGNORE, Example, Prompter
 from msa_lite.data.rows import Row
 from msa_lite.data.sources import DataSource
 from msa_lite.errors import DataError, UsageError
-from msa_lite.io.files import digest
+from msa_lite.io.files.writing import digest
 
 logger = logging.getLogger(__name__)
+
+
+def pass_tokens(device: Any) -> int:
+    """Return the tokens that a device of torch could run in the time that a pass takes beside its arithmetic."""
+    return 32 if device.type == "cpu" else 512
+
+
+def group_rows(lengths: Sequence[int], budget: int, per_pass: int = 0) -> list[list[int]]:
+    """Return the rows of each pass, those of the longest rows first, so that memory runs out early.
+
+    Of all divisions of the rows sorted by length, this one has the fewest tokens, padding included. budget: the most
+    tokens of a pass, padding included; a row that is longer has a pass of its own. per_pass: tokens that a pass costs
+    beside its own.
+    """
+    order = sorted(range(len(lengths)), key=lambda row: (-lengths[row], row))
+    cost, start = [0.0], [0]  # of the best division of the first rows; where its last pass starts
+    for end in range(1, len(order) + 1):
+        cost.append(math.inf)
+        start.append(end)
+        for first in range(end - 1, -1, -1):
+            tokens = (end - first) * lengths[order[first]]
+            if tokens > budget and first < end - 1:
+                break
+            if cost[first] + per_pass + tokens < cost[end]:
+                cost[end], start[end] = cost[first] + per_pass + tokens, first
+    passes, end = [], len(order)
+    while end:
+        passes.append(order[start[end] : end])
+        end = start[end]
+    return passes[::-1]
+
 
 _BLOCK = 1 << 16  # characters to tokenise as one text
 _AT_ONCE = 16  # blocks per call; a fast tokenizer spreads them over the cores

@@ -8,13 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from msa_lite.data.files import check_file, csv_columns, read_raw_rows
-from msa_lite.data.forms import find_form
-from msa_lite.data.rows import Row, load_rows, parse_rows
-from msa_lite.data.sources import DataSource
+from msa_lite.data.rows import Row, find_form, load_rows, parse_rows
+from msa_lite.data.sources import DataSource, check_file, csv_columns, read_raw_rows
 from msa_lite.errors import DataError, UsageError
-from msa_lite.io.extras import require
-from msa_lite.io.reading import local_path, read_text
+from msa_lite.io.console.libraries import require
+from msa_lite.io.files.reading import local_path, read_text
 
 _WHOLE = 1 << 30  # bytes, which memory must hold
 

@@ -21,15 +21,13 @@ from pathlib import Path
 from typing import Any
 
 from msa_lite.errors import FormatError, UsageError
-from msa_lite.io.disk import check_space
-from msa_lite.io.extras import require
-from msa_lite.io.files import hash_file
-from msa_lite.io.hub import commit_of, fetch
-from msa_lite.io.loading import load_whole, read_tokenizer
-from msa_lite.io.manifest import is_finished, stage_folder
-from msa_lite.io.masking import without_login
-from msa_lite.io.progress import Progress, silent
-from msa_lite.io.quiet import without_bars
+from msa_lite.io.console.libraries import require, without_bars
+from msa_lite.io.console.progress import Progress, silent
+from msa_lite.io.files.spellings import without_login
+from msa_lite.io.files.writing import check_space, hash_file
+from msa_lite.io.finished.manifest import is_finished, stage_folder
+from msa_lite.io.models.loading import load_whole, read_tokenizer
+from msa_lite.io.weights.hub import commit_of, fetch
 
 logger = logging.getLogger(__name__)
 

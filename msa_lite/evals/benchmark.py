@@ -22,11 +22,11 @@ from msa_lite.evals import scoring
 from msa_lite.evals.forward import TokenScores
 from msa_lite.evals.generate import Decoding
 from msa_lite.evals.judge import Ask
-from msa_lite.io.files import digest
+from msa_lite.io.files.writing import digest
 from msa_lite.report import Metric
-from msa_lite.report.measured import Forgotten, Kept
 from msa_lite.report.metrics import MEMBERSHIP, metric_kind
 from msa_lite.report.rows import RECITED_ROWS, Wording
+from msa_lite.report.sentence import Forgotten, Kept
 
 Record = dict[str, Any]
 Records = Mapping[str, Sequence[Record]]

@@ -12,7 +12,7 @@ from collections.abc import Hashable, Mapping, Sequence
 import numpy as np
 
 from msa_lite.evals.benchmark import Record
-from msa_lite.report.measured import Bound
+from msa_lite.report.sentence import Bound
 
 CONFIDENCE = 0.95  # one-sided
 _Z = 1.6448536269514722  # its normal quantile

@@ -19,13 +19,13 @@ from msa_lite.evals.benchmark import Benchmark, JudgeCall, Record, Records
 from msa_lite.evals.judge import JudgeSettings, Ruling, open_judge
 from msa_lite.evals.models import model_identity
 from msa_lite.evals.records import collect_records, read_records, take_rows, write_records
-from msa_lite.io.devices import check_device
-from msa_lite.io.files import canonical_json, digest
-from msa_lite.io.hub import Source
-from msa_lite.io.manifest import is_finished, partial_folder, stage_folder
-from msa_lite.io.progress import Progress, silent
-from msa_lite.io.ranks import Ranks
-from msa_lite.io.seal import load_manifest, verify_folder
+from msa_lite.io.console.progress import Progress, silent
+from msa_lite.io.files.writing import canonical_json, digest
+from msa_lite.io.finished.manifest import is_finished, partial_folder, stage_folder
+from msa_lite.io.finished.seal import load_manifest, verify_folder
+from msa_lite.io.launch.crew import Ranks
+from msa_lite.io.models.devices import check_device
+from msa_lite.io.weights.hub import Source
 from msa_lite.report import REPORT_FILE, Report, load_report, write_report
 
 logger = logging.getLogger(__name__)

@@ -1,10 +1,4 @@
-"""Score texts teacher-forced: one forward pass over a text yields all that any metric needs of its tokens.
-
-A bundle is the texts to score of one item: a question with its right answer, say, and with five wrong ones. The common
-beginning of these texts runs through the model once. The common beginning of many bundles (a system message) runs once
-for all of them. The texts go on from the key-value cache. A batch holds texts of similar length under a budget of
-tokens, so results do not depend on file order and padding is short.
-"""
+"""Score texts teacher-forced: one forward pass over a text yields all that any metric needs of its tokens."""
 
 from __future__ import annotations
 
@@ -18,9 +12,42 @@ from typing import Any
 
 import numpy as np
 
-from msa_lite.data import IGNORE, Example
+from msa_lite.data import IGNORE, Example, Prompter, Shots
 from msa_lite.errors import StageError
 from msa_lite.evals.models import Runner, can_divide, check_numbers
+
+MAX_TOKENS = 2048  # of a text behind its prompt; longer texts are cut
+
+
+def completion(tokenizer: Any, index: int, prompt: str, text: str) -> tuple[Example, ...]:
+    """Return a text behind its prompt, read as one string. The labels are the text's first `MAX_TOKENS` tokens.
+
+    The first ids, as many as the prompt has by itself, are no labels, even where the tokenizer merges across the
+    boundary (as in open-unlearning). The very first id never is one, since nothing comes before it: the
+    beginning-of-sequence token or, for tokenizers without one, the text's first. No end token is added. Return nothing
+    where no label is left.
+    """
+    count = len(tokenizer(prompt)["input_ids"])
+    ids = list(tokenizer(prompt + text)["input_ids"])[: count + MAX_TOKENS]
+    first = max(1, count)
+    if not text.strip() or len(ids) <= first:
+        return ()
+    return (Example(index, ids, [IGNORE] * first + ids[first:]),)
+
+
+def answer_texts(
+    prompter: Prompter, index: int, question: str, answers: Sequence[str | None], shots: Shots = ()
+) -> tuple[Example, ...]:
+    """Return the question with each of the answers, without empty ones and those that add no token of their own."""
+    texts = []
+    for answer in answers:
+        if answer is None or not str(answer).strip():
+            continue
+        text = prompter.example(index, str(question), str(answer), shots)
+        if len(text.ids) - len(text.prompt_ids) > (text.ids[-1] == prompter.end):
+            texts.append(text)
+    return tuple(texts)
+
 
 WORTH_SHARING = 8  # tokens; for less, a second pass costs more than it saves
 _ALIKE = 0.75  # a bundle joins a group if it shares at least this part of the tokens that the first one shares

@@ -13,17 +13,15 @@ from typing import Any
 
 from msa_lite.data import open_tokenizer
 from msa_lite.errors import MismatchError, NotFiniteError, NoTokenizerError
-from msa_lite.io.adapter import base_name, is_adapter
-from msa_lite.io.checkpoint import load_checkpoint
-from msa_lite.io.heads import Halves, split_model
-from msa_lite.io.hub import Source, fetch
-from msa_lite.io.loading import attach_adapter, check_loads, load_whole
-from msa_lite.io.memory import free_bytes, free_memory, free_ram, is_out_of_memory
-from msa_lite.io.precision import has_bf16, nf4
-from msa_lite.io.quiet import without_bars
-from msa_lite.io.streaming import Placement, fits, is_streamed, loaded_bytes, place, read_sizes, settle, stream
-from msa_lite.io.tokenizer import has_tokenizer
-from msa_lite.io.vocabulary import AddedRows
+from msa_lite.io.console.libraries import without_bars
+from msa_lite.io.models.devices import free_bytes, free_memory, free_ram, is_out_of_memory
+from msa_lite.io.models.heads import Halves, has_bf16, nf4, split_model
+from msa_lite.io.models.loading import attach_adapter, check_loads, load_whole
+from msa_lite.io.models.streaming import Placement, fits, is_streamed, loaded_bytes, place, read_sizes, settle, stream
+from msa_lite.io.weights.adapter import base_name, is_adapter
+from msa_lite.io.weights.checkpoint import load_checkpoint
+from msa_lite.io.weights.hub import Source, fetch, has_tokenizer
+from msa_lite.io.weights.vocabulary import AddedRows
 
 logger = logging.getLogger(__name__)
 
@@ -140,7 +138,7 @@ def _load(
     device: Any = None,
 ) -> Any:
     """Load the checkpoint below a folder, with added rows, and its adapter. device: the GPU, if there is one."""
-    from msa_lite.io.added_rows import extend
+    from msa_lite.io.weights.vocabulary import extend
 
     if device is not None:
         # Straight to the GPU: otherwise each of several processes would for a while hold the model in host memory.

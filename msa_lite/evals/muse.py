@@ -29,9 +29,9 @@ from msa_lite.evals.benchmark import (
     flat_scores,
 )
 from msa_lite.evals.dataset import Part, Table, load_parts, sampled
+from msa_lite.evals.forward import completion
 from msa_lite.evals.generate import Decoding
 from msa_lite.evals.outcome import RECITED, Yardstick, weigh_recited
-from msa_lite.evals.texts import completion
 from msa_lite.report import Metric
 
 _VERBMEM = Decoding(128)

@@ -1,9 +1,4 @@
-"""Measure what a run's models have forgotten and kept, from their records: the figures that choice and verdict rest on.
-
-Everything is held against a control, which shows what a model does that never saw the rows: the ideal on the forget
-rows; without one, the target on holdout rows; without these, the prior on the forget rows, which is weaker, since the
-prior may also lack the form of the answers. These are pure functions of per-item records; nothing here runs a model.
-"""
+"""Measure from records what models have forgotten and kept, beside control and target."""
 
 from __future__ import annotations
 
@@ -21,9 +16,10 @@ from msa_lite.evals.bounds import (
     count_subjects,
     difference_of_shares,
     effective_rows,
+    share_bound,
     unit_of_rows,
 )
-from msa_lite.report.measured import Bound, ControlName, Forgotten, Kept, Unit
+from msa_lite.report.sentence import Bound, ControlName, Forgotten, Kept, Unit, score_label
 
 RECITED = 0.9  # a text counts as recited from this share of predicted tokens, or this ROUGE-L, on
 LEAST = 0.05  # a score counts where the target is so far from the control; nearer, the share of the gap is noise
@@ -293,3 +289,76 @@ def _says_the_same(target: Record, unlearned: Record) -> bool:
         return bool(target["generated"] == unlearned.get("generated"))
     before, after = (score_of(record, "probability") or 0.0 for record in (target, unlearned))
     return abs(before - after) < 1e-6
+
+
+@dataclass(frozen=True)
+class Standing:
+    """A candidate beside the control: what the choice of strengths looks at."""
+
+    inside: bool
+    """True if it recites no more than the control may by its upper bound, and no score lies above the control's."""
+    above: Sequence[str]
+    """The figures that lie above the control's bounds, in words."""
+    kept: float
+    """What is kept of the retain set, as `Kept.share`; 1 without retain rows."""
+    distance: float
+    """(mean |forget score − control| + mean |retain score − the target's|) / 2, in [0, 1]: the distance to the ideal,
+    estimated without one."""
+    forgotten: Forgotten
+    """What was measured of the forget set, as the verdict has it."""
+
+
+def stand(models: Models, yardstick: Yardstick) -> Standing | str:
+    """Return how the model "unlearned" stands beside the control, or the reason why nothing can be said.
+
+    Without a control the level of unseen rows is 0, in the place of a better one.
+    """
+    weighed = weigh_recited(models, yardstick)
+    if isinstance(weighed, str):
+        return weighed
+    forgotten, kept = weighed
+    control, name = find_control(models, yardstick), yardstick.forget_set
+    above = []
+    others = control.records[name] if control else []
+    most = share_bound(forgotten.control_share, independent_rows(others, yardstick.is_recited)) if control else 0.0
+    if forgotten.share("unlearned") > most:
+        above.append(f"{forgotten.recited['unlearned']} of {forgotten.rows} are recited, at most {most:.0%} wanted")
+    for place, score in yardstick.left_scores:
+        value, bound = _mean(models["unlearned"], place, score), _upper(control, place, score)
+        if value is not None and value > bound:
+            above.append(f"{score_label(score)} is {value:.4f}, at most {bound:.4f} wanted")
+    far = [_apart(_mean(models["unlearned"], *at), _level(control, *at)) for at in yardstick.near_scores]
+    lost = [
+        _apart(*(_mean(models[model], yardstick.retain_set, score) for model in ("unlearned", "target")))
+        for score in yardstick.retain_scores
+    ]
+    distance = (_average(far) + _average(lost)) / 2
+    return Standing(not above, above, kept.share.value if kept else 1.0, distance, forgotten)
+
+
+def _upper(control: Control | None, name: str, score: str) -> float:
+    """Return the upper bound of the control's mean; 0 without a control."""
+    values = control.values(name, score) if control else np.zeros(0)
+    if not len(values) or control is None:
+        return 0.0
+    rows = [record for record in control.records[name] if score_of(record, score) is not None]
+    return bounded(float(values.mean()), add_up(unit_of_rows(rows), (values - values.mean()) / len(values))).high
+
+
+def _level(control: Control | None, name: str, score: str) -> float | None:
+    values = control.values(name, score) if control else np.zeros(1)
+    return float(values.mean()) if len(values) else None
+
+
+def _mean(records: Records, name: str, score: str) -> float | None:
+    values = column_of(records.get(name, ()), score)
+    return float(values.mean()) if len(values) else None
+
+
+def _apart(first: float | None, second: float | None) -> float | None:
+    return None if first is None or second is None else abs(first - second)
+
+
+def _average(values: Sequence[float | None]) -> float:
+    defined = [value for value in values if value is not None]
+    return sum(defined) / len(defined) if defined else 0.0

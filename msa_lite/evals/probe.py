@@ -24,12 +24,12 @@ from msa_lite.evals import scoring
 from msa_lite.evals.benchmark import Benchmark, Item, ItemSet, Record, Records, column
 from msa_lite.evals.models import model_identity
 from msa_lite.evals.records import collect_records
-from msa_lite.io.files import digest
-from msa_lite.io.hub import Source
-from msa_lite.io.manifest import is_finished, stage_folder
-from msa_lite.io.progress import Progress, silent
+from msa_lite.io.console.progress import Progress, silent
+from msa_lite.io.files.writing import digest
+from msa_lite.io.finished.manifest import is_finished, stage_folder
+from msa_lite.io.weights.hub import Source
 from msa_lite.report import Metric, Report, load_report, write_report
-from msa_lite.report.findings import LEAST_ROWS
+from msa_lite.report.probing import LEAST_ROWS
 
 PROBE_KIND = "probe"
 PROBE_ROWS = 1000  # on a side; they bring the standard error at chance down to 0.013

@@ -15,7 +15,7 @@ from msa_lite.data import SYSTEM_PROMPT, Example, Prompter, Row, Template, sampl
 from msa_lite.evals import scoring
 from msa_lite.evals.forward import score_bundles
 from msa_lite.evals.models import Runner, load_model
-from msa_lite.io.hub import Source
+from msa_lite.io.weights.hub import Source
 
 PROMPT_ROWS = 16
 BAD = 0.5  # a mean probability below which the best form is doubted: learnt answers have a higher one

@@ -21,9 +21,9 @@ from msa_lite.evals.benchmark import (
     column,
     flat_scores,
 )
+from msa_lite.evals.forward import completion
 from msa_lite.evals.generate import Decoding
 from msa_lite.evals.outcome import is_recited, weigh_rows
-from msa_lite.evals.texts import completion
 from msa_lite.report import Metric
 from msa_lite.report.metrics import METRICS
 

@@ -1,8 +1,4 @@
-"""Run a model over items and write a record of each.
-
-Each batch is appended to a part file at once. A stopped run goes on with the items that are missing, in one process or
-in several (`accelerate launch`). Each process takes its share of the items and has its own part file.
-"""
+"""Run a model over items and write a record of each; read them as rows and examples to show."""
 
 from __future__ import annotations
 
@@ -12,14 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from msa_lite.evals.benchmark import Benchmark, Item, ItemSet, Record, token_record
+from msa_lite.data import sample_rows
+from msa_lite.evals.benchmark import Benchmark, Item, ItemSet, Record, Records, token_record
 from msa_lite.evals.forward import score_bundles
 from msa_lite.evals.generate import generate
 from msa_lite.evals.models import Runner, load_model
-from msa_lite.io.files import canonical_json, write_text
-from msa_lite.io.hub import Source
-from msa_lite.io.progress import Progress, silent
-from msa_lite.io.ranks import Ranks
+from msa_lite.io.console.progress import Progress, silent
+from msa_lite.io.files.writing import canonical_json, write_text
+from msa_lite.io.launch.crew import Ranks
+from msa_lite.io.weights.hub import Source
+from msa_lite.report.rows import ListedRow, RowList, SideBySide, sorted_rows
 
 
 def collect_records(
@@ -226,3 +224,81 @@ def _write_set(benchmark: Benchmark, name: str, folder: Path) -> None:
 def _remove_parts(folder: Path, name: str) -> None:
     for path in folder.glob(f"{name}.*.part"):
         path.unlink()
+
+
+def list_rows(benchmark: type[Benchmark], models: Mapping[str, Records], known: int = 0) -> RowList:
+    """Return all rows to forget with the answers of target, unlearned model and ideal.
+
+    models: records by set, by the name of the model; known: the rows to forget that there are,
+    if that is known; those without a record are counted as `unscored`.
+    """
+    sides = {name: {record["index"]: record for record in benchmark.forget_records(r)} for name, r in models.items()}
+    indices = list(dict.fromkeys(index for records in sides.values() for index in records))
+    rows = [
+        _row(benchmark, index, {name: records[index] for name, records in sides.items() if index in records})
+        for index in indices
+    ]
+    return RowList(sorted_rows(rows), benchmark.wording, max(0, known - len(rows)))
+
+
+def _row(benchmark: type[Benchmark], index: int, records: Mapping[str, Record]) -> ListedRow:
+    first = next(iter(records.values()))
+    question = first.get("question") or first.get("prompt") or ""
+    expected = first["answers"] if "answers" in first else [first.get("answer") or first.get("gt") or ""]
+    text = first.get("text") or ""
+    return ListedRow(
+        index,
+        question,
+        " / ".join(expected),
+        text,
+        {name: _answer(record) for name, record in records.items()},
+        {name: benchmark.fails(record) for name, record in records.items()},
+        {name: record.get("exact_memorization") for name, record in records.items()} if text else {},
+    )
+
+
+def _answer(record: Record) -> str | None:
+    """Return what was generated; several answers to one question in one text."""
+    generated = record.get("generated")
+    return generated if generated is None or isinstance(generated, str) else " / ".join(generated)
+
+
+COUNT = 10
+_MODELS = ("target", "unlearned", "ideal")
+_SIDES = ("forget", "retain")
+
+
+def pick_examples(
+    benchmark: type[Benchmark], models: Mapping[str, Records], seed: int, count: int = COUNT
+) -> list[SideBySide]:
+    """Return a seeded sample of questions with the answers of target, unlearned model and ideal.
+
+    Half of them are about the forget set; where one set has too few, the other makes up for it. models: records by set,
+    by the name of the model. Texts are left out, since nothing is generated from them.
+    """
+    models = {name: models[name] for name in _MODELS if name in models}
+    places = {side: _answered(benchmark, models["target"], side) for side in _SIDES}
+    half = count // 2
+    room = {"forget": max(half, count - len(places["retain"])), "retain": max(half, count - len(places["forget"]))}
+    return [
+        _example(models, side, name, at) for side in _SIDES for name, at in sample_rows(places[side], room[side], seed)
+    ]
+
+
+def _answered(benchmark: type[Benchmark], records: Records, side: str) -> list[tuple[str, int]]:
+    """Return (set, position) of the questions about one side that were answered."""
+    return [
+        (name, at) for name, at in benchmark.places(records, side) if records[name][at].get("generated") is not None
+    ]
+
+
+def _example(models: Mapping[str, Records], side: str, name: str, at: int) -> SideBySide:
+    record = models["target"][name][at]
+    expected = record["answer"] if "answer" in record else " / ".join(record["answers"])
+    answers = {model: _shown_answer(records[name][at]) for model, records in models.items()}
+    return SideBySide(side, record["question"], expected, answers)
+
+
+def _shown_answer(record: Record) -> str:
+    generated: str | Sequence[str] | None = record.get("generated")
+    return generated if isinstance(generated, str) else (generated or [""])[0]

@@ -20,22 +20,21 @@ from msa_lite.data import (
     sample_rows,
 )
 from msa_lite.errors import Faults, MismatchError, UsageError, join_faults, nearest
+from msa_lite.evals.aggregates import resolve_compat
 from msa_lite.evals.benchmark import Benchmark, BenchmarkSettings, benchmark_class
-from msa_lite.evals.compat import resolve_compat
 from msa_lite.evals.evaluation import NO_JUDGE, Ideal, evaluate_benchmark
 from msa_lite.evals.judge import JudgeSettings, open_judge
 from msa_lite.evals.models import can_read, check_source, checkpoint_folder, load_tokenizer
 from msa_lite.evals.prompt_search import choose_prompt, prompt_forms, rank_prompts
 from msa_lite.evals.qa import load_qa
-from msa_lite.io.checkpoint import load_checkpoint
-from msa_lite.io.disk import output_path
-from msa_lite.io.extras import require
-from msa_lite.io.hub import Source, fetch
-from msa_lite.io.progress import Progress, notices, silent
-from msa_lite.io.ranks import Ranks
-from msa_lite.io.reading import local_path
-from msa_lite.io.tokenizer import fetch_tokenizer
-from msa_lite.io.vocabulary import vocabulary_size
+from msa_lite.io.console.libraries import require
+from msa_lite.io.console.progress import Progress, notices, silent
+from msa_lite.io.files.reading import local_path
+from msa_lite.io.files.writing import output_path
+from msa_lite.io.launch.crew import Ranks
+from msa_lite.io.weights.checkpoint import load_checkpoint
+from msa_lite.io.weights.hub import Source, fetch, fetch_tokenizer
+from msa_lite.io.weights.vocabulary import vocabulary_size
 from msa_lite.report import Report, load_report
 from msa_lite.report.reports import REPORT_FILE
 

@@ -37,10 +37,10 @@ from msa_lite.evals.benchmark import (
     losses,
 )
 from msa_lite.evals.dataset import Part, load_parts, sampled
+from msa_lite.evals.forward import answer_texts
 from msa_lite.evals.generate import Decoding
 from msa_lite.evals.judge import Question, acc_forget, acc_recover, acc_retain, tofu_ask
 from msa_lite.evals.outcome import is_recited, weigh_rows
-from msa_lite.evals.texts import answer_texts
 from msa_lite.report import Metric
 
 SPLITS = ("forget01", "forget05", "forget10")

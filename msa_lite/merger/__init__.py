@@ -9,18 +9,18 @@ from msa_lite.merger.adapter import MergedAdapter as MergedAdapter
 from msa_lite.merger.adapter import merge_adapters as merge_adapters
 from msa_lite.merger.adapter import merge_terms_to_adapter as merge_terms_to_adapter
 from msa_lite.merger.formula import Term as Term
+from msa_lite.merger.inputs import hash_vector as hash_vector
 from msa_lite.merger.memory import OpenMerge as OpenMerge
 from msa_lite.merger.memory import open_merge as open_merge
+from msa_lite.merger.mergekit import mergekit_recipe as mergekit_recipe
 from msa_lite.merger.model import Merged as Merged
 from msa_lite.merger.model import merge as merge
 from msa_lite.merger.model import merge_terms as merge_terms
 from msa_lite.merger.on_device import OnDevice as OnDevice
 from msa_lite.merger.on_device import as_tensor as as_tensor
-from msa_lite.merger.order import hash_vector as hash_vector
 from msa_lite.merger.plan import DTYPES as DTYPES
 from msa_lite.merger.plan import Precision as Precision
 from msa_lite.merger.plan import check_mergeable as check_mergeable
-from msa_lite.merger.translate import mergekit_recipe as mergekit_recipe
 
 __all__ = [
     "DTYPES",

@@ -22,15 +22,13 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from msa_lite.errors import MismatchError, UsageError, join_faults
-from msa_lite.io.adapter import ADAPTER_CONFIG, ADAPTER_FILE, LowRank, unwrapped
-from msa_lite.io.blocks import Files, read_whole
-from msa_lite.io.disk import check_space
-from msa_lite.io.files import write_json
-from msa_lite.io.hub import Source
-from msa_lite.io.progress import Progress, readable, silent
-from msa_lite.io.reading import read_object
-from msa_lite.io.sink import Sink
-from msa_lite.io.writer import file_header
+from msa_lite.io.console.progress import Progress, readable, silent
+from msa_lite.io.files.reading import read_object
+from msa_lite.io.files.writing import check_space, write_json
+from msa_lite.io.weights.adapter import ADAPTER_CONFIG, ADAPTER_FILE, LowRank, unwrapped
+from msa_lite.io.weights.blocks import Files, read_whole
+from msa_lite.io.weights.hub import Source
+from msa_lite.io.weights.writer import Sink, file_header
 from msa_lite.merger.deltas import CommonRows, Delta, Difference, Dora, Product, Shift, TokenRows
 from msa_lite.merger.formula import Factors, OneOrSeveral, Term, combine_factors
 from msa_lite.merger.inputs import ModelLike, find_inputs

@@ -13,9 +13,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from msa_lite.errors import FormatError
-from msa_lite.io.adapter import LowRank
-from msa_lite.io.blocks import Files, Scratch, read_rows, read_whole
-from msa_lite.io.checkpoint import TensorEntry
+from msa_lite.io.weights.adapter import LowRank
+from msa_lite.io.weights.blocks import Files, Scratch, read_rows, read_whole
+from msa_lite.io.weights.checkpoint import TensorEntry
 
 
 class Delta(Protocol):

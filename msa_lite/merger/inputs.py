@@ -1,20 +1,19 @@
-"""Find the inputs of a merge, compare them by headers before any download, and with the inputs of an earlier merge."""
+"""Find the inputs of a merge, in one order, and compare them by headers and with those of an earlier merge."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from msa_lite.errors import MsaError, OutputError, UsageError
-from msa_lite.io.adapter import base_name, is_adapter, is_bare_adapter
-from msa_lite.io.checkpoint import Checkpoint, load_checkpoint
-from msa_lite.io.disk import disk_faults, output_path
-from msa_lite.io.files import write_text
-from msa_lite.io.hub import Source, check_download_space, fetch, fetch_headers, is_remote, is_remote_adapter
-from msa_lite.io.manifest import (
+from msa_lite.io.console.progress import notices
+from msa_lite.io.files.reading import local_path, printable
+from msa_lite.io.files.writing import digest, disk_faults, hash_file, output_path, write_text
+from msa_lite.io.finished.manifest import (
     check_free,
     check_place,
     is_finished,
@@ -23,15 +22,79 @@ from msa_lite.io.manifest import (
     software_versions,
     stage_folder,
 )
-from msa_lite.io.reading import local_path, printable
-from msa_lite.io.seal import CARD_FILE, load_manifest
-from msa_lite.io.unchanged import check_unchanged
-from msa_lite.merger.formula import Term, VectorLike, named_strengths
-from msa_lite.merger.order import in_order
+from msa_lite.io.finished.seal import CARD_FILE, MANIFEST, is_sealed, load_manifest
+from msa_lite.io.finished.unchanged import check_unchanged
+from msa_lite.io.weights.adapter import ADAPTER_FILE, base_name, deciding_fields, is_adapter, is_bare_adapter
+from msa_lite.io.weights.checkpoint import Checkpoint, load_checkpoint
+from msa_lite.io.weights.hub import Source, check_download_space, fetch, fetch_headers, is_remote, is_remote_adapter
+from msa_lite.merger.formula import Term, VectorLike, named_strengths, number_terms
 from msa_lite.merger.plan import MergePlan, check_mergeable
 from msa_lite.merger.vectors import checkpoint_vector, load_vector
 from msa_lite.report.card import model_card
 from msa_lite.report.front_matter import read_target_card
+from msa_lite.strengths import rounded
+
+
+def in_order(terms: Sequence[Term[Source]]) -> tuple[list[Term[Source]], dict[str, list[Term[Source]]]]:
+    """Return the terms of a merge, none of weight 0, in the one order, named by it; and those that are shared, by name.
+
+    A retain vector that several requests share becomes one term, with the sum of its betas. Raise UsageError for a
+    forget vector that is listed twice: subtracting it twice is never meant.
+    """
+    groups, merged = group_terms(terms), []
+    for group in groups:
+        weight, names = sum_weights(term.weight for term in group), " and ".join(term.vector.name for term in group)
+        if len(group) > 1 and group[0].side == "forget":
+            raise UsageError(
+                f"the same forget vector is given twice: {names}. Leave one out; to subtract it more strongly, give it "
+                "a larger alpha"
+            )
+        if len(group) > 1:
+            notices.info("%s: the same retain vector, so its betas add up: %g", names, weight)
+        merged.append(replace(group[0], weight=weight))
+    named = number_terms(merged)
+    return named, {term.name: group for term, group in zip(named, groups, strict=True) if len(group) > 1}
+
+
+def group_terms(terms: Sequence[Term[Source]]) -> list[list[Term[Source]]]:
+    """Return the terms in the one order; those of one side whose vectors are the same stand together.
+
+    Nothing is hashed where no side has two vectors.
+    """
+    if len({term.side for term in terms}) == len(terms):
+        return [[term] for term in sorted(terms, key=lambda term: term.side)]
+    groups: dict[tuple[str, str], list[Term[Source]]] = {}
+    for term in terms:
+        groups.setdefault((term.side, hash_vector(term.vector.folder)), []).append(term)
+    return [sorted(groups[key], key=lambda term: (term.vector.name, term.weight)) for key in sorted(groups)]
+
+
+def sum_weights(weights: Iterable[float]) -> float:
+    """Return the weight of a vector that has several; it does not depend on their order."""
+    used = [weight for weight in weights if weight]
+    return used[0] if len(used) == 1 else rounded(math.fsum(used))
+
+
+def hash_vector(folder: Path) -> str:
+    """Return the SHA-256 over all that decides a vector; copies have the same, under any name.
+
+    The hashes of a folder's manifest are taken where the files have not been written to since.
+    """
+    lora = is_adapter(folder)
+    files = [folder / ADAPTER_FILE] if lora else [shard.path for shard in load_checkpoint(folder).shards]
+    manifest = load_manifest(folder)
+    known = manifest["files"] if manifest and is_sealed(manifest) else {}
+    hashes = {path.name: _recorded(path, known.get(path.name)) or hash_file(path) for path in files if path.exists()}
+    return digest({"config": deciding_fields(folder) if lora else None, "weights": hashes})
+
+
+def _recorded(path: Path, item: Mapping[str, object] | None) -> str | None:
+    """Return a file's hash in the manifest beside it; None where there is none, or the file may have changed since."""
+    status, written = path.stat(), path.with_name(MANIFEST).stat() if item else None
+    if item is None or written is None or item["bytes"] != status.st_size or status.st_mtime_ns >= written.st_mtime_ns:
+        return None
+    return str(item["sha256"])
+
 
 ModelLike = str | Source
 

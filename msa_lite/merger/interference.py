@@ -23,9 +23,9 @@ from typing import Any
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from msa_lite.io.blocks import Files, Scratch
-from msa_lite.io.checkpoint import TensorEntry
-from msa_lite.io.progress import notices, readable
+from msa_lite.io.console.progress import notices, readable
+from msa_lite.io.weights.blocks import Files, Scratch
+from msa_lite.io.weights.checkpoint import TensorEntry
 from msa_lite.merger.deltas import Delta, Loaded
 from msa_lite.merger.fidelity import cosine, factor_product
 from msa_lite.merger.formula import Term

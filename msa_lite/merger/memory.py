@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 
 from threadpoolctl import threadpool_limits
 
-from msa_lite.io.checkpoint import TensorEntry
-from msa_lite.io.hub import Source
+from msa_lite.io.weights.checkpoint import TensorEntry
+from msa_lite.io.weights.hub import Source
 from msa_lite.merger.formula import Term
+from msa_lite.merger.inputs import group_terms, sum_weights
 from msa_lite.merger.on_device import OnDevice
-from msa_lite.merger.order import group_terms, sum_weights
 from msa_lite.merger.plan import MergePlan, Precision, make_budget, make_plan
 from msa_lite.merger.stream import Put, Stream
 from msa_lite.merger.vectors import Vector

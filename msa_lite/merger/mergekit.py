@@ -1,27 +1,21 @@
-"""Write merges in mergekit's format, so that mergekit-yaml runs them. `mergekit_reader` reads them back.
-
-The facts about mergekit are those of version 0.1.5. A written recipe is one of:
-
-- plain LoRA adapters, applied to the target: T + Σ w ((T + adapter) − T); no prior is opened;
-- all else, with the prior: T + Σ w (M − T) over the tuned models (each with the weight of its term) and the prior
-  (minus their sum). That is the formula, since the weights besides the target's add up to 0. mergekit takes
-  configuration and tokenizer from `base_model`, so that is the target. With the prior in its place the sum is the same,
-  but the prior's configuration and tokenizer come with it, and `tokenizer_source` would cut embeddings down to the
-  tokenizer's size.
-"""
+"""Write merges in mergekit's format, so that mergekit-yaml runs them. `mergekit_reader` reads them back."""
 
 from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import yaml
 
 from msa_lite.errors import UsageError
-from msa_lite.merger.formula import Term, named_strengths
+from msa_lite.io.files.reading import local_path
+from msa_lite.io.weights.hub import Source, commit_of, is_remote, split_name
+from msa_lite.merger.formula import OneOrSeveral, Term, named_strengths, number_terms
+from msa_lite.merger.inputs import named_parts, peek
+from msa_lite.merger.plan import MergePlan, msa_terms
 
 STORED = ("bfloat16", "float16", "float32")
 
@@ -147,3 +141,67 @@ def _comments(terms: Sequence[Term[Reference]], adapters: bool, on_prior: bool) 
         "Configuration and tokenizer come from base_model, so it is the target. mergekit writes config.json in its own",
         "version's form; copy the target's over it if older programs will read it.",
     ]
+
+
+def mergekit_recipe(
+    target: str,
+    *,
+    forget: OneOrSeveral[str] | None = None,
+    alpha: OneOrSeveral[float] = 1.0,
+    retain: OneOrSeveral[str] | None = None,
+    beta: OneOrSeveral[float] | None = None,
+    prior: str | None = None,
+    dtype: str = "same",
+) -> str:
+    """Return YAML with which mergekit does the merge of these arguments (as for `merge`), its command in comments.
+
+    Headers and adapters are read to find the right form. Raise UsageError where mergekit has no form for the merge, and
+    as `merge` does for inputs that do not fit.
+    """
+    requested: list[Term[str]] = msa_terms(forget, alpha, retain, beta, dtype)
+    terms = number_terms([term for term in requested if term.weight])
+    prior = prior if terms else None
+    plan = peek(target, terms, prior)
+    if plan is None:
+        raise UsageError("the Hub gives no headers of these models; fetch them and name their folders")
+    references = {name: _reference(str(value)) for name, value in named_parts(target, terms, prior).items()}
+    return _recipe_text(plan, references, dtype)
+
+
+def recipe_beside(plan: MergePlan, sources: Mapping[str, Source]) -> str:
+    """Return the recipe for a merged model's folder; where mergekit has no form for the merge, a comment says why."""
+    references = {
+        name: Reference(str(source.folder.resolve()))
+        if source.is_folder
+        else Reference(source.name.partition("@")[0], source.revision)
+        for name, source in sources.items()
+    }
+    try:
+        return _recipe_text(plan, references, plan.precision.dtype_name)
+    except UsageError as error:
+        return "".join(f"# {line}\n" for line in f"mergekit cannot do this merge: {error}".splitlines())
+
+
+def _reference(name: str) -> Reference:
+    """Return a folder by its full path, a repository with the commit that its revision is now."""
+    if not is_remote(name):
+        return Reference(str(local_path(name).resolve()))
+    repo, revision = split_name(name)
+    return Reference(repo, commit_of(name) or revision)
+
+
+def _recipe_text(plan: MergePlan, references: Mapping[str, Reference], dtype: str) -> str:
+    if any(vector.is_cut for vector in plan.vectors):
+        raise UsageError("target and vectors have embeddings of different numbers of tokens, which mergekit refuses")
+    terms = tuple(term.with_vector(references[term.name]) for term in plan.terms)
+    notes = []
+    if dtype == "same" and len({entry.dtype for entry in plan.target.tensors.values() if entry.is_float}) > 1:
+        notes.append(f"The target has weights in several dtypes; mergekit writes all in {plan.target.dtype_name}.")
+    if plan.precision.stochastic:
+        notes.append(f"Rounded stochastically, seed {plan.precision.seed}; mergekit rounds to nearest.")
+    return "".join(f"# {note}\n" for note in notes) + write_recipe(
+        MergeRequest(references["target"], terms, references.get("prior"), dtype),
+        stored=plan.target.dtype_name,
+        adapters={term.name for term in plan.terms if term.vector.is_adapter},
+        needs_prior=any(vector.is_adapter and vector.needs_prior for vector in plan.vectors),
+    )

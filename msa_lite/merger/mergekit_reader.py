@@ -15,7 +15,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, ValidationError
 
 from msa_lite.errors import UsageError, join_faults, nearest
-from msa_lite.io.reading import read_yaml
+from msa_lite.io.files.reading import read_yaml
 from msa_lite.merger.formula import Term, number_terms
 from msa_lite.merger.mergekit import STORED, ListedModel, MergeRequest, Reference
 

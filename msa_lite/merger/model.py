@@ -20,22 +20,32 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from msa_lite.errors import FormatError, MismatchError, MsaError
-from msa_lite.io.blocks import Files, read_rows
-from msa_lite.io.checkpoint import TensorEntry, load_checkpoint
-from msa_lite.io.codes import Recoded
-from msa_lite.io.disk import check_space
-from msa_lite.io.files import digest, hash_file, write_text
-from msa_lite.io.manifest import discarded, partial_folder
-from msa_lite.io.progress import Progress, readable, silent
-from msa_lite.io.reading import parse_json, read_bytes
-from msa_lite.io.seal import JOURNAL, MERGEKIT_FILE, add_files
-from msa_lite.io.tokenizer import copy_tokenizer
-from msa_lite.io.writer import output_bytes, round_once, write_companions
-from msa_lite.merger.fidelity import NAMES, Change, fidelity_report, from_sums, sums, total, warnings
-from msa_lite.merger.forecast import check_forms, count_block, forecast_fact, is_quantised
+from msa_lite.io.console.progress import Progress, readable, silent
+from msa_lite.io.files.reading import parse_json, read_bytes
+from msa_lite.io.files.writing import check_space, digest, hash_file, write_text
+from msa_lite.io.finished.manifest import discarded, partial_folder
+from msa_lite.io.finished.seal import JOURNAL, MERGEKIT_FILE, add_files
+from msa_lite.io.weights.blocks import Files, Recoded, read_rows
+from msa_lite.io.weights.checkpoint import TensorEntry, load_checkpoint
+from msa_lite.io.weights.hub import copy_tokenizer
+from msa_lite.io.weights.writer import output_bytes, round_once, write_companions
+from msa_lite.merger.fidelity import (
+    NAMES,
+    Change,
+    check_forms,
+    count_block,
+    fidelity_report,
+    forecast_fact,
+    from_sums,
+    is_quantised,
+    sums,
+    total,
+    warnings,
+)
 from msa_lite.merger.formula import OneOrSeveral, Term
 from msa_lite.merger.inputs import Inputs, ModelLike, find_inputs
 from msa_lite.merger.interference import interference_fact, tell_interference
+from msa_lite.merger.mergekit import recipe_beside
 from msa_lite.merger.plan import (
     Budget,
     MergePlan,
@@ -48,7 +58,6 @@ from msa_lite.merger.plan import (
     parse_size,
 )
 from msa_lite.merger.stream import Stream
-from msa_lite.merger.translate import recipe_beside
 from msa_lite.report.update import forecast_lines
 
 logger = logging.getLogger(__name__)

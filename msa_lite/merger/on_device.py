@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from msa_lite.io.blocks import Files, Scratch, read_rows
-from msa_lite.io.checkpoint import FLOAT_DTYPES, TensorEntry
-from msa_lite.io.writer import output_dtype
+from msa_lite.io.weights.blocks import Files, Scratch, read_rows
+from msa_lite.io.weights.checkpoint import FLOAT_DTYPES, TensorEntry
+from msa_lite.io.weights.writer import output_dtype
 from msa_lite.merger.deltas import Delta, Difference
 from msa_lite.merger.formula import Factors, Term
 from msa_lite.merger.plan import Precision

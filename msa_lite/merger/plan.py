@@ -14,13 +14,18 @@ from typing import Any
 import numpy as np
 
 from msa_lite.errors import FormatError, UsageError, join_faults, nearest
-from msa_lite.io.checkpoint import FLOAT_DTYPES, Checkpoint, TensorEntry, load_checkpoint
-from msa_lite.io.companions import check_companions, companion_files
-from msa_lite.io.hub import Source
-from msa_lite.io.tokenizer import tokenizer_files
-from msa_lite.io.writer import output_bytes, output_dtype
+from msa_lite.io.weights.checkpoint import (
+    FLOAT_DTYPES,
+    Checkpoint,
+    TensorEntry,
+    check_companions,
+    companion_files,
+    load_checkpoint,
+)
+from msa_lite.io.weights.hub import Source, tokenizer_files
+from msa_lite.io.weights.writer import output_bytes, output_dtype
 from msa_lite.merger.deltas import Delta, Dora, Product
-from msa_lite.merger.forecast import forecast_bytes
+from msa_lite.merger.fidelity import forecast_bytes
 from msa_lite.merger.formula import OneOrSeveral, Term, VectorLike, number_terms
 from msa_lite.merger.vectors import Vector, load_vector
 from msa_lite.strengths import Strengths

@@ -17,22 +17,22 @@ from typing import Any
 
 import numpy as np
 
-from msa_lite.io.blocks import Files, Scratch, read_rows
-from msa_lite.io.checkpoint import FLOAT_DTYPES, ShardFile, TensorEntry
-from msa_lite.io.sink import Sink
-from msa_lite.io.writer import output_bytes, output_dtype, round_once, round_stochastically, shard_header
+from msa_lite.io.weights.blocks import Files, Scratch, read_rows
+from msa_lite.io.weights.checkpoint import FLOAT_DTYPES, ShardFile, TensorEntry
+from msa_lite.io.weights.writer import Sink, output_bytes, output_dtype, round_once, round_stochastically, shard_header
 from msa_lite.merger.deltas import Delta, Loaded
 from msa_lite.merger.fidelity import (
     Change,
     check_cast,
     check_overflow,
     check_update,
+    count_block,
+    is_quantised,
     measure,
     measure_carefully,
     measure_deltas,
     measure_factors,
 )
-from msa_lite.merger.forecast import count_block, is_quantised
 from msa_lite.merger.formula import Factors, Term, combine, combine_factors
 from msa_lite.merger.on_device import DeviceTensor, OnDevice
 from msa_lite.merger.plan import Budget, MergePlan, block_rows

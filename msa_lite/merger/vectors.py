@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from msa_lite.errors import MismatchError, UsageError, join_faults
-from msa_lite.io.adapter import Adapter, is_adapter, load_adapter
-from msa_lite.io.blocks import Files, Scratch, read_rows
-from msa_lite.io.checkpoint import FLOAT_DTYPES, Checkpoint, TensorEntry, load_checkpoint
-from msa_lite.io.matching import match_names
-from msa_lite.io.vocabulary import differ_in_tokens, has_token_role, token_tensors
+from msa_lite.io.weights.adapter import Adapter, is_adapter, load_adapter
+from msa_lite.io.weights.blocks import Files, Scratch, read_rows
+from msa_lite.io.weights.checkpoint import FLOAT_DTYPES, Checkpoint, TensorEntry, load_checkpoint
+from msa_lite.io.weights.matching import match_names
+from msa_lite.io.weights.vocabulary import differ_in_tokens, has_token_role, token_tensors
 from msa_lite.merger.deltas import CommonRows, Delta, Difference, Dora, Loaded, Product, Shift, TokenRows
 
 _BLOCK = 1 << 19  # numbers compared at a time

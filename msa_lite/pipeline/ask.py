@@ -18,18 +18,16 @@ from msa_lite.evals.benchmark import benchmark_class
 from msa_lite.evals.generate import Decoding, generate
 from msa_lite.evals.models import Runner, checkpoint_folder, load_model, load_tokenizer
 from msa_lite.evals.qa import Qa
-from msa_lite.io.checkpoint import load_checkpoint
-from msa_lite.io.extras import require
-from msa_lite.io.hub import Source, fetch
-from msa_lite.io.progress import Progress, notices, silent
-from msa_lite.io.seal import MANIFEST, load_manifest
-from msa_lite.io.tokenizer import fetch_tokenizer, has_tokenizer
-from msa_lite.pipeline.prepare_models import WRITTEN_OUT
-from msa_lite.pipeline.prepare_prompt import find_prompter
-from msa_lite.pipeline.reopen import RunFolder, open_run
+from msa_lite.io.console.libraries import require
+from msa_lite.io.console.progress import Progress, notices, silent
+from msa_lite.io.finished.seal import MANIFEST, load_manifest
+from msa_lite.io.weights.checkpoint import load_checkpoint
+from msa_lite.io.weights.hub import Source, fetch, fetch_tokenizer, has_tokenizer
+from msa_lite.pipeline.prepare.models import WRITTEN_OUT
+from msa_lite.pipeline.prepare.prompt import find_prompter
+from msa_lite.pipeline.run.folder import RunFolder, open_run
 from msa_lite.recipe import Recipe
-from msa_lite.report.provenance import RECIPE_FILE
-from msa_lite.report.purged import PURGED_FILE
+from msa_lite.report.provenance import PURGED_FILE, RECIPE_FILE
 
 _MOST_TOKENS = 200  # of an answer, where the recipe scores nothing
 _ROOM = 0.8  # the share of free memory that weights may take; the rest is for the computation

@@ -14,10 +14,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from msa_lite.errors import Faults, FormatError, MismatchError, UsageError, join_faults
-from msa_lite.io.adapter import ADAPTER_CONFIG, ADAPTER_FILE
-from msa_lite.io.checkpoint import INDEX_FILE
-from msa_lite.io.reading import read_object, read_text
-from msa_lite.io.seal import (
+from msa_lite.io.files.reading import read_object, read_text
+from msa_lite.io.finished.seal import (
     CARD_FILE,
     MANIFEST,
     MERGEKIT_FILE,
@@ -26,7 +24,9 @@ from msa_lite.io.seal import (
     manifest_text,
     verify_folder,
 )
-from msa_lite.io.tokenizer import tokenizer_files
+from msa_lite.io.weights.adapter import ADAPTER_CONFIG, ADAPTER_FILE
+from msa_lite.io.weights.checkpoint import INDEX_FILE
+from msa_lite.io.weights.hub import tokenizer_files
 from msa_lite.publish.private import (
     Secrets,
     clean_config,

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from msa_lite.errors import FormatError
-from msa_lite.io.checkpoint import read_shard
-from msa_lite.io.files import indented_json
-from msa_lite.io.reading import read_object
-from msa_lite.io.seal import PUBLISHED
+from msa_lite.io.files.reading import read_object
+from msa_lite.io.files.writing import indented_json
+from msa_lite.io.finished.seal import PUBLISHED
+from msa_lite.io.weights.checkpoint import read_shard
 from msa_lite.report.front_matter import is_local
 
 # Keys by which libraries note where a model or tokenizer came from. They can go: loading does not need them.

@@ -1,32 +1,33 @@
-"""Send a model or adapter to the Hub so that its main branch is never half: old, then new in one commit.
-
-1. Files go to a branch of their own, named after their hashes: weights one by one, then config and tokenizer, then
-   index and card.
-2. The branch is compared with the hashes of what was to be sent.
-3. One commit moves main: it copies the weights there by hash, adds the small files, and deletes stale ones.
-4. Main is compared with the same hashes, and the branch is deleted.
-
-Each step first looks at what is there. So a rerun, or another try after a dropped connection, sends only the rest.
-"""
+"""Send a model or adapter to the Hub so that its main branch is never half: old, then new in one commit."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from msa_lite.errors import FormatError, StageError, join_faults
-from msa_lite.io.files import digest
-from msa_lite.io.progress import Progress, notices, readable, silent, tell
-from msa_lite.io.seal import CARD_FILE, MANIFEST, MERGEKIT_FILE
-from msa_lite.publish.destination import TITLE, Destination, check_privacy, check_repository
-from msa_lite.publish.replies import describe_error, patiently, status_of
+from msa_lite.io.console.progress import Progress, notices, readable, silent, tell
+from msa_lite.io.files.writing import digest
+from msa_lite.io.finished.seal import CARD_FILE, MANIFEST, MERGEKIT_FILE
+from msa_lite.publish.contents import PublishOptions, make_contents
+from msa_lite.publish.destination import (
+    TITLE,
+    Destination,
+    check_privacy,
+    check_repository,
+    describe_error,
+    find_destination,
+    patiently,
+    status_of,
+)
 
 if TYPE_CHECKING:
     from msa_lite.publish.contents import Contents, SentFile
+
 
 LABEL = "upload (MB)"
 _BRANCH = "msa-lite-upload-"
@@ -294,3 +295,22 @@ def _groups(items: Iterable[SentFile]) -> Iterator[list[SentFile]]:
         group.append(item)
     if group:
         yield group
+
+
+_PLAIN = PublishOptions()
+
+
+def push_folder(
+    folder: str | Path, repo: str, options: PublishOptions = _PLAIN, progress: Progress = silent
+) -> Published:
+    """Send a model or adapter, or that of a run, to a repository of the Hub. Nobody is asked.
+
+    repo: ACCOUNT/NAME, or NAME for the account of the token. It is private unless `options.public`. Raise as
+    `find_destination`, `make_contents` and `push`, which this calls in turn.
+    """
+    from huggingface_hub.utils import disable_progress_bars
+
+    to = find_destination(repo, private=not options.public)  # first: the files of a large model take minutes to check
+    contents = make_contents(Path(folder), replace(options, repo=to.repo))
+    with disable_progress_bars():
+        return push(contents, to, gated=options.gated, progress=progress)

@@ -3,10 +3,24 @@
 Nothing below the pipeline knows of recipes: stages take plain values.
 """
 
-from msa_lite.recipe.files import check_new_file, copy_recipe, find_recipe, shipped_recipes, title_of
 from msa_lite.recipe.inputs import Columns, Data, Prompt
-from msa_lite.recipe.load import RecipeSource, dump_recipe, load_any, load_recipe, load_training, set_key
-from msa_lite.recipe.paths import absolute_paths, given_paths, moved_paths, relative_paths
+from msa_lite.recipe.load import (
+    RecipeSource,
+    absolute_paths,
+    check_new_file,
+    copy_recipe,
+    dump_recipe,
+    find_recipe,
+    given_paths,
+    load_any,
+    load_recipe,
+    load_training,
+    moved_paths,
+    relative_paths,
+    set_key,
+    shipped_recipes,
+    title_of,
+)
 from msa_lite.recipe.schema import Demo, RealDemo, Recipe
 from msa_lite.recipe.scores import JudgeKeys
 from msa_lite.recipe.training import TrainingRecipe

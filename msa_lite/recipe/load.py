@@ -1,24 +1,192 @@
-"""Read, override, check and write recipes. One error names every fault with the path of its key."""
+"""Find, read, override, check and write recipes. One error names every fault with the path of its key."""
 
 from __future__ import annotations
 
+import os
 import re
 import types
 import typing
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import yaml
 from pydantic import BaseModel, Tag, ValidationError
 
-from msa_lite.errors import RecipeError, UsageError, join_faults, nearest
-from msa_lite.io.reading import local_path, parse_yaml, read_yaml
-from msa_lite.io.yaml_loader import PlainDumper
-from msa_lite.recipe.files import find_recipe
-from msa_lite.recipe.paths import path_texts, resolve_paths
+from msa_lite.errors import OutputError, RecipeError, UsageError, join_faults, nearest
+from msa_lite.io.console.progress import notices
+from msa_lite.io.files.reading import PlainDumper, local_path, parse_yaml, read_text, read_yaml
+from msa_lite.io.files.writing import write_text
 from msa_lite.recipe.schema import Recipe
 from msa_lite.recipe.training import TrainingRecipe
+
+_ENDINGS = (".yaml", ".yml")
+
+
+def shipped_recipes() -> dict[str, Path]:
+    """Return the recipes that come with the package, by name (`quickstart`, `tofu/forget10`, …)."""
+    package = Path(__file__).parents[1]
+    folder = next((f for f in (package / "shipped_recipes", package.parent / "recipes") if f.is_dir()), None)
+    if folder is None:
+        return {}
+    return {str(path.relative_to(folder).with_suffix("")): path for path in sorted(folder.rglob("*.yaml"))}
+
+
+def find_recipe(name: str) -> Path:
+    """Return the file of a recipe: the user's own, or a shipped one by name. Raise UsageError for neither."""
+    path = local_path(name)
+    if path.is_file():
+        return path
+    shipped = shipped_recipes()
+    key = name.removeprefix("recipes/").removesuffix(".yaml")
+    if key in shipped:
+        return shipped[key]
+    choices = ", ".join(shipped) or "none"
+    raise UsageError(f"{name}: neither a file nor a shipped recipe{nearest(key, shipped)}; shipped are {choices}")
+
+
+def title_of(path: Path) -> str:
+    """Return the first comment line of a recipe file, which says what it is for."""
+    first = read_text(path).partition("\n")[0]
+    return first.lstrip("# ").strip() if first.startswith("#") else ""
+
+
+def copy_recipe(name: str, file: str, force: bool = False) -> Path:
+    """Copy a shipped recipe, with its comments, to a new file; return the file. Raise as `check_new_file`.
+
+    The copy means the same as the original: the relative paths of both start from the working folder.
+    """
+    shipped, path = find_recipe(name), local_path(file)
+    if shipped not in shipped_recipes().values():
+        raise UsageError(f"{name}: is a file of your own, not a shipped recipe; `cp` copies it")
+    check_new_file(path, force)
+    write_text(path, read_text(shipped))
+    return path
+
+
+def check_new_file(path: Path, force: bool = False) -> None:
+    """Raise UsageError or OutputError unless a recipe can be written to this file. force: it may replace a file."""
+    if path.suffix not in _ENDINGS:
+        raise UsageError(f"{path}: a recipe's file ends in .yaml, as {path.name or 'my-request'}.yaml")
+    if path.is_dir():
+        raise OutputError(f"{path}: is a folder; name the file to write")
+    if path.exists() and not force:
+        raise OutputError(f"{path}: is there already; name another file, or replace it with --force")
+    if not path.parent.is_dir():
+        raise UsageError(f"{path}: there is no folder {path.parent}; make it, or name another place")
+
+
+# Keys whose texts may name a folder or file on this machine. `output` is none: results go to the working folder.
+_KEYS = {"target", "prior", "ideal", "tokenizer", "checkpoint", "model", "path", "data", "earlier"}
+_LIKE_HUB = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
+# What makes a folder of the name of a Hub repository a model or data set of one's own, not a folder that merely has
+# that name.
+_MODEL_FILES = ("config.json", "adapter_config.json", "tokenizer_config.json", "tokenizer.json")
+_DATA = {"path", "data", "earlier"}  # any folder that is not empty
+
+
+def resolve_paths(values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Return a recipe's values with paths from the working folder for files beside the recipe, in `folder`.
+
+    The paths stay relative, since a report shows them, and goes by mail. One log line names those that lead there.
+    """
+    resolved_here: list[str] = []
+
+    def resolve(where: str, key: str, text: str) -> str:
+        place = folder / text
+        if Path(text).expanduser().is_absolute() or not _is_there(place, key, text):
+            return text
+        resolved_here.append(f"{text} ({where})")
+        return os.path.relpath(place)
+
+    if os.path.realpath(folder) == os.path.realpath(Path.cwd()):
+        return dict(values)
+    resolved: dict[str, Any] = _walk(values, resolve)
+    if resolved_here:
+        notices.info("taken from the recipe's folder %s: %s", os.path.abspath(folder), ", ".join(resolved_here))
+    return resolved
+
+
+def absolute_paths(values: Mapping[str, Any], output: Path) -> dict[str, Any]:
+    """Return a recipe's values with full paths for files on this machine, except in the run's own folder."""
+
+    def resolve(where: str, key: str, text: str) -> str:
+        place = Path(os.path.abspath(Path(text).expanduser()))
+        own = Path(os.path.abspath(output.expanduser()))
+        return text if not place.exists() or own in (place, *place.parents) else str(place)
+
+    resolved: dict[str, Any] = _walk(values, resolve)
+    return resolved
+
+
+def given_paths(values: Mapping[str, Any], output: Path) -> dict[str, str]:
+    """Return the texts of a recipe's paths by the full paths that `absolute_paths` makes of them."""
+    full = path_texts(absolute_paths(values, output))
+    return {path: text for (_, path), (_, text) in zip(full, path_texts(values), strict=True) if path != text}
+
+
+def relative_paths(values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Return a recipe's values with relative paths of the working folder's files as they lead from `folder`."""
+
+    def resolve(where: str, key: str, text: str) -> str:
+        stays = Path(text).expanduser().is_absolute() or not os.path.exists(text)
+        return text if stays else os.path.relpath(text, folder)
+
+    if os.path.realpath(folder) == os.path.realpath(Path.cwd()):
+        return dict(values)
+    resolved: dict[str, Any] = _walk(values, resolve)
+    return resolved
+
+
+def moved_paths(values: Mapping[str, Any], before: str, after: Path) -> dict[str, Any]:
+    """Return a recipe's values with the paths below the folder `before` as they are now that it is `after`."""
+
+    def resolve(where: str, key: str, text: str) -> str:
+        return str(after / text[len(before) + 1 :]) if text.startswith(f"{before}/") else text
+
+    moved: dict[str, Any] = _walk(values, resolve)
+    return moved | {"output": str(after)}
+
+
+def path_texts(values: Any) -> list[tuple[str, str]]:
+    """Return the texts of a recipe that may be paths, each with its dotted key."""
+    texts: list[tuple[str, str]] = []
+
+    def note(where: str, key: str, text: str) -> str:
+        texts.append((where, text))
+        return text
+
+    _walk(values, note, also={"output"})
+    return texts
+
+
+def _walk(
+    value: Any,
+    change: Callable[[str, str, str], str],
+    where: str = "",
+    key: str = "",
+    also: Collection[str] = (),
+) -> Any:
+    """Return `value` with every text that may be a path changed by `change`, which gets dotted key, last key and text.
+
+    also: keys of paths beside the usual ones.
+    """
+    if isinstance(value, Mapping):
+        return {k: _walk(v, change, f"{where}.{k}" if where else str(k), str(k), also) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_walk(item, change, f"{where}.{number}", key, also) for number, item in enumerate(value)]
+    names = isinstance(value, str) and value and (key in _KEYS or key in also)
+    return change(where, key, value) if names else value
+
+
+def _is_there(place: Path, key: str, text: str) -> bool:
+    """Check whether a name means the file or folder at `place`. For a name like a Hub id, look into the folder too."""
+    if not place.exists():
+        return False
+    if place.is_file() or not _LIKE_HUB.fullmatch(text):
+        return True
+    return any(place.iterdir()) if key in _DATA else any((place / name).is_file() for name in _MODEL_FILES)
+
 
 OUTPUT_VARIABLE = "$output"
 _SHOWN = 200  # characters of a value in a message
@@ -147,7 +315,7 @@ def _fill_output(value: Any, output: Any) -> Any:
 def _explain(error: ValidationError, kind: type[BaseModel]) -> list[str]:
     lines: dict[str, list[str]] = {}
     for item in error.errors():
-        path, model = _walk(item["loc"], kind)
+        path, model = _locate(item["loc"], kind)
         text = item["msg"].removeprefix("Value error, ")
         if item["type"] == "extra_forbidden":
             text = f"unknown key{nearest(str(item['loc'][-1]), model.model_fields if model else ())}"
@@ -168,7 +336,7 @@ def _shown(value: object) -> str:
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 
 
-def _walk(location: Sequence[int | str], root: type[BaseModel]) -> tuple[str, type[BaseModel] | None]:
+def _locate(location: Sequence[int | str], root: type[BaseModel]) -> tuple[str, type[BaseModel] | None]:
     """Return the dotted path of a fault without the names of union members, and the model of its last key."""
     kind: Any = root
     model: type[BaseModel] | None = None

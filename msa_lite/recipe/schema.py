@@ -22,24 +22,22 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from msa_lite.benchmarks import BENCHMARKS, OWN
-from msa_lite.recipe.attacks import AttackKeys
-from msa_lite.recipe.history import History, choose_prior
 from msa_lite.recipe.inputs import (
     Closed,
     Columns,
     Data,
+    History,
     OneOrMore,
     Prompt,
     PromptOrKind,
     RetainData,
     Trackers,
+    choose_prior,
     tracker_names,
 )
-from msa_lite.recipe.merging import Merge
-from msa_lite.recipe.publishing import Publish
-from msa_lite.recipe.scores import Evaluate, ProbeKeys, Select, VerdictForm, VerdictKeys
-from msa_lite.recipe.training import MOST, SEEDS, Rate, no_truth
-from msa_lite.recipe.vector import RetainVector, VectorSpec
+from msa_lite.recipe.merging import Merge, Publish
+from msa_lite.recipe.scores import AttackKeys, Evaluate, ProbeKeys, Select, VerdictForm, VerdictKeys
+from msa_lite.recipe.training import MOST, SEEDS, Rate, RetainVector, VectorSpec, no_truth
 from msa_lite.strengths import Strengths
 
 MOST_PEOPLE = 400  # of the demo; it has names for no more

@@ -1,7 +1,14 @@
 """Define metrics and reports, the tables made of them, and the verdict."""
 
-from msa_lite.report.reports import REPORT_FILE, Metric, Report, load_report, write_report
-from msa_lite.report.table import markdown_table, reports_table
+from msa_lite.report.reports import (
+    REPORT_FILE,
+    Metric,
+    Report,
+    load_report,
+    markdown_table,
+    reports_table,
+    write_report,
+)
 
 __all__ = [
     "REPORT_FILE",

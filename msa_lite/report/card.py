@@ -19,8 +19,7 @@ from msa_lite.report.front_matter import (
     is_local,
     main_metrics,
 )
-from msa_lite.report.reports import Metric, Report
-from msa_lite.report.table import markdown_table, number
+from msa_lite.report.reports import Metric, Report, markdown_table, number
 from msa_lite.report.update import FORECAST_MEANING, forecast_lines
 
 NO_OPTIONS = CardOptions()

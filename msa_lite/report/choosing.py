@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from msa_lite.errors import FormatError
-from msa_lite.io.reading import read_object, read_text
-from msa_lite.report.faults import is_finite_number, reading, stage_report
-from msa_lite.report.reports import REPORT_FILE, Metric
+from msa_lite.io.files.reading import read_object, read_text
+from msa_lite.report.reports import REPORT_FILE, Metric, is_finite_number, reading, stage_report
 from msa_lite.report.update import form_label
 
 CHOICE_FILE = "choice.json"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from msa_lite.report.charts import ACCENT, INK, MUTED, RULE, SMALL, Chart, cut, draw
 from msa_lite.report.choosing import SYMBOLS, Choosing, ScoredPoint, value_text
-from msa_lite.report.drawing import ACCENT, INK, MUTED, RULE, SMALL, Chart, cut, draw
-from msa_lite.report.table import number
+from msa_lite.report.reports import number
 from msa_lite.report.update import GroupUpdate
 
 _Value = float | int | str

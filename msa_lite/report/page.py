@@ -15,18 +15,16 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from msa_lite.io.files import write_text
+from msa_lite.io.files.writing import write_text
 from msa_lite.report.attack_tables import ATTACK_HEADINGS, GAIN_MEANING, TRIAL_HEADINGS, attack_rows, trial_rows
-from msa_lite.report.charts import Bars, forget_retain_chart, loss_chart, score_bars
-from msa_lite.report.drawing import Chart, cut
+from msa_lite.report.charts import Bars, Chart, cut, forget_retain_chart, loss_chart, score_bars
 from msa_lite.report.formats import Cell
 from msa_lite.report.maps import layer_chart, sweep_chart, value_label
 from msa_lite.report.metrics import GROUPS, METRICS, MetricKind, metric_kind
 from msa_lite.report.probing import ProbeFacts
-from msa_lite.report.reports import Metric
+from msa_lite.report.reports import Metric, metric_cell, notes, signed
 from msa_lite.report.rows import percent_down
 from msa_lite.report.story import Story
-from msa_lite.report.table import metric_cell, notes, signed
 from msa_lite.report.update import FORECAST_MEANING, Update, forecast_table
 
 logger = logging.getLogger(__name__)

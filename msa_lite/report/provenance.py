@@ -1,4 +1,4 @@
-"""Read where a run's result comes from: models and data with their revisions, hashes, versions, seed and recipe."""
+"""Read where a run's result comes from, which stages its recipe asks for, and whether it was purged."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Any, Literal
 import yaml
 
 from msa_lite.errors import FormatError, UsageError
-from msa_lite.io.reading import parse_yaml, read_text
-from msa_lite.io.yaml_loader import PlainDumper
-from msa_lite.report.faults import reading, stage_manifest
+from msa_lite.io.files.reading import PlainDumper, parse_yaml, read_object, read_text
+from msa_lite.io.weights.hub import content_files, revision_of
+from msa_lite.report.reports import Report, reading, stage_manifest
 
 RECIPE_FILE = "recipe.yaml"  # of a run or training: the recipe as resolved, below a line that says which
 _RUN, _TRAINING = "# A run of msa-lite", "# A training of msa-lite"
@@ -147,3 +147,88 @@ def _models(values: Mapping[str, Any], revisions: Mapping[str, str]) -> dict[str
         "ideal": evaluate.get("ideal") if isinstance(evaluate, dict) else None,
     }
     return {name: str(value) for name, value in names.items() if value and (name != "prior" or name in revisions)}
+
+
+_OF_VECTORS = ("msa", "task_vector")
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The stages that a run's recipe asks for."""
+
+    vectors: tuple[str, ...] | None
+    """The vectors to be fitted; None for a baseline, whose fits have names of their own."""
+    choice: bool | Literal["perhaps"]
+    """True if something is to be chosen; "perhaps": if there are rows to choose by."""
+    strengths: Mapping[str, float]
+    """alpha and beta, where the recipe gives one value of each."""
+    models: tuple[str, ...]
+    """The models to be scored: target, unlearned and ideal; none where nothing is scored."""
+
+    @property
+    def models_to_choose_by(self) -> tuple[str, ...]:
+        """Return the models that have scores on validation rows."""
+        return (*self.models, "prior") if self.models and self.choice else ()
+
+    @classmethod
+    def of(cls, provenance: Provenance) -> Wanted:
+        """Return what a recipe asks for."""
+        recipe, method = provenance.values, provenance.method
+        strengths = {"forget": recipe["forget"]["alpha"]}
+        if retain := recipe.get("retain"):
+            strengths["retain"] = retain["beta"]
+        symbols = {"forget": "alpha", "retain": "beta"}
+        numbers = {symbols[name]: value for name, value in strengths.items() if isinstance(value, int | float)}
+        used = tuple(name for name, value in strengths.items() if _is_used(value))
+        evaluate = recipe.get("evaluate")
+        ideal = ("ideal",) if evaluate and evaluate.get("ideal") else ()
+        return cls(
+            vectors=used if method in _OF_VECTORS else None,
+            choice=any(map(_is_choice, strengths.values())) if method in _OF_VECTORS else "perhaps",
+            strengths=numbers,
+            models=("target", "unlearned", *ideal) if evaluate else (),
+        )
+
+
+def _is_choice(strength: Any) -> bool:
+    return strength == "auto" or (isinstance(strength, list) and len(strength) > 1)
+
+
+def _is_used(strength: Any) -> bool:
+    """Check whether a strength of a recipe is not 0 alone."""
+    return any(strength) if isinstance(strength, list) else bool(strength)
+
+
+def is_report_of(report: Report, folder: Path) -> bool:
+    """Check by the recorded hashes whether a report is of the model, or adapter, in a folder as it is now."""
+    model = report.settings.get("model")
+    manifest = stage_manifest(folder)
+    if not isinstance(model, Mapping) or manifest is None:
+        return True  # an earlier version, which did not record it
+    hashes = {name: item["sha256"] for name, item in manifest["files"].items()}
+    return bool(
+        model.get("revision") == revision_of({path.name: hashes.get(path.name) for path in content_files(folder)})
+    )
+
+
+PURGED_FILE = "purged.json"  # what `msa-lite purge` has removed from a run's folder, and when
+
+
+def is_purged(folder: Path) -> bool:
+    """Check whether the data of a run was purged."""
+    return (folder / PURGED_FILE).is_file()
+
+
+def purge_day(folder: Path) -> str | None:
+    """Return the day on which a run's data was purged; None where it was not."""
+    path = folder / PURGED_FILE
+    return str(read_object(path).get("began"))[:10] if path.is_file() else None
+
+
+def after_purge(folder: Path, missing: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the lines on what a run's folder lacks: after a purge, its vectors are not called unfitted."""
+    day = purge_day(folder)
+    if day is None:
+        return missing
+    line = f"vectors: purged on {day}, and so were the records of rows; {PURGED_FILE} lists what was removed"
+    return (line, *(other for other in missing if not other.startswith("vectors")))

@@ -1,16 +1,22 @@
-"""Read and write report.json: one benchmark's metrics for one model, each with n, standard error and direction."""
+"""Read and write report.json: metrics of one model on one benchmark; show models side by side."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from msa_lite.errors import FormatError, UsageError
-from msa_lite.io.files import write_json
-from msa_lite.io.reading import read_object
+from msa_lite.io.files.reading import read_object
+from msa_lite.io.files.writing import write_json
+from msa_lite.io.finished.seal import MANIFEST, load_manifest
+from msa_lite.report.formats import Cell, Section, TextTable, markdown
+from msa_lite.report.metrics import GROUPS, metric_kind
 
 REPORT_FILE = "report.json"
 Z95 = 1.96  # standard errors from a value to the ends of its 95 % interval
@@ -89,3 +95,129 @@ def is_run_report(path: Path) -> bool:
         return bool(read_object(path).get("kind") == RUN_REPORT)
     except FormatError:
         return False
+
+
+_WRONG = (KeyError, TypeError, AttributeError, ValueError, IndexError)
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Raise FormatError, with the file's name, where its content is not as msa-lite writes it."""
+    try:
+        yield
+    except _WRONG as error:
+        raise FormatError(f"{path}: not as msa-lite writes it ({type(error).__name__}: {error})") from error
+
+
+def stage_manifest(folder: Path) -> dict[str, Any] | None:
+    """Return the manifest of a finished stage, None where there is none. Raise FormatError for a damaged one."""
+    manifest = load_manifest(folder)
+    if manifest is None and (folder / MANIFEST).exists():
+        raise FormatError(f"{folder / MANIFEST}: not as msa-lite wrote it, or of another program")
+    return manifest
+
+
+def stage_report(folder: Path) -> Report | None:
+    """Return the report in a folder, None where there is none. Raise FormatError for one that is damaged."""
+    path = folder / REPORT_FILE
+    if not path.is_file():
+        return None
+    report = load_report(path)
+    with reading(path):
+        for name, metric in report.metrics.items():
+            values = (metric.value, metric.stderr)
+            if not all(value is None or is_finite_number(value) for value in values) or not is_finite_number(metric.n):
+                raise ValueError(f"{name} is no number")
+        if not isinstance(report.settings, Mapping) or not all(
+            isinstance(s, str) for s in (report.benchmark, report.split)
+        ):
+            raise ValueError("benchmark, split or settings")
+    return report
+
+
+def is_finite_number(value: object) -> bool:
+    """Check for a finite number."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+_ARROWS = {True: " ↑", False: " ↓", None: ""}
+_LEGEND = "mean ± standard error; ↑ higher, ↓ lower is better"
+
+
+def heading(name: str, higher_is_better: bool | None) -> str:
+    """Return a metric's label for where no group stands beside it, with the direction's arrow."""
+    kind = metric_kind(name)
+    return kind.heading + (" → 0" if kind.best_at_zero else _ARROWS[higher_is_better])
+
+
+def number(value: float | None) -> str:
+    """Return a value as tables show it."""
+    if value is None:
+        return "–"
+    small = 0 < abs(value) < 5e-4  # p-values
+    return f"{value:{'.1e' if small else '.3f'}}"
+
+
+def signed(value: float | None) -> str:
+    """Return a value as pages and pictures show it, with a proper minus sign."""
+    return number(value).replace("-", "−")
+
+
+def metric_cell(metric: Metric | None, n: int, with_error: bool = True) -> Cell:
+    """Return a metric as tables show it, with its number of items where it is not n."""
+    if metric is None or metric.value is None:
+        return Cell(number(None))
+    error = metric.stderr if with_error else None
+    return Cell(number(metric.value), stderr=error, remark="" if metric.n == n else f"n = {metric.n}")
+
+
+def _rows(reports: Mapping[str, Report]) -> list[tuple[str, list[Cell]]]:
+    """Return (group, [label, n, one cell a model]) by group; metrics in the order of the first report that has them."""
+    names = dict.fromkeys(name for report in reports.values() for name in report.metrics)
+    rows = []
+    for kind in sorted(map(metric_kind, names), key=lambda kind: GROUPS.index(kind.group)):
+        metrics = [report.metrics.get(kind.name) for report in reports.values()]
+        present = [metric for metric in metrics if metric is not None]
+        n = max(metric.n for metric in present)
+        label = Cell(kind.label + _ARROWS[present[0].higher_is_better])
+        rows.append((kind.group, [label, Cell(str(n)), *(metric_cell(metric, n) for metric in metrics)]))
+    return rows
+
+
+def notes(reports: Mapping[str, Report]) -> list[str]:
+    """Return the reasons of numbers that are missing, the items left out and the judges' costs, one line each."""
+    labels: dict[str, dict[str, None]] = {}
+    for report in reports.values():
+        for name, metric in report.metrics.items():
+            kind = metric_kind(name)
+            if metric.note:
+                labels.setdefault(metric.note, {})[kind.label] = None
+            if metric.skipped:
+                labels.setdefault(f"items left out: {metric.skipped}", {})[f"{kind.label}, {kind.group}"] = None
+    judges = dict.fromkeys(
+        _judge_note(report.settings["judge"]) for report in reports.values() if "judge" in report.settings
+    )
+    return [*(f"{', '.join(names)}: {note}" for note, names in labels.items()), *judges]
+
+
+def _judge_note(judge: Mapping[str, Any]) -> str:
+    """Return what the judge of a report cost."""
+    cost = "" if judge["cost"] is None else f", {judge['cost']:.2f} USD"
+    tokens = f"{judge['prompt_tokens']} + {judge['completion_tokens']} tokens{cost}"
+    return (
+        f"judge {judge['model']}: {judge['calls']} calls ({tokens}), {judge['cached']} verdicts from earlier ones, "
+        f"{judge['invalid']} invalid"
+    )
+
+
+def reports_table(reports: Mapping[str, Report], title: str = "") -> TextTable:
+    """Return one row a metric and one column a model, in a section for each group of metrics."""
+    groups = groupby(_rows(reports), key=lambda row: row[0])
+    sections = [Section([cells for _, cells in rows], group) for group, rows in groups]
+    return TextTable(["metric", "n", *reports], sections, title, [_LEGEND, *notes(reports)])
+
+
+def markdown_table(reports: Mapping[str, Report]) -> str:
+    """Return the same table as Markdown, with a column for the group."""
+    rows = [[Cell(group), *cells] for group, cells in _rows(reports)]
+    return markdown(TextTable(["set", "metric", "n", *reports], [Section(rows)], notes=notes(reports), left=2))

@@ -1,4 +1,4 @@
-"""List every row to forget with the models' answers, those that the unlearned model still recites first."""
+"""Show rows with the models' answers side by side: a few questions, or every row to forget."""
 
 from __future__ import annotations
 
@@ -9,9 +9,53 @@ from typing import Any
 
 from msa_lite.report.formats import csv_lines
 
+_WIDTH = 78
+_LINES = 2  # shown of each answer
+_MARGIN = 12  # columns for the model's name
+
+
+@dataclass(frozen=True)
+class SideBySide:
+    """One question with the answers of several models."""
+
+    set_name: str
+    question: str
+    expected: str
+    """The answer in the data."""
+    answers: Mapping[str, str]
+    """The generated answers by model."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the JSON-able form."""
+        return asdict(self)
+
+
+def examples_text(examples: Sequence[SideBySide]) -> str:
+    """Return one block a question, at most 78 columns wide. Questions and answers are cut after two lines."""
+    return "\n\n".join(_block(example) for example in examples)
+
+
+def examples_markdown(examples: Sequence[SideBySide]) -> str:
+    """Return the blocks of `examples_text` as Markdown."""
+    return "Some questions side by side:\n\n" + "".join(
+        f"```text\n{_block(example).replace('```', chr(39) * 3)}\n```\n\n" for example in examples
+    )
+
+
+def _block(example: SideBySide) -> str:
+    lines = [_cut(example.set_name, example.question), _cut("  expected", example.expected)]
+    return "\n".join([*lines, *(_cut(f"  {name}", answer) for name, answer in example.answers.items())])
+
+
+def _cut(name: str, text: str) -> str:
+    """Return a text beside a name, in at most two lines. Signs that a terminal would act on become blanks."""
+    line = " ".join("".join(sign if sign.isprintable() else " " for sign in text).split()) or "(nothing)"
+    lines = textwrap.wrap(line, _WIDTH - _MARGIN - 1, max_lines=_LINES, placeholder=" …")
+    return f"{name:<{_MARGIN}} " + f"\n{'':{_MARGIN + 1}}".join(lines)
+
+
 _MODELS = ("target", "unlearned", "ideal")
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")
-_WIDTH = 78
 _LABEL, _MARK = 11, 9  # columns for a line's name and its mark
 
 
@@ -128,12 +172,14 @@ def row_lines(row: ListedRow, wording: Wording = RECITED_ROWS) -> Iterator[tuple
 
 def rows_markdown(rows: RowList) -> str:
     """Return the list as Markdown, in blocks of text at most 78 columns wide."""
-    blocks = "".join(f"```text\n{_block(row, rows.wording).replace('```', chr(39) * 3)}\n```\n\n" for row in rows.rows)
+    blocks = "".join(
+        f"```text\n{_row_block(row, rows.wording).replace('```', chr(39) * 3)}\n```\n\n" for row in rows.rows
+    )
     remarks = "".join(f" {remark}" for remark in rows.remarks)
     return f"## The rows to forget\n\n{rows.headline}{remarks}\n\n{blocks}"
 
 
-def _block(row: ListedRow, wording: Wording) -> str:
+def _row_block(row: ListedRow, wording: Wording) -> str:
     indent = " " * (2 + _LABEL + _MARK)
     lines = [f"row {row.index}"]
     for name, mark, text in row_lines(row, wording):

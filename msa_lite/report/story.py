@@ -8,24 +8,27 @@ from pathlib import Path
 from typing import Any, get_args
 
 from msa_lite.benchmarks import BENCHMARKS
-from msa_lite.io.reading import read_object
-from msa_lite.io.seal import MANIFEST
+from msa_lite.io.files.reading import read_object
+from msa_lite.io.finished.seal import MANIFEST
 from msa_lite.report.attacks import ATTACKS_FOLDER, HOLDOUT_LIMIT, AttackFacts, load_attacks
 from msa_lite.report.choosing import Choosing, load_choosing
-from msa_lite.report.examples import SideBySide
-from msa_lite.report.faults import is_finite_number, reading, stage_manifest, stage_report
-from msa_lite.report.fits import Fit, load_fits
-from msa_lite.report.measured import Unit
 from msa_lite.report.metrics import GROUPS, HOLDOUT, metric_kind
 from msa_lite.report.probing import ProbeFacts, load_probe
-from msa_lite.report.provenance import RECIPE_FILE, Provenance, load_provenance, read_run
-from msa_lite.report.purged import after_purge, is_purged
-from msa_lite.report.reports import Report
-from msa_lite.report.rows import RowList
-from msa_lite.report.sentence import basis_of, first_sentence
-from msa_lite.report.update import Update, load_update
+from msa_lite.report.provenance import (
+    RECIPE_FILE,
+    Provenance,
+    Wanted,
+    after_purge,
+    is_purged,
+    is_report_of,
+    load_provenance,
+    read_run,
+)
+from msa_lite.report.reports import Report, is_finite_number, reading, stage_manifest, stage_report
+from msa_lite.report.rows import RowList, SideBySide
+from msa_lite.report.sentence import Unit, basis_of, first_sentence
+from msa_lite.report.update import Fit, Update, load_fits, load_update
 from msa_lite.report.verdict import VERDICT_FILE
-from msa_lite.report.wanted import Wanted, is_report_of
 
 LIMIT = (
     "Unlearning is approximate. These scores are evidence, not a proof that the data has no influence left; other "

@@ -14,9 +14,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from msa_lite.io.files import write_json
-from msa_lite.report.measured import Bound, Forgotten, Kept, percent, score_label
-from msa_lite.report.sentence import counts_sentence, units_basis
+from msa_lite.io.files.writing import write_json
+from msa_lite.report.sentence import Bound, Forgotten, Kept, counts_sentence, percent, score_label, units_basis
 
 VERDICT_FILE = "verdict.json"
 Outcome = Literal["PASS", "PARTLY", "FAIL"]

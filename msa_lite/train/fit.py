@@ -22,23 +22,21 @@ from typing import Any
 
 from msa_lite.data import Example, hash_ids, pad_id
 from msa_lite.errors import StageError
-from msa_lite.io.extras import require
-from msa_lite.io.files import write_json
-from msa_lite.io.hub import Source, fetch
-from msa_lite.io.manifest import is_finished, stage_folder
-from msa_lite.io.memory import avoid_fragments, free_memory, is_out_of_memory, memory_fault, total_bytes
-from msa_lite.io.precision import Compute, choose_precision
-from msa_lite.io.progress import Progress, notices, readable, silent
-from msa_lite.io.reading import read_object
+from msa_lite.io.console.libraries import require
+from msa_lite.io.console.progress import Progress, notices, readable, silent
+from msa_lite.io.files.reading import read_object
+from msa_lite.io.files.writing import write_json
+from msa_lite.io.finished.manifest import is_finished, stage_folder
+from msa_lite.io.models.devices import avoid_fragments, free_memory, is_out_of_memory, memory_fault, total_bytes
+from msa_lite.io.models.heads import Compute, choose_precision
+from msa_lite.io.weights.hub import Source, fetch
 from msa_lite.train.loop import SAVES, SCORES, Loop, last_save
 from msa_lite.train.model import copy_trained, load_trainable, restore_trained
-from msa_lite.train.objective import AfterEpoch, Objective
 from msa_lite.train.plain import PlainLoss
 from msa_lite.train.rungs import Rung, Static, StepProbe, ladder, micro_batches, set_up
-from msa_lite.train.settings import FitSettings
+from msa_lite.train.settings import AfterEpoch, FitSettings, Objective
 from msa_lite.train.tracking import UNTRACKED, Tracking
-from msa_lite.train.tries import Gauge, Tries
-from msa_lite.train.until import Until
+from msa_lite.train.until import Gauge, Tries, Until
 
 logger = logging.getLogger(__name__)
 

@@ -11,15 +11,15 @@ from typing import Any, Literal
 
 from msa_lite.data import Example
 from msa_lite.errors import NotFiniteError, StageError, UsageError
-from msa_lite.io.memory import free_bytes, free_memory, free_ram, is_out_of_memory, memory_fault
-from msa_lite.io.precision import autocast, choose_precision, note_precision
-from msa_lite.io.progress import Progress, silent, tell
-from msa_lite.io.streaming import is_streamed
+from msa_lite.io.console.progress import Progress, silent, tell
+from msa_lite.io.models.devices import free_bytes, free_memory, free_ram, is_out_of_memory, memory_fault
+from msa_lite.io.models.heads import autocast, choose_precision, note_precision
+from msa_lite.io.models.streaming import is_streamed
+from msa_lite.train.loop import last_loss, make_trainer
 from msa_lite.train.model import with_adapter
 from msa_lite.train.plain import PlainLoss
 from msa_lite.train.rungs import find_rung, ladder
 from msa_lite.train.settings import FitSettings
-from msa_lite.train.trainer import last_loss, make_trainer
 
 TuningMode = Literal["full", "lora"]
 _BYTES = 20  # of a weight in full mode: as it is loaded, in fp32 to train, its gradient and two states of AdamW

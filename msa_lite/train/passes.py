@@ -1,4 +1,4 @@
-"""The forward and backward passes that each of several processes runs of its share of a step's rows."""
+"""Each process's share of a step: which rows it runs in which pass, forward and backward."""
 
 from __future__ import annotations
 
@@ -7,16 +7,53 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from msa_lite.data import IGNORE, Example, to_batch
+from msa_lite.data import IGNORE, Example, group_rows, to_batch
 from msa_lite.errors import StageError
-from msa_lite.io.heads import Halves
-from msa_lite.io.memory import free_memory, is_out_of_memory
-from msa_lite.train.beginnings import label_states, run_rows
+from msa_lite.io.models.devices import free_memory, is_out_of_memory
+from msa_lite.io.models.heads import Halves
 from msa_lite.train.loop import Loop
-from msa_lite.train.peers import Peers
+from msa_lite.train.plain import label_states, run_rows
 from msa_lite.train.rungs import CPU_TOKENS
+from msa_lite.train.shards import Peers
 
 logger = logging.getLogger(__name__)
+
+
+def epoch_order(rows: int, seed: int, epoch: int) -> list[int]:
+    """Return the order of the rows in an epoch, counted from 0, as the Trainer of a single process has it."""
+    from accelerate.data_loader import SeedableRandomSampler
+
+    sampler = SeedableRandomSampler(range(rows), data_seed=seed)
+    sampler.set_epoch(epoch)
+    return list(sampler)
+
+
+def deal(
+    rows: Sequence[int], lengths: Sequence[int], count: int, budget: int, per_pass: int = 0
+) -> list[list[list[int]]]:
+    """Return the passes of each process for a step's rows, equally many for all; an empty one has no row to run.
+
+    lengths: tokens of each row of the data. budget, per_pass: as in `group_rows`. The rows go round the processes by
+    length, so that all have about the same work.
+    """
+    by_length = sorted(rows, key=lambda row: -lengths[row])
+    dealt = [by_length[rank::count] for rank in range(count)]
+    passes = [
+        [[own[i] for i in part] for part in group_rows([lengths[row] for row in own], budget, per_pass)]
+        for own in dealt
+    ]
+    most = max(1, *(len(parts) for parts in passes))
+    return [[*parts, *([] for _ in range(most - len(parts)))] for parts in passes]
+
+
+def check_batch(batch: int, count: int) -> str | None:
+    """Return what is wrong with a batch size for so many processes, or None."""
+    if batch % count == 0:
+        return None
+    below, above = batch // count * count, -(-batch // count) * count
+    sizes = " or ".join(str(size) for size in (below, above) if size)
+    return f"batch_size {batch} cannot be divided among {count} processes; use {sizes}, or another number of processes"
+
 
 Loss = Callable[[Sequence[Example], int], Any]
 """A function loss(examples, labels): their summed −log p, divided by the labels of the whole step."""

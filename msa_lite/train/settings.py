@@ -1,12 +1,14 @@
-"""The settings of a fit."""
+"""The settings of a fit, those that follow from rows, model and mode, and what a caller may add to it."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Protocol
 
-from msa_lite.io.precision import Compute, choose_precision
+from msa_lite.io.models.heads import Compute, choose_precision
 
 
 @dataclass(frozen=True)
@@ -78,3 +80,89 @@ class FitSettings:
         values = {k: v for k, v in values.items() if k not in ("optimizer", "compute") or v != "auto"}
         del values["warmup_epochs" if self.warmup_steps is not None else "warmup_steps"]
         return values
+
+
+LEAST_BATCH, MOST_BATCH = 4, 32
+_STEPS = 5  # of an epoch that a batch should leave at least
+
+WARMUP_STEPS = 4  # of an open-ended fit
+TRIES = 3  # of an open-ended fit whose rate is chosen here
+EPOCHS = 5  # of a fit that is not open-ended: a baseline's
+
+_MOST_PASSES, _LEAST_PASSES = 60, 5
+_MOST_STEPS = 600
+_ONE_PASS = 200  # steps of a retain vector; more of them only where a single pass takes more
+
+
+def auto_batch(rows: int) -> int:
+    """Return the rows of one step: the largest power of two from 4 to 32 that leaves five steps an epoch, or 4."""
+    sizes = [size for size in (32, 16, 8) if math.ceil(rows / size) >= _STEPS]
+    return sizes[0] if sizes else LEAST_BATCH
+
+
+def most_epochs(rows: int, batch: int, retain: bool = False) -> int:
+    """Return the most epochs of an open-ended fit.
+
+    That is 60, or as many as 600 steps make, but at least 5. For a retain set it is as many as 200 steps make, but at
+    least 1: in a large retain set, seeing each row once is enough.
+    """
+    steps = math.ceil(rows / batch)
+    if retain:
+        return max(1, min(_MOST_PASSES, _ONE_PASS // steps))
+    return max(_LEAST_PASSES, min(_MOST_PASSES, _MOST_STEPS // steps))
+
+
+def auto_rate(mode: Literal["lora", "qlora", "full"], weights: int, lora_alpha: float = 64) -> float:
+    """Return the learning rate for a model with this many weights, to two digits.
+
+    1e-4 · (1.8M / weights)^¼ in full mode; for adapters ten times that, times 64 / lora_alpha.
+    """
+    rate = 1e-4 * (1.8e6 / weights) ** 0.25 * (1 if mode == "full" else 10 * 64 / lora_alpha)
+    return float(f"{rate:.1e}")
+
+
+class Objective(Protocol):
+    """A function to minimise in place of the plain loss of the examples."""
+
+    @property
+    def longest(self) -> int:
+        """Return the tokens of the longest row that `step` may run."""
+
+    def describe(self) -> dict[str, Any]:
+        """Return what the manifest records. Two objectives are the same when this is equal."""
+
+    def prepare(self, model: Any) -> None:
+        """Keep what is needed of the loaded model before it changes; called at every start, of a resumed fit too."""
+
+    def release(self) -> None:
+        """Free what `prepare` kept. The fit is over, or begins again with another model because memory ran out."""
+
+    def step(self, model: Any, rows: Sequence[int], epoch: int, micro: int, backward: Callable[[Any], None]) -> Any:
+        """Run the forward and backward passes of one optimiser step; return the detached loss.
+
+        model: as `prepare` got it, perhaps wrapped. rows: indices of examples. epoch: counted from 0. micro: so many of
+        the longest rows fit into memory. A pass may hold more rows, but not more tokens, padding included.
+        """
+
+
+class KeptEpochs(NamedTuple):
+    """The decision after an epoch."""
+
+    epochs: frozenset[int]
+    """Epochs whose weights to keep so far, counted from 1."""
+    go_on: bool = True
+    """False to end the training."""
+
+
+class AfterEpoch(Protocol):
+    """Choose after each epoch which epochs' weights to keep, and whether to train on."""
+
+    def describe(self) -> Any:
+        """Return what the manifest records, JSON-able. Two that decide alike return the same."""
+
+    def __call__(self, model: Any, epoch: int, scores: Path) -> KeptEpochs:
+        """Decide from the model after this many epochs, in eval mode. scores: a folder for files, kept in the vector's.
+
+        After a stop it is called again for the last epoch, with the folder as it was left and perhaps another model.
+        Then it must decide from the files.
+        """

@@ -21,24 +21,40 @@ from typing import Any
 
 from msa_lite.data import Example, pad_id, pass_tokens
 from msa_lite.errors import MsaError, NotFiniteError, UsageError
-from msa_lite.io.extras import require
-from msa_lite.io.hub import Source, fetch
-from msa_lite.io.manifest import is_finished, stage_folder
-from msa_lite.io.memory import avoid_fragments
-from msa_lite.io.precision import choose_precision
-from msa_lite.io.progress import Progress, silent, tell
-from msa_lite.train.dealing import check_batch, deal, epoch_order
+from msa_lite.io.console.libraries import require
+from msa_lite.io.console.progress import Progress, silent, tell
+from msa_lite.io.finished.manifest import is_finished, stage_folder
+from msa_lite.io.models.devices import avoid_fragments
+from msa_lite.io.models.heads import choose_precision
+from msa_lite.io.weights.hub import Source, fetch
 from msa_lite.train.fit import fit_inputs
 from msa_lite.train.loop import LOG, SAVE_SECONDS, SAVES, Loop, cut_log
 from msa_lite.train.model import save_model
-from msa_lite.train.passes import Loss, choose_micro, count_labels, make_loss, run_passes
-from msa_lite.train.peers import Peers, told_of_losses
+from msa_lite.train.passes import (
+    Loss,
+    check_batch,
+    choose_micro,
+    count_labels,
+    deal,
+    epoch_order,
+    make_loss,
+    run_passes,
+)
 from msa_lite.train.plain import PlainLoss
 from msa_lite.train.settings import FitSettings
-from msa_lite.train.shards import MOMENTS, find_broken, gather_model, load_shards, newest_save, read_save, write_save
+from msa_lite.train.shards import (
+    MOMENTS,
+    Peers,
+    find_broken,
+    gather_model,
+    load_shards,
+    newest_save,
+    read_save,
+    told_of_losses,
+    write_save,
+)
 from msa_lite.train.tracking import UNTRACKED, Line, Tracking
-from msa_lite.train.tries import Gauge, Tries
-from msa_lite.train.until import Until, measure_loss, sample_examples
+from msa_lite.train.until import Gauge, Tries, Until, measure_loss, sample_examples
 
 logger = logging.getLogger(__name__)
 

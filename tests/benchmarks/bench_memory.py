@@ -24,8 +24,8 @@ import time
 import warnings
 from typing import Any
 
+from msa_lite.budget.needs import FitCase, fit_need
 from msa_lite.budget.shape import shape_of_config
-from msa_lite.budget.tuning import FitCase, fit_need
 from msa_lite.train.rungs import Rung
 from tests.memory_model import CONTEXT, GB, LLAMA, SHAPES, Memory, make_rows, peak
 

@@ -1,4 +1,4 @@
-"""Which learning rate an open-ended fit wants: a sweep over modes, ranks and rates, for `msa_lite.train.auto`.
+"""Which learning rate an open-ended fit wants: a sweep over modes, ranks and rates, for `msa_lite.train.settings`.
 
     python tests/benchmarks/bench_rates.py PRIOR TARGET delete.jsonl [--keep keep.jsonl] [--modes lora full]
         [--ranks 32] [--rates 3e-4 1e-3 3e-3] [--epochs 60]
@@ -27,11 +27,11 @@ from transformers.utils import logging as transformers_logging
 import msa_lite
 from msa_lite.data import IGNORE, Example
 from msa_lite.errors import NotFiniteError
-from msa_lite.io.checkpoint import load_checkpoint
-from msa_lite.io.hub import fetch
-from msa_lite.io.seal import load_manifest
+from msa_lite.io.finished.seal import load_manifest
+from msa_lite.io.weights.checkpoint import load_checkpoint
+from msa_lite.io.weights.hub import fetch
 from msa_lite.train import FitSettings, Until, fit_vector
-from msa_lite.train.auto import WARMUP_STEPS, auto_batch, auto_rate, most_epochs
+from msa_lite.train.settings import WARMUP_STEPS, auto_batch, auto_rate, most_epochs
 
 ALPHAS = (0.25, 0.5, 0.75, 1.0, 1.5)
 

@@ -45,21 +45,21 @@ from typing import Any
 
 import numpy as np
 
-from msa_lite.choose.candidates import candidate_name
-from msa_lite.choose.four_bit import load_with_adapters, set_weights
-from msa_lite.choose.rules import Metrics
+from msa_lite.choose.candidates import load_with_adapters, set_weights
+from msa_lite.choose.evidence import Metrics
 from msa_lite.cli.output import quieten_libraries
 from msa_lite.data import DataSource, Template, load_rows
 from msa_lite.demo import make_groups
 from msa_lite.evals.models import load_model
 from msa_lite.merger import merge
-from msa_lite.pipeline.msa import msa_plan
-from msa_lite.pipeline.prepare import Run, prepare
-from msa_lite.pipeline.stages import validation_of
-from msa_lite.pipeline.strengths import choose_strengths
+from msa_lite.pipeline.prepare.run import Run, prepare
+from msa_lite.pipeline.run.choice import choose_strengths
+from msa_lite.pipeline.run.msa import msa_plan
+from msa_lite.pipeline.run.scores import validation_of
 from msa_lite.recipe import Recipe
 from msa_lite.report import load_report
-from msa_lite.train.scratch import make_config, texts_of, train_tokenizer
+from msa_lite.report.choosing import candidate_name
+from msa_lite.train.model import make_config, texts_of, train_tokenizer
 
 VECTORS = ("forget", "retain")
 CHOOSING = "choosing alpha and beta"  # the label of the sweep's progress

@@ -39,7 +39,7 @@ from msa_lite.demo import HistorySettings, make_groups, make_history
 from msa_lite.evals.benchmark import token_record
 from msa_lite.evals.forward import score_bundles
 from msa_lite.evals.models import Runner, load_model
-from msa_lite.io.rounding import rounded_model
+from msa_lite.io.weights.blocks import rounded_model
 from msa_lite.merger import merge
 from msa_lite.report.update import place_of
 

@@ -24,9 +24,9 @@ import msa_lite
 from msa_lite.evals.benchmark import Benchmark, Record
 from msa_lite.evals.models import Runner, load_model
 from msa_lite.evals.records import run_items
-from msa_lite.io.rounding import rounded_model
-from msa_lite.pipeline.msa import msa_plan
-from msa_lite.pipeline.prepare import prepare
+from msa_lite.io.weights.blocks import rounded_model
+from msa_lite.pipeline.prepare.run import prepare
+from msa_lite.pipeline.run.msa import msa_plan
 from msa_lite.recipe import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes/quickstart.yaml"

@@ -56,7 +56,7 @@ class Hub:
         return json.loads(done.stdout)
 
     def fetch(self, name: str, offline: bool = False) -> Any:
-        """[folder, revision, pinned name] of `msa_lite.io.hub.fetch`."""
-        code = f"from msa_lite.io.hub import fetch\ns = fetch({name!r})\n"
+        """[folder, revision, pinned name] of `msa_lite.io.weights.hub.fetch`."""
+        code = f"from msa_lite.io.weights.hub import fetch\ns = fetch({name!r})\n"
         code += "result = [str(s.folder), s.revision, s.pinned()]"
         return self.python(code, offline)

@@ -12,9 +12,9 @@ import pytest
 
 import msa_lite
 from msa_lite.errors import UsageError
-from msa_lite.io.files import hash_file
+from msa_lite.io.files.writing import hash_file
 from msa_lite.pipeline.ask import open_panel
-from msa_lite.pipeline.reopen import open_run
+from msa_lite.pipeline.run.folder import open_run
 from tests.e2e.conftest import CallCli, tiny_recipe
 
 

@@ -16,11 +16,11 @@ from msa_lite.attack_names import ATTACKS
 from msa_lite.attacks import attack as attack_module
 from msa_lite.budget.speed import ScoreTimes
 from msa_lite.errors import MsaError, OutputError, UsageError
-from msa_lite.io.verify import verify_stages
-from msa_lite.pipeline import attacking
-from msa_lite.pipeline.reporting import write_run_report
+from msa_lite.io.finished.seal import verify_stages
+from msa_lite.pipeline.attack import run as attacking
+from msa_lite.pipeline.run.report import write_run_report
 from msa_lite.record.check import check_record
-from msa_lite.record.store import load_record
+from msa_lite.record.seal import load_record
 from msa_lite.report import load_report
 from msa_lite.report.attacks import AttackFacts, facts_of
 from tests.e2e.conftest import FEW, QUICK, CallCli, changed_recipe
@@ -111,11 +111,11 @@ def test_other_settings_or_rows_make_the_records_anew(copy: Path, loads: list[st
 def test_relearning_trains_in_the_precision_of_the_run_where_the_device_has_it(
     is_there: bool, compute: str, copy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("msa_lite.io.precision._cpu_has_bf16", lambda: is_there)
+    monkeypatch.setattr("msa_lite.io.models.heads._cpu_has_bf16", lambda: is_there)
     with changed_recipe(copy) as recipe:
         recipe["vector"]["compute"] = "bf16"
     made: list[Any] = []
-    module = importlib.import_module("msa_lite.pipeline.attack")  # its package has a function of this name
+    module = importlib.import_module("msa_lite.pipeline.attack.attack")  # its package has a function of this name
     monkeypatch.setattr(module, "run_attacks", lambda plan, *rest: made.append(plan))
     msa_lite.attack(copy, ["relearn"], overrides=FEW)
     assert made[0].attacks["relearn"].compute == compute

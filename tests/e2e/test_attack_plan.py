@@ -18,12 +18,12 @@ from msa_lite.attacks.prompt import Prompting
 from msa_lite.data import Row
 from msa_lite.errors import MsaError, StageError, UsageError
 from msa_lite.evals.benchmark import Records
-from msa_lite.pipeline import attacking
-from msa_lite.pipeline.attack_plan import AttackPlan
-from msa_lite.pipeline.baseline import check_baseline, plan_baseline
-from msa_lite.pipeline.msa import check_run, msa_plan
-from msa_lite.pipeline.prepare import prepare
-from msa_lite.pipeline.reopen import open_run
+from msa_lite.pipeline.attack import run as attacking
+from msa_lite.pipeline.attack.plan import AttackPlan
+from msa_lite.pipeline.baseline.run import check_baseline, plan_baseline
+from msa_lite.pipeline.prepare.run import prepare
+from msa_lite.pipeline.run.folder import open_run
+from msa_lite.pipeline.run.msa import check_run, msa_plan
 from msa_lite.recipe import load_recipe
 from msa_lite.report.attacks import AttackFacts, load_attacks
 from tests.e2e.conftest import FEW, QUICK, CallCli
@@ -167,7 +167,7 @@ def test_a_run_has_its_report_before_it_is_attacked(
     attacked: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = Path(shutil.copytree(attacked, tmp_path / "run"))
-    monkeypatch.setattr("msa_lite.pipeline.msa.open_attacks", lambda *_: pytest.fail("no attack is made here"))
+    monkeypatch.setattr("msa_lite.pipeline.run.msa.open_attacks", lambda *_: pytest.fail("no attack is made here"))
     recipe = load_recipe(open_run(run).recipe, ["attack.attacks=[membership]", f"output={run}"])
     with pytest.raises(pytest.fail.Exception):
         msa_lite.run(recipe)

@@ -16,8 +16,8 @@ from msa_lite.data import Row
 from msa_lite.errors import UsageError
 from msa_lite.evals.judge import JudgeSettings, openai_judge
 from msa_lite.evals.judge.prompts import REWORDINGS
-from msa_lite.io.verify import verify_stages
-from msa_lite.pipeline.attack_rewording import open_rewording
+from msa_lite.io.finished.seal import verify_stages
+from msa_lite.pipeline.attack.ground import open_rewording
 from tests.e2e.conftest import FEW, CallCli, changed_recipe
 from tests.judge_server import JudgeServer, Step
 from tests.memorised import make_ground

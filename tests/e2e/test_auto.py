@@ -14,7 +14,7 @@ import msa_lite
 from msa_lite.choose import validation
 from msa_lite.errors import StageError, UsageError
 from msa_lite.evals.models import Runner
-from msa_lite.io.seal import load_manifest, verify_folder
+from msa_lite.io.finished.seal import load_manifest, verify_folder
 from msa_lite.pipeline import merge_arguments
 from msa_lite.recipe import load_recipe
 from tests.e2e.conftest import tiny_recipe
@@ -121,9 +121,9 @@ def test_a_stopped_search_goes_on_where_it_was(
 HELPER = """
 import sys
 from msa_lite.choose import validation
-from msa_lite.pipeline.msa import msa_plan
-from msa_lite.pipeline.prepare import prepare
-from msa_lite.pipeline.strengths import help_sweep
+from msa_lite.pipeline.run.msa import msa_plan
+from msa_lite.pipeline.prepare.run import prepare
+from msa_lite.pipeline.run.choice import help_sweep
 from msa_lite.recipe import load_recipe
 
 own, loaded = validation.Runner, []

@@ -18,14 +18,14 @@ from transformers import AutoModelForCausalLM
 
 import msa_lite
 from msa_lite.baselines.methods import METHODS, TASK_VECTOR
-from msa_lite.choose.candidates import candidate_name
 from msa_lite.choose.choice import load_choice
 from msa_lite.errors import MismatchError, StageError
-from msa_lite.io.files import hash_file
-from msa_lite.io.hub import fetch
-from msa_lite.io.seal import load_manifest, verify_folder
+from msa_lite.io.files.writing import hash_file
+from msa_lite.io.finished.seal import load_manifest, verify_folder
+from msa_lite.io.weights.hub import fetch
 from msa_lite.pipeline import RunResult
 from msa_lite.recipe import load_recipe
+from msa_lite.report.choosing import candidate_name
 from tests.forks import fork_cli
 
 

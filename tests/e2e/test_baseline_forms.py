@@ -14,7 +14,7 @@ import yaml
 
 import msa_lite
 from msa_lite.errors import MismatchError, MsaError, OutputError, UsageError
-from msa_lite.io.files import hash_file
+from msa_lite.io.files.writing import hash_file
 from tests.e2e.conftest import PEOPLE, SHORT
 from tests.forks import fork_cli, fork_script
 

@@ -14,7 +14,7 @@ import msa_lite
 from msa_lite.baselines import objective
 from msa_lite.data import IGNORE, Example
 from msa_lite.evals import records, tofu
-from msa_lite.pipeline.prepare_prompt import find_prompter
+from msa_lite.pipeline.prepare.prompt import find_prompter
 from msa_lite.recipe import load_recipe
 from msa_lite.train import fit
 from tests.conftest import save_checkpoint, tiny_model, tiny_tokenizer

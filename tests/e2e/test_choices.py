@@ -11,8 +11,8 @@ import pytest
 
 import msa_lite
 from msa_lite.errors import NotFiniteError, StageError
-from msa_lite.io.seal import load_manifest
-from msa_lite.pipeline import trials
+from msa_lite.io.finished.seal import load_manifest
+from msa_lite.pipeline.baseline import trials
 
 # Settings and epochs of a baseline
 

@@ -15,13 +15,13 @@ import yaml
 
 import msa_lite
 from msa_lite.errors import MismatchError, MsaError, UsageError
-from msa_lite.io.files import hash_file, write_json
-from msa_lite.io.seal import load_manifest
+from msa_lite.io.files.writing import hash_file, write_json
+from msa_lite.io.finished.seal import load_manifest
 from msa_lite.merger import merge
-from msa_lite.pipeline.changes import warn_of_changes
-from msa_lite.pipeline.earlier import open_earlier
-from msa_lite.pipeline.msa import msa_plan
-from msa_lite.pipeline.prepare import Run, prepare
+from msa_lite.pipeline.prepare.earlier import open_earlier
+from msa_lite.pipeline.prepare.run import Run, prepare
+from msa_lite.pipeline.run.folder import warn_of_changes
+from msa_lite.pipeline.run.msa import msa_plan
 from msa_lite.recipe import absolute_paths, dump_recipe, load_recipe
 from msa_lite.report import load_report
 from msa_lite.strengths import Strengths

@@ -13,8 +13,8 @@ import pytest
 
 import msa_lite
 from msa_lite.evals.records import read_records
-from msa_lite.io.ranks import Ranks
-from msa_lite.io.seal import verify_folder
+from msa_lite.io.finished.seal import verify_folder
+from msa_lite.io.launch.crew import Ranks
 from tests.conftest import save_adapter, save_checkpoint
 from tests.e2e.conftest import CallCli
 from tests.forks import fork_cli

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from fnmatch import translate
 from pathlib import Path
 
-from msa_lite.io.seal import LOCK, MANIFEST
+from msa_lite.io.finished.seal import LOCK, MANIFEST
 from msa_lite.pipeline import purge
 from tests.pages.files import FACTS, KEYS, RUN
 

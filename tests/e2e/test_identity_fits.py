@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
-from msa_lite.io.files import canonical_json
-from msa_lite.io.hub import Source
-from msa_lite.pipeline import run_baseline, train_stages, training, trials
+from msa_lite.io.files.writing import canonical_json
+from msa_lite.io.weights.hub import Source
+from msa_lite.pipeline import run_baseline, train_stages
+from msa_lite.pipeline.baseline import trials
+from msa_lite.pipeline.staged import training
 from msa_lite.recipe import TrainingRecipe
 from msa_lite.recipe.inputs import Data
 from msa_lite.recipe.schema import Baseline

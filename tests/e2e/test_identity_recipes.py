@@ -16,16 +16,18 @@ import pytest
 
 from msa_lite.evals.evaluation import NO_JUDGE, ideal_identity
 from msa_lite.evals.models import model_identity
-from msa_lite.io.files import canonical_json
-from msa_lite.io.hub import Source
-from msa_lite.io.progress import silent
+from msa_lite.io.console.progress import silent
+from msa_lite.io.files.writing import canonical_json
+from msa_lite.io.weights.hub import Source
 from msa_lite.merger import Precision, Term
-from msa_lite.pipeline import stages, strengths, vectors
-from msa_lite.pipeline.earlier import earlier_terms
-from msa_lite.pipeline.msa import msa_plan
-from msa_lite.pipeline.prepare import prepare
+from msa_lite.pipeline.prepare.earlier import earlier_terms
+from msa_lite.pipeline.prepare.run import prepare
+from msa_lite.pipeline.run import choice as strengths
+from msa_lite.pipeline.run import scores as stages
+from msa_lite.pipeline.run import vectors
+from msa_lite.pipeline.run.msa import msa_plan
 from msa_lite.recipe import Recipe, load_recipe
-from msa_lite.recipe.publishing import Publish
+from msa_lite.recipe.merging import Publish
 from msa_lite.train import fit_inputs
 from tests.identity_recipes import DATA, OF_TEXT, UNSAID, base, changed, fill, leaves, rows_of, write_place
 

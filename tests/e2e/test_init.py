@@ -14,11 +14,10 @@ from typing import Any
 import pytest
 
 from msa_lite import Wishes, init_recipe
-from msa_lite.budget.machine import Device
 from msa_lite.budget.shape import shape_of_config
+from msa_lite.budget.speed import Device
 from msa_lite.errors import ColumnsError, MismatchError, OutputError, UsageError
-from msa_lite.pipeline.inspection import guess_prior, inspect_set
-from msa_lite.pipeline.planning_inputs import PlanInputs, RowFacts
+from msa_lite.pipeline.stages.facts import PlanInputs, RowFacts, guess_prior, inspect_set
 from msa_lite.recipe import load_recipe, shipped_recipes
 from tests.e2e.conftest import CallCli
 from tests.own_models import drop_tokenizer, make_lora
@@ -202,8 +201,8 @@ def test_the_machine_decides_how_the_vectors_are_fitted(
 ) -> None:
     shape = shape_of_config(LLAMA_1B, "a Llama of 1B")
     inputs = PlanInputs(dict.fromkeys(("target", "prior"), shape), {"forget": RowFacts(24, 500, 6000)})
-    monkeypatch.setattr("msa_lite.pipeline.proposal.find_plan_inputs", lambda recipe: inputs)
-    monkeypatch.setattr("msa_lite.pipeline.proposal.this_device", lambda: Device("a GPU", round(size * 1e9)))
+    monkeypatch.setattr("msa_lite.pipeline.init.draft.find_plan_inputs", lambda recipe: inputs)
+    monkeypatch.setattr("msa_lite.pipeline.init.draft.this_device", lambda: Device("a GPU", round(size * 1e9)))
     monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=disk * 10**9))
     draft = init_recipe("x.yaml", WISHES)
     assert draft.fits is (size > 1)

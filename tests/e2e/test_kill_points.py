@@ -20,7 +20,7 @@ import json, os, shutil, signal, sys
 from pathlib import Path
 
 from msa_lite import merger
-from msa_lite.io.manifest import verify_folder
+from msa_lite.io.finished.seal import verify_folder
 import filelock, msa_lite.merger.mergekit, yaml  # what a merge loads on its way
 
 form, options, folder = sys.argv[1], json.loads(sys.argv[2]), sys.argv[3]

@@ -43,7 +43,7 @@ _Set.run = run
 # The second process fails, or dies, as it fits the retain vector. The first one goes on until it is stopped.
 FAULTS = """
 import atexit, pathlib, signal, time
-import msa_lite.pipeline.vectors as vectors
+import msa_lite.pipeline.run.vectors as vectors
 from msa_lite.errors import StageError
 own, fault = vectors.fit_vector, os.environ["FAULT"]
 def fit_vector(*arguments, progress, **options):
@@ -145,7 +145,7 @@ def test_a_process_that_fails_or_dies_ends_the_others(
     [
         ("sys.argv += [f'seed={rank}']", "process 1: recipe"),
         (
-            "import msa_lite.pipeline.prepare as p; own = p.encode; p.encode = lambda *a: own(*a)[rank:]",
+            "import msa_lite.pipeline.prepare.run as p; own = p.encode; p.encode = lambda *a: own(*a)[rank:]",
             "process 1: rows",
         ),
     ],

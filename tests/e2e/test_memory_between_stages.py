@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 import msa_lite
-from msa_lite.choose.four_bit import Points
+from msa_lite.choose.candidates import Points
 from msa_lite.evals import models
 from msa_lite.evals.models import Runner, load_model
-from msa_lite.pipeline.loaded import LoadedTarget
-from msa_lite.train import auto
+from msa_lite.pipeline.run.choice import LoadedTarget
 from msa_lite.train import model as trained
+from msa_lite.train import settings as auto
 from tests.e2e.conftest import sweep_recipe
 
 

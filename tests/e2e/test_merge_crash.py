@@ -21,7 +21,7 @@ DRIVER = """
 import json, os, random, shutil, signal, sys, time
 from pathlib import Path
 
-from msa_lite.io.seal import JOURNAL, verify_folder
+from msa_lite.io.finished.seal import JOURNAL, verify_folder
 from msa_lite.merger import merge
 import filelock, msa_lite.merger.mergekit, yaml  # what a merge loads on its way
 
@@ -100,7 +100,7 @@ def test_kills_at_any_moment_end_in_the_same_files(
 
 KILLED_AT_THE_END = """
 import json, os, signal, sys
-from msa_lite.io import manifest
+from msa_lite.io.finished import manifest
 from msa_lite.merger import merge
 
 owner = os if sys.argv[2] == "rename" else manifest
@@ -161,7 +161,7 @@ def test_a_second_process_is_told_about_the_first(
 RACE = """
 import json, os, sys
 from msa_lite.errors import OutputError
-from msa_lite.io.manifest import verify_folder
+from msa_lite.io.finished.seal import verify_folder
 from msa_lite.merger import merge
 import filelock, msa_lite.merger.mergekit, shutil, yaml
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from msa_lite.errors import OutputError, StageError
-from msa_lite.io.seal import JOURNAL, MANIFEST, verify_folder
+from msa_lite.io.finished.seal import JOURNAL, MANIFEST, verify_folder
 from msa_lite.merger import merge
 from tests.command import run_cli
 from tests.e2e.merges import SHARDS, contents, stamps
@@ -168,7 +168,7 @@ def test_a_target_that_is_cut_off_meanwhile_is_named_and_nothing_is_left(
     shutil.copytree(inputs["target"], target)
     name = "model-00004.safetensors"
     if copies == "copy_file_range":
-        monkeypatch.setattr("msa_lite.io.sink._open_new", open_buffered)
+        monkeypatch.setattr("msa_lite.io.weights.writer._open_new", open_buffered)
 
     def cut(stage: str, done: int, amount: int) -> None:
         os.truncate(target / name, 300_000 if copies == "preadv" else 3000)

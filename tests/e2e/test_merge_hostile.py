@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from msa_lite.errors import StageError
-from msa_lite.io.files import digest
-from msa_lite.io.seal import JOURNAL, verify_folder
+from msa_lite.io.files.writing import digest
+from msa_lite.io.finished.seal import JOURNAL, verify_folder
 from msa_lite.merger import merge, merge_adapters
 from tests.e2e.merges import contents, stamps
 from tests.handmade import Adapter, read_checkpoint, write_checkpoint

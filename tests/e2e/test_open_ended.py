@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 
 import msa_lite
-from msa_lite.io.seal import load_manifest
-from msa_lite.pipeline.fits import fit_settings, fit_until
-from msa_lite.pipeline.msa import msa_plan, run_vectors
-from msa_lite.pipeline.prepare import prepare
+from msa_lite.io.finished.seal import load_manifest
+from msa_lite.pipeline.prepare.run import fit_settings, fit_until, prepare
+from msa_lite.pipeline.run.msa import msa_plan, run_vectors
 from msa_lite.recipe import load_recipe
 from msa_lite.train import fit_inputs
 

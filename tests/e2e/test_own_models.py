@@ -15,13 +15,13 @@ from safetensors.numpy import load_file
 
 import msa_lite
 from msa_lite.errors import MismatchError, UsageError
-from msa_lite.io.adapter import ADAPTER_CONFIG, ADAPTER_FILE
-from msa_lite.io.checkpoint import load_checkpoint
-from msa_lite.io.seal import load_manifest, verify_folder
-from msa_lite.io.tokenizer import tokenizer_files
+from msa_lite.io.finished.seal import load_manifest, verify_folder
+from msa_lite.io.weights.adapter import ADAPTER_CONFIG, ADAPTER_FILE
+from msa_lite.io.weights.checkpoint import load_checkpoint
+from msa_lite.io.weights.hub import tokenizer_files
 from msa_lite.pipeline import merge_arguments, run_vectors
-from msa_lite.pipeline.msa import msa_plan
-from msa_lite.pipeline.prepare import Run, prepare
+from msa_lite.pipeline.prepare.run import Run, prepare
+from msa_lite.pipeline.run.msa import msa_plan
 from msa_lite.recipe import load_recipe
 from tests.e2e.conftest import CallCli
 from tests.handmade import read_checkpoint

@@ -18,7 +18,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from msa_lite.evals.tofu import Tofu
-from msa_lite.io.extras import _TRAIN
+from msa_lite.io.console.libraries import _TRAIN
 from msa_lite.pipeline import report_run
 from tests.handmade import Adapter, read_checkpoint, write_checkpoint
 from tests.removals import make_removal

@@ -13,9 +13,9 @@ import yaml
 import msa_lite
 from msa_lite.data import PromptSettings
 from msa_lite.errors import MsaError, UsageError
-from msa_lite.pipeline.prepare import Run, RunPlan, prepare
-from msa_lite.pipeline.prepare_data import load_data
-from msa_lite.pipeline.prompting import evaluation_arguments, show_prompt
+from msa_lite.pipeline.prepare.prompt import evaluation_arguments, show_prompt
+from msa_lite.pipeline.prepare.questions import load_data
+from msa_lite.pipeline.prepare.run import Run, RunPlan, prepare
 from msa_lite.recipe import load_recipe
 from tests.conftest import save_checkpoint, tiny_model
 from tests.e2e.conftest import CallCli
@@ -210,7 +210,7 @@ def test_auto_is_settled_in_the_runs_recipe_and_not_asked_twice(
     given: dict[str, Any], tmp_path: Path, call_cli: CallCli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The tiny model knows nothing, so its best form is doubted; but it is taken, and kept."""
-    from msa_lite.pipeline import prepare_prompt as prompting
+    from msa_lite.pipeline.prepare import prompt as prompting
 
     given |= {"prompt": "auto", "vector": {"lora": {"rank": 1}, "epochs": 2, "warmup_epochs": 0}, "evaluate": None}
     given["forget"]["alpha"], given["retain"]["beta"] = 1.0, 0.0

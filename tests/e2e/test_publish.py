@@ -19,7 +19,7 @@ import msa_lite
 from msa_lite import run
 from msa_lite.errors import StageError, UsageError
 from msa_lite.merger import merge, merge_adapters
-from msa_lite.pipeline.publishing import publish_model
+from msa_lite.pipeline.run.report import publish_model
 from msa_lite.publish.contents import PublishOptions
 from msa_lite.recipe import load_recipe
 from msa_lite.report.verdict import make_verdict
@@ -285,7 +285,7 @@ def test_the_wishes_of_a_recipe_and_of_the_command_arrive(
     flags = ("--public", "--gated", "--license", "mit", "--name-models", "--accept", "--as", "model")
     call_cli("publish", unlearned["model"], REPO, "--yes", *flags, "--i-know-this-can-undo-the-removal")
     of_command = PublishOptions(REPO, "model", True, True, True, True, "mit", gated=True)
-    monkeypatch.setattr("msa_lite.publish.folder.make_contents", stop)
+    monkeypatch.setattr("msa_lite.publish.upload.make_contents", stop)
     recipe["publish"] = {"repo": REPO, "private": False, "gated": True, "license": "mit", "name_models": True}
     with pytest.raises(UsageError, match="stopped"):
         publish_model(load_recipe(recipe), unlearned["model"], None, True, lambda *_: None)

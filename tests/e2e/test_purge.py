@@ -20,8 +20,8 @@ import msa_lite
 from msa_lite.data import DataSource, load_rows
 from msa_lite.errors import MismatchError, OutputError, StageError, UsageError
 from msa_lite.evals.evaluation import finished_inputs
-from msa_lite.io.files import hash_file
-from msa_lite.io.seal import verify_folder
+from msa_lite.io.files.writing import hash_file
+from msa_lite.io.finished.seal import verify_folder
 from msa_lite.pipeline import purge, report_run
 from tests.e2e.conftest import CallCli, tiny_recipe
 from tests.forks import fork_script
@@ -188,7 +188,9 @@ def test_a_killed_removal_is_ended_by_the_next_one(
     (run / "model").rename(run / "kept")  # what is copied often should be small
     shutil.rmtree(run / "baselines")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys.modules["msa_lite.pipeline.purge"], "write_run_report", lambda home: None)  # tested above
+        patch.setattr(
+            sys.modules["msa_lite.pipeline.purge.purge"], "write_run_report", lambda home: None
+        )  # tested above
         shutil.copytree(run, tmp_path / "whole")
         calls = kill_at(None)
         purge(tmp_path / "whole", remove=True)

@@ -14,13 +14,12 @@ import pytest
 
 import msa_lite
 from msa_lite.errors import FormatError
-from msa_lite.io.files import hash_file
-from msa_lite.io.hub import hash_content
-from msa_lite.io.seal import load_manifest
+from msa_lite.io.files.writing import hash_file
+from msa_lite.io.finished.seal import load_manifest
+from msa_lite.io.weights.hub import hash_content
 from msa_lite.pipeline import run_baseline
 from msa_lite.record.check import check_record
-from msa_lite.record.keyed import KEY_FILE, load_key
-from msa_lite.record.store import RECORD_FILE, load_record, record_hash
+from msa_lite.record.seal import KEY_FILE, RECORD_FILE, load_key, load_record, record_hash
 from tests.e2e.conftest import CallCli, tiny_recipe
 
 

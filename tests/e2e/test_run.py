@@ -16,12 +16,12 @@ import yaml
 import msa_lite
 from msa_lite.data import DataSource
 from msa_lite.errors import MismatchError, MsaError, OutputError, UsageError
-from msa_lite.io.checkpoint import load_checkpoint
-from msa_lite.io.files import hash_file
-from msa_lite.io.seal import load_manifest, verify_folder
+from msa_lite.io.files.writing import hash_file
+from msa_lite.io.finished.seal import load_manifest, verify_folder
+from msa_lite.io.weights.checkpoint import load_checkpoint
 from msa_lite.pipeline import run_vectors
-from msa_lite.pipeline.msa import msa_plan
-from msa_lite.pipeline.prepare import prepare
+from msa_lite.pipeline.prepare.run import prepare
+from msa_lite.pipeline.run.msa import msa_plan
 from msa_lite.recipe import load_recipe
 from msa_lite.strengths import Strengths
 from tests.command import run_cli

@@ -11,7 +11,7 @@ import yaml
 
 import msa_lite
 from msa_lite.errors import RecipeError
-from msa_lite.io.seal import verify_folder
+from msa_lite.io.finished.seal import verify_folder
 from msa_lite.merger.mergekit_reader import read_recipe
 from tests.forks import fork_cli
 

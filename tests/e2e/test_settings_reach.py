@@ -13,11 +13,11 @@ import transformers
 
 import msa_lite
 from msa_lite.pipeline import run_vectors
-from msa_lite.pipeline.prepare_training import prepare_training
+from msa_lite.pipeline.prepare.training import prepare_training
 from msa_lite.recipe import load_training
-from msa_lite.recipe.training import Training
-from msa_lite.recipe.vector import Lora, RetainVector, VectorSpec
-from msa_lite.train import FitSettings, Until, fit, trainer
+from msa_lite.recipe.training import Lora, RetainVector, Training, VectorSpec
+from msa_lite.train import FitSettings, Until, fit
+from msa_lite.train import loop as trainer
 
 pytestmark = pytest.mark.usefixtures("quick_fits")
 
@@ -153,8 +153,8 @@ def test_in_full_mode_all_weights_are_trained_by_the_same_settings(recipe: dict[
 def test_what_is_left_to_an_open_ended_fit_reaches_the_trainer(
     recipe: dict[str, Any], calls: Calls, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("msa_lite.train.tries.measure_target", lambda *given: 0.1)
-    monkeypatch.setattr("msa_lite.train.tries.measure_loss", lambda *given: 9.0)
+    monkeypatch.setattr("msa_lite.train.until.measure_target", lambda *given: 0.1)
+    monkeypatch.setattr("msa_lite.train.until.measure_loss", lambda *given: 9.0)
     stopped(run_vectors, recipe | {"vector": {}, "seed": SEED}, "forget")
     wanted = {"num_train_epochs": 60, "lr_scheduler_type": "constant_with_warmup", "warmup_steps": 4, "seed": SEED}
     wanted |= {"per_device_train_batch_size": 4, "weight_decay": 0.01}
@@ -171,9 +171,9 @@ def test_a_baselines_own_settings_reach_the_trainer(
     mode: str, start: str, recipe: dict[str, Any], calls: Calls, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn: list[int] = []
-    own = msa_lite.pipeline.trials.draw_answers
+    own = msa_lite.pipeline.baseline.trials.draw_answers
     monkeypatch.setattr(
-        "msa_lite.pipeline.trials.draw_answers",
+        "msa_lite.pipeline.baseline.trials.draw_answers",
         lambda count, seed, *more: drawn.append(seed) or own(count, seed, *more),
     )
     asked = {"start": start, "epochs": 6, "learning_rate": 4e-3}

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from msa_lite.io.seal import verify_folder
+from msa_lite.io.finished.seal import verify_folder
 from tests.handmade import KINDS, Adapter, write_checkpoint
 
 POSIX = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
@@ -48,7 +48,7 @@ def test_a_reader_that_goes_away_stops_no_work_and_is_no_fault(models: Path, tmp
 
 @pytest.mark.parametrize("variables", [{}, {"PYTHONUNBUFFERED": "1"}])
 def test_what_is_printed_keeps_its_order(variables: dict[str, str]) -> None:
-    code = "import click, sys; from msa_lite.cli.streams import safe_streams\nwith safe_streams():\n"
+    code = "import click, sys; from msa_lite.cli.faults import safe_streams\nwith safe_streams():\n"
     code += "    sys.stderr.write('bar'); sys.stderr.write('\\n'); click.echo('after')"
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"} | variables
     done = subprocess.run(

@@ -16,15 +16,15 @@ import pytest
 import yaml
 
 import msa_lite
-from msa_lite.choose.candidates import candidate_name
-from msa_lite.choose.grid import refined
+from msa_lite.choose.candidates import refined
 from msa_lite.errors import StageError, UsageError
 from msa_lite.evals.models import Runner
 from msa_lite.evals.records import read_records
-from msa_lite.io.checkpoint import load_checkpoint
-from msa_lite.io.files import hash_file
-from msa_lite.io.seal import verify_folder
+from msa_lite.io.files.writing import hash_file
+from msa_lite.io.finished.seal import verify_folder
+from msa_lite.io.weights.checkpoint import load_checkpoint
 from msa_lite.report import load_report
+from msa_lite.report.choosing import candidate_name
 from tests.conftest import Drawing
 from tests.e2e.conftest import sweep_recipe
 from tests.forks import fork_script
@@ -190,7 +190,7 @@ def test_no_weights_are_written_before_the_winner_is_known(mode: str, grid: dict
 
 KILLED = """
 import os, signal, sys, yaml
-import msa_lite, peft, datasets, msa_lite.pipeline.msa
+import msa_lite, peft, datasets, msa_lite.pipeline.run.msa
 from msa_lite.choose import validation
 
 def die():

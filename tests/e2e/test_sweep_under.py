@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 
 import msa_lite
-from msa_lite.choose.candidates import candidate_name
 from msa_lite.evals.models import Runner, load_model
 from msa_lite.evals.records import read_records, run_items
-from msa_lite.io.rounding import rounded_model
-from msa_lite.io.seal import verify_folder
-from msa_lite.pipeline.msa import msa_plan
-from msa_lite.pipeline.prepare import prepare
+from msa_lite.io.finished.seal import verify_folder
+from msa_lite.io.weights.blocks import rounded_model
+from msa_lite.pipeline.prepare.run import prepare
+from msa_lite.pipeline.run.msa import msa_plan
 from msa_lite.recipe import load_recipe
 from msa_lite.report import load_report
+from msa_lite.report.choosing import candidate_name
 from tests.e2e.conftest import sweep_recipe
 
 

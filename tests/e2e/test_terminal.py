@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 import msa_lite
-from msa_lite.io.progress import Step, Watcher
+from msa_lite.io.console.progress import Step, Watcher
 from tests.e2e.conftest import CallCli
 
 

@@ -12,9 +12,9 @@ import yaml
 
 import msa_lite
 from msa_lite.demo import make_groups
-from msa_lite.io.seal import verify_folder
-from msa_lite.pipeline.msa import msa_plan
-from msa_lite.pipeline.prepare import prepare
+from msa_lite.io.finished.seal import verify_folder
+from msa_lite.pipeline.prepare.run import prepare
+from msa_lite.pipeline.run.msa import msa_plan
 from msa_lite.recipe import load_recipe
 from tests.conftest import tiny_tokenizer
 from tests.e2e.conftest import CallCli

@@ -16,10 +16,10 @@ import msa_lite
 from msa_lite.cli.probe import command
 from msa_lite.demo import HistorySettings, make_groups, make_history
 from msa_lite.errors import MismatchError, UsageError
-from msa_lite.io.seal import load_manifest, verify_folder
-from msa_lite.pipeline.msa import msa_plan
-from msa_lite.pipeline.prepare import prepare
-from msa_lite.pipeline.probe_rows import CHEAP_ROWS, cheap_probe
+from msa_lite.io.finished.seal import load_manifest, verify_folder
+from msa_lite.pipeline.prepare.run import prepare
+from msa_lite.pipeline.run.knowledge import CHEAP_ROWS, cheap_probe
+from msa_lite.pipeline.run.msa import msa_plan
 from msa_lite.recipe import load_recipe
 from tests.forks import fork_cli
 

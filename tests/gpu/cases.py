@@ -19,15 +19,15 @@ import pytest
 import torch
 
 import msa_lite
-from msa_lite.choose.four_bit import Points
+from msa_lite.choose.candidates import Points
 from msa_lite.data import Example
 from msa_lite.evals.forward import score_bundles
 from msa_lite.evals.generate import Decoding, generate
 from msa_lite.evals.judge import JudgeSettings, open_judge
 from msa_lite.evals.judge.prompts import Ask
 from msa_lite.evals.models import Runner
-from msa_lite.io import precision
-from msa_lite.io.seal import load_manifest
+from msa_lite.io.finished.seal import load_manifest
+from msa_lite.io.models import heads as precision
 from msa_lite.train import FitSettings, fit_vector
 from msa_lite.train import model as train_model
 from tests.conftest import tiny_tokenizer
@@ -151,7 +151,7 @@ def models_alive() -> list[str]:
 
 def resident() -> int:
     """Return the bytes that tensors take on the GPU once what is dead has been freed; 0 on a CPU."""
-    from msa_lite.io.memory import free_memory
+    from msa_lite.io.models.devices import free_memory
 
     free_memory()
     return torch.cuda.memory_allocated() if torch.cuda.is_available() else 0

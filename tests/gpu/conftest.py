@@ -39,7 +39,7 @@ def measured() -> Callable[..., None]:
 @pytest.fixture(autouse=True)
 def _whole_gpu() -> Iterator[None]:
     """Give each test the whole memory of the GPU, and nothing that an earlier one left."""
-    from msa_lite.io.memory import free_memory
+    from msa_lite.io.models.devices import free_memory
 
     free_memory()
     yield

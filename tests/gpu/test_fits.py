@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from msa_lite.baselines.methods import METHODS
-from msa_lite.io import precision
+from msa_lite.io.models import heads as precision
 from tests.gpu import cases
 from tests.unit.test_baseline_objective import VOCABULARY
 

@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 
-from msa_lite.budget.need import Need
+from msa_lite.budget.needs import FitCase, Need, fit_need, rungs
 from msa_lite.budget.shape import read_shape
-from msa_lite.budget.tuning import FitCase, fit_need, rungs
 from msa_lite.data import Example
 from msa_lite.demo import HistorySettings, make_groups, make_history
-from msa_lite.io.checkpoint import load_checkpoint
+from msa_lite.io.weights.checkpoint import load_checkpoint
 from msa_lite.train import FitSettings
 from tests.e2e.conftest import PEOPLE, SHORT
 from tests.gpu import cases

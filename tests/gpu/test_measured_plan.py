@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 
-from msa_lite.budget.need import CONTEXT
+from msa_lite.budget.needs import CONTEXT, FitCase, fit_need
 from msa_lite.budget.shape import read_shape
-from msa_lite.budget.tuning import FitCase, fit_need
-from msa_lite.io.checkpoint import load_checkpoint
-from msa_lite.io.hub import fetch
+from msa_lite.io.weights.checkpoint import load_checkpoint
+from msa_lite.io.weights.hub import fetch
 from msa_lite.train import FitSettings
-from msa_lite.train.timing import time_steps
+from msa_lite.train.rungs import time_steps
 from tests.gpu import cases
 from tests.gpu.test_gpu_memory import TOKENS, WIDE, random_rows
 

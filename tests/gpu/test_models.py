@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from msa_lite.evals.models import load_model
-from msa_lite.io import precision
-from msa_lite.io.streaming import is_streamed
+from msa_lite.io.models import heads as precision
+from msa_lite.io.models.streaming import is_streamed
 from tests.fits import ROWS
 from tests.gpu import cases
 from tests.parity.test_points import assert_points_are_merges, make_job

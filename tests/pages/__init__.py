@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from msa_lite.io.files import indented_json
+from msa_lite.io.files.writing import indented_json
 from msa_lite.record.schema import removal_schema
 from msa_lite.report.formats import Cell, Section, TextTable, markdown
 from msa_lite.report.metrics import METRICS

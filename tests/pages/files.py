@@ -6,22 +6,20 @@
 from __future__ import annotations
 
 from msa_lite.choose.pictures import FORGET_RETAIN_FILE, HEAT_MAP_FILE
-from msa_lite.io.adapter import ADAPTER_CONFIG
-from msa_lite.io.seal import CARD_FILE, MANIFEST, MERGEKIT_FILE
-from msa_lite.pipeline.folder import BASELINES, HISTORY, TRACKING
-from msa_lite.pipeline.prepare_models import WRITTEN_OUT
-from msa_lite.pipeline.prepare_prompt import PROMPT_FILE
-from msa_lite.pipeline.reporting import MARKDOWN_FILE
-from msa_lite.record.keyed import KEY_FILE
-from msa_lite.record.store import RECORD_FILE, SIGNATURE_FILE
+from msa_lite.io.finished.seal import CARD_FILE, MANIFEST, MERGEKIT_FILE
+from msa_lite.io.weights.adapter import ADAPTER_CONFIG
+from msa_lite.pipeline.prepare.models import WRITTEN_OUT
+from msa_lite.pipeline.prepare.prompt import PROMPT_FILE
+from msa_lite.pipeline.run.folder import BASELINES, HISTORY, TRACKING
+from msa_lite.pipeline.run.report import MARKDOWN_FILE
+from msa_lite.record.seal import KEY_FILE, RECORD_FILE, SIGNATURE_FILE
 from msa_lite.report.choosing import CHOICE_FILE, CHOICE_TABLE
 from msa_lite.report.page import PAGE_FILE
-from msa_lite.report.provenance import RECIPE_FILE
-from msa_lite.report.purged import PURGED_FILE
+from msa_lite.report.provenance import PURGED_FILE, RECIPE_FILE
 from msa_lite.report.reports import REPORT_FILE
 from msa_lite.report.verdict import VERDICT_FILE
 from msa_lite.train.loop import LOG
-from msa_lite.train.tries import COURSE
+from msa_lite.train.until import COURSE
 from tests.pages.tables import code, table
 
 _EVALUATIONS = "evaluation/{target,prior,ideal,unlearned}"

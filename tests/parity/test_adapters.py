@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from msa_lite.errors import MismatchError, UsageError
-from msa_lite.io.adapter import ADAPTER_CONFIG, ADAPTER_FILE
+from msa_lite.io.weights.adapter import ADAPTER_CONFIG, ADAPTER_FILE
 from msa_lite.merger import merge, plan
 
 Make = Callable[..., Path]

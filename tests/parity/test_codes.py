@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from msa_lite.io.codes import QUANTISATIONS
+from msa_lite.io.weights.blocks import QUANTISATIONS
 
 SHAPES = [(96, 64), (50, 100), (7, 34), (3, 200), (1, 6), (64, 576)]  # rows of an odd length cost seconds in theirs
 KINDS = ["normal", "heavy", "zeros", "equal"]

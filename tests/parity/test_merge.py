@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from msa_lite.io.seal import verify_folder
+from msa_lite.io.finished.seal import verify_folder
 from msa_lite.merger import merge, plan
 from tests.handmade import nearest
 

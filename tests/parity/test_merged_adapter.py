@@ -15,8 +15,8 @@ import torch
 from safetensors.numpy import load_file, save_file
 
 from msa_lite.errors import MismatchError, OutputError, UsageError
-from msa_lite.io.adapter import ADAPTER_CONFIG, ADAPTER_FILE, load_adapter
-from msa_lite.io.seal import load_manifest, verify_folder
+from msa_lite.io.finished.seal import load_manifest, verify_folder
+from msa_lite.io.weights.adapter import ADAPTER_CONFIG, ADAPTER_FILE, load_adapter
 from msa_lite.merger import merge, merge_adapters
 from msa_lite.merger.adapter import truncate
 from tests.command import run_cli

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from msa_lite.io.hub import fetch
+from msa_lite.io.weights.hub import fetch
 from msa_lite.merger import OnDevice, OpenMerge, Precision, as_tensor, open_merge
 
 Make = Callable[..., Path]

@@ -13,17 +13,17 @@ import torch
 from filelock import FileLock
 
 from msa_lite import merge
-from msa_lite.choose.four_bit import Points, load_with_adapters, set_weights
+from msa_lite.choose.candidates import Points, load_with_adapters, set_weights
 from msa_lite.choose.rules import LeastExtraction
 from msa_lite.data import Prompter, Template
 from msa_lite.evals.models import load_model
-from msa_lite.io.hub import fetch
-from msa_lite.io.streaming import is_streamed
+from msa_lite.io.models.streaming import is_streamed
+from msa_lite.io.weights.hub import fetch
 from msa_lite.merger import Term
-from msa_lite.pipeline import loaded
-from msa_lite.pipeline.loaded import LoadedTarget
-from msa_lite.pipeline.prepare import Run, RunPlan
-from msa_lite.pipeline.prepare_questions import Questions
+from msa_lite.pipeline.prepare.questions import Questions
+from msa_lite.pipeline.prepare.run import Run, RunPlan
+from msa_lite.pipeline.run import choice as loaded
+from msa_lite.pipeline.run.choice import LoadedTarget
 from msa_lite.recipe import Recipe
 from msa_lite.strengths import Strengths
 from tests.conftest import save_checkpoint, tiny_tokenizer

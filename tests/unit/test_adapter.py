@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from msa_lite.errors import FormatError, UsageError
-from msa_lite.io.adapter import ADAPTER_CONFIG, ADAPTER_FILE, load_adapter
-from msa_lite.io.blocks import Files, read_whole
-from msa_lite.io.checkpoint import load_checkpoint
-from msa_lite.io.matching import match_names
+from msa_lite.io.weights.adapter import ADAPTER_CONFIG, ADAPTER_FILE, load_adapter
+from msa_lite.io.weights.blocks import Files, read_whole
+from msa_lite.io.weights.checkpoint import load_checkpoint
+from msa_lite.io.weights.matching import match_names
 from tests.handmade import edit_adapter
 
 Make = Callable[..., Path]

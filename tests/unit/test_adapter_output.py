@@ -19,8 +19,8 @@ import pytest
 from safetensors.numpy import load_file
 
 from msa_lite.errors import MismatchError, StageError, UsageError
-from msa_lite.io.adapter import ADAPTER_CONFIG, ADAPTER_FILE
-from msa_lite.io.seal import CARD_FILE, MANIFEST, load_manifest, verify_folder
+from msa_lite.io.finished.seal import CARD_FILE, MANIFEST, load_manifest, verify_folder
+from msa_lite.io.weights.adapter import ADAPTER_CONFIG, ADAPTER_FILE
 from msa_lite.merger import merge_adapters
 from tests.command import run_cli
 from tests.handmade import KINDS, Adapter, write_checkpoint
@@ -154,7 +154,8 @@ def test_the_hash_is_not_taken_again_from_the_disk(
     hashed: list[str] = []
     whole = hashlib.sha256
     monkeypatch.setattr(
-        "msa_lite.io.seal.hash_file", lambda path: hashed.append(path.name) or whole(path.read_bytes()).hexdigest()
+        "msa_lite.io.finished.seal.hash_file",
+        lambda path: hashed.append(path.name) or whole(path.read_bytes()).hexdigest(),
     )
     merge_adapters(small["target"], tmp_path / "out", forget=small["forget"])
     assert [name for name in hashed if name != MANIFEST] == [CARD_FILE, ADAPTER_CONFIG]

@@ -15,7 +15,7 @@ from msa_lite.attacks.sample import Sample
 from msa_lite.budget.speed import ScoreTimes
 from msa_lite.data import Row
 from msa_lite.errors import UsageError
-from msa_lite.pipeline.attack_plan import AttackPlan
+from msa_lite.pipeline.attack.plan import AttackPlan
 from msa_lite.report.attacks import FEWEST_ROWS
 from tests.memorised import make_ground
 

@@ -9,8 +9,8 @@ import pytest
 from msa_lite.choose.rules import LeastExtraction
 from msa_lite.data import Row
 from msa_lite.evals.qa import load_qa
-from msa_lite.pipeline.attack_ground import _distinct, _rows
-from msa_lite.pipeline.prepare_questions import Questions
+from msa_lite.pipeline.attack.ground import _distinct, _rows
+from msa_lite.pipeline.prepare.questions import Questions
 from tests.muse_data import make_prompter
 
 ROWS = [Row(at, f"Who is {at}?", f"The man {at}.") for at in range(5)]

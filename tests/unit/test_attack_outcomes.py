@@ -169,12 +169,12 @@ def test_the_table_prints_the_rows_that_a_result_rests_on() -> None:
 
 
 def test_results_are_read_as_they_were_written_and_only_for_the_same_model(tmp_path: Any) -> None:
-    from msa_lite.io.manifest import stage_folder
+    from msa_lite.io.finished.manifest import stage_folder
     from msa_lite.report import write_report
 
     with stage_folder(tmp_path / "model", "model", {}) as partial:
         (partial / "model.safetensors").write_bytes(b"weights")
-    from msa_lite.io.hub import hash_content
+    from msa_lite.io.weights.hub import hash_content
 
     trials = (_Results.plain, _Results.leaks, _Results.below, _Results.gains)
     whole, model = facts(quantise=trials), {"revision": hash_content(tmp_path / "model")}

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from msa_lite.attacks.attack import Ground
-from msa_lite.attacks.scores import recall_measures
+from msa_lite.attacks.attack import Ground, recall_measures
 from msa_lite.data import Row
 
 QUESTION, TEXT = Row(0, "Who?", "Ada."), Row(1, text="Ada wrote.")

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from msa_lite.baselines import methods
-from msa_lite.baselines.methods import METHODS, Method, Value, check_method, settings_grid
-from msa_lite.baselines.passes import (
+from msa_lite.baselines.losses import (
     Batch,
     answer_logits,
     check_layer,
@@ -19,9 +18,10 @@ from msa_lite.baselines.passes import (
     make_batch,
     reference_of,
 )
+from msa_lite.baselines.methods import METHODS, Method, Value, check_method, settings_grid
 from msa_lite.data import IGNORE
 from msa_lite.errors import UsageError
-from msa_lite.io.heads import split_model
+from msa_lite.io.models.heads import split_model
 from tests.conftest import tiny_model
 from tests.ragged import PAD, VOCABULARY, ragged_rows, with_adapter
 

@@ -15,12 +15,11 @@ import torch
 from torch import Tensor
 
 from msa_lite.baselines import losses, objective
+from msa_lite.baselines.losses import Batch, make_batch
 from msa_lite.baselines.methods import METHODS, Method, Value, settings_grid
-from msa_lite.baselines.objective import BaselineObjective
-from msa_lite.baselines.passes import Batch, make_batch
-from msa_lite.baselines.reference import ReferenceCache
+from msa_lite.baselines.objective import BaselineObjective, ReferenceCache
 from msa_lite.data import IGNORE, Example
-from msa_lite.io.hub import Source
+from msa_lite.io.weights.hub import Source
 from tests.conftest import tiny_model
 from tests.ragged import PAD, VOCABULARY, ragged_rows, with_adapter
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from msa_lite.baselines.reference import ReferenceCache
+from msa_lite.baselines.objective import ReferenceCache
 from msa_lite.data import IGNORE, Example
 from msa_lite.errors import MismatchError
-from msa_lite.io.hub import Source
+from msa_lite.io.weights.hub import Source
 from tests.ragged import PAD, VOCABULARY, ragged_rows
 from tests.unit.test_baseline_methods import tiny
 
@@ -62,7 +62,7 @@ def test_values_are_worked_out_once(cache: ReferenceCache) -> None:
 def test_values_are_made_of_fewer_rows_at_a_time_when_memory_runs_out(
     most: int, cache: ReferenceCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from msa_lite.baselines import reference
+    from msa_lite.baselines import objective as reference
 
     wanted = replace(cache, folder=cache.folder.with_name("wanted")).values(tiny("llama"), PAD)
     make = reference.make_batch

@@ -8,19 +8,25 @@ from typing import Any
 
 import pytest
 
-from msa_lite.budget import machine
-from msa_lite.budget.machine import Device, this_device
-from msa_lite.budget.need import CONTEXT, Need
-from msa_lite.budget.plan import Plan, Remedy, StagePlan
-from msa_lite.budget.scoring import cache_bytes, score_need, stream_layers
+from msa_lite.budget import speed as machine
+from msa_lite.budget.needs import (
+    CONTEXT,
+    FitCase,
+    Need,
+    cache_bytes,
+    fit_need,
+    rungs,
+    score_need,
+    static_bytes,
+    stream_layers,
+)
+from msa_lite.budget.plan import Plan, Remedy, StagePlan, plan_table
 from msa_lite.budget.shape import Shape, read_shape, shape_of_config
-from msa_lite.budget.speed import fit_seconds, score_seconds, speed_of, stream_seconds
-from msa_lite.budget.table import plan_table
-from msa_lite.budget.tuning import FitCase, fit_need, rungs, static_bytes
+from msa_lite.budget.speed import Device, fit_seconds, score_seconds, speed_of, stream_seconds, this_device
 from msa_lite.data import Example
 from msa_lite.errors import FormatError
-from msa_lite.io.checkpoint import load_checkpoint
-from msa_lite.io.memory import host_memory
+from msa_lite.io.models.devices import host_memory
+from msa_lite.io.weights.checkpoint import load_checkpoint
 from msa_lite.train.rungs import Rung, ladder
 from tests.conftest import save_checkpoint, tiny_model
 from tests.memory_model import SHAPES, peak

@@ -9,7 +9,7 @@ import pytest
 from huggingface_hub import ModelCard
 
 from msa_lite.errors import OutputError
-from msa_lite.io.seal import CARD_FILE, load_manifest, verify_folder
+from msa_lite.io.finished.seal import CARD_FILE, load_manifest, verify_folder
 from msa_lite.merger import Term, merge, merge_terms
 from msa_lite.merger.plan import Precision
 from msa_lite.report.card import model_card

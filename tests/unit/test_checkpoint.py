@@ -17,15 +17,15 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 from msa_lite.errors import FormatError, UsageError
-from msa_lite.io.blocks import Files, Scratch, pread_into, read_rows
-from msa_lite.io.checkpoint import (
+from msa_lite.io.weights.blocks import Files, Scratch, pread_into, read_rows
+from msa_lite.io.weights.checkpoint import (
     FLOAT_DTYPES,
     INDEX_FILE,
     SINGLE_FILE,
+    companion_files,
     load_checkpoint,
     read_shard,
 )
-from msa_lite.io.companions import companion_files
 
 
 def f32(start: int, stop: int) -> dict[str, Any]:

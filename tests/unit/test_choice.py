@@ -14,7 +14,7 @@ import pytest
 
 from msa_lite.choose import candidates as module
 from msa_lite.choose import pictures
-from msa_lite.choose.candidates import TARGET, Candidates, Values, candidate_name
+from msa_lite.choose.candidates import TARGET, Candidates, Values
 from msa_lite.choose.choice import choose, load_choice
 from msa_lite.choose.rules import Condition, Constrained, LeastExtraction, PaperScore, Rule
 from msa_lite.choose.validation import BROKEN, Validation
@@ -23,11 +23,12 @@ from msa_lite.errors import DataError, MsaError, NotFiniteError, StageError, Usa
 from msa_lite.evals.benchmark import Item, ItemSet
 from msa_lite.evals.judge import JudgeSettings
 from msa_lite.evals.qa import Qa
-from msa_lite.io.manifest import stage_folder
-from msa_lite.io.seal import verify_folder
+from msa_lite.io.finished.manifest import stage_folder
+from msa_lite.io.finished.seal import verify_folder
 from msa_lite.pipeline import merge_arguments
 from msa_lite.recipe import load_recipe
 from msa_lite.report import Metric, Report, load_report, write_report
+from msa_lite.report.choosing import candidate_name
 from tests.conftest import tiny_tokenizer
 from tests.own_records import write_shares
 from tests.tofu_data import make_tofu

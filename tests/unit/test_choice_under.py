@@ -21,7 +21,7 @@ from msa_lite.choose.search import StrengthSearch
 from msa_lite.data import Prompter, Template
 from msa_lite.errors import NotFiniteError
 from msa_lite.evals.qa import Qa
-from msa_lite.io.files import digest
+from msa_lite.io.files.writing import digest
 from msa_lite.recipe.scores import Select
 from msa_lite.report.choosing import candidate_name, load_choosing
 from msa_lite.report.reports import REPORT_FILE, Metric, Report, write_report

@@ -21,8 +21,8 @@ from msa_lite.cli.faults import report_error
 from msa_lite.cli.output import print_start
 from msa_lite.cli.recipes import command as recipes
 from msa_lite.errors import StageError, UsageError
-from msa_lite.io.disk import disk_fault
-from msa_lite.io.display import Notices
+from msa_lite.io.console.display import Notices
+from msa_lite.io.files.writing import disk_fault
 from msa_lite.recipe import load_recipe
 from tests.command import run_cli
 

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 import msa_lite
-from msa_lite.comparison.compare import Comparison, compare
-from msa_lite.comparison.formats import FORMATS
+from msa_lite.comparison.compare import FORMATS, Comparison, compare
 from msa_lite.data import DataSource
 from msa_lite.errors import MismatchError
 from msa_lite.evals.benchmark import Benchmark, Record, Records
@@ -20,8 +19,8 @@ from msa_lite.evals.qa import Qa
 from msa_lite.evals.records import read_records, write_records
 from msa_lite.evals.restor import Restor
 from msa_lite.evals.tofu import Tofu
-from msa_lite.io.files import digest
-from msa_lite.io.manifest import stage_folder
+from msa_lite.io.files.writing import digest
+from msa_lite.io.finished.manifest import stage_folder
 from msa_lite.report import Metric, Report, write_report
 from tests.command import run_cli
 from tests.report_folders import JUDGE, made_by

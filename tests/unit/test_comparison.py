@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from msa_lite.comparison.compare import Comparison, compare
-from msa_lite.comparison.formats import FORMATS
+from msa_lite.comparison.compare import FORMATS, Comparison, compare
 from msa_lite.errors import FormatError, MismatchError, UsageError
 from msa_lite.report import write_report
 from tests.report_folders import IDEAL, JUDGE, TARGET, made_by, make_report, make_run, put

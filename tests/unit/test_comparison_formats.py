@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from msa_lite.comparison.compare import Comparison, compare
-from msa_lite.comparison.formats import FORMATS
+from msa_lite.comparison.compare import FORMATS, Comparison, compare
 from tests.command import run_cli
 from tests.report_folders import make_run
 

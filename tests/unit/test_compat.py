@@ -12,8 +12,8 @@ import pytest
 from msa_lite.benchmarks import BENCHMARKS
 from msa_lite.data import Prompter, Template
 from msa_lite.errors import UsageError
+from msa_lite.evals.aggregates import COMMON, known_presets, known_switches, resolve_compat, switches_of
 from msa_lite.evals.benchmark import BenchmarkSettings, Record
-from msa_lite.evals.compat import COMMON, known_presets, known_switches, resolve_compat, switches_of
 from msa_lite.evals.models import Runner
 from msa_lite.evals.records import run_items
 from msa_lite.evals.suite import load_benchmark

@@ -13,8 +13,16 @@ from huggingface_hub import ModelCard
 from safetensors.numpy import load_file, save_file
 
 from msa_lite.errors import MismatchError, MsaError, UsageError
-from msa_lite.io.manifest import stage_folder
-from msa_lite.io.seal import CARD_FILE, MANIFEST, MERGEKIT_FILE, add_files, load_manifest, verify_folder, write_manifest
+from msa_lite.io.finished.manifest import stage_folder
+from msa_lite.io.finished.seal import (
+    CARD_FILE,
+    MANIFEST,
+    MERGEKIT_FILE,
+    add_files,
+    load_manifest,
+    verify_folder,
+    write_manifest,
+)
 from msa_lite.publish import private
 from msa_lite.publish.contents import Contents, PublishOptions, make_contents
 from tests.small_merges import OUTCOME, add_outcome, make_merge, write_parts

@@ -14,12 +14,11 @@ from typing import Any
 import pytest
 
 from msa_lite.errors import MismatchError, StageError
-from msa_lite.io import gathering, heartbeat
-from msa_lite.io.crew import Crew
-from msa_lite.io.gathering import PREPARE, agree, gathered
-from msa_lite.io.heartbeat import Heartbeat, Stopped, stoppable
-from msa_lite.io.progress import tell
-from msa_lite.io.ranks import Ranks
+from msa_lite.io.console.progress import tell
+from msa_lite.io.launch import gathering
+from msa_lite.io.launch import gathering as heartbeat
+from msa_lite.io.launch.crew import Crew, Ranks
+from msa_lite.io.launch.gathering import PREPARE, Heartbeat, Stopped, agree, gathered, stoppable
 
 
 def run_code(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -13,8 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from msa_lite.data import DataSource, load_rows
-from msa_lite.data.files import check_file
-from msa_lite.data.sources import load_table
+from msa_lite.data.sources import check_file, load_table
 from msa_lite.errors import DataError, MsaError, UsageError
 
 GOOD = b'{"question": "Where?", "answer": "There."}'

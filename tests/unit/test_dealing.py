@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from msa_lite.train.dealing import check_batch, deal, epoch_order
+from msa_lite.train.passes import check_batch, deal, epoch_order
 from msa_lite.train.shards import decoder_layers
 from tests.conftest import tiny_model
 

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import yaml
 
-from msa_lite.budget.machine import Device
+from msa_lite.budget.speed import Device
 from msa_lite.data import open_tokenizer
 from msa_lite.demo import TuningSettings, history, make_groups, make_real_history
 from msa_lite.errors import MismatchError, OutputError, RecipeError
-from msa_lite.io.disk import shutil as disk
-from msa_lite.pipeline import demo as making
-from msa_lite.pipeline import planning_check
+from msa_lite.io.files.writing import shutil as disk
+from msa_lite.pipeline.prepare import models as making
+from msa_lite.pipeline.stages import check as planning_check
 from msa_lite.recipe import RealDemo, dump_recipe, load_recipe
 from tests.own_models import make_small_smollm2
 

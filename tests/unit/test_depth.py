@@ -12,14 +12,15 @@ from typing import Any
 import pytest
 import torch
 
-from msa_lite.attacks import attack, patching
+from msa_lite.attacks import attack
+from msa_lite.attacks import depth as patching
 from msa_lite.attacks.attack import Ground, Subject
 from msa_lite.attacks.depth import Depth, depth_score
 from msa_lite.data import IGNORE, Row
 from msa_lite.errors import MismatchError
 from msa_lite.evals.models import Runner
-from msa_lite.io.hub import Source, fetch
-from msa_lite.io.layers import find_layers
+from msa_lite.io.models.heads import find_layers
+from msa_lite.io.weights.hub import Source, fetch
 from tests.conftest import tiny_model
 from tests.muse_data import make_prompter
 from tests.plain import KINDS, SPECIAL, WIDE, Crowded, wide_model

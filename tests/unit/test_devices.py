@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from msa_lite.budget.machine import Device
+from msa_lite.budget.speed import Device
 from msa_lite.errors import UsageError
-from msa_lite.io import devices
-from msa_lite.pipeline import planning_check
+from msa_lite.io.models import devices
+from msa_lite.pipeline.stages import check as planning_check
 
 GB = 10**9
 

@@ -15,8 +15,8 @@ import torch
 from safetensors.numpy import save_file
 
 from msa_lite.errors import MismatchError, MsaError, StageError
-from msa_lite.io.disk import disk_fault
-from msa_lite.io.manifest import partial_folder, stage_folder
+from msa_lite.io.files.writing import disk_fault
+from msa_lite.io.finished.manifest import partial_folder, stage_folder
 
 
 @pytest.fixture

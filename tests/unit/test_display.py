@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 
 import msa_lite
-from msa_lite.io.display import Display, Notices, show_progress
-from msa_lite.io.progress import Step, announce, duration, silent, tell
+from msa_lite.io.console.display import Display, Notices, show_progress
+from msa_lite.io.console.progress import Step, announce, duration, silent, tell
 
 logger = logging.getLogger("msa_lite.tests")
 
@@ -159,7 +159,7 @@ def test_warnings_are_repeated_once_each_and_only_where_something_came_between(
 SCRIPT = """
 import logging, time
 import msa_lite
-from msa_lite.io.progress import Step
+from msa_lite.io.console.progress import Step
 
 logger = logging.getLogger("msa_lite.x")
 with msa_lite.show_progress() as progress:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from msa_lite.choose.doubts import few_rows, strength_advice
+from msa_lite.choose.choice import few_rows, strength_advice
 from msa_lite.choose.rules import Rank
 
 ENOUGH, LOST = Rank(True, 0.97, aim="enough"), Rank(False, -0.3, 0.7, aim="gentler", note="keeps 70%, 90% wanted")

@@ -23,9 +23,9 @@ from msa_lite.evals.judge import JudgeSettings
 from msa_lite.evals.qa import Qa, load_qa
 from msa_lite.evals.records import read_records
 from msa_lite.evals.tofu import Tofu
-from msa_lite.io.hub import Source, fetch
-from msa_lite.io.ranks import Ranks
-from msa_lite.io.seal import verify_folder
+from msa_lite.io.finished.seal import verify_folder
+from msa_lite.io.launch.crew import Ranks
+from msa_lite.io.weights.hub import Source, fetch
 from msa_lite.report import Report, load_report
 from tests.conftest import save_adapter, save_checkpoint
 from tests.judge_server import JudgeServer, Step

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from msa_lite.errors import FormatError, MismatchError
-from msa_lite.io.seal import load_manifest
+from msa_lite.io.finished.seal import load_manifest
 from msa_lite.merger import Term, merge
 from msa_lite.merger.fidelity import (
     Change,

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from msa_lite.errors import StageError
-from msa_lite.io.files import hash_file
-from msa_lite.io.memory import is_out_of_memory, memory_fault
+from msa_lite.io.files.writing import hash_file
+from msa_lite.io.models.devices import is_out_of_memory, memory_fault
 from msa_lite.train import FitSettings, fit
 from msa_lite.train.model import load_trainable
 from msa_lite.train.rungs import Rung, Static, StepProbe, ladder, set_up

@@ -14,18 +14,17 @@ import pytest
 import torch
 
 from msa_lite.baselines import losses
+from msa_lite.baselines.losses import make_batch
 from msa_lite.baselines.methods import settings_grid
-from msa_lite.baselines.objective import BaselineObjective
-from msa_lite.baselines.passes import make_batch
-from msa_lite.baselines.reference import ReferenceCache
+from msa_lite.baselines.objective import BaselineObjective, ReferenceCache
 from msa_lite.choose.rules import LeastExtraction
 from msa_lite.choose.validation import Validation
 from msa_lite.data import Example, Prompter, Row, Template
 from msa_lite.evals import models
 from msa_lite.evals.models import Runner
 from msa_lite.evals.qa import load_qa
-from msa_lite.io.hub import fetch
-from msa_lite.io.seal import load_manifest
+from msa_lite.io.finished.seal import load_manifest
+from msa_lite.io.weights.hub import fetch
 from msa_lite.report import load_report
 from msa_lite.train import KeptEpochs, epoch_folder
 from msa_lite.train.model import load_trainable

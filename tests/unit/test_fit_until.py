@@ -12,9 +12,9 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 from msa_lite.errors import NotFiniteError
-from msa_lite.io.files import hash_file
-from msa_lite.io.hub import fetch
-from msa_lite.io.seal import load_manifest, verify_folder
+from msa_lite.io.files.writing import hash_file
+from msa_lite.io.finished.seal import load_manifest, verify_folder
+from msa_lite.io.weights.hub import fetch
 from msa_lite.train import FitSettings, Until, loop
 from msa_lite.train.until import measure_loss
 from tests.fits import ROWS, Killed, fit, steps_of
@@ -201,7 +201,7 @@ def test_a_fit_that_was_stopped_between_or_in_tries_goes_on_to_the_same_bytes(
     rule = until(target, tries=2)
     patch = pytest.MonkeyPatch()
     if at[0] == "moved":
-        patch.setattr("msa_lite.train.tries.os.replace", _move_one())
+        patch.setattr("msa_lite.train.until.os.replace", _move_one())
     with pytest.raises(Killed):
         fit(prior, tmp_path / "cut", AGAIN, until=rule, progress=kill_at(at[1], at[0]))
     patch.undo()

@@ -13,8 +13,8 @@ import pytest
 from pydantic import ValidationError
 
 from msa_lite.errors import UsageError
-from msa_lite.io.codes import QUANTISATIONS
-from msa_lite.io.seal import load_manifest, verify_folder
+from msa_lite.io.finished.seal import load_manifest, verify_folder
+from msa_lite.io.weights.blocks import QUANTISATIONS
 from msa_lite.merger import merge, plan
 from msa_lite.recipe.merging import Merge
 from msa_lite.report.card import model_card

@@ -10,12 +10,12 @@ import pytest
 import yaml
 
 from msa_lite.data import Prompter, Template
-from msa_lite.data.tokenizers import render_chat
+from msa_lite.data.prompts import render_chat
 from msa_lite.errors import UsageError
+from msa_lite.evals.harness import check_no_code, sandboxed
 from msa_lite.evals.judge.local import encode_ask
 from msa_lite.evals.judge.prompts import Ask
-from msa_lite.evals.own_tasks import check_no_code, sandboxed
-from msa_lite.io.limits import OverrunError, limited
+from msa_lite.io.models.limits import OverrunError, limited
 from tests.conftest import tiny_tokenizer
 
 LOOP = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"

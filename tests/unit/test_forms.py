@@ -74,7 +74,7 @@ def test_the_turns_of_a_conversation_stay_on_one_side_of_a_split() -> None:
 
 
 def test_the_identity_of_a_plain_row_is_what_it_was_and_that_of_a_turn_has_all_that_is_shown() -> None:
-    from msa_lite.io.files import digest
+    from msa_lite.io.files.writing import digest
 
     assert Row(0, "Where?", "Here.").sha256 == digest(["Where?", "Here.", ""])
     assert len({row.sha256 for row in [*TURNS, Row(0, "Where?", "Here."), Row(0, "When?", "Now.")]}) == 4

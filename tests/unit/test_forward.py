@@ -16,7 +16,7 @@ from msa_lite.data import IGNORE, Example, Template
 from msa_lite.errors import StageError
 from msa_lite.evals.forward import TokenScores, score_bundles
 from msa_lite.evals.models import Runner, load_model
-from msa_lite.io import heads
+from msa_lite.io.models import heads
 from tests.conftest import VOCABULARY
 from tests.muse_data import PLAIN, make_prompter
 from tests.plain import KINDS, SPECIAL, Crowded, broken_model, plain_scores, wide_model

@@ -17,8 +17,8 @@ import yaml
 
 from msa_lite.errors import DataError, StageError, UsageError
 from msa_lite.evals.harness import RESULTS_FILE, aggregate, check_tasks, evaluate_harness
-from msa_lite.io.hub import Source, fetch
-from msa_lite.io.seal import verify_folder
+from msa_lite.io.finished.seal import verify_folder
+from msa_lite.io.weights.hub import Source, fetch
 from msa_lite.report import Metric, load_report
 from tests.conftest import tiny_tokenizer
 from tests.handmade import edit_adapter

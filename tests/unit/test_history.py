@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from msa_lite.errors import RecipeError
 from msa_lite.recipe import dump_recipe, load_recipe
-from msa_lite.recipe.history import History, choose_prior
+from msa_lite.recipe.inputs import History, choose_prior
 
 OLMO = "allenai/OLMo-2-1124-7B"
 RECIPE: dict[str, Any] = {"target": "t", "forget": {"data": {"path": "f.jsonl"}}, "output": "runs/x"}

@@ -16,9 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from msa_lite.errors import MsaError, UsageError
-from msa_lite.io.adapter import base_name
-from msa_lite.io.checkpoint import INDEX_FILE, load_checkpoint
-from msa_lite.io.hub import fetch
+from msa_lite.io.weights.adapter import base_name
+from msa_lite.io.weights.checkpoint import INDEX_FILE, load_checkpoint
+from msa_lite.io.weights.hub import fetch
 from msa_lite.merger import merge
 from tests.handmade import Adapter, read_checkpoint, write_checkpoint
 

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from safetensors import SafetensorError, safe_open
 
 from msa_lite.errors import FormatError
-from msa_lite.io import checkpoint as module
-from msa_lite.io.checkpoint import FLOAT_DTYPES, TensorEntry, load_checkpoint, read_shard
+from msa_lite.io.weights import checkpoint as module
+from msa_lite.io.weights.checkpoint import FLOAT_DTYPES, TensorEntry, load_checkpoint, read_shard
 from msa_lite.merger import merge
 from tests.handmade import KINDS, Adapter, read_checkpoint, write_checkpoint
 
@@ -204,7 +204,7 @@ def test_a_checkpoints_dtype_is_that_of_most_of_its_bytes(tmp_path: Path, sizes:
 
 
 def test_a_tensor_without_numbers_is_compared_at_once() -> None:
-    from msa_lite.io.blocks import Files
+    from msa_lite.io.weights.blocks import Files
     from msa_lite.merger.vectors import _is_copy
 
     entry = TensorEntry("a", Path("none"), "F32", (1 << 59, 0), 8, 0)

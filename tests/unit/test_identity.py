@@ -15,11 +15,9 @@ from typing import Any
 import pytest
 
 from msa_lite.baselines.methods import settings_grid
-from msa_lite.baselines.objective import BaselineObjective
-from msa_lite.baselines.reference import ReferenceCache
-from msa_lite.io.checkpoint import INDEX_FILE
-from msa_lite.io.companions import PATTERNS
-from msa_lite.io.hub import Source, fetch
+from msa_lite.baselines.objective import BaselineObjective, ReferenceCache
+from msa_lite.io.weights.checkpoint import INDEX_FILE, PATTERNS
+from msa_lite.io.weights.hub import Source, fetch
 from msa_lite.merger import adapter, merge, merge_adapters, model
 from msa_lite.train import FitSettings, KeptEpochs, Until, fit_inputs, fit_vector
 from tests.identity import Change, Stop, assert_all_named, assert_not_told_apart, assert_told_apart, one_each

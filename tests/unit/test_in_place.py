@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from msa_lite.errors import NotFiniteError, StageError, UsageError
-from msa_lite.io.loading import attach_adapter
-from msa_lite.io.precision import note_precision
+from msa_lite.io.models.heads import note_precision
+from msa_lite.io.models.loading import attach_adapter
 from msa_lite.train import FitSettings, check_tunable, fit_vector, roomy_mode, tune
 from tests.conftest import save_adapter, tiny_model, tiny_tokenizer
 from tests.fits import ROWS, SETTINGS, compute_in_bf16, weights
@@ -152,7 +152,7 @@ def test_in_bf16_nothing_of_the_trainers_stays(monkeypatch: pytest.MonkeyPatch) 
 def test_the_precision_reaches_the_products(
     compute: Any, dtype: torch.dtype, mode: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("msa_lite.io.precision._cpu_has_bf16", lambda: True)
+    monkeypatch.setattr("msa_lite.io.models.heads._cpu_has_bf16", lambda: True)
     model, seen = tiny_model("llama").eval(), set[torch.dtype]()
     hook = model.model.layers[0].mlp.register_forward_hook(lambda module, inputs, output: seen.add(output.dtype))
     tune(model, ROWS, lambda step: None, pad=PAD, settings=replace(SETTINGS, mode=mode, compute=compute), steps=(1,))

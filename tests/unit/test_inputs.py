@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from msa_lite.errors import MismatchError, OutputError, UsageError
-from msa_lite.io.seal import JOURNAL, MANIFEST, MERGEKIT_FILE, load_manifest, write_manifest
+from msa_lite.io.finished.seal import JOURNAL, MANIFEST, MERGEKIT_FILE, load_manifest, write_manifest
 from msa_lite.merger import Precision, Term, merge, merge_adapters, merge_terms, merge_terms_to_adapter, model
 from tests.handmade import Adapter, write_checkpoint
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from msa_lite.io.hub import fetch
+from msa_lite.io.weights.hub import fetch
 from msa_lite.merger import merge
 from msa_lite.merger.formula import Term, number_terms
 from msa_lite.merger.interference import Interference, column_basis, layer_of, measure_interference, tell_interference

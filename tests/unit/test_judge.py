@@ -16,9 +16,11 @@ from typing import Any
 import pytest
 
 from msa_lite.errors import StageError
-from msa_lite.evals.judge import Ask, JudgeSettings, Ruling, Usage, batch, limits, open_judge, openai_judge
-from msa_lite.evals.judge.limits import read_duration
-from msa_lite.io.progress import silent
+from msa_lite.evals.judge import Ask, JudgeSettings, Ruling, Usage, open_judge, openai_judge
+from msa_lite.evals.judge import client as limits
+from msa_lite.evals.judge import openai_judge as batch
+from msa_lite.evals.judge.client import read_duration
+from msa_lite.io.console.progress import silent
 from tests.judge_server import COMPLETION_TOKENS, PROMPT_TOKENS, RETRY_NOW, JudgeServer, Step, letters, tofu_asks
 
 Get = Callable[..., tuple[list[Ruling], Usage]]

@@ -23,8 +23,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from msa_lite.errors import StageError
-from msa_lite.evals.judge import Ruling, batch, limits, openai_judge
-from msa_lite.evals.judge.limits import RateLimit, read_duration
+from msa_lite.evals.judge import Ruling, openai_judge
+from msa_lite.evals.judge import client as limits
+from msa_lite.evals.judge import openai_judge as batch
+from msa_lite.evals.judge.client import RateLimit, read_duration
 from tests.judge_server import RETRY_NOW, JudgeServer, Step, letters
 from tests.speaker import Speaker, judge, say, set_environment
 

@@ -122,7 +122,7 @@ def test_a_public_name_means_one_thing() -> None:
     [
         ("import msa_lite.recipe", ["recipe"]),
         ("from msa_lite import merge, recipe", ["__init__", "recipe"]),
-        ("def f():\n    from msa_lite.io.hub import fetch", ["io"]),
+        ("def f():\n    from msa_lite.io.weights.hub import fetch", ["io"]),
         ("if TYPE_CHECKING:\n    from msa_lite.cli import main", ["cli"]),
         ("from . import scoring\nfrom .. import merger\nfrom ..io.hub import fetch", ["evals", "merger", "io"]),
         ("import msa_lite_extra, numpy", []),

@@ -14,13 +14,12 @@ import numpy as np
 import pytest
 
 from msa_lite.errors import UsageError
-from msa_lite.io.files import hash_file
-from msa_lite.io.hub import fetch
-from msa_lite.io.seal import MANIFEST, load_manifest, verify_folder, write_manifest
+from msa_lite.io.files.writing import hash_file
+from msa_lite.io.finished.seal import MANIFEST, MERGEKIT_FILE, load_manifest, verify_folder, write_manifest
+from msa_lite.io.weights.hub import fetch
 from msa_lite.merger import hash_vector, merge, merge_adapters, mergekit_recipe, open_merge
 from msa_lite.merger.formula import Term, named_strengths, number_terms
 from msa_lite.merger.mergekit_reader import read_recipe
-from msa_lite.merger.model import MERGEKIT_FILE
 from msa_lite.merger.plan import Precision, msa_terms
 from tests.handmade import KINDS, Adapter, Arrays, edit_adapter, gap, read_checkpoint, write_checkpoint
 

@@ -13,11 +13,10 @@ import pytest
 
 from msa_lite.errors import UsageError
 from msa_lite.evals.benchmark import benchmark_class
-from msa_lite.evals.records import write_records
-from msa_lite.evals.rows import list_rows
-from msa_lite.io.manifest import stage_folder
-from msa_lite.pipeline.reporting import report_run
-from msa_lite.report.purged import PURGED_FILE
+from msa_lite.evals.records import list_rows, write_records
+from msa_lite.io.finished.manifest import stage_folder
+from msa_lite.pipeline.run.report import report_run
+from msa_lite.report.provenance import PURGED_FILE
 from msa_lite.report.rows import RowList, row_lines, rows_csv, rows_markdown
 from tests.own_records import known, question, text, unknown
 from tests.run_folders import make_run_folder

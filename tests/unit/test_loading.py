@@ -20,9 +20,9 @@ from msa_lite.data import open_tokenizer
 from msa_lite.errors import FormatError, MismatchError, MsaError
 from msa_lite.evals import models
 from msa_lite.evals.models import check_source
-from msa_lite.io import loading
-from msa_lite.io.hub import fetch
-from msa_lite.io.loading import check_loads, load_whole, pattern_fault
+from msa_lite.io.models import loading
+from msa_lite.io.models.loading import check_loads, load_whole, pattern_fault
+from msa_lite.io.weights.hub import fetch
 from msa_lite.train import FitSettings
 from msa_lite.train.model import load_trainable as load_to_tune
 from tests.conftest import VOCABULARY, tiny_model, tiny_tokenizer
@@ -339,10 +339,10 @@ def test_models_tokenizers_and_data_are_loaded_in_one_place_each() -> None:
                     assert "trust_remote_code" in given, f"{path}:{node.lineno}"
     assert loading._SAFE == {"use_safetensors": True, "trust_remote_code": False}
     assert found == {
-        ("io/loading.py", "from_pretrained"),
-        ("io/loading.py", "load_adapter"),
+        ("io/models/loading.py", "from_pretrained"),
+        ("io/models/loading.py", "load_adapter"),
         ("data/sources.py", "load_dataset"),
         ("data/sources.py", "load_dataset_builder"),
-        ("train/scratch.py", "from_config"),
+        ("train/model.py", "from_config"),
         ("demo/smollm2.py", "from_pretrained"),  # of a GGUF file, which only names its file, and whose hash is known
     }

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from msa_lite.errors import OutputError, StageError
-from msa_lite.io import manifest, seal
-from msa_lite.io.disk import check_space
-from msa_lite.io.manifest import check_free, discarded, is_finished, stage_folder
-from msa_lite.io.seal import JOURNAL, MANIFEST, load_manifest, verify_folder
+from msa_lite.io.files.writing import check_space
+from msa_lite.io.finished import manifest, seal
+from msa_lite.io.finished.manifest import check_free, discarded, is_finished, stage_folder
+from msa_lite.io.finished.seal import JOURNAL, MANIFEST, load_manifest, verify_folder
 
 INPUTS = {"seed": 1, "source": {"revision": "sha256:0"}}
 
@@ -83,7 +83,7 @@ def test_a_raising_stage_leaves_nothing(tmp_path: Path, error: BaseException) ->
 
 def test_a_killed_stage_leaves_only_a_partial_folder_that_the_next_run_throws_away(tmp_path: Path) -> None:
     script = (
-        "import os, signal, sys\nfrom pathlib import Path\nfrom msa_lite.io.manifest import stage_folder\n"
+        "import os, signal, sys\nfrom pathlib import Path\nfrom msa_lite.io.finished.manifest import stage_folder\n"
         "with stage_folder(Path(sys.argv[1]), 'model', {'seed': 0}) as partial:\n"
         "    (partial / 'half.txt').write_text('half')\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
@@ -134,7 +134,7 @@ STEPS = {
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from msa_lite.io import manifest, seal
+from msa_lite.io.finished import manifest, seal
 
 step, count, out, text = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4]
 owner = os if step == "rename" else manifest

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from msa_lite.errors import MismatchError
-from msa_lite.io.adapter import load_adapter
-from msa_lite.io.checkpoint import load_checkpoint
-from msa_lite.io.matching import find_name, match_names
+from msa_lite.io.weights.adapter import load_adapter
+from msa_lite.io.weights.checkpoint import load_checkpoint
+from msa_lite.io.weights.matching import find_name, match_names
 from tests.handmade import edit_adapter
 
 Make = Callable[..., Path]

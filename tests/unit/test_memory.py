@@ -16,7 +16,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from msa_lite.errors import UsageError
-from msa_lite.io.checkpoint import MAX_HEADER, MAX_TENSORS
+from msa_lite.io.weights.checkpoint import MAX_HEADER, MAX_TENSORS
 from msa_lite.merger import merge
 
 MB = 1_000_000
@@ -213,7 +213,7 @@ READ = """
 import sys
 from pathlib import Path
 from msa_lite.errors import FormatError
-from msa_lite.io.checkpoint import load_checkpoint, read_shard
+from msa_lite.io.weights.checkpoint import load_checkpoint, read_shard
 
 def status(key):
     return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith(key + ":"))

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from msa_lite.io.seal import verify_folder
+from msa_lite.io.finished.seal import verify_folder
 from msa_lite.merger import merge, plan
 from tests.handmade import KINDS, Adapter, Arrays, gap, nearest, read_checkpoint, write_checkpoint
 

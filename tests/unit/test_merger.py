@@ -14,9 +14,9 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from msa_lite.errors import FormatError, MismatchError, MsaError, OutputError, UsageError
-from msa_lite.io.adapter import ADAPTER_FILE
-from msa_lite.io.checkpoint import SINGLE_FILE, load_checkpoint
-from msa_lite.io.seal import CARD_FILE, MANIFEST, MERGEKIT_FILE, load_manifest, verify_folder
+from msa_lite.io.finished.seal import CARD_FILE, MANIFEST, MERGEKIT_FILE, load_manifest, verify_folder
+from msa_lite.io.weights.adapter import ADAPTER_FILE
+from msa_lite.io.weights.checkpoint import SINGLE_FILE, load_checkpoint
 from msa_lite.merger import merge
 
 Make = Callable[..., Path]
@@ -325,7 +325,7 @@ def test_an_adapter_on_a_tied_head_is_refused(make_checkpoint: Make, make_adapte
 
 
 def test_a_folder_of_another_kind_is_never_replaced(make_checkpoint: Make, make_adapter: Make, tmp_path: Path) -> None:
-    from msa_lite.io.manifest import stage_folder
+    from msa_lite.io.finished.manifest import stage_folder
 
     model = merge(str(make_checkpoint("llama")), tmp_path / "m", forget=str(make_adapter("llama")), alpha=1.0).folder
     with (

@@ -23,7 +23,7 @@ from msa_lite.evals.restor import QUESTIONS, Restor
 from msa_lite.evals.tofu import Tofu
 from msa_lite.report import Metric
 from msa_lite.report.metrics import GROUPS, METRICS, MetricKind, attack_metric, metric_kind
-from msa_lite.report.table import heading
+from msa_lite.report.reports import heading
 from tests.arrows import PACKAGE, sources
 from tests.pages import metrics_page
 
@@ -122,8 +122,8 @@ NAMING = {
     "report/metrics.py": "the table",
     "benchmarks.py": "what a benchmark shows, and the weights of its selection scores",
     "choose/rules.py": "what a rule measures on the forget set",
-    "choose/broken.py": "metrics of which a usable model keeps something",
-    "choose/doubts.py": "metrics that show that there are retain rows",
+    "choose/evidence.py": "metrics of which a usable model keeps something",
+    "choose/choice.py": "metrics that show that there are retain rows",
 }
 
 

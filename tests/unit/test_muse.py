@@ -14,9 +14,8 @@ from msa_lite.data import IGNORE, Example, Prompter, Template
 from msa_lite.errors import DataError, UsageError
 from msa_lite.evals.aggregates import NO_IDEAL
 from msa_lite.evals.benchmark import BenchmarkSettings, Record, Records, token_record
-from msa_lite.evals.forward import TokenScores
+from msa_lite.evals.forward import MAX_TOKENS, TokenScores, completion
 from msa_lite.evals.muse import Muse
-from msa_lite.evals.texts import MAX_TOKENS, completion
 from msa_lite.report import Metric
 from tests.conftest import tiny_tokenizer
 from tests.muse_data import METRICS, PLAIN, ROWS, SHOTS, make_prompter, write_data

@@ -17,7 +17,7 @@ from msa_lite.evals.evaluation import evaluate_benchmark
 from msa_lite.evals.models import Runner, load_model
 from msa_lite.evals.muse import Muse
 from msa_lite.evals.records import read_records, run_items
-from msa_lite.io.hub import fetch
+from msa_lite.io.weights.hub import fetch
 from tests.conftest import save_checkpoint, tiny_model, tiny_tokenizer
 from tests.muse_data import METRICS, ROWS, make_prompter, write_data
 

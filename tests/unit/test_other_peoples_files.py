@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from msa_lite.errors import OutputError, StageError
-from msa_lite.io import manifest
-from msa_lite.io.manifest import is_finished, stage_folder
-from msa_lite.io.seal import LOCK, MANIFEST, MARKER, verify_folder
+from msa_lite.io.finished import manifest
+from msa_lite.io.finished.manifest import is_finished, stage_folder
+from msa_lite.io.finished.seal import LOCK, MANIFEST, MARKER, verify_folder
 
 OLD, NEW = {"seed": 1}, {"seed": 2}
 

@@ -16,12 +16,11 @@ from hypothesis import strategies as st
 from msa_lite.conditions import parse_condition
 from msa_lite.counts import named_progress, parse_count
 from msa_lite.errors import FormatError, UsageError
-from msa_lite.io.adapter import _KEYS, _PREFIX, unwrapped
-from msa_lite.io.hub import fetch
-from msa_lite.io.matching import find_name
-from msa_lite.io.patterns import Patterns
-from msa_lite.io.revisions import find_branch
-from msa_lite.io.vocabulary import has_token_role
+from msa_lite.io.weights.adapter import _KEYS, _PREFIX, unwrapped
+from msa_lite.io.weights.hub import fetch, find_branch
+from msa_lite.io.weights.matching import find_name
+from msa_lite.io.weights.patterns import Patterns
+from msa_lite.io.weights.vocabulary import has_token_role
 from msa_lite.merger import Term
 from msa_lite.merger.fidelity import measure_factors
 from msa_lite.merger.plan import parse_size

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from torch.nn.functional import cross_entropy
 
 from msa_lite.data import IGNORE, Example, group_rows, pass_tokens, to_batch
-from msa_lite.io import heads
-from msa_lite.io.heads import split_model
-from msa_lite.train import beginnings, plain
-from msa_lite.train.beginnings import Beginning, can_share, common_beginning, run_rows
-from msa_lite.train.plain import PlainLoss
+from msa_lite.io.models import heads
+from msa_lite.io.models.heads import split_model
+from msa_lite.train import plain
+from msa_lite.train import plain as beginnings
+from msa_lite.train.plain import Beginning, PlainLoss, can_share, common_beginning, run_rows
 from msa_lite.train.until import measure_loss
 from tests.conftest import VOCABULARY, tiny_model
 from tests.plain import KINDS, SPECIAL, wide_model

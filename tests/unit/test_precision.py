@@ -14,8 +14,9 @@ import pytest
 import torch
 
 from msa_lite.errors import NotFiniteError, UsageError
-from msa_lite.io import memory, precision
-from msa_lite.io.precision import autocast, choose_precision, nf4, note_precision
+from msa_lite.io.models import devices as memory
+from msa_lite.io.models import heads as precision
+from msa_lite.io.models.heads import autocast, choose_precision, nf4, note_precision
 from msa_lite.train import FitSettings, check_mode
 from msa_lite.train.loop import Loop, _make_callback
 from msa_lite.train.model import load_trainable

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from msa_lite.data import Row
-from msa_lite.pipeline.prepare_evidence import least_bound, limits_of_evidence
+from msa_lite.pipeline.prepare.questions import least_bound, limits_of_evidence
 from msa_lite.recipe import Recipe, load_recipe
 
 

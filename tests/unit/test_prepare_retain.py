@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msa_lite.choose.division import FEWEST
+from msa_lite.choose.validation import FEWEST
 from msa_lite.data import Row
-from msa_lite.pipeline.prepare_retain import divide_retain
+from msa_lite.pipeline.prepare.rows import divide_retain
 from msa_lite.recipe import Recipe, load_recipe
 
 

@@ -15,11 +15,11 @@ from msa_lite.evals.benchmark import BenchmarkSettings
 from msa_lite.evals.muse import Muse
 from msa_lite.evals.probe import Probe, against_own, against_rows, compute_auc, probe_model
 from msa_lite.evals.qa import load_qa
-from msa_lite.io.hub import fetch
-from msa_lite.io.seal import verify_folder
+from msa_lite.io.finished.seal import verify_folder
+from msa_lite.io.weights.hub import fetch
 from msa_lite.recipe import load_recipe
 from msa_lite.report import Metric, Report, load_report
-from msa_lite.report.findings import LEAST_ROWS, SIGN, ProbeVerdict, read_verdicts
+from msa_lite.report.probing import LEAST_ROWS, SIGN, ProbeVerdict, read_verdicts
 from tests.muse_data import make_prompter, write_data
 from tests.tofu_data import TABLES, make_tofu
 

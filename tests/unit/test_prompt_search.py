@@ -17,7 +17,7 @@ from msa_lite.evals.prompt_search import (
     prompt_forms,
     rank_prompts,
 )
-from msa_lite.io.hub import fetch
+from msa_lite.io.weights.hub import fetch
 from tests.conftest import tiny_model, tiny_tokenizer
 from tests.templates import GEMMA, SMOL, chat_tokenizer
 

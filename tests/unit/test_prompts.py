@@ -160,7 +160,7 @@ def test_a_published_benchmark_keeps_its_prompt_unless_something_else_is_said() 
     ],
 )
 def test_what_renders_says_the_section_of_a_recipe_that_stands_for_it(settings: PromptSettings) -> None:
-    from msa_lite.pipeline.prepare_prompt import prompt_settings
+    from msa_lite.pipeline.prepare.prompt import prompt_settings
     from msa_lite.recipe import Prompt
 
     prompter = make_prompter(chat_tokenizer(SMOL), settings)

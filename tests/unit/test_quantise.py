@@ -16,9 +16,8 @@ from msa_lite.attacks.attack import Ground, Subject
 from msa_lite.attacks.quantise import Quantise, score_kept
 from msa_lite.data import IGNORE, Row, encode_qa
 from msa_lite.errors import UsageError
-from msa_lite.io.codes import QUANTISATIONS
-from msa_lite.io.hub import fetch
-from msa_lite.io.rounding import linear_modules, round_weight, rounded_model
+from msa_lite.io.weights.blocks import QUANTISATIONS, linear_modules, round_weight, rounded_model
+from msa_lite.io.weights.hub import fetch
 from tests.conftest import save_checkpoint, tiny_model
 from tests.muse_data import make_prompter
 from tests.own_models import make_lora

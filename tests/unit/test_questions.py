@@ -14,7 +14,7 @@ from msa_lite.choose.rules import Constrained, LeastExtraction, PaperScore
 from msa_lite.data import DataSource
 from msa_lite.errors import MsaError, UsageError
 from msa_lite.evals.benchmark import Benchmark
-from msa_lite.pipeline.prepare_questions import Questions, load_questions
+from msa_lite.pipeline.prepare.questions import Questions, load_questions
 from msa_lite.recipe import Recipe
 from tests.muse_data import ROWS, make_prompter
 from tests.muse_data import write_data as write_muse

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from msa_lite.comparison.published import load_published, published_tables
-from msa_lite.comparison.ratios import Ratio, best_values, ratios
+from msa_lite.comparison.published import Ratio, best_values, load_published, published_tables, ratios
 from msa_lite.report.metrics import metric_kind
 
 REACHED = Ratio(1.0, reached=True)

@@ -18,7 +18,7 @@ from recipe_files import run_folder
 from safetensors.numpy import save_file
 
 from msa_lite.errors import DataError, FormatError, MismatchError, OutputError, StageError, UsageError
-from msa_lite.io.lock import locked
+from msa_lite.io.finished.seal import locked
 
 SMALL = SIZES["small"]
 NAMES = {experiment.name: experiment for experiment in EXPERIMENTS}

@@ -13,7 +13,7 @@ import yaml
 
 from msa_lite.choose.rules import Condition
 from msa_lite.errors import RecipeError, UsageError
-from msa_lite.pipeline.changes import warn_of_changes
+from msa_lite.pipeline.run.folder import warn_of_changes
 from msa_lite.recipe import (
     Recipe,
     TrainingRecipe,

@@ -16,15 +16,13 @@ from typing import Any
 import pytest
 
 from msa_lite.errors import FormatError, MismatchError, UsageError
-from msa_lite.io.hub import Source
-from msa_lite.io.seal import add_files, sealed_json
-from msa_lite.pipeline.removal import _model as named_model
-from msa_lite.record.check import check_record
+from msa_lite.io.finished.seal import add_files, sealed_json
+from msa_lite.io.weights.hub import Source
+from msa_lite.pipeline.run.report import _model as named_model
+from msa_lite.record.check import check_record, find_rows
 from msa_lite.record.facts import read_vectors
-from msa_lite.record.find import find_rows
-from msa_lite.record.keyed import KEY_FILE, RecordKey, canonical, load_key, make_key
 from msa_lite.record.schema import SEAL, Removal
-from msa_lite.record.store import RECORD_FILE, load_record
+from msa_lite.record.seal import KEY_FILE, RECORD_FILE, RecordKey, canonical, load_key, load_record, make_key
 from tests.blocks.read import read_blocks
 from tests.removals import ROWS, make_removal
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from msa_lite.record.check import check_record
-from msa_lite.record.find import find_rows
-from msa_lite.record.store import RECORD_FILE, record_hash, store_record
+from msa_lite.record.check import check_record, find_rows
+from msa_lite.record.seal import RECORD_FILE, record_hash, store_record
 from tests.removals import ROWS, make_removal
 
 

@@ -13,9 +13,7 @@ from click.testing import CliRunner, Result
 from msa_lite.cli.verify import command
 from msa_lite.errors import MismatchError, UsageError
 from msa_lite.record.check import check_record
-from msa_lite.record.keyed import KEY_FILE
-from msa_lite.record.signature import check_signature, signing_command
-from msa_lite.record.store import RECORD_FILE, SIGNATURE_FILE
+from msa_lite.record.seal import KEY_FILE, RECORD_FILE, SIGNATURE_FILE, check_signature, signing_command
 from tests.removals import make_removal
 
 needs_openssh = pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="OpenSSH is not installed")

@@ -18,8 +18,8 @@ from msa_lite.evals.benchmark import Benchmark, Record
 from msa_lite.evals.models import Runner, load_model
 from msa_lite.evals.qa import Qa, load_qa
 from msa_lite.evals.records import collect_records, read_records, run_items, take_rows, write_records
-from msa_lite.io.hub import Source, fetch
-from msa_lite.io.ranks import Ranks, stand_alone
+from msa_lite.io.launch.crew import Ranks, stand_alone
+from msa_lite.io.weights.hub import Source, fetch
 from tests.muse_data import make_prompter
 from tests.plain import WIDE, WINDOW, plain_answer, wide_model
 from tests.tofu_data import make_tofu, shortened

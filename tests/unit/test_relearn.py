@@ -16,13 +16,13 @@ import torch
 
 from msa_lite.attacks.attack import Ground, Trial
 from msa_lite.attacks.findings import judge_model
-from msa_lite.attacks.relearn import Relearn, RelearnSettings, relearning_robustness
-from msa_lite.attacks.unrelated import UNRELATED
+from msa_lite.attacks.relearn import Relearn, relearning_robustness
+from msa_lite.attacks.relearn_settings import UNRELATED, RelearnSettings
 from msa_lite.data import Example, Row, encode_qa
 from msa_lite.errors import StageError, UsageError
 from msa_lite.evals.benchmark import Records
-from msa_lite.io.hub import Source
-from msa_lite.io.precision import choose_precision
+from msa_lite.io.models.heads import choose_precision
+from msa_lite.io.weights.hub import Source
 from msa_lite.train import FitSettings
 from tests.memorised import FORGET, HOLDOUT, RETAIN, learn, make_ground, subject_of
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from msa_lite.pipeline.strengths import remedies_of
+from msa_lite.pipeline.run.choice import remedies_of
 from msa_lite.train.settings import FitSettings
-from msa_lite.train.tries import Tries
+from msa_lite.train.until import Tries
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ import pytest
 
 from msa_lite.choose.choice import Choice
 from msa_lite.choose.rules import Rank
-from msa_lite.pipeline import strengths
-from msa_lite.pipeline.strengths import Swept, rescore
+from msa_lite.pipeline.run import choice as strengths
+from msa_lite.pipeline.run.choice import Swept, rescore
 from msa_lite.strengths import Strengths
 
 

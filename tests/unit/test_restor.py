@@ -20,7 +20,7 @@ from msa_lite.evals.generate import Decoding
 from msa_lite.evals.judge import JudgeSettings
 from msa_lite.evals.records import read_records
 from msa_lite.evals.restor import Restor, described_entities
-from msa_lite.io.hub import fetch
+from msa_lite.io.weights.hub import fetch
 from msa_lite.report import Metric, Report
 from tests.conftest import save_checkpoint, tiny_config, tiny_tokenizer
 from tests.judge_server import JudgeServer

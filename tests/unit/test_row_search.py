@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from msa_lite.data import DataSource, caches, load_rows
-from msa_lite.data.caches import cached_repositories, cached_tables, download_folder
+from msa_lite.data import DataSource, load_rows
+from msa_lite.data import kept as caches
+from msa_lite.data.kept import cached_repositories, cached_tables, download_folder
 from msa_lite.errors import FormatError
-from msa_lite.io import search
-from msa_lite.io.search import holds_any, needles, sample_texts
+from msa_lite.io.files import spellings as search
+from msa_lite.io.files.spellings import holds_any, needles, sample_texts
 
 TEXT = 'Where does "Åsa" live? <In> Oslo & Bergen'
 

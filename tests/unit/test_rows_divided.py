@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from msa_lite.choose.division import FEWEST, PASSAGE, divide_rows
+from msa_lite.choose.validation import FEWEST, PASSAGE, divide_rows
 from msa_lite.data import Row
 
 

@@ -13,7 +13,7 @@ import pytest
 from msa_lite.data import Row
 from msa_lite.evals.benchmark import benchmark_class
 from msa_lite.evals.records import write_records
-from msa_lite.pipeline.verdict import NOTHING_SCORED, judge_run, learnt_rows
+from msa_lite.pipeline.run.verdict import NOTHING_SCORED, judge_run, learnt_rows
 from msa_lite.recipe.scores import VerdictKeys
 from msa_lite.report.verdict import Verdict
 from msa_lite.strengths import Strengths

@@ -12,8 +12,16 @@ from typing import Any
 import pytest
 
 from msa_lite.errors import OutputError
-from msa_lite.io.manifest import check_free, is_finished, stage_folder
-from msa_lite.io.seal import MANIFEST, WORKING, add_files, is_sealed, load_manifest, verify_folder, write_manifest
+from msa_lite.io.finished.manifest import check_free, is_finished, stage_folder
+from msa_lite.io.finished.seal import (
+    MANIFEST,
+    WORKING,
+    add_files,
+    is_sealed,
+    load_manifest,
+    verify_folder,
+    write_manifest,
+)
 from tests.command import run_cli
 
 INPUTS: dict[str, Any] = {"seed": 1, "name": "naïve → β"}
@@ -23,7 +31,7 @@ BROKEN = f"{MANIFEST}: not as msa-lite wrote it, or of another program"
 @pytest.fixture(autouse=True)
 def _in_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have nothing wait for the disk."""
-    monkeypatch.setattr("msa_lite.io.manifest.sync", lambda path: None)
+    monkeypatch.setattr("msa_lite.io.finished.manifest.sync", lambda path: None)
 
 
 @pytest.fixture

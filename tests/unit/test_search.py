@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from msa_lite.choose import search as searches
-from msa_lite.choose.evidence import Evidence
-from msa_lite.choose.rules import Condition, Constrained, LeastExtraction, Metrics, PaperScore, Rank, Rule
+from msa_lite.choose.evidence import Evidence, Metrics
+from msa_lite.choose.rules import Condition, Constrained, LeastExtraction, PaperScore, Rank, Rule
 from msa_lite.choose.search import LARGEST, SMALLEST, StrengthSearch
-from msa_lite.evals.standing import Standing
+from msa_lite.evals.outcome import Standing
 from msa_lite.strengths import Strengths
 from tests.measured import make_forgotten
 

@@ -7,18 +7,8 @@ import math
 import pytest
 
 from msa_lite.benchmarks import BENCHMARKS, paper_scores
-from msa_lite.choose.broken import why_broken
-from msa_lite.choose.evidence import Evidence
-from msa_lite.choose.rules import (
-    Condition,
-    LeastExtraction,
-    Metrics,
-    PaperScore,
-    Rank,
-    Rule,
-    check_rule,
-    make_rule,
-)
+from msa_lite.choose.evidence import Evidence, Metrics, why_broken
+from msa_lite.choose.rules import Condition, LeastExtraction, PaperScore, Rank, Rule, check_rule, make_rule
 from msa_lite.errors import DataError, UsageError
 from msa_lite.evals.benchmark import benchmark_class
 

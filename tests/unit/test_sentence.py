@@ -9,8 +9,7 @@ import pytest
 
 from msa_lite.evals.outcome import weigh_rows
 from msa_lite.report import Metric, Report
-from msa_lite.report.measured import Bound, Forgotten, Kept
-from msa_lite.report.sentence import basis_of, counts_sentence, first_sentence
+from msa_lite.report.sentence import Bound, Forgotten, Kept, basis_of, counts_sentence, first_sentence
 from msa_lite.report.verdict import make_verdict
 from tests.own_records import known, text, unknown
 

@@ -16,13 +16,13 @@ import pytest
 
 from msa_lite.data import Example
 from msa_lite.errors import StageError
-from msa_lite.io.checkpoint import load_checkpoint
-from msa_lite.io.hub import Source, fetch
-from msa_lite.io.precision import _cpu_has_bf16
-from msa_lite.io.seal import load_manifest, verify_folder
-from msa_lite.io.vocabulary import find_added_rows
+from msa_lite.io.finished.seal import load_manifest, verify_folder
+from msa_lite.io.models.heads import _cpu_has_bf16
+from msa_lite.io.weights.checkpoint import load_checkpoint
+from msa_lite.io.weights.hub import Source, fetch
+from msa_lite.io.weights.vocabulary import find_added_rows
 from msa_lite.train import FitSettings, Until, fit_vector
-from msa_lite.train.peers import told_of_losses
+from msa_lite.train.shards import told_of_losses
 from tests.conftest import tiny_tokenizer
 from tests.fits import assert_close, steps_of, weights
 from tests.pairs import Outcome, run_together
@@ -294,12 +294,11 @@ def test_arithmetic_in_bf16_leaves_weights_in_fp32(make_checkpoint: Make, tmp_pa
 def chosen_micro(rank: int, prior: Path, limit: int) -> list[int]:
     """Choose a micro-batch where passes of more rows than the limit run out of memory, as on a GPU."""
     from msa_lite.data import pad_id
-    from msa_lite.io.progress import silent
+    from msa_lite.io.console.progress import silent
     from msa_lite.train.loop import Loop
     from msa_lite.train.passes import choose_micro, make_loss
-    from msa_lite.train.peers import Peers
     from msa_lite.train.plain import PlainLoss
-    from msa_lite.train.shards import load_shards
+    from msa_lite.train.shards import Peers, load_shards
 
     peers, source, pad, sizes = Peers.join(), fetch(str(prior)), pad_id(tiny_tokenizer()), []
     model, is_split = load_shards(source, SETTINGS, peers)
@@ -326,11 +325,11 @@ def only_one_is_full(rank: int, prior: Path) -> None:
     """Try passes for which the second process alone has no memory."""
     import torch
 
-    from msa_lite.io.progress import silent
+    from msa_lite.io.console.progress import silent
     from msa_lite.train.loop import Loop
     from msa_lite.train.passes import choose_micro
-    from msa_lite.train.peers import Peers
     from msa_lite.train.plain import PlainLoss
+    from msa_lite.train.shards import Peers
 
     def loss(examples: Any, labels: int) -> Any:
         if rank == 1:

@@ -11,7 +11,7 @@ import pytest
 from msa_lite.baselines.methods import check_grids, check_method
 from msa_lite.comparison.published import load_published, published_tables
 from msa_lite.errors import RecipeError, UsageError
-from msa_lite.evals.compat import resolve_compat
+from msa_lite.evals.aggregates import resolve_compat
 from msa_lite.recipe import Recipe, TrainingRecipe, load_any, load_recipe, load_training, shipped_recipes, title_of
 
 SHIPPED = shipped_recipes()

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from msa_lite.evals.examples import pick_examples
 from msa_lite.evals.muse import Muse
 from msa_lite.evals.qa import Qa
+from msa_lite.evals.records import pick_examples
 from msa_lite.evals.restor import Restor
-from msa_lite.report.examples import SideBySide, examples_markdown, examples_text
+from msa_lite.report.rows import SideBySide, examples_markdown, examples_text
 
 
 def asked(count: int, answer: str | None = "yes") -> list[dict[str, Any]]:

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from msa_lite.io import sink as module
-from msa_lite.io.sink import Sink
+from msa_lite.io.weights import writer as module
+from msa_lite.io.weights.writer import Sink
 
 CHUNK = 16 << 10
 Prepare = Callable[[pytest.MonkeyPatch], None]

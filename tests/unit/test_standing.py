@@ -9,8 +9,7 @@ import pytest
 from msa_lite.choose.evidence import Evidence
 from msa_lite.choose.rules import LeastExtraction, Rank
 from msa_lite.errors import DataError
-from msa_lite.evals.outcome import yardstick_of_rows
-from msa_lite.evals.standing import Standing, stand
+from msa_lite.evals.outcome import Standing, stand, yardstick_of_rows
 from tests.measured import around, make_forgotten
 from tests.own_records import known, question, text, unknown
 

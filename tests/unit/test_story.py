@@ -12,10 +12,9 @@ import pytest
 import yaml
 
 from msa_lite.errors import FormatError, UsageError
-from msa_lite.io.seal import write_manifest
+from msa_lite.io.finished.seal import write_manifest
 from msa_lite.report import Metric, load_report, write_report
-from msa_lite.report.run_json import run_json
-from msa_lite.report.run_markdown import run_markdown
+from msa_lite.report.run_files import run_json, run_markdown
 from msa_lite.report.story import load_story
 from msa_lite.report.update import place_of
 from tests.run_folders import CHOSEN, MODELS, SECRET, make_run_folder, put_model, put_scores, recipe

@@ -16,11 +16,11 @@ from msa_lite.evals import models
 from msa_lite.evals.forward import score_bundles
 from msa_lite.evals.generate import Decoding, generate
 from msa_lite.evals.models import Runner, load_model, streams
-from msa_lite.io.checkpoint import load_checkpoint
-from msa_lite.io.hub import fetch
-from msa_lite.io.loading import attach_adapter
-from msa_lite.io.streaming import Sizes, fits, is_streamed, loaded_bytes, place, read_sizes, stream
-from msa_lite.io.vocabulary import AddedRows, find_added_rows
+from msa_lite.io.models.loading import attach_adapter
+from msa_lite.io.models.streaming import Sizes, fits, is_streamed, loaded_bytes, place, read_sizes, stream
+from msa_lite.io.weights.checkpoint import load_checkpoint
+from msa_lite.io.weights.hub import fetch
+from msa_lite.io.weights.vocabulary import AddedRows, find_added_rows
 from tests.conftest import save_checkpoint, tiny_model
 from tests.muse_data import make_prompter
 from tests.small_gpu import set_small_gpu

@@ -9,11 +9,10 @@ import pytest
 
 from msa_lite.data import Example
 from msa_lite.errors import StageError
-from msa_lite.io.hub import fetch
-from msa_lite.train import timing
-from msa_lite.train.rungs import Rung, StepProbe
+from msa_lite.io.weights.hub import fetch
+from msa_lite.train import rungs as timing
+from msa_lite.train.rungs import Rung, StepProbe, time_steps
 from msa_lite.train.settings import FitSettings
-from msa_lite.train.timing import time_steps
 from tests.conftest import save_checkpoint, tiny_model
 
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from msa_lite.errors import MismatchError
-from msa_lite.io.checkpoint import load_checkpoint
-from msa_lite.io.seal import MERGEKIT_FILE, load_manifest
-from msa_lite.io.vocabulary import find_added_rows, token_tensors
+from msa_lite.io.finished.seal import MERGEKIT_FILE, load_manifest
+from msa_lite.io.weights.checkpoint import load_checkpoint
+from msa_lite.io.weights.vocabulary import find_added_rows, token_tensors
 from msa_lite.merger import merge, merge_adapters, plan
 from tests.handmade import read_checkpoint
 

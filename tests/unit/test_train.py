@@ -13,10 +13,10 @@ import pytest
 
 from msa_lite.data import Example, Prompter, Row, Template, encode_qa
 from msa_lite.errors import StageError, UsageError
-from msa_lite.io.adapter import load_adapter
-from msa_lite.io.checkpoint import load_checkpoint
-from msa_lite.io.files import hash_file
-from msa_lite.io.seal import load_manifest, verify_folder
+from msa_lite.io.files.writing import hash_file
+from msa_lite.io.finished.seal import load_manifest, verify_folder
+from msa_lite.io.weights.adapter import load_adapter
+from msa_lite.io.weights.checkpoint import load_checkpoint
 from msa_lite.train import FitSettings, fit_vector
 from tests.conftest import tiny_tokenizer
 

@@ -15,10 +15,10 @@ from transformers import AutoTokenizer
 import msa_lite
 from msa_lite.data import DataSource, Prompter, Template, encode, encode_text, encode_up_to, load_rows
 from msa_lite.errors import MsaError, OutputError, UsageError
-from msa_lite.io.files import hash_file
-from msa_lite.io.seal import load_manifest, verify_folder
+from msa_lite.io.files.writing import hash_file
+from msa_lite.io.finished.seal import load_manifest, verify_folder
 from msa_lite.recipe import load_recipe
-from msa_lite.recipe.history import choose_prior
+from msa_lite.recipe.inputs import choose_prior
 from msa_lite.train import FitSettings, fit_vector
 from tests.conftest import tiny_tokenizer
 from tests.fits import Killed
@@ -309,7 +309,7 @@ def test_a_folder_of_something_else_is_refused_and_so_is_a_disk_too_small(
     with pytest.raises(OutputError, match="holds something that is no run"):
         train(recipe, f"output={tmp_path / 'run'}")
     usage = type("Usage", (), {"free": 100_000})
-    monkeypatch.setattr("msa_lite.io.manifest.shutil.disk_usage", lambda path: usage)
+    monkeypatch.setattr("msa_lite.io.finished.manifest.shutil.disk_usage", lambda path: usage)
     with pytest.raises(OutputError, match="are needed, 100 kB are free"):
         train(recipe)
     assert not (tmp_path / "out").exists()

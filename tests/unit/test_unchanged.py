@@ -13,8 +13,8 @@ import pytest
 from msa_lite.data import DataSource
 from msa_lite.errors import StageError
 from msa_lite.evals import evaluate
-from msa_lite.io.hub import fetch
-from msa_lite.io.unchanged import check_unchanged, take_marks
+from msa_lite.io.finished.unchanged import check_unchanged, take_marks
+from msa_lite.io.weights.hub import fetch
 from msa_lite.train import fit_vector
 from tests.conftest import tiny_tokenizer
 from tests.fits import ROWS, SETTINGS
@@ -66,7 +66,7 @@ def test_a_prior_that_changes_while_it_is_loaded_is_not_tuned(
 def test_a_source_knows_its_files_from_before_its_content_was_hashed(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    changing(monkeypatch, "msa_lite.io.hub.hash_content", model / "config.json")
+    changing(monkeypatch, "msa_lite.io.weights.hub.hash_content", model / "config.json")
     with pytest.raises(StageError, match=r"config\.json"):
         fetch(str(model)).check_unchanged()
 

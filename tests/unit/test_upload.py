@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from msa_lite.errors import OutputError, StageError, UsageError
-from msa_lite.io.hub import explain
+from msa_lite.io.weights.hub import explain
 from msa_lite.publish.destination import find_destination
 from msa_lite.publish.upload import push
 from tests.hub_uploads import WRITER, Fault, UploadHub

@@ -13,11 +13,11 @@ import pytest
 from safetensors.numpy import save_file
 
 from msa_lite.errors import FormatError, MismatchError, UsageError
-from msa_lite.io.adapter import ADAPTER_CONFIG, ADAPTER_FILE, LowRank, load_adapter
-from msa_lite.io.blocks import Files, Scratch
-from msa_lite.io.checkpoint import Checkpoint, TensorEntry, load_checkpoint, read_shard
+from msa_lite.io.weights.adapter import ADAPTER_CONFIG, ADAPTER_FILE, LowRank, is_adapter, load_adapter
+from msa_lite.io.weights.blocks import Files, Scratch
+from msa_lite.io.weights.checkpoint import Checkpoint, TensorEntry, load_checkpoint, read_shard
 from msa_lite.merger.deltas import Delta, Difference, Dora, Product, Shift, TokenRows
-from msa_lite.merger.vectors import compare_checkpoints, is_adapter, load_vector, ties_head
+from msa_lite.merger.vectors import compare_checkpoints, load_vector, ties_head
 
 Arrays = dict[str, np.ndarray]
 Store = Callable[..., dict[str, TensorEntry]]

@@ -13,7 +13,7 @@ import pytest
 from msa_lite.evals.benchmark import benchmark_class
 from msa_lite.evals.outcome import is_recited
 from msa_lite.evals.restor import Restor
-from msa_lite.report.measured import Bound, Forgotten, Kept
+from msa_lite.report.sentence import Bound, Forgotten, Kept
 from msa_lite.report.verdict import Margins, Verdict, make_verdict, verdict_lines, write_verdict
 from tests.own_records import known, question, text, unknown
 

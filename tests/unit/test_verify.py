@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from msa_lite.cli.verify import command
 from msa_lite.errors import MismatchError, OutputError
-from msa_lite.io.manifest import stage_folder
+from msa_lite.io.finished.manifest import stage_folder
 
 STAGES = ("vectors/forget", "model", "evaluation/target", "baselines/npo/model")
 

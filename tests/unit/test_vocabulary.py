@@ -16,12 +16,10 @@ from safetensors.numpy import load_file, save_file
 from msa_lite.data import Example
 from msa_lite.errors import FormatError, UsageError
 from msa_lite.evals.models import load_model
-from msa_lite.io.adapter import ADAPTER_FILE, base_name
-from msa_lite.io.added_rows import cut_adapter, without_added_rows
-from msa_lite.io.checkpoint import load_checkpoint
-from msa_lite.io.hub import fetch
-from msa_lite.io.tokenizer import copy_tokenizer, fetch_tokenizer, has_tokenizer
-from msa_lite.io.vocabulary import AddedRows, find_added_rows, has_token_role
+from msa_lite.io.weights.adapter import ADAPTER_FILE, base_name
+from msa_lite.io.weights.checkpoint import load_checkpoint
+from msa_lite.io.weights.hub import copy_tokenizer, fetch, fetch_tokenizer, has_tokenizer
+from msa_lite.io.weights.vocabulary import AddedRows, cut_adapter, find_added_rows, has_token_role, without_added_rows
 from msa_lite.train import FitSettings, fit_vector
 from msa_lite.train.model import load_trainable
 from tests.conftest import tiny_tokenizer

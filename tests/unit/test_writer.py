@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from safetensors.numpy import load, save_file
 
 from msa_lite.errors import FormatError
-from msa_lite.io.checkpoint import INDEX_FILE, load_checkpoint, read_shard
-from msa_lite.io.writer import (
+from msa_lite.io.weights.checkpoint import INDEX_FILE, load_checkpoint, read_shard
+from msa_lite.io.weights.writer import (
     copy_range,
     output_bytes,
     reserve,

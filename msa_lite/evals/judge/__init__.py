@@ -15,11 +15,10 @@ from msa_lite.evals.judge.prompts import (
     right_answer_ask,
     tofu_ask,
 )
-from msa_lite.evals.judge.secret import api_key
-from msa_lite.evals.judge.settings import Judge, JudgeSettings, Ruling, Usage
-from msa_lite.io.extras import require
-from msa_lite.io.hub import fetch
-from msa_lite.io.reading import local_path
+from msa_lite.evals.judge.settings import Judge, JudgeSettings, Ruling, Usage, api_key
+from msa_lite.io.console.libraries import require
+from msa_lite.io.files.reading import local_path
+from msa_lite.io.weights.hub import fetch
 
 __all__ = [
     "Ask",

@@ -16,7 +16,7 @@ from pathlib import Path
 from msa_lite.errors import OutputError
 from msa_lite.evals.judge.prompts import NONE, Ask
 from msa_lite.evals.judge.settings import Ruling, Usage
-from msa_lite.io.progress import Progress, part_of
+from msa_lite.io.console.progress import Progress, part_of
 
 CACHE_FILE = "judge.sqlite"
 _PATIENCE = 60.0  # seconds to wait while another process writes

@@ -9,9 +9,9 @@ from msa_lite.data import DATE_STRING, open_tokenizer, render_chat
 from msa_lite.evals.judge.cache import Cache, Spent, answer
 from msa_lite.evals.judge.prompts import Ask
 from msa_lite.evals.judge.settings import JudgeSettings, Ruling, Usage
-from msa_lite.io.files import digest
-from msa_lite.io.hub import Source, fetch
-from msa_lite.io.progress import Progress, silent
+from msa_lite.io.console.progress import Progress, silent
+from msa_lite.io.files.writing import digest
+from msa_lite.io.weights.hub import Source, fetch
 
 
 class LocalJudge:

@@ -16,7 +16,7 @@ from typing import ClassVar
 
 from msa_lite.errors import DataError
 from msa_lite.evals.answers import RULE, normalise
-from msa_lite.io.files import digest
+from msa_lite.io.files.writing import digest
 
 NONE = "Z"  # the reply for "no candidate"; every judge may give it
 _LETTER_TOKENS = 3  # the most tokens of a reply that is a letter

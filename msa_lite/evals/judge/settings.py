@@ -1,4 +1,4 @@
-"""Define the settings of every kind of judge, and the results that it returns."""
+"""The settings of every kind of judge, its key, and the results that it returns."""
 
 from __future__ import annotations
 
@@ -10,8 +10,14 @@ from urllib.parse import urlsplit
 
 from msa_lite.errors import UsageError, nearest
 from msa_lite.evals.judge.prompts import Ask, prompt_version
-from msa_lite.io.hub import fetch
-from msa_lite.io.progress import Progress, silent
+from msa_lite.io.console.progress import Progress, silent
+from msa_lite.io.weights.hub import fetch
+
+
+def api_key() -> str:
+    """Return the key in the environment, or ""."""
+    return os.environ.get("OPENAI_API_KEY") or ""
+
 
 KINDS = ("none", "local", "openai")
 _OPENAI_MODEL = "gpt-4o"

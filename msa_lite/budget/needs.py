@@ -1,0 +1,228 @@
+"""The memory of a stage, part by part: of a fit at its peak, and of scoring."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from msa_lite.budget.shape import Shape
+from msa_lite.budget.speed import Device
+from msa_lite.errors import StageError
+from msa_lite.io.models.streaming import Sizes, fits, place
+from msa_lite.train.rungs import Rung
+
+# Bytes that CUDA, cuBLAS and their kernels take beside all tensors: 0.3 GB to 0.5 GB on GPUs since 2018.
+CONTEXT = 450_000_000
+# Bytes of a Python process with torch and transformers loaded.
+PROCESS = 700_000_000
+
+
+@dataclass(frozen=True)
+class Need:
+    """The memory of a stage at its peak."""
+
+    parts: Mapping[str, int]
+    """Bytes by what they hold: weights, adapters, gradients, optimizer, activations, logits, cache, temporaries."""
+    rough: str | None = None
+    """The reason why this is a rough estimate, or None."""
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of all parts."""
+        return sum(self.parts.values())
+
+    def plus(self, part: str, nbytes: int) -> Need:
+        """Return the need with one part more."""
+        return Need({**self.parts, part: nbytes}, self.rough)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the JSON-able form."""
+        return {"bytes": self.nbytes, "parts": dict(self.parts), "rough": self.rough}
+
+
+def highest(*needs: Need) -> Need:
+    """Return the need with the most bytes."""
+    return max(needs, key=lambda need: need.nbytes)
+
+
+NF4 = 0.5 + 1 / 64 + 4 / (64 * 256)  # bytes of a weight: the code, an 8-bit scale a block, an fp32 scale of scales
+_EIGHT_BIT = 2 + 2 * 4 / 256  # bytes of 8-bit AdamW a weight: two states, each with a scale a block
+_SMALLEST = 4096  # weights of a tensor from which on bitsandbytes keeps its states in 8 bits
+_LOGITS = 64 << 20  # bytes of fp32 logits at a time
+
+
+@dataclass(frozen=True)
+class FitCase:
+    """A fit, as far as its memory depends on it."""
+
+    mode: Literal["lora", "qlora", "full"]
+    longest: int
+    """Tokens of the longest row."""
+    rank: int = 32
+    targets: str | Iterable[str] = "all-linear"
+    eight_bit: bool = False
+    """True for AdamW with 8-bit states."""
+    halves: bool = True
+    """True where the device computes in bf16 or fp16."""
+    wide: bool = False
+    """True where states between layers are in fp32, as fp16 wants it."""
+    on_gpu: bool = True
+    shards: int = 1
+    """Processes that share weights, gradients and states in full mode."""
+
+
+def rungs(shape: Shape, case: FitCase, micros: Sequence[int]) -> list[Rung]:
+    """Return the rungs of a fit on a GPU in the order in which it tries them, as `train.rungs.ladder` has them.
+
+    micros: rows of a forward pass, falling.
+    """
+    first = [Rung(micros[0]), Rung(micros[0], checkpointing=True)]
+    if case.mode != "full" and shape.head:
+        first.append(replace(first[-1], embedding_on_cpu=True))
+    first.append(replace(first[-1], states_on_cpu=True))
+    return first + [replace(first[-1], micro=micro) for micro in micros[1:]]
+
+
+def fit_need(shape: Shape, case: FitCase, rung: Rung, accumulates: bool = True) -> Need:
+    """Return the memory of the fit's step at its peak, everything included.
+
+    accumulates: True where gradients are there from the start, as in the second forward pass of a step.
+    """
+    tokens = rung.micro * case.longest
+    rows = min(tokens, max(1, _LOGITS // (4 * shape.vocabulary)))
+    layer, block = _Layer(shape, case, tokens), rows * shape.vocabulary
+    head = shape.vocabulary * shape.hidden if case.mode == "full" else 0
+    held: dict[str, float] = {**static_bytes(shape, case, rung.embedding_on_cpu)}
+    before = held if accumulates else {**held, "gradients": 4 * head if rows < tokens else 0}
+    inputs = 0 if rung.states_on_cpu else shape.layers * layer.input
+    kept = inputs if rung.checkpointing else shape.layers * layer.saved + layer.copies
+    again = layer.saved + layer.copies / shape.layers if rung.checkpointing else 0
+    states = tokens * shape.hidden * (2 if case.halves else 4)
+    at_logits = {  # logits and softmax in fp32, logits in 16 bits, the gradients of all
+        "activations": kept + layer.around + (2 * head if case.halves else 0),
+        "logits": block * (16 if case.halves else 12),
+        "temporaries": states,
+    }
+    at_head = {  # the gradient of the head, in 16 bits and in fp32
+        "activations": kept + layer.around,
+        "logits": 4 * block,
+        "temporaries": head * (6 if case.halves else 4) + states,
+    }
+    at_layer = {"activations": kept + again, "temporaries": layer.temporaries}
+    at_end = {  # the gradient of the embedding
+        "activations": inputs if rung.checkpointing else 0,
+        "gradients": held["gradients"] - (0 if accumulates or not shape.head else 4 * head),
+        "temporaries": 4 * head + (2 * tokens * layer.residual * shape.hidden if head else 0),
+    }
+    if case.shards > 1:  # each layer is put together for its turn; embedding and head stay so
+        whole = {"gathered": 2 * (shape.embedding + shape.head + 2 * shape.in_linear // shape.layers)}
+        before, held = before | whole, held | whole
+    moments = [before | at_logits, before | at_head, before | at_layer, held | at_end, held]
+    return highest(*(Need({part: int(size) for part, size in one.items()}, shape.rough) for one in moments))
+
+
+def static_bytes(shape: Shape, case: FitCase, embedding_on_cpu: bool = False) -> dict[str, int]:
+    """Return the bytes that a fit holds all the time: weights, adapters, gradients and the optimiser's states."""
+    width = 2.0 if case.halves else 4.0  # of a frozen weight that is not quantised
+    if case.mode == "full":
+        trained, weights = shape.weights, 4.0 * shape.weights
+    else:
+        trained = sum(linear.adapter(case.rank) for linear in shape.adapted(case.targets))
+        linear = NF4 if case.mode == "qlora" else width
+        moved = shape.embedding if embedding_on_cpu else 0
+        norms = 4 if case.mode == "qlora" else width
+        weights = linear * shape.in_linear + width * (shape.embedding + shape.head - moved) + norms * shape.other
+    states = _EIGHT_BIT if case.eight_bit else 8
+    parts = {"weights": weights, "gradients": 4 * trained, "optimizer": states * trained}
+    if case.mode == "full":
+        parts = {part: nbytes / case.shards for part, nbytes in parts.items()}
+    else:
+        parts["adapters"] = 4 * trained
+    fixed = {"context": CONTEXT} if case.on_gpu else {"process": PROCESS}
+    return {part: int(nbytes) for part, nbytes in parts.items()} | fixed
+
+
+class _Layer:
+    """Bytes of one decoder layer over so many tokens."""
+
+    def __init__(self, shape: Shape, case: FitCase, tokens: int) -> None:
+        full, hidden, inner = case.mode == "full", shape.hidden, shape.intermediate
+        half = 2 if case.halves else 4
+        residual = normed = 4 if full or case.wide else half  # a frozen norm's output is of the dtype of its input
+        product = normed if case.mode == "qlora" else half  # as is that of a 4-bit layer
+        queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+        adapted = shape.adapted(case.targets)
+        names = {linear.name for linear in adapted}
+
+        def inputs(width: int, *modules: str) -> int:
+            """Return what linear layers save of an input that they share: one copy, or each its own after a cast."""
+            savers = len(modules) if full else sum(name in names for name in modules)
+            return half * width * (min(1, savers) if normed == half else savers)
+
+        norms = 2 * (
+            4 * hidden + (residual * hidden if full else 0)
+        )  # the input in fp32; the output where it is trained
+        if shape.has_head_norms:
+            norms += (4 + (half if full else 0)) * (queries + keys)
+        attention = inputs(hidden, "q_proj", "k_proj", "v_proj") + half * (2 * queries + 2 * keys) + 4 * shape.heads
+        mlp = (
+            inputs(hidden, "gate_proj", "up_proj") + (3 * product + half) * inner
+        )  # gate, its activation, up; their product
+        ranks = 0 if full else half * case.rank * sum(linear.count for linear in adapted) / shape.layers
+        trained = shape.in_linear if full else sum(linear.adapter(case.rank) for linear in adapted)
+        self.copies = 2 * trained if case.halves else 0
+        self.residual = residual
+        self.input = tokens * residual * hidden
+        self.saved = tokens * (norms + attention + mlp + ranks)
+        # The embedding's output, and the last norm's input in fp32 with its outputs.
+        self.around = tokens * hidden * (4 * 4 if full else residual + 4 + half)
+        self.temporaries = tokens * (3 * half * inner + 4 * hidden)
+        if case.mode == "qlora":  # the widest weight, unpacked for the gradient of its input
+            self.temporaries = max(self.temporaries, tokens * (2 * half * inner + 4 * hidden) + half * inner * hidden)
+
+
+def score_need(shape: Shape, tokens: int, width: float, *, on_gpu: bool, four_bit: bool = False) -> Need:
+    """Return the memory of scoring a model with batches of so many tokens, or generating with so many in the cache.
+
+    width: bytes of a weight as it is loaded. four_bit: linear layers are in NF4.
+    """
+    computed = 2 if width < 4 else 4
+    linear = NF4 if four_bit else width
+    weights = linear * shape.in_linear + width * (shape.weights - shape.in_linear)
+    queries = shape.heads * shape.head_dim
+    attention = computed * (2 * shape.hidden + 2 * queries) + 4 * shape.hidden
+    mlp = computed * (2 * shape.hidden + 3 * shape.intermediate)
+    rows = max(1, _LOGITS // (4 * shape.vocabulary))
+    parts = {
+        "weights": int(weights),
+        "cache": tokens * cache_bytes(shape, computed),
+        "activations": tokens * max(attention, mlp),
+        "logits": rows * shape.vocabulary * (computed + 4 + 4),
+        **({"context": CONTEXT} if on_gpu else {"process": PROCESS}),
+    }
+    return Need(parts, shape.rough)
+
+
+def cache_bytes(shape: Shape, width: int) -> int:
+    """Return the bytes of a token in the key-value cache."""
+    return 2 * shape.layers * shape.kv_heads * shape.head_dim * width
+
+
+def stream_layers(shape: Shape, need: Need, device: Device, host: int | None) -> tuple[Need, int]:
+    """Return the need where layers wait in RAM because the GPU is too small for all of them, and the bytes that do.
+
+    Return the need as it is, and 0, where all layers fit, or where streaming does not help. host: bytes of RAM, if
+    known.
+    """
+    weights, free = need.parts["weights"], device.nbytes - CONTEXT
+    if not device.is_gpu or fits(weights, free):
+        return need, 0
+    layer = int(weights / shape.weights * shape.in_linear / shape.layers)
+    sizes = Sizes({str(i): layer for i in range(shape.layers)}, {"others": weights - shape.layers * layer})
+    try:
+        placement = place(sizes, free, host or weights * 2)
+    except StageError:
+        return need, 0
+    waiting = layer * len(placement.streamed)
+    return Need({**need.parts, "weights": weights - waiting + layer}, need.rough), waiting

@@ -1,0 +1,114 @@
+"""Data kept on disk: texts of the Hub that a stopped training goes on with, and tables in the cache of `datasets`."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from msa_lite.data.rows import stream_texts
+from msa_lite.data.sources import DataSource, is_remote_data, pin_source
+from msa_lite.io.files.spellings import holds_any, sample_texts
+
+
+def kept_texts(source: DataSource, file: Path) -> Iterator[str]:
+    """Yield the texts of a source in its order. Each text that is read is kept as a line of `file`.
+
+    A later call reads these lines first. The first line names source and revision; for another source or revision the
+    file is begun anew. A source without a revision takes the file's. Raise as `stream_texts`.
+    """
+    head = kept_head(file)
+    end, count = 0, 0
+    if head is not None and head == _head(source, source.revision or head["revision"]):
+        with open(file, "rb") as stream:
+            end = len(stream.readline())
+            for line in stream:
+                if not line.endswith(b"\n"):  # a kill interrupted the writing
+                    break
+                if (text := json.loads(line)) is None:
+                    return
+                end, count = end + len(line), count + 1
+                yield text
+        source = replace(source, revision=head["revision"])
+    else:
+        source = pin_source(source)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(_head(source, source.revision)) + "\n", "utf-8")
+        end = file.stat().st_size
+    with open(file, "r+b") as stream:
+        stream.truncate(end)
+        stream.seek(end)
+        for text in islice(stream_texts(source), count, None):
+            stream.write(json.dumps(text).encode() + b"\n")
+            yield text
+        stream.write(b"null\n")  # there are no more
+
+
+def kept_head(file: Path) -> dict[str, Any] | None:
+    """Return the first line of a file of kept texts, with the source and its revision; None if there is none."""
+    try:
+        with open(file, encoding="utf-8") as stream:
+            head = json.loads(stream.readline())
+    except (OSError, ValueError):
+        return None
+    return head if isinstance(head, dict) and "revision" in head else None
+
+
+def _head(source: DataSource, revision: str | None) -> dict[str, Any]:
+    unread = ("messages", "subject")  # a stream of texts has neither
+    fields = {key: value for key, value in asdict(source).items() if key not in unread}
+    return fields | {"revision": revision}
+
+
+_BUILDERS = ("csv", "json", "parquet", "text")  # of single files; those of folders are never kept (`load_table`)
+_MOST = 2000  # characters of a text to look for
+_SHORTEST = 12  # characters; shorter texts stand in tables by chance
+_BETWEEN = "___"  # owner and name
+
+
+def datasets_cache() -> Path:
+    """Return the folder in which `datasets` keeps tables."""
+    from huggingface_hub import constants
+
+    place = os.environ.get("HF_DATASETS_CACHE") or os.path.join(constants.HF_HOME, "datasets")
+    return Path(place).expanduser()
+
+
+def cached_tables(texts: Sequence[str]) -> Iterator[Path]:
+    """Yield the folders of the cache with a table of a file in which one of these texts stands, whole.
+
+    The names of these folders are hashes of paths and times, which change with the file, so the tables are searched.
+    """
+    folders = [folder for builder in _BUILDERS for folder in sorted((datasets_cache() / builder).glob("*"))]
+    tables = {folder: list(folder.rglob("*.arrow")) for folder in folders if not folder.is_symlink()}
+    size = sum(path.stat().st_size for paths in tables.values() for path in paths)
+    known = [text for text in texts if len(text) >= _SHORTEST]
+    parts = [text[:_MOST].encode("utf-8", "replace") for text in sample_texts(known, size)]
+    yield from (folder for folder, paths in tables.items() if any(holds_any(path, parts) for path in paths))
+
+
+def cached_repositories(source: DataSource) -> list[Path]:
+    """Return the folders of the cache with tables of a data set on the Hub; none for data on this machine."""
+    if not is_remote_data(source):
+        return []
+    name = _plain_name(source.path.replace("/", _BETWEEN))
+    return [folder for folder in sorted(datasets_cache().glob(f"*{_BETWEEN}*")) if _plain_name(folder.name) == name]
+
+
+def download_folder(source: DataSource) -> Path | None:
+    """Return where downloads of a data set on the Hub are kept; None for data on this machine."""
+    from huggingface_hub import constants
+    from huggingface_hub.file_download import repo_folder_name
+
+    if not is_remote_data(source):
+        return None
+    return Path(constants.HF_HUB_CACHE, repo_folder_name(repo_id=source.path, repo_type="dataset"))
+
+
+def _plain_name(name: str) -> str:
+    """Return a name without what `datasets` changes in it: capitals, and blanks between words."""
+    return name.replace("_", "").lower()

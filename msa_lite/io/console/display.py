@@ -1,0 +1,313 @@
+"""Show people how work goes: bars on a terminal, elsewhere a plain line now and then, with warnings in between.
+
+Everything goes to stderr. The console of the live bars prints warnings, so that none is overwritten or cut. All of them
+are repeated in one block at the end.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from msa_lite.io.console.progress import Step, Watcher, duration
+from msa_lite.io.console.progress import notices as NOTICES
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_EVERY = 30.0  # seconds between two lines about the same work, off a terminal
+_AROUND = 66  # columns that a line of the bars needs beside its bar
+_WIDEST = 40  # columns of a bar
+
+
+class _Plain(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        text = super().format(record)
+        return text if record.name == NOTICES.name else f"{record.levelname.lower()}: {text}"
+
+
+class Notices(logging.Handler):
+    """Print the log between the bars, and keep the warnings."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.setFormatter(_Plain())
+        self.console: Console | None = None
+        """The console of the bars, while they are shown."""
+        self.among_others = False
+        """True once progress was shown, so that a warning may have scrolled away."""
+        self._warnings: dict[str, None] = {}
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print a record; keep it if it is a warning."""
+        if record.levelno >= logging.WARNING:
+            self._warnings[record.getMessage()] = None
+        try:
+            _print(self.console, self.format(record))
+        except Exception:  # as every handler of `logging` does
+            self.handleError(record)
+
+    def repeat(self) -> None:
+        """Print all warnings again in one block, unless they are all that was printed; then forget them."""
+        warnings, self._warnings = list(self._warnings), {}
+        if warnings and self.among_others:
+            lines = [f"{len(warnings)} warning{'s' if len(warnings) > 1 else ''}:", *(f"- {text}" for text in warnings)]
+            _print(None, "\n".join(lines))
+
+
+def _print(console: Console | None, text: str) -> None:
+    """Print on stderr: wrapped and above the bars on a terminal, unchanged elsewhere."""
+    if console is not None:
+        from rich.text import Text
+
+        console.print(Text(text, overflow="fold"))
+    else:
+        print(text, file=sys.stderr, flush=True)  # noqa: T201
+
+
+def log_to(notices: Notices, verbose: bool) -> None:
+    """Send the log of msa-lite to `notices` alone: warnings and notices, with `verbose` everything."""
+    logger = logging.getLogger("msa_lite")
+    logger.handlers = [notices]
+    logger.setLevel(logging.INFO if verbose else logging.WARNING)
+    logger.propagate = False
+    NOTICES.setLevel(logging.INFO)
+
+
+@contextmanager
+def show_progress(verbose: bool = False) -> Iterator[Watcher]:
+    """Show on stderr what the command line shows: progress, the log, and the warnings again at the end.
+
+        with msa_lite.show_progress() as progress:
+            result = msa_lite.run("my-request.yaml", progress=progress)
+
+    verbose: more than warnings, as `msa-lite -v`.
+    """
+    notices, logger = Notices(), logging.getLogger("msa_lite")
+    handlers, level, propagate = logger.handlers, logger.level, logger.propagate
+    log_to(notices, verbose)
+    try:
+        with closing(Display(notices)) as progress:
+            yield progress
+    finally:
+        notices.repeat()
+        logger.handlers, logger.propagate = handlers, propagate
+        logger.setLevel(level)
+
+
+@dataclass
+class StepProgress:
+    """The work under one label."""
+
+    label: str
+    title: str
+    """The label, with the number of its step if it was announced."""
+    started: float
+    """The time when it began, in seconds of the display's clock."""
+    first: int
+    """Units that an earlier run had done."""
+    done: int
+    total: int
+    note: str = ""
+    ended: bool = False
+
+    def left(self, now: float) -> float | None:
+        """Return the seconds that it will still take, or None where nothing tells."""
+        units = self.done - self.first
+        return (now - self.started) / units * (self.total - self.done) if units > 0 else None
+
+    def summary(self, now: float) -> str:
+        """Return one line on how it ended."""
+        how = "done" if self.done >= self.total else f"ended at {self.done} of {self.total}"
+        return ", ".join(filter(None, [f"{self.title}: {how} in {duration(now - self.started)}", self.note]))
+
+
+class Display(Watcher):
+    """Progress on stderr, with the log in between: bars on a terminal, lines elsewhere. clock: gives seconds.
+
+    Nothing is shown before the first call. Close it at the end (`contextlib.closing`).
+    """
+
+    def __init__(self, notices: Notices, clock: Callable[[], float] = time.monotonic) -> None:
+        self._notices, self._clock = notices, clock
+        self._steps = _Steps(())
+        self._works: dict[str, StepProgress] = {}
+        self._view: _Bars | _Lines | None = None
+
+    def announce(self, steps: Sequence[Step]) -> None:
+        """Number the steps to come."""
+        self._steps = _Steps(steps)
+
+    def __call__(self, label: str, done: int, total: int, note: str = "") -> None:
+        """Show how far a label has come. A step that begins ends whatever was shown before it."""
+        now, work = self._clock(), self._works.get(label)
+        if work is not None and work.ended and (done, total) == (work.done, work.total):
+            return
+        view = self._view = self._view or self._open()
+        if work is None or work.ended:  # ended work goes on when there is more to do
+            if label in self._steps:
+                self._end_all(now)
+            self._works[label] = work = StepProgress(label, self._steps.title(label), now, done, done, total)
+            self._steps.begin(label)
+            if done < total:
+                view.begin(work)
+        work.done, work.total, work.note = done, total, note or work.note
+        if done >= total:
+            self._end(work, now)
+        else:
+            view.move(work)
+
+    def close(self) -> None:
+        """Stop showing. Work that has not ended leaves its last line."""
+        if self._view is not None:
+            self._end_all(self._clock())
+            self._view.close()
+        self._notices.console = None
+
+    def _open(self) -> _Bars | _Lines:
+        from rich.console import Console
+
+        self._notices.among_others = True
+        console = Console(stderr=True)
+        if not console.is_interactive or console.is_jupyter:  # bars in notebooks need ipywidgets
+            return _Lines(self._state, self._clock)
+        self._notices.console = console
+        return _Bars(console, self._state)
+
+    def _end_all(self, now: float) -> None:
+        for work in self._works.values():
+            if not work.ended:
+                self._end(work, now)
+
+    def _end(self, work: StepProgress, now: float) -> None:
+        work.ended = True
+        self._steps.end(work, now)
+        assert self._view is not None, "only work that was shown can end"
+        self._view.end(work, work.summary(now))
+
+    def _state(self) -> str:
+        works = list(self._works.values())  # the bars ask from a thread of their own
+        return self._steps.state([work for work in works if not work.ended], self._clock())
+
+
+class _Steps:
+    """The announced steps: which one is running, and how long the others may take."""
+
+    def __init__(self, steps: Sequence[Step]) -> None:
+        self._steps = {step.label: step for step in steps}
+        self._numbers = {label: number for number, label in enumerate(self._steps, 1)}
+        self._at = 0
+        self._rates: dict[str, float] = {}  # seconds for each unit, by the kind of step
+
+    def __contains__(self, label: str) -> bool:
+        return label in self._steps
+
+    def title(self, label: str) -> str:
+        """Return the label, with its number if it was announced."""
+        return f"[{self._numbers[label]}/{len(self._steps)}] {label}" if label in self._steps else label
+
+    def begin(self, label: str) -> None:
+        """Move on to a step. Steps before it that never began were done by an earlier run."""
+        self._at = max(self._at, self._numbers.get(label, 0))
+
+    def end(self, work: StepProgress, now: float) -> None:
+        """Learn from a step how long others of its kind take."""
+        step = self._steps.get(work.label)
+        if step and work.done > work.first and work.total:
+            part = (work.done - work.first) / work.total
+            self._rates[step.kind] = (now - work.started) / (part * (step.amount or 1.0))
+
+    def state(self, running: Sequence[StepProgress], now: float) -> str:
+        """Say which step of how many is running, and about how long all will still take; nothing without steps."""
+        if not self._at:
+            return ""
+        seconds, is_bound, rates = 0.0, False, dict(self._rates)
+        for work in running:
+            if step := self._steps.get(work.label):
+                left = work.left(now)
+                seconds, is_bound = seconds + (left or 0.0), is_bound or left is None
+                if left is not None:
+                    rates.setdefault(step.kind, (now - work.started + left) / (step.amount or 1.0))
+        for step in list(self._steps.values())[self._at :]:
+            seconds += rates.get(step.kind, 0.0) * step.amount
+            is_bound |= step.kind not in rates
+        text = f"step {self._at} of {len(self._steps)}"
+        if not seconds:
+            return text
+        return f"{text}, {'more than' if is_bound else 'about'} {duration(seconds)} left"
+
+
+class _Lines:
+    """A line when work begins, every half minute, and when it ends; each is flushed."""
+
+    def __init__(self, state: Callable[[], str], clock: Callable[[], float]) -> None:
+        self._state, self._clock = state, clock
+        self._last: dict[str, float] = {}
+
+    def begin(self, work: StepProgress) -> None:
+        self._last[work.label] = self._clock()
+        self._print(f"{work.title}: started")
+
+    def move(self, work: StepProgress) -> None:
+        now = self._clock()
+        if now - self._last[work.label] < _EVERY:
+            return
+        self._last[work.label] = now
+        left = work.left(now)
+        parts = [f"{work.title}: {work.done} of {work.total}", work.note]
+        parts += ["" if left is None else f"about {duration(left)} left", self._state()]
+        self._print(", ".join(filter(None, parts[:3])) + (f" ({parts[3]})" if parts[3] else ""))
+
+    def end(self, work: StepProgress, text: str) -> None:
+        self._print(text)
+
+    def close(self) -> None:
+        pass
+
+    def _print(self, text: str) -> None:
+        _print(None, f"{time.strftime('%H:%M:%S')} {text}")
+
+
+class _Bars:
+    """A bar for running work, a line above it for each that has ended, and the state of all steps below."""
+
+    def __init__(self, console: Console, state: Callable[[], str]) -> None:
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+        from rich.text import Text
+
+        class Bars(Progress):
+            def get_renderables(self) -> Iterator[Any]:
+                yield self.make_tasks_table(self.tasks)
+                if text := state():
+                    yield Text(text, style="dim")
+
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(max(8, min(_WIDEST, console.width - _AROUND))),
+            TextColumn("{task.percentage:>3.0f}%"),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[note]}", markup=False),
+        )
+        self._console, self._bars = console, Bars(*columns, console=console)
+        self._tasks: dict[str, Any] = {}
+        self._bars.start()
+
+    def begin(self, work: StepProgress) -> None:
+        self._tasks[work.label] = self._bars.add_task(work.title, total=work.total, note="")
+
+    def move(self, work: StepProgress) -> None:
+        self._bars.update(self._tasks[work.label], completed=work.done, total=work.total, note=work.note)
+
+    def end(self, work: StepProgress, text: str) -> None:
+        if work.label in self._tasks:
+            self._bars.remove_task(self._tasks.pop(work.label))
+        _print(self._console, text)
+
+    def close(self) -> None:
+        self._bars.stop()

@@ -1,0 +1,176 @@
+"""Write files whole or not at all, hash them, and check that the disk has room."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from msa_lite.errors import OutputError, StageError
+from msa_lite.io.console.progress import readable
+from msa_lite.io.files.reading import local_path, open_file, printable
+
+_CHUNK = 1 << 20  # bytes read at a time
+_SURROGATES = re.compile("[\ud800-\udfff]+")
+
+
+def canonical_json(value: Any) -> str:
+    """Write a value as JSON with sorted keys and no blanks: equal values give equal text."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
+
+def indented_json(value: Any) -> str:
+    """Write a value as JSON for people. Bytes of a name that are no UTF-8 become text, as in `printable`."""
+    text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
+    return _SURROGATES.sub(lambda match: printable(match[0]).replace("\\", "\\\\"), text)
+
+
+def digest(value: Any) -> str:
+    """Return the SHA-256 (hex) of a JSON-able value."""
+    return hashlib.sha256(canonical_json(value).encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def hash_file(path: Path) -> str:
+    """Return the SHA-256 (hex) of a file's content. Raise FormatError for what cannot be opened or is no file."""
+    state = hashlib.sha256()
+    with open(open_file(path), "rb", buffering=0) as stream:
+        while chunk := stream.read(_CHUNK):
+            state.update(chunk)
+    return state.hexdigest()
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write indented JSON, whole or not at all."""
+    write_text(path, indented_json(value))
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file by way of a temporary one, so that it is there whole or not at all."""
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text(printable(text), encoding="utf-8")
+    os.replace(temporary, path)
+
+
+def sync(path: Path) -> None:
+    """Write a file, or a folder's list of names, through to the disk, as far as the system can."""
+    try:
+        handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))  # a pipe would wait for a writer
+    except OSError:  # Windows opens no folders
+        return
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def umask() -> int:
+    """Return the process's umask, without changing it where /proc tells it. `os.umask` changes it for all threads."""
+    try:
+        status = Path("/proc/self/status").read_text(encoding="utf-8")
+        return int(next(line.split()[1] for line in status.splitlines() if line.startswith("Umask:")), 8)
+    except (OSError, StopIteration, ValueError):
+        mask = os.umask(0)
+        os.umask(mask)
+        return mask
+
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+# Errors of the system where no folder can be made, whatever the room.
+_UNREACHABLE = (
+    errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES, errno.EPERM, errno.EROFS,
+    errno.EINVAL,
+)  # fmt: skip
+# The system's words for a full disk, as safetensors (an error of Rust), pyarrow and others repeat them; and those of
+# torch's zip writer, which drops the system's reason.
+_FULL_WORDS = re.compile(
+    r"no space left on device|disk quota exceeded|file too large|(os error|errno) (28|122|27)\b"
+    r"|PytorchStreamWriter failed writing|inline_container\.cc.*(unexpected pos|write failed)",
+    re.IGNORECASE,
+)
+
+
+def disk_fault(error: BaseException) -> str | None:
+    """Return the words of an error, or of one that it was raised from, that means a full disk or quota; else None."""
+    for part in _chain(error):
+        if (isinstance(part, OSError) and part.errno in _FULL) or _FULL_WORDS.search(str(part)):
+            return " ".join(str(part).split())
+    return None
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield the error and those that it was raised from."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+@contextmanager
+def reachable(folder: Path) -> Iterator[None]:
+    """Turn an error of the system about a place where no folder can be made into an OutputError."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        is_gone = isinstance(error, FileNotFoundError) and error.filename is None  # the working folder
+        if isinstance(error, OSError) and error.errno not in _UNREACHABLE and not is_gone:
+            raise
+        reason = getattr(error, "strerror", None) or error
+        raise OutputError(f"{printable(folder)}: cannot be written ({reason}); choose another output folder") from error
+
+
+def output_path(name: str | Path) -> Path:
+    """Return the folder that a user names for an output, with ~/ written out, as shells leave it in `--out=~/x`.
+
+    Raise OutputError for ~ and a name: that is somebody else's home.
+    """
+    start = str(name).partition("/")[0]
+    if start.startswith("~") and start != "~":
+        raise OutputError(
+            f"{printable(name)[:80]}: is the home of somebody else; write the path out, or ./~… for a folder"
+        )
+    return local_path(name, OutputError) if start == "~" else Path(name)
+
+
+def check_space(folder: Path, needed: int) -> None:
+    """Raise OutputError when `folder` cannot be made, or its disk has fewer than `needed` bytes free."""
+    with reachable(folder):
+        place = nearest_place(folder)
+    if not place.is_dir() or not os.access(place, os.W_OK):
+        raise OutputError(f"{folder}: {place} cannot be written to, or is no folder; choose another output folder")
+    free = shutil.disk_usage(place).free
+    if free < needed:
+        raise OutputError(
+            f"{folder}: {readable(needed)} are needed, {readable(free)} are free on that disk; make room or choose "
+            "another output folder"
+        )
+
+
+def nearest_place(folder: Path) -> Path:
+    """Return the nearest path above a folder that exists."""
+    place = Path(os.path.realpath(folder)).parent
+    while not place.exists():
+        place = place.parent
+    return place
+
+
+@contextmanager
+def disk_faults(folder: Path, needed: int) -> Iterator[None]:
+    """Turn an error of the disk while `folder` (`needed` bytes) is written into a StageError that says what to do."""
+    try:
+        yield
+    except OSError as error:
+        free = shutil.disk_usage(nearest_place(folder)).free
+        full = error.errno in _FULL
+        what = f"{error.filename} was read" if error.filename else "it was written"
+        raise StageError(
+            f"{folder}: {error.strerror or error} while {what}; its weights need {needed} bytes, {free} are free. "
+            f"{'Make room and run' if full else 'Run'} the same command again; finished shards stay"
+        ) from error

@@ -1,0 +1,323 @@
+"""The seal of a finished folder: manifest and files, is it complete, is it as written, is it locked."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import stat
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from msa_lite.errors import FormatError, OutputError
+from msa_lite.io.files.reading import parse_json, printable, read_bytes, read_object
+from msa_lite.io.files.writing import canonical_json, hash_file, indented_json, reachable, write_text
+
+MANIFEST = "manifest.json"
+CARD_FILE = "README.md"  # of a model or adapter: its card, which people may edit
+MERGEKIT_FILE = "mergekit_config.yml"  # beside a merged model: the same merge as a recipe for mergekit
+PUBLISHED = "published"  # true in the manifest that goes to the Hub with a model
+JOURNAL = ".journal.jsonl"
+MARKER = ".msa-lite-partial.json"
+LOCK = ".lock"
+REPLACES = ".replaces.json"  # names the folder that a new one takes the place of
+# Files that a stage needs while it works; they are no part of its result. The marker is removed last.
+WORKING = (LOCK, JOURNAL, REPLACES, f"{REPLACES}.tmp", f"{MARKER}.tmp", MARKER)
+_OF_HUB = (".gitattributes", ".cache/")  # comes with a download
+_FORMAT = {"format": 2}  # a second sign of a seal, so that no change of one byte can hide that there was one
+_KEY = "manifest_sha256"
+
+
+def write_manifest(folder: Path, manifest: Mapping[str, Any], sealed: bool = True) -> None:
+    """Write a folder's manifest, whole or not at all, with a seal."""
+    write_text(folder / MANIFEST, manifest_text(manifest, sealed))
+
+
+def manifest_text(manifest: Mapping[str, Any], sealed: bool = True) -> str:
+    """Return the text of a manifest's file, with a seal."""
+    values = {key: value for key, value in manifest.items() if key != _KEY and key not in _FORMAT}
+    if not sealed:
+        return indented_json(values)
+    return sealed_json({**values, **_FORMAT}, _KEY)
+
+
+def sealed_json(values: Mapping[str, Any], key: str) -> str:
+    """Write an object as JSON with a seal under `key`, at its end."""
+    text = indented_json({**values, key: ""})
+    seal = hashlib.sha256(text.encode()).hexdigest()
+    return text.removesuffix('"\n}\n') + f'{seal}"\n}}\n'
+
+
+def is_whole(raw: bytes, key: str) -> bool:
+    """Check the text of an object against the seal under `key`."""
+    pattern = re.compile(rb'(?<="%s": ")[0-9a-f]{64}(?="\n}\n\Z)' % key.encode())
+    seal = pattern.search(raw)
+    return seal is not None and hashlib.sha256(pattern.sub(b"", raw)).hexdigest().encode() == seal[0]
+
+
+def load_manifest(folder: Path) -> dict[str, Any] | None:
+    """Read the manifest of a finished folder; None where there is none, or it is not as it was written."""
+    try:
+        raw = read_bytes(folder / MANIFEST)
+        value = parse_json(raw, MANIFEST)
+    except FormatError:
+        return None
+    if not _has_form(value) or (is_sealed(value) and not is_whole(raw, _KEY)):
+        return None
+    return value
+
+
+def is_sealed(manifest: Mapping[str, Any]) -> bool:
+    """Check whether a manifest would show a change of itself; those of earlier versions would not."""
+    return _KEY in manifest or not manifest.keys().isdisjoint(_FORMAT)
+
+
+def _has_form(value: Any) -> bool:
+    """Check that a manifest names its maker, kind and inputs, and the size and hash of each file."""
+    return (
+        isinstance(value, dict)
+        and value.get("made_by") == "msa-lite"
+        and isinstance(value.get("kind"), str)
+        and isinstance(value.get("inputs"), dict)
+        and isinstance(value.get("files"), dict)
+        and all(
+            isinstance(item, dict) and isinstance(item.get("sha256"), str) and type(item.get("bytes")) is int
+            for item in value["files"].values()
+        )
+    )
+
+
+def add_files(folder: Path, names: Sequence[str], facts: Mapping[str, Any]) -> None:
+    """Enter files that were put into a finished folder, and further facts, into its manifest.
+
+    A manifest without a seal gets none, which would vouch for what may have changed before.
+    """
+    manifest = load_manifest(folder)
+    assert manifest is not None, "the folder is finished"
+    manifest["files"] |= {name: describe_file(folder / name) for name in names}
+    write_manifest(folder, {**manifest, **facts}, is_sealed(manifest))
+
+
+def drop_files(folder: Path, names: Collection[str]) -> None:
+    """Remove files of a finished folder, then their entries in its manifest. The same call ends one that was killed.
+
+    Only files that lie in the folder are removed, whatever the names say, and no link is followed.
+    """
+    manifest = load_manifest(folder)
+    assert manifest is not None, "the folder is finished"
+    if holds_leftovers(folder):  # which a new manifest would turn into strange files
+        for name in WORKING:
+            (folder / name).unlink(missing_ok=True)
+    for name, path in entries(folder).items():
+        if name in names and name != MANIFEST:
+            path.unlink()
+    files = {name: item for name, item in manifest["files"].items() if name not in names}
+    write_manifest(folder, {**manifest, "files": files}, is_sealed(manifest))
+
+
+def remove_ours(folder: Path) -> bool:
+    """Remove what a folder's manifest names, the manifest last, and empty folders; return whether that was all."""
+    if manifest := load_manifest(folder):
+        strange = strange_files(folder, manifest)
+        for name, path in entries(folder).items():
+            if name != MANIFEST and name not in strange:
+                path.unlink()
+        (folder / MANIFEST).unlink()
+    for place in [*sorted((path for path in folder.rglob("*") if path.is_dir()), reverse=True), folder]:
+        with suppress(OSError):  # not empty, or a link
+            place.rmdir()
+    return not os.path.lexists(folder)
+
+
+def describe_file(path: Path, sha256: str | None = None) -> dict[str, Any]:
+    """Return a manifest's entry for a file. sha256: its hash, where it is known."""
+    return {"sha256": sha256 or hash_file(path), "bytes": path.stat().st_size}
+
+
+def list_files(folder: Path) -> list[Path]:
+    """Return all files below a folder, sorted, without its manifest and a stage's working files."""
+    skip = {MANIFEST, *WORKING}
+    return sorted(p for p in folder.rglob("*") if p.is_file() and str(p.relative_to(folder)) not in skip)
+
+
+def entries(folder: Path) -> dict[str, Path]:
+    """Return all that is below a folder, except folders, by the name in a manifest: files, links, pipes, …
+
+    Links are not followed. Raise OSError where a folder cannot be read.
+    """
+    paths, places = {}, [folder]
+    while places:
+        with os.scandir(places.pop()) as items:
+            for item in items:
+                if item.is_dir(follow_symlinks=False):
+                    places.append(Path(item.path))
+                else:
+                    paths[printable(Path(item.path).relative_to(folder))] = Path(item.path)
+    return dict(sorted(paths.items()))
+
+
+def holds_leftovers(folder: Path) -> bool:
+    """Check whether a finished folder still holds its working files, because a kill came before they were removed."""
+    try:
+        return read_object(folder / MARKER).get("done") == hash_file(folder / MANIFEST)
+    except FormatError:
+        return False
+
+
+def strange_files(folder: Path, manifest: Mapping[str, Any]) -> dict[str, Path]:
+    """Return files that the manifest does not name, without working files that a kill left. Raise OSError."""
+    known = {MANIFEST, *manifest["files"]} | (set(WORKING) if holds_leftovers(folder) else set())
+    # Earlier versions left out the manifests of inner folders, and whatever has the name of a working file.
+    blind = frozenset() if is_sealed(manifest) else frozenset({MANIFEST, *WORKING, ".replaced"})
+    strange = {name: path for name, path in entries(folder).items() if name not in known}
+    if manifest.get(PUBLISHED):
+        strange = {name: path for name, path in strange.items() if not name.startswith(_OF_HUB)}
+    return {name: path for name, path in strange.items() if blind.isdisjoint(name.split("/"))}
+
+
+def verify_folder(folder: Path) -> list[str]:
+    """Check a folder against its manifest; return the faults, none when all is as it was written.
+
+    Every file is hashed. Anything else in the folder is a fault, links and pipes too. Empty folders are no fault:
+    copies often leave them out. Raise OutputError when the folder has no manifest.
+    """
+    if not os.path.lexists(folder / MANIFEST):
+        raise OutputError(f"{printable(folder)}: no {MANIFEST} of msa-lite in there")
+    manifest = load_manifest(folder)
+    if manifest is None:
+        return [f"{MANIFEST}: not as msa-lite wrote it, or of another program"]
+    try:
+        files, strange = entries(folder), strange_files(folder, manifest)
+    except OSError as error:
+        return [f"{printable(error.filename)}: cannot be read ({error.strerror})"]
+    faults = {name: _fault(files.get(name), item) for name, item in manifest["files"].items()}
+    return [
+        *(f"{name}: {fault}" for name, fault in faults.items() if fault),
+        *(f"{name}: not in the manifest" for name in strange),
+    ]
+
+
+def _fault(path: Path | None, item: Mapping[str, Any]) -> str | None:
+    """Return what is wrong with a file that a manifest names, or None."""
+    if path is None:
+        return "missing"
+    try:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
+            return "no file any more"
+        if status.st_size != item["bytes"]:
+            return f"{status.st_size} bytes, recorded were {item['bytes']}"
+        return None if hash_file(path) == item["sha256"] else "content changed"
+    except OSError as error:
+        return f"cannot be read ({error.strerror})"
+    except FormatError as error:
+        return f"cannot be read ({error})"
+
+
+_HASH = re.compile(r"(?:\w+:)?[0-9a-f]{40,64}")
+_LONGEST = 60  # characters of a value in a reason
+
+
+def why_unfinished(folder: Path, inputs: Mapping[str, Any]) -> list[str]:
+    """Return why a folder was not made from exactly these inputs, or is not whole; nothing if it is finished.
+
+    Every file has to have its recorded size. The card does not count: people edit cards, and a model need not be merged
+    again for that.
+    """
+    manifest = load_manifest(folder)
+    if manifest is None:
+        return ["it is not there yet"]
+    now = json.loads(canonical_json(inputs))
+    if manifest["inputs"] != now:
+        return list(differences(manifest["inputs"], now))
+    try:
+        files = entries(folder)
+    except OSError:
+        return ["its files cannot be listed"]
+    sizes = {name: item["bytes"] for name, item in manifest["files"].items() if name != CARD_FILE}
+    changed = [name for name, size in sizes.items() if name not in files or not _has_size(files[name], size)]
+    return [f"{name}: missing, or not as written" for name in changed]
+
+
+def differences(before: Any, now: Any) -> Iterator[str]:
+    """Yield `settings.epochs: 5 → 7` for each value that differs; of a hash, and of anything long, only its key."""
+    old, new = dict(leaves(before)), dict(leaves(now))
+    for key in dict.fromkeys([*old, *new]):
+        if old.get(key) == new.get(key):
+            continue
+        values = [_shown(side[key]) if key in side else "none" for side in (old, new)]
+        yield f"{key}: {' → '.join(values)}" if None not in values else f"{key} changed"  # type: ignore[arg-type]
+
+
+def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the values of nested mappings, each with its dotted key."""
+    if isinstance(value, Mapping) and value:
+        for key, part in value.items():
+            yield from leaves(part, f"{path}.{key}" if path else str(key))
+    else:
+        yield path, value
+
+
+def _shown(value: Any) -> str | None:
+    """Return a value as a reason shows it; None for one that tells a reader nothing."""
+    text = "none" if value is None else str(value)
+    return None if _HASH.fullmatch(text) or len(text) > _LONGEST else text
+
+
+def _has_size(path: Path, size: int) -> bool:
+    """Check whether a path is a regular file of so many bytes."""
+    try:
+        status = path.stat()
+    except OSError:
+        return False
+    return stat.S_ISREG(status.st_mode) and status.st_size == size
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Make a folder and hold the lock in it. Raise OutputError where another process holds it."""
+    from filelock import FileLock, Timeout
+
+    place = folder / LOCK
+    with reachable(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    if os.path.lexists(place) and not stat.S_ISREG(place.lstat().st_mode):
+        raise OutputError(f"{place}: is no file; move it elsewhere")
+    lock = FileLock(place)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout as error:
+        raise OutputError(f"{folder}: another msa-lite is working in it; wait until it is done") from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+_UNFINISHED = (".partial", ".previous")
+
+
+def verify_stages(folder: Path, needed: bool = True) -> dict[Path, list[str]]:
+    """Re-hash a stage's folder, or all finished stages below a run's; return the faults of each (`verify_folder`).
+
+    needed: raise OutputError where there is no stage.
+    """
+    alone = os.path.lexists(folder / MANIFEST)
+    places = [folder] if alone else sorted(path.parent for path in folder.rglob(MANIFEST))
+    stages = [
+        place
+        for place in places
+        if not any(part.endswith(_UNFINISHED) for part in place.relative_to(folder).parts)
+        and not any(other in place.parents for other in places)  # a stage's own file that happens to have the name
+    ]
+    if not stages and needed:
+        raise OutputError(f"{folder}: no {MANIFEST} of msa-lite in there, nor in a folder below it")
+    return {stage: verify_folder(stage) for stage in stages}
+
+
+def unsealed(stages: Iterable[Path]) -> list[Path]:
+    """Return the folders whose manifest would not show a change of itself: earlier versions made them."""
+    return [stage for stage in stages if (manifest := load_manifest(stage)) and not is_sealed(manifest)]

@@ -1,0 +1,1 @@
+"""Models in memory: loading, heads, precision, devices, streaming of layers."""

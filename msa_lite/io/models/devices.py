@@ -1,0 +1,187 @@
+"""The devices of this machine and the memory on them."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import shutil
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+from msa_lite.errors import UsageError
+
+logger = logging.getLogger(__name__)
+
+
+_CGROUPS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")  # versions 2 and 1
+_ALLOCATOR = "PYTORCH_ALLOC_CONF"
+_OLD_ALLOCATORS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+# Of torch (GPU and CPU), the CUDA runtime, cuBLAS, cuDNN and bitsandbytes: most have no class of their own. cuDNN says
+# "not supported" where its workspace found no room.
+_WORDS = re.compile(
+    r"out of memory|_STATUS_ALLOC_FAILED|CUDNN_STATUS_NOT_SUPPORTED\.|cudaErrorMemoryAllocation"
+    r"|DefaultCPUAllocator: (can't allocate|not enough) memory|Devmem Allocation failed|hipErrorOutOfMemory",
+    re.IGNORECASE,
+)
+_LONGEST = 120  # characters of a library's message in a line of ours
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Check whether an error, or one that it was raised from, means that the device's memory ran out."""
+    return any(
+        isinstance(part, MemoryError) or (isinstance(part, RuntimeError) and _WORDS.search(str(part)))
+        for part in _chain(error)
+    )
+
+
+def memory_fault(error: BaseException) -> str:
+    """Return what went wrong, in a line, by an error that `is_out_of_memory` knows."""
+    parts = [part for part in _chain(error) if _WORDS.search(str(part))] or [error]
+    line = (str(parts[0]).splitlines() or [""])[0].partition(". GPU ")[0]
+    return line[:_LONGEST].rstrip(". ") or "out of memory"
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield the error and those that it was raised from on purpose."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__
+
+
+def free_bytes() -> int | None:
+    """Return the bytes that this process can still take on its GPU; None without one, where nobody can tell."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return None
+    free, _ = torch.cuda.mem_get_info()
+    return int(free + torch.cuda.memory_reserved() - torch.cuda.memory_allocated())
+
+
+def total_bytes() -> int:
+    """Return the memory of the GPU."""
+    import torch
+
+    return int(torch.cuda.mem_get_info()[1]) if torch.cuda.is_available() else 0
+
+
+def host_memory() -> int | None:
+    """Return the bytes that this process may use of the host's memory, or None where the system does not say."""
+    try:
+        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):  # Windows
+        return None
+    for path in _CGROUPS:
+        try:
+            total = min(total, int(Path(path).read_text("ascii")))
+        except (OSError, ValueError):  # not there, or "max"
+            continue
+    return total
+
+
+def free_ram() -> int:
+    """Return the bytes of the host's memory that this process can still take; processes of a launcher share them."""
+    import psutil
+
+    own, limit = psutil.Process().memory_info().rss, host_memory()
+    free = psutil.virtual_memory().available
+    if limit is not None:
+        free = min(free, max(0, limit - own))  # a container's limit shows in no number of the host
+    return int(free) // int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+
+
+def free_memory() -> None:
+    """Give the memory of dead objects back, in cycles of references too, and what the allocator keeps."""
+    from accelerate.utils.memory import clear_device_cache
+
+    clear_device_cache(garbage_collection=True)
+
+
+def avoid_fragments() -> None:
+    """Let CUDA's allocator grow its segments, unless the user has set it up; call it before CUDA starts.
+
+    Rows of uneven length otherwise leave gaps that no later tensor fits into.
+    """
+    if sys.platform == "linux" and not any(name in os.environ for name in (_ALLOCATOR, *_OLD_ALLOCATORS)):
+        os.environ[_ALLOCATOR] = "expandable_segments:True"
+
+
+_OWN = 1 << 30  # bytes that a process without tensors takes, at most: CUDA's context and libraries
+_WORTH = 0.05  # part of a GPU in the hands of others that is worth a word
+_GB = 1e9
+
+
+@cache  # of one process there is one answer, and one line
+def check_device() -> None:
+    """Warn of a GPU that is left unused, or shared with others. Raise UsageError for one that does not work.
+
+    It is the first use of CUDA in a process, so the allocator is set up before.
+    """
+    import torch
+
+    avoid_fragments()
+    if not torch.cuda.is_available():
+        if reason := why_unused():
+            logger.warning("this machine has an NVIDIA GPU, but the CPU is used: %s", reason)
+        return
+    number, name = own_gpu(), "the GPU"
+    try:
+        name = torch.cuda.get_device_name(number)
+        torch.ones(1, device=f"cuda:{number}").add(1).item()  # a kernel: a torch may have none for this GPU
+    except RuntimeError as error:
+        reason = str(error).strip().splitlines()[0]
+        raise UsageError(
+            f"{name} does not work ({reason}). nvidia-smi shows who uses it; CUDA_VISIBLE_DEVICES=1 takes another one, "
+            "and CUDA_VISIBLE_DEVICES= the CPU"
+        ) from error
+    if others := bytes_of_others():
+        total = torch.cuda.mem_get_info(number)[1]
+        logger.warning(
+            "%s: other processes use %.1f of its %.1f GB, so %.1f GB are left; nvidia-smi shows who does, and "
+            "CUDA_VISIBLE_DEVICES=1 takes another GPU",
+            name, others / _GB, total / _GB, (total - others) / _GB,
+        )  # fmt: skip
+
+
+def bytes_of_others() -> int:
+    """Return the bytes of the GPU that other processes hold, as far as this one's own share can be told.
+
+    0 without a GPU, and for a few per cent.
+    """
+    import torch
+
+    if not torch.cuda.is_available():
+        return 0
+    number = own_gpu()
+    free, total = torch.cuda.mem_get_info(number)
+    others = int(total - free - torch.cuda.memory_reserved(number) - _OWN)
+    return others if others > _WORTH * total else 0
+
+
+def own_gpu() -> int:
+    """Return the number of this process's GPU, also where a launcher started several processes."""
+    import torch
+
+    return int(os.environ.get("LOCAL_RANK", 0)) % max(1, torch.cuda.device_count())
+
+
+def why_unused() -> str | None:
+    """Return why torch does not use an NVIDIA GPU of this machine; None where there is none, or torch is for AMD."""
+    import torch
+
+    has_gpu = any(Path("/proc/driver/nvidia/gpus").glob("*")) or shutil.which("nvidia-smi") is not None
+    if not has_gpu or torch.version.hip:
+        return None
+    if os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1"):
+        return "CUDA_VISIBLE_DEVICES hides it"
+    if torch.version.cuda is None:
+        return "the installed torch is made for CPUs alone; install the one for CUDA (pytorch.org tells how)"
+    return (
+        f"its driver does not work with the installed torch, which is made for CUDA {torch.version.cuda}; update the "
+        "driver, or install a torch for an older CUDA"
+    )

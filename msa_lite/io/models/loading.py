@@ -1,0 +1,351 @@
+"""Load models with transformers and PEFT: whole, from safetensors, without code of the model's own.
+
+No other module loads models.
+
+Where a file lacks weights, transformers fills in random numbers; where an adapter's names fit nothing, PEFT leaves the
+model bare. Both only warn. Here both are errors. Headers and config are checked before a weight is read.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
+from typing import Any
+
+from msa_lite.errors import FormatError, MismatchError, MsaError, join_faults
+from msa_lite.io.console.libraries import without_bars
+from msa_lite.io.files.reading import read_object
+from msa_lite.io.models.devices import is_out_of_memory
+from msa_lite.io.models.limits import OverrunError, limited
+from msa_lite.io.weights.adapter import ADAPTER_CONFIG, ADAPTER_FILE
+from msa_lite.io.weights.checkpoint import INDEX_FILE, SINGLE_FILE, Checkpoint, load_checkpoint, read_shard
+
+_SAFE = {"use_safetensors": True, "trust_remote_code": False}
+_FOREIGN = ("transformers_weights", "fusion_config")  # name files or code that are loaded in the place of the model's
+_KERNELS = re.compile(r"_?(attn|experts)_implementation(_internal)?")  # with a slash: programs of the Hub
+# Numbers of a config that memory grows with before a weight is read. No model has more layers than tensors, and nothing
+# in it is wider than its largest tensor. Smaller numbers do no harm.
+_LAYERS = re.compile(r"(num|n)_(\w+_)?(layers?|blocks|experts)")
+_WIDTHS = re.compile(
+    r"(vocab|hidden|intermediate|ffn|embedding|state|moe_intermediate)_size|n_embd|n_inner|d_model|d_inner|d_ff"
+    r"|ffn_dim|head_dim|n_positions|n_ctx|num_labels|(num|n)_(\w+_)?heads?"
+)
+_FEW, _WIDE = 256, 1 << 16
+_CONSTANTS = (".masked_bias", ".rotary_emb.inv_freq")  # in older checkpoints, though they follow from the config
+_MASKS = (".attn.bias", ".attention.bias")
+_GENERATION = "generation_config.json"
+
+
+def open_config(folder: Path, checkpoint: Checkpoint | None = None) -> Any:
+    """Return the config of a causal language model as transformers has it. checkpoint: the folder's, if it is open.
+
+    Raise FormatError for a config that transformers cannot read, of a kind that it does not know, that is no causal
+    language model, that needs code of the model's own, or whose sizes do not fit the weights.
+    """
+    from transformers import AutoConfig, GenerationConfig
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING as KINDS
+
+    checkpoint = checkpoint or load_checkpoint(folder)
+    widest = max((size for entry in checkpoint.tensors.values() for size in entry.shape), default=0)
+    faults = [*_foreign(checkpoint.config), *too_large(checkpoint.config, len(checkpoint.tensors), widest)]
+    if (folder / SINGLE_FILE).exists() and any(shard.path.name != SINGLE_FILE for shard in checkpoint.shards):
+        faults.append(f"{INDEX_FILE}: names other files, but there is {SINGLE_FILE}, which transformers would take")
+    if (folder / ADAPTER_CONFIG).exists():
+        faults.append(f"{ADAPTER_CONFIG}: transformers would put that adapter on the model")
+    if faults:
+        raise FormatError(join_faults(f"{folder}: config.json and weights cannot be loaded safely:", faults))
+    with _explained(folder, "its config"):
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        if type(config) not in KINDS:
+            raise FormatError(f"{folder}: its config.json is of a '{config.model_type}', no causal language model")
+    if (folder / _GENERATION).exists():
+        values = read_object(folder / _GENERATION)
+        with _explained(folder, _GENERATION), suppress(TypeError):  # then transformers takes its own defaults
+            GenerationConfig.from_dict(values)
+    return config
+
+
+def check_model(folder: Path) -> Any:
+    """Check by headers and config that a checkpoint loads whole; return the model without its weights.
+
+    This takes at most a second, whatever the model's size. Return None for a model that is stored quantised, which
+    only loading can check. Raise FormatError as `open_config` and `load_checkpoint` do, MismatchError with the names of
+    tensors that are missing, left over or of another shape.
+    """
+    import torch
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING as KINDS
+
+    checkpoint = load_checkpoint(folder)
+    config = open_config(folder, checkpoint)
+    if getattr(config, "quantization_config", None) is not None:
+        _check_quantised(checkpoint)
+        return None
+    _check_floats(checkpoint)
+    kinds = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+    weights = {
+        name: torch.empty(entry.shape, dtype=kinds.get(entry.dtype, torch.uint8), device="meta")
+        for name, entry in checkpoint.tensors.items()
+    }
+    with _explained(folder, "a model of its config"), _without_reports():
+        model, report = KINDS[type(config)].from_pretrained(
+            None,
+            config=config,
+            state_dict=weights,
+            device_map={"": "meta"},
+            dtype=torch.float32,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+        )
+    _check_whole(folder, report)
+    return model
+
+
+def _check_floats(checkpoint: Checkpoint) -> None:
+    """Raise FormatError for weights that are no floats, in a model whose config does not call it quantised.
+
+    transformers would take the codes for weights. Masks of attention, in some older checkpoints, may be bytes.
+    """
+    faults = [
+        f"{name}: stored as {entry.dtype}"
+        for name, entry in checkpoint.tensors.items()
+        if not entry.is_float and name.endswith((".weight", ".bias")) and not name.endswith(_MASKS)
+    ]
+    if faults:
+        raise FormatError(join_faults(f"{checkpoint.folder}: weights that are no floats:", faults))
+
+
+def _check_quantised(checkpoint: Checkpoint) -> None:
+    """Raise FormatError where transformers would load a quantised model as something else.
+
+    With a method that it does not know, it takes the stored codes for weights and ignores their scales.
+    """
+    from transformers.quantizers.auto import AutoHfQuantizer
+
+    settings = checkpoint.config.get("quantization_config")
+    with _explained(checkpoint.folder, "its quantization_config"):
+        is_known = isinstance(settings, dict) and AutoHfQuantizer.supports_quant_method(settings)
+    if not isinstance(settings, dict) or not is_known:
+        method = str(settings.get("quant_method") if isinstance(settings, dict) else settings)[:80]
+        raise FormatError(
+            f"{checkpoint.folder}: quantization_config: this transformers does not know '{method}' and would take the "
+            "stored codes for weights; update it, or give the unquantised model"
+        )
+    by_method = settings.get("quant_method") == "bitsandbytes"
+    in_bits = by_method or settings.get("load_in_4bit") or settings.get("load_in_8bit")
+    if in_bits and not any(entry.dtype in ("U8", "I8") for entry in checkpoint.tensors.values()):
+        raise FormatError(
+            f"{checkpoint.folder}: quantization_config: says bitsandbytes, but the weights are plain; take it out of "
+            "config.json"
+        )
+
+
+def load_whole(folder: Path, **how: Any) -> Any:
+    """Load a causal language model with all of its weights. how: dtype, device and the like, for transformers.
+
+    Raise as `check_model`, before a weight is read.
+    """
+    from transformers import AutoModelForCausalLM
+
+    folder = Path(folder)
+    is_plain = check_loads(folder, folder) is not None
+    with _explained(folder, "its weights"), without_bars():
+        model, report = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True, **_SAFE, **how)
+    # A quantised file has constants beside its weights, by names that the model itself does not have.
+    _check_whole(folder, report if is_plain else {**report, "unexpected_keys": ()})
+    return model
+
+
+def check_loads(folder: Path, base: Path) -> int | None:
+    """Check by headers and configs that a model loads whole: a checkpoint, or a PEFT adapter on `base`.
+
+    folder: the same as `base` for a checkpoint. Return the rows of its embedding, or None where nothing tells them.
+    Raise as `check_model` and `attach_adapter`, FormatError for a folder that is a checkpoint and an adapter at once.
+    """
+    files = [*base.glob("*.safetensors"), *base.glob("*.json"), folder / ADAPTER_CONFIG, folder / ADAPTER_FILE]
+    states = [(path, path.stat()) for path in sorted(files) if path.exists()]
+    return _check_loads(folder, base, tuple((path, s.st_size, s.st_mtime_ns) for path, s in states))
+
+
+@functools.lru_cache(maxsize=64)  # a run asks for its few models many times
+def _check_loads(folder: Path, base: Path, state: tuple[tuple[Path, int, int], ...]) -> int | None:
+    """Check a model. state: that of its files, so that a change is noticed."""
+    if folder != base and any((folder / name).exists() for name in (SINGLE_FILE, INDEX_FILE)):
+        raise FormatError(f"{folder}: holds a checkpoint and an adapter; which one is meant? Move one elsewhere")
+    model = check_model(base)
+    if model is None:
+        return None
+    rows = int(model.get_input_embeddings().weight.shape[0])
+    if folder != base and _plain_start(folder):
+        attach_adapter(model, folder)
+    return rows
+
+
+def attach_adapter(model: Any, folder: Path, name: str = "default") -> Any:
+    """Put a PEFT adapter on a model, beside any that are on it already; return the model.
+
+    Raise FormatError for a broken, pickled or unreadable adapter, MismatchError with the names that do not fit.
+    """
+    import torch
+    from peft import PeftConfig, PeftModel
+    from peft.auto import MODEL_TYPE_TO_PEFT_MODEL_MAPPING as KINDS
+    from peft.utils import get_peft_model_state_dict
+
+    folder = Path(folder)
+    keys = _check_adapter(folder, model)
+    # On a model without weights, factors take no memory either, whatever rank the config says.
+    is_bare = model.device.type == "meta"
+    how = {"low_cpu_mem_usage": True} if is_bare else {}
+    where = torch.device("meta") if is_bare else nullcontext()
+    with _explained(folder, "this adapter"), _without_reports(), where:
+        if isinstance(model, PeftModel):
+            report = model.load_adapter(str(folder), name, **how)
+        else:
+            config = PeftConfig.from_pretrained(str(folder))
+            config.inference_mode = True
+            names = getattr(model, "_checkpoint_conversion_mapping", {})
+            model = KINDS.get(config.task_type, PeftModel)(model, config, name, **how)
+            report = model.load_adapter(str(folder), name, key_mapping=names, **how)
+        saved = get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False)
+    # PEFT reports only its own factors, so copies of modules and token rows are compared here.
+    copies = {key for key in saved if "modules_to_save" in key or "token_adapter" in key}
+    missing = {*report.missing_keys, *(copies - keys)}
+    _check_whole(folder, {"missing_keys": missing, "unexpected_keys": report.unexpected_keys})
+    return model
+
+
+def read_tokenizer(folder: Path, name: str) -> Any:
+    """Load a folder's tokenizer and try it on a word. name: the model's, for messages.
+
+    Raise FormatError where it cannot be loaded, or makes no ids.
+    """
+    from transformers import AutoTokenizer
+
+    for file in ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"):
+        if (folder / file).exists():
+            read_object(folder / file)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        ids = tokenizer("a word")["input_ids"]
+        if not ids or not all(type(number) is int and number >= 0 for number in ids):
+            raise ValueError(f"it turns 'a word' into {ids}")
+    except BaseException as error:  # its parsers raise anything; those in Rust raise what is no Exception
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise FormatError(f"{name}: its tokenizer cannot be loaded ({reason[:500]})") from error
+    return tokenizer
+
+
+def _plain_start(folder: Path) -> bool:
+    """Check whether an adapter starts from the model as it is; other starts are computed from the weights."""
+    start = read_object(folder / ADAPTER_CONFIG).get("init_lora_weights", True)
+    return start in (True, False, None, "gaussian", "orthogonal", "eva")
+
+
+def _check_adapter(folder: Path, model: Any) -> set[str]:
+    """Return the names in an adapter's file. Raise FormatError for a pickled one, and for endless patterns."""
+    if not (folder / ADAPTER_FILE).is_file():
+        raise FormatError(f"{folder}: no {ADAPTER_FILE}; pickled adapters are not read, save it as safetensors")
+    config = read_object(folder / ADAPTER_CONFIG)
+    patterns = [text for text in map(config.get, ("target_modules", "exclude_modules")) if isinstance(text, str)]
+    for key in ("rank_pattern", "alpha_pattern"):
+        patterns += config[key] if isinstance(config.get(key), dict) else ()
+    called = config.get("alora_invocation_tokens") or []  # a wrong one only shows once the model is used
+    if not isinstance(called, list) or any(type(token) is not int or not 0 <= token < 1 << 31 for token in called):
+        raise FormatError(f"{folder / ADAPTER_CONFIG}: alora_invocation_tokens: expected a list of token ids")
+    layers = config.get("layers_pattern")
+    patterns += [text for text in (layers if isinstance(layers, list) else [layers]) if isinstance(text, str)]
+    names = [name for name, _ in model.named_modules()]
+    if fault := pattern_fault(patterns, names):
+        raise FormatError(f"{folder / ADAPTER_CONFIG}: {fault}")
+    return {entry.name for entry in read_shard(folder / ADAPTER_FILE).tensors}
+
+
+def pattern_fault(patterns: Iterable[str], names: Iterable[str]) -> str | None:
+    """Return the fault of the first bad regular expression among those that PEFT matches with these names, or None."""
+    named = list(names)
+    for pattern in patterns:
+        try:
+            with limited():
+                compiled = re.compile(pattern)
+                for name in named:
+                    compiled.search(name)
+                    compiled.fullmatch(name)
+        except (re.error, OverflowError, RecursionError) as error:
+            return f"{pattern!r} is no regular expression ({error})"
+        except (OverrunError, MemoryError):
+            return f"{pattern[:80]!r} takes too long to match; write it without repetitions within repetitions"
+    return None
+
+
+def _foreign(config: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the fields of a config that would load files or programs other than the model's weights."""
+    for key, value in config.items():
+        if (key in _FOREIGN and value is not None) or (_KERNELS.fullmatch(key) and "/" in str(value)):
+            yield f"{key}: {value!r} would load something in the place of the model's own; leave it out"
+    if "auto_map" in config:
+        from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+        if config.get("model_type") not in CONFIG_MAPPING_NAMES:
+            yield "auto_map: the model needs Python code of its own, which is not run"
+
+
+def too_large(config: Mapping[str, Any], count: int, widest: int) -> Iterator[str]:
+    """Yield the sizes of a config that do not fit so many tensors, the widest of them so wide."""
+    parts = [("", config)]
+    parts += [(f"{key}.", part) for key, part in config.items() if isinstance(part, dict)]
+    for prefix, part in parts:
+        for key, value in part.items():
+            if not isinstance(value, int | float):
+                continue
+            if _LAYERS.fullmatch(key) and value > max(_FEW, count, widest if "expert" in key else 0):
+                yield f"{prefix}{key}: {value:.10g} for {count} tensors"
+            elif _WIDTHS.fullmatch(key) and value > max(_WIDE, widest):
+                yield f"{prefix}{key}: {value:.10g}, but no tensor is wider than {widest}"
+
+
+def _check_whole(folder: Path, report: Mapping[str, Any]) -> None:
+    """Raise MismatchError unless every weight was found and every tensor used. report: the library's, on loading."""
+    faults = [f"{name}: missing" for name in sorted(report["missing_keys"])]
+    unused = sorted(name for name in report["unexpected_keys"] if not name.endswith(_CONSTANTS))
+    faults += [f"{name}: not a tensor of this model" for name in unused]
+    for name, stored, configured in sorted(report.get("mismatched_keys", ())):
+        faults.append(f"{name}: {tuple(stored)}, the config says {tuple(configured)}")
+    if faults:
+        raise MismatchError(
+            join_faults(f"{folder}: config and weights do not fit, so another model would be scored or tuned:", faults)
+        )
+
+
+@contextmanager
+def _explained(folder: Path, what: str) -> Iterator[None]:
+    """Turn any error of a library about a user's files into FormatError; running out of memory stays what it is."""
+    try:
+        yield
+    except (MsaError, MemoryError):
+        raise
+    except Exception as error:
+        if is_out_of_memory(error) or "CUDA" in str(error):
+            raise
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise FormatError(f"{folder}: {what} cannot be loaded ({reason[:500]})") from error
+
+
+@contextmanager
+def _without_reports() -> Iterator[None]:
+    """Silence transformers' and PEFT's own tables and warnings of misfits: here a misfit is an error."""
+    import warnings
+
+    from transformers.utils import logging
+
+    level = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        with warnings.catch_warnings(), without_bars():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.set_verbosity(level)

@@ -1,0 +1,314 @@
+"""Read PEFT LoRA adapter folders with numpy alone; PEFT itself is only needed to train.
+
+Every tensor of the adapter file and every field of its config is used, or known to have no effect on the weights, or
+refused by name.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from msa_lite.errors import FormatError, UsageError, join_faults
+from msa_lite.io.files.reading import read_object
+from msa_lite.io.weights.checkpoint import CONFIG_LIMIT, TensorEntry, read_shard
+from msa_lite.io.weights.patterns import Patterns, endings
+
+ADAPTER_FILE = "adapter_model.safetensors"
+ADAPTER_CONFIG = "adapter_config.json"
+
+# Fields that decide the delta, and fields without any effect on it. Any other field that is set is refused by name: it
+# may change what the factors mean.
+_READ = {
+    "alpha_pattern", "bias", "fan_in_fan_out", "init_lora_weights", "lora_alpha", "lora_bias", "modules_to_save",
+    "peft_type", "r", "rank_pattern", "trainable_token_indices", "use_dora", "use_rslora",
+}  # fmt: skip
+_NO_EFFECT = {
+    "auto_mapping", "base_model_name_or_path", "corda_config", "eva_config", "exclude_modules", "inference_mode",
+    "layers_pattern", "layers_to_transform", "lora_dropout", "lora_ga_config", "loftq_config", "megatron_core",
+    "peft_version", "qalora_group_size", "revision", "runtime_config", "target_modules", "task_type",
+}  # fmt: skip
+_REASONS = {
+    "target_parameters": "adapters on bare parameters (fused experts)",
+    "layer_replication": "replicated layers",
+    "ensure_weight_tying": "weights tied to an adapted layer",
+}
+# The meanings of the keys of an adapter file, tried in this order; `.default` stands in files of older versions.
+_KEYS = {
+    "factor": r"(.+)\.lora_([AB])(?:\.default)?\.weight",
+    "embedding": r"(.+)\.lora_embedding_([AB])(?:\.default)?",
+    "shift": r"(.+)\.lora_B(?:\.default)?\.bias",
+    "magnitude": r"(.+)\.lora_magnitude_vector(?:\.default)?(?:\.weight)?",
+    "tokens": r"(.+)\.token_adapter\.trainable_tokens_delta(?:\.default)?",
+    "copy": r"(.+)\.(?:token_adapter\.)?base_layer(\.(?:weight|bias))",
+    "value": r"(.+?)(?:\.base_layer|\.modules_to_save(?:\.default)?)?(\.(?:weight|bias))",
+}
+# Parts of a module's path that a wrapper (torch.compile, DistributedDataParallel, FSDP) adds.
+_WRAPPERS = ("_orig_mod", "module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+_WRAPPED = rf"(?:(?:{'|'.join(_WRAPPERS)})\.)*"
+_PREFIX = re.compile(rf"^{_WRAPPED}base_model\.{_WRAPPED}model\.")
+_REPO = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
+_DEFAULTS = {"r": 8, "lora_alpha": 8}  # what PEFT takes where its config does not say
+
+
+@dataclass(frozen=True)
+class LowRank:
+    """Factors of one tensor's delta, Δw = scale · B A. With a magnitude m it is DoRA's.
+
+    DoRA's delta is m (w_0 + Δw) / ‖w_0 + Δw‖ by row, minus w_0.
+    """
+
+    module: str
+    """The module's name as PEFT has it."""
+    a: TensorEntry
+    """A (r, in) in the adapter file."""
+    b: TensorEntry
+    """B (out, r) in the adapter file."""
+    scale: float
+    """lora_alpha / r, or lora_alpha / √r for rsLoRA."""
+    transposed: bool
+    """True where the target stores the weight as (in, out)."""
+    is_embedding: bool = False
+    magnitude: TensorEntry | None = None
+    """DoRA's m (out,)."""
+
+    @property
+    def rank(self) -> int:
+        """Return the rank r of the factors."""
+        return self.a.shape[0]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Return the shape of the delta as the target stores the weight."""
+        out, into = self.b.shape[0], self.a.shape[1]
+        return (into, out) if self.transposed else (out, into)
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """A PEFT LoRA folder."""
+
+    folder: Path
+    config: dict[str, Any]
+    modules: dict[str, LowRank]
+    """Low-rank factors by module."""
+    values: dict[str, TensorEntry] = field(default_factory=dict)
+    """Full new values (modules_to_save, biases) by tensor name."""
+    shifts: dict[str, tuple[TensorEntry, float]] = field(default_factory=dict)
+    """Deltas of biases with their scale."""
+    tokens: dict[str, tuple[TensorEntry, tuple[int, ...]]] = field(default_factory=dict)
+    """New rows of an embedding with the numbers of these rows."""
+    copies: dict[str, TensorEntry] = field(default_factory=dict)
+    """Tensors of the prior that PEFT saved along; they hold no change."""
+
+
+def load_adapter(folder: Path) -> Adapter:
+    """Open an adapter folder by its config and header.
+
+    Raise UsageError when it is no adapter folder; FormatError when it is of a kind that is not handled, when a
+    tensor is not accounted for, or when a rank contradicts the config.
+    """
+    folder = Path(folder)
+    config = _load_adapter_config(folder)
+    tensors = _sort_tensors(folder, trains_biases=config.get("bias", "none") != "none")
+    patterns = Patterns(config.get("rank_pattern")), Patterns(config.get("alpha_pattern"))
+    modules: dict[str, LowRank] = {}
+    faults = []
+    for kind in ("factor", "embedding"):
+        for module, pair in tensors[kind].items():
+            low = _low_rank(config, patterns, module, pair, kind == "embedding", tensors["magnitude"].get(module))
+            if isinstance(low, str):
+                faults.append(f"{module}: {low}")
+            elif bool(config.get("lora_bias")) != (module in tensors["shift"]):
+                there = "there" if module in tensors["shift"] else "not there"
+                faults.append(f"{module}: lora_bias is {bool(config.get('lora_bias'))}, but lora_B.bias is {there}")
+            else:
+                modules[module] = low
+    factors = {**tensors["factor"], **tensors["embedding"]}
+    for kind in ("magnitude", "shift"):
+        faults += [f"{module}: a {kind} without factors" for module in tensors[kind] if module not in factors]
+    tokens, wrong = _token_rows(config, tensors["tokens"])
+    if faults or wrong:
+        raise FormatError(join_faults(f"{folder}: tensors that do not belong together:", [*faults, *wrong]))
+    shifts = {f"{m}.bias": (entry, modules[m].scale) for m, entry in tensors["shift"].items()}
+    return Adapter(folder, config, modules, tensors["value"], shifts, tokens, tensors["copy"])
+
+
+def is_adapter(folder: Path) -> bool:
+    """Check whether a folder is a PEFT adapter; any other folder is taken for a full checkpoint."""
+    return os.path.lexists(Path(folder) / ADAPTER_CONFIG)
+
+
+def is_bare_adapter(folder: Path) -> bool:
+    """Check whether a folder holds an adapter, and no checkpoint beside it."""
+    return is_adapter(folder) and not (folder / "config.json").is_file()
+
+
+def base_name(folder: Path) -> str:
+    """Return the model that an adapter was tuned from, as a folder or `repo[@revision]`.
+
+    A relative path is looked for in the adapter's folder, then in the working folder. Raise UsageError where the
+    config names no model, or a folder that is not there.
+    """
+    path = Path(folder) / ADAPTER_CONFIG
+    config = read_object(path, CONFIG_LIMIT)
+    name, revision = config.get("base_model_name_or_path"), config.get("revision")
+    if not isinstance(name, str) or not name:
+        raise UsageError(
+            f"{path}: names no base model; set base_model_name_or_path to the folder or Hub id it was tuned from"
+        )
+    own = os.path.realpath(folder)
+    for place in (Path(folder) / name, Path(os.path.expanduser(name))):
+        if os.path.isdir(place) and os.path.realpath(place) != own:
+            return str(place)
+    if not _REPO.fullmatch(name):
+        raise UsageError(
+            f"{folder}: is a LoRA adapter on {name}, which is not here; set base_model_name_or_path in its "
+            f"{ADAPTER_CONFIG} to where that model is now"
+        )
+    return name + (f"@{revision}" if revision and isinstance(revision, str) else "")
+
+
+def _sort_tensors(folder: Path, trains_biases: bool) -> dict[str, dict[str, Any]]:
+    """Return the entries of an adapter file by kind and name. Raise FormatError unless each has its own meaning."""
+    entries: dict[str, dict[str, Any]] = {kind: {} for kind in _KEYS}
+    meanings: dict[tuple[str, ...], str] = {}
+    faults = []
+    for entry in read_shard(folder / ADAPTER_FILE).tensors:
+        name = _PREFIX.sub("", entry.name)
+        kind, match = next(((k, m) for k, p in _KEYS.items() if (m := re.fullmatch(p, name))), ("", None))
+        if match is None or (kind == "value" and "lora_" in name):
+            faults.append(f"{entry.name}: not a tensor of a LoRA adapter that msa-lite knows")
+            continue
+        if kind == "copy" and match[2] == ".bias" and trains_biases:
+            kind = "value"
+        meaning = ("factor" if kind == "embedding" else kind, *match.groups())
+        if meanings.setdefault(meaning, entry.name) != entry.name:
+            faults.append(f"{entry.name}: stands for the same as {meanings[meaning]}")
+        elif not entry.is_float:
+            faults.append(f"{entry.name}: {entry.dtype}, expected floats")
+        elif kind in ("factor", "embedding"):
+            entries[kind].setdefault(match[1], {})[match[2]] = entry
+        else:
+            entries[kind]["".join(match.groups())] = entry
+    if faults:
+        raise FormatError(join_faults(f"{folder}: tensors that cannot be merged exactly:", faults))
+    return entries
+
+
+def deciding_fields(folder: Path) -> dict[str, Any]:
+    """Return the fields of an adapter's config that decide its delta. Raise FormatError for a file that is no config.
+
+    Others, such as the path of its base, may differ between copies.
+    """
+    config = _DEFAULTS | read_object(folder / ADAPTER_CONFIG, CONFIG_LIMIT)
+    return {key: value for key, value in config.items() if key in _READ and value}
+
+
+def _load_adapter_config(folder: Path) -> dict[str, Any]:
+    """Read an adapter's config. Raise as `load_adapter`."""
+    if not os.path.lexists(folder / ADAPTER_CONFIG):
+        raise UsageError(f"{folder}: no {ADAPTER_CONFIG}: not a PEFT adapter folder")
+    if not os.path.lexists(folder / ADAPTER_FILE):
+        raise FormatError(f"{folder}: no {ADAPTER_FILE}; pickled adapters are not read, save it as safetensors")
+    config = _DEFAULTS | read_object(folder / ADAPTER_CONFIG, CONFIG_LIMIT)
+    faults = list(_value_faults(config))
+    if config.get("peft_type") != "LORA":
+        faults.append(f"peft_type: {config.get('peft_type')!r}, only 'LORA' is read")
+    if config.get("bias", "none") not in ("none", "all", "lora_only"):
+        faults.append(f"bias: {config['bias']!r}, expected none, all or lora_only")
+    if config.get("init_lora_weights", True) not in (True, False, "gaussian", "orthogonal", "eva"):
+        faults.append(f"init_lora_weights: {config['init_lora_weights']!r} changes the model it starts from")
+    faults += [
+        f"{key}: {value!r}, {_REASONS.get(key, 'not known to msa-lite, it may change what the factors mean')}"
+        for key, value in config.items()
+        if key not in _READ | _NO_EFFECT and value not in (None, False, [], {}, "")
+    ]
+    if faults:
+        raise FormatError(join_faults(f"{folder}: this adapter cannot be merged exactly:", faults))
+    return config
+
+
+def _value_faults(config: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the faults in the values of fields that decide the delta.
+
+    null stands for an unset field; not for r and lora_alpha, where PEFT cannot load it either.
+    """
+    for key in ("fan_in_fan_out", "lora_bias", "use_dora", "use_rslora"):
+        if not isinstance(config.get(key), bool | None):
+            yield f"{key}: {config[key]!r}, expected true or false"
+    for key, patterns, kinds, least, expected in (
+        ("r", "rank_pattern", (int,), 1, "a positive whole number"),
+        ("lora_alpha", "alpha_pattern", (int, float), -sys.float_info.max, "a finite number"),
+    ):
+        values = {} if config.get(patterns) is None else config[patterns]
+        if not isinstance(values, dict):
+            yield f"{patterns}: {values!r}, expected an object with {expected} for each name"
+            values = {}
+        for name, number in [
+            (key, config[key]),
+            *((f"{patterns}: {pattern!r}", n) for pattern, n in values.items()),
+        ]:
+            if type(number) not in kinds or not least <= number <= sys.float_info.max:
+                yield f"{name}: {number!r}{' (a string)' if isinstance(number, str) else ''}, expected {expected}"
+        yield from (f"{patterns}: {fault}" for fault in Patterns(values).faults)
+    tokens = config.get("trainable_token_indices")
+    lists = tokens.values() if isinstance(tokens, dict) else [[] if tokens is None else tokens]
+    if not all(isinstance(numbers, list) and all(type(n) is int for n in numbers) for numbers in lists):
+        yield f"trainable_token_indices: {tokens!r}, expected a list of whole numbers, or an object of such lists"
+
+
+def unwrapped(name: str) -> str:
+    """Return a module's or tensor's name as the bare model has it, without the parts of compile, DDP or FSDP."""
+    return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
+
+
+def _low_rank(
+    config: dict[str, Any],
+    patterns: tuple[Patterns, Patterns],
+    module: str,
+    pair: dict[str, TensorEntry],
+    is_embedding: bool,
+    magnitude: TensorEntry | None,
+) -> LowRank | str:
+    """Return the factors of a module, or their fault. patterns: of ranks, and of alphas."""
+    if set(pair) != {"A", "B"}:
+        return f"only lora_{''.join(pair)} is there"
+    a, b = pair["A"], pair["B"]
+    if len(a.shape) != 2 or len(b.shape) != 2 or not a.shape[0]:
+        return f"A is {a.shape}, B is {b.shape}, expected matrices of rank ≥ 1"
+    rank = a.shape[0]
+    names = (module, unwrapped(module))  # as it stands in the file, and in the bare model
+    configured = patterns[0].first(names, config["r"])
+    if rank != b.shape[1] or rank != configured:
+        return f"A is {a.shape}, B is {b.shape}, the config says rank {configured}"
+    if bool(config.get("use_dora")) != (magnitude is not None):
+        return f"use_dora is {bool(config.get('use_dora'))}, but a magnitude is {'' if magnitude else 'not '}there"
+    if magnitude is not None and (is_embedding or magnitude.shape != (b.shape[0],)):
+        return f"a magnitude of shape {magnitude.shape}" + (" on an embedding is not handled" if is_embedding else "")
+    lora_alpha = patterns[1].first(names, config["lora_alpha"])
+    scale = lora_alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
+    # PEFT keeps an embedding's A as (r, vocabulary), so its delta is always the transposed product.
+    return LowRank(module, a, b, scale, is_embedding or bool(config.get("fan_in_fan_out")), is_embedding, magnitude)
+
+
+def _token_rows(config: Mapping[str, Any], entries: Mapping[str, TensorEntry]) -> tuple[dict[str, Any], list[str]]:
+    """Return new embedding rows with their numbers, by tensor name, and the faults in them."""
+    indices = config.get("trainable_token_indices") or {}
+    order = {key: place for place, key in enumerate(indices)}  # the first that a module's name ends with counts
+    rows, faults = {}, []
+    for module, entry in entries.items():
+        numbers = indices
+        if isinstance(indices, dict):
+            keys = sorted((key for key in endings(module) if key in order), key=order.__getitem__)
+            numbers = indices[keys[0]] if keys else []
+        if len(entry.shape) != 2 or entry.shape[0] != len(numbers):
+            faults.append(f"{module}: {entry.shape} for {len(numbers)} trainable_token_indices")
+        rows[f"{module}.weight"] = (entry, tuple(numbers))  # PEFT writes the rows in the order of the numbers
+    return rows, faults

@@ -1,0 +1,386 @@
+"""Checkpoints by their headers, and the files beside the weights: config, tokenizer, licence; no pickle."""
+
+from __future__ import annotations
+
+import codecs
+import math
+import os
+import re
+import struct
+import sys
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from msa_lite.errors import FormatError, UsageError, join_faults
+from msa_lite.io.console.progress import readable
+from msa_lite.io.files.reading import open_file, parse_json, read_bytes, read_object
+
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+CONFIG_LIMIT = 4 << 20  # bytes of a model's or adapter's config; the largest ones list thousands of modules
+
+FLOAT_DTYPES: dict[str, np.dtype[Any]] = {
+    "F64": np.dtype(np.float64),
+    "F32": np.dtype(np.float32),
+    "F16": np.dtype(np.float16),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+}
+# Bits of a number, of all dtypes that safetensors 0.8 knows.
+_BITS = {
+    **dict.fromkeys(("F4",), 4),
+    **dict.fromkeys(("F6_E2M3", "F6_E3M2"), 6),
+    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E5M2", "F8_E4M3", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"), 8),
+    **dict.fromkeys(("I16", "U16", "F16", "BF16"), 16),
+    **dict.fromkeys(("I32", "U32", "F32"), 32),
+    **dict.fromkeys(("I64", "U64", "F64", "C64"), 64),
+}
+# Limits of the headers of a checkpoint, all shards together: four checkpoints (target, prior and both vectors) at
+# these limits stay below 600 MB of memory. Of the open models, Kimi K2 has most: 70,000 tensors in bf16 (61 layers of
+# 384 experts), whose headers take 11 MB. DeepSeek-V3 has 46,000, and 92,000 as it is published (in fp8, with scales).
+MAX_TENSORS = 100_000
+MAX_HEADER = 24 << 20  # bytes
+_VALUES = 10 * MAX_TENSORS  # lists, objects and commas: a tensor of three dimensions has nine
+_MAX_NAME = 1000  # characters of a tensor's name; the longest that are known have 150
+_MAX_DIMENSIONS = 64  # what numpy and torch can hold
+_FIELDS = {"dtype", "shape", "data_offsets"}
+_MINUS_ZERO = re.compile(rb"[\[,]\s*-0\s*[,\]]")  # a whole number to Python, none to safetensors
+
+
+@dataclass(frozen=True, slots=True)
+class TensorEntry:
+    """One tensor of a safetensors file, and where its bytes lie."""
+
+    name: str
+    file: Path
+    dtype: str
+    """As safetensors writes it: "BF16"."""
+    shape: tuple[int, ...]
+    start: int
+    """The first byte, from the beginning of the file."""
+    nbytes: int
+
+    @property
+    def is_float(self) -> bool:
+        """Check whether it is of a dtype that we compute with: F64, F32, F16, BF16."""
+        return self.dtype in FLOAT_DTYPES
+
+    @property
+    def matrix_shape(self) -> tuple[int, int]:
+        """Return (rows, columns) of the tensor seen as a matrix; anything that is not 2-D is a single column."""
+        if len(self.shape) == 2:
+            return self.shape[0], self.shape[1]
+        return math.prod(self.shape), 1
+
+
+@dataclass(frozen=True)
+class ShardFile:
+    """One safetensors file."""
+
+    path: Path
+    header: bytes
+    """The raw header, length prefix included."""
+    metadata: dict[str, str]
+    tensors: tuple[TensorEntry, ...]
+    """In the order of their offsets."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint folder."""
+
+    folder: Path
+    config: dict[str, Any]
+    """The content of `config.json`."""
+    shards: tuple[ShardFile, ...]
+    """In the order of file names; empty where only headers were fetched from the Hub."""
+    tensors: dict[str, TensorEntry]
+    """All tensors by name."""
+
+    @property
+    def dtype_name(self) -> str:
+        """Return the name of the dtype that most of its floats are stored in: "bfloat16"."""
+        sizes = dict.fromkeys(FLOAT_DTYPES, 0)
+        for entry in self.tensors.values():
+            if entry.is_float:
+                sizes[entry.dtype] += entry.nbytes
+        return FLOAT_DTYPES[max(sizes, key=lambda kind: sizes[kind])].name
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of all weight files."""
+        return sum(shard.path.stat().st_size for shard in self.shards)
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Make a mapping of a JSON object. Raise ValueError for a name that stands twice."""
+    content = dict(pairs)
+    if len(content) != len(pairs):
+        name, _ = Counter(key for key, _ in pairs).most_common(1)[0]
+        raise ValueError(f"the name '{name[:_MAX_NAME]}' stands twice")
+    return content
+
+
+def _read_entry(name: str, item: Any, path: Path, data: int) -> TensorEntry:
+    """Read one item of a header. data: where the tensors' bytes begin. Raise ValueError for another form."""
+    if len(name) > _MAX_NAME:
+        raise ValueError(f"a tensor's name of {len(name)} characters: {name[:40]}…")
+    if not isinstance(item, dict) or item.keys() != _FIELDS:
+        raise ValueError(f"tensor '{name}' is not described by dtype, shape and data_offsets")
+    dtype, shape, offsets = item["dtype"], item["shape"], item["data_offsets"]
+    if not (isinstance(dtype, str) and isinstance(shape, list) and isinstance(offsets, list)) or any(
+        type(number) is not int for number in (*offsets, *shape)
+    ):
+        raise ValueError(f"tensor '{name}' has no whole numbers for its shape and place, or no dtype")
+    if dtype not in _BITS:
+        raise ValueError(f"tensor '{name}' is of a dtype that safetensors does not know: '{dtype[:40]}'")
+    if len(offsets) != 2 or len(shape) > _MAX_DIMENSIONS:
+        raise ValueError(f"tensor '{name}' has {len(offsets)} data_offsets and {len(shape)} dimensions")
+    start, stop = offsets
+    return TensorEntry(name, path, sys.intern(dtype), tuple(shape), data + start, stop - start)
+
+
+def _check_ranges(path: Path, entries: list[TensorEntry], data: int, size: int) -> None:
+    """Raise FormatError unless the tensors, by offset, cover the file from `data` to its end and fit their shapes."""
+    position = data
+    for entry in entries:
+        if entry.start != position or entry.nbytes < 0:
+            raise FormatError(f"{path}: tensor '{entry.name}' leaves a gap or overlaps at byte {entry.start}")
+        # A tensor of no numbers must not have sides that numpy and torch cannot multiply, either.
+        bits, sides = _BITS[entry.dtype], math.prod(max(1, number) for number in entry.shape)
+        fits = 8 * entry.nbytes == math.prod(entry.shape) * bits and sides * bits < 1 << 63
+        if not fits or any(number < 0 for number in entry.shape):
+            raise FormatError(f"{path}: tensor '{entry.name}' has {entry.nbytes} bytes, not what {entry.shape} needs")
+        position += entry.nbytes
+    if position != size:
+        raise FormatError(f"{path}: {size} bytes on disk, {position} by its header: truncated or trailing bytes")
+
+
+def _read_header(path: Path) -> tuple[bytes, int]:
+    """Return a file's raw header, with its length prefix, and the file's size. Raise as `read_shard`."""
+    with open(open_file(path), "rb") as stream:
+        size = os.fstat(stream.fileno()).st_size
+        prefix = stream.read(8)
+        length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else -1
+        if not 0 < length <= size - 8:
+            raise FormatError(f"{path}: no safetensors header fits this file of {size} bytes; download it again")
+        if length > MAX_HEADER:
+            raise FormatError(f"{path}: a header of {length} bytes; no more than {MAX_HEADER} are read")
+        return prefix + stream.read(length), size
+
+
+def read_shard(path: Path) -> ShardFile:
+    """Read and check the header of one safetensors file.
+
+    Raise FormatError when the file cannot be read, the header is cut off or no JSON, or the byte ranges do not cover
+    the file exactly (gaps, overlaps, a truncated file) or do not fit dtype and shape. The safetensors library opens
+    whatever is accepted here. We also refuse names that stand twice, further fields of a tensor, and names, headers,
+    numbers of tensors and of dimensions beyond all known models.
+    """
+    header, size = _read_header(path)
+    where = f"{path}: the safetensors header cannot be read"
+    content = parse_json(header[8:], where, pairs=_unique_keys, values=_VALUES)
+    try:
+        if header[8:11] == codecs.BOM_UTF8 or _MINUS_ZERO.search(header) or not isinstance(content, dict):
+            raise ValueError("it is no JSON object of plain numbers")
+        metadata = content.pop("__metadata__", None)
+        metadata = {} if metadata is None else metadata
+        if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
+            raise ValueError("__metadata__ is no mapping of texts")
+        if len(content) + len(metadata) > MAX_TENSORS:
+            raise ValueError(f"{len(content)} tensors and {len(metadata)} texts; no more than {MAX_TENSORS} are read")
+        entries = [_read_entry(name, item, path, len(header)) for name, item in content.items()]
+    except ValueError as error:
+        raise FormatError(f"{where} ({error})") from error
+    entries.sort(key=lambda entry: (entry.start, entry.nbytes))
+    _check_ranges(path, entries, len(header), size)
+    return ShardFile(path=path, header=header, metadata=metadata, tensors=tuple(entries))
+
+
+def _name_fault(name: Any) -> str | None:
+    """Return why a file that an index names can be no shard, or None."""
+    if not isinstance(name, str) or Path(name).name != name:
+        return "outside the folder"
+    if not name.endswith(".safetensors") or name.startswith(".") or not name.isprintable():
+        return "not called NAME.safetensors, as shards are"
+    if len(name.encode()) > 200:
+        return "a name that is too long"
+    # PEFT would take the merged model for an adapter.
+    return "the name of an adapter's file" if name.casefold() == "adapter_model.safetensors" else None
+
+
+def _shard_names(index: Path, weight_map: Any) -> list[str]:
+    """Return the shards that an index names, sorted. Raise FormatError for names that are no shards of this folder."""
+    if not isinstance(weight_map, dict):
+        raise FormatError(f"{index}: not a safetensors index (weight_map is no object)")
+    names = {str(name): _name_fault(name) for name in weight_map.values()}
+    if faults := [f"{name[:200]}: {fault}" for name, fault in sorted(names.items()) if fault]:
+        raise FormatError(join_faults(f"{index}: names files that are no shards:", faults))
+    one_file: dict[str, str] = {}
+    for name in sorted(names):
+        other = one_file.setdefault(unicodedata.normalize("NFKC", name).casefold(), name)
+        if other != name:
+            raise FormatError(f"{index}: {other} and {name} are one file on some systems; rename one")
+    missing = [name for name in sorted(names) if not os.path.isfile(index.parent / name)]
+    if missing:
+        raise FormatError(join_faults(f"{index.parent}: shards named by the index are missing:", missing))
+    single = index.parent / SINGLE_FILE
+    if single.is_file() and SINGLE_FILE not in names:  # transformers takes this one, and leaves the shards alone
+        raise FormatError(f"{index.parent}: holds {SINGLE_FILE} and an index of other shards; remove the old one")
+    return sorted(names)
+
+
+def _find_shards(folder: Path) -> tuple[list[Path], dict[str, str] | None]:
+    """Return the weight files of a folder, and the file of each tensor by its index, if it has one."""
+    index, single = folder / INDEX_FILE, folder / SINGLE_FILE
+    if os.path.lexists(index):
+        content = parse_json(read_bytes(index, MAX_HEADER), f"{index}: not a safetensors index", values=_VALUES)
+        weight_map = content.get("weight_map") if isinstance(content, dict) else None
+        return [folder / name for name in _shard_names(index, weight_map)], weight_map
+    if os.path.lexists(single):
+        return [single], None
+    if any(folder.glob("*.bin")) or any(folder.glob("*.pt")):
+        raise FormatError(
+            f"{folder}: only pickled weights; load it with transformers and save_pretrained() it as safetensors"
+        )
+    raise UsageError(f"{folder}: no {SINGLE_FILE} and no {INDEX_FILE}: not a checkpoint folder")
+
+
+def _load_config(folder: Path) -> dict[str, Any]:
+    """Read the model's `config.json`. Raise as `load_checkpoint`."""
+    path = folder / "config.json"
+    if not os.path.isdir(folder):
+        raise UsageError(f"{folder}: no such folder")
+    if not os.path.lexists(path):
+        hint = ", but a PEFT adapter" if (folder / "adapter_config.json").is_file() else ""
+        raise UsageError(f"{folder}: no config.json: not a checkpoint folder{hint}")
+    config = read_object(path, CONFIG_LIMIT)
+    check_config(config, str(path))
+    return config
+
+
+def check_config(config: dict[str, Any], where: str) -> None:
+    """Raise FormatError where the fields that we read hold values of another type than transformers writes."""
+    text = config.get("text_config")
+    faults = [] if text is None or isinstance(text, dict) else ["text_config: expected an object"]
+    for part in (config, text if isinstance(text, dict) else {}):
+        size, tied = part.get("vocab_size"), part.get("tie_word_embeddings")
+        if size is not None and not (type(size) is int and size >= 0):
+            faults.append(f"vocab_size: {str(size)[:80]}, expected a whole number")
+        if tied is not None and not isinstance(tied, bool):
+            faults.append(f"tie_word_embeddings: {str(tied)[:80]}, expected true or false")
+    if faults:
+        raise FormatError(join_faults(f"{where}: not a model's config:", faults))
+
+
+def _read_shards(folder: Path, paths: list[Path]) -> tuple[tuple[ShardFile, ...], dict[str, TensorEntry]]:
+    """Read the shards and their tensors by name. Raise FormatError for a name in two shards, or too large headers."""
+    shards: list[ShardFile] = []
+    tensors: dict[str, TensorEntry] = {}
+    left = MAX_HEADER
+    for path in paths:
+        shards.append(shard := read_shard(path))
+        left -= len(shard.header) - 8
+        for entry in shard.tensors:
+            if entry.name in tensors:
+                raise FormatError(f"{folder}: tensor '{entry.name}' is in {tensors[entry.name].file} and {shard.path}")
+            tensors[entry.name] = entry
+        if left < 0 or len(tensors) > MAX_TENSORS:
+            raise FormatError(
+                f"{folder}: headers of more than {MAX_HEADER} bytes or {MAX_TENSORS} tensors; no more are read"
+            )
+    return tuple(shards), tensors
+
+
+def load_checkpoint(folder: Path) -> Checkpoint:
+    """Open a checkpoint folder by its headers.
+
+    Raise UsageError when it is no checkpoint folder, FormatError when a file is broken, a tensor stands in two
+    shards, the index and the shards disagree, or the weights are only stored as pickle.
+    """
+    folder = Path(folder)
+    config = _load_config(folder)
+    paths, mapped = _find_shards(folder)
+    shards, tensors = _read_shards(folder, paths)
+    if mapped is not None:
+        wrong = [n for n, f in mapped.items() if n not in tensors or tensors[n].file.name != f]
+        wrong += [n for n in tensors if n not in mapped]
+        if wrong:
+            raise FormatError(join_faults(f"{folder}: the index and the shards disagree about:", wrong))
+    if not tensors:
+        raise FormatError(f"{folder}: holds no tensors")
+    return Checkpoint(folder=folder, config=config, shards=shards, tensors=tensors)
+
+
+PATTERNS = ("*.json", "*.model", "*.txt", "*.jinja", "LICENSE*", "NOTICE*")
+_OTHERS = {"manifest.json", INDEX_FILE}  # handled apart from the companions
+_LARGEST = 256 << 20  # bytes; tokenizers of large vocabularies take about 30 MB
+
+
+def find_files(folder: Path, patterns: Iterable[str]) -> list[Path]:
+    """Return the regular files of a folder whose names fit one of the patterns, sorted; a pipe or device is none.
+
+    Raise FormatError for names that are no UTF-8, which no manifest could hold.
+    """
+    files = sorted({path for pattern in patterns for path in folder.glob(pattern) if os.path.isfile(path)})
+    if odd := [ascii(path.name) for path in files if not is_text(path.name)]:
+        raise FormatError(join_faults(f"{folder}: names that are no UTF-8; rename these files:", odd))
+    return files
+
+
+def companion_files(folder: Path) -> list[Path]:
+    """Return the files beside the weights that make a checkpoint usable, sorted; no weights, index or manifest.
+
+    Raise as `find_files`.
+    """
+    return [
+        path
+        for path in find_files(folder, PATTERNS)
+        if path.name.casefold() not in _OTHERS and not path.name.startswith(".") and path.suffix != ".safetensors"
+    ]
+
+
+def check_companions(files: list[Path]) -> None:
+    """Raise FormatError for companion files that must not be copied into an output: large ones, and links elsewhere.
+
+    A link could bring any file of the user into a published model. It has to stay within the model's folder, or the
+    Hub's cache, where every snapshot is made of links.
+    """
+    faults = []
+    for path in files:
+        place = Path(os.path.realpath(path))
+        if (size := place.stat().st_size) > _LARGEST:
+            faults.append(f"{path.name}: {readable(size)}; move it elsewhere if it is no part of the model")
+        elif not any(root in place.parents for root in _roots(path.parent)):
+            faults.append(f"{path.name}: a link to {place}; put a copy of that file there, or remove the link")
+    if faults:
+        raise FormatError(join_faults(f"{files[0].parent}: files that cannot be copied beside a merged model:", faults))
+
+
+def _roots(folder: Path) -> Iterator[Path]:
+    """Yield the folders that a companion file may lie in: the model's, then the Hub's cache."""
+    folder = Path(os.path.realpath(folder))
+    yield folder
+    if folder.parent.name == "snapshots":  # models--OWNER--NAME/snapshots/COMMIT, with links to ../../blobs
+        yield folder.parent.parent / "blobs"
+    from huggingface_hub import constants
+
+    yield Path(os.path.realpath(constants.HF_HUB_CACHE))
+
+
+def is_text(name: str) -> bool:
+    """Check whether a name from the file system is UTF-8.
+
+    Python turns other bytes (in a POSIX locale, all that are no ASCII) into lone surrogates.
+    """
+    try:
+        name.encode("utf-8", "surrogateescape").decode()
+    except UnicodeError:
+        return False
+    return True

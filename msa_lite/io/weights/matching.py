@@ -1,0 +1,176 @@
+"""Give an adapter the target's tensor names: by exact name, then by the renames listed here, and no others."""
+
+from __future__ import annotations
+
+import bisect
+import logging
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from msa_lite.errors import MismatchError, join_faults
+from msa_lite.io.weights.adapter import Adapter, LowRank, unwrapped
+from msa_lite.io.weights.checkpoint import TensorEntry
+from msa_lite.io.weights.patterns import endings
+
+logger = logging.getLogger(__name__)
+
+# How the adapter's names may begin, and what the target's files have instead. A model saved without its head leaves out
+# the base_model_prefix of its class: h.0… is the module transformer.h.0…. (Multi-modal models store some parts so as
+# well, model.visual… as visual….) And transformers 5 swaps language_model and model.
+_RENAMES = [
+    *((f"{prefix}.", "") for prefix in ("model", "transformer", "gpt_neox", "backbone", "rwkv", "biogpt")),
+    ("model.language_model.", "language_model.model."), ("language_model.model.", "model.language_model."),
+    ("model.language_model.", "model."), ("language_model.", ""), ("", "language_model."),
+]  # fmt: skip
+_TASK_HEADS = {"classifier", "score", "qa_outputs"}  # PEFT adds them to modules_to_save by the task, even where missing
+
+
+def find_name(name: str, target: Container[str]) -> str | None:
+    """Return the target's name of a tensor that an adapter calls `name`: the same, or a known rename of it; or None."""
+    plain = unwrapped(name)
+    renamed = (new + plain[len(old) :] for old, new in _RENAMES if plain.startswith(old))
+    return next((n for n in (name, plain, *renamed) if n in target), None)  # a model's own part may be called `module`
+
+
+def match_names(adapter: Adapter, target: Mapping[str, TensorEntry], by_token: Container[str] = frozenset()) -> Adapter:
+    """Return the adapter with all parts under the target's tensor names; module `m` becomes `m.weight`.
+
+    Weights stored as (in, out) are known by their shape. A square one follows the target's other weights with a bias,
+    whose length is (out,); without such, the adapter's other weights, since PEFT goes by the kind of each layer and
+    saves the setting of the last one. Where all are square, the config decides. by_token: names of the target's tensors
+    with a row for each token, of which an adapter may have more or fewer.
+
+    Raise MismatchError with the first ten parts that have no tensor of their shape in the target. Warn of modules
+    that the config names but the file does not hold.
+    """
+    faults: list[str] = []
+    taken: dict[str, str] = {}
+
+    def renamed(parts: Mapping[str, Any], shape: Any, kind: str = "") -> dict[str, Any]:
+        """Return parts under the target's names, and gather the faults of those that do not fit."""
+        fitting = {}
+        for old, item in parts.items():
+            name = find_name(old, target)
+            if name is None:
+                faults.append(f"{old}: the target has no such tensor")
+            elif not _fits(shape(item), target[name].shape, name in by_token):
+                faults.append(f"{old}: {shape(item)} in the adapter, {target[name].shape} in the target")
+            elif taken.setdefault(kind + name, old) != old:
+                faults.append(f"{old}: the target's {name}, as is {taken[kind + name]}")
+            else:
+                fitting[name] = item
+        return fitting
+
+    matched = replace(
+        adapter,
+        modules=renamed({f"{module}.weight": low for module, low in adapter.modules.items()}, lambda low: None),
+        values=renamed(adapter.values, lambda entry: entry.shape),
+        shifts=renamed(adapter.shifts, lambda item: item[0].shape),
+        tokens=renamed(adapter.tokens, lambda item: None),
+        copies=renamed(adapter.copies, lambda entry: entry.shape, "copy of "),
+    )
+    for name, (entry, numbers) in matched.tokens.items():
+        rows, *columns = target[name].shape
+        if list(entry.shape[1:]) != columns or (numbers and not 0 <= min(numbers) <= max(numbers) < rows):
+            faults.append(f"{name}: rows of {entry.shape[1:]} for tokens {numbers}, the target's is {(rows, *columns)}")
+    faults += _orient(matched.modules, target, by_token)
+    if faults:
+        headline = f"{adapter.folder}: does not fit the target (is it an adapter for another model?)"
+        raise MismatchError(join_faults(headline, faults))
+    if not (matched.modules or matched.values or matched.shifts or matched.tokens):
+        raise MismatchError(f"{adapter.folder}: holds no LoRA factors at all, so it would change nothing")
+    _warn_of_missing(adapter, target)
+    return matched
+
+
+def _fits(shape: tuple[int, ...] | None, goal: tuple[int, ...], by_token: bool) -> bool:
+    """Check whether a shape, if it is known, is the goal; with `by_token`, the number of rows may differ."""
+    return shape is None or shape == goal or (by_token and len(shape) == len(goal) and shape[1:] == goal[1:])
+
+
+def _warn_of_missing(adapter: Adapter, target: Collection[str]) -> None:
+    """Warn of modules that the config names but the file does not hold: that part of the vector is lost.
+
+    Of target_modules, only names of the target's own modules count, in full or by their end; none, where other fields
+    choose among them. Experts do not count: they may be stored one by one where PEFT saw a single module.
+    """
+    lists = {key: adapter.config.get(key) for key in ("modules_to_save", "target_modules")}
+    names = {key: [str(name) for name in value] for key, value in lists.items() if isinstance(value, list)}
+    held = [unwrapped(name) for name in (*(f"{module}.weight" for module in adapter.modules), *adapter.values)]
+    weights = {f"{unwrapped(name)}.weight" for name in names.get("target_modules", [])}
+    ends, there = _endings_among(weights, held), _endings_among(weights, (n for n in target if ".experts." not in n))
+    saved = sorted({path[::-1] for name in held for path in _paths(name)} if "modules_to_save" in names else ())
+    chosen = any(adapter.config.get(key) not in (None, []) for key in ("exclude_modules", "layers_to_transform"))
+
+    def is_lost(key: str, name: str) -> bool:
+        """Check whether the file holds nothing of a module."""
+        if key == "modules_to_save":  # PEFT takes modules whose name ends with these letters, with all inside them
+            place = bisect.bisect_left(saved, name[::-1])
+            return name not in _TASK_HEADS and not (place < len(saved) and saved[place].startswith(name[::-1]))
+        weight = f"{name}.weight"
+        return weight not in ends and not chosen and bool(find_name(weight, target) or weight in there)
+
+    for key, modules in names.items():  # or a regular expression, or "all-linear"
+        if lost := [name for name in modules if is_lost(key, unwrapped(name))]:
+            listed = ", ".join(lost[:10]) + (f" and {len(lost) - 10} more" if len(lost) > 10 else "")
+            logger.warning("%s: %s: the file holds no tensors of %s", adapter.folder, key, listed)
+
+
+def _endings_among(choices: Container[str], names: Iterable[str]) -> set[str]:
+    """Return the choices that some name ends with, as a whole or after a dot."""
+    return {ending for name in names for ending in endings(name) if ending in choices}
+
+
+def _paths(name: str) -> Iterator[str]:
+    """Yield the part of a name before each of its dots."""
+    while "." in name:
+        name = name.rpartition(".")[0]
+        yield name
+
+
+def _orient(
+    modules: dict[str, LowRank], target: Mapping[str, TensorEntry], by_token: Container[str] = frozenset()
+) -> list[str]:
+    """Set `transposed` of every module by the target's shapes, in place; return the faults."""
+    faults: list[str] = []
+    square: list[str] = []
+    orientations: set[bool] = set()
+    for name, low in modules.items():
+        turned = low if low.is_embedding else replace(low, transposed=not low.transposed)
+        shape = target[name].shape
+        fitting = [way for way in (low, turned) if _fits(way.shape, shape, name in by_token)]
+        if not fitting:
+            faults.append(f"{low.module}: the delta is {low.shape}, the target's tensor is {shape}")
+            continue
+        modules[name] = fitting[0]
+        if low.is_embedding or fitting[0].shape != shape:
+            continue
+        if low.shape == turned.shape:
+            square.append(name)
+        else:
+            orientations.add(modules[name].transposed)
+    if len(decided := _biased_orientations(target)) != 1:
+        decided = orientations
+    if len(decided) > 1:
+        ambiguous = "square, among both (in, out) and (out, in) weights: ambiguous"
+        faults += [f"{modules[name].module}: {ambiguous}" for name in square]
+    elif decided:
+        modules.update({name: replace(modules[name], transposed=True in decided) for name in square})
+    for low in modules.values():
+        if low.magnitude is not None and low.transposed:
+            faults.append(f"{low.module}: DoRA on a weight stored as (in, out), which would need whole columns at once")
+    return faults
+
+
+def _biased_orientations(target: Mapping[str, TensorEntry]) -> set[bool]:
+    """Return whether the target's matrices with a bias (out,) are stored as (in, out); both, if it has both kinds.
+
+    Square matrices cannot tell.
+    """
+    ways = set()
+    for name, entry in target.items():
+        bias = target.get(f"{name.removesuffix('.weight')}.bias")
+        if bias is not None and len(entry.shape) == 2 and entry.shape[0] != entry.shape[1]:
+            ways |= {bool(number) for number, size in enumerate(entry.shape) if bias.shape == (size,)}
+    return ways

@@ -1,0 +1,119 @@
+"""Attack the models of a finished run: does the unlearned model give back what it was to forget?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from msa_lite.errors import OutputError, UsageError
+from msa_lite.io.console.libraries import require
+from msa_lite.io.console.progress import Progress, silent
+from msa_lite.io.finished.seal import load_manifest, locked
+from msa_lite.io.models.heads import has_precision
+from msa_lite.pipeline.attack.plan import AttackPlan, attack_label
+from msa_lite.pipeline.attack.run import Attacked, fit_to_budget, open_attacks, run_attacks
+from msa_lite.pipeline.baseline.run import plan_baseline
+from msa_lite.pipeline.plan.dry_inputs import Reading
+from msa_lite.pipeline.plan.dry_run import DryRun
+from msa_lite.pipeline.prepare.run import Run, prepare
+from msa_lite.pipeline.run.folder import RunFolder, open_run
+from msa_lite.pipeline.run.msa import msa_plan
+from msa_lite.pipeline.stages.stage import StageInputs, look_ahead
+from msa_lite.recipe import load_recipe
+from msa_lite.report.provenance import RECIPE_FILE, is_purged, load_provenance
+
+_CHANGEABLE = ("attack.", "evaluate.ideal", "evaluate.holdout")  # keys of a recipe that decide no stage of its run
+
+
+def attack(
+    folder: str | Path,
+    attacks: Sequence[str] = (),
+    *,
+    overrides: Iterable[str] = (),
+    models: Mapping[str, str] | None = None,
+    budget: float | None = None,
+    progress: Progress = silent,
+) -> Attacked:
+    """Attack target, ideal and unlearned model of a run, and report what the unlearned model gives back.
+
+    attacks: their names (`msa_lite.attack_names`); none: those of the recipe's key `attack`, or all that the run
+    allows. overrides: changes of the recipe, as "attack.rows=100". models: further models to attack, by name. budget:
+    seconds that all of it may take by prediction. Write attacks/NAME/ with records and report.json,
+    attacks/report.json, and the run's report anew. What was made from the same inputs stays as it is.
+
+    Raise UsageError for what is no run, OutputError for a run that is not finished, and UsageError with all that
+    forbids the attacks, before any work. Raise StageError where attacks failed, once the others are reported.
+    """
+    plan = _open(folder, attacks, overrides, models)
+    with locked(plan.folder):
+        return run_attacks(plan, progress, budget)
+
+
+def dry_attack(
+    folder: str | Path,
+    attacks: Sequence[str] = (),
+    *,
+    overrides: Iterable[str] = (),
+    models: Mapping[str, str] | None = None,
+    budget: float | None = None,
+) -> DryRun:
+    """Return what `attack` would do with the same arguments. Nothing is written.
+
+    The unlearned model is loaded to measure times, unless all is done. Raise what `attack` raises before its work.
+    """
+    plan, times = fit_to_budget(_open(folder, attacks, overrides, models), budget)
+    seconds = {step.label: step.amount for step in plan.steps(times)} if times else {}
+    stages = []
+    for name, model in plan.pairs():
+        label, own, found = attack_label(name, model), plan.folder_of(name, model), plan.found(name, model)
+        (ahead,) = look_ahead([StageInputs(label, own, partial(plan.inputs, name, model))])
+        if found and found != own:
+            ahead = replace(ahead, reasons=[f"copied from {found}"], seconds=(0.0, 0.0))
+        elif not found:
+            ahead = replace(ahead, seconds=(seconds[label], seconds[label]))
+        stages.append(ahead)
+    rows = {name: len(getattr(plan.ground, name)) for name in ("forget", "retain", "holdout")}
+    reads = [Reading(name, plan.sources[name].name) for name in plan.models]
+    reads += [Reading(f"{name} rows", str(plan.folder), f"{count} rows") for name, count in rows.items() if count]
+    notes = [f"{name} is left out: {reason}" for name, reason in plan.left_out.items()]
+    notes += plan.too_few_rows
+    if plan.rewording and (questions := plan.to_reword()):
+        notes.append(f"{plan.rewording.judge.model_name} rewords {len(questions)} questions first")
+    return DryRun("attack", plan.folder, stages, reads, notes=notes)
+
+
+def _open(
+    folder: str | Path, attacks: Sequence[str], overrides: Iterable[str], models: Mapping[str, str] | None
+) -> AttackPlan:
+    """Return the plan of attacks on the run in a folder, with everything checked."""
+    require("train")
+    opened = open_run(folder)
+    _check_finished(opened)
+    return open_attacks(_prepare(opened, overrides), opened.result, attacks, models)
+
+
+def _check_finished(run: RunFolder) -> None:
+    """Raise OutputError for a run without an unlearned model, or whose data was purged."""
+    if is_purged(run.folder):
+        raise OutputError(f"{run.folder}: its data was purged, and attacks need the rows to forget")
+    if load_manifest(run.result) is None:
+        raise OutputError(
+            f"{run.folder}: there is no unlearned model to attack yet; finish the run first (the command is in the "
+            f"first line of {run.folder / RECIPE_FILE})"
+        )
+
+
+def _prepare(opened: RunFolder, overrides: Iterable[str]) -> Run:
+    """Return the run with its models, rows and questions, as when it was made; nothing is written."""
+    changes = list(overrides)
+    if wrong := [change for change in changes if not change.startswith(_CHANGEABLE)]:
+        keys = ", ".join(f"{key.rstrip('.')}" for key in _CHANGEABLE)
+        raise UsageError(f"{', '.join(wrong)}: of a finished run, only {keys} can be given anew")
+    recipe = load_recipe(opened.recipe, changes)
+    if not has_precision(recipe.vector.compute):  # the run was made on another machine
+        recipe = load_recipe(opened.recipe, [*changes, "vector.compute=auto"])
+    method = load_provenance(opened.folder).method
+    plan = msa_plan(recipe) if method == "msa" else plan_baseline(method, recipe)[0]
+    return prepare(recipe, replace(plan, folder=opened.folder))

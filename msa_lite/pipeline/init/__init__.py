@@ -1,0 +1,1 @@
+"""A first recipe, from a look at a model and the data."""

@@ -1,0 +1,1 @@
+"""Look ahead: predict memory, disk and time of a recipe, and tell what a command would do."""

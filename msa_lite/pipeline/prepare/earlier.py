@@ -1,0 +1,269 @@
+"""Open the runs of earlier requests on the same target, whose vectors are merged together with the new ones.
+
+Each request keeps its own run. The unlearned model is one merge of the target and the vectors of all requests, with one
+rounding, so a request can be dropped again later: without it, the merge is that of the others from nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from msa_lite.choose.choice import load_choice
+from msa_lite.data import Row
+from msa_lite.errors import Faults, MismatchError, MsaError, UsageError
+from msa_lite.io.files.reading import parse_json, read_text
+from msa_lite.io.finished.seal import load_manifest, verify_folder
+from msa_lite.io.weights.checkpoint import load_checkpoint
+from msa_lite.io.weights.hub import Source, fetch
+from msa_lite.merger import Precision, Term, open_merge
+from msa_lite.pipeline.prepare.models import same_weights
+from msa_lite.recipe import Recipe, load_recipe
+from msa_lite.report.provenance import PURGED_FILE, RECIPE_FILE, read_run, recorded_method, recorded_revisions
+from msa_lite.strengths import Strengths
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class EarlierRun:
+    """The finished run of an earlier request."""
+
+    folder: Path
+    """The run's folder."""
+    recipe: Recipe
+    """Its recipe as resolved."""
+    strengths: Strengths
+    """The point that it chose, or that its recipe names."""
+    revisions: Mapping[str, str]
+    """The revisions of its models by name: "target", "prior", …"""
+
+    @property
+    def vectors(self) -> dict[str, Path]:
+        """Return the folders of its vectors by name ("forget", "retain"); none of strength 0."""
+        return {name: self.folder / "vectors" / name for name, weight in self.strengths.weights.items() if weight}
+
+    def terms(self, number: int) -> list[Term[Path]]:
+        """Return its vectors with their weights. number: the place of the request, in the names of its terms."""
+        return [Term(f"{name} {number}", path, self.strengths.weights[name]) for name, path in self.vectors.items()]
+
+    @property
+    def rows(self) -> list[str]:
+        """Return the hashes of the rows that it removed."""
+        path = self.folder / "vectors" / "forget" / "rows.jsonl"
+        return [parse_json(line.encode(), path.name)["sha256"] for line in read_text(path).splitlines()]
+
+
+def earlier_terms(runs: Sequence[EarlierRun]) -> list[Term[Path]]:
+    """Return the vectors of all earlier requests with their weights; the new request is number 1."""
+    return [term for number, run in enumerate(runs, 2) for term in run.terms(number)]
+
+
+def open_earlier(recipe: Recipe) -> tuple[EarlierRun, ...]:
+    """Return the runs of a recipe's key `earlier`, with the earlier ones of these, each once.
+
+    Raise UsageError for a folder that is no finished run of MSA, or stands there twice, MismatchError for vectors that
+    are gone or not as they were written.
+    """
+    own, listed = recipe.folder.resolve(), [Path(name).expanduser() for name in recipe.earlier]
+    faults, runs = Faults(), dict[Path, EarlierRun]()
+    for number, folder in enumerate(listed):
+        with faults.gathered("earlier: "):
+            if folder.resolve() in [other.resolve() for other in listed[:number]]:
+                raise UsageError(f"{folder}: stands there twice; leave one out")
+            _open_all(folder, own, runs)
+    faults.check()
+    _check_different(list(runs.values()))
+    return tuple(runs.values())
+
+
+def _open_all(folder: Path, own: Path, runs: dict[Path, EarlierRun], through: Sequence[Path] = ()) -> None:
+    """Open a run and all runs that are earlier for it, the oldest first. own: the folder of the new run."""
+    place = folder.resolve()
+    by = f" (earlier for {through[-1]})" if through else ""
+    if place == own:
+        raise UsageError(f"{folder}{by}: is this run itself; leave it out, or choose another output")
+    if own in place.parents or place in own.parents:
+        raise UsageError(f"{folder}{by}: lies in this run's output, or around it ({own}); choose another output")
+    if place in [other.resolve() for other in through]:
+        raise UsageError(f"{folder}{by}: is earlier for itself; mend the key `earlier` of one of these runs")
+    if place in runs:
+        return
+    run = _open(folder, by)
+    for name in run.recipe.earlier:
+        inner = Path(name).expanduser()
+        # A run's recipe.yaml has full paths; a report shows this one as it shows the run that names it.
+        inner = inner if folder.is_absolute() else Path(os.path.relpath(inner))
+        _open_all(inner, own, runs, [*through, folder])
+    runs[place] = run
+
+
+def _open(folder: Path, by: str) -> EarlierRun:
+    """Open one run. by: for messages, the run that names it."""
+    try:
+        text = read_run(folder)
+        is_msa = recorded_method(text) == "msa"
+    except UsageError:
+        is_msa = False
+    if not is_msa:
+        raise UsageError(
+            f"{folder}{by}: is no run of msa-lite (it has no {RECIPE_FILE} of one); name the folder of a run"
+        )
+    again = f"`msa-lite {folder / RECIPE_FILE}` finishes it"
+    recipe = load_recipe(folder / RECIPE_FILE)
+    made = load_manifest(folder / ("adapter" if recipe.merge.form == "adapter" else "model"))
+    strengths = strengths_of(recipe, folder)
+    if strengths is None or (made is None and not (folder / "report.md").is_file()):
+        raise UsageError(f"{folder}{by}: the run is not finished, so it has no strengths yet; {again}")
+    revisions = recorded_revisions(text)
+    if made is not None:
+        revisions |= {name: value["revision"] for name, value in made["inputs"].items() if _is_model(value)}
+    run = EarlierRun(folder, recipe, strengths, revisions)
+    _check_vectors(run, by)
+    if made is not None and "forget" in run.vectors and not _made_from(made["inputs"], run):
+        raise UsageError(f"{folder}{by}: its vectors or strengths are newer than its model; {again}")
+    return run
+
+
+def _is_model(value: Any) -> bool:
+    return isinstance(value, dict) and "revision" in value
+
+
+def _made_from(inputs: Mapping[str, Any], run: EarlierRun) -> bool:
+    """Check whether a merge's inputs hold the run's forget vector, at its strength."""
+    revision = fetch(str(run.vectors["forget"])).revision
+    strengths = inputs.get("strengths", {"forget": inputs.get("alpha")})
+    return any(
+        inputs[name]["revision"] == revision and strength == run.strengths.alpha
+        for name, strength in strengths.items()
+        if name.startswith("forget") and _is_model(inputs.get(name))
+    )
+
+
+def _check_vectors(run: EarlierRun, by: str) -> None:
+    """Raise MismatchError for vectors that are gone, or not as they were written."""
+    for path in run.vectors.values():
+        if load_manifest(path) is None and not path.exists():
+            if (run.folder / PURGED_FILE).exists():
+                why = "were purged"
+                way = "Take the run out of `earlier`; to keep its removal, name its unlearned model as the target"
+            else:
+                why = f"are gone ({path})"
+                way = f"Fit them anew (`msa-lite {run.folder / RECIPE_FILE}`), or take the run out of `earlier`"
+            raise MismatchError(
+                f"{run.folder}{by}: its vectors {why}, and without them its request cannot be merged again. {way}"
+            )
+        if load_manifest(path) is None or (faults := verify_folder(path)):
+            fault = "its manifest is damaged" if load_manifest(path) is None else faults[0]
+            raise MismatchError(f"{path}{by}: not as it was written: {fault}; see `msa-lite verify {run.folder}`")
+
+
+def _check_different(runs: Sequence[EarlierRun]) -> None:
+    """Raise UsageError where two runs remove the same rows; one may be a copy of the other."""
+    seen: dict[frozenset[str], Path] = {}
+    for run in runs:
+        twin = seen.setdefault(frozenset(run.rows), run.folder) if "forget" in run.vectors else run.folder
+        if twin != run.folder:
+            raise UsageError(f"earlier: {twin} and {run.folder} remove the same rows; leave one out")
+
+
+def strengths_of(recipe: Recipe, folder: Path) -> Strengths | None:
+    """Return the strengths of a run in this folder: those of its recipe, or its choice; None while it has none."""
+    if not recipe.has_choice:
+        return recipe.points[0]
+    if load_manifest(folder / "sweep") is None:
+        return None
+    return Strengths.of(load_choice(folder / "sweep").values)
+
+
+def check_earlier(recipe: Recipe, runs: Sequence[EarlierRun], sources: Mapping[str, Source]) -> None:
+    """Raise MismatchError for earlier runs on another target, or whose vectors do not fit it or need another prior;
+    UsageError for vectors that are checkpoints where the recipe wants adapters.
+    """
+    faults = Faults()
+    for run in runs:
+        with faults.gathered("earlier: "):
+            _check_fits(recipe, run, sources)
+    faults.check()
+    if terms := earlier_terms(runs):
+        vectors = {term.name: fetch(str(term.vector)) for term in terms}
+        open_merge(sources["target"], vectors, sources["prior"], Precision())
+
+
+def _check_fits(recipe: Recipe, run: EarlierRun, sources: Mapping[str, Source]) -> None:
+    target = sources["target"]
+    if not _same_model(run, "target", target):
+        theirs = f"{run.recipe.target} ({run.revisions.get('target')})"
+        raise MismatchError(
+            f"{run.folder}: is a run on another target, {theirs}; here it is {target.name} ({target.revision}). Its "
+            "vectors fit the target that they were made for: name that one, of a Hub repository with its commit"
+        )
+    if run.recipe.vector.mode != "full":
+        return
+    if not _same_model(run, "prior", sources["prior"]):
+        raise MismatchError(
+            f"{run.folder}: its vectors are full checkpoints of another prior, {run.recipe.prior_checkpoint}; all full "
+            f"checkpoints of a merge need the same one, this run's is {sources['prior'].name}"
+        )
+    keys = {"merge.as: adapter": recipe.merge.form == "adapter", "select.four_bit": recipe.select.four_bit}
+    for key in (key for key, is_set in keys.items() if is_set):
+        raise UsageError(f"{run.folder}: its vectors are full checkpoints, which {key} cannot take; leave it out")
+
+
+def _same_model(run: EarlierRun, name: str, source: Source) -> bool:
+    """Check whether an earlier run's model is this one: by revision, else by its weights, where it is still there."""
+    if run.revisions.get(name) == source.revision:
+        return True
+    place = getattr(run.recipe, name)
+    try:
+        theirs = fetch(place) if place and Path(place).expanduser().is_dir() else None
+    except MsaError:
+        return False
+    if theirs is None or theirs.revision != run.revisions.get(name):  # it may have been changed since
+        return False
+    return same_weights(load_checkpoint(theirs.folder), load_checkpoint(source.folder))
+
+
+def check_rows(runs: Sequence[EarlierRun], rows: Sequence[Row]) -> None:
+    """Raise UsageError if an earlier request removes the same rows already. Warn where some of them are the same."""
+    new = {row.sha256 for row in rows}
+    for run in runs:
+        common = new.intersection(run.rows if "forget" in run.vectors else ())
+        if common == new:
+            raise UsageError(
+                f"forget.data: {run.folder} removes all these {len(new)} rows already, so this request would subtract "
+                "them twice; give other rows, or take that run out of `earlier`"
+            )
+        if common:
+            logger.warning(
+                "%d of the %d rows to forget are among those of the earlier request %s, so they count twice",
+                len(common), len(new), run.folder,
+            )  # fmt: skip
+
+
+def rebuild_command(target: Source, prior: Source, terms: Sequence[Term[Path]], precision: Precision | None) -> str:
+    """Return the command line that merges the same terms from nothing. precision: None for an adapter."""
+
+    def name(source: Source) -> str:
+        return str(source.folder) if source.is_folder else source.pinned()
+
+    words = ["msa-lite", "merge", "--target", name(target)]
+    for term in (term for term in terms if term.weight):
+        option, strength = ("--forget", "--alpha") if term.side == "forget" else ("--retain", "--beta")
+        words += [option, str(term.vector), strength, str(abs(term.weight))]
+    words += ["--prior", name(prior), *_options(precision), "--out", "OUT"]
+    return shlex.join(words)
+
+
+def _options(precision: Precision | None) -> Iterator[str]:
+    if precision is None:
+        yield from ("--as", "adapter")
+        return
+    for option, value in precision.record.items():
+        if (option, value) != ("dtype", "same"):
+            yield from (f"--{option}", str(value))

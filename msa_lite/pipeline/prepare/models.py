@@ -1,0 +1,226 @@
+"""Find the models of a recipe, write adapters out whole, make those of a demo, and check that they fit each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from msa_lite.data import COMPARED_ROWS, Row, check_same_ids, check_vocabulary, open_tokenizer
+from msa_lite.demo import SMOLLM2_CONFIG, HistorySettings, TuningSettings, make_groups, make_history, make_real_history
+from msa_lite.errors import FormatError, MismatchError, NoTokenizerError, UsageError, join_faults
+from msa_lite.evals.models import check_source
+from msa_lite.evals.suite import check_same_tokens
+from msa_lite.io.console.progress import Progress, notices
+from msa_lite.io.weights.adapter import base_name, is_adapter, is_bare_adapter
+from msa_lite.io.weights.blocks import Files, Scratch, read_rows
+from msa_lite.io.weights.checkpoint import Checkpoint, TensorEntry, load_checkpoint
+from msa_lite.io.weights.hub import (
+    Source,
+    fetch,
+    fetch_tokenizer,
+    has_tokenizer,
+    hash_content,
+    hash_tokenizer,
+    is_remote_adapter,
+    tokenizer_files,
+)
+from msa_lite.io.weights.vocabulary import find_added_rows, vocabulary_size
+from msa_lite.merger import Precision, Term, check_mergeable, merge_terms
+from msa_lite.merger.vectors import compare_checkpoints
+from msa_lite.recipe import Demo, RealDemo, Recipe
+
+WRITTEN_OUT = ("target", "prior")  # an adapter under one of these keys is written out to this folder of the run
+_BLOCK = 1 << 20  # numbers compared at a time
+
+
+def open_models(recipe: Recipe, start: str, progress: Progress) -> dict[str, Source]:
+    """Find the recipe's models by name: "target", "prior" (the one that is tuned) and, where there is one, "ideal".
+
+    start: "prior", or "target" to tune the target itself. A target or prior that is a LoRA adapter is first merged into
+    its base, in a folder of the run. The prior comes with rows for the tokens that only the target has. Raise
+    MismatchError with the tensors on which target and prior differ, and NoTokenizerError for a target without a
+    tokenizer.
+    """
+    names = {"target": recipe.target}
+    if start == "prior":
+        names["prior"] = recipe.prior_checkpoint
+    if recipe.evaluate and recipe.evaluate.ideal:
+        names["ideal"] = recipe.evaluate.ideal
+    sources = {key: fetch(name) for key, name in names.items()}
+    for key in WRITTEN_OUT:
+        if key in sources and is_bare_adapter(sources[key].folder):
+            sources[key] = write_out(key, sources[key], recipe.folder, progress)
+    target = load_checkpoint(sources["target"].folder)
+    check_mergeable(target)
+    sources["target"] = _with_tokenizer(recipe, sources)
+    if start == "prior":
+        sources["prior"] = fit_prior(sources["target"], sources["prior"])
+    else:
+        sources["prior"] = sources["target"]
+    for source in sources.values():
+        check_source(source)
+    if "ideal" in sources:
+        check_same_tokens(sources["target"], sources["ideal"])
+    return sources
+
+
+def names_adapter(name: str) -> bool:
+    """Check whether a model's name is that of an adapter, in a folder or on the Hub."""
+    return is_bare_adapter(Path(name).expanduser()) or is_remote_adapter(name)
+
+
+def whole_target(recipe: Recipe) -> str:
+    """Return the name of the recipe's target as a checkpoint: for an adapter, the folder it is written out to."""
+    return str(recipe.folder / "target") if names_adapter(recipe.target) else recipe.target
+
+
+def write_out(key: str, adapter: Source, run: Path, progress: Progress) -> Source:
+    """Merge an adapter into its base, in the folder `key` of a run. Keep a merge that was made from the same two.
+
+    If the adapter's folder has a tokenizer and a chat template, they replace the base's. Raise UsageError if the base
+    cannot be found, and what `merge` raises for an adapter that it cannot take exactly.
+    """
+    from filelock import FileLock
+
+    out, name = run / key, base_name(adapter.folder)
+    try:
+        base = fetch(name, by_content=False)
+    except UsageError as error:
+        raise UsageError(f"{key} {adapter.name}: is a LoRA adapter, and its base cannot be found: {error}") from error
+    if tokenizer_files(adapter.folder):
+        base = replace(base, tokenizer=Source(adapter.name, adapter.folder, hash_tokenizer(adapter.folder)))
+    notices.info("%s: %s is a LoRA adapter on %s; it is merged into %s, which the run uses", key, adapter.name,
+                name, out)  # fmt: skip
+    run.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(run / f".{key}.lock"):  # processes that share a run take turns
+            merge_terms(base, out, [Term("adapter", adapter, 1.0)], base, Precision(), replace=True, progress=progress)
+    except (MismatchError, FormatError) as error:
+        raise type(error)(
+            f"{key} {adapter.name}: this adapter cannot be merged into its base {name}. With PEFT, merge_and_unload() "
+            f"and save_pretrained() may make a whole model of it; then name that folder. {error}"
+        ) from error
+    return Source(adapter.pinned(), out, hash_content(out))
+
+
+def _with_tokenizer(recipe: Recipe, sources: dict[str, Source]) -> Source:
+    """Return the target with the tokenizer that the recipe names, or its own."""
+    target, name = sources["target"], recipe.tokenizer
+    if name is not None:
+        place, prior = name, sources.get("prior")
+        if prior is not None and name == recipe.prior_checkpoint and is_adapter(Path(name).expanduser()):
+            place = str(prior.folder)  # the adapter, written out, with its base's tokenizer
+        return replace(target, tokenizer=replace(fetch_tokenizer(place), name=name))
+    if has_tokenizer(target.folder):
+        return target
+    prior_name = recipe.prior_checkpoint
+    raise NoTokenizerError(
+        f"target {target.name}: was saved without a tokenizer. If it reads as the prior does, add this line to the "
+        f"recipe: `tokenizer: {prior_name}`; otherwise name the folder or repository that has its tokenizer",
+        offer=prior_name,
+    )
+
+
+def open_reader(source: Source, name: str) -> Any:
+    """Return a model's tokenizer. Raise MismatchError if it has more tokens than the model. name: for messages."""
+    tokenizer = open_tokenizer(source.tokenizer_folder, name)
+    check_vocabulary(tokenizer, vocabulary_size(load_checkpoint(source.folder)), name)
+    return tokenizer
+
+
+def fit_prior(target: Source, prior: Source, what: str = "prior") -> Source:
+    """Return the prior with rows for tokens that only the target has. what: the name of the prior in messages.
+
+    Raise MismatchError with all differences if the two differ in more than tokens.
+    """
+    theirs, own = load_checkpoint(target.folder), load_checkpoint(prior.folder)
+    faults = compare_checkpoints(theirs, own, ("target", what))
+    if faults:
+        headline = f"target {target.name} and {what} {prior.name} do not fit, so it cannot be its prior:"
+        raise MismatchError(join_faults(headline, faults))
+    used = None
+    if has_tokenizer(target.tokenizer_folder) and has_tokenizer(prior.folder):
+        sizes = [len(open_tokenizer(s.tokenizer_folder, s.name)) for s in (target, prior)]
+        used = sizes[1] if sizes[0] > sizes[1] else None
+    added = find_added_rows(theirs, own, used)
+    if added:
+        notices.info(
+            "%s %s knows %d tokens, the target %d: it is tuned and scored with the target's embedding of the others",
+            what, prior.name, added.start, added.stop,
+        )  # fmt: skip
+    return replace(prior, added=added)
+
+
+def check_apart(target: Source, prior: Source) -> None:
+    """Raise MismatchError if target and prior are the same model, by name, content or weights."""
+    if target.revision == prior.revision or target.folder.resolve() == prior.folder.resolve():
+        what = "are the same model"
+    elif same_weights(load_checkpoint(target.folder), load_checkpoint(prior.folder)):
+        what = "have the same weights"
+    else:
+        return
+    raise MismatchError(
+        f"target {target.name} and prior {prior.name} {what}. The prior must not have seen the forget set: a model "
+        "that knows the rows already learns nothing from them, so there is no vector to subtract. Give the model from "
+        "before your fine-tuning as `prior`. (To try it with the target's own vector, run `msa-lite baseline "
+        "task_vector`.)"
+    )
+
+
+def same_weights(one: Checkpoint, other: Checkpoint) -> bool:
+    """Check whether two checkpoints hold the same bytes under the same names, small tensors first."""
+    forms = [{name: (entry.dtype, entry.shape) for name, entry in model.tensors.items()} for model in (one, other)]
+    if forms[0] != forms[1]:
+        return False
+    files, scratch = Files(), Scratch()
+    names = sorted(one.tensors, key=lambda name: one.tensors[name].nbytes)
+    return all(_same_rows(files, scratch, one.tensors[name], other.tensors[name]) for name in names)
+
+
+def _same_rows(files: Files, scratch: Scratch, one: TensorEntry, other: TensorEntry) -> bool:
+    if not one.is_float:  # of no dtype that is read here, as tables of positions: floats decide
+        return True
+    rows, columns = one.matrix_shape
+    step = max(1, _BLOCK // max(1, columns))
+    for start in range(0, rows, step):
+        stop = min(start + step, rows)
+        here = read_rows(files, one, start, stop, scratch, "one")
+        there = read_rows(files, other, start, stop, scratch, "other")
+        if here.tobytes() != there.tobytes():
+            return False
+    return True
+
+
+def check_readings(sources: dict[str, Source], tokenizer: Any, rows: Iterable[Row]) -> None:
+    """Raise MismatchError if the prior has a tokenizer that reads rows differently from the target's."""
+    target, prior = sources["target"], sources["prior"]
+    if target.folder == prior.folder or not has_tokenizer(prior.folder):
+        return
+    first = [row for _, row in zip(range(COMPARED_ROWS), rows, strict=False)]
+    check_same_ids(first, tokenizer, open_tokenizer(prior.folder, prior.name), (target.name, prior.name))
+
+
+_PEOPLE = ("prior", "retain", "forget", "holdout")
+
+
+def make_demo(demo: Demo | RealDemo, folder: Path, seed: int, progress: Progress) -> None:
+    """Make the history of a demo in a folder. A finished one costs nothing."""
+    values = demo.model_dump(exclude={"model"})
+    groups = make_groups({name: values.pop(name) for name in _PEOPLE if name in values}, seed)
+    if isinstance(demo, RealDemo):
+        make_real_history(folder, groups, TuningSettings(**values, seed=seed), progress)
+    else:
+        make_history(folder, groups, HistorySettings(**values, seed=seed), progress)
+
+
+def demo_config(demo: Demo | RealDemo) -> dict[str, Any]:
+    """Return the sizes of a demo's models, in the words of transformers."""
+    if isinstance(demo, RealDemo):
+        return dict(SMOLLM2_CONFIG)
+    return {
+        "model_type": "llama", "hidden_size": demo.hidden_size, "intermediate_size": 4 * demo.hidden_size,
+        "num_hidden_layers": demo.layers, "num_attention_heads": 4, "vocab_size": demo.vocabulary,
+        "tie_word_embeddings": True,
+    }  # fmt: skip

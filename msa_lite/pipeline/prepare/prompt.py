@@ -1,0 +1,219 @@
+"""The prompt of a run: as the recipe says, or as found by `prompt: auto`."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from msa_lite.benchmarks import OWN
+from msa_lite.data import (
+    IGNORE,
+    Example,
+    Prompter,
+    PromptSettings,
+    Row,
+    Template,
+    encode_qa,
+    encode_text,
+    load_rows,
+    make_prompter,
+    open_tokenizer,
+    rows_identity,
+    sample_rows,
+)
+from msa_lite.errors import MsaError, UsageError
+from msa_lite.evals.models import model_identity
+from msa_lite.evals.prompt_search import PROMPT_ROWS, choose_prompt, prompt_forms, rank_prompts
+from msa_lite.io.console.libraries import require
+from msa_lite.io.console.progress import notices
+from msa_lite.io.files.reading import read_object
+from msa_lite.io.files.writing import canonical_json, digest
+from msa_lite.io.weights.adapter import base_name, is_adapter
+from msa_lite.io.weights.hub import Source, fetch_tokenizer, has_tokenizer
+from msa_lite.pipeline.prepare.questions import SETS, source_of
+from msa_lite.recipe import Data, Prompt, Recipe
+
+logger = logging.getLogger(__name__)
+
+
+PROMPT_FILE = "prompt.json"  # in the run's folder: the outcome of `prompt: auto`
+
+
+def prompt_settings(prompt: Prompt) -> PromptSettings:
+    """Return the settings that a recipe's `prompt` section stands for."""
+    return PromptSettings(prompt.kind, prompt.system, Template(prompt.prompt, prompt.answer))
+
+
+def find_prompter(recipe: Recipe, tokenizer: Any) -> Prompter:
+    """Return the prompter of a recipe. For `prompt: auto`, return the one to use if nothing is searched."""
+    settings = prompt_settings(recipe.prompt)
+    if settings.kind == "auto":
+        return Prompter.build(tokenizer, "default", settings.template, _system_if_taken(tokenizer, settings))
+    published = recipe.evaluate is not None and recipe.evaluate.benchmark != OWN
+    return make_prompter(tokenizer, settings, published)
+
+
+def _system_if_taken(tokenizer: Any, settings: PromptSettings) -> str | None:
+    takes = Prompter.build(tokenizer, "default", settings.template).takes_system
+    return settings.system if takes else None
+
+
+def resolve_prompt(
+    recipe: Recipe, target: Source, tokenizer: Any, rows: Mapping[str, Sequence[Row]], folders: Sequence[Path]
+) -> tuple[Recipe, Prompter, dict[str, Any] | None]:
+    """Return the recipe with the prompt that `prompt: auto` finds, its prompter, and the outcome of the search.
+
+    rows: by data set; a few questions about the forget set decide. folders: places that may hold the outcome of the
+    same search (`PROMPT_FILE`). Log doubts of the choice. Return another kind of prompt as it is.
+    """
+    prompter = find_prompter(recipe, tokenizer)
+    if recipe.prompt.kind != "auto":
+        return recipe, prompter, None
+    sets = [rows.get(name, ()) for name in ("forget", "evaluate.forget")]
+    questions = next((one for one in sets if one and not one[0].text), None)
+    if questions is None:
+        logger.warning(
+            "prompt: auto: there are no questions about the forget set to try prompts on, so the default one is used"
+        )
+        default = recipe.prompt.model_copy(update={"kind": "default"})
+        return recipe.model_copy(update={"prompt": default}), prompter, None
+    few = sample_rows(questions, PROMPT_ROWS, recipe.seed)
+    forms = prompt_forms(prompter)
+    inputs = {
+        "target": model_identity(target),
+        "rows": rows_identity(few),
+        "forms": {name: digest(form.describe()) for name, form in forms.items()},
+    }
+    outcome = _earlier_search(folders, inputs)
+    if outcome is None:
+        ranked = rank_prompts(target, tokenizer, few, prompter, recipe.seed)
+        choice = choose_prompt(ranked, list(forms))
+        outcome = {
+            "inputs": inputs,
+            "ranking": {item.name: item.probability for item in ranked},
+            "chosen": choice.chosen.name,
+            "prompt": choice.chosen.prompter.settings(),
+            "why": choice.why,
+            "doubts": list(choice.doubts),
+        }
+    notices.info("prompt: auto takes %s", outcome["why"])
+    for doubt in outcome["doubts"]:
+        logger.warning("%s", doubt)
+    prompter = replace(forms[outcome["chosen"]], tokenizer=tokenizer)
+    return recipe.model_copy(update={"prompt": Prompt(**prompter.settings())}), prompter, outcome
+
+
+def _earlier_search(folders: Sequence[Path], inputs: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the outcome of an earlier search from the same inputs; None where there is none."""
+    for folder in folders:
+        try:
+            outcome = read_object(folder / PROMPT_FILE)
+        except MsaError:  # none, or a damaged one
+            continue
+        if outcome.get("inputs") == json.loads(canonical_json(inputs)):
+            return outcome
+    return None
+
+
+_FIRST = 100  # rows among which the one with the most turns is shown
+
+
+@dataclass(frozen=True)
+class ShownPrompt:
+    """One row as the model reads it."""
+
+    form: str
+    """The prompt in words."""
+    row: int
+    """The number of the row in the forget set."""
+    parts: list[tuple[str, bool]]
+    """The text in pieces with special tokens, each with whether it is learnt."""
+    tokens: int
+    """The tokens of the row."""
+    learnt: int
+    """The tokens that are learnt."""
+
+    def marked(self) -> str:
+        """Return the text with learnt pieces between ⟦ and ⟧."""
+        return "".join(f"⟦{text}⟧" if learnt else text for text, learnt in self.parts)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the JSON-able form, for `--json`."""
+        parts = [{"text": text, "learnt": learnt} for text, learnt in self.parts]
+        return {"form": self.form, "row": self.row, "tokens": self.tokens, "learnt": self.learnt, "parts": parts}
+
+
+def show_prompt(recipe: Recipe) -> list[ShownPrompt]:
+    """Render one row of the forget set as the vectors learn it, with the target's tokenizer. No model is loaded.
+
+    The row is the one with the most turns among the first 100. `prompt: auto` gives it in each of the forms that it
+    tries. Raise UsageError if the target or its tokenizer is missing, and whatever is wrong with the data.
+    """
+    if recipe.demo is not None and not Path(recipe.target).expanduser().is_dir():
+        raise UsageError("--show-prompt: the recipe's demo makes target and data first; run it, then ask again")
+    require("train")
+    tokenizer = _load_tokenizer(recipe)
+    row = max(load_rows(source_of(recipe.forget.data, recipe.columns))[:_FIRST], key=lambda row: len(row.earlier))
+    length = recipe.vector.max_length
+    if row.text:
+        chunk = encode_text([row], tokenizer, length)[0]
+        return [_shown("none: every token of a text is learnt", row, chunk, tokenizer)]
+    prompter = find_prompter(recipe, tokenizer)
+    if recipe.prompt.kind != "auto":
+        return [_shown(prompter.sentence, row, encode_qa([row], prompter, length)[0], tokenizer)]
+    return [
+        _shown(f"auto tries: {name}", row, encode_qa([row], form, length)[0], tokenizer)
+        for name, form in prompt_forms(prompter).items()
+    ]
+
+
+def _load_tokenizer(recipe: Recipe) -> Any:
+    """Return the tokenizer that the run will use. Nothing else of the target is fetched."""
+    name = recipe.tokenizer or recipe.target
+    folder = Path(name).expanduser()
+    if is_adapter(folder) and not has_tokenizer(folder):
+        name = base_name(folder)
+    return open_tokenizer(fetch_tokenizer(name).folder, name)
+
+
+def _shown(form: str, row: Row, example: Example, tokenizer: Any) -> ShownPrompt:
+    parts = []
+    for learnt, pairs in groupby(zip(example.ids, example.labels, strict=True), key=lambda pair: pair[1] != IGNORE):
+        ids = [token for token, _ in pairs]
+        parts.append((str(tokenizer.decode(ids, clean_up_tokenization_spaces=False)), learnt))
+    learnt_tokens = sum(label != IGNORE for label in example.labels)
+    return ShownPrompt(form, row.index, parts, len(example.ids), learnt_tokens)
+
+
+def evaluation_arguments(recipe: Recipe) -> dict[str, Any]:
+    """Return the arguments of `evaluate` that ask a model what the recipe's run asks its models, of all rows.
+
+    These are benchmark, data, columns, limits, seed and prompt. For `prompt: auto`, it is the prompt that the run
+    found, if it has searched already.
+    """
+    evaluate = recipe.evaluate
+    arguments: dict[str, Any] = {"seed": recipe.seed, "prompt": _settings(recipe)}
+    if evaluate is None or evaluate.benchmark == OWN:
+        training = {"forget": recipe.forget.data, "retain": recipe.retain.data if recipe.retain else None}
+        for name in SETS:
+            data: Data | None = (getattr(evaluate, name) if evaluate else None) or training.get(name)
+            arguments[name] = source_of(data, recipe.columns) if data else None
+        return arguments | ({"limit": evaluate.limit, "max_new_tokens": evaluate.max_new_tokens} if evaluate else {})
+    names = ("benchmark", "split", "data", "compat", "limit")
+    return arguments | {name: getattr(evaluate, name) for name in names}
+
+
+def _settings(recipe: Recipe) -> PromptSettings:
+    settings = prompt_settings(recipe.prompt)
+    if settings.kind != "auto":
+        return settings
+    try:
+        search = read_object(recipe.folder / PROMPT_FILE)
+        return prompt_settings(Prompt(**search["prompt"]))
+    except (MsaError, ValueError, KeyError, TypeError):
+        return settings

@@ -1,0 +1,309 @@
+"""Load the data of a recipe and turn it into the questions to choose by and to score; say what they cannot show."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from msa_lite.benchmarks import OWN
+from msa_lite.choose.rules import LeastExtraction, Rule, check_rule, make_rule
+from msa_lite.choose.validation import FEWEST, MOST_PASSAGES, PASSAGE, Parts, divide_rows
+from msa_lite.data import DataSource, Prompter, Row, load_rows, pin_source, sample_rows
+from msa_lite.errors import Faults, UsageError, join_faults
+from msa_lite.evals.aggregates import resolve_compat
+from msa_lite.evals.benchmark import Benchmark, BenchmarkSettings, benchmark_class
+from msa_lite.evals.bounds import difference_of_shares
+from msa_lite.evals.qa import load_qa
+from msa_lite.evals.suite import load_benchmark
+from msa_lite.pipeline.prepare.rows import count_repeated, divide_retain, each_once
+from msa_lite.recipe import Columns, Data, Recipe
+from msa_lite.report.metrics import metric_kind
+from msa_lite.report.verdict import Margins
+
+logger = logging.getLogger(__name__)
+
+
+SETS = ("forget", "retain", "holdout")
+WhenToChoose = bool | Literal["if possible"]
+
+
+@dataclass(frozen=True)
+class Questions:
+    """The questions of a recipe, with the rule of its choice."""
+
+    rule: Rule
+    """The rule that ranks candidates."""
+    validation: Benchmark | None = None
+    """The rows to choose by; None where there is no choice to make."""
+    test: Benchmark | None = None
+    """The rows that models are scored on; None where nothing is scored."""
+    judged: bool = False
+    """True if a judge is asked about the validation rows."""
+    undivided: Benchmark | None = None
+    """The benchmark with all of its questions, where `test` leaves out those of the user's that a choice is made by."""
+
+    @property
+    def everything(self) -> list[Benchmark]:
+        """Return the parts that together hold all questions to score. One may be in both, as rows of a small set."""
+        parts = [self.undivided] if self.undivided else [self.test, self.validation]
+        return [part for part in parts if part is not None]
+
+
+def load_questions(
+    recipe: Recipe,
+    data: Mapping[str, DataSource],
+    choice: WhenToChoose,
+    prompter: Prompter,
+    loaded: Mapping[str, list[Row]] | None = None,
+) -> Questions:
+    """Return the questions of a recipe, in two parts where there is a choice to make.
+
+    If a benchmark's own metrics decide the choice, its questions are divided. By extraction, the user's questions about
+    the forget and retain set decide, and the benchmark's scores leave these out. The user's holdout rows are in both
+    parts, whole. Raise UsageError where a rule lacks a metric, or there are no rows to choose by.
+    """
+    settings = recipe.evaluate
+    if settings is None:
+        return Questions(_rule(recipe, {}))
+    rows = _rows(recipe, data, loaded or {})
+    rule = _rule(recipe, rows)
+    if choice is not False and rule.needs_ideal and not settings.ideal:
+        raise UsageError(f"select: '{rule.name}' compares with the ideal model; give evaluate.ideal")
+    if settings.benchmark == OWN:
+        return _own_parts(recipe, rule, rows, choice, prompter)
+    compat = resolve_compat(settings.compat, settings.benchmark)
+    part = BenchmarkSettings(settings.data, settings.split, settings.limit, recipe.seed, compat)
+    benchmark = load_benchmark(settings.benchmark, prompter, part)
+    if isinstance(rule, LeastExtraction):
+        own = _own_parts(recipe, rule, rows, choice, prompter)
+        seen = _questions(own.validation) - _questions(own.test) if own.validation else set()
+        test = benchmark.without(seen) if seen else benchmark
+        return Questions(rule, own.validation, test, undivided=benchmark)
+    if choice is False:
+        return Questions(rule, None, benchmark)
+    judge = settings.judge.kind == "openai" and recipe.select.judge  # a local one would be loaded beside the target
+    _check(rule, benchmark, judge, recipe.select.under)
+    validation, test = benchmark.divide(recipe.validation, recipe.seed, recipe.select.by)
+    if coarse := validation.resolution(rule.needs()):
+        logger.warning("%s; with so few rows, the choice may be by chance (select.validation)", coarse)
+    return Questions(rule, validation, test, judge and rule.judged)
+
+
+def _rule(recipe: Recipe, rows: Mapping[str, list[Row]]) -> Rule:
+    """Return the rule that ranks candidates. Without questions about the forget set, the benchmark may have a score."""
+    settings, select = recipe.evaluate, recipe.select
+    score = select.score
+    if score is None and settings and "forget" not in rows:
+        score = benchmark_class(settings.benchmark).default_score
+    margins = Margins(**recipe.margins.model_dump())
+    return make_rule(score, select.keep, select.maximise, select.minimise, select.subject_to, margins)
+
+
+def _check(rule: Rule, benchmark: Benchmark, judged: bool, under: Sequence[str]) -> None:
+    """Raise UsageError where a rule needs a metric that the benchmark does not give, or that only a judge gives.
+
+    under: the forms of quantisation in which every metric is there as well, as "nf4.rouge_l_f".
+    """
+    names = benchmark.metric_names()
+    rounded = [f"{form}.{name}" for form in under for name in names]
+    check_rule(rule, [*names, *rounded], f"benchmark {benchmark.name}")
+    wanting = [name for name in rule.needs() if metric_kind(name).judge == "required"]
+    if wanting and not judged:
+        raise UsageError(
+            f"select: {', '.join(wanting)} needs a judge; give evaluate.judge of kind openai, and select.judge true"
+        )
+
+
+def _rows(recipe: Recipe, data: Mapping[str, DataSource], loaded: Mapping[str, list[Row]]) -> dict[str, list[Row]]:
+    """Return the rows to score by set: those that `evaluate` names, else the training sets.
+
+    Only the qa benchmark takes texts; the published ones have their own.
+    """
+    assert recipe.evaluate is not None
+    sets = {}
+    for name in SETS:
+        named = data.get(f"evaluate.{name}")
+        place = f"evaluate.{name}" if named else name
+        source = data.get(place)
+        if source is None or (source.format != "qa" and recipe.evaluate.benchmark != OWN):
+            if named:
+                raise UsageError(
+                    f"evaluate.{name}.format is '{named.format}', but with {recipe.evaluate.benchmark} it must be qa"
+                )
+            continue
+        rows = loaded[place] if place in loaded else load_rows(source)
+        rows = each_once(rows)  # a row that stands there twice would count twice in every interval
+        sets[name] = sample_rows(rows, recipe.evaluate.limit or len(rows), recipe.seed)
+    return sets
+
+
+def _own_parts(
+    recipe: Recipe, rule: Rule, rows: Mapping[str, list[Row]], choice: WhenToChoose, prompter: Prompter
+) -> Questions:
+    """Return both parts of the user's own questions or texts."""
+    assert recipe.evaluate is not None
+    if choice == "if possible":
+        least = 1 if recipe.select.validation == "auto" else 2
+        choice = "forget" in rows and all(len(rows[name]) >= least for name in ("forget", "retain") if name in rows)
+    limit = recipe.evaluate.max_new_tokens
+    if not choice:
+        if not rows and recipe.evaluate.benchmark == OWN:
+            logger.warning("nothing can be scored: there are no rows. Give evaluate.forget, or set evaluate: null")
+        return Questions(rule, None, load_qa(rows, prompter, limit) if rows else None)
+    if recipe.select.by == "author":
+        raise UsageError("select.by author: your own rows have no authors; leave it at question")
+    parts = _divide(recipe, rows)
+    validation = load_qa(parts.validation, prompter, limit, parts.names[0])
+    _check(rule, validation, False, recipe.select.under)
+    return Questions(rule, validation, load_qa(parts.test, prompter, limit, parts.names[1]))
+
+
+def _questions(benchmark: Benchmark | None) -> set[str]:
+    """Return the questions of a benchmark, or none."""
+    sets = benchmark.sets.values() if benchmark else ()
+    return {item.fields["question"] for part in sets for item in part.items if "question" in item.fields}
+
+
+def _divide(recipe: Recipe, rows: Mapping[str, list[Row]]) -> Parts:
+    """Return the rows to choose by and the rows to score, by set. Raise UsageError where there are not enough."""
+    assert recipe.evaluate is not None
+    if "forget" not in rows:
+        own = recipe.evaluate.benchmark
+        short = [f"forget: no questions; give evaluate.forget{f', or select.score: {own}' if own != OWN else ''}"]
+    else:
+        share, limit = recipe.select.validation, recipe.evaluate.limit
+        parts = divide_rows(rows, None if share == "auto" else share, recipe.seed, limit)
+        short = [f"{name}: {len(rows[name])} rows" for name, left in parts.test.items() if not left]
+        if not short:
+            return parts
+        short.append("select.validation auto divides no set of few rows")
+    raise UsageError(
+        join_faults("a choice (of alpha, beta, epochs, …) needs rows to choose by and others to score:", short)
+    )
+
+
+ALTERNATIVES = "baseline.alternatives"
+
+
+def source_of(data: Data, columns: Columns) -> DataSource:
+    """Return a data set of a recipe as stages take it. columns: the recipe's, for a data set that names none."""
+    return DataSource(**data.flat(columns))
+
+
+def load_set(data: Data, columns: Columns) -> tuple[DataSource, list[Row]]:
+    """Return a data set of a recipe, pinned, and its rows."""
+    source = pin_source(source_of(data, columns))
+    return source, load_rows(source)
+
+
+def load_data(recipe: Recipe, method: str = "msa") -> tuple[dict[str, DataSource], dict[str, list[Row]]]:
+    """Return every data set of a run's recipe, pinned, and its rows, by its place in the recipe ("evaluate.holdout").
+
+    Raise all faults of all data sets in one error.
+    """
+    sets: dict[str, Data | None] = {
+        "forget": recipe.forget.data,
+        "retain": recipe.retain.data if recipe.retain else None,
+        "probe.against": recipe.probe.against,
+    }
+    if method == "dpo":
+        sets[ALTERNATIVES] = recipe.baseline.alternatives
+    if recipe.evaluate:
+        sets |= {f"evaluate.{name}": getattr(recipe.evaluate, name) for name in SETS}
+    faults, sources, rows = Faults(), {}, {}
+    for name, data in sets.items():
+        if data is None:
+            continue
+        with faults.gathered(f"{name if '.' in name else f'{name}.data'}: "):
+            if name == ALTERNATIVES and data.format != "text":
+                raise UsageError("format: must be 'text', with one answer a line")
+            sources[name], rows[name] = load_set(data, recipe.columns)
+    faults.check()
+    return sources, rows
+
+
+_FEW = 12  # forget rows; with fewer, each of them is 8 points and more
+_MOST = 10_000  # rows that anybody would be told to give
+
+
+def limits_of_evidence(recipe: Recipe, rows: Mapping[str, list[Row]], fits_retain: bool = True) -> list[str]:
+    """Return a sentence for each thing that the scores of a run cannot show, with what to give.
+
+    rows: by their places in the recipe, after `separate_sets`. fits_retain: False if no retain vector is fitted.
+    Published benchmarks have questions of their own; of a recipe with one, only repeated rows are told.
+    """
+    if recipe.evaluate is None:
+        return []
+    sets = scored_sets(rows)
+    notes = count_repeated(sets)
+    if recipe.evaluate.benchmark != OWN or "forget" not in sets:
+        return notes
+    if recipe.retain and fits_retain:
+        learnt = divide_retain(recipe, rows)
+        sets["retain"] = rows.get("evaluate.retain") or learnt.scored
+        if recipe.betas is None or any(recipe.betas):
+            notes += _learnt_notes(learnt.sample, sets["retain"])
+    sizes = {name: _count(recipe, part) for name, part in sets.items()}
+    forget = sizes["forget"]
+    control, size = "the ideal", forget
+    if not recipe.evaluate.ideal:
+        control, size = ("holdout", sizes["holdout"]) if "holdout" in sizes else ("the prior", forget)
+    if forget < _FEW:
+        notes.append(
+            f"few forget rows ({forget}): each is {100 / forget:.0f} points of every share, so that hardly anything "
+            f"can be shown; give {_FEW} or more"
+        )
+    if control == "the prior":
+        notes.append(
+            "no holdout rows and no ideal: the prior on the forget rows is the control then, which is weaker, since it "
+            "has not learnt how such rows are answered; give evaluate.holdout, similar rows that no model has learnt"
+        )
+    margin = recipe.margins.recited
+    if (bound := least_bound(forget, size)) > margin:
+        numbers = (n for n in range(1, _MOST) if least_bound(max(n, forget), max(n, size)) <= margin)
+        enough = next(numbers, _MOST)
+        notes.append(
+            f"PASS cannot be reached with {forget} forget rows and {size} of the control ({control}): even if none is "
+            f"recited, {100 * bound:.1f} points of difference are possible, and {100 * margin:g} are allowed; give "
+            f"{enough} or more of each"
+        )
+    return notes
+
+
+def scored_sets(rows: Mapping[str, list[Row]]) -> dict[str, list[Row]]:
+    """Return the rows to score by set: those that `evaluate` names, else the training sets."""
+    places = {name: f"evaluate.{name}" if f"evaluate.{name}" in rows else name for name in SETS}
+    return {name: rows[place] for name, place in places.items() if place in rows}
+
+
+def least_bound(forget: int, control: int) -> float:
+    """Return the upper 95 % bound (Agresti and Caffo, 2000) of the difference of two shares that are both 0."""
+    return difference_of_shares((0.0, forget), (0.0, control)).high
+
+
+def _learnt_notes(learnt: Sequence[Row], scored: Sequence[Row]) -> list[str]:
+    """Return a sentence where all or most of the retain rows that are scored are learnt by the retain vector."""
+    threads = {row.thread for row in learnt}
+    apart = sum(row.thread not in threads for row in scored)
+    advice = "give evaluate.retain, or more retain rows with retain.data.sample: match_forget"
+    if not apart:
+        return [f"kept cannot be shown: every retain row that is scored is learnt by the retain vector, too; {advice}"]
+    if apart < len(scored) / 2:
+        return [
+            f"what is kept will look better than it is: {len(scored) - apart} of the {len(scored)} retain rows that "
+            f"are scored are learnt by the retain vector, too; {advice}"
+        ]
+    return []
+
+
+def _count(recipe: Recipe, rows: Sequence[Row]) -> int:
+    """Return the number of rows that are scored; of a few texts that a choice divides, the passages."""
+    assert recipe.evaluate is not None, "the rows are scored"
+    rows, limit = each_once(rows), recipe.evaluate.limit
+    are_cut = recipe.has_choice and recipe.select.validation == "auto" and len(rows) < FEWEST
+    if are_cut and all(row.text for row in rows):
+        passages = sum(max(1, round(len(row.text.split()) / PASSAGE)) for row in rows)
+        return min(passages, limit or MOST_PASSAGES)
+    return min(len(rows), limit or len(rows))

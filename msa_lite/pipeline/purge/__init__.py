@@ -1,0 +1,1 @@
+"""Remove what still holds the data of a run."""

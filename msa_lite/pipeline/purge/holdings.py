@@ -1,0 +1,212 @@
+"""Tell which files of a run's folder hold the data or can put it back, which stay, and which are not msa-lite's."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from msa_lite.io.files.reading import printable
+from msa_lite.io.finished.manifest import is_partial, remove_partial
+from msa_lite.io.finished.seal import (
+    LOCK,
+    MANIFEST,
+    MARKER,
+    WORKING,
+    drop_files,
+    entries,
+    load_manifest,
+    remove_ours,
+    strange_files,
+)
+from msa_lite.pipeline.prepare.models import WRITTEN_OUT
+from msa_lite.pipeline.prepare.prompt import PROMPT_FILE
+from msa_lite.pipeline.run.folder import BASELINES, HISTORY, TRACKING, RunFolder
+from msa_lite.pipeline.run.report import MARKDOWN_FILE, REPORT_FILES
+from msa_lite.record.seal import KEY_FILE, RECORD_FILE, SIGNATURE_FILE
+from msa_lite.report.attacks import ATTACKS_FOLDER
+from msa_lite.report.provenance import PURGED_FILE, RECIPE_FILE
+from msa_lite.report.reports import REPORT_FILE
+from msa_lite.report.verdict import VERDICT_FILE
+
+RECORDS = "questions, answers and scores of single rows"
+_STAGES = {
+    "vectors": "what training on the rows changed: with it the data can be put back",
+    "reference": "what a model gave to single rows",
+    HISTORY: "the demo's data, and models that were trained on it",
+    WRITTEN_OUT[0]: "the target, which knows the data, written out of its adapter",
+    WRITTEN_OUT[1]: "the prior, written out of its adapter",
+    "candidate": "a model that was only tried",
+}  # whole folders of stages, by the first folder of their path
+_RESULTS = {
+    "model": "the unlearned model",
+    "adapter": "the result of the run. It is a switch: whoever takes it off the target has the data back",
+    "model.previous": "the unlearned model from before, which a kill has left",
+    "adapter.previous": "the adapter from before, which a kill has left",
+}
+_KINDS = ("vector", "data", "checkpoint", "reference")  # of stages in other places that hold data, too
+_FILES = {PROMPT_FILE: "how the models did on rows in several prompts"}
+_KEPT = {
+    RECIPE_FILE: "names the data, and does not hold it",
+    **dict.fromkeys(REPORT_FILES, "scores and counts"),
+    VERDICT_FILE: "counts",
+    RECORD_FILE: "the removal record: keyed hashes of the rows, which nobody can guess without the key",
+    SIGNATURE_FILE: "the signature of the record",
+    KEY_FILE: "without it nobody can tell whether a row was among those removed; keep it to yourself",
+    PURGED_FILE: "what was removed, and when",
+}
+_SUMMARIES = {"probe": (MARKDOWN_FILE,), ATTACKS_FOLDER: (REPORT_FILE,)}  # beside stages, in their folder
+_LOCKS = (LOCK, ".candidate.lock", *(f".{name}.lock" for name in WRITTEN_OUT))
+_DAMAGED = f"its {MANIFEST} is damaged, so msa-lite cannot tell its own files; they may hold the data"
+_FOREIGN = "not made by msa-lite"
+
+
+@dataclass(frozen=True)
+class Holding:
+    """Something that holds the data, and can be removed."""
+
+    name: str
+    """Its path from the run's folder, or the whole path outside of it."""
+    reason: str
+    """The part of the data that it holds."""
+    nbytes: int
+    """The size of its files."""
+    remove: Callable[[], object]
+    """Removes it; ends a removal that was killed."""
+
+
+@dataclass(frozen=True)
+class Remark:
+    """Something that stays, and why."""
+
+    name: str
+    """Its path from the run's folder."""
+    reason: str
+
+
+@dataclass(frozen=True)
+class Survey:
+    """The content of a run's folder."""
+
+    holdings: list[Holding]
+    kept: list[Remark]
+    strays: list[Remark]
+    """Files that msa-lite did not make, or cannot know as its own."""
+    records: list[Path]
+    """The files with rows in them, one row a line."""
+
+
+def survey_run(run: RunFolder) -> Survey:
+    """Return what is in a run's folder, the runs of baselines in it included. Links are not followed."""
+    survey = Survey([], [], [], [])
+    _look(run, run.folder, survey)
+    # What a kill may cut short comes first; the records, by which rows are known elsewhere, come last.
+    survey.holdings.sort(key=lambda holding: holding.reason == RECORDS)
+    return survey
+
+
+def run_folders(run: RunFolder) -> list[Path]:
+    """Return the folders of the run and of its baselines' runs, each of which has a lock of its own."""
+    inner = (path for path in sorted((run.folder / BASELINES).glob("*")) if (path / RECIPE_FILE).is_file())
+    return [run.folder, *(path for path in inner if not path.is_symlink() and not path.parent.is_symlink())]
+
+
+def _look(run: RunFolder, home: Path, survey: Survey) -> None:
+    """Look at the folder of one run, `home`."""
+    for path in _items(home):
+        name = _name(run, path)
+        if path.is_symlink():
+            survey.strays.append(Remark(name, f"a link to {printable(os.readlink(path))}, which is not followed"))
+        elif path.is_dir() and path.name == BASELINES:
+            for inner in _items(path):
+                if inner.is_dir() and not inner.is_symlink():
+                    _look(run, inner, survey)
+                else:
+                    survey.strays.append(Remark(_name(run, inner), _FOREIGN))
+        elif path.is_dir() and path.name == TRACKING:
+            survey.kept.append(Remark(name, "losses and scores for trackers, of no single row"))
+        elif path.is_dir():
+            _look_into(run, home, path, survey)
+        elif path.name in _FILES or path.name.removesuffix(".tmp") in {*_KEPT, *_FILES} - {path.name}:
+            reason = _FILES.get(path.name, "half-written")
+            survey.holdings.append(Holding(name, reason, _size([path]), partial(path.unlink, missing_ok=True)))
+        elif path.name in _KEPT:
+            survey.kept.append(Remark(name, _KEPT[path.name]))
+        elif path.name not in _LOCKS:
+            survey.strays.append(Remark(name, _FOREIGN))
+
+
+def _look_into(run: RunFolder, home: Path, folder: Path, survey: Survey) -> None:
+    """Look at a folder in that of a run: a stage, or a folder of stages."""
+    name, top = _name(run, folder), folder.relative_to(home).parts[0]
+    files = list(entries(folder).values())
+    if is_partial(folder):
+        remove = partial(remove_partial, folder)
+        survey.holdings.append(Holding(name, "what a stopped run has left", _size(files), remove))
+    elif manifest := load_manifest(folder):
+        strange = strange_files(folder, manifest)
+        survey.strays.extend(Remark(_name(run, path), _FOREIGN) for path in strange.values())
+        own = [path for path in files if path not in strange.values()]
+        if reason := _whole(run, folder, top, manifest["kind"]):
+            survey.holdings.append(Holding(name, reason, _size(own), partial(remove_ours, folder)))
+            survey.records.extend(path for path in own if path.suffix == ".jsonl")
+        elif top in _RESULTS:
+            survey.kept.append(Remark(name, _RESULTS[top]))
+        else:
+            _look_at_records(run, home / top, folder, manifest, survey)
+    elif not any(path.name in (MANIFEST, MARKER, LOCK) for path in files):
+        survey.strays.extend([Remark(f"{name}/", _FOREIGN)] if files else [])
+    else:
+        for path in _items(folder):
+            if path.is_dir() and not path.is_symlink():
+                _look_into(run, home, path, survey)
+            elif path.name not in WORKING and path.name not in _SUMMARIES.get(top, ()):
+                reason = _DAMAGED if (folder / MANIFEST).is_file() else _FOREIGN
+                survey.strays.append(Remark(_name(run, path), reason))
+
+
+def _whole(run: RunFolder, folder: Path, top: str, kind: str) -> str | None:
+    """Return why a stage's folder has to go as a whole; None where its reports stay, and for the result of the run."""
+    if top == "adapter" and run.result.name != top:
+        return "an update from before, which can put the data back"
+    if reason := _STAGES.get(top.removesuffix(".previous")):
+        return reason
+    if kind in _KINDS:
+        return "a model or data that a run was made from"
+    return "what a stopped run has left" if folder.name.endswith(".previous") and top not in _RESULTS else None
+
+
+def _look_at_records(run: RunFolder, top: Path, folder: Path, manifest: Mapping[str, Any], survey: Survey) -> None:
+    """Look at a stage that stays without its records."""
+    remark = Remark(_name(run, top), "metrics, without the rows; one hash over all rows of a set")
+    if remark not in survey.kept:
+        survey.kept.append(remark)
+    if records := [record for record in manifest["files"] if record.endswith(".jsonl")]:
+        paths = [folder / record for record in records if (folder / record).is_file()]
+        survey.records.extend(paths)
+        remove = partial(drop_files, folder, records)
+        survey.holdings.append(Holding(_name(run, folder), RECORDS, _size(paths), remove))
+
+
+def remove_empty(run: RunFolder) -> None:
+    """Remove the folders that are empty once what they held is gone."""
+    for home in run_folders(run):
+        for top in _STAGES:
+            for place, _, _ in os.walk(home / top, topdown=False):
+                if not os.listdir(place):
+                    os.rmdir(place)
+
+
+def _items(folder: Path) -> Iterator[Path]:
+    yield from sorted(folder.iterdir())
+
+
+def _size(paths: Sequence[Path]) -> int:
+    return sum(path.lstat().st_size for path in paths)
+
+
+def _name(run: RunFolder, path: Path) -> str:
+    return printable(path.relative_to(run.folder))

@@ -1,0 +1,272 @@
+"""Remove what still holds the data of a run: vectors, records of rows, models that know it, caches.
+
+The unlearned model, the report and the removal record stay. A removal that was killed is ended by the same call.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from msa_lite.data import DataSource
+from msa_lite.data.kept import cached_repositories, cached_tables, datasets_cache, download_folder
+from msa_lite.data.plain import read_any_rows
+from msa_lite.errors import MsaError, StageError, join_faults
+from msa_lite.evals.judge.cache import cache_folder
+from msa_lite.io.files.reading import local_path, printable, read_object
+from msa_lite.io.files.spellings import holds_any, needles, sample_texts
+from msa_lite.io.files.writing import write_json
+from msa_lite.io.finished.seal import locked
+from msa_lite.pipeline.purge.holdings import Holding, Remark, Survey, remove_empty, run_folders, survey_run
+from msa_lite.pipeline.run.folder import RunFolder, open_run
+from msa_lite.pipeline.run.report import MARKDOWN_FILE, write_run_report
+from msa_lite.recipe import Data
+from msa_lite.record.facts import utc
+from msa_lite.report import REPORT_FILE
+from msa_lite.report.page import PAGE_FILE
+from msa_lite.report.provenance import PURGED_FILE
+
+_SEARCHED = 64 << 20  # bytes; larger files of others are not searched for rows
+_EXAMPLES = "questions with answers, as examples; it is written again without them"
+# By these marks a report is known to show examples or rows.
+_SIGNS = {
+    MARKDOWN_FILE: [b"Some questions side by side:", b"## The rows to forget\n"],
+    PAGE_FILE: [b'<section id="examples">', b'<section id="rows">'],
+    REPORT_FILE: [b'"examples": [\n', b'"forget_rows": {'],
+}
+_TEXTS = ("question", "answer", "text")
+_ELSEWHERE = (
+    "copies of all these: backups, snapshots of the disk, other folders and machines, what was sent or published",
+    "models that were merged from the vectors elsewhere (`msa-lite merge`, mergekit), and temporary files",
+    "the history of your shell, logs and terminals that showed questions with answers",
+)
+AFTER = (
+    "after that, no later request can name the run under `earlier`: it starts from the unlearned model instead, and "
+    "the run is not made again from its recipe"
+)
+
+
+@dataclass(frozen=True)
+class Purge:
+    """The files that hold the data of a run, and the outcome of their removal."""
+
+    folder: Path
+    """The run's folder."""
+    holdings: Sequence[Holding]
+    """The files that hold the data and can be removed."""
+    kept: Sequence[Remark]
+    """The files that stay in the folder."""
+    strays: Sequence[Remark]
+    """Files in the folder that msa-lite leaves alone, since it did not make them."""
+    elsewhere: Sequence[str]
+    """Places that no command of msa-lite reaches."""
+    removed: bool
+    """True once the holdings are gone."""
+    purged: str | None
+    """The time of an earlier purge of the run; None where there was none."""
+
+    @property
+    def nbytes(self) -> int:
+        """Return the size of what holds the data."""
+        return sum(holding.nbytes for holding in self.holdings)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the JSON-able form, for `--json`."""
+        return {
+            "folder": str(self.folder),
+            "removed": self.removed,
+            "bytes": self.nbytes,
+            "holdings": [_entry(holding) for holding in self.holdings],
+            "kept": [asdict(remark) for remark in self.kept],
+            "left_alone": [asdict(remark) for remark in self.strays],
+            "out_of_reach": list(self.elsewhere),
+            "purged_before": self.purged,
+        }
+
+
+def purge(folder: str | Path, remove: bool = False) -> Purge:
+    """List what still holds the data of a run, and with `remove` remove it.
+
+    The list has vectors, records of single rows, models and data of a demo, models written out of adapters, what
+    stopped runs have left, and tables in the cache of `datasets`; in the runs of baselines, too. Nothing outside the
+    run's folder is removed but these tables. No link is followed. What was removed, and when, is written into
+    purged.json, after which the folder takes no run any more.
+
+    Raise UsageError for a folder that is no run, OutputError where a process works in it, StageError for what could
+    not be removed.
+    """
+    run = open_run(folder)
+    if not remove:
+        return _survey(run)
+    with ExitStack() as locks:
+        for place in run_folders(run):
+            locks.enter_context(locked(place))
+        before = _survey(run)
+        if before.holdings:
+            _remove(run, before.holdings)
+        # A whole survey would read the rows again, and `datasets` would put those of Parquet files back into its cache.
+        return Purge(**(vars(before) | {"removed": True, "kept": survey_run(run).kept}))
+
+
+def purge_command(folder: Path) -> str:
+    """Return the command that removes what holds the data of a run."""
+    return f"msa-lite purge {shlex.quote(str(folder))} --yes"
+
+
+def _survey(run: RunFolder) -> Purge:
+    """Return what there is, before anything is removed."""
+    survey = survey_run(run)
+    sources = dict(_sources(run))
+    rows = _forget_texts(survey, sources)
+    caches = [
+        Holding(str(path), "rows to forget in the cache of `datasets`", _tree_size(path), partial(shutil.rmtree, path))
+        for path in _caches(rows, sources)
+    ]
+    strays = [_searched(run, remark, rows) for remark in survey.strays]
+    reports = list(_reports_with_rows(run))
+    purged = None
+    with suppress(MsaError):
+        purged = str(read_object(run.folder / PURGED_FILE).get("began"))
+    holdings = [*caches, *reports, *survey.holdings]
+    return Purge(run.folder, holdings, survey.kept, strays, list(_elsewhere(run, sources)), False, purged)
+
+
+def _remove(run: RunFolder, holdings: Sequence[Holding]) -> None:
+    """Remove the holdings. Raise StageError with all that cannot be removed; the others are gone then."""
+    file, began = run.folder / PURGED_FILE, utc(time.time())
+    former: dict[str, Any] = {}
+    with suppress(MsaError):
+        former = read_object(file)
+    entries = [*former.get("removed", ()), *map(_entry, holdings)]
+    entries = list({json.dumps(entry, sort_keys=True): entry for entry in entries}.values())
+    note = {"began": former.get("began", began), "ended": None, "removed": entries}
+    write_json(file, note)  # first, so that no run begins in what a kill has left
+    faults = []
+    for holding in holdings:
+        try:
+            holding.remove()
+        except OSError as error:
+            faults.append(f"{error.filename or holding.name}: {error.strerror or error}")
+    remove_empty(run)
+    if faults:
+        raise StageError(
+            join_faults(f"{run.folder}: not all could be removed; the same command goes on with it:", faults, limit=50)
+        )
+    write_json(file, note | {"ended": utc(time.time())})
+
+
+def _sources(run: RunFolder) -> Iterator[tuple[str, DataSource]]:
+    """Yield the data sets of a run that hold rows to forget, by their keys in the recipe."""
+    recipe, evaluate = run.recipe, run.recipe.evaluate
+    sets: dict[str, Data | None] = {"forget.data": recipe.forget.data}
+    if evaluate:
+        sets["evaluate.forget"] = evaluate.forget
+        if evaluate.data:
+            path, _, revision = evaluate.data.partition("@")
+            yield "evaluate.data", DataSource(path, revision=revision or None)
+    sets |= {"probe.against": recipe.probe.against if recipe.probe.paired else None}
+    for key, data in sets.items():
+        if data:
+            yield key, DataSource(**data.flat(recipe.columns))
+
+
+def _forget_texts(survey: Survey, sources: dict[str, DataSource]) -> list[str]:
+    """Return the texts of the rows to forget, as far as they are at hand: in the data's files, and in records."""
+    texts: dict[str, None] = {}
+    for source in sources.values():
+        with suppress(MsaError, OSError):
+            for row in read_any_rows(source.path, source):
+                texts |= dict.fromkeys(filter(None, (row.question, row.answer, row.text)))
+    for path in survey.records:
+        if path.name.startswith("forget"):
+            texts |= dict.fromkeys(_record_texts(path))
+    return list(texts)
+
+
+def _record_texts(path: Path) -> Iterator[str]:
+    """Yield the texts in a file of records; none from lines that are no records."""
+    with suppress(OSError, ValueError):
+        for line in path.read_text("utf-8").split("\n"):
+            record = json.loads(line) if line else {}
+            yield from (record[key] for key in _TEXTS if isinstance(record.get(key), str))
+
+
+def _caches(rows: Sequence[str], sources: dict[str, DataSource]) -> Iterator[Path]:
+    """Yield the folders of the cache of `datasets` that hold rows to forget."""
+    yield from cached_tables(sorted(rows, key=len)[len(rows) // 2 :])  # of question and answer mostly the longer one
+    for source in sources.values():
+        yield from cached_repositories(source)
+
+
+def _searched(run: RunFolder, stray: Remark, rows: Sequence[str]) -> Remark:
+    """Return a remark on files of others that says if rows to forget stand in them."""
+    path = run.folder / stray.name
+    files = [path] if path.is_file() else sorted(path.rglob("*")) if path.is_dir() and not path.is_symlink() else []
+    for file in files:
+        with suppress(MsaError, OSError):
+            size = file.lstat().st_size
+            if not file.is_symlink() and size <= _SEARCHED and holds_any(file, needles(sample_texts(rows, size))):
+                return Remark(stray.name, f"{stray.reason}; ROWS TO FORGET STAND IN IT")
+    return stray
+
+
+def _reports_with_rows(run: RunFolder) -> Iterator[Holding]:
+    """Yield the reports that show examples; they are written again without them."""
+    for home in run_folders(run):
+        if files := list(_files_with_examples(home)):
+            name = ", ".join(printable(path.relative_to(run.folder)) for path in files)
+            size = sum(path.stat().st_size for path in files)
+            yield Holding(name, _EXAMPLES, size, partial(_write_without, home))
+
+
+def _files_with_examples(home: Path) -> Iterator[Path]:
+    for name, signs in _SIGNS.items():
+        path = home / name
+        if path.is_file() and not path.is_symlink() and holds_any(path, signs):
+            yield path
+
+
+def _write_without(home: Path) -> None:
+    """Write the reports of a run without examples; remove those that cannot be written again."""
+    with suppress(MsaError, ImportError):  # a damaged run; a plain installation, which writes no page
+        write_run_report(home)
+    for path in _files_with_examples(home):
+        path.unlink()
+
+
+def _elsewhere(run: RunFolder, sources: dict[str, DataSource]) -> Iterator[str]:
+    """Yield what holds the data out of reach of the command."""
+    recipe = run.recipe
+    for key, source in sources.items():
+        folder = download_folder(source)
+        inside = local_path(source.path).resolve().is_relative_to(run.folder.resolve())
+        if folder:
+            yield f"the data itself, {source.path} on the Hub ({key}), and its downloads in {folder}"
+        elif not inside:
+            yield f"the data itself: {source.path} ({key})"
+    if not local_path(recipe.target).resolve().is_relative_to(run.folder.resolve()):
+        yield f"the target, which knows the data: {recipe.target}, and its copies"
+    yield from (f"the vectors of an earlier request, in {folder}: purge that run, too" for folder in recipe.earlier)
+    if recipe.evaluate and recipe.evaluate.judge.kind == "openai":
+        server = recipe.evaluate.judge.base_url or "OpenAI, or OPENAI_BASE_URL"
+        yield f"what the judge was asked: questions and answers went to its server ({server})"
+    if recipe.evaluate and recipe.evaluate.judge.kind != "none":
+        yield f"the judge's replies in {cache_folder()}: hashes of what it was asked, no texts"
+    yield f"tables in other caches of `datasets` than {datasets_cache()}, such as those of other users"
+    yield from _ELSEWHERE
+
+
+def _entry(holding: Holding) -> dict[str, Any]:
+    return {"name": holding.name, "reason": holding.reason, "bytes": holding.nbytes}
+
+
+def _tree_size(folder: Path) -> int:
+    return sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file())

@@ -1,0 +1,154 @@
+"""The probe: check which candidates for the prior have already seen the forget set."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from msa_lite.errors import UsageError
+from msa_lite.evals.probe import PROBE_ROWS, Probe, probe_inputs, probe_model
+from msa_lite.io.console.progress import Progress, silent
+from msa_lite.io.files.writing import write_text
+from msa_lite.io.launch.crew import Crew, stand_alone
+from msa_lite.io.weights.hub import Source, fetch
+from msa_lite.pipeline.prepare.models import fit_prior
+from msa_lite.pipeline.prepare.run import Run, RunPlan
+from msa_lite.pipeline.run.folder import claimed
+from msa_lite.pipeline.run.knowledge import COMPARED_WITH, PROBE_FOLDER, probe_rows
+from msa_lite.pipeline.run.msa import msa_plan
+from msa_lite.recipe import Recipe, RecipeSource, load_recipe
+from msa_lite.report.metrics import metric_kind
+from msa_lite.report.probing import SIGN, Finding, read_verdicts
+
+
+@dataclass(frozen=True)
+class ProbeResult:
+    """The result of a probe."""
+
+    folder: Path
+    """The folder of the scores and report.md."""
+    against: str
+    """The kind of rows that the forget rows were compared with: "holdout" or "paraphrased"."""
+    models: Mapping[str, str]
+    """The models by the name of their finding: repository or folder, with revision."""
+    findings: list[Finding]
+    """A finding for each model."""
+
+    @property
+    def title(self) -> str:
+        """Return the title of a table: the rows that were compared."""
+        forget, other = self.findings[0].report.settings["rows"].values()
+        return f"{forget} forget rows against {other} {COMPARED_WITH[self.against]}"
+
+    @property
+    def labels(self) -> list[str]:
+        """Return the headings of `Finding.cells`."""
+        return [metric_kind(name).label for name in self.findings[0].report.metrics]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the result for `--json`."""
+        return {
+            "output": str(self.folder),
+            "against": self.against,
+            "rows": self.findings[0].report.settings["rows"],
+            "models": {
+                finding.name: {
+                    "model": self.models[finding.name],
+                    "verdict": finding.verdict,
+                    "said": finding.explanation,
+                    **{
+                        name: {"value": metric.value, "interval": interval, "stderr": metric.stderr, "n": metric.n}
+                        for name, metric, interval in finding.measured()
+                    },
+                }
+                for finding in self.findings
+            },
+        }
+
+
+def probe(recipe: RecipeSource, overrides: Iterable[str] = (), progress: Progress = silent) -> ProbeResult | None:
+    """Check the candidates for the prior, and target and ideal as controls, for signs of having seen the forget set.
+
+    Candidates are all checkpoints of the recipe's history, or its prior. Write a folder for each model and report.md
+    into OUTPUT/probe. Models that were scored before are not scored again. Before any scoring, raise UsageError if
+    there is nothing to compare the forget rows with, and MismatchError for a candidate of another shape. Under a
+    launcher the first process does it alone; return None in the others.
+    """
+    recipe = load_recipe(recipe, overrides)
+    if not stand_alone().first:
+        return None
+    with claimed(recipe, probe_plan(recipe), progress, check_probe, crew=Crew()) as run:
+        rows, sources, folder = _sampled(run), _models(run), run.folder / PROBE_FOLDER
+        reports = {
+            name: probe_model(source, rows, folder / name, f"probe: {name}", progress)
+            for name, source in sources.items()
+        }
+        models = {name: source.pinned() for name, source in sources.items()}
+        result = ProbeResult(folder, rows.against, models, read_verdicts(reports))
+        write_text(folder / "report.md", _summary(result))
+    return result
+
+
+def probe_plan(recipe: Recipe) -> RunPlan:
+    """Return the plan of a recipe's probe. Nothing is chosen, so no rows are set apart for it."""
+    return replace(msa_plan(recipe), choice=False, vectors=())
+
+
+def probe_stages(run: Run) -> dict[str, tuple[Path, dict[str, Any]]]:
+    """Return the folder of each model's scores, and all that decides them, by the model's name."""
+    rows, folder = _sampled(run), run.folder / PROBE_FOLDER
+    return {name: (folder / name, probe_inputs(source, rows)) for name, source in _models(run).items()}
+
+
+def _sampled(run: Run) -> Probe:
+    rows = probe_rows(run)
+    assert rows is not None, "checked"
+    return rows.sampled(PROBE_ROWS, run.recipe.seed)
+
+
+def check_probe(run: Run) -> None:
+    """Raise UsageError if there is nothing to compare the forget rows with."""
+    if probe_rows(run) is None:
+        raise UsageError(
+            "there is nothing to compare the forget rows with: set probe.against to rows of the same kind that no "
+            "candidate has seen, or (with probe.paired) to a paraphrase of each forget row"
+        )
+
+
+def _models(run: Run) -> dict[str, Source]:
+    """Return the models by the names of their folders: candidates in the order of the history, then the controls.
+
+    Raise MismatchError for a checkpoint that does not fit the target.
+    """
+    history, prior = run.recipe.history, run.recipe.prior_checkpoint
+    names = [item.checkpoint for item in history.checkpoints] if history else [prior]
+    candidates = {}
+    for place, name in enumerate(names, start=1):
+        if name == prior:
+            candidates["prior"] = run.sources["prior"]
+        else:
+            candidates[f"checkpoint-{place}"] = fit_prior(run.sources["target"], fetch(name), "checkpoint")
+    controls = {name: run.sources[name] for name in ("target", "ideal") if name in run.sources}
+    return candidates | controls
+
+
+def _summary(result: ProbeResult) -> str:
+    """Return the text of report.md: the table, a line for each model, and the meaning of the figures."""
+    rows = [" | ".join([f.name, result.models[f.name], *f.cells(), f.verdict]) for f in result.findings]
+    return "\n".join(
+        [
+            f"# Has it seen the forget set? {result.title}\n",
+            f"| name | model | {' | '.join(result.labels)} | verdict |",
+            f"|---|---|{'---:|' * len(result.labels)}---|",
+            *(f"| {row} |" for row in rows),
+            "",
+            *(f"- {finding.name}: {finding.explanation}." for finding in result.findings),
+            "",
+            "AUC [95 % interval over rows]: the chance that a forget row looks better known than a comparison row. A "
+            f"model that has seen neither set scores ½. A sign is an interval above {SIGN}, not above ½: the two sets "
+            "may differ in other ways, which raises the AUC of every model.",
+            "",
+        ]
+    )

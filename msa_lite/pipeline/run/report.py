@@ -1,0 +1,273 @@
+"""What a run ends with: its report, its removal record, and its place on the Hub."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+
+from msa_lite.baselines.methods import TASK_VECTOR
+from msa_lite.benchmarks import OWN
+from msa_lite.choose.candidates import Values
+from msa_lite.data import DataSource, Row
+from msa_lite.data.plain import read_any_rows
+from msa_lite.errors import FormatError, MismatchError, MsaError, UsageError, join_faults
+from msa_lite.evals.benchmark import Records, benchmark_class
+from msa_lite.evals.records import list_rows, pick_examples
+from msa_lite.io.console.libraries import require
+from msa_lite.io.console.progress import Progress, notices
+from msa_lite.io.files.reading import local_path
+from msa_lite.io.files.writing import write_json, write_text
+from msa_lite.io.finished.seal import MANIFEST, verify_stages
+from msa_lite.io.weights.hub import Source
+from msa_lite.merger import Merged, MergedAdapter
+from msa_lite.pipeline.prepare.run import Run
+from msa_lite.pipeline.run.verdict import scored_records
+from msa_lite.publish.contents import PublishOptions
+from msa_lite.publish.destination import find_destination
+from msa_lite.publish.upload import Published, push_folder
+from msa_lite.recipe import Recipe, load_recipe
+from msa_lite.record.check import RowAnswer, find_rows
+from msa_lite.record.facts import ModelSource, ResultKind, RunFacts, write_run_record
+from msa_lite.record.schema import Removal
+from msa_lite.record.seal import RowContent
+from msa_lite.report import REPORT_FILE
+from msa_lite.report.front_matter import read_target_card
+from msa_lite.report.page import PAGE_FILE, write_page
+from msa_lite.report.provenance import PURGED_FILE, RECIPE_FILE, purge_day, read_run
+from msa_lite.report.rows import RowList, SideBySide
+from msa_lite.report.run_files import run_json, run_markdown
+from msa_lite.report.story import Story, formula_of, load_story
+from msa_lite.report.verdict import VERDICT_FILE, Verdict
+
+MARKDOWN_FILE = "report.md"
+REPORT_FILES = (PAGE_FILE, MARKDOWN_FILE, REPORT_FILE)
+"""The files of a report, the one to open first at the front."""
+
+
+def report_run(folder: str | Path, show_examples: bool = False, rows: bool = False) -> Story:
+    """Write report.html, report.md and report.json of a run, finished or not, into its folder. Return its story.
+
+    show_examples: add ten questions with the models' answers, which hold the data. rows: list every row to forget in
+    the returned story (`forget_rows`); only with show_examples are they also in the files. Raise UsageError for what is
+    no run, and for rows of a run that has none or was purged, MismatchError for a run whose files are not as they were
+    written, FormatError for broken files; nothing is written then.
+    """
+    folder = local_path(folder)
+    require("train", "the pictures of a report need matplotlib")
+    read_run(folder)
+    _check_unchanged(folder)
+    listed = _rows(folder) if rows else None
+    examples = _examples(folder) if show_examples else ()
+    story = write_run_report(folder, examples, listed if show_examples else None)
+    return replace(story, forget_rows=listed)
+
+
+def write_run_report(folder: Path, examples: Sequence[SideBySide] = (), rows: RowList | None = None) -> Story:
+    """Write the three forms of a run's report. The same files in its folder give the same bytes."""
+    story = replace(load_story(folder, examples), forget_rows=rows)
+    text, values = run_markdown(story), run_json(story)
+    write_text(folder / MARKDOWN_FILE, text)
+    write_json(folder / REPORT_FILE, values)
+    write_page(story, folder / PAGE_FILE)
+    return story
+
+
+def drop_report(folder: Path) -> None:
+    """Remove the verdict and the report of an earlier run, perhaps of another model, from a run's folder."""
+    for name in (VERDICT_FILE, *REPORT_FILES):
+        (folder / name).unlink(missing_ok=True)
+
+
+def _check_unchanged(folder: Path) -> None:
+    """Raise MismatchError, as `msa-lite verify` does, where a file of a stage is not as it was written."""
+    if not any(folder.rglob(MANIFEST)):
+        return
+    faults = verify_stages(folder)
+    lines = [f"{stage.relative_to(folder)}/{fault}" for stage, of_stage in faults.items() for fault in of_stage]
+    if lines:
+        broken = sum(map(bool, faults.values()))
+        headline = f"{folder}: differs from its manifest ({broken} of {len(faults)} folders):"
+        raise MismatchError(join_faults(headline, lines, limit=100))
+
+
+def _examples(folder: Path) -> list[SideBySide]:
+    """Return ten questions with the models' answers, the same that a run shows; none where nothing was answered."""
+    story = load_story(folder)
+    target = story.reports.get("target")
+    if target is None:
+        return []
+    with _reading_records(folder):
+        models = _scored(story)
+        kind, seed = benchmark_class(target.benchmark), story.provenance.seed or 0
+        return pick_examples(kind, models, seed) if "target" in models else []
+
+
+def _rows(folder: Path) -> RowList:
+    """Return all rows to forget. Raise UsageError, with what is missing, where the unlearned model has no records."""
+    story = load_story(folder)
+    day = purge_day(folder)
+    if day is not None:
+        raise UsageError(
+            f"{folder}: its rows cannot be listed: the data was purged on {day}, the records of single rows with it "
+            f"({PURGED_FILE})"
+        )
+    unlearned = story.reports.get("unlearned")
+    if unlearned is None:
+        lines = [line for line in story.missing if not line.startswith("verdict")]
+        reason = str((story.verdict or {}).get("reason") or "nothing was scored (evaluate: null)")
+        again = f"; `msa-lite {folder / RECIPE_FILE}` goes on with the run" if lines else ""
+        raise UsageError(f"{folder}: its rows cannot be listed: {'; '.join(lines) or reason}{again}")
+    with _reading_records(folder):
+        models = _scored(story)
+        listed = list_rows(benchmark_class(unlearned.benchmark), models, _known_rows(story))
+    if "unlearned" not in models or not listed.rows:
+        raise UsageError(
+            f"{folder}: its rows cannot be listed: evaluation/unlearned has no records of rows to forget "
+            f"(benchmark {unlearned.benchmark})"
+        )
+    return listed
+
+
+def _known_rows(story: Story) -> int:
+    """Return the number of rows to forget that there are to our knowledge: those scored on target, or learnt."""
+    sets = [part["target"].settings.get("sets") for part in (story.reports, story.validation) if "target" in part]
+    counts = [named["forget"]["rows"] for named in sets if isinstance(named, Mapping) and "forget" in named]
+    divided = "target" in story.reports and story.reports["target"].benchmark != OWN
+    scored = sum(counts) if divided else max(counts, default=0)  # one's own forget rows are whole in both parts
+    evaluate = story.provenance.values.get("evaluate")
+    same = isinstance(evaluate, Mapping) and evaluate.get("benchmark") == OWN and not evaluate.get("forget")
+    learnt = story.fits["forget"].rows if same and "forget" in story.fits else None
+    return max(scored, learnt or 0)
+
+
+def _scored(story: Story) -> dict[str, Records]:
+    """Return the records of target, unlearned model and ideal: of test and validation part if both have them all."""
+    target, validation = (part.get("target") for part in (story.reports, story.validation))
+    same = target is not None and validation is not None and validation.benchmark == target.benchmark
+    both = same and "unlearned" in story.validation
+    return dict(scored_records(story.folder, ["_validation", ""] if both else [""]))
+
+
+@contextmanager
+def _reading_records(folder: Path) -> Iterator[None]:
+    """Raise FormatError for records that are not as msa-lite writes them."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise FormatError(f"{folder / 'evaluation'}: its records are not as msa-lite writes them ({error})") from error
+
+
+_WITH_STRENGTHS = ("msa", TASK_VECTOR)  # the methods whose merge has alpha and beta
+
+
+def write_record(run: Run, chosen: Values, merged: Merged | MergedAdapter) -> Removal:
+    """Write record.json into a run's folder, after its verdict. A rerun that changes nothing leaves it as it is.
+
+    chosen: alpha and beta, or what was chosen for a baseline.
+    """
+    names = [
+        "target",
+        *(["prior"] if run.plan.start == "prior" else []),
+        *(["ideal"] if "ideal" in run.sources else []),
+    ]
+    scored = [
+        name for name in ("target", "ideal", "unlearned") if name in (*names, "unlearned") and run.test is not None
+    ]
+    kind: ResultKind = "adapter" if isinstance(merged, MergedAdapter) else "model"
+    vectors = run.vector_names if run.plan.method in _WITH_STRENGTHS else run.plan.vectors
+    choice = ["sweep"] if run.validation is not None else []
+    facts = RunFacts(
+        request=run.recipe.request,
+        method=run.plan.method,
+        formula=_formula(run),
+        strengths=chosen,
+        kind=kind,
+        models={name: _model(run.sources[name]) for name in names},
+        forget_rows=[_content(row) for row in run.rows["forget"]],
+        row_counts={name: len(rows) for name, rows in run.rows.items()},
+        scored=scored,
+        stages=[*(f"vectors/{name}" for name in vectors), *choice, kind, *(f"evaluation/{name}" for name in scored)],
+        began=(run.folder / RECIPE_FILE).stat().st_mtime,
+        earlier=[other.folder for other in run.earlier],
+    )
+    return write_run_record(run.folder, facts)
+
+
+def find_forgotten(folder: Path, rows: str, key: str | None = None) -> list[RowAnswer]:
+    """Return for each row of a file whether a run, or an earlier one in its chain, was to forget it.
+
+    The columns are those of the run's forget set, where its recipe can be read; else the usual ones. key: a copy of
+    the run's record.key. Raise as `find_rows`, and FormatError for a file without rows.
+    """
+    columns = DataSource(rows)
+    with suppress(MsaError):
+        recipe = load_recipe(str(folder / RECIPE_FILE))
+        columns = DataSource(**recipe.forget.data.flat(recipe.columns))
+    return find_rows(folder, [_content(row) for row in read_any_rows(rows, columns)], key)
+
+
+def _content(row: Row) -> RowContent:
+    """Return the part of a row that its keyed hash is of."""
+    return row.question, row.answer, row.text
+
+
+def _formula(run: Run) -> str:
+    """Return the merge of a run in one line."""
+    if run.earlier:
+        return "θ_u = θ_D + Σ weight · vector, over all vectors of this request and of the earlier ones"
+    return formula_of(run.plan.method, run.plan.start)
+
+
+def _model(source: Source) -> ModelSource:
+    """Return a model as the record names it: without the path of a folder."""
+    name = "local folder" if source.is_folder else source.pinned()
+    return ModelSource(name, source.folder, source.revision, source.tokenizer.revision if source.tokenizer else None)
+
+
+def check_publishing(recipe: Recipe) -> None:
+    """Raise before any work if the recipe names a repository that nothing could be sent to."""
+    if recipe.publish.repo is not None:
+        find_destination(recipe.publish.repo, recipe.publish.private)
+
+
+def check_licence(run: Run) -> None:
+    """Raise UsageError before any work if the run's model is to be public, and nobody says under which licence."""
+    wishes = run.recipe.publish
+    if wishes.repo is None or wishes.private or wishes.license or run.plan.method != "msa":
+        return
+    if "license" not in read_target_card(run.sources["target"].folder):
+        raise UsageError(
+            "publish.license: the card of the target names no licence, and a public model needs one; give the "
+            "identifier of the one that holds, such as apache-2.0"
+        )
+
+
+def publish_model(
+    recipe: Recipe, folder: Path, verdict: Verdict | None, accept: bool, progress: Progress
+) -> Published | None:
+    """Send a run's model or adapter where the recipe says; return None where it says nothing, or the verdict is FAIL.
+
+    folder: the model's or adapter's. The recipe is the user's consent; nobody is asked. Raise as `push_folder`; the run
+    itself is finished then, and a rerun only publishes.
+    """
+    wishes, accept = recipe.publish, accept or not recipe.verdict
+    if wishes.repo is None:
+        return None
+    if verdict is not None and verdict.outcome == "FAIL" and not accept:
+        notices.warning(
+            "not published: the verdict is FAIL; `msa-lite publish %s … --accept` sends it all the same", folder
+        )
+        return None
+    options = PublishOptions(
+        public=not wishes.private,
+        name_models=wishes.name_models,
+        accept=accept,
+        license=wishes.license,
+        gated=wishes.gated,
+    )
+    try:
+        return push_folder(folder, wishes.repo, options, progress)
+    except MsaError as error:
+        raise type(error)(f"the run is finished, but not published: {error}") from None

@@ -1,0 +1,133 @@
+"""Fit the forget and retain vectors: by this process, side by side, or each by all processes of a launcher."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from msa_lite.errors import UsageError
+from msa_lite.io.console.progress import Progress, Step, Watcher, silent, tell
+from msa_lite.io.finished.manifest import is_finished
+from msa_lite.io.launch.crew import Crew
+from msa_lite.pipeline.prepare.run import Run, fit_settings, fit_until
+from msa_lite.pipeline.run.scores import row_hashes, tracking_of
+from msa_lite.train import FitSettings, fit_inputs, fit_vector
+
+FIT = "fit"  # the order to fit a vector beside another one
+FIT_SHARDED = "fit sharded"  # the order to fit a vector with all others
+TOGETHER = "forget and retain vectors"
+
+
+def fit_vectors(run: Run, names: Iterable[str], progress: Progress = silent) -> None:
+    """Fit the named vectors ("forget", "retain") into the run's folder, unless they are there already.
+
+    With several processes, all of them fit a vector of all weights together. Adapters are fitted side by side by two.
+    """
+    names = list(names)
+    if are_fitted_together(run, names):
+        both = _Together(run.crew, progress)
+        with run.crew.helped(FIT, {"name": names[1]}, both.show):
+            fit_alone(run, names[0], both)
+        both.end()
+        return
+    for name in names:
+        if run.crew.is_alone or run.recipe.vector.mode != "full":
+            fit_alone(run, name, progress)
+        elif not _is_fitted(run, name):
+            with run.crew.helped(FIT_SHARDED, {"name": name}):
+                fit_with_all(run, name, progress)
+
+
+def are_fitted_together(run: Run, names: Sequence[str]) -> bool:
+    """Check whether two processes fit the named vectors side by side."""
+    if run.crew.is_alone or run.recipe.vector.mode == "full" or not run.crew.own_gpus or len(names) != 2:
+        return False
+    return not any(_is_fitted(run, name) for name in names)
+
+
+def check_processes(run: Run) -> None:
+    """Raise UsageError, before any work, if the processes of the crew cannot fit a vector of all weights together."""
+    if run.recipe.vector.mode == "full":
+        for name in run.vector_names:
+            check_shares(run.crew, fit_settings(run, name))
+
+
+def check_shares(crew: Crew, settings: FitSettings) -> None:
+    """Raise UsageError if the processes of a crew share a GPU, or cannot make a fit with these settings together."""
+    from msa_lite.train.sharded import check_sharded
+
+    if crew.is_alone:
+        return
+    if not crew.own_gpus:
+        raise UsageError(f"{crew.ranks.count} processes are more than there are GPUs; start one for each GPU")
+    check_sharded(settings, crew.ranks.count)
+
+
+def fit_alone(run: Run, name: str, progress: Progress) -> None:
+    """Fit a vector by this process alone."""
+    fit_vector(
+        run.sources["prior"],
+        run.examples[name],
+        run.vector_folder(name),
+        tracking=tracking_of(run),
+        **_arguments(run, name, progress),
+    )
+
+
+def fit_with_all(run: Run, name: str, progress: Progress) -> None:
+    """Fit a vector of all weights by all processes of the crew; each of them has to call it."""
+    from msa_lite.train.sharded import fit_sharded
+
+    out, arguments = run.vector_folder(name), _arguments(run, name, progress)
+    with run.crew.group():
+        fit_sharded(run.sources["prior"], run.examples[name], out, tracking=tracking_of(run), **arguments)
+
+
+def _arguments(run: Run, name: str, progress: Progress) -> dict[str, Any]:
+    return {
+        "tokenizer": run.prompter.tokenizer,
+        "settings": fit_settings(run, name),
+        "label": f"{name} vector",
+        "extra_files": row_hashes(run.rows[name]),
+        "until": fit_until(run, name),
+        "progress": progress,
+    }
+
+
+def vector_inputs(run: Run, name: str) -> dict[str, Any]:
+    """Return all that decides a vector, as its manifest records it."""
+    return fit_inputs(run.sources["prior"], run.examples[name], fit_settings(run, name), until=fit_until(run, name))
+
+
+def _is_fitted(run: Run, name: str) -> bool:
+    return is_finished(run.vector_folder(name), vector_inputs(run, name))
+
+
+class _Together(Watcher):
+    """The progress of two fits as that of one: of this process, and of the next one."""
+
+    def __init__(self, crew: Crew, progress: Progress) -> None:
+        self._crew, self._progress = crew, progress
+        self._own = self._shown = (0, 0, "")
+
+    def __call__(self, label: str, done: int, total: int, note: str = "") -> None:
+        """Take the progress of this process's fit."""
+        self._own = done, total, note or self._own[2]
+        self.show()
+
+    def announce(self, steps: Sequence[Step]) -> None:
+        """Announce nothing: the run has done it."""
+
+    def show(self) -> None:
+        """Show both, if anything is new. They are never shown as done before `end`."""
+        parts = [part for part in (self._own, self._crew.progress_of(1)) if part and part[1]]
+        done, total = sum(part[0] for part in parts), sum(part[1] for part in parts)
+        state = min(done, total - 1), total, " / ".join(part[2] for part in parts if part[2])
+        if parts and state != self._shown:
+            self._shown = state
+            tell(self._progress, TOGETHER, *state)
+
+    def end(self) -> None:
+        """Show that both are done."""
+        _, total, note = self._shown
+        tell(self._progress, TOGETHER, total, total, note)

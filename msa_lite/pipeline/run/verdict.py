@@ -1,0 +1,252 @@
+"""The verdict on a run, from the records of all rows that its models were scored on; the card tells it."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from msa_lite.benchmarks import BENCHMARKS
+from msa_lite.choose.candidates import Values
+from msa_lite.data import Row
+from msa_lite.errors import FormatError
+from msa_lite.evals.benchmark import Record, Records
+from msa_lite.evals.records import pick_examples, read_records
+from msa_lite.io.console.progress import Progress
+from msa_lite.io.files.reading import read_text
+from msa_lite.io.files.writing import write_text
+from msa_lite.io.finished.seal import CARD_FILE, add_files, describe_file, load_manifest
+from msa_lite.merger import Merged, MergedAdapter
+from msa_lite.pipeline.prepare.run import Run
+from msa_lite.pipeline.run.knowledge import KNOWLEDGE_FOLDER
+from msa_lite.pipeline.run.scores import evaluate_prior, evaluations_beside
+from msa_lite.recipe import Recipe
+from msa_lite.report.card import model_card, side_of, terms_of
+from msa_lite.report.front_matter import read_target_card
+from msa_lite.report.rows import SideBySide
+from msa_lite.report.sentence import basis_of
+from msa_lite.report.story import Story, load_story
+from msa_lite.report.verdict import Margins, Verdict, make_verdict, write_verdict
+from msa_lite.strengths import Strengths
+
+logger = logging.getLogger(__name__)
+
+
+NOTHING_SCORED = "nothing was scored (evaluate: null)"
+_NEAR = 0.8  # of the way from the prior's loss to the target's; a fit that ends before is doubted
+
+
+@dataclass(frozen=True)
+class Findings:
+    """The outcome of a run's scores."""
+
+    verdict: Verdict | str
+    """The verdict, or the reason why there is none."""
+    examples: Sequence[SideBySide]
+    """Some questions with the models' answers."""
+
+
+def judge_run(run: Run, learnt: Iterable[Row], progress: Progress) -> Findings:
+    """Return the verdict on a scored run and ten questions side by side; write verdict.json into its folder.
+
+    learnt: the rows to keep that the model learnt. They are kept better than others, so others alone count where there
+    are any. Without an ideal, the prior is scored on the forget rows, too: it shows what a model knows that never saw
+    them.
+    """
+    findings = _judge(run, learnt, progress)
+    write_verdict(findings.verdict, run.folder)
+    return findings
+
+
+def _judge(run: Run, learnt: Iterable[Row], progress: Progress) -> Findings:
+    if run.test is None:
+        return Findings(NOTHING_SCORED if run.recipe.evaluate is None else "there are no rows to score", [])
+    if "ideal" not in run.sources:
+        evaluate_prior(run, "validation", progress)
+        evaluate_prior(run, "test", progress)
+    parts = _parts(run)
+    scored = scored_records(run.folder, parts)
+    prior = _prior(run, parts)
+    models, fitted = _without_learnt(scored | ({"prior": prior} if prior else {}), learnt)
+    weighed = run.test.weigh(models)
+    examples = pick_examples(type(run.test), scored, run.recipe.seed)
+    if isinstance(weighed, str):
+        return Findings(weighed, examples)
+    forgotten, kept = weighed
+    kept = replace(kept, fitted=True) if kept and fitted else kept
+    return Findings(make_verdict(forgotten, kept, _doubts_of_fits(run), margins_of(run.recipe)), examples)
+
+
+def margins_of(recipe: Recipe) -> Margins:
+    """Return the margins of a recipe's verdict."""
+    return Margins(**recipe.margins.model_dump())
+
+
+def learnt_rows(run: Run, strengths: Strengths) -> Sequence[Row]:
+    """Return the rows to keep that the merged model learnt; none where the retain vector has no part in it."""
+    return run.rows.get("retain", ()) if strengths.beta else ()
+
+
+def _without_learnt(
+    models: Mapping[str, Records], learnt: Iterable[Row]
+) -> tuple[dict[str, dict[str, Sequence[Record]]], bool]:
+    """Return the records without the retain rows that were learnt, and whether all of them were; then all stay."""
+    known = {_content(row.question, row.text, row.earlier) for row in learnt}
+    kept = {name: {**records, "retain": _unlearnt(records["retain"], known)} if "retain" in records else {**records}
+            for name, records in models.items()}  # fmt: skip
+    fitted = bool(models["target"].get("retain")) and not kept["target"]["retain"]
+    return ({name: {**records} for name, records in models.items()} if fitted else kept), fitted
+
+
+def _unlearnt(records: Sequence[Record], known: set[str]) -> list[Record]:
+    return [r for r in records if _content(r.get("question"), r.get("text"), r.get("earlier") or ()) not in known]
+
+
+def _content(question: str | None, text: str | None, earlier: Iterable[Sequence[str]]) -> str:
+    """Return what tells rows apart: the text, or the question with the turns before it."""
+    return text or json.dumps([question, *map(list, earlier)])
+
+
+def _parts(run: Run) -> list[str]:
+    """Return the endings of the evaluation folders to read: of both parts if they are of the same benchmark."""
+    folder = run.folder / "evaluation"
+    both = run.validation is not None and run.test is not None and run.validation.name == run.test.name
+    whole = all((folder / f"{name}_validation").is_dir() for name in ("target", "unlearned"))
+    return ["_validation", ""] if both and whole else [""]
+
+
+def scored_records(run: Path, parts: Sequence[str]) -> dict[str, dict[str, list[Record]]]:
+    """Return the records by set of target, unlearned model and ideal, each row once.
+
+    run: a run's folder. parts: the endings of the evaluation folders to read. Models that were not scored on all parts
+    are left out.
+    """
+    scored = {}
+    for name in ("target", "unlearned", "ideal"):
+        folders = [run / "evaluation" / f"{name}{part}" for part in parts]
+        if all(folder.is_dir() for folder in folders) and (records := _merged(folders)):
+            scored[name] = records
+    return scored
+
+
+def _prior(run: Run, parts: Sequence[str]) -> dict[str, list[Record]]:
+    """Return the prior's records: of these parts, of the recipe's other runs, or of the check before the fits."""
+    names = [f"prior{part}" for part in parts]
+    own = [run.folder / "evaluation" / name for name in names]
+    beside = [folder for name in names for folder in evaluations_beside(run, name)]
+    checked = [run.folder / "evaluation" / KNOWLEDGE_FOLDER / "prior"]
+    return next((records for folders in (own, beside, checked) if (records := _merged(folders))), {})
+
+
+def _merged(folders: Sequence[Path]) -> dict[str, list[Record]]:
+    sets: dict[str, dict[int, Record]] = {}
+    for folder in folders:
+        for path in sorted(folder.glob("*.jsonl")):
+            sets.setdefault(path.stem, {}).update({record["index"]: record for record in read_records(path)})
+    return {name: [records[index] for index in sorted(records)] for name, records in sets.items()}
+
+
+def _doubts_of_fits(run: Run) -> list[str]:
+    """Return a line for each fit whose loss did not come near the target's, by the vectors' manifests."""
+    doubts = []
+    for name in run.vector_names if run.plan.start == "prior" else ():
+        loss = (load_manifest(run.vector_folder(name)) or {}).get("fit", {}).get("loss", {})
+        start, goal, tuned = (loss.get(key) for key in ("prior", "target", "tuned"))
+        if start is None or goal is None or tuned is None or start <= goal:
+            continue
+        if (closed := (start - tuned) / (start - goal)) < _NEAR:
+            doubts.append(
+                f"the fit of the {name} vector got {max(0.0, closed):.0%} of the way to what the target knows: its "
+                f"loss fell from {start:.3g} to {tuned:.3g}, and the target's is {goal:.3g}"
+            )
+    return doubts
+
+
+_FIGURES = ("value", "n", "stderr", "higher_is_better")
+
+
+def complete_card(run: Run, merged: Merged | MergedAdapter, chosen: Values) -> None:
+    """Put the outcome of a run into the manifest of its model or adapter, and write the card anew.
+
+    A run that ends as before changes no byte. A card that somebody has edited stays as it is. The card is written
+    before the manifest: after a kill in between, the next run completes the manifest.
+    """
+    folder, path = merged.folder, merged.folder / CARD_FILE
+    manifest = load_manifest(folder)
+    assert manifest is not None, "the merge has just been done, or found whole"
+    theirs = manifest.get("target_card") or read_target_card(run.sources["target"].folder)
+    outcome = json.loads(json.dumps(_outcome(run, manifest, chosen)))
+    facts = {"target_card": theirs, "outcome": outcome}
+    card, known = model_card({**manifest, **facts}), manifest["files"].get(CARD_FILE)
+    present = _read(path) if path.exists() else None
+    names = [CARD_FILE]
+    if present not in (None, card) and (known is None or describe_file(path) != known):
+        logger.warning("%s: somebody has edited it, so it stays as it is; without it, a rerun writes a new one", path)
+        names = []
+    elif present != card:
+        write_text(path, card)
+    if facts.items() <= manifest.items() and (not names or known == describe_file(path)):
+        return
+    add_files(folder, names, facts)
+
+
+def _read(path: Any) -> str:
+    """Return a card's text; nothing for what is no text, which cannot be ours."""
+    try:
+        return read_text(path)
+    except FormatError:
+        return ""
+
+
+def _outcome(run: Run, manifest: dict[str, Any], chosen: Values) -> dict[str, Any]:
+    """Return the outcome for the manifest: figures and sentences, no row and no path."""
+    story = load_story(run.folder)
+    verdict, terms = story.verdict or {}, terms_of(manifest)
+    sides = ["forget", *(side_of(term) for term in terms)]
+    return {
+        "sentence": story.sentence,
+        "basis": basis_of(story.verdict, story.reports),
+        "verdict": story.outcome,
+        "reasons": verdict.get("reasons", []),
+        "method": run.plan.method,
+        "chosen": dict(chosen),
+        **(_scores(story) if story.reports else {}),
+        "sweep": _sweep(story),
+        "rows": {name: len(rows) for name, rows in run.rows.items() if name in sides},
+        "fits": {name: _fit(story, name) for name in dict.fromkeys(sides) if name in story.fits},
+    }
+
+
+def _scores(story: Story) -> dict[str, Any]:
+    """Return the scores of all models on the test rows, and the names of the metrics that matter most."""
+    metrics: dict[str, dict[str, Any]] = {}
+    for model, report in story.reports.items():
+        for name, metric in report.metrics.items():
+            metrics.setdefault(name, {})[model] = {key: getattr(metric, key) for key in _FIGURES}
+    entry = BENCHMARKS.get(story.benchmark or "")
+    main = dict.fromkeys([*story.main_metrics, *(entry.columns if entry else ())])
+    return {
+        "benchmark": story.benchmark,
+        "split": story.split,
+        "main": [name for name in main if name in metrics],
+        "metrics": metrics,
+    }
+
+
+def _sweep(story: Story) -> dict[str, Any] | None:
+    """Return how the choice was made."""
+    choice = story.choosing
+    if choice is None:
+        return None
+    points = [{"values": dict(p.values), "score": p.score, "met": p.met} for p in choice.points]
+    return {"rule": choice.rule, "split": choice.part, "points": points}
+
+
+def _fit(story: Story, name: str) -> dict[str, Any]:
+    """Return how a vector was fitted."""
+    fit = story.fits[name]
+    figures = {key: fit.settings.get(key) for key in ("mode", "lora_rank", "learning_rate")}
+    return {"rows": fit.rows, "epochs": fit.epochs, **figures}

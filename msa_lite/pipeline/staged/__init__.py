@@ -1,0 +1,1 @@
+"""Training in stages: targets, ideals and the checkpoints before them."""

@@ -1,0 +1,357 @@
+"""Train targets, ideals and the checkpoints before them in stages, each stage a fit of all weights.
+
+The model that a stage goes on from, its rows and its settings identify it. A stage whose folder was made from the same
+is not trained again. A stage that changed is trained again, and so are those after it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from msa_lite.data import hash_ids
+from msa_lite.io.console.progress import Progress, Step, announce, silent
+from msa_lite.io.files.writing import check_space, digest, write_json, write_text
+from msa_lite.io.finished.manifest import is_finished, software_versions
+from msa_lite.io.finished.seal import load_manifest
+from msa_lite.io.launch.crew import Crew
+from msa_lite.io.launch.gathering import PREPARE, agree, gathered
+from msa_lite.io.weights.hub import Source, fetch
+from msa_lite.pipeline.prepare.training import ReadyStage, TrainingRun, prepare_training
+from msa_lite.pipeline.run.folder import TRACKING, claim, recipe_text
+from msa_lite.pipeline.run.follow import muted
+from msa_lite.pipeline.run.vectors import check_shares
+from msa_lite.pipeline.stages.check import check_training_memory
+from msa_lite.pipeline.stages.stage import Ahead, StageInputs, look_ahead
+from msa_lite.recipe import RecipeSource, TrainingRecipe, load_training
+from msa_lite.train import Tracking, fit_inputs, fit_vector
+from msa_lite.train.model import write_start
+
+logger = logging.getLogger(__name__)
+
+START_FOLDER = "0-start"  # the folder of a model from nothing
+_COMMAND = "msa-lite train"
+_STATE = "stages.json"
+_STAGE = "stage"  # the order to train a stage with all others
+_HISTORY = """\
+# The checkpoints of this training. Put this block into a recipe, in the place of its `prior`.
+# seen_tokens: the tokens read since the start in all epochs, with prompts and special tokens, without padding.
+# exposure: yours to fill in. It is seen_tokens at the start of the first stage that had the data to forget.
+"""
+
+
+@dataclass(frozen=True)
+class TrainedModel:
+    """A model of a training."""
+
+    name: str
+    """The name of its folder."""
+    inputs: str
+    """A hash of what it was made from."""
+    revision: str
+    """A hash of its content."""
+    rows: int = 0
+    """The rows of one epoch of its stage."""
+    tokens: int = 0
+    """The tokens of one epoch of its stage."""
+    seen_tokens: int = 0
+    """The tokens read since the start, those of its own stage included."""
+    loss: float | None = None
+    """The mean loss of its last epoch."""
+
+
+@dataclass(frozen=True)
+class TrainingResult:
+    """The result of a training."""
+
+    folder: Path
+    """The folder of all models."""
+    models: list[TrainedModel]
+    """The models in their order, a new start model first. Those that are not kept are named too."""
+
+    @property
+    def model(self) -> Path:
+        """The folder of the last model."""
+        return self.folder / self.models[-1].name
+
+    @property
+    def history(self) -> Path:
+        """The file with the `history:` block."""
+        return self.folder / "history.yaml"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the JSON-able form, for `--json`."""
+        stages = [
+            {"folder": str(folder) if (folder := self.folder / model.name).is_dir() else None} | asdict(model)
+            for model in self.models
+        ]
+        return {
+            "output": str(self.folder),
+            "model": str(self.model),
+            "history": str(self.history),
+            "stages": [{key: value for key, value in stage.items() if key != "inputs"} for stage in stages],
+        }
+
+
+def train_stages(
+    recipe: RecipeSource, overrides: Iterable[str] = (), progress: Progress = silent, *, force: bool = False
+) -> TrainingResult | None:
+    """Train the stages of a recipe, one after the other, and return what was made.
+
+    Raise before any training if the recipe or its inputs are at fault. Later errors leave finished stages in place, and
+    a rerun resumes. force: only warn if the device's memory is too small by prediction. Under a launcher all processes
+    train each stage together; only the first returns a result, the others return None.
+    """
+    loaded = load_training(recipe, overrides)
+    with gathered(loaded.model_dump(mode="json")) as crew:
+        if crew.first:
+            return _lead(loaded, crew, progress, force)
+        _follow(loaded, crew)
+    return None
+
+
+def _lead(loaded: TrainingRecipe, crew: Crew, progress: Progress, force: bool) -> TrainingResult:
+    folder = loaded.folder
+
+    def prepare() -> _Training:
+        return _prepare(loaded, crew, force)
+
+    # Written first: the data may be kept in the folder, which has to say whose it is.
+    first = recipe_text("training", _COMMAND, loaded)
+    with claim(folder, "training", prepare, lambda training: _pinned(training.run), first) as training:
+        agree(crew, lambda: _inputs(training.run))
+        return TrainingResult(folder, training.train(progress))
+
+
+def _prepare(loaded: TrainingRecipe, crew: Crew, force: bool) -> _Training:
+    """Find and check all that a training needs before its first step."""
+    training = _Training(prepare_training(loaded, loaded.folder), loaded.folder, crew)
+    check_space(loaded.folder, training.bytes_needed)
+    for stage in training.run.stages:
+        check_shares(crew, stage.settings)
+    check_training_memory(training.run, crew.ranks.count, force)
+    return training
+
+
+def training_ahead(recipe: TrainingRecipe, force: bool = False) -> list[Ahead]:
+    """Return what a training would do with each of its stages. All that it reads has to be on this machine."""
+    return _prepare(recipe, Crew(), force).ahead()
+
+
+def _follow(loaded: TrainingRecipe, crew: Crew) -> None:
+    """Train stages with the first process, as it orders, until it has ended."""
+    runs: list[TrainingRun] = []
+
+    def do(task: str, arguments: dict[str, Any]) -> Any:
+        with muted():
+            if task == PREPARE:
+                runs.append(prepare_training(loaded, loaded.folder))
+                return _inputs(runs[0])
+            source = Source(arguments["name"], Path(arguments["folder"]), arguments["revision"])
+            step = next(step for step in runs[0].stages if step.name == arguments["stage"])
+            return _train_with_all(crew, runs[0], step, source, loaded.folder / step.name, silent)
+
+    crew.follow(do)
+
+
+def _inputs(run: TrainingRun) -> dict[str, Any]:
+    """Return hashes of all that a training starts from, by name."""
+    start = run.start.source.identity() if run.start.source else run.start.made_of
+    rows = {step.name: hash_ids(step.examples) for step in run.stages}
+    return {"model": digest(start), "rows": digest(rows), "package versions": digest(software_versions())}
+
+
+def _train_with_all(
+    crew: Crew, run: TrainingRun, step: ReadyStage, source: Source, out: Path, progress: Progress
+) -> None:
+    """Train a stage by all processes of the crew; each of them has to call it."""
+    from msa_lite.train.sharded import fit_sharded
+
+    with crew.group():
+        fit_sharded(source, step.examples, out, **_arguments(run, step, out.parent), progress=progress)
+
+
+def _arguments(run: TrainingRun, step: ReadyStage, folder: Path) -> dict[str, Any]:
+    """Return the arguments of a stage's fit, by one process or by all."""
+    return {
+        "tokenizer": run.start.tokenizer,
+        "settings": step.settings,
+        "label": step.name,
+        "tracking": Tracking(run.recipe.trackers, folder / TRACKING, folder.resolve().name),
+    }
+
+
+@dataclass(frozen=True)
+class _Training:
+    """The stages of a training, on the way to their models in a folder."""
+
+    run: TrainingRun
+    folder: Path
+    crew: Crew
+
+    @property
+    def steps(self) -> list[ReadyStage | None]:
+        """The steps that make the models, in their order; None makes a new start model."""
+        return [*([] if self.run.start.source else [None]), *self.run.stages]
+
+    @cached_property
+    def made(self) -> list[TrainedModel]:
+        """The models that need not be made: the last one of those that are there, and all before it."""
+        known = {model.name: model for model in _read_state(self.folder)}
+        made: list[TrainedModel] = []
+        present = 0
+        for step in self.steps:
+            inputs, model = self._inputs(step, made), known.get(_name(step))
+            if is_finished(self.folder / _name(step), inputs):
+                made.append(self._describe(step, made, inputs))
+                present = len(made)
+            elif self.run.recipe.keep == "last" and model and model.inputs == digest(inputs):
+                made.append(model)  # it has gone, and may have to
+            else:
+                break
+        return made[:present]
+
+    def ahead(self) -> list[Ahead]:
+        """Return what would be done with each step."""
+        names = [_name(step) for step in self.steps]
+        done = [Ahead(model.name, self.folder / model.name, "done") for model in self.made]
+        missing = [
+            StageInputs(name, self.folder / name, partial(self._inputs, step, self.made), names[len(done) : place])
+            for place, (name, step) in enumerate(zip(names, self.steps, strict=True))
+            if place >= len(done)
+        ]
+        return [*done, *look_ahead(missing)]
+
+    @property
+    def bytes_needed(self) -> int:
+        """The disk space still needed: the models and, while one is trained, its saves with AdamW's state.
+
+        There are two saves, and a third one until the oldest is removed.
+        """
+        missing = self.steps[len(self.made) :]
+        if not missing:
+            return 0
+        models = len(missing) if self.run.recipe.keep == "each" else min(2, len(missing))
+        saves = max(min(3, step.settings.epochs) for step in self.run.stages)
+        begun = sum(path.stat().st_size for path in self.folder.glob("*.partial/**/*") if path.is_file())
+        return max(0, (4 * models + 12 * saves) * self.run.start.parameters - begun)
+
+    def train(self, progress: Progress) -> list[TrainedModel]:
+        """Make the missing models and return all. Update the state file after each model."""
+        made = self.made
+        self._write_down(made)
+        if strays := self._strays():
+            logger.warning(
+                "%s: left as it is, since no stage of this training makes it: %s", self.folder, ", ".join(strays)
+            )
+        fits = [Step(step.name, "fit", sum(len(e.ids) for e in step.examples)) for step in self.run.stages]
+        announce(progress, fits)
+        for step in self.steps[len(made) :]:
+            inputs = self._inputs(step, made)
+            self._make(step, made, inputs, progress)
+            made = [*made, self._describe(step, made, inputs)]
+            self._write_down(made)
+        return made
+
+    def _strays(self) -> list[str]:
+        """Return folders with models of stages that are gone, or have another name or number now."""
+        names = {_name(step) for step in self.steps}
+        return [path.name for path in sorted(self.folder.iterdir()) if path.name not in names and load_manifest(path)]
+
+    def _make(
+        self, step: ReadyStage | None, made: Sequence[TrainedModel], inputs: dict[str, Any], progress: Progress
+    ) -> None:
+        start, out = self.run.start, self.folder / _name(step)
+        if step is None:
+            write_start(out, start.config, start.tokenizer, self.run.recipe.seed, inputs)
+            return
+        source = self._source(made)
+        if not self.crew.is_alone:
+            model = {"name": source.name, "folder": str(source.folder.resolve()), "revision": source.revision}
+            with self.crew.helped(_STAGE, {"stage": step.name, **model}):
+                _train_with_all(self.crew, self.run, step, source, out, progress)
+            return
+        fit_vector(source, step.examples, out, **_arguments(self.run, step, self.folder), progress=progress)
+
+    def _source(self, made: Sequence[TrainedModel]) -> Source:
+        """Return the model that the next stage goes on from."""
+        if not made:
+            assert self.run.start.source is not None, "a new start model is made first"
+            return self.run.start.source
+        folder = self.folder / made[-1].name
+        return Source(str(folder), folder, made[-1].revision)
+
+    def _inputs(self, step: ReadyStage | None, made: Sequence[TrainedModel]) -> dict[str, Any]:
+        if step is None:
+            return self.run.start.made_of or {}
+        return fit_inputs(self._source(made), step.examples, step.settings)
+
+    def _describe(self, step: ReadyStage | None, made: Sequence[TrainedModel], inputs: dict[str, Any]) -> TrainedModel:
+        """Return the record of a model that lies in its folder."""
+        folder = self.folder / _name(step)
+        model = TrainedModel(folder.name, digest(inputs), fetch(str(folder)).revision)
+        if step is None:
+            return model
+        seen = (made[-1].seen_tokens if made else 0) + step.settings.epochs * step.tokens
+        return replace(
+            model, rows=len(step.examples), tokens=step.tokens, seen_tokens=seen, loss=_last_loss(folder, step)
+        )
+
+    def _write_down(self, made: Sequence[TrainedModel]) -> None:
+        """Write the state and the history, then remove the models that the recipe does not keep."""
+        write_json(self.folder / _STATE, [asdict(model) for model in made])
+        present = made if self.run.recipe.keep == "each" else made[-1:]
+        source, folder = self.run.start.source, self.folder.resolve()  # it goes into recipes that lie elsewhere
+        start = [str(source.folder.resolve()) if source.is_folder else source.pinned()] if source else []
+        checkpoints: list[dict[str, Any]] = [{"checkpoint": name, "seen_tokens": 0} for name in start]
+        checkpoints += [{"checkpoint": str(folder / model.name), "seen_tokens": model.seen_tokens} for model in present]
+        began = 0
+        notes = []
+        for model in made:
+            if model.rows:
+                notes.append(f"#   {model.name} began at {began}\n")
+            began = model.seen_tokens
+        block = yaml.safe_dump({"history": {"checkpoints": checkpoints}}, sort_keys=False, allow_unicode=True)
+        write_text(self.folder / "history.yaml", _HISTORY + "".join(notes) + block + "  exposure:\n")
+        for model in made:
+            if model not in present:
+                shutil.rmtree(self.folder / model.name, ignore_errors=True)
+
+
+def _name(step: ReadyStage | None) -> str:
+    return step.name if step else START_FOLDER
+
+
+def _last_loss(folder: Path, step: ReadyStage) -> float:
+    """Return the mean loss of the last epoch's steps."""
+    lines = [json.loads(line) for line in (folder / "train_log.jsonl").read_text("utf-8").splitlines()]
+    losses = [line["loss"] for line in lines if line["epoch"] > step.settings.epochs - 1]
+    return sum(losses) / len(losses)
+
+
+def _read_state(folder: Path) -> list[TrainedModel]:
+    """Return the models that were made here before, whether or not they are still there."""
+    try:
+        return [TrainedModel(**item) for item in json.loads((folder / _STATE).read_text("utf-8"))]
+    except (OSError, ValueError, TypeError, RecursionError):
+        return []
+
+
+def _pinned(run: TrainingRun) -> str:
+    """Return recipe.yaml with commits for Hub repositories; what is learnt as comments."""
+    values = run.recipe.model_dump(mode="json") | {"model": run.start.name}
+    for stage, sources in zip(values["stages"], run.sources, strict=True):
+        sets = stage["data"] if isinstance(stage["data"], list) else [stage["data"]]
+        for data, source in zip(sets, sources, strict=True):
+            data["revision"] = source.revision
+    notes = [f"model: {run.start.source.revision}"] if run.start.source else []
+    notes += [f"{stage.name}: {len(stage.examples)} rows, {stage.tokens} tokens an epoch" for stage in run.stages]
+    return recipe_text("training", _COMMAND, TrainingRecipe.model_validate(values), notes)

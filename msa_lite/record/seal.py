@@ -1,0 +1,188 @@
+"""Read and write record.json with a seal that shows a change; keyed hashes of rows; the signature."""
+
+from __future__ import annotations
+
+import hmac
+import os
+import re
+import secrets
+import shlex
+import subprocess
+import unicodedata
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Literal
+
+from pydantic import ValidationError
+
+from msa_lite.errors import FormatError, MismatchError, UsageError, join_faults
+from msa_lite.io.files.reading import local_path, parse_json, printable, read_bytes, read_text
+from msa_lite.io.files.writing import sync, write_text
+from msa_lite.io.finished.seal import is_whole, sealed_json
+from msa_lite.record.schema import SEAL, KeyedRows, Removal
+
+RECORD_FILE = "record.json"
+SIGNATURE_FILE = "record.json.sig"
+_LIMIT = 1 << 30  # bytes; 150 for each row to forget
+
+
+def load_record(path: Path) -> Removal:
+    """Read a record. Raise FormatError for one that does not fit the schema, or is not as it was written."""
+    raw, where = read_bytes(path, _LIMIT), printable(path)
+    value = parse_json(raw, where)
+    try:
+        record = Removal.model_validate(value)
+    except ValidationError as error:
+        faults = (f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
+        raise FormatError(join_faults(f"{where}: no record of msa-lite:", faults)) from error
+    if not is_whole(raw, SEAL):
+        raise FormatError(f"{where}: changed since it was written ({SEAL} does not fit it)")
+    return record
+
+
+def store_record(record: Removal, path: Path) -> None:
+    """Write a record with its seal."""
+    write_text(path, sealed_json(record.model_dump(mode="json", exclude={SEAL}), SEAL))
+
+
+def record_hash(folder: Path) -> str | None:
+    """Return the SHA-256 of the record in a run's folder, as the next record names it; None where there is none."""
+    path = folder / RECORD_FILE
+    return sha256(read_bytes(path, _LIMIT)).hexdigest() if path.exists() else None
+
+
+KEY_FILE = "record.key"
+RowContent = tuple[str, str, str]
+"""The question, answer and text of a row; either the text is empty, or the two others are."""
+RowMatch = Literal["row", "question", "none"]
+
+
+@dataclass(frozen=True)
+class RecordKey:
+    """The key of a record."""
+
+    secret: bytes
+    """32 random bytes."""
+
+    def digest(self, *lines: str) -> str:
+        """Return the HMAC-SHA256 (hex) of lines, each in its canonical form."""
+        message = "\n".join(canonical(line) for line in lines)
+        return hmac.new(self.secret, message.encode("utf-8", "surrogatepass"), sha256).hexdigest()
+
+    def hash_rows(self, rows: Iterable[RowContent]) -> KeyedRows:
+        """Return the keyed hashes of rows, sorted, so that their order tells nothing."""
+        rows = list(rows)
+        whole = {self._row(row) for row in rows}
+        questions = {self.digest("question", question) for question, _, _ in rows if question}
+        return KeyedRows(check=self.digest("check"), rows=sorted(whole), questions=sorted(questions))
+
+    def _row(self, row: RowContent) -> str:
+        question, answer, text = row
+        return self.digest("text", text) if text else self.digest("row", question, answer)
+
+    def find(self, rows: Sequence[RowContent], keyed: KeyedRows) -> list[RowMatch]:
+        """Return for each row whether it is among the keyed ones: whole, only its question, or not at all.
+
+        Raise MismatchError where this is not the key of these hashes.
+        """
+        if self.digest("check") != keyed.check:
+            raise MismatchError("the key is not the one that the record was made with; look for another record.key")
+        whole, questions = set(keyed.rows), set(keyed.questions)
+
+        def match(row: RowContent) -> RowMatch:
+            if self._row(row) in whole:
+                return "row"
+            return "question" if row[0] and self.digest("question", row[0]) in questions else "none"
+
+        return [match(row) for row in rows]
+
+
+def canonical(text: str) -> str:
+    """Return a text in Unicode's form NFC, with one blank for every run of white space, and none at the ends."""
+    return " ".join(unicodedata.normalize("NFC", text).split())
+
+
+def load_key(path: Path) -> RecordKey:
+    """Read a key. Raise UsageError where there is none, FormatError where it is damaged."""
+    if not path.exists():
+        raise UsageError(f"{path}: no such key; it lies in the folder of the run; give a copy of it (--key FILE)")
+    text = read_text(path, 1 << 10).strip()
+    if not re.fullmatch("[0-9a-f]{64}", text):
+        raise FormatError(f"{path}: no key of a record (64 hexadecimal digits); put a copy of the right one there")
+    return RecordKey(bytes.fromhex(text))
+
+
+def make_key(path: Path) -> RecordKey:
+    """Read a key, or make one where there is none; only its owner can read it. Raise FormatError as `load_key`."""
+    if not path.exists():
+        temporary = path.with_name(path.name + ".tmp")
+        temporary.unlink(missing_ok=True)
+        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(handle, "w", encoding="ascii") as stream:
+            stream.write(secrets.token_hex(32) + "\n")
+        sync(temporary)
+        os.rename(temporary, path)
+        sync(path.parent)
+    return load_key(path)
+
+
+NAMESPACE = "msa-lite"
+_SECONDS = 60
+
+
+def signing_command(folder: Path) -> str:
+    """Return the command by which a user signs the record of a run."""
+    return f"ssh-keygen -Y sign -n {NAMESPACE} -f ~/.ssh/id_ed25519 {shlex.quote(str(folder / RECORD_FILE))}"
+
+
+def check_signature(folder: Path, allowed_signers: str | Path | None = None) -> str:
+    """Check record.json.sig against record.json; return a sentence on the signer.
+
+    allowed_signers: a file in OpenSSH's form (`alice@example.org ssh-ed25519 AAAA…` in a line) with those whose
+    signature counts. Without it, only the signature itself is checked, and who signed is left open.
+
+    Raise MismatchError for a signature that does not fit the record, or is of nobody in that file; UsageError without
+    ssh-keygen, or such a file.
+    """
+    signature, record = folder / SIGNATURE_FILE, folder / RECORD_FILE
+    if allowed_signers is None:
+        answer = _call(record, "check-novalidate", "-s", signature)
+        return f"{answer}; --allowed-signers FILE checks whose key that is"
+    signers = local_path(allowed_signers)
+    if not signers.is_file():
+        raise UsageError(f"{signers}: no such file of allowed signers (a line: alice@example.org ssh-ed25519 AAAA…)")
+    names = _call(record, "find-principals", "-s", signature, "-f", signers)
+    signer = names.splitlines()[0].split(",")[0]  # a line of the file may name several
+    return _call(record, "verify", "-f", signers, "-I", signer, "-s", signature)
+
+
+def _call(record: Path, action: str, *arguments: str | Path) -> str:
+    """Call `ssh-keygen -Y ACTION` with the record on its standard input; return what it prints."""
+    options = () if action == "find-principals" else ("-n", NAMESPACE)
+    command = ["ssh-keygen", "-Y", action, *options, *map(_argument, arguments)]
+    try:
+        with open(record, "rb") as stream:
+            done = subprocess.run(command, stdin=stream, capture_output=True, timeout=_SECONDS, check=False)
+    except FileNotFoundError as error:
+        raise UsageError("the signature cannot be checked without ssh-keygen: install OpenSSH 8.1 or later") from error
+    except subprocess.TimeoutExpired as error:
+        raise UsageError(f"ssh-keygen gave no answer within {_SECONDS} seconds") from error
+    message = (done.stdout + done.stderr).decode(errors="replace").strip()
+    if done.returncode:
+        raise MismatchError(_refusal(action, message))
+    return done.stdout.decode(errors="replace").strip()
+
+
+def _argument(value: str | Path) -> str:
+    """Return an argument; of a path the full one, which cannot be taken for an option."""
+    return str(value.absolute()) if isinstance(value, Path) else value
+
+
+def _refusal(action: str, message: str) -> str:
+    """Return the message that a signature is not good."""
+    reason = f" (ssh-keygen: {message.splitlines()[0]})" if message else ""
+    if action == "find-principals":
+        return f"made with no key of the allowed signers, or no signature{reason}"
+    return f"does not fit {RECORD_FILE} (changed since it was signed?), or is no signature{reason}"
