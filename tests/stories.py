@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from msa_lite.io.files.writing import json_form
 from msa_lite.report.choosing import Choosing, ScoredPoint
 from msa_lite.report.metrics import metric_kind
 from msa_lite.report.page import make_page
@@ -146,7 +147,7 @@ def _verdict(outcome: str) -> dict[str, Any]:
     failed = make_forgotten(48, unlearned=30, excess=Bound(0.6, 0.5, 0.7))
     verdict = make_verdict(passed if outcome == "PASS" else failed, make_kept(0.99, 288))
     assert verdict.outcome == outcome
-    return verdict.as_dict()
+    return json_form(verdict)
 
 
 def unfinished() -> Story:

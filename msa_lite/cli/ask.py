@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from msa_lite.cli.help import Command
+from msa_lite.io.files.writing import json_form
 
 if TYPE_CHECKING:
     from msa_lite.pipeline.ask import Panel
@@ -89,8 +90,8 @@ def _answer(panel: Panel, question: str, as_json: bool, one: bool = False) -> No
 
     if as_json:
         with progress_bars() as progress:
-            value = panel.answers(question, progress).as_dict()
-        print_json(value) if one else click.echo(json.dumps(value))
+            value = panel.answers(question, progress)
+        print_json(value) if one else click.echo(json.dumps(json_form(value)))
         return
     width = max(map(len, panel.names))
     for name in panel.names:

@@ -56,12 +56,12 @@ def command(
     more, seconds = _read_models(models), _read_time(budget)
     if dry_run:
         ahead = dry_attack(run, names, overrides=overrides, models=more, budget=seconds)
-        print_json(ahead.as_dict()) if as_json else print_dry_run(ahead)
+        print_json(ahead) if as_json else print_dry_run(ahead)
         return
     with progress_bars() as progress:
         result = attack(run, names, overrides=overrides, models=more, budget=seconds, progress=progress)
     if as_json:
-        print_json(result.as_dict())
+        print_json(result)
         return
     facts = result.facts
     rows = [[*map(Cell, row)] for row in attack_rows(facts)]

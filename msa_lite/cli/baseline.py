@@ -44,7 +44,7 @@ def command(invocation: Invocation, method: str) -> None:
         return
     print_verdict(result, to_stderr=invocation.as_json)
     if invocation.as_json:
-        print_json(result.as_dict())
+        print_json(result)
     else:
         chosen = ", ".join(f"{key} {value}" for key, value in result.chosen.items())
         print_result(result, f"{method}: {chosen}")

@@ -38,7 +38,7 @@ def command(
     names = [name.strip() for name in metrics.split(",") if name.strip()] if metrics is not None else None
     comparison = compare(paths, published, names)
     if as_json:
-        print_json(comparison.as_dict())
+        print_json(comparison)
     elif form:
         click.echo(FORMATS[form](comparison), nl=False)
     else:

@@ -9,6 +9,7 @@ import click
 from msa_lite.benchmarks import BENCHMARKS, OWN, splits_help
 from msa_lite.cli.help import Command, read_columns
 from msa_lite.cli.invocation import DRY_RUN
+from msa_lite.io.files.writing import json_form
 from msa_lite.io.launch.crew import Ranks
 
 _JUDGES = click.Choice(["none", "local", "openai"])
@@ -122,7 +123,7 @@ def command(context: click.Context, model: str, out: str, dry_run: bool, as_json
     if not reports:  # of the processes of `accelerate launch`, the first one prints
         return
     if as_json:
-        results = {name: report.as_dict() for name, report in reports.items()}
+        results = json_form(reports)
         ideal = results["ideal"]["metrics"] if "ideal" in results else None
         print_json({"out": out, **results["model"], "ideal": ideal})
     else:
@@ -139,7 +140,7 @@ def _print_dry_run(model: str, out: str, options: dict[str, Any], recipe: str | 
     sets = {f"{name} rows": options[name].path for name in _SETS if options.get(name)}
     sets |= {"benchmark": options["data"]} if options["data"] else {}
     result = dry_evaluation(model, out, sets, options["ideal"], load_recipe(recipe) if recipe else None)
-    print_json(result.as_dict()) if as_json else print_dry_run(result)
+    print_json(result) if as_json else print_dry_run(result)
 
 
 _SETS = ("forget", "retain", "holdout")

@@ -74,7 +74,7 @@ def command(verbose: bool, file: str, force: bool, as_json: bool, **options: Any
     click.echo("looking at models, data and this machine", err=True)
     draft = init_recipe(file, wishes, force)
     if as_json:
-        print_json(draft.as_dict())
+        print_json(draft)
     else:
         _print(draft)
 

@@ -40,7 +40,7 @@ class Invocation:
             return
         quieten_libraries(self.verbose)
         result = dry_run(self.recipe, command=command, **self.checked, **options)  # type: ignore[arg-type]
-        print_json(result.as_dict()) if self.as_json else print_dry_run(result)
+        print_json(result) if self.as_json else print_dry_run(result)
 
     def call(self, function: Callable[..., Result], **options: Any) -> Result:
         """Return what a library function makes of the recipe, with progress on stderr.

@@ -136,7 +136,7 @@ def command(
                 settings["forecast"] = [form.strip() for form in settings["forecast"].split(",")]
             result = merge(out=out, **arguments, **settings, progress=progress)
     if as_json:
-        print_json(result.as_dict())
+        print_json(result)
     else:
         first, *others = result.describe().splitlines()
         click.echo("\n  ".join([f"{result.folder}: {first}", *others]))

@@ -49,7 +49,7 @@ def command(
         quieten_libraries(verbose)
     result = plan(recipe, overrides, gpu=gpu, price_per_hour=price_per_hour, measure=measure)
     if as_json:
-        print_json(result.as_dict())
+        print_json(result)
     else:
         print_table(plan_table(result))
         for line in plan_lines(result):

@@ -30,7 +30,7 @@ def command(invocation: Invocation) -> None:
     if result is None:  # of the processes of a launcher, the first one prints
         return
     if invocation.as_json:
-        print_json(result.as_dict())
+        print_json(result)
         return
     rows = [[*map(Cell, [finding.name, *finding.cells(), finding.verdict])] for finding in result.findings]
     notes = ["AUC [95 % interval]: ½ not seen, 1 seen"]

@@ -9,6 +9,7 @@ import click
 
 from msa_lite.cli.help import Command
 from msa_lite.cli.invocation import in_terminal
+from msa_lite.io.files.writing import json_form
 
 if TYPE_CHECKING:
     from msa_lite.publish.contents import Contents
@@ -80,7 +81,7 @@ def command(
             return 130
     result = _send(contents, to, bool(wishes["gated"]))
     if as_json:
-        print_json(result.as_dict() | _described(contents))
+        print_json(json_form(result) | _described(contents))
     else:
         print_published(result)
     return 0

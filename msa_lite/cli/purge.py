@@ -37,7 +37,7 @@ def command(run: Path, yes: bool, as_json: bool) -> None:
 
     result = purge(run, remove=yes)
     if as_json:
-        print_json(result.as_dict())
+        print_json(result)
         return
     _print_holdings(result)
     _print_remarks("stays", result.kept)

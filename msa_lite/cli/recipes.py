@@ -131,7 +131,7 @@ def _show_prompt(recipe: Recipe | TrainingRecipe, as_json: bool) -> None:
     quieten_libraries(verbose=False)
     prompts = show_prompt(recipe)
     if as_json:
-        print_json({"prompts": [prompt.as_dict() for prompt in prompts]})
+        print_json({"prompts": prompts})
         return
     for prompt in prompts:
         click.secho(f"prompt: {prompt.form}", bold=True)

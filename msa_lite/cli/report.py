@@ -51,7 +51,7 @@ def command(run: Path, show_examples: bool, rows: bool, as_csv: bool, as_json: b
     if as_csv and listed is not None:
         click.echo(rows_csv(listed), nl=False)
     elif as_json:
-        print_json(listed.as_dict() if listed is not None else run_json(story))
+        print_json(listed if listed is not None else run_json(story))
     else:
         _print_report(run, story)
 

@@ -9,6 +9,7 @@ import click
 
 from msa_lite.cli.help import Command
 from msa_lite.cli.invocation import Invocation, takes_recipe
+from msa_lite.io.files.writing import json_form
 
 F = TypeVar("F", bound=Callable[..., object])
 
@@ -53,8 +54,8 @@ def run_whole(invocation: Invocation, accept: bool, show_examples: bool) -> int:
     print_verdict(result, to_stderr=invocation.as_json)
     status = exit_code(result, accept or not invocation.recipe.verdict)
     if invocation.as_json:
-        examples = {"examples": [example.as_dict() for example in result.examples]} if show_examples else {}
-        print_json(result.as_dict() | examples)
+        examples = {"examples": result.examples} if show_examples else {}
+        print_json(json_form(result) | examples)
     else:
         print_result(result, f"α = {result.alpha:g}, β = {result.beta:g}", with_examples=True)
     return status

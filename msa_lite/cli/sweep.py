@@ -43,7 +43,7 @@ def command(invocation: Invocation) -> None:
     if result is None:  # of the processes of a launcher, the first one prints
         return
     if invocation.as_json:
-        print_json(result.as_dict())
+        print_json(result)
         return
     from msa_lite.choose.table import points_table
 

@@ -74,7 +74,7 @@ def _verify(folder: Path, allowed_signers: str | None, as_json: bool) -> int:
     if as_json:
         by_name = {str(stage.relative_to(folder)): of_stage for stage, of_stage in stages.items()}
         without = [str(stage.relative_to(folder)) for stage in earlier]
-        checks = {str(place.relative_to(folder)): check.as_dict() for place, check in records.items()}
+        checks = {str(place.relative_to(folder)): check for place, check in records.items()}
         values = {"stages": by_name, "unsealed": without, "records": checks}
         print_json({"folder": str(folder), "faults": lines + of_records, **values})
         return MismatchError.exit_code if lines or of_records else 0

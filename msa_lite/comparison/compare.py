@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from msa_lite.benchmarks import BENCHMARKS
 from msa_lite.comparison.agreement import check_agreement, merge_references, on_common_rows, same_rows
@@ -45,6 +45,10 @@ class ModelValue:
     """True where no method of its section is better, and there are several."""
     text: str
     """The value as tables show it. A published one stands as it was printed."""
+    json_keys: ClassVar = {
+        "value": "value", "stderr": "stderr", "n": "n", "ratio": "ratio.value", "reaches_ideal": "ratio.reached",
+        "best": "best",
+    }  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -57,9 +61,14 @@ class TableRow:
     role: Role
     source: str
     """The path of its report.json, or the name of the published table."""
-    method: Mapping[str, Any]
-    """The method that made the model, as its report says."""
-    cells: tuple[ModelValue, ...]
+    method: Mapping[str, Any] | None
+    """The method that made the model, as its report says; None where it does not."""
+    cells: Mapping[str, ModelValue]
+    """The values by metric."""
+    json_keys: ClassVar = {
+        "model": "label", "section": "section", "role": "role", "source": "source", "method": "method",
+        "metrics": "cells",
+    }  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -75,44 +84,12 @@ class Comparison:
     """Remarks that a reader needs, one line each."""
     published: str | None = None
     """The heading of the rows of a paper."""
+    json_keys: ClassVar = ("benchmark", "split", "columns", "rows", "notes")
 
     @property
     def title(self) -> str:
         """Return the benchmark and the split."""
         return f"{self.benchmark}, {self.split}" if self.split else self.benchmark
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return it JSON-able: each row's metrics by name, a ratio as a number and whether the ideal is reached."""
-        rows = [
-            {
-                "model": row.label,
-                "section": row.section,
-                "role": row.role,
-                "source": row.source,
-                "method": dict(row.method) or None,
-                "metrics": {
-                    column.name: _cell_dict(cell) for column, cell in zip(self.columns, row.cells, strict=True)
-                },
-            }
-            for row in self.rows
-        ]
-        columns = [asdict(column) for column in self.columns]
-        return {
-            "benchmark": self.benchmark, "split": self.split, "columns": columns, "rows": rows,
-            "notes": list(self.notes),
-        }  # fmt: skip
-
-
-def _cell_dict(cell: ModelValue) -> dict[str, Any]:
-    ratio = cell.ratio
-    return {
-        "value": cell.value,
-        "stderr": cell.stderr,
-        "n": cell.n,
-        "ratio": ratio.value if ratio else None,
-        "reaches_ideal": ratio.reached if ratio else None,
-        "best": cell.best,
-    }
 
 
 def compare(
@@ -200,10 +177,17 @@ def _has_values(column: Column, entries: Sequence[Entry]) -> bool:
 
 def _rows(entries: Sequence[Entry], columns: Sequence[Column]) -> list[TableRow]:
     """Return the rows of one part, whose methods are compared with one another and with its ideal."""
-    cells = zip(*(_cells(entries, column) for column in columns), strict=True)
+    by_metric = {column.name: _cells(entries, column) for column in columns}
     return [
-        TableRow(entry.label, entry.section, entry.role, entry.source, entry.method, tuple(row))
-        for entry, row in zip(entries, cells, strict=True)
+        TableRow(
+            entry.label,
+            entry.section,
+            entry.role,
+            entry.source,
+            entry.method or None,
+            {name: cells[i] for name, cells in by_metric.items()},
+        )
+        for i, entry in enumerate(entries)
     ]
 
 
@@ -236,7 +220,9 @@ def comparison_table(comparison: Comparison) -> TextTable:
     sections = []
     for name, rows in groupby(comparison.rows, key=lambda row: row.section):
         heading = comparison.published if name == "published" else None
-        sections.append(Section([[Cell(row.label), *map(_shown_cell, row.cells)] for row in rows], heading or ""))
+        sections.append(
+            Section([[Cell(row.label), *map(_shown_cell, row.cells.values())] for row in rows], heading or "")
+        )
     headings = ["model", *(column.heading for column in comparison.columns)]
     return TextTable(headings, sections, comparison.title, comparison.notes)
 
@@ -253,7 +239,7 @@ def comparison_csv(comparison: Comparison) -> str:
     ends = ("", "_stderr", "_n", "_ratio", "_best")
     lines: list[list[object]] = [["section", "model", *(f"{c.name}{end}" for c in comparison.columns for end in ends)]]
     for row in comparison.rows:
-        parts = ((v.value, v.stderr, v.n, v.ratio, str(v.best).lower()) for v in row.cells)
+        parts = ((v.value, v.stderr, v.n, v.ratio, str(v.best).lower()) for v in row.cells.values())
         lines.append([row.section, row.label, *(part for value in parts for part in value)])
     return csv_lines(lines)
 

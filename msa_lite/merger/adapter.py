@@ -24,7 +24,7 @@ from threadpoolctl import threadpool_limits
 from msa_lite.errors import MismatchError, UsageError, join_faults
 from msa_lite.io.console.progress import Progress, readable, silent
 from msa_lite.io.files.reading import read_object
-from msa_lite.io.files.writing import check_space, write_json
+from msa_lite.io.files.writing import check_space, json_form, write_json
 from msa_lite.io.weights.adapter import ADAPTER_CONFIG, ADAPTER_FILE, LowRank, unwrapped
 from msa_lite.io.weights.blocks import Files, read_whole
 from msa_lite.io.weights.hub import Source
@@ -60,13 +60,10 @@ class MergedAdapter:
     truncation_loss: float
     """The share of the update that truncation to `max_rank` lost."""
     interference: Sequence[dict[str, Any]] = ()
-    """The interference of the vectors of several requests, pair by pair (`Interference.as_dict`)."""
+    """The interference of the vectors of several requests, pair by pair, in JSON form."""
 
+    json_keys: ClassVar = {"out": "folder", "**": "change", "interference?": "interference"}
     notes: ClassVar[tuple[str, ...]] = ()  # nothing is rounded
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the result for `--json`."""
-        return {"out": str(self.folder), **self.change, **interference_fact(self.interference)}
 
     @property
     def change(self) -> dict[str, Any]:
@@ -132,7 +129,7 @@ def merge_terms_to_adapter(
     needed = sum(module.nbytes for module in modules)
     check_space(inputs.out, needed)
     plan.check_factors()
-    pairs = [pair.as_dict() for pair in tell_interference(plan, max_memory)]
+    pairs = json_form(tell_interference(plan, max_memory))
     with inputs.stage(needed) as (partial, facts, hashes):
         hashes[ADAPTER_FILE], merged = _write_factors(plan, modules, inputs.out, partial / ADAPTER_FILE, progress)
         write_json(partial / ADAPTER_CONFIG, _config(plan, inputs.target, modules))

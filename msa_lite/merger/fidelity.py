@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from msa_lite.errors import FormatError, MismatchError, UsageError, nearest
+from msa_lite.io.files.writing import json_form
 from msa_lite.io.weights.blocks import QUANTISATIONS, Quantisation, Recoded
 from msa_lite.io.weights.checkpoint import FLOAT_DTYPES, TensorEntry
 from msa_lite.merger.formula import Factors, Term, VectorLike
@@ -42,6 +43,11 @@ class Change:
     """The norm of each vector itself, by the name of its term."""
     codes: dict[str, Recoded] = field(default_factory=dict)
     """By form of quantisation, what rounding leaves of the update, over the weights that were counted."""
+    json_keys: ClassVar = {
+        "weights": "weights", "weights_changed": "changed", "changed_share": "changed_share", "norm": "norm",
+        "weight_norm": "weight_norm", "relative_size": "relative_size", "rounding_loss": "rounding_loss",
+        "update_cosine": "update_cosine", "vector_cosine": "vector_cosine",
+    }  # fmt: skip
 
     def add(self, other: Change) -> None:
         """Add the sums of another part."""
@@ -70,22 +76,25 @@ class Change:
         """
         return cosine(self.cross, *self.vectors.values()) if self.vectors.keys() == {"forget", "retain"} else None
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return figures for JSON.
+    @property
+    def changed_share(self) -> float:
+        """Return the share of weights whose stored value changed."""
+        return self.changed / self.weights if self.weights else 0.0
 
-        changed_share: the share of changed weights. norm: ‖wanted‖, weight_norm: ‖weight‖, relative_size: their ratio.
-        """
-        return {
-            "weights": self.weights,
-            "weights_changed": self.changed,
-            "changed_share": self.changed / self.weights if self.weights else 0.0,
-            "norm": math.sqrt(self.wanted),
-            "weight_norm": math.sqrt(self.weight),
-            "relative_size": math.sqrt(self.wanted) / math.sqrt(self.weight) if self.weight else None,
-            "rounding_loss": self.rounding_loss,
-            "update_cosine": self.update_cosine,
-            "vector_cosine": self.vector_cosine,
-        }
+    @property
+    def norm(self) -> float:
+        """Return the norm of the wanted update."""
+        return math.sqrt(self.wanted)
+
+    @property
+    def weight_norm(self) -> float:
+        """Return the norm of the target's weights."""
+        return math.sqrt(self.weight)
+
+    @property
+    def relative_size(self) -> float | None:
+        """Return ‖wanted‖ / ‖weight‖; None where the weights are all zero."""
+        return self.norm / self.weight_norm if self.weight else None
 
 
 _SUMS = [item.name for item in fields(Change) if item.name not in ("vectors", "codes")]
@@ -106,7 +115,7 @@ def total(changes: Mapping[str, Change]) -> Change:
 
 def fidelity_report(changes: Mapping[str, Change]) -> dict[str, Any]:
     """Return the manifest's report: figures in total and for each tensor that a vector touches."""
-    return {"total": total(changes).as_dict(), "tensors": {n: c.as_dict() for n, c in sorted(changes.items())}}
+    return json_form({"total": total(changes), "tensors": dict(sorted(changes.items()))})
 
 
 def sums(change: Change) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations, combinations_with_replacement
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from threadpoolctl import threadpool_limits
@@ -73,10 +73,12 @@ class Interference:
     layers: dict[str, Likeness]
     """By layer ("model.layers.0"), or tensor outside of the layers, where both vectors change something."""
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the figures for the manifest and `--json`."""
-        layers = [{"layer": name, **vars(likeness)} for name, likeness in self.layers.items()]
-        return {"one": self.one, "other": self.other, **vars(self.total), "layers": layers}
+    json_keys: ClassVar = {"one": "one", "other": "other", "**": "total", "layers": "layer_figures"}
+
+    @property
+    def layer_figures(self) -> list[dict[str, Any]]:
+        """Return the figures of each layer, with its name."""
+        return [{"layer": name, **vars(likeness)} for name, likeness in self.layers.items()]
 
     @property
     def sides(self) -> tuple[str, str]:

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from threadpoolctl import threadpool_limits
@@ -22,7 +22,7 @@ from threadpoolctl import threadpool_limits
 from msa_lite.errors import FormatError, MismatchError, MsaError
 from msa_lite.io.console.progress import Progress, readable, silent
 from msa_lite.io.files.reading import parse_json, read_bytes
-from msa_lite.io.files.writing import check_space, digest, hash_file, write_text
+from msa_lite.io.files.writing import check_space, digest, hash_file, json_form, write_text
 from msa_lite.io.finished.manifest import discarded, partial_folder
 from msa_lite.io.finished.seal import JOURNAL, MERGEKIT_FILE, add_files
 from msa_lite.io.weights.blocks import Files, Recoded, read_rows
@@ -88,14 +88,12 @@ class Merged:
     notes: tuple[str, ...] = ()
     """Warnings for the user, one sentence each."""
     interference: Sequence[dict[str, Any]] = ()
-    """The interference of the vectors of several requests, pair by pair (`Interference.as_dict`)."""
+    """The interference of the vectors of several requests, pair by pair, in JSON form."""
     forecast: Mapping[str, Any] = field(default_factory=dict)
     """By form of quantisation, the weights whose code differs from the target's (`forecast_fact`)."""
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the result for `--json`."""
-        forecast = {"forecast": dict(self.forecast)} if self.forecast else {}
-        return {"out": str(self.folder), **self.change, **interference_fact(self.interference), **forecast}
+    json_keys: ClassVar = {
+        "out": "folder", "**": "change", "interference?": "interference", "forecast?": "forecast",
+    }  # fmt: skip
 
     @property
     def change(self) -> dict[str, Any]:
@@ -191,7 +189,7 @@ def merge_terms(
         return Merged(folder=inputs.out, **figures, forecast=_forecast_of(inputs, forms))
     plan = make_plan(inputs.target, inputs.terms, inputs.prior, precision, forms)
     budget, recipe = make_budget(plan, max_memory, threads), recipe_beside(plan, inputs.sources)
-    pairs = [pair.as_dict() for pair in tell_interference(plan, max_memory)] if compare else []
+    pairs = json_form(tell_interference(plan, max_memory)) if compare else []
     merged = _write_model(plan, inputs, budget, recipe, pairs, progress)
     for note in merged.notes:
         logger.warning("%s", note)
@@ -357,7 +355,6 @@ def _summary(plan: MergePlan, out: Path, changes: dict[str, Change]) -> Merged:
                 f"this dtype{hint}; nothing was written"
             )
         )
-    figures = change.as_dict()
     kinds = {plan.precision.dtype or plan.target.tensors[name].dtype for name in plan.touched}
     stored = " and ".join(sorted(NAMES[kind] for kind in kinds))
     return Merged(
@@ -366,8 +363,8 @@ def _summary(plan: MergePlan, out: Path, changes: dict[str, Change]) -> Merged:
         change.weights,
         change.changed,
         change.rounding_loss,
-        figures["relative_size"],
-        figures["update_cosine"],
-        figures["vector_cosine"],
+        change.relative_size,
+        change.update_cosine,
+        change.vector_cosine,
         (*plan.notes(), *warnings(change, stored, plan.precision.stochastic)),
     )

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from msa_lite.errors import FormatError, StageError, join_faults
 from msa_lite.io.console.progress import Progress, notices, readable, silent, tell
@@ -59,25 +59,17 @@ class Published:
     """The files that were not there before, with their bytes."""
     deleted: tuple[str, ...]
     """The stale files that were deleted."""
+    json_keys: ClassVar = ("kind", "repo", "url", "commit", "private", "sent", "sent_bytes", "deleted", "new_version")
+
+    @property
+    def sent_bytes(self) -> int:
+        """Return the size of the files that were not there before."""
+        return sum(self.sent.values())
 
     @property
     def new_version(self) -> str | None:
         """Return the value of that key for the target's card, which points its readers here; None for an adapter."""
         return self.repo if self.kind == "model" else None
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the outcome for `--json`."""
-        return {
-            "kind": self.kind,
-            "repo": self.repo,
-            "url": self.url,
-            "commit": self.commit,
-            "private": self.private,
-            "sent": dict(self.sent),
-            "sent_bytes": sum(self.sent.values()),
-            "deleted": list(self.deleted),
-            "new_version": self.new_version,
-        }
 
 
 def push(contents: Contents, to: Destination, *, gated: bool = False, progress: Progress = silent) -> Published:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from msa_lite.errors import MismatchError, MsaError, UsageError
 from msa_lite.io.files.reading import local_path, read_yaml
@@ -111,12 +111,9 @@ class RecordCheck:
     """The parts that were checked and fit."""
     notes: tuple[str, ...] = ()
     """The parts that could not be checked, each with a way out."""
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the check for `--json`."""
-        lines = {"faults": self.faults, "statements": self.statements, "notes": self.notes}
-        request = self.record.request if self.record else None
-        return {"request": request, **{name: list(values) for name, values in lines.items()}}
+    json_keys: ClassVar = {
+        "request": "record.request", "faults": "faults", "statements": "statements", "notes": "notes",
+    }  # fmt: skip
 
 
 def check_records(folder: Path, allowed_signers: str | Path | None = None) -> dict[Path, RecordCheck]:

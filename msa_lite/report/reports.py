@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -58,10 +58,6 @@ class Report:
     settings: Mapping[str, Any] = field(default_factory=dict)
     """The model, and how it was scored."""
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the JSON-able form, that of report.json."""
-        return asdict(self) | {"metrics": {name: asdict(metric) for name, metric in self.metrics.items()}}
-
     def values(self) -> dict[str, float | None]:
         """Return the values of the metrics by name."""
         return {name: metric.value for name, metric in self.metrics.items()}
@@ -69,7 +65,7 @@ class Report:
 
 def write_report(report: Report, folder: Path) -> None:
     """Write `report.json` into a folder."""
-    write_json(folder / REPORT_FILE, report.as_dict())
+    write_json(folder / REPORT_FILE, report)
 
 
 def load_report(path: Path) -> Report:

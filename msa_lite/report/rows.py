@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
+from typing import ClassVar
 
 from msa_lite.report.formats import csv_lines
 
@@ -24,10 +24,6 @@ class SideBySide:
     """The answer in the data."""
     answers: Mapping[str, str]
     """The generated answers by model."""
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the JSON-able form."""
-        return asdict(self)
 
 
 def examples_text(examples: Sequence[SideBySide]) -> str:
@@ -103,6 +99,12 @@ class RowList:
     """The words for a failure."""
     unscored: int = 0
     """More rows to forget, on which the unlearned model was not scored; they are not listed."""
+    json_keys: ClassVar = {"counted": "wording.failed", "counts": "counts", "unscored": "unscored", "rows": "rows"}
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Return the number of failures of each model."""
+        return {name: self.count(name) for name in self.models}
 
     @property
     def models(self) -> list[str]:
@@ -131,16 +133,6 @@ class RowList:
                 f"More rows to forget, not listed, since the unlearned model was not scored on them: {self.unscored}."
             )
         return lines
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the JSON-able form, with every text as it is."""
-        counts = {name: self.count(name) for name in self.models}
-        return {
-            "counted": self.wording.failed,
-            "counts": counts,
-            "unscored": self.unscored,
-            "rows": [asdict(row) for row in self.rows],
-        }
 
 
 def sorted_rows(rows: Sequence[ListedRow]) -> list[ListedRow]:

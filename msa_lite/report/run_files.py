@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
 
+from msa_lite.io.files.writing import json_form
 from msa_lite.report.attack_tables import ATTACK_HEADINGS, GAIN_MEANING, TRIAL_HEADINGS, attack_rows, trial_rows
 from msa_lite.report.attacks import AttackFacts
 from msa_lite.report.choosing import Choosing, in_symbols, value_text
@@ -46,8 +47,8 @@ def run_json(story: Story) -> dict[str, Any]:
         "probe": asdict(story.probe) if story.probe else None,
         "attacks": asdict(story.attacks) if story.attacks else None,
         "interference": [asdict(pair) for pair in story.interference],
-        "examples": [example.as_dict() for example in story.examples],
-        "forget_rows": story.forget_rows.as_dict() if story.forget_rows else None,
+        "examples": json_form(story.examples),
+        "forget_rows": json_form(story.forget_rows),
         "provenance": _without(_without(asdict(story.provenance), "values"), "given"),
         "warnings": list(story.warnings),
         "limits": list(story.limits),

@@ -12,9 +12,9 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
-from msa_lite.io.files.writing import write_json
+from msa_lite.io.files.writing import json_form, write_json
 from msa_lite.report.sentence import Bound, Forgotten, Kept, counts_sentence, percent, score_label, units_basis
 
 VERDICT_FILE = "verdict.json"
@@ -78,6 +78,7 @@ class Verdict:
     forgotten: Forgotten
     kept: Kept | None
     margins: Margins = MARGINS
+    json_keys: ClassVar = ("outcome", "sentence", "reasons", "criteria", "margins", "forgotten", "kept")
 
     def __str__(self) -> str:
         return f"{self.outcome}: {self.sentence}"
@@ -92,17 +93,10 @@ class Verdict:
         """Return the control, and what the bounds assume of the rows."""
         return f"Control: {CONTROLS[self.forgotten.control]}. {units_basis(self.forgotten.subjects)}"
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the JSON-able form, that of verdict.json and of the key `verdict` of `--json`."""
-        return {
-            "outcome": self.outcome,
-            "sentence": self.sentence,
-            "reasons": list(self.reasons),
-            "criteria": f"{self.margins.criteria}. {self.basis}",
-            "margins": asdict(self.margins),
-            "forgotten": asdict(self.forgotten),
-            "kept": asdict(self.kept) if self.kept else None,
-        }
+    @property
+    def criteria(self) -> str:
+        """Return the rule for the outcome, with the control and what the bounds assume."""
+        return f"{self.margins.criteria}. {self.basis}"
 
 
 def is_forgotten(forgotten: Forgotten, margins: Margins) -> bool:
@@ -262,5 +256,5 @@ def _changes(forgotten: Mapping[str, Any], kept: Mapping[str, Any] | None) -> st
 
 def write_verdict(verdict: Verdict | str, folder: Path) -> None:
     """Write verdict.json into a run's folder. A text stands for no verdict and is the reason."""
-    value = {"outcome": None, "reason": verdict} if isinstance(verdict, str) else verdict.as_dict()
+    value = {"outcome": None, "reason": verdict} if isinstance(verdict, str) else json_form(verdict)
     write_json(folder / VERDICT_FILE, json.loads(json.dumps(value)))

@@ -20,7 +20,7 @@ import msa_lite
 from msa_lite.baselines.methods import METHODS, TASK_VECTOR
 from msa_lite.choose.choice import load_choice
 from msa_lite.errors import MismatchError, StageError
-from msa_lite.io.files.writing import hash_file
+from msa_lite.io.files.writing import hash_file, json_form
 from msa_lite.io.finished.seal import load_manifest, verify_folder
 from msa_lite.io.weights.hub import fetch
 from msa_lite.pipeline import RunResult
@@ -311,7 +311,7 @@ def test_the_command_prints_a_table_or_one_json_object(runs: Runs, tmp_path: Pat
     before = times(runs.folder)
     done = fork_cli("baseline", "npo", str(path), "--json")
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == json.loads(json.dumps(runs.results["npo"].as_dict()))
+    assert json.loads(done.stdout) == json.loads(json.dumps(json_form(runs.results["npo"])))
     table = fork_cli("baseline", "npo", str(path))
     assert table.returncode == 0, table.stderr
     chosen = ", ".join(f"{key} {value}" for key, value in runs.results["npo"].chosen.items())

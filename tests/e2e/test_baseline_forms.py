@@ -14,7 +14,7 @@ import yaml
 
 import msa_lite
 from msa_lite.errors import MismatchError, MsaError, OutputError, UsageError
-from msa_lite.io.files.writing import hash_file
+from msa_lite.io.files.writing import hash_file, json_form
 from tests.e2e.conftest import PEOPLE, SHORT
 from tests.forks import fork_cli, fork_script
 
@@ -239,7 +239,7 @@ def test_a_full_run_that_is_finished_needs_no_more_room(
     assert not (tmp_path / "run").exists()
     whole = msa_lite.run_baseline("simnpo", small)
     monkeypatch.setattr(shutil, "disk_usage", lambda place: usage._replace(free=1000))
-    assert msa_lite.run_baseline("simnpo", small).as_dict() == whole.as_dict()
+    assert json_form(msa_lite.run_baseline("simnpo", small)) == json_form(whole)
 
 
 # The demo, and a method of one's own

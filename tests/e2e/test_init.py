@@ -17,6 +17,7 @@ from msa_lite import Wishes, init_recipe
 from msa_lite.budget.shape import shape_of_config
 from msa_lite.budget.speed import Device
 from msa_lite.errors import ColumnsError, MismatchError, OutputError, UsageError
+from msa_lite.io.files.writing import json_form
 from msa_lite.pipeline.stages.facts import PlanInputs, RowFacts, guess_prior, inspect_set
 from msa_lite.recipe import load_recipe, shipped_recipes
 from tests.e2e.conftest import CallCli
@@ -207,7 +208,7 @@ def test_the_machine_decides_how_the_vectors_are_fitted(
     draft = init_recipe("x.yaml", WISHES)
     assert draft.fits is (size > 1)
     assert bool(draft.notes) is not draft.fits
-    assert draft.as_dict()["recipe"]["vector"] == settings
+    assert json_form(draft)["recipe"]["vector"] == settings
     assert reason in next(line for line in draft.text.splitlines() if "mode:" in line)
 
 

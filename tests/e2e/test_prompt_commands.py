@@ -13,6 +13,7 @@ import yaml
 import msa_lite
 from msa_lite.data import PromptSettings
 from msa_lite.errors import MsaError, UsageError
+from msa_lite.io.files.writing import json_form
 from msa_lite.pipeline.prepare.prompt import evaluation_arguments, show_prompt
 from msa_lite.pipeline.prepare.questions import load_data
 from msa_lite.pipeline.prepare.run import Run, RunPlan, prepare
@@ -315,7 +316,7 @@ def test_an_evaluation_of_a_recipe_asks_what_its_run_asks(
     assert asked == json.loads(json.dumps(job.test.describe()))
     # In Python alike.
     reports = msa_lite.evaluate(str(model), tmp_path / "out", **evaluation_arguments(load_recipe(path)))
-    assert reports["model"].as_dict()["metrics"] == json.loads(said)["metrics"]
+    assert json_form(reports["model"])["metrics"] == json.loads(said)["metrics"]
 
 
 def test_a_benchmark_is_asked_in_its_own_prompt_or_the_one_that_is_said(

@@ -18,6 +18,7 @@ import pytest
 import msa_lite
 from msa_lite import run
 from msa_lite.errors import StageError, UsageError
+from msa_lite.io.files.writing import json_form
 from msa_lite.merger import merge, merge_adapters
 from msa_lite.pipeline.run.report import publish_model
 from msa_lite.publish.contents import PublishOptions
@@ -247,7 +248,7 @@ def test_a_run_publishes_at_its_end_and_a_rerun_only_publishes(hub: UploadHub, r
     times = {path: path.stat().st_mtime_ns for path in folder.rglob("*.safetensors")}
     result = run(recipe)
     assert result is not None
-    assert result.as_dict()["published"]["repo"] == REPO
+    assert json_form(result)["published"]["repo"] == REPO
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*.safetensors")} == times
     assert hub.on(REPO)["model.safetensors"] == (folder / "model/model.safetensors").read_bytes()
     assert hub.private[REPO] is True

@@ -20,7 +20,7 @@ from msa_lite.choose.candidates import refined
 from msa_lite.errors import StageError, UsageError
 from msa_lite.evals.models import Runner
 from msa_lite.evals.records import read_records
-from msa_lite.io.files.writing import hash_file
+from msa_lite.io.files.writing import hash_file, json_form
 from msa_lite.io.finished.seal import verify_folder
 from msa_lite.io.weights.checkpoint import load_checkpoint
 from msa_lite.report import load_report
@@ -85,7 +85,7 @@ def test_the_best_point_is_merged_and_scored_again_on_the_same_rows(swept: tuple
         assert read_records(own / f"{name}.jsonl") == read_records(merged / f"{name}.jsonl")
     kept = f"{choice['score']:.4f}" if choice["met"] else f"conditions not met, short by {-choice['score']:.4f}"
     assert result.notes == [f"Kept, the chosen point in memory: {kept}; as merged model: {kept}.\n"]
-    assert result.as_dict()["validation"] == {"in_memory": before.values(), "merged": after.values()}
+    assert json_form(result)["validation"] == {"in_memory": before.values(), "merged": after.values()}
     for stage in ("sweep", "model", "vectors/forget", "vectors/retain", "evaluation/unlearned_validation"):
         assert verify_folder(run / stage) == []
     assert result.merged.tensors_touched > 0

@@ -14,6 +14,7 @@ import yaml
 import msa_lite
 from msa_lite.errors import MismatchError
 from msa_lite.evals import records
+from msa_lite.io.files.writing import json_form
 from tests.e2e.conftest import CallCli
 
 
@@ -117,7 +118,7 @@ def test_the_result_reads_well_in_python(recipe: str, run_folder: Path) -> None:
     assert result is not None
     assert result.verdict is not None
     assert repr(result) == f"RunResult({run_folder}: {result.verdict.outcome}, α = 1.0, β = 0.0)"
-    assert "examples" not in result.as_dict()
+    assert "examples" not in json_form(result)
 
 
 # Before the work

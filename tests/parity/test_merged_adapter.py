@@ -15,6 +15,7 @@ import torch
 from safetensors.numpy import load_file, save_file
 
 from msa_lite.errors import MismatchError, OutputError, UsageError
+from msa_lite.io.files.writing import json_form
 from msa_lite.io.finished.seal import load_manifest, verify_folder
 from msa_lite.io.weights.adapter import ADAPTER_CONFIG, ADAPTER_FILE, load_adapter
 from msa_lite.merger import merge, merge_adapters
@@ -291,7 +292,7 @@ def test_the_command_line_writes_the_same_adapter(make_checkpoint: Make, make_ad
     done = run_cli(*command, "--out", str(tmp_path / "a"), "--json")
     assert done.returncode == 0, done.stderr
     made = merge_adapters(target, tmp_path / "b", **given, alpha=0.7, beta=0.5, max_rank=3)
-    assert json.loads(done.stdout) == {**made.as_dict(), "out": str(tmp_path / "a")}
+    assert json.loads(done.stdout) == {**json_form(made), "out": str(tmp_path / "a")}
     assert (tmp_path / "a" / ADAPTER_FILE).read_bytes() == (tmp_path / "b" / ADAPTER_FILE).read_bytes()
     done = run_cli(*command, "--out", str(tmp_path / "a"))
     assert "one adapter on 14 modules, rank 3; truncation lost" in done.stdout

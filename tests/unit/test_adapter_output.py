@@ -33,11 +33,12 @@ WIDTH, RANK = 512, 96
 # VmHWM is this program's own peak; ru_maxrss would count that of the process that started it.
 MERGE = """
 import json, sys
+from msa_lite.io.files.writing import json_form
 from msa_lite.merger import merge_adapters
 
 made = merge_adapters(sys.argv[1], sys.argv[2], **json.loads(sys.argv[3]))
 peak = next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith("VmHWM:"))
-print(json.dumps({"peak": peak, **made.as_dict()}))
+print(json.dumps({"peak": peak, **json_form(made)}))
 """
 
 needs_proc = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from /proc")

@@ -11,6 +11,7 @@ import pytest
 
 from msa_lite.comparison.compare import FORMATS, Comparison, compare
 from msa_lite.errors import FormatError, MismatchError, UsageError
+from msa_lite.io.files.writing import json_form
 from msa_lite.report import write_report
 from tests.report_folders import IDEAL, JUDGE, TARGET, made_by, make_report, make_run, put
 
@@ -24,8 +25,7 @@ def labels(comparison: Comparison) -> list[str]:
 
 def shown(comparison: Comparison, metric: str) -> list[str]:
     """A column as tables show it: value, ratio and, of the best, a star."""
-    at = [column.name for column in comparison.columns].index(metric)
-    cells = [row.cells[at] for row in comparison.rows]
+    cells = [row.cells[metric] for row in comparison.rows]
     return [cell.text + (f" {cell.ratio}" if cell.ratio else "") + "*" * cell.best for cell in cells]
 
 
@@ -41,7 +41,7 @@ def test_a_run_with_its_baselines_is_the_papers_table(tmp_path: Path) -> None:
     assert shown(found, "extraction_strength") == ["0.980", "0.070", "0.070 +100%*", "0.070 +100%*", "0.280 25.0%"]
     assert shown(found, "model_utility") == ["0.570", "0.600", "0.540 90.0%", "0.540 90.0%", "0.600 +100%*"]
     assert shown(found, "forget_quality") == ["8.0e-27", "1.000", "0.600*", "0.600*", "1.0e-05"]
-    cell = found.rows[2].cells[0]
+    cell = found.rows[2].cells["acc_forget"]
     assert (cell.value, cell.stderr, cell.n) == (0.84, 0.01, 40)
     assert found.title == "tofu, forget10"
 
@@ -197,7 +197,7 @@ def test_what_is_not_a_finite_number_is_missing_for_that_reason(tmp_path: Path) 
     assert shown(found, "model_utility") == ["–", "0.600 100.0%*"]
     assert "Acc forget (judge) left out: not a finite number but nan" in found.notes
     assert "model utility: not a finite number but inf (a)" in found.notes
-    assert "NaN" not in json.dumps(found.as_dict())
+    assert "NaN" not in json.dumps(json_form(found))
 
 
 @pytest.mark.parametrize(
@@ -295,7 +295,7 @@ def test_a_single_run_has_no_ratios_and_no_best_method(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", msa=GOOD | {"extraction_strength": 0.01})
     found = compare([run])
     assert [row.role for row in found.rows] == ["target", "ideal", "method"]
-    assert not any(cell.ratio or cell.best for row in found.rows for cell in row.cells)
+    assert not any(cell.ratio or cell.best for row in found.rows for cell in row.cells.values())
     for text in (FORMATS["md"](found), FORMATS["tex"](found), " ".join(found.notes)):
         assert "100" not in text
         assert "ratio" not in text
@@ -333,7 +333,7 @@ def test_published_figures_are_a_part_of_their_own_with_the_papers_ratios(tmp_pa
     assert shown(found, "model_utility")[at] == "0.78 +100%*"
     assert shown(found, "acc_recover")[:4] == ["–"] * 4
     assert "acc_retain" in [column.name for column in found.columns]
-    assert found.rows[at].cells[0].n is None
+    assert found.rows[at].cells["acc_recover"].n is None
     assert any("arXiv 2506.20941" in note for note in found.notes)
     assert any("0.58" in note for note in found.notes)
 
@@ -358,7 +358,7 @@ def test_a_published_table_has_to_be_of_the_same_benchmark_and_split(tmp_path: P
 
 def test_the_whole_comparison_is_json(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", msa=GOOD, npo=WEAK)
-    found = json.loads(json.dumps(compare([run]).as_dict()))
+    found = json.loads(json.dumps(json_form(compare([run]))))
     assert (found["benchmark"], found["split"]) == ("tofu", "forget10")
     assert found["columns"][1]["higher_is_better"] is False
     npo = found["rows"][3]

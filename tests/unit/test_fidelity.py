@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from msa_lite.errors import FormatError, MismatchError
+from msa_lite.io.files.writing import json_form
 from msa_lite.io.finished.seal import load_manifest
 from msa_lite.merger import Term, merge
 from msa_lite.merger.fidelity import (
@@ -76,10 +77,10 @@ def test_a_block_is_measured_as_fp64_would(dtype: str, work: type, size: float) 
 
 
 def test_figures_of_nothing_are_none_or_zero() -> None:
-    figures = Change().as_dict()
+    figures = json_form(Change())
     assert figures["update_cosine"] is figures["vector_cosine"] is figures["relative_size"] is None
     assert (figures["rounding_loss"], figures["changed_share"]) == (0, 0)
-    assert Change(wanted=4.0, lost=4.0).as_dict()["rounding_loss"] == 1  # all lost: nothing moved
+    assert json_form(Change(wanted=4.0, lost=4.0))["rounding_loss"] == 1  # all lost: nothing moved
     assert Change(wanted=4.0, lost=4.0).update_cosine is None
 
 
@@ -117,7 +118,7 @@ def test_sums_that_overflow_fp32_are_taken_in_fp64() -> None:
     before, wanted = np.full((4, 4), 1e30, np.float32), np.full((4, 4), 1e29, np.float32)
     change = measure_carefully(before, wanted, before + wanted)
     assert change.weight == pytest.approx(16e60)
-    assert change.as_dict()["relative_size"] == pytest.approx(0.1)
+    assert json_form(change)["relative_size"] == pytest.approx(0.1)
 
 
 @pytest.mark.parametrize("special", [np.nan, np.inf])
@@ -218,7 +219,7 @@ def test_the_manifest_reports_every_tensor_and_the_total(tmp_path: Path, exact: 
     wanted = expected(weights("bfloat16"), update, new)
     wanted.vectors = {"forget": float(np.sum(one * one)), "retain": float(np.sum(other * other))}
     wanted.cross = float(np.sum(one * other))
-    assert report["total"] == pytest.approx(wanted.as_dict(), rel=1e-4)
+    assert report["total"] == pytest.approx(json_form(wanted), rel=1e-4)
     assert (merged.weights_touched, merged.weights_changed) == (wanted.weights, wanted.changed)
     assert merged.rounding_loss == report["total"]["rounding_loss"]
     assert merged.vector_cosine == report["total"]["vector_cosine"]

@@ -13,6 +13,7 @@ import pytest
 from pydantic import ValidationError
 
 from msa_lite.errors import UsageError
+from msa_lite.io.files.writing import json_form
 from msa_lite.io.finished.seal import load_manifest, verify_folder
 from msa_lite.io.weights.blocks import QUANTISATIONS
 from msa_lite.merger import merge, plan
@@ -102,7 +103,7 @@ def test_the_count_is_that_of_the_nearest_values_in_both_models(
         {str(i): counts[i] / size for i in (0, 1)}, abs=2 / size, rel=1e-2
     )
     manifest = load_manifest(tmp_path / "out") or {}
-    assert manifest["forecast"] == merged.as_dict()["forecast"] == merged.forecast
+    assert manifest["forecast"] == json_form(merged)["forecast"] == merged.forecast
     figures = merged.forecast["nf4"]
     assert figures["kept"] == pytest.approx(kept(before, after), rel=1e-4)
     line = f"quantised to NF4, {figures['kept']:.0%} of the update is left on average, and {figures['share']:.2%} of"
@@ -125,7 +126,7 @@ def test_small_updates_are_told_from_large_ones(tmp_path: Path) -> None:
 
 def test_without_a_forecast_nothing_is_counted_nor_told(tmp_path: Path) -> None:
     merged = merge(**write_inputs(tmp_path), out=tmp_path / "out")
-    assert "forecast" not in (load_manifest(tmp_path / "out") or {}) | merged.as_dict()
+    assert "forecast" not in (load_manifest(tmp_path / "out") or {}) | json_form(merged)
     assert "quantised" not in merged.describe()
     untouched = merge(tmp_path.joinpath("target").as_posix(), tmp_path / "copy", alpha=0.0, forecast=ALL)
     assert untouched.forecast == {}

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from msa_lite.errors import UsageError
-from msa_lite.io.files.writing import hash_file
+from msa_lite.io.files.writing import hash_file, json_form
 from msa_lite.io.finished.seal import MANIFEST, MERGEKIT_FILE, load_manifest, verify_folder, write_manifest
 from msa_lite.io.weights.hub import fetch
 from msa_lite.merger import hash_vector, merge, merge_adapters, mergekit_recipe, open_merge
@@ -241,7 +241,7 @@ def test_a_second_call_says_the_same_about_several_requests(ledger: Any, tmp_pat
     for form in (merge, merge_adapters):
         first = form(target, tmp_path / form.__name__, **arguments(requests))
         assert form(target, tmp_path / form.__name__, **arguments(requests[::-1])) == first
-        assert len(first.as_dict()["interference"]) == 10
+        assert len(json_form(first)["interference"]) == 10
 
 
 def test_a_request_of_strength_zero_is_as_if_it_were_not_there(ledger: Any, tmp_path: Path) -> None:

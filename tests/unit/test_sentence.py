@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from msa_lite.evals.outcome import weigh_rows
+from msa_lite.io.files.writing import json_form
 from msa_lite.report import Metric, Report
 from msa_lite.report.sentence import Bound, Forgotten, Kept, basis_of, counts_sentence, first_sentence
 from msa_lite.report.verdict import make_verdict
@@ -74,7 +75,7 @@ def test_the_sentence_counts(name: str) -> None:
     forgotten, kept, sentence = CASES[name]
     assert counts_sentence(forgotten, kept) == sentence
     verdict = make_verdict(forgotten, kept)
-    assert first_sentence(json.loads(json.dumps(verdict.as_dict())), {}) == sentence
+    assert first_sentence(json.loads(json.dumps(json_form(verdict))), {}) == sentence
 
 
 def test_without_a_verdict_it_says_why() -> None:
@@ -103,7 +104,7 @@ def test_the_counts_are_those_of_the_records() -> None:
 
 
 def test_the_basis_tells_rows_that_the_choice_has_seen() -> None:
-    verdict = make_verdict(FORGOTTEN, KEPT).as_dict()
+    verdict = json_form(make_verdict(FORGOTTEN, KEPT))
     seen = Report("qa", "test", {}, {"sets": {"forget": {"rows": 48}, "retain": {"rows": 90}}})
     told = basis_of(verdict, {"unlearned": seen})
     assert told is not None

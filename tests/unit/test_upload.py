@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from msa_lite.errors import OutputError, StageError, UsageError
+from msa_lite.io.files.writing import json_form
 from msa_lite.io.weights.hub import explain
 from msa_lite.publish.destination import find_destination
 from msa_lite.publish.upload import push
@@ -248,7 +249,7 @@ def test_signed_addresses_are_not_told(hub: UploadHub, tmp_path: Path) -> None:
 def test_an_adapter_is_no_new_version_of_its_model(hub: UploadHub, tmp_path: Path) -> None:
     contents = replace(make_upload(tmp_path / "model"), kind="adapter")
     result = publish(contents)
-    assert (result.new_version, result.as_dict()["kind"]) == (None, "adapter")
+    assert (result.new_version, json_form(result)["kind"]) == (None, "adapter")
     assert hub.titles[REPO][0] == "Published with msa-lite: adapter"
 
 

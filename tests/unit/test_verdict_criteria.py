@@ -13,6 +13,7 @@ import pytest
 from msa_lite.evals.benchmark import benchmark_class
 from msa_lite.evals.outcome import is_recited
 from msa_lite.evals.restor import Restor
+from msa_lite.io.files.writing import json_form
 from msa_lite.report.sentence import Bound, Forgotten, Kept
 from msa_lite.report.verdict import Margins, Verdict, make_verdict, verdict_lines, write_verdict
 from tests.own_records import known, question, text, unknown
@@ -88,7 +89,7 @@ def test_a_recipe_may_set_the_margins_and_the_criteria_print_them() -> None:
     strict = Margins(recited=0.05, left=0.11, kept=0.94)
     verdict = make_verdict(FORGOTTEN, KEPT, margins=strict)
     assert verdict.outcome == "PARTLY"
-    criteria = verdict.as_dict()["criteria"]
+    criteria = json_form(verdict)["criteria"]
     assert all(figure in criteria for figure in ("5 points", "11 %", "94 %", "the ideal"))
     lenient = Margins(kept=0.5)
     assert make_verdict(FORGOTTEN, replace(KEPT, share=around(0.6)), margins=lenient).outcome == "PASS"
@@ -114,13 +115,13 @@ def test_few_rows_and_remarks_are_told_and_decide_nothing() -> None:
 
 def test_a_verdict_is_markdown_and_json(tmp_path: Path) -> None:
     verdict = make_verdict(replace(FORGOTTEN, **left(0.3)), KEPT)
-    text = "\n".join(verdict_lines(verdict.as_dict()))
+    text = "\n".join(verdict_lines(json_form(verdict)))
     assert text.startswith("**PARTLY**")
     assert "30 % of the gap is left" in text
     assert "Its output differs from the target's on 48 of 48 forget rows and 0 of 120 retain rows." in text
     write_verdict(verdict, tmp_path)
     value = json.loads((tmp_path / "verdict.json").read_text())
-    assert value == json.loads(json.dumps(verdict.as_dict()))
+    assert value == json.loads(json.dumps(json_form(verdict)))
     assert (value["outcome"], value["forgotten"]["left"]["probability"]["value"]) == ("PARTLY", 0.3)
     assert value["margins"] == {"recited": 0.1, "left": 0.2, "kept": 0.85}
 
@@ -246,8 +247,8 @@ def test_rows_of_a_subject_count_together_in_every_bound() -> None:
     assert clustered.excess is not None
     assert clustered.excess.high > apart.excess.high + 0.05
     assert clustered.left["probability"].high > apart.left["probability"].high + 0.05
-    assert "8 subjects" in make_verdict(clustered, None).as_dict()["criteria"]
-    assert "independent" in make_verdict(apart, None).as_dict()["criteria"]
+    assert "8 subjects" in json_form(make_verdict(clustered, None))["criteria"]
+    assert "independent" in json_form(make_verdict(apart, None))["criteria"]
 
 
 def test_without_forget_rows_there_is_no_verdict() -> None:

@@ -8,8 +8,10 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +28,42 @@ def canonical_json(value: Any) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
 
+def json_form(value: Any) -> Any:
+    """Return the JSON form of a value: objects for dataclasses and mappings, lists for tuples, text for paths.
+
+    The keys of a dataclass are the names of its fields. Where they are to be others, its class variable `json_keys`
+    lists them: the names of attributes, or a mapping from each key to the attribute that it shows:
+
+        json_keys: ClassVar = ("folder", "size")
+        json_keys: ClassVar = {"out": "folder", "loss": "fit.loss", "**": "figures", "notes?": "notes"}
+
+    Dots lead into attributes; None on the way gives None. "**" stands for all entries of a mapping. A key that ends in
+    "?" is left out where its value is empty.
+    """
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, (list, tuple)):
+        return [json_form(item) for item in value]
+    if isinstance(value, Mapping):
+        return {key: json_form(item) for key, item in value.items()}
+    if not is_dataclass(value) or isinstance(value, type):
+        return value
+    if hasattr(value, "as_dict"):  # of pipeline and budget
+        return json_form(value.as_dict())
+    keys = getattr(value, "json_keys", None) or [field.name for field in fields(value)]
+    entries: dict[str, Any] = {}
+    for key, path in keys.items() if isinstance(keys, Mapping) else zip(keys, keys, strict=True):
+        item = reduce(lambda holder, name: None if holder is None else getattr(holder, name), path.split("."), value)
+        if key == "**":
+            entries |= json_form(item)
+        elif item or not key.endswith("?"):
+            entries[key.removesuffix("?")] = json_form(item)
+    return entries
+
+
 def indented_json(value: Any) -> str:
-    """Write a value as JSON for people. Bytes of a name that are no UTF-8 become text, as in `printable`."""
-    text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
+    """Write a value's `json_form` for people. Bytes of a name that are no UTF-8 become text, as in `printable`."""
+    text = json.dumps(json_form(value), indent=2, ensure_ascii=False) + "\n"
     return _SURROGATES.sub(lambda match: printable(match[0]).replace("\\", "\\\\"), text)
 
 

@@ -19,6 +19,7 @@ from msa_lite.choose.validation import Validation
 from msa_lite.errors import UsageError
 from msa_lite.evals.models import load_model
 from msa_lite.io.console.progress import Progress, announce
+from msa_lite.io.files.writing import json_form
 from msa_lite.io.finished.seal import load_manifest
 from msa_lite.io.launch.crew import Crew
 from msa_lite.io.models.devices import free_memory
@@ -193,7 +194,7 @@ class SweepResult:
             "score": choice.score,
             "scores": [dict(line) for line in choice.scores],
             "doubts": list(choice.doubts),
-            "model": self.merged.as_dict(),
+            "model": json_form(self.merged),
             "validation": {"in_memory": self.before.values(), "merged": self.after.values()},
         }
 

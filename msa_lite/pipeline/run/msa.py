@@ -13,6 +13,7 @@ from msa_lite.choose.candidates import Values
 from msa_lite.choose.choice import load_choice
 from msa_lite.errors import UsageError
 from msa_lite.io.console.progress import Progress, announce, notices, silent
+from msa_lite.io.files.writing import json_form
 from msa_lite.io.finished.seal import load_manifest
 from msa_lite.io.launch.crew import Crew
 from msa_lite.io.launch.gathering import gathered
@@ -102,16 +103,16 @@ class RunResult:
     def as_dict(self) -> dict[str, Any]:
         """Return the result for `--json`."""
         return {
-            "verdict": self.verdict.as_dict() if self.verdict else None,
+            "verdict": json_form(self.verdict),
             **({"no_verdict": self.no_verdict} if self.no_verdict else {}),
             "output": str(self.folder),
             "method": self.method,
             **({"alpha": self.alpha, "beta": self.beta} if "alpha" in self.chosen else {}),
             "chosen": dict(self.chosen),
-            "model": self.merged.as_dict(),
+            "model": json_form(self.merged),
             "metrics": {name: report.values() for name, report in self.reports.items()},
             **({"attacks": attack_summary(self.attacks)} if self.attacks else {}),
-            **({"published": self.published.as_dict()} if self.published else {}),
+            **({"published": json_form(self.published)} if self.published else {}),
         }
 
 
