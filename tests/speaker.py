@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from msa_lite.evals.judge import JudgeSettings, Ruling, Usage, open_judge, openai_judge
-from msa_lite.evals.judge import openai_judge as batch
 from msa_lite.io.console.progress import silent
 from tests.judge_server import JudgeServer, tofu_asks
 from tests.loopback import Loopback
@@ -21,7 +20,7 @@ def set_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", JudgeServer.key)
     monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    monkeypatch.setattr(batch, "_POLL_SECONDS", 0.001)
+    monkeypatch.setattr(openai_judge, "_POLL_SECONDS", 0.001)
     monkeypatch.setattr(openai_judge, "_RETRIES", 0)
 
 

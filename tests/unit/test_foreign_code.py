@@ -13,7 +13,7 @@ from msa_lite.data import Prompter, Template
 from msa_lite.data.prompts import render_chat
 from msa_lite.errors import UsageError
 from msa_lite.evals.harness import check_no_code, sandboxed
-from msa_lite.evals.judge.local import encode_ask
+from msa_lite.evals.judge import encode_ask
 from msa_lite.evals.judge.prompts import Ask
 from msa_lite.io.models.limits import OverrunError, limited
 from tests.conftest import tiny_tokenizer

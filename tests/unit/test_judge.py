@@ -18,7 +18,6 @@ import pytest
 from msa_lite.errors import StageError
 from msa_lite.evals.judge import Ask, JudgeSettings, Ruling, Usage, open_judge, openai_judge
 from msa_lite.evals.judge import client as limits
-from msa_lite.evals.judge import openai_judge as batch
 from msa_lite.evals.judge.client import read_duration
 from msa_lite.io.console.progress import silent
 from tests.judge_server import COMPLETION_TOKENS, PROMPT_TOKENS, RETRY_NOW, JudgeServer, Step, letters, tofu_asks
@@ -31,7 +30,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[JudgeServer]:
     monkeypatch.setenv("OPENAI_API_KEY", JudgeServer.key)
     monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    monkeypatch.setattr(batch, "_POLL_SECONDS", 0.01)
+    monkeypatch.setattr(openai_judge, "_POLL_SECONDS", 0.01)
     with JudgeServer() as judge:
         yield judge
 

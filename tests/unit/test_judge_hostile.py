@@ -25,7 +25,6 @@ from hypothesis import strategies as st
 from msa_lite.errors import StageError
 from msa_lite.evals.judge import Ruling, openai_judge
 from msa_lite.evals.judge import client as limits
-from msa_lite.evals.judge import openai_judge as batch
 from msa_lite.evals.judge.client import RateLimit, read_duration
 from tests.judge_server import RETRY_NOW, JudgeServer, Step, letters
 from tests.speaker import Speaker, judge, say, set_environment
@@ -356,7 +355,7 @@ def test_batches_of_any_shape_are_answers_or_an_error(
     drawn = {path: data.draw(strategy, label=path) for path, strategy in replies.items()}
     folder = tmp_path_factory.mktemp("cache")
     with pytest.MonkeyPatch.context() as patch, Speaker(speak) as server:
-        patch.setattr(batch, "_MOST_POLLS", 3)
+        patch.setattr(openai_judge, "_MOST_POLLS", 3)
         try:
             verdicts, _ = judge(server, folder, 2, batch=True)
         except StageError as error:

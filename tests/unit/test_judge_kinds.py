@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from msa_lite.errors import OutputError, UsageError
-from msa_lite.evals.judge import Ask, JudgeSettings, Ruling, Usage, open_judge
-from msa_lite.evals.judge.cache import Cache
-from msa_lite.evals.judge.local import encode_ask
+from msa_lite.evals.judge import Ask, JudgeSettings, Ruling, Usage, encode_ask, open_judge
+from msa_lite.evals.judge.base import Cache
 from msa_lite.io.console.progress import silent
 from tests.conftest import save_checkpoint, tiny_model, tiny_tokenizer
 from tests.judge_server import tofu_asks

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
+from msa_lite.data import DATE_STRING, open_tokenizer, render_chat
 from msa_lite.errors import UsageError
-from msa_lite.evals.judge.cache import Cache
-from msa_lite.evals.judge.prompts import (
-    Ask,
-    Question,
-    acc_forget,
-    acc_recover,
-    acc_retain,
-    right_answer_ask,
-    tofu_ask,
-)
-from msa_lite.evals.judge.settings import Judge, JudgeSettings, Ruling, Usage, api_key
+from msa_lite.evals.judge.base import Cache, Judge, JudgeSettings, Ruling, Usage, api_key
+from msa_lite.evals.judge.prompts import Ask, Question, acc_forget, acc_recover, acc_retain, right_answer_ask, tofu_ask
 from msa_lite.io.console.libraries import require
+from msa_lite.io.console.progress import Progress
 from msa_lite.io.files.reading import local_path
-from msa_lite.io.weights.hub import fetch
+from msa_lite.io.files.writing import digest
+from msa_lite.io.weights.hub import Source, fetch
 
 __all__ = [
     "Ask",
@@ -47,12 +44,10 @@ def open_judge(settings: JudgeSettings, cache_folder: Path | None = None) -> Jud
     if settings.kind == "none":
         return None
     if settings.kind == "local":
-        from msa_lite.evals.judge.local import LocalJudge
         from msa_lite.evals.models import check_source
 
         if local_path(settings.model_name).is_dir():
             check_source(fetch(settings.model_name, by_content=False))
-
         return LocalJudge(settings, Cache(cache_folder))
     require("judge")
     key = api_key()
@@ -68,3 +63,50 @@ def open_judge(settings: JudgeSettings, cache_folder: Path | None = None) -> Jud
     from msa_lite.evals.judge.openai_judge import OpenAIJudge
 
     return OpenAIJudge(settings, Cache(cache_folder))
+
+
+class LocalJudge(Judge):
+    """Ask a Hugging Face model on this machine, greedily and in batches; load it when a reply is missing.
+
+    Nothing is asked again after an invalid reply, since greedy answers stay the same.
+    """
+
+    @cached_property
+    def _source(self) -> Source:
+        return fetch(self.settings.model_name, by_content=False)
+
+    def key(self, ask: Ask) -> str:
+        return digest(["local", self._source.revision, ask.system, ask.user, ask.tokens])
+
+    def send(self, todo: Mapping[str, Ask], usage: Usage, progress: Progress) -> None:
+        from msa_lite.evals.generate import Decoding, generate
+        from msa_lite.evals.models import Runner, load_model
+
+        tokenizer = open_tokenizer(self._source.folder, self._source.name)
+        keys, asks = list(todo), list(todo.values())
+        prompts = [encode_ask(tokenizer, ask) for ask in asks]
+        runner = Runner(load_model(self._source.folder))
+        for batch in generate(runner, tokenizer, prompts, Decoding(max(ask.tokens for ask in asks))):
+            self.cache.keep({keys[i]: asks[i].read(texts[0]) or "" for i, texts in batch})
+            usage.calls += len(batch)
+            progress("judge", usage.calls, len(keys))
+        runner.close()
+
+
+def encode_ask(tokenizer: Any, ask: Ask) -> list[int]:
+    """Return the token ids of an ask: by the chat template, or as plain text if the tokenizer has none.
+
+    A template without a system role gets system and user text as one message.
+    """
+    whole = f"{ask.system}\n\n{ask.user}"
+    if not tokenizer.chat_template:
+        return list(tokenizer(whole)["input_ids"])
+    try:
+        return _chat(tokenizer, [{"role": "system", "content": ask.system}, {"role": "user", "content": ask.user}])
+    except Exception:  # templates without a system role raise an error of their own (Gemma)
+        return _chat(tokenizer, [{"role": "user", "content": whole}])
+
+
+def _chat(tokenizer: Any, messages: list[dict[str, str]]) -> list[int]:
+    text = render_chat(tokenizer, messages, add_generation_prompt=True, date_string=DATE_STRING)
+    return list(tokenizer(text, add_special_tokens=False)["input_ids"])

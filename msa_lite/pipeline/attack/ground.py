@@ -17,7 +17,7 @@ from msa_lite.data import Prompter, Row, load_rows, sample_rows
 from msa_lite.errors import DataError, Faults, StageError, UsageError
 from msa_lite.evals.benchmark import Benchmark, BenchmarkSettings, Item
 from msa_lite.evals.judge import JudgeSettings, open_judge
-from msa_lite.evals.judge.cache import CACHE_FILE
+from msa_lite.evals.judge.base import CACHE_FILE
 from msa_lite.evals.judge.prompts import REWORDINGS, reword_ask, rewording_version
 from msa_lite.evals.records import read_records, write_records
 from msa_lite.io.console.progress import Progress, notices, under

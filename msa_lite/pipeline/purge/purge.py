@@ -20,7 +20,7 @@ from msa_lite.data import DataSource
 from msa_lite.data.kept import cached_repositories, cached_tables, datasets_cache, download_folder
 from msa_lite.data.plain import read_any_rows
 from msa_lite.errors import MsaError, StageError, join_faults
-from msa_lite.evals.judge.cache import cache_folder
+from msa_lite.evals.judge.base import cache_folder
 from msa_lite.io.files.reading import local_path, printable, read_object
 from msa_lite.io.files.spellings import holds_any, needles, sample_texts
 from msa_lite.io.files.writing import write_json

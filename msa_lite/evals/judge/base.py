@@ -1,0 +1,218 @@
+"""The settings of a judge, the replies that it gave before, and what every kind of judge does with both.
+
+The file of replies holds hashes of prompts and answers alone, since these may be the data to forget; replies are
+letters. Where a reply is a text, the file belongs in the folder of the run.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+from msa_lite.errors import OutputError, UsageError, nearest
+from msa_lite.evals.judge.prompts import NONE, Ask, prompt_version
+from msa_lite.io.console.progress import Progress, part_of, silent
+from msa_lite.io.weights.hub import fetch
+
+KINDS = ("none", "local", "openai")
+CACHE_FILE = "judge.sqlite"
+_OPENAI_MODEL = "gpt-4o"
+_PATIENCE = 60.0  # seconds to wait while another process writes
+
+
+def api_key() -> str:
+    """Return the key in the environment, or ""."""
+    return os.environ.get("OPENAI_API_KEY") or ""
+
+
+def cache_folder() -> Path:
+    """Return the folder of the cache: $MSA_LITE_CACHE, or ~/.cache/msa-lite."""
+    return Path(os.environ.get("MSA_LITE_CACHE") or "~/.cache/msa-lite").expanduser()
+
+
+@dataclass(frozen=True)
+class JudgeSettings:
+    """A choice of judge."""
+
+    kind: Literal["none", "local", "openai"] = "none"
+    """local: a Hugging Face model on this machine. openai: any server with OpenAI's interface."""
+    model: str | None = None
+    """A model of the server; or a folder or `repo[@revision]`, which a local judge needs."""
+    base_url: str | None = None
+    """The server's; None for OPENAI_BASE_URL, or OpenAI itself."""
+    separate: bool = False
+    """True to take acc_forget from a separate call, in which the ideal's answer is no candidate."""
+    batch: bool = False
+    """True to use the Batch API (half the price, up to 24 hours)."""
+    concurrency: int = 8
+    """Calls under way at a time."""
+    timeout: float = 60.0
+    """Seconds without a sign from the server after which to retry a call; a call that takes ten times as long in all
+    ends the run."""
+    price: tuple[float, float] | None = None
+    """USD per million prompt and completion tokens; None for the list price, if we know it."""
+
+    @property
+    def model_name(self) -> str:
+        """Return the model to ask; "" if a local judge has none."""
+        return self.model or (_OPENAI_MODEL if self.kind == "openai" else "")
+
+    @property
+    def address(self) -> str | None:
+        """Return the server's address; None for OpenAI's own, and for a judge without a server."""
+        if self.kind != "openai":
+            return None
+        return (self.base_url or os.environ.get("OPENAI_BASE_URL") or "").rstrip("/") or None
+
+    def describe(self) -> dict[str, Any]:
+        """Return what a manifest records: all that decides the verdicts, not their speed or price."""
+        if self.kind == "none":
+            return {"kind": "none"}
+        return {
+            "kind": self.kind,
+            "model": self.model_name,
+            "base_url": self.address,
+            "separate": self.separate,
+            "prompts": prompt_version(),
+            # Raise UsageError if there is no such model. A changed model gives other verdicts.
+            **({"revision": fetch(self.model_name, by_content=False).revision} if self.kind == "local" else {}),
+        }
+
+    def check(self) -> None:
+        """Raise UsageError for invalid values."""
+        if self.kind not in KINDS:
+            raise UsageError(f"judge.kind: '{self.kind}'; choose from {', '.join(KINDS)}{nearest(self.kind, KINDS)}")
+        if self.kind == "none" and (self.model or self.base_url or self.separate or self.batch):
+            raise UsageError("judge.kind is 'none', but other keys of judge are set; choose openai or local")
+        if self.concurrency < 1:
+            raise UsageError(f"judge.concurrency: {self.concurrency}; it must be at least 1")
+        if not self.timeout > 0:
+            raise UsageError(f"judge.timeout: {self.timeout}; it must be above 0 seconds")
+        if self.price is not None and (len(self.price) != 2 or not all(usd >= 0 for usd in self.price)):
+            raise UsageError(f"judge.price: {self.price}; it must be two numbers ≥ 0, USD per million tokens")
+        if self.kind == "local" and not self.model:
+            raise UsageError("judge.model: a local judge needs one, a folder or repo[@revision]")
+        if self.kind == "local" and (self.base_url or self.batch):
+            raise UsageError("judge.base_url and judge.batch belong to a judge of kind 'openai', not to a local one")
+        if self.address:
+            parts = urlsplit(self.address)
+            if parts.scheme not in ("http", "https") or not parts.hostname:
+                raise UsageError(f"judge.base_url: '{self.address}' is no address such as http://localhost:8000/v1")
+            if parts.username or parts.password:
+                raise UsageError("judge.base_url: it is written to manifests; put no password in it")
+
+
+@dataclass(frozen=True)
+class Ruling:
+    """The judge's choice, or its text."""
+
+    reply: str
+    """One of the ask's letters, or "Z"; for a `TextAsk`, a line of text."""
+    valid: bool
+    """False if no reply was valid."""
+
+
+@dataclass
+class Usage:
+    """Calls, tokens and cost of the verdicts of one run."""
+
+    calls: int = 0
+    """Replies that came in this run."""
+    cached: int = 0
+    """Asks that needed no reply."""
+    prompt_tokens: int = 0
+    """As the server counted them; 0 for a local judge."""
+    completion_tokens: int = 0
+    """As the server counted them; 0 for a local judge."""
+    invalid: int = 0
+    """Verdicts that are not valid."""
+    cost: float | None = None
+    """USD; None if the price is not known."""
+
+
+class Cache:
+    """Keys and values in one SQLite file; threads and processes may share it, since each call is one transaction.
+
+    Keys are hashes of asks, with the reply as value ("" for an invalid one), or hashes of whole batches, with the
+    server's id as value. Raise OutputError when the file cannot be made, read or written.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        """Open or make the file. folder: None for `cache_folder`."""
+        folder = folder or cache_folder()
+        self.path = folder / CACHE_FILE
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise OutputError(f"{folder}: cannot be made ({error}); set MSA_LITE_CACHE to another folder") from error
+        with self._open() as database:
+            database.execute("CREATE TABLE IF NOT EXISTS kept (key TEXT PRIMARY KEY, value TEXT NOT NULL)")
+
+    @contextmanager
+    def _open(self) -> Iterator[sqlite3.Connection]:
+        try:
+            with closing(sqlite3.connect(self.path, timeout=_PATIENCE)) as database, database:
+                yield database
+        except sqlite3.Error as error:
+            message = (
+                f"{self.path}: cannot be used as cache of the judge ({error}); set MSA_LITE_CACHE to another folder"
+            )
+            raise OutputError(message) from error
+
+    def read(self, keys: Iterable[str]) -> dict[str, str]:
+        """Return the values of those keys that exist."""
+        query = "SELECT key, value FROM kept WHERE key = ?"
+        with self._open() as database:
+            return dict(row for key in keys for row in database.execute(query, (key,)))
+
+    def keep(self, values: Mapping[str, str]) -> None:
+        """Write all values or none; they are on disk when this returns."""
+        with self._open() as database:
+            database.executemany("INSERT OR REPLACE INTO kept VALUES (?, ?)", values.items())
+
+    def forget(self, key: str) -> None:
+        """Remove a key, if it exists."""
+        with self._open() as database:
+            database.execute("DELETE FROM kept WHERE key = ?", (key,))
+
+
+class Judge(ABC):
+    """Answer asks: from the cache where it can, else with a model or through a server."""
+
+    def __init__(self, settings: JudgeSettings, cache: Cache) -> None:
+        self.settings = settings
+        self.cache = cache
+
+    @abstractmethod
+    def key(self, ask: Ask) -> str:
+        """Return the hash of an ask and of whom it goes to, by which the cache keeps its reply."""
+
+    @abstractmethod
+    def send(self, todo: Mapping[str, Ask], usage: Usage, progress: Progress) -> None:
+        """Get the replies to asks, by their keys: add each to the cache as it comes, and count it in `usage`."""
+
+    def ask(self, asks: Sequence[Ask], progress: Progress = silent) -> tuple[list[Ruling], Usage]:
+        """Return (verdicts in the order of the asks, usage); equal asks are sent once.
+
+        Raise StageError when the judge fails, UsageError if there is no such model. The replies so far stay in the
+        cache, and a rerun does not ask for them again.
+        """
+        keys, usage = [self.key(ask) for ask in asks], Usage()
+        kept = self.cache.read(keys)
+        todo = {key: ask for key, ask in zip(keys, asks, strict=True) if key not in kept}
+        total = len(set(keys))
+        if todo:
+            self.send(todo, usage, part_of(progress, "judge", total - len(todo), total))
+        progress("judge", total, total)
+        replies = self.cache.read(keys)
+        verdicts = [Ruling(replies[key] or NONE, bool(replies[key])) for key in keys]
+        usage.cached = len(asks) - len(todo)
+        usage.invalid = sum(not verdict.valid for verdict in verdicts)
+        return verdicts, usage
