@@ -1,6 +1,31 @@
-"""msa-lite: remove the influence of chosen training data from a finished language model by Model State Arithmetic.
+"""Remove the influence of chosen training data from a finished language model by Model State Arithmetic (MSA).
 
-θ_u = θ_D − α (θ_1 − θ_0) + β (θ_2 − θ_0), in one call: `msa_lite.run("recipe.yaml")`.
+θ_u = θ_D − α (θ_1 − θ_0) + β (θ_2 − θ_0), in one call: `msa_lite.run("recipe.yaml")`. What the command line can do,
+these functions do in one call each.
+
+    run             run a recipe: vectors, choice of α and β, merge, scores, report
+    sweep           choose α and β on validation rows, and merge the best point
+    run_vectors     fit only the vectors of a recipe
+    run_baseline    run a method that MSA is compared with
+    train_stages    train targets, ideals and the checkpoints before them, in stages
+    init_recipe     write a commented recipe for the models and data of `Wishes`
+    plan            predict memory, disk and time of a run or a training
+    dry_run         tell what a command on a recipe would do, and write nothing
+    probe           check whether a prior has already seen the forget set
+    ask             ask target, unlearned model and ideal of a run the same question
+    attack          attack the models of a run: does it stay forgotten?
+    purge           list and remove what still holds the data of a run
+    report_run      write the report of a run, finished or not
+
+    fit_vector      tune a prior on examples, as of a `DataSource`, to a vector
+    merge           subtract a forget vector from a target and add a retain vector, without torch
+    merge_adapters  the same as one LoRA adapter on the target
+    mergekit_recipe print a merge as a recipe for mergekit
+    evaluate        score a model on a benchmark
+    compare         put reports side by side, as in the paper
+    push_folder     send a model or adapter to the Hugging Face Hub, by `PublishOptions`
+
+    show_progress   show on stderr what the command line shows, for their argument `progress`
 """
 
 from __future__ import annotations
@@ -22,82 +47,56 @@ if TYPE_CHECKING:
     from msa_lite.merger import merge_adapters as merge_adapters
     from msa_lite.merger import mergekit_recipe as mergekit_recipe
     from msa_lite.pipeline import Wishes as Wishes
+    from msa_lite.pipeline import ask as ask
+    from msa_lite.pipeline import attack as attack
     from msa_lite.pipeline import dry_run as dry_run
     from msa_lite.pipeline import init_recipe as init_recipe
     from msa_lite.pipeline import plan as plan
+    from msa_lite.pipeline import probe as probe
+    from msa_lite.pipeline import purge as purge
     from msa_lite.pipeline import report_run as report_run
     from msa_lite.pipeline import run as run
     from msa_lite.pipeline import run_baseline as run_baseline
     from msa_lite.pipeline import run_vectors as run_vectors
     from msa_lite.pipeline import sweep as sweep
     from msa_lite.pipeline import train_stages as train_stages
-    from msa_lite.pipeline.ask import ask as ask
-    from msa_lite.pipeline.attack.attack import attack as attack
-    from msa_lite.pipeline.purge.purge import purge as purge
-    from msa_lite.pipeline.run.probe import probe as probe
     from msa_lite.publish.contents import PublishOptions as PublishOptions
     from msa_lite.publish.upload import push_folder as push_folder
     from msa_lite.train import fit_vector as fit_vector
 
-_HOMES = {
-    "run": "pipeline",
-    "run_baseline": "pipeline",
-    "run_vectors": "pipeline",
-    "sweep": "pipeline",
-    "train_stages": "pipeline",
-    "plan": "pipeline",
-    "dry_run": "pipeline",
-    "init_recipe": "pipeline",
-    "Wishes": "pipeline",
-    "probe": "pipeline",
-    "ask": "pipeline",
-    "attack": "pipeline",
-    "purge": "pipeline",
-    "report_run": "pipeline",
-    "evaluate": "evals.suite",
-    "compare": "comparison.compare",
-    "merge": "merger",
-    "merge_adapters": "merger",
-    "mergekit_recipe": "merger",
-    "push_folder": "publish.upload",
-    "PublishOptions": "publish.contents",
-    "fit_vector": "train",
-    "DataSource": "data",
-    "show_progress": "io.console.display",
-}
+    __version__: str
 
-__all__ = [
-    "DataSource",
-    "PublishOptions",
-    "Wishes",
-    "ask",
-    "attack",
-    "compare",
-    "dry_run",
-    "evaluate",
-    "fit_vector",
-    "init_recipe",
-    "merge",
-    "merge_adapters",
-    "mergekit_recipe",
-    "plan",
-    "probe",
-    "purge",
-    "push_folder",
-    "report_run",
-    "run",
-    "run_baseline",
-    "run_vectors",
-    "show_progress",
-    "sweep",
-    "train_stages",
-]
+_HOMES = {
+    "pipeline": (
+        "Wishes", "ask", "attack", "dry_run", "init_recipe", "plan", "probe", "purge", "report_run", "run",
+        "run_baseline", "run_vectors", "sweep", "train_stages",
+    ),
+    "evals.suite": ("evaluate",),
+    "comparison.compare": ("compare",),
+    "merger": ("merge", "merge_adapters", "mergekit_recipe"),
+    "publish.upload": ("push_folder",),
+    "publish.contents": ("PublishOptions",),
+    "train": ("fit_vector",),
+    "data": ("DataSource",),
+    "io.console.display": ("show_progress",),
+}  # fmt: skip
+"""The module that each public name is loaded from."""
+
+__all__ = sorted(name for names in _HOMES.values() for name in names)
 
 
 def __getattr__(name: str) -> Any:
     """Load a public function when it is first used: importing msa_lite loads neither torch nor transformers."""
     import importlib
+    from importlib import metadata
 
-    if name not in _HOMES:
-        raise AttributeError(f"module 'msa_lite' has no attribute '{name}'")
-    return getattr(importlib.import_module(f"msa_lite.{_HOMES[name]}"), name)
+    if name == "__version__":
+        return metadata.version("msa-lite")
+    for home, names in _HOMES.items():
+        if name in names:
+            return getattr(importlib.import_module(f"msa_lite.{home}"), name)
+    raise AttributeError(f"module 'msa_lite' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__all__", "__doc__", "__file__", "__name__", "__path__", "__version__"]

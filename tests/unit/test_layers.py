@@ -164,9 +164,3 @@ def test_help_and_listings_load_neither_torch_nor_transformers(statement: str) -
         "matplotlib",
     }
     assert heavy & set(loaded) == set()
-
-
-def test_every_public_function_is_where_the_package_says() -> None:
-    import msa_lite
-
-    assert [name for name in msa_lite.__all__ if not callable(getattr(msa_lite, name))] == []
