@@ -1,4 +1,4 @@
-"""Tiny models of four architectures, tokenizers and adapters, built in code: no network, no files from elsewhere."""
+"""Settings of all tests, and the fixtures that any of them may use."""
 
 from __future__ import annotations
 
@@ -24,102 +24,8 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # spinning threads crawl wh
 hypothesis.settings.register_profile("any machine", deadline=None)  # no test depends on the speed of the machine
 hypothesis.settings.load_profile("any machine")
 
-VOCABULARY = 300
 Drawing = Callable[[], AbstractContextManager[None]]
 yaml.SafeDumper.ignore_aliases = lambda dumper, data: True  # what two recipes share is written out; aliases are refused
-
-
-def tiny_config(kind: str, **changes: Any) -> Any:
-    """A config of a two-layer model: llama (tied embeddings), qwen2 (biases), olmo2 (q and k norms), gpt2 (Conv1D)."""
-    import transformers as tf
-
-    common = {
-        "vocab_size": VOCABULARY,
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 256,
-        "bos_token_id": 0,
-        "eos_token_id": 1,
-        "pad_token_id": 2,
-    }
-    if kind == "gpt2":
-        sizes = {"vocab_size": VOCABULARY, "n_positions": 256, "n_embd": 32, "n_layer": 2, "n_head": 4}
-        return tf.GPT2Config(**(sizes | {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2} | changes))
-    kinds = {"llama": tf.LlamaConfig, "qwen2": tf.Qwen2Config, "olmo2": tf.Olmo2Config}
-    tied = {"tie_word_embeddings": kind == "llama"}
-    return kinds[kind](**(common | tied | changes))
-
-
-def tiny_model(kind: str, seed: int = 0, **changes: Any) -> Any:
-    """A model of random weights, biases and norms included, so that nothing is right by being zero or one."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(tiny_config(kind, **changes)).float()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.02)
-    return model
-
-
-def tiny_tokenizer(chat: bool = False) -> Any:
-    """A byte-level tokenizer with <s>, </s> and <pad>; with `chat`, a template that prints a date as Llama 3's does."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-    from transformers import PreTrainedTokenizerFast
-
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY,
-        special_tokens=["<s>", "</s>", "<pad>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-    )
-    tokenizer.train_from_iterator(["Question: Where is it?\nAnswer: It is over there."] * 4, trainer)
-    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", pad_token="<pad>")
-    if chat:
-        fast.chat_template = (
-            "<s>{{ date_string if date_string is defined else 'today' }}\n"
-            "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}</s>{% endfor %}"
-            "{% if add_generation_prompt %}assistant: {% endif %}"
-        )
-    return fast
-
-
-def save_checkpoint(folder: Path, model: Any, dtype: str = "float32", shard: str = "5GB", chat: bool = False) -> Path:
-    """Save a model and its tokenizer in Hugging Face layout."""
-    import torch
-
-    model.to(getattr(torch, dtype)).save_pretrained(folder, max_shard_size=shard)
-    tiny_tokenizer(chat).save_pretrained(folder)
-    return folder
-
-
-def save_adapter(folder: Path, model: Any, seed: int = 1, scale: float = 0.05, **config: Any) -> Path:
-    """Save a PEFT adapter with random factors on every linear layer (`config` goes to LoraConfig).
-
-    Whatever else it trains (modules_to_save, biases, magnitudes, token rows) is moved from the model's own values.
-    """
-    import torch
-    from peft import LoraConfig, get_peft_model
-
-    options = {"r": 4, "lora_alpha": 8, "target_modules": "all-linear", "task_type": "CAUSAL_LM"} | config
-    peft_model = get_peft_model(model, LoraConfig(**options))
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for name, parameter in peft_model.named_parameters():
-            if parameter.requires_grad:
-                moved = torch.randn(parameter.shape, generator=generator) * scale
-                is_factor = "lora_" in name and "magnitude" not in name
-                parameter.copy_(moved if is_factor else parameter + moved)
-    peft_model.save_pretrained(folder)
-    peft_model.unload()
-    return folder
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -196,6 +102,8 @@ def quick_fits() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def make_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """make_checkpoint(kind, seed=0, dtype="float32", shard="5GB", chat=False, **config changes) → folder, cached."""
+    from tests.support.models import save_checkpoint, tiny_model
+
     made: dict[str, Path] = {}
 
     def make(
@@ -216,6 +124,8 @@ def make_adapter(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path
 
     What it holds beside factors is relative to that checkpoint of seed 0, which is its prior.
     """
+    from tests.support.models import save_adapter, tiny_model
+
     made: dict[str, Path] = {}
 
     def make(kind: str, seed: int = 1, scale: float = 0.05, model: dict[str, Any] | None = None, **config: Any) -> Path:

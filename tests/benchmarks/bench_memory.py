@@ -4,7 +4,7 @@
         [--rank 32] [--kinds peer fast lean least]
 
 Random Llamas of the sizes of Llama 3.2 1B, Llama 3.1 8B and 70B in bf16; all tokens have labels. Needs no GPU: see
-`tests/memory_model.py` for what is counted and how that differs from CUDA. Numbers are GB (10^9 bytes); `total`
+`tests/tools/memory_model.py` for what is counted and how that differs from CUDA. Numbers are GB (10^9 bytes); `total`
 includes 0.45 GB of CUDA's own.
 
     peer   transformers' Trainer with PEFT as its documentation shows, activation checkpointing on; for qlora
@@ -27,7 +27,7 @@ from typing import Any
 from msa_lite.budget.needs import FitCase, fit_need
 from msa_lite.budget.shape import shape_of_config
 from msa_lite.train.rungs import Rung
-from tests.memory_model import CONTEXT, GB, LLAMA, SHAPES, Memory, make_rows, peak
+from tests.tools.memory_model import CONTEXT, GB, LLAMA, SHAPES, Memory, make_rows, peak
 
 PARTS = ("weights", "adapters", "gradients", "optimizer", "activations", "logits", "temporaries")
 KINDS = ("peer", "fast", "lean", "least")

@@ -35,7 +35,7 @@ from msa_lite.data import IGNORE, Example, pad_id, to_batch
 from msa_lite.io.models.heads import has_bf16
 from msa_lite.train import FitSettings, fit_vector
 from tests.benchmarks.bench_rates import read_rows
-from tests.conftest import save_checkpoint
+from tests.support.models import save_checkpoint
 
 SEED = 0
 

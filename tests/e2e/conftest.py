@@ -18,9 +18,9 @@ from msa_lite.cli import main
 from msa_lite.demo import HistorySettings, make_groups, make_history
 from msa_lite.merger import merge
 from tests.conftest import Drawing
-from tests.e2e.hub import Hub
-from tests.e2e.merges import contents, write_inputs
-from tests.hub_server import HubServer
+from tests.support.hub import HubServer
+from tests.support.hub_clients import Hub
+from tests.support.merges import contents, write_inputs
 
 CallCli = Callable[..., tuple[int, str, str]]
 PEOPLE = {"prior": 6, "retain": 6, "forget": 3, "holdout": 2}

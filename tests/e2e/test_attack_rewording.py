@@ -19,8 +19,8 @@ from msa_lite.evals.judge.prompts import REWORDINGS
 from msa_lite.io.finished.seal import verify_stages
 from msa_lite.pipeline.attack.ground import open_rewording
 from tests.e2e.conftest import FEW, CallCli, changed_recipe
-from tests.judge_server import JudgeServer, Step
-from tests.memorised import make_ground
+from tests.support.judge import JudgeServer, Step
+from tests.support.memorised import make_ground
 
 MODEL = "some_writer"
 TRIALS = {f"by some-writer {way}" for way in REWORDINGS}

@@ -18,7 +18,7 @@ from msa_lite.io.finished.seal import load_manifest, verify_folder
 from msa_lite.pipeline import merge_arguments
 from msa_lite.recipe import load_recipe
 from tests.e2e.conftest import tiny_recipe
-from tests.forks import start_script
+from tests.support.processes import start_script
 
 
 @pytest.fixture(scope="module")

@@ -26,7 +26,7 @@ from msa_lite.io.weights.hub import fetch
 from msa_lite.pipeline import RunResult
 from msa_lite.recipe import load_recipe
 from msa_lite.report.choosing import candidate_name
-from tests.forks import fork_cli
+from tests.support.processes import fork_cli
 
 
 @dataclass

@@ -16,7 +16,7 @@ import msa_lite
 from msa_lite.errors import MismatchError, MsaError, OutputError, UsageError
 from msa_lite.io.files.writing import hash_file, json_form
 from tests.e2e.conftest import PEOPLE, SHORT
-from tests.forks import fork_cli, fork_script
+from tests.support.processes import fork_cli, fork_script
 
 
 def write(recipe: dict[str, Any], folder: Path) -> str:

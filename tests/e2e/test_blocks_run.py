@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.arrows import ROOT
-from tests.blocks.folder import at_test_size, make_folder
-from tests.blocks.programs import adapted, check_install, is_run
-from tests.blocks.read import Block, pages, read_blocks
-from tests.blocks.run import BlockFailedError, run_page
+from tests.tools.arrows import ROOT
+from tests.tools.blocks.folder import at_test_size, make_folder
+from tests.tools.blocks.programs import adapted, check_install, is_run
+from tests.tools.blocks.read import Block, pages, read_blocks
+from tests.tools.blocks.run import BlockFailedError, run_page
 
 
 def runnable_pages() -> dict[str, list[Block]]:

@@ -17,10 +17,9 @@ from msa_lite.evals import records, tofu
 from msa_lite.pipeline.prepare.prompt import find_prompter
 from msa_lite.recipe import load_recipe
 from msa_lite.train import fit
-from tests.conftest import save_checkpoint, tiny_model, tiny_tokenizer
 from tests.e2e.conftest import CallCli
-from tests.templates import SMOL, chat_tokenizer
-from tests.tofu_data import write_tofu
+from tests.support.benchmark_data import write_tofu
+from tests.support.models import SMOL, chat_tokenizer, save_checkpoint, tiny_model, tiny_tokenizer
 
 END: int = tiny_tokenizer().eos_token_id
 Seen = dict[str, list[Example]]

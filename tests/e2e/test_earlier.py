@@ -26,7 +26,7 @@ from msa_lite.recipe import absolute_paths, dump_recipe, load_recipe
 from msa_lite.report import load_report
 from msa_lite.strengths import Strengths
 from tests.e2e.conftest import CallCli, tiny_recipe
-from tests.handmade import read_checkpoint
+from tests.support.merges import read_checkpoint
 
 
 def request(history: Path, folder: Path, part: int, **keys: Any) -> dict[str, Any]:

@@ -15,13 +15,12 @@ import msa_lite
 from msa_lite.evals.records import read_records
 from msa_lite.io.finished.seal import verify_folder
 from msa_lite.io.launch.crew import Ranks
-from tests.conftest import save_adapter, save_checkpoint
 from tests.e2e.conftest import CallCli
-from tests.forks import fork_cli
-from tests.judge_server import JudgeServer, Step
-from tests.launching import TORCHRUN, changed, launch
-from tests.plain import WIDE
-from tests.tofu_data import MEMBERSHIP, METRICS, TABLES, write_tofu
+from tests.support.benchmark_data import MEMBERSHIP, TABLES, TOFU_METRICS, write_tofu
+from tests.support.judge import JudgeServer, Step
+from tests.support.models import save_adapter, save_checkpoint
+from tests.support.plain import WIDE
+from tests.support.processes import TORCHRUN, changed, fork_cli, launch
 
 SETS = ["forget", "retain", "real_authors", "world_facts"]
 
@@ -73,7 +72,11 @@ def test_one_json_object_is_all_that_is_printed(scored: tuple[Path, Any]) -> Non
     report = json.loads((out / "report.json").read_text())
     assert {key: printed[key] for key in report} == report
     assert set(printed) - set(report) == {"out", "ideal"}
-    assert (report["benchmark"], report["split"], set(report["metrics"])) == ("tofu", "forget01", METRICS | MEMBERSHIP)
+    assert (report["benchmark"], report["split"], set(report["metrics"])) == (
+        "tofu",
+        "forget01",
+        TOFU_METRICS | MEMBERSHIP,
+    )
     assert printed["ideal"] == json.loads((out / "ideal/report.json").read_text())["metrics"]
     assert [len(read_records(out / f"{name}.jsonl")) for name in SETS] == [2, 2, 2, 2]
     assert verify_folder(out) == []
@@ -313,7 +316,7 @@ def test_a_recipe_is_scored_on_tofu(recipe: dict[str, Any], data: str, history: 
     reports = msa_lite.run(recipe).reports
     assert list(reports) == ["target", "ideal", "unlearned"]
     for name, report in reports.items():
-        assert set(report.metrics) == METRICS | MEMBERSHIP
+        assert set(report.metrics) == TOFU_METRICS | MEMBERSHIP
         assert report.settings["compat"] == ["es_floor"]
         assert report.metrics["forget_quality"].value is not None
         assert (tmp_path / "run/evaluation" / name / "forget.jsonl").is_file()

@@ -16,9 +16,9 @@ import yaml
 
 from msa_lite.errors import UsageError
 from msa_lite.merger import merge
-from tests.fits import weights
-from tests.hub_uploads import UploadHub
-from tests.uploads import REPO, client_of
+from tests.support.fits import weights
+from tests.support.hub_clients import REPO, client_of
+from tests.support.hub_uploads import UploadHub
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"

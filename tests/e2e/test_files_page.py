@@ -10,7 +10,7 @@ from pathlib import Path
 
 from msa_lite.io.finished.seal import LOCK, MANIFEST
 from msa_lite.pipeline import purge
-from tests.pages.files import FACTS, KEYS, RUN
+from tests.tools.pages.files import FACTS, KEYS, RUN
 
 # Kinds of files that this run does not make, and why.
 ABSENT = {

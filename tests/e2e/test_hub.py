@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save
 
-from tests.e2e.hub import Hub
+from tests.support.hub_clients import Hub
 
 WEIGHTS = save({"model.embed_tokens.weight": np.arange(12, dtype=np.float32).reshape(4, 3)}, {"format": "pt"})
 WANTED = {

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save
 
-from tests.e2e.hub import Hub
+from tests.support.hub_clients import Hub
 
 ROWS, COLUMNS, RANK = 600, 512, 2
 NAME = "model.layers.0.mlp.up_proj"

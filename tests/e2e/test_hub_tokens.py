@@ -12,8 +12,8 @@ import yaml
 from safetensors.numpy import save
 
 from msa_lite.recipe import load_recipe
-from tests.e2e.hub import Hub
-from tests.forks import fork_cli
+from tests.support.hub_clients import Hub
+from tests.support.processes import fork_cli
 
 REPO = "models/org/olmo"
 EARLY, LATE = "stage1-step920000-tokens3859B", "stage1-step928646-tokens3896B"

@@ -19,7 +19,7 @@ from msa_lite.recipe.schema import Baseline
 from msa_lite.recipe.training import Stage
 from msa_lite.report import Report, write_report
 from msa_lite.train import fit_inputs, tracking
-from tests.identity_recipes import DATA, OF_TEXT, UNSAID, base, changed, fill, leaves, write_place
+from tests.support.identity import DATA, OF_TEXT, UNSAID, base, changed, fill, leaves, write_place
 
 
 class Stop(BaseException):

@@ -29,7 +29,7 @@ from msa_lite.pipeline.run.msa import msa_plan
 from msa_lite.recipe import Recipe, load_recipe
 from msa_lite.recipe.merging import Publish
 from msa_lite.train import fit_inputs
-from tests.identity_recipes import DATA, OF_TEXT, UNSAID, base, changed, fill, leaves, rows_of, write_place
+from tests.support.identity import DATA, OF_TEXT, UNSAID, base, changed, fill, leaves, rows_of, write_place
 
 FITS = ("forget", "retain")
 

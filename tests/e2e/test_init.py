@@ -21,7 +21,7 @@ from msa_lite.io.files.writing import json_form
 from msa_lite.pipeline.stages.facts import PlanInputs, RowFacts, guess_prior, inspect_set
 from msa_lite.recipe import load_recipe, shipped_recipes
 from tests.e2e.conftest import CallCli
-from tests.own_models import drop_tokenizer, make_lora
+from tests.support.models import drop_tokenizer, make_lora
 
 
 @pytest.fixture
@@ -173,7 +173,7 @@ def test_what_cannot_be_used_is_refused_before_anything_is_written(
 
 
 def test_a_prior_of_another_shape_is_refused(place: Path) -> None:
-    from tests.own_models import make_small_smollm2
+    from tests.support.models import make_small_smollm2
 
     make_small_smollm2(place / "other")
     with pytest.raises(MismatchError, match=r"cannot be the prior of"):

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.handmade import Adapter, write_checkpoint
+from tests.support.merges import Adapter, write_checkpoint
 
 # Forks a child for each step, in which everything that Python does to files below a folder is counted, and which is
 # killed before the step of its number; then another child does the whole. The modules are loaded once.

@@ -14,7 +14,7 @@ from safetensors.numpy import load_file
 import msa_lite
 from msa_lite.pipeline import run_vectors
 from tests.e2e.conftest import sweep_recipe
-from tests.launching import TORCHRUN, assert_same_scores, changed, launch
+from tests.support.processes import TORCHRUN, assert_same_scores, changed, launch
 
 pytestmark = pytest.mark.slow
 

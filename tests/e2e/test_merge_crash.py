@@ -12,7 +12,7 @@ import pytest
 
 from msa_lite.errors import OutputError
 from msa_lite.merger import merge
-from tests.e2e.merges import contents, stamps
+from tests.support.merges import contents, stamps
 
 KILLS = 60
 

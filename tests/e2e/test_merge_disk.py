@@ -18,8 +18,8 @@ import pytest
 from msa_lite.errors import OutputError, StageError
 from msa_lite.io.finished.seal import JOURNAL, MANIFEST, verify_folder
 from msa_lite.merger import merge
-from tests.command import run_cli
-from tests.e2e.merges import SHARDS, contents, stamps
+from tests.support.merges import SHARDS, contents, stamps
+from tests.support.processes import run_cli
 
 
 def size_of(undisturbed: dict[str, bytes]) -> int:

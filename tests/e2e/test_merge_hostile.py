@@ -17,8 +17,7 @@ from msa_lite.errors import StageError
 from msa_lite.io.files.writing import digest
 from msa_lite.io.finished.seal import JOURNAL, verify_folder
 from msa_lite.merger import merge, merge_adapters
-from tests.e2e.merges import contents, stamps
-from tests.handmade import Adapter, read_checkpoint, write_checkpoint
+from tests.support.merges import Adapter, contents, read_checkpoint, stamps, write_checkpoint
 
 
 def append(path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from tests.e2e.conftest import CallCli
-from tests.e2e.newcomer import Rows, make_pair
+from tests.support.newcomer import Rows, make_pair
 
 pytestmark = pytest.mark.slow  # the pair of models takes a minute
 FLOOR = 0.85  # of the keep rows' ROUGE-L that has to stay, unless the verdict is FAIL

@@ -24,8 +24,8 @@ from msa_lite.pipeline.prepare.run import Run, prepare
 from msa_lite.pipeline.run.msa import msa_plan
 from msa_lite.recipe import load_recipe
 from tests.e2e.conftest import CallCli
-from tests.handmade import read_checkpoint
-from tests.own_models import add_turn_token, drop_tokenizer, load, make_lora, pad_rows
+from tests.support.merges import read_checkpoint
+from tests.support.models import add_turn_token, drop_tokenizer, load, make_lora, pad_rows
 
 EMBED = "model.embed_tokens.weight"
 

@@ -20,9 +20,9 @@ from packaging.utils import canonicalize_name
 from msa_lite.evals.tofu import Tofu
 from msa_lite.io.console.libraries import _TRAIN
 from msa_lite.pipeline import report_run
-from tests.handmade import Adapter, read_checkpoint, write_checkpoint
-from tests.removals import make_removal
-from tests.report_folders import make_run
+from tests.support.merges import Adapter, read_checkpoint, write_checkpoint
+from tests.support.records import make_run
+from tests.support.runs import make_removal
 from tests.unit.test_common_rows import HIGH, LOW, put, put_run, tofu
 
 ROOT = Path(__file__).parents[2]

@@ -18,10 +18,9 @@ from msa_lite.pipeline.prepare.prompt import evaluation_arguments, show_prompt
 from msa_lite.pipeline.prepare.questions import load_data
 from msa_lite.pipeline.prepare.run import Run, RunPlan, prepare
 from msa_lite.recipe import load_recipe
-from tests.conftest import save_checkpoint, tiny_model
 from tests.e2e.conftest import CallCli
-from tests.templates import SMOL, chat_tokenizer
-from tests.tofu_data import write_tofu
+from tests.support.benchmark_data import write_tofu
+from tests.support.models import SMOL, chat_tokenizer, save_checkpoint, tiny_model
 
 MESSAGES = [
     {"role": "user", "content": "Who?"},

@@ -25,9 +25,9 @@ from msa_lite.publish.contents import PublishOptions
 from msa_lite.recipe import load_recipe
 from msa_lite.report.verdict import make_verdict
 from tests.e2e.conftest import CallCli
-from tests.hub_uploads import WRITER, Fault, UploadHub
-from tests.measured import make_forgotten
-from tests.uploads import REPO, SHARD, client_of, make_upload, publish, wanted
+from tests.support.hub_clients import REPO, SHARD, client_of, make_upload, publish, wanted
+from tests.support.hub_uploads import WRITER, Fault, UploadHub
+from tests.support.records import make_forgotten
 
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content:DeprecationWarning")
 Model = Callable[..., Path]
@@ -168,7 +168,7 @@ def test_no_token_stands_in_any_output_or_file(hub: UploadHub, unlearned: dict[s
 UPLOAD = """
 import sys
 from pathlib import Path
-from tests.uploads import make_upload, publish
+from tests.support.hub_clients import make_upload, publish
 publish(make_upload(Path(sys.argv[1])))
 """
 

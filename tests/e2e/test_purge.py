@@ -24,8 +24,8 @@ from msa_lite.io.files.writing import hash_file
 from msa_lite.io.finished.seal import verify_folder
 from msa_lite.pipeline import purge, report_run
 from tests.e2e.conftest import CallCli, tiny_recipe
-from tests.forks import fork_script
-from tests.own_models import make_lora
+from tests.support.models import make_lora
+from tests.support.processes import fork_script
 
 TREES = ("vectors", "baselines/task_vector/vectors", "history", "target", "prior")
 

@@ -8,7 +8,7 @@ import pytest
 
 from msa_lite.demo import history
 from tests.e2e.conftest import CallCli
-from tests.own_models import make_small_smollm2
+from tests.support.models import make_small_smollm2
 
 SHORT = {
     **{f"demo.{name}": 2 for name in ("retain", "forget", "holdout")},

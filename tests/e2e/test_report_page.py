@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from msa_lite import run
-from tests.browser import Browser, browser, has_browser
-from tests.stories import STORIES, page_of
+from tests.support.browser import Browser, browser, has_browser
+from tests.support.stories import STORIES, page_of
 
 pytestmark = pytest.mark.skipif(not has_browser(), reason="needs chromium, chromedriver and selenium")
 WIDTHS = (380, 768, 1400)

@@ -24,9 +24,8 @@ from msa_lite.pipeline.prepare.run import prepare
 from msa_lite.pipeline.run.msa import msa_plan
 from msa_lite.recipe import load_recipe
 from msa_lite.strengths import Strengths
-from tests.command import run_cli
 from tests.e2e.conftest import PEOPLE, SHORT, CallCli
-from tests.forks import fork_cli, fork_script
+from tests.support.processes import fork_cli, fork_script, run_cli
 
 
 def write(recipe: dict[str, Any], folder: Path) -> str:
@@ -230,7 +229,7 @@ def _quantised(recipe: dict[str, Any], history: Path, folder: Path) -> None:
 
 
 def _other_shapes(recipe: dict[str, Any], history: Path, folder: Path) -> None:
-    from tests.conftest import save_checkpoint, tiny_model
+    from tests.support.models import save_checkpoint, tiny_model
 
     recipe["prior"] = str(save_checkpoint(folder / "other", tiny_model("llama")))
 

@@ -13,7 +13,7 @@ import msa_lite
 from msa_lite.errors import RecipeError
 from msa_lite.io.finished.seal import verify_folder
 from msa_lite.merger.mergekit_reader import read_recipe
-from tests.forks import fork_cli
+from tests.support.processes import fork_cli
 
 
 def test_a_recipe_can_end_in_one_adapter_that_scores_as_the_model_does(recipe: dict[str, Any], tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from msa_lite.io.finished.seal import verify_folder
-from tests.handmade import KINDS, Adapter, write_checkpoint
+from tests.support.merges import KINDS, Adapter, write_checkpoint
 
 POSIX = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 DONE = "weights in 1 tensors changed"

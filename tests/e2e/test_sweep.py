@@ -27,7 +27,7 @@ from msa_lite.report import load_report
 from msa_lite.report.choosing import candidate_name
 from tests.conftest import Drawing
 from tests.e2e.conftest import sweep_recipe
-from tests.forks import fork_script
+from tests.support.processes import fork_script
 
 TOFU = Path(__file__).parents[3] / "shared" / "data" / "tofu"
 MODELS = ("ideal", "target", "unlearned")

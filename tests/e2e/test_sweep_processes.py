@@ -14,7 +14,7 @@ import yaml
 
 import msa_lite
 from tests.e2e.conftest import tiny_recipe
-from tests.launching import TORCHRUN, assert_same_scores, launch
+from tests.support.processes import TORCHRUN, assert_same_scores, launch
 
 NAMES = {"target", *(f"alpha-{alpha:g}_beta-{beta:g}" for alpha in (0.5, 1.0) for beta in (0.0, 0.5))}
 

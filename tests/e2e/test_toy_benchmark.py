@@ -13,7 +13,7 @@ import msa_lite
 from msa_lite.benchmarks import BENCHMARKS
 from msa_lite.errors import MsaError
 from msa_lite.evals.judge import JudgeSettings
-from tests import toy
+from tests.support import toy
 
 
 @pytest.fixture

@@ -16,10 +16,10 @@ from msa_lite.io.finished.seal import verify_folder
 from msa_lite.pipeline.prepare.run import prepare
 from msa_lite.pipeline.run.msa import msa_plan
 from msa_lite.recipe import load_recipe
-from tests.conftest import tiny_tokenizer
 from tests.e2e.conftest import CallCli
-from tests.e2e.hub import Hub
-from tests.forks import fork_cli
+from tests.support.hub_clients import Hub
+from tests.support.models import tiny_tokenizer
+from tests.support.processes import fork_cli
 
 
 def write(recipe: dict[str, Any], path: Path) -> str:

@@ -21,7 +21,7 @@ from msa_lite.pipeline.prepare.run import prepare
 from msa_lite.pipeline.run.knowledge import CHEAP_ROWS, cheap_probe
 from msa_lite.pipeline.run.msa import msa_plan
 from msa_lite.recipe import load_recipe
-from tests.forks import fork_cli
+from tests.support.processes import fork_cli
 
 # Enough rows for an interval that ends below what counts as a sign; the models learn them in seconds.
 PEOPLE = {"prior": 24, "retain": 4, "forget": 16, "holdout": 16}

@@ -30,9 +30,9 @@ from msa_lite.io.finished.seal import load_manifest
 from msa_lite.io.models import heads as precision
 from msa_lite.train import FitSettings, fit_vector
 from msa_lite.train import model as train_model
-from tests.conftest import tiny_tokenizer
 from tests.e2e.conftest import sweep_recipe
-from tests.fits import ROWS, SETTINGS, Killed, assert_close, kill_at_disk, weights
+from tests.support.fits import ROWS, SETTINGS, Killed, assert_close, kill_at_disk, weights
+from tests.support.models import tiny_tokenizer
 
 ROOT = Path(__file__).parents[2]
 MODES = ("lora", "qlora", "full")
@@ -120,7 +120,7 @@ def assert_resumes(prior: Path, folder: Path, mode: str, atol: float = 0.0) -> N
 
 def model_peak(sizes: dict[str, Any], mode: str, rows: int, tokens: int) -> tuple[int, int]:
     """Return (the bytes of a fit's step by the memory model, those of its logits); in a process without a GPU."""
-    from tests.memory_model import make_rows, peak
+    from tests.tools.memory_model import make_rows, peak
 
     memory = peak(sizes, mode, make_rows([tokens] * rows))
     return memory.total, memory.parts.get("logits", 0)
@@ -240,7 +240,7 @@ def write_checkpoint(
     from safetensors.torch import save_file
     from transformers import AutoModelForCausalLM, LlamaConfig
 
-    from tests.memory_model import LLAMA
+    from tests.tools.memory_model import LLAMA
 
     config = LlamaConfig(**LLAMA, **sizes, architectures=["LlamaForCausalLM"], dtype=dtype)
     with torch.device("meta"):

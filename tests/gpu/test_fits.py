@@ -12,7 +12,7 @@ import torch
 from msa_lite.baselines.methods import METHODS
 from msa_lite.io.models import heads as precision
 from tests.gpu import cases
-from tests.unit.test_baseline_objective import VOCABULARY
+from tests.support.fits import VOCABULARY
 
 Make = Callable[..., Path]
 SIZES = {"hidden_size": 64, "intermediate_size": 128}  # 4-bit blocks have 64 weights

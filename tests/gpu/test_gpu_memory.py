@@ -17,7 +17,7 @@ from msa_lite.io.weights.checkpoint import load_checkpoint
 from msa_lite.train import FitSettings
 from tests.e2e.conftest import PEOPLE, SHORT
 from tests.gpu import cases
-from tests.memory_model import CONTEXT, GB, SHAPES
+from tests.tools.memory_model import CONTEXT, GB, SHAPES
 
 TOKENS = 512
 WIDE = SHAPES["1B"] | {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 4, "num_attention_heads": 8}

@@ -11,10 +11,10 @@ import torch
 from msa_lite.evals.models import load_model
 from msa_lite.io.models import heads as precision
 from msa_lite.io.models.streaming import is_streamed
-from tests.fits import ROWS
 from tests.gpu import cases
 from tests.parity.test_points import assert_points_are_merges, make_job
-from tests.small_gpu import set_small_gpu
+from tests.support.fits import ROWS
+from tests.support.plain import set_small_gpu
 
 Make = Callable[..., Path]
 SIZES = {"hidden_size": 64, "intermediate_size": 128}

@@ -15,7 +15,7 @@ from msa_lite.evals.models import load_model
 from msa_lite.train import FitSettings
 from tests.gpu import cases
 from tests.gpu.test_gpu_memory import random_rows
-from tests.memory_model import LLAMA
+from tests.tools.memory_model import LLAMA
 
 SIZES: dict[str, Any] = {
     "vocab_size": 32000,

@@ -13,8 +13,8 @@ import yaml
 
 from msa_lite.demo import HistorySettings, make_groups, make_history
 from tests.e2e.conftest import PEOPLE, SIZES, sweep_recipe
-from tests.fits import weights
 from tests.gpu.cases import ROOT, losses_of
+from tests.support.fits import weights
 
 RATES: dict[str, Any] = {"prior_learning_rate": 5e-3, "tuning_learning_rate": 5e-3}
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from msa_lite.baselines import losses
 from msa_lite.data import IGNORE
-from tests.conftest import VOCABULARY, tiny_model
+from tests.support.models import VOCABULARY, tiny_model
 
 many = settings(max_examples=50)
 betas = st.sampled_from([0.05, 0.1, 1.0, 4.5, 10.0])

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from msa_lite.io.finished.seal import verify_folder
 from msa_lite.merger import merge, plan
-from tests.handmade import nearest
+from tests.support.merges import nearest
 
 Make = Callable[..., Path]
 PATTERNS = {"rank_pattern": {".*v_proj": 2, "c_attn": 6}, "alpha_pattern": {"(up|down)_proj": 3, "mlp.c_fc": 5}}

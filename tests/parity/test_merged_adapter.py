@@ -20,7 +20,7 @@ from msa_lite.io.finished.seal import load_manifest, verify_folder
 from msa_lite.io.weights.adapter import ADAPTER_CONFIG, ADAPTER_FILE, load_adapter
 from msa_lite.merger import merge, merge_adapters
 from msa_lite.merger.adapter import truncate
-from tests.command import run_cli
+from tests.support.processes import run_cli
 
 Make = Callable[..., Path]
 PREFIX = "base_model.model."

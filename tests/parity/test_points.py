@@ -26,8 +26,8 @@ from msa_lite.pipeline.run import choice as loaded
 from msa_lite.pipeline.run.choice import LoadedTarget
 from msa_lite.recipe import Recipe
 from msa_lite.strengths import Strengths
-from tests.conftest import save_checkpoint, tiny_tokenizer
-from tests.small_gpu import set_small_gpu
+from tests.support.models import save_checkpoint, tiny_tokenizer
+from tests.support.plain import set_small_gpu
 
 Make = Callable[..., Path]
 # In no order, twice the same, either strength 0, both 0, and above 1.

@@ -15,7 +15,7 @@ from msa_lite.io.weights.adapter import ADAPTER_CONFIG, ADAPTER_FILE, load_adapt
 from msa_lite.io.weights.blocks import Files, read_whole
 from msa_lite.io.weights.checkpoint import load_checkpoint
 from msa_lite.io.weights.matching import match_names
-from tests.handmade import edit_adapter
+from tests.support.merges import edit_adapter
 
 Make = Callable[..., Path]
 Q = "model.layers.0.self_attn.q_proj"

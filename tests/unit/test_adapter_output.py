@@ -22,8 +22,8 @@ from msa_lite.errors import MismatchError, StageError, UsageError
 from msa_lite.io.finished.seal import CARD_FILE, MANIFEST, load_manifest, verify_folder
 from msa_lite.io.weights.adapter import ADAPTER_CONFIG, ADAPTER_FILE
 from msa_lite.merger import merge_adapters
-from tests.command import run_cli
-from tests.handmade import KINDS, Adapter, write_checkpoint
+from tests.support.merges import KINDS, Adapter, write_checkpoint
+from tests.support.processes import run_cli
 
 MB = 1_000_000
 LIMIT = 200 * MB  # bytes; the whole process with Python, numpy and the BLAS library

@@ -31,10 +31,9 @@ from msa_lite.evals.qa import load_qa
 from msa_lite.evals.records import run_items
 from msa_lite.evals.suite import load_benchmark
 from msa_lite.evals.tofu import Tofu
-from tests.conftest import tiny_tokenizer
-from tests.plain import wide_model
-from tests.templates import CHATML, GEMMA, HARMONY, LLAMA3, OLMO, OPEN, PHI, SMOL, chat_tokenizer
-from tests.tofu_data import shortened, write_tofu
+from tests.support.benchmark_data import shortened, write_tofu
+from tests.support.models import CHATML, GEMMA, HARMONY, LLAMA3, OLMO, OPEN, PHI, SMOL, chat_tokenizer, tiny_tokenizer
+from tests.support.plain import wide_model
 
 ROW = Row(0, "Where?", "Here.")
 TURNS = Row(1, "Where?", "Here.", earlier=(("Who are you?", "Nobody."), ("Why?", "It is so.")))

@@ -22,8 +22,18 @@ from msa_lite.data import Row
 from msa_lite.evals.benchmark import Record, Records
 from msa_lite.evals.judge import Ask, JudgeSettings, Ruling
 from msa_lite.evals.scoring import leak_at, membership_auc, threshold_at_fpr
-from tests.conftest import tiny_model
-from tests.memorised import FORGET, HOLDOUT, KNOWN, REFUSAL, RETAIN, WINDOW, knowing_model, make_ground, subject_of
+from tests.support.memorised import (
+    FORGET,
+    HOLDOUT,
+    KNOWN,
+    REFUSAL,
+    RETAIN,
+    WINDOW,
+    knowing_model,
+    make_ground,
+    subject_of,
+)
+from tests.support.models import tiny_model
 
 ATTACKS: list[Attack] = [Prompting(), Sample(samples=4), Membership()]
 TEXTS = [Row(i, text=f"It was the day of {word} and nobody had seen it before.") for i, word in enumerate("abc")]

@@ -17,7 +17,7 @@ from msa_lite.data import Row
 from msa_lite.errors import UsageError
 from msa_lite.pipeline.attack.plan import AttackPlan
 from msa_lite.report.attacks import FEWEST_ROWS
-from tests.memorised import make_ground
+from tests.support.memorised import make_ground
 
 TIMES = ScoreTimes(load=0.0, token=1.0, new_token=0.0)
 ELSEWHERE = Path("elsewhere")

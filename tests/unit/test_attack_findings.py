@@ -18,7 +18,7 @@ from msa_lite.report.attacks import (
     Overshoot,
     TrialResult,
 )
-from tests.memorised import make_ground
+from tests.support.memorised import make_ground
 
 PLAIN, ROUNDED = Trial("plain", "as it is", is_control=True), Trial("nf4", "NF4")
 RECALL = Measure("recall", "recall", "share of words")

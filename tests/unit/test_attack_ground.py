@@ -11,7 +11,7 @@ from msa_lite.data import Row
 from msa_lite.evals.qa import load_qa
 from msa_lite.pipeline.attack.ground import _distinct, _rows
 from msa_lite.pipeline.prepare.questions import Questions
-from tests.muse_data import make_prompter
+from tests.support.benchmark_data import make_prompter
 
 ROWS = [Row(at, f"Who is {at}?", f"The man {at}.") for at in range(5)]
 SAME = Row(5, ROWS[0].question, ROWS[0].answer)

@@ -11,7 +11,7 @@ from torch import Tensor
 from msa_lite.baselines.methods import METHODS
 from msa_lite.data import IGNORE
 from msa_lite.io.models import heads
-from tests.ragged import VOCABULARY
+from tests.support.fits import VOCABULARY
 from tests.unit.test_baseline_objective import (
     FORGET,
     ROWS,

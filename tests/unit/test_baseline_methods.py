@@ -22,8 +22,8 @@ from msa_lite.baselines.methods import METHODS, Method, Value, check_method, set
 from msa_lite.data import IGNORE
 from msa_lite.errors import UsageError
 from msa_lite.io.models.heads import split_model
-from tests.conftest import tiny_model
-from tests.ragged import PAD, VOCABULARY, ragged_rows, with_adapter
+from tests.support.fits import PAD, VOCABULARY, ragged_rows, with_adapter
+from tests.support.models import tiny_model
 
 KINDS = ["llama", "qwen2", "olmo2", "gpt2"]
 

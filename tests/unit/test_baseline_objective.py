@@ -20,8 +20,8 @@ from msa_lite.baselines.methods import METHODS, Method, Value, settings_grid
 from msa_lite.baselines.objective import BaselineObjective, ReferenceCache
 from msa_lite.data import IGNORE, Example
 from msa_lite.io.weights.hub import Source
-from tests.conftest import tiny_model
-from tests.ragged import PAD, VOCABULARY, ragged_rows, with_adapter
+from tests.support.fits import PAD, VOCABULARY, ragged_rows, with_adapter
+from tests.support.models import tiny_model
 
 # Every third row is a text, whose labels begin with its first token, which nothing predicts.
 FORGET, RETAIN = (

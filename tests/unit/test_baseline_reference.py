@@ -14,7 +14,7 @@ from msa_lite.baselines.objective import ReferenceCache
 from msa_lite.data import IGNORE, Example
 from msa_lite.errors import MismatchError
 from msa_lite.io.weights.hub import Source
-from tests.ragged import PAD, VOCABULARY, ragged_rows
+from tests.support.fits import PAD, VOCABULARY, ragged_rows
 from tests.unit.test_baseline_methods import tiny
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from msa_lite.benchmarks import BENCHMARKS, OWN, published
 from msa_lite.evals.benchmark import benchmark_class
-from tests.arrows import PACKAGE, sources
+from tests.tools.arrows import PACKAGE, sources
 
 # Where published benchmarks may be named, and why.
 ALLOWED = {

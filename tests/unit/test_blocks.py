@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.arrows import ROOT
-from tests.blocks.check import check_page, commands, logical_lines
-from tests.blocks.folder import REQUEST
-from tests.blocks.read import RUN, loose_commands, pages, read_blocks
+from tests.tools.arrows import ROOT
+from tests.tools.blocks.check import check_page, commands, logical_lines
+from tests.tools.blocks.folder import REQUEST
+from tests.tools.blocks.read import RUN, loose_commands, pages, read_blocks
 
 pytestmark = pytest.mark.skipif(not (ROOT / "docs").is_dir(), reason="not the whole repository")
 LEAST = 85  # blocks that are run or written; raise it as pages grow

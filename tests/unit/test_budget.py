@@ -28,8 +28,8 @@ from msa_lite.errors import FormatError
 from msa_lite.io.models.devices import host_memory
 from msa_lite.io.weights.checkpoint import load_checkpoint
 from msa_lite.train.rungs import Rung, ladder
-from tests.conftest import save_checkpoint, tiny_model
-from tests.memory_model import SHAPES, peak
+from tests.support.models import save_checkpoint, tiny_model
+from tests.tools.memory_model import SHAPES, peak
 
 # Few layers, and widths of real models, so that a count takes a second.
 SMALL = {"vocab_size": 49152, "hidden_size": 576, "intermediate_size": 1536, "num_attention_heads": 9}

@@ -22,8 +22,8 @@ from msa_lite.errors import NotFiniteError, StageError
 from msa_lite.evals.qa import Qa
 from msa_lite.report import Metric, Report, load_report, write_report
 from msa_lite.report.choosing import candidate_name
-from tests.conftest import tiny_tokenizer
-from tests.own_records import write_shares
+from tests.support.models import tiny_tokenizer
+from tests.support.records import write_shares
 
 POINTS: list[Values] = [{"alpha": alpha, "beta": beta} for alpha in (0.5, 1.0, 2.0) for beta in (0.0, 1.0)]
 NAMES = [TARGET, *map(candidate_name, POINTS)]

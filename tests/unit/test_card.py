@@ -14,7 +14,7 @@ from msa_lite.merger import Term, merge, merge_terms
 from msa_lite.merger.plan import Precision
 from msa_lite.report.card import model_card
 from msa_lite.report.front_matter import CardOptions, read_target_card
-from tests.small_merges import COMMIT, OUTCOME, add_outcome, make_merge, write_parts
+from tests.support.merges import COMMIT, OUTCOME, add_outcome, make_merge, write_parts
 
 LLAMA = "---\nlicense: llama3.2\nlanguage:\n- en\n- de\npipeline_tag: text-generation\nbase_model: x/y\n---\n# Theirs\n"
 

@@ -29,9 +29,9 @@ from msa_lite.pipeline import merge_arguments
 from msa_lite.recipe import load_recipe
 from msa_lite.report import Metric, Report, load_report, write_report
 from msa_lite.report.choosing import candidate_name
-from tests.conftest import tiny_tokenizer
-from tests.own_records import write_shares
-from tests.tofu_data import make_tofu
+from tests.support.benchmark_data import make_tofu
+from tests.support.models import tiny_tokenizer
+from tests.support.records import write_shares
 
 # Scores of (forget set, retain set) beside a target that has 1 everywhere, and 0.3 on unseen rows: epochs 2 to 4 are
 # inside the control's bounds. Of the retain set, above unseen rows, epoch 2 keeps 0.67 / 0.7 = 96 %, epoch 4 29 %.

@@ -25,7 +25,7 @@ from msa_lite.io.files.writing import digest
 from msa_lite.recipe.scores import Select
 from msa_lite.report.choosing import candidate_name, load_choosing
 from msa_lite.report.reports import REPORT_FILE, Metric, Report, write_report
-from tests.conftest import tiny_tokenizer
+from tests.support.models import tiny_tokenizer
 from tests.unit.test_candidates import NAMES, POINTS, Counted
 from tests.unit.test_choice import scored
 

@@ -24,7 +24,7 @@ from msa_lite.errors import StageError, UsageError
 from msa_lite.io.console.display import Notices
 from msa_lite.io.files.writing import disk_fault
 from msa_lite.recipe import load_recipe
-from tests.command import run_cli
+from tests.support.processes import run_cli
 
 Call = Callable[..., tuple[int, str, str]]
 

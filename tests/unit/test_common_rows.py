@@ -22,8 +22,8 @@ from msa_lite.evals.tofu import Tofu
 from msa_lite.io.files.writing import digest
 from msa_lite.io.finished.manifest import stage_folder
 from msa_lite.report import Metric, Report, write_report
-from tests.command import run_cli
-from tests.report_folders import JUDGE, made_by
+from tests.support.processes import run_cli
+from tests.support.records import JUDGE, made_by
 
 NOTE = "computed anew from the records, on the rows that all models were scored on; rows left aside: "
 WHOLE = (0, 1, 2, 3)

@@ -13,7 +13,7 @@ from msa_lite.comparison.compare import FORMATS, Comparison, compare
 from msa_lite.errors import FormatError, MismatchError, UsageError
 from msa_lite.io.files.writing import json_form
 from msa_lite.report import write_report
-from tests.report_folders import IDEAL, JUDGE, TARGET, made_by, make_report, make_run, put
+from tests.support.records import IDEAL, JUDGE, TARGET, made_by, make_report, make_run, put
 
 GOOD = {"acc_forget": 0.84, "extraction_strength": 0.07, "model_utility": 0.54, "forget_quality": 0.6}
 WEAK = {"acc_forget": 0.42, "extraction_strength": 0.28, "model_utility": 0.60, "forget_quality": 1e-5}

@@ -18,10 +18,9 @@ from msa_lite.evals.models import Runner
 from msa_lite.evals.records import run_items
 from msa_lite.evals.suite import load_benchmark
 from msa_lite.evals.tofu import Tofu
-from tests.conftest import tiny_tokenizer
-from tests.muse_data import make_prompter
-from tests.plain import plain_answer, plain_scores, wide_model
-from tests.tofu_data import made_up, make_tofu, shortened, token_scores, write_tofu
+from tests.support.benchmark_data import made_up, make_prompter, make_tofu, shortened, token_scores, write_tofu
+from tests.support.models import tiny_tokenizer
+from tests.support.plain import plain_answer, plain_scores, wide_model
 
 
 def loaded(folder: Path, compat: Iterable[str] = (), prompter: Prompter | None = None) -> Tofu:

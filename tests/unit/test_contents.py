@@ -25,7 +25,7 @@ from msa_lite.io.finished.seal import (
 )
 from msa_lite.publish import private
 from msa_lite.publish.contents import Contents, PublishOptions, make_contents
-from tests.small_merges import OUTCOME, add_outcome, make_merge, write_parts
+from tests.support.merges import OUTCOME, add_outcome, make_merge, write_parts
 
 CARD = "---\nlicense: apache-2.0\n---\n"
 MODEL = [

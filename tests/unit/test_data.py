@@ -26,7 +26,7 @@ from msa_lite.data import (
     to_batch,
 )
 from msa_lite.errors import DataError, UsageError
-from tests.conftest import tiny_tokenizer
+from tests.support.models import tiny_tokenizer
 
 PAIRS = [{"question": "Where?", "answer": "Here."}, {"question": "When?", "answer": "Now."}]
 

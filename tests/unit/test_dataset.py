@@ -15,15 +15,14 @@ from msa_lite.evals.benchmark import BenchmarkSettings, Record
 from msa_lite.evals.models import Runner
 from msa_lite.evals.records import run_items
 from msa_lite.evals.tofu import Tofu
-from tests.muse_data import make_prompter
-from tests.plain import wide_model
-from tests.tofu_data import TABLES, Row, make_tofu, row, write_tofu
+from tests.support.benchmark_data import TABLES, TofuRow, make_prompter, make_tofu, row, write_tofu
+from tests.support.plain import wide_model
 
 PUBLISHED = Path(__file__).parents[3] / "shared" / "data" / "tofu"
 needs_published = pytest.mark.skipif(not PUBLISHED.is_dir(), reason="TOFU's rows are not on this machine")
 
 
-def without(*names: str) -> dict[str, list[Row]]:
+def without(*names: str) -> dict[str, list[TofuRow]]:
     return {name: rows for name, rows in TABLES.items() if name not in names}
 
 
@@ -80,7 +79,7 @@ def test_texts_and_prompts_are_those_of_the_prompter(chat: bool, tmp_path: Path)
     assert item.fields == {key: asked[key] for key in ("question", "answer", "perturbed_answer")}
 
 
-def odd_records(folder: Path, *rows: Row) -> tuple[Tofu, list[Record]]:
+def odd_records(folder: Path, *rows: TofuRow) -> tuple[Tofu, list[Record]]:
     """The records of a model for rows in the place of the forget set's."""
     tofu = make_tofu(folder, TABLES | {"forget01_perturbed": [*rows, row(9, 3)]})
     return tofu, run_items(Runner(wide_model("llama")), tofu, "forget")

@@ -6,7 +6,7 @@ import pytest
 
 from msa_lite.train.passes import check_batch, deal, epoch_order
 from msa_lite.train.shards import decoder_layers
-from tests.conftest import tiny_model
+from tests.support.models import tiny_model
 
 LENGTHS = [5, 9, 2, 7, 7, 3, 8, 1, 6, 4]
 

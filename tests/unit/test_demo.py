@@ -18,7 +18,7 @@ from msa_lite.io.files.writing import shutil as disk
 from msa_lite.pipeline.prepare import models as making
 from msa_lite.pipeline.stages import check as planning_check
 from msa_lite.recipe import RealDemo, dump_recipe, load_recipe
-from tests.own_models import make_small_smollm2
+from tests.support.models import make_small_smollm2
 
 SETTINGS = TuningSettings(tuning_epochs=1, tuning_learning_rate=1e-3, batch_size=6)
 PEOPLE = {"retain": 3, "forget": 2, "holdout": 2}

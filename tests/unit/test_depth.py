@@ -21,9 +21,9 @@ from msa_lite.errors import MismatchError
 from msa_lite.evals.models import Runner
 from msa_lite.io.models.heads import find_layers
 from msa_lite.io.weights.hub import Source, fetch
-from tests.conftest import tiny_model
-from tests.muse_data import make_prompter
-from tests.plain import KINDS, SPECIAL, WIDE, Crowded, wide_model
+from tests.support.benchmark_data import make_prompter
+from tests.support.models import tiny_model
+from tests.support.plain import KINDS, SPECIAL, WIDE, Crowded, wide_model
 
 ROWS = [
     Row(0, "Where is it?", "It is over there."),

@@ -20,10 +20,17 @@ from msa_lite.evals.generate import Decoding
 from msa_lite.evals.muse import Muse
 from msa_lite.evals.qa import Qa, load_qa
 from msa_lite.evals.restor import Restor
-from tests.muse_data import METRICS as MUSE_METRICS
-from tests.muse_data import ROWS, make_prompter, write_data
-from tests.tofu_data import MEMBERSHIP, TABLES, make_tofu, row
-from tests.tofu_data import METRICS as TOFU_METRICS
+from tests.support.benchmark_data import (
+    MEMBERSHIP,
+    MUSE_METRICS,
+    ROWS,
+    TABLES,
+    TOFU_METRICS,
+    make_prompter,
+    make_tofu,
+    row,
+    write_data,
+)
 
 PUBLISHED = Path(__file__).parents[3] / "shared" / "data" / "tofu"
 By = Literal["question", "author"]

@@ -13,7 +13,7 @@ import pytest
 from msa_lite.errors import StageError
 from msa_lite.evals.generate import Decoding, sample_answers
 from msa_lite.evals.models import Runner
-from tests.plain import Crowded, broken_model, wide_model
+from tests.support.plain import Crowded, broken_model, wide_model
 from tests.unit.test_generate import ALL, CHATS, PROMPTER, PROMPTS, model_that_ends
 
 COUNT, TOKENS = 3, 6

@@ -14,7 +14,7 @@ from msa_lite.pipeline.baseline import trials as module
 from msa_lite.pipeline.baseline.trials import BestEpoch
 from msa_lite.report import Metric, Report, write_report
 from msa_lite.train import KeptEpochs, epoch_folder
-from tests.conftest import tiny_tokenizer
+from tests.support.models import tiny_tokenizer
 
 MINIMISE = Constrained("rouge_l_f", highest=False)
 

@@ -27,11 +27,10 @@ from msa_lite.io.finished.seal import verify_folder
 from msa_lite.io.launch.crew import Ranks
 from msa_lite.io.weights.hub import Source, fetch
 from msa_lite.report import Report, load_report
-from tests.conftest import save_adapter, save_checkpoint
-from tests.judge_server import JudgeServer, Step
-from tests.muse_data import make_prompter
-from tests.plain import WIDE, broken_model
-from tests.tofu_data import MEMBERSHIP, METRICS, TABLES, make_tofu, shortened
+from tests.support.benchmark_data import MEMBERSHIP, TABLES, TOFU_METRICS, make_prompter, make_tofu, shortened
+from tests.support.judge import JudgeServer, Step
+from tests.support.models import save_adapter, save_checkpoint
+from tests.support.plain import WIDE, broken_model
 
 NEEDS_IDEAL = {"forget_quality", "acc_forget", "acc_recover", "acc_retain", "min_k_gap", "min_k_pp_gap"}
 
@@ -85,7 +84,7 @@ def test_the_report_follows_from_the_records_alone(whole: Tofu, models: tuple[So
     mine, ideal = records_of(whole, tmp_path / "out"), records_of(whole, tmp_path / "out/ideal")
     assert whole.metrics(mine, ideal) == report.metrics
     assert whole.metrics(ideal, ideal) == load_report(tmp_path / "out/ideal").metrics
-    assert set(report.metrics) == METRICS | MEMBERSHIP
+    assert set(report.metrics) == TOFU_METRICS | MEMBERSHIP
     assert report.settings["compat"] == []
     undefined = {name for name, value in report.values().items() if value is None}
     assert undefined == {"acc_forget", "acc_recover", "acc_retain"}  # there is no judge

@@ -31,7 +31,7 @@ from msa_lite.merger.fidelity import (
     total,
     warnings,
 )
-from tests.handmade import KINDS, Adapter, Arrays, read_checkpoint, write_checkpoint
+from tests.support.merges import KINDS, Adapter, Arrays, read_checkpoint, write_checkpoint
 
 NAME = "layers.0.weight"
 ROWS, COLUMNS = 24, 16

@@ -14,8 +14,8 @@ from msa_lite.data import IGNORE, Example
 from msa_lite.evals.forward import score_bundles
 from msa_lite.evals.models import Runner
 from msa_lite.train.until import measure_loss
-from tests.conftest import tiny_model
-from tests.ragged import PAD, VOCABULARY, ragged_rows
+from tests.support.fits import PAD, VOCABULARY, ragged_rows
+from tests.support.models import tiny_model
 
 ROWS = [row if row.index % 2 else replace(row, labels=row.ids) for row in ragged_rows(6)]  # questions and texts
 ALONE = Example(6, [5, 6, 7], [5, IGNORE, IGNORE])

@@ -15,7 +15,7 @@ from msa_lite.errors import NotFiniteError, StageError
 from msa_lite.io.finished.seal import load_manifest, verify_folder
 from msa_lite.train import KeptEpochs, epoch_folder
 from msa_lite.train.model import load_trainable
-from tests.fits import (
+from tests.support.fits import (
     SETTINGS,
     CrossEntropy,
     Kill,

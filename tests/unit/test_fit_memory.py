@@ -17,8 +17,8 @@ from msa_lite.io.models.devices import is_out_of_memory, memory_fault
 from msa_lite.train import FitSettings, fit
 from msa_lite.train.model import load_trainable
 from msa_lite.train.rungs import Rung, Static, StepProbe, ladder, set_up
-from tests.fits import ROWS, SETTINGS, CrossEntropy, Killed, Watch, assert_close, keeping, steps_of, weights
-from tests.fits import fit as run_fit
+from tests.support.fits import ROWS, SETTINGS, CrossEntropy, Killed, Watch, assert_close, keeping, steps_of, weights
+from tests.support.fits import fit as run_fit
 
 Make = Callable[..., Path]
 pytestmark = pytest.mark.usefixtures("quick_fits")

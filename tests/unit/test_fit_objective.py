@@ -28,8 +28,8 @@ from msa_lite.io.weights.hub import fetch
 from msa_lite.report import load_report
 from msa_lite.train import KeptEpochs, epoch_folder
 from msa_lite.train.model import load_trainable
-from tests.conftest import tiny_tokenizer
-from tests.fits import (
+from tests.support.fits import (
+    PAD,
     ROWS,
     SETTINGS,
     CrossEntropy,
@@ -43,10 +43,11 @@ from tests.fits import (
     fit,
     keeping,
     out_of_memory,
+    ragged_rows,
     steps_of,
     weights,
 )
-from tests.ragged import PAD, ragged_rows
+from tests.support.models import tiny_tokenizer
 
 Make = Callable[..., Path]
 pytestmark = pytest.mark.usefixtures("quick_fits")

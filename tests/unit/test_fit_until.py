@@ -17,8 +17,7 @@ from msa_lite.io.finished.seal import load_manifest, verify_folder
 from msa_lite.io.weights.hub import fetch
 from msa_lite.train import FitSettings, Until, loop
 from msa_lite.train.until import measure_loss
-from tests.fits import ROWS, Killed, fit, steps_of
-from tests.ragged import PAD
+from tests.support.fits import PAD, ROWS, Killed, fit, steps_of
 
 Make = Callable[..., Path]
 pytestmark = pytest.mark.usefixtures("quick_fits")

@@ -19,7 +19,7 @@ from msa_lite.io.weights.blocks import QUANTISATIONS
 from msa_lite.merger import merge, plan
 from msa_lite.recipe.merging import Merge
 from msa_lite.report.card import model_card
-from tests.handmade import KINDS, Adapter, Arrays, read_checkpoint, write_checkpoint
+from tests.support.merges import KINDS, Adapter, Arrays, read_checkpoint, write_checkpoint
 
 ALL = ("nf4", "int4", "int8")
 LEVELS = [-1, -0.6961928, -0.52507305, -0.39491749, -0.28444138, -0.18477343, -0.09105004, 0, 0.0795803, 0.1609302,

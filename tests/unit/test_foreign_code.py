@@ -16,7 +16,7 @@ from msa_lite.evals.harness import check_no_code, sandboxed
 from msa_lite.evals.judge import encode_ask
 from msa_lite.evals.judge.prompts import Ask
 from msa_lite.io.models.limits import OverrunError, limited
-from tests.conftest import tiny_tokenizer
+from tests.support.models import tiny_tokenizer
 
 LOOP = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
 TEMPLATES = [

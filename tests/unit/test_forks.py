@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.command import run_cli
-from tests.forks import fork_cli, fork_script, start_script
+from tests.support.processes import fork_cli, fork_script, run_cli, start_script
 
 
 @pytest.mark.parametrize(

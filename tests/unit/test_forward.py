@@ -17,9 +17,9 @@ from msa_lite.errors import StageError
 from msa_lite.evals.forward import TokenScores, score_bundles
 from msa_lite.evals.models import Runner, load_model
 from msa_lite.io.models import heads
-from tests.conftest import VOCABULARY
-from tests.muse_data import PLAIN, make_prompter
-from tests.plain import KINDS, SPECIAL, Crowded, broken_model, plain_scores, wide_model
+from tests.support.benchmark_data import PLAIN, make_prompter
+from tests.support.models import VOCABULARY
+from tests.support.plain import KINDS, SPECIAL, Crowded, broken_model, plain_scores, wide_model
 
 ALL = 10**6
 Bundle = Sequence[Example]
@@ -176,7 +176,7 @@ def test_min_k_pp_is_not_worked_out_where_nobody_asks() -> None:
 def test_adapters_are_scored_as_they_are(
     options: dict[str, Any], make_checkpoint: Callable[..., Path], tmp_path: Path
 ) -> None:
-    from tests.conftest import save_adapter, tiny_model
+    from tests.support.models import save_adapter, tiny_model
 
     below = make_checkpoint("qwen2", max_position_embeddings=512)
     prior = tiny_model("qwen2", max_position_embeddings=512)

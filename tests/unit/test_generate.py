@@ -12,9 +12,9 @@ import pytest
 from msa_lite.errors import StageError
 from msa_lite.evals.generate import Decoding, generate
 from msa_lite.evals.models import Runner
-from tests.conftest import tiny_model
-from tests.muse_data import make_prompter
-from tests.plain import KINDS, SPECIAL, WIDE, WINDOW, Crowded, broken_model, plain_answer, wide_model
+from tests.support.benchmark_data import make_prompter
+from tests.support.models import tiny_model
+from tests.support.plain import KINDS, SPECIAL, WIDE, WINDOW, Crowded, broken_model, plain_answer, wide_model
 
 ALL = 10**6
 TOKENS = 12

@@ -8,18 +8,18 @@ import pytest
 
 from msa_lite.cli import cli
 from msa_lite.recipe import Recipe, TrainingRecipe
-from tests.arrows import ROOT
-from tests.pages import PAGES
-from tests.pages.commands import contexts
-from tests.pages.errors import GROUPS, missing_messages
-from tests.pages.recipe import recipe_page
+from tests.tools.arrows import ROOT
+from tests.tools.pages import PAGES
+from tests.tools.pages.commands import contexts
+from tests.tools.pages.errors import GROUPS, missing_messages
+from tests.tools.pages.recipe import recipe_page
 
 pytestmark = pytest.mark.skipif(not (ROOT / ".github").exists(), reason="not the whole repository")
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
 def test_a_page_that_is_made_from_the_code_is_up_to_date(path: Path) -> None:
-    assert PAGES[path]() == path.read_text(), "python -m tests.pages writes it anew"
+    assert PAGES[path]() == path.read_text(), "python -m tests.tools.pages writes it anew"
 
 
 def test_the_page_of_commands_has_every_command() -> None:

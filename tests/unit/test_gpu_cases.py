@@ -12,9 +12,8 @@ from msa_lite.demo import HistorySettings, make_groups, make_history
 from msa_lite.evals.models import load_model
 from msa_lite.train import FitSettings
 from tests.e2e.conftest import PEOPLE, SHORT
-from tests.fits import ROWS
 from tests.gpu import cases
-from tests.unit.test_baseline_objective import VOCABULARY
+from tests.support.fits import ROWS, VOCABULARY
 from tests.unit.test_memory_model import TINY
 
 Make = Callable[..., Path]

@@ -20,8 +20,8 @@ from msa_lite.evals.harness import RESULTS_FILE, aggregate, check_tasks, evaluat
 from msa_lite.io.finished.seal import verify_folder
 from msa_lite.io.weights.hub import Source, fetch
 from msa_lite.report import Metric, load_report
-from tests.conftest import tiny_tokenizer
-from tests.handmade import edit_adapter
+from tests.support.merges import edit_adapter
+from tests.support.models import tiny_tokenizer
 
 pytest.importorskip("lm_eval")
 Make = Callable[..., Path]

@@ -20,7 +20,7 @@ from msa_lite.io.weights.adapter import base_name
 from msa_lite.io.weights.checkpoint import INDEX_FILE, load_checkpoint
 from msa_lite.io.weights.hub import fetch
 from msa_lite.merger import merge
-from tests.handmade import Adapter, read_checkpoint, write_checkpoint
+from tests.support.merges import Adapter, read_checkpoint, write_checkpoint
 
 NAMES = ("layers.0", "layers.1")
 TARGET_FILES = ("config.json", INDEX_FILE, "model-00000.safetensors")

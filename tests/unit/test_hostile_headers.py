@@ -19,7 +19,7 @@ from msa_lite.errors import FormatError
 from msa_lite.io.weights import checkpoint as module
 from msa_lite.io.weights.checkpoint import FLOAT_DTYPES, TensorEntry, load_checkpoint, read_shard
 from msa_lite.merger import merge
-from tests.handmade import KINDS, Adapter, read_checkpoint, write_checkpoint
+from tests.support.merges import KINDS, Adapter, read_checkpoint, write_checkpoint
 
 BITS = dict(module._BITS)
 

@@ -20,8 +20,8 @@ from msa_lite.io.weights.checkpoint import INDEX_FILE, PATTERNS
 from msa_lite.io.weights.hub import Source, fetch
 from msa_lite.merger import adapter, merge, merge_adapters, model
 from msa_lite.train import FitSettings, KeptEpochs, Until, fit_inputs, fit_vector
-from tests.identity import Change, Stop, assert_all_named, assert_not_told_apart, assert_told_apart, one_each
-from tests.ragged import ragged_rows
+from tests.support.fits import ragged_rows
+from tests.support.identity import Change, Stop, assert_all_named, assert_not_told_apart, assert_told_apart, one_each
 
 Make = Callable[..., Path]
 

@@ -23,8 +23,8 @@ from msa_lite.evals import evaluate, evaluation, harness
 from msa_lite.evals.judge import JudgeSettings
 from msa_lite.io.finished.manifest import stage_folder
 from msa_lite.io.finished.seal import load_manifest
-from tests.identity import Change, Stop, assert_all_named, assert_not_told_apart, assert_told_apart, one_each
-from tests.tofu_data import TABLES, make_tofu, write_tofu
+from tests.support.benchmark_data import TABLES, make_tofu, write_tofu
+from tests.support.identity import Change, Stop, assert_all_named, assert_not_told_apart, assert_told_apart, one_each
 
 Make = Callable[..., Path]
 

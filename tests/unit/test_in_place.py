@@ -16,9 +16,8 @@ from msa_lite.errors import NotFiniteError, StageError, UsageError
 from msa_lite.io.models.heads import note_precision
 from msa_lite.io.models.loading import attach_adapter
 from msa_lite.train import FitSettings, check_tunable, fit_vector, roomy_mode, tune
-from tests.conftest import save_adapter, tiny_model, tiny_tokenizer
-from tests.fits import ROWS, SETTINGS, compute_in_bf16, weights
-from tests.ragged import PAD
+from tests.support.fits import PAD, ROWS, SETTINGS, compute_in_bf16, weights
+from tests.support.models import save_adapter, tiny_model, tiny_tokenizer
 
 pytestmark = pytest.mark.usefixtures("quick_fits")
 FULL = replace(SETTINGS, mode="full", learning_rate=1e-3)

@@ -16,7 +16,7 @@ import pytest
 from msa_lite.errors import MismatchError, OutputError, UsageError
 from msa_lite.io.finished.seal import JOURNAL, MANIFEST, MERGEKIT_FILE, load_manifest, write_manifest
 from msa_lite.merger import Precision, Term, merge, merge_adapters, merge_terms, merge_terms_to_adapter, model
-from tests.handmade import Adapter, write_checkpoint
+from tests.support.merges import Adapter, write_checkpoint
 
 NAMES = [f"layers.{i}.weight" for i in range(6)]
 ROWS, COLUMNS = 40, 30

@@ -14,7 +14,7 @@ from msa_lite.merger import merge
 from msa_lite.merger.formula import Term, number_terms
 from msa_lite.merger.interference import Interference, column_basis, layer_of, measure_interference, tell_interference
 from msa_lite.merger.plan import MergePlan, Precision, make_plan
-from tests.handmade import KINDS, Adapter, Arrays, write_checkpoint
+from tests.support.merges import KINDS, Adapter, Arrays, write_checkpoint
 
 ROWS, COLUMNS = 30, 20
 MODULES = ("model.layers.0.q", "model.layers.0.o", "model.layers.1.q", "head")

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import pytest
 
 from msa_lite.io.files.writing import indented_json, json_form
-from tests.arrows import module_of, sources
+from tests.tools.arrows import module_of, sources
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from msa_lite.evals.judge import Ask, JudgeSettings, Ruling, Usage, open_judge, 
 from msa_lite.evals.judge import client as limits
 from msa_lite.evals.judge.client import read_duration
 from msa_lite.io.console.progress import silent
-from tests.judge_server import COMPLETION_TOKENS, PROMPT_TOKENS, RETRY_NOW, JudgeServer, Step, letters, tofu_asks
+from tests.support.judge import COMPLETION_TOKENS, PROMPT_TOKENS, RETRY_NOW, JudgeServer, Step, letters, tofu_asks
 
 Get = Callable[..., tuple[list[Ruling], Usage]]
 

@@ -26,8 +26,7 @@ from msa_lite.errors import StageError
 from msa_lite.evals.judge import Ruling, openai_judge
 from msa_lite.evals.judge import client as limits
 from msa_lite.evals.judge.client import RateLimit, read_duration
-from tests.judge_server import RETRY_NOW, JudgeServer, Step, letters
-from tests.speaker import Speaker, judge, say, set_environment
+from tests.support.judge import RETRY_NOW, JudgeServer, Speaker, Step, judge, letters, say, set_environment
 
 KEY = JudgeServer.key
 ANSWER = b'{"choices": [{"message": {"content": "A"}}]}'
@@ -104,7 +103,7 @@ CHILD = """
     from pathlib import Path
     from msa_lite.errors import StageError
     from msa_lite.evals.judge import JudgeSettings, open_judge, openai_judge
-    from tests.judge_server import tofu_asks
+    from tests.support.judge import tofu_asks
     openai_judge._RETRIES = 1
     for url in sys.argv[2:]:
         try:

@@ -16,8 +16,7 @@ import pytest
 from msa_lite.errors import StageError, UsageError
 from msa_lite.evals.judge import JudgeSettings, open_judge
 from msa_lite.io.files.spellings import masked
-from tests.judge_server import JudgeServer
-from tests.speaker import Speaker, judge, say, set_environment
+from tests.support.judge import JudgeServer, Speaker, judge, say, set_environment
 
 KEY = JudgeServer.key
 

@@ -13,8 +13,8 @@ from msa_lite.errors import OutputError, UsageError
 from msa_lite.evals.judge import Ask, JudgeSettings, Ruling, Usage, encode_ask, open_judge
 from msa_lite.evals.judge.base import Cache
 from msa_lite.io.console.progress import silent
-from tests.conftest import save_checkpoint, tiny_model, tiny_tokenizer
-from tests.judge_server import tofu_asks
+from tests.support.judge import tofu_asks
+from tests.support.models import save_checkpoint, tiny_model, tiny_tokenizer
 
 URL = "http://127.0.0.1:8000/v1"
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from msa_lite.evals.knowledge import find_fault, weak_sets
-from tests.own_records import known, text, unknown
+from tests.support.records import known, text, unknown
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.arrows import (
+from tests.tools.arrows import (
     PACKAGE,
     find_circle,
     imported_rooms,

@@ -21,7 +21,7 @@ from msa_lite.merger import hash_vector, merge, merge_adapters, mergekit_recipe,
 from msa_lite.merger.formula import Term, named_strengths, number_terms
 from msa_lite.merger.mergekit_reader import read_recipe
 from msa_lite.merger.plan import Precision, msa_terms
-from tests.handmade import KINDS, Adapter, Arrays, edit_adapter, gap, read_checkpoint, write_checkpoint
+from tests.support.merges import KINDS, Adapter, Arrays, edit_adapter, gap, read_checkpoint, write_checkpoint
 
 SHAPES = {
     f"model.layers.{layer}.{name}.weight": shape

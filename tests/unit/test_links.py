@@ -7,9 +7,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.arrows import ROOT
-from tests.blocks.links import Link, anchors, broken, links_of
-from tests.blocks.read import pages
+from tests.tools.arrows import ROOT
+from tests.tools.blocks.links import Link, anchors, broken, links_of
+from tests.tools.blocks.read import pages
 
 CONTRIBUTING = ROOT / ".github/CONTRIBUTING.md"
 pytestmark = pytest.mark.skipif(not CONTRIBUTING.is_file(), reason="not the whole repository")

@@ -18,8 +18,8 @@ from msa_lite.io.finished.manifest import stage_folder
 from msa_lite.pipeline.run.report import report_run
 from msa_lite.report.provenance import PURGED_FILE
 from msa_lite.report.rows import RowList, row_lines, rows_csv, rows_markdown
-from tests.own_records import known, question, text, unknown
-from tests.run_folders import make_run_folder
+from tests.support.records import known, question, text, unknown
+from tests.support.runs import make_run_folder
 
 
 def numbered(records: list[dict[str, Any]], name: str = "question") -> list[dict[str, Any]]:

@@ -25,7 +25,7 @@ from msa_lite.io.models.loading import check_loads, load_whole, pattern_fault
 from msa_lite.io.weights.hub import fetch
 from msa_lite.train import FitSettings
 from msa_lite.train.model import load_trainable as load_to_tune
-from tests.conftest import VOCABULARY, tiny_model, tiny_tokenizer
+from tests.support.models import VOCABULARY, tiny_model, tiny_tokenizer
 
 Make = Callable[..., Path]
 KINDS = ["llama", "qwen2", "olmo2", "gpt2"]

@@ -14,7 +14,7 @@ from msa_lite.errors import MismatchError
 from msa_lite.io.weights.adapter import load_adapter
 from msa_lite.io.weights.checkpoint import load_checkpoint
 from msa_lite.io.weights.matching import find_name, match_names
-from tests.handmade import edit_adapter
+from tests.support.merges import edit_adapter
 
 Make = Callable[..., Path]
 Q = "model.layers.0.self_attn.q_proj"

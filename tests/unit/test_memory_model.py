@@ -9,8 +9,8 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from msa_lite.train.rungs import Rung
-from tests import memory_model
-from tests.memory_model import CONTEXT, GB, make_rows, peak
+from tests.tools import memory_model
+from tests.tools.memory_model import CONTEXT, GB, make_rows, peak
 
 TINY: dict[str, Any] = {
     "vocab_size": 1000,

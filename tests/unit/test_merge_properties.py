@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from msa_lite.io.finished.seal import verify_folder
 from msa_lite.merger import merge, plan
-from tests.handmade import KINDS, Adapter, Arrays, gap, nearest, read_checkpoint, write_checkpoint
+from tests.support.merges import KINDS, Adapter, Arrays, gap, nearest, read_checkpoint, write_checkpoint
 
 SHAPES = [(), (1,), (37,), (1, 1), (4, 9), (9, 4), (8, 8), (3, 1), (1, 50), (2, 3, 4), (0,), (0, 4), (3, 0), (2, 0, 3)]
 kinds = st.sampled_from(sorted(KINDS))

@@ -24,8 +24,8 @@ from msa_lite.evals.tofu import Tofu
 from msa_lite.report import Metric
 from msa_lite.report.metrics import GROUPS, METRICS, MetricKind, attack_metric, metric_kind
 from msa_lite.report.reports import heading
-from tests.arrows import PACKAGE, sources
-from tests.pages import metrics_page
+from tests.tools.arrows import PACKAGE, sources
+from tests.tools.pages import metrics_page
 
 # Benchmark → the sets of its records.
 SETS: dict[type[Benchmark], list[str]] = {

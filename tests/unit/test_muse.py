@@ -17,8 +17,8 @@ from msa_lite.evals.benchmark import BenchmarkSettings, Record, Records, token_r
 from msa_lite.evals.forward import MAX_TOKENS, TokenScores, completion
 from msa_lite.evals.muse import Muse
 from msa_lite.report import Metric
-from tests.conftest import tiny_tokenizer
-from tests.muse_data import METRICS, PLAIN, ROWS, SHOTS, make_prompter, write_data
+from tests.support.benchmark_data import MUSE_METRICS, PLAIN, ROWS, SHOTS, make_prompter, write_data
+from tests.support.models import tiny_tokenizer
 
 SHARED = Path(__file__).parents[3] / "shared/data/muse-books-pd"
 
@@ -303,9 +303,9 @@ def test_without_an_ideal_or_its_items_there_is_a_reason_and_no_number(muse: Mus
     found = find(muse, sides(muse, [], HOLDOUT), **sides(muse, FORGET, HOLDOUT))
     assert [found[key].value for key in needy] == [None] * 3
     assert {found[key].note for key in needy} == {"one of the ideal's two sides has no items"}
-    assert set(found) == METRICS
+    assert set(found) == MUSE_METRICS
     empty = find(muse, sides(muse, FORGET, HOLDOUT))
-    assert [metric.value for metric in empty.values()] == [None] * len(METRICS)
+    assert [metric.value for metric in empty.values()] == [None] * len(MUSE_METRICS)
     assert all(metric.note for metric in empty.values())
 
 

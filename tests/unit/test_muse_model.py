@@ -18,8 +18,8 @@ from msa_lite.evals.models import Runner, load_model
 from msa_lite.evals.muse import Muse
 from msa_lite.evals.records import read_records, run_items
 from msa_lite.io.weights.hub import fetch
-from tests.conftest import save_checkpoint, tiny_model, tiny_tokenizer
-from tests.muse_data import METRICS, ROWS, make_prompter, write_data
+from tests.support.benchmark_data import MUSE_METRICS, ROWS, make_prompter, write_data
+from tests.support.models import save_checkpoint, tiny_model, tiny_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +58,7 @@ def evaluation(checkpoints: tuple[Path, Path], data: str, tmp_path_factory: pyte
 
 def test_all_metrics_are_given_with_an_ideal(evaluation: Path) -> None:
     report = json.loads((evaluation / "report.json").read_text())
-    assert (report["benchmark"], report["split"], set(report["metrics"])) == ("muse", "books", METRICS)
+    assert (report["benchmark"], report["split"], set(report["metrics"])) == ("muse", "books", MUSE_METRICS)
     values = {name: metric["value"] for name, metric in report["metrics"].items()}
     assert all(value is not None for value in values.values())
     assert values["min_k"] == 1.0  # it was trained on one side

@@ -16,7 +16,7 @@ import pytest
 from msa_lite.report.charts import Chart, draw
 from msa_lite.report.page import make_page, write_page
 from msa_lite.report.reports import number
-from tests.stories import HOSTILE, STORIES, full, make_choosing, page_of, unfinished
+from tests.support.stories import HOSTILE, STORIES, full, make_choosing, page_of, unfinished
 
 _EMPTY = {"meta", "link", "br", "img", "hr", "input"}
 

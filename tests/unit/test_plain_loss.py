@@ -21,9 +21,9 @@ from msa_lite.train import plain
 from msa_lite.train import plain as beginnings
 from msa_lite.train.plain import Beginning, PlainLoss, can_share, common_beginning, run_rows
 from msa_lite.train.until import measure_loss
-from tests.conftest import VOCABULARY, tiny_model
-from tests.plain import KINDS, SPECIAL, wide_model
-from tests.ragged import PAD, ragged_rows, with_adapter
+from tests.support.fits import PAD, ragged_rows, with_adapter
+from tests.support.models import VOCABULARY, tiny_model
+from tests.support.plain import KINDS, SPECIAL, wide_model
 
 PLAIN = {"gpt2": {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}}  # no dropout
 

@@ -20,7 +20,7 @@ from msa_lite.io.models.heads import autocast, choose_precision, nf4, note_preci
 from msa_lite.train import FitSettings, check_mode
 from msa_lite.train.loop import Loop, _make_callback
 from msa_lite.train.model import load_trainable
-from tests.fits import ROWS, SETTINGS, compute_in_bf16, fit, weights
+from tests.support.fits import ROWS, SETTINGS, compute_in_bf16, fit, weights
 
 Make = Callable[..., Path]
 pytestmark = pytest.mark.usefixtures("quick_fits")

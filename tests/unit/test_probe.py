@@ -21,8 +21,7 @@ from msa_lite.io.weights.hub import fetch
 from msa_lite.recipe import load_recipe
 from msa_lite.report import Metric, Report, load_report
 from msa_lite.report.probing import LEAST_ROWS, SIGN, ProbeVerdict, read_verdicts
-from tests.muse_data import make_prompter, write_data
-from tests.tofu_data import TABLES, make_tofu
+from tests.support.benchmark_data import TABLES, make_prompter, make_tofu, write_data
 
 QUESTIONS = [Row(i, f"Where is it, {i}?", f"It is over there, {i}.") for i in range(8)]
 OTHERS = [Row(i, f"Where was it, {i}?", f"It was here, {i}.") for i in range(6)]

@@ -18,8 +18,7 @@ from msa_lite.evals.prompt_search import (
     rank_prompts,
 )
 from msa_lite.io.weights.hub import fetch
-from tests.conftest import tiny_model, tiny_tokenizer
-from tests.templates import GEMMA, SMOL, chat_tokenizer
+from tests.support.models import GEMMA, SMOL, chat_tokenizer, tiny_model, tiny_tokenizer
 
 ROWS = [Row(i, f"Where is {name}?", f"In {place}.") for i, (name, place) in enumerate([("A", "Rome"), ("B", "Oslo")])]
 

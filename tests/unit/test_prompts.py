@@ -21,8 +21,7 @@ from msa_lite.data import (
 )
 from msa_lite.errors import UsageError
 from msa_lite.evals.qa import load_qa
-from tests.conftest import tiny_tokenizer
-from tests.templates import DEAF, GEMMA, OPEN, SMOL, chat_tokenizer
+from tests.support.models import DEAF, GEMMA, OPEN, SMOL, chat_tokenizer, tiny_tokenizer
 
 ROW = Row(0, "Where?", "Here.")
 EARLIER = (("Who are you?", "Nobody."), ("Why?", "It is so."))

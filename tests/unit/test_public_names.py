@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import msa_lite
-from tests.arrows import PACKAGE, ROOT
+from tests.tools.arrows import PACKAGE, ROOT
 
 
 def test_the_public_names_are_there_and_listed() -> None:

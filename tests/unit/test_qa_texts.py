@@ -11,7 +11,7 @@ from msa_lite.data import Row
 from msa_lite.evals.models import Runner, load_model
 from msa_lite.evals.qa import Qa, load_qa
 from msa_lite.evals.records import run_items
-from tests.muse_data import make_prompter
+from tests.support.benchmark_data import make_prompter
 
 TEXTS = [Row(i, text=f"There was a cat, and {i} dogs sat over there.") for i in (4, 2)]
 QUESTIONS = [Row(i, f"Where is {i}?", f"It is over there at {i}.") for i in (1, 3)]

@@ -18,9 +18,8 @@ from msa_lite.data import IGNORE, Row, encode_qa
 from msa_lite.errors import UsageError
 from msa_lite.io.weights.blocks import QUANTISATIONS, linear_modules, round_weight, rounded_model
 from msa_lite.io.weights.hub import fetch
-from tests.conftest import save_checkpoint, tiny_model
-from tests.muse_data import make_prompter
-from tests.own_models import make_lora
+from tests.support.benchmark_data import make_prompter
+from tests.support.models import make_lora, save_checkpoint, tiny_model
 
 Make = Callable[..., Path]
 ROWS = [

@@ -16,9 +16,8 @@ from msa_lite.errors import MsaError, UsageError
 from msa_lite.evals.benchmark import Benchmark
 from msa_lite.pipeline.prepare.questions import Questions, load_questions
 from msa_lite.recipe import Recipe
-from tests.muse_data import ROWS, make_prompter
-from tests.muse_data import write_data as write_muse
-from tests.tofu_data import TABLES, row, write_tofu
+from tests.support.benchmark_data import ROWS, TABLES, make_prompter, row, write_tofu
+from tests.support.benchmark_data import write_data as write_muse
 
 JUDGE = {"kind": "openai"}
 

@@ -18,7 +18,7 @@ from msa_lite.baselines.methods import check_method
 from msa_lite.data import DataSource
 from msa_lite.errors import DataError, UsageError
 from msa_lite.recipe import load_recipe, load_training
-from tests.tofu_data import write_tofu
+from tests.support.benchmark_data import write_tofu
 
 SMALL = SIZES["small"]
 NAMES = {experiment.name: experiment for experiment in EXPERIMENTS}

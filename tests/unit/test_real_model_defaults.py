@@ -8,7 +8,7 @@ from collect import collect
 from defaults import TRIALS, defaults_table
 from experiments import EXPERIMENTS
 
-from tests.real_model_folder import IDEAL, Folder
+from tests.support.real_model import IDEAL, Folder
 
 
 def test_what_was_tried_stands_beside_each_default(tmp_path: Path) -> None:

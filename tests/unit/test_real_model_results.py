@@ -19,7 +19,7 @@ from tables import not_best
 
 from msa_lite.attack_names import ATTACKS
 from msa_lite.errors import FormatError, MsaError
-from tests.real_model_folder import GOOD, GROUPS, IDEAL, SIGNS, TARGET, Folder
+from tests.support.real_model import GOOD, GROUPS, IDEAL, SIGNS, TARGET, Folder
 
 ROOT = Path(__file__).parents[2]
 

@@ -23,8 +23,8 @@ from msa_lite.record.check import check_record, find_rows
 from msa_lite.record.facts import read_vectors
 from msa_lite.record.schema import SEAL, Removal
 from msa_lite.record.seal import KEY_FILE, RECORD_FILE, RecordKey, canonical, load_key, load_record, make_key
-from tests.blocks.read import read_blocks
-from tests.removals import ROWS, make_removal
+from tests.support.runs import ROWS, make_removal
+from tests.tools.blocks.read import read_blocks
 
 KEY = RecordKey(bytes(range(32)))
 PAGE = Path(__file__).parents[2] / "docs/reference/removal-record.md"

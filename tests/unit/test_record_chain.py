@@ -7,7 +7,7 @@ from pathlib import Path
 
 from msa_lite.record.check import check_record, find_rows
 from msa_lite.record.seal import RECORD_FILE, record_hash, store_record
-from tests.removals import ROWS, make_removal
+from tests.support.runs import ROWS, make_removal
 
 
 def test_records_chain(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from msa_lite.cli.verify import command
 from msa_lite.errors import MismatchError, UsageError
 from msa_lite.record.check import check_record
 from msa_lite.record.seal import KEY_FILE, RECORD_FILE, SIGNATURE_FILE, check_signature, signing_command
-from tests.removals import make_removal
+from tests.support.runs import make_removal
 
 needs_openssh = pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="OpenSSH is not installed")
 

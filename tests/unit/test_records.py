@@ -20,9 +20,8 @@ from msa_lite.evals.qa import Qa, load_qa
 from msa_lite.evals.records import collect_records, read_records, run_items, take_rows, write_records
 from msa_lite.io.launch.crew import Ranks, stand_alone
 from msa_lite.io.weights.hub import Source, fetch
-from tests.muse_data import make_prompter
-from tests.plain import WIDE, WINDOW, plain_answer, wide_model
-from tests.tofu_data import make_tofu, shortened
+from tests.support.benchmark_data import make_prompter, make_tofu, shortened
+from tests.support.plain import WIDE, WINDOW, plain_answer, wide_model
 
 ROWS = [
     *(Row(i, "Where is it? " * (1 + i % 3), f"It is over there at {i}." * (1 + i % 2)) for i in range(5)),

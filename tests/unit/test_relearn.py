@@ -24,7 +24,7 @@ from msa_lite.evals.benchmark import Records
 from msa_lite.io.models.heads import choose_precision
 from msa_lite.io.weights.hub import Source
 from msa_lite.train import FitSettings
-from tests.memorised import FORGET, HOLDOUT, RETAIN, learn, make_ground, subject_of
+from tests.support.memorised import FORGET, HOLDOUT, RETAIN, learn, make_ground, subject_of
 
 pytestmark = pytest.mark.usefixtures("quick_fits")
 GROUND = make_ground(max_new_tokens=1)

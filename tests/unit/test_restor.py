@@ -22,8 +22,8 @@ from msa_lite.evals.records import read_records
 from msa_lite.evals.restor import Restor, described_entities
 from msa_lite.io.weights.hub import fetch
 from msa_lite.report import Metric, Report
-from tests.conftest import save_checkpoint, tiny_config, tiny_tokenizer
-from tests.judge_server import JudgeServer
+from tests.support.judge import JudgeServer
+from tests.support.models import save_checkpoint, tiny_config, tiny_tokenizer
 
 PUBLISHED = Path(__file__).parents[3] / "shared" / "data" / "restor"
 needs_published = pytest.mark.skipif(not PUBLISHED.is_dir(), reason="the published facts are not on this machine")

@@ -17,8 +17,8 @@ from msa_lite.pipeline.run.verdict import NOTHING_SCORED, judge_run, learnt_rows
 from msa_lite.recipe.scores import VerdictKeys
 from msa_lite.report.verdict import Verdict
 from msa_lite.strengths import Strengths
-from tests.muse_data import make_prompter
-from tests.own_records import known, unknown
+from tests.support.benchmark_data import make_prompter
+from tests.support.records import known, unknown
 
 
 def empty(name: str) -> Any:

@@ -22,7 +22,7 @@ from msa_lite.io.finished.seal import (
     verify_folder,
     write_manifest,
 )
-from tests.command import run_cli
+from tests.support.processes import run_cli
 
 INPUTS: dict[str, Any] = {"seed": 1, "name": "naïve → β"}
 BROKEN = f"{MANIFEST}: not as msa-lite wrote it, or of another program"

@@ -16,7 +16,7 @@ from msa_lite.choose.rules import Condition, Constrained, LeastExtraction, Paper
 from msa_lite.choose.search import LARGEST, SMALLEST, StrengthSearch
 from msa_lite.evals.outcome import Standing
 from msa_lite.strengths import Strengths
-from tests.measured import make_forgotten
+from tests.support.records import make_forgotten
 
 Point = tuple[float, float]
 Scored = dict[Point, Rank | str]

@@ -12,7 +12,7 @@ from msa_lite.io.files.writing import json_form
 from msa_lite.report import Metric, Report
 from msa_lite.report.sentence import Bound, Forgotten, Kept, basis_of, counts_sentence, first_sentence
 from msa_lite.report.verdict import make_verdict
-from tests.own_records import known, text, unknown
+from tests.support.records import known, text, unknown
 
 FORGOTTEN = Forgotten(48, {"target": 48, "unlearned": 2, "ideal": 1, "holdout": 3, "prior": 0}, "ideal", 48, changed=47)
 KEPT = Kept(Bound(0.93, 0.9, 0.96), 120, {}, {"target": 118, "unlearned": 115})

@@ -23,10 +23,9 @@ from msa_lite.io.weights.hub import Source, fetch
 from msa_lite.io.weights.vocabulary import find_added_rows
 from msa_lite.train import FitSettings, Until, fit_vector
 from msa_lite.train.shards import told_of_losses
-from tests.conftest import tiny_tokenizer
-from tests.fits import assert_close, steps_of, weights
-from tests.pairs import Outcome, run_together
-from tests.ragged import ragged_rows
+from tests.support.fits import assert_close, ragged_rows, steps_of, weights
+from tests.support.models import tiny_tokenizer
+from tests.support.processes import Ended, run_together
 
 Make = Callable[..., Path]
 ROWS = ragged_rows(9, seed=1)
@@ -35,7 +34,7 @@ ADDED_ROWS = [Example(i, [305, 10 + i, 20, 30 + i], [-100, 10 + i, 20, 30 + i]) 
 SETTINGS = FitSettings("full", epochs=3, learning_rate=5e-3, batch_size=4)
 CLOSE = 1e-5
 pytestmark = pytest.mark.slow
-DONE = [Outcome("", None)] * 2
+DONE = [Ended("", None)] * 2
 
 
 def one(prior: Path, out: Path, settings: FitSettings = SETTINGS, **more: Any) -> Path:
@@ -349,5 +348,5 @@ def test_a_process_that_alone_runs_out_of_memory_ends_all(make_checkpoint: Make)
 
 def test_the_micro_batch_falls_until_it_fits_in_all(make_checkpoint: Make) -> None:
     prior = make_checkpoint("llama")
-    assert run_together(chosen_micro, prior, 2) == [Outcome("", [2, 4, 2])] * 2
+    assert run_together(chosen_micro, prior, 2) == [Ended("", [2, 4, 2])] * 2
     assert [outcome.error for outcome in run_together(chosen_micro, prior, 0)] == ["StageError"] * 2

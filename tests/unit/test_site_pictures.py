@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tests.site_pictures import PICTURES, before_after, draw_diagrams
+from tests.tools.site_pictures import PICTURES, before_after, draw_diagrams
 
 pytestmark = pytest.mark.skipif(not PICTURES.is_dir(), reason="not the whole repository")
 

@@ -10,8 +10,7 @@ from msa_lite.choose.evidence import Evidence
 from msa_lite.choose.rules import LeastExtraction, Rank
 from msa_lite.errors import DataError
 from msa_lite.evals.outcome import Standing, stand, yardstick_of_rows
-from tests.measured import around, make_forgotten
-from tests.own_records import known, question, text, unknown
+from tests.support.records import around, known, make_forgotten, question, text, unknown
 
 TARGET = {"forget": known(40), "retain": known(40)}
 IDEAL = {"forget": [*known(1), *unknown(39)], "retain": known(40)}

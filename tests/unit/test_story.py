@@ -17,7 +17,7 @@ from msa_lite.report import Metric, load_report, write_report
 from msa_lite.report.run_files import run_json, run_markdown
 from msa_lite.report.story import load_story
 from msa_lite.report.update import place_of
-from tests.run_folders import CHOSEN, MODELS, SECRET, make_run_folder, put_model, put_scores, recipe
+from tests.support.runs import CHOSEN, MODELS, SECRET, make_run_folder, put_model, put_scores, recipe
 
 DOCS = Path(__file__).parents[2] / "docs/reference/report.md"
 

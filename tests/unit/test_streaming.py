@@ -21,9 +21,9 @@ from msa_lite.io.models.streaming import Sizes, fits, is_streamed, loaded_bytes,
 from msa_lite.io.weights.checkpoint import load_checkpoint
 from msa_lite.io.weights.hub import fetch
 from msa_lite.io.weights.vocabulary import AddedRows, find_added_rows
-from tests.conftest import save_checkpoint, tiny_model
-from tests.muse_data import make_prompter
-from tests.small_gpu import set_small_gpu
+from tests.support.benchmark_data import make_prompter
+from tests.support.models import save_checkpoint, tiny_model
+from tests.support.plain import set_small_gpu
 
 GB = 10**9
 Make = Callable[..., Path]

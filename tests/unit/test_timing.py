@@ -13,7 +13,7 @@ from msa_lite.io.weights.hub import fetch
 from msa_lite.train import rungs as timing
 from msa_lite.train.rungs import Rung, StepProbe, time_steps
 from msa_lite.train.settings import FitSettings
-from tests.conftest import save_checkpoint, tiny_model
+from tests.support.models import save_checkpoint, tiny_model
 
 
 def rows(count: int, tokens: int) -> list[Example]:

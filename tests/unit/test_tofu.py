@@ -16,7 +16,16 @@ from msa_lite.evals.benchmark import BenchmarkSettings, Record, token_record
 from msa_lite.evals.forward import TokenScores
 from msa_lite.evals.tofu import Tofu
 from msa_lite.report import Metric
-from tests.tofu_data import MEMBERSHIP, METRICS, TABLES, UTILITY, made_up, make_tofu, token_scores, write_tofu
+from tests.support.benchmark_data import (
+    MEMBERSHIP,
+    TABLES,
+    TOFU_METRICS,
+    UTILITY,
+    made_up,
+    make_tofu,
+    token_scores,
+    write_tofu,
+)
 
 LN2 = math.log(2)
 
@@ -224,10 +233,10 @@ def test_membership_is_scored_beside_a_holdout(tofu: Tofu, full: dict[str, list[
 def test_every_metric_has_a_name_and_a_reason_where_it_has_no_value(
     tofu: Tofu, records: dict[str, list[Record]], tmp_path: Path
 ) -> None:
-    assert set(tofu.metrics(records, None)) == METRICS | MEMBERSHIP
+    assert set(tofu.metrics(records, None)) == TOFU_METRICS | MEMBERSHIP
     without = make_tofu(tmp_path, {name: rows for name, rows in TABLES.items() if name != "holdout01"})
     shown = {name: items for name, items in records.items() if name != "holdout"}
-    assert set(without.metrics(shown, shown)) == METRICS
+    assert set(without.metrics(shown, shown)) == TOFU_METRICS
     assert all(metric.note for metric in tofu.metrics(records, None).values() if metric.value is None)
     judged = {name: metric.note for name, metric in tofu.metrics(records, records).items() if name[:4] == "acc_"}
     assert judged == dict.fromkeys(("acc_forget", "acc_recover", "acc_retain"), NOT_JUDGED)

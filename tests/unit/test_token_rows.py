@@ -14,7 +14,7 @@ from msa_lite.io.finished.seal import MERGEKIT_FILE, load_manifest
 from msa_lite.io.weights.checkpoint import load_checkpoint
 from msa_lite.io.weights.vocabulary import find_added_rows, token_tensors
 from msa_lite.merger import merge, merge_adapters, plan
-from tests.handmade import read_checkpoint
+from tests.support.merges import read_checkpoint
 
 Make = Callable[..., Path]
 EMBED, HEAD = "model.embed_tokens.weight", "lm_head.weight"

@@ -18,7 +18,7 @@ from msa_lite.io.finished.seal import load_manifest, verify_folder
 from msa_lite.io.weights.adapter import load_adapter
 from msa_lite.io.weights.checkpoint import load_checkpoint
 from msa_lite.train import FitSettings, fit_vector
-from tests.conftest import tiny_tokenizer
+from tests.support.models import tiny_tokenizer
 
 Make = Callable[..., Path]
 pytestmark = pytest.mark.usefixtures("quick_fits")

@@ -20,8 +20,8 @@ from msa_lite.io.finished.seal import load_manifest, verify_folder
 from msa_lite.recipe import load_recipe
 from msa_lite.recipe.inputs import choose_prior
 from msa_lite.train import FitSettings, fit_vector
-from tests.conftest import tiny_tokenizer
-from tests.fits import Killed
+from tests.support.fits import Killed
+from tests.support.models import tiny_tokenizer
 
 Make = Callable[..., Path]
 pytestmark = pytest.mark.usefixtures("quick_fits")

@@ -16,8 +16,8 @@ from msa_lite.evals import evaluate
 from msa_lite.io.finished.unchanged import check_unchanged, take_marks
 from msa_lite.io.weights.hub import fetch
 from msa_lite.train import fit_vector
-from tests.conftest import tiny_tokenizer
-from tests.fits import ROWS, SETTINGS
+from tests.support.fits import ROWS, SETTINGS
+from tests.support.models import tiny_tokenizer
 
 FILES = ["model.safetensors", "config.json", "tokenizer.json"]
 

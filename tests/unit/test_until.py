@@ -12,8 +12,8 @@ from msa_lite.data import IGNORE, Example
 from msa_lite.io.weights.hub import Source
 from msa_lite.train.settings import auto_batch, auto_rate, most_epochs
 from msa_lite.train.until import SAMPLE, Course, Try, Until, measure_loss, next_rate, sample_examples, why_stop
-from tests.conftest import tiny_model
-from tests.ragged import PAD, VOCABULARY, ragged_rows
+from tests.support.fits import PAD, VOCABULARY, ragged_rows
+from tests.support.models import tiny_model
 
 TARGET = Source("target", Path("target"), "sha256:1")
 

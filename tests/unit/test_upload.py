@@ -13,9 +13,9 @@ from msa_lite.io.files.writing import json_form
 from msa_lite.io.weights.hub import explain
 from msa_lite.publish.destination import find_destination
 from msa_lite.publish.upload import push
-from tests.hub_uploads import WRITER, Fault, UploadHub
-from tests.upload_faults import CASES, NOTE, Case, run_case
-from tests.uploads import REPO, SHARD, client_of, make_upload, publish, wanted
+from tests.support.hub_clients import REPO, SHARD, client_of, make_upload, publish, wanted
+from tests.support.hub_uploads import WRITER, Fault, UploadHub
+from tests.tools.upload_faults import CASES, NOTE, Case, run_case
 
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content:DeprecationWarning")  # of the library's own call
 
@@ -267,7 +267,7 @@ def test_a_password_in_the_address_of_the_server_is_not_told(hub: UploadHub, mon
 
     monkeypatch.setattr(constants, "ENDPOINT", hub.url.replace("//", "//eve:s3cret@"))
     takes_it = lambda self, hub: ("alice", "write")  # noqa: E731
-    monkeypatch.setattr("tests.hub_uploads._Handler._account", takes_it)
+    monkeypatch.setattr("tests.support.hub_uploads._Handler._account", takes_it)
     to = find_destination(REPO, private=True)
     assert to.endpoint == hub.url
     assert "s3cret" not in to.describe() + to.url

@@ -16,7 +16,7 @@ from msa_lite.evals.restor import Restor
 from msa_lite.io.files.writing import json_form
 from msa_lite.report.sentence import Bound, Forgotten, Kept
 from msa_lite.report.verdict import Margins, Verdict, make_verdict, verdict_lines, write_verdict
-from tests.own_records import known, question, text, unknown
+from tests.support.records import known, question, text, unknown
 
 
 def around(value: float, half: float = 0.02) -> Bound:

@@ -1,6 +1,0 @@
-"""Write all pages that are made from the code."""
-
-from tests.pages import PAGES
-
-for path, page in PAGES.items():
-    path.write_text(page())

@@ -1,0 +1,276 @@
+"""Make stories of runs for tests of the report: whole, unfinished, failed, huge, hostile."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from msa_lite.io.files.writing import json_form
+from msa_lite.report.choosing import Choosing, ScoredPoint
+from msa_lite.report.metrics import metric_kind
+from msa_lite.report.page import make_page
+from msa_lite.report.probing import ProbedModel, ProbeFacts
+from msa_lite.report.provenance import Provenance
+from msa_lite.report.reports import Metric, Report
+from msa_lite.report.rows import SideBySide
+from msa_lite.report.sentence import Bound
+from msa_lite.report.story import LIMIT, LayerPair, Story, VectorPair
+from msa_lite.report.update import Fit, TensorUpdate, Update
+from msa_lite.report.verdict import make_verdict
+from tests.support.records import make_forgotten, make_kept
+
+VALUES = {
+    "accuracy_f": (1.0, 0.034, 0.0),
+    "rouge_l_f": (0.998, 0.809, 0.812),
+    "extraction_strength": (0.991, 0.331, 0.295),
+    "accuracy_r": (0.996, 0.948, 0.987),
+    "rouge_l_r": (0.999, 0.992, 0.994),
+    "accuracy_h": (0.062, 0.042, 0.063),
+}
+"""The values of target, unlearned and ideal by metric."""
+HOSTILE = '"><script>alert(1)</script><img src=x onerror=alert(2)> \u202eevil\u202c {{ 7*7 }} </style></pre>&amp; $x_1$'
+_KINDS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+def make_report(at: int, values: Mapping[str, tuple[float, ...]] = VALUES, split: str = "test") -> Report:
+    """Return the report of target (0), unlearned model (1) or ideal (2)."""
+    metrics = {
+        name: Metric(value[at], 29, round(0.05 * value[at] * (1 - min(value[at], 1)), 4), _direction(name))
+        for name, value in values.items()
+    }
+    return Report("qa", split, metrics, {"sets": {"forget": {"rows": 29}, "retain": {"rows": 173}}})
+
+
+def _direction(name: str) -> bool | None:
+    return metric_kind(name).higher_is_better
+
+
+def make_choosing(alphas: int = 4, betas: int = 2) -> Choosing:
+    """Return a choice over α and β; one point is broken, one misses the conditions."""
+    grid = [{"alpha": 1 + 0.2 * a, "beta": 0.25 * b} for a in range(alphas) for b in range(betas)]
+    noise = random.Random(0)
+    points = [
+        ScoredPoint(
+            values,
+            {
+                name: replace(m, value=(m.value or 0) * noise.uniform(0.8, 1.2))
+                for name, m in make_report(1).metrics.items()
+            },
+            None if at == 5 else noise.uniform(0.5, 1),
+            at not in (5, 6),
+            {5: "the output is not finite", 6: "accuracy_r 0.81 < 0.93"}.get(at),
+            at == 2,
+        )
+        for at, values in enumerate(grid)
+    ]
+    target, ideal = make_report(0).metrics, make_report(2).metrics
+    return Choosing("extraction", "validation", grid[2], tuple(points), target, ideal, (), "")
+
+
+def make_update(layers: int = 2) -> Update:
+    """Return the update of a model with so many layers of seven kinds of module, and one tensor outside them."""
+    noise = random.Random(1)
+    tensors = [
+        TensorUpdate(f"model.layers.{i}.mlp.{kind}.weight", i, f"mlp.{kind}", 64, noise.uniform(0.001, 0.1), 0.1, 1.0)
+        for i in range(layers)
+        for kind in _KINDS
+    ]
+    tensors.append(TensorUpdate("lm_head.weight", None, "lm_head", 64, 0.02, 0.1, 5.0))
+    figures = {
+        "tensors_touched": len(tensors), "weights_touched": 64 * len(tensors), "weights_changed": 60 * len(tensors),
+        "rounding_loss": 0.0123, "relative_size": 0.05, "update_cosine": 0.9998, "vector_cosine": -0.12,
+    }  # fmt: skip
+    return Update("model", Path("run/model"), figures, tuple(tensors), ())
+
+
+def make_fit(steps: int = 40) -> Fit:
+    """Return a fit whose loss falls."""
+    curve = tuple((at / 2, 2 / (at + 1)) for at in range(1, steps + 1))
+    return Fit(48, {"mode": "lora", "lora_rank": 16, "learning_rate": 0.002}, curve, steps, steps / 2, {}, None)
+
+
+def full() -> Story:
+    """Return the story of a finished run that passed, with every part."""
+    probed = ProbedModel(
+        "prior",
+        {"loss_auc": Metric(0.592, 96, 0.059, None)},
+        {"loss_auc": (0.472, 0.705)},
+        "cannot tell",
+        "loss AUC 0.59, and a sign lies above 0.65",
+    )
+    pair = VectorPair("forget", "earlier-1", 0.031, 0.112, (LayerPair("layers.0", 0.02, 0.1),))
+    answers = {"target": "In Marhaven.", "unlearned": "I do not know.", "ideal": "In Oslo."}
+    models = {name: f"models/{name}" for name in ("target", "prior", "ideal")}
+    return Story(
+        folder=Path("runs/full"),
+        sentence="It still answers 1 of the 29 questions it was to forget (before: 29).",
+        basis="A question counts as answered if the whole right answer stands in the model's most likely answer.",
+        verdict=_verdict("PASS"),
+        method="msa",
+        formula="θ_u = θ_D − α (θ_1 − θ_0) + β (θ_2 − θ_0)",
+        strengths={"alpha": 1.2, "beta": 0.25},
+        earlier={"runs/march": {"alpha": 0.8, "beta": 0.5}},
+        names=models,
+        reports={name: make_report(at) for at, name in enumerate(("target", "unlearned", "ideal"))},
+        validation={"target": make_report(0, split="validation"), "unlearned": make_report(1, split="validation")},
+        choosing=make_choosing(),
+        fits={"forget": make_fit(), "retain": make_fit()},
+        update=make_update(),
+        attacks=None,
+        probe=ProbeFacts(False, "holdout", {"forget": 48, "holdout": 48}, (probed,)),
+        interference=(pair,),
+        examples=(SideBySide("forget", "Where was Fenin born?", "In Marhaven.", answers),),
+        provenance=Provenance(
+            recipe="target: models/target\nprior: models/prior\n",
+            values={},
+            method="msa",
+            reason=None,
+            models=models,
+            revisions={name: f"sha256:{at}" * 8 for at, name in enumerate(models)},
+            rows={"forget": "sha256:22a7"},
+            files={"config.json": "5ba0ff" * 10},
+            versions={"msa-lite": "0.1.0", "torch": "2.13.0"},
+            seed=0,
+        ),
+        warnings=(),
+        limits=(LIMIT,),
+        missing=(),
+    )
+
+
+def _verdict(outcome: str) -> dict[str, Any]:
+    passed = make_forgotten(48)
+    failed = make_forgotten(48, unlearned=30, excess=Bound(0.6, 0.5, 0.7))
+    verdict = make_verdict(passed if outcome == "PASS" else failed, make_kept(0.99, 288))
+    assert verdict.outcome == outcome
+    return json_form(verdict)
+
+
+def unfinished() -> Story:
+    """Return the story of a run that has only its first vector."""
+    story = full()
+    return replace(
+        story,
+        sentence="This run is not finished, so nothing can be said of an unlearned model yet.",
+        basis=None,
+        verdict=None,
+        strengths={},
+        earlier={},
+        reports={},
+        validation={},
+        choosing=None,
+        fits={"forget": story.fits["forget"]},
+        update=None,
+        probe=None,
+        interference=(),
+        examples=(),
+        missing=("vectors/retain: the retain vector is not fitted yet", "model: the unlearned model is not merged yet"),
+    )
+
+
+def without_choice() -> Story:
+    """Return the story of a run with one α and no ideal."""
+    story = full()
+    reports = {name: story.reports[name] for name in ("target", "unlearned")}
+    return replace(story, choosing=None, reports=reports, examples=(), interference=(), earlier={})
+
+
+def failed() -> Story:
+    """Return the story of a run that failed, with warnings."""
+    return replace(full(), verdict=_verdict("FAIL"), warnings=("rounding to bfloat16 lost 41 % of the update",))
+
+
+def huge() -> Story:
+    """Return the story of a big model: 80 layers, 200 points, 30 long metrics, thousands of steps."""
+    story = full()
+    extra = {
+        f"leaderboard_of_very_long_task_names_{at}/exact_match_after_flexible_extract": (0.5, 0.4, 0.45)
+        for at in range(24)
+    }
+    values = VALUES | extra | {"long/word_perplexity": (12.3, 51.7, 13.0), "privleak": (-98.0, 12.5, 0.0)}
+    return replace(
+        story,
+        names={name: f"an-organisation-with-a-long-name/{'a-very-long-model-name-' * 6}{name}" for name in story.names},
+        reports={name: make_report(at, values) for at, name in enumerate(story.reports)},
+        choosing=make_choosing(20, 10),
+        fits={"forget": make_fit(20_000), "retain": make_fit(5_000)},
+        update=make_update(80),
+    )
+
+
+def hostile() -> Story:
+    """Return a story whose every text tries to break the page: markup, quotes, right-to-left signs, endless words."""
+    story, text = full(), HOSTILE + "X" * 300
+    arabic = "ما هو اسم المؤلف؟ " * 4
+    metrics = {f"{HOSTILE}_f": Metric(0.5, 3, None, False, 1, HOSTILE), f"task/{text}": Metric(None, 0, None, None)}
+    report = Report(text, text, metrics, {"sets": {HOSTILE: {"rows": 3}}})
+    point = ScoredPoint({"alpha": 1.0, HOSTILE: text}, metrics, 0.5, True, text, True)
+    other = replace(point, values={"alpha": 2.0, HOSTILE: "b"}, chosen=False)
+    tensor = TensorUpdate(f"model.layers.0.{text}", 0, text, 64, 0.1, 0.1, 1.0)
+    return replace(
+        story,
+        sentence=text,
+        basis=text,
+        verdict=_verdict("FAIL") | {"sentence": text, "criteria": text, "reasons": [text]},
+        method=HOSTILE,
+        formula=text,
+        strengths={HOSTILE: text},
+        earlier={text: {HOSTILE: 1.0}},
+        names=dict.fromkeys(("target", "prior", HOSTILE), text),
+        reports=dict.fromkeys(("target", "unlearned"), report),
+        choosing=replace(story.choosing, rule=text, part=text, points=(point, other), chosen=point.values),
+        fits={text: replace(make_fit(3), settings={HOSTILE: text, "learning_rate": HOSTILE})},
+        update=replace(make_update(), tensors=(tensor,), figures={"rounding_loss": 0.5, "rank": text}),
+        probe=ProbeFacts(
+            True, text, {text: 3}, (ProbedModel(text, metrics, {f"{HOSTILE}_f": (0.6, 0.7)}, "signs", text),)
+        ),
+        interference=(VectorPair(text, arabic, None, None, (LayerPair(text, None, None),)),),
+        examples=(SideBySide(text, arabic, text, {"target": text, HOSTILE: arabic, "ideal": ""}),),
+        provenance=replace(
+            story.provenance,
+            recipe=text,
+            reason=text,
+            revisions={text: text},
+            rows={text: text},
+            files={text: text},
+            versions={text: text, "msa-lite": HOSTILE},
+        ),
+        warnings=(text,),
+        limits=(text,),
+        missing=(text,),
+    )
+
+
+def baseline() -> Story:
+    """Return the story of a baseline that tried several settings and wrote an adapter."""
+    story = full()
+    choosing = make_choosing()
+    settings = [{"epoch": at, "learning_rate": 1e-5} for at, _ in enumerate(choosing.points)]
+    points = tuple(replace(point, values=values) for point, values in zip(choosing.points, settings, strict=True))
+    return replace(
+        story,
+        method="npo",
+        formula="θ_u: the target, trained further",
+        strengths=settings[2] | {"kind": "KL"},
+        choosing=replace(choosing, points=points, chosen=settings[2], rule="minimise rouge_l_f"),
+        fits={f"learning_rate-{at}e-05": make_fit(20 + at) for at in range(6)},
+        update=Update("adapter", Path("run/adapter"), {"modules": 14, "rank": 32, "truncation_loss": 2e-6}, (), ()),
+        probe=None,
+        interference=(),
+        earlier={},
+        examples=(),
+    )
+
+
+STORIES = {story.__name__: story for story in (full, unfinished, without_choice, failed, baseline, huge, hostile)}
+"""Every story by name."""
+
+
+@cache
+def page_of(name: str) -> str:
+    """Return the page of a story, drawn once in a process."""
+    return make_page(STORIES[name]())

@@ -1,0 +1,56 @@
+"""The pages that are made from the code: `python -m tests.tools.pages` writes them anew, and a test compares them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from msa_lite.io.files.writing import indented_json
+from msa_lite.record.schema import removal_schema
+from msa_lite.report.formats import Cell, Section, TextTable, markdown
+from msa_lite.report.metrics import METRICS
+from tests.tools.arrows import ROOT, drawing
+from tests.tools.pages.commands import commands_page
+from tests.tools.pages.errors import errors_page
+from tests.tools.pages.files import files_page
+from tests.tools.pages.python import python_page
+from tests.tools.pages.recipe import recipe_page
+
+BEGIN, END = "<!-- rooms: drawn by python -m tests.tools.pages -->\n", "<!-- end of rooms -->\n"
+_CONTRIBUTING = ROOT / ".github/CONTRIBUTING.md"
+_METRICS = """# Metrics
+
+Written by `python -m tests.tools.pages` from the table in `msa_lite/report/metrics.py`; `msa-lite metrics`
+prints the same.
+
+"""
+
+
+def contributing_page() -> str:
+    """Return CONTRIBUTING with the drawing of the rooms as the code is now."""
+    before, rest = _CONTRIBUTING.read_text().split(BEGIN)
+    return before + BEGIN + "\n" + drawing() + "\n" + END + rest.split(END)[1]
+
+
+def metrics_page() -> str:
+    """Return the page that explains every metric."""
+    rows = [(kind.group, kind.name, kind.best, kind.formula, kind.source) for kind in METRICS.values()]
+    headings = ["group", "metric", "best", "meaning", "source"]
+    return _METRICS + markdown(TextTable(headings, [Section([[*map(Cell, row)] for row in rows])], left=5))
+
+
+def schema_page() -> str:
+    """Return the JSON schema of record.json."""
+    return indented_json(removal_schema())
+
+
+PAGES: dict[Path, Callable[[], str]] = {
+    _CONTRIBUTING: contributing_page,
+    ROOT / "docs/reference/commands.md": commands_page,
+    ROOT / "docs/reference/errors.md": errors_page,
+    ROOT / "docs/reference/files.md": files_page,
+    ROOT / "docs/reference/metrics.md": metrics_page,
+    ROOT / "docs/reference/python.md": python_page,
+    ROOT / "docs/reference/recipe.md": recipe_page,
+    ROOT / "msa_lite/record/schema.json": schema_page,
+}

@@ -1,0 +1,116 @@
+"""The page of all commands, made from what click knows of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+import click
+
+from msa_lite.cli import cli
+from tests.tools.pages.tables import code, table
+
+_HEADER = """# Commands
+
+Written by `python -m tests.tools.pages` from the commands themselves; `msa-lite COMMAND --help` prints the same.
+
+Results go to stdout, progress and warnings to stderr. `--json` prints one JSON object. `-v`, before or after a command,
+prints more. [Errors](errors.md) has the commonest messages, with causes and fixes.
+
+"""
+_CODES = {
+    0: "Done",
+    1: "The run has finished and its files are there, but the verdict is FAIL. `--accept`, or `verdict: off` in the "
+    "recipe, makes it 0",
+    2: "Wrong usage, or a wrong recipe",
+    3: "The inputs do not fit each other, or something is broken or missing. `plan`: the run does not fit. `verify`: "
+    "something differs",
+    4: "A stage failed. Finished stages stay, and the same command resumes",
+    130: "Interrupted. The same command resumes",
+}
+_DEFAULT = re.compile(r"  \[((?:default: |required|x[<>]|[^\]]*<x)[^\]]*)\]$")
+
+
+class _Rows(click.HelpFormatter):
+    """A formatter that keeps the sections and rows of options as they are, without wrapping."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sections: list[tuple[str, list[tuple[str, str]]]] = []
+        self._heading = "Options"
+
+    def write_heading(self, heading: str) -> None:
+        self._heading = heading
+
+    def write_dl(self, rows: Sequence[tuple[str, str]], col_max: int = 30, col_spacing: int = 2) -> None:
+        self.sections.append((self._heading, list(rows)))
+
+
+def commands_page() -> str:
+    """Return the page: for each command its purpose, usage, examples and options."""
+    codes = table(("exit code", "meaning"), [(str(number), text) for number, text in _CODES.items()])
+    return _HEADER + codes + "\n" + "\n".join(_describe(context) for context in contexts())
+
+
+def contexts() -> Iterator[click.Context]:
+    """Yield the context of each command that does something, in the order of `msa-lite --help`."""
+    with click.Context(cli, info_name="msa-lite") as top:
+        for name in cli.list_commands(top):
+            command = cli.get_command(top, name)
+            assert command is not None
+            with click.Context(command, info_name=name, parent=top) as context:
+                if not isinstance(command, click.Group):
+                    yield context
+                    continue
+                for inner, one in command.commands.items():
+                    yield click.Context(one, info_name=inner, parent=context)
+
+
+def examples_of(command: click.Command) -> list[str]:
+    """Return the lines of a command's examples, which its help marks with \\b."""
+    return [line for part in _paragraphs(command) if part[0] == "\b" for line in part[1:]]
+
+
+def _paragraphs(command: click.Command) -> list[list[str]]:
+    text = command.callback.__doc__ if command.callback and command.callback.__doc__ else command.help or ""
+    parts = re.split(r"\n\s*\n", text.strip())
+    return [[line.strip() if line.strip() else line for line in part.splitlines()] for part in parts]
+
+
+def _describe(context: click.Context) -> str:
+    command = context.command
+    purpose, *prose = (" ".join(part) for part in _paragraphs(command) if part[0] != "\b")
+    usage = command.get_usage(_wide(context)).removeprefix("Usage: ")
+    blocks = [
+        f"## {context.command_path}\n",
+        purpose + "\n",
+        f"```text\n{usage}\n```\n",
+        *(part + "\n" for part in prose),
+    ]
+    if examples := examples_of(command):
+        reason = "<!-- not run: examples of the help, whose files are the reader's -->"
+        blocks.append(f"{reason}\n```bash\n" + "\n".join(examples) + "\n```\n")
+    blocks += [_options(heading, rows) for heading, rows in _sections(context)]
+    return "\n".join(blocks)
+
+
+def _wide(context: click.Context) -> click.Context:
+    context.terminal_width = 10_000
+    return context
+
+
+def _sections(context: click.Context) -> list[tuple[str, list[tuple[str, str]]]]:
+    formatter = _Rows()
+    context.command.format_options(context, formatter)
+    common = ("--help", "--verbose")
+    sections = [(heading, [row for row in rows if not row[0].endswith(common)]) for heading, rows in formatter.sections]
+    return [(heading, rows) for heading, rows in sections if rows]
+
+
+def _options(heading: str, rows: Sequence[tuple[str, str]]) -> str:
+    """Return the table of a group of options."""
+    lines = []
+    for option, text in rows:
+        found = _DEFAULT.search(text)
+        lines.append((code(option), _DEFAULT.sub("", text), found[1].removeprefix("default: ") if found else ""))
+    return f"**{heading}**\n\n" + table(("option", "meaning", "default"), lines)

@@ -1,0 +1,268 @@
+"""The page of errors: the classes as the code has them, and the commonest messages with their causes and fixes.
+
+Each message stands here as the code has it, with … for what it fills in; `missing_messages` names those that no module
+holds any more.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Iterator
+from functools import cache
+
+from msa_lite import errors
+from msa_lite.errors import MsaError
+from tests.tools.arrows import sources
+from tests.tools.pages.tables import code, table
+
+Message = tuple[str, str, str]  # the message, its cause, what to do
+
+_HEADER = """# Errors
+
+Written by `python -m tests.tools.pages`. A test checks that each message below stands in the code.
+
+An error is one message on stderr that starts with `error:`. It says what is wrong, where, and what to try. Several
+faults stand in one message. Checks come before any work: after exit code 3 nothing was written, with two exceptions. A
+target or prior that was a LoRA adapter is merged. And where the models were asked the rows to forget, these scores stay
+in the run's folder, under `evaluation/`: a rerun takes them up. They hold the rows; `msa-lite purge` removes them.
+`-v` adds the traceback.
+
+## Classes and exit codes
+
+In Python, catch `msa_lite.errors.MsaError`, or one of its classes.
+
+"""
+GROUPS: dict[str, tuple[Message, ...]] = {
+    "Wrong usage": (
+        (
+            "'…' is neither a command nor a recipe (a .yaml file, or a shipped one)…",
+            "A slip in the name of a command, or the recipe is not in this folder.",
+            "`msa-lite --help` lists the commands, `msa-lite recipes list` the shipped recipes.",
+        ),
+        (
+            "…: pip install 'msa-lite[…]'",
+            "The plain installation has no torch. This command needs more packages.",
+            "Install the extra that the message names.",
+        ),
+        (
+            "…: no such folder, and it could not be fetched from the Hub (…)",
+            "A slip in the path, a private or gated repository, or no network.",
+            "Check the name. Log in with `hf auth login`. Paths in a recipe start from its folder, else from the "
+            "working folder.",
+        ),
+        (
+            "'…': an override is key.sub=value",
+            "The shell has taken a blank or a bracket for its own.",
+            "Put the override in quotes: `'forget.alpha=[0.5, 1]'`.",
+        ),
+        (
+            "--retain is given, but no --beta; say how strongly it counts, e.g. --beta 1.0",
+            "`merge` has no default for β.",
+            "Add `--beta`.",
+        ),
+    ),
+    "A recipe with faults": (
+        (
+            "unknown key…",
+            "A slip in a key, or a key in the wrong section.",
+            "See [the keys](recipe.md). The message names the nearest key.",
+        ),
+        (
+            "is missing; name it, or give a history from which it is chosen",
+            "The recipe has neither `prior` nor `history`.",
+            "Name the model that you fine-tuned. See [Choose a prior](../how-to/choose-prior.md).",
+        ),
+        (
+            "…: is the recipe of …; `msa-lite …` takes it",
+            "A training's recipe was given to `run`, or a run's to `train`.",
+            "Use the command in the message.",
+        ),
+    ),
+    "Data": (
+        (
+            "…: no column ……; there are …. Name them in `columns`, as …",
+            "The questions stand in other columns than `question` and `answer`, and in no form that msa-lite knows.",
+            "Name the columns: `columns: {question: q, answer: a}`.",
+        ),
+        (
+            "…: the data set is empty",
+            "The file has no row, or the split is another one.",
+            "Look at the file; set `data.split`.",
+        ),
+        (
+            "…: which split? There are …; set data.split in the recipe",
+            "The data set has several splits and none is called `train`.",
+            "Set `data.split`.",
+        ),
+        (
+            "…: nothing is left to learn after cutting to max_length=…; raise it",
+            "The prompts alone fill `vector.max_length`.",
+            "Raise `vector.max_length`.",
+        ),
+    ),
+    "Target and prior": (
+        (
+            "it is hardly better on them than the prior: …",
+            "The prompt is not the one of the training, or these are the wrong rows or the wrong model.",
+            "Set `prompt:`. The message names the form in which the target knows the rows, if there is one.",
+        ),
+        (
+            "it is hardly better on them than on the holdout rows, which it was not trained on",
+            "The target answers questions of this kind, but was not trained on these rows.",
+            "Check the rows.",
+        ),
+        (
+            "the prior … has already seen the rows to forget, so their vector would miss them: …",
+            "The prior was saved after the rows came in.",
+            "Take an earlier checkpoint. `msa-lite probe` compares some.",
+        ),
+        (
+            "target … and … … do not fit, so it cannot be its prior:",
+            "Names or shapes of tensors differ: another architecture or size.",
+            "Name the model that the target was tuned from.",
+        ),
+        (
+            "the tokenizers of target … and prior … read the forget rows differently",
+            "The fine-tune changed the tokenizer, or the prior is another model.",
+            "Name the checkpoint that the target was tuned from.",
+        ),
+        (
+            "target …: was saved without a tokenizer",
+            "`model.save_pretrained` alone writes no tokenizer.",
+            "Set `tokenizer:` to the folder that has it, often the prior's.",
+        ),
+        (
+            "prompt.kind is 'chat', but the target's tokenizer has no chat template; use 'plain'",
+            "The target is no chat model, or its template was not saved with it.",
+            "Use `prompt: plain`, or copy the template into the target's folder.",
+        ),
+    ),
+    "A merge": (
+        (
+            "…: does not fit the target (is it an adapter for another model?)",
+            "The adapter names modules or shapes that the target does not have.",
+            "Use the target that the adapter was made for.",
+        ),
+        (
+            "…: this is a full checkpoint; name the model that it was tuned from (--prior)",
+            "A checkpoint holds new values, not changes.",
+            "Add `--prior`.",
+        ),
+        (
+            "…: the vectors change none of the … weights they touch: they are too small for this dtype…; nothing was "
+            "written",
+            "bfloat16 has too few digits for so small an update.",
+            "`--dtype float32`, `--as adapter`, or `--rounding stochastic`.",
+        ),
+        (
+            "…: the target is quantised (quantization_config: …)",
+            "A merge needs plain weights.",
+            "Merge into the unquantised model, then quantise the result.",
+        ),
+        (
+            "…: no …; pickled adapters are not read, save it as safetensors",
+            "Pickled files can run code, so msa-lite never loads them.",
+            "Save the adapter as safetensors.",
+        ),
+        (
+            "… of memory is too little: this merge needs at least …MB",
+            "`--max-memory` is below what the vectors' factors take.",
+            "Give `--max-memory` at least that.",
+        ),
+    ),
+    "The output folder": (
+        (
+            "…: holds something that is no run of msa-lite; choose another output",
+            "`output` is a folder of yours.",
+            "Choose another `output`. Nothing of yours is replaced.",
+        ),
+        (
+            "…: another msa-lite is working in it; wait until it is done",
+            "Two commands have the same output.",
+            "Wait, or choose another `output`.",
+        ),
+        (
+            "…: … are needed, … are free on that disk; make room or choose another output folder",
+            "The disk is too small for the result.",
+            "Make room, or write to another disk.",
+        ),
+        (
+            "…: its data was purged, and a run would fit the vectors again and write the rows down again",
+            "`msa-lite purge --yes` ran on this folder.",
+            "Choose another `output`.",
+        ),
+    ),
+    "While it works": (
+        (
+            "…: out of memory, … (…): …; the longest row has … tokens. Try …",
+            "Even one row at a time does not fit into the GPU.",
+            "Do what the message says, or see [On one consumer GPU](../tutorials/consumer-gpu.md).",
+        ),
+        (
+            "…: the loss rose, or was no number, at a learning rate of …; nothing was kept. Try a lower learning_rate",
+            "The learning rate is too high for this model.",
+            "Lower `vector.learning_rate`, or leave it at `auto`.",
+        ),
+        (
+            "the judge failed: …. … of … answers are kept in …; a rerun asks only for the rest",
+            "The server refused, or gave no answer in time.",
+            "See the reason in the message; then run the same command again.",
+        ),
+        (
+            "attack.prompt.judge: … reworded no question; take a model that follows instructions",
+            "The model does not follow instructions, or thinks aloud.",
+            "Take another one; a model that thinks aloud needs its thoughts switched off.",
+        ),
+        (
+            "… (the disk is full, or a limit on it is reached; make room); …",
+            "The disk filled up during the work.",
+            "Make room and run the same command again: finished stages stay.",
+        ),
+        (
+            "… (this was not expected and may be a bug); …",
+            "An error that msa-lite does not know.",
+            "Run it again with `-v`, and report the traceback.",
+        ),
+    ),
+}
+
+
+def errors_page() -> str:
+    """Return the page of errors."""
+    classes = [(code(kind.__name__), str(kind.exit_code), _meaning(kind)) for kind in _classes()]
+    parts = [_HEADER + table(("class", "exit code", "when"), classes)]
+    for heading, messages in GROUPS.items():
+        rows = [(code(message), cause, fix) for message, cause, fix in messages]
+        parts.append(f"## {heading}\n\n" + table(("message", "cause", "what to do"), rows))
+    return "\n".join(parts)
+
+
+def _classes() -> list[type[MsaError]]:
+    kinds = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, MsaError)]
+    return sorted(kinds, key=lambda kind: (kind is not MsaError, kind.exit_code, kind.__name__))
+
+
+def _meaning(kind: type[MsaError]) -> str:
+    return " ".join((inspect.getdoc(kind) or "").split())
+
+
+def missing_messages(messages: list[str]) -> list[str]:
+    """Return the messages that no string of the package's source holds, … standing for any value."""
+    texts = "\n".join(source_texts())
+    return [message for message in messages if message not in texts]
+
+
+@cache
+def source_texts() -> frozenset[str]:
+    """Return every string of the package's source, joined as Python joins it, with … for what is filled in."""
+    return frozenset(_source_texts())
+
+
+def _source_texts() -> Iterator[str]:
+    for path in sources():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.JoinedStr):
+                yield "".join(str(part.value) if isinstance(part, ast.Constant) else "…" for part in node.values)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield node.value

@@ -1,0 +1,123 @@
+"""The page of the files of a run, of a training and of a manifest. Names stand here as the code defines them.
+
+`tests/e2e/test_files_page.py` compares both tables with the folder of a finished run.
+"""
+
+from __future__ import annotations
+
+from msa_lite.choose.pictures import FORGET_RETAIN_FILE, HEAT_MAP_FILE
+from msa_lite.io.finished.seal import CARD_FILE, MANIFEST, MERGEKIT_FILE
+from msa_lite.io.weights.adapter import ADAPTER_CONFIG
+from msa_lite.pipeline.prepare.models import WRITTEN_OUT
+from msa_lite.pipeline.prepare.prompt import PROMPT_FILE
+from msa_lite.pipeline.run.folder import BASELINES, HISTORY, TRACKING
+from msa_lite.pipeline.run.report import MARKDOWN_FILE
+from msa_lite.record.seal import KEY_FILE, RECORD_FILE, SIGNATURE_FILE
+from msa_lite.report.choosing import CHOICE_FILE, CHOICE_TABLE
+from msa_lite.report.page import PAGE_FILE
+from msa_lite.report.provenance import PURGED_FILE, RECIPE_FILE
+from msa_lite.report.reports import REPORT_FILE
+from msa_lite.report.verdict import VERDICT_FILE
+from msa_lite.train.loop import LOG
+from msa_lite.train.until import COURSE
+from tests.tools.pages.tables import code, table
+
+_EVALUATIONS = "evaluation/{target,prior,ideal,unlearned}"
+# Pattern of a path in the run's folder, in the way of fnmatch with {a,b} → (whether it holds the data, its content).
+RUN: dict[str, tuple[bool, str]] = {
+    PAGE_FILE: (False, "The report, for a browser"),
+    MARKDOWN_FILE: (False, "The same as Markdown"),
+    REPORT_FILE: (False, "The same for machines; [its keys](report.md)"),
+    VERDICT_FILE: (False, "PASS, PARTLY or FAIL, with the sentence, the criteria and the counts"),
+    RECORD_FILE: (False, "The [removal record](removal-record.md)"),
+    KEY_FILE: (False, "The key of the hashed rows in the record. Keep it to yourself"),
+    SIGNATURE_FILE: (False, "Your signature of the record, if you signed it"),
+    RECIPE_FILE: (False, "The recipe as resolved: defaults filled in, revisions pinned"),
+    PROMPT_FILE: (True, "With `prompt: auto`: how the target did in each form"),
+    "vectors/{forget,retain}/*": (True, "A vector: a PEFT adapter (`adapter_model.safetensors`, "
+    f"`{ADAPTER_CONFIG}`), or with `vector.mode: full` a checkpoint. `{LOG}`: loss and learning rate "
+    f"of each step. `{COURSE}`: losses while the fit decided when to end. `rows.jsonl`: hashes of the rows that "
+    "were learnt"),
+    "model/*": (False, "The unlearned model: the target's files under the same names"),
+    f"model/{CARD_FILE}": (False, "Its card for the Hub"),
+    f"model/{MERGEKIT_FILE}": (False, "The same merge as a recipe for mergekit"),
+    "adapter/*": (False, "With `merge.as: adapter`: the update as one adapter, in the place of `model/`"),
+    f"sweep/{CHOICE_FILE}": (False, "The chosen point, the rule and the doubts"),
+    f"sweep/{{{CHOICE_TABLE},table.csv}}": (False, "All points with their metrics"),
+    f"sweep/{{{HEAT_MAP_FILE},{FORGET_RETAIN_FILE}}}": (False, "The score over α and β; forgotten against kept"),
+    f"sweep/*/{REPORT_FILE}": (False, "The metrics of a point, on the rows that decide; in `target`, `prior` and "
+    "`ideal`, those of that model"),
+    "sweep/*/*.jsonl": (True, "The records of these rows, one a line"),
+    f"{_EVALUATIONS}/{REPORT_FILE}": (False, "The metrics of a model on the rows that give the final scores. Folders "
+    "that end in `_validation` have those of the rows that decide"),
+    f"evaluation/knowledge/*/{REPORT_FILE}": (False, "What target and prior know of the rows, from before the fits. "
+    "After a refusal, nothing but `evaluation/knowledge/` stays"),
+    "evaluation/knowledge/*/*.jsonl": (True, "The records of that check"),
+    f"{_EVALUATIONS}/*.jsonl": (True, "The records of these rows: question, answer, generated answer, scores"),
+    f"probe/**/{REPORT_FILE}": (False, "Whether a model has seen the forget set before"),
+    "probe/**/*.jsonl": (True, "The records of the probe"),
+    f"{BASELINES}/METHOD/": (True, "The run of `msa-lite baseline METHOD`; a folder like this one"),
+    f"{HISTORY}/": (True, "With `demo:`: the models and rows that the run made first"),
+    f"{{{','.join(WRITTEN_OUT)}}}/": (True, "A target or prior that was a LoRA adapter, merged into its base"),
+    f"{TRACKING}/": (False, "The files of `track: tensorboard`"),
+    PURGED_FILE: (False, "What `msa-lite purge` has removed, and when"),
+}  # fmt: skip
+# Key of a manifest → its content. The first ones stand in every manifest.
+KEYS = {
+    "made_by": "`msa-lite`",
+    "kind": "What the folder is: `model`, `adapter`, `vector`, `evaluation`, …",
+    "inputs": "Everything that decides the content: revisions or hashes of models, a hash of the rows, settings, α and "
+    "β. A rerun does a stage again if one of them differs",
+    "files": "SHA-256 and size of every file; `msa-lite verify` compares them",
+    "versions": "The versions of msa-lite and of the packages that decide the numbers",
+    "format": "The form of the manifest",
+    "manifest_sha256": "The hash of the manifest itself, with this value empty",
+}
+FACTS = {
+    "sources": "The names of the models as the recipe has them",
+    "terms": "model, adapter: each vector with its weight in the sum",
+    "change": "model: how many weights changed, and how much of the update the rounding lost",
+    "fidelity": "model: the same in total and for each tensor",
+    "forecast": "model: by form of quantisation, what is left of the update, and the share of codes that change",
+    "mergekit": "model: whether mergekit can do the same merge (`mergekit_config.yml`)",
+    "target_card": "model, adapter: what the target's card says of licence and languages",
+    "outcome": "model, adapter: the sentence, scores and counts of the run, for the card",
+    "rows": "vector: the number of rows that were learnt",
+    "micro_batch_size": "vector: the rows of one forward pass",
+    "fit": "vector: with `epochs: auto`, how the fit went: epochs, rates tried, losses, why it ended",
+    "pictures": "sweep: whether its pictures are drawn",
+}
+_HEADER = """# Files of a run
+
+Written by `python -m tests.tools.pages`, with the names that the code defines.
+
+`msa-lite RECIPE.yaml` writes all it makes into the folder `output`. A stage's folder exists only when it is complete:
+it is written as `NAME.partial`, its manifest last, and then renamed. Files that **hold the data** can put it back or
+repeat it. `msa-lite purge RUN` lists and removes them.
+
+"""
+_MANIFEST = f"""
+## manifest.json
+
+Every stage's folder has a `{MANIFEST}`. So have models that `msa-lite merge` writes.
+
+"""
+_TRAINING = """
+## Files of a training
+
+`msa-lite train` writes each stage's model into `NUMBER-NAME/`, and beside them `history.yaml`: the checkpoints as a
+`history:` for the recipe of a run. Each has a manifest. They were trained on the data, and hold it.
+"""
+
+
+def files_page() -> str:
+    """Return the page of the files of a run and of the manifest."""
+    run = [(code(pattern), content, "yes" if holds else "no") for pattern, (holds, content) in RUN.items()]
+    keys = [(code(key), content) for key, content in (KEYS | FACTS).items()]
+    return (
+        _HEADER
+        + table(("file", "content", "holds the data"), run)
+        + _MANIFEST
+        + table(("key", "content"), keys)
+        + _TRAINING
+    )

@@ -1,0 +1,231 @@
+"""The pictures of README and docs/: `python -m tests.tools.site_pictures` draws the diagrams into docs/pictures.
+
+With the folder of a finished quickstart, `python -m tests.tools.site_pictures runs/quickstart` also draws
+before_after.svg from its answers, and takes report.png of its report with chromium.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import subprocess
+import tempfile
+import textwrap
+from collections.abc import Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from tests.tools.arrows import ROOT
+
+PICTURES = ROOT / "docs/pictures"
+INK, PALE, LINE = "#24292f", "#57606a", "#d0d7de"
+BLUE, RED, GREEN, ORANGE = "#2f5fb3", "#c0392b", "#2e7d43", "#b36b00"
+FILLS = {BLUE: "#eaf1fb", RED: "#fbeae8", GREEN: "#e8f5ec", ORANGE: "#fff4e0", PALE: "#f6f8fa"}
+_CARD = {"target": (RED, "Before", "the target"), "unlearned": (BLUE, "After", "the unlearned model"),
+         "ideal": (GREEN, "Ideal", "never saw the rows")}  # fmt: skip
+SHOWN = {"forget": 2, "retain": 1}
+"""The questions of before_after.svg: the first of each set among the ten that a run shows, without those to forget that
+the ideal answers right by chance."""
+
+
+class Drawing:
+    """A picture that is put together from boxes, texts and arrows, on a light card of its own."""
+
+    def __init__(self, width: int, height: int, title: str) -> None:
+        self.size, self.title, self.parts = (width, height), title, list[str]()
+
+    def text(self, x: float, y: float, text: str, colour: str = INK, size: int = 14, **style: str) -> None:
+        """Write one line of text; x, y: the start of its base line, or its middle with anchor="middle"."""
+        anchor, weight = style.get("anchor", "start"), style.get("weight", "normal")
+        self.parts.append(
+            f'<text x="{x:g}" y="{y:g}" fill="{colour}" font-size="{size}" text-anchor="{anchor}" '
+            f'font-weight="{weight}">{escape(text)}</text>'
+        )
+
+    def box(self, x: float, y: float, width: float, height: float, colour: str, lines: Sequence[str] = ()) -> None:
+        """Draw a box with its lines in the middle, the first one bold."""
+        self.parts.append(
+            f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="6" fill="{FILLS[colour]}" '
+            f'stroke="{colour}" stroke-width="1.5"/>'
+        )
+        top = y + height / 2 + 5 - 9 * (len(lines) - 1)
+        for number, line in enumerate(lines):
+            weight, ink, size = ("bold", colour, 14) if number == 0 else ("normal", INK, 12)
+            self.text(x + width / 2, top + 18 * number, line, ink, size, anchor="middle", weight=weight)
+
+    def arrow(self, start: tuple[float, float], end: tuple[float, float], colour: str = PALE, dashed: str = "") -> None:
+        """Draw a straight arrow. dashed: lengths of the dashes, such as "5 4"."""
+        (x1, y1), (x2, y2) = start, end
+        dashes = f' stroke-dasharray="{dashed}"' if dashed else ""
+        self.parts.append(
+            f'<line x1="{x1:g}" y1="{y1:g}" x2="{x2:g}" y2="{y2:g}" stroke="{colour}" stroke-width="2.2"'
+            f'{dashes} marker-end="url(#head-{colour[1:]})"/>'
+        )
+
+    def dot(self, x: float, y: float, colour: str) -> None:
+        """Draw a point."""
+        self.parts.append(f'<circle cx="{x:g}" cy="{y:g}" r="6" fill="{colour}"/>')
+
+    def svg(self) -> str:
+        """Return the picture."""
+        width, height = self.size
+        heads = "".join(
+            f'<marker id="head-{colour[1:]}" viewBox="0 0 10 10" refX="8.5" refY="5" markerWidth="6" markerHeight="6" '
+            f'orient="auto-start-reverse"><path d="M0 0 10 5 0 10z" fill="{colour}"/></marker>'
+            for colour in (BLUE, RED, GREEN, ORANGE, PALE)
+        )
+        return (
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
+            f'font-family="system-ui, -apple-system, Segoe UI, Helvetica, Arial, sans-serif" role="img">\n'
+            f"<title>{escape(self.title)}</title>\n<defs>{heads}</defs>\n"
+            f'<rect width="{width}" height="{height}" rx="10" fill="#ffffff" stroke="{LINE}"/>\n'
+            + "\n".join(self.parts)
+            + "\n</svg>\n"
+        )
+
+
+def history() -> Drawing:
+    """Return the history of a model, and the two fits that start from its prior."""
+    picture = Drawing(720, 270, "From the prior, training leads to the target; two short fits lead to the vectors")
+    picture.text(30, 34, "What happened", PALE, 13)
+    picture.box(30, 48, 130, 64, BLUE, ["θ₀ prior", "before the rows"])
+    picture.box(250, 48, 220, 64, PALE, ["training", "rows to forget, and others"])
+    picture.box(560, 48, 130, 64, RED, ["θ_D target", "the finished model"])
+    picture.arrow((162, 80), (248, 80))
+    picture.arrow((472, 80), (558, 80))
+    picture.text(30, 250, "What msa-lite does", PALE, 13)
+    picture.box(250, 140, 220, 48, RED, ["tune on the forget set"])
+    picture.box(250, 206, 220, 48, GREEN, ["tune on a retain sample"])
+    picture.box(560, 140, 130, 48, RED, ["forget vector", "θ₁ − θ₀"])
+    picture.box(560, 206, 130, 48, GREEN, ["retain vector", "θ₂ − θ₀"])
+    picture.arrow((95, 114), (248, 162), RED)
+    picture.arrow((95, 114), (248, 228), GREEN)
+    picture.arrow((472, 164), (558, 164), RED)
+    picture.arrow((472, 230), (558, 230), GREEN)
+    return picture
+
+
+def arithmetic() -> Drawing:
+    """Return the formula as arrows in a plane of weights."""
+    picture = Drawing(720, 300, "The forget vector is subtracted from the target and the retain vector is added")
+    prior, target, tuned, retained = (110.0, 220.0), (470.0, 90.0), (200.0, 90.0), (260.0, 244.0)
+    half = (target[0] - (tuned[0] - prior[0]), target[1] - (tuned[1] - prior[1]))  # α = 1
+    end = (half[0] + 0.5 * (retained[0] - prior[0]), half[1] + 0.5 * (retained[1] - prior[1]))  # β = 0.5
+    ideal = (end[0] + 56, end[1] - 44)
+    picture.arrow(prior, target, PALE, "6 5")
+    for start, tip, colour in ((prior, tuned, RED), (prior, retained, GREEN), (target, half, RED), (half, end, GREEN)):
+        picture.arrow(start, tip, colour)
+    for at, colour in ((prior, BLUE), (target, RED), (end, BLUE), (ideal, GREEN)):
+        picture.dot(*at, colour)
+    picture.text(30, 34, "Each point is a model with all its weights; each arrow is a change of the weights.", PALE, 13)
+    picture.text(prior[0] - 78, prior[1] + 5, "θ₀ prior", BLUE, weight="bold")
+    picture.text(tuned[0] - 60, tuned[1] - 12, "θ₁ tuned on the forget set", RED, 13)
+    picture.text(prior[0] + 20, retained[1] + 28, "θ₂ tuned on a retain sample", GREEN, 13)
+    picture.text(260, 188, "training", PALE, 13)
+    picture.text(target[0] + 14, target[1] + 2, "θ_D target", RED, weight="bold")
+    picture.text(target[0] - 26, 150, "− α (θ₁ − θ₀)", RED, 13)
+    picture.text(half[0] - 26, end[1] + 38, "+ β (θ₂ − θ₀)", GREEN, 13)
+    picture.text(end[0] + 14, end[1] + 8, "θ_u unlearned", BLUE, weight="bold")
+    picture.text(ideal[0] + 14, ideal[1] + 2, "ideal: never saw the rows", GREEN, 13)
+    return picture
+
+
+def merge() -> Drawing:
+    """Return the way of one block of rows through the merge."""
+    picture = Drawing(720, 240, "The merge reads a block of rows, adds the update in fp32, rounds once and writes it")
+    picture.text(30, 32, "One block of rows at a time; the next ones wait on the disk", PALE, 13)
+    for number in range(5):
+        picture.box(30, 48 + 34 * number, 120, 28, RED if number == 2 else PALE, ["block of rows"] * (number == 2))
+        picture.box(570, 48 + 34 * number, 120, 28, BLUE if number == 2 else PALE, ["same place"] * (number == 2))
+    picture.box(260, 84, 200, 92, ORANGE, ["add in fp32", "− α s B₁A₁ + β s B₂A₂", "for these rows only", "round once"])
+    picture.arrow((152, 130), (258, 130))
+    picture.arrow((462, 130), (568, 130))
+    picture.text(90, 230, "target's files", PALE, 13, anchor="middle")
+    picture.text(630, 230, "unlearned model's files", PALE, 13, anchor="middle")
+    picture.box(260, 194, 200, 34, GREEN, ["adapters: thin factors"])
+    picture.arrow((360, 192), (360, 178), GREEN)
+    return picture
+
+
+def before_after(examples: Sequence[Mapping[str, Any]]) -> Drawing:
+    """Return questions with the answers of target, unlearned model and ideal, each model a column.
+
+    examples: as in report.json of a run. An answer that repeats what the data says is marked.
+    """
+    rows = [example for name, count in SHOWN.items() for example in _first(examples, name, count)]
+    width, top, height = 960, 66, 96
+    picture = Drawing(width, top + height * len(rows) + 14, "The same questions to target, unlearned model and ideal")
+    column, left = 240, 210
+    for number, (colour, word, who) in enumerate(_CARD.values()):
+        picture.text(left + number * (column + 4) + 12, 30, word, colour, 17, weight="bold")
+        picture.text(left + number * (column + 4) + 12, 50, who, PALE, 13)
+    for number, row in enumerate(rows):
+        y = top + height * number
+        word, colour = ("to forget", RED) if row["set_name"] == "forget" else ("to keep", GREEN)
+        picture.text(20, y + 20, word, colour, 12, weight="bold")
+        _lines(picture, 20, y + 40, row["question"], 27)
+        for place, name in enumerate(_CARD):
+            x, answer = left + place * (column + 4), row["answers"][name]
+            is_recited = row["expected"] in answer
+            picture.box(x, y, column - 8, height - 14, colour if is_recited else PALE)
+            _lines(picture, x + 12, y + 30, answer, 32)
+            verdict = "as in the data" if is_recited else "something else"
+            picture.text(x + 12, y + height - 24, verdict, colour if is_recited else PALE, 11)
+    return picture
+
+
+def _first(examples: Sequence[Mapping[str, Any]], name: str, count: int) -> list[Mapping[str, Any]]:
+    of_set = [example for example in examples if example["set_name"] == name]
+    return [row for row in of_set if name != "forget" or row["expected"] not in row["answers"]["ideal"]][:count]
+
+
+def _lines(picture: Drawing, x: float, y: float, text: str, width: int) -> None:
+    """Write a text in at most two lines."""
+    for number, line in enumerate(textwrap.wrap(text, width, max_lines=2, placeholder=" …")):
+        picture.text(x, y + 18 * number, line, INK, 13)
+
+
+def draw_diagrams(folder: Path = PICTURES) -> list[Path]:
+    """Draw the pictures that need no run; return their files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    files = []
+    for draw in (history, arithmetic, merge):
+        files.append(folder / f"{draw.__name__}.svg")
+        files[-1].write_text(draw().svg(), "utf-8")
+    return files
+
+
+def draw_run(run: Path, folder: Path = PICTURES) -> None:
+    """Draw before_after.svg from the answers of a finished run, and take report.png of its report."""
+    from msa_lite.pipeline.run.report import report_run
+    from msa_lite.report.run_files import run_json
+
+    with tempfile.TemporaryDirectory() as temporary:
+        copy = Path(temporary) / run.name  # the examples must not stay in the report of the run
+        shutil.copytree(run, copy, ignore=shutil.ignore_patterns("history"))
+        examples = run_json(report_run(copy, show_examples=True))["examples"]
+    (folder / "before_after.svg").write_text(before_after(examples).svg(), "utf-8")
+    photograph(run / "report.html", folder / "report.png")
+
+
+def photograph(page: Path, out: Path, width: int = 1100, height: int = 1250) -> None:
+    """Take a picture of a page with chromium, of the palette of 64 colours that keeps the file small."""
+    from PIL import Image
+
+    options = ["--headless", "--no-sandbox", "--hide-scrollbars", f"--window-size={width},{height}"]
+    subprocess.run(
+        ["chromium", *options, f"--screenshot={out.resolve()}", page.resolve().as_uri()],
+        check=True,
+        capture_output=True,
+    )
+    with Image.open(out) as picture:
+        picture.convert("RGB").quantize(64).save(out, optimize=True)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", nargs="?", type=Path)
+    draw_diagrams()
+    if (folder := parser.parse_args().run) is not None:
+        draw_run(folder)
