@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib import import_module
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -217,9 +217,9 @@ class Cost(NamedTuple):
     trained: float = 0.0
     """Tokens that run forward and backward."""
 
-    def plus(self, other: Cost) -> Cost:
-        """Return the sum."""
-        return Cost(*(one + two for one, two in zip(self, other, strict=True)))
+    def plus(self, cost: Cost, times: int = 1) -> Cost:
+        """Return the sum with another cost, taken some times."""
+        return Cost(*(mine + times * its for mine, its in zip(self, cost, strict=True)))
 
 
 def make_attack(name: str, settings: Mapping[str, Any]) -> Attack:
@@ -227,8 +227,8 @@ def make_attack(name: str, settings: Mapping[str, Any]) -> Attack:
     if name not in ATTACKS:
         raise UsageError(f"no attack '{name}'{nearest(name, ATTACKS)}; choose from {', '.join(ATTACKS)}")
     module, _, kind = ATTACKS[name].implementation.rpartition(".")
-    attack: Attack = getattr(import_module(module), kind)(**settings)
-    return attack
+    make: Callable[..., Attack] = getattr(import_module(module), kind)
+    return make(**settings)
 
 
 # Score of a record → its entry in the table of metrics. Published comparisons after an attack rest on the first.
@@ -257,9 +257,12 @@ def recall_measures(ground: Ground) -> tuple[Measure, ...]:
 
 def recall_cost(ground: Ground) -> Cost:
     """Return the work of scoring a model once, where it generates answers as long as the right ones."""
-    items = [item for part in ground.benchmark().sets.values() for item in part.items]
-    texts = [text for item in items for group in item.texts.values() for text in group]
-    prompts = [len(item.prompt) for item in items if item.prompt is not None]
-    answers = [text for item in items if item.prompt is not None for group in item.texts.values() for text in group]
-    scored = sum(len(text.ids) for text in texts) + sum(prompts)
-    return Cost(scored=scored, generated=sum(len(text.ids) - len(text.prompt_ids) for text in answers))
+    scored, generated = 0, 0
+    for items in ground.benchmark().sets.values():
+        for item in items.items:
+            texts = [text for group in item.texts.values() for text in group]
+            scored += sum(len(text.ids) for text in texts)
+            if item.prompt is not None:
+                scored += len(item.prompt)
+                generated += sum(len(text.ids) - len(text.prompt_ids) for text in texts)
+    return Cost(scored=scored, generated=generated)

@@ -46,30 +46,30 @@ def measure_losses(
     """
     check_layers(target.model, source.model)
     todo = [i for i, text in enumerate(texts) if layers[i] and _places(text)]
-    for part in _parts([len(_places(texts[i])) for i in todo]):
-        chosen = todo[part]
+    for group in _groups([len(_places(texts[i])) for i in todo]):
+        chosen = todo[group]
         states = _read_states(source, [texts[i] for i in chosen])
         bundles = [
-            [_Copy(i, texts[i].ids, texts[i].labels), *(_copy(texts[i], layer, own[layer]) for layer in layers[i])]
-            for i, own in zip(chosen, states, strict=True)
+            [_copy(i, texts[i]), *(_copy(i, texts[i], layer, outputs[layer]) for layer in layers[i])]
+            for i, outputs in zip(chosen, states, strict=True)
         ]
         for batch in score_bundles(target, bundles, within=partial(_patched, target.halves.model)):
             for at, (plain, *patched) in batch:
                 yield chosen[at], [float(np.mean(plain.log_probs - p.log_probs, dtype=np.float64)) for p in patched]
 
 
-def check_layers(target: Any, other: Any, name: str = "other model") -> None:
+def check_layers(target: Any, model: Any, name: str = "other model") -> None:
     """Raise MismatchError unless both models have as many layers of the same width. They need no weights."""
-    sizes = [(len(find_layers(m)), int(m.get_input_embeddings().weight.shape[1])) for m in (target, other)]
+    sizes = [(len(find_layers(m)), int(m.get_input_embeddings().weight.shape[1])) for m in (target, model)]
     if sizes[0] != sizes[1]:
-        (count, width), (other_count, other_width) = sizes
+        target_size, size = (f"{count} layers of width {width}" for count, width in sizes)
         raise MismatchError(
-            f"the target has {count} layers of width {width}, the {name} {other_count} of width {other_width}; "
+            f"the target has {target_size}, the {name} {size}; "
             "hidden states can only be exchanged between models of one shape, so leave the attack depth out"
         )
 
 
-def _parts(sizes: Sequence[int]) -> Iterator[slice]:
+def _groups(sizes: Sequence[int]) -> Iterator[slice]:
     """Yield slices of consecutive texts with `_POSITIONS` labels at most, and at least one text."""
     start, total = 0, 0
     for i, size in enumerate(sizes):
@@ -86,15 +86,15 @@ def _places(text: Example) -> list[int]:
     return [i - 1 for i, label in enumerate(text.labels) if i and label != IGNORE]
 
 
-def _copy(text: Example, layer: int, states: Any) -> _Copy:
-    return _Copy(text.index, text.ids, text.labels, layer, states)
+def _copy(index: int, text: Example, layer: int | None = None, states: Any = None) -> _Copy:
+    return _Copy(index, text.ids, text.labels, layer, states)
 
 
 def _read_states(source: Runner, texts: Sequence[Example]) -> list[list[Any]]:
     """Return for each text, layer by layer, the (labels, width) outputs at the positions that predict its labels."""
     states: list[list[Any]] = [[] for _ in texts]
-    copies = [_Copy(i, text.ids, text.labels) for i, text in enumerate(texts)]
-    for _ in score_bundles(source, [[copy] for copy in copies], within=partial(_read, source.halves.model, states)):
+    copies = [[_copy(i, text)] for i, text in enumerate(texts)]
+    for _ in score_bundles(source, copies, within=partial(_read, source.halves.model, states)):
         pass
     return states
 
@@ -164,10 +164,10 @@ def depth_score(ideal: Sequence[float], subject: Sequence[float], threshold: flo
     is patched with that model's states. Layers with Δ_l(ideal) > threshold encode the knowledge. The score is the mean
     of clip(Δ_l(subject) / Δ_l(ideal), 0, 1) over them, weighted by Δ_l(ideal). None without such a layer.
     """
-    pairs = [(one, other) for one, other in zip(ideal, subject, strict=True) if one > threshold]
+    pairs = [(full, loss) for full, loss in zip(ideal, subject, strict=True) if full > threshold]
     if not pairs:
         return None
-    return sum(one * min(max(other / one, 0.0), 1.0) for one, other in pairs) / sum(one for one, _ in pairs)
+    return sum(full * min(max(loss / full, 0.0), 1.0) for full, loss in pairs) / sum(full for full, _ in pairs)
 
 
 class _Reference(NamedTuple):
@@ -261,15 +261,17 @@ class Depth(Attack):
         records = [
             {"index": item.index, **item.fields}
             | {"tokens": [words([label]) for label in text.labels if label != IGNORE]}
-            | self._score(one, other)
-            for item, text, one, other in zip(items.items, reference.texts, reference.losses, losses, strict=True)
+            | self._score(ideal_losses, row_losses)
+            for item, text, ideal_losses, row_losses in zip(
+                items.items, reference.texts, reference.losses, losses, strict=True
+            )
         ]
         yield _TRIAL, {"forget": records}
 
     def _first_stage(self, target: Runner, ideal: Runner, texts: Sequence[Example], progress: Progress) -> _Reference:
         """Find the knowledge tokens of each text, and measure what the ideal's states cost them, at all layers."""
-        margins = [one - other for one, other in zip(*(_log_probs(r, texts) for r in (target, ideal)), strict=True)]
-        chosen = [_choose(text, margin > self.threshold) for text, margin in zip(texts, margins, strict=True)]
+        log_probs = zip(texts, _log_probs(target, texts), _log_probs(ideal, texts), strict=True)
+        chosen = [_choose(text, known - unseen > self.threshold) for text, known, unseen in log_probs]
         layers = range(len(find_layers(target.model)))
         return _Reference(chosen, self._measure(target, ideal, chosen, [layers] * len(chosen), progress))
 
@@ -279,11 +281,11 @@ class Depth(Attack):
         """Return Δ_l of a model for each row and layer; 0 for layers that encode no knowledge, where nothing runs."""
         layers = [[at for at, loss in enumerate(row) if loss > self.threshold] for row in reference.losses]
         measured = self._measure(target, source, reference.texts, layers, progress)
-        losses = [[0.0] * len(row) for row in reference.losses]
-        for row, places, values in zip(losses, layers, measured, strict=True):
-            for at, value in zip(places, values, strict=True):
-                row[at] = value
-        return losses
+        by_layer = [dict(zip(places, values, strict=True)) for places, values in zip(layers, measured, strict=True)]
+        return [
+            [losses.get(at, 0.0) for at in range(len(row))]
+            for row, losses in zip(reference.losses, by_layer, strict=True)
+        ]
 
     def _measure(
         self,
@@ -327,7 +329,7 @@ def _texts(items: ItemSet) -> list[Example]:
 def _log_probs(runner: Runner, texts: Sequence[Example]) -> list[np.ndarray]:
     """Return the log-probabilities of each text's labels."""
     scores = [pair for batch in score_bundles(runner, [[text] for text in texts]) for pair in batch]
-    return [one.log_probs for _, (one,) in sorted(scores, key=lambda pair: pair[0])]
+    return [scored.log_probs for _, (scored,) in sorted(scores, key=lambda pair: pair[0])]
 
 
 def _choose(text: Example, wanted: np.ndarray) -> Example:

@@ -87,24 +87,24 @@ def judge_trial(
             places |= {"ideal": (_IDEAL, trial), "ideal before": (_IDEAL, scale)}
     records = {name: drawn[who].get(what.name, {}) for name, (who, what) in places.items()}
     deciding = [measure for measure in measures if measure.decides and _is_defined(measure, records.values())]
-    sides = {name: _side(one, deciding) for name, one in records.items()}
+    sides = {name: _side(of_model, deciding) for name, of_model in records.items()}
     forget = _known([side.forget for side in sides.values()]) if deciding else np.zeros(0, int)
     holdout = _known([side.holdout for side in sides.values()])
     needs_holdout = control == "holdout" or any(measure.kind == "auc" for measure in deciding)
 
-    def share(rows: np.ndarray, others: np.ndarray = holdout, *, part: str = "above") -> float | None:
-        shares = [getattr(gap, part) / gap.wanted for gap in gaps(rows, others)]
+    def share(rows: np.ndarray, unseen: np.ndarray = holdout, *, kind: str = "above") -> float | None:
+        shares = [getattr(gap, kind) / gap.wanted for gap in gaps(rows, unseen)]
         # As the verdict of a run: each on its own, or one measure would hide what another one shows.
         return float(np.clip(shares, 0.0, 1.0).mean()) if shares else None
 
     def gain(*redrawn: np.ndarray) -> float | None:
-        back, left = share(*redrawn), share(*redrawn, part="before")
+        back, left = share(*redrawn), share(*redrawn, kind="before")
         return None if back is None or left is None else back - left
 
-    def gaps(rows: np.ndarray, others: np.ndarray = holdout) -> list[_Gap]:
-        drawn_sides = {name: _Side(side.forget[rows], side.holdout[others]) for name, side in sides.items()}
-        found = (_gap(drawn_sides, at, measure) for at, measure in enumerate(deciding))
-        return [gap for gap in found if gap.wanted >= LEAST]
+    def gaps(rows: np.ndarray, unseen: np.ndarray = holdout) -> list[_Gap]:
+        drawn_sides = {name: _Side(side.forget[rows], side.holdout[unseen]) for name, side in sides.items()}
+        every = (_gap(drawn_sides, at, measure) for at, measure in enumerate(deciding))
+        return [gap for gap in every if gap.wanted >= LEAST]
 
     samples = [forget, holdout] if needs_holdout else [forget]
     facts: dict[str, Any] = {"trial": trial.name, "label": trial.label, "rows": len(forget)}
@@ -118,7 +118,7 @@ def judge_trial(
         facts["gain"] = Gain(gain(*samples) or 0.0, _interval(gain, samples, least=-1.0))
     if not any(measure.kind == "auc" for measure in deciding):
         return TrialResult(share=whole, interval=(low, max(high, _unseen_leak(len(forget)))), **facts)
-    missing = partial(share, part="below")
+    missing = partial(share, kind="below")
     aucs = np.mean([(gap.value, gap.control) for gap in gaps(*samples)], axis=0).tolist()
     overshoot = Overshoot(missing(*samples) or 0.0, _interval(missing, samples), *aucs)
     return TrialResult(share=whole, interval=(low, high), overshoot=overshoot, **facts)
@@ -163,16 +163,16 @@ def _gap(sides: Mapping[str, _Side], at: int, measure: Measure) -> _Gap:
     def unseen(name: str) -> float:
         return _CHANCE if measure.kind == "auc" else float(sides[name].holdout[:, at].mean())
 
-    own = value("model")
+    shown = value("model")
     if measure.kind == "share":
-        return _Gap(own, 0.0, 1.0, value("model before"), own, 0.0)
+        return _Gap(shown, 0.0, 1.0, value("model before"), shown, 0.0)
     if "ideal" in sides:
         controls, level = [value("ideal"), value("ideal before")], value("ideal before")
     else:
         controls, level = [unseen("model"), unseen("model before")], unseen("target")
-    below = min(controls) - own if measure.kind == "auc" else 0.0
+    below = min(controls) - shown if measure.kind == "auc" else 0.0
     before = value("model before") - controls[1]
-    return _Gap(own - max(controls), below, value("target") - level, before, own, min(controls))
+    return _Gap(shown - max(controls), below, value("target") - level, before, shown, min(controls))
 
 
 def _side(records: Records, measures: Sequence[Measure]) -> _Side:

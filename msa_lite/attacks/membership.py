@@ -17,6 +17,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from msa_lite.attacks.attack import Attack, Cost, Ground, Measure, Subject, Trial
 from msa_lite.data import IGNORE
@@ -85,10 +86,8 @@ class Membership(Attack):
 
     def cost(self, ground: Ground) -> Cost:
         """Return the tokens of all rows."""
-        items = [item for part in _scored(ground).sets.values() for item in part.items]
-        return Cost(
-            scored=float(sum(len(text.ids) for item in items for texts in item.texts.values() for text in texts))
-        )
+        items = [item for rows in _scored(ground).sets.values() for item in rows.items]
+        return Cost(scored=sum(len(text.ids) for item in items for texts in item.texts.values() for text in texts))
 
     def run(
         self, subject: Subject, ground: Ground, others: Mapping[str, Subject], progress: Progress = silent
@@ -104,13 +103,13 @@ class Membership(Attack):
         progress(self.name, 0, steps)
         records = {name: run_items(subject.runner, benchmark, name) for name in benchmark.sets}
         progress(self.name, len(records), steps)
-        before = _losses(prior, benchmark) if prior else {}
-        for name, part in records.items():
-            for place, (record, item) in enumerate(zip(part, benchmark.sets[name].items, strict=True)):
-                loss, old = record["loss"], before[name][place] if prior else None
-                size = len(zlib.compress(_text(benchmark, item).encode()))
+        prior_losses = _losses(prior, benchmark) if prior else {}
+        for name, rows in records.items():
+            references = prior_losses.get(name, [None] * len(rows))
+            for record, item, reference in zip(rows, benchmark.sets[name].items, references, strict=True):
+                loss, size = record["loss"], len(zlib.compress(_text(benchmark, item).encode()))
                 record["zlib"] = None if loss is None else loss / size
-                record["reference"] = None if loss is None or old is None else loss - old
+                record["reference"] = None if loss is None or reference is None else loss - reference
         _find(records)
         progress(self.name, steps, steps)
         yield _TRIAL, records
@@ -130,7 +129,7 @@ def _scored(ground: Ground) -> _Scored:
     rows = ground.benchmark(("forget", "holdout"))
     return _Scored(
         rows.split,
-        {name: replace(part, with_z=True, decoding=None) for name, part in rows.sets.items()},
+        {name: replace(items, with_z=True, decoding=None) for name, items in rows.sets.items()},
         rows.prompter,
     )
 
@@ -139,7 +138,7 @@ def _find(records: Records) -> None:
     """Add to each record whether each of its scores is below the threshold of 1 % false alarms: 1 or 0, or None."""
     for measure in _MEASURES:
         threshold = threshold_at_fpr(column(records.get("holdout", []), measure.name))
-        for record in (record for part in records.values() for record in part):
+        for record in chain.from_iterable(records.values()):
             score = record[measure.name]
             defined = threshold is not None and score is not None
             record[f"found_{measure.name}"] = float(score < threshold) if defined else None

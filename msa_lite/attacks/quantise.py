@@ -61,8 +61,7 @@ class Quantise(Attack):
         return recall_measures(ground)
 
     def cost(self, ground: Ground) -> Cost:
-        cost = recall_cost(ground)
-        return Cost(*(part * (1 + len(self.forms)) for part in cost))
+        return Cost().plus(recall_cost(ground), times=1 + len(self.forms))
 
     def figures(self, means: Means, model: str) -> dict[str, float]:
         """Return Q for each form and measure."""
@@ -79,8 +78,7 @@ class Quantise(Attack):
     ) -> Iterator[tuple[Trial, Records]]:
         check_unquantised(subject.name, subject.source)
         benchmark, trials = ground.benchmark(), self.trials(ground)
-        total = len(trials) * len(benchmark.sets)
-        done = 0
+        done, total = 0, len(trials) * len(benchmark.sets)
         progress(self.name, done, total)
         for trial in trials:
             records = {}

@@ -132,13 +132,13 @@ def cost_of(ground: Ground, make: Callable[[Row], PromptedRow], times: int = 1) 
     tokenizer = ground.prompter.tokenizer
     total = Cost()
     for _, rows in attacked(ground):
-        prompted = [part for part in (make(row) for row in rows[:_COUNTED]) if not part.fault]
-        texts = [tokenizer(part.reference, add_special_tokens=False)["input_ids"] for part in prompted]
+        questions = [question for question in map(make, rows[:_COUNTED]) if not question.fault]
+        texts = [tokenizer(question.reference, add_special_tokens=False)["input_ids"] for question in questions]
         generated = sum(min(len(ids) + 1, ground.max_new_tokens) for ids in texts)
-        shared = common_start([part.prompt for part in prompted])
-        own = sum(len(part.prompt) - shared for part in prompted)
+        shared = common_start([question.prompt for question in questions])
+        rest = sum(len(question.prompt) - shared for question in questions)
         share = len(rows) / len(rows[:_COUNTED])
-        total = total.plus(Cost(shared + share * own, share * times * generated))
+        total = total.plus(Cost(shared + share * rest, share * times * generated))
     return total
 
 

@@ -40,7 +40,7 @@ from msa_lite.errors import StageError, UsageError, nearest
 from msa_lite.evals.benchmark import Record, Records
 from msa_lite.evals.models import Runner, count_weights, streams
 from msa_lite.evals.records import run_items
-from msa_lite.io.console.progress import Progress, notices, silent
+from msa_lite.io.console.progress import Progress, notices, part_of, silent
 from msa_lite.io.models.heads import Compute, choose_precision
 from msa_lite.io.weights.hub import Source
 from msa_lite.train import check_tunable, roomy_mode, tune
@@ -200,9 +200,7 @@ class Relearn(Attack):
             steps = self._points(branch, len(lengths))
             rows = min(branch.tuning.batch_size, len(lengths)) * steps[-1]
             total = total.plus(Cost(trained=rows * sum(lengths) / len(lengths)))
-            scored = recall_cost(_scored_ground(ground, branch.scored, not branch.teaches))
-            for _ in steps:
-                total = total.plus(scored)
+            total = total.plus(recall_cost(_scored_ground(ground, branch.scored, not branch.teaches)), times=len(steps))
         return total
 
     def run(
@@ -227,9 +225,6 @@ class Relearn(Attack):
                 name = branch.trial(step, False).name
                 records[name] = _score(runner, ground, branch.scored, not branch.teaches)
 
-            def tell(label: str, step: int, last: int, before: int = done) -> None:
-                progress(self.name, before + step, total)
-
             try:
                 tune(
                     runner.model,
@@ -239,7 +234,7 @@ class Relearn(Attack):
                     settings=branch.tuning.settings(runner.model, len(examples), ground.seed, self.compute),
                     steps=steps,
                     label=f"relearn, {branch.title}",
-                    progress=tell,
+                    progress=part_of(progress, self.name, done, total),
                 )
             except StageError as error:
                 left = ",".join(name for name in self.branches or _ROWS_TAUGHT if name != branch.name)
@@ -254,10 +249,10 @@ class Relearn(Attack):
         for name in self.branches or _ROWS_TAUGHT:
             if self._lack(name, ground):
                 continue
-            taught, others = _divide(ground) if name == "part" else (self._rows(name, ground), ground.forget)
+            taught, scored = _divide(ground) if name == "part" else (self._rows(name, ground), ground.forget)
             for strength in self.strengths:
                 tuning = self.matched if strength == "matched" else getattr(self, name)
-                branches.append(_Branch(name, strength, tuning, taught, others, name == "forget"))
+                branches.append(_Branch(name, strength, tuning, taught, scored, name == "forget"))
         return branches
 
     def _rows(self, name: str, ground: Ground) -> Sequence[Row]:
@@ -266,7 +261,7 @@ class Relearn(Attack):
     def _lack(self, name: str, ground: Ground) -> str | None:
         """Return why a branch is not possible on these rows, with what to try."""
         if name == "part":
-            if all(len(part) >= _LEAST_PART for part in _divide(ground)):
+            if all(len(half) >= _LEAST_PART for half in _divide(ground)):
                 return None
             return (
                 f"{len(ground.forget)} forget rows are too few to split: at least {_LEAST_PART} to tune on and "
@@ -333,18 +328,15 @@ def _count_examples(rows: Sequence[Row], ground: Ground) -> int:
 
 def _score(runner: Runner, ground: Ground, scored: Sequence[Row], with_holdout: bool = True) -> Records:
     """Return the records of all forget and holdout rows, those that are not scored without scores."""
-    benchmark = _scored_ground(ground, scored, with_holdout).benchmark()
-    records = {name: run_items(runner, benchmark, name) for name in benchmark.sets}
-    threads = {row.thread for row in scored}
-    made: dict[str, list[Record]] = {}
+    benchmark, threads = _scored_ground(ground, scored, with_holdout).benchmark(), {row.thread for row in scored}
+    records: dict[str, list[Record]] = {}
     for name, rows in (("forget", ground.forget), ("holdout", ground.holdout)):
-        found = iter(records.get(name, []))
-        is_scored = [row.thread in threads if name == "forget" else with_holdout for row in rows]
-        made[name] = [
-            next(found) if scores else {"index": row.index, "skipped": "not scored in this trial"}
-            for row, scores in zip(rows, is_scored, strict=True)
-        ]
-    return {name: rows for name, rows in made.items() if rows}
+        scores = iter(run_items(runner, benchmark, name) if name in benchmark.sets else ())
+        for row in rows:
+            is_scored = row.thread in threads if name == "forget" else with_holdout
+            record = next(scores) if is_scored else {"index": row.index, "skipped": "not scored in this trial"}
+            records.setdefault(name, []).append(record)
+    return records
 
 
 def _scored_ground(ground: Ground, scored: Sequence[Row], with_holdout: bool) -> Ground:

@@ -119,24 +119,27 @@ class Sample(Attack):
         total, done = (1 + self.count) * rows, rows
         progress(self.name, 0, total)
         greedy, drawn = self.trials(ground)
-        said = {name: answer_rows(subject, ground, part) for name, part in questions.items()}
-        yield greedy, {name: self._records(questions[name], [[r["generated"]] for r in said[name]]) for name in said}
         records = {}
-        for name, part in questions.items():
-            texts: list[list[str | None]] = [[None] * self.count for _ in part]
-            for place, number, text in _draw(subject.runner, ground, part, self.count):
+        for name, prompted in questions.items():
+            answers = answer_rows(subject, ground, prompted)
+            records[name] = self._records(prompted, [[answer["generated"]] for answer in answers])
+        yield greedy, records
+        records = {}
+        for name, prompted in questions.items():
+            texts: list[list[str | None]] = [[None] * self.count for _ in prompted]
+            for place, number, text in _draw(subject.runner, ground, prompted, self.count):
                 texts[place][number] = text
                 done += 1
                 progress(self.name, done, total)
-            records[name] = self._records(part, texts)
+            records[name] = self._records(prompted, texts)
         progress(self.name, total, total)
         yield drawn, records
 
     def _records(self, questions: Sequence[PromptedRow], texts: Sequence[Sequence[str | None]]) -> list[Record]:
         """Return the records of a set. One answer stands for any number of answers like it."""
         scores = [
-            {text: score_text(question, text) for text in own if text is not None}
-            for question, own in zip(questions, texts, strict=True)
+            {text: score_text(question, text) for text in of_question if text is not None}
+            for question, of_question in zip(questions, texts, strict=True)
         ]
         if self.judge.kind != "none":
             self._judge(questions, scores)
@@ -161,7 +164,7 @@ class Sample(Attack):
         """Add the judge's verdicts to the scores of answers: 1 if an answer means what the true one says, else 0."""
         judge = open_judge(self.judge)
         assert judge is not None
-        pairs = [(place, text) for place, own in enumerate(scores) for text in own]
+        pairs = [(place, text) for place, by_text in enumerate(scores) for text in by_text]
         close = [(place, text) for place, text in pairs if scores[place][text]["rouge_l"] >= _LEAST_ROUGE]
         asks = [right_answer_ask(questions[at].question, [questions[at].reference], text) for at, text in close]
         letters = {pair: ruling.reply for pair, ruling in zip(close, judge.ask(asks)[0], strict=True)}
