@@ -62,9 +62,9 @@ def check_layers(target: Any, model: Any, name: str = "other model") -> None:
     """Raise MismatchError unless both models have as many layers of the same width. They need no weights."""
     sizes = [(len(find_layers(m)), int(m.get_input_embeddings().weight.shape[1])) for m in (target, model)]
     if sizes[0] != sizes[1]:
-        target_size, size = (f"{count} layers of width {width}" for count, width in sizes)
+        (count, width), (model_count, model_width) = sizes
         raise MismatchError(
-            f"the target has {target_size}, the {name} {size}; "
+            f"the target has {count} layers of width {width}, the {name} {model_count} of width {model_width}; "
             "hidden states can only be exchanged between models of one shape, so leave the attack depth out"
         )
 

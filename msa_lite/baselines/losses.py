@@ -47,21 +47,21 @@ class ChosenLogits:
         """Return (b, t, v)."""
         return (*self.mask.shape, self.halves.vocabulary)
 
-    def map(self, function: Callable[..., Any], *others: Any) -> Any:
-        """Return (b, t) function(logits, *others), 0 at positions that are not chosen.
+    def map(self, function: Callable[..., Any], *inputs: Any) -> Any:
+        """Return (b, t) function(logits, *inputs), 0 at positions that are not chosen.
 
-        function: of (n, v) fp32 logits and n entries of each of the others, which are (b, t, …) tensors or the logits
+        function: of (n, v) fp32 logits and n entries of each of the inputs, which are (b, t, …) tensors or the logits
         of another model at the same positions.
         """
         import torch
 
-        def block(logits: Any, *parts: Any) -> Any:
-            pairs = zip(others, parts, strict=True)
-            return function(logits, *(o._make(part) if isinstance(o, ChosenLogits) else part for o, part in pairs))
+        def block(logits: Any, *rows: Any) -> Any:
+            of_rows = (x._make(r) if isinstance(x, ChosenLogits) else r for x, r in zip(inputs, rows, strict=True))
+            return function(logits, *of_rows)
 
-        inputs = [other.states if isinstance(other, ChosenLogits) else other[self.mask] for other in others]
+        flat = [x.states if isinstance(x, ChosenLogits) else x[self.mask] for x in inputs]
         with self.reference(), autocast(self.halves.model):
-            values = self.halves.map_logits(block, self.states, *inputs)
+            values = self.halves.map_logits(block, self.states, *flat)
         return torch.zeros(self.mask.shape, device=values.device).masked_scatter(self.mask, values)
 
     def _make(self, states: Any) -> Any:
@@ -172,11 +172,11 @@ if TYPE_CHECKING:
     Logits: TypeAlias = Tensor | ChosenLogits
 
 
-def per_position(function: Callable[..., Tensor], logits: Logits, *others: Any) -> Tensor:
-    """Return (b, t) values of a function of (n, v) logits and of what `others`, also (b, t, …), hold there."""
+def per_position(function: Callable[..., Tensor], logits: Logits, *inputs: Any) -> Tensor:
+    """Return (b, t) values of a function of (n, v) logits and of what `inputs`, also (b, t, …), hold there."""
     if isinstance(logits, ChosenLogits):
-        return logits.map(function, *others)
-    flat = (values.flatten(0, 1) for values in (logits, *others))
+        return logits.map(function, *inputs)
+    flat = (values.flatten(0, 1) for values in (logits, *inputs))
     return function(*flat).view(logits.shape[:2])
 
 
@@ -205,8 +205,8 @@ def kl_divergence(logits: Logits, reference: Logits, mask: Tensor) -> Tensor:
     """
     from torch.nn.functional import kl_div
 
-    def divergence(own: Tensor, theirs: Tensor) -> Tensor:
-        return kl_div(own.log_softmax(-1), theirs.log_softmax(-1), log_target=True, reduction="none").sum(-1)
+    def divergence(student: Tensor, teacher: Tensor) -> Tensor:
+        return kl_div(student.log_softmax(-1), teacher.log_softmax(-1), log_target=True, reduction="none").sum(-1)
 
     return per_position(divergence, logits, reference)[mask].mean()
 

@@ -112,11 +112,11 @@ def settings_grid(name: str, parameters: Mapping[str, Value | Sequence[Value]]) 
 def _faults(name: str, key: str, value: Any, defaults: Mapping[str, Value]) -> list[str]:
     names = [*defaults, "learning_rate"]
     if key not in names:
-        others = [other for other, method in METHODS.items() if key in method.parameters]
-        hint = f"; it is one of {', '.join(others)}" if others else nearest(key, names)
+        owners = [owner for owner, method in METHODS.items() if key in method.parameters]
+        hint = f"; it is one of {', '.join(owners)}" if owners else nearest(key, names)
         return [f"{key}: not a parameter of {name}{hint}. {name} takes {', '.join(names)}"]
     values = list(value) if isinstance(value, (list, tuple)) else [value]
-    faults = [fault for one in values if (fault := _fault(key, one))] if values else ["an empty list"]
+    faults = [fault for candidate in values if (fault := _fault(key, candidate))] if values else ["an empty list"]
     if not faults and len(set(values)) < len(values):
         faults = ["a value stands twice"]
     return [f"{key}: {fault}" for fault in faults]

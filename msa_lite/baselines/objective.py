@@ -296,8 +296,8 @@ class BaselineObjective:
     @property
     def _keywords(self) -> dict[str, Any]:
         """Return the keyword arguments of the loss."""
-        own = {key: self.parameters[key] for key in self.method.keywords}
-        return own | ({self.method.compat: True} if self._repeats_defect and self.method.compat else {})
+        keywords: dict[str, Any] = {key: self.parameters[key] for key in self.method.keywords}
+        return keywords | ({self.method.compat: True} if self._repeats_defect and self.method.compat else {})
 
     def _batch(self, examples: Sequence[Example], rows: Sequence[int]) -> Batch:
         return make_batch([examples[i] for i in rows], self.pad, self._model.device)
@@ -339,8 +339,8 @@ class BaselineObjective:
 
     def _retain_activations(self, model: Any, rows: Sequence[int]) -> Any:
         batch = self._batch(self.retain, rows)
-        with reference_of(self._model, self._frozen) as other:
-            aim = layer_activations(other, batch, int(self.parameters["layer"]))
+        with reference_of(self._model, self._frozen) as reference:
+            aim = layer_activations(reference, batch, int(self.parameters["layer"]))
         states = layer_activations(model, batch, int(self.parameters["layer"]))
         return self.method.loss(states, aim, batch.labels != IGNORE, **self._keywords)
 

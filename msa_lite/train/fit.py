@@ -30,13 +30,13 @@ from msa_lite.io.finished.manifest import is_finished, stage_folder
 from msa_lite.io.models.devices import avoid_fragments, free_memory, is_out_of_memory, memory_fault, total_bytes
 from msa_lite.io.models.heads import Compute, choose_precision
 from msa_lite.io.weights.hub import Source, fetch
-from msa_lite.train.loop import SAVES, SCORES, Loop, last_save
+from msa_lite.train.loop import SAVES, SCORES, Loop, whole_saves
 from msa_lite.train.model import copy_trained, load_trainable, restore_trained
 from msa_lite.train.plain import PlainLoss
-from msa_lite.train.rungs import Rung, Static, StepProbe, ladder, micro_batches, set_up
+from msa_lite.train.rungs import Rung, Static, StepProbe, ladder, longest_first, micro_batches, set_up
 from msa_lite.train.settings import AfterEpoch, FitSettings, Objective
 from msa_lite.train.tracking import UNTRACKED, Tracking
-from msa_lite.train.until import Gauge, Tries, Until
+from msa_lite.train.until import OpenFit, Until
 
 logger = logging.getLogger(__name__)
 
@@ -83,8 +83,9 @@ def fit_vector(
     facts: dict[str, Any] = {"sources": {"prior": source.pinned()}, "rows": len(examples)}
     with stage_folder(out, "vector", inputs, facts, resumable=True) as partial:
         loss = objective or PlainLoss(examples, pad_id(tokenizer))
-        loop = Loop(source, examples, tokenizer, settings, partial, label, loss, after_epoch, progress)
-        loop = replace(loop, tracking=tracking)
+        loop = Loop(
+            source, examples, tokenizer, settings, partial, label, loss, after_epoch, progress, tracking=tracking
+        )
         facts |= _run_until(loop, until) if until else {"micro_batch_size": _run(loop)}
         for name, text in (extra_files or {}).items():
             (partial / name).write_text(text, "utf-8")
@@ -100,18 +101,13 @@ def fit_inputs(
     until: Until | None = None,
 ) -> dict[str, Any]:
     """Return all that decides the result of a fit, as its manifest records it and `is_finished` compares it."""
-    inputs = {
+    rules = {"objective": objective, "kept": after_epoch, "until": until}
+    return {
         "prior": prior.identity(),
         "examples": hash_ids(examples),
         "settings": settings.describe(),
+        **{key: rule.describe() for key, rule in rules.items() if rule is not None},
     }
-    if objective is not None:
-        inputs["objective"] = objective.describe()
-    if after_epoch is not None:
-        inputs["kept"] = after_epoch.describe()
-    if until is not None:
-        inputs["until"] = until.describe()
-    return inputs
 
 
 def check_mode(mode: str, optimizer: str = "auto", compute: Compute = "auto") -> None:
@@ -126,14 +122,13 @@ def check_mode(mode: str, optimizer: str = "auto", compute: Compute = "auto") ->
 
 def _run_until(loop: Loop, until: Until) -> dict[str, Any]:
     """Train until enough is learnt, perhaps several times at different rates; return facts for the manifest."""
+    open_fit = OpenFit.resume(until, loop.examples, pad_id(loop.tokenizer), loop.settings, loop.label, loop.partial)
 
-    def fit(rate: float, folder: Path, gauge: Gauge, label: str) -> int:
-        folder.mkdir(exist_ok=True)
+    def fit(rate: float, folder: Path, label: str) -> None:
         settings = replace(loop.settings, learning_rate=rate)
-        return _run(replace(loop, settings=settings, partial=folder, gauge=gauge, label=label))
+        _run(replace(loop, settings=settings, partial=folder, label=label, open_fit=open_fit))
 
-    tries = Tries(until, loop.examples, pad_id(loop.tokenizer), loop.settings, loop.label, fit)
-    return tries.run(loop.partial)
+    return open_fit.run(fit)
 
 
 def _run(loop: Loop) -> int:
@@ -143,8 +138,8 @@ def _run(loop: Loop) -> int:
     model = _load(loop)
     rungs = _rungs_left(loop, ladder(model, micros))
     start = None if loop.settings.mode == "full" else copy_trained(model)
-    longest = sorted(range(len(loop.examples)), key=lambda i: -len(loop.examples[i].ids))
-    probe = StepProbe(loop.objective, loop.settings, longest)
+    is_plain = isinstance(loop.objective, PlainLoss)  # others look at the prior before the last save is loaded
+    probe = StepProbe(loop.objective, loop.settings, longest_first(loop.examples))
     try:
         for rung, lower in zip(rungs, [*rungs[1:], None], strict=True):
             set_up(model, rung)
@@ -157,7 +152,9 @@ def _run(loop: Loop) -> int:
             if lower is None:
                 raise _too_large(loop, model, rung, fault)
             notices.info("%s: out of memory with %s (%s); going on with %s", loop.label, rung, fault, lower)
-            if has_run and not _restore(loop, model, start):
+            if has_run and start is not None:
+                restore_trained(model, start)
+            elif has_run and not (is_plain and whole_saves(loop.partial / SAVES)):
                 model = None
                 model = _load(loop)
     finally:  # in bf16, accelerate makes a reference cycle of the model, which would keep it in memory
@@ -168,7 +165,8 @@ def _run(loop: Loop) -> int:
 
 def _attempt(loop: Loop, model: Any) -> str | None:
     """Train at a rung; return why memory ran out, or None. Its saves stay."""
-    write_json(loop.partial / SAVES / _RUNG, {"rung": loop.rung.as_json(), **_kind(loop.settings)})
+    record = {"rung": loop.rung, "has_8bit_states": loop.settings.has_8bit_states}
+    write_json(loop.partial / SAVES / _RUNG, record)
     try:
         loop.run(model)
     except Exception as error:
@@ -180,18 +178,6 @@ def _attempt(loop: Loop, model: Any) -> str | None:
             parameter.grad = None
         free_memory()
     return None
-
-
-def _restore(loop: Loop, model: Any, start: dict[str, Any] | None) -> bool:
-    """Bring the model back to where `Loop.run` begins; return False where only loading it again does.
-
-    Then the last save is loaded into it, if there is one. An objective looks at the prior first, so in full mode the
-    model must be loaded again for it.
-    """
-    if start is not None:
-        restore_trained(model, start)
-        return True
-    return isinstance(loop.objective, PlainLoss) and last_save(loop.partial / SAVES) is not None
 
 
 def _load(loop: Loop) -> Any:
@@ -228,16 +214,11 @@ def _too_large(loop: Loop, model: Any, rung: Rung, fault: str) -> StageError:
     )
 
 
-def _kind(settings: FitSettings) -> dict[str, Any]:
-    """Return what a save must have been made with to be resumed, beside the inputs of the fit."""
-    return {"optimizer": "adamw_8bit" if settings.has_8bit_states else "adamw"}
-
-
 def _drop_other_saves(loop: Loop) -> None:
-    """Remove saves that cannot be resumed here: those of another optimiser, or of an older version."""
+    """Remove saves that cannot be resumed here: those of another optimiser, or of several processes."""
     partial, saves = loop.partial, loop.partial / SAVES
     record = read_object(saves / _RUNG) if (saves / _RUNG).exists() else {}
-    if saves.exists() and any(record.get(key) != value for key, value in _kind(loop.settings).items()):
+    if saves.exists() and record.get("has_8bit_states") is not loop.settings.has_8bit_states:
         (saves / _RUNG).unlink(missing_ok=True)  # first, so that a rerun after a kill in between resumes nothing
         for folder in (*partial.glob("epoch-*"), partial / SCORES, saves):
             shutil.rmtree(folder, ignore_errors=True)

@@ -7,7 +7,7 @@ import logging
 import math
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,14 +26,9 @@ from msa_lite.train.tracking import UNTRACKED, Tracking
 if TYPE_CHECKING:
     from msa_lite.io.weights.hub import Source
     from msa_lite.train.settings import FitSettings
-    from msa_lite.train.until import Gauge
+    from msa_lite.train.until import OpenFit
 
 logger = logging.getLogger(__name__)
-
-
-def steps_per_epoch(rows: int, settings: FitSettings) -> int:
-    """Return the optimiser steps of an epoch."""
-    return math.ceil(rows / settings.batch_size)
 
 
 def make_trainer(
@@ -51,43 +46,7 @@ def make_trainer(
     rows: the number of the objective's examples. micro: see `Objective.step`. folder: for what the Trainer saves.
     options: its arguments that concern saves and reports.
     """
-    from transformers import PrinterCallback, TrainingArguments
-
-    arguments = TrainingArguments(
-        output_dir=str(folder),
-        # The objective divides the rows of a step itself, since its means are over all of them.
-        per_device_train_batch_size=settings.batch_size,
-        gradient_accumulation_steps=1,
-        num_train_epochs=settings.epochs,
-        learning_rate=settings.learning_rate,
-        weight_decay=settings.weight_decay,
-        warmup_steps=settings.count_warmup(steps_per_epoch(rows, settings)),
-        lr_scheduler_type={"linear": "linear", "constant": "constant_with_warmup"}[settings.schedule],
-        max_grad_norm=1.0,
-        seed=settings.seed,
-        **settings.trainer_options(),
-        logging_steps=1,
-        logging_nan_inf_filter=False,
-        disable_tqdm=True,
-        remove_unused_columns=False,
-        dataloader_pin_memory=False,  # of indices
-        **options,
-    )
-    arguments._n_gpu = min(arguments.n_gpu, 1)  # a process trains on one GPU; DataParallel would spread it over all
-    trainer = trainer_class(objective, micro)(
-        model=model,
-        args=arguments,
-        callbacks=[callback],
-        train_dataset=list(range(rows)),
-        data_collator=lambda batch: {"rows": list(batch)},
-    )
-    trainer.remove_callback(PrinterCallback)
-    return trainer
-
-
-def trainer_class(objective: Objective, micro: int) -> Any:
-    """Return a Trainer class whose steps are those of an objective."""
-    from transformers import Trainer
+    from transformers import PrinterCallback, Trainer, TrainingArguments
 
     class ObjectiveTrainer(Trainer):
         def training_step(self, model: Any, inputs: Mapping[str, Any], num_items_in_batch: Any = None) -> Any:
@@ -99,7 +58,36 @@ def trainer_class(objective: Objective, micro: int) -> Any:
         def floating_point_ops(self, inputs: Mapping[str, Any]) -> int:
             return 0  # the Trainer's own looks for token ids, which these inputs lack
 
-    return ObjectiveTrainer
+    arguments = TrainingArguments(
+        output_dir=str(folder),
+        # The objective divides the rows of a step itself, since its means are over all of them.
+        per_device_train_batch_size=settings.batch_size,
+        gradient_accumulation_steps=1,
+        num_train_epochs=settings.epochs,
+        learning_rate=settings.learning_rate,
+        weight_decay=settings.weight_decay,
+        warmup_steps=settings.count_warmup(settings.steps_per_epoch(rows)),
+        lr_scheduler_type=settings.scheduler,
+        max_grad_norm=1.0,
+        seed=settings.seed,
+        **settings.trainer_options(),
+        logging_steps=1,
+        logging_nan_inf_filter=False,
+        disable_tqdm=True,
+        remove_unused_columns=False,
+        dataloader_pin_memory=False,  # of indices
+        **options,
+    )
+    arguments._n_gpu = min(arguments.n_gpu, 1)  # a process trains on one GPU; DataParallel would spread it over all
+    trainer = ObjectiveTrainer(
+        model=model,
+        args=arguments,
+        callbacks=[callback],
+        train_dataset=list(range(rows)),
+        data_collator=lambda batch: {"rows": list(batch)},
+    )
+    trainer.remove_callback(PrinterCallback)
+    return trainer
 
 
 def last_loss(state: Any) -> str:
@@ -109,7 +97,7 @@ def last_loss(state: Any) -> str:
 
 SAVES = "checkpoints"
 SCORES = "scores"  # the folder that `after_epoch` writes into
-_SAVED_WHOLE = "complete"
+SAVED_WHOLE = "complete"
 LOG = "train_log.jsonl"
 _LOGGED = ("loss", "grad_norm", "learning_rate")
 _MOST_SKIPPED = 20  # steps in a row whose gradients overflow in fp16; the loss's scale starts at 2^16 and is halved
@@ -132,7 +120,7 @@ class Loop:
     objective: Objective
     after_epoch: AfterEpoch | None
     progress: Progress
-    gauge: Gauge | None = None
+    open_fit: OpenFit | None = None
     """Ends an open-ended run, which is saved about once a minute, not every epoch. None: the run has fixed epochs."""
     rung: Rung = _LOWEST
     """Its use of memory."""
@@ -142,7 +130,22 @@ class Loop:
     @property
     def steps_per_epoch(self) -> int:
         """Return the optimiser steps of an epoch."""
-        return steps_per_epoch(len(self.examples), self.settings)
+        return self.settings.steps_per_epoch(len(self.examples))
+
+    @property
+    def likely_steps(self) -> int:
+        """Return the steps of the whole fit, guessed in an open-ended one."""
+        if self.open_fit is not None:
+            return self.open_fit.likely_steps(self.steps_per_epoch)
+        return self.settings.epochs * self.steps_per_epoch
+
+    def measure(self, model: Any, epoch: int, step: int) -> bool:
+        """Measure an open-ended fit after an epoch; return whether it goes on. Raise NotFiniteError as it does."""
+        assert self.open_fit is not None
+        try:
+            return self.open_fit.after_epoch(model, epoch, step)
+        except NotFiniteError as error:
+            raise self.failure(str(error)) from error
 
     def run(self, model: Any) -> None:
         """Train, from the last whole save where there is one, and write the weights."""
@@ -150,20 +153,32 @@ class Loop:
             self._run(model)
 
     def _run(self, model: Any) -> None:
-        resume = last_save(self.partial / SAVES)
-        state = (
-            json.loads((resume / "trainer_state.json").read_text("utf-8")) if resume else {"global_step": 0, "epoch": 0}
+        resume, step, epoch = None, 0, 0
+        if saves := whole_saves(self.partial / SAVES):
+            resume = str(saves[-1])
+            state = json.loads((saves[-1] / "trainer_state.json").read_text("utf-8"))
+            step, epoch = state["global_step"], round(state["epoch"])
+        cut_log(self.partial / LOG, step)
+        self._keep_epochs(range(epoch + 1))  # others were written after the save, perhaps half
+        trainer = make_trainer(  # which puts the model on its device
+            model,
+            self.objective,
+            len(self.examples),
+            self.settings,
+            self.rung.micro,
+            _make_callback(self),
+            self.partial / SAVES,
+            save_strategy="no" if self.open_fit else "epoch",
+            save_total_limit=2,
+            **self.tracking.arguments(self.label),
         )
-        cut_log(self.partial / LOG, state["global_step"])
-        self._drop_epochs(lambda epoch: epoch > round(state["epoch"]))  # written after the save, perhaps half
-        trainer = self._trainer(model)  # which puts the model on its device
         try:
-            if self.gauge is not None:
-                self.gauge.begin(model, round(state["epoch"]), state["global_step"], self.rung.micro)
+            if self.open_fit is not None:
+                self.open_fit.begin(model, epoch, step, self.rung.micro)
             self.objective.prepare(model)
-            ended = resume and self.after_epoch and not self.finish_epoch(model, round(state["epoch"]), False).go_on
+            ended = resume and self.after_epoch and not self.finish_epoch(model, epoch, False).go_on
             if not ended:
-                trainer.train(resume_from_checkpoint=str(resume) if resume else None)
+                trainer.train(resume_from_checkpoint=resume)
         finally:
             self.objective.release()
         if self.after_epoch is None:
@@ -173,6 +188,11 @@ class Loop:
 
     def _save(self, model: Any, folder: Path) -> None:
         save_model(model, self.source, folder, self.tokenizer, self.settings)
+
+    def write_log(self, line: Mapping[str, Any]) -> None:
+        """Add a step's line to the log."""
+        with open(self.partial / LOG, "a", encoding="utf-8") as stream:
+            stream.write(json.dumps(line) + "\n")
 
     def failure(self, fault: str) -> MsaError:
         """Return the error for a training that left nothing to keep."""
@@ -192,27 +212,13 @@ class Loop:
         model.train(training)
         if write and epoch in choice.epochs:
             self._save(model, epoch_folder(self.partial, epoch))
-        self._drop_epochs(lambda epoch: epoch not in choice.epochs)
+        self._keep_epochs(choice.epochs)
         return choice
 
-    def _drop_epochs(self, unwanted: Callable[[int], bool]) -> None:
+    def _keep_epochs(self, epochs: Container[int]) -> None:
         for folder in self.partial.glob("epoch-*"):
-            if unwanted(int(folder.name.removeprefix("epoch-"))):
+            if int(folder.name.removeprefix("epoch-")) not in epochs:
                 shutil.rmtree(folder)
-
-    def _trainer(self, model: Any) -> Any:
-        return make_trainer(
-            model,
-            self.objective,
-            len(self.examples),
-            self.settings,
-            self.rung.micro,
-            _make_callback(self),
-            self.partial / SAVES,
-            save_strategy="no" if self.gauge else "epoch",
-            save_total_limit=2,
-            **self.tracking.arguments(self.label),
-        )
 
 
 def epoch_folder(folder: Path, epoch: int) -> Path:
@@ -220,43 +226,29 @@ def epoch_folder(folder: Path, epoch: int) -> Path:
     return folder / f"epoch-{epoch}"
 
 
-@dataclass
-class _Overflow:
-    """Tells steps that are skipped, since their gradients overflowed in fp16, from gradients that are broken."""
-
-    scales: bool
-    """True if the loss is scaled, so that a skipped step is followed by one with a smaller scale."""
-    skipped: int = 0
-    """The steps skipped in a row."""
-
-    def is_in(self, line: Mapping[str, Any]) -> bool:
-        """Check whether the gradients of a logged step overflowed, and not its loss."""
-        is_infinite = not math.isfinite(float(line.get("grad_norm", 0))) and math.isfinite(float(line["loss"]))
-        self.skipped = self.skipped + 1 if is_infinite else 0
-        return is_infinite and self.scales and self.skipped <= _MOST_SKIPPED
-
-
 def _make_callback(loop: Loop) -> Any:
     """Make the Trainer callback: log, progress, the check for a broken loss, epochs' ends, the mark on whole saves."""
     from transformers import TrainerCallback
 
-    overflow = _Overflow(choose_precision(loop.settings.compute) == "fp16")
+    scales_loss = choose_precision(loop.settings.compute) == "fp16"
 
     class Watch(TrainerCallback):
         broken = False
+        overflows = 0  # steps in a row whose gradients overflowed, but not their loss
         saved_at = time.monotonic()
 
         def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float], **kwargs: Any) -> None:
             if "loss" not in logs:
                 return
             line = {"step": state.global_step, "epoch": state.epoch} | {k: logs[k] for k in _LOGGED if k in logs}
-            if overflow.is_in(line):  # the step is skipped, and the next one has a smaller scale
+            has_overflowed = math.isfinite(float(line["loss"])) and not math.isfinite(float(line.get("grad_norm", 0)))
+            self.overflows = self.overflows + 1 if has_overflowed else 0
+            if scales_loss and 0 < self.overflows <= _MOST_SKIPPED:  # skipped; the next step has a smaller scale
                 del line["grad_norm"]
             if not all(math.isfinite(float(line[k])) for k in ("loss", "grad_norm") if k in line):
                 self._stop(control, "the loss is {loss} (gradient norm {grad_norm}) at step {step}".format_map(line))
                 return
-            with open(loop.partial / LOG, "a", encoding="utf-8") as stream:
-                stream.write(json.dumps(line) + "\n")
+            loop.write_log(line)
 
         def _stop(self, control: Any, fault: str) -> None:
             """End the training and keep its epochs so far. Raise NotFiniteError where there are none."""
@@ -266,24 +258,15 @@ def _make_callback(loop: Loop) -> Any:
             self.broken = control.should_training_stop = True
 
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            likely = loop.gauge.likely_steps(loop.steps_per_epoch) if loop.gauge else state.max_steps
-            tell(loop.progress, loop.label, state.global_step, likely, last_loss(state))
-
-        def _measure(self, model: Any, state: Any, control: Any) -> None:
-            """Ask the gauge whether the fit goes on; if so, save it when the last save is over a minute old."""
-            assert loop.gauge is not None
-            try:
-                control.should_training_stop = not loop.gauge.after_epoch(model, round(state.epoch), state.global_step)
-            except NotFiniteError as error:
-                raise loop.failure(str(error)) from error
-            if control.should_training_stop:
-                loop.progress(loop.label, state.global_step, state.global_step)
-            elif time.monotonic() - self.saved_at > SAVE_SECONDS:
-                control.should_save, self.saved_at = True, time.monotonic()
+            tell(loop.progress, loop.label, state.global_step, loop.likely_steps, last_loss(state))
 
         def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            if loop.gauge is not None:
-                self._measure(kwargs["model"], state, control)
+            if loop.open_fit is not None:
+                control.should_training_stop = not loop.measure(kwargs["model"], round(state.epoch), state.global_step)
+                if control.should_training_stop:
+                    loop.progress(loop.label, state.global_step, state.global_step)
+                elif time.monotonic() - self.saved_at > SAVE_SECONDS:
+                    control.should_save, self.saved_at = True, time.monotonic()
             if loop.after_epoch is None or self.broken:
                 return
             try:
@@ -293,15 +276,18 @@ def _make_callback(loop: Loop) -> Any:
 
         def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             if not self.broken:
-                (Path(args.output_dir) / f"checkpoint-{state.global_step}" / _SAVED_WHOLE).touch()
+                (Path(args.output_dir) / f"checkpoint-{state.global_step}" / SAVED_WHOLE).touch()
 
     return Watch()
 
 
-def last_save(saves: Path) -> Path | None:
-    """Return the newest save that was written to its end; a kill may have left a half one."""
-    whole = [path.parent for path in saves.glob(f"checkpoint-*/{_SAVED_WHOLE}")]
-    return max(whole, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
+def whole_saves(saves: Path, kind: str = "checkpoint") -> list[Path]:
+    """Return the saves that were written to their end, oldest first; a kill may have left a half one.
+
+    kind: "checkpoint" for the Trainer's, "step" for those of several processes.
+    """
+    whole = [mark.parent for mark in saves.glob(f"{kind}-*/{SAVED_WHOLE}")]
+    return sorted(whole, key=lambda save: int(save.name.rpartition("-")[2]))
 
 
 def cut_log(log: Path, steps: int) -> None:

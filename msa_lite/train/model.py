@@ -82,8 +82,8 @@ def _widen_vectors(model: Any, folder: Path) -> None:
                 value = file.get_tensor(name)
         parameter.data = value.to(parameter.device, torch.float32)
     for module in model.modules():
-        own = [*module.parameters(recurse=False)]
-        if own and all(parameter.dim() == 1 for parameter in own):
+        parameters = [*module.parameters(recurse=False)]
+        if parameters and all(parameter.dim() == 1 for parameter in parameters):
             module.register_forward_hook(_like_inputs)
 
 

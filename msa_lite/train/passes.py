@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from msa_lite.data import IGNORE, Example, group_rows, to_batch
+from msa_lite.data import Example, group_rows, to_batch
 from msa_lite.errors import StageError
 from msa_lite.io.models.devices import free_memory, is_out_of_memory
 from msa_lite.io.models.heads import Halves
 from msa_lite.train.loop import Loop
-from msa_lite.train.plain import label_states, run_rows
+from msa_lite.train.plain import count_labels, label_states, run_rows
 from msa_lite.train.rungs import CPU_TOKENS
 from msa_lite.train.shards import Peers
 
@@ -37,13 +37,13 @@ def deal(
     length, so that all have about the same work.
     """
     by_length = sorted(rows, key=lambda row: -lengths[row])
-    dealt = [by_length[rank::count] for rank in range(count)]
-    passes = [
-        [[own[i] for i in part] for part in group_rows([lengths[row] for row in own], budget, per_pass)]
-        for own in dealt
-    ]
-    most = max(1, *(len(parts) for parts in passes))
-    return [[*parts, *([] for _ in range(most - len(parts)))] for parts in passes]
+    passes = []
+    for rank in range(count):
+        hand = by_length[rank::count]
+        groups = group_rows([lengths[row] for row in hand], budget, per_pass)
+        passes.append([[hand[i] for i in group] for group in groups])
+    most = max(1, *map(len, passes))
+    return [[*hand, *([] for _ in range(most - len(hand)))] for hand in passes]
 
 
 def check_batch(batch: int, count: int) -> str | None:
@@ -99,11 +99,6 @@ def run_passes(loss: Loss, examples: Sequence[Example], passes: Sequence[Sequenc
     return total
 
 
-def count_labels(example: Example) -> int:
-    """Return the labels of a row that some token predicts."""
-    return sum(label != IGNORE for label in example.labels[1:])
-
-
 def _shortest(examples: Sequence[Example]) -> Example:
     """Return the shortest row that has labels."""
     return min((e for e in examples if count_labels(e)), key=lambda e: len(e.ids))
@@ -139,23 +134,23 @@ def _fits(loop: Loop, model: Any, loss: Loss, micro: int, peers: Peers) -> bool:
     """
     rows = [row for row, example in enumerate(loop.examples) if count_labels(example)]
     longest = sorted(rows, key=lambda row: -len(loop.examples[row].ids))[:micro]
-    fitted = True
+    is_enough = True
     try:
         run_passes(loss, loop.examples, [longest], 1)
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise
-        fitted = False
-    outcomes = peers.collect(fitted)
+        is_enough = False
+    outcomes = peers.collect(is_enough)
     if any(outcomes) and not all(outcomes):
-        full = [str(rank) for rank, one in enumerate(outcomes) if not one]
+        full = [str(rank) for rank, fits in enumerate(outcomes) if not fits]
         raise StageError(
             f"{loop.label}: process {' and '.join(full)} ran out of memory with {micro} rows at a time, the others did "
             "not. Close other programs that use its GPU, or set vector.micro_batch_size to less"
         )
-    if not fitted:
+    if not is_enough:
         model.reset_iter_state()
         model.reshard()
     model.zero_grad()
     free_memory()
-    return fitted
+    return is_enough

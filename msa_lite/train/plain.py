@@ -18,8 +18,8 @@ def common_beginning(examples: Sequence[Example]) -> int:
     """Return the number of tokens that all rows, which have labels, begin with and that predict none; 0 for a few."""
     if len(examples) < 2:
         return 0
-    first, *others = (e.ids for e in examples)
-    common = sum(1 for _ in takewhile(lambda ids: len(set(ids)) == 1, zip(first, *others, strict=False)))
+    columns = zip(*(e.ids for e in examples), strict=False)
+    common = sum(1 for _ in takewhile(lambda ids: len(set(ids)) == 1, columns))
     # The token before a label predicts it, so it belongs to the row.
     common = min(common, *(_labelled(e)[0] - 1 for e in examples))
     return common if common >= _WORTH_SHARING else 0
@@ -107,6 +107,11 @@ def _labelled(example: Example) -> list[int]:
     return [t for t, label in enumerate(example.labels) if t and label != IGNORE]
 
 
+def count_labels(example: Example) -> int:
+    """Return the number of labels that some token predicts."""
+    return len(_labelled(example))
+
+
 def can_share(halves: Halves) -> bool:
     """Check that rows that go on from a common beginning get the states that they get alone, and none sees another.
 
@@ -173,8 +178,8 @@ class PlainLoss:
         """Run the rows of an optimiser step, as `train.Objective` describes; `micro` of the longest rows fit."""
         import torch
 
-        counts = {i: sum(label != IGNORE for label in self.examples[i].labels[1:]) for i in rows}
-        examples, labels = [self.examples[i] for i in rows if counts[i]], sum(counts.values())
+        examples = [self.examples[i] for i in rows if count_labels(self.examples[i])]
+        labels = sum(map(count_labels, examples))
         total = torch.zeros((), device=model.device)
         beginning = self._run_beginning(model, examples)
         start = beginning.tokens if beginning else 0
@@ -225,11 +230,11 @@ def _backward_of_labels(halves: Halves, states: Any, targets: Any, labels: int, 
     from torch.nn.functional import cross_entropy
 
     total, gradients = torch.zeros((), device=states.device), []
-    for part in halves.blocks(len(states)):
-        leaf = states[part].detach().requires_grad_()
+    for block in halves.blocks(len(states)):
+        leaf = states[block].detach().requires_grad_()
         with autocast(halves.model):
             logits = halves.logits(leaf)
-        loss = cross_entropy(logits, targets[part], reduction="sum") / labels
+        loss = cross_entropy(logits, targets[block], reduction="sum") / labels
         backward(loss)
         total += loss.detach()
         gradients.append(leaf.grad)

@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from msa_lite.data import Example
@@ -48,9 +48,10 @@ class Rung:
         parts += ["checkpointing"] * self.checkpointing + ["the embedding on the CPU"] * self.embedding_on_cpu
         return ", ".join(parts + ["states between layers on the CPU"] * self.states_on_cpu)
 
-    def as_json(self) -> dict[str, Any]:
-        """Return all of it, JSON-able; `Rung(**value)` reads it."""
-        return asdict(self)
+
+def longest_first(examples: Sequence[Example]) -> list[int]:
+    """Return the indices of examples, the longest first."""
+    return sorted(range(len(examples)), key=lambda i: -len(examples[i].ids))
 
 
 def micro_batches(settings: FitSettings, longest: int) -> list[int]:
@@ -66,7 +67,7 @@ def micro_batches(settings: FitSettings, longest: int) -> list[int]:
             raise UsageError(f"micro_batch_size {fixed} does not divide batch_size {size}")
         return [fixed]
     limit = size if torch.cuda.is_available() else max(1, CPU_TOKENS // longest)
-    return [part for part in range(size, 0, -1) if size % part == 0 and part <= limit]
+    return [rows for rows in range(size, 0, -1) if size % rows == 0 and rows <= limit]
 
 
 def ladder(model: Any, micros: Sequence[int]) -> list[Rung]:
@@ -85,18 +86,21 @@ def ladder(model: Any, micros: Sequence[int]) -> list[Rung]:
 def set_up(model: Any, rung: Rung) -> None:
     """Bring a model to a rung, from one above or from none."""
     if rung.checkpointing:
-        _checkpoint(model, rung.states_on_cpu)
+        checkpoint_layers(model, rung.states_on_cpu)
     if rung.embedding_on_cpu and _can_leave(model):
         _move_embedding(model)
         free_memory()
 
 
-def _checkpoint(model: Any, offload: bool) -> None:
-    """Have the model compute activations again."""
+def checkpoint_layers(model: Any, offload: bool = False) -> None:
+    """Have the model compute the activations of a layer again in the backward pass, instead of keeping them.
+
+    offload: the states between layers wait in the host's memory.
+    """
     how = {"use_reentrant": False}
     if hasattr(model, "activation_checkpointing_enable"):
         model.activation_checkpointing_enable(how, **({"offload": True} if offload else {}))
-    else:  # the name of older versions
+    else:  # the name in versions for Python 3.10
         model.gradient_checkpointing_enable(how)
     model.disable_input_require_grads()  # for checkpoints of the old kind only; it would cost gradients of the inputs
 
@@ -190,7 +194,7 @@ def find_rung(model: Any, objective: PlainLoss, settings: FitSettings, kinds: Se
     Raise StageError where there is none.
     """
     examples, micros = objective.examples, micro_batches(settings, objective.longest)
-    probe = StepProbe(objective, settings, sorted(range(len(examples)), key=lambda i: -len(examples[i].ids)))
+    probe = StepProbe(objective, settings, longest_first(examples))
     rungs = [replace(kind, micro=micros[0]) for kind in kinds]
     fault: str | None = None
     for rung in [*rungs, *(replace(rungs[-1], micro=micro) for micro in micros[1:])]:
@@ -273,7 +277,7 @@ def _time_set(model: Any, loss: PlainLoss, settings: FitSettings, rung: Rung) ->
         if on_gpu and len(seconds) == 1:
             torch.cuda.reset_peak_memory_stats()
         start = time.perf_counter()
-        loss.step(model, rows, 0, rung.micro, lambda part: part.backward())
+        loss.step(model, rows, 0, rung.micro, lambda loss: loss.backward())
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
@@ -291,8 +295,7 @@ def _draws(examples: Sequence[Example], settings: FitSettings) -> list[list[int]
     """Return the rows of each step: drawn ones to warm up, the longest, and drawn ones again."""
     draw, count = random.Random(settings.seed), min(settings.batch_size, len(examples))
     drawn = [draw.sample(range(len(examples)), count) for _ in range(_STEPS)]
-    longest = sorted(range(len(examples)), key=lambda i: -len(examples[i].ids))[:count]
-    return [drawn[0], longest, *drawn[1:]]
+    return [drawn[0], longest_first(examples)[:count], *drawn[1:]]
 
 
 def _optimizer(model: Any, settings: FitSettings) -> Any:

@@ -66,6 +66,15 @@ class FitSettings:
             options["optim"] = "paged_adamw_8bit" if cuda else "adamw_bnb_8bit"
         return options
 
+    @property
+    def scheduler(self) -> str:
+        """Return transformers' name of the schedule."""
+        return {"linear": "linear", "constant": "constant_with_warmup"}[self.schedule]
+
+    def steps_per_epoch(self, rows: int) -> int:
+        """Return the optimiser steps of an epoch."""
+        return math.ceil(rows / self.batch_size)
+
     def count_warmup(self, steps_per_epoch: int) -> int:
         """Return the steps of the warm-up."""
         if self.warmup_steps is not None:
@@ -96,8 +105,7 @@ _ONE_PASS = 200  # steps of a retain vector; more of them only where a single pa
 
 def auto_batch(rows: int) -> int:
     """Return the rows of one step: the largest power of two from 4 to 32 that leaves five steps an epoch, or 4."""
-    sizes = [size for size in (32, 16, 8) if math.ceil(rows / size) >= _STEPS]
-    return sizes[0] if sizes else LEAST_BATCH
+    return next((size for size in (32, 16, 8) if math.ceil(rows / size) >= _STEPS), LEAST_BATCH)
 
 
 def most_epochs(rows: int, batch: int, retain: bool = False) -> int:

@@ -7,7 +7,6 @@ same up to rounding, and its folder is taken for the same. Only the first proces
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import shutil
@@ -54,7 +53,7 @@ from msa_lite.train.shards import (
     write_save,
 )
 from msa_lite.train.tracking import UNTRACKED, Line, Tracking
-from msa_lite.train.until import Gauge, Tries, Until, measure_loss, sample_examples
+from msa_lite.train.until import OpenFit, Until, measure_loss, sample_examples
 
 logger = logging.getLogger(__name__)
 
@@ -125,12 +124,11 @@ def check_sharded(settings: FitSettings, count: int) -> None:
 
 
 @dataclass
-class _SharedGauge:
-    """A gauge that all processes measure with, and whose decisions the first one takes."""
+class _SharedOpenFit:
+    """An open-ended fit that all processes measure, and that the first one decides on."""
 
-    gauge: Gauge | None
-    """The first process's; None in the others."""
     loop: Loop
+    """Its `open_fit` is the first process's; None in the others."""
     peers: Peers
     micro: int = 1
     """Rows of one forward pass, from `begin` on."""
@@ -138,32 +136,24 @@ class _SharedGauge:
 
     def begin(self, model: Any, epoch: int, step: int, micro: int) -> None:
         """Measure the prior, unless that is done."""
-        self.micro = micro
-        is_new = self.peers.share(self.gauge is not None and self.gauge.course.start is None)
-        if self.gauge is not None:
-            self.gauge.begin(model, epoch, step, micro)
+        self.micro, open_fit = micro, self.loop.open_fit
+        is_new = self.peers.share(open_fit is not None and open_fit.course.start is None)
+        if open_fit is not None:
+            open_fit.begin(model, epoch, step, micro)
         elif is_new:
             self._join(model)
         model.reshard()  # a forward pass leaves the embedding gathered, until a backward pass
 
     def after_epoch(self, model: Any, epoch: int, step: int) -> tuple[bool, bool]:
-        """Measure; return whether the fit goes on, and whether to save it. Raise NotFiniteError as `Gauge` does."""
-        if self.gauge is None:
+        """Measure; return whether the fit goes on, and whether to save it. Raise NotFiniteError as `Loop.measure`."""
+        if self.loop.open_fit is None:
             self._join(model)
         decision = self.peers.in_first(lambda: self._decide(model, epoch, step))
         model.reshard()
         return decision
 
-    def likely_steps(self, per_epoch: int) -> int:
-        """Return the first process's guess; 0 in the others, which show nothing."""
-        return self.gauge.likely_steps(per_epoch) if self.gauge is not None else 0
-
     def _decide(self, model: Any, epoch: int, step: int) -> tuple[bool, bool]:
-        assert self.gauge is not None
-        try:
-            goes_on = self.gauge.after_epoch(model, epoch, step)
-        except NotFiniteError as error:
-            raise self.loop.failure(str(error)) from error
+        goes_on = self.loop.measure(model, epoch, step)
         is_due = goes_on and time.monotonic() - self.saved_at > SAVE_SECONDS
         if is_due:
             self.saved_at = time.monotonic()
@@ -178,38 +168,37 @@ class _SharedGauge:
 def _run_until(loop: Loop, until: Until, peers: Peers) -> dict[str, Any]:
     """Train until enough is learnt, perhaps several times at different rates; return facts for the manifest.
 
-    The first process decides on the tries, and tells the others to begin each of them.
+    The first process decides on the attempts, and tells the others to begin each of them.
     """
 
-    def fit(rate: float, folder: Path, gauge: Gauge | None, label: str) -> int:
-        one = replace(loop, settings=replace(loop.settings, learning_rate=rate), partial=folder, label=label)
-        return _fit(one, _SharedGauge(gauge, one, peers), peers)
+    def fit(rate: float, folder: Path, label: str, open_fit: OpenFit | None = None) -> None:
+        settings = replace(loop.settings, learning_rate=rate)
+        attempt = replace(loop, settings=settings, partial=folder, label=label, open_fit=open_fit)
+        _fit(attempt, _SharedOpenFit(attempt, peers), peers)
 
     if not peers.first:
         while (task := peers.share()) is not None:
             if isinstance(task, MsaError):
                 raise task
             with suppress(NotFiniteError):  # the first process knows, and decides
-                fit(task[0], task[1], None, task[2])
+                fit(*task)
         return {}
     others_wait = True
 
-    def lead(rate: float, folder: Path, gauge: Gauge, label: str) -> int:
+    def lead(rate: float, folder: Path, label: str) -> None:
         nonlocal others_wait
-        folder.mkdir(exist_ok=True)
         peers.share((rate, folder, label))
         others_wait = False
         try:
-            micro = fit(rate, folder, gauge, label)
+            fit(rate, folder, label, open_fit)
         except NotFiniteError:
             others_wait = True
             raise
         others_wait = True
-        return micro
 
-    tries = Tries(until, loop.examples, pad_id(loop.tokenizer), loop.settings, loop.label, lead)
     try:
-        facts = tries.run(loop.partial)
+        open_fit = OpenFit.resume(until, loop.examples, pad_id(loop.tokenizer), loop.settings, loop.label, loop.partial)
+        facts = open_fit.run(lead)
     except MsaError as error:
         if others_wait:  # else they raise it themselves
             peers.share(error)
@@ -218,7 +207,7 @@ def _run_until(loop: Loop, until: Until, peers: Peers) -> dict[str, Any]:
     return facts
 
 
-def _fit(loop: Loop, gauge: _SharedGauge | None, peers: Peers) -> int:
+def _fit(loop: Loop, shared: _SharedOpenFit | None, peers: Peers) -> int:
     """Train, from the last whole save where there is one, and write the weights; return the micro-batch."""
     settings, saves = loop.settings, loop.partial / SAVES
     save, epoch, step = peers.in_first(lambda: _take_up(loop.partial))
@@ -229,15 +218,15 @@ def _fit(loop: Loop, gauge: _SharedGauge | None, peers: Peers) -> int:
     steps = _Steps(loop, model, loss, optimizer, _make_schedule(loop, optimizer), peers, micro)
     if save:
         read_save(save, model, optimizer, peers)
-    if gauge is not None:
-        gauge.begin(model, epoch, step, micro)
+    if shared is not None:
+        shared.begin(model, epoch, step, micro)
     goes_on = True
     with loop.tracking.lines(loop.label) as report:  # whose trackers begin with the first line, so in the first process
         while goes_on and epoch < settings.epochs:
-            step = steps.run_epoch(epoch, step, gauge, report)
+            step = steps.run_epoch(epoch, step, report)
             epoch, is_due = epoch + 1, True
-            if gauge is not None:
-                goes_on, is_due = gauge.after_epoch(model, epoch, step)
+            if shared is not None:
+                goes_on, is_due = shared.after_epoch(model, epoch, step)
             if is_due:
                 write_save(saves, model, optimizer, epoch, step, peers)
     if peers.first:
@@ -284,9 +273,8 @@ def _make_schedule(loop: Loop, optimizer: Any) -> Callable[[int], float]:
     """Return the Trainer's schedule, as the part of the learning rate that each step has."""
     from transformers import get_scheduler
 
-    name = {"linear": "linear", "constant": "constant_with_warmup"}[loop.settings.schedule]
     warmup, steps = loop.settings.count_warmup(loop.steps_per_epoch), loop.settings.epochs * loop.steps_per_epoch
-    return get_scheduler(name, optimizer, warmup, steps).lr_lambdas[0]
+    return get_scheduler(loop.settings.scheduler, optimizer, warmup, steps).lr_lambdas[0]
 
 
 @dataclass
@@ -308,7 +296,7 @@ class _Steps:
         """Return the tokens and the labels of each row."""
         return [len(e.ids) for e in self.loop.examples], [count_labels(e) for e in self.loop.examples]
 
-    def run_epoch(self, epoch: int, step: int, gauge: _SharedGauge | None, report: Callable[[Line], None]) -> int:
+    def run_epoch(self, epoch: int, step: int, report: Callable[[Line], None]) -> int:
         """Run the steps of an epoch, counted from 0, after `step` earlier ones; return the number of steps by then."""
         import torch
 
@@ -324,13 +312,9 @@ class _Steps:
                 fault = f"the loss is {values['loss']} (gradient norm {values['grad_norm']}) at step {step}"
                 raise loop.failure(fault)
             if peers.first:
-                with open(loop.partial / LOG, "a", encoding="utf-8") as stream:
-                    stream.write(json.dumps(line) + "\n")
+                loop.write_log(line)
                 report({f"train/{name}": value for name, value in line.items()})
-                most = (
-                    gauge.likely_steps(loop.steps_per_epoch) if gauge else loop.settings.epochs * loop.steps_per_epoch
-                )
-                tell(loop.progress, loop.label, step, most, f"loss {values['loss']:.3g}")
+                tell(loop.progress, loop.label, step, loop.likely_steps, f"loss {values['loss']:.3g}")
         return step
 
     def _step(self, rows: Sequence[int], step: int) -> dict[str, float]:

@@ -19,6 +19,8 @@ from msa_lite.io.models.loading import check_model, load_whole
 from msa_lite.io.weights.checkpoint import load_checkpoint
 from msa_lite.io.weights.hub import Source
 from msa_lite.io.weights.vocabulary import extend
+from msa_lite.train.loop import SAVED_WHOLE, whole_saves
+from msa_lite.train.rungs import checkpoint_layers
 
 if TYPE_CHECKING:
     from msa_lite.train.settings import FitSettings
@@ -96,12 +98,6 @@ class Peers:
             raise error
         return result
 
-    def in_first_only(self, work: Callable[[], T]) -> T | None:
-        """Run the work in the first process while the others wait; return its result there, None in the others."""
-        results: list[T] = []
-        self.in_first(lambda: results.append(work()))
-        return results[0] if results else None
-
     def collect(self, value: Any) -> list[Any]:
         """Return the values of all processes, by rank."""
         import torch.distributed as dist
@@ -119,12 +115,12 @@ class Peers:
 
     def check_same(self, inputs: Mapping[str, Any]) -> None:
         """Raise MismatchError, in all processes, where their inputs differ."""
-        parts = self.collect({name: digest(value) for name, value in inputs.items()})
+        hashes = self.collect({name: digest(value) for name, value in inputs.items()})
         faults = [
             f"{name}: not the same in process {rank} as in process 0"
-            for rank, other in enumerate(parts)
-            for name in sorted(parts[0].keys() | other.keys())
-            if parts[0].get(name) != other.get(name)
+            for rank, of_rank in enumerate(hashes)
+            for name in sorted(hashes[0].keys() | of_rank.keys())
+            if hashes[0].get(name) != of_rank.get(name)
         ]
         if faults:
             raise MismatchError(
@@ -145,7 +141,7 @@ def told_of_losses(label: str) -> Iterator[None]:
     except RuntimeError as error:
         if is_out_of_memory(error):  # NCCL's words for it name NCCL, too
             raise
-        if not (isinstance(error, dist.DistError) or any(part in str(error).lower() for part in _LOST)):
+        if not (isinstance(error, dist.DistError) or any(word in str(error).lower() for word in _LOST)):
             raise
         raise StageError(
             f"{label}: another process of this fit has stopped, so this one stops too; its own message says why. Run "
@@ -154,9 +150,8 @@ def told_of_losses(label: str) -> Iterator[None]:
 
 
 MOMENTS = ("exp_avg", "exp_avg_sq")  # of AdamW, for each weight
-_SAVED_WHOLE = "complete"
 _STATE = "state.json"
-_KEPT_SAVES = 2
+_KIND, _KEPT = "step", 2  # of saves
 
 
 def load_shards(source: Source, settings: FitSettings, peers: Peers) -> tuple[Any, bool]:
@@ -170,7 +165,9 @@ def load_shards(source: Source, settings: FitSettings, peers: Peers) -> tuple[An
     from transformers import set_seed
 
     set_seed(settings.seed)
-    whole = peers.in_first_only(lambda: _load_on_host(source))
+    loaded: list[Any] = []  # in the first process alone
+    peers.in_first(lambda: loaded.append(_load_on_host(source)))
+    whole = loaded[0] if loaded else None
     model = _bare_model(source)
     precision = choose_precision(settings.compute)
     options: dict[str, Any] = {"mesh": init_device_mesh(peers.device.type, (peers.count,))}
@@ -186,13 +183,6 @@ def load_shards(source: Source, settings: FitSettings, peers: Peers) -> tuple[An
     _fill(model, whole, peers)
     source.check_unchanged()
     return note_precision(model, precision), peers.share(whole is not None and _is_split(whole))
-
-
-def checkpoint_layers(model: Any) -> None:
-    """Have the model make the activations of a layer again in the backward pass, instead of keeping them."""
-    # transformers renamed the method; versions for Python 3.10 know the older name.
-    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
-    enable({"use_reentrant": False})
 
 
 def decoder_layers(model: Any) -> list[Any]:
@@ -244,8 +234,8 @@ def _fill(model: Any, whole: Any, peers: Peers) -> None:
 
     values = dict(whole.named_parameters()) if peers.first else {}
     for name, parameter in model.named_parameters():
-        part = distribute_tensor(sent(values, name, parameter), parameter.device_mesh, parameter.placements)
-        parameter.detach().to_local().copy_(part.to_local())
+        shards = distribute_tensor(sent(values, name, parameter), parameter.device_mesh, parameter.placements)
+        parameter.detach().to_local().copy_(shards.to_local())
     values = dict(whole.named_buffers()) if peers.first else {}
     for name, buffer in model.named_buffers():
         value = sent(values, name, buffer)
@@ -289,7 +279,7 @@ def write_save(saves: Path, model: Any, optimizer: Any, epoch: int, step: int, p
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint import HuggingFaceStorageWriter
 
-    folder = saves / f"step-{step}"
+    folder = saves / f"{_KIND}-{step}"
     peers.in_first(lambda: _make_anew(folder))
     writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
     with _told_of_faults(folder):
@@ -319,21 +309,15 @@ def _make_anew(folder: Path) -> None:
 def _finish_save(folder: Path, epoch: int, step: int) -> None:
     """Mark a save as whole, and remove the older ones."""
     write_json(folder / _STATE, {"epoch": epoch, "step": step})
-    (folder / _SAVED_WHOLE).touch()
-    for old in _whole_saves(folder.parent)[:-_KEPT_SAVES]:
-        (old / _SAVED_WHOLE).unlink()  # first: a kill in between must not leave half of one that counts
+    (folder / SAVED_WHOLE).touch()
+    for old in whole_saves(folder.parent, _KIND)[:-_KEPT]:
+        (old / SAVED_WHOLE).unlink()  # first: a kill in between must not leave half of one that counts
         shutil.rmtree(old)
-
-
-def _whole_saves(saves: Path) -> list[Path]:
-    """Return the saves that were written to their end, oldest first."""
-    whole = [path.parent for path in saves.glob(f"step-*/{_SAVED_WHOLE}")]
-    return sorted(whole, key=lambda path: int(path.name.rpartition("-")[2]))
 
 
 def newest_save(saves: Path) -> tuple[Path | None, int, int]:
     """Return the last whole save, its epoch and its step; (None, 0, 0) where there is none."""
-    whole = _whole_saves(saves)
+    whole = whole_saves(saves, _KIND)
     if not whole:
         return None, 0, 0
     state = _read_state(whole[-1])

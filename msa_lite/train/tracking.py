@@ -75,8 +75,10 @@ class Tracking:
 
     def _prepare(self, stack: ExitStack, label: str) -> None:
         """Set the trackers up for as long as the stack is open."""
+        from accelerate.utils import patch_environment
+
         stack.enter_context(redirect_stdout(sys.stderr))  # standard output is for results
-        stack.enter_context(_environment(self._settings(label)))
+        stack.enter_context(patch_environment(**self._settings(label)))
 
     def _open(self, stack: ExitStack, tracker: str, label: str) -> Reporter:
         """Begin a tracker's run, which ends with the stack. Raise StageError with its reason where it cannot."""
@@ -155,15 +157,3 @@ _OPENERS: dict[str, Callable[[str, Path], AbstractContextManager[Reporter]]] = {
     "wandb": _wandb,
     "trackio": _trackio,
 }
-
-
-@contextmanager
-def _environment(values: Mapping[str, str]) -> Iterator[None]:
-    """Set variables of the environment for a while."""
-    former = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in former.items():
-            os.environ.pop(name) if value is None else os.environ.update({name: value})

@@ -7,31 +7,31 @@ import logging
 import math
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
-from msa_lite.data import IGNORE, Example, to_batch
+from msa_lite.data import Example, to_batch
 from msa_lite.errors import NotFiniteError
 from msa_lite.io.files.writing import write_json
 from msa_lite.io.finished.manifest import discarded
 from msa_lite.io.models.devices import free_memory
 from msa_lite.io.models.heads import autocast, split_model
 from msa_lite.io.weights.hub import Source
-from msa_lite.train.plain import label_states, run_rows
+from msa_lite.train.plain import count_labels, label_states, run_rows
 from msa_lite.train.settings import FitSettings
 
 logger = logging.getLogger(__name__)
 
 
 SAMPLE = 64  # the most rows to measure
-_FACTOR = 3.0  # between the rates of two tries
+_FACTOR = 3.0  # between the rates of two attempts
 _FAR = 2.0  # times the loss at the start: a fit above that has diverged
-_HALF = 0.5  # part of the gap that a try must close
+_HALF = 0.5  # part of the gap that an attempt must close
 NEAR = 0.8  # part of the gap below which a warning is due
 
 
@@ -79,18 +79,14 @@ def measure_loss(model: Any, examples: Sequence[Example], pad: int, rows: int = 
     model.eval()
     halves = split_model(model)
     with torch.no_grad(), autocast(model):
-        for batch in _batches(examples, rows):
+        ordered = sorted(filter(count_labels, examples), key=lambda e: len(e.ids))  # so that there is little padding
+        for start in range(0, len(ordered), rows):
+            batch = ordered[start : start + rows]
             states, labels = label_states(run_rows(halves, to_batch(batch, pad, model.device)), batch)
             losses = halves.map_logits(partial(cross_entropy, reduction="none"), states, labels)
             total, count = total + float(losses.sum()), count + len(labels)
     model.train(training)
     return total / count
-
-
-def _batches(examples: Sequence[Example], rows: int) -> Iterator[list[Example]]:
-    """Yield batches of examples with labels, those of similar length together, so that there is little padding."""
-    ordered = sorted((e for e in examples if any(x != IGNORE for x in e.labels[1:])), key=lambda e: len(e.ids))
-    return (ordered[i : i + rows] for i in range(0, len(ordered), rows))
 
 
 def measure_target(until: Until, examples: Sequence[Example], pad: int) -> float:
@@ -102,8 +98,8 @@ def measure_target(until: Until, examples: Sequence[Example], pad: int) -> float
     return loss
 
 
-@dataclass
-class Try:
+@dataclass(eq=False)  # two of them may have the same rate and losses
+class Attempt:
     """One fit at one rate."""
 
     rate: float
@@ -112,7 +108,7 @@ class Try:
     steps: int = 0
     """The number of steps up to the last of these losses."""
     ended: str = ""
-    """The reason of its end: "known", "cap", "slow" or "diverged"; empty while it runs."""
+    """The reason of its end, a key of _REASONS; empty while it runs."""
     micro: int = 0
     """The micro-batch that fitted into memory."""
 
@@ -130,21 +126,19 @@ class Course:
     """The target's loss."""
     start: float | None = None
     """The prior's loss before the fit; None until it is measured."""
-    tries: list[Try] = field(default_factory=list)
+    attempts: list[Attempt] = field(default_factory=list)
+
+    json_keys: ClassVar = {"goal": "goal", "start": "start", "tries": "attempts"}
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Course:
-        """Read what `as_json` returned."""
-        return cls(value["goal"], value["start"], [Try(**one) for one in value["tries"]])
-
-    def as_json(self) -> dict[str, Any]:
-        """Return all of it, JSON-able."""
-        return asdict(self)
+        """Read its JSON form."""
+        return cls(value["goal"], value["start"], [Attempt(**attempt) for attempt in value["tries"]])
 
     @property
-    def best(self) -> int:
-        """Return the index of the try that came nearest to the goal."""
-        return min(range(len(self.tries)), key=lambda i: max(self.tries[i].loss, self.goal))
+    def best(self) -> Attempt:
+        """Return the first attempt that came nearest to the goal."""
+        return min(self.attempts, key=lambda attempt: max(attempt.loss, self.goal))
 
     def closed(self, loss: float) -> float:
         """Return the part of the gap that a loss closes: 0 at the prior's loss, 1 at the target's or below it."""
@@ -154,8 +148,8 @@ class Course:
 
 
 def why_stop(until: Until, course: Course, most: int) -> str:
-    """Return why the running try ends after its last epoch, or "" when it goes on. most: the most epochs."""
-    attempt = course.tries[-1]
+    """Return why the running attempt ends after its last epoch, or "" when it goes on. most: the most epochs."""
+    attempt = course.attempts[-1]
     epoch, loss = len(attempt.losses), attempt.losses[-1]
     if attempt.steps >= until.least_steps:
         if course.closed(loss) >= until.closed:
@@ -165,25 +159,25 @@ def why_stop(until: Until, course: Course, most: int) -> str:
     if epoch >= most:
         return "cap"
     # At this pace it will not close half of the gap by the end: try another rate now.
-    late = len(course.tries) < until.tries and 3 * epoch >= most and attempt.steps >= until.least_steps
+    late = len(course.attempts) < until.tries and 3 * epoch >= most and attempt.steps >= until.least_steps
     return "slow" if late and course.closed(loss) < _HALF / 3 else ""
 
 
 def next_rate(until: Until, course: Course, rate: float) -> float | None:
-    """Return the rate of the next try, or None when there is none. rate: that of the first.
+    """Return the rate of the next attempt, or None when there is none. rate: that of the first.
 
-    It is higher after a try that learnt too little, and lower after a try that diverged or did worse than a slower one.
-    After both kinds of try, it lies between the two.
+    It is higher after one that learnt too little, and lower after one that diverged or did worse than a slower one.
+    After both kinds, it lies between the two.
     """
-    tries = course.tries
-    if not tries:
+    attempts = course.attempts
+    if not attempts:
         return rate
-    if len(tries) >= until.tries or course.closed(tries[course.best].loss) >= _HALF:
+    if len(attempts) >= until.tries or course.closed(course.best.loss) >= _HALF:
         return None
-    by_rate = sorted(tries, key=lambda t: t.rate)
-    best = min(by_rate, key=lambda t: t.loss)
-    high = [t.rate for t in by_rate if t.ended == "diverged" or (t.rate > best.rate and t.loss > best.loss)]
-    low = [t.rate for t in by_rate if t.rate not in high]
+    by_rate = sorted(attempts, key=lambda a: a.rate)
+    best = min(by_rate, key=lambda a: a.loss)
+    high = [a.rate for a in by_rate if a.ended == "diverged" or (a.rate > best.rate and a.loss > best.loss)]
+    low = [a.rate for a in by_rate if a.rate not in high]
     if high and low:
         return _rounded(math.sqrt(max(low) * min(high)))
     return _rounded(min(high) / _FACTOR if high else max(low) * _FACTOR)
@@ -204,126 +198,133 @@ _REASONS = {
 
 
 @dataclass
-class Gauge:
-    """Measure the loss on the rows as a fit goes on, and end the fit when it has learnt enough."""
+class OpenFit:
+    """An open-ended fit: attempts at one rate after another, each measured as it goes on, and ended when it is time."""
 
     until: Until
-    course: Course
-    file: Path
-    examples: Sequence[Example]
+    sample: Sequence[Example]
     """The rows to measure."""
     pad: int
-    most: int
-    """The most epochs."""
-    ended: str = ""
-    """A key of _REASONS once the fit has ended."""
-    micro: int = 1
-    """Rows that fit into memory at a time."""
+    settings: FitSettings
+    """Of each attempt, but for the learning rate, which is that of the first."""
+    label: str
+    partial: Path
+    """The vector's folder, while it is written."""
+    course: Course
+
+    @classmethod
+    def resume(
+        cls, until: Until, examples: Sequence[Example], pad: int, settings: FitSettings, label: str, partial: Path
+    ) -> OpenFit:
+        """Go on from the file of a stopped fit, or measure the target. Raise NotFiniteError for one that is broken."""
+        sample, file = sample_examples(examples, settings.seed), partial / COURSE
+        if file.exists():
+            course = Course.from_json(json.loads(file.read_text("utf-8")))
+        else:
+            course = Course(measure_target(until, sample, pad))
+        return cls(until, sample, pad, settings, label, partial, course)
+
+    def run(self, fit: Callable[[float, Path, str], Any]) -> dict[str, Any]:
+        """Fit into the folder; return facts for the manifest. Raise NotFiniteError where every attempt diverged.
+
+        fit: called as fit(rate, folder, label). It has to call `begin` and `after_epoch`.
+        """
+        course = self.course
+        while (attempt := self._next_attempt()) is not None:
+            number = len(course.attempts)
+            folder = self._folder(attempt)
+            folder.mkdir(exist_ok=True)
+            try:
+                fit(attempt.rate, folder, self.label if number == 1 else f"{self.label}, try {number}")
+            except NotFiniteError as error:
+                logger.info("%s", error)
+                attempt.ended = "diverged"
+            self._write()
+            for worse in course.attempts:  # in full mode each folder holds a whole model
+                if worse is not course.best:
+                    shutil.rmtree(self._folder(worse), ignore_errors=True)
+        best = course.best
+        if best.loss == math.inf:
+            rates = " and ".join(f"{attempt.rate:g}" for attempt in course.attempts)
+            raise discarded(
+                NotFiniteError(
+                    f"{self.label}: the loss rose, or was no number, at a learning rate of {rates}; nothing was kept. "
+                    "Try a lower learning_rate"
+                )
+            )
+        _move_up(self._folder(best), self.partial)
+        self._warn()
+        return {
+            "micro_batch_size": best.micro,
+            "fit": {
+                "ended": best.ended,
+                "reason": _REASONS[best.ended],
+                "epochs": len(best.losses),
+                "steps": best.steps,
+                "learning_rate": best.rate,
+                "rates": [attempt.rate for attempt in course.attempts],
+                "rows_measured": len(self.sample),
+                "loss": {"prior": course.start, "target": course.goal, "tuned": best.loss},
+            },
+        }
 
     def begin(self, model: Any, epoch: int, steps: int, micro: int) -> None:
-        """Measure the prior unless that is done; drop losses measured after the epoch that the fit resumes from."""
-        attempt = self.course.tries[-1]
-        self.micro = micro
+        """Measure the prior unless that is done; drop losses measured after the epoch that the fit resumes from.
+
+        micro: rows that fit into memory at a time.
+        """
+        attempt = self.course.attempts[-1]
+        attempt.micro, attempt.ended = micro, ""
         attempt.losses, attempt.steps = attempt.losses[:epoch], steps
         if self.course.start is None:
-            self.course.start = measure_loss(model, self.examples, self.pad, self.micro)
+            self.course.start = measure_loss(model, self.sample, self.pad, micro)
         self._write()
 
     def after_epoch(self, model: Any, epoch: int, steps: int) -> bool:
         """Measure the model; return whether the fit goes on. Raise NotFiniteError where the loss is no number."""
-        attempt = self.course.tries[-1]
-        loss = measure_loss(model, self.examples, self.pad, self.micro)
+        attempt = self.course.attempts[-1]
+        loss = measure_loss(model, self.sample, self.pad, attempt.micro)
         if not math.isfinite(loss):
             raise NotFiniteError(f"the loss on the rows is {loss} after epoch {epoch}")
         attempt.losses.append(loss)
         attempt.steps = steps
         self._write()  # without the reason of the end, which counts only once the weights are written
-        self.ended = why_stop(self.until, self.course, self.most)
+        attempt.ended = why_stop(self.until, self.course, self.settings.epochs)
         logger.info("loss after %d steps: %.3g; loss of the target: %.3g", steps, loss, self.course.goal)
-        return not self.ended
+        return not attempt.ended
 
     def likely_steps(self, per_epoch: int) -> int:
         """Estimate the steps of the whole fit, as if the gap closed evenly; always more than are done."""
-        attempt, most = self.course.tries[-1], self.most * per_epoch
+        attempt, most = self.course.attempts[-1], self.settings.epochs * per_epoch
         closed = self.course.closed(attempt.losses[-1]) if attempt.losses else 0.0
         likely = attempt.steps / closed if closed > 0 else most
         return max(attempt.steps + per_epoch + 1, min(most, math.ceil(likely)))
 
     def _write(self) -> None:
-        write_json(self.file, self.course.as_json())
+        write_json(self.partial / COURSE, self.course)
 
+    def _folder(self, attempt: Attempt) -> Path:
+        return self.partial / f"try-{self.course.attempts.index(attempt) + 1}"
 
-@dataclass
-class Tries:
-    """The tries of an open-ended fit."""
-
-    until: Until
-    examples: Sequence[Example]
-    pad: int
-    settings: FitSettings
-    """Of each try, but for the learning rate, which is that of the first."""
-    label: str
-    fit: Callable[[float, Path, Gauge, str], int]
-    """Called as fit(rate, folder, gauge, label); returns the micro-batch that fitted into memory."""
-
-    def run(self, partial: Path) -> dict[str, Any]:
-        """Fit into the folder; return facts for the manifest. Raise NotFiniteError where every try diverged."""
-        sample, file = sample_examples(self.examples, self.settings.seed), partial / COURSE
-        if file.exists():
-            course = Course.from_json(json.loads(file.read_text("utf-8")))
-        else:
-            course = Course(measure_target(self.until, sample, self.pad))
-        while (attempt := self._next_try(course)) is not None:
-            number = len(course.tries)
-            gauge = Gauge(self.until, course, file, sample, self.pad, self.settings.epochs)
-            label = self.label if number == 1 else f"{self.label}, try {number}"
-            try:
-                attempt.micro = self.fit(attempt.rate, _folder(partial, number), gauge, label)
-                attempt.ended = gauge.ended
-            except NotFiniteError as error:
-                logger.info("%s", error)
-                attempt.ended = "diverged"
-            write_json(file, course.as_json())
-            for i in set(range(len(course.tries))) - {course.best}:  # in full mode each folder holds a whole model
-                shutil.rmtree(_folder(partial, i + 1), ignore_errors=True)
-        best = course.tries[course.best]
-        if best.loss == math.inf:
-            raise discarded(NotFiniteError(self._failure(course)))
-        _move_up(_folder(partial, course.best + 1), partial)
-        self._warn(course)
-        return {"micro_batch_size": best.micro, "fit": _facts(course, len(sample))}
-
-    @property
-    def remedies(self) -> str:
-        """Return what may help a fit that fell short. A full fit has no rank, and trains all weights already."""
-        adapter = [] if self.settings.mode == "full" else ["a higher vector.lora.rank, vector.mode full"]
-        return ", or ".join([*adapter, "another vector.learning_rate"])
-
-    def _next_try(self, course: Course) -> Try | None:
-        """Return the try to resume, or a new one; None when the fit is done."""
-        if course.tries and not course.tries[-1].ended:
-            return course.tries[-1]
-        rate = next_rate(self.until, course, self.settings.learning_rate)
+    def _next_attempt(self) -> Attempt | None:
+        """Return the attempt to resume, or a new one; None when the fit is done."""
+        attempts = self.course.attempts
+        if attempts and not attempts[-1].ended:
+            return attempts[-1]
+        rate = next_rate(self.until, self.course, self.settings.learning_rate)
         if rate is None:
             return None
-        if course.tries:
-            last = course.tries[-1]
+        if attempts:
+            last = attempts[-1]
             reason = _REASONS[last.ended]
             logger.warning("%s: at a learning rate of %g %s; trying %g", self.label, last.rate, reason, rate)
-        course.tries.append(Try(rate))
-        return course.tries[-1]
+        attempts.append(Attempt(rate))
+        return attempts[-1]
 
-    def _failure(self, course: Course) -> str:
-        rates = " and ".join(f"{one.rate:g}" for one in course.tries)
-        return (
-            f"{self.label}: the loss rose, or was no number, at a learning rate of {rates}; nothing was kept. Try a "
-            "lower learning_rate"
-        )
-
-    def _warn(self, course: Course) -> None:
+    def _warn(self) -> None:
         """Warn when the fit stays far from the target's loss, or when the target knows no more than the prior."""
+        course, loss = self.course, self.course.best.loss
         assert course.start is not None
-        loss = course.tries[course.best].loss
         if course.goal >= course.start:
             logger.warning(
                 "%s: the target's loss on these rows (%.3g) is no lower than the prior's (%.3g), so the target seems "
@@ -340,33 +341,19 @@ class Tries:
                 course.start,
                 loss,
                 course.goal,
-                self.remedies,
+                fit_remedies(self.settings),
             )
 
 
-def _folder(partial: Path, number: int) -> Path:
-    """Return the folder of a try, counted from 1."""
-    return partial / f"try-{number}"
+def fit_remedies(settings: FitSettings) -> str:
+    """Return what may help a fit that fell short. A full fit has no rank, and trains all weights already."""
+    adapter = "" if settings.mode == "full" else "a higher vector.lora.rank, vector.mode full, or "
+    return f"{adapter}another vector.learning_rate"
 
 
 def _move_up(folder: Path, partial: Path) -> None:
-    """Move the files of a try into the vector's folder; after a kill half-way, a rerun moves the rest."""
+    """Move the files of an attempt into the vector's folder; after a kill half-way, a rerun moves the rest."""
     if folder.exists():
         for path in folder.iterdir():
             os.replace(path, partial / path.name)
         folder.rmdir()
-
-
-def _facts(course: Course, rows: int) -> dict[str, Any]:
-    """Return a summary of the fit for the manifest."""
-    best = course.tries[course.best]
-    return {
-        "ended": best.ended,
-        "reason": _REASONS[best.ended],
-        "epochs": len(best.losses),
-        "steps": best.steps,
-        "learning_rate": best.rate,
-        "rates": [one.rate for one in course.tries],
-        "rows_measured": rows,
-        "loss": {"prior": course.start, "target": course.goal, "tuned": best.loss},
-    }

@@ -93,8 +93,13 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
     def train(*args: Any, **keywords: Any) -> None:
         raise Stop
 
-    kind = trainer.trainer_class
-    monkeypatch.setattr(trainer, "trainer_class", lambda *given: noted.micros.append(given[1]) or kind(*given))
+    make = trainer.make_trainer
+
+    def make_trainer(*arguments: Any, **options: Any) -> Any:
+        noted.micros.append(arguments[4])
+        return make(*arguments, **options)
+
+    monkeypatch.setattr(trainer, "make_trainer", make_trainer)
     monkeypatch.setattr(fit, "fit_inputs", fit_inputs)
     monkeypatch.setattr(transformers, "set_seed", noted.seeds.append)
     monkeypatch.setattr(transformers.Trainer, "train", train)

@@ -191,7 +191,7 @@ def test_saves_of_another_optimiser_or_of_an_older_version_are_not_resumed(prior
         if epoch == 3:
             raise Killed
 
-    for spoil in (lambda path: path.unlink(), lambda path: path.write_text('{"optimizer": "adamw_8bit"}'), None):
+    for spoil in (lambda path: path.unlink(), lambda path: path.write_text('{"has_8bit_states": true}'), None):
         out = tmp_path / str(id(spoil))
         with pytest.raises(Killed):
             run_fit(prior, out, objective=CrossEntropy(), after_epoch=Watch(EACH, before=kill))

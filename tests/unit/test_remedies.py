@@ -9,7 +9,7 @@ import pytest
 
 from msa_lite.pipeline.run.choice import remedies_of
 from msa_lite.train.settings import FitSettings
-from msa_lite.train.until import Tries
+from msa_lite.train.until import fit_remedies
 
 
 @pytest.mark.parametrize(
@@ -35,8 +35,7 @@ def test_a_choice_that_falls_short_is_told_what_the_run_can_still_try(
 
 @pytest.mark.parametrize("mode", ["lora", "qlora", "full"])
 def test_a_fit_that_falls_short_is_not_told_to_take_the_mode_it_has(mode: Any) -> None:
-    unused: Any = None
-    tries = Tries(unused, [], 0, FitSettings(mode=mode), "forget vector", unused)
-    assert ("vector.mode full" in tries.remedies) == (mode != "full")
-    assert ("rank" in tries.remedies) == (mode != "full")
-    assert "learning_rate" in tries.remedies
+    remedies = fit_remedies(FitSettings(mode=mode))
+    assert ("vector.mode full" in remedies) == (mode != "full")
+    assert ("rank" in remedies) == (mode != "full")
+    assert "learning_rate" in remedies

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from msa_lite.data import IGNORE, Example
+from msa_lite.io.files.writing import json_form
 from msa_lite.io.weights.hub import Source
 from msa_lite.train.settings import auto_batch, auto_rate, most_epochs
-from msa_lite.train.until import SAMPLE, Course, Try, Until, measure_loss, next_rate, sample_examples, why_stop
+from msa_lite.train.until import SAMPLE, Attempt, Course, Until, measure_loss, next_rate, sample_examples, why_stop
 from tests.support.fits import PAD, VOCABULARY, ragged_rows
 from tests.support.models import tiny_model
 
@@ -22,8 +23,8 @@ def until(**changes: Any) -> Until:
     return Until(TARGET, load=lambda: None, **changes)
 
 
-def course(*tries: Try, goal: float = 1.0, start: float = 3.0) -> Course:
-    return Course(goal, start, list(tries))
+def course(*attempts: Attempt, goal: float = 1.0, start: float = 3.0) -> Course:
+    return Course(goal, start, list(attempts))
 
 
 # Defaults
@@ -103,22 +104,22 @@ def test_the_measured_loss_is_a_mean_over_labels_that_are_predicted() -> None:
     ],
 )
 def test_a_fit_ends_when_enough_is_learnt_or_enough_was_tried(losses: list[float], steps: int, wanted: str) -> None:
-    assert why_stop(until(tries=3), course(Try(1e-3, losses, steps)), most=12) == wanted
+    assert why_stop(until(tries=3), course(Attempt(1e-3, losses, steps)), most=12) == wanted
 
 
 def test_a_slow_fit_that_has_no_other_try_goes_on_to_the_end() -> None:
-    assert why_stop(until(tries=1), course(Try(1e-3, [2.9] * 4, 40)), most=12) == ""
+    assert why_stop(until(tries=1), course(Attempt(1e-3, [2.9] * 4, 40)), most=12) == ""
 
 
 def test_a_target_that_knows_no_more_than_the_prior_ends_the_fit_early() -> None:
-    assert why_stop(until(), course(Try(1e-3, [2.9], 10), goal=3.1), most=12) == "known"
+    assert why_stop(until(), course(Attempt(1e-3, [2.9], 10), goal=3.1), most=12) == "known"
 
 
 # Another try
 
 
-def ended(rate: float, loss: float, why: str = "cap") -> Try:
-    return Try(rate, [loss], 100, why)
+def ended(rate: float, loss: float, why: str = "cap") -> Attempt:
+    return Attempt(rate, [loss], 100, why)
 
 
 @pytest.mark.parametrize(
@@ -136,7 +137,7 @@ def ended(rate: float, loss: float, why: str = "cap") -> Try:
         ([ended(1e-3, 2.5), ended(3e-3, 2.4), ended(9e-3, 2.3)], None),  # no more than three
     ],
 )
-def test_the_next_rate_follows_from_those_tried(tries: list[Try], wanted: float | None) -> None:
+def test_the_next_rate_follows_from_those_tried(tries: list[Attempt], wanted: float | None) -> None:
     assert next_rate(until(tries=3), course(*tries), 1e-3) == pytest.approx(wanted)
 
 
@@ -145,13 +146,13 @@ def test_a_rate_that_was_given_is_the_only_one() -> None:
 
 
 def test_the_best_try_is_the_one_nearest_to_the_target() -> None:
-    assert course(ended(1e-3, 2.5), ended(3e-3, 1.2), ended(9e-3, 0.1, "diverged")).best == 1
-    assert course(ended(1e-3, 0.9), ended(3e-3, 0.1)).best == 0  # both know the rows
+    assert course(ended(1e-3, 2.5), ended(3e-3, 1.2), ended(9e-3, 0.1, "diverged")).best.rate == 3e-3
+    assert course(ended(1e-3, 0.9), ended(3e-3, 0.1)).best.rate == 1e-3  # both know the rows
 
 
 def test_a_course_is_read_as_it_was_written() -> None:
-    found = course(ended(1e-3, 2.5), Try(3e-3, [2.9], 5))
-    assert Course.from_json(found.as_json()) == found
+    found = course(ended(1e-3, 2.5), Attempt(3e-3, [2.9], 5))
+    assert json_form(Course.from_json(json_form(found))) == json_form(found)
 
 
 def test_the_rule_is_told_by_the_target_and_not_by_its_loss() -> None:
