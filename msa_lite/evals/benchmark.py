@@ -19,22 +19,15 @@ from msa_lite.benchmarks import BENCHMARKS
 from msa_lite.data import Example, Prompter, pad_id, sample_rows
 from msa_lite.errors import DataError, UsageError, join_faults
 from msa_lite.evals import scoring
-from msa_lite.evals.forward import TokenScores
+from msa_lite.evals.bounds import Models, Record, Records
+from msa_lite.evals.forward import TokenScores, completion
 from msa_lite.evals.generate import Decoding
 from msa_lite.evals.judge import Ask
+from msa_lite.evals.outcome import Weighed, Yardstick, is_recited, weigh_recited
 from msa_lite.io.files.writing import digest
 from msa_lite.report import Metric
 from msa_lite.report.metrics import MEMBERSHIP, metric_kind
 from msa_lite.report.rows import RECITED_ROWS, Wording
-from msa_lite.report.sentence import Forgotten, Kept
-
-Record = dict[str, Any]
-Records = Mapping[str, Sequence[Record]]
-"""Records of each set by its name, in the order of the items."""
-
-
-Models = Mapping[str, Records]
-"""Records of "target" and "unlearned", of "ideal" where there is one, and of "prior" where it was scored."""
 
 
 @dataclass(frozen=True)
@@ -130,6 +123,8 @@ class Benchmark(ABC):
     """The keys of the data that records repeat."""
     by_row: ClassVar[bool] = False
     """True where a row's fields and the prompt decide all that is asked about it, whatever set it is scored in."""
+    forget_set: ClassVar[str] = "forget"
+    """The set of the rows to forget."""
     sides: ClassVar[tuple[str, str] | None] = None
     """The sets that min_k and min_k_pp are to tell apart: the texts to forget, and texts that nobody learnt."""
     vital: ClassVar[Collection[str]] = ()
@@ -270,28 +265,32 @@ class Benchmark(ABC):
     @classmethod
     def forget_records(cls, records: Records) -> Sequence[Record]:
         """Return the records of the rows to forget, for a list of them."""
-        return records.get("forget", ())
+        return records.get(cls.forget_set, ())
 
     @classmethod
     def fails(cls, record: Record) -> bool | None:
-        """Check whether a model fails on a row to forget (`wording`); None where it was not asked, or nobody can say.
+        """Check whether a model fails on a row to forget (`wording`); None where it was not asked.
 
         For most benchmarks: whether the row is recited, by the same check as in the verdict.
         """
+        score = record.get("exact_memorization" if "text" in record else "generated")
+        return None if score is None else is_recited(record)
+
+    @classmethod
+    def yardstick(cls, models: Models) -> Yardstick | None:
+        """Return the sets and scores that a verdict rests on; None where there is no verdict."""
         return None
 
     @classmethod
     def weigh(cls, models: Models) -> Weighed:
         """Return what became of the forget and the retain set, or the reason why nothing can be said."""
+        if yardstick := cls.yardstick(models):
+            return weigh_recited(models, yardstick)
         return f"benchmark {cls.name} does not say what a verdict rests on"
 
     def judge_calls(self, records: Records, ideal: Records | None, separate: bool) -> list[JudgeCall]:
         """Return the calls to a judge; none for most benchmarks. separate: see `JudgeSettings`."""
         return []
-
-
-Weighed = tuple[Forgotten, Kept | None] | str
-"""The outcome for the forget and the retain set, or the reason why nothing can be said."""
 
 
 @dataclass(frozen=True)
@@ -313,6 +312,11 @@ def benchmark_class(name: str) -> type[Benchmark]:
     module, _, kind = BENCHMARKS[name].implementation.rpartition(".")
     benchmark: type[Benchmark] = getattr(import_module(module), kind)
     return benchmark
+
+
+def text_item(tokenizer: Any, index: int, text: str, group: str | None = None) -> Item:
+    """Return the item of a text that is scored and nothing is generated from."""
+    return Item(index, {"text": text}, {"text": completion(tokenizer, index, "", text)}, group=group)
 
 
 def token_record(scores: TokenScores, drop_last: bool, es_floor: bool) -> Record:

@@ -8,11 +8,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
-from msa_lite.evals.benchmark import Record
 from msa_lite.report.sentence import Bound
+
+Record = dict[str, Any]
+Records = Mapping[str, Sequence[Record]]
+"""Records of each set by its name, in the order of the items."""
+Models = Mapping[str, Records]
+"""Records of "target" and "unlearned", of "ideal" where there is one, and of "prior" where it was scored."""
 
 CONFIDENCE = 0.95  # one-sided
 _Z = 1.6448536269514722  # its normal quantile

@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 
 from msa_lite.evals import scoring
-from msa_lite.evals.benchmark import Record
+from msa_lite.evals.bounds import Record
 from msa_lite.evals.outcome import is_recited, score_of
 from msa_lite.report.reports import Z95
 

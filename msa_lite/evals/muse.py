@@ -8,7 +8,7 @@ MUSE's own code, muse_bench, prints percent; only PrivLeak is in percent in both
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -21,17 +21,17 @@ from msa_lite.evals.benchmark import (
     BenchmarkSettings,
     Item,
     ItemSet,
-    Models,
     Record,
     Records,
-    Weighed,
     column,
     flat_scores,
+    text_item,
 )
+from msa_lite.evals.bounds import Models
 from msa_lite.evals.dataset import Part, Table, load_parts, sampled
 from msa_lite.evals.forward import completion
 from msa_lite.evals.generate import Decoding
-from msa_lite.evals.outcome import RECITED, Yardstick, weigh_recited
+from msa_lite.evals.outcome import RECITED, Yardstick
 from msa_lite.report import Metric
 
 _VERBMEM = Decoding(128)
@@ -77,6 +77,7 @@ class Muse(Benchmark):
     name = "muse"
     home: ClassVar[str] = "muse-bench/MUSE-Books"
     fields = ("question", "answer", "prompt", "gt", "text")
+    forget_set = _YARDSTICK.forget_set
     sides = _PRIVLEAK
     vital = ("knowmem_r",)
     default_score = "muse"
@@ -110,7 +111,9 @@ class Muse(Benchmark):
             items = [_question(prompter, i, row, shots) for i, row in rows[f"knowmem_{side}"]]
             sets[f"knowmem_{side}"] = ItemSet(items, _KNOWMEM)
         for name in _PRIVLEAK:
-            sets[name] = ItemSet([_text(tokenizer, i, row) for i, row in rows[name]], with_z=True, ends=False)
+            sets[name] = ItemSet(
+                [text_item(tokenizer, i, str(row["text"] or "")) for i, row in rows[name]], with_z=True, ends=False
+            )
         return cls("books", sets, prompter, settings.compat)
 
     def complete(self, set_name: str, record: Record) -> Record:
@@ -157,16 +160,12 @@ class Muse(Benchmark):
         return super().places(records, f"knowmem_{side}")
 
     @classmethod
-    def forget_records(cls, records: Records) -> Sequence[Record]:
-        return records.get(_YARDSTICK.forget_set, ())
-
-    @classmethod
     def fails(cls, record: Record) -> bool | None:
         return None if record.get("rouge_l_f1") is None else _YARDSTICK.is_recited(record)
 
     @classmethod
-    def weigh(cls, models: Models) -> Weighed:
-        return weigh_recited(models, _YARDSTICK)
+    def yardstick(cls, models: Models) -> Yardstick:
+        return _YARDSTICK
 
     def _reference(self, set_name: str, text: str) -> str:
         """Return the text that an answer is compared with; with `short_reference`, only the beginning of a passage."""
@@ -186,11 +185,6 @@ def _passage(tokenizer: Any, index: int, row: Mapping[str, Any]) -> Item:
 def _question(prompter: Prompter, index: int, row: Mapping[str, Any], shots: Shots) -> Item:
     fields = {key: str(row[key] or "") for key in ("question", "answer")}
     return Item(index, fields, prompt=prompter.prompt(fields["question"], shots))
-
-
-def _text(tokenizer: Any, index: int, row: Mapping[str, Any]) -> Item:
-    text = str(row["text"] or "")
-    return Item(index, {"text": text}, {"text": completion(tokenizer, index, "", text)})
 
 
 def _shots(table: Table) -> Shots:

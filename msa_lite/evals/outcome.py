@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+import math
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
 from msa_lite.evals import answers
-from msa_lite.evals.benchmark import Models, Record, Records, Weighed
 from msa_lite.evals.bounds import (
+    Models,
+    Record,
+    Records,
     add_up,
     bounded,
     count_subjects,
@@ -23,6 +26,9 @@ from msa_lite.report.sentence import Bound, ControlName, Forgotten, Kept, Unit, 
 
 RECITED = 0.9  # a text counts as recited from this share of predicted tokens, or this ROUGE-L, on
 LEAST = 0.05  # a score counts where the target is so far from the control; nearer, the share of the gap is noise
+
+Weighed = tuple[Forgotten, Kept | None] | str
+"""The outcome for the forget and the retain set, or the reason why nothing can be said."""
 
 
 class Yardstick(NamedTuple):
@@ -67,24 +73,24 @@ _OF_QUESTIONS = ("accuracy", "rouge_l", "probability", "extraction_strength")
 _OF_TEXTS = ("exact_memorization", "probability", "extraction_strength")
 
 
-def _of_rows(forget: Sequence[Record], retain: Sequence[Record]) -> Yardstick:
-    """Return the yardstick of sets that hold questions, texts or both."""
+def yardstick_of_rows(models: Models) -> Yardstick:
+    """Return the yardstick of forget and retain sets that hold questions, texts or both."""
 
-    def unit(records: Sequence[Record]) -> Unit:
-        texts = ["text" in record for record in records]
+    def unit(name: str) -> Unit:
+        texts = ["text" in record for record in models["target"].get(name, ())]
         return "texts" if texts and all(texts) else "rows" if any(texts) else "questions"
 
-    near = _OF_TEXTS if unit(forget) == "texts" else _OF_QUESTIONS
+    scores = {name: _OF_TEXTS if unit(name) == "texts" else _OF_QUESTIONS for name in ("forget", "retain")}
     return Yardstick(
-        unit=unit(forget),
+        unit=unit("forget"),
         forget_set="forget",
         left_scores=[("forget", name) for name in _LEFT],
-        near_scores=[("forget", name) for name in near],
+        near_scores=[("forget", name) for name in scores["forget"]],
         retain_set="retain",
-        retain_scores=_OF_TEXTS if unit(retain) == "texts" else _OF_QUESTIONS,
+        retain_scores=scores["retain"],
         is_recited=is_recited,
         is_kept=is_recited,
-        retain_unit=unit(retain),
+        retain_unit=unit("retain"),
     )
 
 
@@ -99,16 +105,6 @@ class Control:
     def values(self, name: str, score: str) -> np.ndarray:
         """Return the scores on a set, without those that are not defined."""
         return column_of(self.records.get(name, ()), score)
-
-
-def weigh_rows(models: Models) -> Weighed:
-    """Return `weigh_recited` of forget and retain sets that hold questions or texts."""
-    return weigh_recited(models, yardstick_of_rows(models))
-
-
-def yardstick_of_rows(models: Models) -> Yardstick:
-    """Return the yardstick of forget and retain sets that hold questions or texts."""
-    return _of_rows(models["target"].get("forget", ()), models["target"].get("retain", ()))
 
 
 def weigh_recited(models: Models, yardstick: Yardstick) -> Weighed:
@@ -184,28 +180,51 @@ def independent_rows(records: Sequence[Record], check: Callable[[Record], bool])
     return effective_rows(values, unit_of_rows(records))
 
 
+@dataclass(frozen=True)
+class _Share:
+    """An estimate of (U − C) / (T − C), the means of unlearned model, target and rows that no model saw."""
+
+    value: float
+    own: dict[Hashable, float]
+    """What each unit of the scored rows adds to the deviation."""
+    unseen: dict[Hashable, float]
+    """What each unit of the unseen rows adds."""
+
+
+def _share_of_gap(
+    unlearned: Sequence[Record], target: Sequence[Record], unseen: Sequence[Record], score: str
+) -> _Share | None:
+    """Return what is left of the target's lead over unseen rows; None without rows, or where it is below `LEAST`.
+
+    With R = (U − C) / (T − C), its deviation is the sum over rows of (u − U − R (t − T)) / n (T − C), and over the m
+    unseen rows of −(1 − R) (c − C) / m (T − C). Without unseen rows C is 0.
+    """
+    after, before, units = _pairs(unlearned, target, score)
+    rows = [record for record in unseen if score_of(record, score) is not None]
+    values = column_of(rows, score)
+    level = float(values.mean()) if rows else 0.0
+    gap = float(before.mean()) - level if len(before) else 0.0
+    if gap < LEAST:
+        return None
+    value = (float(after.mean()) - level) / gap
+    own = (after - after.mean() - value * (before - before.mean())) / (gap * len(before))
+    theirs = -(1 - value) * (values - level) / (gap * len(rows)) if rows else values
+    return _Share(value, add_up(units, own), add_up(unit_of_rows(rows), theirs))
+
+
 def _gap_left(
     unlearned: Sequence[Record], target: Sequence[Record], control: Control, name: str, score: str
 ) -> Bound | None:
-    """Return R = (U − C) / (T − C) of the means of a score; None where T − C is below `LEAST`.
+    """Return the share of the gap between target and control that is left of a score; None where there is no gap.
 
-    Its deviation is the sum over rows of (u − U − R (t − T)) / n (T − C), and over the control's rows of
-    −(1 − R) (c − C) / m (T − C). The ideal and the prior are scored on the same rows, so their units are the same.
+    The ideal and the prior are scored on the same rows as the target, so their units are the same.
     """
-    after, before, units = _pairs(unlearned, target, score)
-    others = [record for record in control.records.get(name, ()) if score_of(record, score) is not None]
-    unseen = control.values(name, score)
-    if not len(before) or not len(unseen):
+    unseen = control.records.get(name, ())
+    share = _share_of_gap(unlearned, target, unseen, score) if len(column_of(unseen, score)) else None
+    if share is None:
         return None
-    gap = float(before.mean() - unseen.mean())
-    if gap < LEAST:
-        return None
-    value = float(after.mean() - unseen.mean()) / gap
-    own = add_up(units, (after - after.mean() - value * (before - before.mean())) / (gap * len(before)))
-    theirs = add_up(unit_of_rows(others), -(1 - value) * (unseen - unseen.mean()) / (gap * len(unseen)))
-    if control.name == "holdout":
-        return bounded(value, own, theirs)
-    return bounded(value, {unit: own.get(unit, 0.0) + theirs.get(unit, 0.0) for unit in own.keys() | theirs.keys()})
+    samples = [share.own, share.unseen] if control.name == "holdout" else [_added([share.own, share.unseen])]
+    return bounded(share.value, *samples)
 
 
 def kept_of(
@@ -216,41 +235,30 @@ def kept_of(
     None where there are no rows, or the target knows no more of them than of unseen rows, in any score (`LEAST`). The
     bounds take the gains of a score along, though each counts at most 1.
     """
-    shares: dict[str, float] = {}
-    parts: list[tuple[list[Hashable], np.ndarray]] = []
-    unseen_rows = control.records.get(yardstick.unseen_set, ()) if control and yardstick.unseen_set else ()
-    for score in yardstick.retain_scores:
-        after, before, units = _pairs(unlearned, target, score)
-        rows = [record for record in unseen_rows if score_of(record, score) is not None]
-        unseen = column_of(rows, score)
-        level = float(unseen.mean()) if len(unseen) else 0.0
-        if not len(before) or before.mean() - level < LEAST:
-            continue
-        known = float(before.mean()) - level
-        share = (float(after.mean()) - level) / known
-        shares[score] = share
-        parts.append((units, (after - after.mean() - share * (before - before.mean())) / (known * len(before))))
-        if len(unseen):
-            deviations = -(1 - share) * (unseen - level) / (known * len(unseen))
-            parts.append(([("control", unit) for unit in unit_of_rows(rows)], deviations))
+    unseen = control.records.get(yardstick.unseen_set, ()) if control and yardstick.unseen_set else ()
+    estimates = {score: _share_of_gap(unlearned, target, unseen, score) for score in yardstick.retain_scores}
+    shares = {score: share for score, share in estimates.items() if share is not None}
     if not shares:
         return None
-    own, theirs = dict[Hashable, float](), dict[Hashable, float]()
-    for units, deviations in parts:
-        for unit, deviation in add_up(units, deviations / len(shares)).items():
-            sums = theirs if isinstance(unit, tuple) and unit[0] == "control" else own
-            sums[unit] = sums.get(unit, 0.0) + deviation
-    value = sum(min(1.0, max(0.0, share)) for share in shares.values()) / len(shares)
+    samples = [_added([share.own for share in shares.values()]), _added([share.unseen for share in shares.values()])]
+    means = [{unit: sum_ / len(shares) for unit, sum_ in sample.items()} for sample in samples if sample]
+    value = sum(min(1.0, max(0.0, share.value)) for share in shares.values()) / len(shares)
     check = yardstick.is_kept
     return Kept(
-        share=bounded(value, *(sums for sums in (own, theirs) if sums)),
+        share=bounded(value, *means),
         rows=len(target),
-        shares=shares,
+        shares={score: share.value for score, share in shares.items()},
         recited={"target": sum(map(check, target)), "unlearned": sum(map(check, unlearned))} if check else {},
         changed=count_changed(target, unlearned),
         unit=yardstick.retain_unit,
         subjects=count_subjects(target),
     )
+
+
+def _added(samples: Sequence[Mapping[Hashable, float]]) -> dict[Hashable, float]:
+    """Return the sum of what each unit adds in several samples of the same rows."""
+    units = dict.fromkeys(unit for sample in samples for unit in sample)
+    return {unit: math.fsum(sample.get(unit, 0.0) for sample in samples) for unit in units}
 
 
 def column_of(records: Iterable[Record], score: str) -> np.ndarray:

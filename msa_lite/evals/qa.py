@@ -14,16 +14,15 @@ from msa_lite.evals.benchmark import (
     Benchmark,
     Item,
     ItemSet,
-    Models,
     Record,
     Records,
-    Weighed,
     column,
     flat_scores,
+    text_item,
 )
-from msa_lite.evals.forward import completion
+from msa_lite.evals.bounds import Models
 from msa_lite.evals.generate import Decoding
-from msa_lite.evals.outcome import is_recited, weigh_rows
+from msa_lite.evals.outcome import Yardstick, yardstick_of_rows
 from msa_lite.report import Metric
 from msa_lite.report.metrics import METRICS
 
@@ -68,13 +67,8 @@ class Qa(Benchmark):
         return metrics
 
     @classmethod
-    def fails(cls, record: Record) -> bool | None:
-        score = record.get("exact_memorization" if "text" in record else "generated")
-        return None if score is None else is_recited(record)
-
-    @classmethod
-    def weigh(cls, models: Models) -> Weighed:
-        return weigh_rows(models)
+    def yardstick(cls, models: Models) -> Yardstick:
+        return yardstick_of_rows(models)
 
 
 def _metric_name(score: str, set_name: str) -> str:
@@ -93,7 +87,12 @@ def load_qa(sets: Mapping[str, Sequence[Row]], prompter: Prompter, max_new_token
     loaded = {}
     for name, rows in sets.items():
         examples = iter(encode_qa([row for row in rows if not row.text], prompter))
-        items = [_text(prompter, row) if row.text else _question(prompter, row, next(examples)) for row in rows]
+        items = [
+            text_item(prompter.tokenizer, row.index, row.text, row.about or None)
+            if row.text
+            else _question(prompter, row, next(examples))
+            for row in rows
+        ]
         answered = not items or any(item.prompt is not None for item in items)
         loaded[name] = ItemSet(items, Decoding(max_new_tokens) if answered else None, ends=answered)
     return Qa(split, loaded, prompter)
@@ -104,8 +103,3 @@ def _question(prompter: Prompter, row: Row, example: Example) -> Item:
     fields = {"question": row.question, "answer": row.answer} | {key: value for key, value in around.items() if value}
     prompt = prompter.prompt(row.question, row.earlier, row.system)
     return Item(row.index, fields, {"answer": (example,)}, prompt, group=row.about or None)
-
-
-def _text(prompter: Prompter, row: Row) -> Item:
-    texts = {"text": completion(prompter.tokenizer, row.index, "", row.text)}
-    return Item(row.index, {"text": row.text}, texts, group=row.about or None)

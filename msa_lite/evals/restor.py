@@ -27,15 +27,14 @@ from msa_lite.evals.benchmark import (
     Item,
     ItemSet,
     JudgeCall,
-    Models,
     Record,
     Records,
-    Weighed,
 )
+from msa_lite.evals.bounds import Models
 from msa_lite.evals.generate import Decoding
 from msa_lite.evals.judge import right_answer_ask
 from msa_lite.evals.judge.prompts import NONE
-from msa_lite.evals.outcome import Yardstick, weigh_recited
+from msa_lite.evals.outcome import Weighed, Yardstick, weigh_recited
 from msa_lite.io.files.reading import local_path, open_file, parse_json, read_json
 from msa_lite.report import Metric
 from msa_lite.report.rows import WRONG_FACTS

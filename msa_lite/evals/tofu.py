@@ -28,19 +28,18 @@ from msa_lite.evals.benchmark import (
     Item,
     ItemSet,
     JudgeCall,
-    Models,
     Record,
     Records,
-    Weighed,
     column,
     flat_scores,
     losses,
 )
+from msa_lite.evals.bounds import Models
 from msa_lite.evals.dataset import Part, load_parts, sampled
 from msa_lite.evals.forward import answer_texts
 from msa_lite.evals.generate import Decoding
 from msa_lite.evals.judge import Question, acc_forget, acc_recover, acc_retain, tofu_ask
-from msa_lite.evals.outcome import is_recited, weigh_rows
+from msa_lite.evals.outcome import Yardstick, yardstick_of_rows
 from msa_lite.report import Metric
 
 SPLITS = ("forget01", "forget05", "forget10")
@@ -164,13 +163,8 @@ class Tofu(Benchmark):
         return metrics
 
     @classmethod
-    def fails(cls, record: Record) -> bool | None:
-        score = record.get("exact_memorization" if "text" in record else "generated")
-        return None if score is None else is_recited(record)
-
-    @classmethod
-    def weigh(cls, models: Models) -> Weighed:
-        return weigh_rows(models)
+    def yardstick(cls, models: Models) -> Yardstick:
+        return yardstick_of_rows(models)
 
     def judge_calls(self, records: Records, ideal: Records | None, separate: bool) -> list[JudgeCall]:
         if ideal is None:

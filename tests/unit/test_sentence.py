@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from msa_lite.evals.outcome import weigh_rows
+from msa_lite.evals.qa import Qa
 from msa_lite.io.files.writing import json_form
 from msa_lite.report import Metric, Report
 from msa_lite.report.sentence import Bound, Forgotten, Kept, basis_of, counts_sentence, first_sentence
@@ -91,7 +91,7 @@ def test_the_counts_are_those_of_the_records() -> None:
         "target": {"forget": known(12), "retain": known(12), "holdout": unknown(5)},
         "unlearned": {"forget": [*known(1), *unknown(11)], "retain": [*known(10), *unknown(2)]},
     }
-    weighed = weigh_rows(models)
+    weighed = Qa.weigh(models)
     assert not isinstance(weighed, str)
     assert counts_sentence(*weighed) == (
         "It still answers 1 of the 12 questions it was to forget (before: 12; of 5 questions that it never saw, it "
@@ -99,7 +99,7 @@ def test_the_counts_are_those_of_the_records() -> None:
     )
     texts = {name: {"forget": [text(share)] * 12} for name, share in (("target", 1.0), ("unlearned", 0.1))}
     mixed = {name: {"forget": [*sets["forget"], *known(1)]} for name, sets in texts.items()}
-    units = [weighed[0].unit for weighed in map(weigh_rows, (texts, mixed)) if not isinstance(weighed, str)]
+    units = [weighed[0].unit for weighed in map(Qa.weigh, (texts, mixed)) if not isinstance(weighed, str)]
     assert units == ["texts", "rows"]
 
 
