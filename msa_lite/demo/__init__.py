@@ -2,13 +2,3 @@
 
 from msa_lite.demo.history import HistorySettings, TuningSettings, make_groups, make_history, make_real_history
 from msa_lite.demo.smollm2 import SMOLLM2_CONFIG, make_smollm2
-
-__all__ = [
-    "SMOLLM2_CONFIG",
-    "HistorySettings",
-    "TuningSettings",
-    "make_groups",
-    "make_history",
-    "make_real_history",
-    "make_smollm2",
-]
