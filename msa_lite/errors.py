@@ -22,6 +22,12 @@ class MsaError(Exception):
     """True where a stage that raised it leaves its partial folder for a rerun."""
 
 
+def discarded(error: MsaError) -> MsaError:
+    """Mark an error after which a stage's partial folder is worth nothing and is removed."""
+    error.keeps_partial = False
+    return error
+
+
 class UsageError(MsaError):
     """A wrong argument, an unknown name, a path that is not there."""
 

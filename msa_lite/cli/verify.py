@@ -63,23 +63,19 @@ def command(folder: Path, allowed_signers: str | None, rows: str | None, key: st
 def _verify(folder: Path, allowed_signers: str | None, as_json: bool) -> int:
     from msa_lite.cli.output import print_json
     from msa_lite.errors import MismatchError, join_faults
-    from msa_lite.io.finished.seal import unsealed, verify_stages
+    from msa_lite.io.finished.seal import verify_stages
     from msa_lite.record.check import check_records
 
     records = check_records(folder, allowed_signers)
     stages = verify_stages(folder, needed=not records)
     lines = [_place(folder, place, fault) for place, of_place in stages.items() for fault in of_place]
     of_records = [fault for check in records.values() for fault in check.faults]
-    earlier = unsealed(stages)
     if as_json:
         by_name = {str(stage.relative_to(folder)): of_stage for stage, of_stage in stages.items()}
-        without = [str(stage.relative_to(folder)) for stage in earlier]
         checks = {str(place.relative_to(folder)): check for place, check in records.items()}
-        values = {"stages": by_name, "unsealed": without, "records": checks}
+        values = {"stages": by_name, "records": checks}
         print_json({"folder": str(folder), "faults": lines + of_records, **values})
         return MismatchError.exit_code if lines or of_records else 0
-    for stage in earlier:
-        click.echo(f"note: {stage}: made by an earlier version, whose manifest shows no change of itself", err=True)
     for stage, of_stage in stages.items():
         if not of_stage:
             click.echo(f"{stage}: every file is as it was written")

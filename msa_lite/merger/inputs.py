@@ -22,8 +22,7 @@ from msa_lite.io.finished.manifest import (
     software_versions,
     stage_folder,
 )
-from msa_lite.io.finished.seal import CARD_FILE, MANIFEST, is_sealed, load_manifest
-from msa_lite.io.finished.unchanged import check_unchanged
+from msa_lite.io.finished.seal import CARD_FILE, MANIFEST, check_unchanged, load_manifest
 from msa_lite.io.weights.adapter import ADAPTER_FILE, base_name, deciding_fields, is_adapter, is_bare_adapter
 from msa_lite.io.weights.checkpoint import Checkpoint, load_checkpoint
 from msa_lite.io.weights.hub import Source, check_download_space, fetch, fetch_headers, is_remote, is_remote_adapter
@@ -83,7 +82,7 @@ def hash_vector(folder: Path) -> str:
     lora = is_adapter(folder)
     files = [folder / ADAPTER_FILE] if lora else [shard.path for shard in load_checkpoint(folder).shards]
     manifest = load_manifest(folder)
-    known = manifest["files"] if manifest and is_sealed(manifest) else {}
+    known = manifest["files"] if manifest else {}
     hashes = {path.name: _recorded(path, known.get(path.name)) or hash_file(path) for path in files if path.exists()}
     return digest({"config": deciding_fields(folder) if lora else None, "weights": hashes})
 

@@ -19,11 +19,11 @@ from typing import Any, ClassVar
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from msa_lite.errors import FormatError, MismatchError, MsaError
+from msa_lite.errors import FormatError, MismatchError, MsaError, discarded
 from msa_lite.io.console.progress import Progress, readable, silent
 from msa_lite.io.files.reading import parse_json, read_bytes
 from msa_lite.io.files.writing import check_space, digest, hash_file, json_form, write_text
-from msa_lite.io.finished.manifest import discarded, partial_folder
+from msa_lite.io.finished.manifest import partial_folder
 from msa_lite.io.finished.seal import JOURNAL, MERGEKIT_FILE, add_files
 from msa_lite.io.weights.blocks import Files, Recoded, read_rows
 from msa_lite.io.weights.checkpoint import TensorEntry, load_checkpoint

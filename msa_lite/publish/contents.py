@@ -19,7 +19,6 @@ from msa_lite.io.finished.seal import (
     CARD_FILE,
     MANIFEST,
     MERGEKIT_FILE,
-    is_sealed,
     load_manifest,
     manifest_text,
     verify_folder,
@@ -233,8 +232,6 @@ class _Choice:
             self.faults.append(MismatchError(join_faults(f"{self.folder}: differs from its manifest:", broken)))
         if strange:
             self.cautions.append(f"not sent, since msa-lite did not write them: {_listed(strange)}")
-        if not is_sealed(self.manifest):
-            self.cautions.append("an earlier version made this; its manifest would not show a change of itself")
 
     def check_outcome(self) -> None:
         """Gather what the scores say against publishing."""

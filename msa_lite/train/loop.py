@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from msa_lite.data import Example
-from msa_lite.errors import MsaError, NotFiniteError
+from msa_lite.errors import MsaError, NotFiniteError, discarded
 from msa_lite.io.console.libraries import without_bars
 from msa_lite.io.console.progress import Progress, tell
-from msa_lite.io.finished.manifest import discarded
 from msa_lite.io.models.heads import autocast, choose_precision
 from msa_lite.train.model import broken_weight, save_model
 from msa_lite.train.rungs import Rung

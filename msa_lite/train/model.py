@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from msa_lite.data import Row, Template, check_vocabulary
-from msa_lite.errors import UsageError, join_faults, nearest
+from msa_lite.errors import UsageError, discarded, join_faults, nearest
 from msa_lite.io.console.libraries import without_bars
 from msa_lite.io.files.writing import write_json
-from msa_lite.io.finished.manifest import discarded, stage_folder
+from msa_lite.io.finished.manifest import stage_folder
 from msa_lite.io.models.heads import NumberFormat, choose_precision, dtype_of, nf4, note_precision
 from msa_lite.io.models.loading import load_whole, too_large
 from msa_lite.io.weights.adapter import ADAPTER_CONFIG

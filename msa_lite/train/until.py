@@ -16,9 +16,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from msa_lite.data import Example, to_batch
-from msa_lite.errors import NotFiniteError
+from msa_lite.errors import NotFiniteError, discarded
 from msa_lite.io.files.writing import write_json
-from msa_lite.io.finished.manifest import discarded
 from msa_lite.io.models.devices import free_memory
 from msa_lite.io.models.heads import autocast, split_model
 from msa_lite.io.weights.hub import Source

@@ -62,6 +62,19 @@ def room_graph() -> dict[str, set[str]]:
     return graph
 
 
+def folder_graph(room: str) -> dict[str, set[str]]:
+    """Return the folders (and modules beside them) of a room that each of its folders imports from."""
+    place, prefix = PACKAGE / room, f"msa_lite.{room}."
+    graph: dict[str, set[str]] = {}
+    for path in sorted(place.rglob("*.py")):
+        folder = path.relative_to(place).parts[0].removesuffix(".py")
+        names = (name for _, name in imported_names(path.read_text(), module_of(path).rpartition(".")[0]))
+        inner = {name.removeprefix(prefix).partition(".")[0] for name in names if name.startswith(prefix)}
+        graph.setdefault(folder, set()).update(inner - {folder})
+    graph.pop("__init__")
+    return graph
+
+
 def module_graph() -> dict[str, set[str]]:
     """Return the modules that each module imports from."""
     graph = {}

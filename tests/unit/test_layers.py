@@ -14,6 +14,7 @@ import pytest
 from tests.tools.arrows import (
     PACKAGE,
     find_circle,
+    folder_graph,
     imported_rooms,
     module_graph,
     module_of,
@@ -58,6 +59,18 @@ ARROWS = {
     "__main__": {"cli"},
     "__init__": {"comparison", "data", "evals", "io", "merger", "pipeline", "publish", "train"},  # the public functions
 }  # fmt: skip
+# Folder inside a room → the folders of the same room that it imports from. Exactly these, as for rooms. The lowest come
+# first: an arrow leads to a folder further up in the table.
+FOLDERS = {
+    "io": {
+        "console": set[str](),
+        "files": {"console"},
+        "finished": {"console", "files"},
+        "weights": {"console", "files", "finished"},
+        "models": {"console", "files", "weights"},
+        "launch": {"console", "files"},
+    },
+}
 # Modules that hold arithmetic alone: the formula, and the scores of one item.
 PURE = ("merger/formula.py", "evals/scoring.py", "evals/answers.py")
 
@@ -77,6 +90,14 @@ def test_every_room_has_its_arrows_and_recipes_stay_at_the_top() -> None:
     assert room_graph().keys() == ARROWS.keys()
     assert [room for room in ARROWS if "cli" in ARROWS[room]] == ["__main__"]
     assert sorted(room for room in ARROWS if "recipe" in ARROWS[room]) == ["cli", "pipeline"]
+
+
+@pytest.mark.parametrize("room", FOLDERS)
+def test_the_folders_of_a_room_import_from_exactly_the_folders_of_the_table_none_of_them_higher(room: str) -> None:
+    assert folder_graph(room) == FOLDERS[room]
+    order = list(FOLDERS[room])
+    for place, folder in enumerate(order):  # so there is no circle either
+        assert FOLDERS[room][folder] <= {*order[:place]}, folder
 
 
 def test_no_imports_go_in_a_circle() -> None:

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from msa_lite.errors import OutputError, StageError
+from msa_lite.errors import OutputError, StageError, discarded
 from msa_lite.io.files.writing import check_space
 from msa_lite.io.finished import manifest, seal
-from msa_lite.io.finished.manifest import check_free, discarded, is_finished, stage_folder
+from msa_lite.io.finished.manifest import check_free, is_finished, stage_folder
 from msa_lite.io.finished.seal import JOURNAL, MANIFEST, load_manifest, verify_folder
 
 INPUTS = {"seed": 1, "source": {"revision": "sha256:0"}}

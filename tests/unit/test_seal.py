@@ -14,11 +14,12 @@ import pytest
 from msa_lite.errors import OutputError
 from msa_lite.io.finished.manifest import check_free, is_finished, stage_folder
 from msa_lite.io.finished.seal import (
+    EARLIER,
     MANIFEST,
     WORKING,
     add_files,
-    is_sealed,
     load_manifest,
+    sealed_json,
     verify_folder,
     write_manifest,
 )
@@ -44,14 +45,6 @@ def folder(tmp_path: Path) -> Path:
         with stage_folder(partial / "ideal", "evaluation", {}) as inner:
             (inner / "c.txt").write_text("c")
     return tmp_path / "out"
-
-
-def as_earlier_versions(folder: Path) -> None:
-    """Give a folder the manifest that it had before there were seals, which named no manifest in it."""
-    manifest = load_manifest(folder)
-    assert manifest is not None
-    manifest["files"].pop("ideal/manifest.json")
-    write_manifest(folder, manifest, sealed=False)
 
 
 def test_a_flipped_bit_in_any_byte_of_the_manifest_is_seen(folder: Path) -> None:
@@ -89,22 +82,23 @@ def test_every_other_change_is_seen_and_such_a_folder_is_neither_taken_up_nor_re
 
 
 SHAPES: list[Any] = [
-    None, 5, "text", [], {}, {"made_by": "msa-lite"},
+    None, 5, "text", [], {},
     *(
         {"made_by": "msa-lite", "kind": "model", "inputs": {}, "files": {}} | change
         for change in (
             {"kind": None}, {"inputs": None}, {"inputs": []}, {"files": None}, {"files": []}, {"files": {"a": None}},
             {"files": {"a": {}}}, {"files": {"a": {"bytes": 1}}}, {"files": {"a": {"bytes": "1", "sha256": ""}}},
             {"files": {"a": {"bytes": 1.5, "sha256": ""}}}, {"files": {"a": {"bytes": 1, "sha256": 5}}},
-            {"made_by": ["msa-lite"]}, {"format": 2}, {"manifest_sha256": None}, {"manifest_sha256": "0" * 64},
+            {"made_by": ["msa-lite"]},
         )
     ),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("value", SHAPES, ids=lambda value: json.dumps(value)[-50:])
-def test_a_manifest_of_another_shape_is_none(folder: Path, value: Any) -> None:
-    (folder / MANIFEST).write_text(json.dumps(value))
+def test_a_manifest_of_another_shape_is_none_even_with_a_seal(folder: Path, value: Any) -> None:
+    text = sealed_json({**value, "format": 2}, "manifest_sha256") if isinstance(value, dict) else json.dumps(value)
+    (folder / MANIFEST).write_text(text)
     assert load_manifest(folder) is None
     assert not is_finished(folder, {})
     assert verify_folder(folder) == [BROKEN]
@@ -221,25 +215,17 @@ def test_files_that_are_added_are_sealed_in(folder: Path) -> None:
     add_files(folder, ["picture.png"], {"pictures": True})
     assert verify_folder(folder) == []
     manifest = load_manifest(folder) or {}
-    assert (manifest["pictures"], is_sealed(manifest), is_finished(folder, INPUTS)) == (True, True, True)
+    assert (manifest["pictures"], is_finished(folder, INPUTS)) == (True, True)
 
 
-def test_folders_of_earlier_versions_are_taken_up_and_verified_with_a_word(folder: Path) -> None:
-    as_earlier_versions(folder)
-    manifest = load_manifest(folder)
-    assert manifest is not None
-    assert not is_sealed(manifest)
-    assert is_finished(folder, INPUTS)
-    assert verify_folder(folder) == []
-    done = run_cli("verify", str(folder))
-    assert (done.returncode, done.stdout) == (0, f"{folder}: every file is as it was written\n")
-    assert done.stderr == f"note: {folder}: made by an earlier version, whose manifest shows no change of itself\n"
-    assert json.loads(run_cli("verify", str(folder), "--json").stdout)["unsealed"] == ["."]
-    (folder / "picture.png").write_text("png")
-    add_files(folder, ["picture.png"], {})
-    assert is_sealed(load_manifest(folder) or {}) is False  # a seal would vouch for what may have changed before
-    (folder / "a.txt").write_text("b")
-    assert verify_folder(folder) == ["a.txt: content changed"]
+def test_a_folder_without_a_seal_is_of_an_earlier_development_version_and_refused_in_a_line(folder: Path) -> None:
+    values = {k: v for k, v in (load_manifest(folder) or {}).items() if k not in ("format", "manifest_sha256")}
+    (folder / MANIFEST).write_text(json.dumps(values))
+    assert load_manifest(folder) is None
+    assert not is_finished(folder, INPUTS)
+    assert verify_folder(folder) == [f"{MANIFEST}: {EARLIER}"]
+    with pytest.raises(OutputError, match=EARLIER):
+        check_free(folder, "model")
 
 
 @pytest.mark.parametrize("arguments", [(), ("--json",)])

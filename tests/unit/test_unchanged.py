@@ -13,7 +13,7 @@ import pytest
 from msa_lite.data import DataSource
 from msa_lite.errors import StageError
 from msa_lite.evals import evaluate
-from msa_lite.io.finished.unchanged import check_unchanged, take_marks
+from msa_lite.io.finished.seal import check_unchanged, take_marks
 from msa_lite.io.weights.hub import fetch
 from msa_lite.train import fit_vector
 from tests.support.fits import ROWS, SETTINGS

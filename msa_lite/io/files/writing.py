@@ -105,17 +105,6 @@ def sync(path: Path) -> None:
         os.close(handle)
 
 
-def umask() -> int:
-    """Return the process's umask, without changing it where /proc tells it. `os.umask` changes it for all threads."""
-    try:
-        status = Path("/proc/self/status").read_text(encoding="utf-8")
-        return int(next(line.split()[1] for line in status.splitlines() if line.startswith("Umask:")), 8)
-    except (OSError, StopIteration, ValueError):
-        mask = os.umask(0)
-        os.umask(mask)
-        return mask
-
-
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # Errors of the system where no folder can be made, whatever the room.
 _UNREACHABLE = (

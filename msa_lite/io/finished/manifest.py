@@ -29,8 +29,9 @@ from typing import Any
 from msa_lite.errors import FormatError, MsaError, OutputError, StageError, join_faults
 from msa_lite.io.console.progress import readable
 from msa_lite.io.files.reading import printable, read_bytes, read_object
-from msa_lite.io.files.writing import digest, disk_fault, hash_file, nearest_place, reachable, sync, umask, write_json
+from msa_lite.io.files.writing import digest, disk_fault, hash_file, nearest_place, reachable, sync, write_json
 from msa_lite.io.finished.seal import (
+    EARLIER,
     LOCK,
     MANIFEST,
     MARKER,
@@ -38,10 +39,11 @@ from msa_lite.io.finished.seal import (
     WORKING,
     describe_file,
     entries,
-    holds_leftovers,
+    is_earlier,
     list_files,
     load_manifest,
     locked,
+    remove_leftovers,
     remove_ours,
     verify_folder,
     why_unfinished,
@@ -98,11 +100,13 @@ def check_free(folder: Path, kind: str) -> None:
     with reachable(folder), suppress(FileNotFoundError):
         if not stat.S_ISDIR(os.stat(folder).st_mode):
             raise OutputError(f"{folder}: a file is in the way; choose another output folder")
+        if is_earlier(folder):
+            raise OutputError(f"{folder}: {EARLIER}, in another output folder")
         if any(folder.iterdir()):
-            other = (load_manifest(folder) or {}).get("kind")
-            other = other or f"something that msa-lite did not make, or whose {MANIFEST} is damaged"
-            if other != kind:
-                raise OutputError(f"{folder}: holds {other}, where {kind} should go; choose another output folder")
+            manifest = load_manifest(folder) or {}
+            kind_there = manifest.get("kind", f"something that msa-lite did not make, or whose {MANIFEST} is damaged")
+            if kind_there != kind:
+                raise OutputError(f"{folder}: holds {kind_there}, where {kind} should go; choose another output folder")
 
 
 def partial_folder(folder: Path) -> Path:
@@ -115,12 +119,6 @@ def previous_folder(folder: Path) -> Path:
     """Return the place of a folder's former content while a new one takes its name."""
     folder = Path(os.path.realpath(folder))
     return folder.with_name(folder.name + ".previous")
-
-
-def discarded(error: MsaError) -> MsaError:
-    """Mark an error after which a stage's partial folder is worth nothing and is removed."""
-    error.keeps_partial = False
-    return error
 
 
 @contextmanager
@@ -362,14 +360,12 @@ def is_partial(folder: Path) -> bool:
 
 def _sweep(folder: Path) -> None:
     """Remove the working files of a stage from its finished folder."""
-    if holds_leftovers(folder):
-        with suppress(OSError):  # no permission, or a disk that cannot be written to: they do no harm there
-            for name in WORKING:
-                (folder / name).unlink(missing_ok=True)
+    with suppress(OSError):  # no permission, or a disk that cannot be written to: they do no harm there
+        remove_leftovers(folder)
 
 
 def _apply_umask(folder: Path) -> None:
     """Give files the usual permissions; the safetensors library makes them readable by their owner alone."""
-    mask = umask()
-    for path in [*list_files(folder), folder / MANIFEST]:
-        path.chmod(0o666 & ~mask)
+    usual = stat.S_IMODE((folder / MANIFEST).stat().st_mode)  # of a file that was opened just now
+    for path in list_files(folder):
+        path.chmod(usual)

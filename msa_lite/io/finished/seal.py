@@ -1,4 +1,7 @@
-"""The seal of a finished folder: manifest and files, is it complete, is it as written, is it locked."""
+"""The seal of a finished folder: manifest and files, is it complete, is it as written, is it locked.
+
+And files that change while they are read: a result of half the old and half the new content looks like any other.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from msa_lite.errors import FormatError, OutputError
+from msa_lite.errors import FormatError, OutputError, StageError, discarded, join_faults
 from msa_lite.io.files.reading import parse_json, printable, read_bytes, read_object
 from msa_lite.io.files.writing import canonical_json, hash_file, indented_json, reachable, write_text
 
@@ -27,21 +30,19 @@ REPLACES = ".replaces.json"  # names the folder that a new one takes the place o
 # Files that a stage needs while it works; they are no part of its result. The marker is removed last.
 WORKING = (LOCK, JOURNAL, REPLACES, f"{REPLACES}.tmp", f"{MARKER}.tmp", MARKER)
 _OF_HUB = (".gitattributes", ".cache/")  # comes with a download
-_FORMAT = {"format": 2}  # a second sign of a seal, so that no change of one byte can hide that there was one
-_KEY = "manifest_sha256"
+EARLIER = "made by an earlier development version: run it again"
+_FORMAT, _SEAL = "format", "manifest_sha256"  # the last keys of a manifest
 
 
-def write_manifest(folder: Path, manifest: Mapping[str, Any], sealed: bool = True) -> None:
+def write_manifest(folder: Path, manifest: Mapping[str, Any]) -> None:
     """Write a folder's manifest, whole or not at all, with a seal."""
-    write_text(folder / MANIFEST, manifest_text(manifest, sealed))
+    write_text(folder / MANIFEST, manifest_text(manifest))
 
 
-def manifest_text(manifest: Mapping[str, Any], sealed: bool = True) -> str:
+def manifest_text(manifest: Mapping[str, Any]) -> str:
     """Return the text of a manifest's file, with a seal."""
-    values = {key: value for key, value in manifest.items() if key != _KEY and key not in _FORMAT}
-    if not sealed:
-        return indented_json(values)
-    return sealed_json({**values, **_FORMAT}, _KEY)
+    values = {key: value for key, value in manifest.items() if key not in (_FORMAT, _SEAL)}
+    return sealed_json({**values, _FORMAT: 2}, _SEAL)
 
 
 def sealed_json(values: Mapping[str, Any], key: str) -> str:
@@ -65,14 +66,16 @@ def load_manifest(folder: Path) -> dict[str, Any] | None:
         value = parse_json(raw, MANIFEST)
     except FormatError:
         return None
-    if not _has_form(value) or (is_sealed(value) and not is_whole(raw, _KEY)):
-        return None
-    return value
+    return value if is_whole(raw, _SEAL) and _has_form(value) else None
 
 
-def is_sealed(manifest: Mapping[str, Any]) -> bool:
-    """Check whether a manifest would show a change of itself; those of earlier versions would not."""
-    return _KEY in manifest or not manifest.keys().isdisjoint(_FORMAT)
+def is_earlier(folder: Path) -> bool:
+    """Check whether a development version from before there were seals made a folder."""
+    try:
+        manifest = read_object(folder / MANIFEST)
+    except FormatError:
+        return False
+    return manifest.get("made_by") == "msa-lite" and manifest.keys().isdisjoint((_FORMAT, _SEAL))
 
 
 def _has_form(value: Any) -> bool:
@@ -91,14 +94,11 @@ def _has_form(value: Any) -> bool:
 
 
 def add_files(folder: Path, names: Sequence[str], facts: Mapping[str, Any]) -> None:
-    """Enter files that were put into a finished folder, and further facts, into its manifest.
-
-    A manifest without a seal gets none, which would vouch for what may have changed before.
-    """
+    """Enter files that were put into a finished folder, and further facts, into its manifest."""
     manifest = load_manifest(folder)
     assert manifest is not None, "the folder is finished"
     manifest["files"] |= {name: describe_file(folder / name) for name in names}
-    write_manifest(folder, {**manifest, **facts}, is_sealed(manifest))
+    write_manifest(folder, {**manifest, **facts})
 
 
 def drop_files(folder: Path, names: Collection[str]) -> None:
@@ -108,14 +108,12 @@ def drop_files(folder: Path, names: Collection[str]) -> None:
     """
     manifest = load_manifest(folder)
     assert manifest is not None, "the folder is finished"
-    if holds_leftovers(folder):  # which a new manifest would turn into strange files
-        for name in WORKING:
-            (folder / name).unlink(missing_ok=True)
+    remove_leftovers(folder)  # which a new manifest would turn into strange files
     for name, path in entries(folder).items():
         if name in names and name != MANIFEST:
             path.unlink()
     files = {name: item for name, item in manifest["files"].items() if name not in names}
-    write_manifest(folder, {**manifest, "files": files}, is_sealed(manifest))
+    write_manifest(folder, {**manifest, "files": files})
 
 
 def remove_ours(folder: Path) -> bool:
@@ -167,15 +165,18 @@ def holds_leftovers(folder: Path) -> bool:
         return False
 
 
+def remove_leftovers(folder: Path) -> None:
+    """Remove the working files that a kill left in a finished folder."""
+    if holds_leftovers(folder):
+        for name in WORKING:
+            (folder / name).unlink(missing_ok=True)
+
+
 def strange_files(folder: Path, manifest: Mapping[str, Any]) -> dict[str, Path]:
     """Return files that the manifest does not name, without working files that a kill left. Raise OSError."""
     known = {MANIFEST, *manifest["files"]} | (set(WORKING) if holds_leftovers(folder) else set())
-    # Earlier versions left out the manifests of inner folders, and whatever has the name of a working file.
-    blind = frozenset() if is_sealed(manifest) else frozenset({MANIFEST, *WORKING, ".replaced"})
-    strange = {name: path for name, path in entries(folder).items() if name not in known}
-    if manifest.get(PUBLISHED):
-        strange = {name: path for name, path in strange.items() if not name.startswith(_OF_HUB)}
-    return {name: path for name, path in strange.items() if blind.isdisjoint(name.split("/"))}
+    harmless = _OF_HUB if manifest.get(PUBLISHED) else ()
+    return {name: path for name, path in entries(folder).items() if name not in known and not name.startswith(harmless)}
 
 
 def verify_folder(folder: Path) -> list[str]:
@@ -188,7 +189,7 @@ def verify_folder(folder: Path) -> list[str]:
         raise OutputError(f"{printable(folder)}: no {MANIFEST} of msa-lite in there")
     manifest = load_manifest(folder)
     if manifest is None:
-        return [f"{MANIFEST}: not as msa-lite wrote it, or of another program"]
+        return [f"{MANIFEST}: {EARLIER if is_earlier(folder) else 'not as msa-lite wrote it, or of another program'}"]
     try:
         files, strange = entries(folder), strange_files(folder, manifest)
     except OSError as error:
@@ -200,8 +201,8 @@ def verify_folder(folder: Path) -> list[str]:
     ]
 
 
-def _fault(path: Path | None, item: Mapping[str, Any]) -> str | None:
-    """Return what is wrong with a file that a manifest names, or None."""
+def _fault(path: Path | None, item: Mapping[str, Any], by_hash: bool = True) -> str | None:
+    """Return what is wrong with a file that a manifest names, or None. by_hash: also look at its content."""
     if path is None:
         return "missing"
     try:
@@ -210,7 +211,7 @@ def _fault(path: Path | None, item: Mapping[str, Any]) -> str | None:
             return "no file any more"
         if status.st_size != item["bytes"]:
             return f"{status.st_size} bytes, recorded were {item['bytes']}"
-        return None if hash_file(path) == item["sha256"] else "content changed"
+        return "content changed" if by_hash and hash_file(path) != item["sha256"] else None
     except OSError as error:
         return f"cannot be read ({error.strerror})"
     except FormatError as error:
@@ -237,9 +238,11 @@ def why_unfinished(folder: Path, inputs: Mapping[str, Any]) -> list[str]:
         files = entries(folder)
     except OSError:
         return ["its files cannot be listed"]
-    sizes = {name: item["bytes"] for name, item in manifest["files"].items() if name != CARD_FILE}
-    changed = [name for name, size in sizes.items() if name not in files or not _has_size(files[name], size)]
-    return [f"{name}: missing, or not as written" for name in changed]
+    return [
+        f"{name}: missing, or not as written"
+        for name, item in manifest["files"].items()
+        if name != CARD_FILE and _fault(files.get(name), item, by_hash=False)
+    ]
 
 
 def differences(before: Any, now: Any) -> Iterator[str]:
@@ -265,15 +268,6 @@ def _shown(value: Any) -> str | None:
     """Return a value as a reason shows it; None for one that tells a reader nothing."""
     text = "none" if value is None else str(value)
     return None if _HASH.fullmatch(text) or len(text) > _LONGEST else text
-
-
-def _has_size(path: Path, size: int) -> bool:
-    """Check whether a path is a regular file of so many bytes."""
-    try:
-        status = path.stat()
-    except OSError:
-        return False
-    return stat.S_ISREG(status.st_mode) and status.st_size == size
 
 
 @contextmanager
@@ -318,6 +312,37 @@ def verify_stages(folder: Path, needed: bool = True) -> dict[Path, list[str]]:
     return {stage: verify_folder(stage) for stage in stages}
 
 
-def unsealed(stages: Iterable[Path]) -> list[Path]:
-    """Return the folders whose manifest would not show a change of itself: earlier versions made them."""
-    return [stage for stage in stages if (manifest := load_manifest(stage)) and not is_sealed(manifest)]
+Marks = Mapping[Path, tuple[int, ...]]
+"""Device, inode, size and time of change by file: they change when somebody writes the file. Content is not compared:
+that would be gigabytes."""
+
+
+def take_marks(folder: Path, patterns: Iterable[str]) -> Marks:
+    """Return the marks of a folder's files of these patterns, as they are now."""
+    files = {path for pattern in patterns for path in folder.glob(pattern) if path.name != MANIFEST}
+    return {path: mark for path in sorted(files) if (mark := _mark(path))}
+
+
+def _mark(path: Path) -> tuple[int, ...] | None:
+    """Return a file's mark, or None where it is no regular file."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    mark = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+    return mark if stat.S_ISREG(status.st_mode) else None
+
+
+def check_unchanged(marks: Marks) -> None:
+    """Raise StageError with all files that have changed. After it, the partial folder is removed."""
+    changed = [path for path, mark in marks.items() if _mark(path) != mark]
+    if changed:
+        raise discarded(
+            StageError(
+                join_faults(
+                    "files changed or vanished while they were read, so the result was removed; run this again when "
+                    "nobody writes there any more:",
+                    map(printable, changed),
+                )
+            )
+        )
