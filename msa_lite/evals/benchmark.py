@@ -18,9 +18,8 @@ from typing import Any, ClassVar, Literal
 from msa_lite.benchmarks import BENCHMARKS
 from msa_lite.data import Example, Prompter, pad_id, sample_rows
 from msa_lite.errors import DataError, UsageError, join_faults
-from msa_lite.evals import scoring
 from msa_lite.evals.bounds import Models, Record, Records
-from msa_lite.evals.forward import TokenScores, completion
+from msa_lite.evals.forward import completion
 from msa_lite.evals.generate import Decoding
 from msa_lite.evals.judge import Ask
 from msa_lite.evals.outcome import Weighed, Yardstick, is_recited, weigh_recited
@@ -317,24 +316,6 @@ def benchmark_class(name: str) -> type[Benchmark]:
 def text_item(tokenizer: Any, index: int, text: str, group: str | None = None) -> Item:
     """Return the item of a text that is scored and nothing is generated from."""
     return Item(index, {"text": text}, {"text": completion(tokenizer, index, "", text)}, group=group)
-
-
-def token_record(scores: TokenScores, drop_last: bool, es_floor: bool) -> Record:
-    """Return the part of a record about one text scored teacher-forced.
-
-    n_tokens: the labelled tokens; `probability` and `loss` (mean −log p) cover them. With `drop_last`, the memorization
-    scores leave out the last of them. Scores that are not defined are None.
-    """
-    cut = slice(None, -1 if drop_last else None)
-    record = {
-        "n_tokens": len(scores.log_probs),
-        "loss": scoring.mean_loss(scores.log_probs),
-        "probability": scoring.probability(scores.log_probs),
-        "extraction_strength": scoring.extraction_strength(scores.matches[cut], es_floor),
-        "exact_memorization": scoring.exact_memorization(scores.matches[cut]),
-        "min_k": scoring.min_k(scores.log_probs[cut]),
-    }
-    return record if scores.z is None else record | {"min_k_pp": scoring.min_k_pp(scores.z[cut])}
 
 
 def flat_scores(record: Record, name: str = "answer") -> Record:

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from msa_lite.data import sample_rows
-from msa_lite.evals.benchmark import Benchmark, Item, ItemSet, Record, Records, token_record
-from msa_lite.evals.forward import score_bundles
+from msa_lite.evals import scoring
+from msa_lite.evals.benchmark import Benchmark, Item, ItemSet, Record, Records
+from msa_lite.evals.forward import TokenScores, score_bundles
 from msa_lite.evals.generate import generate
 from msa_lite.evals.models import Runner, load_model
 from msa_lite.io.console.progress import Progress, silent
@@ -43,12 +44,12 @@ def collect_records(
     runner: Runner | None = None
     if total:
         progress(label, 0, total)  # loading the model may take minutes
-    for part in todo.values():
-        if part.texts or part.prompts:
+    for work in todo.values():
+        if work.texts or work.prompts:
             if runner is None:
                 runner = Runner(load_model(source.folder, added=source.added))
                 source.check_unchanged()
-            for count in part.run(runner, benchmark):
+            for count in work.run(runner, benchmark):
                 done += count
                 progress(label, done, total)
     if runner is not None:
@@ -57,7 +58,8 @@ def collect_records(
     if not ranks.first:
         return {}
     for name in todo:
-        _write_set(benchmark, name, folder)
+        write_records(folder / f"{name}.jsonl", _join(benchmark, name, list(_read_parts(folder, name))))
+        _remove_parts(folder, name)
     return {name: read_records(folder / f"{name}.jsonl") for name in benchmark.sets}
 
 
@@ -179,6 +181,24 @@ class _Set:
             ]
 
 
+def token_record(scores: TokenScores, drop_last: bool, es_floor: bool) -> Record:
+    """Return the part of a record about one text scored teacher-forced.
+
+    n_tokens: the labelled tokens; `probability` and `loss` (mean −log p) cover them. With `drop_last`, the memorization
+    scores leave out the last of them. Scores that are not defined are None.
+    """
+    cut = slice(None, -1 if drop_last else None)
+    record = {
+        "n_tokens": len(scores.log_probs),
+        "loss": scoring.mean_loss(scores.log_probs),
+        "probability": scoring.probability(scores.log_probs),
+        "extraction_strength": scoring.extraction_strength(scores.matches[cut], es_floor),
+        "exact_memorization": scoring.exact_memorization(scores.matches[cut]),
+        "min_k": scoring.min_k(scores.log_probs[cut]),
+    }
+    return record if scores.z is None else record | {"min_k_pp": scoring.min_k_pp(scores.z[cut])}
+
+
 def _hidden_token(benchmark: Benchmark) -> int | None:
     """Return the token that `mask_eq_pad` hides: the padding token, or the end token where there is none."""
     if "mask_eq_pad" not in benchmark.compat:
@@ -206,19 +226,12 @@ def _join(benchmark: Benchmark, name: str, lines: Sequence[Record]) -> list[Reco
     records: dict[int, Record] = {}
     for line in sorted(lines, key=lambda line: "generated" in line):  # so that a stop does not change the order of keys
         records.setdefault(line["index"], {}).update(line)
-    return [
-        benchmark.complete(name, {"index": item.index, **item.fields, **_subject(item), **records.get(item.index, {})})
-        for item in benchmark.sets[name].items
-    ]
-
-
-def _subject(item: Item) -> Record:
-    return {} if item.group is None else {"subject": item.group}
-
-
-def _write_set(benchmark: Benchmark, name: str, folder: Path) -> None:
-    write_records(folder / f"{name}.jsonl", _join(benchmark, name, list(_read_parts(folder, name))))
-    _remove_parts(folder, name)
+    joined = []
+    for item in benchmark.sets[name].items:
+        subject = {} if item.group is None else {"subject": item.group}
+        record = {"index": item.index, **item.fields, **subject, **records.get(item.index, {})}
+        joined.append(benchmark.complete(name, record))
+    return joined
 
 
 def _remove_parts(folder: Path, name: str) -> None:
@@ -243,13 +256,11 @@ def list_rows(benchmark: type[Benchmark], models: Mapping[str, Records], known: 
 
 def _row(benchmark: type[Benchmark], index: int, records: Mapping[str, Record]) -> ListedRow:
     first = next(iter(records.values()))
-    question = first.get("question") or first.get("prompt") or ""
-    expected = first["answers"] if "answers" in first else [first.get("answer") or first.get("gt") or ""]
     text = first.get("text") or ""
     return ListedRow(
         index,
-        question,
-        " / ".join(expected),
+        first.get("question") or first.get("prompt") or "",
+        _expected(first),
         text,
         {name: _answer(record) for name, record in records.items()},
         {name: benchmark.fails(record) for name, record in records.items()},
@@ -257,15 +268,19 @@ def _row(benchmark: type[Benchmark], index: int, records: Mapping[str, Record]) 
     )
 
 
-def _answer(record: Record) -> str | None:
-    """Return what was generated; several answers to one question in one text."""
+def _expected(record: Record) -> str:
+    return " / ".join(record["answers"]) if "answers" in record else record.get("answer") or record.get("gt") or ""
+
+
+def _answer(record: Record, all_samples: bool = True) -> str | None:
+    """Return what was generated; of several samples all in one text, or the first."""
     generated = record.get("generated")
-    return generated if generated is None or isinstance(generated, str) else " / ".join(generated)
+    if generated is None or isinstance(generated, str):
+        return generated
+    return " / ".join(generated) if all_samples else (generated or [""])[0]
 
 
 COUNT = 10
-_MODELS = ("target", "unlearned", "ideal")
-_SIDES = ("forget", "retain")
 
 
 def pick_examples(
@@ -276,29 +291,16 @@ def pick_examples(
     Half of them are about the forget set; where one set has too few, the other makes up for it. models: records by set,
     by the name of the model. Texts are left out, since nothing is generated from them.
     """
-    models = {name: models[name] for name in _MODELS if name in models}
-    places = {side: _answered(benchmark, models["target"], side) for side in _SIDES}
-    half = count // 2
+    models = {name: models[name] for name in ("target", "unlearned", "ideal") if name in models}
+    target, half, examples = models["target"], count // 2, []
+    places = {
+        side: [(name, at) for name, at in benchmark.places(target, side) if _answer(target[name][at]) is not None]
+        for side in ("forget", "retain")
+    }
     room = {"forget": max(half, count - len(places["retain"])), "retain": max(half, count - len(places["forget"]))}
-    return [
-        _example(models, side, name, at) for side in _SIDES for name, at in sample_rows(places[side], room[side], seed)
-    ]
-
-
-def _answered(benchmark: type[Benchmark], records: Records, side: str) -> list[tuple[str, int]]:
-    """Return (set, position) of the questions about one side that were answered."""
-    return [
-        (name, at) for name, at in benchmark.places(records, side) if records[name][at].get("generated") is not None
-    ]
-
-
-def _example(models: Mapping[str, Records], side: str, name: str, at: int) -> SideBySide:
-    record = models["target"][name][at]
-    expected = record["answer"] if "answer" in record else " / ".join(record["answers"])
-    answers = {model: _shown_answer(records[name][at]) for model, records in models.items()}
-    return SideBySide(side, record["question"], expected, answers)
-
-
-def _shown_answer(record: Record) -> str:
-    generated: str | Sequence[str] | None = record.get("generated")
-    return generated if isinstance(generated, str) else (generated or [""])[0]
+    for side in places:
+        for name, at in sample_rows(places[side], room[side], seed):
+            answers = {model: _answer(sets[name][at], all_samples=False) or "" for model, sets in models.items()}
+            record = target[name][at]
+            examples.append(SideBySide(side, record["question"], _expected(record), answers))
+    return examples

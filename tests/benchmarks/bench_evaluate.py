@@ -51,10 +51,11 @@ from msa_lite.data import (
     to_batch,
 )
 from msa_lite.evals import scoring
-from msa_lite.evals.benchmark import BenchmarkSettings, token_record
+from msa_lite.evals.benchmark import BenchmarkSettings
 from msa_lite.evals.forward import score_bundles
 from msa_lite.evals.generate import Decoding, generate
 from msa_lite.evals.models import Runner, load_model
+from msa_lite.evals.records import token_record
 from msa_lite.evals.tofu import MAX_NEW_TOKENS, Tofu
 
 SIDES, PARTS = ("plain", "msa-lite"), ("teacher-forced", "generation")

@@ -36,9 +36,9 @@ from scipy.stats import spearmanr
 import msa_lite
 from msa_lite.data import DataSource, Prompter, Template, encode_qa, load_rows, open_tokenizer
 from msa_lite.demo import HistorySettings, make_groups, make_history
-from msa_lite.evals.benchmark import token_record
 from msa_lite.evals.forward import score_bundles
 from msa_lite.evals.models import Runner, load_model
+from msa_lite.evals.records import token_record
 from msa_lite.io.weights.blocks import rounded_model
 from msa_lite.merger import merge
 from msa_lite.report.update import place_of

@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 
 from msa_lite.data import Prompter, Template
-from msa_lite.evals.benchmark import BenchmarkSettings, Record, token_record
+from msa_lite.evals.benchmark import BenchmarkSettings, Record
 from msa_lite.evals.forward import TokenScores
 from msa_lite.evals.generate import Decoding
+from msa_lite.evals.records import token_record
 from msa_lite.evals.tofu import Tofu
 from tests.support.models import tiny_tokenizer
 

@@ -23,12 +23,12 @@ from msa_lite.data import (
     make_prompter,
 )
 from msa_lite.evals.aggregates import resolve_compat
-from msa_lite.evals.benchmark import BenchmarkSettings, token_record
+from msa_lite.evals.benchmark import BenchmarkSettings
 from msa_lite.evals.forward import TokenScores, answer_texts
 from msa_lite.evals.generate import Decoding, generate
 from msa_lite.evals.models import Runner
 from msa_lite.evals.qa import load_qa
-from msa_lite.evals.records import run_items
+from msa_lite.evals.records import run_items, token_record
 from msa_lite.evals.suite import load_benchmark
 from msa_lite.evals.tofu import Tofu
 from tests.support.benchmark_data import shortened, write_tofu

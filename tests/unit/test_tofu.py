@@ -12,8 +12,9 @@ from scipy.stats import ks_2samp
 
 from msa_lite.errors import DataError
 from msa_lite.evals.aggregates import NO_IDEAL, NOT_JUDGED
-from msa_lite.evals.benchmark import BenchmarkSettings, Record, token_record
+from msa_lite.evals.benchmark import BenchmarkSettings, Record
 from msa_lite.evals.forward import TokenScores
+from msa_lite.evals.records import token_record
 from msa_lite.evals.tofu import Tofu
 from msa_lite.report import Metric
 from tests.support.benchmark_data import (
