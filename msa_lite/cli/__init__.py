@@ -1,4 +1,4 @@
-"""The command line: one file a command, loaded when it is called. Heavy imports stand inside the bodies."""
+"""The command line. A command's module is loaded when it is called; heavy imports stand inside the bodies."""
 
 from __future__ import annotations
 
@@ -16,41 +16,45 @@ from msa_lite.io.launch.crew import Ranks, in_group
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
+# By section of the help: each command with the module that it stands in, and its purpose.
 _SECTIONS = {
-    "Start": ("quickstart", "init", "recipes", "plan"),
-    "Unlearn": ("run", "sweep", "vector", "merge", "mergekit", "probe", "train", "baseline"),
-    "Look": ("evaluate", "attack", "report", "compare", "ask", "metrics"),
-    "Hand on": ("verify", "publish", "purge"),
+    "Start": {
+        "quickstart": ("runs", "Try msa-lite in minutes, without GPU or downloads."),
+        "init": ("init", "Write a first recipe, from a few questions."),
+        "recipes": ("recipes", "List, show, copy and check recipes."),
+        "plan": ("plan", "Predict memory, disk and time of a run."),
+    },
+    "Unlearn": {
+        "run": ("runs", "Run a recipe: vectors, choice, merge, scores, report."),
+        "sweep": ("runs", "Choose alpha and beta on validation rows."),
+        "vector": ("runs", "Fit only the vectors of a recipe."),
+        "merge": ("merge", "Merge vectors into a target."),
+        "mergekit": ("merge", "Print a merge as a recipe for mergekit."),
+        "probe": ("runs", "Check whether a prior has already seen the forget set."),
+        "train": ("runs", "Train targets, ideals and histories in stages."),
+        "baseline": ("runs", "Run a method that MSA is compared with."),
+    },
+    "Look": {
+        "evaluate": ("evaluate", "Score a model on a benchmark."),
+        "attack": ("attack", "Attack a run's models: does it stay forgotten?"),
+        "report": ("reports", "Write the report of a run: a page, Markdown and JSON."),
+        "compare": ("reports", "Put reports side by side, as in the paper."),
+        "ask": ("ask", "Ask the models of a run a question, side by side."),
+        "metrics": ("reports", "Explain the metrics of reports."),
+    },
+    "Hand on": {
+        "verify": ("verify", "Check every file of a run or folder against its manifest."),
+        "publish": ("publish", "Send a model or adapter to the Hugging Face Hub."),
+        "purge": ("purge", "List and remove what still holds the data of a run."),
+    },
 }
-_COMMANDS = {
-    "quickstart": "Try msa-lite in minutes, without GPU or downloads.",
-    "init": "Write a first recipe, from a few questions.",
-    "run": "Run a recipe: vectors, choice, merge, scores, report.",
-    "recipes": "List, show, copy and check recipes.",
-    "plan": "Predict memory, disk and time of a run.",
-    "evaluate": "Score a model on a benchmark.",
-    "attack": "Attack a run's models: does it stay forgotten?",
-    "report": "Write the report of a run: a page, Markdown and JSON.",
-    "compare": "Put reports side by side, as in the paper.",
-    "ask": "Ask the models of a run a question, side by side.",
-    "purge": "List and remove what still holds the data of a run.",
-    "metrics": "Explain the metrics of reports.",
-    "verify": "Check every file of a run or folder against its manifest.",
-    "sweep": "Choose alpha and beta on validation rows.",
-    "vector": "Fit only the vectors of a recipe.",
-    "merge": "Merge vectors into a target.",
-    "probe": "Check whether a prior has already seen the forget set.",
-    "baseline": "Run a method that MSA is compared with.",
-    "train": "Train targets, ideals and histories in stages.",
-    "publish": "Send a model or adapter to the Hugging Face Hub.",
-    "mergekit": "Print a merge as a recipe for mergekit.",
-}
+_COMMANDS = {name: module for section in _SECTIONS.values() for name, (module, _) in section.items()}
 # Commands that several processes of a launcher work on, or that know of them.
 _SHARED = {"quickstart", "run", "sweep", "vector", "train", "baseline", "probe", "evaluate"}
 
 
 class _Commands(Group):
-    """The commands by file name. A recipe in the place of a command means `run`."""
+    """The commands of the table. A recipe in the place of a command means `run`."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_COMMANDS)
@@ -60,15 +64,16 @@ class _Commands(Group):
             return None
         import importlib
 
-        command: click.Command = importlib.import_module(f"msa_lite.cli.{name}").command
+        module = importlib.import_module(f"msa_lite.cli.{_COMMANDS[name]}")
+        command: click.Command = getattr(module, f"{name}_command")
         _add_verbose(command)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         width = max(map(len, _COMMANDS))
-        for title, names in _SECTIONS.items():
+        for title, section in _SECTIONS.items():
             with formatter.section(title):
-                formatter.write_dl([(f"{name:<{width}}", _COMMANDS[name]) for name in names])
+                formatter.write_dl([(f"{name:<{width}}", purpose) for name, (_, purpose) in section.items()])
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -100,8 +105,8 @@ class _Commands(Group):
 def _add_verbose(command: click.Command) -> None:
     """Let a command take -v too, so that a user may put it anywhere."""
     if isinstance(command, click.Group):
-        for one in command.commands.values():
-            _add_verbose(one)
+        for subcommand in command.commands.values():
+            _add_verbose(subcommand)
     elif not any("--verbose" in parameter.opts for parameter in command.params):
         text = "Print more about the work, and tracebacks of errors."
         flags: dict[str, Any] = {"is_flag": True, "expose_value": False, "callback": _set_verbose, "help": text}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from msa_lite.cli.help import Command
+from msa_lite.cli.help import Command, takes_run
 from msa_lite.io.files.writing import json_form
 
 if TYPE_CHECKING:
@@ -20,11 +20,11 @@ _PROMPT = "question> "
 
 
 @click.command(cls=Command)
-@click.argument("run", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@takes_run
 @click.argument("question", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each question.")
 @click.pass_obj
-def command(verbose: bool, run: Path, question: str | None, as_json: bool) -> int:
+def ask_command(verbose: bool, run: Path, question: str | None, as_json: bool) -> int:
     """Ask target, unlearned model and ideal of RUN the same QUESTION.
 
     RUN is the folder of a run, or of a baseline in it. Without QUESTION, questions are read line by line until an empty

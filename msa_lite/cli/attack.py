@@ -7,22 +7,21 @@ from pathlib import Path
 
 import click
 
-from msa_lite.cli.help import Command
-from msa_lite.cli.invocation import DRY_RUN
+from msa_lite.cli.help import Command, read_names, takes_dry_run, takes_json, takes_overrides, takes_run
 
 _UNITS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
 
 @click.command(cls=Command, groups={"Attacks": ["--attacks", "--budget", "--dry-run"], "Models": ["--model"]})
-@click.argument("run", type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.argument("overrides", metavar="[KEY.SUB=VALUE]...", nargs=-1)
+@takes_run
+@takes_overrides
 @click.option("--attacks", metavar="NAMES", help="Attacks, with commas between them.  [default: all that are possible]")
 @click.option("--budget", metavar="TIME", help="Time for all of it, as 10m or 2h: fewer rows, then fewer attacks.")
 @click.option("--model", "models", metavar="NAME=MODEL", multiple=True, help="Attack this model, too.")
-@click.option("--dry-run", is_flag=True, help=DRY_RUN)
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@takes_dry_run
+@takes_json
 @click.pass_obj
-def command(
+def attack_command(
     verbose: bool,
     run: Path,
     overrides: tuple[str, ...],
@@ -52,11 +51,11 @@ def command(
     from msa_lite.report.formats import Cell, Section, TextTable
 
     quieten_libraries(verbose)
-    names = [name.strip() for name in attacks.split(",") if name.strip()] if attacks else []
+    names = read_names(attacks)
     more, seconds = _read_models(models), _read_time(budget)
     if dry_run:
         ahead = dry_attack(run, names, overrides=overrides, models=more, budget=seconds)
-        print_json(ahead) if as_json else print_dry_run(ahead)
+        print_dry_run(ahead, as_json)
         return
     with progress_bars() as progress:
         result = attack(run, names, overrides=overrides, models=more, budget=seconds, progress=progress)

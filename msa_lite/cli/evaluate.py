@@ -7,8 +7,7 @@ from typing import Any
 import click
 
 from msa_lite.benchmarks import BENCHMARKS, OWN, splits_help
-from msa_lite.cli.help import Command, read_columns
-from msa_lite.cli.invocation import DRY_RUN
+from msa_lite.cli.help import Command, read_columns, read_names, takes_dry_run, takes_json
 from msa_lite.io.files.writing import json_form
 from msa_lite.io.launch.crew import Ranks
 
@@ -77,10 +76,12 @@ _GROUPS = {
 @click.option("--allow-code", is_flag=True, help="lm-eval: run the Python that tasks in --data name (!function).")
 @click.option("--limit", type=click.IntRange(min=1), help="Score at most this many rows of each set.")
 @click.option("--out", required=True, type=click.Path(), help="Folder for records and report.json.")
-@click.option("--dry-run", is_flag=True, help=DRY_RUN)
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@takes_dry_run
+@takes_json
 @click.pass_context
-def command(context: click.Context, model: str, out: str, dry_run: bool, as_json: bool, **options: Any) -> None:
+def evaluate_command(
+    context: click.Context, model: str, out: str, dry_run: bool, as_json: bool, **options: Any
+) -> None:
     """Score MODEL on a benchmark.
 
     MODEL is a folder or repo[@revision] with a model or a LoRA adapter.
@@ -117,7 +118,7 @@ def command(context: click.Context, model: str, out: str, dry_run: bool, as_json
         separate=options.pop("judge_separate"),
         batch=options.pop("judge_batch"),
     )
-    options["tasks"] = tuple(name.strip() for name in (options.pop("tasks") or "").split(",") if name.strip())
+    options["tasks"] = tuple(read_names(options.pop("tasks")))
     with progress_bars() as progress:
         reports = evaluate(model, out, **options, judge=judge, progress=progress)
     if not reports:  # of the processes of `accelerate launch`, the first one prints
@@ -131,7 +132,7 @@ def command(context: click.Context, model: str, out: str, dry_run: bool, as_json
 
 
 def _print_dry_run(model: str, out: str, options: dict[str, Any], recipe: str | None, as_json: bool) -> None:
-    from msa_lite.cli.output import print_dry_run, print_json
+    from msa_lite.cli.output import print_dry_run
     from msa_lite.pipeline import dry_evaluation
     from msa_lite.recipe import load_recipe
 
@@ -140,7 +141,7 @@ def _print_dry_run(model: str, out: str, options: dict[str, Any], recipe: str | 
     sets = {f"{name} rows": options[name].path for name in _SETS if options.get(name)}
     sets |= {"benchmark": options["data"]} if options["data"] else {}
     result = dry_evaluation(model, out, sets, options["ideal"], load_recipe(recipe) if recipe else None)
-    print_json(result) if as_json else print_dry_run(result)
+    print_dry_run(result, as_json)
 
 
 _SETS = ("forget", "retain", "holdout")

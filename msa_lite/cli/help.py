@@ -1,9 +1,10 @@
-"""The help of commands in one form, words for the shell to complete, and the option --columns."""
+"""What commands share: the form of their help, common options and arguments, words for the shell to complete."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import click
@@ -61,6 +62,21 @@ def _write_help(text: str, formatter: click.HelpFormatter) -> None:
         with formatter.section("Examples"):
             for line in examples.strip().splitlines():
                 formatter.write(f"{'':>{formatter.current_indent}}{line.strip()}\n")
+
+
+takes_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+takes_dry_run = click.option(
+    "--dry-run",
+    is_flag=True,
+    help="Print what would be done, read and written, and how long it would take. Write nothing.",
+)
+takes_overrides = click.argument("overrides", nargs=-1, metavar="[KEY.SUB=VALUE ...]")
+takes_run = click.argument("run", type=click.Path(exists=True, file_okay=False, path_type=Path))
+
+
+def read_names(text: str | None) -> list[str]:
+    """Return the names in a text, with commas between them."""
+    return [name.strip() for name in (text or "").split(",") if name.strip()]
 
 
 def read_columns(text: str | None, keys: Sequence[str]) -> dict[str, str]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from msa_lite.cli.help import Command, read_columns
+from msa_lite.cli.help import Command, read_columns, takes_json
 from msa_lite.cli.invocation import in_terminal
 
 if TYPE_CHECKING:
@@ -48,9 +48,9 @@ _GROUPS = {
 )
 @click.option("--output", type=click.Path(), help="Folder of the run.  [default: runs/ and the name of FILE]")
 @click.option("--force", is_flag=True, help="Replace FILE if it is there.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@takes_json
 @click.pass_obj
-def command(verbose: bool, file: str, force: bool, as_json: bool, **options: Any) -> None:
+def init_command(verbose: bool, file: str, force: bool, as_json: bool, **options: Any) -> None:
     """Write a commented recipe to FILE, from a few questions or options.
 
     It looks at the models (sizes, chat template, what the target was tuned from), at the columns of the data and at

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import wraps
 from typing import Any, Literal, TypeVar
 
 import click
 
-from msa_lite.cli.help import complete_recipe
+from msa_lite.cli.help import complete_recipe, takes_dry_run, takes_json, takes_overrides
 from msa_lite.io.launch.crew import Ranks
 
-DRY_RUN = "Print what would be done, read and written, and how long it would take. Write nothing."
 Body = Callable[..., int | None]
 Result = TypeVar("Result")
 
@@ -24,46 +23,45 @@ class Invocation:
 
     recipe: Any
     """The recipe, with its overrides: a Recipe, or the TrainingRecipe of `msa-lite train`."""
-    verbose: bool
-    """Show what the libraries underneath print."""
     as_json: bool
     """Print one JSON object in the place of tables and lines."""
-    checked: Mapping[str, bool] = field(default_factory=dict)
+    checked: Mapping[str, bool]
     """`force` of commands that check their memory first; it goes to the library function."""
 
     def dry_run(self, command: str, **options: Any) -> None:
         """Print what a command would do. Write nothing. options: those of the library function."""
-        from msa_lite.cli.output import print_dry_run, print_json, quieten_libraries
+        from msa_lite.cli.output import print_dry_run
         from msa_lite.pipeline import dry_run
 
-        if not Ranks.current().first:
-            return
-        quieten_libraries(self.verbose)
-        result = dry_run(self.recipe, command=command, **self.checked, **options)  # type: ignore[arg-type]
-        print_json(result) if self.as_json else print_dry_run(result)
+        if Ranks.current().first:
+            result = dry_run(self.recipe, command=command, **self.checked, **options)  # type: ignore[arg-type]
+            print_dry_run(result, self.as_json)
 
-    def call(self, function: Callable[..., Result], **options: Any) -> Result:
+    def call(self, function: Callable[..., Result | None], **options: Any) -> Result:
         """Return what a library function makes of the recipe, with progress on stderr.
 
-        If the target has no tokenizer, ask in a terminal whether to take the prior's, then call once more.
+        Of the processes of a launcher, only the first one has a result; the command ends here in the others. If the
+        target has no tokenizer, ask in a terminal whether to take the prior's, then call once more.
         """
-        from msa_lite.cli.output import progress_bars, quieten_libraries
+        from msa_lite.cli.output import progress_bars
         from msa_lite.errors import NoTokenizerError
 
-        quieten_libraries(self.verbose)
-        can_ask = in_terminal() and Ranks.current().count == 1
-        options |= self.checked
+        recipe = self.recipe
         with progress_bars() as progress:
             try:
-                return function(self.recipe, progress=progress, **options)
+                result = function(recipe, progress=progress, **self.checked, **options)
             except NoTokenizerError as error:
-                if error.offer is None or self.recipe.tokenizer is not None or not can_ask:
+                can_ask = in_terminal() and Ranks.current().count == 1
+                if error.offer is None or recipe.tokenizer is not None or not can_ask:
                     raise
-                question = f"{self.recipe.target} was saved without a tokenizer. Take that of the prior, {error.offer}?"
+                question = f"{recipe.target} was saved without a tokenizer. Take that of the prior, {error.offer}?"
                 if not click.confirm(question, err=True):
                     raise
-                recipe = self.recipe.model_copy(update={"tokenizer": error.offer})
-            return function(recipe, progress=progress, **options)
+                recipe = recipe.model_copy(update={"tokenizer": error.offer})
+                result = function(recipe, progress=progress, **self.checked, **options)
+        if result is None:
+            raise click.exceptions.Exit(0)
+        return result
 
 
 def takes_recipe(
@@ -74,18 +72,17 @@ def takes_recipe(
     checks: False for a command that does not check its memory first, and so has no --force. named: recipes by the
     values of an option --model, which takes the place of RECIPE; the first is the default.
     """
-    if named is None:
-        source = click.argument("recipe", shell_complete=complete_recipe)
-    else:
+    source = click.argument("recipe", shell_complete=complete_recipe)
+    if named is not None:
         text = "The model: made from nothing, or a real one."
         choice = click.Choice(list(named))
         source = click.option("--model", "recipe", type=choice, default=next(iter(named)), show_default=True, help=text)
 
     def decorate(body: Body) -> Body:
         @source
-        @click.argument("overrides", nargs=-1, metavar="[KEY.SUB=VALUE ...]")
-        @click.option("--dry-run", is_flag=True, help=DRY_RUN)
-        @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+        @takes_overrides
+        @takes_dry_run
+        @takes_json
         @click.pass_context
         @wraps(body)
         def command(
@@ -96,14 +93,15 @@ def takes_recipe(
             as_json: bool,
             **options: Any,
         ) -> int | None:
-            from msa_lite.cli.output import print_start
+            from msa_lite.cli.output import print_start, quieten_libraries
             from msa_lite.recipe import load_recipe, load_training
 
             recipe = named[recipe] if named else recipe
             loaded = (load_recipe if kind == "run" else load_training)(recipe, overrides)
             print_start(recipe, loaded.output)
+            quieten_libraries(context.obj)
             checked = {"force": options.pop("force")} if checks else {}
-            invocation = Invocation(loaded, context.obj, as_json, checked)
+            invocation = Invocation(loaded, as_json, checked)
             if not dry_run:
                 return body(invocation, **options)
             choices = {name: options[name] for name in ("method", "which") if name in options}

@@ -1,4 +1,4 @@
-"""msa-lite merge: fold vectors into a target."""
+"""Fold vectors into a target, or print the merge as a recipe for mergekit."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from msa_lite.cli.help import Command
+from msa_lite.cli.help import Command, complete_recipe, read_names, takes_json, takes_overrides
 
 logger = logging.getLogger(__name__)
 
@@ -86,8 +86,8 @@ def read_strengths(options: dict[str, Any]) -> dict[str, Any]:
 @click.option("--forecast", metavar="FORMS", help="Count what nf4, int4 or int8 leaves of the update: nf4,int8.")
 @click.option("--max-memory", default="512MB", show_default=True, help="Bound on memory, Python itself included.")
 @click.option("--threads", type=int, help="Worker threads.  [default: one a core]")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def command(
+@takes_json
+def merge_command(
     recipe: Path | None, out: str, dtype: str | None, form: str, max_rank: int | None, as_json: bool, **options: Any
 ) -> None:
     """Write target − alpha · forget + beta · retain to the folder --out.
@@ -133,7 +133,7 @@ def command(
         else:
             settings = {name: value for name, value in {**options, "dtype": dtype}.items() if value is not None}
             if "forecast" in settings:
-                settings["forecast"] = [form.strip() for form in settings["forecast"].split(",")]
+                settings["forecast"] = read_names(settings["forecast"])
             result = merge(out=out, **arguments, **settings, progress=progress)
     if as_json:
         print_json(result)
@@ -164,3 +164,41 @@ def read_mergekit(recipe: Path) -> tuple[dict[str, Any], str]:
     vectors = {side: [str(term.vector) for term in terms] for side, terms in sides.items()}
     strengths = {side: [abs(term.weight) for term in terms] for side, terms in sides.items()}
     return {**models, **vectors, "alpha": strengths["forget"] or 0.0, "beta": strengths["retain"]}, request.dtype
+
+
+@click.command(cls=Command, groups={"Models and vectors": INPUTS, "Result": ["--dtype"]})
+@click.argument("recipe", required=False, shell_complete=complete_recipe)
+@takes_overrides
+@strength_options
+@click.option("--dtype", default="same", show_default=True, help="same, bfloat16, float16 or float32.")
+def mergekit_command(recipe: str | None, overrides: tuple[str, ...], dtype: str, **options: Any) -> None:
+    """Print a merge as YAML for mergekit.
+
+    Its first lines hold the command that runs it. It is the merge of RECIPE's run, whose vectors are fitted already, or
+    that of the options (as for `merge`).
+
+    \b
+    msa-lite mergekit runs/mine/recipe.yaml > merge.yml
+    msa-lite mergekit --target T --forget F --alpha 1.25 > merge.yml
+    """
+    from msa_lite.errors import UsageError
+    from msa_lite.merger import mergekit_recipe
+
+    if recipe is None:
+        if options["target"] is None:
+            raise UsageError("give a recipe, or --target with the other options of `merge`")
+        click.echo(mergekit_recipe(**read_strengths(options), dtype=dtype), nl=False)
+        return
+    clash = [f"--{name}" for name, value in options.items() if value not in (None, ())]
+    if clash or dtype != "same":
+        raise UsageError(
+            f"the recipe already says {', '.join(clash) or '--dtype'}; leave it out, or leave out the recipe"
+        )
+    from msa_lite.recipe import load_recipe
+
+    loaded = load_recipe(recipe, overrides)
+    if loaded.prior_reason:
+        click.echo(loaded.prior_reason, err=True)
+    from msa_lite.pipeline import merge_arguments
+
+    click.echo(mergekit_recipe(**merge_arguments(loaded)), nl=False)

@@ -146,11 +146,14 @@ def print_table(table: TextTable, dense: bool = False) -> None:
     console.print(terminal_table(table, dense), highlight=False)
 
 
-def print_dry_run(result: DryRun) -> None:
-    """Print a dry run on stdout."""
+def print_dry_run(result: DryRun, as_json: bool) -> None:
+    """Print a dry run on stdout, as JSON or as a table with remarks."""
     from msa_lite.budget.plan import plan_lines, time_span
     from msa_lite.report.formats import Cell, Section, TextTable
 
+    if as_json:
+        print_json(result)
+        return
     rows = []
     for one in result.stages:
         time = "" if one.state == "done" else time_span(one.seconds)

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import click
 
-from msa_lite.cli.help import Command, complete_recipe
+from msa_lite.cli.help import Command, complete_recipe, takes_json, takes_overrides
 
 
 @click.command(cls=Command)
 @click.argument("recipe", shell_complete=complete_recipe)
-@click.argument("overrides", nargs=-1, metavar="[KEY.SUB=VALUE ...]")
+@takes_overrides
 @click.option("--gpu", metavar="SIZE", help="Plan for a GPU with this much memory, such as 8GB.  [default: this one]")
 @click.option("--price-per-hour", type=click.FloatRange(min=0), help="Price of the machine, for the cost of the run.")
 @click.option("--measure", is_flag=True, help="Load the prior and time a few steps on this machine.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@takes_json
 @click.pass_obj
-def command(
+def plan_command(
     verbose: bool,
     recipe: str,
     overrides: tuple[str, ...],

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from msa_lite.cli.help import Command
+from msa_lite.cli.help import Command, takes_json
 from msa_lite.cli.invocation import in_terminal
 from msa_lite.io.files.writing import json_form
 
@@ -36,9 +36,9 @@ _GROUPS = {
 @click.option("--i-know-this-can-undo-the-removal", "can_undo", is_flag=True, help="Send even a vector.")
 @click.option("--dry-run", is_flag=True, help="Print card and files. Send nothing; no token is needed.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@takes_json
 @click.pass_obj
-def command(
+def publish_command(
     verbose: bool, folder: Path, repo: str, private: bool, dry_run: bool, yes: bool, as_json: bool, **wishes: Any
 ) -> int:
     """Send a model or adapter, with its card, to the Hugging Face Hub.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from msa_lite.cli.help import Command
+from msa_lite.cli.help import Command, takes_json, takes_run
 
 if TYPE_CHECKING:
     from msa_lite.pipeline.purge.holdings import Remark
@@ -18,10 +18,10 @@ _MOST = 30  # lines of files that are left alone
 
 
 @click.command(cls=Command)
-@click.argument("run", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@takes_run
 @click.option("--yes", is_flag=True, help="Remove what is listed. Nothing brings it back.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def command(run: Path, yes: bool, as_json: bool) -> None:
+@takes_json
+def purge_command(run: Path, yes: bool, as_json: bool) -> None:
     """List what still holds the data of RUN, and with --yes remove it.
 
     RUN is the folder of a run. Vectors can put the data back, records repeat its rows, and so does the cache of

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from msa_lite.cli.help import Group, complete_recipe, complete_shipped
+from msa_lite.cli.help import Group, complete_recipe, complete_shipped, takes_json, takes_overrides
 
 if TYPE_CHECKING:
     from msa_lite.recipe import Recipe, TrainingRecipe
 
 
 @click.group(cls=Group)
-def command() -> None:
+def recipes_command() -> None:
     """List, show, copy and check recipes.
 
     \b
@@ -24,8 +24,8 @@ def command() -> None:
     """
 
 
-@command.command("list")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@recipes_command.command("list")
+@takes_json
 def list_recipes(as_json: bool) -> None:
     """List the recipes that come with msa-lite.
 
@@ -45,7 +45,7 @@ def list_recipes(as_json: bool) -> None:
         click.echo(f"{name:<{width}}  {title}")
 
 
-@command.command()
+@recipes_command.command()
 @click.argument("recipe", shell_complete=complete_recipe)
 def show(recipe: str) -> None:
     """Print RECIPE as it is written, with its comments.
@@ -61,11 +61,11 @@ def show(recipe: str) -> None:
     click.echo(find_recipe(recipe).read_text("utf-8"), nl=False)
 
 
-@command.command()
+@recipes_command.command()
 @click.argument("name", shell_complete=complete_shipped)
 @click.argument("file", type=click.Path())
 @click.option("--force", is_flag=True, help="Replace FILE if it is there.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@takes_json
 def copy(name: str, file: str, force: bool, as_json: bool) -> None:
     """Copy the shipped recipe NAME, with its comments, to the new file FILE.
 
@@ -87,11 +87,11 @@ def copy(name: str, file: str, force: bool, as_json: bool) -> None:
     click.echo(f"written: {path}\nnext:    {after}")
 
 
-@command.command()
+@recipes_command.command()
 @click.argument("recipe", shell_complete=complete_recipe)
-@click.argument("overrides", nargs=-1, metavar="[KEY.SUB=VALUE ...]")
+@takes_overrides
 @click.option("--show-prompt", is_flag=True, help="Print one forget row as the models read it.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@takes_json
 def validate(recipe: str, overrides: tuple[str, ...], show_prompt: bool, as_json: bool) -> None:
     """Check RECIPE and print it with all defaults filled in.
 
@@ -139,7 +139,7 @@ def _show_prompt(recipe: Recipe | TrainingRecipe, as_json: bool) -> None:
         click.echo(f"\n{prompt.marked()}\n")
 
 
-@command.command()
+@recipes_command.command()
 @click.option(
     "--kind",
     type=click.Choice(["run", "training"]),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from msa_lite.cli.help import Command
+from msa_lite.cli.help import Command, takes_json
 
 if TYPE_CHECKING:
     from msa_lite.record.check import RecordCheck
@@ -37,8 +37,8 @@ def _print_schema(context: click.Context, option: click.Parameter, is_set: bool)
     "--schema", is_flag=True, is_eager=True, expose_value=False, callback=_print_schema,
     help="Print the JSON schema of record.json.",
 )  # fmt: skip
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def command(folder: Path, allowed_signers: str | None, rows: str | None, key: str | None, as_json: bool) -> int:
+@takes_json
+def verify_command(folder: Path, allowed_signers: str | None, rows: str | None, key: str | None, as_json: bool) -> int:
     """Check every file of FOLDER against its manifest, by hash.
 
     FOLDER is a model, a vector, an evaluation, or a run with all of these. The manifest is checked against its own

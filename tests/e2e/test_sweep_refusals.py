@@ -52,7 +52,6 @@ from tests.e2e.conftest import CallCli
         (["select.refine=100"], 2, "select.refine"),
         (["select.refin=1"], 2, "did you mean 'refine'"),
         (["select.four_bit=true", "vector.mode=full"], 2, "select.four_bit: only adapters"),
-        (["--ray", "--workers", "2"], 2, "accelerate launch --num_processes N -m msa_lite sweep RECIPE.yaml"),
         (["forget.data.columns.question=none"], 3, "no column 'none'"),
     ],
 )

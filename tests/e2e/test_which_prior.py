@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from safetensors.torch import load_file, save_file
 
 import msa_lite
-from msa_lite.cli.probe import command
+from msa_lite.cli.runs import probe_command
 from msa_lite.demo import HistorySettings, make_groups, make_history
 from msa_lite.errors import MismatchError, UsageError
 from msa_lite.io.finished.seal import load_manifest, verify_folder
@@ -71,7 +71,7 @@ def test_signs_are_found_after_the_exposure_and_not_before(asked: dict[str, Any]
 def test_the_command_prints_a_table_and_a_line_for_each_model(asked: dict[str, Any], tmp_path: Path) -> None:
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(yaml.safe_dump(asked))
-    table = CliRunner().invoke(command, [str(recipe)], obj=True, catch_exceptions=False)
+    table = CliRunner().invoke(probe_command, [str(recipe)], obj=True, catch_exceptions=False)
     assert "96 forget rows against 96 holdout rows" in table.stdout
     assert f"prior ({asked['prior']}): shows no signs" in table.stdout
     again = fork_cli("probe", str(recipe), "--json")

@@ -31,7 +31,7 @@ _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(
     [
         "tests.support.processes",
-        "msa_lite.cli.run",
+        "msa_lite.cli.runs",
         "msa_lite.pipeline",
         "datasets",
         "matplotlib.pyplot",

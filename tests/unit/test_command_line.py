@@ -16,10 +16,10 @@ import pytest
 import torch
 
 from msa_lite import cli
-from msa_lite.cli import output, quickstart, run
+from msa_lite.cli import output, runs
 from msa_lite.cli.faults import report_error
 from msa_lite.cli.output import print_start
-from msa_lite.cli.recipes import command as recipes
+from msa_lite.cli.recipes import recipes_command
 from msa_lite.errors import StageError, UsageError
 from msa_lite.io.console.display import Notices
 from msa_lite.io.files.writing import disk_fault
@@ -50,9 +50,7 @@ def as_run(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[..., Any]], No
     """as_run(body): have `msa-lite run` do this; body takes whether it is verbose."""
 
     def put(body: Callable[..., Any]) -> None:
-        from msa_lite.cli import run
-
-        monkeypatch.setattr(run, "command", click.Command("run", callback=click.pass_obj(body)))
+        monkeypatch.setattr(runs, "run_command", click.Command("run", callback=click.pass_obj(body)))
 
     return put
 
@@ -86,7 +84,7 @@ def test_every_command_takes_verbose_and_stands_in_the_help(name: str, call: Cal
     assert f"  {name} " in call("--help")[1]
 
 
-@pytest.mark.parametrize("name", [*cli._COMMANDS, *(f"recipes {name}" for name in recipes.commands)])
+@pytest.mark.parametrize("name", [*cli._COMMANDS, *(f"recipes {name}" for name in recipes_command.commands)])
 def test_every_help_opens_with_its_purpose_and_has_an_example(name: str, call: Call) -> None:
     _, _, purpose, *lines = call(*name.split(), "--help")[1].splitlines()
     assert re.match(r"  [A-Z][a-z-]+\b", purpose)
@@ -110,7 +108,7 @@ def test_the_quickstart_runs_the_recipe_of_the_model(
         calls.append((invocation.recipe, accept, show_examples))
         return 1
 
-    monkeypatch.setattr(quickstart, "run_whole", run_whole)
+    monkeypatch.setattr(runs, "run_whole", run_whole)
     status, out, err = call("quickstart", *arguments, "seed=3")
     assert (status, out) == (1, "")
     assert f": {recipe} → runs/{recipe}\n" in err
@@ -118,7 +116,7 @@ def test_the_quickstart_runs_the_recipe_of_the_model(
 
 
 def test_the_quickstart_takes_the_options_of_a_run_and_a_model_in_place_of_a_recipe() -> None:
-    commands = (quickstart.command, run.command)
+    commands = (runs.quickstart_command, runs.run_command)
     first, second = ({p.name: p.opts for p in one.params if p.name != "verbose"} for one in commands)
     assert (first.pop("recipe"), second.pop("recipe")) == (["--model"], ["recipe"])
     assert first == second

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from msa_lite.attack_names import ATTACKS
 from msa_lite.benchmarks import BENCHMARKS
-from msa_lite.cli.metrics import command
+from msa_lite.cli.reports import metrics_command
 from msa_lite.comparison.published import load_published, published_tables
 from msa_lite.evals.aggregates import NO_IDEAL, NOT_JUDGED
 from msa_lite.evals.benchmark import Benchmark, Records, benchmark_class
@@ -102,11 +102,11 @@ def test_names_that_the_table_lacks_have_an_entry_made_of_them(name: str, group:
 
 
 def test_the_command_lists_every_metric() -> None:
-    table = CliRunner().invoke(command).output.splitlines()
+    table = CliRunner().invoke(metrics_command).output.splitlines()
     names = [line.split()[0] for line in table if line.split()]
     assert [name for name in names if name in METRICS] == [*METRICS]
     assert {line.strip() for line in table} >= {kind.group for kind in METRICS.values()}
-    entries = json.loads(CliRunner().invoke(command, "--json").output)
+    entries = json.loads(CliRunner().invoke(metrics_command, "--json").output)
     assert {name: MetricKind(**entry) for name, entry in entries.items()} == METRICS
 
 

