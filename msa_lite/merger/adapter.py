@@ -14,7 +14,6 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from dataclasses import replace as replace_fields
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -29,12 +28,11 @@ from msa_lite.io.weights.adapter import ADAPTER_CONFIG, ADAPTER_FILE, LowRank, u
 from msa_lite.io.weights.blocks import Files, read_whole
 from msa_lite.io.weights.hub import Source
 from msa_lite.io.weights.writer import Sink, file_header
+from msa_lite.merger.checked import MAX_MEMORY, RESERVED, CheckedMerge, Precision, check_merge, msa_terms, parse_size
 from msa_lite.merger.deltas import CommonRows, Delta, Difference, Dora, Product, Shift, TokenRows
 from msa_lite.merger.formula import Factors, OneOrSeveral, Term, combine_factors
 from msa_lite.merger.inputs import ModelLike, find_inputs
 from msa_lite.merger.interference import interference_fact, tell_interference
-from msa_lite.merger.plan import RESERVED, MergePlan, Precision, make_plan, msa_terms, parse_size
-from msa_lite.merger.vectors import Vector
 
 logger = logging.getLogger(__name__)
 
@@ -86,7 +84,7 @@ def merge_adapters(
     beta: OneOrSeveral[float] | None = None,
     prior: ModelLike | None = None,
     max_rank: int | None = None,
-    max_memory: str | int = "512MB",
+    max_memory: str | int = MAX_MEMORY,
     replace: bool = False,
     progress: Progress = silent,
 ) -> MergedAdapter:
@@ -109,7 +107,7 @@ def merge_terms_to_adapter(
     prior: ModelLike | None,
     max_rank: int | None = None,
     *,
-    max_memory: str | int = "512MB",
+    max_memory: str | int = MAX_MEMORY,
     replace: bool = False,
     progress: Progress = silent,
 ) -> MergedAdapter:
@@ -120,20 +118,20 @@ def merge_terms_to_adapter(
     if not any(term.weight for term in terms):
         raise UsageError("this adapter would change nothing; give a vector and a strength above 0")
     inputs = find_inputs(out, "adapter", target, terms, prior, {"max_rank": max_rank}, replace)
-    if (change := inputs.finished) is not None:
-        return MergedAdapter(folder=inputs.out, **change, interference=inputs.interference)
-    plan = make_plan(inputs.target, inputs.terms, inputs.prior, Precision())
-    _check_products(plan)
-    modules = [_Module(_low_ranks(plan, name), max_rank) for name in plan.touched]
+    if manifest := inputs.finished:
+        return MergedAdapter(inputs.out, **manifest["change"], interference=manifest.get("interference", []))
+    checked = check_merge(inputs.target, inputs.terms, inputs.prior, Precision())
+    _check_products(checked)
+    modules = [_Module(_low_ranks(checked, name), max_rank) for name in checked.touched]
     _check_memory(modules, max_memory)
     needed = sum(module.nbytes for module in modules)
     check_space(inputs.out, needed)
-    plan.check_factors()
-    pairs = json_form(tell_interference(plan, max_memory))
+    checked.check_factors()
+    pairs = json_form(tell_interference(checked, max_memory))
     with inputs.stage(needed) as (partial, facts, hashes):
-        hashes[ADAPTER_FILE], merged = _write_factors(plan, modules, inputs.out, partial / ADAPTER_FILE, progress)
-        write_json(partial / ADAPTER_CONFIG, _config(plan, inputs.target, modules))
-        merged = replace_fields(merged, interference=pairs)
+        hashes[ADAPTER_FILE], loss = _write_factors(modules, inputs.out, partial / ADAPTER_FILE, progress)
+        write_json(partial / ADAPTER_CONFIG, _config(checked, inputs.target, modules))
+        merged = MergedAdapter(inputs.out, len(modules), max(module.rank for module in modules), loss, pairs)
         facts |= {"change": merged.change, **interference_fact(pairs)}
     if merged.truncation_loss > 0.01:
         logger.warning("truncation to rank %s lost %.1f%% of the update", max_rank, 100 * merged.truncation_loss)
@@ -146,20 +144,18 @@ def _kind(delta: Delta) -> str:
     return "of more or fewer tokens than the target" if isinstance(delta, Product) else _KINDS[type(delta)]
 
 
-def _check_products(plan: MergePlan) -> None:
+def _check_products(checked: CheckedMerge) -> None:
     """Raise MismatchError for deltas that are no product of factors: no LoRA adapter can hold them."""
-
-    def faults(term: Term[Vector]) -> list[str]:
+    faults = []
+    for term in checked.terms:
         if not term.vector.is_adapter:
-            return [f"{term.vector.folder}: the {term.name} vector is a full checkpoint"]
-        return [
-            f"{name}: {_kind(delta)} in the {term.name} vector"
-            for name, delta in term.vector.deltas.items()
-            if not isinstance(delta, Product) or delta.count is not None
-        ]
-
-    if others := [fault for term in plan.terms for fault in faults(term)]:
-        raise MismatchError(join_faults("only products of factors fit into a LoRA adapter; merge to a model:", others))
+            faults.append(f"{term.vector.folder}: the {term.name} vector is a full checkpoint")
+            continue
+        for name, delta in term.vector.deltas.items():
+            if not isinstance(delta, Product) or delta.count is not None:
+                faults.append(f"{name}: {_kind(delta)} in the {term.name} vector")
+    if faults:
+        raise MismatchError(join_faults("only products of factors fit into a LoRA adapter; merge to a model:", faults))
 
 
 @dataclass(frozen=True)
@@ -221,8 +217,8 @@ class _Module:
         return 8 * needed
 
 
-def _low_ranks(plan: MergePlan, name: str) -> list[Term[LowRank]]:
-    return [term.with_vector(delta.low) for term in plan.deltas(name) if isinstance(delta := term.vector, Product)]
+def _low_ranks(checked: CheckedMerge, name: str) -> list[Term[LowRank]]:
+    return [term.with_vector(delta.low) for term in checked.deltas(name) if isinstance(delta := term.vector, Product)]
 
 
 def _check_memory(modules: list[_Module], max_memory: str | int) -> None:
@@ -238,33 +234,29 @@ def _check_memory(modules: list[_Module], max_memory: str | int) -> None:
     logger.info("%s to write, up to %s of memory, one thread", readable(written), readable(needed))
 
 
-def _write_factors(
-    plan: MergePlan, modules: list[_Module], out: Path, path: Path, progress: Progress
-) -> tuple[str, MergedAdapter]:
-    """Write the factors, module by module. Return the file's hash, and the result for `out`."""
+def _write_factors(modules: list[_Module], out: Path, path: Path, progress: Progress) -> tuple[str, float]:
+    """Write the factors, module by module. Return the file's hash, and the share of the update that was cut."""
     files = Files()
-    whole = parts = lost = 0.0  # squared norms
+    sums = np.zeros(3)  # squared norms: of the update, of its terms, of what was cut
     header = file_header((tensor for module in modules for tensor in module.tensors), {"format": "pt"})
     size = len(header) + sum(module.nbytes for module in modules)
     ignored = np.errstate(over="ignore", invalid="ignore")  # what is not finite is looked at on its own
     with threadpool_limits(1, user_api="blas"), Sink(path, size) as sink, ignored:
         sink.append(header)
         for number, module in enumerate(modules):
-            squares = _append(sink, files, module)
-            whole, parts, lost = whole + squares[0], parts + squares[1], lost + squares[2]
+            sums += _append(sink, files, module)
             progress("merge", number + 1, len(modules))
-        if whole <= 1e-12 * parts:
+        update, terms, lost = sums
+        if update <= 1e-12 * terms:
             raise MismatchError(
                 f"{out}: the vectors are zero or cancel each other out, so the adapter would change nothing"
             )
-        sha256 = sink.close()
-    rank = max(module.rank for module in modules)
-    return sha256, MergedAdapter(out, len(modules), rank, math.sqrt(lost / whole))
+        return sink.close(), math.sqrt(lost / update)
 
 
 def _append(sink: Sink, files: Files, module: _Module) -> tuple[float, float, float]:
-    """Write A and B of a module. Return the squared norms of its update, of its terms (summed), and of the part cut."""
-    b, a, parts = _combined(files, module)
+    """Write A and B of a module. Return the squared norms of its update, of its terms (summed), and of what was cut."""
+    b, a, of_terms = _combined(files, module)
     whole, lost = _squared_norm(b, a), 0.0
     if module.is_cut:
         b, a, lost = truncate(b, a, module.rank)
@@ -273,14 +265,14 @@ def _append(sink: Sink, files: Files, module: _Module) -> tuple[float, float, fl
         if not np.isfinite(stored).all():
             raise MismatchError(f"{module.name}: the merged factors do not fit fp32; try a smaller alpha or beta")
         sink.append(stored.view(np.uint8).data)
-    return whole, parts, lost
+    return whole, of_terms, lost
 
 
 def _combined(files: Files, module: _Module) -> tuple[np.ndarray, np.ndarray, float]:
-    """Return B and A of the update in fp64, and the squared norms of its terms, summed."""
+    """Return B and A of the update in fp64, and the squared norms of its terms, summed. It keeps no other array."""
     terms = [term.with_vector(_factors(files, term.vector, module.low.transposed)) for term in module.terms]
-    parts = sum(term.weight * term.weight * _squared_norm(*term.vector) for term in terms)
-    return *combine_factors(terms), parts
+    of_terms = sum(term.weight * term.weight * _squared_norm(*term.vector) for term in terms)
+    return *combine_factors(terms), of_terms
 
 
 def _factors(files: Files, low: LowRank, transposed: bool) -> Factors:
@@ -307,11 +299,11 @@ def truncate(b: np.ndarray, a: np.ndarray, rank: int) -> tuple[np.ndarray, np.nd
     return left @ (u[:, :rank] * root), (root[:, None] * v[:rank]) @ right.T, float(np.sum(s[rank:] ** 2))
 
 
-def _config(plan: MergePlan, target: Source, modules: list[_Module]) -> dict[str, Any]:
+def _config(checked: CheckedMerge, target: Source, modules: list[_Module]) -> dict[str, Any]:
     """Return PEFT's config: every scale is 1, since strengths and scales are in the factors."""
     ranks = {module.name: module.rank for module in modules}
     rank = max(ranks.values())
-    theirs = read_object(plan.vectors[0].folder / ADAPTER_CONFIG)
+    theirs = read_object(checked.vectors[0].folder / ADAPTER_CONFIG)
     # Keys are regular expressions to PEFT, so that dots have to be escaped.
     pattern = {re.escape(module): number for module, number in ranks.items() if number != rank}
     return {

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
 import numpy as np
@@ -49,14 +50,19 @@ class Change:
         "update_cosine": "update_cosine", "vector_cosine": "vector_cosine",
     }  # fmt: skip
 
+    @classmethod
+    def from_sums(cls, sums: Mapping[str, Any]) -> Change:
+        """Return the change of these sums, as `asdict` and JSON leave them."""
+        return cls(**{**sums, "codes": {form: Recoded(*counts) for form, counts in sums["codes"].items()}})
+
     def add(self, other: Change) -> None:
-        """Add the sums of another part."""
+        """Add the sums of other weights."""
         for name in _SUMS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         for name, square in other.vectors.items():
             self.vectors[name] = self.vectors.get(name, 0.0) + square
-        for form, part in other.codes.items():
-            self.codes[form] = self.codes.get(form, Recoded()).plus(part)
+        for form, counts in other.codes.items():
+            self.codes[form] = self.codes.get(form, Recoded()).plus(counts)
 
     @property
     def rounding_loss(self) -> float:
@@ -100,9 +106,11 @@ class Change:
 _SUMS = [item.name for item in fields(Change) if item.name not in ("vectors", "codes")]
 
 
-def cosine(product: float, one: float, other: float) -> float | None:
+def cosine(product: float, square_a: float, square_b: float) -> float | None:
     """Return the cosine of two vectors from their scalar product and squared norms; None where one of them is zero."""
-    return max(-1.0, min(1.0, product / (math.sqrt(one) * math.sqrt(other)))) if one > 0 and other > 0 else None
+    if not (square_a > 0 and square_b > 0):
+        return None
+    return max(-1.0, min(1.0, product / (math.sqrt(square_a) * math.sqrt(square_b))))
 
 
 def total(changes: Mapping[str, Change]) -> Change:
@@ -116,21 +124,6 @@ def total(changes: Mapping[str, Change]) -> Change:
 def fidelity_report(changes: Mapping[str, Change]) -> dict[str, Any]:
     """Return the manifest's report: figures in total and for each tensor that a vector touches."""
     return json_form({"total": total(changes), "tensors": dict(sorted(changes.items()))})
-
-
-def sums(change: Change) -> dict[str, Any]:
-    """Return the sums in one flat mapping, for JSON. `from_sums` reads it back."""
-    values = asdict(change)
-    vectors, codes = values.pop("vectors"), values.pop("codes")
-    return values | vectors | ({"codes": codes} if codes else {})
-
-
-def from_sums(values: Mapping[str, Any]) -> Change:
-    """Return the change whose sums these are."""
-    own = {name: values[name] for name in _SUMS}
-    codes = {form: Recoded(*part) for form, part in values.get("codes", {}).items()}
-    squares = {name: square for name, square in values.items() if name not in own and name != "codes"}
-    return Change(**own, vectors=squares, codes=codes)
 
 
 def warnings(change: Change, dtype: str, stochastic: bool) -> list[str]:
@@ -184,28 +177,16 @@ def measure_carefully(before: np.ndarray, wanted: np.ndarray, stored: np.ndarray
     return change
 
 
-def check_overflow(name: str, dtype: str, before: np.ndarray, stored: np.ndarray) -> None:
-    """Raise MismatchError where a finite weight plus its update is stored as an infinity (or NaN)."""
-    if _overflows(before, stored):
-        raise MismatchError(
-            f"{name}: merged values do not fit {NAMES[dtype]}; try a smaller alpha or beta, or --dtype float32"
-        )
-
-
-def check_cast(name: str, dtype: str, before: np.ndarray, stored: np.ndarray) -> None:
-    """Raise MismatchError where a finite weight becomes an infinity by the cast alone."""
-    if _overflows(before, stored):
-        raise MismatchError(f"{name}: its values do not fit {NAMES[dtype]}; choose another --dtype")
-
-
-def _overflows(before: np.ndarray, stored: np.ndarray) -> bool:
+def check_overflow(before: np.ndarray, stored: np.ndarray, fault: str) -> None:
+    """Raise MismatchError with `fault` where a finite weight is stored as an infinity (or NaN)."""
     finite = np.isfinite(stored.astype(before.dtype))
-    return not finite.all() and bool(np.isfinite(before[~finite]).any())
+    if not finite.all() and np.isfinite(before[~finite]).any():
+        raise MismatchError(fault)
 
 
 def measure_deltas(terms: Sequence[Term[np.ndarray]]) -> Change:
     """Return the norms and the scalar product of a block's deltas."""
-    return _measure_terms(terms, lambda one, other: float(np.dot(one.reshape(-1), other.reshape(-1))))
+    return _measure_terms(terms, lambda a, b: float(np.dot(a.reshape(-1), b.reshape(-1))))
 
 
 def measure_factors(terms: Sequence[Term[Factors]]) -> Change:
@@ -213,22 +194,22 @@ def measure_factors(terms: Sequence[Term[Factors]]) -> Change:
     return _measure_terms(terms, factor_product)
 
 
-def factor_product(one: Factors, other: Factors) -> float:
+def _measure_terms(terms: Sequence[Term[VectorLike]], product: Callable[[VectorLike, VectorLike], float]) -> Change:
+    cross = product(terms[0].vector, terms[1].vector) if len(terms) == 2 else 0.0
+    return Change(cross=cross, vectors={term.name: product(term.vector, term.vector) for term in terms})
+
+
+def factor_product(first: Factors, second: Factors) -> float:
     """Return ⟨L_1 R_1, L_2 R_2⟩ = Σ (L_1ᵀ L_2) ∘ (R_1 R_2ᵀ), without the products.
 
     The ranks-by-ranks matrices are made by blocks of rows, so that they take no more memory at high ranks.
     """
-    (left, above), (right, below), total = one, other, 0.0
-    step = max(1, _RANKS // len(below))
-    for at in range(0, len(above), step):
-        rows = (left[:, at : at + step].T @ right).astype(np.float64)
-        total += float(np.sum(rows * (above[at : at + step] @ below.T)))
+    (left_1, right_1), (left_2, right_2), total = first, second, 0.0
+    step = max(1, _RANKS // len(right_2))
+    for start in range(0, len(right_1), step):
+        rows = (left_1[:, start : start + step].T @ left_2).astype(np.float64)
+        total += float(np.sum(rows * (right_1[start : start + step] @ right_2.T)))
     return total
-
-
-def _measure_terms(terms: Sequence[Term[VectorLike]], product: Callable[[VectorLike, VectorLike], float]) -> Change:
-    cross = product(terms[0].vector, terms[1].vector) if len(terms) == 2 else 0.0
-    return Change(cross=cross, vectors={term.name: product(term.vector, term.vector) for term in terms})
 
 
 _ENOUGH, _ROWS = 1 << 14, 64  # weights of a tensor, and rows where they are groups
@@ -268,9 +249,9 @@ def count_block(
 def _sample(form: Quantisation, entry: TensorEntry, start: int, rows: np.ndarray) -> Iterator[np.ndarray]:
     """Yield the groups to count of rows of a tensor from `start` on, in fp32."""
     pick = _of_tensor if form.crosses_rows else _of_rows
-    for part in pick(form, entry, start, rows):
-        if part.size:
-            yield np.ascontiguousarray(part, np.float32)
+    for groups in pick(form, entry, start, rows):
+        if groups.size:
+            yield np.ascontiguousarray(groups, np.float32)
 
 
 def _of_rows(form: Quantisation, entry: TensorEntry, start: int, rows: np.ndarray) -> Iterator[np.ndarray]:
@@ -293,10 +274,10 @@ def _of_tensor(form: Quantisation, entry: TensorEntry, start: int, rows: np.ndar
     step, place = _step(form, entry), start * entry.shape[1]
     skipped = -place % form.width
     first = (place + skipped) // form.width
-    for part in form.groups(rows.reshape(1, -1)[:, skipped:]):
-        if part.shape[1] == form.width or start + len(rows) == entry.shape[0]:
-            yield part[-first % step :: step]
-        first += len(part)
+    for groups in form.groups(rows.reshape(1, -1)[:, skipped:]):
+        if groups.shape[1] == form.width or start + len(rows) == entry.shape[0]:
+            yield groups[-first % step :: step]
+        first += len(groups)
 
 
 def _step(form: Quantisation, entry: TensorEntry) -> int:
@@ -309,7 +290,8 @@ def forecast_bytes(forms: Sequence[str], entry: TensorEntry, rows: int) -> int:
     """Return the memory that a forecast takes for one block of rows of a tensor."""
     if not is_quantised(entry):
         return 0
-    return max(math.ceil(rows / _step(QUANTISATIONS[form], entry)) for form in forms) * entry.shape[1] * _BYTES
+    sampled = max((math.ceil(rows / _step(QUANTISATIONS[form], entry)) for form in forms), default=0)
+    return sampled * entry.shape[1] * _BYTES
 
 
 def forecast_fact(changes: Mapping[str, Change], forms: Sequence[str]) -> dict[str, Any]:
@@ -320,19 +302,18 @@ def forecast_fact(changes: Mapping[str, Change], forms: Sequence[str]) -> dict[s
     """
     fact: dict[str, dict[str, Any]] = {}
     for form in forms:
-        whole, layers = Recoded(), dict[str, Recoded]()
+        whole, layers = Recoded(), defaultdict[int, Recoded](Recoded)
         for name, change in changes.items():
-            if form in change.codes and change.codes[form].weights:
-                layer = str(place_of(name)[0])
-                layers[layer] = layers.get(layer, Recoded()).plus(change.codes[form])
+            layer = place_of(name)[0]
+            if layer is not None and form in change.codes and change.codes[form].weights:
+                layers[layer] = layers[layer].plus(change.codes[form])
                 whole = whole.plus(change.codes[form])
         if whole.weights:
-            shares = {layer: layers[layer].changed / layers[layer].weights for layer in sorted(layers, key=int)}
             fact[form] = {
                 "changed": whole.changed,
                 "weights": whole.weights,
                 "share": whole.changed / whole.weights,
                 "kept": whole.along / whole.update if whole.update else None,
-                "layers": shares,
+                "layers": {str(layer): counts.changed / counts.weights for layer, counts in sorted(layers.items())},
             }
     return fact

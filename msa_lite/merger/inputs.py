@@ -26,9 +26,8 @@ from msa_lite.io.finished.seal import CARD_FILE, MANIFEST, check_unchanged, load
 from msa_lite.io.weights.adapter import ADAPTER_FILE, base_name, deciding_fields, is_adapter, is_bare_adapter
 from msa_lite.io.weights.checkpoint import Checkpoint, load_checkpoint
 from msa_lite.io.weights.hub import Source, check_download_space, fetch, fetch_headers, is_remote, is_remote_adapter
+from msa_lite.merger.checked import CheckedMerge, check_headers
 from msa_lite.merger.formula import Term, VectorLike, named_strengths, number_terms
-from msa_lite.merger.plan import MergePlan, check_mergeable
-from msa_lite.merger.vectors import checkpoint_vector, load_vector
 from msa_lite.report.card import model_card
 from msa_lite.report.front_matter import read_target_card
 from msa_lite.strengths import rounded
@@ -40,7 +39,7 @@ def in_order(terms: Sequence[Term[Source]]) -> tuple[list[Term[Source]], dict[st
     A retain vector that several requests share becomes one term, with the sum of its betas. Raise UsageError for a
     forget vector that is listed twice: subtracting it twice is never meant.
     """
-    groups, merged = group_terms(terms), []
+    groups, sums = group_terms(terms), []
     for group in groups:
         weight, names = sum_weights(term.weight for term in group), " and ".join(term.vector.name for term in group)
         if len(group) > 1 and group[0].side == "forget":
@@ -50,8 +49,8 @@ def in_order(terms: Sequence[Term[Source]]) -> tuple[list[Term[Source]], dict[st
             )
         if len(group) > 1:
             notices.info("%s: the same retain vector, so its betas add up: %g", names, weight)
-        merged.append(replace(group[0], weight=weight))
-    named = number_terms(merged)
+        sums.append(replace(group[0], weight=weight))
+    named = number_terms(sums)
     return named, {term.name: group for term, group in zip(named, groups, strict=True) if len(group) > 1}
 
 
@@ -79,20 +78,20 @@ def hash_vector(folder: Path) -> str:
 
     The hashes of a folder's manifest are taken where the files have not been written to since.
     """
-    lora = is_adapter(folder)
-    files = [folder / ADAPTER_FILE] if lora else [shard.path for shard in load_checkpoint(folder).shards]
+    is_lora = is_adapter(folder)
+    files = [folder / ADAPTER_FILE] if is_lora else [shard.path for shard in load_checkpoint(folder).shards]
     manifest = load_manifest(folder)
     known = manifest["files"] if manifest else {}
-    hashes = {path.name: _recorded(path, known.get(path.name)) or hash_file(path) for path in files if path.exists()}
-    return digest({"config": deciding_fields(folder) if lora else None, "weights": hashes})
+    hashes = {path.name: _hash(path, known.get(path.name)) for path in files if path.exists()}
+    return digest({"config": deciding_fields(folder) if is_lora else None, "weights": hashes})
 
 
-def _recorded(path: Path, item: Mapping[str, object] | None) -> str | None:
-    """Return a file's hash in the manifest beside it; None where there is none, or the file may have changed since."""
-    status, written = path.stat(), path.with_name(MANIFEST).stat() if item else None
-    if item is None or written is None or item["bytes"] != status.st_size or status.st_mtime_ns >= written.st_mtime_ns:
-        return None
-    return str(item["sha256"])
+def _hash(path: Path, recorded: Mapping[str, object] | None) -> str:
+    """Return a file's SHA-256: that in the manifest beside it, unless the file may have changed since."""
+    status, manifest = path.stat(), path.with_name(MANIFEST)
+    if recorded and recorded["bytes"] == status.st_size and status.st_mtime_ns < manifest.stat().st_mtime_ns:
+        return str(recorded["sha256"])
+    return hash_file(path)
 
 
 ModelLike = str | Source
@@ -116,33 +115,18 @@ class Inputs:
     """The manifest's inputs: identities, strengths and options."""
     shared: Mapping[str, Sequence[Term[Source]]]
     """By name of a term, the vectors of several requests that are the same, each with its own weight."""
-    before: dict[str, Any] | None
+    manifest: dict[str, Any] | None
     """The manifest that the output folder had at the start."""
 
     @property
     def sources(self) -> dict[str, Source]:
         """Return all sources by name."""
-        return named_parts(self.target, self.terms, self.prior)
+        return by_name(self.target, self.terms, self.prior)
 
     @property
     def finished(self) -> dict[str, Any] | None:
-        """Return the change in the output's manifest, if the output was made from these inputs and is whole."""
-        change = (self.before or {}).get("change")
-        made = any(is_finished(self.out, record) for record in (self.record, self._former_record))
-        return change if isinstance(change, dict) and made else None
-
-    @property
-    def interference(self) -> list[dict[str, Any]]:
-        """Return how the vectors interfere, as the output's manifest says it."""
-        return list((self.before or {}).get("interference", ()))
-
-    @property
-    def _former_record(self) -> dict[str, Any]:
-        """Return the record as earlier runs wrote it: a baseline's vector as "retain", its scale as beta."""
-        if "scale" not in self.record:
-            return self.record
-        names = {"scale": "beta", **{term.name: "retain" for term in self.terms}}
-        return {"alpha": 0.0, **{names.get(key, key): value for key, value in self.record.items()}}
+        """Return the output's manifest, if the output was made from these inputs and is whole."""
+        return self.manifest if is_finished(self.out, self.record) else None
 
     @contextmanager
     def stage(self, nbytes: int, resumable: bool = False) -> Iterator[tuple[Path, dict[str, Any], dict[str, str]]]:
@@ -177,7 +161,7 @@ class Inputs:
             check_unchanged(marks)
 
     def _check_output(self) -> None:
-        if load_manifest(self.out) != self.before:
+        if load_manifest(self.out) != self.manifest:
             raise OutputError(f"{self.out}: another msa-lite wrote it meanwhile; look at it, then run this again")
 
 
@@ -198,50 +182,47 @@ def find_inputs(
     Raise OutputError when `out` or its partial folder is, holds or lies in one of the inputs, or holds something that
     may not be replaced; UsageError for inputs that cannot be found.
     """
-    named = named_parts(target, terms, prior)
-    empty = [name for name, value in {**named, "out": out}.items() if value == ""]
+    names = by_name(target, terms, prior)
+    empty = [name for name, value in {**names, "out": out}.items() if value == ""]
     if empty:
         raise UsageError(f"{' and '.join(empty)}: an empty name; give a folder or repo[@revision]")
     out = output_path(out)
     check_place(out, kind)
-    _check_apart(out, (v.folder if isinstance(v, Source) else local_path(v) for v in named.values()))
+    _check_apart(out, (value.folder if isinstance(value, Source) else local_path(value) for value in names.values()))
     recover(out)
     check_free(out, kind)
-    used = [term for term in terms if term.weight]
-    prior = prior if used else None
-    names = [str(value) for value in named_parts(target, used, prior).values() if not isinstance(value, Source)]
-    if any(is_remote(name) for name in names):
-        plan = peek(target, used, prior, download=True)
-        if plan and not any(vector.needs_prior for vector in plan.vectors):
-            prior = None  # plain LoRA on plain LoRA: its weights would be fetched for nothing
-    sources = {name: _find(value) for name, value in named_parts(target, used, prior).items()}
+    terms_used = [term for term in terms if term.weight]
+    prior = prior if terms_used else None
+    names = by_name(target, terms_used, prior)
+    if any(not isinstance(value, Source) and is_remote(str(value)) for value in names.values()):
+        checked = peek(target, terms_used, prior, download=True)
+        if checked and not any(vector.needs_prior for vector in checked.vectors):
+            names.pop("prior", None)  # plain LoRA on plain LoRA: its weights would be fetched for nothing
+    sources = {
+        name: value if isinstance(value, Source) else fetch(str(value), by_content=False)
+        for name, value in names.items()
+    }
     folder = sources["target"].folder
     if is_bare_adapter(folder):
         raise _adapter_target(sources["target"].name, folder)
     _check_apart(out, (source.folder for source in sources.values()))
-    vectors, shared = in_order([term.with_vector(sources[term.name]) for term in used])
-    parts = named_parts(sources["target"], vectors, sources.get("prior"))
-    identities = {name: source.identity() for name, source in parts.items()}
-    record = identities | named_strengths(vectors or terms) | {**options}
+    vectors, shared = in_order([term.with_vector(sources[term.name]) for term in terms_used])
+    inputs_by_name = by_name(sources["target"], vectors, sources.get("prior"))
+    record = {name: source.identity() for name, source in inputs_by_name.items()}
+    record |= named_strengths(vectors or terms) | {**options}
     inputs = Inputs(out, kind, sources["target"], vectors, sources.get("prior"), record, shared, load_manifest(out))
-    if inputs.before and not replace and not is_finished(out, record):
-        same = inputs.before.get("inputs") == record
-        state = "made from the same inputs, but damaged (`msa-lite verify`)" if same else "made from other inputs"
+    if inputs.manifest and not replace and not inputs.finished:
+        is_same = inputs.manifest.get("inputs") == record
+        state = "made from the same inputs, but damaged (`msa-lite verify`)" if is_same else "made from other inputs"
         what = {"adapter": "an adapter"}.get(kind, f"a {kind}")
         raise OutputError(f"{out}: holds {what} {state}; remove it or choose another folder")
     return inputs
 
 
-def named_parts(
-    target: VectorLike, terms: Sequence[Term[VectorLike]], prior: VectorLike | None
-) -> dict[str, VectorLike]:
+def by_name(target: VectorLike, terms: Sequence[Term[VectorLike]], prior: VectorLike | None) -> dict[str, VectorLike]:
     """Return target, vectors and prior by name."""
-    parts = {"target": target, **{term.name: term.vector for term in terms}}
-    return parts if prior is None else {**parts, "prior": prior}
-
-
-def _find(value: ModelLike) -> Source:
-    return value if isinstance(value, Source) else fetch(str(value), by_content=False)
+    models = {"target": target, **{term.name: term.vector for term in terms}}
+    return models if prior is None else {**models, "prior": prior}
 
 
 def _adapter_target(name: str, folder: Path) -> UsageError:
@@ -268,36 +249,27 @@ def _check_apart(out: Path, folders: Iterable[Path]) -> None:
 
 def peek(
     target: ModelLike, terms: Sequence[Term[ModelLike]], prior: ModelLike | None, download: bool = False
-) -> MergePlan | None:
-    """Return the plan by headers alone: only adapters and headers are fetched from the Hub.
+) -> CheckedMerge | None:
+    """Check a merge by headers alone: only adapters and headers are fetched from the Hub.
 
-    Raise as `make_plan` does when the parts do not fit, and OutputError when there is no room to `download` them.
+    Raise as `check_headers` does when the inputs do not fit, and OutputError when there is no room to `download` them.
     Return None when the Hub gives no headers; fetching will then say why.
     """
-    heads: dict[str, Checkpoint] = {}
     adapters: dict[str, Path] = {}
-    for name, value in named_parts(target, terms, prior).items():
+    heads: dict[str, Checkpoint] = {}
+    for name, value in by_name(target, terms, prior).items():
         folder = value.folder if isinstance(value, Source) else local_path(value)
-        remote = not isinstance(value, Source) and is_remote(str(value))
-        if is_remote_adapter(str(value)) if remote else is_adapter(folder):
-            adapters[name] = fetch(str(value)).folder if remote else folder
-        else:
-            head = fetch_headers(str(value)) if remote else load_checkpoint(folder)
-            if head is None:
-                return None
+        is_on_hub = not isinstance(value, Source) and is_remote(str(value))
+        if is_remote_adapter(str(value)) if is_on_hub else is_adapter(folder):
+            adapters[name] = fetch(str(value)).folder if is_on_hub else folder
+        elif head := fetch_headers(str(value)) if is_on_hub else load_checkpoint(folder):
             heads[name] = head
+        else:
+            return None
     if "target" in adapters:
         raise _adapter_target(str(target), adapters["target"])
-    head, start = heads["target"], heads.get("prior")
-    check_mergeable(head)
-    opened = [
-        term.with_vector(
-            load_vector(adapters[term.name], head, start)
-            if term.name in adapters
-            else checkpoint_vector(heads[term.name], head, start)
-        )
-        for term in terms
-    ]
+    vectors = [term.with_vector(adapters.get(term.name) or heads[term.name]) for term in terms]
+    checked = check_headers(heads["target"], vectors, heads.get("prior"))
     if download:
         check_download_space(head for head in heads.values() if not head.shards)
-    return MergePlan(head, tuple(opened))
+    return checked

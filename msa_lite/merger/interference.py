@@ -26,10 +26,10 @@ from threadpoolctl import threadpool_limits
 from msa_lite.io.console.progress import notices, readable
 from msa_lite.io.weights.blocks import Files, Scratch
 from msa_lite.io.weights.checkpoint import TensorEntry
+from msa_lite.merger.checked import RESERVED, CheckedMerge, block_rows, parse_size
 from msa_lite.merger.deltas import Delta, Loaded
 from msa_lite.merger.fidelity import cosine, factor_product
 from msa_lite.merger.formula import Term
-from msa_lite.merger.plan import RESERVED, MergePlan, block_rows, parse_size
 
 logger = logging.getLogger(__name__)
 
@@ -97,24 +97,24 @@ class Interference:
         return {name: self.layers[name] for name in order[:_LAYERS]}
 
 
-def tell_interference(plan: MergePlan, max_memory: str | int) -> list[Interference]:
+def tell_interference(checked: CheckedMerge, max_memory: str | int) -> list[Interference]:
     """Measure and log how the vectors of several requests interfere, with a warning for pairs that are much alike.
     Retain vectors alone are not warned of: requests with one retain set often share its rows.
 
     Return all pairs, those that are most alike first; nothing for one request, or where the factors do not fit into the
     memory.
     """
-    if len({term.side for term in plan.terms}) == len(plan.terms):
+    if len({term.side for term in checked.terms}) == len(checked.terms):
         return []
-    needed = RESERVED + max((_factor_memory(plan, name) for name in plan.touched), default=0)
+    needed = RESERVED + max((_factor_memory(checked, name) for name in checked.touched), default=0)
     if needed > parse_size(max_memory):
         logger.warning(
             "how far the requests interfere was not measured: that takes %s of memory, allowed are %s (--max-memory)",
             readable(needed), max_memory,
         )  # fmt: skip
         return []
-    pairs = measure_interference(plan)
-    folders = {term.name: term.vector.folder for term in plan.terms}
+    pairs = measure_interference(checked)
+    folders = {term.name: term.vector.folder for term in checked.terms}
     notices.info("one merge of %s", ", ".join(f"{name} ({folder})" for name, folder in folders.items()))
     for pair in pairs[:_SHOWN]:
         layers = "; ".join(f"{name}: {likeness}" for name, likeness in pair.closest_layers.items())
@@ -144,13 +144,13 @@ def _warning(pair: Interference, folders: Sequence[str]) -> str:
     )
 
 
-def measure_interference(plan: MergePlan) -> list[Interference]:
+def measure_interference(checked: CheckedMerge) -> list[Interference]:
     """Return the likeness of each two vectors of a merge, the largest absolute cosine first."""
-    names, layers = [term.name for term in plan.terms], dict[str, _Sums]()
+    names, layers = [term.name for term in checked.terms], dict[str, _Sums]()
     with threadpool_limits(1, user_api="blas"), np.errstate(over="ignore", invalid="ignore"):
         files = Files()
-        for name in plan.touched:
-            layers.setdefault(layer_of(name), _Sums()).add(_measure(files, plan, plan.target.tensors[name]))
+        for name in checked.touched:
+            layers.setdefault(layer_of(name), _Sums()).add(_measure(files, checked, checked.target.tensors[name]))
     whole = _Sums()
     for sums in layers.values():
         whole.add(sums)
@@ -195,9 +195,9 @@ class _Sums:
         return Likeness(angle, min(1.0, self.shared[pair] / self.ranks[pair]) if self.ranks[pair] else None)
 
 
-def _measure(files: Files, plan: MergePlan, entry: TensorEntry) -> _Sums:
+def _measure(files: Files, checked: CheckedMerge, entry: TensorEntry) -> _Sums:
     """Return the sums of one tensor."""
-    terms = [term.with_vector(term.vector.load(files, np.float64)) for term in plan.deltas(entry.name)]
+    terms = [term.with_vector(term.vector.load(files, np.float64)) for term in checked.deltas(entry.name)]
     factors = {term.name: (d.left, d.right) for term in terms if isinstance(d := term.vector, Loaded)}
     sums = _Sums()
     if len(factors) == len(terms):
@@ -239,9 +239,9 @@ def column_basis(left: np.ndarray, right: np.ndarray) -> np.ndarray:
     return np.asarray(basis @ directions[:, used])
 
 
-def _factor_memory(plan: MergePlan, name: str) -> int:
+def _factor_memory(checked: CheckedMerge, name: str) -> int:
     """Return the bytes that comparing a tensor takes: factors in fp64, bases, and the copies that QR makes."""
-    entry = plan.target.tensors[name]
-    own = 2 * plan.factor_bytes(name) if plan.precision.work(entry) is np.float32 else plan.factor_bytes(name)
-    dense = 0 if plan.is_low_rank(name) else 32 * block_rows(entry) * entry.matrix_shape[1] * len(plan.deltas(name))
-    return 4 * own + dense
+    entry, factors = checked.target.tensors[name], checked.factor_bytes(name)
+    in_fp64 = factors if checked.precision.work(entry) is np.float64 else 2 * factors
+    block = 0 if checked.is_low_rank(name) else 32 * block_rows(entry) * entry.matrix_shape[1]
+    return 4 * in_fp64 + block * len(checked.deltas(name))

@@ -13,9 +13,9 @@ import yaml
 from msa_lite.errors import UsageError
 from msa_lite.io.files.reading import local_path
 from msa_lite.io.weights.hub import Source, commit_of, is_remote, split_name
+from msa_lite.merger.checked import CheckedMerge, Precision, msa_terms
 from msa_lite.merger.formula import OneOrSeveral, Term, named_strengths, number_terms
-from msa_lite.merger.inputs import named_parts, peek
-from msa_lite.merger.plan import MergePlan, msa_terms
+from msa_lite.merger.inputs import by_name, peek
 
 STORED = ("bfloat16", "float16", "float32")
 
@@ -158,17 +158,17 @@ def mergekit_recipe(
     Headers and adapters are read to find the right form. Raise UsageError where mergekit has no form for the merge, and
     as `merge` does for inputs that do not fit.
     """
-    requested: list[Term[str]] = msa_terms(forget, alpha, retain, beta, dtype)
+    requested: list[Term[str]] = msa_terms(forget, alpha, retain, beta, Precision(dtype))
     terms = number_terms([term for term in requested if term.weight])
     prior = prior if terms else None
-    plan = peek(target, terms, prior)
-    if plan is None:
+    checked = peek(target, terms, prior)
+    if checked is None:
         raise UsageError("the Hub gives no headers of these models; fetch them and name their folders")
-    references = {name: _reference(str(value)) for name, value in named_parts(target, terms, prior).items()}
-    return _recipe_text(plan, references, dtype)
+    references = {name: _reference(str(value)) for name, value in by_name(target, terms, prior).items()}
+    return _recipe_text(checked, references, dtype)
 
 
-def recipe_beside(plan: MergePlan, sources: Mapping[str, Source]) -> str:
+def recipe_beside(checked: CheckedMerge, sources: Mapping[str, Source]) -> str:
     """Return the recipe for a merged model's folder; where mergekit has no form for the merge, a comment says why."""
     references = {
         name: Reference(str(source.folder.resolve()))
@@ -177,7 +177,7 @@ def recipe_beside(plan: MergePlan, sources: Mapping[str, Source]) -> str:
         for name, source in sources.items()
     }
     try:
-        return _recipe_text(plan, references, plan.precision.dtype_name)
+        return _recipe_text(checked, references, checked.precision.dtype)
     except UsageError as error:
         return "".join(f"# {line}\n" for line in f"mergekit cannot do this merge: {error}".splitlines())
 
@@ -190,18 +190,18 @@ def _reference(name: str) -> Reference:
     return Reference(repo, commit_of(name) or revision)
 
 
-def _recipe_text(plan: MergePlan, references: Mapping[str, Reference], dtype: str) -> str:
-    if any(vector.is_cut for vector in plan.vectors):
+def _recipe_text(checked: CheckedMerge, references: Mapping[str, Reference], dtype: str) -> str:
+    if any(vector.is_cut for vector in checked.vectors):
         raise UsageError("target and vectors have embeddings of different numbers of tokens, which mergekit refuses")
-    terms = tuple(term.with_vector(references[term.name]) for term in plan.terms)
+    terms = tuple(term.with_vector(references[term.name]) for term in checked.terms)
     notes = []
-    if dtype == "same" and len({entry.dtype for entry in plan.target.tensors.values() if entry.is_float}) > 1:
-        notes.append(f"The target has weights in several dtypes; mergekit writes all in {plan.target.dtype_name}.")
-    if plan.precision.stochastic:
-        notes.append(f"Rounded stochastically, seed {plan.precision.seed}; mergekit rounds to nearest.")
+    if dtype == "same" and len({entry.dtype for entry in checked.target.tensors.values() if entry.is_float}) > 1:
+        notes.append(f"The target has weights in several dtypes; mergekit writes all in {checked.target.dtype_name}.")
+    if checked.precision.is_stochastic:
+        notes.append(f"Rounded stochastically, seed {checked.precision.seed}; mergekit rounds to nearest.")
     return "".join(f"# {note}\n" for note in notes) + write_recipe(
         MergeRequest(references["target"], terms, references.get("prior"), dtype),
-        stored=plan.target.dtype_name,
-        adapters={term.name for term in plan.terms if term.vector.is_adapter},
-        needs_prior=any(vector.is_adapter and vector.needs_prior for vector in plan.vectors),
+        stored=checked.target.dtype_name,
+        adapters={term.name for term in checked.terms if term.vector.is_adapter},
+        needs_prior=any(vector.is_adapter and vector.needs_prior for vector in checked.vectors),
     )

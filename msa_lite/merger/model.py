@@ -10,9 +10,9 @@ import dataclasses
 import json
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,7 +20,7 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from msa_lite.errors import FormatError, MismatchError, MsaError, discarded
-from msa_lite.io.console.progress import Progress, readable, silent
+from msa_lite.io.console.progress import Progress, silent
 from msa_lite.io.files.reading import parse_json, read_bytes
 from msa_lite.io.files.writing import check_space, digest, hash_file, json_form, write_text
 from msa_lite.io.finished.manifest import partial_folder
@@ -29,6 +29,18 @@ from msa_lite.io.weights.blocks import Files, Recoded, read_rows
 from msa_lite.io.weights.checkpoint import TensorEntry, load_checkpoint
 from msa_lite.io.weights.hub import copy_tokenizer
 from msa_lite.io.weights.writer import output_bytes, round_once, write_companions
+from msa_lite.merger.checked import (
+    MAX_MEMORY,
+    Bounds,
+    CheckedMerge,
+    Precision,
+    blocks_of,
+    check_merge,
+    describe_work,
+    find_bounds,
+    msa_terms,
+    parse_size,
+)
 from msa_lite.merger.fidelity import (
     NAMES,
     Change,
@@ -36,9 +48,7 @@ from msa_lite.merger.fidelity import (
     count_block,
     fidelity_report,
     forecast_fact,
-    from_sums,
     is_quantised,
-    sums,
     total,
     warnings,
 )
@@ -46,17 +56,6 @@ from msa_lite.merger.formula import OneOrSeveral, Term
 from msa_lite.merger.inputs import Inputs, ModelLike, find_inputs
 from msa_lite.merger.interference import interference_fact, tell_interference
 from msa_lite.merger.mergekit import recipe_beside
-from msa_lite.merger.plan import (
-    Budget,
-    MergePlan,
-    Precision,
-    block_rows,
-    estimate,
-    make_budget,
-    make_plan,
-    msa_terms,
-    parse_size,
-)
 from msa_lite.merger.stream import Stream
 from msa_lite.report.update import forecast_lines
 
@@ -132,7 +131,7 @@ def merge(
     rounding: str = "nearest",
     seed: int = 0,
     exact: bool = False,
-    max_memory: str | int = "512MB",
+    max_memory: str | int = MAX_MEMORY,
     threads: int | None = None,
     forecast: Sequence[str] = (),
     replace: bool = False,
@@ -157,8 +156,8 @@ def merge(
     merged values do not fit the dtype or the vectors turn out to change nothing, FormatError for deltas that are not
     finite; then nothing stays.
     """
-    terms: list[Term[ModelLike]] = msa_terms(forget, alpha, retain, beta, dtype, rounding, threads, seed)
-    precision = Precision.named(dtype, rounding, seed, exact)
+    precision = Precision(dtype, rounding, seed, exact)
+    terms: list[Term[ModelLike]] = msa_terms(forget, alpha, retain, beta, precision, threads)
     limits: dict[str, Any] = {"max_memory": max_memory, "threads": threads, "replace": replace, "progress": progress}
     return merge_terms(target, out, terms, prior, precision, forecast=forecast, **limits)
 
@@ -170,7 +169,7 @@ def merge_terms(
     prior: ModelLike | None,
     precision: Precision,
     *,
-    max_memory: str | int = "512MB",
+    max_memory: str | int = MAX_MEMORY,
     threads: int | None = None,
     forecast: Sequence[str] = (),
     replace: bool = False,
@@ -184,55 +183,42 @@ def merge_terms(
     parse_size(max_memory)
     forms = check_forms(forecast)
     inputs = find_inputs(out, "model", target, terms, prior, precision.record, replace)
-    if (change := inputs.finished) is not None:
-        figures = {**change, "notes": tuple(change.get("notes", ())), "interference": inputs.interference}
-        return Merged(folder=inputs.out, **figures, forecast=_forecast_of(inputs, forms))
-    plan = make_plan(inputs.target, inputs.terms, inputs.prior, precision, forms)
-    budget, recipe = make_budget(plan, max_memory, threads), recipe_beside(plan, inputs.sources)
-    pairs = json_form(tell_interference(plan, max_memory)) if compare else []
-    merged = _write_model(plan, inputs, budget, recipe, pairs, progress)
-    for note in merged.notes:
-        logger.warning("%s", note)
-    return merged
-
-
-def _write_model(
-    plan: MergePlan, inputs: Inputs, budget: Budget, recipe: str, pairs: list[dict[str, Any]], progress: Progress
-) -> Merged:
-    """Write the output's folder. pairs: how the vectors interfere."""
-    out, dtype = inputs.out, plan.precision.dtype
-    needed = output_bytes(plan.target.tensors.values(), dtype)
-    check_space(out, needed - _done_already(out))
-    work = estimate(plan, budget)
-    logger.info(
-        "%s to read, %s to write, about %s of memory, %d threads, at least %.1f s", readable(work["bytes_read"]),
-        readable(work["bytes_written"]), readable(work["memory"]), work["threads"], work["seconds"],
-    )  # fmt: skip
-    plan.check_factors()
+    if manifest := inputs.finished:
+        change = manifest["change"] | {"notes": tuple(manifest["change"]["notes"])}
+        pairs = manifest.get("interference", [])
+        return Merged(inputs.out, **change, interference=pairs, forecast=_forecast_of(inputs, manifest, forms))
+    checked = check_merge(inputs.target, inputs.terms, inputs.prior, precision, forms)
+    bounds, recipe = find_bounds(checked, max_memory, threads), recipe_beside(checked, inputs.sources)
+    pairs = json_form(tell_interference(checked, max_memory)) if compare else []
+    needed = output_bytes(checked.target.tensors.values(), precision.stored)
+    check_space(inputs.out, needed - _bytes_done(inputs.out))
+    logger.info("%s", describe_work(checked, bounds))
+    checked.check_factors()
     with inputs.stage(needed, resumable=True) as (partial, facts, hashes):
-        changes = _write_shards(plan, budget, partial, hashes, progress)
-        forecast = forecast_fact(changes, plan.forecast)
-        merged = dataclasses.replace(_summary(plan, out, changes), interference=pairs, forecast=forecast)
-        write_companions(plan.target, partial, dtype)
+        changes = _write_shards(checked, bounds, partial, hashes, progress)
+        figures, counts = _summary(checked, inputs.out, changes), forecast_fact(changes, forms)
+        merged = dataclasses.replace(figures, interference=pairs, forecast=counts)
+        write_companions(checked.target, partial, precision.stored)
         if tokenizer := inputs.target.tokenizer:
             copy_tokenizer(tokenizer.folder, partial)
         write_text(partial / MERGEKIT_FILE, recipe)
         facts["mergekit"] = any(not line.startswith("#") for line in recipe.splitlines())
         facts["change"] = merged.change
         facts["fidelity"] = fidelity_report(changes)
-        facts |= interference_fact(pairs) | ({"forecast": forecast} if forecast else {})
+        facts |= interference_fact(pairs) | ({"forecast": counts} if counts else {})
+    for note in merged.notes:
+        logger.warning("%s", note)
     return merged
 
 
-def _forecast_of(inputs: Inputs, forms: Sequence[str]) -> dict[str, Any]:
+def _forecast_of(inputs: Inputs, manifest: Mapping[str, Any], forms: Sequence[str]) -> dict[str, Any]:
     """Return the forecast in a finished output's manifest. Forms that it lacks are counted and entered there first.
 
     The weights of target and output are read for that, and none is written: a forecast decides no byte of them.
     """
-    manifest = inputs.before or {}
-    known: dict[str, Any] = manifest.get("forecast") or {}
+    known: dict[str, Any] = manifest.get("forecast", {})
     lacking = tuple(form for form in forms if form not in known)
-    if lacking and (touched := (manifest.get("fidelity") or {}).get("tensors")):
+    if lacking and (touched := manifest["fidelity"]["tensors"]):
         target, model = (load_checkpoint(folder) for folder in (inputs.target.folder, inputs.out))
         changes = {name: Change(codes=_count(target.tensors[name], model.tensors[name], lacking)) for name in touched}
         known = {**known, **forecast_fact(changes, lacking)}
@@ -240,34 +226,30 @@ def _forecast_of(inputs: Inputs, forms: Sequence[str]) -> dict[str, Any]:
     return known
 
 
-def _count(before: TensorEntry, after: TensorEntry, forms: Sequence[str]) -> dict[str, Recoded]:
+def _count(target: TensorEntry, model: TensorEntry, forms: Sequence[str]) -> dict[str, Recoded]:
     """Return what a merge counts of one tensor, from the files of the target and of the model."""
-    whole = Change()
-    if not is_quantised(before):
-        return {}
-    rows, step, files = before.shape[0], block_rows(before), Files()
-    for start in range(0, rows, step):
-        old, new = (read_rows(files, entry, start, min(start + step, rows)) for entry in (before, after))
-        old = round_once(old.astype(np.float64), after.dtype).astype(np.float32)
-        whole.add(Change(codes=count_block(forms, before, start, old, new.astype(np.float32))))
+    whole, files = Change(), Files()
+    for start, stop in blocks_of(target) if is_quantised(target) else ():
+        before, after = (read_rows(files, entry, start, stop) for entry in (target, model))
+        before = round_once(before.astype(np.float64), model.dtype).astype(np.float32)
+        whole.add(Change(codes=count_block(forms, target, start, before, after.astype(np.float32))))
     return whole.codes
 
 
-def _done_already(out: Path) -> int:
+def _bytes_done(out: Path) -> int:
     """Return the bytes that an interrupted merge has written already."""
-    partial = partial_folder(out)
-    return sum(path.stat().st_size for path in partial.glob("*.safetensors")) if partial.is_dir() else 0
+    return sum(path.stat().st_size for path in partial_folder(out).glob("*.safetensors"))
 
 
 def _write_shards(
-    plan: MergePlan, budget: Budget, partial: Path, hashes: dict[str, str], progress: Progress
+    checked: CheckedMerge, bounds: Bounds, partial: Path, hashes: dict[str, str], progress: Progress
 ) -> dict[str, Change]:
     """Write every shard that an earlier attempt has not left whole; return the changes by tensor.
 
     Adds the files' hashes to `hashes`.
     """
-    journal = _Journal(partial, plan.forecast)
-    amount = sum(entry.nbytes for entry in plan.target.tensors.values())
+    journal = _Journal(partial, checked.forecast)
+    amount = sum(entry.nbytes for entry in checked.target.tensors.values())
     done = 0
 
     def report(count: int) -> None:
@@ -276,8 +258,8 @@ def _write_shards(
         progress("merge", min(done, amount), amount)
 
     try:
-        with threadpool_limits(1, user_api="blas"), Stream(plan, budget) as stream:
-            for shard in plan.target.shards:
+        with threadpool_limits(1, user_api="blas"), Stream(checked, bounds) as stream:
+            for shard in checked.target.shards:
                 path = partial / shard.path.name
                 if journal.has(path):
                     report(sum(entry.nbytes for entry in shard.tensors))
@@ -302,19 +284,16 @@ class _Journal:
         self._path, self._forecast = partial / JOURNAL, forecast
         self.hashes: dict[str, str] = {}
         self.changes: dict[str, Change] = {}
-        for item in self._items():
-            self.hashes[item["file"]] = item["sha256"]
-            self.changes |= {name: from_sums(values) for name, values in item["changes"].items()}
-
-    def _items(self) -> Iterator[dict[str, Any]]:
-        """Yield the content of each line that is as `record` wrote it."""
-        with suppress(FormatError):
+        with suppress(FormatError):  # there is none yet
             for line in read_bytes(self._path, _LONGEST).splitlines():
-                with suppress(FormatError):
-                    item = parse_json(line, JOURNAL)
-                    whole = isinstance(item, dict) and item.pop("line", None) == digest(item)
-                    if whole and {*self._forecast} <= {*item.get("forecast", ())}:
-                        yield item
+                with suppress(FormatError, KeyError, TypeError, AttributeError):
+                    self._take(parse_json(line, JOURNAL))
+
+    def _take(self, item: Any) -> None:
+        """Take over a line if it is as `record` wrote it, with all forms to forecast."""
+        if item.pop("line") == digest(item) and {*self._forecast} <= {*item["forecast"]}:
+            self.changes |= {name: Change.from_sums(sums) for name, sums in item["changes"].items()}
+            self.hashes[item["file"]] = item["sha256"]
 
     def has(self, path: Path) -> bool:
         """Check by its hash whether a finished shard is still there unchanged."""
@@ -325,9 +304,8 @@ class _Journal:
         """Append a shard that is on the disk."""
         self.hashes[name] = sha256
         self.changes |= changes
-        item: dict[str, Any] = {"file": name, "sha256": sha256, "changes": {n: sums(c) for n, c in changes.items()}}
-        if self._forecast:
-            item["forecast"] = [*self._forecast]
+        sums = {tensor: asdict(change) for tensor, change in changes.items()}
+        item = {"file": name, "sha256": sha256, "changes": sums, "forecast": [*self._forecast]}
         with open(self._path, "a", encoding="utf-8") as stream:
             # A line that a kill cut off stands alone.
             stream.write(f"\n{json.dumps(item | {'line': digest(item)})}\n")
@@ -335,36 +313,34 @@ class _Journal:
             os.fsync(stream.fileno())
 
 
-def _summary(plan: MergePlan, out: Path, changes: dict[str, Change]) -> Merged:
+def _summary(checked: CheckedMerge, out: Path, changes: dict[str, Change]) -> Merged:
     """Return the totals. Raise MismatchError when a vector is zero or nothing changed; the partial folder then goes."""
-    change = total(changes)
-    idle = [term.name for term in plan.terms if not change.vectors.get(term.name)]
+    change, stored, terms = total(changes), checked.precision.stored, checked.terms
+    idle = [term.name for term in terms if not change.vectors.get(term.name)]
     if idle:
-        raise discarded(
-            MismatchError(f"{out}: the {' and the '.join(idle)} vector is all zeros and changes nothing; fit it again")
-        )
-    apart = sum(term.weight * term.weight * change.vectors[term.name] for term in plan.terms)  # ** overflows loudly
+        names = " and the ".join(idle)
+        raise discarded(MismatchError(f"{out}: the {names} vector is all zeros and changes nothing; fit it again"))
+    apart = sum(term.weight * term.weight * change.vectors[term.name] for term in terms)  # ** overflows loudly
     if apart and change.wanted < 1e-12 * apart:  # squared norms: nothing but rounding is left
-        names = "forget and retain vector" if len(plan.terms) == 2 else "the vectors"
+        names = "forget and retain vector" if len(terms) == 2 else "the vectors"
         raise discarded(MismatchError(f"{out}: {names} cancel each other out; nothing was written"))
-    if plan.terms and not change.changed:
-        hint = "" if plan.precision.dtype in ("F32", "F64") else " (try --dtype float32)"
+    if terms and not change.changed:
+        hint = "" if stored == "F32" else " (try --dtype float32)"
         raise discarded(
             MismatchError(
                 f"{out}: the vectors change none of the {change.weights} weights they touch: they are too small for "
                 f"this dtype{hint}; nothing was written"
             )
         )
-    kinds = {plan.precision.dtype or plan.target.tensors[name].dtype for name in plan.touched}
-    stored = " and ".join(sorted(NAMES[kind] for kind in kinds))
+    dtypes = " and ".join(sorted({NAMES[stored or checked.target.tensors[name].dtype] for name in checked.touched}))
     return Merged(
         out,
-        len(plan.touched),
-        change.weights,
-        change.changed,
-        change.rounding_loss,
-        change.relative_size,
-        change.update_cosine,
-        change.vector_cosine,
-        (*plan.notes(), *warnings(change, stored, plan.precision.stochastic)),
+        tensors_touched=len(checked.touched),
+        weights_touched=change.weights,
+        weights_changed=change.changed,
+        rounding_loss=change.rounding_loss,
+        relative_size=change.relative_size,
+        update_cosine=change.update_cosine,
+        vector_cosine=change.vector_cosine,
+        notes=(*checked.notes(), *warnings(change, dtypes, checked.precision.is_stochastic)),
     )

@@ -16,10 +16,9 @@ import numpy as np
 
 from msa_lite.io.weights.blocks import Files, Scratch, read_rows
 from msa_lite.io.weights.checkpoint import FLOAT_DTYPES, TensorEntry
-from msa_lite.io.weights.writer import output_dtype
+from msa_lite.merger.checked import Precision
 from msa_lite.merger.deltas import Delta, Difference
 from msa_lite.merger.formula import Factors, Term
-from msa_lite.merger.plan import Precision
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +39,7 @@ class OnDevice:
         """
         import torch
 
-        if precision.stochastic or precision.work(entry) is not np.float32:
+        if precision.is_stochastic or precision.work(entry) is not np.float32:
             return None
         if not all(isinstance(term.vector, Difference) for term in terms):
             return None
@@ -49,7 +48,7 @@ class OnDevice:
             if not all(factor.flags.c_contiguous for factor in product):
                 return None
             factors = [torch.from_numpy(factor).to(self._device) for factor in product]
-        stored = getattr(torch, FLOAT_DTYPES[output_dtype(entry, precision.dtype)].name)
+        stored = getattr(torch, FLOAT_DTYPES[precision.output(entry)].name)
         return DeviceTensor(self, entry, stored, factors, terms)
 
     def place(self, rows: np.ndarray) -> Any:

@@ -93,20 +93,21 @@ def compare_checkpoints(one: Checkpoint, other: Checkpoint, names: tuple[str, st
     return faults
 
 
-def load_vector(folder: Path, target: Checkpoint, prior: Checkpoint | None) -> Vector:
-    """Open a vector folder (PEFT adapter, or a full checkpoint, which needs the prior) and fit it to the target.
+def load_vector(source: Path | Checkpoint, target: Checkpoint, prior: Checkpoint | None) -> Vector:
+    """Open a vector (the folder of a PEFT adapter, or a full checkpoint, which needs the prior), fitted to the target.
 
     Raise UsageError when the prior is needed and missing, MismatchError when names, shapes or tied weights do not
     fit. Only headers are read, and tensors of an adapter that should be copies of the prior's or target's.
     """
-    if is_adapter(folder):
-        matched = match_names(load_adapter(folder), target.tensors, token_tensors(target))
-        return _adapter_vector(matched, target, prior)
-    return checkpoint_vector(load_checkpoint(folder), target, prior)
+    if isinstance(source, Checkpoint):
+        return _checkpoint_vector(source, target, prior)
+    if not is_adapter(source):
+        return _checkpoint_vector(load_checkpoint(source), target, prior)
+    matched = match_names(load_adapter(source), target.tensors, token_tensors(target))
+    return _adapter_vector(matched, target, prior)
 
 
-def checkpoint_vector(tuned: Checkpoint, target: Checkpoint, prior: Checkpoint | None) -> Vector:
-    """Return the vector of a full checkpoint. Raise as `load_vector`."""
+def _checkpoint_vector(tuned: Checkpoint, target: Checkpoint, prior: Checkpoint | None) -> Vector:
     folder = tuned.folder
     if prior is None:
         raise UsageError(f"{folder}: this is a full checkpoint; name the model that it was tuned from (--prior)")

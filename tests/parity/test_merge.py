@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from msa_lite.io.finished.seal import verify_folder
-from msa_lite.merger import merge, plan
+from msa_lite.merger import checked, merge
 from tests.support.merges import nearest
 
 Make = Callable[..., Path]
@@ -95,7 +95,7 @@ def test_forget_and_retain_are_pefts_merges_one_after_the_other(
     kind: str,
     config: dict[str, Any],
 ) -> None:
-    monkeypatch.setattr(plan, "BLOCK", 125)  # several blocks of rows even for these small tensors
+    monkeypatch.setattr(checked, "BLOCK", 125)  # several blocks of rows even for these small tensors
     target, forget, retain = make_checkpoint(kind), make_adapter(kind, 1, **config), make_adapter(kind, 2, r=3)
     merge(str(target), tmp_path / "out", forget=str(forget), alpha=1.0, retain=str(retain), beta=0.5)
     model = merge_with_peft(load_model(target), forget, -1.0, tmp_path / "forget")
@@ -111,7 +111,7 @@ def test_full_checkpoints_are_fp64_arithmetic_rounded_once(
     make_checkpoint: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stored: str, dtype: str
 ) -> None:
     kind = "qwen2"
-    monkeypatch.setattr(plan, "BLOCK", 125)
+    monkeypatch.setattr(checked, "BLOCK", 125)
     target, prior = make_checkpoint(kind, 0, stored), make_checkpoint(kind, 1, "bfloat16")
     forget, retain = make_checkpoint(kind, 2), make_checkpoint(kind, 3, "float16")
     options = {

@@ -57,17 +57,17 @@ def compare(merge: OpenMerge, device: OnDevice) -> list[int]:
 @pytest.mark.parametrize(
     ("stored", "dtype"),
     [
-        ("bfloat16", None),
-        ("float32", None),
-        ("float16", None),
-        ("bfloat16", "F32"),
-        ("float32", "BF16"),
-        ("float32", "F16"),
+        ("bfloat16", "same"),
+        ("float32", "same"),
+        ("float16", "same"),
+        ("bfloat16", "float32"),
+        ("float32", "bfloat16"),
+        ("float32", "float16"),
     ],
 )
 @pytest.mark.parametrize("full", [False, True], ids=["adapters", "full"])
 def test_points_on_a_device_have_the_bits_of_the_merge(
-    make_checkpoint: Make, make_adapter: Make, stored: str, dtype: str | None, full: bool
+    make_checkpoint: Make, make_adapter: Make, stored: str, dtype: str, full: bool
 ) -> None:
     target, prior = (make_checkpoint("llama", seed, stored, **SHAPE) for seed in (0, 1))
     vectors = {"forget": make_adapter("llama", 1, model=SHAPE), "retain": make_adapter("llama", 2, r=3, model=SHAPE)}
@@ -77,7 +77,7 @@ def test_points_on_a_device_have_the_bits_of_the_merge(
     assert all(compare(merge, OnDevice(torch.device("cpu"))))
 
 
-@pytest.mark.parametrize("precision", [Precision(stochastic=True, seed=3), Precision(exact=True)])
+@pytest.mark.parametrize("precision", [Precision(rounding="stochastic", seed=3), Precision(exact=True)])
 def test_what_a_device_would_round_otherwise_is_left_to_the_cpu(
     make_checkpoint: Make, make_adapter: Make, precision: Precision
 ) -> None:

@@ -11,7 +11,7 @@ from huggingface_hub import ModelCard
 from msa_lite.errors import OutputError
 from msa_lite.io.finished.seal import CARD_FILE, load_manifest, verify_folder
 from msa_lite.merger import Term, merge, merge_terms
-from msa_lite.merger.plan import Precision
+from msa_lite.merger.checked import Precision
 from msa_lite.report.card import model_card
 from msa_lite.report.front_matter import CardOptions, read_target_card
 from tests.support.merges import COMMIT, OUTCOME, add_outcome, make_merge, write_parts
@@ -104,7 +104,7 @@ def test_an_adapter_is_called_a_switch(tmp_path: Path) -> None:
 def test_a_baseline_and_several_requests_have_their_own_formulas(tmp_path: Path) -> None:
     write_parts(tmp_path)
     terms = [Term("npo", str(tmp_path / "forget"), 1.5)]
-    precision = Precision.named("same", "nearest", 0)
+    precision = Precision()
     out = merge_terms(str(tmp_path / "target"), tmp_path / "npo", terms, str(tmp_path / "prior"), precision).folder
     card = (out / CARD_FILE).read_text()
     assert "θ_u = θ_D + 1.5 · (θ_1 − θ_0)" in card

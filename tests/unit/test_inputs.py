@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 from msa_lite.errors import MismatchError, OutputError, UsageError
-from msa_lite.io.finished.seal import JOURNAL, MANIFEST, MERGEKIT_FILE, load_manifest, write_manifest
+from msa_lite.io.files.writing import digest
+from msa_lite.io.finished.seal import JOURNAL, MANIFEST, MERGEKIT_FILE, load_manifest
 from msa_lite.merger import Precision, Term, merge, merge_adapters, merge_terms, merge_terms_to_adapter, model
 from tests.support.merges import Adapter, write_checkpoint
 
@@ -77,14 +78,14 @@ def test_a_damaged_output_is_not_told_as_one_of_other_inputs(options: dict[str, 
 def test_what_another_process_wrote_meanwhile_is_not_replaced(
     options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan = model.make_plan
+    check_merge = model.check_merge
 
     def slow(*args: Any) -> Any:
-        monkeypatch.setattr(model, "make_plan", plan)
+        monkeypatch.setattr(model, "check_merge", check_merge)
         merge(**options, alpha=0.5, out=tmp_path / "out")
-        return plan(*args)
+        return check_merge(*args)
 
-    monkeypatch.setattr(model, "make_plan", slow)
+    monkeypatch.setattr(model, "check_merge", slow)
     with pytest.raises(OutputError, match="another msa-lite wrote it meanwhile"):
         merge(**options, alpha=2.0, out=tmp_path / "out", replace=True)
     assert json.loads((tmp_path / "out/manifest.json").read_text())["inputs"]["alpha"] == 0.5
@@ -140,36 +141,29 @@ def test_a_line_that_a_kill_cut_off_costs_its_shard_alone(
     with pytest.raises(KeyboardInterrupt):
         merge(**options, out=tmp_path / "out", progress=stop(1))
     journal = tmp_path / "out.partial" / JOURNAL
-    journal.write_text(journal.read_text() + '{"file": "model-00001.safet')
+    unknown: dict[str, Any] = {"file": "model-00002.safetensors", "sha256": "", "changes": {"w": {"forget": 1.0}}}
+    unknown["line"] = digest(unknown)  # whole, but of another version
+    lines = [journal.read_text(), "[]", json.dumps(unknown), '{"file": "model-00001.safet']
+    journal.write_text("\n".join(lines))
     with pytest.raises(KeyboardInterrupt):
         merge(**options, out=tmp_path / "out", progress=stop(2))
-    whole = [line for line in journal.read_text().splitlines() if line.endswith('"}')]
-    assert [json.loads(line)["file"] for line in whole] == ["model-00000.safetensors", "model-00001.safetensors"]
+    whole = [json.loads(line) for line in journal.read_text().splitlines() if line.endswith('"}')]
+    assert [line["file"][8:11] for line in whole] == ["000", "002", "001"]  # after the unknown line, only shard 1
 
 
 @pytest.mark.parametrize("form", ["model", "adapter"])
-def test_a_baseline_is_recorded_by_its_name_and_known_by_its_former_record(
-    options: dict[str, Any], tmp_path: Path, form: str
-) -> None:
-    out = tmp_path / "out"
-
-    def merge_baseline(scale: float) -> tuple[dict[str, Any], bytes]:
+def test_a_baseline_is_recorded_by_its_name(options: dict[str, Any], tmp_path: Path, form: str) -> None:
+    out, written = tmp_path / "out", list[bytes]()
+    for scale in (1.5, 1.5, 1.25):
         terms = [Term("npo", options["forget"], scale)]
         if form == "model":
             merge_terms(options["target"], out, terms, None, Precision(), replace=True)
         else:
             merge_terms_to_adapter(options["target"], out, terms, None, replace=True)
-        return load_manifest(out) or {}, (out / MANIFEST).read_bytes()
-
-    manifest, _ = merge_baseline(1.5)
-    inputs = dict(manifest["inputs"])
-    assert (inputs.pop("scale"), [*manifest["sources"]]) == (1.5, ["target", "npo"])
-    former = {**inputs, "retain": inputs["npo"], "alpha": 0.0, "beta": 1.5}
-    del former["npo"]
-    assert not inputs.keys() & {"alpha", "beta", "retain"}
-    write_manifest(out, {**manifest, "inputs": former})
-    before = (out / MANIFEST).read_bytes()
-    assert merge_baseline(1.5)[1] == before
-    assert merge_baseline(1.25)[0]["inputs"]["scale"] == 1.25
+        manifest = load_manifest(out) or {}
+        assert (manifest["inputs"]["scale"], [*manifest["sources"]]) == (scale, ["target", "npo"])
+        assert not manifest["inputs"].keys() & {"alpha", "beta", "retain"}
+        written.append((out / MANIFEST).read_bytes())
+    assert written[0] == written[1] != written[2]
     if form == "model":
         assert "target + 1.25 (npo-tuned - prior); scale 1.25" in (out / MERGEKIT_FILE).read_text()

@@ -11,9 +11,9 @@ import pytest
 
 from msa_lite.io.weights.hub import fetch
 from msa_lite.merger import merge
+from msa_lite.merger.checked import CheckedMerge, Precision, check_merge
 from msa_lite.merger.formula import Term, number_terms
 from msa_lite.merger.interference import Interference, column_basis, layer_of, measure_interference, tell_interference
-from msa_lite.merger.plan import MergePlan, Precision, make_plan
 from tests.support.merges import KINDS, Adapter, Arrays, write_checkpoint
 
 ROWS, COLUMNS = 30, 20
@@ -28,7 +28,7 @@ def random_factors(seed: int, rank: int, modules: tuple[str, ...] = MODULES) -> 
     return {module: tuple(random.normal(size=shape).astype(np.float32) for shape in halves) for module in modules}  # type: ignore[misc]
 
 
-def plan_of(folder: Path, *vectors: Factors | Arrays, sides: str = "") -> MergePlan:
+def plan_of(folder: Path, *vectors: Factors | Arrays, sides: str = "") -> CheckedMerge:
     """The plan of a merge of these vectors: factors by module, or weights of a full checkpoint; sides: "f" or "r"."""
     random = np.random.default_rng(0)
     arrays = {f"{module}.weight": random.normal(size=(ROWS, COLUMNS)).astype(np.float32) for module in MODULES}
@@ -46,7 +46,7 @@ def plan_of(folder: Path, *vectors: Factors | Arrays, sides: str = "") -> MergeP
             write_checkpoint(place, arrays | {name: arrays[name] + delta for name, delta in vector.items()})  # type: ignore[operator]
         side = "retain" if sides[number : number + 1] == "r" else "forget"
         terms.append(Term(side, fetch(str(place)), 1.0 if side == "retain" else -1.0))
-    return make_plan(fetch(str(target)), number_terms(terms), fetch(str(prior)), Precision())
+    return check_merge(fetch(str(target)), number_terms(terms), fetch(str(prior)), Precision())
 
 
 def oracle(one: Arrays, other: Arrays) -> tuple[float, float]:
@@ -145,7 +145,7 @@ def test_layers_are_named_by_their_number() -> None:
     assert {name: layer_of(name) for name in names} == names
 
 
-def told(plan: MergePlan, caplog: pytest.LogCaptureFixture) -> tuple[list[Interference], list[str], list[str]]:
+def told(plan: CheckedMerge, caplog: pytest.LogCaptureFixture) -> tuple[list[Interference], list[str], list[str]]:
     """The pairs, and the lines and warnings that were logged."""
     caplog.clear()
     with caplog.at_level(logging.INFO, "msa_lite"):

@@ -18,9 +18,9 @@ from msa_lite.io.files.writing import hash_file, json_form
 from msa_lite.io.finished.seal import MANIFEST, MERGEKIT_FILE, load_manifest, verify_folder, write_manifest
 from msa_lite.io.weights.hub import fetch
 from msa_lite.merger import hash_vector, merge, merge_adapters, mergekit_recipe, open_merge
+from msa_lite.merger.checked import Precision, msa_terms
 from msa_lite.merger.formula import Term, named_strengths, number_terms
 from msa_lite.merger.mergekit_reader import read_recipe
-from msa_lite.merger.plan import Precision, msa_terms
 from tests.support.merges import KINDS, Adapter, Arrays, edit_adapter, gap, read_checkpoint, write_checkpoint
 
 SHAPES = {

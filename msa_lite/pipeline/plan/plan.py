@@ -18,7 +18,7 @@ from msa_lite.evals.models import Runner, load_model
 from msa_lite.io.console.progress import notices
 from msa_lite.io.models.devices import avoid_fragments
 from msa_lite.io.weights.hub import Source, fetch, fetch_tokenizer
-from msa_lite.merger.plan import parse_size
+from msa_lite.merger.checked import parse_size
 from msa_lite.pipeline.prepare.run import step_settings
 from msa_lite.pipeline.staged.plan import plan_training
 from msa_lite.pipeline.stages.costs import find_remedies, forecast

@@ -93,7 +93,7 @@ def merge_identity(run: Run) -> dict[str, Any]:
 
 def merge_precision(run: Run) -> Precision:
     """Return the recipe's dtype and rounding."""
-    return Precision.named(run.recipe.merge.dtype, run.recipe.merge.rounding, run.recipe.seed)
+    return Precision(run.recipe.merge.dtype, run.recipe.merge.rounding, run.recipe.seed)
 
 
 def _merge_model(

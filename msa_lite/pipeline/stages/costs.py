@@ -19,7 +19,7 @@ from msa_lite.recipe import Recipe, load_recipe
 from msa_lite.train.rungs import CPU_TOKENS, Rung
 from msa_lite.train.settings import EPOCHS, most_epochs
 
-_MERGE = 512_000_000  # bytes of a merge (`merger.memory.MAX_MEMORY`)
+_MERGE = 512_000_000  # bytes of a merge (`merger.checked.MAX_MEMORY`)
 _QUESTIONS = 400  # of a published benchmark, where the recipe sets no limit
 _SEARCHED = 10  # points of a search
 _LONGEST_QUESTION = 512  # tokens

@@ -1,4 +1,4 @@
-"""Plan a merge and check it: everything that headers, arguments and the disk tell before the first byte is written."""
+"""Check a merge: everything that headers, arguments and the disk tell before the first byte is written."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from msa_lite.errors import FormatError, UsageError, join_faults, nearest
+from msa_lite.io.console.progress import readable
 from msa_lite.io.weights.checkpoint import (
     FLOAT_DTYPES,
     Checkpoint,
@@ -28,10 +30,10 @@ from msa_lite.merger.deltas import Delta, Dora, Product
 from msa_lite.merger.fidelity import forecast_bytes
 from msa_lite.merger.formula import OneOrSeveral, Term, VectorLike, number_terms
 from msa_lite.merger.vectors import Vector, load_vector
-from msa_lite.strengths import Strengths
 
 DTYPES = {"same": None, "bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 ROUNDINGS = ("nearest", "stochastic")
+MAX_MEMORY = "512MB"
 BLOCK = 1 << 19  # numbers in a block: fp32 weights, update and result stay in a core's share of the cache
 RESERVED = 100 << 20  # bytes for Python, numpy and the buffers of the output file
 _TENSOR = 1500  # bytes that a tensor's names, places and figures take
@@ -47,38 +49,51 @@ _SECONDS_BYTE, _SECONDS_PRODUCT, _SECONDS_DENSE = 1.0e-9, 2.5e-9, 4.0e-9
 class Precision:
     """The arithmetic and the rounding of a merge."""
 
-    dtype: str | None = None
-    """The safetensors name of the output's floats; None: as the target stores them."""
-    stochastic: bool = False
-    """Round stochastically, from `seed`; else to nearest."""
+    dtype: str = "same"
+    """The dtype of the output's floats, of `DTYPES`; "same": as the target stores them."""
+    rounding: str = "nearest"
+    """The rounding, of `ROUNDINGS`; stochastic rounding takes its numbers from `seed`."""
     seed: int = 0
     """The seed of stochastic rounding."""
     exact: bool = False
     """Compute in fp64."""
 
-    @classmethod
-    def named(cls, dtype: str, rounding: str, seed: int, exact: bool = False) -> Precision:
-        """Return the precision of a dtype in `DTYPES` and a rounding in `ROUNDINGS`."""
-        return cls(DTYPES[dtype], rounding == "stochastic", seed, exact)
+    @property
+    def stored(self) -> str | None:
+        """Return the safetensors name of the output's floats; None: as the target stores them."""
+        return DTYPES[self.dtype]
 
     @property
-    def dtype_name(self) -> str:
-        """Return the name of the output's dtype in `DTYPES`."""
-        return next(name for name, kind in DTYPES.items() if kind == self.dtype)
+    def is_stochastic(self) -> bool:
+        return self.rounding == "stochastic"
 
     @property
     def record(self) -> dict[str, Any]:
         """Return the settings that decide the result, for a manifest."""
-        options = {"dtype": self.dtype_name, **({"exact": True} if self.exact else {})}
-        return options | ({"rounding": "stochastic", "seed": self.seed} if self.stochastic else {})
+        options = {"dtype": self.dtype, **({"exact": True} if self.exact else {})}
+        return options | ({"rounding": self.rounding, "seed": self.seed} if self.is_stochastic else {})
 
     def work(self, entry: TensorEntry) -> type[np.floating[Any]]:
         """Return the dtype that a tensor is merged in."""
         return np.float64 if self.exact or entry.dtype == "F64" else np.float32
 
+    def output(self, entry: TensorEntry) -> str:
+        """Return the dtype that a tensor is stored in, by its safetensors name."""
+        return output_dtype(entry, self.stored)
+
+    def faults(self) -> Iterator[str]:
+        """Yield what is wrong with the settings."""
+        for name, value, choices in (("dtype", self.dtype, DTYPES), ("rounding", self.rounding, ROUNDINGS)):
+            if value not in choices:
+                yield f"{name} '{value}'{nearest(value, choices)}: choose from {', '.join(choices)}"
+        if self.seed < 0:
+            yield f"seed is {self.seed}; it must be ≥ 0"
+        if self.seed >= _SEEDS:
+            yield "seed: below 2^64"
+
 
 @dataclass(frozen=True)
-class MergePlan:
+class CheckedMerge:
     """A merge whose inputs fit: target + Σ weight · vector."""
 
     target: Checkpoint
@@ -104,7 +119,7 @@ class MergePlan:
         return [
             name
             for name, entry in self.target.tensors.items()
-            if entry.nbytes and (name in touched or output_dtype(entry, self.precision.dtype) != entry.dtype)
+            if entry.nbytes and (name in touched or self.precision.output(entry) != entry.dtype)
         ]
 
     def deltas(self, name: str) -> list[Term[Delta]]:
@@ -116,23 +131,17 @@ class MergePlan:
         """Check whether only products of factors change a tensor, so that one multiplication does it."""
         return all(isinstance(term.vector, Product) for term in self.deltas(name))
 
-    @property
-    def common_rows(self) -> dict[str, int]:
-        """Return how many rows change, by tensors of which the target has more: its own tokens stay as they are."""
-        vectors = [term.vector for term in self.terms if term.weight]
-        names = dict.fromkeys(name for vector in vectors for name in vector.common)
-        return {name: min(v.common[name] for v in vectors if name in v.common) for name in names}
-
     def notes(self) -> list[str]:
-        """Return a note for the user on tokens that the merge leaves alone."""
-        common = self.common_rows
+        """Return a note for the user on tensors of which the target has more rows: it keeps its own tokens."""
+        vectors = [term.vector for term in self.terms if term.weight]
+        common = dict.fromkeys(name for vector in vectors for name in vector.common)
         if not common:
             return []
         name = next(iter(common))
-        rows = self.target.tensors[name].shape[0]
+        known = min(vector.common[name] for vector in vectors if name in vector.common)
         return [
-            f"the target has rows for {rows} tokens, the vectors for {common[name]}: in {', '.join(common)} only the "
-            "common rows changed; the others stay the target's"
+            f"the target has rows for {self.target.tensors[name].shape[0]} tokens, the vectors for {known}: in "
+            f"{', '.join(common)} only the common rows changed; the others stay the target's"
         ]
 
     def check_factors(self) -> None:
@@ -148,23 +157,16 @@ class MergePlan:
         return rank * sum(entry.matrix_shape) * np.dtype(self.precision.work(entry)).itemsize
 
 
-@dataclass(frozen=True)
-class Budget:
-    """The limits on what a merge holds in memory at a time."""
-
-    threads: int
-    """Worker threads."""
-    depth: int
-    """Blocks in memory: merged, or waiting to be hashed and written."""
-    factor_bytes: int
-    """Bytes of factors in memory."""
-    expected: int
-    """Bytes of memory in all, Python included."""
-
-
 def block_rows(entry: TensorEntry) -> int:
     """Return the rows of a block. They depend on the tensor alone: threads and memory never change a result's bits."""
     return max(1, BLOCK // max(1, entry.matrix_shape[1]))
+
+
+def blocks_of(entry: TensorEntry) -> Iterator[tuple[int, int]]:
+    """Yield the first row of each block of a tensor, and the one after its last."""
+    rows, step = entry.matrix_shape[0], block_rows(entry)
+    for start in range(0, rows, step):
+        yield start, min(start + step, rows)
 
 
 def msa_terms(
@@ -172,10 +174,8 @@ def msa_terms(
     alpha: OneOrSeveral[float] | None,
     retain: OneOrSeveral[VectorLike] | None,
     beta: OneOrSeveral[float] | None,
-    dtype: str = "same",
-    rounding: str = "nearest",
+    precision: Precision = Precision(),
     threads: int | None = None,
-    seed: int = 0,
 ) -> list[Term[VectorLike]]:
     """Return the terms of MSA. Raise UsageError for wrong arguments of a merge, all at once.
 
@@ -187,24 +187,15 @@ def msa_terms(
         alphas = [1.0] * len(forgets)
     faults = [*_strength_faults("forget", "alpha", forgets, alphas)]
     faults += _strength_faults("retain", "beta", retains, betas)
-    if dtype not in DTYPES:
-        faults.append(f"dtype '{dtype}'{nearest(dtype, DTYPES)}: choose from {', '.join(DTYPES)}")
-    if rounding not in ROUNDINGS:
-        faults.append(f"rounding '{rounding}'{nearest(rounding, ROUNDINGS)}: choose from {', '.join(ROUNDINGS)}")
+    faults += precision.faults()
     if threads is not None and threads < 1:
         faults.append(f"threads is {threads}; at least 1 is needed")
     if threads is not None and threads > _THREADS:
         faults.append(f"threads: at most {_THREADS}")
-    if seed < 0:
-        faults.append(f"seed is {seed}; it must be ≥ 0")
-    if seed >= _SEEDS:
-        faults.append("seed: below 2^64")
     if faults:
         raise UsageError("; ".join(faults) if len(faults) == 1 else join_faults("wrong arguments:", faults))
-    weights = [Strengths(float(strength), 0.0).weights["forget"] for strength in alphas]
-    terms = [Term("forget", vector, weight) for vector, weight in zip(forgets, weights, strict=False)]
-    weights = [Strengths(0.0, float(strength)).weights["retain"] for strength in betas]
-    terms += [Term("retain", vector, weight) for vector, weight in zip(retains, weights, strict=False)]
+    terms = [Term("forget", vector, -float(strength)) for vector, strength in zip(forgets, alphas, strict=False)]
+    terms += [Term("retain", vector, float(strength)) for vector, strength in zip(retains, betas, strict=False)]
     return number_terms(terms)
 
 
@@ -232,30 +223,41 @@ def _strength_faults(name: str, symbol: str, vectors: Sequence[Any], strengths: 
         )
 
 
-def make_plan(
+def check_merge(
     target: Source,
     terms: Sequence[Term[Source]],
     prior: Source | None,
     precision: Precision,
     forecast: tuple[str, ...] = (),
-) -> MergePlan:
+) -> CheckedMerge:
     """Open target and vectors and fit them together by their headers. Raise an error for all that does not fit."""
     checkpoint = load_checkpoint(target.folder)
-    check_mergeable(checkpoint)
     check_companions(companion_files(checkpoint.folder))
     if target.tokenizer:
         check_companions(tokenizer_files(target.tokenizer.folder))
-    start = load_checkpoint(prior.folder) if prior else None
-    opened = [term.with_vector(load_vector(term.vector.folder, checkpoint, start)) for term in terms]
-    plan = MergePlan(checkpoint, tuple(opened), precision, forecast)
+    folders = [term.with_vector(term.vector.folder) for term in terms]
+    return check_headers(checkpoint, folders, load_checkpoint(prior.folder) if prior else None, precision, forecast)
+
+
+def check_headers(
+    target: Checkpoint,
+    terms: Sequence[Term[Path | Checkpoint]],
+    prior: Checkpoint | None,
+    precision: Precision = Precision(),
+    forecast: tuple[str, ...] = (),
+) -> CheckedMerge:
+    """Fit vectors to a target by headers; a vector is the folder of an adapter or checkpoint, or a checkpoint."""
+    check_mergeable(target)
+    vectors = tuple(term.with_vector(load_vector(term.vector, target, prior)) for term in terms)
+    checked = CheckedMerge(target, vectors, precision, forecast)
     faults = [
-        f"{name}: stored as {checkpoint.tensors[name].dtype}, which is not a plain float"
-        for name in plan.touched
-        if not checkpoint.tensors[name].is_float
+        f"{name}: stored as {target.tensors[name].dtype}, which is not a plain float"
+        for name in checked.touched
+        if not target.tensors[name].is_float
     ]
     if faults:
-        raise FormatError(join_faults(f"{checkpoint.folder}: tensors that a vector changes cannot be merged:", faults))
-    return plan
+        raise FormatError(join_faults(f"{target.folder}: tensors that a vector changes cannot be merged:", faults))
+    return checked
 
 
 def check_mergeable(target: Checkpoint) -> None:
@@ -280,61 +282,73 @@ def parse_size(text: str | int) -> int:
     return int(float(match[1]) * _UNITS[match[2] or ""])
 
 
-def make_budget(plan: MergePlan, max_memory: str | int, threads: int | None) -> Budget:
+@dataclass(frozen=True)
+class Bounds:
+    """The bounds on what a merge holds in memory at a time."""
+
+    threads: int
+    """Worker threads."""
+    depth: int
+    """Blocks in memory: merged, or waiting to be hashed and written."""
+    factor_bytes: int
+    """Bytes of factors in memory."""
+    memory: int
+    """Bytes of memory in all, Python included."""
+
+
+def find_bounds(checked: CheckedMerge, max_memory: str | int, threads: int | None) -> Bounds:
     """Return the threads, blocks and factors that fit into the memory. By default there is one thread a core.
 
     Raise UsageError with the memory needed where not even one fits.
     """
-    limit = parse_size(max_memory)
+    limit, precision, tensors = parse_size(max_memory), checked.precision, checked.target.tensors
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    entries = [plan.target.tensors[name] for name in plan.touched]
-    if plan.precision.dtype:
-        entries = [entry for entry in plan.target.tensors.values() if entry.is_float and entry.nbytes]
-    worker = max((_worker_bytes(plan, entry) for entry in entries), default=0)
-    widths = [FLOAT_DTYPES[output_dtype(entry, plan.precision.dtype)].itemsize for entry in entries]
-    output = max((_block_size(entry) * width for entry, width in zip(entries, widths, strict=True)), default=0)
-    factors = max((plan.factor_bytes(name) for name in plan.touched), default=0)
-    reserved = RESERVED + _TENSOR * (len(plan.target.tensors) + sum(len(vector.deltas) for vector in plan.vectors))
+    entries = [tensors[name] for name in checked.touched]
+    if precision.stored:
+        entries = [entry for entry in tensors.values() if entry.is_float and entry.nbytes]
+    worker = max((_worker_bytes(checked, entry) for entry in entries), default=0)
+    sizes = [_block_size(entry) * FLOAT_DTYPES[precision.output(entry)].itemsize for entry in entries]
+    output = max(sizes, default=0)
+    # While factors are read, the stored ones, their scaled copies and the stacked ones are there together.
+    factors = 3 * max((checked.factor_bytes(name) for name in checked.touched), default=0)
+    reserved = RESERVED + _TENSOR * (len(tensors) + sum(len(vector.deltas) for vector in checked.vectors))
     for count in range(threads or cores, 0, -1):
         depth = count + 6
-        fixed = reserved + count * worker + depth * output
-        # While factors are read, the stored ones, their scaled copies and the stacked ones are there together.
-        if fixed + 3 * factors <= limit:
-            return Budget(count, depth, limit - fixed - 2 * factors, fixed + 3 * factors)
-    least = reserved + worker + 7 * output + 3 * factors
-    raise UsageError(f"{max_memory} of memory is too little: this merge needs at least {math.ceil(least / 1e6)}MB")
+        memory = reserved + count * worker + depth * output + factors
+        if memory <= limit:
+            return Bounds(count, depth, limit - memory + factors // 3, memory)
+    raise UsageError(f"{max_memory} of memory is too little: this merge needs at least {math.ceil(memory / 1e6)}MB")
 
 
 def _block_size(entry: TensorEntry) -> int:
     return min(block_rows(entry), entry.matrix_shape[0]) * entry.matrix_shape[1]
 
 
-def _worker_bytes(plan: MergePlan, entry: TensorEntry) -> int:
+def _worker_bytes(checked: CheckedMerge, entry: TensorEntry) -> int:
     """Return the bytes of one thread's buffers: stored block, weights, update, result; for dense deltas two more.
 
     A forecast takes some for the weights that it counts.
     """
-    work = np.dtype(plan.precision.work(entry)).itemsize
+    precision = checked.precision
+    work = np.dtype(precision.work(entry)).itemsize
     stored = FLOAT_DTYPES[entry.dtype].itemsize
-    dense = 0 if plan.is_low_rank(entry.name) else (4 * work + 8) * len(plan.deltas(entry.name))
-    narrowing = 3 * work if plan.precision.dtype or plan.precision.stochastic or plan.precision.exact else 0
-    rows = min(block_rows(entry), entry.matrix_shape[0])
-    counted = forecast_bytes(plan.forecast, entry, rows) if plan.forecast else 0
+    dense = 0 if checked.is_low_rank(entry.name) else (4 * work + 8) * len(checked.deltas(entry.name))
+    narrowing = 3 * work if precision.stored or precision.is_stochastic or precision.exact else 0
+    counted = forecast_bytes(checked.forecast, entry, min(block_rows(entry), entry.matrix_shape[0]))
     return _block_size(entry) * (stored + 3 * work + 1 + dense + narrowing) + counted
 
 
-def estimate(plan: MergePlan, budget: Budget) -> dict[str, Any]:
-    """Return the bytes that the merge reads and writes, its memory, and its least time in seconds on a fast disk."""
-    tensors = plan.target.tensors
-    written = output_bytes(tensors.values(), plan.precision.dtype)
-    low = sum(math.prod(tensors[name].shape) for name in plan.touched if plan.is_low_rank(name))
-    dense = sum(math.prod(tensors[name].shape) for name in plan.touched if not plan.is_low_rank(name))
-    files = {path for vector in plan.vectors for path in vector.files} | {shard.path for shard in plan.target.shards}
-    work = written * _SECONDS_BYTE + low * _SECONDS_PRODUCT + dense * _SECONDS_DENSE
-    return {
-        "bytes_read": sum(path.stat().st_size for path in files),
-        "bytes_written": written,
-        "memory": budget.expected,
-        "threads": budget.threads,
-        "seconds": max(work / budget.threads, written * _SECONDS_BYTE / 1.5),
-    }
+def describe_work(checked: CheckedMerge, bounds: Bounds) -> str:
+    """Say how much the merge reads and writes, the memory it takes, and its least time on a fast disk."""
+    tensors = checked.target.tensors
+    files = {path for vector in checked.vectors for path in vector.files}
+    files |= {shard.path for shard in checked.target.shards}
+    written = output_bytes(tensors.values(), checked.precision.stored)
+    work = written * _SECONDS_BYTE
+    for name in checked.touched:
+        work += math.prod(tensors[name].shape) * (_SECONDS_PRODUCT if checked.is_low_rank(name) else _SECONDS_DENSE)
+    return (
+        f"{readable(sum(path.stat().st_size for path in files))} to read, {readable(written)} to write, about "
+        f"{readable(bounds.memory)} of memory, {bounds.threads} threads, at least "
+        f"{max(work / bounds.threads, written * _SECONDS_BYTE / 1.5):.1f} s"
+    )
