@@ -56,10 +56,10 @@ def _outputs_open() -> Iterator[None]:
 @pytest.fixture(scope="session", autouse=True)
 def drawing() -> Iterator[Drawing]:
     """Draw pictures and pages inside `with drawing():`, nowhere else: it takes longer than the rest of a tiny run."""
-    from msa_lite.choose import pictures
+    from msa_lite.choose import choice
     from msa_lite.pipeline.run import report as reporting
 
-    originals = {(pictures, "write_pictures"): pictures.write_pictures, (reporting, "write_page"): reporting.write_page}
+    originals = {(choice, "write_pictures"): choice.write_pictures, (reporting, "write_page"): reporting.write_page}
 
     @contextmanager
     def drawn() -> Iterator[None]:
@@ -69,7 +69,7 @@ def drawing() -> Iterator[Drawing]:
             yield
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pictures, "write_pictures", lambda table, folder: [])
+        patch.setattr(choice, "write_pictures", lambda choice, folder: None)
         patch.setattr(reporting, "write_page", lambda story, path: path.write_text(story.sentence))
         yield drawn
 

@@ -18,7 +18,7 @@ from msa_lite.io.files.reading import read_object
 from msa_lite.io.files.writing import digest
 from msa_lite.report import Metric, load_report
 from msa_lite.report.attacks import ATTACKS_FOLDER, AttackFacts, facts_of
-from msa_lite.report.choosing import candidate_name, load_choosing
+from msa_lite.report.choice import CHOICE_FILE, candidate_name, load_choice
 from msa_lite.report.probing import load_probe
 from msa_lite.report.reports import REPORT_FILE
 
@@ -312,22 +312,22 @@ def _attacks(folder: Path) -> tuple[AttackFacts | None, dict[str, Mapping[str, M
 def _grid(seed: Path, run: Run | None, note: Any) -> dict[tuple[float, float], Point]:
     """Return the points of the fixed grid. The ideal is the sweep's own, else that of the run."""
     folder = seed / POINTS / "sweep"
+    if not (folder / CHOICE_FILE).is_file():
+        return {}
     try:
-        choosing = load_choosing(folder)
+        choice = load_choice(folder)
     except MsaError as error:
         note(str(error))
         return {}
-    if choosing is None:
-        return {}
-    target = Scores({name: metric.value for name, metric in choosing.target.items()}, _rows(folder / "target"))
+    target = Scores({name: metric.value for name, metric in choice.target.items()}, _rows(folder / "target"))
     if run and run.target and (other := _differing(target, run.target)):
         note(f"the grid was scored on other rows than the run msa-lora: the target's {', '.join(other)} differ much")
     ideal = run.ideal if run else None
-    if choosing.ideal is not None:
+    if choice.ideal is not None:
         records = seed / POINTS / "evaluation/ideal_validation"  # the sweep's own rows, of which it has the metrics
-        ideal = Scores({name: metric.value for name, metric in choosing.ideal.items()}, _rows(records))
+        ideal = Scores({name: metric.value for name, metric in choice.ideal.items()}, _rows(records))
     points = {}
-    for point in choosing.points:
+    for point in choice.candidates:
         if point.metrics and {"alpha", "beta"} <= set(point.values):
             records = folder / candidate_name(point.values)
             scores = Scores({key: metric.value for key, metric in point.metrics.items()}, _rows(records))

@@ -25,7 +25,7 @@ from msa_lite.io.finished.seal import MANIFEST
 from msa_lite.io.models.devices import free_memory
 from msa_lite.io.models.loading import attach_adapter
 from msa_lite.io.weights.blocks import QUANTISATIONS, rounded_model
-from msa_lite.report.choosing import candidate_name
+from msa_lite.report.choice import Values, candidate_name
 from msa_lite.report.reports import REPORT_FILE, load_report
 from msa_lite.strengths import Strengths, rounded
 
@@ -35,9 +35,6 @@ logger = logging.getLogger(__name__)
 TARGET = "target"  # the folder of the model that candidates are compared with; scored like them
 WORK = "work.json"
 _LOCKS = ".locks"
-
-Values = Mapping[str, float | int | str]
-"""The values that tell a candidate from the others: {"alpha": 0.5, "beta": 1.0}, {"epoch": 3}."""
 
 
 @dataclass(frozen=True)

@@ -7,16 +7,14 @@ import logging
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from msa_lite.choose.candidates import TARGET, Candidates, SharedWork, Values, refined
+from msa_lite.choose.candidates import TARGET, Candidates, SharedWork, refined
 from msa_lite.choose.evidence import Metrics
-from msa_lite.choose.pictures import DRAWN, draw_missing, draw_pictures
 from msa_lite.choose.rules import Rank
 from msa_lite.choose.search import gentleness
-from msa_lite.choose.table import Candidate, Sweep, points_csv, points_markdown
 from msa_lite.choose.validation import WHOLE, Validation
 from msa_lite.errors import StageError, join_faults
 from msa_lite.evals.benchmark import Benchmark
@@ -24,9 +22,18 @@ from msa_lite.io.console.progress import Progress, silent
 from msa_lite.io.files.writing import canonical_json, write_json, write_text
 from msa_lite.io.finished.manifest import is_finished, partial_folder, stage_folder
 from msa_lite.io.finished.seal import load_manifest
-from msa_lite.io.weights.blocks import QUANTISATIONS
-from msa_lite.report import REPORT_FILE, Metric, load_report
-from msa_lite.report.choosing import CHOICE_FILE, candidate_name
+from msa_lite.report import REPORT_FILE, load_report
+from msa_lite.report.choice import (
+    CHOICE_FILE,
+    CHOICE_TABLE,
+    Choice,
+    Values,
+    candidate_name,
+    load_choice,
+    points_csv,
+    points_markdown,
+)
+from msa_lite.report.maps import write_pictures
 from msa_lite.strengths import Strengths
 
 logger = logging.getLogger(__name__)
@@ -121,25 +128,6 @@ _POLL = 0.2  # seconds
 _PATIENCE = 60.0  # seconds; disks that machines share show what others write only after a while
 
 
-@dataclass(frozen=True)
-class Choice:
-    """The chosen candidate, and what led to it."""
-
-    values: Values
-    """The strengths of the chosen point, or its epoch."""
-    score: float
-    """The value that the rule ranks it by; higher is better."""
-    met: bool
-    """True if it meets the rule's conditions."""
-    rule: str
-    """The rule's name."""
-    scores: Sequence[Mapping[str, Any]]
-    """One entry a candidate, in the order tried: its values, "score" (None: broken) and "met". "note" says why it is
-    broken, or which condition it misses."""
-    doubts: Sequence[str]
-    """Reasons to doubt the choice."""
-
-
 def choose(
     candidates: Candidates, validation: Validation, out: Path, label: str, progress: Progress = silent
 ) -> Choice:
@@ -154,17 +142,14 @@ def choose(
     Raise StageError if every candidate is broken, DataError if the target lacks a metric that the rule needs.
     """
     inputs, scored_by = candidates.inputs(validation), candidates.scored_by(validation)
-    if is_finished(out, inputs):
-        draw_missing(out, load_sweep)
-    else:
-        facts: dict[str, Any] = {}
+    if not is_finished(out, inputs):
         candidates = replace(candidates, known={**_scored_before(out, scored_by), **candidates.known})
-        with stage_folder(out, "sweep", inputs, facts, resumable=True, resume_key=scored_by) as folder:
+        with stage_folder(out, "sweep", inputs, resumable=True, resume_key=scored_by) as folder:
             try:
                 _choose(SharedWork(folder, candidates, validation), label, progress)
             finally:
                 candidates.release()  # the memory is for the next model
-            facts[DRAWN] = draw_pictures(load_sweep(folder), folder)
+            write_pictures(load_choice(folder), folder)
     return load_choice(out)
 
 
@@ -187,14 +172,20 @@ def _choose(work: SharedWork, label: str, progress: Progress) -> None:
     rank = ranks[best]
     assert isinstance(rank, Rank), "a broken candidate is never chosen"
     work.close({TARGET, IDEAL, *map(candidate_name, candidates)})
-    scores = [{**values, **_entry(rank)} for values, rank in zip(candidates, ranks, strict=True)]
     target, remedies = load_report(folder / TARGET).values(), work.candidates.remedies
     doubts = doubts_of(validation, target, candidates, ranks, best, remedies)
-    choice = Choice(candidates[best], rank.value, rank.met, validation.rule.name, scores, doubts)
-    write_json(folder / CHOICE_FILE, _as_json(choice))
-    table = load_sweep(folder)
-    write_text(folder / "table.md", points_markdown(table))
-    write_text(folder / "table.csv", points_csv(table))
+    lines = {
+        **candidates[best],
+        "score": rank.value,
+        "met": rank.met,
+        "rule": validation.rule.name,
+        "scores": [{**values, **_entry(rank)} for values, rank in zip(candidates, ranks, strict=True)],
+        "doubts": doubts,
+    }
+    write_json(folder / CHOICE_FILE, lines)
+    choice = load_choice(folder)
+    write_text(folder / CHOICE_TABLE, points_markdown(choice))
+    write_text(folder / "table.csv", points_csv(choice))
 
 
 def _try_all(work: SharedWork, label: str, progress: Progress) -> tuple[list[Values], list[Rank | str]]:
@@ -296,36 +287,3 @@ def help_choose(make: Callable[[], tuple[Candidates, Validation]], out: Path) ->
             )
             warned = True
         time.sleep(_POLL)
-
-
-def _as_json(choice: Choice) -> dict[str, Any]:
-    others = asdict(choice)
-    return {**others.pop("values"), **others}
-
-
-def load_choice(out: Path) -> Choice:
-    """Load the choice that `choose` wrote into its folder."""
-    values = json.loads((out / CHOICE_FILE).read_text("utf-8"))
-    others = {key: values.pop(key) for key in ("score", "met", "rule", "scores", "doubts")}
-    return Choice(values, **others)
-
-
-def load_sweep(out: Path) -> Sweep:
-    """Load all candidates of a choice with their metrics, for tables and pictures."""
-    choice = load_choice(out)
-    ideal = load_report(out / IDEAL).metrics if (out / IDEAL).is_dir() else None
-    target = load_report(out / TARGET)
-    forms = [form for form in QUANTISATIONS if (out / TARGET / form / REPORT_FILE).is_file()]
-
-    def metrics_under(folder: Path) -> dict[str, Mapping[str, Metric]]:
-        reports = {form: folder / form for form in forms if (folder / form / REPORT_FILE).is_file()}
-        return {QUANTISATIONS[form].label: load_report(place).metrics for form, place in reports.items()}
-
-    rows = []
-    for line in choice.scores:
-        values = {key: value for key, value in line.items() if key not in ("score", "met", "note")}
-        folder = out / candidate_name(values)
-        found = Candidate(values, load_report(folder).metrics, line["score"], line["met"], line.get("note"))
-        rows.append(replace(found, under=metrics_under(folder)))
-    under = metrics_under(out / TARGET)
-    return Sweep(rows, target.metrics, ideal, choice.values, choice.rule, target.split, target.benchmark, under)

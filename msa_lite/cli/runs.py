@@ -166,15 +166,15 @@ def sweep_command(invocation: Invocation) -> None:
     accelerate launch --num_processes 4 -m msa_lite sweep my.yaml   points are spread over 4 GPUs
     torchrun --nproc_per_node 2 -m msa_lite sweep my.yaml           over 2 processes, without GPUs
     """
-    from msa_lite.choose.table import points_table
     from msa_lite.cli.output import print_json, print_model, print_table
     from msa_lite.pipeline import sweep
+    from msa_lite.report.choice import terminal_points
 
     result = invocation.call(sweep)
     if invocation.as_json:
         print_json(result)
         return
-    print_table(points_table(result.points), dense=True)
+    print_table(terminal_points(result.choice), dense=True)
     click.echo(f"chosen:          {result.strengths}")
     for note in result.notes:
         click.echo(f"                 {note.strip()}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from msa_lite.report.choosing import score_heading, shown_score, value_text
+from msa_lite.report.choice import score_heading, shown_score, value_text
 from msa_lite.report.formats import escape_markdown
 from msa_lite.report.front_matter import (
     CardOptions,

@@ -1,19 +1,22 @@
-"""Draw a report's charts as inline SVG in the page's colours: scores as bars, forgetting against keeping, losses."""
+"""Draw charts as SVG, inline in the page's colours or as a file: the machinery, bars of scores and lines of losses.
+
+The pictures of a choice and of an update are in `maps`.
+"""
 
 from __future__ import annotations
 
 import html
+import importlib.util
 import io
 import re
+import textwrap
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from pathlib import Path
 from typing import Any
 
-from msa_lite.report.choosing import Choosing
-from msa_lite.report.metrics import METRICS, metric_kind
-from msa_lite.report.reports import Metric, heading, number, signed
+from msa_lite.report.reports import Metric, number, signed
 from msa_lite.report.update import Fit
 
 WIDTH = 340  # units
@@ -45,6 +48,34 @@ class Chart:
     """The SVG element, which may stand in HTML."""
     words: str
     """The same in words, with the numbers."""
+    caption: str = ""
+    """The text below it: what its signs mean."""
+
+    def as_file(self) -> str:
+        """Return the picture as a file of its own: the page's colours by day, with its caption."""
+        style = (Path(__file__).parent / "templates/report.css").read_text("utf-8")
+        colours: dict[str, str] = {}
+        for name, colour in re.findall(r"--([\w-]+): (#\w+)", style):
+            colours.setdefault(name, colour)  # those by day come first
+        lines = textwrap.wrap(self.caption, 56)
+        box = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', self.svg)
+        assert box, "matplotlib writes a viewBox"
+        width, height = map(float, box.groups())
+        whole = height + 16 * len(lines) + 8 * bool(lines)
+        texts = (f'<text x="4" y="{height + 16 * at:g}">{html.escape(line)}</text>' for at, line in enumerate(lines, 1))
+        caption = f'<g style="font-size: {SMALL}px; fill: {colours["muted"]}">{"".join(texts)}</g>'
+        head = (
+            '<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" '
+            f'width="{2 * width:g}" height="{2 * whole:g}" viewBox="0 0 {width:g} {whole:g}" '
+            f'style="background: {colours["surface"]}; fill: {colours["ink"]}; font-family: sans-serif"'
+        )
+        text = self.svg.replace(f"<svg {box[0]}", head, 1).replace("</svg>", f"{caption}\n</svg>\n")
+        return re.sub(r"var\(--([\w-]+)\)", lambda match: colours[match[1]], text)
+
+
+def can_draw() -> bool:
+    """Check whether matplotlib is installed."""
+    return importlib.util.find_spec("matplotlib") is not None
 
 
 def cut(text: str, most: int = 52) -> str:
@@ -52,7 +83,7 @@ def cut(text: str, most: int = 52) -> str:
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
-def draw(name: str, words: str, height: float, paint: Callable[[Any], None]) -> Chart:
+def draw(name: str, words: str, height: float, paint: Callable[[Any], None], caption: str = "") -> Chart:
     """Return a chart; paint: fills a new, empty figure. name: unique on the page, of letters and "-"."""
     import matplotlib
     from matplotlib.figure import Figure
@@ -65,7 +96,7 @@ def draw(name: str, words: str, height: float, paint: Callable[[Any], None]) -> 
         figure = Figure(figsize=(WIDTH / 72, height / 72), layout="constrained")
         paint(figure)
         figure.savefig(stream, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
-    return Chart(_inline(stream.getvalue(), name, words), words)
+    return Chart(_inline(stream.getvalue(), name, words), words, caption)
 
 
 def _inline(svg: str, name: str, words: str) -> str:
@@ -166,69 +197,6 @@ def _spoken(name: str, metric: Metric) -> str:
     return f"{name} {_value_text(metric)}" + (f" ± {number(metric.margin)}" if metric.stderr else "")
 
 
-@dataclass(frozen=True)
-class _Spot:
-    """One model in the picture of forgetting against keeping."""
-
-    role: str
-    """target, unlearned, ideal or candidate."""
-    x: Metric
-    """The metric on the forget set."""
-    y: Metric
-    """The metric on the retain set."""
-
-
-def forget_retain_chart(choosing: Choosing) -> Chart | None:
-    """Return each candidate's place: what it shows of the forget set against what it shows of the retain set.
-
-    The metrics are the first in the table of metrics with a `partner` that some candidate has values of; None where
-    there is no such pair. The unlearned model's place is that of the chosen candidate. Bars are 95 % intervals.
-    """
-    for kind in METRICS.values():
-        if kind.partner and (spots := _spots(choosing, kind.name, kind.partner)):
-            labels = [heading(name, metric_kind(name).higher_is_better) for name in (kind.name, kind.partner)]
-            return _paint_spots(spots, *labels)
-    return None
-
-
-def _spots(choosing: Choosing, x: str, y: str) -> list[_Spot]:
-    """Return target and ideal on top of the candidates, and the chosen one above all; empty without candidates."""
-    points = [("unlearned" if point.chosen else "candidate", point.metrics) for point in choosing.points]
-    candidates = [_Spot(role, m[x], m[y]) for role, m in points if _has_values(m, x, y)]
-    models = [("target", choosing.target), ("ideal", choosing.ideal or {})]
-    references = [_Spot(role, m[x], m[y]) for role, m in models if _has_values(m, x, y)]
-    order = ("candidate", "target", "ideal", "unlearned")
-    return sorted([*candidates, *references], key=lambda spot: order.index(spot.role)) if candidates else []
-
-
-def _has_values(metrics: Mapping[str, Metric], *names: str) -> bool:
-    return all(name in metrics and metrics[name].value is not None for name in names)
-
-
-def _paint_spots(spots: Sequence[_Spot], x_label: str, y_label: str) -> Chart:
-    models = [spot for spot in spots if spot.role in ROLES]
-    words = "; ".join(f"{spot.role}: {number(spot.x.value)} and {number(spot.y.value)}" for spot in models)
-
-    def paint(figure: Any) -> None:
-        axes = figure.add_subplot()
-        for order, (role, group) in enumerate(groupby(spots, key=lambda spot: spot.role), 3):
-            members = list(group)
-            xs, ys = [spot.x.value for spot in members], [spot.y.value for spot in members]
-            colour = ROLES.get(role, RULE)
-            style = {"color": colour, "markersize": 8.5, "markeredgecolor": SURFACE}
-            if role not in ROLES:
-                style = {"color": SURFACE, "markersize": 6, "markeredgecolor": MUTED}
-            errors = {"xerr": [spot.x.margin for spot in members], "yerr": [spot.y.margin for spot in members]}
-            axes.errorbar(xs, ys, fmt="none", zorder=2, ecolor=colour, elinewidth=1, **errors)
-            axes.plot(xs, ys, SHAPES.get(role, "o"), zorder=order, **style)
-        axes.grid()
-        axes.margins(0.1)
-        axes.set(xlabel=cut(x_label, 40), ylabel=cut(y_label, 36))
-
-    text = f"Scatter chart. {x_label} and {y_label}: {words}; {len(spots) - len(models)} other candidates."
-    return draw("forget-retain", text, 280, paint)
-
-
 def loss_chart(fits: Mapping[str, Fit]) -> Chart | None:
     """Return the training loss over the epochs, one line a fit; None where nothing was logged.
 
@@ -253,7 +221,8 @@ def loss_chart(fits: Mapping[str, Fit]) -> Chart | None:
         if len(curves) > 1 and few:
             axes.legend(frameon=False, fontsize=TEXT, labelcolor=INK)
 
-    return draw("losses", f"Line chart of the training loss. {words}.", 210, paint)
+    caption = "Mean loss of a training step over the passes (epochs) through the rows."
+    return draw("losses", f"Line chart of the training loss. {words}.", 210, paint, caption)
 
 
 _LINES: Sequence[tuple[str, Any]] = (

@@ -1,14 +1,38 @@
-"""Draw a report's maps: the scores of a sweep over α and β, and the size of the update by layer and kind of module."""
+"""Draw a choice (its score over α and β, forgetting against keeping) and the update by layer and kind of module."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
 from typing import Any
 
-from msa_lite.report.charts import ACCENT, INK, MUTED, RULE, SMALL, Chart, cut, draw
-from msa_lite.report.choosing import SYMBOLS, Choosing, ScoredPoint, value_text
-from msa_lite.report.reports import number
+from msa_lite.io.files.writing import write_text
+from msa_lite.report.charts import (
+    ACCENT,
+    INK,
+    MUTED,
+    ROLES,
+    RULE,
+    SHAPES,
+    SMALL,
+    SURFACE,
+    Chart,
+    can_draw,
+    cut,
+    draw,
+)
+from msa_lite.report.choice import SYMBOLS, Candidate, Choice, value_text
+from msa_lite.report.metrics import METRICS, metric_kind
+from msa_lite.report.reports import Metric, heading, number
 from msa_lite.report.update import GroupUpdate
+
+logger = logging.getLogger(__name__)
+
+HEAT_MAP_FILE = "heat_map.svg"
+FORGET_RETAIN_FILE = "forget_retain.svg"
 
 _Value = float | int | str
 _PALE, _DEEP = 0.06, 0.5  # opacity of the accent colour; up to that, ink can be read on it
@@ -31,59 +55,82 @@ def tick(value: _Value) -> str:
     return cut(value_text(value), 12)
 
 
-def sweep_chart(choosing: Choosing) -> Chart | None:
+def write_pictures(choice: Choice, folder: Path) -> None:
+    """Write heat_map.svg and forget_retain.svg, each where there is something to draw; without matplotlib, neither."""
+    if not can_draw():
+        logger.warning(
+            "no pictures of the sweep: pip install matplotlib; `msa-lite report` then draws them on its page"
+        )
+        return
+    for name, chart in ((HEAT_MAP_FILE, sweep_chart(choice)), (FORGET_RETAIN_FILE, forget_retain_chart(choice))):
+        if chart:
+            write_text(folder / name, chart.as_file())
+
+
+def sweep_chart(choice: Choice) -> Chart | None:
     """Return the score over the two values that vary as a map, or over the only one as a line.
 
-    Return None where there is nothing to compare: a single point, points that differ in more than two values, or no
-    score at all.
+    Return None where there is nothing to compare: a single candidate, candidates that differ in more than two values,
+    or broken ones alone.
     """
-    keys, points = choosing.keys, choosing.points
-    varied = [key for key in keys if len({point.values.get(key) for point in points}) > 1]
-    scores = [score for point in points if (score := choosing.shown_score(point)) is not None]
-    alike = all(set(point.values) == set(keys) for point in points)
-    if not alike or len(varied) not in (1, 2) or not scores:
+    candidates = choice.candidates
+    varied = [key for key in choice.keys if len({candidate.values.get(key) for candidate in candidates}) > 1]
+    scores = [score for candidate in candidates if (score := choice.shown_score(candidate)) is not None]
+    alike = all(set(candidate.values) == set(choice.keys) for candidate in candidates)
+    if not alike or len(varied) not in (1, 2) or all(candidate.score is None for candidate in candidates):
         return None
-    place = ", ".join(value_label(key, value) for key, value in choosing.chosen.items())
-    words = (
-        f"{choosing.heading} of {len(points)} candidates, from {number(min(scores))} to {number(max(scores))}. "
-        f"Chosen: {place}."
-    )
+    place = ", ".join(value_label(key, value) for key, value in choice.values.items())
+    span = f"from {number(min(scores))} to {number(max(scores))}" if scores else "none of which meets the conditions"
+    words = f"{choice.heading} of {len(candidates)} candidates, {span}. Chosen: {place}."
     if len(varied) == 1:
-        return _score_line(choosing, varied[0], f"Line chart. {words}")
-    return _score_map(choosing, varied, f"Heat map. {words}")
+        return _score_line(choice, varied[0], f"Line chart. {words}")
+    return _score_map(choice, varied, scores, f"Heat map. {words}")
 
 
-def _steps(points: Sequence[ScoredPoint], key: str) -> list[_Value]:
+def _sweep_caption(choice: Choice, chosen: str, **states: str) -> str:
+    """Return the caption of a score's picture; states: what the signs of "not met" and "broken" candidates mean."""
+    signs = {candidate.state for candidate in choice.candidates}
+    meanings = (meaning for state, meaning in states.items() if state.replace("_", " ") in signs)
+    return " ".join([f"The score, {choice.heading}{chosen}", *dict.fromkeys(meanings)])
+
+
+def _steps(candidates: Sequence[Candidate], key: str) -> list[_Value]:
     """Return the values on one axis in order, numbers before texts."""
-    values = {point.values[key] for point in points}
+    values = {candidate.values[key] for candidate in candidates}
     return sorted(
         values, key=lambda value: (isinstance(value, str), 0 if isinstance(value, str) else value, str(value))
     )
 
 
-def _score_map(choosing: Choosing, keys: Sequence[str], words: str) -> Chart:
-    columns, rows = (_steps(choosing.points, key) for key in keys)
-    scores = [score for point in choosing.points if (score := choosing.shown_score(point)) is not None]
-    low, span = min(scores), (max(scores) - min(scores)) or 1.0
-    least = choosing.heading.endswith("↓")
+def _score_map(choice: Choice, keys: Sequence[str], scores: Sequence[float], words: str) -> Chart:
+    columns, rows = (_steps(choice.candidates, key) for key in keys)
+    low = min(scores, default=0.0)
+    span = max(scores, default=0.0) - low or 1.0
+    lower_is_better = choice.heading.endswith("↓")
 
     def paint(figure: Any) -> None:
         axes = figure.add_subplot()
-        for point in choosing.points:
-            place = columns.index(point.values[keys[0]]), rows.index(point.values[keys[1]])
-            score = choosing.shown_score(point)
+        for candidate in choice.candidates:
+            place = columns.index(candidate.values[keys[0]]), rows.index(candidate.values[keys[1]])
+            score, is_broken = choice.shown_score(candidate), candidate.score is None
             if score is None:
-                _add_cell(axes, place, facecolor="none", edgecolor=RULE, hatch="" if point.score is None else "///")
-                axes.plot(*place, "x" if point.score is None else "", color=MUTED, markersize=7)
+                _add_cell(axes, place, facecolor="none", edgecolor=RULE, hatch="" if is_broken else "///")
+                axes.plot(*place, "x" if is_broken else "", color=MUTED, markersize=7)
             else:
                 share = (score - low) / span
-                _add_share(axes, place, 1 - share if least else share, number(score), 280 / len(columns))
-            if point.chosen:
+                _add_share(axes, place, 1 - share if lower_is_better else share, number(score), 280 / len(columns))
+            if choice.is_chosen(candidate):
                 _add_cell(axes, place, fill=False, edgecolor=INK, linewidth=2.4, clip_on=False, zorder=5)
         _finish(axes, [tick(value) for value in columns], [tick(value) for value in rows])
         axes.set(xlabel=_symbol(keys[0]), ylabel=_symbol(keys[1]))
 
-    return draw("sweep", words, 60 + len(rows) * min(44, max(16, 320 / len(rows))), paint)
+    caption = _sweep_caption(
+        choice,
+        ": the deeper the colour, the better. The framed candidate was chosen.",
+        not_met="Hatched: misses the conditions of the rule.",
+        broken="×: broken.",
+    )
+    return draw("sweep", words, 60 + len(rows) * min(44, max(16, 320 / len(rows))), paint, caption)
 
 
 def _add_cell(axes: Any, place: tuple[int, int], **style: Any) -> None:
@@ -110,26 +157,96 @@ def _finish(axes: Any, columns: Sequence[str], rows: Sequence[str]) -> None:
         spine.set_visible(False)
 
 
-def _score_line(choosing: Choosing, key: str, words: str) -> Chart:
-    steps = _steps(choosing.points, key)
-    places = sorted(((steps.index(point.values[key]), point) for point in choosing.points), key=lambda place: place[0])
-    scored = [(x, score, point) for x, point in places if (score := choosing.shown_score(point)) is not None]
+def _score_line(choice: Choice, key: str, words: str) -> Chart:
+    steps = _steps(choice.candidates, key)
+    places = sorted(((steps.index(one.values[key]), one) for one in choice.candidates), key=lambda place: place[0])
+    scored = [(x, score, one) for x, one in places if (score := choice.shown_score(one)) is not None]
 
     def paint(figure: Any) -> None:
         axes = figure.add_subplot()
         axes.plot([x for x, _, _ in scored], [y for _, y, _ in scored], color=ACCENT, marker="o", markersize=5)
-        for x, y in ((x, y) for x, y, point in scored if point.chosen):
+        for x, y in ((x, y) for x, y, one in scored if choice.is_chosen(one)):
             axes.plot(x, y, "o", markersize=13, color=INK, markerfacecolor="none", markeredgewidth=1.8)
         foot = {"transform": axes.get_xaxis_transform(), "clip_on": False}  # what has no score has no height
-        for x in (x for x, point in places if choosing.shown_score(point) is None):
+        for x in (x for x, one in places if choice.shown_score(one) is None):
             axes.plot(x, 0.03, "x", color=MUTED, markersize=6, **foot)
         step = 1 + len(steps) // 11
         axes.set_xticks(range(0, len(steps), step), [tick(value) for value in steps[::step]])
         axes.grid(axis="y")
         axes.margins(0.08)
-        axes.set(xlabel=_symbol(key), ylabel=cut(choosing.heading, 30))
+        axes.set(xlabel=_symbol(key), ylabel=cut(choice.heading, 30))
 
-    return draw("sweep", words, 220, paint)
+    cross = "× at the foot: misses the conditions of the rule, or is broken."
+    caption = _sweep_caption(choice, ". The ringed candidate was chosen.", not_met=cross, broken=cross)
+    return draw("sweep", words, 220, paint, caption)
+
+
+@dataclass(frozen=True)
+class _Spot:
+    """One model in the picture of forgetting against keeping."""
+
+    role: str
+    """target, unlearned, ideal or candidate."""
+    x: Metric
+    """The metric on the forget set."""
+    y: Metric
+    """The metric on the retain set."""
+
+
+def forget_retain_chart(choice: Choice) -> Chart | None:
+    """Return each candidate's place: what it shows of the forget set against what it shows of the retain set.
+
+    The metrics are the first in the table of metrics with a `partner` that some candidate has values of; None where
+    there is no such pair. The unlearned model's place is that of the chosen candidate. Bars are 95 % intervals.
+    """
+    for kind in METRICS.values():
+        if kind.partner and (spots := _spots(choice, kind.name, kind.partner)):
+            labels = [heading(name, metric_kind(name).higher_is_better) for name in (kind.name, kind.partner)]
+            return _paint_spots(spots, *labels)
+    return None
+
+
+def _spots(choice: Choice, x: str, y: str) -> list[_Spot]:
+    """Return target and ideal on top of the candidates, and the chosen one above all; empty without candidates."""
+    points = [("unlearned" if choice.is_chosen(one) else "candidate", one.metrics) for one in choice.candidates]
+    candidates = [_Spot(role, m[x], m[y]) for role, m in points if _has_values(m, x, y)]
+    models = [("target", choice.target), ("ideal", choice.ideal or {})]
+    references = [_Spot(role, m[x], m[y]) for role, m in models if _has_values(m, x, y)]
+    order = ("candidate", "target", "ideal", "unlearned")
+    return sorted([*candidates, *references], key=lambda spot: order.index(spot.role)) if candidates else []
+
+
+def _has_values(metrics: Mapping[str, Metric], *names: str) -> bool:
+    return all(name in metrics and metrics[name].value is not None for name in names)
+
+
+def _paint_spots(spots: Sequence[_Spot], x_label: str, y_label: str) -> Chart:
+    models = [spot for spot in spots if spot.role in ROLES]
+    words = "; ".join(f"{spot.role}: {number(spot.x.value)} and {number(spot.y.value)}" for spot in models)
+
+    def paint(figure: Any) -> None:
+        axes = figure.add_subplot()
+        for order, (role, group) in enumerate(groupby(spots, key=lambda spot: spot.role), 3):
+            members = list(group)
+            xs, ys = [spot.x.value for spot in members], [spot.y.value for spot in members]
+            colour = ROLES.get(role, RULE)
+            style = {"color": colour, "markersize": 8.5, "markeredgecolor": SURFACE}
+            if role not in ROLES:
+                style = {"color": SURFACE, "markersize": 6, "markeredgecolor": MUTED}
+            errors = {"xerr": [spot.x.margin for spot in members], "yerr": [spot.y.margin for spot in members]}
+            axes.errorbar(xs, ys, fmt="none", zorder=2, ecolor=colour, elinewidth=1, **errors)
+            axes.plot(xs, ys, SHAPES.get(role, "o"), zorder=order, **style)
+        axes.grid()
+        axes.margins(0.1)
+        axes.set(xlabel=cut(x_label, 40), ylabel=cut(y_label, 36))
+
+    text = f"Scatter chart. {x_label} and {y_label}: {words}; {len(spots) - len(models)} other candidates."
+    ideal = ", ◆ ideal" if any(spot.role == "ideal" for spot in spots) else ""
+    caption = (
+        f"■ target, ● chosen candidate{ideal}, ○ other candidates; lines: 95 % intervals. Good candidates lie near the "
+        "ideal on one axis, near the target on the other."
+    )
+    return draw("forget-retain", text, 280, paint, caption)
 
 
 def layer_chart(cells: Mapping[tuple[int | None, str], GroupUpdate]) -> Chart | None:
@@ -137,7 +254,7 @@ def layer_chart(cells: Mapping[tuple[int | None, str], GroupUpdate]) -> Chart | 
 
     Return None where no tensor lies in a layer.
     """
-    sizes = {(layer, kind): one.relative_size for (layer, kind), one in cells.items() if layer is not None}
+    sizes = {(layer, kind): group.relative_size for (layer, kind), group in cells.items() if layer is not None}
     known = {place: size for place, size in sizes.items() if size is not None}
     if not known:
         return None
@@ -164,7 +281,11 @@ def layer_chart(cells: Mapping[tuple[int | None, str], GroupUpdate]) -> Chart | 
         f"Heat map. Layers: {len(layers)}, kinds of module: {len(kinds)}. Largest: layer {top[0]}, {top[1]}, "
         f"{known[top]:.2%} of the weights' norm. Smallest: layer {bottom[0]}, {bottom[1]}, {known[bottom]:.2%}."
     )
-    return draw("layers", words, 90 + row * len(layers), paint)
+    caption = (
+        "‖Δ‖ / ‖weights‖ in percent: the norm of the change as a share of the norm of the weights. The deeper the "
+        "colour, the larger the change."
+    )
+    return draw("layers", words, 90 + row * len(layers), paint, caption)
 
 
 def _kinds(kinds: Iterable[str]) -> list[str]:
@@ -176,4 +297,4 @@ def _kinds(kinds: Iterable[str]) -> list[str]:
 def short_kind(kind: str, kinds: Sequence[str]) -> str:
     """Return the last part of a kind's name, where it is enough to tell the kinds apart."""
     last = kind.rpartition(".")[2]
-    return last if [one.rpartition(".")[2] for one in kinds].count(last) == 1 else kind
+    return last if [kind.rpartition(".")[2] for kind in kinds].count(last) == 1 else kind

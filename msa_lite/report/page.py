@@ -6,7 +6,6 @@ Texts are in `templates/report.html.jinja`, which escapes all that comes from th
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import re
 from collections.abc import Mapping, Sequence
@@ -17,9 +16,9 @@ from typing import Any
 
 from msa_lite.io.files.writing import write_text
 from msa_lite.report.attack_tables import ATTACK_HEADINGS, GAIN_MEANING, TRIAL_HEADINGS, attack_rows, trial_rows
-from msa_lite.report.charts import Bars, Chart, cut, forget_retain_chart, loss_chart, score_bars
+from msa_lite.report.charts import Bars, Chart, can_draw, cut, loss_chart, score_bars
 from msa_lite.report.formats import Cell
-from msa_lite.report.maps import layer_chart, sweep_chart, value_label
+from msa_lite.report.maps import forget_retain_chart, layer_chart, sweep_chart, value_label
 from msa_lite.report.metrics import GROUPS, METRICS, MetricKind, metric_kind
 from msa_lite.report.probing import ProbeFacts
 from msa_lite.report.reports import Metric, metric_cell, notes, signed
@@ -64,7 +63,7 @@ def make_page(story: Story) -> str:
         "tied": _tied,
         "percent_down": percent_down,
     }
-    drawn = importlib.util.find_spec("matplotlib") is not None
+    drawn = can_draw()
     if not drawn:
         logger.warning("no pictures on the page: pip install matplotlib, then write the report again")
     page = environment.get_template(_TEMPLATE).render(
@@ -78,7 +77,7 @@ def make_page(story: Story) -> str:
         scores=_score_groups(story),
         notes=notes(story.reports),
         points=_point_table(story),
-        fold_points=bool(story.choosing and len(story.choosing.points) > _MOST_POINTS),
+        fold_points=bool(story.choice and len(story.choice.candidates) > _MOST_POINTS),
         charts=_charts(story) if drawn else dict.fromkeys(_CHARTS),
         change=_change(story.update) if story.update else [],
         forecast=forecast_table(story.update.forecast) if story.update else None,
@@ -122,8 +121,8 @@ def _subscripts(formula: str) -> Any:
 def _charts(story: Story) -> dict[str, Chart | None]:
     """Return the pictures by name, None for those that there is nothing for."""
     charts = (
-        sweep_chart(story.choosing) if story.choosing else None,
-        forget_retain_chart(story.choosing) if story.choosing else None,
+        sweep_chart(story.choice) if story.choice else None,
+        forget_retain_chart(story.choice) if story.choice else None,
         loss_chart(story.fits),
         layer_chart(story.update.cells()) if story.update else None,
     )
@@ -230,10 +229,10 @@ class PointTable:
 
 def _point_table(story: Story) -> PointTable | None:
     """Return the candidates of a sweep below target and ideal; None where nothing was chosen."""
-    choosing = story.choosing
-    if choosing is None:
+    choice = story.choice
+    if choice is None:
         return None
-    every = [choosing.target, *(point.metrics for point in choosing.points)]
+    every = [choice.target, *(point.metrics for point in choice.candidates)]
     counts = {name: max(m[name].n for m in every if name in m) for name in {name for m in every for name in m}}
     kinds = [(kind, counts[kind.name]) for kind in map(metric_kind, story.main_metrics) if kind.name in counts][
         :_MOST_COLUMNS
@@ -242,13 +241,13 @@ def _point_table(story: Story) -> PointTable | None:
     def cells(metrics: Mapping[str, Metric]) -> list[Cell]:
         return [metric_cell(metrics.get(kind.name), n) for kind, n in kinds]
 
-    rows = [PointRow("target", "", cells(choosing.target))]
-    rows += [PointRow("ideal", "", cells(choosing.ideal))] if choosing.ideal else []
-    for point in choosing.points:
-        score = choosing.shown_score(point)
+    rows = [PointRow("target", "", cells(choice.target))]
+    rows += [PointRow("ideal", "", cells(choice.ideal))] if choice.ideal else []
+    for point in choice.candidates:
+        score = choice.shown_score(point)
         words = "broken" if point.score is None else "not met" if score is None else signed(score)
         name = _strengths(point.values)
-        rows.append(PointRow(name, words, cells(point.metrics), point.chosen, point.note))
+        rows.append(PointRow(name, words, cells(point.metrics), choice.is_chosen(point), point.note))
     return PointTable(kinds, rows)
 
 

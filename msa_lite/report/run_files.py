@@ -9,7 +9,7 @@ from typing import Any
 from msa_lite.io.files.writing import json_form
 from msa_lite.report.attack_tables import ATTACK_HEADINGS, GAIN_MEANING, TRIAL_HEADINGS, attack_rows, trial_rows
 from msa_lite.report.attacks import AttackFacts
-from msa_lite.report.choosing import Choosing, in_symbols, value_text
+from msa_lite.report.choice import Choice, in_symbols, points_markdown, value_text
 from msa_lite.report.formats import Cell, Section, TextTable, escape_markdown, markdown
 from msa_lite.report.metrics import metric_kind
 from msa_lite.report.probing import ProbeFacts
@@ -41,7 +41,7 @@ def run_json(story: Story) -> dict[str, Any]:
         "main_metrics": list(story.main_metrics),
         "metrics": _metrics(story.reports),
         "validation": _metrics(story.validation),
-        "choice": _choice_values(story.choosing, story.written_gap) if story.choosing else None,
+        "choice": _choice_values(story.choice, story.written_gap) if story.choice else None,
         "fits": {name: _fit(fit) for name, fit in story.fits.items()},
         "update": _update_values(story.update) if story.update else None,
         "probe": asdict(story.probe) if story.probe else None,
@@ -72,12 +72,19 @@ def _value(metric: Metric) -> dict[str, Any]:
     return _without(asdict(metric), "higher_is_better")
 
 
-def _choice_values(choosing: Choosing, gap: float | None) -> dict[str, Any]:
+def _choice_values(choice: Choice, gap: float | None) -> dict[str, Any]:
     points = [
-        {**_without(vars(point), "metrics"), "metrics": {name: _value(one) for name, one in point.metrics.items()}}
-        for point in choosing.points
+        {
+            "values": dict(candidate.values),
+            "score": candidate.score,
+            "met": candidate.met,
+            "note": candidate.note,
+            "chosen": choice.is_chosen(candidate),
+            "metrics": {name: _value(metric) for name, metric in candidate.metrics.items()},
+        }
+        for candidate in choice.candidates
     ]
-    facts = {key: getattr(choosing, key) for key in ("rule", "part", "chosen", "doubts")}
+    facts = {"rule": choice.rule, "part": choice.split, "chosen": dict(choice.values), "doubts": list(choice.doubts)}
     return {**facts, "points": points, "written_gap": gap}
 
 
@@ -198,14 +205,14 @@ def _scores(story: Story) -> list[str]:
 
 
 def _choice(story: Story) -> list[str]:
-    choosing = story.choosing
-    if choosing is None:
+    choice = story.choice
+    if choice is None:
         return []
-    lines = [f"## The choice\n\nHow the choice was made, on {choosing.part} rows:\n", choosing.table]
+    lines = [f"## The choice\n\nHow the choice was made, on {choice.split} rows:\n", points_markdown(choice)]
     if (gap := story.written_gap) is not None:
         same = f"within {gap:.2g} of it on every metric" if gap else "the same"
         lines.append(f"The chosen point was tried in memory; the model as it is written scores {same}.\n")
-    return [*lines, *(f"Doubt: {doubt}.\n" for doubt in choosing.doubts)]
+    return [*lines, *(f"Doubt: {doubt}.\n" for doubt in choice.doubts)]
 
 
 def _fits(story: Story) -> list[str]:

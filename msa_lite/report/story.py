@@ -11,7 +11,7 @@ from msa_lite.benchmarks import BENCHMARKS
 from msa_lite.io.files.reading import read_object
 from msa_lite.io.finished.seal import MANIFEST
 from msa_lite.report.attacks import ATTACKS_FOLDER, HOLDOUT_LIMIT, AttackFacts, load_attacks
-from msa_lite.report.choosing import Choosing, load_choosing
+from msa_lite.report.choice import CHOICE_FILE, Choice, load_choice
 from msa_lite.report.metrics import GROUPS, HOLDOUT, metric_kind
 from msa_lite.report.probing import ProbeFacts, load_probe
 from msa_lite.report.provenance import (
@@ -104,7 +104,7 @@ class Story:
     """The scores on the test rows of "target", "unlearned" and "ideal", as far as they are there."""
     validation: Mapping[str, Report]
     """The same on the validation rows, by which α and β were chosen; also "prior", on the forget rows."""
-    choosing: Choosing | None
+    choice: Choice | None
     """The choice with all its candidates; None where nothing was to be chosen."""
     fits: Mapping[str, Fit]
     """The fits by the name of the vector."""
@@ -160,12 +160,11 @@ class Story:
 
         Both are scored on the validation rows. None where one of them is not there.
         """
-        point = next((one for one in self.choosing.points if one.chosen), None) if self.choosing else None
-        if point is None or "unlearned" not in self.validation:
+        if self.choice is None or "unlearned" not in self.validation:
             return None
         written = self.validation["unlearned"].values()
-        pairs = [(metric.value, written.get(name)) for name, metric in point.metrics.items()]
-        return max((abs(one - other) for one, other in pairs if one is not None and other is not None), default=None)
+        pairs = [(metric.value, written.get(name)) for name, metric in self.choice.chosen.metrics.items()]
+        return max((abs(x - y) for x, y in pairs if x is not None and y is not None), default=None)
 
     @property
     def rows(self) -> Mapping[str, int]:
@@ -194,7 +193,7 @@ def load_story(folder: Path, examples: Sequence[SideBySide] = ()) -> Story:
     for scored in (reports, validation):
         if "unlearned" in scored and not (update and is_report_of(scored["unlearned"], update.folder)):
             del scored["unlearned"]  # of a model that was there before
-    choosing = load_choosing(folder / "sweep") if wanted.choice else None
+    choice = load_choice(folder / "sweep") if wanted.choice and (folder / "sweep" / CHOICE_FILE).is_file() else None
     fits = load_fits(folder / "vectors", wanted.vectors)
     attacks = load_attacks(folder / ATTACKS_FOLDER, update.folder) if update else None
     earlier = _earlier(folder, provenance, manifest)
@@ -207,12 +206,12 @@ def load_story(folder: Path, examples: Sequence[SideBySide] = ()) -> Story:
         verdict=verdict,
         method=provenance.method,
         formula=formula_of(provenance.method, _start(provenance)),
-        strengths=_strengths(manifest, reports, choosing, wanted),
+        strengths=_strengths(manifest, reports, choice, wanted),
         earlier=earlier,
         names=provenance.models,
         reports=reports,
         validation=validation,
-        choosing=choosing,
+        choice=choice,
         fits=fits,
         update=update,
         probe=load_probe(folder / "probe"),
@@ -220,9 +219,9 @@ def load_story(folder: Path, examples: Sequence[SideBySide] = ()) -> Story:
         interference=_interference(merged, manifest),
         examples=tuple(examples),
         provenance=provenance,
-        warnings=(*(update.notes if update else ()), *(choosing.doubts if choosing else ())),
+        warnings=(*(update.notes if update else ()), *(choice.doubts if choice else ())),
         limits=_limits(reports, verdict, earlier, attacks, is_purged(folder)),
-        missing=after_purge(folder, _missing(provenance.form, wanted, reports, fits, choosing, update, verdict)),
+        missing=after_purge(folder, _missing(provenance.form, wanted, reports, fits, choice, update, verdict)),
     )
 
 
@@ -263,14 +262,14 @@ def _start(provenance: Provenance) -> str:
 
 
 def _strengths(
-    manifest: Mapping[str, Any], reports: Mapping[str, Report], choosing: Choosing | None, wanted: Wanted
+    manifest: Mapping[str, Any], reports: Mapping[str, Report], choice: Choice | None, wanted: Wanted
 ) -> Mapping[str, Any]:
     """Return the values that made the model, as the scores, the choice or the merge recorded them."""
     method = reports["unlearned"].settings.get("method") if "unlearned" in reports else None
     if isinstance(method, Mapping) and isinstance(method.get("parameters"), Mapping):
         return dict(method["parameters"])
-    if choosing:
-        return dict(choosing.chosen)
+    if choice:
+        return dict(choice.values)
     if "strengths" in manifest["inputs"]:  # of several requests; the recipe has this one's
         return wanted.strengths
     return {name: value for name, value in manifest["inputs"].items() if name in _STRENGTHS}
@@ -344,7 +343,7 @@ def _missing(
     wanted: Wanted,
     reports: Mapping[str, Report],
     fits: Mapping[str, Fit],
-    choosing: Choosing | None,
+    choice: Choice | None,
     update: Update | None,
     verdict: Mapping[str, Any] | None,
 ) -> tuple[str, ...]:
@@ -354,7 +353,7 @@ def _missing(
     ]
     if wanted.vectors is None and not fits:
         lines.append("vectors: nothing is trained yet")
-    if wanted.choice is True and choosing is None:
+    if wanted.choice is True and choice is None:
         lines.append("sweep: alpha and beta are not chosen yet")
     if update is None:
         lines.append(f"{form}: the unlearned model is not merged yet")

@@ -25,7 +25,7 @@ from msa_lite.io.finished.seal import load_manifest, verify_folder
 from msa_lite.io.weights.hub import fetch
 from msa_lite.pipeline import RunResult
 from msa_lite.recipe import load_recipe
-from msa_lite.report.choosing import candidate_name
+from msa_lite.report.choice import candidate_name
 from tests.support.processes import fork_cli
 
 

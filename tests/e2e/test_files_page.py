@@ -22,7 +22,7 @@ ABSENT = {
     "{target,prior}/": "an adapter as target",
     "tracking/": "track",
     "baselines/METHOD/": "msa-lite baseline",
-    "sweep/{heat_map.png,forget_retain.png}": "pictures, which tests leave out",
+    "sweep/{heat_map.svg,forget_retain.svg}": "pictures, which tests leave out",
 }
 
 

@@ -24,7 +24,7 @@ from msa_lite.io.files.writing import hash_file, json_form
 from msa_lite.io.finished.seal import verify_folder
 from msa_lite.io.weights.checkpoint import load_checkpoint
 from msa_lite.report import load_report
-from msa_lite.report.choosing import candidate_name
+from msa_lite.report.choice import candidate_name
 from tests.conftest import Drawing
 from tests.e2e.conftest import sweep_recipe
 from tests.support.processes import fork_script
@@ -90,7 +90,7 @@ def test_the_best_point_is_merged_and_scored_again_on_the_same_rows(swept: tuple
         assert verify_folder(run / stage) == []
     assert result.merged.tensors_touched > 0
     for name in ("heat_map", "forget_retain"):
-        assert (result.folder / f"sweep/{name}.png").read_bytes().startswith(b"\x89PNG")
+        assert (result.folder / f"sweep/{name}.svg").read_text().startswith("<svg ")
 
 
 def test_refining_tries_the_points_around_the_best_of_the_grid(swept: tuple[dict[str, Any], Any]) -> None:

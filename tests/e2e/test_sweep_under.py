@@ -15,7 +15,7 @@ from msa_lite.pipeline.prepare.run import prepare
 from msa_lite.pipeline.run.msa import msa_plan
 from msa_lite.recipe import load_recipe
 from msa_lite.report import load_report
-from msa_lite.report.choosing import candidate_name
+from msa_lite.report.choice import candidate_name
 from tests.e2e.conftest import sweep_recipe
 
 

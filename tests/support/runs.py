@@ -16,7 +16,7 @@ from msa_lite.record.facts import ModelSource, RunFacts, write_run_record
 from msa_lite.record.schema import Removal
 from msa_lite.record.seal import RowContent
 from msa_lite.report import Metric, Report, write_report
-from msa_lite.report.choosing import candidate_name
+from msa_lite.report.choice import candidate_name
 from msa_lite.report.verdict import make_verdict, write_verdict
 from tests.support.records import make_forgotten, make_kept, make_report
 

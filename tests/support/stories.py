@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from msa_lite.io.files.writing import json_form
-from msa_lite.report.choosing import Choosing, ScoredPoint
+from msa_lite.report.choice import Candidate, Choice
 from msa_lite.report.metrics import metric_kind
 from msa_lite.report.page import make_page
 from msa_lite.report.probing import ProbedModel, ProbeFacts
@@ -49,12 +49,12 @@ def _direction(name: str) -> bool | None:
     return metric_kind(name).higher_is_better
 
 
-def make_choosing(alphas: int = 4, betas: int = 2) -> Choosing:
+def make_choice(alphas: int = 4, betas: int = 2) -> Choice:
     """Return a choice over α and β; one point is broken, one misses the conditions."""
     grid = [{"alpha": 1 + 0.2 * a, "beta": 0.25 * b} for a in range(alphas) for b in range(betas)]
     noise = random.Random(0)
     points = [
-        ScoredPoint(
+        Candidate(
             values,
             {
                 name: replace(m, value=(m.value or 0) * noise.uniform(0.8, 1.2))
@@ -63,12 +63,11 @@ def make_choosing(alphas: int = 4, betas: int = 2) -> Choosing:
             None if at == 5 else noise.uniform(0.5, 1),
             at not in (5, 6),
             {5: "the output is not finite", 6: "accuracy_r 0.81 < 0.93"}.get(at),
-            at == 2,
         )
         for at, values in enumerate(grid)
     ]
     target, ideal = make_report(0).metrics, make_report(2).metrics
-    return Choosing("extraction", "validation", grid[2], tuple(points), target, ideal, (), "")
+    return Choice("extraction", grid[2], points, (), target, ideal, "validation", "qa")
 
 
 def make_update(layers: int = 2) -> Update:
@@ -117,7 +116,7 @@ def full() -> Story:
         names=models,
         reports={name: make_report(at) for at, name in enumerate(("target", "unlearned", "ideal"))},
         validation={"target": make_report(0, split="validation"), "unlearned": make_report(1, split="validation")},
-        choosing=make_choosing(),
+        choice=make_choice(),
         fits={"forget": make_fit(), "retain": make_fit()},
         update=make_update(),
         attacks=None,
@@ -162,7 +161,7 @@ def unfinished() -> Story:
         earlier={},
         reports={},
         validation={},
-        choosing=None,
+        choice=None,
         fits={"forget": story.fits["forget"]},
         update=None,
         probe=None,
@@ -176,7 +175,7 @@ def without_choice() -> Story:
     """Return the story of a run with one α and no ideal."""
     story = full()
     reports = {name: story.reports[name] for name in ("target", "unlearned")}
-    return replace(story, choosing=None, reports=reports, examples=(), interference=(), earlier={})
+    return replace(story, choice=None, reports=reports, examples=(), interference=(), earlier={})
 
 
 def failed() -> Story:
@@ -196,7 +195,7 @@ def huge() -> Story:
         story,
         names={name: f"an-organisation-with-a-long-name/{'a-very-long-model-name-' * 6}{name}" for name in story.names},
         reports={name: make_report(at, values) for at, name in enumerate(story.reports)},
-        choosing=make_choosing(20, 10),
+        choice=make_choice(20, 10),
         fits={"forget": make_fit(20_000), "retain": make_fit(5_000)},
         update=make_update(80),
     )
@@ -208,8 +207,8 @@ def hostile() -> Story:
     arabic = "ما هو اسم المؤلف؟ " * 4
     metrics = {f"{HOSTILE}_f": Metric(0.5, 3, None, False, 1, HOSTILE), f"task/{text}": Metric(None, 0, None, None)}
     report = Report(text, text, metrics, {"sets": {HOSTILE: {"rows": 3}}})
-    point = ScoredPoint({"alpha": 1.0, HOSTILE: text}, metrics, 0.5, True, text, True)
-    other = replace(point, values={"alpha": 2.0, HOSTILE: "b"}, chosen=False)
+    point = Candidate({"alpha": 1.0, HOSTILE: text}, metrics, 0.5, True, text)
+    other = replace(point, values={"alpha": 2.0, HOSTILE: "b"})
     tensor = TensorUpdate(f"model.layers.0.{text}", 0, text, 64, 0.1, 0.1, 1.0)
     return replace(
         story,
@@ -222,7 +221,7 @@ def hostile() -> Story:
         earlier={text: {HOSTILE: 1.0}},
         names=dict.fromkeys(("target", "prior", HOSTILE), text),
         reports=dict.fromkeys(("target", "unlearned"), report),
-        choosing=replace(story.choosing, rule=text, part=text, points=(point, other), chosen=point.values),
+        choice=replace(story.choice, rule=text, split=text, candidates=(point, other), values=point.values),
         fits={text: replace(make_fit(3), settings={HOSTILE: text, "learning_rate": HOSTILE})},
         update=replace(make_update(), tensors=(tensor,), figures={"rounding_loss": 0.5, "rank": text}),
         probe=ProbeFacts(
@@ -248,15 +247,15 @@ def hostile() -> Story:
 def baseline() -> Story:
     """Return the story of a baseline that tried several settings and wrote an adapter."""
     story = full()
-    choosing = make_choosing()
-    settings = [{"epoch": at, "learning_rate": 1e-5} for at, _ in enumerate(choosing.points)]
-    points = tuple(replace(point, values=values) for point, values in zip(choosing.points, settings, strict=True))
+    choice = make_choice()
+    settings = [{"epoch": at, "learning_rate": 1e-5} for at, _ in enumerate(choice.candidates)]
+    epochs = tuple(replace(point, values=values) for point, values in zip(choice.candidates, settings, strict=True))
     return replace(
         story,
         method="npo",
         formula="θ_u: the target, trained further",
         strengths=settings[2] | {"kind": "KL"},
-        choosing=replace(choosing, points=points, chosen=settings[2], rule="minimise rouge_l_f"),
+        choice=replace(choice, candidates=epochs, values=settings[2], rule="minimise rouge_l_f"),
         fits={f"learning_rate-{at}e-05": make_fit(20 + at) for at in range(6)},
         update=Update("adapter", Path("run/adapter"), {"modules": 14, "rank": 32, "truncation_loss": 2e-6}, (), ()),
         probe=None,

@@ -21,7 +21,7 @@ from msa_lite.data import Prompter, Template
 from msa_lite.errors import NotFiniteError, StageError
 from msa_lite.evals.qa import Qa
 from msa_lite.report import Metric, Report, load_report, write_report
-from msa_lite.report.choosing import candidate_name
+from msa_lite.report.choice import candidate_name
 from tests.support.models import tiny_tokenizer
 from tests.support.records import write_shares
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +12,6 @@ from typing import Any
 import pytest
 
 from msa_lite.choose import candidates as module
-from msa_lite.choose import pictures
 from msa_lite.choose.candidates import TARGET, Candidates, Values
 from msa_lite.choose.choice import choose, load_choice
 from msa_lite.choose.rules import Condition, Constrained, LeastExtraction, PaperScore, Rule
@@ -27,8 +25,8 @@ from msa_lite.io.finished.manifest import stage_folder
 from msa_lite.io.finished.seal import verify_folder
 from msa_lite.pipeline import merge_arguments
 from msa_lite.recipe import load_recipe
-from msa_lite.report import Metric, Report, load_report, write_report
-from msa_lite.report.choosing import candidate_name
+from msa_lite.report import Metric, Report, load_report, maps, write_report
+from msa_lite.report.choice import candidate_name
 from tests.support.benchmark_data import make_tofu
 from tests.support.models import tiny_tokenizer
 from tests.support.records import write_shares
@@ -91,40 +89,20 @@ def test_of_what_forgets_alike_what_keeps_most_is_taken_and_nothing_that_is_know
 
 
 @pytest.mark.pictures
-def test_a_sweep_made_without_matplotlib_says_so_and_gets_its_pictures_from_the_next_run(
+def test_a_sweep_has_two_pictures_or_says_what_they_need(
     candidates: Candidates, questions: Validation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[str] = []
-    monkeypatch.setattr(pictures.logger, "warning", lambda text, *values: told.append(text % values))
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    out = tmp_path / "sweep"
-    first = choose(candidates, questions, out, "choosing")
-    assert choose(candidates, questions, out, "choosing") == first
-    assert told == 2 * ["no pictures of the sweep: pip install matplotlib, and the next run draws them"]
-    assert not list(out.glob("*.png"))
-    monkeypatch.undo()
-    assert choose(candidates, questions, out, "choosing") == first
-    assert (out / "forget_retain.png").read_bytes().startswith(b"\x89PNG")
-    assert verify_folder(out) == []
-    drawn = (out / "forget_retain.png").stat()
-    assert choose(candidates, questions, out, "choosing") == first
-    assert (out / "forget_retain.png").stat() == drawn
-
-
-@pytest.mark.pictures
-def test_a_sweep_from_before_its_manifest_told_of_pictures_keeps_those_it_has(
-    candidates: Candidates, questions: Validation, tmp_path: Path
-) -> None:
-    out = tmp_path / "sweep"
-    choose(candidates, questions, out, "choosing")
-    manifest = json.loads((out / "manifest.json").read_text())
-    assert manifest.pop("pictures") is True
-    for seal in ("format", "manifest_sha256"):  # which came later
-        del manifest[seal]
-    (out / "manifest.json").write_text(json.dumps(manifest))
-    drawn = (out / "forget_retain.png").stat()
-    choose(candidates, questions, out, "choosing")
-    assert (out / "forget_retain.png").stat() == drawn
+    monkeypatch.setattr(maps.logger, "warning", lambda text, *values: told.append(text % values))
+    choose(candidates, questions, tmp_path / "drawn", "choosing")
+    assert {path.name for path in (tmp_path / "drawn").glob("*.svg")} == {"heat_map.svg", "forget_retain.svg"}
+    assert verify_folder(tmp_path / "drawn") == []
+    assert told == []
+    monkeypatch.setattr(maps, "can_draw", lambda: False)
+    choose(candidates, questions, tmp_path / "plain", "choosing")
+    assert not list((tmp_path / "plain").glob("*.svg"))
+    assert len(told) == 1
+    assert "pip install matplotlib" in told[0]
 
 
 def test_where_none_keeps_enough_the_gentlest_is_taken_and_doubted(

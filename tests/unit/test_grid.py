@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from msa_lite.choose.candidates import Values, refined
-from msa_lite.report.choosing import candidate_name
+from msa_lite.report.choice import candidate_name
 
 
 def points(alphas: list[float], betas: list[float]) -> list[Values]:

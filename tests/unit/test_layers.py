@@ -53,7 +53,7 @@ ARROWS = {
         "io", "merger", "publish", "recipe", "record", "report", "strengths", "train",
     },
     "cli": {
-        "baselines", "benchmarks", "budget", "choose", "comparison", "data", "errors", "evals", "io", "merger",
+        "baselines", "benchmarks", "budget", "comparison", "data", "errors", "evals", "io", "merger",
         "pipeline", "publish", "recipe", "record", "report",
     },
     "__main__": {"cli"},

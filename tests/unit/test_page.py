@@ -16,7 +16,7 @@ import pytest
 from msa_lite.report.charts import Chart, draw
 from msa_lite.report.page import make_page, write_page
 from msa_lite.report.reports import number
-from tests.support.stories import HOSTILE, STORIES, full, make_choosing, page_of, unfinished
+from tests.support.stories import HOSTILE, STORIES, full, make_choice, page_of, unfinished
 
 _EMPTY = {"meta", "link", "br", "img", "hr", "input"}
 
@@ -212,8 +212,8 @@ def test_earlier_requests_are_named_with_their_strengths(pages: dict[str, str]) 
 
 
 def test_a_choice_of_one_has_no_picture() -> None:
-    choosing = make_choosing()
-    story = replace(unfinished(), fits={}, choosing=replace(choosing, points=choosing.points[2:3]))
+    choice = make_choice()
+    story = replace(unfinished(), fits={}, choice=replace(choice, candidates=choice.candidates[2:3]))
     page = make_page(story)
     assert "1 candidate was scored" in page
     assert "The score of each candidate" not in page

@@ -1,4 +1,4 @@
-"""The tables of a sweep: who is chosen, broken or beside the conditions; nothing lost in the csv."""
+"""The tables of a choice: who is chosen, broken or beside the conditions; nothing lost in the csv."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from msa_lite.choose.table import Candidate, Sweep, points_csv, points_markdown, points_table, shown_metrics
 from msa_lite.report import Metric
+from msa_lite.report.choice import Candidate, Choice, points_csv, points_markdown, shown_metrics, terminal_points
 from msa_lite.report.formats import terminal_table
 
 
@@ -25,8 +25,8 @@ def metrics(forget: float, retain: float) -> dict[str, Metric]:
     return {"rouge_l_f": metric(forget), "probability_f": metric(0.3), "rouge_l_r": metric(retain, True, 57)}
 
 
-SWEEP = Sweep(
-    [
+SWEEP = Choice(
+    candidates=[
         Candidate({"alpha": 0.5, "beta": 0}, metrics(0.7, 0.92), 0.375),
         Candidate({"alpha": 1.0, "beta": 0}, metrics(0.4, 0.9), 0.75),
         Candidate({"alpha": 1.5, "beta": 0}, metrics(0.2, 0.4), -0.5, met=False, note="rouge_l_r is 0.4, 0.9 wanted"),
@@ -34,16 +34,17 @@ SWEEP = Sweep(
     ],
     target=metrics(0.96, 0.95),
     ideal=metrics(0.35, 0.94),
-    chosen={"alpha": 1, "beta": 0.0},  # as it may come back from JSON
-    score_name="extraction",
-    part="forget10 validation",
+    values={"alpha": 1, "beta": 0.0},  # as it may come back from JSON
+    rule="extraction",
+    doubts=(),
+    split="forget10 validation",
     benchmark="qa",
 )
 
 
-def rendered(sweep: Sweep, width: int = 100) -> list[str]:
+def rendered(choice: Choice, width: int = 100) -> list[str]:
     console = Console(width=width, file=io.StringIO(), color_system=None)
-    console.print(terminal_table(points_table(sweep), dense=True))
+    console.print(terminal_table(terminal_points(choice), dense=True))
     return console.file.getvalue().splitlines()  # type: ignore[attr-defined]
 
 
@@ -68,12 +69,12 @@ def test_the_terminal_shows_target_and_ideal_above_the_candidates_and_marks_them
 
 def test_a_terminal_has_room_for_some_notes_and_the_file_has_all() -> None:
     poor = [Candidate({"alpha": i}, metrics(0.5, 0.5), -0.5, False, f"short by {i}") for i in range(20)]
-    sweep = replace(SWEEP, candidates=poor, chosen={"alpha": 13})
-    notes = [line.strip() for line in rendered(sweep) if "short by" in line or "more notes" in line]
+    choice = replace(SWEEP, candidates=poor, values={"alpha": 13})
+    notes = [line.strip() for line in rendered(choice) if "short by" in line or "more notes" in line]
     assert notes[0] == "alpha 13: not met: short by 13."
     assert notes[-1] == "… and 14 more notes, which table.md has."
     assert len(notes) == 7
-    assert points_markdown(sweep).count("short by") == 20
+    assert points_markdown(choice).count("short by") == 20
 
 
 @pytest.mark.parametrize(
@@ -86,13 +87,13 @@ def test_a_terminal_has_room_for_some_notes_and_the_file_has_all() -> None:
     ],
 )
 def test_a_score_is_called_what_it_is(rule: str, heading: str, scores: list[str]) -> None:
-    text = points_markdown(replace(SWEEP, score_name=rule))
+    text = points_markdown(replace(SWEEP, rule=rule))
     assert f"| model | alpha | beta | {heading} |" in text
     for line, score in zip(text.splitlines()[6:8], scores, strict=True):
         assert f" | 0 | {score} |" in line
     if rule.startswith("minimise"):
         low = [replace(one, score=one.score and -one.score) for one in SWEEP.candidates]
-        assert " | 0 | 0.375 |" in points_markdown(replace(SWEEP, score_name=rule, candidates=low))
+        assert " | 0 | 0.375 |" in points_markdown(replace(SWEEP, rule=rule, candidates=low))
 
 
 def test_a_table_without_an_ideal_or_with_all_conditions_met_says_nothing_of_them() -> None:
@@ -130,16 +131,16 @@ def test_markdown_has_every_standard_error_and_odd_signs_break_no_cell() -> None
 
 
 def test_a_chosen_candidate_that_does_not_meet_the_conditions_is_both() -> None:
-    lines = points_markdown(replace(SWEEP, chosen={"alpha": 1.5, "beta": 0})).splitlines()
+    lines = points_markdown(replace(SWEEP, values={"alpha": 1.5, "beta": 0})).splitlines()
     assert any(line.startswith("| **chosen, not met** | 1.5 |") for line in lines)
 
 
 def test_candidates_of_a_baseline_are_told_by_their_own_values() -> None:
     values: list[dict[str, float | int | str]] = [{"learning_rate": 1e-4, "epoch": 1}, {"start": "prior", "epoch": 2}]
-    sweep = replace(
-        SWEEP, candidates=[Candidate(one, metrics(0.5, 0.9), 0.5) for one in values], chosen=dict(values[1])
+    choice = replace(
+        SWEEP, candidates=[Candidate(one, metrics(0.5, 0.9), 0.5) for one in values], values=dict(values[1])
     )
-    lines = points_markdown(sweep).splitlines()
+    lines = points_markdown(choice).splitlines()
     assert lines[2].startswith("| model | learning_rate | epoch | start | kept")
     assert any(line.startswith("|  | 0.0001 | 1 |  | 0.500 |") for line in lines)
     assert any(line.startswith("| **chosen** |  | 2 | prior | 0.500 |") for line in lines)
@@ -172,8 +173,8 @@ def read_metrics(row: Mapping[str, str], known: Mapping[str, Metric]) -> dict[st
 @given(st.lists(candidates, min_size=1, max_size=4))
 @settings(max_examples=50)
 def test_the_csv_reads_back_equal(given: list[Candidate]) -> None:
-    sweep = Sweep(given, {"rouge_l_f": metric(1 / 3)}, None, given[0].values, "tofu", "test", "tofu")
-    rows = list(csv.DictReader(io.StringIO(points_csv(sweep), newline="")))
+    choice = Choice("tofu", given[0].values, given, (), {"rouge_l_f": metric(1 / 3)}, None, "test", "tofu")
+    rows = list(csv.DictReader(io.StringIO(points_csv(choice), newline="")))
     assert [row["model"] for row in rows] == ["target", *["candidate"] * len(given)]
     assert (float(rows[0]["rouge_l_f"]), rows[0]["chosen"], rows[0]["score"]) == (1 / 3, "", "")
     for row, one in zip(rows[1:], given, strict=True):
@@ -185,7 +186,7 @@ def test_the_csv_reads_back_equal(given: list[Candidate]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("benchmark", "there", "score_name", "shown"),
+    ("benchmark", "there", "rule", "shown"),
     [
         ("muse", "knowmem_r verbmem_f privleak min_k", "muse", "min_k verbmem_f knowmem_r"),
         (
@@ -206,18 +207,18 @@ def test_the_csv_reads_back_equal(given: list[Candidate]) -> None:
     ],
 )
 def test_the_metrics_shown_are_the_main_ones_of_the_benchmark(
-    benchmark: str, there: str, score_name: str, shown: str
+    benchmark: str, there: str, rule: str, shown: str
 ) -> None:
     values = {name: metric(0.5) for name in there.split()}
-    sweep = Sweep([Candidate({"alpha": 1}, values, 0.5)], values, None, {"alpha": 1}, score_name, "all", benchmark)
-    assert list(shown_metrics(sweep)) == shown.split()
+    choice = Choice(rule, {"alpha": 1}, [Candidate({"alpha": 1}, values, 0.5)], (), values, None, "all", benchmark)
+    assert list(shown_metrics(choice)) == shown.split()
 
 
 def test_metrics_without_a_value_are_not_shown() -> None:
     values = {"model_utility": metric(0.5, True), "acc_forget": metric(None, True)}
-    sweep = Sweep([Candidate({"alpha": 1}, values, 0.5)], values, values, {"alpha": 1}, "tofu", "all", "tofu")
-    assert list(shown_metrics(sweep)) == ["model_utility"]
-    assert list(shown_metrics(replace(sweep, target={}, candidates=[]))) == []
-    assert list(shown_metrics(replace(sweep, target={}, candidates=[], benchmark="lm-eval"))) == []
+    choice = Choice("tofu", {"alpha": 1}, [Candidate({"alpha": 1}, values, 0.5)], (), values, values, "all", "tofu")
+    assert list(shown_metrics(choice)) == ["model_utility"]
+    assert list(shown_metrics(replace(choice, target={}, candidates=[]))) == []
+    assert list(shown_metrics(replace(choice, target={}, candidates=[], benchmark="lm-eval"))) == []
     judged = {**values, "acc_forget": metric(0.9, True)}
-    assert list(shown_metrics(replace(sweep, target=judged))) == ["model_utility", "acc_forget"]
+    assert list(shown_metrics(replace(choice, target=judged))) == ["model_utility", "acc_forget"]

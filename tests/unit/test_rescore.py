@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from msa_lite.choose.choice import Choice
 from msa_lite.choose.rules import Rank
 from msa_lite.pipeline.run import choice as strengths
 from msa_lite.pipeline.run.choice import Swept, rescore
+from msa_lite.report.choice import Candidate, Choice
 from msa_lite.strengths import Strengths
 
 
@@ -54,7 +54,8 @@ def rescored(score: float, met: bool, after: Rank | str, monkeypatch: pytest.Mon
     recipe = SimpleNamespace(select=SimpleNamespace(under=[]))
     run: Any = SimpleNamespace(folder=Path("run"), recipe=recipe)
     merged: Any = None
-    choice = Choice({"alpha": 1.0, "beta": 0.5}, score, met, "tofu", [], [])
+    values = {"alpha": 1.0, "beta": 0.5}
+    choice = Choice("tofu", values, [Candidate(values, {}, score, met)], [], {}, None, "validation", "tofu")
     (line,) = rescore(run, Swept(Strengths(1.0, 0.5), choice), merged, lambda *step: None)
     assert rescore(run, Swept(Strengths(1.0, 0.5)), merged, lambda *step: None) == []
     return told, line

@@ -43,10 +43,10 @@ def test_a_finished_run_tells_everything(run: Path) -> None:
     assert (story.benchmark, story.split, dict(story.rows)) == ("qa", "test", {"forget": 6, "retain": 6})
     assert story.main_metrics == ("accuracy_f", "extraction_strength", "accuracy_r")
     assert story.names == {"target": "models/target", "prior": "models/prior", "ideal": "models/ideal"}
-    choosing = story.choosing
-    assert choosing is not None
-    assert (choosing.rule, choosing.keys, choosing.doubts) == ("extraction", ("alpha", "beta"), ("few rows",))
-    assert [point.chosen for point in choosing.points] == [False, True, False]
+    choice = story.choice
+    assert choice is not None
+    assert (choice.rule, choice.keys, choice.doubts) == ("extraction", ("alpha", "beta"), ["few rows"])
+    assert [choice.is_chosen(candidate) for candidate in choice.candidates] == [False, True, False]
     assert story.written_gap == pytest.approx(0.15)
     forget = story.fits["forget"]
     assert (forget.rows, forget.steps, forget.epochs, len(forget.curve)) == (12, 4, 2.0, 4)
@@ -131,7 +131,7 @@ def test_a_run_that_has_only_begun_has_a_story(run: Path) -> None:
         ({"evaluate": None}, {"reports", "validation"}),
         ({"evaluate": {"benchmark": "qa", "ideal": None}}, {"ideal"}),
         ({"retain": None}, {"retain"}),
-        ({"forget": {"data": {}, "alpha": 1.0}, "retain": {"data": {}, "beta": 0.0}}, {"choosing", "retain"}),
+        ({"forget": {"data": {}, "alpha": 1.0}, "retain": {"data": {}, "beta": 0.0}}, {"choice", "retain"}),
     ],
 )
 def test_what_an_earlier_recipe_has_left_is_not_told(changes: dict[str, Any], gone: set[str], run: Path) -> None:
@@ -139,7 +139,7 @@ def test_what_an_earlier_recipe_has_left_is_not_told(changes: dict[str, Any], go
     notes = "".join(line for line in path.read_text().splitlines(True) if line.startswith("#"))
     path.write_text(notes + yaml.safe_dump(recipe(**changes)))
     story = load_story(run)
-    absent = {name for name in ("reports", "validation", "choosing") if not getattr(story, name)}
+    absent = {name for name in ("reports", "validation", "choice") if not getattr(story, name)}
     absent |= {"retain"} - story.fits.keys()
     absent |= {"ideal"} - story.reports.keys() if story.reports else set()
     assert absent - {"validation"} == gone - {"validation"}

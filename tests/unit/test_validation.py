@@ -23,7 +23,7 @@ from msa_lite.evals.judge import JudgeSettings
 from msa_lite.evals.models import load_model
 from msa_lite.evals.qa import load_qa
 from msa_lite.report import load_report
-from msa_lite.report.choosing import candidate_name
+from msa_lite.report.choice import candidate_name
 from tests.support.models import tiny_model, tiny_tokenizer
 
 SETS = ("forget", "retain", "holdout")

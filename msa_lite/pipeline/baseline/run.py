@@ -31,7 +31,7 @@ from msa_lite.pipeline.run.verdict import complete_card, judge_run
 from msa_lite.pipeline.stages.check import check_memory
 from msa_lite.pipeline.stages.stage import Ahead
 from msa_lite.recipe import Recipe, RecipeSource, load_recipe
-from msa_lite.report.choosing import candidate_name
+from msa_lite.report.choice import candidate_name
 
 
 def run_baseline(

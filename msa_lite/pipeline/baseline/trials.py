@@ -41,7 +41,7 @@ from msa_lite.pipeline.run.steps import score_steps, sweep_steps
 from msa_lite.pipeline.stages.stage import StageInputs
 from msa_lite.recipe import Recipe
 from msa_lite.report import load_report
-from msa_lite.report.choosing import candidate_name
+from msa_lite.report.choice import candidate_name
 from msa_lite.train import FitSettings, KeptEpochs, epoch_folder, fit_inputs, fit_vector
 from msa_lite.train.settings import EPOCHS
 

@@ -11,10 +11,9 @@ from typing import Any
 import numpy as np
 
 from msa_lite.choose.candidates import TARGET, Candidates, Points, Values
-from msa_lite.choose.choice import Choice, help_choose, load_sweep
+from msa_lite.choose.choice import Choice, help_choose
 from msa_lite.choose.rules import Rank
 from msa_lite.choose.search import StrengthSearch
-from msa_lite.choose.table import Sweep
 from msa_lite.choose.validation import Validation
 from msa_lite.errors import UsageError
 from msa_lite.evals.models import load_model
@@ -49,7 +48,7 @@ from msa_lite.pipeline.run.vectors import check_processes, fit_vectors
 from msa_lite.pipeline.stages.check import check_memory
 from msa_lite.recipe import Recipe
 from msa_lite.report import REPORT_FILE, Report, load_report
-from msa_lite.report.choosing import candidate_name, score_heading, shown_score
+from msa_lite.report.choice import candidate_name, score_heading, shown_score
 from msa_lite.strengths import Strengths
 
 logger = logging.getLogger(__name__)
@@ -163,9 +162,7 @@ class SweepResult:
     folder: Path
     """The run's folder."""
     choice: Choice
-    """The choice of the point, with its reasons."""
-    points: Sweep
-    """All points with their metrics."""
+    """The choice of the point, with its reasons and the metrics of all points."""
     merged: Merged | MergedAdapter
     """The merge of the chosen point."""
     before: Report
@@ -222,7 +219,7 @@ def sweep_plan(recipe: Recipe, plan: RunPlan, progress: Progress, crew: Crew) ->
         out = run.folder / "sweep"
         before = load_report(out / candidate_name(swept.strengths.values))
         after = load_report(validation_folder(run, "unlearned"))
-    return SweepResult(run.folder, swept.choice, load_sweep(out), merged, before, after, notes)
+    return SweepResult(run.folder, swept.choice, merged, before, after, notes)
 
 
 def check_sweep(recipe: Recipe) -> None:
@@ -281,16 +278,18 @@ def rescore(run: Run, swept: Swept, merged: Merged | MergedAdapter, progress: Pr
     scores = evaluate_merged(run, merged, progress)
     validation, place = validation_of(run), run.folder / "sweep"
     chosen = place / candidate_name(swept.choice.values)
-    before, rank = swept.choice, validation.rank(scores, place / TARGET, rounded=(chosen, place / TARGET))
+    score, met = swept.choice.score, swept.choice.met
+    rank = validation.rank(scores, place / TARGET, rounded=(chosen, place / TARGET))
     if run.recipe.select.under:  # both as they are: the choice has the worst score of several forms
         plain = validation.rank(chosen, place / TARGET)
         assert isinstance(plain, Rank), "a broken candidate is never chosen"
-        before = replace(before, score=plain.value, met=plain.met)
-    in_memory = _scored(before.rule, before.score, before.met)
-    after = f"broken ({rank})" if isinstance(rank, str) else _scored(before.rule, rank.value, rank.met)
-    name = score_heading(before.rule)[:-2]
+        score, met = plain.value, plain.met
+    rule = swept.choice.rule
+    in_memory = _scored(rule, score, met)
+    after = f"broken ({rank})" if isinstance(rank, str) else _scored(rule, rank.value, rank.met)
+    name = score_heading(rule)[:-2]
     line = f"{name}, the chosen point in memory: {in_memory}; as merged model: {after}"
-    if isinstance(rank, str) or abs(before.score - rank.value) > _APART or rank.met != before.met:
+    if isinstance(rank, str) or abs(score - rank.value) > _APART or rank.met != met:
         logger.warning("%s; its weights are rounded, or the points were tried in 4-bit", line)
     return [f"{line[0].upper()}{line[1:]}.\n"]
 

@@ -52,7 +52,7 @@ from msa_lite.publish.upload import Published
 from msa_lite.recipe import Recipe, RecipeSource, load_recipe
 from msa_lite.report import Report
 from msa_lite.report.attacks import AttackFacts, attack_summary
-from msa_lite.report.choosing import SYMBOLS
+from msa_lite.report.choice import SYMBOLS
 from msa_lite.report.rows import SideBySide
 from msa_lite.report.verdict import Verdict
 from msa_lite.strengths import Strengths

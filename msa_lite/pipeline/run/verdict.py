@@ -238,11 +238,11 @@ def _scores(story: Story) -> dict[str, Any]:
 
 def _sweep(story: Story) -> dict[str, Any] | None:
     """Return how the choice was made."""
-    choice = story.choosing
+    choice = story.choice
     if choice is None:
         return None
-    points = [{"values": dict(p.values), "score": p.score, "met": p.met} for p in choice.points]
-    return {"rule": choice.rule, "split": choice.part, "points": points}
+    points = [{"values": dict(p.values), "score": p.score, "met": p.met} for p in choice.candidates]
+    return {"rule": choice.rule, "split": choice.split, "points": points}
 
 
 def _fit(story: Story, name: str) -> dict[str, Any]:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from msa_lite.choose.pictures import FORGET_RETAIN_FILE, HEAT_MAP_FILE
 from msa_lite.io.finished.seal import CARD_FILE, MANIFEST, MERGEKIT_FILE
 from msa_lite.io.weights.adapter import ADAPTER_CONFIG
 from msa_lite.pipeline.prepare.models import WRITTEN_OUT
@@ -13,7 +12,8 @@ from msa_lite.pipeline.prepare.prompt import PROMPT_FILE
 from msa_lite.pipeline.run.folder import BASELINES, HISTORY, TRACKING
 from msa_lite.pipeline.run.report import MARKDOWN_FILE
 from msa_lite.record.seal import KEY_FILE, RECORD_FILE, SIGNATURE_FILE
-from msa_lite.report.choosing import CHOICE_FILE, CHOICE_TABLE
+from msa_lite.report.choice import CHOICE_FILE, CHOICE_TABLE
+from msa_lite.report.maps import FORGET_RETAIN_FILE, HEAT_MAP_FILE
 from msa_lite.report.page import PAGE_FILE
 from msa_lite.report.provenance import PURGED_FILE, RECIPE_FILE
 from msa_lite.report.reports import REPORT_FILE
@@ -85,7 +85,6 @@ FACTS = {
     "rows": "vector: the number of rows that were learnt",
     "micro_batch_size": "vector: the rows of one forward pass",
     "fit": "vector: with `epochs: auto`, how the fit went: epochs, rates tried, losses, why it ended",
-    "pictures": "sweep: whether its pictures are drawn",
 }
 _HEADER = """# Files of a run
 

@@ -1,0 +1,362 @@
+"""Read the choice of a run, of α and β or of a baseline's epoch, and write the table of its candidates."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from msa_lite.benchmarks import BENCHMARKS
+from msa_lite.errors import FormatError
+from msa_lite.io.files.reading import read_object
+from msa_lite.report.formats import Cell, Section, TextTable, csv_lines, escape_markdown, markdown
+from msa_lite.report.reports import (
+    REPORT_FILE,
+    Metric,
+    heading,
+    is_finite_number,
+    metric_cell,
+    number,
+    reading,
+    stage_report,
+)
+from msa_lite.report.update import form_label
+
+CHOICE_FILE = "choice.json"
+CHOICE_TABLE = "table.md"
+EXTRACTION = "extraction"  # the name of the default rule
+SYMBOLS = {"alpha": "α", "beta": "β"}
+_MAXIMISE, _MINIMISE = "maximise ", "minimise "
+_NO_VALUES = ("score", "met", "note")
+_NOT_MET = "not met: misses the conditions of the choice, so it has no score"
+_MOST_NOTES = 8  # in the terminal; the other forms of the table have all
+_KEPT = (
+    "kept: of what the target knows of the retain set beyond unseen rows, for points that are inside the bounds of the "
+    "control; distance: of the forget scores to the control's, and of the retain scores to the target's"
+)
+
+Values = Mapping[str, float | int | str]
+"""The values that tell a candidate from the others: {"alpha": 0.5, "beta": 1.0}, {"epoch": 3}."""
+MetricsByName = Mapping[str, Metric]
+
+
+def candidate_name(values: Values) -> str:
+    """Return the name of a candidate's folder: `alpha-0.5_beta-1`; no two candidates share one."""
+    return "_".join(f"{key}-{v if isinstance(v, str) else format(v, '.12g')}" for key, v in values.items())
+
+
+def value_text(value: object) -> str:
+    """Return one of a candidate's values as tables and pictures show it."""
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def in_symbols(values: Mapping[str, object]) -> str:
+    """Return a candidate's values in words: "α = 1, β = 0.5"."""
+    return ", ".join(f"{SYMBOLS.get(key, key)} = {value_text(value)}" for key, value in values.items())
+
+
+def values_text(values: Values) -> str:
+    """Return the values of a candidate by their names in a recipe: `alpha 0.5, beta 1`."""
+    return ", ".join(f"{key} {value_text(value)}" for key, value in values.items())
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One scored candidate of a choice."""
+
+    values: Values
+    """The values that tell it from the others."""
+    metrics: MetricsByName
+    """Its metrics on the validation rows; empty where it is broken."""
+    score: float | None
+    """The number that the rule ranks by; higher is better. None for a broken candidate, which is never chosen."""
+    met: bool = True
+    """True if it meets the rule's conditions. If it does not, tables leave out its score, which only says how near it
+    comes."""
+    note: str | None = None
+    """The reason why it is broken, or the condition that it misses and by how much."""
+    under: Mapping[str, MetricsByName] = field(default_factory=dict)
+    """Its metrics with rounded weights, by the name of the form of quantisation."""
+
+    @property
+    def state(self) -> str:
+        """Return "broken", "not met", or nothing where it has a score."""
+        return "broken" if self.score is None else "" if self.met else "not met"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A finished choice: all candidates, the rule, and the reasons for doubt."""
+
+    rule: str
+    """The rule's name: "extraction", "tofu", "minimise rouge_l_f"."""
+    values: Values
+    """The values of the candidate that was chosen: the strengths of a point, or an epoch."""
+    candidates: Sequence[Candidate]
+    """All candidates in the order in which they were tried."""
+    doubts: Sequence[str]
+    """Reasons to doubt the choice."""
+    target: MetricsByName
+    """The target's metrics on the same rows."""
+    ideal: MetricsByName | None
+    """The ideal's, where there is one."""
+    split: str
+    """The rows that all candidates were scored on: "validation"."""
+    benchmark: str
+    """The name of the benchmark, which says what tables show."""
+    under: Mapping[str, MetricsByName] = field(default_factory=dict)
+    """The target's metrics with rounded weights, by the name of the form of quantisation. Candidates were scored in
+    these forms as well, and their worst score counts."""
+
+    def is_chosen(self, candidate: Candidate) -> bool:
+        """Check whether this is the candidate that was chosen."""
+        return dict(candidate.values) == dict(self.values)
+
+    @property
+    def chosen(self) -> Candidate:
+        """Return the candidate that was chosen."""
+        return next(candidate for candidate in self.candidates if self.is_chosen(candidate))
+
+    @property
+    def score(self) -> float:
+        """Return the value that the rule ranks the chosen candidate by; higher is better."""
+        score = self.chosen.score
+        assert score is not None, "a broken candidate is never chosen"
+        return score
+
+    @property
+    def met(self) -> bool:
+        """Return True if the chosen candidate meets the rule's conditions."""
+        return self.chosen.met
+
+    @property
+    def scores(self) -> list[dict[str, Any]]:
+        """Return an entry a candidate, as choice.json has them: its values, "score", "met" and, if any, "note"."""
+        return [
+            {**c.values, "score": c.score, "met": c.met, **({"note": c.note} if c.note else {})}
+            for c in self.candidates
+        ]
+
+    @property
+    def heading(self) -> str:
+        """Return the name of the rule's score, with the arrow of its direction."""
+        return score_heading(self.rule)
+
+    def shown_score(self, candidate: Candidate) -> float | None:
+        """Return the score to show; None where the candidate is broken or does not meet the conditions."""
+        return shown_score(self.rule, candidate.score, candidate.met)
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Return the names of the values that candidates differ in: ("alpha", "beta")."""
+        return tuple(dict.fromkeys(key for candidate in self.candidates for key in candidate.values))
+
+
+def score_heading(rule: str) -> str:
+    """Return the name of a rule's score, with the arrow of its direction.
+
+    The rule "extraction" ranks by what is kept, among the points that have forgotten. Rules that name a metric rank by
+    it, or by its negative.
+    """
+    if rule.startswith(_MINIMISE):
+        return f"{rule.removeprefix(_MINIMISE)} ↓"
+    if rule.startswith(_MAXIMISE):
+        return f"{rule.removeprefix(_MAXIMISE)} ↑"
+    return "kept ↑" if rule == EXTRACTION else f"score ({rule}) ↑"
+
+
+def shown_score(rule: str, score: float | None, met: bool = True) -> float | None:
+    """Return the number to show under `score_heading`; None where there is none."""
+    if score is None or not met:
+        return None
+    return -score + 0.0 if rule.startswith(_MINIMISE) else score
+
+
+def load_choice(folder: Path) -> Choice:
+    """Load the choice in a run's `sweep/`. Raise FormatError where there is none, and for broken files."""
+    path = folder / CHOICE_FILE
+    choice = read_object(path)
+    with reading(path):
+        rule, lines, doubts = choice["rule"], choice["scores"], list(map(str, choice["doubts"]))
+        values = {k: v for k, v in choice.items() if k not in ("score", "met", "rule", "scores", "doubts")}
+        candidates = tuple(_load_candidate(folder, line) for line in lines)
+        if not isinstance(rule, str) or not any(candidate.values == values for candidate in candidates):
+            raise ValueError("no rule, or no candidate that was chosen by it")
+    target, ideal = stage_report(folder / "target"), stage_report(folder / "ideal")
+    if target is None:
+        raise FormatError(f"{folder / 'target'}: the choice has no report of the target")
+    return Choice(
+        rule=rule,
+        values=values,
+        candidates=candidates,
+        doubts=doubts,
+        target=target.metrics,
+        ideal=ideal.metrics if ideal else None,
+        split=target.split,
+        benchmark=target.benchmark,
+        under=_load_under(folder / "target"),
+    )
+
+
+def _load_candidate(folder: Path, line: Mapping[str, Any]) -> Candidate:
+    values = {key: value for key, value in line.items() if key not in _NO_VALUES}
+    if not all(is_finite_number(value) or isinstance(value, str) for value in values.values()):
+        raise TypeError(f"values {values}")
+    if line["score"] is not None and not is_finite_number(line["score"]):
+        raise TypeError(f"score {line['score']}")
+    name = candidate_name(values)
+    report = stage_report(folder / name) if "/" not in name else None
+    note = line.get("note")
+    return Candidate(
+        values,
+        report.metrics if report else {},
+        line["score"],
+        bool(line["met"]),
+        None if note is None else str(note),
+        _load_under(folder / name) if report else {},
+    )
+
+
+def _load_under(folder: Path) -> dict[str, MetricsByName]:
+    """Return the metrics with rounded weights, by the name of the form."""
+    reports = {path.parent.name: stage_report(path.parent) for path in sorted(folder.glob(f"*/{REPORT_FILE}"))}
+    return {form_label(form): report.metrics for form, report in reports.items() if report}
+
+
+def shown_metrics(choice: Choice) -> dict[str, int]:
+    """Return the metrics that tables show, by name, with the largest number of items of each.
+
+    These are the main ones of the benchmark, and those that the rule's name holds. Metrics without any value are left
+    out.
+    """
+    models = [choice.target, *(candidate.metrics for candidate in choice.candidates)]
+    available = [name for metrics in models for name, metric in metrics.items() if metric.value is not None]
+    entry = BENCHMARKS.get(choice.benchmark)
+    main = (entry and entry.main_columns(available)) or available
+    named = re.findall(r"[\w/]+", choice.rule)
+    names = dict.fromkeys(name for name in (*main, *named) if name in available)
+    metrics = _metrics(choice)
+    return {name: max(metric.n for metric in metrics[name]) for name in names}
+
+
+def terminal_points(choice: Choice) -> TextTable:
+    """Return the table for a terminal: standard errors of the target, the ideal and the chosen one, and some notes."""
+    headings, rows = _headings(choice), _cells(choice, brief=True)
+    references = 1 + len(choice.under) + (choice.ideal is not None)
+    metrics = shown_metrics(choice)
+    blanks = [Cell("")] * (len(headings) - len(metrics) - 1)
+    first = [*rows[:references], [Cell("n"), *blanks, *(Cell(str(n)) for n in metrics.values())]]
+    title = f"sweep, {choice.split}; chosen by: {choice.heading[:-2]}"
+    notes = ["↑ higher, ↓ lower is better", *_few_notes(choice)]
+    return TextTable(headings, [Section(first), Section(rows[references:])], title, notes)
+
+
+def points_table(choice: Choice) -> TextTable:
+    """Return the table with all standard errors and all notes."""
+    return TextTable(_headings(choice, " (n = {})"), [Section(_cells(choice))], notes=_notes(choice))
+
+
+def points_title(choice: Choice) -> str:
+    """Return the sentence above the table."""
+    return f"Sweep, {choice.split}; chosen: {values_text(choice.values)}."
+
+
+def points_markdown(choice: Choice) -> str:
+    """Return the whole table as Markdown."""
+    return f"{escape_markdown(points_title(choice))}\n\n{markdown(points_table(choice))}"
+
+
+def points_csv(choice: Choice) -> str:
+    """Return everything, one line a model: model (target, ideal or candidate), the candidate's values, score, met,
+    chosen, note, and for each metric METRIC, METRIC_stderr and METRIC_n. Lines of models with rounded weights follow,
+    as "candidate, NF4".
+
+    Numbers have all their digits. What is missing is empty, as is the score where the conditions are not met; met and
+    chosen are true or false.
+    """
+    keys, names = choice.keys, _metrics(choice)
+    ends = (f"{name}{end}" for name in names for end in ("", "_stderr", "_n"))
+    lines: list[list[object]] = [["model", *keys, "score", "met", "chosen", "note", *ends]]
+
+    def figures(metrics: MetricsByName) -> list[object]:
+        return [getattr(metrics.get(name), key, None) for name in names for key in ("value", "stderr", "n")]
+
+    for label, model in _models(choice):
+        state = [str(model.met).lower(), str(choice.is_chosen(model)).lower(), model.note]
+        name, about = ("candidate", state) if model.values else (label, [None] * 3)
+        values = [model.values.get(key) for key in keys]
+        lines.append([name, *values, choice.shown_score(model), *about, *figures(model.metrics)])
+        for form, metrics in model.under.items():
+            lines.append([f"{name}, {form}", *values, *[None] * 4, *figures(metrics)])
+    return csv_lines(lines)
+
+
+def _models(choice: Choice) -> list[tuple[str, Candidate]]:
+    """Return the models of a table, each with the text of its first cell; target and ideal have no values."""
+    models = [("target", Candidate({}, choice.target, None, under=choice.under))]
+    models += [("ideal", Candidate({}, choice.ideal, None))] if choice.ideal is not None else []
+    for candidate in choice.candidates:
+        words = ("chosen" * choice.is_chosen(candidate), candidate.state)
+        models.append((", ".join(filter(None, words)), candidate))
+    return models
+
+
+def _metrics(choice: Choice) -> dict[str, list[Metric]]:
+    """Return every metric that some model has, by name."""
+    every: dict[str, list[Metric]] = {}
+    for _, model in _models(choice):
+        for metrics in (model.metrics, *model.under.values()):
+            for name, metric in metrics.items():
+                every.setdefault(name, []).append(metric)
+    return every
+
+
+def _headings(choice: Choice, items: str = "") -> list[str]:
+    """Return the headings of the columns; items: the pattern of the number of items of a metric."""
+    metrics = _metrics(choice)
+    shown = shown_metrics(choice).items()
+    names = [heading(name, metrics[name][0].higher_is_better) + items.format(n) for name, n in shown]
+    return ["model", *choice.keys, choice.heading, *names]
+
+
+def _cells(choice: Choice, brief: bool = False) -> list[list[Cell]]:
+    """Return one row a model; brief: standard errors of the target, the ideal and the chosen one alone."""
+    keys, shown = choice.keys, shown_metrics(choice)
+    rows = []
+    for label, model in _models(choice):
+        is_chosen = choice.is_chosen(model)
+        with_error = not brief or not model.values or is_chosen
+        values = [Cell(value_text(model.values[key]) if key in model.values else "") for key in keys]
+        head = [Cell(label, is_chosen), *values, Cell(number(choice.shown_score(model)))]
+        forms = {f"… rounded to {form}": metrics for form, metrics in model.under.items()}
+        heads = [head, *([Cell(name), *[Cell("")] * (len(keys) + 1)] for name in forms)]
+        for first, metrics in zip(heads, (model.metrics, *forms.values()), strict=True):
+            rows.append([*first, *(metric_cell(metrics.get(name), n, with_error) for name, n in shown.items())])
+    return rows
+
+
+def _few_notes(choice: Choice) -> list[str]:
+    """Return as many notes as a terminal has room for."""
+    notes = _notes(choice)
+    rest = len(notes) - _MOST_NOTES
+    return notes if rest <= 1 else [*notes[:_MOST_NOTES], f"… and {rest} more notes, which {CHOICE_TABLE} has"]
+
+
+def _notes(choice: Choice) -> list[str]:
+    """Return notes on the score and the marks, and the reasons of broken and unmet candidates."""
+    reasons: dict[str, list[str]] = {}
+    for candidate in sorted(choice.candidates, key=lambda candidate: not choice.is_chosen(candidate)):
+        if candidate.note:
+            reason = f"{candidate.state}: {' '.join(candidate.note.split())}"
+            reasons.setdefault(reason, []).append(values_text(candidate.values))
+    notes = [_KEPT] if choice.rule == EXTRACTION else []
+    if choice.under:
+        notes.append(
+            f"score: the lower one of the model as it is, and with its weights rounded to {' or '.join(choice.under)}, "
+            "each beside the target in the same form"
+        )
+    if any(candidate.state == "not met" for candidate in choice.candidates):
+        notes.append(_NOT_MET)
+    return [*notes, *(f"{'; '.join(names)}: {reason}" for reason, names in reasons.items())]
