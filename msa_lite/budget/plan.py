@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from msa_lite.budget.needs import Need
@@ -17,7 +17,7 @@ _CERTAIN = ("weights", "adapters", "gradients", "optimizer")  # the parts that f
 
 
 @dataclass(frozen=True)
-class StagePlan:
+class StageCost:
     """The needs of one stage."""
 
     name: str
@@ -36,6 +36,12 @@ class StagePlan:
     """Bytes of the same peak on this machine's GPU, where it was measured."""
     streams: bool = False
     """True where weights stream from RAM, since the GPU is too small for all of them."""
+    disk: Mapping[str, int] = field(default_factory=dict)
+    """Bytes that it writes, by what they hold."""
+    while_running: Mapping[str, int] = field(default_factory=dict)
+    """Bytes that it writes and removes at its end."""
+    notes: Sequence[str] = ()
+    """Advice, one line each."""
 
     @property
     def on_device(self) -> bool:
@@ -47,6 +53,31 @@ class StagePlan:
         return {"stage": self.name, "kind": self.kind, "on": "device" if self.on_device else "host", "how": self.how,
                 "memory": self.need.as_dict(), "measured_bytes": self.measured,
                 "seconds": list(self.seconds) if self.seconds else None}  # fmt: skip
+
+
+def combine(costs: Iterable[StageCost]) -> list[StageCost]:
+    """Return the costs with those of one name as one: times and disk in sum, the highest need of memory."""
+    combined: dict[str, StageCost] = {}
+    for cost in costs:
+        known = combined.setdefault(cost.name, cost)
+        if known is not cost:
+            largest = max(known, cost, key=lambda each: each.need.nbytes)
+            both = known.seconds and cost.seconds
+            seconds = (known.seconds[0] + cost.seconds[0], known.seconds[1] + cost.seconds[1]) if both else None  # type: ignore[index]
+            disk = {key: known.disk.get(key, 0) + cost.disk.get(key, 0) for key in {**known.disk, **cost.disk}}
+            combined[cost.name] = replace(largest, seconds=seconds, disk=disk)
+    return list(combined.values())
+
+
+def disk_of(costs: Iterable[StageCost]) -> dict[str, int]:
+    """Return the bytes that stages write, by what they hold; of what is removed again, the most at a time."""
+    disk: dict[str, int] = {}
+    for cost in costs:
+        for key, size in cost.disk.items():
+            disk[key] = disk.get(key, 0) + size
+        for key, size in cost.while_running.items():
+            disk[key] = max(disk.get(key, 0), size)
+    return disk
 
 
 @dataclass(frozen=True)
@@ -67,7 +98,7 @@ class Plan:
     """The plan of a run on a device."""
 
     device: Device
-    stages: Sequence[StagePlan]
+    stages: Sequence[StageCost]
     """In the order in which they run."""
     host: int | None
     """Bytes of the host's memory, where they are known."""
@@ -82,7 +113,7 @@ class Plan:
     price_per_hour: float | None = None
 
     @property
-    def peak(self) -> StagePlan:
+    def peak(self) -> StageCost:
         """Return the stage with the highest need of the device."""
         return max((stage for stage in self.stages if stage.on_device), key=lambda stage: stage.need.nbytes)
 
@@ -183,7 +214,7 @@ def plan_table(plan: Plan) -> TextTable:
     return TextTable(headings, [Section(rows)], title, plan.notes, left=2)
 
 
-def _row(stage: StagePlan, bold: bool, has_measured: bool) -> list[Cell]:
+def _row(stage: StageCost, bold: bool, has_measured: bool) -> list[Cell]:
     name = stage.name.removeprefix("the ")
     cells = [Cell(name, bold), Cell(stage.how)]
     for parts in _COLUMNS.values():

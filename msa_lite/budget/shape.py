@@ -19,6 +19,22 @@ _KNOWN = {
 }  # fmt: skip
 _HEAD_NORMS = {"qwen3", "olmo2", "olmo3", "gemma3_text"}  # queries and keys are normalised, too
 _TIED = {"gpt2", "gemma", "gemma2", "gemma3_text"}  # whose configs need not say so
+# Published configs (their config.json on the Hub) of the families that shipped recipes name, with the bytes of a stored
+# weight, by a part of the name.
+_PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
+    "Llama-3.2-1B": (
+        {"hidden_size": 2048, "num_hidden_layers": 16, "num_attention_heads": 32, "num_key_value_heads": 8,
+         "head_dim": 64, "intermediate_size": 8192, "vocab_size": 128256, "tie_word_embeddings": True}, 2),
+    "Llama-3.1-8B": (
+        {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
+         "intermediate_size": 14336, "vocab_size": 128256, "tie_word_embeddings": False}, 2),
+    "Llama-2-7b": (
+        {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 32,
+         "intermediate_size": 11008, "vocab_size": 32000, "tie_word_embeddings": False}, 2),
+    "OLMo-2-1124-7B": (
+        {"model_type": "olmo2", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
+         "num_key_value_heads": 32, "intermediate_size": 11008, "vocab_size": 100352, "tie_word_embeddings": False}, 4),
+}  # fmt: skip
 _LAYER = re.compile(r"\.\d+\.")
 _FLOATS = {"F64": 8, "F32": 4}
 
@@ -102,8 +118,16 @@ def read_shape(checkpoint: Checkpoint, name: str) -> Shape:
     return _make_shape(name, checkpoint.config, tensors, stored, quantised)
 
 
-def shape_of_config(config: Mapping[str, Any], name: str) -> Shape:
-    """Return the sizes of a model that is made of a config of a Llama's keys, with weights in fp32."""
+def published_shape(name: str) -> tuple[Shape, str] | None:
+    """Return the published sizes of a model by its name, and the family that it belongs to; None for any other."""
+    for family, (config, width) in _PUBLISHED.items():
+        if family.lower() in name.lower():
+            return shape_of_config({"model_type": "llama", **config}, name, width), family
+    return None
+
+
+def shape_of_config(config: Mapping[str, Any], name: str, width: int = 4) -> Shape:
+    """Return the sizes of a model that is made of a config of a Llama's keys. width: bytes of a weight, of fp32."""
     sizes = _sizes(config, name)
     hidden, inner, vocabulary = sizes["hidden"], sizes["intermediate"], sizes["vocabulary"]
     queries, keys = sizes["heads"] * sizes["head_dim"], sizes["kv_heads"] * sizes["head_dim"]
@@ -118,7 +142,7 @@ def shape_of_config(config: Mapping[str, Any], name: str) -> Shape:
     tensors["model.norm.weight"] = (hidden,)
     if not _is_tied(config):
         tensors["lm_head.weight"] = (vocabulary, hidden)
-    return _make_shape(name, config, tensors, 4 * sum(math.prod(shape) for shape in tensors.values()), None)
+    return _make_shape(name, config, tensors, width * sum(math.prod(shape) for shape in tensors.values()), None)
 
 
 def _make_shape(

@@ -94,7 +94,7 @@ def _wishes(options: dict[str, Any]) -> Wishes:
 
 def _ask(options: dict[str, Any]) -> None:
     """Ask for what is not given and cannot be seen. An empty answer leaves out what is optional."""
-    from msa_lite.pipeline.stages.facts import guess_prior
+    from msa_lite.pipeline.init.inspect import guess_prior
 
     if not options["target"]:
         options["target"] = _answer("The finished model (folder or repo[@revision])")
@@ -116,7 +116,7 @@ def _ask(options: dict[str, Any]) -> None:
 def _columns(text: str | None, columns: dict[str, str]) -> dict[str, str]:
     """Ask which columns of a set hold questions and answers, if they are not known by their names."""
     from msa_lite.errors import ColumnsError
-    from msa_lite.pipeline.stages.facts import inspect_set
+    from msa_lite.pipeline.init.inspect import inspect_set
 
     if not text:
         return {}

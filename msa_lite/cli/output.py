@@ -155,18 +155,18 @@ def print_dry_run(result: DryRun, as_json: bool) -> None:
         print_json(result)
         return
     rows = []
-    for one in result.stages:
-        time = "" if one.state == "done" else time_span(one.seconds)
-        place = str(one.folder.relative_to(result.folder)) if one.folder else ""
-        words = [one.label, one.state, time, place, "; ".join(one.reasons)]
-        rows.append([Cell(text, one.state != "done" and text == one.state) for text in words])
+    for stage in result.stages:
+        time = "" if stage.state == "done" else time_span(stage.seconds)
+        place = str(stage.folder.relative_to(result.folder)) if stage.folder else ""
+        words = [stage.name, stage.state, time, place, "; ".join(stage.reasons)]
+        rows.append([Cell(text, stage.state != "done" and text == stage.state) for text in words])
     headings = ["stage", "state", "time", "folder", "reason"]
     print_table(TextTable(headings, [Section(rows)], "Dry run: nothing is written", left=5))
     for reading in result.reads:
         click.echo(f"reads:   {reading.role}: {reading.name}" + (f" ({reading.amount})" if reading.amount else ""))
     parts = [*([] if result.is_done else ["the folders of stages that are not done"]), *result.files]
     click.echo(f"writes:  {result.folder}: {', '.join(parts)}")
-    unknown = any(one.state != "done" and one.seconds is None for one in result.stages)
+    unknown = any(stage.state != "done" and stage.seconds is None for stage in result.stages)
     click.echo(
         f"time:    {time_span(result.seconds)}, by prediction" + (", without stages marked ?" if unknown else "")
     )

@@ -5,18 +5,18 @@ was made from the same inputs, so running a recipe again does only what is missi
 """
 
 from msa_lite.pipeline.ask import Answers, ask
-from msa_lite.pipeline.attack.attack import attack, dry_attack
 from msa_lite.pipeline.attack.run import Attacked
-from msa_lite.pipeline.baseline.run import run_baseline
 from msa_lite.pipeline.init.draft import Draft, Wishes, init_recipe
-from msa_lite.pipeline.plan.dry_run import DryRun, dry_evaluation, dry_run
-from msa_lite.pipeline.plan.plan import plan
 from msa_lite.pipeline.purge.purge import Purge, purge
-from msa_lite.pipeline.run.msa import RunResult, merge_arguments, run_vectors, sweep
-from msa_lite.pipeline.run.msa import run_recipe as run
+from msa_lite.pipeline.run.msa import merge_arguments
 from msa_lite.pipeline.run.probe import ProbeResult, probe
 from msa_lite.pipeline.run.report import report_run
 from msa_lite.pipeline.staged.training import TrainingResult, train_stages
+from msa_lite.pipeline.verbs.attack import attack, dry_attack
+from msa_lite.pipeline.verbs.dry_run import DryRun, dry_evaluation, dry_run
+from msa_lite.pipeline.verbs.plan import plan
+from msa_lite.pipeline.verbs.run import RunResult, run_baseline, run_vectors, sweep
+from msa_lite.pipeline.verbs.run import run_recipe as run
 
 __all__ = [
     "Answers",

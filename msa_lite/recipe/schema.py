@@ -355,6 +355,12 @@ class Recipe(Closed):
         return self.retain.beta if self.retain else 0.0
 
     @property
+    def vector_names(self) -> list[str]:
+        """Return the vectors that are needed: those whose strength is not 0, or is searched."""
+        strengths = {"forget": self.alphas, "retain": self.betas}
+        return [name for name, values in strengths.items() if values is None or any(values)]
+
+    @property
     def is_searched(self) -> bool:
         """Check whether α or β is auto, so that no list of points is known before the search."""
         return self.alphas is None or self.betas is None

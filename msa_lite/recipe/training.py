@@ -78,7 +78,7 @@ class Training(Tuning):
         return self
 
 
-class Stage(Training):
+class TrainingStage(Training):
     """A stage of training. Keys that it leaves out are those of `training`."""
 
     name: str | None = Field(None, pattern=r"^\w[\w.-]*$", max_length=200)
@@ -101,7 +101,7 @@ class Stage(Training):
         return self.name or re.sub(r"[^\w.-]+", "-", last.partition(".")[0].lower())[:200].strip("-.") or "stage"
 
     @model_validator(mode="after")
-    def _counts_tokens_of_one_text(self) -> Stage:
+    def _counts_tokens_of_one_text(self) -> TrainingStage:
         if self.tokens is not None and [data.format for data in self.sets] != ["text"]:
             raise ValueError("tokens: only for one data set of format text; questions are learnt whole")
         return self
@@ -144,7 +144,7 @@ class TrainingRecipe(Closed):
     """The model that training starts from: a folder, repo[@revision], or {config, tokenizer} for a new model."""
     training: Training = Training()
     """The settings of all stages that set no others."""
-    stages: list[Stage] = Field(min_length=1, max_length=1000)
+    stages: list[TrainingStage] = Field(min_length=1, max_length=1000)
     """The stages in their order. Each has an optimiser and a schedule of its own."""
     columns: Columns = Columns()
     """The columns of all data sets that name none of their own."""

@@ -8,7 +8,7 @@ inner width of 4 times the hidden one. Vectors are two fp32 adapters on all line
 checkpoints and their prior. Of the forget and of the retain set so many --questions each are asked, made-up people or
 TOFU rows: their answers are scored, and answers generated, of --tokens each: random weights hardly ever end one before.
 
-Time: `choose_strengths` as the pipeline calls it, with the target's own scores, reports, choice, tables and pictures.
+Time: the choice as the pipeline makes it, with the target's own scores, reports, choice, tables and pictures.
 Its clock stands still after each point, or each fourth, while the point is made in other ways and scored alike:
     merge    msa-lite's merge to the disk, loaded from there; the scoring here is "one evaluation of a plain model"
     peft     target and adapters loaded anew, add_weighted_adapter, merge_and_unload, save_pretrained, and loaded
@@ -52,10 +52,10 @@ from msa_lite.data import DataSource, Template, load_rows
 from msa_lite.demo import make_groups
 from msa_lite.evals.models import load_model
 from msa_lite.merger import merge
-from msa_lite.pipeline.prepare.run import Run, prepare
-from msa_lite.pipeline.run.choice import choose_strengths
-from msa_lite.pipeline.run.msa import msa_plan
+from msa_lite.pipeline.prepare.run import Context, Run, msa_scope, prepare
+from msa_lite.pipeline.run.choice import choice_stages
 from msa_lite.pipeline.run.scores import validation_of
+from msa_lite.pipeline.stages.stage import execute
 from msa_lite.recipe import Recipe
 from msa_lite.report import load_report
 from msa_lite.report.choice import candidate_name
@@ -124,7 +124,7 @@ def load_job(options: argparse.Namespace, grid: int) -> Run:
         "output": str(work / "run"),
     }
     loaded = Recipe.model_validate(recipe)
-    return prepare(loaded, msa_plan(loaded))
+    return prepare(loaded, msa_scope(loaded))
 
 
 class Bench:
@@ -177,7 +177,7 @@ class Bench:
                         values[candidate_name(point.values)] = found
             started = costs()
 
-        choose_strengths(self.job, turn)
+        execute(choice_stages(Context.of(self.job), ()), turn)
         laps.append(costs() - started)
         same = sum(load_report(self.job.folder / "sweep" / name).values() == found for name, found in values.items())
         return {
@@ -240,7 +240,7 @@ class Bench:
                 self.score(model)
             ended.set()
         else:
-            choose_strengths(self.job, turn)
+            execute(choice_stages(Context.of(self.job), ()), turn)
         sampler.join()
         return most
 

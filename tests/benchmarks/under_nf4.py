@@ -25,8 +25,7 @@ from msa_lite.evals.benchmark import Benchmark, Record
 from msa_lite.evals.models import Runner, load_model
 from msa_lite.evals.records import run_items
 from msa_lite.io.weights.blocks import rounded_model
-from msa_lite.pipeline.prepare.run import prepare
-from msa_lite.pipeline.run.msa import msa_plan
+from msa_lite.pipeline.prepare.run import msa_scope, prepare
 from msa_lite.recipe import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes/quickstart.yaml"
@@ -49,7 +48,7 @@ def choose(overrides: list[str]) -> dict[str, float]:
     result = msa_lite.sweep(RECIPE, overrides)
     assert result is not None, "one process"
     recipe = load_recipe(RECIPE, overrides)
-    run = prepare(recipe, msa_plan(recipe))
+    run = prepare(recipe, msa_scope(recipe))
     assert run.test is not None, "the recipe scores"
     places = (run.sources["target"].folder, result.merged.folder, run.sources["ideal"].folder)
     target, model, ideal = (scores(folder, run.test) for folder in places)

@@ -115,7 +115,7 @@ def test_relearning_trains_in_the_precision_of_the_run_where_the_device_has_it(
     with changed_recipe(copy) as recipe:
         recipe["vector"]["compute"] = "bf16"
     made: list[Any] = []
-    module = importlib.import_module("msa_lite.pipeline.attack.attack")  # its package has a function of this name
+    module = importlib.import_module("msa_lite.pipeline.verbs.attack")  # its package has a function of this name
     monkeypatch.setattr(module, "run_attacks", lambda plan, *rest: made.append(plan))
     msa_lite.attack(copy, ["relearn"], overrides=FEW)
     assert made[0].attacks["relearn"].compute == compute

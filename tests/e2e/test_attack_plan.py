@@ -20,10 +20,10 @@ from msa_lite.errors import MsaError, StageError, UsageError
 from msa_lite.evals.benchmark import Records
 from msa_lite.pipeline.attack import run as attacking
 from msa_lite.pipeline.attack.plan import AttackPlan
-from msa_lite.pipeline.baseline.run import check_baseline, plan_baseline
-from msa_lite.pipeline.prepare.run import prepare
+from msa_lite.pipeline.baseline.run import baseline_scope
+from msa_lite.pipeline.prepare.run import msa_scope, prepare
 from msa_lite.pipeline.run.folder import open_run
-from msa_lite.pipeline.run.msa import check_run, msa_plan
+from msa_lite.pipeline.verbs.lists import find_verb
 from msa_lite.recipe import load_recipe
 from msa_lite.report.attacks import AttackFacts, load_attacks
 from tests.e2e.conftest import FEW, QUICK, CallCli
@@ -38,7 +38,7 @@ def planned(folder: Path, names: Sequence[str], *changes: str, method: str = "ms
     """The plan of attacks on the run in a folder; without the checks of the command."""
     opened = open_run(folder)
     recipe = load_recipe(opened.recipe, [*FEW, *changes])
-    run = prepare(recipe, msa_plan(recipe) if method == "msa" else plan_baseline(method, recipe)[0])
+    run = prepare(recipe, msa_scope(recipe) if method == "msa" else baseline_scope(method, recipe)[0])
     return attacking.open_attacks(replace(run, **replaced), opened.result, names)
 
 
@@ -138,10 +138,10 @@ LATE: Mapping[str, tuple[list[str], str]] = {
 def test_attacks_that_end_a_run_are_checked_before_it(case: str, method: str, finished: Path) -> None:
     changes, message = LATE[case]
     recipe = load_recipe(open_run(finished).recipe, ["attack.attacks=[prompt]", *changes])
-    plan, settings = (msa_plan(recipe), ()) if method == "msa" else plan_baseline(method, recipe)
-    run = prepare(recipe, plan)
+    verb = find_verb("run" if method == "msa" else "baseline", recipe, method)
+    run = prepare(recipe, verb.scope)
     with pytest.raises(MsaError, match=message):
-        check_run(run) if method == "msa" else check_baseline(run, settings)
+        verb.check(run)
 
 
 def fail(self: Prompting, subject: Subject, *_: Any) -> Iterator[tuple[Trial, Records]]:
@@ -167,7 +167,7 @@ def test_a_run_has_its_report_before_it_is_attacked(
     attacked: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = Path(shutil.copytree(attacked, tmp_path / "run"))
-    monkeypatch.setattr("msa_lite.pipeline.run.msa.open_attacks", lambda *_: pytest.fail("no attack is made here"))
+    monkeypatch.setattr("msa_lite.pipeline.verbs.run.open_attacks", lambda *_: pytest.fail("no attack is made here"))
     recipe = load_recipe(open_run(run).recipe, ["attack.attacks=[membership]", f"output={run}"])
     with pytest.raises(pytest.fail.Exception):
         msa_lite.run(recipe)

@@ -121,7 +121,7 @@ def test_a_stopped_search_goes_on_where_it_was(
 HELPER = """
 import sys
 from msa_lite.choose import validation
-from msa_lite.pipeline.run.msa import msa_plan
+from msa_lite.pipeline.prepare.run import msa_scope
 from msa_lite.pipeline.prepare.run import prepare
 from msa_lite.pipeline.run.choice import help_sweep
 from msa_lite.recipe import load_recipe
@@ -129,7 +129,7 @@ from msa_lite.recipe import load_recipe
 own, loaded = validation.Runner, []
 validation.Runner = lambda model: loaded.append(model) or own(model)
 recipe = load_recipe(sys.argv[1])
-help_sweep(prepare(recipe, msa_plan(recipe)))
+help_sweep(prepare(recipe, msa_scope(recipe)))
 print(len(loaded))
 """
 

@@ -29,12 +29,12 @@ def states(recipe: Any, command: Any = "run", *overrides: str, **options: Any) -
     before = tree(loaded.folder)
     result = dry_run(loaded, command=command, **options)
     assert tree(loaded.folder) == before, "it wrote something"
-    return {stage.label: stage.state for stage in result.stages}
+    return {stage.name: stage.state for stage in result.stages}
 
 
 def reasons(recipe: Any, command: Any = "run", *overrides: str, **options: Any) -> dict[str, str]:
     result = dry_run(recipe, overrides, command=command, **options)
-    return {stage.label: "; ".join(stage.reasons) for stage in result.stages}
+    return {stage.name: "; ".join(stage.reasons) for stage in result.stages}
 
 
 @pytest.fixture

@@ -19,9 +19,8 @@ from msa_lite.io.files.writing import hash_file, write_json
 from msa_lite.io.finished.seal import load_manifest
 from msa_lite.merger import merge
 from msa_lite.pipeline.prepare.earlier import open_earlier
-from msa_lite.pipeline.prepare.run import Run, prepare
+from msa_lite.pipeline.prepare.run import Run, msa_scope, prepare
 from msa_lite.pipeline.run.folder import warn_of_changes
-from msa_lite.pipeline.run.msa import msa_plan
 from msa_lite.recipe import absolute_paths, dump_recipe, load_recipe
 from msa_lite.report import load_report
 from msa_lite.strengths import Strengths
@@ -68,7 +67,7 @@ def second(history: Path, tmp_path: Path, first: Path) -> dict[str, Any]:
 def prepared(recipe: dict[str, Any]) -> Run:
     """The run of a recipe after all checks, before any work."""
     loaded = load_recipe(recipe)
-    return prepare(loaded, msa_plan(loaded))
+    return prepare(loaded, msa_scope(loaded))
 
 
 def weight_files(folder: Path) -> dict[str, str]:

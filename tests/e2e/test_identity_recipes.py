@@ -21,11 +21,12 @@ from msa_lite.io.files.writing import canonical_json
 from msa_lite.io.weights.hub import Source
 from msa_lite.merger import Precision, Term
 from msa_lite.pipeline.prepare.earlier import earlier_terms
-from msa_lite.pipeline.prepare.run import prepare
-from msa_lite.pipeline.run import choice as strengths
-from msa_lite.pipeline.run import scores as stages
+from msa_lite.pipeline.prepare.run import Context, msa_scope, prepare
+from msa_lite.pipeline.run import choice as choosing
+from msa_lite.pipeline.run import merge as merging
+from msa_lite.pipeline.run import scores as scoring
 from msa_lite.pipeline.run import vectors
-from msa_lite.pipeline.run.msa import msa_plan
+from msa_lite.pipeline.run.msa import msa_stages
 from msa_lite.recipe import Recipe, load_recipe
 from msa_lite.recipe.merging import Publish
 from msa_lite.train import fit_inputs
@@ -83,23 +84,26 @@ def identify(place: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict
 
     for module, name, double in (
         (vectors, "fit_vector", fit),
-        (stages, "merge_terms", merge),
-        (stages, "merge_terms_to_adapter", merge),
-        (stages, "evaluate_benchmark", score),
-        (stages, "choose", choose),
+        (merging, "merge_terms", merge),
+        (merging, "merge_terms_to_adapter", merge),
+        (scoring, "evaluate_benchmark", score),
+        (choosing, "choose", choose),
     ):
         monkeypatch.setattr(module, name, double)
 
     def identities(recipe: dict[str, Any]) -> dict[str, str]:
         found.clear()
         resolved = load_recipe(recipe)
-        job = prepare(resolved, msa_plan(resolved))
-        vectors.fit_vectors(job, job.vector_names)
-        swept = strengths.choose_strengths(job, silent)
-        weights = {"forget": -1.0, "retain": swept.strengths.beta}
+        job = prepare(resolved, msa_scope(resolved))
+        vectors.fit_vectors(job, job.recipe.vector_names)
+        for stage in msa_stages(Context.of(job)):
+            if stage.kind == "choose":
+                stage.run(silent)
+        weights = {"forget": -1.0, "retain": 0.5 if resolved.has_choice else resolved.points[0].beta}
         own = [Term(name, place / "prior", weight) for name, weight in weights.items()]
-        stages.merge_vectors(job, [*own, *earlier_terms(job.earlier)], silent)
-        stages.evaluate_all(job, SimpleNamespace(folder=place / "target"), {"name": "msa"}, silent)  # type: ignore[arg-type]
+        merging.merge_vectors(job, [*own, *earlier_terms(job.earlier)], silent)
+        for name in Context.of(job).scored:
+            scoring.score_model(job, name, "test", silent, {"name": "msa"})
         return {name: canonical_json(value) for name, value in found.items()}
 
     return identities

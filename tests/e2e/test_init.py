@@ -18,7 +18,8 @@ from msa_lite.budget.shape import shape_of_config
 from msa_lite.budget.speed import Device
 from msa_lite.errors import ColumnsError, MismatchError, OutputError, UsageError
 from msa_lite.io.files.writing import json_form
-from msa_lite.pipeline.stages.facts import PlanInputs, RowFacts, guess_prior, inspect_set
+from msa_lite.pipeline.init.inspect import guess_prior, inspect_set
+from msa_lite.pipeline.stages.facts import Facts, RowFacts
 from msa_lite.recipe import load_recipe, shipped_recipes
 from tests.e2e.conftest import CallCli
 from tests.support.models import drop_tokenizer, make_lora
@@ -201,8 +202,8 @@ def test_the_machine_decides_how_the_vectors_are_fitted(
     size: float, disk: int, settings: dict[str, Any], reason: str, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shape = shape_of_config(LLAMA_1B, "a Llama of 1B")
-    inputs = PlanInputs(dict.fromkeys(("target", "prior"), shape), {"forget": RowFacts(24, 500, 6000)})
-    monkeypatch.setattr("msa_lite.pipeline.init.draft.find_plan_inputs", lambda recipe: inputs)
+    inputs = Facts(dict.fromkeys(("target", "prior"), shape), {"forget": RowFacts(24, 500, 6000)})
+    monkeypatch.setattr("msa_lite.pipeline.init.draft.find_facts", lambda recipe: inputs)
     monkeypatch.setattr("msa_lite.pipeline.init.draft.this_device", lambda: Device("a GPU", round(size * 1e9)))
     monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=disk * 10**9))
     draft = init_recipe("x.yaml", WISHES)

@@ -8,8 +8,9 @@ import pytest
 
 import msa_lite
 from msa_lite.io.finished.seal import load_manifest
-from msa_lite.pipeline.prepare.run import fit_settings, fit_until, prepare
-from msa_lite.pipeline.run.msa import msa_plan, run_vectors
+from msa_lite.pipeline.prepare.fits import fit_settings, fit_until
+from msa_lite.pipeline.prepare.run import msa_scope, prepare
+from msa_lite.pipeline.verbs.run import run_vectors
 from msa_lite.recipe import load_recipe
 from msa_lite.train import fit_inputs
 
@@ -53,7 +54,7 @@ def test_one_vector_may_be_fitted_until_it_knows_and_the_other_for_some_epochs(a
 def test_processes_that_help_know_the_vectors_by_the_same_inputs(auto: dict[str, Any]) -> None:
     folders = run_vectors(auto)
     recipe = load_recipe(auto)
-    job = prepare(recipe, msa_plan(recipe))
+    job = prepare(recipe, msa_scope(recipe))
     for folder in folders:
         name = folder.name
         settings, until = fit_settings(job, name), fit_until(job, name)

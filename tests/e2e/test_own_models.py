@@ -20,8 +20,7 @@ from msa_lite.io.weights.adapter import ADAPTER_CONFIG, ADAPTER_FILE
 from msa_lite.io.weights.checkpoint import load_checkpoint
 from msa_lite.io.weights.hub import tokenizer_files
 from msa_lite.pipeline import merge_arguments, run_vectors
-from msa_lite.pipeline.prepare.run import Run, prepare
-from msa_lite.pipeline.run.msa import msa_plan
+from msa_lite.pipeline.prepare.run import Run, msa_scope, prepare
 from msa_lite.recipe import load_recipe
 from tests.e2e.conftest import CallCli
 from tests.support.merges import read_checkpoint
@@ -32,7 +31,7 @@ EMBED = "model.embed_tokens.weight"
 
 def prepared(recipe: dict[str, Any]) -> Run:
     loaded = load_recipe(recipe)
-    return prepare(loaded, msa_plan(loaded))
+    return prepare(loaded, msa_scope(loaded))
 
 
 def quick(recipe: dict[str, Any], **changes: Any) -> dict[str, Any]:

@@ -29,7 +29,7 @@ def path(grid: dict[str, Any], tmp_path: Path) -> Path:
 @pytest.fixture
 def small_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have runs take this machine for one with a GPU of 10 kB; only the prediction does."""
-    monkeypatch.setattr("msa_lite.pipeline.stages.check.this_device", lambda: SMALL)
+    monkeypatch.setattr("msa_lite.pipeline.stages.forecast.this_device", lambda: SMALL)
 
 
 def test_a_run_that_fits_is_planned_stage_by_stage_and_nothing_is_written(
@@ -128,14 +128,11 @@ def test_a_family_that_is_not_known_well_only_warns(
 ) -> None:
     from msa_lite.budget import shape
 
-    monkeypatch.setattr("msa_lite.pipeline.stages.check.this_device", lambda: Device("a GPU", 400_000_000))
+    monkeypatch.setattr("msa_lite.pipeline.stages.forecast.this_device", lambda: Device("a GPU", 400_000_000))
     with pytest.raises(MismatchError, match=r"peak 0\..* GB in the"):
         msa_lite.sweep(grid)
     monkeypatch.setattr(shape, "_KNOWN", set())
-    monkeypatch.setattr(
-        "msa_lite.pipeline.run.choice.fit_vectors", lambda *args: (_ for _ in ()).throw(KeyError("fit"))
-    )
-    monkeypatch.setattr("msa_lite.pipeline.run.choice.check_knowledge", lambda *args, **kwargs: None)
+    monkeypatch.setattr("msa_lite.pipeline.verbs.run.execute", lambda *args: (_ for _ in ()).throw(KeyError("fit")))
     with pytest.raises(KeyError, match="fit"):
         msa_lite.sweep(grid)
     assert "peak about" in caplog.text

@@ -16,7 +16,7 @@ from msa_lite.errors import MsaError, UsageError
 from msa_lite.io.files.writing import json_form
 from msa_lite.pipeline.prepare.prompt import evaluation_arguments, show_prompt
 from msa_lite.pipeline.prepare.questions import load_data
-from msa_lite.pipeline.prepare.run import Run, RunPlan, prepare
+from msa_lite.pipeline.prepare.run import Run, Scope, prepare
 from msa_lite.recipe import load_recipe
 from tests.e2e.conftest import CallCli
 from tests.support.benchmark_data import write_tofu
@@ -80,7 +80,7 @@ def write(recipe: dict[str, Any], folder: Path) -> str:
 def prepared(given: Any, *overrides: str) -> Run:
     """The recipe with its inputs; nothing is to be chosen."""
     recipe = load_recipe(given, overrides)
-    return prepare(recipe, RunPlan("msa", Path(recipe.output), "prior", choice=False, vectors=("forget",)))
+    return prepare(recipe, Scope("msa", Path(recipe.output), "prior", choice=False, vectors=("forget",)))
 
 
 # recipes validate --show-prompt

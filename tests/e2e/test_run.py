@@ -20,8 +20,7 @@ from msa_lite.io.files.writing import hash_file
 from msa_lite.io.finished.seal import load_manifest, verify_folder
 from msa_lite.io.weights.checkpoint import load_checkpoint
 from msa_lite.pipeline import run_vectors
-from msa_lite.pipeline.prepare.run import prepare
-from msa_lite.pipeline.run.msa import msa_plan
+from msa_lite.pipeline.prepare.run import msa_scope, prepare
 from msa_lite.recipe import load_recipe
 from msa_lite.strengths import Strengths
 from tests.e2e.conftest import PEOPLE, SHORT, CallCli
@@ -146,7 +145,7 @@ def test_full_mode_and_text_go_the_same_way(recipe: dict[str, Any], history: Pat
 def test_retain_rows_that_the_vector_learns_decide_nothing_and_are_not_scored(recipe: dict[str, Any]) -> None:
     recipe["forget"]["alpha"] = [0.5, 1.0]
     loaded = load_recipe(recipe)
-    run = prepare(loaded, msa_plan(loaded))
+    run = prepare(loaded, msa_scope(loaded))
     learnt = {row.question for row in run.rows["retain"]}
     assert len(learnt) == len(run.rows["forget"])
     for part in (run.questions.validation, run.questions.test):

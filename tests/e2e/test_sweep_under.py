@@ -11,8 +11,7 @@ from msa_lite.evals.models import Runner, load_model
 from msa_lite.evals.records import read_records, run_items
 from msa_lite.io.finished.seal import verify_folder
 from msa_lite.io.weights.blocks import rounded_model
-from msa_lite.pipeline.prepare.run import prepare
-from msa_lite.pipeline.run.msa import msa_plan
+from msa_lite.pipeline.prepare.run import msa_scope, prepare
 from msa_lite.recipe import load_recipe
 from msa_lite.report import load_report
 from msa_lite.report.choice import candidate_name
@@ -36,7 +35,7 @@ def test_points_are_scored_as_the_merged_model_is_once_its_weights_are_rounded(l
     assert all(load_report(sweep / name / "nf4").metrics != before[name] for name in ("target", *names))
     assert verify_folder(sweep) == []
     assert held.notes[0].count(f"{held.choice.score:.4f}") in (0, 2)  # both figures are of the model as it is
-    validation = prepare(load_recipe(recipe), msa_plan(load_recipe(recipe))).validation
+    validation = prepare(load_recipe(recipe), msa_scope(load_recipe(recipe))).validation
     assert validation is not None
     runner = Runner(load_model(held.merged.folder))
     with rounded_model(runner.model, "nf4"):

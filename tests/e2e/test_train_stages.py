@@ -13,8 +13,7 @@ import yaml
 import msa_lite
 from msa_lite.demo import make_groups
 from msa_lite.io.finished.seal import verify_folder
-from msa_lite.pipeline.prepare.run import prepare
-from msa_lite.pipeline.run.msa import msa_plan
+from msa_lite.pipeline.prepare.run import msa_scope, prepare
 from msa_lite.recipe import load_recipe
 from tests.e2e.conftest import CallCli
 from tests.support.hub_clients import Hub
@@ -137,7 +136,7 @@ def test_restors_target_is_trained_and_unlearned_with_the_shipped_recipes(
     result = msa_lite.train_stages("train/restor", [f"model={prior}", *(f"stages.0.{one}" for one in short)])
     assert str(result.model) == "runs/restor-llama/1-documents"
     paper = load_recipe("paper/restor-llama-3.1-8b", [f"prior={prior}", f"evaluate.ideal={prior}", "retain=null"])
-    job = prepare(paper, msa_plan(paper))
+    job = prepare(paper, msa_scope(paper))
     assert [row.text for row in job.rows["forget"]] == [row["text"] for row in files["wikidata/v0/mix_a0.json"]]
     assert job.test is not None
     asked = [item for part in (job.test, job.validation) if part for item in part.sets["questions"].items]

@@ -17,9 +17,8 @@ from msa_lite.cli.runs import probe_command
 from msa_lite.demo import HistorySettings, make_groups, make_history
 from msa_lite.errors import MismatchError, UsageError
 from msa_lite.io.finished.seal import load_manifest, verify_folder
-from msa_lite.pipeline.prepare.run import prepare
+from msa_lite.pipeline.prepare.run import msa_scope, prepare
 from msa_lite.pipeline.run.knowledge import CHEAP_ROWS, cheap_probe
-from msa_lite.pipeline.run.msa import msa_plan
 from msa_lite.recipe import load_recipe
 from tests.support.processes import fork_cli
 
@@ -98,7 +97,7 @@ def test_a_run_asks_its_prior_in_short_and_once(
     asked: dict[str, Any], exposed: Path, prior: str, warned: bool, tmp_path: Path
 ) -> None:
     recipe = load_recipe(asked | {"prior": str(almost(exposed / prior, tmp_path / "almost"))})
-    job, steps = prepare(recipe, msa_plan(recipe)), []
+    job, steps = prepare(recipe, msa_scope(recipe)), []
     told = [cheap_probe(job, lambda *step: steps.append(step)) for _ in range(2)]
     assert told[0] == told[1]
     assert bool(told[0]) == warned
@@ -110,7 +109,7 @@ def test_signs_that_the_ideal_shows_too_raise_no_warning(asked: dict[str, Any], 
     asked["evaluate"]["ideal"] = asked["target"]  # an ideal beside which everything looks exposed
     asked["prior"] = str(almost(Path(asked["target"]), tmp_path / "almost"))
     recipe = load_recipe(asked)
-    job = prepare(recipe, msa_plan(recipe))
+    job = prepare(recipe, msa_scope(recipe))
     assert cheap_probe(job) is None
     assert (job.folder / "probe/cheap/ideal/report.json").is_file()
 
@@ -136,7 +135,7 @@ def test_without_anything_to_compare_with_nothing_is_written(asked: dict[str, An
         msa_lite.probe(asked)
     assert not (tmp_path / "run").exists()
     recipe = load_recipe(asked)
-    assert cheap_probe(prepare(recipe, msa_plan(recipe))) is None
+    assert cheap_probe(prepare(recipe, msa_scope(recipe))) is None
 
 
 def test_a_checkpoint_of_another_shape_is_refused_before_any_is_asked(

@@ -21,7 +21,7 @@ from msa_lite.io.models.streaming import is_streamed
 from msa_lite.io.weights.hub import fetch
 from msa_lite.merger import Term
 from msa_lite.pipeline.prepare.questions import Questions
-from msa_lite.pipeline.prepare.run import Run, RunPlan
+from msa_lite.pipeline.prepare.run import Run, Scope
 from msa_lite.pipeline.run import choice as loaded
 from msa_lite.pipeline.run.choice import LoadedTarget
 from msa_lite.recipe import Recipe
@@ -41,7 +41,7 @@ def make_job(target: Path, prior: Path, folder: Path, **merge_options: Any) -> R
     recipe = Recipe.model_validate(given | {"merge": merge_options, "output": str(folder)})
     return Run(
         recipe=recipe,
-        plan=RunPlan("msa", folder, "prior", True, ("forget", "retain")),
+        plan=Scope("msa", folder, "prior", True, ("forget", "retain")),
         sources={"target": fetch(str(target)), "prior": fetch(str(prior))},
         data={},
         prompter=Prompter.build(tiny_tokenizer(), "plain", Template()),

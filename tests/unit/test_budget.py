@@ -20,7 +20,7 @@ from msa_lite.budget.needs import (
     static_bytes,
     stream_layers,
 )
-from msa_lite.budget.plan import Plan, Remedy, StagePlan, plan_table
+from msa_lite.budget.plan import Plan, Remedy, StageCost, plan_table
 from msa_lite.budget.shape import Shape, read_shape, shape_of_config
 from msa_lite.budget.speed import Device, fit_seconds, score_seconds, speed_of, stream_seconds, this_device
 from msa_lite.data import Example
@@ -242,7 +242,7 @@ def test_the_driver_tells_the_gpu_without_torch(monkeypatch: pytest.MonkeyPatch)
 def make_plan(nbytes: int, device: int, rough: str | None = None, is_gpu: bool = True) -> Plan:
     half = nbytes // 2
     need = Need({"weights": half, "activations": nbytes - half}, rough)
-    stages = [StagePlan("the fit of the forget vector", "fit", need, "forget", (60.0, 120.0))]
+    stages = [StageCost("the fit of the forget vector", "fit", need, "forget", (60.0, 120.0))]
     return Plan(Device("GPU", device, is_gpu), stages, None, {}, 0, price_per_hour=3.0)
 
 

@@ -16,7 +16,7 @@ from msa_lite.demo import TuningSettings, history, make_groups, make_real_histor
 from msa_lite.errors import MismatchError, OutputError, RecipeError
 from msa_lite.io.files.writing import shutil as disk
 from msa_lite.pipeline.prepare import models as making
-from msa_lite.pipeline.stages import check as planning_check
+from msa_lite.pipeline.stages import forecast as planning_check
 from msa_lite.recipe import RealDemo, dump_recipe, load_recipe
 from tests.support.models import make_small_smollm2
 

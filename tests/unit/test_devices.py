@@ -11,7 +11,7 @@ import torch
 from msa_lite.budget.speed import Device
 from msa_lite.errors import UsageError
 from msa_lite.io.models import devices
-from msa_lite.pipeline.stages import check as planning_check
+from msa_lite.pipeline.stages import forecast as planning_check
 
 GB = 10**9
 

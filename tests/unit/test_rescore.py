@@ -11,9 +11,6 @@ import pytest
 
 from msa_lite.choose.rules import Rank
 from msa_lite.pipeline.run import choice as strengths
-from msa_lite.pipeline.run.choice import Swept, rescore
-from msa_lite.report.choice import Candidate, Choice
-from msa_lite.strengths import Strengths
 
 
 @pytest.mark.parametrize(
@@ -49,13 +46,13 @@ def rescored(score: float, met: bool, after: Rank | str, monkeypatch: pytest.Mon
     """The warnings, and the line on a choice of this score whose merged model ranks as `after`."""
     told: list[str] = []
     monkeypatch.setattr(strengths.logger, "warning", lambda text, *values: told.append(text % values))
-    monkeypatch.setattr(strengths, "evaluate_merged", lambda *given: None)
-    monkeypatch.setattr(strengths, "validation_of", lambda run: SimpleNamespace(rank=lambda *folders, **others: after))
-    recipe = SimpleNamespace(select=SimpleNamespace(under=[]))
-    run: Any = SimpleNamespace(folder=Path("run"), recipe=recipe)
-    merged: Any = None
     values = {"alpha": 1.0, "beta": 0.5}
     choice = Choice("tofu", values, [Candidate(values, {}, score, met)], [], {}, None, "validation", "tofu")
-    (line,) = rescore(run, Swept(Strengths(1.0, 0.5), choice), merged, lambda *step: None)
-    assert rescore(run, Swept(Strengths(1.0, 0.5)), merged, lambda *step: None) == []
+    monkeypatch.setattr(strengths, "score_model", lambda *given: None)
+    monkeypatch.setattr(strengths, "load_choice", lambda folder: choice)
+    monkeypatch.setattr(strengths, "validation_of", lambda run: SimpleNamespace(rank=lambda *folders, **others: after))
+    recipe = SimpleNamespace(select=SimpleNamespace(under=[]))
+    scope = SimpleNamespace(folder=Path("run"))
+    run: Any = SimpleNamespace(folder=Path("run"), recipe=recipe, scope=scope)
+    (line,) = strengths._rescore(run, lambda *step: None)
     return told, line

@@ -13,7 +13,8 @@ import pytest
 from msa_lite.data import Row
 from msa_lite.evals.benchmark import benchmark_class
 from msa_lite.evals.records import write_records
-from msa_lite.pipeline.run.verdict import NOTHING_SCORED, judge_run, learnt_rows
+from msa_lite.pipeline.run.msa import learnt_rows
+from msa_lite.pipeline.run.verdict import NOTHING_SCORED, judge_run
 from msa_lite.recipe.scores import VerdictKeys
 from msa_lite.report.verdict import Verdict
 from msa_lite.strengths import Strengths
@@ -57,7 +58,7 @@ def write_parts(folder: Path) -> None:
 
 def test_rows_of_both_parts_count_once(tmp_path: Path) -> None:
     write_parts(tmp_path)
-    findings = judge_run(make_job(tmp_path), (), lambda *step: None)
+    findings = judge_run(make_job(tmp_path), ())
     assert isinstance(findings.verdict, Verdict)
     assert findings.verdict.outcome == "PASS"
     assert (findings.verdict.forgotten.rows, findings.verdict.kept and findings.verdict.kept.rows) == (38, 38)
@@ -68,7 +69,7 @@ def test_rows_of_both_parts_count_once(tmp_path: Path) -> None:
 
 def test_validation_rows_of_another_benchmark_do_not_count(tmp_path: Path) -> None:
     write_parts(tmp_path)
-    verdict = judge_run(make_job(tmp_path, test="tofu"), (), lambda *step: None).verdict
+    verdict = judge_run(make_job(tmp_path, test="tofu"), ()).verdict
     assert isinstance(verdict, Verdict)
     assert verdict.forgotten.rows == 20
 
@@ -81,14 +82,14 @@ def test_the_verdict_tells_of_a_fit_that_fell_short(tmp_path: Path) -> None:
         made = {"made_by": "msa-lite", "kind": "vector", "inputs": {}, "files": {}}
         facts = {**made, "fit": {"loss": {"prior": 2.5, "target": 0.2, "tuned": tuned}}}
         (place / "manifest.json").write_text(json.dumps(facts))
-        verdict = judge_run(make_job(tmp_path), (), lambda *step: None).verdict
+        verdict = judge_run(make_job(tmp_path), ()).verdict
         assert isinstance(verdict, Verdict)
         assert verdict.outcome == "PASS"  # it tells, and decides nothing
         assert any("fell from 2.5 to 1.9, and the target's is 0.2" in reason for reason in verdict.reasons) == told
 
 
 def test_nothing_scored_gives_no_verdict(tmp_path: Path) -> None:
-    findings = judge_run(make_job(tmp_path, None, None), (), lambda *step: None)
+    findings = judge_run(make_job(tmp_path, None, None), ())
     assert (findings.verdict, findings.examples) == (NOTHING_SCORED, [])
 
 
@@ -107,7 +108,7 @@ def test_rows_to_keep_that_were_learnt_do_not_count_where_there_are_others(
     write(tmp_path, "ideal", 0, forget=unknown(40), retain=named(before))
     write(tmp_path, "unlearned", 0, forget=unknown(40), retain=named(after))
     fits = [Row(index, f"{index}?", "Yes sir") for index in learnt]
-    verdict = judge_run(make_job(tmp_path, validation=None), fits, lambda *step: None).verdict
+    verdict = judge_run(make_job(tmp_path, validation=None), fits).verdict
     assert isinstance(verdict, Verdict)
     assert verdict.kept is not None
     assert (verdict.kept.rows, verdict.kept.fitted) == (rows, fitted)
@@ -121,7 +122,7 @@ def test_the_recipes_margins_decide(tmp_path: Path) -> None:
     job = make_job(tmp_path)
     for recited, outcome in ((0.10, "PASS"), (0.01, "PARTLY")):
         job.recipe.margins = VerdictKeys(recited=recited)
-        verdict = judge_run(job, (), lambda *step: None).verdict
+        verdict = judge_run(job, ()).verdict
         assert isinstance(verdict, Verdict)
         assert (verdict.outcome, verdict.margins.recited) == (outcome, recited)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from msa_lite.pipeline.attack.ground import Rewording, limit_ground
 from msa_lite.pipeline.prepare.models import fit_prior
 from msa_lite.pipeline.prepare.run import Run
 from msa_lite.pipeline.run.folder import BASELINES
+from msa_lite.pipeline.stages.stage import Stage
 from msa_lite.report.attacks import ATTACKS_FOLDER, FEWEST_ROWS, MOST_BACK, AttackControl
 from msa_lite.report.sentence import percent
 
@@ -176,6 +178,19 @@ class AttackPlan:
         return sum(step.amount for step in self.steps(times))
 
 
+def attack_stages(plan: AttackPlan) -> list[Stage]:
+    """Return the stages of a plan: the records of each attack on each model, in the order of the work."""
+    return [
+        Stage(
+            attack_label(name, model),
+            "attack",
+            plan.folder_of(name, model),
+            inputs=partial(plan.inputs, name, model),
+        )
+        for name, model in plan.pairs()
+    ]
+
+
 def attack_label(name: str, model: str) -> str:
     """Return the label of an attack's progress."""
     return f"{name}: {model}"
@@ -267,7 +282,7 @@ def _sources(run: Run, result: Path | None, more: Mapping[str, str]) -> dict[str
     """Return the models by name. Raise UsageError for one that is stored quantised, or has a name that is taken."""
     own = {name: run.sources[name] for name in REFERENCES if name in run.sources}
     prior = run.sources["prior"]
-    if run.plan.start == "target":  # then that is the target, but attacks compare with the recipe's prior
+    if run.scope.start == "target":  # then that is the target, but attacks compare with the recipe's prior
         prior = fit_prior(own["target"], fetch(run.recipe.prior_checkpoint))
     if prior.folder != own["target"].folder:
         own["prior"] = prior

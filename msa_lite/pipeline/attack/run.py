@@ -29,9 +29,9 @@ from msa_lite.io.finished.manifest import stage_folder
 from msa_lite.io.finished.seal import load_manifest
 from msa_lite.pipeline.attack.ground import limit_ground, make_ground, open_rewording
 from msa_lite.pipeline.attack.plan import REFERENCES, UNLEARNED, AttackPlan, attack_label, default_rows, plan_attacks
-from msa_lite.pipeline.plan.plan import time_scores
 from msa_lite.pipeline.prepare.run import Run, judge_settings
 from msa_lite.pipeline.run.report import write_run_report
+from msa_lite.pipeline.stages.measure import time_scores
 from msa_lite.record.facts import write_attacks
 from msa_lite.report import Report, write_report
 from msa_lite.report.attacks import ATTACKS_FOLDER, AttackFacts, AttackResult, attack_report, load_attacks
@@ -79,12 +79,6 @@ def open_attacks(
     plan = plan_attacks(run, result, {name: made[name] for name in ATTACKS if name in made}, ground, models or {},
                         bool(wanted))  # fmt: skip
     return replace(plan, rewording=rewording)
-
-
-def check_attacks(run: Run) -> None:
-    """Raise what forbids the attacks that a recipe ends its run with, before there is an unlearned model."""
-    if run.recipe.attack.attacks:
-        open_attacks(run, None)
 
 
 def run_attacks(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -13,32 +13,27 @@ from typing import Any
 from msa_lite.baselines.losses import check_layer
 from msa_lite.baselines.methods import METHODS, Value
 from msa_lite.baselines.objective import BaselineObjective, ReferenceCache, draw_answers
+from msa_lite.budget.plan import StageCost
 from msa_lite.choose.candidates import TARGET, Candidates, Values
-from msa_lite.choose.choice import load_choice
+from msa_lite.report.choice import Choice, load_choice
 from msa_lite.choose.rules import Rank
 from msa_lite.choose.validation import Validation
 from msa_lite.data import Example, encode_qa, pad_id
 from msa_lite.errors import NotFiniteError, UsageError
-from msa_lite.io.console.progress import Progress, Step
+from msa_lite.io.console.progress import Progress
 from msa_lite.io.finished.seal import load_manifest
 from msa_lite.io.weights.checkpoint import load_checkpoint
 from msa_lite.merger import Term
-from msa_lite.pipeline.prepare.run import Run, check_learns, first_epoch, fit_rate, fit_settings
-from msa_lite.pipeline.run.choice import LoadedTarget
-from msa_lite.pipeline.run.scores import (
-    choose_candidate,
-    evaluate_references,
-    evaluate_target,
-    merge_identity,
-    merge_inputs,
-    row_hashes,
-    scoring_inputs,
-    tracking_of,
-    validation_folder,
-    validation_of,
-)
-from msa_lite.pipeline.run.steps import score_steps, sweep_steps
-from msa_lite.pipeline.stages.stage import StageInputs
+from msa_lite.pipeline.prepare.fits import check_learns, first_epoch, fit_rate, fit_settings
+from msa_lite.pipeline.prepare.run import Context, Run
+from msa_lite.pipeline.run.choice import choose_candidate
+from msa_lite.pipeline.run.loaded import LoadedTarget
+from msa_lite.pipeline.run.merge import merge_identity, merge_stage
+from msa_lite.pipeline.run.scores import score_stage, scores_folder, validation_of
+from msa_lite.pipeline.run.vectors import row_hashes, tracking_of
+from msa_lite.pipeline.stages.costs import Machine, choice_costs, rough, vector_costs
+from msa_lite.pipeline.stages.facts import Facts
+from msa_lite.pipeline.stages.stage import Stage
 from msa_lite.recipe import Recipe
 from msa_lite.report import load_report
 from msa_lite.report.choice import candidate_name
@@ -46,6 +41,9 @@ from msa_lite.train import FitSettings, KeptEpochs, epoch_folder, fit_inputs, fi
 from msa_lite.train.settings import EPOCHS
 
 logger = logging.getLogger(__name__)
+
+CHOICE = "choosing the epoch"
+_ROUGH = "a baseline's loss"  # may hold more than is counted
 
 
 @dataclass(frozen=True)
@@ -117,31 +115,48 @@ def scales_of(recipe: Recipe) -> list[float]:
     return scale if isinstance(scale, list) else [scale]
 
 
-def resolve_trials(run: Run, settings: Sequence[Setting]) -> Trials:
-    """Return the run with the learning rate that suits the model, where the recipe names none."""
+def resolve_trials(context: Context, settings: Sequence[Setting]) -> Trials:
+    """Return the run of a method. Once it is prepared, an open learning rate is the one that suits the model."""
 
     def with_rate(setting: Setting) -> Setting:
-        if setting.parameters["learning_rate"] != "auto":
+        if context.prepared is None or setting.parameters["learning_rate"] != "auto":
             return setting
-        return replace(setting, parameters={**setting.parameters, "learning_rate": fit_rate(run, "forget")})
+        return replace(setting, parameters={**setting.parameters, "learning_rate": fit_rate(context.run, "forget")})
 
-    return Trials(run, [with_rate(setting) for setting in settings])
+    return Trials(context, [with_rate(setting) for setting in settings])
+
+
+def _fit_costs(recipe: Recipe, facts: Facts, machine: Machine) -> list[StageCost]:
+    """Return the memory of a setting's fit. Its time depends on the method."""
+    costs = [cost for cost in vector_costs(recipe, "forget", facts, machine) if cost.kind == "fit"]
+    return [replace(cost, seconds=None) for cost in rough(costs, _ROUGH)]
+
+
+def _choice_costs(recipe: Recipe, facts: Facts, machine: Machine) -> list[StageCost]:
+    """Return the memory of scoring epochs."""
+    return [replace(cost, seconds=None) for cost in rough(choice_costs(recipe, facts, machine), _ROUGH)]
 
 
 @dataclass(frozen=True)
 class Trials:
     """A method's run, from checks to the choice."""
 
-    run: Run
+    context: Context
     settings: Sequence[Setting]
+    failed: list[Setting] = field(default_factory=list)
+    """Settings whose loss stopped being a number in this process."""
+
+    @property
+    def run(self) -> Run:
+        return self.context.run
 
     @property
     def method(self) -> str:
-        return self.run.plan.method
+        return self.context.scope.method
 
     @property
     def from_prior(self) -> bool:
-        return self.run.plan.start == "prior"
+        return self.context.scope.start == "prior"
 
     @property
     def compat(self) -> list[str]:
@@ -168,95 +183,101 @@ class Trials:
         if cache := self._cache():
             cache.check()
 
-    def steps(self) -> list[Step]:
-        """Return the steps in their order: target and ideal are scored before anything is trained."""
-        fits = [Step(setting.folder.name, "fit") for setting in self.settings]
-        count = len(self.settings) * epochs_of(self.run.recipe) * len(scales_of(self.run.recipe))
-        choice = sweep_steps(self.run, "the epoch", count)
-        before = [step for step in choice if step.label == "validation: ideal"]
-        if self.run.validation is not None:
-            before.append(Step("validation: target", "score"))
-        after = [step for step in choice if step.label in ("choosing the epoch", "merge")]
-        return [*before, *fits, *after, *score_steps(self.run)]
-
-    def fit(self, progress: Progress) -> list[Setting]:
-        """Train every setting that is not there yet. Return those whose loss stayed a number."""
-        reference = self._target_validation(progress)
-        fitted = []
-        for setting in self.settings:
-            try:
-                self._fit(setting, reference, progress)
-                fitted.append(setting)
-            except NotFiniteError as error:
-                if not fitted and setting is self.settings[-1]:
-                    raise
-                logger.warning("%s; it is left out of the choice", error)
-        return fitted
-
-    def _fit(self, setting: Setting, reference: Path | None, progress: Progress) -> None:
-        fitted = self._settings_of(setting)
-        fit_vector(
-            self.run.sources["prior"],
-            self.run.examples["forget"],
-            setting.folder,
-            tokenizer=self.run.prompter.tokenizer,
-            settings=fitted,
-            label=setting.folder.name,
-            extra_files=row_hashes(self.run.rows["forget"]),
-            objective=self._objective(setting),
-            after_epoch=self._after(fitted, reference),
-            tracking=tracking_of(self.run),
-            progress=progress,
+    def stages(self) -> list[Stage]:
+        """Return the stages up to the merged model: models to compare with are scored before anything is trained."""
+        context, names = self.context, [setting.folder.name for setting in self.settings]
+        run, recipe = context.prepared, context.recipe
+        by_rows = context.chooses_by_rows and context.scope.start == "prior"
+        scored = [*(["ideal"] if context.has_ideal else []), *(["prior"] if by_rows else []), "target"]
+        scores, needs = list[Stage](), list[str]()
+        for name in scored if context.chooses else ():
+            scores.append(score_stage(context, name, "validation", needs[:1] if context.has_ideal else ()))
+            needs.append(scores[-1].name)
+        fits = [
+            Stage(
+                setting.folder.name,
+                "fit",
+                setting.folder,
+                partial(self._fit, setting),
+                needs=needs,
+                inputs=partial(self._fit_inputs, setting),
+                cost=partial(_fit_costs, recipe),
+            )
+            for setting in self.settings
+        ]
+        choice = Stage(
+            CHOICE,
+            "choose",
+            context.scope.folder / "sweep",
+            self._choose,
+            needs=names,
+            inputs=lambda: self._candidates()[0].inputs(validation_of(self.run)),
+            cost=partial(_choice_costs, recipe),
+            amount=len(self.settings) * epochs_of(recipe) * len(scales_of(recipe)) + 1,
         )
+        chosen = [choice] if context.chooses else []
+        if run and not chosen:
+            logger.warning(
+                "%s: no questions to choose an epoch by, so the last one is taken; evaluate.forget can give some",
+                self.method,
+            )
+        merge = merge_stage(context, lambda: [self.term(*self.chosen())], [*names, *(stage.name for stage in chosen)])
+        return [*scores, *fits, *chosen, merge]
+
+    def _fit(self, setting: Setting, progress: Progress) -> None:
+        """Train a setting. One whose loss is no number any more is left out, unless no other is there."""
+        fitted = self._settings_of(setting)
+        try:
+            fit_vector(
+                self.run.sources["prior"],
+                self.run.examples["forget"],
+                setting.folder,
+                tokenizer=self.run.prompter.tokenizer,
+                settings=fitted,
+                label=setting.folder.name,
+                extra_files=row_hashes(self.run.rows["forget"]),
+                objective=self._objective(setting),
+                after_epoch=self._after(fitted),
+                tracking=tracking_of(self.run),
+                progress=progress,
+            )
+        except NotFiniteError as error:
+            self.failed.append(setting)
+            if len(self.failed) == len(self.settings):
+                raise
+            logger.warning("%s; it is left out of the choice", error)
+
+    def _fit_inputs(self, setting: Setting) -> dict[str, Any]:
+        """Return all that decides the vector of a setting."""
+        fitted, objective = self._settings_of(setting), self._objective(setting)
+        after = self._after(fitted)
+        return fit_inputs(self.run.sources["prior"], self.run.examples["forget"], fitted, objective, after)
 
     def _settings_of(self, setting: Setting) -> FitSettings:
-        return self._fit_settings(learning_rate=setting.parameters["learning_rate"])
+        rate = setting.parameters["learning_rate"]
+        return fit_settings(self.run, "forget", epochs=epochs_of(self.run.recipe), learning_rate=rate)
 
-    def _after(self, fitted: FitSettings, reference: Path | None) -> BestEpoch | EveryEpoch | None:
-        """Return what happens after an epoch. reference: the folder of the target's scores on the validation rows."""
-        if self.run.validation is None or reference is None:
+    def _after(self, fitted: FitSettings) -> BestEpoch | EveryEpoch | None:
+        """Return what happens after an epoch: it is kept, or compared with the target's scores on validation rows."""
+        if self.run.validation is None:
             return None
         first = first_epoch(fitted, len(self.run.examples["forget"]))
-        return EveryEpoch(first) if self.from_prior else BestEpoch(validation_of(self.run), reference, first)
+        return EveryEpoch(first) if self.from_prior else BestEpoch(validation_of(self.run), self._reference, first)
 
-    def stages(self) -> list[StageInputs]:
-        """Return the stages up to the merged model."""
-        run, names = self.run, [setting.folder.name for setting in self.settings]
-        reference = validation_folder(run, "target") if run.validation else None
-        scored, before = list[StageInputs](), list[str]()
-        for name in [name for name in ("ideal", "target") if run.validation and name in run.sources]:
-            inputs = partial(scoring_inputs, run, name, "validation", run.sources[name])
-            scored.append(StageInputs(f"validation: {name}", validation_folder(run, name), inputs, [*before]))
-            before.append(f"validation: {name}")
+    @property
+    def _reference(self) -> Path:
+        """The folder of the target's scores on the validation rows."""
+        return scores_folder(self.run, "target", "validation")
 
-        def fit(setting: Setting) -> dict[str, Any]:
-            fitted, objective = self._settings_of(setting), self._objective(setting)
-            prior, examples = run.sources["prior"], run.examples["forget"]
-            return fit_inputs(prior, examples, fitted, objective, self._after(fitted, reference))
+    def _choose(self, progress: Progress) -> Choice:
+        """Return the best setting, epoch and scale on the validation rows."""
+        return choose_candidate(self.run, self._candidates()[0], "the epoch", progress)
 
-        fits = [
-            StageInputs(setting.folder.name, setting.folder, partial(fit, setting), before) for setting in self.settings
-        ]
-        there = [setting for setting in self.settings if load_manifest(setting.folder)]
-
-        def choice() -> dict[str, Any]:
-            assert reference is not None, "there is a choice"
-            return self._candidates(there, reference)[0].inputs(validation_of(run))
-
-        def merge() -> dict[str, Any]:
-            return merge_inputs(run, [self.term(*self.chosen_before())])
-
-        chosen = [StageInputs("choosing the epoch", run.folder / "sweep", choice, names)] if run.validation else []
-        needs = [*names, *(stage.label for stage in chosen)]
-        return [*scored, *fits, *chosen, StageInputs("merge", run.folder / run.recipe.merge.form, merge, needs)]
-
-    def chosen_before(self) -> tuple[Setting, int, float]:
-        """Return (setting, epoch, scale) as an earlier run has chosen them."""
+    def chosen(self) -> tuple[Setting, int, float]:
+        """Return (setting, epoch, scale) as they were chosen. Without scores that is the last epoch."""
         if self.run.validation is None:
             return self.settings[0], epochs_of(self.run.recipe), scales_of(self.run.recipe)[0]
-        there = [setting for setting in self.settings if load_manifest(setting.folder)]
-        parts = self._candidates(there, validation_folder(self.run, "target"))[1]
-        return parts[candidate_name(load_choice(self.run.folder / "sweep").values)]
+        return self._candidates()[1][candidate_name(load_choice(self.run.folder / "sweep").values)]
 
     def values_of(self, setting: Setting, epoch: int, scale: float) -> dict[str, Value]:
         """Return what was chosen, by name."""
@@ -265,25 +286,15 @@ class Trials:
     def describe(self, chosen: Mapping[str, Value]) -> dict[str, Any]:
         """Return the method as the unlearned model's report names it."""
         recipe = self.run.recipe
-        return self.run.plan.describe(recipe, {**chosen, "epochs": epochs_of(recipe)}, self.compat)
+        return self.run.scope.describe(recipe, {**chosen, "epochs": epochs_of(recipe)}, self.compat)
 
-    def choose(self, settings: Sequence[Setting], progress: Progress) -> tuple[Setting, int, float]:
-        """Return (setting, epoch, scale). Without scores that is the last epoch."""
-        scales = scales_of(self.run.recipe)
-        if self.run.validation is None:
-            return settings[0], epochs_of(self.run.recipe), scales[0]
-        candidates, parts = self._candidates(settings, evaluate_target(self.run, progress))
-        choice = choose_candidate(self.run, candidates, "the epoch", progress)
-        return parts[candidate_name(choice.values)]
-
-    def _candidates(
-        self, settings: Sequence[Setting], reference: Path
-    ) -> tuple[Candidates, dict[str, tuple[Setting, int, float]]]:
+    def _candidates(self) -> tuple[Candidates, dict[str, tuple[Setting, int, float]]]:
         """Return the candidates to choose from, and (setting, epoch, scale) of each by its name."""
+        there = [setting for setting in self.settings if setting not in self.failed and load_manifest(setting.folder)]
         parts: dict[str, tuple[Setting, int, float]] = {}
         values: list[Values] = []
-        known = {TARGET: reference}
-        for setting in settings:
+        known = {TARGET: self._reference}
+        for setting in there:
             trained = "epoch-*" if self.from_prior else "scores/epoch-*"
             epochs = {int(path.name.removeprefix("epoch-")): path for path in setting.folder.glob(trained)}
             for epoch, scale in product(sorted(epochs), scales_of(self.run.recipe)):
@@ -298,28 +309,14 @@ class Trials:
         def load(candidate: Values | None) -> Any:
             return target.merged([self.term(*parts[candidate_name(candidate or {})])])
 
-        vectors = [(load_manifest(setting.folder) or {}).get("files") for setting in settings]
+        vectors = [(load_manifest(setting.folder) or {}).get("files") for setting in there]
         made_of = {"vectors": vectors} | (merge_identity(self.run) if self.from_prior else {})
         return Candidates(values, load, made_of, known, release=target.close), parts
-
-    def _fit_settings(self, **changes: Any) -> FitSettings:
-        return fit_settings(self.run, "forget", epochs=epochs_of(self.run.recipe), **changes)
 
     def term(self, setting: Setting, epoch: int, scale: float) -> Term[Path]:
         """Return the weights of an epoch as the merge's one term."""
         weights = setting.folder if self.run.validation is None else epoch_folder(setting.folder, epoch)
         return Term(self.method, weights, scale)
-
-    def _target_validation(self, progress: Progress) -> Path | None:
-        """Return the folder of the target's scores on the validation rows, with which epochs are compared."""
-        if self.run.validation is None:
-            logger.warning(
-                "%s: no questions to choose an epoch by, so the last one is taken; evaluate.forget can give some",
-                self.method,
-            )
-            return None
-        evaluate_references(self.run, progress)
-        return evaluate_target(self.run, progress)
 
     def _objective(self, setting: Setting) -> BaselineObjective:
         return BaselineObjective(

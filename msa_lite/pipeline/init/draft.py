@@ -19,17 +19,15 @@ from msa_lite.io.console.progress import readable
 from msa_lite.io.files.reading import local_path, parse_yaml
 from msa_lite.io.files.writing import write_text
 from msa_lite.merger.vectors import compare_checkpoints
+from msa_lite.pipeline.init.inspect import ModelFacts, SetFacts, guess_prior, inspect_model, inspect_set
 from msa_lite.pipeline.prepare.rows import separate_sets
-from msa_lite.pipeline.stages.costs import find_remedies, forecast
-from msa_lite.pipeline.stages.facts import (
-    ModelFacts,
-    SetFacts,
-    find_plan_inputs,
-    guess_prior,
-    inspect_model,
-    inspect_set,
-)
-from msa_lite.recipe import check_new_file, load_recipe, relative_paths, set_key
+from msa_lite.pipeline.prepare.run import Context, msa_scope
+from msa_lite.pipeline.run.msa import msa_stages
+from msa_lite.pipeline.stages.costs import Machine
+from msa_lite.pipeline.stages.facts import find_facts
+from msa_lite.pipeline.stages.forecast import find_remedies, forecast
+from msa_lite.pipeline.stages.stage import Stage
+from msa_lite.recipe import Recipe, check_new_file, load_recipe, relative_paths, set_key
 
 
 @dataclass(frozen=True)
@@ -55,9 +53,16 @@ def propose(values: Mapping[str, Any]) -> Proposal:
     more memory, and a whole model's room on disk each.
     """
     recipe = load_recipe(values)
-    inputs, device = find_plan_inputs(recipe), this_device()
-    made = forecast(recipe, inputs, device)
-    full = forecast(load_recipe(recipe, ["vector.mode=full"]), inputs, device)
+    facts, machine = find_facts(recipe), Machine(this_device())
+    device = machine.device
+
+    def build(recipe: Recipe) -> list[Stage]:
+        return msa_stages(Context(recipe, msa_scope(recipe)))
+
+    def plan(recipe: Recipe) -> Plan:
+        return forecast(build(recipe), facts, machine, recipe.folder)
+
+    made, full = plan(recipe), plan(load_recipe(recipe, ["vector.mode=full"]))
     need, disk = _peak(made), sum(full.disk.values())
     others = f"all weights (full) would need {f'{gigabytes(disk)} of disk' if full.fits else _peak(full)}"
     if full.fits and disk <= full.free:
@@ -65,7 +70,7 @@ def propose(values: Mapping[str, Any]) -> Proposal:
         return Proposal({"mode": "full"}, why, True, time_span(full.seconds))
     if made.fits:
         return Proposal({"mode": "lora"}, f"needs {need} of {device}; {others}", True, time_span(made.seconds))
-    remedies = (one for one in find_remedies(recipe, inputs, device) if one.fits)
+    remedies = (one for one in find_remedies(recipe, build, facts, machine) if one.fits)
     remedy = next((one for one in remedies if all(key.startswith("vector.") for key in one.overrides)), None)
     if remedy is None:
         why = f"needs {need}, more than {device} has; {others}"
@@ -75,7 +80,7 @@ def propose(values: Mapping[str, Any]) -> Proposal:
     why = f"needs {gigabytes(remedy.peak)} of {device}, lora alone {need} ({remedy.harm})"
     changes = reduce(set_key, remedy.overrides, dict[str, Any]())
     section = {"mode": changed.vector.mode} | changes["vector"]
-    return Proposal(section, why, True, time_span(forecast(changed, inputs, device).seconds))
+    return Proposal(section, why, True, time_span(plan(changed).seconds))
 
 
 def _peak(plan: Plan) -> str:

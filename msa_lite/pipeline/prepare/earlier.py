@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from msa_lite.choose.choice import load_choice
+from msa_lite.report.choice import load_choice
 from msa_lite.data import Row
 from msa_lite.errors import Faults, MismatchError, MsaError, UsageError
 from msa_lite.io.files.reading import parse_json, read_text

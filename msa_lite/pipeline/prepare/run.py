@@ -1,26 +1,26 @@
-"""Resolve a recipe: find, load and check all that a run needs before its first write, and the settings of its fits."""
+"""Resolve a recipe: find, load and check all that a run needs before its first write."""
 
 from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from msa_lite.benchmarks import OWN
 from msa_lite.data import DataSource, Example, Prompter, Row, encode, shorten
 from msa_lite.errors import UsageError, join_faults, nearest
 from msa_lite.evals.benchmark import Benchmark, benchmark_class
 from msa_lite.evals.dataset import pinned_data
 from msa_lite.evals.judge import JudgeSettings, open_judge
-from msa_lite.evals.models import check_source, count_weights, load_model
+from msa_lite.evals.models import check_source
 from msa_lite.evals.qa import Qa
 from msa_lite.io.console.progress import Progress, silent
 from msa_lite.io.files.writing import check_space
 from msa_lite.io.launch.crew import Crew
 from msa_lite.io.models.devices import check_device
-from msa_lite.io.models.heads import choose_precision, note_precision
 from msa_lite.io.models.loading import pattern_fault
 from msa_lite.io.weights.checkpoint import Checkpoint, load_checkpoint
 from msa_lite.io.weights.hub import Source
@@ -38,15 +38,13 @@ from msa_lite.pipeline.prepare.questions import (
 )
 from msa_lite.pipeline.prepare.rows import divide_retain, separate_sets
 from msa_lite.recipe import JudgeKeys, Recipe
-from msa_lite.recipe.training import VectorSpec
-from msa_lite.train import FitSettings, Until, check_mode, check_trackers
-from msa_lite.train.settings import EPOCHS, TRIES, WARMUP_STEPS, auto_batch, auto_rate, most_epochs
+from msa_lite.train import check_mode, check_trackers
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class RunPlan:
+class Scope:
     """The part of a recipe that one run does."""
 
     method: str
@@ -72,13 +70,19 @@ class RunPlan:
         return about | {"parameters": dict(parameters), "compat": list(compat)}
 
 
+def msa_scope(recipe: Recipe) -> Scope:
+    """Return the scope of a recipe's own run."""
+    vectors = ("forget", "retain") if recipe.retain else ("forget",)
+    return Scope("msa", recipe.folder, "prior", choice=recipe.has_choice, vectors=vectors)
+
+
 @dataclass(frozen=True)
 class Run:
     """A recipe with its inputs, ready to run."""
 
     recipe: Recipe
     """The recipe, with its prompt and its benchmark's data resolved."""
-    plan: RunPlan
+    scope: Scope
     """The part of it that this run does."""
     sources: Mapping[str, Source]
     """The models by name: "target", "prior" (the one that is tuned) and perhaps "ideal"."""
@@ -108,7 +112,7 @@ class Run:
     @property
     def folder(self) -> Path:
         """The run's folder."""
-        return self.plan.folder
+        return self.scope.folder
 
     @property
     def renders(self) -> bool:
@@ -131,18 +135,78 @@ class Run:
         """The judge of the test questions."""
         return judge_settings(self.recipe.evaluate.judge) if self.recipe.evaluate else JudgeSettings()
 
-    @property
-    def vector_names(self) -> list[str]:
-        """The vectors that the recipe needs: those whose strength is not 0, or is searched."""
-        strengths = {"forget": self.recipe.alphas, "retain": self.recipe.betas}
-        return [name for name, values in strengths.items() if values is None or any(values)]
-
     def vector_folder(self, name: str) -> Path:
         """Return the folder of the forget or retain vector."""
         return self.folder / "vectors" / name
 
 
-def prepare(recipe: Recipe, plan: RunPlan, progress: Progress = silent) -> Run:
+@dataclass(frozen=True)
+class Context:
+    """What a list of stages is made from: a recipe, and its inputs once they are prepared.
+
+    Without the inputs, a list can be built, shown and planned, but not executed. It then has the stages that the recipe
+    alone tells of.
+    """
+
+    recipe: Recipe
+    """The recipe; once prepared, with its prompt and its benchmark's data resolved."""
+    scope: Scope
+    """The part of it that is run."""
+    prepared: Run | None = None
+    """The inputs, once they are there."""
+
+    @classmethod
+    def of(cls, run: Run) -> Context:
+        """Return the context of a prepared run."""
+        return cls(run.recipe, run.scope, run)
+
+    @property
+    def run(self) -> Run:
+        """The prepared inputs."""
+        assert self.prepared is not None, "only shown, never executed"
+        return self.prepared
+
+    @property
+    def chooses(self) -> bool:
+        """Check whether something is chosen by validation rows."""
+        if self.prepared:
+            return self.prepared.validation is not None
+        return self.recipe.evaluate is not None and self.scope.choice is not False
+
+    @property
+    def chooses_by_rows(self) -> bool:
+        """Check whether the choice is by the user's own forget rows, so that all models are scored on them."""
+        if self.prepared:
+            return _asks_forget_rows(self.prepared.validation)
+        return self.chooses and self._asks_own_rows
+
+    @property
+    def compares_with_prior(self) -> bool:
+        """Check whether the prior is scored on the forget rows, as the level of a model that never saw them."""
+        asks = _asks_forget_rows(self.prepared.test) if self.prepared else self._asks_own_rows
+        return asks and self.scope.start == "prior" and not self.has_ideal
+
+    @property
+    def _asks_own_rows(self) -> bool:
+        return self.recipe.evaluate is not None and self.recipe.evaluate.benchmark == OWN
+
+    @property
+    def has_ideal(self) -> bool:
+        """Check whether the recipe names an ideal."""
+        return bool(self.recipe.evaluate and self.recipe.evaluate.ideal)
+
+    @property
+    def scored(self) -> list[str]:
+        """Return the models that are scored on the test rows, the ideal first: it is the others' yardstick."""
+        scores = self.prepared.test is not None if self.prepared else self.recipe.evaluate is not None
+        return [*(["ideal"] if self.has_ideal else []), "target", "unlearned"] if scores else []
+
+
+def _asks_forget_rows(benchmark: Benchmark | None) -> bool:
+    return isinstance(benchmark, Qa) and "forget" in benchmark.sets
+
+
+def prepare(recipe: Recipe, scope: Scope, progress: Progress = silent) -> Run:
     """Find and check every input of a planned run. Only an adapter as target or prior is written, merged into its base.
 
     Raise MismatchError with the tensors on which target and prior differ.
@@ -156,20 +220,20 @@ def prepare(recipe: Recipe, plan: RunPlan, progress: Progress = silent) -> Run:
     if recipe.evaluate:
         open_judge(judge_settings(recipe.evaluate.judge))  # it may lack a key
     earlier = open_earlier(recipe)
-    sources = open_models(recipe, plan.start, progress)
-    if plan.start == "prior":
+    sources = open_models(recipe, scope.start, progress)
+    if scope.start == "prior":
         check_apart(sources["target"], sources["prior"])
     check_earlier(recipe, earlier, sources)
     target = load_checkpoint(sources["target"].folder)
     _check_lora_targets(recipe, target)
     _check_same_rows(recipe, target, sources["prior"])
-    check_space(plan.folder, _bytes_needed(target, recipe, plan))
+    check_space(scope.folder, _bytes_needed(target, recipe, scope))
 
     tokenizer = open_reader(sources["target"], recipe.target)
-    data, all_rows = load_data(recipe, plan.method)
+    data, all_rows = load_data(recipe, scope.method)
     all_rows, notes = separate_sets(all_rows)
-    notes += limits_of_evidence(recipe, all_rows, plan.sample)
-    places = (plan.folder, recipe.folder)
+    notes += limits_of_evidence(recipe, all_rows, scope.sample)
+    places = (scope.folder, recipe.folder)
     recipe, prompter, search = resolve_prompt(recipe, sources["target"], tokenizer, all_rows, places)
     all_rows = {name: shorten(rows, prompter, recipe.vector.max_length) for name, rows in all_rows.items()}
     learnt = {name: rows for name, rows in all_rows.items() if "." not in name}
@@ -177,14 +241,14 @@ def prepare(recipe: Recipe, plan: RunPlan, progress: Progress = silent) -> Run:
     sample: Sequence[Row] = ()
     if recipe.retain:
         whole, sample, all_rows["retain"] = divide_retain(recipe, all_rows)
-        learnt["retain"] = sample if plan.sample else whole
+        learnt["retain"] = sample if scope.sample else whole
     check_readings(sources, tokenizer, learnt["forget"])
-    questions = load_questions(recipe, data, plan.choice, prompter, all_rows)
+    questions = load_questions(recipe, data, scope.choice, prompter, all_rows)
     examples = {name: encode(rows, data[name], prompter, recipe.vector.max_length) for name, rows in learnt.items()}
     _check_ids(sources, examples, questions)
     return Run(
         recipe=recipe,
-        plan=plan,
+        scope=scope,
         sources=sources,
         data=data,
         prompter=prompter,
@@ -270,119 +334,18 @@ def _check_same_rows(recipe: Recipe, target: Checkpoint, prior: Source) -> None:
         )
 
 
-def _bytes_needed(target: Checkpoint, recipe: Recipe, plan: RunPlan) -> int:
+def _bytes_needed(target: Checkpoint, recipe: Recipe, scope: Scope) -> int:
     """Return the disk space that the run still needs; stages that are there already need none.
 
     It holds the merged model. In full mode it also holds the fp32 checkpoints of each vector, and during a fit three
     saves with AdamW's state and a new best epoch beside the old one.
     """
-    folder = plan.folder
+    folder = scope.folder
     count = sum(entry.nbytes // {"F64": 8, "F32": 4}.get(entry.dtype, 2) for entry in target.tensors.values())
     size = 0
     if recipe.merge.form == "model" and not (folder / "model").exists():
         size += {"same": target.nbytes, "float32": 4 * count}.get(recipe.merge.dtype, 2 * count)
     if recipe.vector.mode == "full":
-        missing = [name for name in plan.vectors if not (folder / "vectors" / name).exists()]
-        size += (4 * plan.checkpoints * len(missing) + (4 + 3 * 12 if missing else 0)) * count
+        missing = [name for name in scope.vectors if not (folder / "vectors" / name).exists()]
+        size += (4 * scope.checkpoints * len(missing) + (4 + 3 * 12 if missing else 0)) * count
     return size
-
-
-def is_open_ended(run: Run, name: str) -> bool:
-    """Check whether the vector of this name ("forget", "retain") is fitted until it has learnt enough.
-
-    It is not if the target itself is tuned, which knows the rows from the start. Then `epochs: auto` is a number.
-    """
-    return run.recipe.vector_of(name).epochs == "auto" and run.plan.start == "prior" and run.plan.method == "msa"
-
-
-def fit_settings(run: Run, name: str, **changes: Any) -> FitSettings:
-    """Return the settings of the fit on the examples of this name ("forget", "retain").
-
-    changes: values in the place of the recipe's, such as a baseline's epochs; None changes nothing.
-    """
-    spec, open_ended = run.recipe.vector_of(name), is_open_ended(run, name)
-    rows = len(run.examples[name])
-    batch = auto_batch(rows) if spec.batch_size == "auto" else spec.batch_size
-    epochs: int | str = spec.epochs
-    if epochs == "auto":
-        epochs = most_epochs(rows, batch, retain=name == "retain") if open_ended else EPOCHS
-    warmup = spec.warmup_epochs
-    settings = replace(
-        step_settings(spec, batch),
-        epochs=int(epochs),
-        learning_rate=fit_rate(run, name),
-        weight_decay=spec.weight_decay,
-        warmup_epochs=1.0 if warmup == "auto" else warmup,
-        schedule="constant" if open_ended else "linear",
-        seed=run.recipe.seed,
-        warmup_steps=WARMUP_STEPS if open_ended and warmup == "auto" else None,
-    )
-    return replace(settings, **{key: value for key, value in changes.items() if value is not None})
-
-
-def step_settings(spec: VectorSpec, batch: int) -> FitSettings:
-    """Return the settings that decide the time and the memory of a step of `batch` rows; all others are defaults."""
-    targets = spec.lora.targets
-    return FitSettings(
-        mode=spec.mode,
-        lora_rank=spec.lora.rank,
-        lora_alpha=spec.lora.alpha,
-        lora_dropout=spec.lora.dropout,
-        lora_targets=targets if isinstance(targets, str) else tuple(targets),
-        batch_size=batch,
-        micro_batch_size=_micro_batch(spec.micro_batch_size, batch),
-        optimizer=spec.optimizer,
-        compute=spec.compute,
-    )
-
-
-def fit_until(run: Run, name: str) -> Until | None:
-    """Return the rule by which the open-ended fit of this vector ends; None where its epochs are fixed."""
-    if not is_open_ended(run, name):
-        return None
-    target, vector = run.sources["target"], run.recipe.vector_of(name)
-
-    def load() -> Any:
-        model = load_model(target.folder, four_bit=vector.mode == "qlora")
-        return note_precision(model, choose_precision(vector.compute))
-
-    return Until(
-        target,
-        load=load,
-        tries=TRIES if vector.learning_rate == "auto" else 1,
-    )
-
-
-def fit_rate(run: Run, name: str) -> float:
-    """Return the recipe's learning rate of this vector's fit, or the one that suits the model that is tuned."""
-    spec = run.recipe.vector_of(name)
-    if spec.learning_rate != "auto":
-        return spec.learning_rate
-    return auto_rate(spec.mode, count_weights(run.sources["prior"]), spec.lora.alpha)
-
-
-def _micro_batch(micro: int | str, batch: int) -> Any:
-    """Return the rows of a forward pass: the largest divisor of the batch that is not above the recipe's number."""
-    if isinstance(micro, str):
-        return micro
-    return next(size for size in range(min(micro, batch), 0, -1) if batch % size == 0)
-
-
-def first_epoch(settings: FitSettings, rows: int) -> int:
-    """Return the first epoch that learns anything. A warm-up begins at rate 0, which may be an epoch's only step."""
-    return 2 if rows <= settings.batch_size and settings.warmup_epochs >= 1 else 1
-
-
-def check_learns(run: Run, names: Iterable[str], **changes: Any) -> None:
-    """Raise UsageError if a fit on one of the named sets of examples would end before it learns anything."""
-    for name in names:
-        check_fit_learns(name, fit_settings(run, name, **changes), len(run.examples[name]))
-
-
-def check_fit_learns(name: str, settings: FitSettings, rows: int) -> None:
-    """Raise UsageError if a fit on so many rows would end before it learns anything. name: what is fitted."""
-    if settings.epochs < first_epoch(settings, rows):
-        raise UsageError(
-            f"{name}: its {rows} rows are one step of batch_size {settings.batch_size}, and with warm-up "
-            f"({settings.warmup_epochs:g} epochs) the first step learns nothing; give more epochs, or warmup_epochs: 0"
-        )

@@ -29,12 +29,12 @@ from msa_lite.io.files.writing import digest
 from msa_lite.io.models.devices import check_device
 from msa_lite.io.weights.checkpoint import load_checkpoint
 from msa_lite.io.weights.hub import Source, commit_of, fetch, fetch_tokenizer, split_name
+from msa_lite.pipeline.prepare.fits import check_fit_learns
 from msa_lite.pipeline.prepare.models import open_reader
 from msa_lite.pipeline.prepare.prompt import prompt_settings
 from msa_lite.pipeline.prepare.questions import load_set, source_of
-from msa_lite.pipeline.prepare.run import check_fit_learns
 from msa_lite.recipe import Columns, TrainingRecipe
-from msa_lite.recipe.training import NewModel, NewTokenizer, Stage, Training
+from msa_lite.recipe.training import NewModel, NewTokenizer, Training, TrainingStage
 from msa_lite.train import FitSettings, check_mode, check_trackers
 from msa_lite.train.model import count_parameters, make_config, texts_of, train_tokenizer
 
@@ -150,7 +150,7 @@ def prepare_training(recipe: TrainingRecipe, folder: Path) -> TrainingRun:
     return TrainingRun(recipe, start, stages, [inputs.pinned() for inputs in data])
 
 
-def _load_data(stage: Stage, columns: Columns, folder: Path) -> StageData:
+def _load_data(stage: TrainingStage, columns: Columns, folder: Path) -> StageData:
     texts = kept_file(stage, columns, folder)
     if stage.tokens is None:
         sources, rows = zip(*(load_set(data, columns) for data in stage.sets), strict=True)
@@ -161,7 +161,7 @@ def _load_data(stage: Stage, columns: Columns, folder: Path) -> StageData:
     return data
 
 
-def kept_file(stage: Stage, columns: Columns, folder: Path) -> Path:
+def kept_file(stage: TrainingStage, columns: Columns, folder: Path) -> Path:
     """Return the file that keeps the texts of a stage whose tokens are counted. folder: that of the training."""
     return folder / "data" / f"{digest(stage.sets[0].flat(columns))[:16]}.jsonl"
 
@@ -213,7 +213,7 @@ def _open_tokenizer(name: str) -> tuple[Any, str, str | None]:
     return open_tokenizer(folder, name), f"{repo}@{revision}" if revision else repo, revision
 
 
-def _encode(stage: Stage, data: StageData, prompter: Prompter) -> list[Example]:
+def _encode(stage: TrainingStage, data: StageData, prompter: Prompter) -> list[Example]:
     if stage.tokens is None:
         pairs = zip(data.rows, data.sources, strict=True)
         return [e for rows, source in pairs for e in encode(rows, source, prompter, stage.max_length)]

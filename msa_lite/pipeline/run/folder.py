@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from msa_lite.budget.plan import StageCost
+from msa_lite.budget.shape import shape_of_config
 from msa_lite.data import hash_ids, rows_identity
 from msa_lite.errors import FormatError, MsaError, OutputError, RecipeError
 from msa_lite.io.console.libraries import require
@@ -21,14 +23,18 @@ from msa_lite.io.finished.manifest import software_versions
 from msa_lite.io.finished.seal import MANIFEST, leaves, locked
 from msa_lite.io.launch.crew import Crew
 from msa_lite.io.launch.gathering import agree
-from msa_lite.pipeline.prepare.models import WRITTEN_OUT, make_demo
+from msa_lite.pipeline.prepare.models import WRITTEN_OUT, demo_config, make_demo
 from msa_lite.pipeline.prepare.prompt import PROMPT_FILE
-from msa_lite.pipeline.prepare.run import Run, RunPlan, prepare
-from msa_lite.pipeline.stages.check import check_demo_memory
+from msa_lite.pipeline.prepare.run import Run, Scope, prepare
+from msa_lite.pipeline.stages.costs import Machine, fit_cost, full_size
+from msa_lite.pipeline.stages.facts import Facts, demo_rows, has_history
+from msa_lite.pipeline.stages.forecast import check_memory
+from msa_lite.pipeline.stages.stage import Stage
 from msa_lite.recipe import Recipe, TrainingRecipe, absolute_paths, dump_recipe, given_paths, load_recipe, moved_paths
 from msa_lite.recipe.load import load_any
 from msa_lite.record.seal import KEY_FILE, make_key
 from msa_lite.report.provenance import GIVEN, PURGED_FILE, RECIPE_FILE, given_paths_of, read_run, recorded_revisions
+from msa_lite.train import FitSettings
 
 logger = logging.getLogger(__name__)
 
@@ -97,31 +103,48 @@ Kind = Literal["run", "training"]
 
 @contextmanager
 def claimed(
-    recipe: Recipe, plan: RunPlan, progress: Progress, check: Callable[[Run], None] = lambda run: None, *, crew: Crew
+    recipe: Recipe, scope: Scope, progress: Progress, check: Callable[[Run], None] = lambda run: None, *, crew: Crew
 ) -> Iterator[Run]:
     """Prepare a run, call `check` on it, and claim its folder. The other processes of the crew prepare it then, too."""
-    if plan.start == "prior" and recipe.prior_reason:
+    if scope.start == "prior" and recipe.prior_reason:
         notices.info("%s", recipe.prior_reason)
     check_run_folder(recipe.folder, "run")
 
     def prepare_checked() -> Run:
         if recipe.demo is not None:
-            check_demo_memory(recipe, plan.force)
+            _check_demo_memory(recipe, scope.force)
             make_demo(recipe.demo, recipe.folder / HISTORY, recipe.seed, progress)
-        run = replace(prepare(recipe, plan, progress), crew=crew)
+        run = replace(prepare(recipe, scope, progress), crew=crew)
         for note in run.notes:
             logger.warning("%s", note)
         check(run)
         return run
 
-    first = None if recipe.demo is None else recipe_text("run", _command(plan), recipe)
-    with claim(plan.folder, "run", prepare_checked, _pinned, first) as run:
+    first = None if recipe.demo is None else recipe_text("run", _command(scope), recipe)
+    with claim(scope.folder, "run", prepare_checked, _pinned, first) as run:
         if run.prompt_search:
             write_json(run.folder / PROMPT_FILE, run.prompt_search)
         if run.renders:
             notices.info("prompt: %s", run.prompter.sentence)
         agree(crew, lambda: run_inputs(run))
         yield run
+
+
+def _check_demo_memory(recipe: Recipe, force: bool) -> None:
+    """Raise MismatchError, or warn, if the target of a demo that is not made yet does not fit into memory."""
+    demo = recipe.demo
+    if demo is None or has_history(recipe):
+        return
+    rows = demo_rows(demo.retain + demo.forget)
+    settings = FitSettings(epochs=demo.tuning_epochs, batch_size=demo.batch_size, micro_batch_size=demo.batch_size)
+
+    def cost(facts: Facts, machine: Machine) -> list[StageCost]:
+        size = full_size("the training of the demo's target", rows, settings, rows.longest, machine.device)
+        return [fit_cost(facts.shapes["target"], size, machine)]
+
+    stage = Stage("target of the demo", "fit", recipe.folder / HISTORY / "target", cost=cost)
+    facts = Facts({"target": shape_of_config(demo_config(demo), "the demo's model")}, {"forget": rows})
+    check_memory([stage], facts, 1, lambda machine: iter(()), force)
 
 
 def run_inputs(run: Run) -> dict[str, Any]:
@@ -205,8 +228,8 @@ def recipe_text(kind: Kind, command: str, recipe: Recipe | TrainingRecipe, notes
     return "".join(f"# {line}\n" for line in (first, *notes)) + dump_recipe(recipe)
 
 
-def _command(plan: RunPlan) -> str:
-    return "msa-lite" if plan.method == "msa" else f"msa-lite baseline {plan.method}"
+def _command(scope: Scope) -> str:
+    return "msa-lite" if scope.method == "msa" else f"msa-lite baseline {scope.method}"
 
 
 def _earlier_given(folder: Path) -> dict[str, str]:
@@ -219,7 +242,7 @@ def _pinned(run: Run) -> str:
     """Return recipe.yaml with commits for Hub repositories and full paths; what pins all inputs as comments."""
     values = run.recipe.model_dump(mode="json")
     values["target"] = run.sources["target"].pinned()
-    if run.plan.start == "prior":
+    if run.scope.start == "prior":
         values |= {"prior": run.sources["prior"].pinned(), "history": None}
     if tokenizer := run.sources["target"].tokenizer:
         values["tokenizer"] = tokenizer.pinned()
@@ -228,8 +251,8 @@ def _pinned(run: Run) -> str:
     for name, data in run.data.items():
         section, _, key = name.partition(".")
         values[section][key or "data"]["revision"] = data.revision
-    reason = run.recipe.prior_reason if run.plan.start == "prior" else None
-    models = {name: source for name, source in run.sources.items() if name != "prior" or run.plan.start == "prior"}
+    reason = run.recipe.prior_reason if run.scope.start == "prior" else None
+    models = {name: source for name, source in run.sources.items() if name != "prior" or run.scope.start == "prior"}
     notes = [reason] if reason else []
     notes += [f"{name}: {source.revision}" for name, source in models.items()]
     secret = make_key(run.folder / KEY_FILE)  # a plain hash of few rows could be guessed
@@ -240,7 +263,7 @@ def _pinned(run: Run) -> str:
     if given := _earlier_given(run.folder) | given_paths(values, run.recipe.folder):
         notes.append(f"{GIVEN}{json.dumps(given, ensure_ascii=False)}")
     recipe = Recipe.model_validate(absolute_paths(values, run.recipe.folder))
-    return recipe_text("run", _command(run.plan), recipe, notes)
+    return recipe_text("run", _command(run.scope), recipe, notes)
 
 
 @dataclass(frozen=True)

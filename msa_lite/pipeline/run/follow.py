@@ -11,7 +11,7 @@ from typing import Any
 from msa_lite.io.console.progress import notices, silent
 from msa_lite.io.launch.crew import Crew
 from msa_lite.io.launch.gathering import PREPARE
-from msa_lite.pipeline.prepare.run import Run, RunPlan, prepare
+from msa_lite.pipeline.prepare.run import Run, Scope, prepare
 from msa_lite.pipeline.run.choice import CHOOSE, help_sweep
 from msa_lite.pipeline.run.folder import run_inputs
 from msa_lite.pipeline.run.scores import COLLECT, help_collect
@@ -19,10 +19,10 @@ from msa_lite.pipeline.run.vectors import FIT, FIT_SHARDED, fit_alone, fit_with_
 from msa_lite.recipe import Recipe
 
 
-def follow_run(crew: Crew, recipe: Recipe, plan: RunPlan) -> None:
+def follow_run(crew: Crew, recipe: Recipe, scope: Scope) -> None:
     """Do what the first process orders for the run of a recipe, until it has ended it.
 
-    Warnings of what every process does are those of the first one.
+    Followers do not repeat the first process's warnings.
     """
     runs: list[Run] = []
 
@@ -30,7 +30,7 @@ def follow_run(crew: Crew, recipe: Recipe, plan: RunPlan) -> None:
         with muted() if task in _ALIKE else nullcontext():
             if task != PREPARE:
                 return _TASKS[task](runs[0], **arguments)
-            runs.append(replace(prepare(recipe, plan), crew=crew))
+            runs.append(replace(prepare(recipe, scope), crew=crew))
             return run_inputs(runs[0])
 
     crew.follow(do)

@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 
 from msa_lite.data import load_rows, sample_rows
 from msa_lite.errors import MismatchError
 from msa_lite.evals.benchmark import Benchmark, ItemSet, Record
 from msa_lite.evals.evaluation import evaluate_benchmark, evaluation_inputs
 from msa_lite.evals.knowledge import Fault, find_fault, known, weak_sets
-from msa_lite.evals.probe import Probe, against_own, against_rows, probe_model
+from msa_lite.evals.probe import Probe, against_own, against_rows, probe_inputs, probe_model
 from msa_lite.evals.prompt_search import better_prompt
 from msa_lite.evals.qa import Qa, load_qa
 from msa_lite.evals.records import read_records
-from msa_lite.io.console.progress import Progress, silent
+from msa_lite.io.console.progress import Progress
 from msa_lite.io.files.writing import canonical_json
-from msa_lite.io.weights.hub import Source
-from msa_lite.pipeline.prepare.run import Run
-from msa_lite.pipeline.run.scores import CHECKED, checked_folders, evaluations_beside, validation_folder
+from msa_lite.pipeline.prepare.run import Context, Run
+from msa_lite.pipeline.run.scores import CHECKED, checked_folders, evaluations_beside, score_stage, scores_folder
+from msa_lite.pipeline.stages.stage import Stage
 from msa_lite.report.probing import read_verdicts
 from msa_lite.report.rows import SideBySide, examples_text
 
@@ -30,87 +29,98 @@ logger = logging.getLogger(__name__)
 
 ROWS = 64  # of each set
 SHOWN = 2  # rows with the target's answers in a message
-KNOWLEDGE_FOLDER = CHECKED
 _CAUSES = "Wrong rows? Wrong model, or target and prior exchanged? Was it trained on them too little to recite any?"
 GO_ON = "to go on all the same: `msa-lite run --accept`, or `verdict: off` in the recipe"
 
 
-@dataclass(frozen=True)
-class CheckPart:
-    """A part of the check: a model that is scored on some rows."""
+def check_stages(context: Context, accept: bool = False, probe: bool = False) -> list[Stage]:
+    """Return what is looked at before anything is fitted; nothing where the target itself is tuned.
 
-    label: str
-    """Its label as a step."""
-    folder: Path
-    """The folder of its scores."""
-    model: str
-    """The model, "target" or "prior"."""
-    source: Source
-    """The model's folder."""
-    questions: Benchmark
-    """The rows."""
+    First the check: target and prior are asked the forget rows, at most 64 of them. Only if these leave it open whether
+    the run is refused, the target is asked as many retain and holdout rows. Then, where the user's own rows decide the
+    choice, all models are scored on the validation rows, so that each is loaded once. All scores stay: a rerun, and the
+    later stages of the run, take them up.
 
-    @property
-    def count(self) -> int:
-        """Return the number of rows."""
-        return sum(len(part.items) for part in self.questions.sets.values())
-
-    def inputs(self) -> dict[str, Any]:
-        """Return all that decides the scores, as their manifest records it."""
-        return evaluation_inputs(self.source, self.questions)
-
-
-def check_knowledge(run: Run, accept: bool = False, progress: Progress = silent) -> None:
-    """Raise MismatchError if the target does not know the rows to forget, or the prior knows them already.
-
-    accept: warn instead. Target and prior are asked the forget rows first, at most 64 of them. Only if these leave it
-    open whether the run is refused, the target is asked as many retain and holdout rows. All scores stay: a rerun, and
-    the later stages of the run, take them up. A set that can show nothing is warned of. Baselines on the target alone
-    are not checked: they have no prior to compare with.
+    probe: with the run's own short probe of its prior. accept: warn where the stages would raise MismatchError: if the
+    target does not know the rows to forget, or the prior knows them already.
     """
-    if run.plan.start != "prior":
-        return
-    target, prior, *others = check_parts(run)
-    is_strict = not accept and run.recipe.verdict
-    forget, before = (_score(run, part, progress)["forget"] for part in (target, prior))
-    fault = find_fault(forget, before)
-    rest: Mapping[str, Sequence[Record]] = {}
-    if others and not (is_strict and fault and fault.kind == "unknown"):  # other rows can refute what is "seen"
-        rest = _score(run, others[0], progress)
-        fault = find_fault(forget, before, rest.get("retain", ()), rest.get("holdout", ()))
-    if fault is None:
-        for note in weak_sets(forget, before, rest.get("retain", ()), rest.get("holdout", ())):
-            logger.warning("%s", note)
-        return
-    message = _message(run, fault, forget)
-    if is_strict:
-        kept = f"nothing was fitted; the scores stay in {run.folder / 'evaluation'}, and a rerun takes them up"
-        raise MismatchError(f"{message}\n{GO_ON}\n{kept}")
-    logger.warning("%s", message)
-
-
-def check_parts(run: Run) -> list[CheckPart]:
-    """Return the parts of the check: target and prior on forget rows, and where there are other rows, the target's."""
-    asked = _asked(run)
-    forget, others = asked.only({"forget"}), asked.only(asked.sets.keys() - {"forget"})
-    wanted = [("target", "target", forget), ("prior", "prior", forget)]
-    wanted += [("others", "target", others)] if others.sets else []
-    home = run.folder / "evaluation" / KNOWLEDGE_FOLDER
-    labels = {"others": "check: other rows"}
-    return [
-        CheckPart(labels.get(name, f"check: {name}"), home / name, model, run.sources[model], part)
-        for name, model, part in wanted
+    if context.scope.start != "prior":
+        return []
+    names = _models_by_name(context)
+    ideal = ["validation: ideal"] if context.has_ideal else []
+    needs = {"target": ideal}
+    scored = [*(["ideal"] if context.has_ideal else []), "prior", "target"] if context.chooses_by_rows else []
+    validation = [score_stage(context, name, "validation", needs.get(name, ())) for name in scored]
+    home = context.scope.folder / "evaluation" / CHECKED
+    if context.prepared is None:
+        return [*(Stage(_label(name), "check", home / name) for name in names), *validation]
+    check = _Check(context.run, accept)
+    stages = [
+        Stage(
+            _label(name),
+            "check",
+            home / name,
+            partial(check.ask, name),
+            inputs=partial(evaluation_inputs, context.run.sources[model], check.questions[name]),
+            asks=(model, check.questions[name]),
+        )
+        for name, model in names.items()
+        if check.questions[name].sets
     ]
+    return [*stages, *(cheap_probe(context) if probe else []), *validation]
 
 
-def _score(run: Run, part: CheckPart, progress: Progress) -> dict[str, list[Record]]:
+def _models_by_name(context: Context) -> dict[str, str]:
+    """Return the model that each part of the check asks, by its name, which is that of its folder."""
+    evaluate = context.recipe.evaluate
+    others = context.prepared or context.recipe.retain or (evaluate and (evaluate.retain or evaluate.holdout))
+    return {"target": "target", "prior": "prior", **({"others": "target"} if others else {})}
+
+
+def _label(name: str) -> str:
+    return "check: other rows" if name == "others" else f"check: {name}"
+
+
+class _Check:
+    """The check of a run, as far as it has come: its questions by part, and the records of what was asked."""
+
+    def __init__(self, run: Run, accept: bool) -> None:
+        questions = _asked(run)
+        forget, others = questions.only({"forget"}), questions.only(questions.sets.keys() - {"forget"})
+        self.questions: dict[str, Benchmark] = {"target": forget, "prior": forget, "others": others}
+        self._run, self._strict = run, not accept and run.recipe.verdict
+        self._records: dict[str, dict[str, list[Record]]] = {}
+
+    def ask(self, name: str, progress: Progress) -> None:
+        """Ask one part; with the last that is needed, refuse the run or warn. Raise MismatchError where it refuses."""
+        records, is_open = self._records, bool(self.questions["others"].sets)
+        records[name] = _score(self._run, name, self.questions[name], progress)
+        if name == "target":
+            return
+        forget, prior, rest = records["target"]["forget"], records["prior"]["forget"], records.get("others", {})
+        fault = find_fault(forget, prior, rest.get("retain", ()), rest.get("holdout", ()))
+        if name == "prior" and is_open and not (self._strict and fault and fault.kind == "unknown"):
+            return  # other rows can refute what is "seen"
+        if fault is None:
+            for note in weak_sets(forget, prior, rest.get("retain", ()), rest.get("holdout", ())):
+                logger.warning("%s", note)
+            return
+        message = _message(self._run, fault, forget)
+        if self._strict:
+            place = self._run.folder / "evaluation"
+            kept = f"nothing was fitted; the scores stay in {place}, and a rerun takes them up"
+            raise MismatchError(f"{message}\n{GO_ON}\n{kept}")
+        logger.warning("%s", message)
+
+
+def _score(run: Run, name: str, questions: Benchmark, progress: Progress) -> dict[str, list[Record]]:
     """Score a part, as far as its rows were not scored before. Return the records by set."""
-    folder = run.folder / "evaluation"
-    earlier = [folder / part.model, validation_folder(run, part.model), *checked_folders(run, part.model)]
-    earlier += evaluations_beside(run, part.model)
-    earlier = [path for path in dict.fromkeys(earlier) if path != part.folder]
-    evaluate_benchmark(part.source, part.questions, part.folder, earlier=earlier, label=part.label, progress=progress)
-    return {name: read_records(part.folder / f"{name}.jsonl") for name in part.questions.sets}
+    model, folder = "target" if name == "others" else name, run.folder / "evaluation" / CHECKED / name
+    earlier = [scores_folder(run, model, "test"), scores_folder(run, model, "validation")]
+    earlier += [*checked_folders(run, model), *evaluations_beside(run, model)]
+    earlier = [path for path in dict.fromkeys(earlier) if path != folder]
+    evaluate_benchmark(run.sources[model], questions, folder, earlier=earlier, label=_label(name), progress=progress)
+    return {key: read_records(folder / f"{key}.jsonl") for key in questions.sets}
 
 
 def _asked(run: Run) -> Qa:
@@ -191,26 +201,42 @@ def probe_rows(run: Run) -> Probe | None:
     return against_rows(*rows, run.prompter, run.recipe.probe.paired, run.recipe.vector.max_length)
 
 
-def cheap_probe(run: Run, progress: Progress = silent) -> str | None:
-    """Return a warning if the run's prior shows signs of having seen the forget set, by the loss of a few rows.
+def cheap_probe(context: Context) -> list[Stage]:
+    """Return a run's own short probe: a warning where its prior shows signs of having seen the forget set.
 
-    None if it shows none, if that cannot be told, or if there is nothing to compare with. Signs that the ideal shows as
-    well mean nothing. The scores stay in OUTPUT/probe/cheap, so a rerun loads no model for them.
+    Nothing where there are no rows to compare with. The scores stay in OUTPUT/probe/cheap, so a rerun loads no model.
     """
-    rows = probe_rows(run)
-    if rows is None:
-        return None
-    few = rows.sampled(CHEAP_ROWS, run.recipe.seed, with_z=False)
+    if context.prepared is None or (rows := probe_rows(context.run)) is None:
+        return []
+    few = rows.sampled(CHEAP_ROWS, context.recipe.seed, with_z=False)
+    return [
+        Stage(
+            "probe: prior",
+            "check",
+            context.scope.folder / PROBE_FOLDER / "cheap" / "prior",
+            lambda progress: _warn_of_signs(context.run, few, progress),
+            inputs=lambda: probe_inputs(context.run.sources["prior"], few),
+            amount=2 * CHEAP_ROWS,
+        )
+    ]
+
+
+def _warn_of_signs(run: Run, few: Probe, progress: Progress) -> None:
+    """Warn if the prior shows signs of having seen the forget set. Signs that the ideal shows as well mean nothing."""
     folder, reports = run.folder / PROBE_FOLDER / "cheap", {}
     for name in ("prior", "ideal"):  # the ideal only if the prior shows signs, to see whether they mean anything
         if name in run.sources:
             reports[name] = probe_model(run.sources[name], few, folder / name, f"probe: {name}", progress)
         finding = read_verdicts(reports)[0]
         if finding.verdict != "signs":
-            return None
-    forget, other = reports["prior"].settings["rows"].values()
-    return (
-        f"the prior {run.sources['prior'].name} {finding.explanation}. {forget} forget rows were compared with {other} "
-        f"{COMPARED_WITH[few.against]}; `msa-lite probe` looks closer. MSA fails with a prior that has already seen "
-        "the forget set: take an earlier checkpoint"
+            return
+    forget, compared = reports["prior"].settings["rows"].values()
+    logger.warning(
+        "the prior %s %s. %s forget rows were compared with %s %s; `msa-lite probe` looks closer. MSA fails with a "
+        "prior that has already seen the forget set: take an earlier checkpoint",
+        run.sources["prior"].name,
+        finding.explanation,
+        forget,
+        compared,
+        COMPARED_WITH[few.against],
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,10 @@ from msa_lite.io.files.writing import write_text
 from msa_lite.io.launch.crew import Crew, stand_alone
 from msa_lite.io.weights.hub import Source, fetch
 from msa_lite.pipeline.prepare.models import fit_prior
-from msa_lite.pipeline.prepare.run import Run, RunPlan
+from msa_lite.pipeline.prepare.run import Context, Run, Scope, msa_scope
 from msa_lite.pipeline.run.folder import claimed
 from msa_lite.pipeline.run.knowledge import COMPARED_WITH, PROBE_FOLDER, probe_rows
-from msa_lite.pipeline.run.msa import msa_plan
+from msa_lite.pipeline.stages.stage import Stage, execute
 from msa_lite.recipe import Recipe, RecipeSource, load_recipe
 from msa_lite.report.metrics import metric_kind
 from msa_lite.report.probing import SIGN, Finding, read_verdicts
@@ -79,27 +80,37 @@ def probe(recipe: RecipeSource, overrides: Iterable[str] = (), progress: Progres
     recipe = load_recipe(recipe, overrides)
     if not stand_alone().first:
         return None
-    with claimed(recipe, probe_plan(recipe), progress, check_probe, crew=Crew()) as run:
-        rows, sources, folder = _sampled(run), _models(run), run.folder / PROBE_FOLDER
-        reports = {
-            name: probe_model(source, rows, folder / name, f"probe: {name}", progress)
-            for name, source in sources.items()
-        }
+    with claimed(recipe, probe_scope(recipe), progress, check_probe, crew=Crew()) as run:
+        sources, folder = _models(run), run.folder / PROBE_FOLDER
+        results = execute(probe_stages(Context.of(run)), progress)
+        reports = {name: results[f"probe: {name}"] for name in sources}
         models = {name: source.pinned() for name, source in sources.items()}
-        result = ProbeResult(folder, rows.against, models, read_verdicts(reports))
+        result = ProbeResult(folder, _sampled(run).against, models, read_verdicts(reports))
         write_text(folder / "report.md", _summary(result))
     return result
 
 
-def probe_plan(recipe: Recipe) -> RunPlan:
-    """Return the plan of a recipe's probe. Nothing is chosen, so no rows are set apart for it."""
-    return replace(msa_plan(recipe), choice=False, vectors=())
+def probe_scope(recipe: Recipe) -> Scope:
+    """Return the scope of a recipe's probe. Nothing is chosen, so no rows are set apart for it."""
+    return replace(msa_scope(recipe), choice=False, vectors=())
 
 
-def probe_stages(run: Run) -> dict[str, tuple[Path, dict[str, Any]]]:
-    """Return the folder of each model's scores, and all that decides them, by the model's name."""
-    rows, folder = _sampled(run), run.folder / PROBE_FOLDER
-    return {name: (folder / name, probe_inputs(source, rows)) for name, source in _models(run).items()}
+def probe_stages(context: Context) -> list[Stage]:
+    """Return the stages of a probe, one a model; of inputs that are not here yet, only the prior's is known."""
+    folder = context.scope.folder / PROBE_FOLDER
+    if context.prepared is None:
+        return [Stage("probe: prior", "check", folder / "prior")]
+    rows = _sampled(context.run)
+    return [
+        Stage(
+            f"probe: {name}",
+            "check",
+            folder / name,
+            partial(probe_model, source, rows, folder / name, f"probe: {name}"),
+            inputs=partial(probe_inputs, source, rows),
+        )
+        for name, source in _models(context.run).items()
+    ]
 
 
 def _sampled(run: Run) -> Probe:

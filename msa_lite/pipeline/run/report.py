@@ -7,7 +7,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
-from msa_lite.baselines.methods import TASK_VECTOR
 from msa_lite.benchmarks import OWN
 from msa_lite.choose.candidates import Values
 from msa_lite.data import DataSource, Row
@@ -24,6 +23,7 @@ from msa_lite.io.weights.hub import Source
 from msa_lite.merger import Merged, MergedAdapter
 from msa_lite.pipeline.prepare.run import Run
 from msa_lite.pipeline.run.verdict import scored_records
+from msa_lite.pipeline.stages.stage import Stage
 from msa_lite.publish.contents import PublishOptions
 from msa_lite.publish.destination import find_destination
 from msa_lite.publish.upload import Published, push_folder
@@ -159,36 +159,31 @@ def _reading_records(folder: Path) -> Iterator[None]:
         raise FormatError(f"{folder / 'evaluation'}: its records are not as msa-lite writes them ({error})") from error
 
 
-_WITH_STRENGTHS = ("msa", TASK_VECTOR)  # the methods whose merge has alpha and beta
+_RECORDED = ("fit", "choose", "merge", "score")  # the kinds of stages that the record names
 
 
-def write_record(run: Run, chosen: Values, merged: Merged | MergedAdapter) -> Removal:
+def write_record(run: Run, stages: Sequence[Stage], chosen: Values, merged: Merged | MergedAdapter) -> Removal:
     """Write record.json into a run's folder, after its verdict. A rerun that changes nothing leaves it as it is.
 
-    chosen: alpha and beta, or what was chosen for a baseline.
+    stages: those of the run. chosen: α and β, or what was chosen for a baseline.
     """
-    names = [
-        "target",
-        *(["prior"] if run.plan.start == "prior" else []),
-        *(["ideal"] if "ideal" in run.sources else []),
-    ]
-    scored = [
-        name for name in ("target", "ideal", "unlearned") if name in (*names, "unlearned") and run.test is not None
-    ]
+    models = [name for name in ("target", "prior", "ideal") if name in run.sources]
+    if run.scope.start == "target":
+        models.remove("prior")  # it is the target itself
+    scored = [stage.folder.name for stage in stages if stage.kind == "score" and stage.folder]
     kind: ResultKind = "adapter" if isinstance(merged, MergedAdapter) else "model"
-    vectors = run.vector_names if run.plan.method in _WITH_STRENGTHS else run.plan.vectors
-    choice = ["sweep"] if run.validation is not None else []
+    folders = [stage.folder for stage in stages if stage.kind in _RECORDED and stage.folder]
     facts = RunFacts(
         request=run.recipe.request,
-        method=run.plan.method,
+        method=run.scope.method,
         formula=_formula(run),
         strengths=chosen,
         kind=kind,
-        models={name: _model(run.sources[name]) for name in names},
+        models={name: _model(run.sources[name]) for name in models},
         forget_rows=[_content(row) for row in run.rows["forget"]],
         row_counts={name: len(rows) for name, rows in run.rows.items()},
-        scored=scored,
-        stages=[*(f"vectors/{name}" for name in vectors), *choice, kind, *(f"evaluation/{name}" for name in scored)],
+        scored=sorted(scored, key=["target", "ideal", "unlearned"].index),
+        stages=[str(folder.relative_to(run.folder)) for folder in folders],
         began=(run.folder / RECIPE_FILE).stat().st_mtime,
         earlier=[other.folder for other in run.earlier],
     )
@@ -217,7 +212,7 @@ def _formula(run: Run) -> str:
     """Return the merge of a run in one line."""
     if run.earlier:
         return "θ_u = θ_D + Σ weight · vector, over all vectors of this request and of the earlier ones"
-    return formula_of(run.plan.method, run.plan.start)
+    return formula_of(run.scope.method, run.scope.start)
 
 
 def _model(source: Source) -> ModelSource:
@@ -235,7 +230,7 @@ def check_publishing(recipe: Recipe) -> None:
 def check_licence(run: Run) -> None:
     """Raise UsageError before any work if the run's model is to be public, and nobody says under which licence."""
     wishes = run.recipe.publish
-    if wishes.repo is None or wishes.private or wishes.license or run.plan.method != "msa":
+    if wishes.repo is None or wishes.private or wishes.license or run.scope.method != "msa":
         return
     if "license" not in read_target_card(run.sources["target"].folder):
         raise UsageError(

@@ -2,20 +2,67 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
+from msa_lite.budget.plan import StageCost
+from msa_lite.data import Row
 from msa_lite.errors import UsageError
 from msa_lite.io.console.progress import Progress, Step, Watcher, silent, tell
 from msa_lite.io.finished.manifest import is_finished
 from msa_lite.io.launch.crew import Crew
-from msa_lite.pipeline.prepare.run import Run, fit_settings, fit_until
-from msa_lite.pipeline.run.scores import row_hashes, tracking_of
-from msa_lite.train import FitSettings, fit_inputs, fit_vector
+from msa_lite.pipeline.prepare.fits import fit_settings, fit_until
+from msa_lite.pipeline.prepare.run import Context, Run
+from msa_lite.pipeline.run.folder import TRACKING
+from msa_lite.pipeline.stages.costs import Machine, vector_costs
+from msa_lite.pipeline.stages.facts import Facts
+from msa_lite.pipeline.stages.stage import Stage
+from msa_lite.recipe import Recipe
+from msa_lite.train import FitSettings, Tracking, fit_inputs, fit_vector
 
 FIT = "fit"  # the order to fit a vector beside another one
 FIT_SHARDED = "fit sharded"  # the order to fit a vector with all others
 TOGETHER = "forget and retain vectors"
+
+
+def tracking_of(run: Run) -> Tracking:
+    """Return the run's trackers."""
+    return Tracking(run.recipe.trackers, run.folder / TRACKING, run.folder.resolve().name)
+
+
+def row_hashes(rows: Sequence[Row]) -> dict[str, str]:
+    """Return a file with the hashes of the rows that were learnt. The rows themselves are not written down again."""
+    return {"rows.jsonl": "".join(json.dumps({"index": r.index, "sha256": r.sha256}) + "\n" for r in rows)}
+
+
+def fit_stages(context: Context, names: Sequence[str]) -> list[Stage]:
+    """Return the fits of the named vectors ("forget", "retain"). Two that are fitted side by side are one stage."""
+    run, folder = context.prepared, context.scope.folder / "vectors"
+    if run and are_fitted_together(run, names):
+        rows = max(len(run.examples[name]) for name in names)
+        both = lambda progress: fit_vectors(run, names, progress)  # noqa: E731
+        return [
+            Stage(TOGETHER, "fit", folder / names[0], both, amount=rows, cost=partial(_costs, context.recipe, names))
+        ]
+    return [
+        Stage(
+            f"{name} vector",
+            "fit",
+            folder / name,
+            lambda progress, name=name: fit_vectors(context.run, [name], progress),  # type: ignore[misc]
+            inputs=lambda name=name: vector_inputs(context.run, name),  # type: ignore[misc]
+            cost=partial(vector_costs, context.recipe, name),
+            amount=len(run.examples[name]) if run else 1,
+        )
+        for name in names
+    ]
+
+
+def _costs(recipe: Recipe, names: Sequence[str], facts: Facts, machine: Machine) -> list[StageCost]:
+    """Return the costs of several vectors."""
+    return [cost for name in names for cost in vector_costs(recipe, name, facts, machine)]
 
 
 def fit_vectors(run: Run, names: Iterable[str], progress: Progress = silent) -> None:
@@ -48,7 +95,7 @@ def are_fitted_together(run: Run, names: Sequence[str]) -> bool:
 def check_processes(run: Run) -> None:
     """Raise UsageError, before any work, if the processes of the crew cannot fit a vector of all weights together."""
     if run.recipe.vector.mode == "full":
-        for name in run.vector_names:
+        for name in run.recipe.vector_names:
             check_shares(run.crew, fit_settings(run, name))
 
 

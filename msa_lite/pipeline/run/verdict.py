@@ -15,14 +15,12 @@ from msa_lite.data import Row
 from msa_lite.errors import FormatError
 from msa_lite.evals.benchmark import Record, Records
 from msa_lite.evals.records import pick_examples, read_records
-from msa_lite.io.console.progress import Progress
 from msa_lite.io.files.reading import read_text
 from msa_lite.io.files.writing import write_text
 from msa_lite.io.finished.seal import CARD_FILE, add_files, describe_file, load_manifest
 from msa_lite.merger import Merged, MergedAdapter
 from msa_lite.pipeline.prepare.run import Run
-from msa_lite.pipeline.run.knowledge import KNOWLEDGE_FOLDER
-from msa_lite.pipeline.run.scores import evaluate_prior, evaluations_beside
+from msa_lite.pipeline.run.scores import CHECKED, evaluations_beside
 from msa_lite.recipe import Recipe
 from msa_lite.report.card import model_card, side_of, terms_of
 from msa_lite.report.front_matter import read_target_card
@@ -30,7 +28,6 @@ from msa_lite.report.rows import SideBySide
 from msa_lite.report.sentence import basis_of
 from msa_lite.report.story import Story, load_story
 from msa_lite.report.verdict import Margins, Verdict, make_verdict, write_verdict
-from msa_lite.strengths import Strengths
 
 logger = logging.getLogger(__name__)
 
@@ -49,24 +46,20 @@ class Findings:
     """Some questions with the models' answers."""
 
 
-def judge_run(run: Run, learnt: Iterable[Row], progress: Progress) -> Findings:
+def judge_run(run: Run, learnt: Iterable[Row]) -> Findings:
     """Return the verdict on a scored run and ten questions side by side; write verdict.json into its folder.
 
     learnt: the rows to keep that the model learnt. They are kept better than others, so others alone count where there
-    are any. Without an ideal, the prior is scored on the forget rows, too: it shows what a model knows that never saw
-    them.
+    are any.
     """
-    findings = _judge(run, learnt, progress)
+    findings = _judge(run, learnt)
     write_verdict(findings.verdict, run.folder)
     return findings
 
 
-def _judge(run: Run, learnt: Iterable[Row], progress: Progress) -> Findings:
+def _judge(run: Run, learnt: Iterable[Row]) -> Findings:
     if run.test is None:
         return Findings(NOTHING_SCORED if run.recipe.evaluate is None else "there are no rows to score", [])
-    if "ideal" not in run.sources:
-        evaluate_prior(run, "validation", progress)
-        evaluate_prior(run, "test", progress)
     parts = _parts(run)
     scored = scored_records(run.folder, parts)
     prior = _prior(run, parts)
@@ -83,11 +76,6 @@ def _judge(run: Run, learnt: Iterable[Row], progress: Progress) -> Findings:
 def margins_of(recipe: Recipe) -> Margins:
     """Return the margins of a recipe's verdict."""
     return Margins(**recipe.margins.model_dump())
-
-
-def learnt_rows(run: Run, strengths: Strengths) -> Sequence[Row]:
-    """Return the rows to keep that the merged model learnt; none where the retain vector has no part in it."""
-    return run.rows.get("retain", ()) if strengths.beta else ()
 
 
 def _without_learnt(
@@ -137,7 +125,7 @@ def _prior(run: Run, parts: Sequence[str]) -> dict[str, list[Record]]:
     names = [f"prior{part}" for part in parts]
     own = [run.folder / "evaluation" / name for name in names]
     beside = [folder for name in names for folder in evaluations_beside(run, name)]
-    checked = [run.folder / "evaluation" / KNOWLEDGE_FOLDER / "prior"]
+    checked = [run.folder / "evaluation" / CHECKED / "prior"]
     return next((records for folders in (own, beside, checked) if (records := _merged(folders))), {})
 
 
@@ -152,7 +140,7 @@ def _merged(folders: Sequence[Path]) -> dict[str, list[Record]]:
 def _doubts_of_fits(run: Run) -> list[str]:
     """Return a line for each fit whose loss did not come near the target's, by the vectors' manifests."""
     doubts = []
-    for name in run.vector_names if run.plan.start == "prior" else ():
+    for name in run.recipe.vector_names if run.scope.start == "prior" else ():
         loss = (load_manifest(run.vector_folder(name)) or {}).get("fit", {}).get("loss", {})
         start, goal, tuned = (loss.get(key) for key in ("prior", "target", "tuned"))
         if start is None or goal is None or tuned is None or start <= goal:
@@ -211,7 +199,7 @@ def _outcome(run: Run, manifest: dict[str, Any], chosen: Values) -> dict[str, An
         "basis": basis_of(story.verdict, story.reports),
         "verdict": story.outcome,
         "reasons": verdict.get("reasons", []),
-        "method": run.plan.method,
+        "method": run.scope.method,
         "chosen": dict(chosen),
         **(_scores(story) if story.reports else {}),
         "sweep": _sweep(story),

@@ -17,27 +17,32 @@ from typing import Any
 
 import yaml
 
+from msa_lite.budget.shape import read_shape, shape_of_config
 from msa_lite.data import hash_ids
-from msa_lite.io.console.progress import Progress, Step, announce, silent
+from msa_lite.errors import FormatError
+from msa_lite.evals.models import checkpoint_folder
+from msa_lite.io.console.progress import Progress, silent
 from msa_lite.io.files.writing import check_space, digest, write_json, write_text
 from msa_lite.io.finished.manifest import is_finished, software_versions
 from msa_lite.io.finished.seal import load_manifest
 from msa_lite.io.launch.crew import Crew
 from msa_lite.io.launch.gathering import PREPARE, agree, gathered
+from msa_lite.io.weights.checkpoint import load_checkpoint
 from msa_lite.io.weights.hub import Source, fetch
 from msa_lite.pipeline.prepare.training import ReadyStage, TrainingRun, prepare_training
 from msa_lite.pipeline.run.folder import TRACKING, claim, recipe_text
 from msa_lite.pipeline.run.follow import muted
 from msa_lite.pipeline.run.vectors import check_shares
-from msa_lite.pipeline.stages.check import check_training_memory
-from msa_lite.pipeline.stages.stage import Ahead, StageInputs, look_ahead
+from msa_lite.pipeline.staged.plan import START_FOLDER, training_stages
+from msa_lite.pipeline.stages.facts import Facts, RowFacts
+from msa_lite.pipeline.stages.forecast import check_memory
+from msa_lite.pipeline.stages.stage import Stage, StageState, execute, look_ahead
 from msa_lite.recipe import RecipeSource, TrainingRecipe, load_training
 from msa_lite.train import Tracking, fit_inputs, fit_vector
 from msa_lite.train.model import write_start
 
 logger = logging.getLogger(__name__)
 
-START_FOLDER = "0-start"  # the folder of a model from nothing
 _COMMAND = "msa-lite train"
 _STATE = "stages.json"
 _STAGE = "stage"  # the order to train a stage with all others
@@ -137,11 +142,16 @@ def _prepare(loaded: TrainingRecipe, crew: Crew, force: bool) -> _Training:
     check_space(loaded.folder, training.bytes_needed)
     for stage in training.run.stages:
         check_shares(crew, stage.settings)
-    check_training_memory(training.run, crew.ranks.count, force)
+    try:
+        facts = training.facts()
+    except FormatError as error:  # a config in words that we do not know
+        logger.debug("the memory is not predicted: %s", error)
+    else:
+        check_memory(training.stages(), facts, crew.ranks.count, lambda machine: iter(()), force)
     return training
 
 
-def training_ahead(recipe: TrainingRecipe, force: bool = False) -> list[Ahead]:
+def training_ahead(recipe: TrainingRecipe, force: bool = False) -> list[StageState]:
     """Return what a training would do with each of its stages. All that it reads has to be on this machine."""
     return _prepare(recipe, Crew(), force).ahead()
 
@@ -203,32 +213,51 @@ class _Training:
         return [*([] if self.run.start.source else [None]), *self.run.stages]
 
     @cached_property
-    def made(self) -> list[TrainedModel]:
-        """The models that need not be made: the last one of those that are there, and all before it."""
+    def models(self) -> list[TrainedModel]:
+        """The models so far: at first, the last one of those that are there, and all before it."""
         known = {model.name: model for model in _read_state(self.folder)}
-        made: list[TrainedModel] = []
+        models: list[TrainedModel] = []
         present = 0
         for step in self.steps:
-            inputs, model = self._inputs(step, made), known.get(_name(step))
+            inputs, model = self._inputs(step, models), known.get(_name(step))
             if is_finished(self.folder / _name(step), inputs):
-                made.append(self._describe(step, made, inputs))
-                present = len(made)
+                models.append(self._describe(step, models, inputs))
+                present = len(models)
             elif self.run.recipe.keep == "last" and model and model.inputs == digest(inputs):
-                made.append(model)  # it has gone, and may have to
+                models.append(model)  # it has gone, and may have to
             else:
                 break
-        return made[:present]
+        return models[:present]
 
-    def ahead(self) -> list[Ahead]:
-        """Return what would be done with each step."""
-        names = [_name(step) for step in self.steps]
-        done = [Ahead(model.name, self.folder / model.name, "done") for model in self.made]
-        missing = [
-            StageInputs(name, self.folder / name, partial(self._inputs, step, self.made), names[len(done) : place])
+    def stages(self) -> list[Stage]:
+        """Return the stages whose models are still to be made."""
+        named = {stage.name: stage for stage in training_stages(self.run.recipe)}
+        done, names = len(self.models), [_name(step) for step in self.steps]
+        return [
+            replace(
+                named[name],
+                run=partial(self._make, step),
+                inputs=partial(self._inputs, step, self.models),
+                needs=names[done:place],
+                amount=sum(len(example.ids) for example in step.examples) if step else 1,
+            )
             for place, (name, step) in enumerate(zip(names, self.steps, strict=True))
-            if place >= len(done)
+            if place >= done
         ]
-        return [*done, *look_ahead(missing)]
+
+    def ahead(self) -> list[StageState]:
+        """Return what would be done with each stage."""
+        done = [StageState(model.name, self.folder / model.name, "done") for model in self.models]
+        return [*done, *look_ahead(self.stages())]
+
+    def facts(self) -> Facts:
+        """Return the sizes of the model and of the rows. Raise FormatError for a config in words that are not known."""
+        start = self.run.start
+        if start.source is not None:
+            shape = read_shape(load_checkpoint(checkpoint_folder(start.source.folder)), start.source.name)
+        else:
+            shape = shape_of_config(start.config.to_dict(), "the new model")
+        return Facts({"model": shape}, {step.name: RowFacts.of(step.examples) for step in self.run.stages})
 
     @property
     def bytes_needed(self) -> int:
@@ -236,7 +265,7 @@ class _Training:
 
         There are two saves, and a third one until the oldest is removed.
         """
-        missing = self.steps[len(self.made) :]
+        missing = self.steps[len(self.models) :]
         if not missing:
             return 0
         models = len(missing) if self.run.recipe.keep == "each" else min(2, len(missing))
@@ -246,40 +275,38 @@ class _Training:
 
     def train(self, progress: Progress) -> list[TrainedModel]:
         """Make the missing models and return all. Update the state file after each model."""
-        made = self.made
-        self._write_down(made)
+        self._write_down()
         if strays := self._strays():
             logger.warning(
                 "%s: left as it is, since no stage of this training makes it: %s", self.folder, ", ".join(strays)
             )
-        fits = [Step(step.name, "fit", sum(len(e.ids) for e in step.examples)) for step in self.run.stages]
-        announce(progress, fits)
-        for step in self.steps[len(made) :]:
-            inputs = self._inputs(step, made)
-            self._make(step, made, inputs, progress)
-            made = [*made, self._describe(step, made, inputs)]
-            self._write_down(made)
-        return made
+        execute(self.stages(), progress)
+        return self.models
 
     def _strays(self) -> list[str]:
         """Return folders with models of stages that are gone, or have another name or number now."""
         names = {_name(step) for step in self.steps}
         return [path.name for path in sorted(self.folder.iterdir()) if path.name not in names and load_manifest(path)]
 
-    def _make(
-        self, step: ReadyStage | None, made: Sequence[TrainedModel], inputs: dict[str, Any], progress: Progress
-    ) -> None:
-        start, out = self.run.start, self.folder / _name(step)
+    def _make(self, step: ReadyStage | None, progress: Progress) -> None:
+        """Make the next model, and update the state file."""
+        start, out, inputs = self.run.start, self.folder / _name(step), self._inputs(step, self.models)
         if step is None:
             write_start(out, start.config, start.tokenizer, self.run.recipe.seed, inputs)
+        else:
+            self._train(step, out, progress)
+        self.models.append(self._describe(step, self.models, inputs))
+        self._write_down()
+
+    def _train(self, step: ReadyStage, out: Path, progress: Progress) -> None:
+        """Train the next model from the last one, by this process or by all."""
+        source = self._source(self.models)
+        if self.crew.is_alone:
+            fit_vector(source, step.examples, out, **_arguments(self.run, step, self.folder), progress=progress)
             return
-        source = self._source(made)
-        if not self.crew.is_alone:
-            model = {"name": source.name, "folder": str(source.folder.resolve()), "revision": source.revision}
-            with self.crew.helped(_STAGE, {"stage": step.name, **model}):
-                _train_with_all(self.crew, self.run, step, source, out, progress)
-            return
-        fit_vector(source, step.examples, out, **_arguments(self.run, step, self.folder), progress=progress)
+        model = {"name": source.name, "folder": str(source.folder.resolve()), "revision": source.revision}
+        with self.crew.helped(_STAGE, {"stage": step.name, **model}):
+            _train_with_all(self.crew, self.run, step, source, out, progress)
 
     def _source(self, made: Sequence[TrainedModel]) -> Source:
         """Return the model that the next stage goes on from."""
@@ -305,23 +332,24 @@ class _Training:
             model, rows=len(step.examples), tokens=step.tokens, seen_tokens=seen, loss=_last_loss(folder, step)
         )
 
-    def _write_down(self, made: Sequence[TrainedModel]) -> None:
+    def _write_down(self) -> None:
         """Write the state and the history, then remove the models that the recipe does not keep."""
-        write_json(self.folder / _STATE, [asdict(model) for model in made])
-        present = made if self.run.recipe.keep == "each" else made[-1:]
+        models = self.models
+        write_json(self.folder / _STATE, [asdict(model) for model in models])
+        present = models if self.run.recipe.keep == "each" else models[-1:]
         source, folder = self.run.start.source, self.folder.resolve()  # it goes into recipes that lie elsewhere
         start = [str(source.folder.resolve()) if source.is_folder else source.pinned()] if source else []
         checkpoints: list[dict[str, Any]] = [{"checkpoint": name, "seen_tokens": 0} for name in start]
         checkpoints += [{"checkpoint": str(folder / model.name), "seen_tokens": model.seen_tokens} for model in present]
         began = 0
         notes = []
-        for model in made:
+        for model in models:
             if model.rows:
                 notes.append(f"#   {model.name} began at {began}\n")
             began = model.seen_tokens
         block = yaml.safe_dump({"history": {"checkpoints": checkpoints}}, sort_keys=False, allow_unicode=True)
         write_text(self.folder / "history.yaml", _HISTORY + "".join(notes) + block + "  exposure:\n")
-        for model in made:
+        for model in models:
             if model not in present:
                 shutil.rmtree(self.folder / model.name, ignore_errors=True)
 

@@ -5,25 +5,19 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
 
-from msa_lite.budget.shape import Shape, read_shape, shape_of_config
-from msa_lite.data import DataSource, Example, Row, encode, load_rows, load_table, open_tokenizer
-from msa_lite.data.rows import find_form
-from msa_lite.errors import ColumnsError, MsaError, UsageError, join_faults
-from msa_lite.io.files.reading import local_path, read_object
-from msa_lite.io.finished.seal import CARD_FILE
+from msa_lite.budget.shape import Shape, published_shape, read_shape, shape_of_config
+from msa_lite.data import DataSource, Example, Row, encode, open_tokenizer
+from msa_lite.errors import MsaError, UsageError, join_faults
+from msa_lite.io.files.reading import local_path
 from msa_lite.io.weights.adapter import base_name, is_bare_adapter
-from msa_lite.io.weights.checkpoint import CONFIG_LIMIT, Checkpoint, load_checkpoint
+from msa_lite.io.weights.checkpoint import Checkpoint, load_checkpoint
 from msa_lite.io.weights.hub import (
-    explain,
     fetch_headers,
     fetch_tokenizer,
-    has_tokenizer,
     is_remote,
-    is_remote_adapter,
     split_name,
 )
 from msa_lite.pipeline.prepare.models import demo_config
@@ -31,7 +25,6 @@ from msa_lite.pipeline.prepare.prompt import find_prompter
 from msa_lite.pipeline.prepare.questions import SETS, limits_of_evidence, load_set
 from msa_lite.pipeline.prepare.rows import separate_sets
 from msa_lite.recipe import Recipe
-from msa_lite.report.front_matter import read_base_model
 from msa_lite.train.settings import MOST_BATCH, auto_batch
 
 logger = logging.getLogger(__name__)
@@ -59,7 +52,7 @@ class RowFacts:
 
 
 @dataclass(frozen=True)
-class PlanInputs:
+class Facts:
     """The inputs of a plan."""
 
     shapes: Mapping[str, Shape]
@@ -76,35 +69,55 @@ class PlanInputs:
     """The models whose headers could not be read: target, prior, ideal."""
 
 
-def find_plan_inputs(recipe: Recipe) -> PlanInputs:
-    """Find models and rows of a recipe. Raise UsageError where no model's sizes can be read."""
-    notes: list[str] = []
+def find_facts(recipe: Recipe) -> Facts:
+    """Find models and rows of a recipe. Raise UsageError where no model's sizes are known.
+
+    A model that is not here yet has the published sizes of its family, or those of the other model; a note says so.
+    """
     if recipe.demo is not None and not has_history(recipe):
-        return _demo_inputs(recipe)
+        return _demo_facts(recipe)
+    notes: list[str] = []
     names = {"target": recipe.target, "prior": recipe.prior_checkpoint}
     if recipe.evaluate and recipe.evaluate.ideal:
         names["ideal"] = recipe.evaluate.ideal
-    shapes, download = {}, 0
-    for key, name in names.items():
-        checkpoint = find_headers(name)
-        if checkpoint is None:
-            notes.append(f"{key} {name}: not on this machine, and the Hub gives no headers")
-        else:
-            shapes[key] = read_shape(checkpoint, name)
-            download += sum(entry.nbytes for entry in checkpoint.tensors.values()) if not checkpoint.shards else 0
-    if not shapes.keys() & {"target", "prior"}:
-        raise UsageError(join_faults("the sizes of no model can be read, so there is nothing to plan with; log in with "
-                                     "`hf auth login`, or name folders:", notes))  # fmt: skip
-    missing = tuple(key for key in names if key not in shapes)
-    for key, other in (("target", "prior"), ("prior", "target")):
-        if key not in shapes:  # a prior has the target's sizes
-            shapes[key] = shapes[other]
-            notes[:] = [
-                f"{note}; taken to be as large as the {other}" if note.startswith(key) else note for note in notes
-            ]
+    shapes, download, missing = find_shapes(names, notes)
     examples = _find_examples(recipe, notes)
     rows = match_forget(recipe, {name: RowFacts.of(part) for name, part in examples.items()})
-    return PlanInputs(shapes, rows, download, notes, examples, missing)
+    return Facts(shapes, rows, download, notes, examples, missing)
+
+
+def find_shapes(names: Mapping[str, str], notes: list[str]) -> tuple[dict[str, Shape], int, tuple[str, ...]]:
+    """Return the sizes of models by their roles, the bytes of weights to download, and the roles of missing models.
+
+    names: models by role, "target" or another one first. Raise UsageError where no size is known.
+    """
+    shapes, download, missing, borrowed = dict[str, Shape](), 0, list[str](), dict[str, list[str]]()
+    for role, name in names.items():
+        if checkpoint := find_headers(name):
+            shapes[role] = read_shape(checkpoint, name)
+            download += 0 if checkpoint.shards else sum(entry.nbytes for entry in checkpoint.tensors.values())
+        else:
+            missing.append(role)
+    for role in missing:
+        if published := published_shape(names[role]):
+            shapes[role], family = published
+            borrowed.setdefault(f"the published ones of {family}", []).append(f"{role} {names[role]}")
+    if not shapes:
+        lines = [f"{role} {names[role]}: {_absence(names[role])}" for role in missing]
+        raise UsageError(join_faults("the sizes of no model can be read, so there is nothing to plan with; log in with "
+                                     "`hf auth login`, or name folders:", lines))  # fmt: skip
+    for role in missing:
+        if role not in shapes:
+            lender = next(iter(shapes))
+            shapes[role] = shapes[lender]
+            borrowed.setdefault(f"those of the {lender}", []).append(f"{role} {names[role]}")
+    for lender, models in borrowed.items():
+        notes.append(f"{', '.join(models)}: not on this machine yet, or not given by the Hub; its sizes are {lender}")
+    return shapes, download, tuple(missing)
+
+
+def _absence(name: str) -> str:
+    return "not on this machine, and the Hub gives no headers" if is_remote(name) else "no such folder"
 
 
 def has_history(recipe: Recipe) -> bool:
@@ -129,9 +142,9 @@ def find_headers(name: str) -> Checkpoint | None:
             return load_checkpoint(Path(cached).parent)
         except MsaError:  # only a part of it is in the cache
             return fetch_headers(name)
-    if is_bare_adapter(folder):
-        return find_headers(base_name(folder))
-    return load_checkpoint(folder)
+    if not folder.is_dir():
+        return None
+    return find_headers(base_name(folder)) if is_bare_adapter(folder) else load_checkpoint(folder)
 
 
 def _load_rows(recipe: Recipe, notes: list[str]) -> dict[str, tuple[DataSource, list[Row]]]:
@@ -199,7 +212,7 @@ def without_warnings() -> Iterator[None]:
         parent.setLevel(level)
 
 
-def _demo_inputs(recipe: Recipe) -> PlanInputs:
+def _demo_facts(recipe: Recipe) -> Facts:
     """Return the inputs of a demo whose history is not made yet."""
     demo = recipe.demo
     assert demo is not None, "checked"
@@ -207,7 +220,7 @@ def _demo_inputs(recipe: Recipe) -> PlanInputs:
     people = {"forget": demo.forget, "retain": demo.retain}
     rows = {name: demo_rows(count) for name, count in people.items()}
     names = ("target", "prior", "ideal")
-    return PlanInputs(dict.fromkeys(names, shape), match_forget(recipe, rows), 0, ["the demo makes its models first"])
+    return Facts(dict.fromkeys(names, shape), match_forget(recipe, rows), 0, ["the demo makes its models first"])
 
 
 def demo_rows(people: int) -> RowFacts:
@@ -216,169 +229,9 @@ def demo_rows(people: int) -> RowFacts:
     return RowFacts(count, _QUESTION, _QUESTION * count)
 
 
-def vector_names(recipe: Recipe) -> list[str]:
-    """Return the vectors that a recipe needs: those whose strength is not 0, or is searched."""
-    strengths = {"forget": recipe.alphas, "retain": recipe.betas}
-    return [name for name, values in strengths.items() if values is None or any(values)]
-
-
 def batch_size(recipe: Recipe, name: str, rows: RowFacts | None) -> int:
     """Return the rows of an optimiser step in the fit of a vector."""
     batch = recipe.vector_of(name).batch_size
     if batch != "auto":
         return batch
     return auto_batch(rows.count) if rows else MOST_BATCH
-
-
-@dataclass(frozen=True)
-class ModelFacts:
-    """A model, as far as its files tell without its weights."""
-
-    name: str
-    """The name that the user gave."""
-    checkpoint: Checkpoint
-    """Its config and headers; of an adapter, those of its base."""
-    base: str | None
-    """The model that an adapter was tuned from; None for a whole checkpoint."""
-    has_tokenizer: bool
-    has_template: bool | None
-    """True if there is a chat template; None if the tokenizer could not be read."""
-
-
-@dataclass(frozen=True)
-class SetFacts:
-    """A data set, as its file, folder or repository has it."""
-
-    source: DataSource
-    """The set, with its format and columns."""
-    available: list[str]
-    """The columns that it has."""
-    columns: Mapping[str, str]
-    """The columns that a recipe has to name; empty if they are known by their names."""
-    read: str
-    """The columns that rows are read from, in words."""
-    rows: list[Row]
-    """Its rows."""
-
-    @property
-    def count(self) -> int:
-        """Return the number of its rows."""
-        return len(self.rows)
-
-
-def inspect_model(name: str) -> ModelFacts:
-    """Read a model's headers, config and tokenizer. Raise UsageError if it is not there or the Hub does not give it.
-
-    For an adapter, read those of its base.
-    """
-    folder = local_path(name)
-    base = adapter_base(name)
-    if base is None and not folder.is_dir() and not is_remote(name):
-        raise UsageError(f"{name}: no such folder, and no name of a Hub repository")
-    if base is None and folder.is_dir():
-        checkpoint: Checkpoint | None = load_checkpoint(folder)
-    else:
-        checkpoint = find_headers(base or name)
-    if checkpoint is None:
-        raise UsageError(f"{base or name}: no such folder, and the Hub does not give it ({_hub_answer(base or name)})")
-    place = name if folder.is_dir() and has_tokenizer(folder) else base or name
-    if local_path(place).is_dir() and not has_tokenizer(local_path(place)):
-        return ModelFacts(name, checkpoint, base, has_tokenizer=False, has_template=None)
-    return ModelFacts(name, checkpoint, base, has_tokenizer=True, has_template=_has_template(place))
-
-
-def adapter_base(name: str) -> str | None:
-    """Return the model that an adapter was tuned from; None for a model that is no adapter.
-
-    Raise UsageError for an adapter whose config names no model that is there.
-    """
-    folder = local_path(name)
-    if folder.is_dir():
-        return base_name(folder) if is_bare_adapter(folder) else None
-    if not is_remote_adapter(name):
-        return None
-    return base_name(_fetch_small(name, "adapter_config.json").parent)
-
-
-def guess_prior(target: str) -> tuple[str, str] | None:
-    """Return the model that a target was tuned from, and the file that names it; None where nothing does."""
-    if base := adapter_base(target):
-        return base, "adapter_config.json"
-    folder = local_path(target)
-    try:
-        base = read_base_model(folder if folder.is_dir() else _fetch_small(target, CARD_FILE).parent)
-    except MsaError:  # no card
-        return None
-    return (base, f"the card, {CARD_FILE}") if base else None
-
-
-def inspect_set(text: str, columns: Mapping[str, str]) -> SetFacts:
-    """Read a data set: FILE, FOLDER[:CONFIGURATION] or Hub id[:CONFIGURATION].
-
-    columns: names by key (question, answer, messages, text), for sets whose columns are not known by their names.
-    Raise UsageError or DataError for a set that cannot be read, and ColumnsError if none of its columns is known.
-    """
-    path, _, name = text.partition(":")
-    plain = DataSource(path, name=name or None)
-    available = list(load_table(plain).column_names)
-    own = {key: name for key, name in columns.items() if name in available}
-    # Columns that the user names come first, if the set has them all.
-    for used in ([columns] if own == dict(columns) and columns else []) + [{}]:
-        source = _with_columns(replace(plain, format=_format(plain, used, available)), used)
-        form = find_form(source, available) if source.format == "qa" else None
-        if form or (source.format == "text" and source.text in available):
-            rows = load_rows(source)
-            read = ", ".join(form.columns if form else (source.text,))
-            return SetFacts(source, available, used, read, rows)
-    example = ",".join(f"{key}={name}" for key, name in zip(("question", "answer"), available, strict=False))
-    raise ColumnsError(
-        f"{text}: which columns hold questions and answers? There are {', '.join(available)}. Name them, as --columns "
-        f"{example}; for documents, as --columns text={available[0]}",
-        available,
-    )
-
-
-def _format(source: DataSource, columns: Mapping[str, str], available: list[str]) -> Literal["qa", "text"]:
-    """Return the format of a set: text if it has nothing but documents."""
-    if "text" in columns:
-        return "text"
-    known = find_form(_with_columns(source, columns), available)
-    return "qa" if known or "text" not in available else "text"
-
-
-def _with_columns(source: DataSource, columns: Mapping[str, Any]) -> DataSource:
-    return replace(source, **columns)
-
-
-def _has_template(name: str) -> bool | None:
-    """Check for a chat template beside a model's tokenizer; None if that cannot be read."""
-    try:
-        folder = fetch_tokenizer(name).folder
-        if any(folder.glob("chat_template*")):
-            return True
-        return bool(read_object(folder / "tokenizer_config.json", CONFIG_LIMIT).get("chat_template"))
-    except MsaError:
-        return None
-
-
-def _fetch_small(name: str, file: str) -> Path:
-    """Return one small file of a Hub repository. Raise UsageError if the Hub does not give it."""
-    from huggingface_hub import hf_hub_download
-
-    try:
-        repo, revision = split_name(name)
-        return Path(hf_hub_download(repo, file, revision=revision))
-    except Exception as error:  # the errors of the HTTP client underneath have no base that is the Hub library's own
-        raise UsageError(f"{name}: {file} could not be fetched from the Hub ({explain(error)})") from error
-
-
-def _hub_answer(name: str) -> str:
-    """Return why the Hub gives no headers of a model, in one line."""
-    from huggingface_hub import HfApi
-
-    repo, revision = split_name(name)
-    try:
-        HfApi().model_info(repo, revision=revision)
-    except Exception as error:  # as in `_fetch_small`
-        return explain(error)
-    return "it may be gated: ask for access on its page, then `hf auth login`"

@@ -1,4 +1,8 @@
-"""Tell which stages of a run are done, which are to do, and which it would make anew, and why. Nothing is written."""
+"""A run is a list of stages, and every verb is a loop over that list.
+
+The lists are made by `run.msa.msa_stages`, `baseline.run.baseline_stages`, `staged.training`, `attack.run` and
+`run.probe`. Here are the loops: execute, announce, tell what is done.
+"""
 
 from __future__ import annotations
 
@@ -8,32 +12,59 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from msa_lite.budget.plan import StageCost
+from msa_lite.evals.benchmark import Benchmark
+from msa_lite.evals.records import row_key
+from msa_lite.io.console.progress import Progress, Step, announce
 from msa_lite.io.finished.manifest import partial_folder, previous_folder
 from msa_lite.io.finished.seal import load_manifest, why_unfinished
+from msa_lite.pipeline.stages.costs import Machine
+from msa_lite.pipeline.stages.facts import Facts
 
+Kind = Literal["make", "check", "fit", "choose", "merge", "score", "attack", "send"]
 State = Literal["done", "to do", "anew"]
 _MOST = 5  # reasons of a stage
 
 
-@dataclass(frozen=True)
-class StageInputs:
-    """A stage to look at."""
+def free(facts: Facts, machine: Machine) -> Sequence[StageCost]:
+    """Return nothing: a stage whose cost is small beside the others'."""
+    return ()
 
-    label: str
-    """Its name: "forget vector"."""
-    folder: Path
-    """The folder that it makes."""
-    inputs: Callable[[], Mapping[str, Any]] | None = None
-    """Returns all that decides its result; called if the stages that it needs are done. None: that is not known."""
+
+def nothing(progress: Progress) -> None:
+    """Do nothing: a stage that is only shown."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage of a run: the folder that it makes, all that decides its content, its cost, and the work itself."""
+
+    name: str
+    """"forget vector", "merge", "scores: unlearned"; also the key of `needs`, and its label while it runs."""
+    kind: Kind
+    """Stages of one kind take about the same time for each unit of `amount`."""
+    folder: Path | None
+    """The folder that it makes, complete once it exists; None where it makes none."""
+    run: Callable[[Progress], Any] = nothing
+    """Does the work, unless the folder was made from the same inputs. What it returns is for `execute`."""
     needs: Sequence[str] = ()
-    """The labels of the stages whose results it is made of."""
+    """The names of the stages whose results it is made of."""
+    inputs: Callable[[], Mapping[str, Any]] | None = None
+    """Returns all that decides the result, as the manifest records it; called once the stages that it needs are done.
+    None: that is not known."""
+    cost: Callable[[Facts, Machine], Sequence[StageCost]] = free
+    """Returns memory, disk and time, from headers and counts of rows alone."""
+    amount: float = 1.0
+    """The work in it: rows to tune on, points to score. For a stage that `asks`, its questions count instead."""
+    asks: tuple[str, Benchmark] | None = None
+    """The model that is scored, by name, and the questions."""
 
 
 @dataclass(frozen=True)
-class Ahead:
+class StageState:
     """A stage, and what a run would do with it."""
 
-    label: str
+    name: str
     """Its name: "forget vector"."""
     folder: Path | None
     """The folder that it makes, if it makes one."""
@@ -47,7 +78,7 @@ class Ahead:
     def as_dict(self) -> dict[str, Any]:
         """Return the JSON-able form."""
         return {
-            "stage": self.label,
+            "stage": self.name,
             "folder": str(self.folder) if self.folder else None,
             "state": self.state,
             "reasons": list(self.reasons),
@@ -55,18 +86,64 @@ class Ahead:
         }
 
 
-def look_ahead(stages: Iterable[StageInputs]) -> list[Ahead]:
-    """Return what a run would do with each stage, in their order."""
-    ahead: list[Ahead] = []
+def unique(stages: Iterable[Stage]) -> list[Stage]:
+    """Return the stages, each name once: where two parts of a run want the same scores, the first makes them."""
+    named: dict[str, Stage] = {}
     for stage in stages:
-        pending = {one.label for one in ahead if one.state != "done"}
-        needed = [label for label in stage.needs if label in pending]
-        ahead.append(Ahead(stage.label, stage.folder, *_state(stage, needed)))
+        named.setdefault(stage.name, stage)
+    return list(named.values())
+
+
+def execute(stages: Sequence[Stage], progress: Progress) -> dict[str, Any]:
+    """Do the stages in their order; return what each gave back, by its name.
+
+    Each does only what is missing or was made from other inputs. An error leaves what is finished in place.
+    """
+    announce(progress, steps(stages))
+    return {stage.name: stage.run(progress) for stage in stages}
+
+
+def steps(stages: Iterable[Stage]) -> list[Step]:
+    """Return the stages as steps of a progress display.
+
+    Questions that an earlier stage asks the same model do not count again; a stage without any others is left out.
+    """
+    shown: list[Step] = []
+    asked: dict[str, set[str]] = {}
+    for stage in stages:
+        if stage.asks is None:
+            shown.append(Step(stage.name, stage.kind, stage.amount))
+            continue
+        model, benchmark = stage.asks
+        if not benchmark.by_row:
+            shown.append(Step(stage.name, "score", sum(len(part.items) for part in benchmark.sets.values())))
+            continue
+        rows = {
+            f"{name} {row_key(benchmark, item.fields)}" for name, part in benchmark.sets.items() for item in part.items
+        }
+        if new := rows - asked.setdefault(model, set()):
+            shown.append(Step(stage.name, "score", len(new)))
+        asked[model] |= rows
+    return shown
+
+
+def look_ahead(stages: Iterable[Stage], facts: Facts | None = None, machine: Machine | None = None) -> list[StageState]:
+    """Return what a run would do with each stage, in their order, with its time where `facts` tell it."""
+    ahead: list[StageState] = []
+    for stage in stages:
+        pending = {other.name for other in ahead if other.state != "done"}
+        state, reasons = _state(stage, [name for name in stage.needs if name in pending])
+        costs = stage.cost(facts, machine) if facts and machine else ()
+        times = [cost.seconds for cost in costs if cost.seconds]
+        seconds = (sum(low for low, _ in times), sum(high for _, high in times)) if times else None
+        ahead.append(StageState(stage.name, stage.folder, state, reasons, seconds))
     return ahead
 
 
-def _state(stage: StageInputs, pending: Sequence[str]) -> tuple[State, list[str]]:
-    """Return the state of a stage, with its reasons. pending: the stages before it that are not done."""
+def _state(stage: Stage, pending: Sequence[str]) -> tuple[State, list[str]]:
+    """Return the state of a stage, with its reasons. pending: the stages that it needs and that are not done."""
+    if stage.folder is None:
+        return "to do", []
     if os.path.lexists(previous_folder(stage.folder)):
         return "anew", ["a stop came while it was replaced; the run settles that first"]
     if load_manifest(stage.folder) is None:

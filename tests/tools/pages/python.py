@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import msa_lite
-from msa_lite.pipeline.run.msa import RunResult
+from msa_lite.pipeline.verbs.run import RunResult
 from msa_lite.report import Report
 from msa_lite.report.sentence import Forgotten
 from msa_lite.report.verdict import Verdict

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from msa_lite.errors import OutputError, UsageError
@@ -12,15 +11,13 @@ from msa_lite.io.console.libraries import require
 from msa_lite.io.console.progress import Progress, silent
 from msa_lite.io.finished.seal import load_manifest, locked
 from msa_lite.io.models.heads import has_precision
-from msa_lite.pipeline.attack.plan import AttackPlan, attack_label
+from msa_lite.pipeline.attack.plan import AttackPlan, attack_stages
 from msa_lite.pipeline.attack.run import Attacked, fit_to_budget, open_attacks, run_attacks
-from msa_lite.pipeline.baseline.run import plan_baseline
-from msa_lite.pipeline.plan.dry_inputs import Reading
-from msa_lite.pipeline.plan.dry_run import DryRun
-from msa_lite.pipeline.prepare.run import Run, prepare
+from msa_lite.pipeline.baseline.run import baseline_scope
+from msa_lite.pipeline.prepare.run import Run, msa_scope, prepare
 from msa_lite.pipeline.run.folder import RunFolder, open_run
-from msa_lite.pipeline.run.msa import msa_plan
-from msa_lite.pipeline.stages.stage import StageInputs, look_ahead
+from msa_lite.pipeline.stages.stage import look_ahead
+from msa_lite.pipeline.verbs.dry_run import DryRun, Reading
 from msa_lite.recipe import load_recipe
 from msa_lite.report.provenance import RECIPE_FILE, is_purged, load_provenance
 
@@ -66,14 +63,14 @@ def dry_attack(
     plan, times = fit_to_budget(_open(folder, attacks, overrides, models), budget)
     seconds = {step.label: step.amount for step in plan.steps(times)} if times else {}
     stages = []
-    for name, model in plan.pairs():
-        label, own, found = attack_label(name, model), plan.folder_of(name, model), plan.found(name, model)
-        (ahead,) = look_ahead([StageInputs(label, own, partial(plan.inputs, name, model))])
-        if found and found != own:
-            ahead = replace(ahead, reasons=[f"copied from {found}"], seconds=(0.0, 0.0))
+    for stage, (name, model) in zip(attack_stages(plan), plan.pairs(), strict=True):
+        (state,) = look_ahead([stage])
+        found = plan.found(name, model)
+        if found and found != stage.folder:
+            state = replace(state, reasons=[f"copied from {found}"], seconds=(0.0, 0.0))
         elif not found:
-            ahead = replace(ahead, seconds=(seconds[label], seconds[label]))
-        stages.append(ahead)
+            state = replace(state, seconds=(seconds[stage.name], seconds[stage.name]))
+        stages.append(state)
     rows = {name: len(getattr(plan.ground, name)) for name in ("forget", "retain", "holdout")}
     reads = [Reading(name, plan.sources[name].name) for name in plan.models]
     reads += [Reading(f"{name} rows", str(plan.folder), f"{count} rows") for name, count in rows.items() if count]
@@ -115,5 +112,5 @@ def _prepare(opened: RunFolder, overrides: Iterable[str]) -> Run:
     if not has_precision(recipe.vector.compute):  # the run was made on another machine
         recipe = load_recipe(opened.recipe, [*changes, "vector.compute=auto"])
     method = load_provenance(opened.folder).method
-    plan = msa_plan(recipe) if method == "msa" else plan_baseline(method, recipe)[0]
-    return prepare(recipe, replace(plan, folder=opened.folder))
+    scope = msa_scope(recipe) if method == "msa" else baseline_scope(method, recipe)[0]
+    return prepare(recipe, replace(scope, folder=opened.folder))

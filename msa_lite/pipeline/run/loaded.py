@@ -1,0 +1,107 @@
+"""Turn the target, loaded once, into each of many candidates: set its weights to those that the merge would store.
+
+A candidate costs one evaluation of a plain model and one reading of target and vectors. No model is written. The scores
+are those of the merged model, since weights are rounded alike (with merge.as adapter, they are not rounded). Each
+candidate is made from the target's files, never on top of the one before.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from msa_lite.evals.models import load_model
+from msa_lite.io.models.devices import free_memory
+from msa_lite.io.weights.checkpoint import TensorEntry
+from msa_lite.io.weights.hub import fetch
+from msa_lite.merger import OnDevice, OpenMerge, as_tensor, open_merge
+from msa_lite.pipeline.prepare.run import Run
+from msa_lite.pipeline.run.merge import Terms, merge_candidate, merge_precision
+
+logger = logging.getLogger(__name__)
+
+
+class LoadedTarget:
+    """The run's target in memory, from the first call of `merged` on."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._model: Any = None
+        self._weights: dict[str, Any] = {}  # of tensors that were rewritten, as matrices, by their names in the files
+        self._by_disk = False  # because the model does not hold them as they are stored
+        self._merges: dict[tuple[tuple[str, Path], ...], OpenMerge] = {}  # the latest one, by its vectors
+        self._last: OpenMerge | None = None
+        self._on_device: OnDevice | None = None  # where the model is on a GPU
+
+    def merged(self, terms: Terms) -> Any:
+        """Return the model that the merge of these terms would write; it is good until the next call."""
+        merge = self._open(terms)
+        if not self._by_disk:
+            dtype = self._run.recipe.merge.dtype
+            stored = None if dtype == "same" else dtype  # as the merged model would be loaded
+            if self._model is None:
+                self._model = load_model(self._run.sources["target"].folder, dtype=stored)
+                self._on_device = OnDevice(self._model.device) if self._model.device.type == "cuda" else None
+            self._by_disk = not add_weights(self._weights, self._model, merge)
+        if self._by_disk:
+            self._model, self._weights = None, {}  # the memory is for the merged one
+            free_memory()
+            return merge_candidate(self._run, terms)
+        if self._last is not None and not self._last.rewritten.keys() <= merge.rewritten.keys():
+            self._last.restore(self._put)
+        self._last = merge
+        merge.fill({term.name: term.weight for term in terms}, self._put, self._on_device)
+        return self._model
+
+    def close(self) -> None:
+        """Free the memory of the model and its vectors; the next call of `merged` loads them again."""
+        self._model, self._weights, self._merges, self._last = None, {}, {}, None
+        free_memory()
+
+    def _open(self, terms: Terms) -> OpenMerge:
+        key = tuple((term.name, term.vector) for term in terms)
+        if key not in self._merges:
+            sources, vectors = self._run.sources, {name: fetch(str(folder)) for name, folder in key}
+            self._merges = {key: open_merge(sources["target"], vectors, sources["prior"], merge_precision(self._run))}
+        return self._merges[key]
+
+    def _put(self, name: str, rows: slice, values: Any) -> None:
+        self._weights[name][rows].copy_(as_tensor(values) if isinstance(values, np.ndarray) else values)
+
+
+def add_weights(weights: dict[str, Any], model: Any, merge: OpenMerge) -> bool:
+    """Add the loaded target's weights that a merge rewrites, as matrices, by their names in its files.
+
+    Weights that are there already stay. Return False, with a warning, where the model does not hold the new ones as
+    they are stored: loading rearranges some families (experts stacked into one tensor).
+    """
+    state: Mapping[str, Any] = model.state_dict()
+    entries = {name: entry for name, entry in merge.rewritten.items() if name not in weights}
+    new = {name: _find(state, name, model.base_model_prefix, entry) for name, entry in entries.items()}
+    wrong = {name for name, weight in new.items() if weight is None}
+
+    def compare(name: str, rows: slice, values: np.ndarray) -> None:
+        if name in new and name not in wrong and not new[name][rows].equal(as_tensor(values).to(new[name])):
+            wrong.add(name)
+
+    if new and not wrong:
+        merge.restore(compare)
+    if not wrong:
+        weights |= new
+        return True
+    logger.warning(
+        "%s: the loaded model holds this tensor in another form than its file, so each candidate is merged to the "
+        "disk, scored and removed",
+        min(wrong),
+    )
+    return False
+
+
+def _find(state: Mapping[str, Any], name: str, prefix: str, entry: TensorEntry) -> Any:
+    """Return the tensor of a file's entry in a model's state, as a matrix; None where there is none of its shape."""
+    weight = state.get(name, state.get(f"{prefix}.{name}"))
+    return weight.view(entry.matrix_shape) if weight is not None and tuple(weight.shape) == entry.shape else None

@@ -1,0 +1,131 @@
+"""Forecast a list of stages on a machine, check that what is left of it fits, and find what would make it fit."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from msa_lite.budget.plan import Plan, Remedy, combine, disk_of, gigabytes
+from msa_lite.budget.speed import Device, this_device
+from msa_lite.errors import MismatchError, RecipeError
+from msa_lite.io.files.writing import nearest_place
+from msa_lite.io.models.devices import bytes_of_others, host_memory
+from msa_lite.pipeline.stages.costs import Machine
+from msa_lite.pipeline.stages.facts import Facts
+from msa_lite.pipeline.stages.stage import Stage
+from msa_lite.recipe import Recipe, load_recipe
+
+logger = logging.getLogger(__name__)
+
+
+def forecast(stages: Sequence[Stage], facts: Facts, machine: Machine, folder: Path) -> Plan:
+    """Return the memory, disk and time of a list of stages. folder: that of the run, for the free space on its disk."""
+    costs = [cost for stage in stages for cost in stage.cost(facts, machine)]
+    rough = dict.fromkeys(f"{shape.name}: {shape.rough}" for shape in facts.shapes.values() if shape.rough)
+    notes = [*facts.notes, *(f"{line}: its activations are a rough estimate" for line in rough)]
+    notes += [_time_note(machine), *dict.fromkeys(note for cost in costs for note in cost.notes)]
+    disk = disk_of(costs) | ({"download": facts.download} if facts.download else {})
+    free = shutil.disk_usage(nearest_place(folder)).free
+    return Plan(machine.device, combine(costs), host_memory(), disk, free, notes)
+
+
+def enough_processes(stages: Sequence[Stage], facts: Facts, device: Device) -> int | None:
+    """Return how many GPUs share fits that do not fit on one; None where they do, or 8 are too few."""
+    for count in (1, 2, 4, 8) if device.is_gpu else ():
+        costs = [cost for stage in stages for cost in stage.cost(facts, Machine(device, count)) if cost.kind == "fit"]
+        if max((cost.need.nbytes for cost in costs), default=0) <= device.nbytes:
+            return count if count > 1 else None
+    return None
+
+
+def _time_note(machine: Machine) -> str:
+    """Return the sentence on where the times of a plan come from."""
+    measured, name = machine.measured, machine.device.name
+    if measured is None:
+        advice = "; `msa-lite plan --measure` times a few real steps" if name else ""
+        return (
+            f"times are estimates, from operations and bytes at the speed that {machine.speed.source}; they may be off "
+            f"by a factor of 2{advice}"
+        )
+    scores = "scores and answers" if measured.scores else "no scores"
+    return f"times are measured on this machine ({name}): {measured.steps} steps of fits, and {scores}"
+
+
+def check_memory(
+    stages: Sequence[Stage], facts: Facts, processes: int, remedies: Callable[[Machine], Iterator[Remedy]], force: bool
+) -> None:
+    """Raise MismatchError where a stage still to run cannot fit into the device's memory; warn where it may not.
+
+    remedies: yields changes of the recipe by what they cost, for the message. force: warn in any case.
+    """
+    machine = Machine(_free_device(), processes)
+    left = [stage for stage in stages if stage.folder and not stage.folder.exists()]
+    costs = [cost for stage in left for cost in stage.cost(facts, machine) if cost.on_device]
+    plan = Plan(machine.device, combine(costs), host_memory(), {}, 0)
+    if not costs or plan.fits:
+        return
+    plan = replace(plan, remedies=tuple(remedies(machine)))
+    if plan.is_hopeless and not force:
+        raise MismatchError(f"{plan.refusal}. --force runs it all the same; `msa-lite plan` shows each stage")
+    logger.warning("%s. It is tried all the same", plan.refusal)
+
+
+def _free_device() -> Device:
+    """Return this machine's device with the memory that other processes leave on it."""
+    device = this_device()
+    others = bytes_of_others() if device.is_gpu else 0
+    if not others:
+        return device
+    name = f"{device.name}: other processes hold {gigabytes(others)} of {gigabytes(device.nbytes)}"
+    return replace(device, name=name, nbytes=max(0, device.nbytes - others))
+
+
+def find_remedies(
+    recipe: Recipe, build: Callable[[Recipe], Sequence[Stage]], facts: Facts, machine: Machine
+) -> Iterator[Remedy]:
+    """Yield changes of the recipe that lower its peak, by what they cost, each with the peak that it leaves.
+
+    build: returns the stages of a recipe.
+    """
+
+    def plan(changed: Recipe) -> Plan:
+        return forecast(build(changed), facts, machine, recipe.folder)
+
+    before, enough = plan(recipe).peak.need.nbytes, list[set[str]]()
+    for overrides, harm in _changes(recipe):
+        if any(change <= {*overrides} for change in enough):  # some of it fits already
+            continue
+        try:
+            changed = plan(load_recipe(recipe, overrides))
+        except RecipeError:  # keys that exclude each other in this recipe
+            continue
+        if (peak := changed.peak.need.nbytes) < before:
+            enough += [{*overrides}] * changed.fits
+            yield Remedy(tuple(overrides), harm, peak, changed.fits)
+
+
+def _changes(recipe: Recipe) -> Iterator[tuple[list[str], str]]:
+    """Yield changes by harm: first those that leave the result as it is, last those that change it most."""
+    spec = recipe.vector
+    if spec.micro_batch_size != "auto":
+        yield ["vector.micro_batch_size=auto"], "no change of the result"
+    if spec.optimizer == "adamw" or (spec.optimizer == "auto" and spec.mode != "qlora"):
+        yield ["vector.optimizer=adamw_8bit"], "nearly no change of the result"
+    modes = {"full": ["lora", "qlora"], "lora": ["qlora"], "qlora": []}[spec.mode]
+    half = max(8, spec.max_length // 2)
+    shorter, rank = [f"vector.max_length={half}"], [f"vector.lora.rank={max(1, spec.lora.rank // 4)}"]
+    yield shorter, "longer rows are cut"
+    for mode in modes:
+        yield [f"vector.mode={mode}"], {"lora": "the vector is of low rank", "qlora": "the prior is in 4 bits"}[mode]
+    if spec.mode != "full":
+        yield rank, "the vector is of lower rank"
+    smallest = [*([f"vector.mode={modes[-1]}"] if modes else []), *rank, *shorter]
+    yield smallest, "a lower rank and shorter rows" + (", and the prior is in 4 bits" if modes else "")
+    if recipe.evaluate:
+        points = ["evaluate=null", "forget.alpha=1.0", *(["retain.beta=1.0"] if recipe.retain else [])]
+        for changed in ([], *([f"vector.mode={mode}"] for mode in modes)):
+            yield [*changed, *points], "nothing is scored here, so α and β are not chosen; evaluate on another machine"
+        yield [*smallest, *points], "nothing is scored here, and the vector is rougher"

@@ -1,0 +1,284 @@
+"""Say what a command on a recipe would do: its stages, what it reads and writes, how long it takes. Write nothing.
+
+Where all models are on this machine, the inputs of the run are prepared and checked as the run does it, and each
+stage is compared with the manifest of its folder. Otherwise only headers are read, and no weights are downloaded.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+from msa_lite.budget.plan import Plan
+from msa_lite.budget.speed import this_device
+from msa_lite.data import is_remote_data
+from msa_lite.errors import MsaError
+from msa_lite.io.console.libraries import require
+from msa_lite.io.console.progress import readable
+from msa_lite.io.files.reading import read_yaml
+from msa_lite.io.finished.seal import load_manifest
+from msa_lite.pipeline.init.inspect import inspect_model
+from msa_lite.pipeline.prepare.models import WRITTEN_OUT, names_adapter
+from msa_lite.pipeline.prepare.prompt import PROMPT_FILE
+from msa_lite.pipeline.prepare.questions import SETS, source_of
+from msa_lite.pipeline.prepare.run import Context, prepare
+from msa_lite.pipeline.prepare.training import kept_file
+from msa_lite.pipeline.run.folder import check_run_folder
+from msa_lite.pipeline.run.knowledge import PROBE_FOLDER
+from msa_lite.pipeline.run.msa import msa_stages
+from msa_lite.pipeline.run.report import MARKDOWN_FILE, check_publishing
+from msa_lite.pipeline.staged.plan import find_training_facts, training_stages
+from msa_lite.pipeline.staged.training import training_ahead
+from msa_lite.pipeline.stages.costs import Machine, score_costs
+from msa_lite.pipeline.stages.facts import Facts, find_facts, find_headers, has_history
+from msa_lite.pipeline.stages.forecast import forecast
+from msa_lite.pipeline.stages.stage import Stage, StageState, look_ahead
+from msa_lite.pipeline.verbs.lists import CommandName, find_verb
+from msa_lite.recipe import Recipe, RecipeSource, TrainingRecipe, load_recipe, load_training
+from msa_lite.record.seal import KEY_FILE, RECORD_FILE
+from msa_lite.report.attacks import ATTACKS_FOLDER
+from msa_lite.report.page import PAGE_FILE
+from msa_lite.report.provenance import RECIPE_FILE
+from msa_lite.report.reports import REPORT_FILE
+from msa_lite.report.verdict import VERDICT_FILE
+
+_LATER = "not all inputs are here yet: the command checks them before it starts"
+_OF_RUNS = (RECIPE_FILE, VERDICT_FILE, RECORD_FILE, KEY_FILE, PAGE_FILE, MARKDOWN_FILE, REPORT_FILE)
+_FILES = {
+    "run": _OF_RUNS,
+    "baseline": _OF_RUNS,
+    "probe": (RECIPE_FILE, KEY_FILE, f"{PROBE_FOLDER}/{MARKDOWN_FILE}"),
+    "sweep": (RECIPE_FILE, KEY_FILE),
+    "vector": (RECIPE_FILE, KEY_FILE),
+    "train": (RECIPE_FILE, "stages.json", "history.yaml"),
+    "evaluate": (),
+    "attack": (f"{ATTACKS_FOLDER}/{REPORT_FILE}", PAGE_FILE, MARKDOWN_FILE, REPORT_FILE, RECORD_FILE),
+}
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A model or data set that is read."""
+
+    role: str
+    """"target", "forget rows", …"""
+    name: str
+    """Its folder, file or repository, as the recipe names it."""
+    amount: str | None = None
+    """Its size, where it is known: "538 MB", "24 rows"."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the JSON-able form."""
+        return {"role": self.role, "name": self.name, "amount": self.amount}
+
+
+@dataclass(frozen=True)
+class DryRun:
+    """The work of a command, looked at ahead: its stages, inputs and outputs."""
+
+    command: str
+    """The command, as "baseline npo"."""
+    folder: Path
+    """The folder that it writes into."""
+    stages: Sequence[StageState]
+    """The stages in their order."""
+    reads: Sequence[Reading]
+    """The models and data that it reads."""
+    plan: Plan | None = None
+    """The prediction of memory, disk and time; None where there is nstage."""
+    notes: Sequence[str] = field(default=())
+    """Remarks, one line each."""
+
+    @property
+    def files(self) -> list[str]:
+        """Return the names of the files that it writes beside the folders of stages."""
+        return list(_FILES[self.command.partition(" ")[0]])
+
+    @property
+    def writes(self) -> list[str]:
+        """Return the folders and files that it would write."""
+        folders = [str(stage.folder) for stage in self.stages if stage.state != "done" and stage.folder]
+        return [*folders, *(str(self.folder / name) for name in self.files)]
+
+    @property
+    def seconds(self) -> tuple[float, float] | None:
+        """Return the shortest and the longest time of what is not done; None where no time is known."""
+        known = [stage.seconds for stage in self.stages if stage.state != "done" and stage.seconds]
+        if not known and any(stage.state != "done" for stage in self.stages):
+            return None
+        return math.fsum(low for low, _ in known), math.fsum(high for _, high in known)
+
+    @property
+    def is_done(self) -> bool:
+        """Check whether no stage is left to do."""
+        return all(stage.state == "done" for stage in self.stages)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the JSON-able form, for `--json`."""
+        return {
+            "command": self.command,
+            "output": str(self.folder),
+            "stages": [stage.as_dict() for stage in self.stages],
+            "reads": [reading.as_dict() for reading in self.reads],
+            "writes": self.writes,
+            "seconds": list(self.seconds) if self.seconds else None,
+            "disk": dict(self.plan.disk) if self.plan else None,
+            "fits": self.plan.fits if self.plan else None,
+            "notes": list(self.notes),
+        }
+
+
+def dry_run(
+    recipe: RecipeSource,
+    overrides: Iterable[str] = (),
+    *,
+    command: CommandName | Literal["train"] = "run",
+    method: str = "msa",
+    which: str = "all",
+    force: bool = False,
+) -> DryRun:
+    """Return what a command on a recipe would do. Nothing is written into its output.
+
+    command: its name; "train" takes the recipe of a training. method: the method of `baseline`. which: the vector of
+    `vector`. force: as of the command.
+
+    Raise what the command raises before its work, as far as that can be told without downloading weights.
+    """
+    require("train")
+    if command == "train":
+        return _dry_training(load_training(recipe, overrides), force)
+    recipe = load_recipe(recipe, overrides)
+    verb = find_verb(command, recipe, method, which, force=force)
+    check_run_folder(recipe.folder, "run")
+    facts, machine = find_facts(recipe), Machine(this_device())
+    whole, blockers = _find_blockers(recipe, facts, every_checkpoint=command == "probe")
+    if blockers:
+        context = Context(recipe, verb.scope)
+    else:
+        context = Context.of(prepare(whole, verb.scope))
+        if command == "run":
+            check_publishing(recipe)
+        verb.check(context.run)
+    stages = verb.stages(context)
+    if command == "run" and recipe.publish.repo:
+        stages = [*stages, Stage(f"send to {recipe.publish.repo}", "send", None)]
+    first = [StageState(blocker, None, "to do") for blocker in blockers]
+    plan = forecast(msa_stages(Context(recipe, verb.scope)), facts, machine, recipe.folder)
+    name = f"baseline {method}" if command == "baseline" else command
+    notes = [*plan.notes, *([_LATER] if blockers else [])]
+    ahead = [*first, *look_ahead(stages, facts, machine)]
+    return DryRun(name, verb.scope.folder, ahead, _readings(recipe, facts), plan, notes)
+
+
+def _find_blockers(recipe: Recipe, facts: Facts, every_checkpoint: bool) -> tuple[Recipe, list[str]]:
+    """Return what a run does first, and without which its inputs cannot be checked.
+
+    every_checkpoint: look at all checkpoints of the recipe's history, too. The recipe comes back with models that were
+    merged before in the place of adapters.
+    """
+    blockers = [f"download {readable(facts.download)} of weights"] if facts.download else []
+    names = {"target": recipe.target, "prior": recipe.prior_checkpoint}
+    blockers += [f"fetch the {role} {names.get(role, '')}".rstrip() for role in facts.missing]
+    if every_checkpoint and recipe.history:
+        heads = {item.checkpoint: find_headers(item.checkpoint) for item in recipe.history.checkpoints}
+        blockers += [f"fetch {name}" for name, head in heads.items() if head is None or not head.shards]
+    if recipe.demo is not None and not _demo_is_made(recipe):
+        blockers.append("make the models and data of the demo")
+    recipe, adapters = _with_merged(recipe)
+    blockers += [f"merge the {role}, an adapter, into its base" for role in adapters]
+    if recipe.prompt.kind == "auto" and not (recipe.folder / PROMPT_FILE).is_file():
+        blockers.append("find the prompt (prompt: auto)")
+    return recipe, blockers
+
+
+def dry_evaluation(model: str, out: str, sets: Mapping[str, str], ideal: str | None, recipe: Recipe | None) -> DryRun:
+    """Return what `evaluate` would do. Nothing is written, and no weights are downloaded.
+
+    sets: the names of the data by role, as "forget rows". recipe: one whose questions are asked; it gives the time.
+    Raise UsageError for a model that is not there.
+    """
+    require("train")
+    facts, folder = inspect_model(model), Path(out)
+    size = sum(entry.nbytes for entry in facts.checkpoint.tensors.values())
+    reads = [Reading("model", model, readable(size)), *([Reading("ideal", ideal)] if ideal else [])]
+    reads += [Reading(role, name) for role, name in sets.items()]
+    stages = [Stage("scores", "score", folder), *([Stage("scores: ideal", "score", folder / "ideal")] if ideal else [])]
+    if recipe is None:
+        return DryRun("evaluate", folder, look_ahead(stages), reads)
+    whole, machine = find_facts(recipe), Machine(this_device())
+    stages = [replace(stage, cost=partial(score_costs, recipe, "unlearned")) for stage in stages]
+    notes = forecast(stages, whole, machine, folder).notes
+    return DryRun("evaluate", folder, look_ahead(stages, whole, machine), reads, notes=notes)
+
+
+def _dry_training(recipe: TrainingRecipe, force: bool) -> DryRun:
+    """Return what `train` would do."""
+    check_run_folder(recipe.folder, "training")
+    stages, facts, machine = training_stages(recipe), find_training_facts(recipe), Machine(this_device())
+    blockers = [f"download {readable(facts.download)} of weights"] if facts.download else []
+    blockers += [f"fetch the {role} {recipe.model}" for role in facts.missing]
+    for stage in recipe.stages:
+        source, kept = source_of(stage.sets[0], recipe.columns), kept_file(stage, recipe.columns, recipe.folder)
+        if stage.tokens is not None and is_remote_data(source) and not kept.is_file():
+            blockers.append(f"download {stage.tokens} tokens of {source.path}")
+    plan = forecast(stages, facts, machine, recipe.folder)
+    ahead = look_ahead(stages, facts, machine)
+    if not blockers:
+        times = {state.name: state.seconds for state in ahead}
+        ahead = [replace(state, seconds=times.get(state.name)) for state in training_ahead(recipe, force)]
+    first = [StageState(blocker, None, "to do") for blocker in blockers]
+    notes = [*plan.notes, *([_LATER] if blockers else [])]
+    return DryRun("train", recipe.folder, [*first, *ahead], _training_readings(recipe), plan, notes)
+
+
+def _demo_is_made(recipe: Recipe) -> bool:
+    """Check whether the models of a demo are there, made with the recipe's own settings."""
+    if not has_history(recipe):
+        return False
+    try:
+        before = read_yaml(recipe.folder / RECIPE_FILE)
+    except MsaError:
+        return False
+    return (before.get("demo"), before.get("seed")) == (recipe.model_dump(mode="json")["demo"], recipe.seed)
+
+
+def _with_merged(recipe: Recipe) -> tuple[Recipe, list[str]]:
+    """Return the recipe with models that were merged before in the place of adapters, and the adapters to merge."""
+    if recipe.history is not None:
+        roles = {"target": recipe.target}
+    else:
+        roles = {"target": recipe.target, "prior": recipe.prior_checkpoint}
+    changes, missing = {}, []
+    for role in (role for role in WRITTEN_OUT if role in roles and names_adapter(roles[role])):
+        if load_manifest(recipe.folder / role):
+            changes[role] = str(recipe.folder / role)
+        else:
+            missing.append(role)
+    return recipe.model_copy(update=changes), missing
+
+
+def _readings(recipe: Recipe, facts: Facts) -> list[Reading]:
+    """Return the models and data that a run reads."""
+    names = {"target": recipe.target, "prior": recipe.prior_checkpoint, "tokenizer": recipe.tokenizer}
+    names |= {"ideal": recipe.evaluate.ideal, "benchmark": recipe.evaluate.data} if recipe.evaluate else {}
+    sizes = {role: readable(shape.stored) for role, shape in facts.shapes.items() if role not in facts.missing}
+    models = [Reading(role, name, sizes.get(role)) for role, name in names.items() if name]
+    sets = {"forget": recipe.forget.data, "retain": recipe.retain.data if recipe.retain else None}
+    if recipe.evaluate:
+        own = {name: getattr(recipe.evaluate, name) for name in SETS}
+        sets |= {name if name not in sets else f"scored {name}": data for name, data in own.items()}
+    sets["probe.against"] = recipe.probe.against
+    counts = {name: f"{len(rows)} rows" for name, rows in facts.examples.items()}
+    rows = [Reading(f"{name} rows", data.path, counts.get(name)) for name, data in sets.items() if data]
+    return [*models, *rows, *(Reading("earlier run", name) for name in recipe.earlier)]
+
+
+def _training_readings(recipe: TrainingRecipe) -> list[Reading]:
+    """Return the model and the data that a training reads."""
+    models = [Reading("model", recipe.model)] if isinstance(recipe.model, str) else []
+    sets = [(number, data) for number, stage in enumerate(recipe.stages, 1) for data in stage.sets]
+    return [*models, *(Reading(f"rows of stage {number}", data.path) for number, data in sets)]

@@ -1,0 +1,125 @@
+"""What each command does with a recipe: its scope, its list of stages, and what forbids it before any work."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Literal
+
+from msa_lite.budget.shape import read_shape
+from msa_lite.errors import FormatError, UsageError
+from msa_lite.evals.models import checkpoint_folder
+from msa_lite.io.weights.checkpoint import load_checkpoint
+from msa_lite.pipeline.attack.run import open_attacks
+from msa_lite.pipeline.baseline.run import baseline_scope, baseline_stages
+from msa_lite.pipeline.baseline.trials import Setting, Trials, resolve_trials
+from msa_lite.pipeline.prepare.run import Context, Run, Scope, msa_scope
+from msa_lite.pipeline.run.choice import check_strengths
+from msa_lite.pipeline.run.msa import msa_stages, sweep_stages, vector_stages
+from msa_lite.pipeline.run.probe import check_probe, probe_scope, probe_stages
+from msa_lite.pipeline.run.report import check_licence
+from msa_lite.pipeline.stages.facts import Facts, RowFacts
+from msa_lite.pipeline.stages.forecast import check_memory, find_remedies
+from msa_lite.pipeline.stages.stage import Stage
+from msa_lite.recipe import Recipe
+
+logger = logging.getLogger(__name__)
+
+CommandName = Literal["run", "sweep", "vector", "baseline", "probe"]
+
+
+@dataclass(frozen=True)
+class Verb:
+    """A command on a recipe."""
+
+    scope: Scope
+    """The part of the recipe that it does."""
+    stages: Callable[[Context], list[Stage]]
+    """Returns its stages: from the recipe alone, or from the prepared inputs."""
+    checks: Sequence[Callable[[Run], object]] = ()
+    """Raise what forbids it once the inputs are prepared."""
+    settings: Sequence[Setting] = ()
+    """The settings of a baseline that trains."""
+
+    def check(self, run: Run) -> None:
+        """Raise what forbids the command, before any work: its own checks, then the memory of its stages."""
+        for check in self.checks:
+            check(run)
+        try:
+            facts = facts_of(run)
+        except FormatError as error:  # a config in words that we do not know
+            logger.debug("the memory is not predicted: %s", error)
+            return
+
+        def build(recipe: Recipe) -> list[Stage]:
+            return self.stages(Context(recipe, run.scope))
+
+        remedies = partial(find_remedies, run.recipe, build, facts)
+        check_memory(self.stages(Context.of(run)), facts, run.crew.ranks.count, remedies, run.scope.force)
+
+    def trials(self, context: Context) -> Trials:
+        """Return the run of a baseline that trains."""
+        return resolve_trials(context, self.settings)
+
+
+def find_verb(
+    command: CommandName,
+    recipe: Recipe,
+    method: str = "msa",
+    which: str = "all",
+    accept: bool = False,
+    force: bool = False,
+) -> Verb:
+    """Return what a command does with a recipe. Raise UsageError for a recipe that it cannot be used on.
+
+    method: of `baseline`. which: the vector of `vector`. accept, force: as of `run`.
+    """
+    if command == "baseline":
+        scope, settings = baseline_scope(method, recipe)
+        scope = replace(scope, force=force)
+        if settings:
+            return Verb(
+                scope, partial(_baseline, settings), [partial(_check_baseline, settings), _check_attacks], settings
+            )
+        return Verb(scope, msa_stages, [check_strengths, _check_attacks, check_licence])
+    scope = replace(msa_scope(recipe), force=force)
+    if command == "probe":
+        return Verb(probe_scope(recipe), probe_stages, [check_probe])
+    if command == "vector":
+        return Verb(scope, lambda context: vector_stages(context, which), [check_strengths])
+    if command == "sweep":
+        _check_sweep(recipe)
+        return Verb(scope, sweep_stages, [check_strengths])
+    return Verb(scope, lambda context: msa_stages(context, accept), [check_strengths, _check_attacks, check_licence])
+
+
+def facts_of(run: Run) -> Facts:
+    """Return what a plan of a prepared run is made of: its models by their headers, its rows as they are learnt."""
+    checkpoints = {name: load_checkpoint(checkpoint_folder(source.folder)) for name, source in run.sources.items()}
+    shapes = {name: read_shape(checkpoint, run.sources[name].name) for name, checkpoint in checkpoints.items()}
+    return Facts(shapes, {name: RowFacts.of(examples) for name, examples in run.examples.items()})
+
+
+def _baseline(settings: Sequence[Setting], context: Context) -> list[Stage]:
+    return baseline_stages(resolve_trials(context, settings))
+
+
+def _check_baseline(settings: Sequence[Setting], run: Run) -> None:
+    """Raise, before any training, if the method lacks what it needs."""
+    resolve_trials(Context.of(run), settings).check()
+
+
+def _check_attacks(run: Run) -> None:
+    """Raise what forbids the attacks that a recipe ends its run with, before there is an unlearned model."""
+    if run.recipe.attack.attacks:
+        open_attacks(run, None)
+
+
+def _check_sweep(recipe: Recipe) -> None:
+    """Raise UsageError for a recipe with a single point."""
+    if not recipe.has_choice:
+        raise UsageError(
+            "forget.alpha, retain.beta: one point, so there is nothing to sweep; give a list of values, or auto"
+        )

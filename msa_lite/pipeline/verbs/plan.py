@@ -1,0 +1,67 @@
+"""Plan a run or a training before it starts: the memory, disk and time of each stage, and what would make it fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from msa_lite.budget.plan import Plan
+from msa_lite.budget.speed import Device, this_device
+from msa_lite.errors import UsageError
+from msa_lite.merger.checked import parse_size
+from msa_lite.pipeline.prepare.run import Context, msa_scope
+from msa_lite.pipeline.run.msa import msa_stages
+from msa_lite.pipeline.staged.plan import plan_training
+from msa_lite.pipeline.stages.costs import Machine
+from msa_lite.pipeline.stages.facts import find_facts
+from msa_lite.pipeline.stages.forecast import enough_processes, find_remedies, forecast
+from msa_lite.pipeline.stages.measure import measure_times
+from msa_lite.pipeline.stages.stage import Stage
+from msa_lite.recipe import Recipe, RecipeSource, TrainingRecipe, load_any, load_recipe
+
+_SMALLEST_GPU = 100_000_000  # bytes
+
+
+def plan(
+    recipe: RecipeSource,
+    overrides: Iterable[str] = (),
+    *,
+    gpu: str | int | None = None,
+    price_per_hour: float | None = None,
+    measure: bool = False,
+) -> Plan:
+    """Predict memory, disk and time of each stage of a run or a training, from headers and configs; read no weights.
+
+    gpu: the memory of a GPU, such as "8GB", in the place of this machine's device. price_per_hour: of that device.
+    measure: load the prior and time a few steps on this machine, for times in the place of estimates. Raise UsageError
+    where neither target nor prior can be found, on this machine or on the Hub.
+    """
+    if measure and gpu is not None:
+        raise UsageError("--measure: times this machine; leave --gpu out")
+    device = _device_of(gpu) if gpu is not None else this_device()
+    if isinstance(load_any(recipe, overrides), TrainingRecipe):
+        if measure:
+            raise UsageError("--measure: times the fits of a run, not a training; leave it out")
+        return plan_training(recipe, overrides, device, price_per_hour)
+    loaded = load_recipe(recipe, overrides)
+    facts, scope = find_facts(loaded), msa_scope(loaded)
+
+    def build(recipe: Recipe) -> list[Stage]:
+        return msa_stages(Context(recipe, scope))
+
+    machine = Machine(device, measured=measure_times(loaded, facts) if measure else None)
+    made = forecast(build(loaded), facts, machine, loaded.folder)
+    if loaded.vector.mode == "full" and (count := enough_processes(build(loaded), facts, device)):
+        launch = f"accelerate launch --num_processes {count} -m msa_lite"
+        note = f"{count} of these GPUs hold the fits in full mode together: {launch}"
+        made = replace(made, notes=[*made.notes, note])
+    remedies = () if made.fits else tuple(find_remedies(loaded, build, facts, machine))
+    return replace(made, remedies=remedies, price_per_hour=price_per_hour)
+
+
+def _device_of(size: str | int) -> Device:
+    """Return a GPU of this much memory. Raise UsageError for less than any has, such as 8 in the place of 8GB."""
+    device = Device("", parse_size(size))
+    if device.nbytes < _SMALLEST_GPU:
+        raise UsageError(f"--gpu {size}: no GPU has so little memory; write it as 8GB")
+    return device

@@ -1,0 +1,303 @@
+"""The verbs that work on a recipe: run, sweep, vector, baseline. Each builds a list of stages and executes it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from msa_lite.baselines.methods import check_grids
+from msa_lite.choose.candidates import Values
+from msa_lite.report.choice import Choice, load_choice
+from msa_lite.data import Row
+from msa_lite.io.console.progress import Progress, notices, silent
+from msa_lite.io.files.writing import json_form
+from msa_lite.io.finished.seal import load_manifest
+from msa_lite.io.launch.crew import Crew
+from msa_lite.io.launch.gathering import gathered
+from msa_lite.merger import Merged, MergedAdapter
+from msa_lite.pipeline.attack.run import open_attacks, run_attacks
+from msa_lite.pipeline.prepare.earlier import rebuild_command
+from msa_lite.pipeline.prepare.run import Context, Run
+from msa_lite.pipeline.run.choice import chosen_strengths
+from msa_lite.pipeline.run.folder import claimed
+from msa_lite.pipeline.run.follow import follow_run
+from msa_lite.pipeline.run.merge import merge_precision, run_terms
+from msa_lite.pipeline.run.msa import finish_run, learnt_rows
+from msa_lite.pipeline.run.report import check_publishing, drop_report, publish_model
+from msa_lite.pipeline.run.scores import scores_folder
+from msa_lite.pipeline.stages.stage import execute
+from msa_lite.pipeline.verbs.lists import Verb, find_verb
+from msa_lite.publish.upload import Published
+from msa_lite.recipe import Recipe, RecipeSource, load_recipe
+from msa_lite.report import Report, load_report
+from msa_lite.report.attacks import AttackFacts, attack_summary
+from msa_lite.report.choice import SYMBOLS, candidate_name
+from msa_lite.report.rows import SideBySide
+from msa_lite.report.verdict import Verdict
+from msa_lite.strengths import Strengths
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, repr=False)
+class RunResult:
+    """The result of a run."""
+
+    folder: Path
+    """The run's folder."""
+    method: str
+    """"msa", or the baseline's name."""
+    chosen: Values
+    """alpha and beta; of a baseline that trains, parameters, epoch, scale."""
+    merged: Merged | MergedAdapter
+    """The unlearned model, or the adapter."""
+    reports: dict[str, Report]
+    """A report for each model that was scored."""
+    verdict: Verdict | None = None
+    """PASS, PARTLY or FAIL, with the sentence that says what happened."""
+    no_verdict: str | None = None
+    """The reason why there is no verdict, where there is none."""
+    examples: Sequence[SideBySide] = ()
+    """Questions with what target, unlearned model and ideal say. They hold the data."""
+    attacks: AttackFacts | None = None
+    """What attacks brought back, if the recipe says to make some."""
+    published: Published | None = None
+    """Its place on the Hub, if the recipe says to send it."""
+
+    def __repr__(self) -> str:
+        chosen = ", ".join(f"{SYMBOLS.get(key, key)} = {value}" for key, value in self.chosen.items())
+        outcome = self.verdict.outcome if self.verdict else "no verdict"
+        return f"RunResult({self.folder}: {outcome}, {chosen})"
+
+    @property
+    def alpha(self) -> float:
+        """Return the forget vector's strength, of MSA and the task vector."""
+        return float(self.chosen["alpha"])
+
+    @property
+    def beta(self) -> float:
+        """Return the retain vector's strength, of MSA and the task vector."""
+        return float(self.chosen["beta"])
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the result for `--json`."""
+        return {
+            "verdict": json_form(self.verdict),
+            **({"no_verdict": self.no_verdict} if self.no_verdict else {}),
+            "output": str(self.folder),
+            "method": self.method,
+            **({"alpha": self.alpha, "beta": self.beta} if "alpha" in self.chosen else {}),
+            "chosen": dict(self.chosen),
+            "model": json_form(self.merged),
+            "metrics": {name: report.values() for name, report in self.reports.items()},
+            **({"attacks": attack_summary(self.attacks)} if self.attacks else {}),
+            **({"published": json_form(self.published)} if self.published else {}),
+        }
+
+
+@dataclass(frozen=True, repr=False)
+class SweepResult:
+    """The result of a sweep."""
+
+    folder: Path
+    """The run's folder."""
+    choice: Choice
+    """The choice of the point, with its reasons and the metrics of all points."""
+    merged: Merged | MergedAdapter
+    """The merge of the chosen point."""
+    before: Report
+    """The scores of the chosen point in memory, on validation rows."""
+    after: Report
+    """The scores of the merged model, on the same rows."""
+    notes: Sequence[str]
+    """A sentence that compares the two."""
+
+    def __repr__(self) -> str:
+        points = f"{len(self.choice.scores)} points"
+        return f"SweepResult({self.folder}: {self.strengths} of {points}, {self.choice.rule})"
+
+    @property
+    def strengths(self) -> Strengths:
+        """Return the chosen point."""
+        return Strengths.of(self.choice.values)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the result for `--json`."""
+        choice = self.choice
+        return {
+            "output": str(self.folder),
+            **choice.values,
+            "rule": choice.rule,
+            "score": choice.score,
+            "scores": [dict(line) for line in choice.scores],
+            "doubts": list(choice.doubts),
+            "model": json_form(self.merged),
+            "validation": {"in_memory": self.before.values(), "merged": self.after.values()},
+        }
+
+
+def run_recipe(
+    recipe: RecipeSource,
+    overrides: Iterable[str] = (),
+    progress: Progress = silent,
+    *,
+    accept: bool = False,
+    show_examples: bool = False,
+    force: bool = False,
+) -> RunResult | None:
+    """Run a recipe: fit the vectors, choose α and β, merge, score, and write the report.
+
+    accept: only warn if the target does not know the rows to forget, or the prior does. show_examples: put ten
+    questions with the models' answers into the report. force: only warn if the device's memory is too small by
+    prediction. Raise before anything is written if the recipe or its inputs are at fault. Later errors leave finished
+    stages in place, and a rerun resumes. A verdict of FAIL raises nothing. Return None in the processes of a launcher
+    other than the first: they fit, score and try points with it.
+    """
+    recipe = load_recipe(recipe, overrides)
+    check_grids(recipe.baseline.methods)
+    verb = find_verb("run", recipe, accept=accept, force=force)
+    with gathered(recipe.model_dump(mode="json")) as crew:
+        if not crew.first:
+            follow_run(crew, recipe, verb.scope)
+            return None
+        check_publishing(recipe)
+        result = _run(recipe, verb, progress, crew, show_examples)
+        published = publish_model(recipe, result.merged.folder, result.verdict, accept, progress)
+        return replace(result, published=published)
+    return None
+
+
+def run_baseline(
+    method: str,
+    recipe: RecipeSource,
+    overrides: Iterable[str] = (),
+    progress: Progress = silent,
+    *,
+    force: bool = False,
+) -> RunResult | None:
+    """Run a method that MSA is compared with on a recipe's models and data, and score it in the same way.
+
+    The run goes into `baselines/METHOD` of the recipe's output (`METHOD-prior` with `start: prior`). Raise before
+    anything is written if method, recipe or inputs are at fault. force: only warn if the device's memory is too small
+    by prediction. Return None in the processes of a launcher but the first.
+    """
+    recipe = load_recipe(recipe, overrides)
+    verb = find_verb("baseline", recipe, method, force=force)
+    with gathered([method, recipe.model_dump(mode="json")]) as crew:
+        if not crew.first:
+            follow_run(crew, recipe, verb.scope)
+            return None
+        if verb.settings and not crew.is_alone:
+            notices.info("%s: one process trains; the others help with the scores", method)
+        return _run(recipe, verb, progress, crew)
+    return None
+
+
+def _run(recipe: Recipe, verb: Verb, progress: Progress, crew: Crew, show_examples: bool = False) -> RunResult:
+    """Execute the stages of a run, of MSA or of a baseline; then its attacks."""
+    with claimed(recipe, verb.scope, progress, verb.check, crew=crew) as run:
+        drop_report(run.folder)
+        context = Context.of(run)
+        stages = verb.stages(context)
+        results = execute(stages, progress)
+        chosen, learnt = _chosen(context, verb)
+        findings = finish_run(run, stages, chosen, results["merge"], learnt, show_examples)
+        attacks = _attack(run, results["merge"], progress, findings.examples if show_examples else ())
+        if run.earlier:
+            _tell_how_to_rebuild(run)
+    verdict, reason = (None, findings.verdict) if isinstance(findings.verdict, str) else (findings.verdict, None)
+    reports = {name: results[key] for name in ("target", "ideal", "unlearned") if (key := f"scores: {name}") in results}
+    result = RunResult(run.folder, run.scope.method, chosen, results["merge"], reports, verdict, reason)
+    return replace(result, examples=findings.examples, attacks=attacks)
+
+
+def _chosen(context: Context, verb: Verb) -> tuple[Values, Sequence[Row]]:
+    """Return what was chosen, and the rows to keep that the merged model learnt."""
+    if not verb.settings:
+        strengths = chosen_strengths(context.run)
+        return strengths.values, learnt_rows(context.run, strengths)
+    trials = verb.trials(context)
+    setting, epoch, scale = trials.chosen()
+    learnt = context.run.rows.get("retain", ()) if setting.parameters.get("retain_weight") else ()
+    return trials.values_of(setting, epoch, scale), learnt
+
+
+def _attack(
+    run: Run, merged: Merged | MergedAdapter, progress: Progress, examples: Sequence[SideBySide]
+) -> AttackFacts | None:
+    """Attack the result of a run as its recipe says; return what comes back, None where it names no attack.
+
+    examples: those of the run's report, which is written anew.
+    """
+    if not run.recipe.attack.attacks:
+        return None
+    return run_attacks(open_attacks(run, merged.folder), progress, examples=examples).facts
+
+
+def _tell_how_to_rebuild(run: Run) -> None:
+    """Tell the command that makes the model of a run with earlier requests from nothing."""
+    terms = run_terms(run, chosen_strengths(run))
+    precision = merge_precision(run) if run.recipe.merge.form == "model" else None
+    command = rebuild_command(run.sources["target"], run.sources["prior"], terms, precision)
+    notices.info("the same model from nothing (leave a request out to drop it): %s", command)
+
+
+def sweep(
+    recipe: RecipeSource, overrides: Iterable[str] = (), progress: Progress = silent, *, force: bool = False
+) -> SweepResult | None:
+    """Fit the vectors of a recipe, score its points on validation rows, merge the best and score that again.
+
+    This is `run` without the scores on test rows. Under a launcher all processes work on it, and only the first returns
+    a result; the others return None. force: only warn if the device's memory is too small by prediction. Raise
+    UsageError for a recipe with a single point.
+    """
+    recipe = load_recipe(recipe, overrides)
+    verb = find_verb("sweep", recipe, force=force)
+    with gathered(recipe.model_dump(mode="json")) as crew:
+        if not crew.first:
+            follow_run(crew, recipe, verb.scope)
+            return None
+        with claimed(recipe, verb.scope, progress, verb.check, crew=crew) as run:
+            model, out = run.folder / recipe.merge.form, run.folder / "sweep"
+            former = load_manifest(model)
+            results = execute(verb.stages(Context.of(run)), progress)
+            if load_manifest(model) != former:
+                drop_report(run.folder)  # it is that of another model
+            choice = load_choice(out)
+            return SweepResult(
+                run.folder,
+                choice,
+                results["merge"],
+                load_report(out / candidate_name(choice.values)),
+                load_report(scores_folder(run, "unlearned", "validation")),
+                results["validation: unlearned"],
+            )
+    return None
+
+
+def run_vectors(
+    recipe: RecipeSource,
+    which: Literal["forget", "retain", "all"] = "all",
+    overrides: Iterable[str] = (),
+    progress: Progress = silent,
+    *,
+    force: bool = False,
+) -> list[Path] | None:
+    """Fit only the vectors of a recipe. Return their folders; None in the processes of a launcher but the first.
+
+    force: only warn if the device's memory is too small by prediction. Raise UsageError for `retain` without a retain
+    set.
+    """
+    recipe = load_recipe(recipe, overrides)
+    verb = find_verb("vector", recipe, which=which, force=force)
+    with gathered(recipe.model_dump(mode="json")) as crew:
+        if not crew.first:
+            follow_run(crew, recipe, verb.scope)
+            return None
+        with claimed(recipe, verb.scope, progress, verb.check, crew=crew) as run:
+            execute(verb.stages(Context.of(run)), progress)
+            return [run.vector_folder(name) for name in (recipe.vector_names if which == "all" else [which])]
+    return None
