@@ -55,7 +55,7 @@ class StageCost:
                 "seconds": list(self.seconds) if self.seconds else None}  # fmt: skip
 
 
-def combine(costs: Iterable[StageCost]) -> list[StageCost]:
+def combine_costs(costs: Iterable[StageCost]) -> list[StageCost]:
     """Return the costs with those of one name as one: times and disk in sum, the highest need of memory."""
     combined: dict[str, StageCost] = {}
     for cost in costs:

@@ -18,7 +18,7 @@ from msa_lite.evals.evaluation import NO_JUDGE, ideal_identity
 from msa_lite.evals.models import model_identity
 from msa_lite.io.console.progress import silent
 from msa_lite.io.files.writing import canonical_json
-from msa_lite.io.weights.hub import Source
+from msa_lite.io.weights.hub import Source, fetch
 from msa_lite.merger import Precision, Term
 from msa_lite.pipeline.prepare.earlier import earlier_terms
 from msa_lite.pipeline.prepare.run import Context, msa_scope, prepare
@@ -102,6 +102,7 @@ def identify(place: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict
         weights = {"forget": -1.0, "retain": 0.5 if resolved.has_choice else resolved.points[0].beta}
         own = [Term(name, place / "prior", weight) for name, weight in weights.items()]
         merging.merge_vectors(job, [*own, *earlier_terms(job.earlier)], silent)
+        monkeypatch.setattr(scoring, "fetch", lambda name: fetch(str(place / "target")))
         for name in Context.of(job).scored:
             scoring.score_model(job, name, "test", silent, {"name": "msa"})
         return {name: canonical_json(value) for name, value in found.items()}

@@ -12,6 +12,7 @@ import yaml
 import msa_lite
 from msa_lite.budget.speed import Device
 from msa_lite.errors import MismatchError
+from msa_lite.recipe.load import shipped_recipes
 from tests.e2e.conftest import CallCli
 
 FITS_ALONE = ("evaluate=null", "forget.alpha=1.0", "retain.beta=0.5")
@@ -81,10 +82,32 @@ def test_the_retain_vectors_own_settings_are_planned(grid: dict[str, Any]) -> No
     assert "goal" not in fits("vector.epochs=2")
 
 
-def test_models_that_cannot_be_reached_are_named(call_cli: CallCli) -> None:
-    code, out, err = call_cli("plan", "tofu/forget10", "--gpu", "8GB")
+def test_models_that_cannot_be_reached_are_named(call_cli: CallCli, path: Path) -> None:
+    code, out, err = call_cli(
+        "plan", path, "--gpu", "8GB", "target=some/model", "prior=some/other", "evaluate.ideal=null"
+    )
     assert (code, out) == (2, "")
-    assert "prior meta-llama/Llama-3.2-1B-Instruct: not on this machine, and the Hub gives no headers" in err
+    assert "prior some/other: not on this machine, and the Hub gives no headers" in err
+
+
+def test_a_model_that_is_not_here_borrows_the_sizes_of_the_other_one(grid: dict[str, Any]) -> None:
+    near, far = msa_lite.plan(grid, gpu="8GB"), msa_lite.plan(grid, ["target=runs/later/1-books"], gpu="8GB")
+    assert [cost.need.parts["weights"] for cost in far.stages if cost.on_device] == [
+        cost.need.parts["weights"] for cost in near.stages if cost.on_device
+    ]
+    assert any("runs/later/1-books" in note and "those of the prior" in note for note in far.notes)
+
+
+@pytest.mark.parametrize("name", [name for name in shipped_recipes() if not name.startswith("train/")])
+def test_each_shipped_recipe_is_planned_and_looked_at_without_a_network(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    planned, dry = msa_lite.plan(name, gpu="80GB"), msa_lite.dry_run(name)
+    assert planned.stages
+    assert {"forget vector", "merge"} <= {stage.name for stage in dry.stages}
+    assert {stage.state for stage in dry.stages} == {"to do"}
+    assert len([note for note in dry.notes if "no connection" in note]) <= 1, "one line, however many rows"
 
 
 @pytest.mark.parametrize("size", ["8", "0GB", "80MB"])

@@ -31,12 +31,13 @@ def make_job(folder: Path, validation: str | None = "qa", test: str | None = "qa
     """What `judge_run` looks at of a job with an ideal."""
     return SimpleNamespace(
         folder=folder,
-        plan=SimpleNamespace(start="prior"),
-        recipe=SimpleNamespace(evaluate=test and {}, seed=0, folder=folder, margins=VerdictKeys()),
+        scope=SimpleNamespace(start="prior"),
+        recipe=SimpleNamespace(
+            evaluate=test and {}, seed=0, folder=folder, margins=VerdictKeys(), vector_names=["forget"]
+        ),
         sources={"ideal": None},
         validation=validation and empty(validation),
         test=test and empty(test),
-        vector_names=["forget"],
         vector_folder=lambda name: folder / "vectors" / name,
     )
 

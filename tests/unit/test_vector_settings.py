@@ -30,9 +30,9 @@ def make_job(make_checkpoint: Make) -> Callable[..., Any]:
     def make(*overrides: str, rows: int = 24, method: str = "msa", start: str = "prior") -> Any:
         values = {"target": "t", "prior": "p", "forget": {"data": {"path": "f.jsonl"}}, "output": "runs/x"}
         examples: dict[str, Sequence[int]] = {"forget": range(rows), "retain": range(10 * rows)}
-        plan = SimpleNamespace(method=method, start=start)
+        scope = SimpleNamespace(method=method, start=start)
         sources = {"prior": source, "target": source}
-        return SimpleNamespace(recipe=load_recipe(values, overrides), plan=plan, examples=examples, sources=sources)
+        return SimpleNamespace(recipe=load_recipe(values, overrides), scope=scope, examples=examples, sources=sources)
 
     return make
 

@@ -42,7 +42,7 @@ from msa_lite.train.settings import EPOCHS
 
 logger = logging.getLogger(__name__)
 
-CHOICE = "choosing the epoch"
+_CHOICE = "choosing the epoch"
 _ROUGH = "a baseline's loss"  # may hold more than is counted
 
 
@@ -206,7 +206,7 @@ class Trials:
             for setting in self.settings
         ]
         choice = Stage(
-            CHOICE,
+            _CHOICE,
             "choose",
             context.scope.folder / "sweep",
             self._choose,

@@ -98,7 +98,7 @@ TRACKING = "tracking"  # files of trackers
 
 
 Prepared = TypeVar("Prepared")
-Kind = Literal["run", "training"]
+FolderKind = Literal["run", "training"]
 
 
 @contextmanager
@@ -161,7 +161,7 @@ def run_inputs(run: Run) -> dict[str, Any]:
 @contextmanager
 def claim(
     folder: Path,
-    kind: Kind,
+    kind: FolderKind,
     prepare: Callable[[], Prepared],
     pinned: Callable[[Prepared], str],
     first: str | None = None,
@@ -194,7 +194,7 @@ def claim(
         yield inputs
 
 
-def check_run_folder(folder: Path, kind: Kind) -> None:
+def check_run_folder(folder: Path, kind: FolderKind) -> None:
     """Raise OutputError unless a folder is absent, empty, or holds the recipe.yaml of a run or training.
 
     Raise it, too, for the folder of a run whose data was purged.
@@ -215,14 +215,14 @@ def check_run_folder(folder: Path, kind: Kind) -> None:
         raise OutputError(f"{folder}: holds something that is no run of msa-lite; choose another output")
 
 
-def _is_of_kind(file: Path, kind: Kind) -> bool:
+def _is_of_kind(file: Path, kind: FolderKind) -> bool:
     try:
         return read_text(file).startswith(f"# A {kind} of msa-lite")
     except FormatError:  # it is not there, or no text
         return False
 
 
-def recipe_text(kind: Kind, command: str, recipe: Recipe | TrainingRecipe, notes: Sequence[str] = ()) -> str:
+def recipe_text(kind: FolderKind, command: str, recipe: Recipe | TrainingRecipe, notes: Sequence[str] = ()) -> str:
     """Return recipe.yaml: a line by which the folder is known, notes as comments, and the recipe."""
     first = f"A {kind} of msa-lite: the recipe as resolved. `{command}` on this file repeats the {kind}."
     return "".join(f"# {line}\n" for line in (first, *notes)) + dump_recipe(recipe)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from msa_lite.io.weights.hub import (
     fetch_headers,
     fetch_tokenizer,
     is_remote,
+    offline_where_unreachable,
     split_name,
 )
 from msa_lite.pipeline.prepare.models import demo_config
@@ -80,10 +81,20 @@ def find_facts(recipe: Recipe) -> Facts:
     names = {"target": recipe.target, "prior": recipe.prior_checkpoint}
     if recipe.evaluate and recipe.evaluate.ideal:
         names["ideal"] = recipe.evaluate.ideal
-    shapes, download, missing = find_shapes(names, notes)
-    examples = _find_examples(recipe, notes)
+    is_far = any(map(is_remote, [*names.values(), *_data_places(recipe)]))
+    with offline_where_unreachable() if is_far else nullcontext():
+        shapes, download, missing = find_shapes(names, notes)
+        examples = _find_examples(recipe, notes)
     rows = match_forget(recipe, {name: RowFacts.of(part) for name, part in examples.items()})
     return Facts(shapes, rows, download, notes, examples, missing)
+
+
+def _data_places(recipe: Recipe) -> list[str]:
+    """Return the folders, files or repositories of the rows to learn and to score."""
+    evaluate = recipe.evaluate
+    sets = [recipe.forget.data, recipe.retain and recipe.retain.data]
+    sets += [getattr(evaluate, name) for name in SETS] if evaluate else []
+    return [data.path for data in sets if data]
 
 
 def find_shapes(names: Mapping[str, str], notes: list[str]) -> tuple[dict[str, Shape], int, tuple[str, ...]]:
@@ -134,14 +145,15 @@ def find_headers(name: str) -> Checkpoint | None:
     if not folder.is_dir() and is_remote(name):
         from huggingface_hub import try_to_load_from_cache
 
-        repo, revision = split_name(name)
-        cached = try_to_load_from_cache(repo, "config.json", revision=revision)
-        if not isinstance(cached, str):
-            return fetch_headers(name)
         try:
-            return load_checkpoint(Path(cached).parent)
-        except MsaError:  # only a part of it is in the cache
+            repo, revision = split_name(name)
+            cached = try_to_load_from_cache(repo, "config.json", revision=revision)
+            if isinstance(cached, str):
+                with suppress(MsaError):  # only a part of it is in the cache
+                    return load_checkpoint(Path(cached).parent)
             return fetch_headers(name)
+        except UsageError:  # a branch by its number, and no network to look it up
+            return None
     if not folder.is_dir():
         return None
     return find_headers(base_name(folder)) if is_bare_adapter(folder) else load_checkpoint(folder)
@@ -161,7 +173,8 @@ def _load_rows(recipe: Recipe, notes: list[str]) -> dict[str, tuple[DataSource, 
             if data:
                 sources[place], rows[place] = load_set(data, recipe.columns)
         except (MsaError, ImportError) as error:
-            faults.setdefault(str(error).splitlines()[0], []).append(place)
+            reason = str(error).splitlines()[0].replace("OfflineModeIsEnabled", "no connection")
+            faults.setdefault(reason, []).append(place)
     for reason, places in faults.items():
         lengths = "" if "." in places[0] else "; they are taken to be as long as max_length allows"
         notes.append(f"{' and '.join(places)} rows could not be read ({reason}){lengths}")

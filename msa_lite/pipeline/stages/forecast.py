@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from msa_lite.budget.plan import Plan, Remedy, combine, disk_of, gigabytes
+from msa_lite.budget.plan import Plan, Remedy, combine_costs, disk_of, gigabytes
 from msa_lite.budget.speed import Device, this_device
 from msa_lite.errors import MismatchError, RecipeError
 from msa_lite.io.files.writing import nearest_place
@@ -29,7 +29,7 @@ def forecast(stages: Sequence[Stage], facts: Facts, machine: Machine, folder: Pa
     notes += [_time_note(machine), *dict.fromkeys(note for cost in costs for note in cost.notes)]
     disk = disk_of(costs) | ({"download": facts.download} if facts.download else {})
     free = shutil.disk_usage(nearest_place(folder)).free
-    return Plan(machine.device, combine(costs), host_memory(), disk, free, notes)
+    return Plan(machine.device, combine_costs(costs), host_memory(), disk, free, notes)
 
 
 def enough_processes(stages: Sequence[Stage], facts: Facts, device: Device) -> int | None:
@@ -64,7 +64,7 @@ def check_memory(
     machine = Machine(_free_device(), processes)
     left = [stage for stage in stages if stage.folder and not stage.folder.exists()]
     costs = [cost for stage in left for cost in stage.cost(facts, machine) if cost.on_device]
-    plan = Plan(machine.device, combine(costs), host_memory(), {}, 0)
+    plan = Plan(machine.device, combine_costs(costs), host_memory(), {}, 0)
     if not costs or plan.fits:
         return
     plan = replace(plan, remedies=tuple(remedies(machine)))

@@ -48,7 +48,7 @@ class Verb:
         for check in self.checks:
             check(run)
         try:
-            facts = facts_of(run)
+            facts = facts_of_run(run)
         except FormatError as error:  # a config in words that we do not know
             logger.debug("the memory is not predicted: %s", error)
             return
@@ -95,7 +95,7 @@ def find_verb(
     return Verb(scope, lambda context: msa_stages(context, accept), [check_strengths, _check_attacks, check_licence])
 
 
-def facts_of(run: Run) -> Facts:
+def facts_of_run(run: Run) -> Facts:
     """Return what a plan of a prepared run is made of: its models by their headers, its rows as they are learnt."""
     checkpoints = {name: load_checkpoint(checkpoint_folder(source.folder)) for name, source in run.sources.items()}
     shapes = {name: read_shape(checkpoint, run.sources[name].name) for name, checkpoint in checkpoints.items()}
