@@ -15,7 +15,6 @@ from msa_lite.baselines.methods import METHODS, Value
 from msa_lite.baselines.objective import BaselineObjective, ReferenceCache, draw_answers
 from msa_lite.budget.plan import StageCost
 from msa_lite.choose.candidates import TARGET, Candidates, Values
-from msa_lite.report.choice import Choice, load_choice
 from msa_lite.choose.rules import Rank
 from msa_lite.choose.validation import Validation
 from msa_lite.data import Example, encode_qa, pad_id
@@ -36,7 +35,7 @@ from msa_lite.pipeline.stages.facts import Facts
 from msa_lite.pipeline.stages.stage import Stage
 from msa_lite.recipe import Recipe
 from msa_lite.report import load_report
-from msa_lite.report.choice import candidate_name
+from msa_lite.report.choice import Choice, candidate_name, load_choice
 from msa_lite.train import FitSettings, KeptEpochs, epoch_folder, fit_inputs, fit_vector
 from msa_lite.train.settings import EPOCHS
 

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from msa_lite.report.choice import load_choice
 from msa_lite.data import Row
 from msa_lite.errors import Faults, MismatchError, MsaError, UsageError
 from msa_lite.io.files.reading import parse_json, read_text
@@ -24,6 +23,7 @@ from msa_lite.io.weights.hub import Source, fetch
 from msa_lite.merger import Precision, Term, open_merge
 from msa_lite.pipeline.prepare.models import same_weights
 from msa_lite.recipe import Recipe, load_recipe
+from msa_lite.report.choice import load_choice
 from msa_lite.report.provenance import PURGED_FILE, RECIPE_FILE, read_run, recorded_method, recorded_revisions
 from msa_lite.strengths import Strengths
 

@@ -14,7 +14,6 @@ from typing import Any
 
 from msa_lite.choose.candidates import TARGET, Candidates, Points, Values
 from msa_lite.choose.choice import choose, help_choose
-from msa_lite.report.choice import Choice, load_choice
 from msa_lite.choose.evidence import Metrics
 from msa_lite.choose.rules import Rank
 from msa_lite.choose.search import StrengthSearch
@@ -34,7 +33,7 @@ from msa_lite.pipeline.stages.costs import SEARCHED, choice_costs
 from msa_lite.pipeline.stages.stage import Stage
 from msa_lite.recipe import Recipe
 from msa_lite.report import REPORT_FILE
-from msa_lite.report.choice import candidate_name, score_heading, shown_score
+from msa_lite.report.choice import Choice, candidate_name, load_choice, score_heading, shown_score
 from msa_lite.strengths import Strengths
 from msa_lite.train import Line
 

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from msa_lite.choose.candidates import Values
-from msa_lite.report.choice import load_choice
 from msa_lite.data import Row
 from msa_lite.errors import UsageError
 from msa_lite.io.finished.seal import load_manifest
@@ -23,6 +22,7 @@ from msa_lite.pipeline.run.vectors import fit_stages
 from msa_lite.pipeline.run.verdict import Findings, complete_card, judge_run
 from msa_lite.pipeline.stages.stage import Stage, unique
 from msa_lite.recipe import Recipe
+from msa_lite.report.choice import load_choice
 from msa_lite.strengths import Strengths
 
 

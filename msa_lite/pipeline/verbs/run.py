@@ -10,7 +10,6 @@ from typing import Any, Literal
 
 from msa_lite.baselines.methods import check_grids
 from msa_lite.choose.candidates import Values
-from msa_lite.report.choice import Choice, load_choice
 from msa_lite.data import Row
 from msa_lite.io.console.progress import Progress, notices, silent
 from msa_lite.io.files.writing import json_form
@@ -34,7 +33,7 @@ from msa_lite.publish.upload import Published
 from msa_lite.recipe import Recipe, RecipeSource, load_recipe
 from msa_lite.report import Report, load_report
 from msa_lite.report.attacks import AttackFacts, attack_summary
-from msa_lite.report.choice import SYMBOLS, candidate_name
+from msa_lite.report.choice import SYMBOLS, Choice, candidate_name, load_choice
 from msa_lite.report.rows import SideBySide
 from msa_lite.report.verdict import Verdict
 from msa_lite.strengths import Strengths
