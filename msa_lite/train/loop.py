@@ -159,18 +159,7 @@ class Loop:
             step, epoch = state["global_step"], round(state["epoch"])
         cut_log(self.partial / LOG, step)
         self._keep_epochs(range(epoch + 1))  # others were written after the save, perhaps half
-        trainer = make_trainer(  # which puts the model on its device
-            model,
-            self.objective,
-            len(self.examples),
-            self.settings,
-            self.rung.micro,
-            _make_callback(self),
-            self.partial / SAVES,
-            save_strategy="no" if self.open_fit else "epoch",
-            save_total_limit=2,
-            **self.tracking.arguments(self.label),
-        )
+        trainer = self.make_trainer(model)  # which puts the model on its device
         try:
             if self.open_fit is not None:
                 self.open_fit.begin(model, epoch, step, self.rung.micro)
@@ -184,6 +173,21 @@ class Loop:
             if name := broken_weight(model):
                 raise self.failure(f"{name} is no number after training")
             self._save(model, self.partial)
+
+    def make_trainer(self, model: Any) -> Any:
+        """Return the Trainer of this run."""
+        return make_trainer(
+            model,
+            self.objective,
+            len(self.examples),
+            self.settings,
+            self.rung.micro,
+            _make_callback(self),
+            self.partial / SAVES,
+            save_strategy="no" if self.open_fit else "epoch",
+            save_total_limit=2,
+            **self.tracking.arguments(self.label),
+        )
 
     def _save(self, model: Any, folder: Path) -> None:
         save_model(model, self.source, folder, self.tokenizer, self.settings)

@@ -355,7 +355,7 @@ def _our_trainer(rows: Sequence[Example], settings: FitSettings, folder: Path, r
     objective, tokenizer = plain.PlainLoss(rows, 2), SimpleNamespace(pad_token_id=2)
     objective.prepare(model)
     run: Any = Loop(None, rows, tokenizer, settings, folder, "", objective, None, silent, rung=rung)  # type: ignore[arg-type]
-    return run._trainer(model)
+    return run.make_trainer(model)
 
 
 def _peer_trainer(settings: FitSettings, folder: Path, rung: Rung) -> Any:
