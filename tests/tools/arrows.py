@@ -10,6 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "msa_lite"
 Graph = Mapping[str, set[str]]
+FOLDERED = ("pipeline", "io")  # rooms that are drawn inside, too
 
 
 def sources() -> list[Path]:
@@ -123,6 +124,11 @@ def drawing() -> str:
     lines += ["```", "", "| room | purpose | imports from |", "|---|---|---|"]
     for room in (room for room in order if room.strip("_") == room):
         lines.append(f"| `{room}` | {purpose(room)} | {', '.join(sorted(graph[room])) or '–'} |")
+    for room in FOLDERED:
+        graph = folder_graph(room)
+        lines += ["", f"Inside `{room}`:", "", "| folder | purpose | imports from |", "|---|---|---|"]
+        for folder in TopologicalSorter(graph).static_order():
+            lines.append(f"| `{folder}` | {purpose(f'{room}/{folder}')} | {', '.join(sorted(graph[folder])) or '–'} |")
     return "\n".join(lines) + "\n"
 
 

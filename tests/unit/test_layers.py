@@ -70,6 +70,18 @@ FOLDERS = {
         "models": {"console", "files", "weights"},
         "launch": {"console", "files"},
     },
+    "pipeline": {
+        "prepare": set[str](),
+        "stages": {"prepare"},
+        "run": {"prepare", "stages"},
+        "ask": {"prepare", "run"},
+        "attack": {"prepare", "run", "stages"},
+        "baseline": {"prepare", "run", "stages"},
+        "init": {"prepare", "run", "stages"},
+        "purge": {"prepare", "run"},
+        "staged": {"prepare", "run", "stages"},
+        "verbs": {"attack", "baseline", "init", "prepare", "run", "staged", "stages"},
+    },
 }
 # Modules that hold arithmetic alone: the formula, and the scores of one item.
 PURE = ("merger/formula.py", "evals/scoring.py", "evals/answers.py")
