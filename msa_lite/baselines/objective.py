@@ -173,7 +173,7 @@ class _Term:
 
 @dataclass
 class BaselineObjective:
-    """One method with its parameters and rows, for `fit_vector`."""
+    """One method with its parameters and rows, for a `VectorFit`."""
 
     name: str
     parameters: Mapping[str, Value]

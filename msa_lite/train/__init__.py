@@ -1,6 +1,6 @@
 """Fitting vectors: fine-tune a prior on rows and keep the change, with the Hugging Face Trainer underneath."""
 
-from msa_lite.train.fit import check_mode, fit_inputs, fit_vector
+from msa_lite.train.fit import VectorFit, check_mode, fit_vector, run_fit
 from msa_lite.train.in_place import TuningMode, check_tunable, roomy_mode, tune
 from msa_lite.train.loop import epoch_folder
 from msa_lite.train.settings import AfterEpoch, FitSettings, KeptEpochs, Objective, auto_rate
@@ -9,6 +9,7 @@ from msa_lite.train.until import Until
 
 __all__ = [
     "AfterEpoch",
+    "Fit",
     "FitSettings",
     "KeptEpochs",
     "Line",
@@ -21,8 +22,8 @@ __all__ = [
     "check_trackers",
     "check_tunable",
     "epoch_folder",
-    "fit_inputs",
     "fit_vector",
     "roomy_mode",
+    "run_fit",
     "tune",
 ]

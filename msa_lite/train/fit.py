@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,57 @@ logger = logging.getLogger(__name__)
 _RUNG = "rung.json"  # beside the saves: the rung that they were made at
 
 
+@dataclass(frozen=True)
+class VectorFit:
+    """What is tuned on what, until when, and for whom. The last three fields decide no result."""
+
+    prior: Source
+    examples: Sequence[Example]
+    tokenizer: Any
+    settings: FitSettings = FitSettings()
+    objective: Objective | None = None
+    """A function to minimise in place of the plain loss of the examples."""
+    after_epoch: AfterEpoch | None = None
+    """Chooses the epochs whose weights are kept, in folders `epoch-1`, `epoch-2`, … of the vector's."""
+    until: Until | None = None
+    """Makes the fit open-ended, with at most `settings.epochs` epochs. It minimises the plain loss."""
+    label: str = "vector"
+    """Its name in messages and trackers."""
+    extra_files: Mapping[str, str] = field(default_factory=dict)
+    """Texts to write beside the weights, by the name of the file."""
+    tracking: Tracking = UNTRACKED
+
+    def __post_init__(self) -> None:
+        assert not self.until or not (self.objective or self.after_epoch), "an open-ended fit minimises the plain loss"
+
+    def inputs(self) -> dict[str, Any]:
+        """Return all that decides the result, as its manifest records it and `is_finished` compares it."""
+        rules = {"objective": self.objective, "kept": self.after_epoch, "until": self.until}
+        return {
+            "prior": self.prior.identity(),
+            "examples": hash_ids(self.examples),
+            "settings": self.settings.describe(),
+            **{key: rule.describe() for key, rule in rules.items() if rule is not None},
+        }
+
+    def facts(self) -> dict[str, Any]:
+        """Return what the manifest records beside the inputs."""
+        return {"sources": {"prior": self.prior.pinned()}, "rows": len(self.examples)}
+
+    def loop(self, partial: Path, progress: Progress) -> Loop:
+        """Return the training into a folder."""
+        loss = self.objective or PlainLoss(self.examples, pad_id(self.tokenizer))
+        return Loop(
+            self.prior, self.examples, self.tokenizer, self.settings, partial, self.label, loss, self.after_epoch,
+            progress, tracking=self.tracking,
+        )  # fmt: skip
+
+    def write_files(self, partial: Path) -> None:
+        """Write the extra files."""
+        for name, text in self.extra_files.items():
+            (partial / name).write_text(text, "utf-8")
+
+
 def fit_vector(
     prior: str | Source,
     examples: Sequence[Example],
@@ -50,64 +101,40 @@ def fit_vector(
     *,
     tokenizer: Any,
     settings: FitSettings = FitSettings(),
-    label: str = "vector",
-    extra_files: dict[str, str] | None = None,
-    objective: Objective | None = None,
-    after_epoch: AfterEpoch | None = None,
     until: Until | None = None,
-    tracking: Tracking = UNTRACKED,
+    label: str = "vector",
     progress: Progress = silent,
 ) -> Path:
     """Tune the prior on the examples and write the vector's folder: a PEFT adapter, or an fp32 checkpoint in full mode.
 
-    Also writes train_log.jsonl (one line a step: step, epoch, loss, grad_norm, learning_rate), the files of
-    `extra_files` (name → text) and a manifest. With `after_epoch`, the weights that it keeps go into its folders
-    `epoch-1`, `epoch-2`, … With `until`, the fit is open-ended: it has at most `settings.epochs` epochs, course.json
-    and the manifest (`fit`) record how it went, and a warning says when it has not learnt enough. tracking: is told the
-    loss of each step, and decides no result. A folder made from the same inputs is left as it is. A stopped fit goes on
-    after its last save.
+    Also writes train_log.jsonl (one line a step: step, epoch, loss, grad_norm, learning_rate) and a manifest. With
+    `until`, the fit is open-ended: course.json and the manifest (`fit`) record how it went, and a warning says when it
+    has not learnt enough. A folder made from the same inputs is left as it is. A stopped fit goes on after its last
+    save. `msa_lite.train.VectorFit` can do more: another objective, weights of several epochs, trackers.
 
     Raise UsageError where packages are missing (torch; for qlora, bitsandbytes), NotFiniteError when the loss is no
     longer finite and there is no epoch to keep, StageError when memory runs out whatever is tried.
     """
     require("train")
     source = prior if isinstance(prior, Source) else fetch(str(prior))
-    out = Path(out)
-    assert until is None or (objective is None and after_epoch is None), "an open-ended fit minimises the plain loss"
-    inputs = fit_inputs(source, examples, settings, objective, after_epoch, until)
+    return run_fit(VectorFit(source, examples, tokenizer, settings, until=until, label=label), out, progress)
+
+
+def run_fit(fit: VectorFit, out: str | Path, progress: Progress = silent) -> Path:
+    """Make a fit by this process and write the vector's folder, as `fit_vector` does."""
+    require("train")
+    out, inputs, settings = Path(out), fit.inputs(), fit.settings
     if is_finished(out, inputs):
         logger.info("%s: already made from the same inputs", out)
         return out
     avoid_fragments()
     check_mode(settings.mode, settings.optimizer, settings.compute)
-    facts: dict[str, Any] = {"sources": {"prior": source.pinned()}, "rows": len(examples)}
+    facts = fit.facts()
     with stage_folder(out, "vector", inputs, facts, resumable=True) as partial:
-        loss = objective or PlainLoss(examples, pad_id(tokenizer))
-        loop = Loop(
-            source, examples, tokenizer, settings, partial, label, loss, after_epoch, progress, tracking=tracking
-        )
-        facts |= _run_until(loop, until) if until else {"micro_batch_size": _run(loop)}
-        for name, text in (extra_files or {}).items():
-            (partial / name).write_text(text, "utf-8")
+        loop = fit.loop(partial, progress)
+        facts |= _run_until(loop, fit.until) if fit.until else {"micro_batch_size": _run(loop)}
+        fit.write_files(partial)
     return out
-
-
-def fit_inputs(
-    prior: Source,
-    examples: Sequence[Example],
-    settings: FitSettings,
-    objective: Objective | None = None,
-    after_epoch: AfterEpoch | None = None,
-    until: Until | None = None,
-) -> dict[str, Any]:
-    """Return all that decides the result of a fit, as its manifest records it and `is_finished` compares it."""
-    rules = {"objective": objective, "kept": after_epoch, "until": until}
-    return {
-        "prior": prior.identity(),
-        "examples": hash_ids(examples),
-        "settings": settings.describe(),
-        **{key: rule.describe() for key, rule in rules.items() if rule is not None},
-    }
 
 
 def check_mode(mode: str, optimizer: str = "auto", compute: Compute = "auto") -> None:

@@ -1,6 +1,6 @@
 """One full fit over several processes, for priors that one GPU cannot tune.
 
-It takes the same steps as a fit in one process (`fit_vector`): the same rows in the same order, the mean loss over all
+It takes the same steps as a fit in one process (`run_fit`): the same rows in the same order, the mean loss over all
 labels of a step, gradients clipped to norm 1 over all weights, the same AdamW and the same rates. So the vector is the
 same up to rounding, and its folder is taken for the same. Only the first process writes files, except for the saves.
 """
@@ -18,15 +18,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from msa_lite.data import Example, pad_id, pass_tokens
+from msa_lite.data import pad_id, pass_tokens
 from msa_lite.errors import MsaError, NotFiniteError, UsageError
 from msa_lite.io.console.libraries import require
 from msa_lite.io.console.progress import Progress, silent, tell
 from msa_lite.io.finished.manifest import is_finished, stage_folder
 from msa_lite.io.models.devices import avoid_fragments
 from msa_lite.io.models.heads import choose_precision
-from msa_lite.io.weights.hub import Source, fetch
-from msa_lite.train.fit import fit_inputs
+from msa_lite.train.fit import VectorFit
 from msa_lite.train.loop import LOG, SAVE_SECONDS, SAVES, Loop, cut_log
 from msa_lite.train.model import save_model
 from msa_lite.train.passes import (
@@ -39,7 +38,6 @@ from msa_lite.train.passes import (
     make_loss,
     run_passes,
 )
-from msa_lite.train.plain import PlainLoss
 from msa_lite.train.settings import FitSettings
 from msa_lite.train.shards import (
     MOMENTS,
@@ -52,56 +50,42 @@ from msa_lite.train.shards import (
     told_of_losses,
     write_save,
 )
-from msa_lite.train.tracking import UNTRACKED, Line, Tracking
+from msa_lite.train.tracking import Line
 from msa_lite.train.until import OpenFit, Until, measure_loss, sample_examples
 
 logger = logging.getLogger(__name__)
 
 
-def fit_sharded(
-    prior: str | Source,
-    examples: Sequence[Example],
-    out: str | Path,
-    *,
-    tokenizer: Any,
-    settings: FitSettings,
-    label: str = "vector",
-    extra_files: dict[str, str] | None = None,
-    until: Until | None = None,
-    tracking: Tracking = UNTRACKED,
-    progress: Progress = silent,
-) -> Path:
+def fit_sharded(fit: VectorFit, out: str | Path, progress: Progress = silent) -> Path:
     """Tune all weights of the prior on the examples by the processes of torch.distributed; write the vector's folder.
 
     All processes call this alike, with torch.distributed initialised (nccl for GPUs, else gloo). The folder, its
-    manifest and its log are those of `fit_vector`. A stopped fit goes on after its last save, with any number of
-    processes. The host of the first process needs 4 bytes of memory a weight.
+    manifest and its log are those of `run_fit`. A stopped fit goes on after its last save, with any number of
+    processes. The host of the first process needs 4 bytes of memory a weight. No objective and no choice of epochs.
 
     Raise UsageError for settings that several processes cannot take, MismatchError where the processes have different
     inputs, StageError when another process dies, NotFiniteError when the loss is no longer finite.
     """
+    assert (fit.objective or fit.after_epoch) is None, "several processes minimise the plain loss, to the end"
     require("train")
     avoid_fragments()
-    with told_of_losses(label):
+    with told_of_losses(fit.label):
         peers = Peers.join()
-        check_sharded(settings, peers.count)
-        source = prior if isinstance(prior, Source) else fetch(str(prior))
-        out, inputs = Path(out), fit_inputs(source, examples, settings, until=until)
-        peers.check_same({**inputs, "out": str(out), "files": extra_files or {}})
+        check_sharded(fit.settings, peers.count)
+        out, inputs, facts = Path(out), fit.inputs(), fit.facts()
+        peers.check_same({**inputs, "out": str(out), "files": fit.extra_files})
         if peers.in_first(lambda: is_finished(out, inputs)):
             logger.info("%s: already made from the same inputs", out)
             peers.leave()
             return out
-        facts: dict[str, Any] = {"sources": {"prior": source.pinned()}, "rows": len(examples)}
         with ExitStack() as stack:
             folder = peers.in_first(
                 lambda: stack.enter_context(stage_folder(out, "vector", inputs, facts, resumable=True))
             )
-            plain = PlainLoss(examples, pad_id(tokenizer))
-            loop = Loop(source, examples, tokenizer, settings, folder, label, plain, None, progress, tracking=tracking)
-            facts |= _run_until(loop, until, peers) if until else {"micro_batch_size": _fit(loop, None, peers)}
-            for name, text in (extra_files or {}).items() if peers.first else ():
-                (folder / name).write_text(text, "utf-8")
+            loop = fit.loop(folder, progress)
+            facts |= _run_until(loop, fit.until, peers) if fit.until else {"micro_batch_size": _fit(loop, None, peers)}
+            if peers.first:
+                fit.write_files(folder)
             peers.in_first(stack.close)
         peers.leave()
     return out

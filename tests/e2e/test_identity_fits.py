@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from msa_lite.io.files.writing import canonical_json
-from msa_lite.io.weights.hub import Source
 from msa_lite.pipeline import run_baseline, train_stages
 from msa_lite.pipeline.baseline import trials
 from msa_lite.pipeline.staged import training
@@ -19,7 +18,7 @@ from msa_lite.recipe.inputs import Data
 from msa_lite.recipe.schema import Baseline
 from msa_lite.recipe.training import TrainingStage
 from msa_lite.report import Report, write_report
-from msa_lite.train import fit_inputs, tracking
+from msa_lite.train import VectorFit, tracking
 from tests.support.identity import DATA, OF_TEXT, UNSAID, base, changed, fill, leaves, write_place
 
 
@@ -75,13 +74,11 @@ def test_an_option_decides_a_baselines_fit(
     write_report(Report("qa", "validation", {}), tmp_path)
     found: list[str] = []
 
-    def fit(
-        prior: Source, examples: Any, out: Path, *, settings: Any, objective: Any, after_epoch: Any, **others: Any
-    ) -> None:
-        found.append(canonical_json([fit_inputs(prior, examples, settings, objective, after_epoch)]))
+    def fit(fit: VectorFit, out: Path, progress: Any) -> None:
+        found.append(canonical_json([fit.inputs()]))
         raise Stop
 
-    monkeypatch.setattr(trials, "fit_vector", fit)
+    monkeypatch.setattr(trials, "run_fit", fit)
     monkeypatch.setattr("msa_lite.pipeline.verbs.run.execute", only_fits)
     monkeypatch.setattr(trials, "scores_folder", lambda *given: tmp_path)
     method, value, others = BASELINE[option]

@@ -29,7 +29,7 @@ from msa_lite.pipeline.run import vectors
 from msa_lite.pipeline.run.msa import msa_stages
 from msa_lite.recipe import Recipe, load_recipe
 from msa_lite.recipe.merging import Publish
-from msa_lite.train import fit_inputs
+from msa_lite.train import VectorFit
 from tests.support.identity import DATA, OF_TEXT, UNSAID, base, changed, fill, leaves, rows_of, write_place
 
 FITS = ("forget", "retain")
@@ -53,8 +53,8 @@ def identify(place: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict
     monkeypatch.setenv("OPENAI_API_KEY", "none")
     found: dict[str, Any] = {}
 
-    def fit(prior: Source, examples: Any, out: Path, *, settings: Any, until: Any, **others: Any) -> None:
-        found[out.name] = inputs = fit_inputs(prior, examples, settings, until=until)
+    def fit(fit: VectorFit, out: Path, progress: Any) -> None:
+        found[out.name] = inputs = fit.inputs()
         found[f"{out.name} rows"] = inputs["examples"]
 
     def merge(
@@ -83,7 +83,7 @@ def identify(place: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict
         return SimpleNamespace(values={"alpha": 1.0, "beta": 0.5}, doubts=[])
 
     for module, name, double in (
-        (vectors, "fit_vector", fit),
+        (vectors, "run_fit", fit),
         (merging, "merge_terms", merge),
         (merging, "merge_terms_to_adapter", merge),
         (scoring, "evaluate_benchmark", score),

@@ -42,20 +42,20 @@ _Set.run = run
 """
 # The second process fails, or dies, as it fits the retain vector. The first one goes on until it is stopped.
 FAULTS = """
-import atexit, pathlib, signal, time
-import msa_lite.pipeline.run.vectors as vectors
+import atexit, importlib, pathlib, signal, time
+vectors = importlib.import_module("msa_lite.pipeline.run.vectors")  # `pipeline.run` is a function, too
 from msa_lite.errors import StageError
-own, fault = vectors.fit_vector, os.environ["FAULT"]
-def fit_vector(*arguments, progress, **options):
+own, fault = vectors.run_fit, os.environ["FAULT"]
+def run_fit(fit, out, progress):
     if fault == f"rank {rank} fails":
         raise StageError("the loss is lost")
     if fault == f"rank {rank} breaks":
         raise ValueError("unforeseen")
     if fault == f"rank {rank} dies":
         os.kill(os.getpid(), signal.SIGKILL)
-    own(*arguments, **options)
+    own(fit, out)
     time.sleep(500)
-vectors.fit_vector = fit_vector
+vectors.run_fit = run_fit
 atexit.register(lambda: pathlib.Path(os.environ["LEFT"] + str(rank)).touch())
 """
 # A tracker that writes what it gets, and which process reports.

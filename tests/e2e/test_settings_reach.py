@@ -84,11 +84,11 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
 
     watch(peft, "LoraConfig")
     watch(transformers, "TrainingArguments")
-    inputs = fit.fit_inputs
+    make_loop = fit.VectorFit.loop
 
-    def fit_inputs(source: Any, examples: Any, settings: FitSettings, objective: Any, after: Any, until: Any) -> Any:
-        noted.fits.append((settings, max(len(e.ids) for e in examples), until))
-        return inputs(source, examples, settings, objective, after, until)
+    def loop(self: fit.VectorFit, *arguments: Any) -> trainer.Loop:
+        noted.fits.append((self.settings, max(len(e.ids) for e in self.examples), self.until))
+        return make_loop(self, *arguments)
 
     def train(*args: Any, **keywords: Any) -> None:
         raise Stop
@@ -100,7 +100,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
         return make(*arguments, **options)
 
     monkeypatch.setattr(trainer, "make_trainer", make_trainer)
-    monkeypatch.setattr(fit, "fit_inputs", fit_inputs)
+    monkeypatch.setattr(fit.VectorFit, "loop", loop)
     monkeypatch.setattr(transformers, "set_seed", noted.seeds.append)
     monkeypatch.setattr(transformers.Trainer, "train", train)
     return noted

@@ -28,7 +28,8 @@ from msa_lite.evals.judge.prompts import Ask
 from msa_lite.evals.models import Runner
 from msa_lite.io.finished.seal import load_manifest
 from msa_lite.io.models import heads as precision
-from msa_lite.train import FitSettings, fit_vector
+from msa_lite.io.weights.hub import fetch
+from msa_lite.train import FitSettings, VectorFit, run_fit
 from msa_lite.train import model as train_model
 from tests.e2e.conftest import sweep_recipe
 from tests.support.fits import ROWS, SETTINGS, Killed, assert_close, kill_at_disk, weights
@@ -77,7 +78,7 @@ def measure_fit(prior: Path, rows: Sequence[Example], out: Path, settings: FitSe
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
     with mock.patch.object(train_model, "load_whole", side_effect=load) as loader:
-        fit_vector(str(prior), rows, out, tokenizer=tiny_tokenizer(), settings=settings, progress=clock, **changes)
+        run_fit(VectorFit(fetch(str(prior)), rows, tiny_tokenizer(), settings, **changes), out, clock)
     manifest = load_manifest(out)
     assert manifest is not None
     tokens = settings.epochs * sum(len(row.ids) for row in rows)

@@ -17,7 +17,9 @@ from safetensors.torch import load_file
 from msa_lite.baselines import losses
 from msa_lite.baselines.losses import in_chunks, make_batch
 from msa_lite.data import IGNORE, Example
-from msa_lite.train import FitSettings, KeptEpochs, fit_vector
+from msa_lite.io.console.progress import Progress, silent
+from msa_lite.io.weights.hub import fetch
+from msa_lite.train import FitSettings, KeptEpochs, VectorFit, run_fit
 from tests.support.models import tiny_tokenizer
 
 VOCABULARY = 150
@@ -163,8 +165,8 @@ def keeping(*epochs: Sequence[int], stop: int = 0) -> dict[int, KeptEpochs]:
     return {i: KeptEpochs(frozenset(kept), i != stop) for i, kept in enumerate(epochs, 1)}
 
 
-def fit(prior: Path, out: Path, settings: FitSettings = SETTINGS, **changes: Any) -> Path:
-    return fit_vector(str(prior), ROWS, out, tokenizer=tiny_tokenizer(), settings=settings, **changes)
+def fit(prior: Path, out: Path, settings: FitSettings = SETTINGS, progress: Progress = silent, **options: Any) -> Path:
+    return run_fit(VectorFit(fetch(str(prior)), ROWS, tiny_tokenizer(), settings, **options), out, progress)
 
 
 def weights(folder: Path) -> dict[str, Any]:

@@ -19,9 +19,17 @@ from msa_lite.baselines.objective import BaselineObjective, ReferenceCache
 from msa_lite.io.weights.checkpoint import INDEX_FILE, PATTERNS
 from msa_lite.io.weights.hub import Source, fetch
 from msa_lite.merger import adapter, merge, merge_adapters, model
-from msa_lite.train import FitSettings, KeptEpochs, Until, fit_inputs, fit_vector
+from msa_lite.train import FitSettings, KeptEpochs, Until, VectorFit, fit_vector
 from tests.support.fits import ragged_rows
-from tests.support.identity import Change, Stop, assert_all_named, assert_not_told_apart, assert_told_apart, one_each
+from tests.support.identity import (
+    Change,
+    Stop,
+    assert_all_named,
+    assert_not_told_apart,
+    assert_told_apart,
+    names_of,
+    one_each,
+)  # fmt: skip
 
 Make = Callable[..., Path]
 
@@ -196,12 +204,12 @@ def test_a_fit_is_known_by_all_that_it_learns_from() -> None:
         "after_epoch": Described("the best"),
         "until": Until(PRIOR, load=list),
     }
-    assert_all_named(fit_inputs, changes, [])
-    assert_all_named(fit_vector, changes, ["out", "tokenizer", "label", "extra_files", "tracking", "progress"])
-    base = {"prior": PRIOR, "examples": ROWS, "settings": FitSettings()}
+    assert_all_named(VectorFit, changes, ["tokenizer", "label", "extra_files", "tracking"])
+    assert {*names_of(fit_vector)} < {*names_of(VectorFit), "out", "progress"}
+    base = {"prior": PRIOR, "examples": ROWS, "tokenizer": None, "settings": FitSettings()}
 
     def identity(change: Change) -> Any:
-        return fit_inputs(**{**base, **change})
+        return VectorFit(**{**base, **change}).inputs()
 
     rows = {
         "ids": [replace(first, ids=[9, *first.ids[1:]]), *more],

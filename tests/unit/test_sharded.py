@@ -21,7 +21,7 @@ from msa_lite.io.models.heads import _cpu_has_bf16
 from msa_lite.io.weights.checkpoint import load_checkpoint
 from msa_lite.io.weights.hub import Source, fetch
 from msa_lite.io.weights.vocabulary import find_added_rows
-from msa_lite.train import FitSettings, Until, fit_vector
+from msa_lite.train import FitSettings, Until, VectorFit, fit_vector, run_fit
 from msa_lite.train.shards import told_of_losses
 from tests.support.fits import assert_close, ragged_rows, steps_of, weights
 from tests.support.models import tiny_tokenizer
@@ -38,15 +38,15 @@ DONE = [Ended("", None)] * 2
 
 
 def one(prior: Path, out: Path, settings: FitSettings = SETTINGS, **more: Any) -> Path:
-    return fit_vector(str(prior), ROWS, out, tokenizer=tiny_tokenizer(), settings=settings, **more)
+    return run_fit(VectorFit(fetch(str(prior)), ROWS, tiny_tokenizer(), settings, **more), out)
 
 
 def sharded(rank: int, prior: Any, out: Path, settings: FitSettings = SETTINGS, **more: Any) -> None:
     from msa_lite.train.sharded import fit_sharded
 
-    source = prior if isinstance(prior, Source) else str(prior)
+    source = prior if isinstance(prior, Source) else fetch(str(prior))
     rows = more.pop("rows", ROWS)
-    fit_sharded(source, rows, out, tokenizer=tiny_tokenizer(), settings=settings, extra_files={"x": "y"}, **more)
+    fit_sharded(VectorFit(source, rows, tiny_tokenizer(), settings, extra_files={"x": "y"}, **more), out)
 
 
 def dies(rank: int, who: int, step: int, prior: Path, out: Path) -> None:

@@ -31,6 +31,10 @@ def examples() -> list[Example]:
     return encode_qa(rows, Prompter.build(tiny_tokenizer(), "plain", Template()))
 
 
+def fit_rows(prior: Path, rows: list[Example], out: Path, settings: FitSettings = SETTINGS, **more: Any) -> Path:
+    return fit_vector(prior, rows, out, tokenizer=tiny_tokenizer(), settings=settings, **more)
+
+
 def read_log(folder: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in (folder / "train_log.jsonl").read_text().splitlines()]
 
@@ -45,7 +49,7 @@ def test_each_mode_learns_and_writes_a_complete_folder(
         if kind == "gpt2":
             pytest.skip("bitsandbytes does not replace GPT-2's Conv1D layers")
     settings = replace(SETTINGS, mode=mode, epochs=6)
-    folder = fit_vector(make_checkpoint(kind), examples, tmp_path / "v", tokenizer=tiny_tokenizer(), settings=settings)
+    folder = fit_rows(make_checkpoint(kind), examples, tmp_path / "v", settings)
     log = read_log(folder)
     assert [line["step"] for line in log] == list(range(1, 13))
     assert log[-1]["loss"] < log[0]["loss"]
@@ -65,9 +69,7 @@ def test_warm_up_is_counted_in_epochs_and_the_rate_falls_to_zero(
     make_checkpoint: Make, examples: list[Example], tmp_path: Path
 ) -> None:
     # 8 rows in batches of 4: 2 steps an epoch, 1 warm-up epoch, 3 epochs. The rate of a step is logged after it.
-    folder = fit_vector(
-        make_checkpoint("llama"), examples, tmp_path / "v", tokenizer=tiny_tokenizer(), settings=SETTINGS
-    )
+    folder = fit_rows(make_checkpoint("llama"), examples, tmp_path / "v")
     rates = [line["learning_rate"] / SETTINGS.learning_rate for line in read_log(folder)]
     assert rates == pytest.approx([0, 0.5, 1, 0.75, 0.5, 0.25])
 
@@ -77,7 +79,7 @@ def test_a_constant_rate_stays_after_the_warm_up_and_only_then_the_manifest_says
 ) -> None:
     def fit(settings: FitSettings) -> Path:
         folder = tmp_path / settings.schedule
-        return fit_vector(make_checkpoint("llama"), examples, folder, tokenizer=tiny_tokenizer(), settings=settings)
+        return fit_rows(make_checkpoint("llama"), examples, folder, settings)
 
     linear, constant = fit(SETTINGS), fit(replace(SETTINGS, schedule="constant"))
     rates = [line["learning_rate"] / SETTINGS.learning_rate for line in read_log(constant)]
@@ -91,13 +93,7 @@ def test_micro_batches_give_the_same_vector_as_one_batch(
     make_checkpoint: Make, examples: list[Example], tmp_path: Path
 ) -> None:
     folders = [
-        fit_vector(
-            make_checkpoint("llama"),
-            examples,
-            tmp_path / str(micro),
-            tokenizer=tiny_tokenizer(),
-            settings=replace(SETTINGS, micro_batch_size=micro),
-        )
+        fit_rows(make_checkpoint("llama"), examples, tmp_path / str(micro), replace(SETTINGS, micro_batch_size=micro))
         for micro in (4, 1)
     ]
     losses = [[line["loss"] for line in read_log(folder)] for folder in folders]
@@ -115,7 +111,7 @@ def test_an_adapters_vector_is_what_the_forward_pass_saw(
     from msa_lite import merge
 
     prior = make_checkpoint("llama")
-    vector = fit_vector(prior, examples, tmp_path / "v", tokenizer=tiny_tokenizer(), settings=SETTINGS)
+    vector = fit_rows(prior, examples, tmp_path / "v")
     merged = merge(prior, tmp_path / "out", retain=str(vector), beta=1.0, alpha=0.0)
     ids = torch.tensor([examples[0].ids])
     with torch.inference_mode():
@@ -130,11 +126,10 @@ def test_the_same_inputs_give_the_same_bytes_and_are_not_trained_twice(
     make_checkpoint: Make, examples: list[Example], tmp_path: Path
 ) -> None:
     def fit(name: str, settings: FitSettings = SETTINGS, calls: list[int] | None = None) -> Path:
-        return fit_vector(
+        return fit_rows(
             make_checkpoint("llama"),
             examples,
             tmp_path / name,
-            tokenizer=tiny_tokenizer(),
             settings=settings,
             progress=lambda label, done, total: None if calls is None else calls.append(done),
         )
@@ -163,14 +158,7 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bytes(
             if done == stop:
                 raise Killed
 
-        return fit_vector(
-            make_checkpoint("llama"),
-            examples,
-            tmp_path / name,
-            tokenizer=tiny_tokenizer(),
-            settings=SETTINGS,
-            progress=progress,
-        )
+        return fit_rows(make_checkpoint("llama"), examples, tmp_path / name, progress=progress)
 
     whole = fit("whole", stop=-1)
     with pytest.raises(Killed):
@@ -185,25 +173,18 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_nothing(
     make_checkpoint: Make, examples: list[Example], tmp_path: Path
 ) -> None:
     with pytest.raises(StageError, match=r"the loss is .* nothing was kept. Try a lower learning_rate"):
-        fit_vector(
+        fit_rows(
             make_checkpoint("llama"),
             examples,
             tmp_path / "v",
-            tokenizer=tiny_tokenizer(),
-            settings=replace(SETTINGS, mode="full", learning_rate=1e30, warmup_epochs=0, weight_decay=0.5),
+            replace(SETTINGS, mode="full", learning_rate=1e30, warmup_epochs=0, weight_decay=0.5),
         )
     assert list(tmp_path.iterdir()) == []
 
 
 def test_unknown_target_modules_are_refused(make_checkpoint: Make, examples: list[Example], tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"vector.lora.targets: .*no_such_layer"):
-        fit_vector(
-            make_checkpoint("llama"),
-            examples,
-            tmp_path / "v",
-            tokenizer=tiny_tokenizer(),
-            settings=replace(SETTINGS, lora_targets=("no_such_layer",)),
-        )
+        fit_rows(make_checkpoint("llama"), examples, tmp_path / "v", replace(SETTINGS, lora_targets=("no_such_layer",)))
 
 
 def test_micro_batches_halve_when_memory_runs_out(
@@ -221,9 +202,7 @@ def test_micro_batches_halve_when_memory_runs_out(
         return forward(self, input_ids=input_ids, **kwargs)
 
     monkeypatch.setattr(LlamaModel, "forward", small_device)
-    folder = fit_vector(
-        make_checkpoint("llama"), examples, tmp_path / "v", tokenizer=tiny_tokenizer(), settings=SETTINGS
-    )
+    folder = fit_rows(make_checkpoint("llama"), examples, tmp_path / "v")
     manifest = load_manifest(folder)
     assert manifest is not None
     assert manifest["micro_batch_size"] == 1
@@ -242,4 +221,4 @@ def test_a_single_row_that_does_not_fit_says_so(
 
     monkeypatch.setattr(LlamaForCausalLM, "forward", no_memory)
     with pytest.raises(StageError, match="even with one row at a time"):
-        fit_vector(make_checkpoint("llama"), examples, tmp_path / "v", tokenizer=tiny_tokenizer(), settings=SETTINGS)
+        fit_rows(make_checkpoint("llama"), examples, tmp_path / "v")

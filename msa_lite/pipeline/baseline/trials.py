@@ -36,7 +36,7 @@ from msa_lite.pipeline.stages.stage import Stage
 from msa_lite.recipe import Recipe
 from msa_lite.report import load_report
 from msa_lite.report.choice import Choice, candidate_name, load_choice
-from msa_lite.train import FitSettings, KeptEpochs, epoch_folder, fit_inputs, fit_vector
+from msa_lite.train import FitSettings, KeptEpochs, VectorFit, epoch_folder, run_fit
 from msa_lite.train.settings import EPOCHS
 
 logger = logging.getLogger(__name__)
@@ -225,21 +225,8 @@ class Trials:
 
     def _fit(self, setting: Setting, progress: Progress) -> None:
         """Train a setting. One whose loss is no number any more is left out, unless no other is there."""
-        fitted = self._settings_of(setting)
         try:
-            fit_vector(
-                self.run.sources["prior"],
-                self.run.examples["forget"],
-                setting.folder,
-                tokenizer=self.run.prompter.tokenizer,
-                settings=fitted,
-                label=setting.folder.name,
-                extra_files=row_hashes(self.run.rows["forget"]),
-                objective=self._objective(setting),
-                after_epoch=self._after(fitted),
-                tracking=tracking_of(self.run),
-                progress=progress,
-            )
+            run_fit(self._fit_of(setting), setting.folder, progress)
         except NotFiniteError as error:
             self.failed.append(setting)
             if len(self.failed) == len(self.settings):
@@ -248,9 +235,21 @@ class Trials:
 
     def _fit_inputs(self, setting: Setting) -> dict[str, Any]:
         """Return all that decides the vector of a setting."""
-        fitted, objective = self._settings_of(setting), self._objective(setting)
-        after = self._after(fitted)
-        return fit_inputs(self.run.sources["prior"], self.run.examples["forget"], fitted, objective, after)
+        return self._fit_of(setting).inputs()
+
+    def _fit_of(self, setting: Setting) -> VectorFit:
+        settings = self._settings_of(setting)
+        return VectorFit(
+            self.run.sources["prior"],
+            self.run.examples["forget"],
+            self.run.prompter.tokenizer,
+            settings,
+            self._objective(setting),
+            self._after(settings),
+            label=setting.folder.name,
+            extra_files=row_hashes(self.run.rows["forget"]),
+            tracking=tracking_of(self.run),
+        )
 
     def _settings_of(self, setting: Setting) -> FitSettings:
         rate = setting.parameters["learning_rate"]

@@ -20,7 +20,7 @@ from msa_lite.pipeline.stages.costs import Machine, vector_costs
 from msa_lite.pipeline.stages.facts import Facts
 from msa_lite.pipeline.stages.stage import Stage
 from msa_lite.recipe import Recipe
-from msa_lite.train import FitSettings, Tracking, fit_inputs, fit_vector
+from msa_lite.train import FitSettings, Tracking, VectorFit, run_fit
 
 FIT = "fit"  # the order to fit a vector beside another one
 FIT_SHARDED = "fit sharded"  # the order to fit a vector with all others
@@ -112,38 +112,34 @@ def check_shares(crew: Crew, settings: FitSettings) -> None:
 
 def fit_alone(run: Run, name: str, progress: Progress) -> None:
     """Fit a vector by this process alone."""
-    fit_vector(
-        run.sources["prior"],
-        run.examples[name],
-        run.vector_folder(name),
-        tracking=tracking_of(run),
-        **_arguments(run, name, progress),
-    )
+    run_fit(vector_fit(run, name), run.vector_folder(name), progress)
 
 
 def fit_with_all(run: Run, name: str, progress: Progress) -> None:
     """Fit a vector of all weights by all processes of the crew; each of them has to call it."""
     from msa_lite.train.sharded import fit_sharded
 
-    out, arguments = run.vector_folder(name), _arguments(run, name, progress)
     with run.crew.group():
-        fit_sharded(run.sources["prior"], run.examples[name], out, tracking=tracking_of(run), **arguments)
+        fit_sharded(vector_fit(run, name), run.vector_folder(name), progress)
 
 
-def _arguments(run: Run, name: str, progress: Progress) -> dict[str, Any]:
-    return {
-        "tokenizer": run.prompter.tokenizer,
-        "settings": fit_settings(run, name),
-        "label": f"{name} vector",
-        "extra_files": row_hashes(run.rows[name]),
-        "until": fit_until(run, name),
-        "progress": progress,
-    }
+def vector_fit(run: Run, name: str) -> VectorFit:
+    """Return the fit of a vector."""
+    return VectorFit(
+        run.sources["prior"],
+        run.examples[name],
+        run.prompter.tokenizer,
+        fit_settings(run, name),
+        until=fit_until(run, name),
+        label=f"{name} vector",
+        extra_files=row_hashes(run.rows[name]),
+        tracking=tracking_of(run),
+    )
 
 
 def vector_inputs(run: Run, name: str) -> dict[str, Any]:
     """Return all that decides a vector, as its manifest records it."""
-    return fit_inputs(run.sources["prior"], run.examples[name], fit_settings(run, name), until=fit_until(run, name))
+    return vector_fit(run, name).inputs()
 
 
 def _is_fitted(run: Run, name: str) -> bool:

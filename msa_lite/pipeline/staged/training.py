@@ -38,7 +38,7 @@ from msa_lite.pipeline.stages.facts import Facts, RowFacts
 from msa_lite.pipeline.stages.forecast import check_memory
 from msa_lite.pipeline.stages.stage import Stage, StageState, execute, look_ahead
 from msa_lite.recipe import RecipeSource, TrainingRecipe, load_training
-from msa_lite.train import Tracking, fit_inputs, fit_vector
+from msa_lite.train import Tracking, VectorFit, run_fit
 from msa_lite.train.model import write_start
 
 logger = logging.getLogger(__name__)
@@ -186,17 +186,13 @@ def _train_with_all(
     from msa_lite.train.sharded import fit_sharded
 
     with crew.group():
-        fit_sharded(source, step.examples, out, **_arguments(run, step, out.parent), progress=progress)
+        fit_sharded(_fit_of(run, step, source, out.parent), out, progress)
 
 
-def _arguments(run: TrainingRun, step: ReadyStage, folder: Path) -> dict[str, Any]:
-    """Return the arguments of a stage's fit, by one process or by all."""
-    return {
-        "tokenizer": run.start.tokenizer,
-        "settings": step.settings,
-        "label": step.name,
-        "tracking": Tracking(run.recipe.trackers, folder / TRACKING, folder.resolve().name),
-    }
+def _fit_of(run: TrainingRun, step: ReadyStage, source: Source, folder: Path) -> VectorFit:
+    """Return the fit of a stage, which goes on from a model."""
+    tracking = Tracking(run.recipe.trackers, folder / TRACKING, folder.resolve().name)
+    return VectorFit(source, step.examples, run.start.tokenizer, step.settings, label=step.name, tracking=tracking)
 
 
 @dataclass(frozen=True)
@@ -302,7 +298,7 @@ class _Training:
         """Train the next model from the last one, by this process or by all."""
         source = self._source(self.models)
         if self.crew.is_alone:
-            fit_vector(source, step.examples, out, **_arguments(self.run, step, self.folder), progress=progress)
+            run_fit(_fit_of(self.run, step, source, self.folder), out, progress)
             return
         model = {"name": source.name, "folder": str(source.folder.resolve()), "revision": source.revision}
         with self.crew.helped(_STAGE, {"stage": step.name, **model}):
@@ -319,7 +315,7 @@ class _Training:
     def _inputs(self, step: ReadyStage | None, made: Sequence[TrainedModel]) -> dict[str, Any]:
         if step is None:
             return self.run.start.made_of or {}
-        return fit_inputs(self._source(made), step.examples, step.settings)
+        return _fit_of(self.run, step, self._source(made), self.folder).inputs()
 
     def _describe(self, step: ReadyStage | None, made: Sequence[TrainedModel], inputs: dict[str, Any]) -> TrainedModel:
         """Return the record of a model that lies in its folder."""
