@@ -6,24 +6,3 @@ from msa_lite.train.loop import epoch_folder
 from msa_lite.train.settings import AfterEpoch, FitSettings, KeptEpochs, Objective, auto_rate
 from msa_lite.train.tracking import Line, Tracking, check_trackers
 from msa_lite.train.until import Until
-
-__all__ = [
-    "AfterEpoch",
-    "Fit",
-    "FitSettings",
-    "KeptEpochs",
-    "Line",
-    "Objective",
-    "Tracking",
-    "TuningMode",
-    "Until",
-    "auto_rate",
-    "check_mode",
-    "check_trackers",
-    "check_tunable",
-    "epoch_folder",
-    "fit_vector",
-    "roomy_mode",
-    "run_fit",
-    "tune",
-]
