@@ -26,7 +26,7 @@ def test_a_choice_that_falls_short_is_told_what_the_run_can_still_try(
 ) -> None:
     vector = SimpleNamespace(mode=mode)
     run: Any = SimpleNamespace(
-        recipe=SimpleNamespace(vector=vector, retain=object() if retain else None), plan=SimpleNamespace(start=start)
+        recipe=SimpleNamespace(vector=vector, retain=object() if retain else None), scope=SimpleNamespace(start=start)
     )
     remedies = remedies_of(run)
     assert len(remedies) == len(words)
