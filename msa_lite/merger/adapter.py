@@ -29,19 +29,13 @@ from msa_lite.io.weights.blocks import Files, read_whole
 from msa_lite.io.weights.hub import Source
 from msa_lite.io.weights.writer import Sink, file_header
 from msa_lite.merger.checked import MAX_MEMORY, RESERVED, CheckedMerge, Precision, check_merge, msa_terms, parse_size
-from msa_lite.merger.deltas import CommonRows, Delta, Difference, Dora, Product, Shift, TokenRows
+from msa_lite.merger.deltas import Product
 from msa_lite.merger.formula import Factors, OneOrSeveral, Term, combine_factors
 from msa_lite.merger.inputs import ModelLike, find_inputs
 from msa_lite.merger.interference import interference_fact, tell_interference
 
 logger = logging.getLogger(__name__)
 
-_KINDS: dict[type[Delta], str] = {
-    Dora: "DoRA",
-    Difference: "a full new value",
-    Shift: "a bias of LoRA's own",
-    TokenRows: "new token rows",
-}
 _FACTOR_KEYS = {False: "base_model.model.{}.lora_{}.weight", True: "base_model.model.{}.lora_embedding_{}"}
 
 
@@ -138,12 +132,6 @@ def merge_terms_to_adapter(
     return merged
 
 
-def _kind(delta: Delta) -> str:
-    if isinstance(delta, CommonRows):
-        return _kind(delta.delta)
-    return "of more or fewer tokens than the target" if isinstance(delta, Product) else _KINDS[type(delta)]
-
-
 def _check_products(checked: CheckedMerge) -> None:
     """Raise MismatchError for deltas that are no product of factors: no LoRA adapter can hold them."""
     faults = []
@@ -153,7 +141,7 @@ def _check_products(checked: CheckedMerge) -> None:
             continue
         for name, delta in term.vector.deltas.items():
             if not isinstance(delta, Product) or delta.count is not None:
-                faults.append(f"{name}: {_kind(delta)} in the {term.name} vector")
+                faults.append(f"{name}: {delta.kind} in the {term.name} vector")
     if faults:
         raise MismatchError(join_faults("only products of factors fit into a LoRA adapter; merge to a model:", faults))
 

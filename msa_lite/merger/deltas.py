@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -20,6 +20,10 @@ from msa_lite.io.weights.checkpoint import TensorEntry
 
 class Delta(Protocol):
     """The change of one tensor, by rows of its matrix view."""
+
+    @property
+    def kind(self) -> str:
+        """Return what it is, in words, for messages."""
 
     def load(self, files: Files, dtype: Any) -> Delta:
         """Return the same delta with its factors in memory. Raise FormatError for NaN or infinities there."""
@@ -36,6 +40,7 @@ class Loaded:
     """(rows, r)."""
     right: np.ndarray
     """(r, columns)."""
+    kind: ClassVar[str] = "LoRA factors"
 
     def load(self, files: Files, dtype: Any) -> Loaded:
         return self
@@ -53,6 +58,7 @@ class Product:
     """The factors in the adapter's file."""
     count: int | None = None
     """The rows of the target's tensor, where that has more or fewer tokens; further ones are not touched."""
+    kind: ClassVar[str] = "of more or fewer tokens than the target"
 
     def load(self, files: Files, dtype: Any) -> Loaded:
         a, b = read_whole(files, self.low.a, dtype), read_whole(files, self.low.b, dtype)
@@ -79,6 +85,7 @@ class Dora:
     """The prior's weights w_0."""
     product: Loaded | None = None
     """The factors in memory, once they are loaded."""
+    kind: ClassVar[str] = "DoRA"
 
     def load(self, files: Files, dtype: Any) -> Dora:
         return replace(self, product=Product(self.low).load(files, dtype))
@@ -109,6 +116,7 @@ class Difference(_OnDisk):
     """θ_1."""
     prior: TensorEntry
     """θ_0."""
+    kind: ClassVar[str] = "a full new value"
 
     def rows(self, files: Files, start: int, stop: int, dtype: Any, scratch: Scratch) -> np.ndarray:
         raw = read_rows(files, self.tuned, start, stop, scratch)
@@ -123,6 +131,7 @@ class Shift(_OnDisk):
 
     bias: TensorEntry
     scale: float
+    kind: ClassVar[str] = "a bias of LoRA's own"
 
     def rows(self, files: Files, start: int, stop: int, dtype: Any, scratch: Scratch) -> np.ndarray:
         rows = read_rows(files, self.bias, start, stop).astype(dtype) * np.dtype(dtype).type(self.scale)
@@ -139,6 +148,7 @@ class TokenRows(_OnDisk):
     """The token of each new row."""
     prior: TensorEntry
     """The prior's embedding."""
+    kind: ClassVar[str] = "new token rows"
 
     @cached_property
     def _numbers(self) -> dict[int, int]:
@@ -164,6 +174,10 @@ class CommonRows:
     """The number of rows that it changes."""
     columns: int
     """The columns of the tensor."""
+
+    @property
+    def kind(self) -> str:
+        return self.delta.kind
 
     def load(self, files: Files, dtype: Any) -> CommonRows:
         return replace(self, delta=self.delta.load(files, dtype))

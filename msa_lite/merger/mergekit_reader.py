@@ -1,27 +1,29 @@
 """Read mergekit recipes that are MSA: task_arithmetic or linear over whole models with plain weights.
 
-A recipe is expanded to a linear combination of checkpoints and adapter deltas, then its parts are named. msa-lite
+A recipe is expanded to a linear combination of checkpoints and adapter deltas, then its models are named. msa-lite
 always computes in fp32 or better and rounds once, so `dtype` only says how the result is stored.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat, PlainValidator, ValidationError
 
 from msa_lite.errors import UsageError, join_faults, nearest
 from msa_lite.io.files.reading import read_yaml
 from msa_lite.merger.formula import Term, number_terms
-from msa_lite.merger.mergekit import STORED, ListedModel, MergeRequest, Reference
+from msa_lite.merger.mergekit import ListedModel, MergeRequest, Reference
 
 _MOST = 64  # models that are listed; one request has four, others two more each, and some may be listed at weight 0
 _SHOWN = 16  # faults for which the nearest key is looked up: the search takes time, and no more are shown
 _TOLERANCE = 1e-9  # of coefficients: sums of weights that cancel on paper
+_NO_NUMBER = "must be one number (no gradient or filter)"
 _TEXTS = {
     "extra_forbidden": "not handled",
     "invalid_key": "not handled",
@@ -31,18 +33,11 @@ _TEXTS = {
     "model_type": "must be a mapping",
     "list_type": "must be a list of models",
     "bool_type": "must be true or false",
+    "float_type": _NO_NUMBER,
+    "float_parsing": _NO_NUMBER,
+    "finite_number": _NO_NUMBER,
 }  # faults by pydantic's types
 _Sum = dict[ListedModel, float]
-
-
-def _parse_number(value: Any) -> float:
-    """Return a finite number; also one in a string, as YAML 1.1 reads 1e-5."""
-    try:
-        if isinstance(value, (int, float, str)) and not isinstance(value, bool) and math.isfinite(float(value)):
-            return float(value)
-    except (ValueError, OverflowError):
-        pass
-    raise ValueError("must be one number (no gradient or filter)")
 
 
 def _parse_reference(value: Any) -> Reference:
@@ -71,26 +66,9 @@ def _parse_model(value: Any) -> ListedModel:
     return ListedModel(_parse_reference(first), *map(_parse_reference, adapters))
 
 
-def _one_of(*choices: str) -> AfterValidator:
-    def check(value: str) -> str:
-        if value not in choices:
-            raise ValueError(f"must be one of {', '.join(choices)}; got {value}{nearest(value, choices)}")
-        return value
-
-    return AfterValidator(check)
-
-
-def _only(neutral: object) -> AfterValidator:
-    def check(value: object) -> object:
-        if value != neutral:
-            raise ValueError(f"not handled, other than {str(neutral).lower()}")
-        return value
-
-    return AfterValidator(check)
-
-
-_Number = Annotated[float, PlainValidator(_parse_number)]
-_Dtype = Annotated[str, _one_of(*STORED)]
+# pydantic reads numbers in texts, too, as which YAML 1.1 gives 1e-5; but true is no number.
+_Number = Annotated[FiniteFloat, BeforeValidator(lambda value: str(value) if isinstance(value, bool) else value)]
+_Dtype = Literal["bfloat16", "float16", "float32"]
 _Model = Annotated[ListedModel, PlainValidator(_parse_model)]
 _Filled = BeforeValidator(lambda value: {} if value is None else value)
 
@@ -102,9 +80,9 @@ class _Closed(BaseModel):
 class _Neutral(_Closed):
     """Parameters that change nothing at these values."""
 
-    density: Annotated[Any, _only(1)] = 1
-    rescale: Annotated[Any, _only(False)] = False
-    int8_mask: Annotated[Any, _only(False)] = False
+    density: Literal[1] = 1
+    rescale: Literal[False] = False
+    int8_mask: Literal[False] = False
 
 
 class _Weight(_Neutral):
@@ -130,7 +108,7 @@ class _Entry(_Closed):
 class _MergekitRecipe(_Closed):
     """The keys that msa-lite handles; mergekit itself passes over unknown ones."""
 
-    merge_method: Annotated[str, _one_of("task_arithmetic", "linear")]
+    merge_method: Literal["task_arithmetic", "linear"]
     base_model: _Model | None = None
     dtype: _Dtype | None = None
     out_dtype: _Dtype | None = None
@@ -170,7 +148,7 @@ class _MergekitRecipe(_Closed):
         if base and (base.adapter or not (self.moves_base or base in self.weights)):
             yield "base_model: must have no adapter, and for linear be listed under models with a weight"
         for number, entry in enumerate(self.models):
-            if entry.model in [other.model for other in self.models[:number]]:
+            if entry.model in [entry.model for entry in self.models[:number]]:
                 yield f"models.{number}.model: {entry.model} is listed twice, which mergekit refuses"
             if entry.parameters.weight is None and not (self.moves_base and entry.model == base):
                 yield f"models.{number}.parameters.weight: missing"
@@ -214,13 +192,14 @@ def _explain(error: ValidationError) -> list[str]:
     """Return the faults of single keys, unknown keys first."""
     lines: list[str] = []
     for fault in sorted(error.errors(), key=lambda fault: _TEXTS.get(fault["type"]) != "not handled"):
-        text = _TEXTS.get(fault["type"]) or fault["msg"].removeprefix("Value error, ")
-        if text == "not handled":
-            if len(lines) < _SHOWN:
-                text += nearest(str(fault["loc"][-1]), _KNOWN_KEYS)
-        elif text != "missing" and "; got " not in text:
-            text += f"; got {fault['input']!r}"
-        lines.append(f"{'.'.join(map(str, fault['loc']))}: {text}")
+        text = _TEXTS.get(fault["type"]) or fault["msg"].removeprefix("Value error, ").replace("Input should", "must")
+        hint = ""
+        if text == "not handled" and len(lines) < _SHOWN:
+            hint = nearest(str(fault["loc"][-1]), _KNOWN_KEYS)
+        elif fault["type"] == "literal_error":
+            hint = nearest(str(fault["input"]), re.findall(r"'(\w+)'", fault["ctx"]["expected"]))
+        value = "" if text in ("not handled", "missing") else f"; got {fault['input']!r}"
+        lines.append(f"{'.'.join(map(str, fault['loc']))}: {text}{value}{hint}")
     return lines
 
 
@@ -231,9 +210,9 @@ def _request(recipe: _MergekitRecipe) -> MergeRequest | list[str]:
     total = _expand(recipe.base_model if recipe.moves_base else None, recipe.scaled)
     if not math.isfinite(sum(map(abs, total.values()))):
         return ["models: weights that are too large to be added up"]
-    if request := _name_parts(total, recipe, recipe.keeper):
+    if request := _name_models(total, recipe, recipe.keeper):
         return replace(request, dtype=recipe.out_dtype or recipe.dtype or "same")
-    if recipe.keeper and _name_parts(total, recipe, None):
+    if recipe.keeper and _name_models(total, recipe, None):
         return [f"tokenizer_source: the result gets the target's tokenizer; {recipe.keeper} is not the target"]
     terms = " + ".join(f"{c:g} × {model}" for model, c in total.items() if abs(c) > _TOLERANCE)
     form = "1 × target, vectors subtracted and added, and full checkpoints that add up to 1"
@@ -245,12 +224,12 @@ def _expand(base: ListedModel | None, models: _Sum) -> _Sum:
     total: _Sum = {}
     moves = dict(models) if base is None else {**models, base: 1.0 - sum(w for m, w in models.items() if m != base)}
     for model, weight in moves.items():
-        for part in dict.fromkeys((ListedModel(model.checkpoint), model)):
-            total[part] = total.get(part, 0.0) + weight
+        for summand in dict.fromkeys((ListedModel(model.checkpoint), model)):
+            total[summand] = total.get(summand, 0.0) + weight
     return total
 
 
-def _name_parts(total: _Sum, recipe: _MergekitRecipe, keeper: ListedModel | None) -> MergeRequest | None:
+def _name_models(total: _Sum, recipe: _MergekitRecipe, keeper: ListedModel | None) -> MergeRequest | None:
     """Find target, prior and vectors in a sum; None where it is not MSA.
 
     The target is a base listed at weight 1 (as in written recipes, and in `linear` recipes that take configuration and
@@ -286,7 +265,7 @@ def _assign(total: _Sum, target: Reference, prior: Reference) -> MergeRequest | 
         return None
     places = {model.checkpoint for model in deltas}
     on_target = not moved and places <= {target}
-    parts = sorted((moved | deltas).items(), key=lambda part: part[1])  # those that are subtracted first
-    terms = number_terms([Term("forget" if c < 0 else "retain", m.adapter or m.checkpoint, c) for m, c in parts])
+    vectors = sorted((moved | deltas).items(), key=lambda vector: vector[1])  # those that are subtracted first
+    terms = number_terms([Term("forget" if c < 0 else "retain", m.adapter or m.checkpoint, c) for m, c in vectors])
     fits = on_target or places <= {prior}
     return MergeRequest(target, tuple(terms), None if on_target else prior) if fits else None

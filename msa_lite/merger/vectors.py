@@ -48,11 +48,11 @@ class Vector:
     def check_factors(self) -> None:
         """Read all factors once. Raise FormatError for NaN or infinities, MismatchError when the vector is zero."""
         files = Files()
-        some = False
+        is_some = False
         for delta in self.deltas.values():
             loaded = delta.load(files, np.float32)
-            some = some or not isinstance(loaded, Loaded) or bool(loaded.left.any() and loaded.right.any())
-        if not some:
+            is_some = is_some or not isinstance(loaded, Loaded) or bool(loaded.left.any() and loaded.right.any())
+        if not is_some:
             raise MismatchError(f"{self.folder}: the vector is all zeros and changes nothing; fit it again")
 
 
@@ -73,7 +73,7 @@ def ties_head(checkpoint: Checkpoint) -> bool:
     return not any(name.endswith(("lm_head.weight", "embed_out.weight")) for name in checkpoint.tensors)
 
 
-def compare_checkpoints(one: Checkpoint, other: Checkpoint, names: tuple[str, str]) -> list[str]:
+def compare_checkpoints(first: Checkpoint, second: Checkpoint, names: tuple[str, str]) -> list[str]:
     """Return why two checkpoints cannot be subtracted: tensors that one of them lacks, or of another shape.
 
     names: the two names in messages, as ("target", "prior"). Three differences are no faults: an lm_head that only one
@@ -81,14 +81,14 @@ def compare_checkpoints(one: Checkpoint, other: Checkpoint, names: tuple[str, st
     follow from the config; more or fewer tokens in embedding and head.
     """
     faults = []
-    for name in sorted(one.tensors.keys() | other.tensors.keys()):
-        a, b = one.tensors.get(name), other.tensors.get(name)
+    for name in sorted(first.tensors.keys() | second.tensors.keys()):
+        a, b = first.tensors.get(name), second.tensors.get(name)
         if a is None or b is None:
-            if (name == "lm_head.weight" and ties_head(one)) or name.endswith("rotary_emb.inv_freq"):
+            if (name == "lm_head.weight" and ties_head(first)) or name.endswith("rotary_emb.inv_freq"):
                 continue
             here, there = (names[1], names[0]) if a is None else (names[0], names[1])
             faults.append(f"{name}: in the {here}, not in the {there}")
-        elif a.shape != b.shape and not differ_in_tokens(one, other, name):
+        elif a.shape != b.shape and not differ_in_tokens(first, second, name):
             faults.append(f"{name}: {a.shape} in the {names[0]}, {b.shape} in the {names[1]}")
     return faults
 
@@ -151,9 +151,9 @@ def _adapter_vector(adapter: Adapter, target: Checkpoint, prior: Checkpoint | No
     deltas |= {name: Shift(entry, scale) for name, (entry, scale) in adapter.shifts.items()}
     dora = {name: low for name, low in adapter.modules.items() if low.magnitude is not None}
     absolute = {
-        **dict.fromkeys(dora, "DoRA"),
-        **dict.fromkeys(adapter.values, "a full new value"),
-        **dict.fromkeys(adapter.tokens, "new token rows"),
+        **dict.fromkeys(dora, Dora.kind),
+        **dict.fromkeys(adapter.values, Difference.kind),
+        **dict.fromkeys(adapter.tokens, TokenRows.kind),
     }
     if absolute and prior is None:
         raise UsageError(
@@ -218,19 +218,17 @@ def _tied(adapter: Adapter, target: Checkpoint) -> list[str]:
     ]
 
 
-def _is_copy(files: Files, one: TensorEntry, other: TensorEntry) -> bool:
-    """Check whether `one` holds the values of `other`, as far as its dtype can; read in blocks."""
-    if one.shape != other.shape or not other.is_float:
+def _is_copy(files: Files, copy: TensorEntry, original: TensorEntry) -> bool:
+    """Check whether `copy` holds the values of `original`, as far as its dtype can; read in blocks."""
+    if copy.shape != original.shape or not original.is_float:
         return False
-    if not one.nbytes:
+    if not copy.nbytes:
         return True
-    rows, columns = one.matrix_shape
-    step = max(1, _BLOCK // max(1, columns))
-    scratch = Scratch()
-    return all(
-        np.array_equal(
-            read_rows(files, one, start, min(start + step, rows), scratch, "one"),
-            read_rows(files, other, start, min(start + step, rows), scratch, "other").astype(FLOAT_DTYPES[one.dtype]),
-        )
-        for start in range(0, rows, step)
-    )
+    rows, columns = copy.matrix_shape
+    step, scratch = max(1, _BLOCK // max(1, columns)), Scratch()
+    for start in range(0, rows, step):
+        stop = min(start + step, rows)
+        values = read_rows(files, original, start, stop, scratch, "original").astype(FLOAT_DTYPES[copy.dtype])
+        if not np.array_equal(read_rows(files, copy, start, stop, scratch, "copy"), values):
+            return False
+    return True

@@ -19,13 +19,13 @@ from tests.unit.test_mergekit import ON_TARGET, read, recipe_of
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"merge_method": "ties"}, ["merge_method: must be one of task_arithmetic, linear; got ties"]),
+        ({"merge_method": "ties"}, ["merge_method: must be 'task_arithmetic' or 'linear'; got 'ties'"]),
         ({"merge_method": "task_aritmetic"}, ["did you mean 'task_arithmetic'?"]),
         ({"slices": []}, ["slices: not handled"]),
         ({"modules": {}}, ["modules: not handled"]),
         ({"chat_template": "auto", "tokenizer": {}}, ["chat_template: not handled", "tokenizer: not handled"]),
         ({"out_dtyp": "float32"}, ["out_dtyp: not handled (did you mean 'out_dtype'?)"]),
-        ({"out_dtype": "float64"}, ["out_dtype: must be one of bfloat16, float16, float32; got float64"]),
+        ({"out_dtype": "float64"}, ["out_dtype: must be 'bfloat16', 'float16' or 'float32'; got 'float64'"]),
         ({"base_model": None}, ["base_model: missing"]),
         ({"base_model": "a+b"}, ["base_model: must have no adapter"]),
         ({"base_model": "a@b@c"}, ["base_model: not `path`"]),
