@@ -102,6 +102,18 @@ class SentFile:
     nbytes: int
     """The size of the content."""
 
+    @property
+    def is_weights(self) -> bool:
+        """Check whether it is a file of weights, which is too large to be held in memory."""
+        return self.name.endswith(".safetensors")
+
+    def read(self) -> bytes:
+        """Return the content."""
+        if self.content is not None:
+            return self.content
+        assert self.path is not None, "a file has a path or a content"
+        return self.path.read_bytes()
+
 
 @dataclass(frozen=True)
 class Contents:
@@ -320,7 +332,7 @@ class _Choice:
             self.faults.extend(map(MismatchError, faults))
             whole = SentFile(name, path, None, entry["sha256"], entry["bytes"])
             items.append(whole if content is None else _made(name, content))
-        if not any(item.name.endswith(".safetensors") for item in items):
+        if not any(item.is_weights for item in items):
             self.faults.append(UsageError(f"{self.folder}: holds no weights of a model or adapter"))
         if notes:
             self.cautions.append(f"notes in the header of the weights go along: {_listed([*notes])}")
@@ -374,7 +386,7 @@ def _name(item: SentFile) -> str:
 
 def _place(item: SentFile) -> tuple[int, str]:
     """Return the place of a file in the order: weights, others, config, index, manifest, card."""
-    if item.name.endswith(".safetensors"):
+    if item.is_weights:
         return -2, item.name
     return _LAST.index(item.name) if item.name in _LAST else -1, item.name
 

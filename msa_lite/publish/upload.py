@@ -1,28 +1,25 @@
-"""Send a model or adapter to the Hub so that its main branch is never half: old, then new in one commit."""
+"""Send a model or adapter to the Hub in one commit, so that its main branch is never half."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from msa_lite.errors import FormatError, StageError, join_faults
-from msa_lite.io.console.progress import Progress, notices, readable, silent, tell
-from msa_lite.io.files.writing import digest
-from msa_lite.io.finished.seal import CARD_FILE, MANIFEST, MERGEKIT_FILE
+from msa_lite.io.console.progress import Progress, readable, silent, tell
+from msa_lite.io.finished.seal import MANIFEST, MERGEKIT_FILE
 from msa_lite.publish.contents import PublishOptions, make_contents
 from msa_lite.publish.destination import (
     TITLE,
     Destination,
     check_privacy,
     check_repository,
-    describe_error,
     find_destination,
     patiently,
-    status_of,
 )
 
 if TYPE_CHECKING:
@@ -30,7 +27,6 @@ if TYPE_CHECKING:
 
 
 LABEL = "upload (MB)"
-_BRANCH = "msa-lite-upload-"
 _MAIN = "main"
 _MB = 1_000_000
 # Files that an earlier upload may have left and that loaders would read. Anything else there is left alone.
@@ -92,7 +88,12 @@ def stale_files(contents: Contents, names: Iterable[str]) -> list[str]:
 
 @dataclass
 class _Upload:
-    """An upload on its way. `run` may be called again, and goes on where it was."""
+    """An upload on its way. `run` may be called again, and goes on where it was.
+
+    huggingface_hub stores the large files, each once, and makes the commit. Kept by hand: new files and deletions are
+    one commit on top of the main that was looked at, so that main is never half; what arrives is what was checked; and
+    a commit that failed is tried again, which the library does not do.
+    """
 
     contents: Contents
     to: Destination
@@ -108,20 +109,17 @@ class _Upload:
 
         self.api = HfApi()
         self.total = sum(item.nbytes for item in self.contents.files)
-        self.branch = _BRANCH + digest([[item.name, item.sha256] for item in self.contents.files])[:12]
 
     def run(self) -> Published:
         """Bring main to the contents, from whatever an earlier call left."""
         main = self._open()
-        stale = stale_files(self.contents, _files(main))
-        if stale or self._missing(main):
-            source = self._fill_branch(main) if self._missing(main) else main
-            main = self._move(main, source, stale)
+        missing, stale = self._missing(main), stale_files(self.contents, _files(main))
+        if missing or stale:
+            main = self._commit(main, missing, stale)
         if differing := self._missing(main):
             names = [item.name for item in differing]
             raise StageError(join_faults(f"{self.to.repo}: the Hub does not have what was sent; run again:", names))
         self._tell(0, f"all {readable(self.total)} are there")
-        self._delete_branches()
         to = self.to
         return Published(self.contents.kind, to.repo, to.url, main.sha, to.private, dict(self.sent), self.deleted)
 
@@ -150,89 +148,44 @@ class _Upload:
         except ValueError as error:
             raise FormatError(f"{self.to.repo}: the Hub does not take the card: {error}") from None
 
-    def _fill_branch(self, main: Any) -> Any:
-        """Send to the branch what it lacks. Return it once it holds all contents."""
-        from huggingface_hub.errors import RevisionNotFoundError
+    def _commit(self, main: Any, missing: list[SentFile], stale: list[str]) -> Any:
+        """Send files and delete stale ones in one commit on top of main. Return main as it then is."""
+        from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
-        try:
-            branch = self._info(self.branch)
-        except RevisionNotFoundError:
-            self._check_card()
-            self.api.create_branch(self.to.repo, branch=self.branch, revision=main.sha, exist_ok=True)
-            self.has_begun = True
-            branch = main
-        missing = self._missing(branch)
+        self._check_card()
+        additions = [CommitOperationAdd(item.name, _source(item)) for item in missing]
         left = sum(item.nbytes for item in missing)
-        for group in _groups(missing):
-            self._tell(left, f"{group[0].name}, {readable(self.total - left)} of {readable(self.total)} are there")
-            self._commit_files(group)
-            left -= sum(item.nbytes for item in group)
-        branch = self._info(self.branch)
-        check_privacy(branch, self.to.private)  # the upload may have taken hours
-        if differing := self._missing(branch):
-            names = [item.name for item in differing]
-            raise StageError(join_faults(f"{self.to.repo}: arrived otherwise than sent; main is as it was:", names))
-        return branch
+        for item, addition in zip(missing, additions, strict=True):
+            if item.is_weights:
+                self._tell(left, f"{item.name}, {readable(self.total - left)} of {readable(self.total)} are there")
+                self.api.preupload_lfs_files(self.to.repo, [addition], free_memory=False)
+                self.has_begun = True
+                _check_unchanged(item, addition.upload_info.sha256.hex())  # the library has read and hashed it by now
+                left -= item.nbytes
+        check_privacy(self._info(_MAIN), self.to.private)  # the upload may have taken hours
+        commit = self.api.create_commit(
+            self.to.repo,
+            [*additions, *(CommitOperationDelete(name, is_folder=False) for name in stale)],
+            commit_message=f"{TITLE}: {self.contents.kind}",
+            parent_commit=main.sha,  # so that nothing that came meanwhile is lost
+        )
+        self.has_begun = True
+        self.sent |= {item.name: item.nbytes for item in missing}
+        self.deleted = tuple(stale)
+        return self._info(commit.oid)
 
     def _tell(self, left: int, note: str) -> None:
         """Report the progress in megabytes; left: the bytes that are yet to be sent, rounded up."""
         total = -(-self.total // _MB)
         tell(self.progress, LABEL, total + -left // _MB, total, note)
 
-    def _commit_files(self, items: list[SentFile]) -> None:
-        """Send files to the branch, and commit them there."""
-        from huggingface_hub import CommitOperationAdd
-
-        additions = [CommitOperationAdd(item.name, _source(item)) for item in items]
-        self.api.preupload_lfs_files(self.to.repo, additions, revision=self.branch, free_memory=False)
-        self.has_begun = True
-        for item, addition in zip(items, additions, strict=True):  # the library has read and hashed it by now
-            _check_unchanged(item, addition.upload_info.sha256.hex())
-        title = f"Upload {items[0].name}" + (f" and {len(items) - 1} more" if len(items) > 1 else "")
-        self.api.create_commit(self.to.repo, additions, commit_message=title, revision=self.branch)
-        self.sent |= {item.name: item.nbytes for item in items}
-
-    def _move(self, main: Any, source: Any, stale: list[str]) -> Any:
-        """Bring main to the contents in one commit. Return it as it then is."""
-        from huggingface_hub import CommitOperationAdd, CommitOperationCopy, CommitOperationDelete
-
-        there = _files(source)
-        operations: list[CommitOperationAdd | CommitOperationCopy | CommitOperationDelete] = [
-            CommitOperationCopy(item.name, item.name, src_revision=source.sha)
-            if there[item.name].lfs
-            else CommitOperationAdd(item.name, _read(item))
-            for item in self._missing(main)
-        ]
-        operations += [CommitOperationDelete(name, is_folder=False) for name in stale]
-        self.deleted = tuple(stale)
-        commit = self.api.create_commit(
-            self.to.repo,
-            operations,
-            commit_message=f"{TITLE}: {self.contents.kind}",
-            revision=_MAIN,
-            parent_commit=main.sha,  # so that nothing that came meanwhile is lost
-        )
-        return self._info(commit.oid)
-
-    def _delete_branches(self) -> None:
-        """Delete the branches of this upload and of earlier ones that did not end. Only warn where that fails."""
-        try:
-            for branch in self.api.list_repo_refs(self.to.repo).branches:
-                if branch.name.startswith(_BRANCH):
-                    self.api.delete_branch(self.to.repo, branch=branch.name)
-        except Exception as error:  # main is whole
-            if status_of(error) != 404:  # somebody else did it
-                text = "%s: published, but branches %s… could not be deleted (%s); the same command tries again"
-                notices.warning(text, self.to.repo, _BRANCH, describe_error(error))
-
     def _info(self, revision: str) -> Any:
         return self.api.model_info(self.to.repo, revision=revision, files_metadata=True)
 
     def _missing(self, info: Any) -> list[SentFile]:
-        """Return what a revision does not have, or has otherwise, in the order of sending."""
+        """Return what a revision does not have, or has otherwise."""
         there = _files(info)
-        missing = [item for item in self.contents.files if not _is_there(item, there.get(item.name))]
-        return sorted(missing, key=lambda item: (_rank(item.name), item.name))
+        return [item for item in self.contents.files if not _is_there(item, there.get(item.name))]
 
 
 def _files(info: Any) -> dict[str, Any]:
@@ -246,47 +199,22 @@ def _is_there(item: SentFile, file: Any) -> bool:
         return False
     if file.lfs:
         return bool(file.lfs.sha256 == item.sha256)
-    data = _read(item)
+    data = item.read()
     return bool(file.blob_id == hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest())
 
 
-def _read(item: SentFile) -> bytes:
-    """Return the content of a small file. Raise StageError where it is not what was checked."""
-    source = _source(item)
-    data = source.read_bytes() if isinstance(source, Path) else source
+def _source(item: SentFile) -> Path | bytes:
+    """Return the file of weights to send, else the content. Raise StageError where that is not what was checked."""
+    if item.is_weights and item.path:
+        return item.path
+    data = item.read()
     _check_unchanged(item, hashlib.sha256(data).hexdigest())
     return data
-
-
-def _source(item: SentFile) -> Path | bytes:
-    source = item.path if item.content is None else item.content
-    assert source is not None, "an item has one of the two"
-    return source
 
 
 def _check_unchanged(item: SentFile, sha256: str) -> None:
     if sha256 != item.sha256:
         raise StageError(f"{item.path or item.name}: changed since it was checked; main is as it was. Run again")
-
-
-def _rank(name: str) -> int:
-    """Return when a file is sent: weights (0), config and tokenizer (1), index, manifest and card (2)."""
-    if name.endswith(".safetensors"):
-        return 0
-    return 2 if name in (CARD_FILE, MANIFEST) or name.endswith(".safetensors.index.json") else 1
-
-
-def _groups(items: Iterable[SentFile]) -> Iterator[list[SentFile]]:
-    """Yield the files of each commit on the branch: a file of weights alone, small files by rank."""
-    group: list[SentFile] = []
-    for item in items:
-        rank = _rank(item.name)
-        if group and (rank == 0 or _rank(group[-1].name) != rank):
-            yield group
-            group = []
-        group.append(item)
-    if group:
-        yield group
 
 
 _PLAIN = PublishOptions()

@@ -17,8 +17,7 @@ from msa_lite.errors import MsaError
 from tests.support.hub_clients import CARD, REPO, SHARD, client_of, make_upload, publish, wanted
 from tests.support.hub_uploads import READER, STRANGER, WRITER, Fault, UploadHub
 
-MAIN, BRANCH = f"POST /api/models/{REPO}/commit/main", f"POST /api/models/{REPO}/commit/msa"
-
+MAIN = f"POST /api/models/{REPO}/commit/main"
 
 NOTE = "notes.md"
 ONLY_THE_REST, LOGIN = "the same command sends only the rest", "`hf auth login`"
@@ -58,10 +57,6 @@ class Outcome:
     status: int
     main: str
     """"old", "new", "empty", "none" (no such repository), or "HALF"."""
-    branches: int
-    """The number of branches beside main."""
-    on_branch: int
-    """The number of shards on them."""
     sent: int
     """The bytes of large files that the server received, broken transfers included."""
     rerun: int | None
@@ -106,17 +101,18 @@ CASES = [
     Case("account may not write there (403)", LOGIN, 2, token=STRANGER, for_good=True, earlier=False),
     Case("403 when the repository is made", "nothing was sent", 2, lambda hub: Fault("/api/repos/create", 403),
          earlier=False),
-    Case("403 after the first file", ONLY_THE_REST, 4, lambda hub: Fault(BRANCH, 403, after=1, times=9), rerun=0),
-    Case("401 after the first file", LOGIN, 4, lambda hub: Fault("preupload/msa", 401, after=1), rerun=1),
+    Case("403 after the first file", ONLY_THE_REST, 4, lambda hub: Fault("objects/batch", 403, after=1, times=9),
+         rerun=1),
+    Case("401 after the first file", LOGIN, 4, lambda hub: Fault("preupload/main", 401, after=1), rerun=1),
     Case("409 once at the commit on main", fault=lambda hub: Fault(MAIN, 409), rerun=0),
     Case("409 at every commit on main", "409", 4, lambda hub: Fault(MAIN, 409, times=99), rerun=0),
     Case("another commit comes first (412)", fault=lambda hub: Fault(MAIN, act=lambda: _add_note(hub)), rerun=0),
     Case("another upload comes first (412)", fault=lambda hub: Fault(MAIN, act=lambda: _add_shard(hub)), rerun=0),
-    Case("429 once, Retry-After 7", fault=lambda hub: Fault(BRANCH, 429, headers={"Retry-After": "7"}), rerun=0),
+    Case("429 once, Retry-After 7", fault=lambda hub: Fault(MAIN, 429, headers={"Retry-After": "7"}), rerun=0),
     Case("429, Retry-After 3600", "try again in 3600 s", 4,
-         lambda hub: Fault(BRANCH, 429, headers={"Retry-After": "3600"}), rerun=1),
-    Case("500 once", fault=lambda hub: Fault(BRANCH, 500), rerun=0),
-    Case("500 at every commit", "500", 4, lambda hub: Fault("/commit/", 500, times=99), rerun=1),
+         lambda hub: Fault(MAIN, 429, headers={"Retry-After": "3600"}), rerun=0),
+    Case("500 once", fault=lambda hub: Fault(MAIN, 500), rerun=0),
+    Case("500 at every commit", "500", 4, lambda hub: Fault("/commit/", 500, times=99), rerun=0),
     Case("503 before anything is sent", "nothing was sent", 4, lambda hub: Fault("whoami", 503, times=99)),
     Case("repository holds other content", "holds files that msa-lite did not put there", 3, setup=_make_other,
          for_good=True, earlier=False),
@@ -143,15 +139,12 @@ def run_case(case: Case, folder: Path) -> Outcome:
         message, status, waits = _try(hub, case, contents)
         sent, hub.faults[:] = hub.received[REPO], []
         main = _state_of_main(hub, before, wanted(contents))
-        others = [name for name in hub.branch_names(REPO) if name != "main"]
-        shards = sum(hub.on(REPO, name).get(item.name) == wanted(contents)[item.name] for name in others
-                     for item in contents.files if item.name.endswith(".safetensors"))  # fmt: skip
         hub.received.clear()
         again = _try(hub, case, contents)[1]
         rerun = hub.received[REPO] if again == 0 else None
         assert again or _state_of_main(hub, {}, wanted(contents)) == "new"
         assert again or hub.branch_names(REPO) == ["main"]
-    return Outcome(message, status, main, len(others), shards, sent, rerun, waits)
+    return Outcome(message, status, main, sent, rerun, waits)
 
 
 def _try(hub: UploadHub, case: Case, contents: object) -> tuple[str, int, tuple[float, ...]]:
@@ -175,19 +168,16 @@ def _state_of_main(hub: UploadHub, before: dict[str, bytes], after: dict[str, by
 
 def main() -> None:
     """Print the table."""
-    lines = [
-        "| fault | exit | what the user reads | main | branch | sent | rerun sends |\n|---|---|---|---|---|---|---|"
-    ]
+    lines = ["| fault | exit | what the user reads | main | sent | rerun sends |\n|---|---|---|---|---|---|"]
     for case in CASES:
         folder = Path(tempfile.mkdtemp())
         try:
             outcome = run_case(case, folder)
         finally:
             shutil.rmtree(folder)
-        branch = f"{outcome.on_branch} of 2 shards" if outcome.branches else "–"
         rerun = "refused too" if outcome.rerun is None else f"{outcome.rerun / SHARD:g} shards"
         message = outcome.message.replace("|", "\\|").replace("\n", " ") or "(done)"
-        cells = (case.name, outcome.status, message, outcome.main, branch, f"{outcome.sent / SHARD:g} shards", rerun)
+        cells = (case.name, outcome.status, message, outcome.main, f"{outcome.sent / SHARD:g} shards", rerun)
         lines.append(f"| {' | '.join(map(str, cells))} |")
     sys.stdout.write("\n".join(lines) + "\n")
 
