@@ -24,18 +24,15 @@ from pydantic import (
 from msa_lite.counts import TrainingProgress, format_count, named_progress, parse_count
 
 OneValue = TypeVar("OneValue")
+_BY_FORM = Discriminator(lambda value: "many" if isinstance(value, list) else "one")
 OneOrMore = Annotated[
-    Annotated[OneValue, Tag("one")] | Annotated[list[OneValue], Field(min_length=1), Tag("many")],
-    Discriminator(lambda value: "many" if isinstance(value, list) else "one"),
+    Annotated[OneValue, Tag("one")] | Annotated[list[OneValue], Field(min_length=1), Tag("many")], _BY_FORM
 ]
 """A value, or a list of values. A fault is reported for the form that the user wrote."""
 
 
 Tracker = Literal["tensorboard", "wandb", "trackio"]
-Trackers = Annotated[
-    Annotated[Tracker, Tag("one")] | Annotated[list[Tracker], Tag("many")],
-    Discriminator(lambda value: "many" if isinstance(value, list) else "one"),
-]
+Trackers = Annotated[Annotated[Tracker, Tag("one")] | Annotated[list[Tracker], Tag("many")], _BY_FORM]
 """A tracker, or a list of trackers, which may be empty."""
 
 

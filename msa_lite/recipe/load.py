@@ -21,6 +21,7 @@ from msa_lite.recipe.schema import Recipe
 from msa_lite.recipe.training import TrainingRecipe
 
 _ENDINGS = (".yaml", ".yml")
+T = TypeVar("T")
 
 
 def shipped_recipes() -> dict[str, Path]:
@@ -99,12 +100,16 @@ def resolve_paths(values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         resolved_here.append(f"{text} ({where})")
         return os.path.relpath(place)
 
-    if os.path.realpath(folder) == os.path.realpath(Path.cwd()):
+    if _is_working_folder(folder):
         return dict(values)
-    resolved: dict[str, Any] = _walk(values, resolve)
+    resolved = _walk(dict(values), resolve)
     if resolved_here:
         notices.info("taken from the recipe's folder %s: %s", os.path.abspath(folder), ", ".join(resolved_here))
     return resolved
+
+
+def _is_working_folder(folder: Path) -> bool:
+    return os.path.realpath(folder) == os.path.realpath(Path.cwd())
 
 
 def absolute_paths(values: Mapping[str, Any], output: Path) -> dict[str, Any]:
@@ -112,11 +117,10 @@ def absolute_paths(values: Mapping[str, Any], output: Path) -> dict[str, Any]:
 
     def resolve(where: str, key: str, text: str) -> str:
         place = Path(os.path.abspath(Path(text).expanduser()))
-        own = Path(os.path.abspath(output.expanduser()))
-        return text if not place.exists() or own in (place, *place.parents) else str(place)
+        run = Path(os.path.abspath(output.expanduser()))
+        return text if not place.exists() or run in (place, *place.parents) else str(place)
 
-    resolved: dict[str, Any] = _walk(values, resolve)
-    return resolved
+    return _walk(dict(values), resolve)
 
 
 def given_paths(values: Mapping[str, Any], output: Path) -> dict[str, str]:
@@ -132,10 +136,7 @@ def relative_paths(values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         stays = Path(text).expanduser().is_absolute() or not os.path.exists(text)
         return text if stays else os.path.relpath(text, folder)
 
-    if os.path.realpath(folder) == os.path.realpath(Path.cwd()):
-        return dict(values)
-    resolved: dict[str, Any] = _walk(values, resolve)
-    return resolved
+    return dict(values) if _is_working_folder(folder) else _walk(dict(values), resolve)
 
 
 def moved_paths(values: Mapping[str, Any], before: str, after: Path) -> dict[str, Any]:
@@ -144,8 +145,7 @@ def moved_paths(values: Mapping[str, Any], before: str, after: Path) -> dict[str
     def resolve(where: str, key: str, text: str) -> str:
         return str(after / text[len(before) + 1 :]) if text.startswith(f"{before}/") else text
 
-    moved: dict[str, Any] = _walk(values, resolve)
-    return moved | {"output": str(after)}
+    return _walk(dict(values), resolve) | {"output": str(after)}
 
 
 def path_texts(values: Any) -> list[tuple[str, str]]:
@@ -161,22 +161,20 @@ def path_texts(values: Any) -> list[tuple[str, str]]:
 
 
 def _walk(
-    value: Any,
-    change: Callable[[str, str, str], str],
-    where: str = "",
-    key: str = "",
-    also: Collection[str] = (),
-) -> Any:
+    value: T, change: Callable[[str, str, str], str], where: str = "", key: str = "", also: Collection[str] = ()
+) -> T:
     """Return `value` with every text that may be a path changed by `change`, which gets dotted key, last key and text.
 
     also: keys of paths beside the usual ones.
     """
+    changed: Any = value
     if isinstance(value, Mapping):
-        return {k: _walk(v, change, f"{where}.{k}" if where else str(k), str(k), also) for k, v in value.items()}
-    if isinstance(value, list):
-        return [_walk(item, change, f"{where}.{number}", key, also) for number, item in enumerate(value)]
-    names = isinstance(value, str) and value and (key in _KEYS or key in also)
-    return change(where, key, value) if names else value
+        changed = {k: _walk(v, change, f"{where}.{k}" if where else str(k), str(k), also) for k, v in value.items()}
+    elif isinstance(value, list):
+        changed = [_walk(item, change, f"{where}.{number}", key, also) for number, item in enumerate(value)]
+    elif isinstance(value, str) and value and (key in _KEYS or key in also):
+        changed = change(where, key, value)
+    return changed
 
 
 def _is_there(place: Path, key: str, text: str) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable
 from typing import Annotated, Any, Literal
 
@@ -22,9 +21,6 @@ from msa_lite.benchmarks import BENCHMARKS, OWN, paper_scores, published, splits
 from msa_lite.conditions import parse_condition
 from msa_lite.errors import nearest
 from msa_lite.recipe.inputs import Closed, Data
-
-logger = logging.getLogger(__name__)
-
 
 Price = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
@@ -119,18 +115,9 @@ def _check_condition(text: str) -> str:
 
 Share = Annotated[
     Annotated[Literal["auto"], Tag("auto")] | Annotated[float, Field(gt=0, lt=1), Tag("one")],
-    Discriminator(lambda value: "auto" if value in ("auto", None) else "one"),
-    BeforeValidator(lambda value: "auto" if value is None else value),
+    Discriminator(lambda value: "auto" if value == "auto" else "one"),
 ]
-"""auto, which recipes of earlier versions have as null, or a share between 0 and 1."""
-
-
-def _present_name(score: object) -> object:
-    """Return "extraction" for "exposure", its name in recipes of earlier versions, and tell the user."""
-    if score != "exposure":
-        return score
-    logger.warning("select.score: 'exposure' is now called 'extraction'; write that, it means the same")
-    return "extraction"
+"""auto, or a share between 0 and 1."""
 
 
 class Select(Closed):
@@ -142,7 +129,7 @@ class Select(Closed):
     a score of a published benchmark, all its sets are divided: 0.15, and 0.1 for restor, as in the paper."""
     by: Literal["question", "author"] = "question"
     """The unit that is drawn for validation: questions, or, by a score of tofu or restor, whole authors or people."""
-    score: Annotated[ScoreName | None, BeforeValidator(_present_name)] = None
+    score: ScoreName | None = None
     """extraction: of the points that recite and know no more of the forget set than the control may by its 95 % bound
     (the ideal, or else holdout rows, or the prior), and that `keep` enough of the retain set, the one that keeps most;
     if there is none, the point that is nearest to control and target. tofu, muse, restor: the paper's scores; muse-gap:

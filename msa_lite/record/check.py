@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -99,21 +99,44 @@ def _check_form(folder: Path, rows: Sequence[RowContent]) -> None:
     raise MismatchError(f"these rows are {here}, and those to forget were {there}; give them in that form")
 
 
-@dataclass(frozen=True)
+@dataclass
 class RecordCheck:
-    """The outcome of the check of a record."""
+    """The findings of the check of a record."""
 
     record: Removal | None
     """The record; None where it cannot be read."""
-    faults: tuple[str, ...] = ()
+    file: Path
+    """The record's file."""
+    faults: list[str] = field(default_factory=list)
     """The faults: parts that do not fit."""
-    statements: tuple[str, ...] = ()
+    statements: list[str] = field(default_factory=list)
     """The parts that were checked and fit."""
-    notes: tuple[str, ...] = ()
+    notes: list[str] = field(default_factory=list)
     """The parts that could not be checked, each with a way out."""
+    places: list[str] = field(default_factory=list)
+    """The parts of the run that the record was compared with."""
     json_keys: ClassVar = {
         "request": "record.request", "faults": "faults", "statements": "statements", "notes": "notes",
     }  # fmt: skip
+
+    def add_faults(self, faults: Iterator[str]) -> None:
+        """Add faults of the record."""
+        self.faults += [f"{self.file}: {fault}" for fault in faults]
+
+    def compare(self, where: str, recorded: Any, actual: Any) -> None:
+        """Add each value that differs, as `scores.models.target.accuracy_f.value: 0.1, in the run 0.2`."""
+        self.add_faults(_differences(where, recorded, actual))
+
+    def add_link(self, place: Path, item: EarlierRecord, run: Path | None) -> None:
+        """Add what became of one earlier record that the record at `place` names. run: the folder that has it."""
+        request = f"the earlier request {item.request or 'without an id'}"
+        names = place / RECORD_FILE
+        if run:
+            self.statements.append(f"{run / RECORD_FILE}: {request}, as {names} names it")
+        elif item.record_sha256 is None:
+            self.notes.append(f"{names}: an earlier request has no record")
+        else:
+            self.notes.append(f"{names}: {request} is out of reach: no run here has it")
 
 
 def check_records(folder: Path, allowed_signers: str | Path | None = None) -> dict[Path, RecordCheck]:
@@ -134,9 +157,9 @@ def check_record(folder: Path, allowed_signers: str | Path | None = None) -> Rec
     try:
         record = load_record(folder / RECORD_FILE)
     except MsaError as error:
-        return RecordCheck(None, faults=(str(error),))
-    findings = _Findings(folder / RECORD_FILE)
-    findings.add_all(_inner_faults(record))
+        return RecordCheck(None, folder / RECORD_FILE, faults=[str(error)])
+    findings = RecordCheck(record, folder / RECORD_FILE)
+    findings.add_faults(_inner_faults(record))
     for check in (_check_key, _check_result, _check_outcome, _check_attacks):
         try:
             check(folder, record, findings)
@@ -145,54 +168,19 @@ def check_record(folder: Path, allowed_signers: str | Path | None = None) -> Rec
         except (KeyError, TypeError, ValueError) as error:  # a manifest that another program wrote
             findings.faults.append(f"{folder / record.result.name}: its manifest is not one of a merge ({error!r})")
     if not findings.faults:
-        findings.statements.append(f"{findings.record}: as it was written, and agrees with {findings.compared}")
+        compared = ", ".join(findings.places) or "itself alone"
+        findings.statements.append(f"{findings.file}: as it was written, and agrees with {compared}")
     _check_signed(folder, allowed_signers, findings)
     _check_chain(folder, record, findings)
-    return RecordCheck(record, tuple(findings.faults), tuple(findings.statements), tuple(findings.notes))
-
-
-class _Findings:
-    """The findings of all parts of a check."""
-
-    def __init__(self, record: Path) -> None:
-        self.record = record
-        self.faults: list[str] = []
-        self.statements: list[str] = []
-        self.notes: list[str] = []
-        self.places: list[str] = []
-
-    def add_all(self, faults: Iterator[str]) -> None:
-        """Add faults of the record."""
-        self.faults += [f"{self.record}: {fault}" for fault in faults]
-
-    def add_link(self, place: Path, item: EarlierRecord, run: Path | None) -> None:
-        """Add what became of one earlier record that the record at `place` names. run: the folder that has it."""
-        request = item.request or "without an id"
-        if run:
-            self.statements.append(
-                f"{run / RECORD_FILE}: the earlier request {request}, as {place / RECORD_FILE} names it"
-            )
-        elif item.record_sha256 is None:
-            self.notes.append(
-                f"{place / RECORD_FILE}: an earlier request has no record; an earlier version made its run"
-            )
-        else:
-            self.notes.append(
-                f"{place / RECORD_FILE}: the earlier request {request} is out of reach: no run here has it"
-            )
-
-    @property
-    def compared(self) -> str:
-        """Return the parts of the run that the record was compared with."""
-        return ", ".join(self.places) or "itself alone"
+    return findings
 
 
 def _inner_faults(record: Removal) -> Iterator[str]:
     """Yield what does not fit within the record."""
-    weights = {**{f"models.{name}": model for name, model in record.models.items()}, "result": record.result}
+    weights = {**{f"models.{name}": source for name, source in record.models.items()}, "result": record.result}
     weights |= {f"vectors.{vector.name}": vector for vector in record.vectors}
-    for place, part in weights.items():
-        if part.revision.startswith("sha256:") and part.files and hashed_revision(part.files) != part.revision:
+    for place, model in weights.items():
+        if model.revision.startswith("sha256:") and model.files and hashed_revision(model.files) != model.revision:
             yield f"{place}: its revision is not the hash of its files"
     for name in ("rows", "questions"):
         hashes = getattr(record.forget_rows, name)
@@ -205,7 +193,7 @@ def _inner_faults(record: Removal) -> Iterator[str]:
         yield "previous_sha256: not the hash of the last earlier record"
 
 
-def _check_key(folder: Path, record: Removal, findings: _Findings) -> None:
+def _check_key(folder: Path, record: Removal, findings: RecordCheck) -> None:
     if not (folder / KEY_FILE).exists():
         findings.notes.append(
             f"{folder / KEY_FILE}: not there; without it nobody can tell whether a row is among the hashed ones"
@@ -215,7 +203,7 @@ def _check_key(folder: Path, record: Removal, findings: _Findings) -> None:
         findings.faults.append(f"{folder / KEY_FILE}: is not the key that the record was made with")
 
 
-def _check_result(folder: Path, record: Removal, findings: _Findings) -> None:
+def _check_result(folder: Path, record: Removal, findings: RecordCheck) -> None:
     """Compare the record with the manifest of the unlearned model."""
     kind = record.result.name
     manifest = load_manifest(folder / kind)
@@ -227,24 +215,24 @@ def _check_result(folder: Path, record: Removal, findings: _Findings) -> None:
     findings.places.append(f"{kind}/")
     files = {name: manifest["files"].get(name) for name in record.result.files}
     known = {name: file.model_dump() for name, file in record.result.files.items()}
-    findings.add_all(_differences("result.files", known, files))
+    findings.compare("result.files", known, files)
     inputs = manifest["inputs"]
     for name, model in record.models.items():
         if name in inputs:
-            findings.add_all(_differences(f"models.{name}.revision", model.revision, inputs[name]["revision"]))
+            findings.compare(f"models.{name}.revision", model.revision, inputs[name]["revision"])
     made = {vector.name: vector for vector in read_vectors(manifest, record.vectors)}
     own = {vector.name: vector for vector in record.vectors}
     for key in ("revision", "weight"):
         ours, theirs = ({name: getattr(vector, key) for name, vector in part.items()} for part in (own, made))
-        findings.add_all(_differences(f"vectors.{key}", ours, theirs))
+        findings.compare(f"vectors.{key}", ours, theirs)
     strengths = {name: inputs.get(name, value) for name, value in record.strengths.items()}
-    findings.add_all(_differences("strengths", record.strengths, strengths))
-    findings.add_all(_differences("versions", record.versions, manifest["versions"]))
+    findings.compare("strengths", record.strengths, strengths)
+    findings.compare("versions", record.versions, manifest["versions"])
     for name, vector in own.items():
         _check_vector(folder, manifest["sources"].get(name, name), vector, findings)
 
 
-def _check_vector(folder: Path, source: str, vector: VectorWeights, findings: _Findings) -> None:
+def _check_vector(folder: Path, source: str, vector: VectorWeights, findings: RecordCheck) -> None:
     """Compare a vector with its folder, if that is still there. source: the folder's name in the manifest."""
     place, own = local_path(source), folder / "vectors" / source.rpartition("vectors/")[2]
     if own.is_dir() and hashed_revision(hash_files(own)) == vector.revision:
@@ -254,40 +242,40 @@ def _check_vector(folder: Path, source: str, vector: VectorWeights, findings: _F
         return
     findings.places.append(f"the {vector.name} vector")
     known, files = ({n: f.model_dump() for n, f in part.items()} for part in (vector.files, hash_files(place)))
-    findings.add_all(_differences(f"vectors.{vector.name}.files", known, files))
+    findings.compare(f"vectors.{vector.name}.files", known, files)
 
 
-def _check_outcome(folder: Path, record: Removal, findings: _Findings) -> None:
+def _check_outcome(folder: Path, record: Removal, findings: RecordCheck) -> None:
     """Compare the record with verdict and scores."""
     if (folder / VERDICT_FILE).exists():
         findings.places.append(VERDICT_FILE)
         actual = read_verdict(folder).model_dump(mode="json")
-        findings.add_all(_differences("verdict", record.verdict.model_dump(mode="json"), actual))
+        findings.compare("verdict", record.verdict.model_dump(mode="json"), actual)
     elif record.verdict.outcome is not None:
         findings.notes.append(f"{folder / VERDICT_FILE}: not there, so the verdict was not compared with the record's")
     if record.scores and (scores := read_scores(folder, record.scores.models)):
         findings.places.append("evaluation/")
-        findings.add_all(_differences("scores", record.scores.model_dump(mode="json"), scores.model_dump(mode="json")))
+        findings.compare("scores", record.scores.model_dump(mode="json"), scores.model_dump(mode="json"))
     elif record.scores:
         findings.notes.append(
             f"{folder / 'evaluation'}: not all models' reports are there, so the scores were not compared"
         )
 
 
-def _check_attacks(folder: Path, record: Removal, findings: _Findings) -> None:
+def _check_attacks(folder: Path, record: Removal, findings: RecordCheck) -> None:
     """Compare the record with what attacks brought back."""
     if record.attacks is None:
         return
     if attacks := read_attacks(folder, record.result.name):
         findings.places.append(f"{ATTACKS_FOLDER}/")
         ours, theirs = ({one.name: one.model_dump(mode="json") for one in part} for part in (record.attacks, attacks))
-        findings.add_all(_differences("attacks", ours, theirs))
+        findings.compare("attacks", ours, theirs)
     else:
         findings.notes.append(f"{folder / ATTACKS_FOLDER}: not there, so the attacks were not compared")
 
 
 def _differences(where: str, recorded: Any, actual: Any) -> Iterator[str]:
-    """Yield each value that differs, as `scores.models.target.accuracy_f.value: 0.1, in the run 0.2`."""
+    """Yield each value that differs, with its dotted key."""
     if isinstance(recorded, Mapping) and isinstance(actual, Mapping):
         for key in sorted({*recorded, *actual}):
             yield from _differences(f"{where}.{key}", recorded.get(key), actual.get(key))
@@ -295,10 +283,10 @@ def _differences(where: str, recorded: Any, actual: Any) -> Iterator[str]:
         yield f"{where}: {recorded}, in the run {actual}"
 
 
-def _check_signed(folder: Path, allowed_signers: str | Path | None, findings: _Findings) -> None:
+def _check_signed(folder: Path, allowed_signers: str | Path | None, findings: RecordCheck) -> None:
     if not (folder / SIGNATURE_FILE).exists():
         where = findings.faults if allowed_signers else findings.notes
-        where.append(f"{findings.record}: not signed; to sign it: {signing_command(folder)}")
+        where.append(f"{findings.file}: not signed; to sign it: {signing_command(folder)}")
         return
     try:
         findings.statements.append(f"{folder / SIGNATURE_FILE}: {check_signature(folder, allowed_signers)}")
@@ -308,7 +296,7 @@ def _check_signed(folder: Path, allowed_signers: str | Path | None, findings: _F
         (findings.notes if error.exit_code == 2 else findings.faults).append(f"{folder / SIGNATURE_FILE}: {error}")
 
 
-def _check_chain(folder: Path, record: Removal, findings: _Findings) -> None:
+def _check_chain(folder: Path, record: Removal, findings: RecordCheck) -> None:
     """Follow the chain of earlier records as far as the recipes name folders that are there."""
     reached = reach_earlier(folder)
     records = {folder: record}
@@ -320,15 +308,15 @@ def _check_chain(folder: Path, record: Removal, findings: _Findings) -> None:
             findings.faults.append(str(error))
     hashes = {record_hash(place): place for place in records if place != folder}
     named = set()
-    for place, one in records.items():
-        for item in one.earlier:
+    for place, later in records.items():
+        for item in later.earlier:
             named.add(item.record_sha256)
-            found = hashes.get(item.record_sha256)
-            findings.add_link(place, item, found)
-            if found and records[found].request != item.request:
+            run = hashes.get(item.record_sha256)
+            findings.add_link(place, item, run)
+            if run and records[run].request != item.request:
                 findings.faults.append(
                     f"{place / RECORD_FILE}: earlier: names the request {item.request}, whose record says "
-                    f"{records[found].request}"
+                    f"{records[run].request}"
                 )
     findings.faults += [
         f"{place / RECORD_FILE}: is not as a later record names it; if the change is right, run the later recipe again"

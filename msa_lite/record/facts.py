@@ -288,8 +288,6 @@ def _make(folder: Path, run: RunFacts, former: Removal | None) -> Removal:
 def _request(folder: Path) -> str | None:
     """Return the id of an earlier run's request, by its record."""
     if not (folder / RECORD_FILE).exists():
-        logger.warning(
-            "%s: has no record (an earlier version of msa-lite made the run), so the chain ends there", folder
-        )
+        logger.warning("%s: has no record, so the chain ends there; run it again for one", folder)
         return None
     return load_record(folder / RECORD_FILE).request

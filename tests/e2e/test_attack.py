@@ -72,7 +72,7 @@ def test_what_comes_back_stands_in_every_report(attacked: Path, call_cli: CallCl
     recorded = load_record(attacked / "record.json").attacks
     assert recorded is not None
     assert [one.name for one in recorded] == QUICK
-    assert check_record(attacked).faults == ()
+    assert check_record(attacked).faults == []
     code, table, _ = call_cli("compare", attacked, "--json")
     assert code == 0
     assert "attack_membership" in table

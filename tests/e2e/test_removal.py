@@ -114,7 +114,7 @@ def test_a_rerun_leaves_the_record_and_a_changed_one_writes_it_anew(
     assert record.strengths["alpha"] == 0.5
     assert record.result.revision == hash_content(run / "model")
     assert (run / KEY_FILE).read_bytes() == key
-    assert check_record(run).faults == ()
+    assert check_record(run).faults == []
 
 
 def test_the_recipe_holds_no_plain_hash_of_the_rows_either(
@@ -162,7 +162,7 @@ def test_an_adapter_and_a_run_without_scores_have_a_record(recipe: dict[str, Any
     assert (record.result.name, record.scores, record.verdict.outcome) == ("adapter", None, None)
     assert record.verdict.sentence == "nothing was scored (evaluate: null)"
     assert "adapter_model.safetensors" in record.result.files
-    assert check_record(run).faults == ()
+    assert check_record(run).faults == []
 
 
 def test_a_baseline_has_a_record_of_its_own(small: dict[str, Any]) -> None:
@@ -170,7 +170,7 @@ def test_a_baseline_has_a_record_of_its_own(small: dict[str, Any]) -> None:
     record = load_record(run / RECORD_FILE)
     assert (record.method, set(record.models)) == ("grad_ascent", {"target"})
     assert [vector.name for vector in record.vectors] == ["grad_ascent"]
-    assert check_record(run).faults == ()
+    assert check_record(run).faults == []
 
 
 @pytest.mark.slow

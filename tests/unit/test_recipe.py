@@ -127,7 +127,6 @@ def test_the_share_of_a_benchmark_is_the_papers_unless_it_is_given() -> None:
     for benchmark, share in (("tofu", 0.15), ("muse", 0.15), ("restor", 0.1)):
         given = [f"evaluate.benchmark={benchmark}"]
         assert load_recipe(SMALLEST, given).validation == share
-        assert load_recipe(SMALLEST, [*given, "select.validation=null"]).validation == share
         assert load_recipe(SMALLEST, [*given, "select.validation=0.3"]).validation == 0.3
     stated = {name: load_recipe(name).select.validation for name in shipped_recipes() if name.startswith("paper/")}
     assert set(stated.values()) == {0.15, 0.1}
@@ -228,17 +227,13 @@ def test_recipe_and_rule_agree_on_what_is_a_condition(text: str, read: tuple[boo
         Condition.parse("rouge_l_r", text)
 
 
-def test_the_former_name_of_a_score_is_read_with_a_notice_and_is_no_change(
+def test_a_changed_rule_is_told_and_a_repository_to_publish_to_is_no_change(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    recipe = load_recipe(SMALLEST, ["select.score=exposure"])
-    assert recipe == load_recipe(SMALLEST, ["select.score=extraction"])
-    (notice,) = caplog.messages
-    assert notice.startswith("select.score: 'exposure' is now called 'extraction'")
-    caplog.clear()
+    recipe = load_recipe(SMALLEST, ["select.score=extraction"])
     (tmp_path / "model").mkdir()
     (tmp_path / "model/manifest.json").write_text("{}")
-    (tmp_path / "recipe.yaml").write_text(dump_recipe(recipe).replace("score: extraction", "score: exposure"))
+    (tmp_path / "recipe.yaml").write_text(dump_recipe(recipe))
     warn_of_changes(tmp_path, dump_recipe(recipe))
     assert caplog.messages == []
     warn_of_changes(tmp_path, dump_recipe(load_recipe(SMALLEST)))

@@ -143,10 +143,10 @@ def test_intervals_are_1_96_standard_errors_wide(run: Path) -> None:
 
 def test_the_record_of_a_whole_run_holds(run: Path) -> None:
     check = check_record(run)
-    assert check.faults == ()
-    assert check.statements == (
+    assert check.faults == []
+    assert check.statements == [
         f"{run / RECORD_FILE}: as it was written, and agrees with model/, the forget vector, verdict.json, evaluation/",
-    )
+    ]
     assert [note.split(":")[1] for note in check.notes] == [" not signed; to sign it"]
 
 
@@ -217,9 +217,9 @@ def test_the_fault_names_the_place_and_both_values(run: Path) -> None:
     value = json.loads((run / RECORD_FILE).read_text())
     value["scores"]["models"]["unlearned"]["extraction_strength"]["value"] = 0.01
     (run / RECORD_FILE).write_text(sealed_json({k: v for k, v in value.items() if k != SEAL}, SEAL))
-    assert check_record(run).faults == (
+    assert check_record(run).faults == [
         f"{run / RECORD_FILE}: scores.models.unlearned.extraction_strength.value: 0.01, in the run 0.1",
-    )
+    ]
 
 
 @pytest.mark.parametrize(
@@ -262,7 +262,7 @@ def test_a_broken_record_is_one_fault_and_is_written_anew_by_a_rerun(run: Path, 
     assert check.record is None
     assert len(check.faults) == 1
     make_removal(run, request="GDPR 17")
-    assert check_record(run).faults == ()
+    assert check_record(run).faults == []
 
 
 @pytest.mark.parametrize("name", ["verdict.json", "evaluation/target/report.json", KEY_FILE])
@@ -284,7 +284,7 @@ def test_what_was_purged_is_told_and_no_fault(run: Path) -> None:
     for path in [*(run / "vectors/forget").iterdir(), run / "vectors/forget", run / "vectors"]:
         path.rmdir() if path.is_dir() else path.unlink()
     check = check_record(run)
-    assert check.faults == ()
+    assert check.faults == []
     assert f"{run}: the forget vector is gone (purged?), so its hashes were not compared" in check.notes
     before = (run / RECORD_FILE).read_bytes()
     make_removal(run, request="GDPR 17")  # the former record still knows its files
@@ -302,7 +302,7 @@ def test_a_moved_run_is_not_compared_with_another_one_in_its_former_place(run: P
     (run / "vectors/forget/adapter_model.safetensors").write_text("another")
     (run / "vectors/forget/manifest.json").unlink()
     check = check_record(moved)
-    assert check.faults == ()
+    assert check.faults == []
     assert "the forget vector" in check.statements[0]
 
 
@@ -310,7 +310,7 @@ def test_a_verdict_and_scores_that_are_gone_are_told(run: Path) -> None:
     (run / "verdict.json").unlink()
     shutil.rmtree(run / "evaluation")
     check = check_record(run)
-    assert check.faults == ()
+    assert check.faults == []
     assert f"{run / 'verdict.json'}: not there, so the verdict was not compared with the record's" in check.notes
     assert any("so the scores were not compared" in note for note in check.notes)
 
@@ -319,7 +319,7 @@ def test_the_record_alone_can_be_checked(run: Path, tmp_path: Path) -> None:
     (tmp_path / "copy").mkdir()
     (tmp_path / "copy" / RECORD_FILE).write_bytes((run / RECORD_FILE).read_bytes())
     check = check_record(tmp_path / "copy")
-    assert check.faults == ()
+    assert check.faults == []
     assert check.statements[0].endswith("agrees with itself alone")
     assert any("record.key: not there" in note for note in check.notes)
 
@@ -327,7 +327,9 @@ def test_the_record_alone_can_be_checked(run: Path, tmp_path: Path) -> None:
 def test_a_key_of_another_run_is_a_fault(run: Path, tmp_path: Path) -> None:
     make_key(tmp_path / "other")
     (run / KEY_FILE).write_text((tmp_path / "other").read_text())
-    assert check_record(run).faults == (f"{run / KEY_FILE}: is not the key that the record was made with",)
+    assert check_record(run).faults == [
+        f"{run / KEY_FILE}: is not the key that the record was made with",
+    ]
     with pytest.raises(MismatchError, match="not the one"):
         find_rows(run, ROWS)
 

@@ -66,7 +66,7 @@ def warn_of_changes(folder: Path, recipe: str) -> None:
 
 def _changes(before: str, after: str) -> Iterator[str]:
     """Yield `forget.alpha: 1.0 → 1.25` for each key that two recipes differ in, and the data whose content changed."""
-    filled = _filled(before.replace("score: exposure", "score: extraction"))  # the rule's former name
+    filled = _filled(before)
     old, new = (dict(leaves(parse_yaml(text, RECIPE_FILE))) for text in (filled, after))
     for key in dict.fromkeys([*old, *new]):
         if old.get(key) != new.get(key) and not key.startswith(_IDLE):
