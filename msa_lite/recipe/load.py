@@ -21,7 +21,7 @@ from msa_lite.recipe.schema import Recipe
 from msa_lite.recipe.training import TrainingRecipe
 
 _ENDINGS = (".yaml", ".yml")
-T = TypeVar("T")
+PathValue = TypeVar("PathValue")
 
 
 def shipped_recipes() -> dict[str, Path]:
@@ -161,8 +161,8 @@ def path_texts(values: Any) -> list[tuple[str, str]]:
 
 
 def _walk(
-    value: T, change: Callable[[str, str, str], str], where: str = "", key: str = "", also: Collection[str] = ()
-) -> T:
+    value: PathValue, change: Callable[[str, str, str], str], where: str = "", key: str = "", also: Collection[str] = ()
+) -> PathValue:
     """Return `value` with every text that may be a path changed by `change`, which gets dotted key, last key and text.
 
     also: keys of paths beside the usual ones.
