@@ -23,6 +23,10 @@ from msa_lite.evals.evaluation import finished_inputs
 from msa_lite.io.files.writing import hash_file
 from msa_lite.io.finished.seal import verify_folder
 from msa_lite.pipeline import purge, report_run
+from msa_lite.pipeline.prepare.run import Context, prepare
+from msa_lite.pipeline.purge.holdings import RECORDS, survey_run
+from msa_lite.pipeline.run.folder import open_run
+from msa_lite.pipeline.verbs.lists import find_verb
 from tests.e2e.conftest import CallCli, tiny_recipe
 from tests.support.models import make_lora
 from tests.support.processes import fork_script
@@ -55,6 +59,20 @@ def forms(history: Path) -> list[bytes]:
     texts = {text for row in rows for text in (row["question"], row["answer"])}
     ways: tuple[Callable[[str], str], ...] = (str, html.escape, lambda text: json.dumps(text)[1:-1])
     return sorted({way(text).encode() for text in texts for way in ways})
+
+
+def test_purge_removes_of_each_stage_what_the_list_says_that_it_holds(run: Path) -> None:
+    opened = open_run(run)
+    verb = find_verb("run", opened.recipe)
+    stages = verb.stages(Context.of(prepare(opened.recipe, verb.scope)))
+    reasons = {holding.name: holding.reason for holding in survey_run(opened).holdings}
+    removed = {"data": lambda reason: reason not in (None, RECORDS), "rows": lambda reason: reason == RECORDS,
+               "nothing": lambda reason: reason is None}  # fmt: skip
+    there = [stage for stage in stages if stage.folder and stage.folder.is_dir()]
+    assert {stage.holds for stage in there} == {"data", "rows", "nothing"}
+    for stage in there:
+        name = str(stage.folder.relative_to(run))  # type: ignore[union-attr]
+        assert removed[stage.holds](reasons.get(name)), (stage.name, reasons.get(name))
 
 
 def holding(folder: Path, rows: list[bytes]) -> set[str]:

@@ -23,6 +23,11 @@ from msa_lite.pipeline.stages.facts import Facts
 
 Kind = Literal["make", "check", "fit", "choose", "merge", "score", "attack", "send"]
 State = Literal["done", "to do", "anew"]
+Holds = Literal["data", "rows", "nothing"]
+_HOLDS: Mapping[Kind, Holds] = {
+    "make": "data", "fit": "data", "check": "rows", "choose": "rows", "score": "rows", "attack": "rows",
+    "merge": "nothing", "send": "nothing",
+}  # fmt: skip
 _MOST = 5  # reasons of a stage
 
 
@@ -58,6 +63,11 @@ class Stage:
     """The work in it: rows to tune on, points to score. For a stage that `asks`, its questions count instead."""
     asks: tuple[str, Benchmark] | None = None
     """The model that is scored, by name, and the questions."""
+
+    @property
+    def holds(self) -> Holds:
+        """The part of its folder that a purge removes: all (the data can be put back with it), single rows, nothing."""
+        return _HOLDS[self.kind]
 
 
 @dataclass(frozen=True)
