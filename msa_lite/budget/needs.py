@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import ClassVar, Literal
 
 from msa_lite.budget.shape import Shape
 from msa_lite.budget.speed import Device
@@ -22,6 +22,8 @@ PROCESS = 700_000_000
 class Need:
     """The memory of a stage at its peak."""
 
+    json_keys: ClassVar = {"bytes": "nbytes", "parts": "parts", "rough": "rough"}
+
     parts: Mapping[str, int]
     """Bytes by what they hold: weights, adapters, gradients, optimizer, activations, logits, cache, temporaries."""
     rough: str | None = None
@@ -35,10 +37,6 @@ class Need:
     def plus(self, part: str, nbytes: int) -> Need:
         """Return the need with one part more."""
         return Need({**self.parts, part: nbytes}, self.rough)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the JSON-able form."""
-        return {"bytes": self.nbytes, "parts": dict(self.parts), "rough": self.rough}
 
 
 def highest(*needs: Need) -> Need:

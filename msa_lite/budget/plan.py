@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Literal
 
 from msa_lite.budget.needs import Need
 from msa_lite.budget.speed import Device
@@ -19,6 +19,11 @@ _CERTAIN = ("weights", "adapters", "gradients", "optimizer")  # the parts that f
 @dataclass(frozen=True)
 class StageCost:
     """The needs of one stage."""
+
+    json_keys: ClassVar = {
+        "stage": "name", "kind": "kind", "on": "place", "how": "how", "memory": "need", "measured_bytes": "measured",
+        "seconds": "seconds",
+    }  # fmt: skip
 
     name: str
     """"the fit of the forget vector", "the sweep", …"""
@@ -48,11 +53,10 @@ class StageCost:
         """Check whether it runs on the device."""
         return self.kind != "merge"
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the JSON-able form."""
-        return {"stage": self.name, "kind": self.kind, "on": "device" if self.on_device else "host", "how": self.how,
-                "memory": self.need.as_dict(), "measured_bytes": self.measured,
-                "seconds": list(self.seconds) if self.seconds else None}  # fmt: skip
+    @property
+    def place(self) -> str:
+        """Return where it runs: "device", or "host" for a merge."""
+        return "device" if self.on_device else "host"
 
 
 def combine_costs(costs: Iterable[StageCost]) -> list[StageCost]:
@@ -96,6 +100,12 @@ class Remedy:
 @dataclass(frozen=True)
 class Plan:
     """The plan of a run on a device."""
+
+    json_keys: ClassVar = {
+        "fits": "fits", "verdict": "verdict", "device": "device", "peak": "highest", "stages": "stages", "disk": "disk",
+        "disk_free": "free", "host_memory": "host", "seconds": "seconds", "price": "price", "remedies": "remedies",
+        "notes": "notes",
+    }  # fmt: skip
 
     device: Device
     stages: Sequence[StageCost]
@@ -172,22 +182,10 @@ class Plan:
             return None
         return self.seconds[0] / 3600 * self.price_per_hour, self.seconds[1] / 3600 * self.price_per_hour
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the JSON-able form, for `--json`."""
-        return {
-            "fits": self.fits,
-            "verdict": self.verdict,
-            "device": asdict(self.device),
-            "peak": {"stage": self.peak.name, "bytes": self.peak.need.nbytes},
-            "stages": [stage.as_dict() for stage in self.stages],
-            "disk": dict(self.disk),
-            "disk_free": self.free,
-            "host_memory": self.host,
-            "seconds": list(self.seconds) if self.seconds else None,
-            "price": list(self.price) if self.price else None,
-            "remedies": [asdict(change) for change in self.remedies],
-            "notes": list(self.notes),
-        }
+    @property
+    def highest(self) -> dict[str, Any]:
+        """Return the stage with the highest need of the device, and its bytes."""
+        return {"stage": self.peak.name, "bytes": self.peak.need.nbytes}
 
 
 def gigabytes(nbytes: float) -> str:

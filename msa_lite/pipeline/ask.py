@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from msa_lite.data import Prompter
 from msa_lite.errors import MismatchError, MsaError, OutputError, UsageError
@@ -38,17 +38,14 @@ _UNLEARNED = "unlearned"
 class Answers:
     """The answers of a run's models to one question."""
 
+    json_keys: ClassVar = {"question": "question", "answers": "answers", "missing?": "missing"}
+
     question: str
     """The question, as it was asked."""
     answers: Mapping[str, str]
     """The answer of each model: "target", "unlearned", "ideal"."""
     missing: Mapping[str, str]
     """The models that could not be asked, each with the reason."""
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the JSON-able form, for `--json`."""
-        missing = {"missing": dict(self.missing)} if self.missing else {}
-        return {"question": self.question, "answers": dict(self.answers), **missing}
 
 
 @dataclass(frozen=True)

@@ -48,8 +48,6 @@ def json_form(value: Any) -> Any:
         return {key: json_form(item) for key, item in value.items()}
     if not is_dataclass(value) or isinstance(value, type):
         return value
-    if hasattr(value, "as_dict"):  # of pipeline and budget
-        return json_form(value.as_dict())
     keys = getattr(value, "json_keys", None) or [field.name for field in fields(value)]
     entries: dict[str, Any] = {}
     for key, path in keys.items() if isinstance(keys, Mapping) else zip(keys, keys, strict=True):

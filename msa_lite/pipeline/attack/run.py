@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from msa_lite.attack_names import ATTACKS
 from msa_lite.attacks.attack import Subject, make_attack
@@ -47,15 +47,18 @@ _TIMED_ROWS = 16
 class Attacked:
     """The results of the attacks on a run."""
 
+    json_keys: ClassVar = {"output": "folder", "**": "values"}
+
     folder: Path
     """The folder of the results, `attacks` in the run's."""
     facts: AttackFacts
     """All results."""
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the JSON-able form, for `--json`."""
+    @property
+    def values(self) -> dict[str, Any]:
+        """Return settings and metrics of all results."""
         report = attack_report(self.facts, {})
-        return {"output": str(self.folder), **report.settings, "metrics": report.values()}
+        return {**report.settings, "metrics": report.values()}
 
 
 def open_attacks(

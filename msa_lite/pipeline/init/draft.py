@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from msa_lite.budget.plan import Plan, gigabytes, time_span
 from msa_lite.budget.speed import this_device
@@ -116,6 +116,8 @@ class Wishes:
 class Draft:
     """A recipe that was written."""
 
+    json_keys: ClassVar = ("file", "recipe", "fits", "notes", "next")
+
     file: Path
     """Its file."""
     text: str
@@ -130,16 +132,10 @@ class Draft:
         """Return the command to type next."""
         return f"msa-lite {shlex.quote(str(self.file))} --dry-run"
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the JSON-able form, for `--json`."""
-        recipe = parse_yaml(self.text, str(self.file))
-        return {
-            "file": str(self.file),
-            "recipe": recipe,
-            "fits": self.fits,
-            "notes": list(self.notes),
-            "next": self.next,
-        }
+    @property
+    def recipe(self) -> Any:
+        """Return the recipe as a mapping."""
+        return parse_yaml(self.text, str(self.file))
 
 
 def init_recipe(file: str, wishes: Wishes, force: bool = False) -> Draft:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from msa_lite.benchmarks import OWN
 from msa_lite.data import (
@@ -127,6 +127,8 @@ _FIRST = 100  # rows among which the one with the most turns is shown
 class ShownPrompt:
     """One row as the model reads it."""
 
+    json_keys: ClassVar = {"form": "form", "row": "row", "tokens": "tokens", "learnt": "learnt", "parts": "pieces"}
+
     form: str
     """The prompt in words."""
     row: int
@@ -142,10 +144,10 @@ class ShownPrompt:
         """Return the text with learnt pieces between ⟦ and ⟧."""
         return "".join(f"⟦{text}⟧" if learnt else text for text, learnt in self.parts)
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the JSON-able form, for `--json`."""
-        parts = [{"text": text, "learnt": learnt} for text, learnt in self.parts]
-        return {"form": self.form, "row": self.row, "tokens": self.tokens, "learnt": self.learnt, "parts": parts}
+    @property
+    def pieces(self) -> list[dict[str, Any]]:
+        """Return the pieces of the text as mappings."""
+        return [{"text": text, "learnt": learnt} for text, learnt in self.parts]
 
 
 def show_prompt(recipe: Recipe) -> list[ShownPrompt]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from msa_lite.io.files.reading import printable
 from msa_lite.io.finished.manifest import is_partial, remove_partial
@@ -67,6 +67,8 @@ _FOREIGN = "not made by msa-lite"
 @dataclass(frozen=True)
 class Holding:
     """Something that holds the data, and can be removed."""
+
+    json_keys: ClassVar = {"name": "name", "reason": "reason", "bytes": "nbytes"}
 
     name: str
     """Its path from the run's folder, or the whole path outside of it."""

@@ -11,10 +11,10 @@ import shutil
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from msa_lite.data import DataSource
 from msa_lite.data.kept import cached_repositories, cached_tables, datasets_cache, download_folder
@@ -23,7 +23,7 @@ from msa_lite.errors import MsaError, StageError, join_faults
 from msa_lite.evals.judge.base import cache_folder
 from msa_lite.io.files.reading import local_path, printable, read_object
 from msa_lite.io.files.spellings import holds_any, needles, sample_texts
-from msa_lite.io.files.writing import write_json
+from msa_lite.io.files.writing import json_form, write_json
 from msa_lite.io.finished.seal import locked
 from msa_lite.pipeline.purge.holdings import Holding, Remark, Survey, remove_empty, run_folders, survey_run
 from msa_lite.pipeline.run.folder import RunFolder, open_run
@@ -58,6 +58,11 @@ AFTER = (
 class Purge:
     """The files that hold the data of a run, and the outcome of their removal."""
 
+    json_keys: ClassVar = {
+        "folder": "folder", "removed": "removed", "bytes": "nbytes", "holdings": "holdings", "kept": "kept",
+        "left_alone": "strays", "out_of_reach": "elsewhere", "purged_before": "purged",
+    }  # fmt: skip
+
     folder: Path
     """The run's folder."""
     holdings: Sequence[Holding]
@@ -77,19 +82,6 @@ class Purge:
     def nbytes(self) -> int:
         """Return the size of what holds the data."""
         return sum(holding.nbytes for holding in self.holdings)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the JSON-able form, for `--json`."""
-        return {
-            "folder": str(self.folder),
-            "removed": self.removed,
-            "bytes": self.nbytes,
-            "holdings": [_entry(holding) for holding in self.holdings],
-            "kept": [asdict(remark) for remark in self.kept],
-            "left_alone": [asdict(remark) for remark in self.strays],
-            "out_of_reach": list(self.elsewhere),
-            "purged_before": self.purged,
-        }
 
 
 def purge(folder: str | Path, remove: bool = False) -> Purge:
@@ -145,7 +137,7 @@ def _remove(run: RunFolder, holdings: Sequence[Holding]) -> None:
     former: dict[str, Any] = {}
     with suppress(MsaError):
         former = read_object(file)
-    entries = [*former.get("removed", ()), *map(_entry, holdings)]
+    entries = [*former.get("removed", ()), *map(json_form, holdings)]
     entries = list({json.dumps(entry, sort_keys=True): entry for entry in entries}.values())
     note = {"began": former.get("began", began), "ended": None, "removed": entries}
     write_json(file, note)  # first, so that no run begins in what a kill has left
@@ -262,10 +254,6 @@ def _elsewhere(run: RunFolder, sources: dict[str, DataSource]) -> Iterator[str]:
         yield f"the judge's replies in {cache_folder()}: hashes of what it was asked, no texts"
     yield f"tables in other caches of `datasets` than {datasets_cache()}, such as those of other users"
     yield from _ELSEWHERE
-
-
-def _entry(holding: Holding) -> dict[str, Any]:
-    return {"name": holding.name, "reason": holding.reason, "bytes": holding.nbytes}
 
 
 def _tree_size(folder: Path) -> int:

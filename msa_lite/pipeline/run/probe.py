@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from msa_lite.errors import UsageError
 from msa_lite.evals.probe import PROBE_ROWS, Probe, probe_inputs, probe_model
@@ -28,6 +28,8 @@ from msa_lite.report.probing import SIGN, Finding, read_verdicts
 class ProbeResult:
     """The result of a probe."""
 
+    json_keys: ClassVar = {"output": "folder", "against": "against", "rows": "rows", "models": "values"}
+
     folder: Path
     """The folder of the scores and report.md."""
     against: str
@@ -48,24 +50,25 @@ class ProbeResult:
         """Return the headings of `Finding.cells`."""
         return [metric_kind(name).label for name in self.findings[0].report.metrics]
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the result for `--json`."""
+    @property
+    def rows(self) -> Any:
+        """Return the numbers of rows on each side."""
+        return self.findings[0].report.settings["rows"]
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """Return verdict and figures of each model."""
         return {
-            "output": str(self.folder),
-            "against": self.against,
-            "rows": self.findings[0].report.settings["rows"],
-            "models": {
-                finding.name: {
-                    "model": self.models[finding.name],
-                    "verdict": finding.verdict,
-                    "said": finding.explanation,
-                    **{
-                        name: {"value": metric.value, "interval": interval, "stderr": metric.stderr, "n": metric.n}
-                        for name, metric, interval in finding.measured()
-                    },
-                }
-                for finding in self.findings
-            },
+            finding.name: {
+                "model": self.models[finding.name],
+                "verdict": finding.verdict,
+                "said": finding.explanation,
+                **{
+                    name: {"value": metric.value, "interval": interval, "stderr": metric.stderr, "n": metric.n}
+                    for name, metric, interval in finding.measured()
+                },
+            }
+            for finding in self.findings
         }
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import yaml
 
@@ -77,6 +77,8 @@ class TrainedModel:
 class TrainingResult:
     """The result of a training."""
 
+    json_keys: ClassVar = {"output": "folder", "model": "model", "history": "history", "stages": "stages"}
+
     folder: Path
     """The folder of all models."""
     models: list[TrainedModel]
@@ -92,18 +94,12 @@ class TrainingResult:
         """The file with the `history:` block."""
         return self.folder / "history.yaml"
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the JSON-able form, for `--json`."""
-        stages = [
-            {"folder": str(folder) if (folder := self.folder / model.name).is_dir() else None} | asdict(model)
-            for model in self.models
-        ]
-        return {
-            "output": str(self.folder),
-            "model": str(self.model),
-            "history": str(self.history),
-            "stages": [{key: value for key, value in stage.items() if key != "inputs"} for stage in stages],
-        }
+    @property
+    def stages(self) -> list[dict[str, Any]]:
+        """Return what is known of each model, with its folder where it is kept."""
+        folders = ((self.folder / model.name, model) for model in self.models)
+        stages = [{"folder": folder if folder.is_dir() else None, **asdict(model)} for folder, model in folders]
+        return [{key: value for key, value in stage.items() if key != "inputs"} for stage in stages]
 
 
 def train_stages(

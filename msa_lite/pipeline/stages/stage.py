@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from msa_lite.budget.plan import StageCost
 from msa_lite.evals.benchmark import Benchmark
@@ -74,6 +74,14 @@ class Stage:
 class StageState:
     """A stage, and what a run would do with it."""
 
+    json_keys: ClassVar = {
+        "stage": "name",
+        "folder": "folder",
+        "state": "state",
+        "reasons": "reasons",
+        "seconds": "seconds",
+    }
+
     name: str
     """Its name: "forget vector"."""
     folder: Path | None
@@ -84,16 +92,6 @@ class StageState:
     """The reasons why it is made anew, or how it goes on."""
     seconds: tuple[float, float] | None = None
     """The shortest and the longest time; None where it is not known."""
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the JSON-able form."""
-        return {
-            "stage": self.name,
-            "folder": str(self.folder) if self.folder else None,
-            "state": self.state,
-            "reasons": list(self.reasons),
-            "seconds": list(self.seconds) if self.seconds else None,
-        }
 
 
 def unique(stages: Iterable[Stage]) -> list[Stage]:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import ClassVar, Literal
 
 from msa_lite.budget.plan import Plan
 from msa_lite.budget.speed import this_device
@@ -71,14 +71,15 @@ class Reading:
     amount: str | None = None
     """Its size, where it is known: "538 MB", "24 rows"."""
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the JSON-able form."""
-        return {"role": self.role, "name": self.name, "amount": self.amount}
-
 
 @dataclass(frozen=True)
 class DryRun:
     """The work of a command, looked at ahead: its stages, inputs and outputs."""
+
+    json_keys: ClassVar = {
+        "command": "command", "output": "folder", "stages": "stages", "reads": "reads", "writes": "writes",
+        "seconds": "seconds", "disk": "plan.disk", "fits": "plan.fits", "notes": "notes",
+    }  # fmt: skip
 
     command: str
     """The command, as "baseline npo"."""
@@ -116,20 +117,6 @@ class DryRun:
     def is_done(self) -> bool:
         """Check whether no stage is left to do."""
         return all(stage.state == "done" for stage in self.stages)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the JSON-able form, for `--json`."""
-        return {
-            "command": self.command,
-            "output": str(self.folder),
-            "stages": [stage.as_dict() for stage in self.stages],
-            "reads": [reading.as_dict() for reading in self.reads],
-            "writes": self.writes,
-            "seconds": list(self.seconds) if self.seconds else None,
-            "disk": dict(self.plan.disk) if self.plan else None,
-            "fits": self.plan.fits if self.plan else None,
-            "notes": list(self.notes),
-        }
 
 
 def dry_run(

@@ -6,13 +6,12 @@ import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from msa_lite.baselines.methods import check_grids
 from msa_lite.choose.candidates import Values
 from msa_lite.data import Row
 from msa_lite.io.console.progress import Progress, notices, silent
-from msa_lite.io.files.writing import json_form
 from msa_lite.io.finished.seal import load_manifest
 from msa_lite.io.launch.crew import Crew
 from msa_lite.io.launch.gathering import gathered
@@ -44,6 +43,12 @@ logger = logging.getLogger(__name__)
 @dataclass(frozen=True, repr=False)
 class RunResult:
     """The result of a run."""
+
+    json_keys: ClassVar = {
+        "verdict": "verdict", "no_verdict?": "no_verdict", "output": "folder", "method": "method", "**": "strengths",
+        "chosen": "chosen", "model": "merged", "metrics": "metrics", "attacks?": "attack_values",
+        "published?": "published",
+    }  # fmt: skip
 
     folder: Path
     """The run's folder."""
@@ -81,25 +86,30 @@ class RunResult:
         """Return the retain vector's strength, of MSA and the task vector."""
         return float(self.chosen["beta"])
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the result for `--json`."""
-        return {
-            "verdict": json_form(self.verdict),
-            **({"no_verdict": self.no_verdict} if self.no_verdict else {}),
-            "output": str(self.folder),
-            "method": self.method,
-            **({"alpha": self.alpha, "beta": self.beta} if "alpha" in self.chosen else {}),
-            "chosen": dict(self.chosen),
-            "model": json_form(self.merged),
-            "metrics": {name: report.values() for name, report in self.reports.items()},
-            **({"attacks": attack_summary(self.attacks)} if self.attacks else {}),
-            **({"published": json_form(self.published)} if self.published else {}),
-        }
+    @property
+    def strengths(self) -> Values:
+        """Return α and β by name; nothing for a baseline that trains."""
+        return {"alpha": self.alpha, "beta": self.beta} if "alpha" in self.chosen else {}
+
+    @property
+    def metrics(self) -> dict[str, Any]:
+        """Return the values of all metrics by model."""
+        return {name: report.values() for name, report in self.reports.items()}
+
+    @property
+    def attack_values(self) -> dict[str, Any] | None:
+        """Return what attacks brought back, in short."""
+        return attack_summary(self.attacks) if self.attacks else None
 
 
 @dataclass(frozen=True, repr=False)
 class SweepResult:
     """The result of a sweep."""
+
+    json_keys: ClassVar = {
+        "output": "folder", "**": "choice.values", "rule": "choice.rule", "score": "choice.score",
+        "scores": "choice.scores", "doubts": "choice.doubts", "model": "merged", "validation": "validation",
+    }  # fmt: skip
 
     folder: Path
     """The run's folder."""
@@ -123,19 +133,10 @@ class SweepResult:
         """Return the chosen point."""
         return Strengths.of(self.choice.values)
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the result for `--json`."""
-        choice = self.choice
-        return {
-            "output": str(self.folder),
-            **choice.values,
-            "rule": choice.rule,
-            "score": choice.score,
-            "scores": [dict(line) for line in choice.scores],
-            "doubts": list(choice.doubts),
-            "model": json_form(self.merged),
-            "validation": {"in_memory": self.before.values(), "merged": self.after.values()},
-        }
+    @property
+    def validation(self) -> dict[str, Any]:
+        """Return the metrics of the chosen point on validation rows, in memory and merged."""
+        return {"in_memory": self.before.values(), "merged": self.after.values()}
 
 
 def run_recipe(
