@@ -91,7 +91,7 @@ def find_training_facts(recipe: TrainingRecipe) -> Facts:
     try:
         tokenizer = _open(name) if isinstance(name, str) else None
     except (MsaError, ImportError) as error:
-        notes.append(f"no tokenizer: {str(error).splitlines()[0]}")
+        notes += [] if missing else [f"no tokenizer: {str(error).splitlines()[0]}"]
     for number, stage in enumerate(recipe.stages, 1):
         try:
             if found := _find_rows(recipe, stage, tokenizer):
