@@ -6,7 +6,7 @@ checkpoint (model.py), to one adapter (adapter.py), into memory (`open_merge`) o
 """
 
 from msa_lite.merger.adapter import MergedAdapter, merge_adapters, merge_terms_to_adapter
-from msa_lite.merger.checked import DTYPES, Precision, check_mergeable
+from msa_lite.merger.checked import Precision, check_mergeable
 from msa_lite.merger.formula import Term
 from msa_lite.merger.inputs import hash_vector
 from msa_lite.merger.mergekit import mergekit_recipe
@@ -15,7 +15,6 @@ from msa_lite.merger.on_device import OnDevice, as_tensor
 from msa_lite.merger.stream import OpenMerge, open_merge
 
 __all__ = [
-    "DTYPES",
     "Merged",
     "MergedAdapter",
     "OnDevice",

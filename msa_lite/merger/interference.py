@@ -26,7 +26,7 @@ from threadpoolctl import threadpool_limits
 from msa_lite.io.console.progress import notices, readable
 from msa_lite.io.weights.blocks import Files, Scratch
 from msa_lite.io.weights.checkpoint import TensorEntry
-from msa_lite.merger.checked import RESERVED, CheckedMerge, block_rows, parse_size
+from msa_lite.merger.checked import RESERVED, CheckedMerge, block_rows, blocks_of, parse_size
 from msa_lite.merger.deltas import Delta, Loaded
 from msa_lite.merger.fidelity import cosine, factor_product
 from msa_lite.merger.formula import Term
@@ -190,8 +190,8 @@ class _Sums:
 
     def likeness(self, pair: Pair) -> Likeness:
         """Return cosine and overlap of a pair."""
-        one, other = pair
-        angle = cosine(self.products[pair], self.products[one, one], self.products[other, other])
+        first, second = pair
+        angle = cosine(self.products[pair], self.products[first, first], self.products[second, second])
         return Likeness(angle, min(1.0, self.shared[pair] / self.ranks[pair]) if self.ranks[pair] else None)
 
 
@@ -201,29 +201,28 @@ def _measure(files: Files, checked: CheckedMerge, entry: TensorEntry) -> _Sums:
     factors = {term.name: (d.left, d.right) for term in terms if isinstance(d := term.vector, Loaded)}
     sums = _Sums()
     if len(factors) == len(terms):
-        for one, other in combinations_with_replacement(factors, 2):
-            sums.products[one, other] = factor_product(factors[one], factors[other])
+        for first, second in combinations_with_replacement(factors, 2):
+            sums.products[first, second] = factor_product(factors[first], factors[second])
     else:
         _add_rows(files, entry, terms, sums)
     bases = {name: column_basis(*pair) for name, pair in factors.items()} if len(factors) > 1 else {}
-    for one, other in combinations(bases, 2):
-        sums.shared[one, other] = float(np.sum((bases[one].T @ bases[other]) ** 2))
-        sums.ranks[one, other] = min(bases[one].shape[1], bases[other].shape[1])
+    for first, second in combinations(bases, 2):
+        sums.shared[first, second] = float(np.sum((bases[first].T @ bases[second]) ** 2))
+        sums.ranks[first, second] = min(bases[first].shape[1], bases[second].shape[1])
     return sums
 
 
 def _add_rows(files: Files, entry: TensorEntry, terms: Sequence[Term[Delta]], sums: _Sums) -> None:
     """Add the scalar products of deltas that are not all factors, in blocks of rows."""
     common = Scratch()
-    buffers, rows, step = [Scratch(common) for _ in terms], entry.matrix_shape[0], block_rows(entry)
-    for start in range(0, rows, step):
-        stop = min(start + step, rows)
+    buffers = [Scratch(common) for _ in terms]
+    for start, stop in blocks_of(entry):
         blocks = {
             term.name: term.vector.rows(files, start, stop, np.float64, buffer).reshape(-1)
             for term, buffer in zip(terms, buffers, strict=True)
         }
-        for one, other in combinations_with_replacement(blocks, 2):
-            sums.products[one, other] += float(np.dot(blocks[one], blocks[other]))
+        for first, second in combinations_with_replacement(blocks, 2):
+            sums.products[first, second] += float(np.dot(blocks[first], blocks[second]))
 
 
 def column_basis(left: np.ndarray, right: np.ndarray) -> np.ndarray:
