@@ -163,7 +163,7 @@ class Outlet(io.BufferedIOBase):
 def safe_streams() -> Iterator[Outlet | None]:
     """Replace standard output and error by safe streams; give the outlet of standard output, if there is one."""
     _fill_descriptors()
-    before = sys.stdout, sys.stderr
+    originals = sys.stdout, sys.stderr
     sys.stdout, outlet = _safe(sys.stdout)
     sys.stderr, _ = _safe(sys.stderr)
     try:
@@ -172,7 +172,7 @@ def safe_streams() -> Iterator[Outlet | None]:
         for stream in (sys.stdout, sys.stderr):
             if stream is not None:
                 stream.flush()
-        sys.stdout, sys.stderr = before
+        sys.stdout, sys.stderr = originals
 
 
 def _fill_descriptors() -> None:

@@ -82,11 +82,11 @@ def read_names(text: str | None) -> list[str]:
 def read_columns(text: str | None, keys: Sequence[str]) -> dict[str, str]:
     """Read question=Q,answer=A. Raise UsageError for keys that are not among these, or do not go together."""
     columns: dict[str, str] = {}
-    for part in text.split(",") if text is not None else ():
-        key, equals, name = (piece.strip() for piece in part.partition("="))
+    for pair in text.split(",") if text is not None else ():
+        key, equals, name = (piece.strip() for piece in pair.partition("="))
         if key not in keys or not equals or not name:
             raise UsageError(
-                f"--columns: '{part}' is not KEY=COLUMN with a key of {', '.join(keys)}{nearest(key, keys)}"
+                f"--columns: '{pair}' is not KEY=COLUMN with a key of {', '.join(keys)}{nearest(key, keys)}"
             )
         columns[key] = name
     for alone in ("messages", "text"):

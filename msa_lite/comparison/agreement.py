@@ -71,13 +71,13 @@ def _name(entry: Entry) -> str:
     return f"{entry.label} ({entry.source})"
 
 
-def _differences(one: Report, other: Report) -> list[str]:
-    if one.benchmark != other.benchmark:
-        return [f"benchmark {one.benchmark}, not {other.benchmark}"]
-    splits = [whole_split(report.split) for report in (one, other)]
-    faults = [f"split '{one.split}', not '{other.split}'"] if splits[0] != splits[1] else []
+def _differences(report: Report, reference: Report) -> list[str]:
+    if report.benchmark != reference.benchmark:
+        return [f"benchmark {report.benchmark}, not {reference.benchmark}"]
+    has_same_split = whole_split(report.split) == whole_split(reference.split)
+    faults = [] if has_same_split else [f"split '{report.split}', not '{reference.split}'"]
     return faults + [
-        f"other {name}" for key, name in _SETTINGS.items() if one.settings.get(key) != other.settings.get(key)
+        f"other {name}" for key, name in _SETTINGS.items() if report.settings.get(key) != reference.settings.get(key)
     ]
 
 
@@ -115,14 +115,14 @@ def merge_references(entries: Sequence[Entry]) -> list[Entry]:
     return merged
 
 
-def _disagreements(one: Entry, other: Entry) -> list[str]:
+def _disagreements(first: Entry, second: Entry) -> list[str]:
     """Return the metrics in which two reports of one model differ, with both values."""
-    models = [entry.report.settings.get("model") for entry in (one, other)]
+    models = [entry.report.settings.get("model") for entry in (first, second)]
     if models[0] is not None and models[0] == models[1]:
         return []  # other devices and batch sizes sum floats in another order
-    same_judge = judge_of(one.report) == judge_of(other.report)
-    names = [name for name in one.report.metrics if same_judge or metric_kind(name).judge is None]
-    pairs = {name: (one.value(name), other.value(name)) for name in names}
+    same_judge = judge_of(first.report) == judge_of(second.report)
+    names = [name for name in first.report.metrics if same_judge or metric_kind(name).judge is None]
+    pairs = {name: (first.value(name), second.value(name)) for name in names}
     return [
         f"{name} ({a:.6g}, {b:.6g})"
         for name, (a, b) in pairs.items()
@@ -213,20 +213,20 @@ def _benchmark_of(evaluation: Evaluation) -> type[Benchmark]:
     return benchmark_class(evaluation.report.benchmark)
 
 
-def _difference(name: str, rows: Sequence[int], one: Evaluation, other: Evaluation) -> str | None:
+def _difference(name: str, rows: Sequence[int], first: Evaluation, second: Evaluation) -> str | None:
     """Return how the questions of two evaluations differ in the common rows of a set; None where they do not."""
     for row in rows:
-        pair = one.records[name][row], other.records[name][row]
-        if changed := [key for key in _benchmark_of(one).fields if pair[0].get(key) != pair[1].get(key)]:
+        pair = first.records[name][row], second.records[name][row]
+        if changed := [key for key in _benchmark_of(first).fields if pair[0].get(key) != pair[1].get(key)]:
             return f"{name}, row {row} has another {' and '.join(changed)}"
         lengths = [_lengths(record) for record in pair]
         if any(lengths[0][text] != lengths[1][text] for text in lengths[0].keys() & lengths[1].keys()):
             return f"{name}, row {row} has another number of tokens"
-    limits = [e.report.settings.get("max_new_tokens") for e in (one, other)]
+    limits = [e.report.settings.get("max_new_tokens") for e in (first, second)]
     if None not in limits and limits[0] != limits[1]:
         return f"answers of at most {limits[0]} and {limits[1]} tokens"
-    hashes = [e.inputs["questions"]["sets"][name]["sha256"] for e in (one, other)]
-    if one.records[name].keys() == other.records[name].keys() and hashes[0] != hashes[1]:
+    hashes = [e.inputs["questions"]["sets"][name]["sha256"] for e in (first, second)]
+    if first.records[name].keys() == second.records[name].keys() and hashes[0] != hashes[1]:
         return f"{name} has the same rows, but other tokens or lengths of answers"
     return None
 
@@ -245,7 +245,7 @@ def _split(evaluations: Sequence[Evaluation], rows: RowNumbers) -> str:
 
 
 def _computed_anew(evaluation: Evaluation, evaluations: Sequence[Evaluation], rows: RowNumbers, split: str) -> Report:
-    before = evaluation.report
+    report = evaluation.report
     benchmark = _benchmark_of(evaluation)
     ideal = _ideal_of(evaluation, evaluations)
     try:
@@ -254,15 +254,15 @@ def _computed_anew(evaluation: Evaluation, evaluations: Sequence[Evaluation], ro
         require("train", "computing these metrics on common rows needs scipy")
         raise
     settings = {
-        **before.settings,
+        **report.settings,
         "sets": {name: {"rows": len(rows[name])} for name in evaluation.records},
         "model": evaluation.inputs["model"],
         TAKEN_FROM: {
-            "split": before.split,
+            "split": report.split,
             "rows": {name: len(records) for name, records in evaluation.records.items()},
         },
     }
-    return Report(before.benchmark, split, metrics, settings)
+    return Report(report.benchmark, split, metrics, settings)
 
 
 def _ideal_of(evaluation: Evaluation, evaluations: Sequence[Evaluation]) -> Evaluation | None:

@@ -271,20 +271,22 @@ class _Choice:
     def add_licence(self) -> None:
         """Take the licence from the target's card or from the user. A public model needs one."""
         theirs = dict(self.manifest.get("target_card", {}))
-        own, wanted = theirs.get("license"), self.options.license
+        licence, wanted = theirs.get("license"), self.options.license
         if wanted and not is_word(wanted):
             self.faults.append(
                 UsageError(f"--license {wanted}: no licence of the Hub; as in: apache-2.0, mit, llama3.2")
             )
-        elif wanted and own and wanted != own:
-            self.faults.append(UsageError(f"--license {wanted}: the target has {own}, which holds for this model too"))
+        elif wanted and licence and wanted != licence:
+            self.faults.append(
+                UsageError(f"--license {wanted}: the target has {licence}, which holds for this model too")
+            )
         elif wanted:
             theirs["license"] = wanted
-        elif not own and self.options.public:
+        elif not licence and self.options.public:
             self.faults.append(
                 UsageError("the card of the target names no licence; give the one that holds with --license ID")
             )
-        elif not own:
+        elif not licence:
             self.cautions.append("the card names no licence, since that of the target names none (--license ID)")
         link = theirs.get("license_link", "")
         if link and not link.startswith("http") and not (self.folder / link).is_file():

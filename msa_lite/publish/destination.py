@@ -160,10 +160,10 @@ def find_destination(repo: str, private: bool) -> Destination:
 def check_privacy(info: Any, private: bool) -> None:
     """Raise OutputError unless an existing repository is as private as wanted."""
     if info.private != private:
-        wanted, other = ("private", "--public") if private else ("public", "--private")
+        wanted, opposite = ("private", "--public") if private else ("public", "--private")
         raise OutputError(
-            f"{info.id}: is {other[2:]} already, and is to be {wanted}; an upload does not change that. Send with "
-            f"{other}, choose another name, or change it in the repository's settings"
+            f"{info.id}: is {opposite[2:]} already, and is to be {wanted}; an upload does not change that. Send with "
+            f"{opposite}, choose another name, or change it in the repository's settings"
         )
 
 

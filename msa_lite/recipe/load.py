@@ -339,22 +339,22 @@ def _locate(location: Sequence[int | str], root: type[BaseModel]) -> tuple[str, 
     kind: Any = root
     model: type[BaseModel] | None = None
     keys: list[str] = []
-    for part in location:
+    for step in location:
         members = dict(_members(kind))
-        if isinstance(part, str) and part in members:
-            kind = members[part]
+        if isinstance(step, str) and step in members:
+            kind = members[step]
             continue
         model = next((m for m in members.values() if isinstance(m, type) and issubclass(m, BaseModel)), None)
-        holds = dict if isinstance(part, str) else list
+        holds = dict if isinstance(step, str) else list
         container = next((m for m in members.values() if typing.get_origin(m) is holds), None)
-        if model is not None and isinstance(part, str):
-            field = model.model_fields.get(part)
+        if model is not None and isinstance(step, str):
+            field = model.model_fields.get(step)
             kind = field.annotation if field else None
         elif container is not None:
             kind = typing.get_args(container)[-1]
-        elif isinstance(part, str):
+        elif isinstance(step, str):
             continue
-        keys.append(str(part))
+        keys.append(str(step))
     return ".".join(keys), model
 
 

@@ -330,8 +330,8 @@ class Recipe(Closed):
 
     def vector_of(self, name: str) -> VectorSpec:
         """Return the settings of the fit of a vector ("forget", "retain")."""
-        own = self.retain.vector if name == "retain" and self.retain else None
-        return self.vector.model_copy(update=own.model_dump(exclude_none=True)) if own else self.vector
+        changes = self.retain.vector if name == "retain" and self.retain else None
+        return self.vector.model_copy(update=changes.model_dump(exclude_none=True)) if changes else self.vector
 
     @property
     def validation(self) -> float:

@@ -248,7 +248,7 @@ class RetainVector(Closed):
     @classmethod
     def _shares_the_rest(cls, value: Any) -> Any:
         shared = [key for key in VectorSpec.model_fields if key not in cls.model_fields]
-        if isinstance(value, dict) and (own := [key for key in shared if key in value]):
-            keys = ", ".join(f"vector.{key}" for key in own)
-            raise ValueError(f"{', '.join(own)}: both vectors share this; set {keys} for both")
+        if isinstance(value, dict) and (repeated := [key for key in shared if key in value]):
+            keys = ", ".join(f"vector.{key}" for key in repeated)
+            raise ValueError(f"{', '.join(repeated)}: both vectors share this; set {keys} for both")
         return value

@@ -220,28 +220,27 @@ def _check_result(folder: Path, record: Removal, findings: RecordCheck) -> None:
     for name, model in record.models.items():
         if name in inputs:
             findings.compare(f"models.{name}.revision", model.revision, inputs[name]["revision"])
-    made = {vector.name: vector for vector in read_vectors(manifest, record.vectors)}
-    own = {vector.name: vector for vector in record.vectors}
+    merged = read_vectors(manifest, record.vectors)
     for key in ("revision", "weight"):
-        ours, theirs = ({name: getattr(vector, key) for name, vector in part.items()} for part in (own, made))
+        ours, theirs = ({v.name: getattr(v, key) for v in vectors} for vectors in (record.vectors, merged))
         findings.compare(f"vectors.{key}", ours, theirs)
     strengths = {name: inputs.get(name, value) for name, value in record.strengths.items()}
     findings.compare("strengths", record.strengths, strengths)
     findings.compare("versions", record.versions, manifest["versions"])
-    for name, vector in own.items():
-        _check_vector(folder, manifest["sources"].get(name, name), vector, findings)
+    for vector in record.vectors:
+        _check_vector(folder, manifest["sources"].get(vector.name, vector.name), vector, findings)
 
 
 def _check_vector(folder: Path, source: str, vector: VectorWeights, findings: RecordCheck) -> None:
     """Compare a vector with its folder, if that is still there. source: the folder's name in the manifest."""
-    place, own = local_path(source), folder / "vectors" / source.rpartition("vectors/")[2]
-    if own.is_dir() and hashed_revision(hash_files(own)) == vector.revision:
-        place = own  # the run was moved; in its former place there may be another
+    place, beside = local_path(source), folder / "vectors" / source.rpartition("vectors/")[2]
+    if beside.is_dir() and hashed_revision(hash_files(beside)) == vector.revision:
+        place = beside  # the run was moved; in its former place there may be another
     if not place.is_dir():
         findings.notes.append(f"{folder}: the {vector.name} vector is gone (purged?), so its hashes were not compared")
         return
     findings.places.append(f"the {vector.name} vector")
-    known, files = ({n: f.model_dump() for n, f in part.items()} for part in (vector.files, hash_files(place)))
+    known, files = ({n: f.model_dump() for n, f in hashes.items()} for hashes in (vector.files, hash_files(place)))
     findings.compare(f"vectors.{vector.name}.files", known, files)
 
 
@@ -268,7 +267,7 @@ def _check_attacks(folder: Path, record: Removal, findings: RecordCheck) -> None
         return
     if attacks := read_attacks(folder, record.result.name):
         findings.places.append(f"{ATTACKS_FOLDER}/")
-        ours, theirs = ({one.name: one.model_dump(mode="json") for one in part} for part in (record.attacks, attacks))
+        ours, theirs = ({a.name: a.model_dump(mode="json") for a in several} for several in (record.attacks, attacks))
         findings.compare("attacks", ours, theirs)
     else:
         findings.notes.append(f"{folder / ATTACKS_FOLDER}: not there, so the attacks were not compared")
