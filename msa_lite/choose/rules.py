@@ -16,6 +16,7 @@ from msa_lite.benchmarks import paper_scores
 from msa_lite.choose.evidence import FAR, Evidence, Metrics, surely_misses
 from msa_lite.conditions import parse_condition
 from msa_lite.errors import DataError, UsageError, join_faults, nearest
+from msa_lite.report.choice import EXTRACTION
 from msa_lite.report.metrics import metric_kind
 from msa_lite.report.verdict import MARGINS, Margins, is_forgotten
 
@@ -103,7 +104,7 @@ class LeastExtraction(Rule):
     """The share that has to stay of what the target knows of the retain set."""
     margins: Margins = MARGINS
     """The margins of a PASS."""
-    name = "extraction"
+    name = EXTRACTION
 
     def rank(self, metrics: Metrics, target: Metrics, evidence: Evidence = NO_EVIDENCE) -> Rank:
         standing = evidence.standing

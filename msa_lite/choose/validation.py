@@ -22,6 +22,7 @@ from msa_lite.evals.outcome import Standing, stand, yardstick_of_rows
 from msa_lite.evals.records import read_records, run_items, write_records
 from msa_lite.io.weights.blocks import QUANTISATIONS
 from msa_lite.report import Report, load_report, write_report
+from msa_lite.report.choice import WHOLE
 from msa_lite.report.metrics import HOLDOUT, MEMBERSHIP, metric_kind
 from msa_lite.report.reports import REPORT_FILE
 
@@ -32,8 +33,6 @@ ENOUGH = 30  # validation rows of a set
 FEWEST = 12  # rows of a set that can be halved; with fewer, a division costs more than it gives
 PASSAGE = 120  # words of a passage, into which long texts are cut if there are few
 MOST_PASSAGES = 120  # of a set
-
-WHOLE = "all"  # the name of a part that has all rows
 
 RowsBySet = Mapping[str, list[Row]]
 

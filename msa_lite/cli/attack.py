@@ -46,9 +46,8 @@ def attack_command(
     """
     from msa_lite.cli.output import print_dry_run, print_json, print_table, progress_bars, quieten_libraries
     from msa_lite.pipeline import attack, dry_attack
-    from msa_lite.report.attack_tables import ATTACK_HEADINGS, GAIN_MEANING, attack_rows
     from msa_lite.report.attacks import HOLDOUT_LIMIT
-    from msa_lite.report.formats import Cell, Section, TextTable
+    from msa_lite.report.evidence_sections import GAIN_MEANING, attack_table
 
     quieten_libraries(verbose)
     names = read_names(attacks)
@@ -63,9 +62,7 @@ def attack_command(
         print_json(result)
         return
     facts = result.facts
-    rows = [[*map(Cell, row)] for row in attack_rows(facts)]
-    notes = [f"comes back: {facts.meaning}", GAIN_MEANING]
-    print_table(TextTable(list(ATTACK_HEADINGS), [Section(rows)], "Attacks", notes, left=3))
+    print_table(attack_table(facts, "Attacks", (f"comes back: {facts.meaning}", GAIN_MEANING)))
     for name in facts.models:
         click.echo(facts.headline(name))
     for name, reason in facts.left_out.items():

@@ -27,6 +27,7 @@ from msa_lite.report.update import form_label
 CHOICE_FILE = "choice.json"
 CHOICE_TABLE = "table.md"
 EXTRACTION = "extraction"  # the name of the default rule
+WHOLE = "all"  # the name of a part that has all rows, where there are too few to divide
 SYMBOLS = {"alpha": "α", "beta": "β"}
 _MAXIMISE, _MINIMISE = "maximise ", "minimise "
 _NO_VALUES = ("score", "met", "note")

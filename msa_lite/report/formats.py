@@ -26,6 +26,8 @@ class Cell:
     """The standard error of the number. LaTeX leaves it out."""
     remark: str = ""
     """A remark beside the number: its ratio to another one, or how many items it is of."""
+    meaning: str = ""
+    """What the row is, for the reports of runs; tables leave it out."""
 
 
 @dataclass(frozen=True)

@@ -149,7 +149,7 @@ def _models(values: Mapping[str, Any], revisions: Mapping[str, str]) -> dict[str
     return {name: str(value) for name, value in names.items() if value and (name != "prior" or name in revisions)}
 
 
-_OF_VECTORS = ("msa", "task_vector")
+WITH_VECTORS = ("msa", "task_vector")
 
 
 @dataclass(frozen=True)
@@ -183,8 +183,8 @@ class Wanted:
         evaluate = recipe.get("evaluate")
         ideal = ("ideal",) if evaluate and evaluate.get("ideal") else ()
         return cls(
-            vectors=used if method in _OF_VECTORS else None,
-            choice=any(map(_is_choice, strengths.values())) if method in _OF_VECTORS else "perhaps",
+            vectors=used if method in WITH_VECTORS else None,
+            choice=any(map(_is_choice, strengths.values())) if method in WITH_VECTORS else "perhaps",
             strengths=numbers,
             models=("target", "unlearned", *ideal) if evaluate else (),
         )

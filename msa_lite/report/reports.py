@@ -175,7 +175,7 @@ def _rows(reports: Mapping[str, Report]) -> list[tuple[str, list[Cell]]]:
         metrics = [report.metrics.get(kind.name) for report in reports.values()]
         present = [metric for metric in metrics if metric is not None]
         n = max(metric.n for metric in present)
-        label = Cell(kind.label + _ARROWS[present[0].higher_is_better])
+        label = Cell(kind.label + _ARROWS[present[0].higher_is_better], meaning=kind.formula)
         rows.append((kind.group, [label, Cell(str(n)), *(metric_cell(metric, n) for metric in metrics)]))
     return rows
 

@@ -28,17 +28,11 @@ class SideBySide:
 
 def examples_text(examples: Sequence[SideBySide]) -> str:
     """Return one block a question, at most 78 columns wide. Questions and answers are cut after two lines."""
-    return "\n\n".join(_block(example) for example in examples)
+    return "\n\n".join(map(example_block, examples))
 
 
-def examples_markdown(examples: Sequence[SideBySide]) -> str:
-    """Return the blocks of `examples_text` as Markdown."""
-    return "Some questions side by side:\n\n" + "".join(
-        f"```text\n{_block(example).replace('```', chr(39) * 3)}\n```\n\n" for example in examples
-    )
-
-
-def _block(example: SideBySide) -> str:
+def example_block(example: SideBySide) -> str:
+    """Return one question with its answers in lines of at most 78 columns."""
     lines = [_cut(example.set_name, example.question), _cut("  expected", example.expected)]
     return "\n".join([*lines, *(_cut(f"  {name}", answer) for name, answer in example.answers.items())])
 
@@ -162,16 +156,8 @@ def row_lines(row: ListedRow, wording: Wording = RECITED_ROWS) -> Iterator[tuple
         yield name, wording.failed if failed else "", said or ("(not scored)" if missing else "(nothing)")
 
 
-def rows_markdown(rows: RowList) -> str:
-    """Return the list as Markdown, in blocks of text at most 78 columns wide."""
-    blocks = "".join(
-        f"```text\n{_row_block(row, rows.wording).replace('```', chr(39) * 3)}\n```\n\n" for row in rows.rows
-    )
-    remarks = "".join(f" {remark}" for remark in rows.remarks)
-    return f"## The rows to forget\n\n{rows.headline}{remarks}\n\n{blocks}"
-
-
-def _row_block(row: ListedRow, wording: Wording) -> str:
+def row_block(row: ListedRow, wording: Wording) -> str:
+    """Return a row in lines of at most 78 columns, whole."""
     indent = " " * (2 + _LABEL + _MARK)
     lines = [f"row {row.index}"]
     for name, mark, text in row_lines(row, wording):

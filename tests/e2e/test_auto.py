@@ -181,7 +181,7 @@ def test_few_rows_are_scored_whole_and_the_report_says_so(
     assert {report.split for report in result.reports.values()} == {"all"}
     text = (tmp_path / "run/report.md").read_text()
     assert "Scores on all rows" in text
-    assert "How the choice was made, on all rows" in text
+    assert "scored on all rows: on all rows to forget, and on rows to keep." in text
     assert "so the final scores are on the same rows as the choice" in text
 
 

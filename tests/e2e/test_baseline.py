@@ -119,7 +119,7 @@ def test_every_method_goes_from_a_recipe_to_a_report(method: str, runs: Runs) ->
     for stage in made:
         assert verify_folder(run / stage) == [], stage
     assert f"# Baseline {method} on" in (run / "report.md").read_text()
-    assert "How the choice was made" in (run / "report.md").read_text()
+    assert "How the settings were chosen" in (run / "report.md").read_text()
     card = (run / "model/README.md").read_text()
     assert f"the baseline {method}" in card
     assert "before | unlearned | ideal" in card

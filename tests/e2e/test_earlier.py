@@ -102,9 +102,9 @@ def test_the_second_model_is_the_merge_of_both_from_nothing(
     assert call_cli(*command[1:-1], tmp_path / "by-command")[0] == 0
     assert weight_files(tmp_path / "by-command") == weight_files(run / "model")
     text = (run / "report.md").read_text()
-    assert "(θ_2 − θ_0), prior" in text
-    assert ". α = 0.7, β = 0.5.\n" in text
-    assert f"earlier requests: {first} (α = 1, β = 0.5). " in text
+    assert "(θ_2 − θ_0)" in text
+    assert "- strengths: α = 0.7, β = 0.5\n" in text
+    assert f"- {first}: α = 1, β = 0.5\n" in text
     code, printed, _ = call_cli("mergekit", run / "recipe.yaml")
     assert code == 0
     listed = [entry["model"] for entry in yaml.safe_load(printed)["models"]]

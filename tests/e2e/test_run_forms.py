@@ -22,7 +22,7 @@ def test_a_recipe_can_end_in_one_adapter_that_scores_as_the_model_does(recipe: d
     light = msa_lite.run(recipe | {"output": str(tmp_path / "light"), "merge": {"as": "adapter"}})
     assert verify_folder(tmp_path / "light" / "adapter") == []
     assert not (tmp_path / "light" / "model").exists()
-    assert "one adapter on" in (tmp_path / "light" / "report.md").read_text()
+    assert "| Rank of the adapter |" in (tmp_path / "light" / "report.md").read_text()
     scores, expected = light.reports["unlearned"].values(), whole.reports["unlearned"].values()
     assert {name: value for name, value in expected.items() if value is not None} == pytest.approx(
         {name: value for name, value in scores.items() if value is not None}, abs=1e-4, rel=1e-4

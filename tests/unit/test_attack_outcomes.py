@@ -9,7 +9,6 @@ from typing import Any, get_args
 import pytest
 
 from msa_lite.record.schema import RecordedAttack
-from msa_lite.report.attack_tables import ATTACK_HEADINGS, attack_rows, trial_rows
 from msa_lite.report.attacks import (
     FEWEST_ROWS,
     OUTCOMES,
@@ -24,6 +23,7 @@ from msa_lite.report.attacks import (
     facts_of,
     load_attacks,
 )
+from msa_lite.report.evidence_sections import attack_table, trial_table
 
 
 def gained(share: float, gain: float, low: float, high: float) -> TrialResult:
@@ -156,16 +156,17 @@ def test_a_trial_on_too_few_rows_counts_only_if_it_leaks_or_is_alone() -> None:
     holds, small = trial("forget", 0.0, 0.0, 0.12), trial("part", 0.1, 0.0, 0.22, FEWEST_ROWS - 1)
     both = AttackedModel((holds, small))
     assert both.strongest is holds
-    rows = trial_rows(AttackResult("relearn", "s", "p", "ideal", 40, {"unlearned": both}))
-    assert [row[-1] for row in rows] == ["holds", "unclear, too few rows to count"]
+    rows = trial_table(AttackResult("relearn", "s", "p", "ideal", 40, {"unlearned": both})).sections[0].rows
+    assert [row[-1].text for row in rows] == ["holds", "unclear, too few rows to count"]
     assert AttackedModel((small,)).strongest is small
     leaks = trial("part", 0.6, 0.3, 0.9, FEWEST_ROWS - 1)
     assert AttackedModel((holds, leaks)).strongest is leaks
 
 
 def test_the_table_prints_the_rows_that_a_result_rests_on() -> None:
-    (row,) = attack_rows(facts(relearn=(trial("part", 0.0, 0.0, 0.12, 20),)))
-    assert row[ATTACK_HEADINGS.index("rows")] == "20"
+    table = attack_table(facts(relearn=(trial("part", 0.0, 0.0, 0.12, 20),)))
+    (row,) = table.sections[0].rows
+    assert row[table.headings.index("rows")].text == "20"
 
 
 def test_results_are_read_as_they_were_written_and_only_for_the_same_model(tmp_path: Any) -> None:

@@ -16,8 +16,9 @@ from msa_lite.evals.benchmark import benchmark_class
 from msa_lite.evals.records import list_rows, write_records
 from msa_lite.io.finished.manifest import stage_folder
 from msa_lite.pipeline.run.report import report_run
+from msa_lite.report.blocks import fenced
 from msa_lite.report.provenance import PURGED_FILE
-from msa_lite.report.rows import RowList, row_lines, rows_csv, rows_markdown
+from msa_lite.report.rows import RowList, row_block, row_lines, rows_csv
 from tests.support.records import known, question, text, unknown
 from tests.support.runs import make_run_folder
 
@@ -93,7 +94,7 @@ def test_no_text_steers_a_terminal_or_leaves_its_block() -> None:
     rows = listed("qa", unlearned={"forget": numbered([question(hostile, hostile, 1.0, 1.0)])})
     said = " ".join(line for _, _, line in row_lines(rows.rows[0]))
     assert said.isprintable()
-    assert "```" not in rows_markdown(rows).replace("```text", "").replace("\n```\n", "")
+    assert fenced(row_block(rows.rows[0], rows.wording), "text").count("```") == 2
 
 
 @pytest.fixture

@@ -179,7 +179,7 @@ def test_an_adapter_has_a_story(tmp_path: Path) -> None:
     story = load_story(run)
     assert story.update is not None
     assert (story.update.form, story.update.tensors) == ("adapter", ())
-    assert "one adapter on 6 modules, rank 4" in run_markdown(story)
+    assert "| Modules | 6 |" in run_markdown(story)
 
 
 def test_the_update_is_told_by_layer_and_by_kind_of_module(run: Path, tmp_path: Path) -> None:
@@ -236,7 +236,7 @@ def test_interference_is_told_where_the_manifest_has_it(run: Path) -> None:
     )
     story = load_story(run)
     assert story.interference[0].layers[0].overlap == 0.2
-    assert "| a, b | 0.300 | – |" in run_markdown(story)
+    assert "| a and b | 0.300 | – |" in run_markdown(story)
 
 
 # Folders that somebody has damaged

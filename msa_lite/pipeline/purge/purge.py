@@ -31,8 +31,8 @@ from msa_lite.pipeline.run.report import MARKDOWN_FILE, write_run_report
 from msa_lite.recipe import Data
 from msa_lite.record.facts import utc
 from msa_lite.report import REPORT_FILE
-from msa_lite.report.page import PAGE_FILE
 from msa_lite.report.provenance import PURGED_FILE
+from msa_lite.report.run_files import PAGE_FILE
 
 _SEARCHED = 64 << 20  # bytes; larger files of others are not searched for rows
 _EXAMPLES = "questions with answers, as examples; it is written again without them"

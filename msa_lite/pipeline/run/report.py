@@ -34,10 +34,9 @@ from msa_lite.record.schema import Removal
 from msa_lite.record.seal import RowContent
 from msa_lite.report import REPORT_FILE
 from msa_lite.report.front_matter import read_target_card
-from msa_lite.report.page import PAGE_FILE, write_page
 from msa_lite.report.provenance import PURGED_FILE, RECIPE_FILE, purge_day, read_run
 from msa_lite.report.rows import RowList, SideBySide
-from msa_lite.report.run_files import run_json, run_markdown
+from msa_lite.report.run_files import PAGE_FILE, run_json, run_markdown, write_page
 from msa_lite.report.story import Story, formula_of, load_story
 from msa_lite.report.verdict import VERDICT_FILE, Verdict
 

@@ -14,9 +14,9 @@ from msa_lite.pipeline.run.report import MARKDOWN_FILE
 from msa_lite.record.seal import KEY_FILE, RECORD_FILE, SIGNATURE_FILE
 from msa_lite.report.choice import CHOICE_FILE, CHOICE_TABLE
 from msa_lite.report.maps import FORGET_RETAIN_FILE, HEAT_MAP_FILE
-from msa_lite.report.page import PAGE_FILE
 from msa_lite.report.provenance import PURGED_FILE, RECIPE_FILE
 from msa_lite.report.reports import REPORT_FILE
+from msa_lite.report.run_files import PAGE_FILE
 from msa_lite.report.verdict import VERDICT_FILE
 from msa_lite.train.loop import LOG
 from msa_lite.train.until import COURSE
