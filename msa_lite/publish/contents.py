@@ -37,7 +37,7 @@ from msa_lite.publish.private import (
     text_faults,
     weight_faults,
 )
-from msa_lite.report.card import SWITCH, UNDO, model_card, side_of, terms_of
+from msa_lite.report.card import SWITCH, UNDO, model_card, side_of
 from msa_lite.report.front_matter import CardOptions, is_local, is_word
 from msa_lite.report.verdict import VERDICT_FILE
 
@@ -227,7 +227,7 @@ class _Choice:
                 f"{self.folder}: is a vector, or a model that was tuned on the data: whoever has it can put the data "
                 f"back into the unlearned model, or find out about the data. Publish the model itself; {consent}"
             )
-        if not any(term["weight"] < 0 or side_of(term) not in ("forget", "retain") for term in terms_of(self.manifest)):
+        if not any(term["weight"] < 0 or side_of(term) not in ("forget", "retain") for term in self.manifest["terms"]):
             raise UsageError(
                 f"{self.folder}: nothing was subtracted here (alpha is 0), so this is the target, or a model that "
                 f"was tuned on data; {consent}"

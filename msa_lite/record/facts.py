@@ -40,7 +40,6 @@ from msa_lite.record.seal import (
 )
 from msa_lite.report import Metric, Report, load_report
 from msa_lite.report.attacks import ATTACKS_FOLDER, load_attacks
-from msa_lite.report.card import terms_of
 from msa_lite.report.verdict import VERDICT_FILE
 
 logger = logging.getLogger(__name__)
@@ -74,7 +73,7 @@ def read_vectors(manifest: Mapping[str, Any], former: Iterable[VectorWeights] = 
     former: vectors with known files, for those whose folder is gone.
     """
     inputs, vectors = manifest["inputs"], []
-    weights = {term["name"]: float(term["weight"]) for term in terms_of(manifest)}
+    weights = {term["name"]: float(term["weight"]) for term in manifest["terms"]}
     known = {vector.revision: vector.files for vector in former}
     for name, value in inputs.items():
         if isinstance(value, dict) and "revision" in value and name not in ("target", "prior"):

@@ -10,7 +10,7 @@ over that trial is surely above 0. The rule was fixed before any result was read
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -341,8 +341,11 @@ def load_attacks(folder: Path, result: Path) -> AttackFacts | None:
 
 
 def facts_of(report: Report) -> AttackFacts:
-    """Return what attacks/report.json says. Raise KeyError, TypeError or ValueError where it has another form."""
-    return AttackFacts(tuple(map(_attack, report.settings["attacks"])), dict(report.settings["left_out"]))
+    """Return what attacks/report.json says. Raise KeyError or ValueError where it has another form."""
+    from pydantic import TypeAdapter
+
+    values = {key: report.settings[key] for key in ("attacks", "left_out")}
+    return TypeAdapter(AttackFacts).validate_python(values)
 
 
 def attack_metrics(folder: Path, model: object) -> dict[str, Metric]:
@@ -357,23 +360,3 @@ def attack_metrics(folder: Path, model: object) -> dict[str, Metric]:
         if report.settings["models"].get("unlearned", {}).get("revision") != model.get("revision"):
             return {}
         return {attack_metric(name): m for name in ATTACKS if (m := report.metrics.get(f"{name}.unlearned"))}
-
-
-def _attack(values: Mapping[str, Any]) -> AttackResult:
-    models = {
-        name: AttackedModel(tuple(map(_trial, one["trials"])), {k: float(v) for k, v in one["figures"].items()})
-        for name, one in values["models"].items()
-    }
-    return AttackResult(**{**values, "models": models})
-
-
-def _trial(values: Mapping[str, Any]) -> TrialResult:
-    parts: dict[str, Any] = {"interval": None if values["interval"] is None else _pair(values["interval"])}
-    for name, kind in (("overshoot", Overshoot), ("gain", Gain)):  # records from before them have none
-        if part := values.get(name):
-            parts[name] = kind(**{**part, "interval": _pair(part["interval"])})
-    return TrialResult(**{**values, **parts})
-
-
-def _pair(values: Sequence[Any]) -> tuple[float, float]:
-    return float(values[0]), float(values[1])

@@ -103,7 +103,7 @@ def _lead(manifest: Mapping[str, Any], outcome: Mapping[str, Any]) -> list[str]:
 
 def _about(manifest: Mapping[str, Any]) -> list[str]:
     """Return what was done, with the formula and its numbers."""
-    method, terms = (manifest.get("outcome") or {}).get("method"), terms_of(manifest)
+    method, terms = (manifest.get("outcome") or {}).get("method"), manifest["terms"]
     is_msa = all(side_of(term) in _SYMBOLS for term in terms) and method in (None, "msa")
     how = "Model State Arithmetic: no training of this model, only arithmetic on weights" if is_msa else (
         f"the baseline {method or ' and '.join(term['name'] for term in terms)}"
@@ -125,18 +125,6 @@ def _about(manifest: Mapping[str, Any]) -> list[str]:
     is_update = manifest["kind"] == "adapter"
     result = "θ_u is what the model before becomes with this adapter on it" if is_update else "θ_u is this model"
     return [*lines, f"```text\n{formula}\n```", f"{', '.join(legend)}. {result}."]
-
-
-def terms_of(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the vectors of a merge, each with its name and weight."""
-    if "terms" in manifest:
-        return list(manifest["terms"])
-    inputs = manifest["inputs"]  # of earlier versions
-    weights = {"forget": -inputs.get("alpha", 0.0), "retain": inputs.get("beta", 0.0)}
-    if "scale" in inputs:
-        others = {"target", "prior"}
-        weights = {n: inputs["scale"] for n, part in inputs.items() if isinstance(part, dict) and n not in others}
-    return [{"name": name, "weight": weight} for name, weight in weights.items() if weight and name in inputs]
 
 
 def side_of(term: Mapping[str, Any]) -> str:
@@ -161,7 +149,7 @@ def _removed(manifest: Mapping[str, Any], outcome: Mapping[str, Any]) -> list[st
     rows, fits = outcome.get("rows", {}), outcome.get("fits", {})
     counts = {"forget": "to remove", "retain": "to keep, of which the retain vector was made"}
     lines = [f"{rows[name]} rows {what}." for name, what in counts.items() if rows.get(name) is not None]
-    others = sum(side_of(term) == "forget" for term in terms_of(manifest)) - 1
+    others = sum(side_of(term) == "forget" for term in manifest["terms"]) - 1
     if others > 0 and outcome:
         requests = "an earlier request" if others == 1 else f"{others} earlier requests"
         lines.append(f"The rows of {requests}, removed by the same merge; they are not among these counts and scores.")
@@ -285,7 +273,7 @@ def _provenance(manifest: Mapping[str, Any]) -> list[str]:
     for role, what in {"target": "model before (θ_D)", "prior": "earlier checkpoint (θ_0)"}.items():
         if role in inputs:
             lines.append(f"| {what} | {_shown(manifest, role)} | `{_short(inputs[role].get('revision', '–'))}` |")
-    for term in terms_of(manifest):
+    for term in manifest["terms"]:
         revision = inputs.get(term["name"], {}).get("revision", "–")
         lines.append(f"| {_plain(term['name'])} vector | not part of this | `{_short(revision)}` |")
     licence = manifest.get("target_card", {}).get("license")

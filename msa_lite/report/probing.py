@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from msa_lite.report.metrics import metric_kind
 from msa_lite.report.reports import REPORT_FILE, Metric, Report, reading, stage_report
@@ -30,12 +30,23 @@ class Finding:
     verdict: ProbeVerdict
     explanation: str
     """The verdict in a sentence without its subject: "shows signs of …"."""
+    json_keys: ClassVar = ("name", "metrics", "intervals", "verdict", "explanation")
+
+    @property
+    def metrics(self) -> Mapping[str, Metric]:
+        """Return the AUCs by name: ½ where forget rows look no better known than the others, 1 where all do."""
+        return self.report.metrics
+
+    @property
+    def intervals(self) -> dict[str, tuple[float, float]]:
+        """Return the 95 % interval of each AUC."""
+        ends = self.report.settings["intervals"]
+        return {name: (float(ends[name][0]), float(ends[name][1])) for name in self.metrics}
 
     def measured(self) -> Iterator[tuple[str, Metric, tuple[float, float]]]:
         """Yield (name, metric, 95 % interval) of each AUC."""
-        for name, metric in self.report.metrics.items():
-            low, high = self.report.settings["intervals"][name]
-            yield name, metric, (low, high)
+        for name, metric in self.metrics.items():
+            yield name, metric, self.intervals[name]
 
     def cells(self) -> list[str]:
         """Return each AUC with its interval, as tables show it."""
@@ -112,22 +123,6 @@ _CONTROLS = ("target", "ideal")
 
 
 @dataclass(frozen=True)
-class ProbedModel:
-    """The scores of one model in a probe."""
-
-    name: str
-    """The model: "prior", "checkpoint-2", "target", "ideal"."""
-    metrics: Mapping[str, Metric]
-    """The AUCs by name: ½ where forget rows look no better known than the rows beside them, 1 where all do."""
-    intervals: Mapping[str, tuple[float, float]]
-    """The 95 % interval of each."""
-    verdict: ProbeVerdict
-    """"signs" that it has seen the forget set, "no signs", or "cannot tell"."""
-    explanation: str
-    """The verdict in a sentence without its subject: "shows signs of …"."""
-
-
-@dataclass(frozen=True)
 class ProbeFacts:
     """A probe: the forget rows beside rows that no model has seen, scored with one or several models."""
 
@@ -137,7 +132,7 @@ class ProbeFacts:
     """The rows that the forget rows were compared with: "holdout" or "paraphrased"."""
     rows: Mapping[str, int]
     """The rows of each side."""
-    models: tuple[ProbedModel, ...]
+    models: tuple[Finding, ...]
     """The models: candidates for the prior first, then the controls."""
 
 
@@ -154,13 +149,8 @@ def load_probe(folder: Path) -> ProbeFacts | None:
             continue
         for name, report in reports.items():  # a fault is told with the file that has it
             with reading(place / name / REPORT_FILE):
-                _probed(read_verdicts({name: report})[0])
+                _ = read_verdicts({name: report})[0].intervals
                 rows = {key: int(count) for key, count in report.settings["rows"].items()}
-        models = tuple(_probed(finding) for finding in read_verdicts(reports))
-        return ProbeFacts(thorough, next((key for key in rows if key != "forget"), "holdout"), rows, models)
+        against = next((key for key in rows if key != "forget"), "holdout")
+        return ProbeFacts(thorough, against, rows, tuple(read_verdicts(reports)))
     return None
-
-
-def _probed(finding: Finding) -> ProbedModel:
-    intervals = {name: (float(low), float(high)) for name, _, (low, high) in finding.measured()}
-    return ProbedModel(finding.name, finding.report.metrics, intervals, finding.verdict, finding.explanation)

@@ -201,14 +201,10 @@ def _is_used(strength: Any) -> bool:
 
 def is_report_of(report: Report, folder: Path) -> bool:
     """Check by the recorded hashes whether a report is of the model, or adapter, in a folder as it is now."""
-    model = report.settings.get("model")
-    manifest = stage_manifest(folder)
-    if not isinstance(model, Mapping) or manifest is None:
-        return True  # an earlier version, which did not record it
+    model, manifest = report.settings.get("model") or {}, stage_manifest(folder) or {"files": {}}
     hashes = {name: item["sha256"] for name, item in manifest["files"].items()}
-    return bool(
-        model.get("revision") == revision_of({path.name: hashes.get(path.name) for path in content_files(folder)})
-    )
+    revision = revision_of({path.name: hashes.get(path.name) for path in content_files(folder)})
+    return bool(model.get("revision") == revision)
 
 
 PURGED_FILE = "purged.json"  # what `msa-lite purge` has removed from a run's folder, and when

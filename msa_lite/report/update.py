@@ -41,10 +41,10 @@ class TensorUpdate:
     """Weights that it has."""
     relative_size: float | None
     """‖update‖ / ‖weights before‖."""
-    norm: float | None
-    """‖update‖; None in manifests of earlier versions."""
-    weight_norm: float | None
-    """‖weights before‖; None in manifests of earlier versions."""
+    norm: float
+    """‖update‖."""
+    weight_norm: float
+    """‖weights before‖."""
 
 
 @dataclass(frozen=True)
@@ -55,10 +55,10 @@ class GroupUpdate:
     """The layer or the kind of module."""
     tensors: int
     """Tensors in it."""
-    norm: float | None
-    """‖update‖ over all of them; None where a tensor's is not known."""
+    norm: float
+    """‖update‖ over all of them."""
     relative_size: float | None
-    """‖update‖ / ‖weights before‖ over all of them; None where that is not known."""
+    """‖update‖ / ‖weights before‖ over all of them; None where all weights are 0."""
 
 
 @dataclass(frozen=True)
@@ -102,21 +102,8 @@ class Update:
 
 def _group(name: str, tensors: Iterable[TensorUpdate]) -> GroupUpdate:
     members = list(tensors)
-    norms, before = [one.norm for one in members], [one.weight_norm for one in members]
-    if len(members) == 1:
-        return GroupUpdate(name, 1, norms[0], members[0].relative_size)
-    norm, whole = _length(norms), _length(before)
-    return GroupUpdate(name, len(members), norm, norm / whole if norm is not None and whole else None)
-
-
-def _length(norms: Iterable[float | None]) -> float | None:
-    """Return the norm of parts together, by the norm of each."""
-    total = 0.0
-    for norm in norms:
-        if norm is None:
-            return None
-        total += norm * norm
-    return math.sqrt(total)
+    norm, whole = (math.hypot(*norms) for norms in zip(*((one.norm, one.weight_norm) for one in members), strict=True))
+    return GroupUpdate(name, len(members), norm, norm / whole if whole else None)
 
 
 def load_update(folder: Path, form: Literal["model", "adapter"]) -> Update | None:
@@ -190,11 +177,9 @@ def forecast_lines(forecast: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 def _tensor(name: str, figures: Mapping[str, Any]) -> TensorUpdate:
     layer, kind = place_of(name)
-    sizes = {key: figures.get(key) for key in ("relative_size", "norm", "weight_norm")}
-    numbers = {
-        key: float(value) if value is not None and is_finite_number(value) else None for key, value in sizes.items()
-    }
-    return TensorUpdate(name, layer, kind, int(figures["weights"]), **numbers)
+    size = figures["relative_size"]
+    sizes = (None if size is None else float(size), float(figures["norm"]), float(figures["weight_norm"]))
+    return TensorUpdate(name, layer, kind, int(figures["weights"]), *sizes)
 
 
 def place_of(tensor: str) -> tuple[int | None, str]:

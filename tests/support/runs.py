@@ -151,10 +151,10 @@ def put_sweep(folder: Path) -> None:
         (partial / "table.md").write_text("| model | alpha |\n|---|---|\n| chosen | 1 |\n")
 
 
-def put_model(folder: Path, norms: bool = True, **facts: Any) -> None:
+def put_model(folder: Path, **facts: Any) -> None:
     change = {"tensors_touched": 2, "weights_touched": 8, "weights_changed": 8, "rounding_loss": 0.01}
     change |= {"relative_size": 0.5, "update_cosine": 0.99, "vector_cosine": None, "notes": ["a note of the merge"]}
-    sizes = {"weights": 4, "relative_size": 0.5} | ({"norm": 3.0, "weight_norm": 6.0} if norms else {})
+    sizes = {"weights": 4, "relative_size": 0.5, "norm": 3.0, "weight_norm": 6.0}
     names = ("model.layers.0.mlp.up_proj.weight", "model.layers.1.mlp.up_proj.weight", "model.embed_tokens.weight")
     about = {"change": change, "fidelity": {"total": {}, "tensors": dict.fromkeys(names, sizes)}} | facts
     with stage_folder(folder, "model", {"alpha": 1.0, "beta": 0.0}, about) as partial:

@@ -12,7 +12,7 @@ from typing import Any
 from msa_lite.io.files.writing import json_form
 from msa_lite.report.choice import Candidate, Choice
 from msa_lite.report.metrics import metric_kind
-from msa_lite.report.probing import ProbedModel, ProbeFacts
+from msa_lite.report.probing import Finding, ProbeFacts
 from msa_lite.report.provenance import Provenance
 from msa_lite.report.reports import Metric, Report
 from msa_lite.report.rows import SideBySide
@@ -94,13 +94,9 @@ def make_fit(steps: int = 40) -> Fit:
 
 def full() -> Story:
     """Return the story of a finished run that passed, with every part."""
-    probed = ProbedModel(
-        "prior",
-        {"loss_auc": Metric(0.592, 96, 0.059, None)},
-        {"loss_auc": (0.472, 0.705)},
-        "cannot tell",
-        "loss AUC 0.59, and a sign lies above 0.65",
-    )
+    auc = {"loss_auc": Metric(0.592, 96, 0.059, None)}
+    probed = Report("probe", "all", auc, {"intervals": {"loss_auc": (0.472, 0.705)}})
+    prior = Finding("prior", probed, "cannot tell", "loss AUC 0.59, and a sign lies above 0.65")
     pair = VectorPair("forget", "earlier-1", 0.031, 0.112, (LayerPair("layers.0", 0.02, 0.1),))
     answers = {"target": "In Marhaven.", "unlearned": "I do not know.", "ideal": "In Oslo."}
     models = {name: f"models/{name}" for name in ("target", "prior", "ideal")}
@@ -120,7 +116,7 @@ def full() -> Story:
         fits={"forget": make_fit(), "retain": make_fit()},
         update=make_update(),
         attacks=None,
-        probe=ProbeFacts(False, "holdout", {"forget": 48, "holdout": 48}, (probed,)),
+        probe=ProbeFacts(False, "holdout", {"forget": 48, "holdout": 48}, (prior,)),
         interference=(pair,),
         examples=(SideBySide("forget", "Where was Fenin born?", "In Marhaven.", answers),),
         provenance=Provenance(
@@ -209,6 +205,7 @@ def hostile() -> Story:
     report = Report(text, text, metrics, {"sets": {HOSTILE: {"rows": 3}}})
     point = Candidate({"alpha": 1.0, HOSTILE: text}, metrics, 0.5, True, text)
     other = replace(point, values={"alpha": 2.0, HOSTILE: "b"})
+    probed = Report(text, text, metrics, {"intervals": dict.fromkeys(metrics, (0.6, 0.7))})
     tensor = TensorUpdate(f"model.layers.0.{text}", 0, text, 64, 0.1, 0.1, 1.0)
     return replace(
         story,
@@ -224,9 +221,7 @@ def hostile() -> Story:
         choice=replace(story.choice, rule=text, split=text, candidates=(point, other), values=point.values),
         fits={text: replace(make_fit(3), settings={HOSTILE: text, "learning_rate": HOSTILE})},
         update=replace(make_update(), tensors=(tensor,), figures={"rounding_loss": 0.5, "rank": text}),
-        probe=ProbeFacts(
-            True, text, {text: 3}, (ProbedModel(text, metrics, {f"{HOSTILE}_f": (0.6, 0.7)}, "signs", text),)
-        ),
+        probe=ProbeFacts(True, text, {text: 3}, (Finding(text, probed, "signs", text),)),
         interference=(VectorPair(text, arabic, None, None, (LayerPair(text, None, None),)),),
         examples=(SideBySide(text, arabic, text, {"target": text, HOSTILE: arabic, "ideal": ""}),),
         provenance=replace(

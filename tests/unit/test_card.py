@@ -122,16 +122,6 @@ def test_a_baseline_and_several_requests_have_their_own_formulas(tmp_path: Path)
     assert "The rows of an earlier request, removed by the same merge" in model_card(add_outcome(out))
 
 
-def test_manifests_of_earlier_versions_have_a_card_too(tmp_path: Path) -> None:
-    write_parts(tmp_path)
-    manifest = load_manifest(make_merge(tmp_path))
-    assert manifest is not None
-    new = model_card(manifest)
-    for key in ("terms", "target_card"):
-        del manifest[key]
-    assert model_card(manifest) == new
-
-
 def test_options_reach_the_front_matter_and_the_example(tmp_path: Path) -> None:
     write_parts(tmp_path)
     manifest = load_manifest(make_merge(tmp_path))

@@ -182,7 +182,7 @@ def test_an_adapter_has_a_story(tmp_path: Path) -> None:
     assert "| Modules | 6 |" in run_markdown(story)
 
 
-def test_the_update_is_told_by_layer_and_by_kind_of_module(run: Path, tmp_path: Path) -> None:
+def test_the_update_is_told_by_layer_and_by_kind_of_module(run: Path) -> None:
     update = load_story(run).update
     assert update is not None
     assert [(one.name, one.norm, one.relative_size) for one in update.by_layer()] == [
@@ -191,13 +191,7 @@ def test_the_update_is_told_by_layer_and_by_kind_of_module(run: Path, tmp_path: 
     kind = update.by_kind()[0]
     assert (kind.name, kind.tensors, kind.norm) == ("mlp.up_proj", 2, pytest.approx(18**0.5))
     assert kind.relative_size == pytest.approx(0.5)
-    # Manifests of earlier versions have no norms: single tensors keep their relative size, sums are not made up.
-    shutil.rmtree(run / "model")
-    put_model(run / "model", norms=False)
-    earlier = load_story(run).update
-    assert earlier is not None
-    assert [one.relative_size for one in earlier.by_kind()] == [None, 0.5]
-    assert set(earlier.cells()) == {(0, "mlp.up_proj"), (1, "mlp.up_proj"), (None, "embed_tokens")}
+    assert set(update.cells()) == {(0, "mlp.up_proj"), (1, "mlp.up_proj"), (None, "embed_tokens")}
     assert "norm" in run_markdown(load_story(run))
 
 
@@ -251,6 +245,16 @@ JSON = [
     "vectors/forget/train_log.jsonl",
     "model/manifest.json",
 ]
+
+
+def test_a_run_of_an_earlier_development_version_is_to_be_run_again(run: Path) -> None:
+    path = run / "model/manifest.json"
+    manifest = json.loads(path.read_text())
+    for seal in ("format", "manifest_sha256"):
+        del manifest[seal]
+    path.write_text(json.dumps(manifest))
+    with pytest.raises(FormatError, match="earlier development version: run it again"):
+        load_story(run)
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"outcome": 5}', "null", '"\\ud800"', "[" * 200, ""])

@@ -22,7 +22,7 @@ from msa_lite.merger import Merged, MergedAdapter
 from msa_lite.pipeline.prepare.run import Run
 from msa_lite.pipeline.run.scores import CHECKED, evaluations_beside
 from msa_lite.recipe import Recipe
-from msa_lite.report.card import model_card, side_of, terms_of
+from msa_lite.report.card import model_card, side_of
 from msa_lite.report.front_matter import read_target_card
 from msa_lite.report.rows import SideBySide
 from msa_lite.report.sentence import basis_of
@@ -192,7 +192,7 @@ def _read(path: Any) -> str:
 def _outcome(run: Run, manifest: dict[str, Any], chosen: Values) -> dict[str, Any]:
     """Return the outcome for the manifest: figures and sentences, no row and no path."""
     story = load_story(run.folder)
-    verdict, terms = story.verdict or {}, terms_of(manifest)
+    verdict, terms = story.verdict or {}, manifest["terms"]
     sides = ["forget", *(side_of(term) for term in terms)]
     return {
         "sentence": story.sentence,

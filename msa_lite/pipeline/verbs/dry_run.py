@@ -41,9 +41,9 @@ from msa_lite.pipeline.verbs.lists import CommandName, find_verb
 from msa_lite.recipe import Recipe, RecipeSource, TrainingRecipe, load_recipe, load_training
 from msa_lite.record.seal import KEY_FILE, RECORD_FILE
 from msa_lite.report.attacks import ATTACKS_FOLDER
-from msa_lite.report.page import PAGE_FILE
 from msa_lite.report.provenance import RECIPE_FILE
 from msa_lite.report.reports import REPORT_FILE
+from msa_lite.report.run_files import PAGE_FILE
 from msa_lite.report.verdict import VERDICT_FILE
 
 _LATER = "not all inputs are here yet: the command checks them before it starts"
