@@ -10,7 +10,7 @@ from msa_lite.report.blocks import Article, Block, Entries, Fold, Grid, Items, L
 from msa_lite.report.formats import Cell, Section, TextTable
 from msa_lite.report.metrics import metric_kind
 from msa_lite.report.reports import signed
-from msa_lite.report.rows import ListedRow, RowList, SideBySide, example_block, percent_down, row_block
+from msa_lite.report.rows import ListedRow, RowList, SideBySide, example_block, row_block, row_lines
 from msa_lite.report.story import Story
 
 GAIN_MEANING = "gain: what comes back, minus what is left of the same rows without the attack"
@@ -113,7 +113,7 @@ def example_section(story: Story) -> ReportSection:
 
 def _example(example: SideBySide) -> Article:
     answers = [(name, answer or "(nothing)") for name, answer in example.answers.items()]
-    entries = [("set", example.set_name), ("in the data", example.expected), *answers]
+    entries = [("set", example.set_name), ("expected", example.expected), *answers]
     return Article(example.question, entries, example_block(example))
 
 
@@ -128,14 +128,8 @@ def rows_section(story: Story) -> ReportSection:
 
 
 def _row(row: ListedRow, rows: RowList) -> Article:
-    entries = [("in the data", row.text or row.expected)]
-    for name, failed in row.failed.items():
-        share, answer = row.predicted.get(name), row.answers.get(name)
-        if row.text and share is not None:
-            text = f"{percent_down(share)} of its tokens are predicted"
-        else:
-            text = "(not scored)" if row.text or answer is None else answer or "(nothing)"
-        entries.append((name, f"{rows.wording.failed}: {text}" if failed else text))
+    lines = row_lines(row, rows.wording)
+    entries = [(name, f"{mark}: {text}" if mark else text) for name, mark, text in lines if name != "question"]
     title = f"Row {row.index}: {row.question}" if row.question else f"Row {row.index}"
     return Article(title, entries, row_block(row, rows.wording))
 

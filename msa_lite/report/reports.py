@@ -16,7 +16,7 @@ from msa_lite.io.files.reading import read_object
 from msa_lite.io.files.writing import write_json
 from msa_lite.io.finished.seal import EARLIER, MANIFEST, is_earlier, load_manifest
 from msa_lite.report.formats import Cell, Section, TextTable, markdown
-from msa_lite.report.metrics import GROUPS, metric_kind
+from msa_lite.report.metrics import GROUPS, MetricKind, metric_kind
 
 REPORT_FILE = "report.json"
 Z95 = 1.96  # standard errors from a value to the ends of its 95 % interval
@@ -144,7 +144,12 @@ _LEGEND = "mean ± standard error; ↑ higher, ↓ lower is better"
 def heading(name: str, higher_is_better: bool | None) -> str:
     """Return a metric's label for where no group stands beside it, with the direction's arrow."""
     kind = metric_kind(name)
-    return kind.heading + (" → 0" if kind.best_at_zero else _ARROWS[higher_is_better])
+    return kind.heading + arrow(kind, higher_is_better)
+
+
+def arrow(kind: MetricKind, higher_is_better: bool | None) -> str:
+    """Return the sign of the better direction, to be put behind a label."""
+    return " → 0" if kind.best_at_zero else _ARROWS[higher_is_better]
 
 
 def number(value: float | None) -> str:
@@ -168,17 +173,21 @@ def metric_cell(metric: Metric | None, n: int, with_error: bool = True) -> Cell:
     return Cell(number(metric.value), stderr=error, remark="" if metric.n == n else f"n = {metric.n}")
 
 
+def metric_row(name: str, reports: Mapping[str, Report], in_group: bool = False) -> list[Cell]:
+    """Return [label, n, one cell a model] of a metric. in_group: the table names its group elsewhere."""
+    kind, metrics = metric_kind(name), [report.metrics.get(name) for report in reports.values()]
+    present = [metric for metric in metrics if metric is not None]
+    n = max(metric.n for metric in present)
+    direction = arrow(kind, present[0].higher_is_better)
+    label = Cell(kind.label + direction, meaning=kind.formula) if in_group else Cell(kind.heading + direction)
+    return [label, Cell(str(n)), *(metric_cell(metric, n) for metric in metrics)]
+
+
 def _rows(reports: Mapping[str, Report]) -> list[tuple[str, list[Cell]]]:
-    """Return (group, [label, n, one cell a model]) by group; metrics in the order of the first report that has them."""
+    """Return (group, row) of each metric, by group; metrics in the order of the first report that has them."""
     names = dict.fromkeys(name for report in reports.values() for name in report.metrics)
-    rows = []
-    for kind in sorted(map(metric_kind, names), key=lambda kind: GROUPS.index(kind.group)):
-        metrics = [report.metrics.get(kind.name) for report in reports.values()]
-        present = [metric for metric in metrics if metric is not None]
-        n = max(metric.n for metric in present)
-        label = Cell(kind.label + _ARROWS[present[0].higher_is_better], meaning=kind.formula)
-        rows.append((kind.group, [label, Cell(str(n)), *(metric_cell(metric, n) for metric in metrics)]))
-    return rows
+    kinds = sorted(map(metric_kind, names), key=lambda kind: GROUPS.index(kind.group))
+    return [(kind.group, metric_row(kind.name, reports, in_group=True)) for kind in kinds]
 
 
 def notes(reports: Mapping[str, Report]) -> list[str]:

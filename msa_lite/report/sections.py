@@ -18,11 +18,11 @@ from msa_lite.report.evidence_sections import (
     provenance_section,
     rows_section,
 )
-from msa_lite.report.formats import Cell, Section, TextTable
+from msa_lite.report.formats import Section, TextTable
 from msa_lite.report.maps import forget_retain_chart, sweep_chart
 from msa_lite.report.metrics import GROUPS, MetricKind, metric_kind
 from msa_lite.report.provenance import WITH_VECTORS
-from msa_lite.report.reports import Metric, Report, heading, metric_cell, reports_table
+from msa_lite.report.reports import Metric, Report, arrow, metric_row, reports_table
 from msa_lite.report.story import Story
 from msa_lite.report.verdict import verdict_lines
 from msa_lite.report.work_sections import interference_section, training_section, update_section
@@ -90,14 +90,8 @@ def _result(story: Story) -> ReportSection:
 
 def _highlights(story: Story) -> TextTable:
     """Return the table of the few metrics that matter."""
-    rows = []
-    for name in story.main_metrics:
-        metrics = [report.metrics.get(name) for report in story.reports.values()]
-        present = [metric for metric in metrics if metric is not None]
-        n = max(metric.n for metric in present)
-        label = Cell(heading(name, present[0].higher_is_better))
-        rows.append([label, Cell(str(n)), *(metric_cell(metric, n) for metric in metrics)])
-    return TextTable(["score", "n", *(_BEFORE[name] for name in story.reports)], [Section(rows)])
+    headings = ["score", "n", *(_BEFORE[name] for name in story.reports)]
+    return TextTable(headings, [Section([metric_row(name, story.reports) for name in story.main_metrics])])
 
 
 def _sides(story: Story) -> dict[str, list[MetricKind]]:
@@ -135,8 +129,7 @@ def _bars_heading(kind: MetricKind, metric: Metric) -> str:
     """Return a metric's name with the direction: in words, or where they have no room, as an arrow."""
     ways = {True: "higher is better", False: "lower is better", None: "for comparison"}
     words = f"{kind.label}: {'0 is best' if kind.best_at_zero else ways[metric.higher_is_better]}"
-    arrow = " → 0" if kind.best_at_zero else {True: " ↑", False: " ↓", None: ""}[metric.higher_is_better]
-    return words if len(words) <= _ROOM else cut(kind.label, _ROOM - 4) + arrow
+    return words if len(words) <= _ROOM else cut(kind.label, _ROOM - 4) + arrow(kind, metric.higher_is_better)
 
 
 def _verdict(story: Story) -> ReportSection:

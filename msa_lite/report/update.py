@@ -8,7 +8,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from msa_lite.io.files.reading import read_text
 from msa_lite.io.finished.seal import MANIFEST
@@ -141,26 +141,6 @@ def _forecast(fact: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 def form_label(form: str) -> str:
     """Return the name of a form of quantisation for readers."""
     return _FORMS.get(form, form)
-
-
-class ForecastTable(NamedTuple):
-    """A forecast for readers."""
-
-    lines: list[str]
-    """A sentence for each form of quantisation, without a full stop."""
-    forms: list[str]
-    """The names of the forms."""
-    layers: list[tuple[str, list[float | None]]]
-    """Each layer's number with its share under each form."""
-
-
-def forecast_table(forecast: Mapping[str, Mapping[str, Any]]) -> ForecastTable | None:
-    """Return a forecast in words and by layer; None where nothing was counted."""
-    if not forecast:
-        return None
-    layers = dict.fromkeys(layer for figures in forecast.values() for layer in figures["layers"])
-    shares = [(layer, [figures["layers"].get(layer) for figures in forecast.values()]) for layer in layers]
-    return ForecastTable(forecast_lines(forecast), [*map(form_label, forecast)], shares)
 
 
 def forecast_lines(forecast: Mapping[str, Mapping[str, Any]]) -> list[str]:

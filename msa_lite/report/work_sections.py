@@ -16,7 +16,7 @@ from msa_lite.report.provenance import WITH_VECTORS
 from msa_lite.report.reports import number, signed
 from msa_lite.report.sentence import percent
 from msa_lite.report.story import Story
-from msa_lite.report.update import FORECAST_MEANING, GroupUpdate, Update, forecast_table
+from msa_lite.report.update import FORECAST_MEANING, GroupUpdate, Update, forecast_lines, form_label
 
 
 def training_section(story: Story) -> ReportSection:
@@ -92,12 +92,17 @@ def update_section(story: Story) -> ReportSection:
         table = TextTable(["part", "tensors", "‖Δ‖", "‖Δ‖ / ‖weights‖"], [Section(list(map(_group_row, groups)))])
         blocks.append(Pictures({"Size of the update by layer and kind of module": lambda: layer_chart(update.cells())}))
         blocks.append(Fold("The update by layer, and by kind of module", [Grid(table, "Parts of the update")]))
-    if forecast := forecast_table(update.forecast):
-        shares = [[Cell(layer), *(Cell(_percent(share)) for share in row)] for layer, row in forecast.layers]
-        layers = Grid(TextTable(["layer", *forecast.forms], [Section(shares)]), "Codes that change", "wide")
-        blocks += [Heading("Will it outlive quantisation?"), Prose(FORECAST_MEANING)]
-        blocks.append(Items([f"{line}." for line in forecast.lines]))
-        blocks.append(Fold("Weights with another code, layer by layer", [layers]))
+    if update.forecast:
+        layers = dict.fromkeys(layer for figures in update.forecast.values() for layer in figures["layers"])
+        shares = [[figures["layers"].get(layer) for figures in update.forecast.values()] for layer in layers]
+        rows = [[Cell(layer), *map(Cell, map(_percent, row))] for layer, row in zip(layers, shares, strict=True)]
+        table = TextTable(["layer", *map(form_label, update.forecast)], [Section(rows)])
+        blocks += [
+            Heading("Will it outlive quantisation?"),
+            Prose(FORECAST_MEANING),
+            Items([f"{line}." for line in forecast_lines(update.forecast)]),
+            Fold("Weights with another code, layer by layer", [Grid(table, "Codes that change", "wide")]),
+        ]
     values = {
         "form": update.form,
         "figures": dict(update.figures),

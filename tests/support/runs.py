@@ -48,7 +48,8 @@ def make_stages(run: Path, alpha: float = 1.2) -> None:
         "alpha": alpha,
         "beta": 0.0,
     }
-    with stage_folder(run / "model", "model", inputs, {"sources": {"forget": str(run / "vectors/forget")}}) as partial:
+    sources, terms = {"forget": str(run / "vectors/forget")}, [{"name": "forget", "weight": -alpha}]
+    with stage_folder(run / "model", "model", inputs, {"sources": sources, "terms": terms}) as partial:
         put_tiny_model(partial, f"unlearned {alpha}")
         (partial / "README.md").write_text("A card")
     for name, value in {"target": 0.9, "unlearned": 0.1}.items():
