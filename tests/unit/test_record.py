@@ -272,7 +272,7 @@ def test_broken_files_beside_the_record_are_faults(run: Path, name: str, content
 
 def test_a_manifest_of_another_program_is_a_fault(run: Path) -> None:
     manifest = json.loads((run / "model/manifest.json").read_text())
-    del manifest["inputs"]["alpha"]
+    del manifest["terms"]
     (run / "model/manifest.json").write_text(manifest_text(manifest))
     assert any("its manifest is not one of a merge" in fault for fault in check_record(run).faults)
 
