@@ -289,7 +289,7 @@ class Trials:
     def _candidates(self) -> tuple[Candidates, dict[str, tuple[Setting, int, float]]]:
         """Return the candidates to choose from, and (setting, epoch, scale) of each by its name."""
         there = [setting for setting in self.settings if setting not in self.failed and load_manifest(setting.folder)]
-        parts: dict[str, tuple[Setting, int, float]] = {}
+        chosen_by_name: dict[str, tuple[Setting, int, float]] = {}
         values: list[Values] = []
         known = {TARGET: self._reference}
         for setting in there:
@@ -298,18 +298,18 @@ class Trials:
             for epoch, scale in product(sorted(epochs), scales_of(self.run.recipe)):
                 values.append({**setting.tried, "epoch": epoch} | ({"scale": scale} if self.from_prior else {}))
                 name = candidate_name(values[-1])
-                parts[name] = setting, epoch, scale
+                chosen_by_name[name] = setting, epoch, scale
                 if not self.from_prior:
                     known[name] = epochs[epoch]
 
         target = LoadedTarget(self.run)
 
         def load(candidate: Values | None) -> Any:
-            return target.merged([self.term(*parts[candidate_name(candidate or {})])])
+            return target.merged([self.term(*chosen_by_name[candidate_name(candidate or {})])])
 
         vectors = [(load_manifest(setting.folder) or {}).get("files") for setting in there]
         made_of = {"vectors": vectors} | (merge_identity(self.run) if self.from_prior else {})
-        return Candidates(values, load, made_of, known, release=target.close), parts
+        return Candidates(values, load, made_of, known, release=target.close), chosen_by_name
 
     def term(self, setting: Setting, epoch: int, scale: float) -> Term[Path]:
         """Return the weights of an epoch as the merge's one term."""

@@ -45,8 +45,8 @@ _IDLE = ("publish.", "request", "track", "attack")  # these decide nothing about
 
 def warn_of_changes(folder: Path, recipe: str) -> None:
     """Warn if a run with this recipe (the text of recipe.yaml) may replace the model in its folder."""
-    made = [name for name in ("model", "adapter") if (folder / name / MANIFEST).is_file()]
-    if not made or not (folder / RECIPE_FILE).is_file():
+    results = [name for name in ("model", "adapter") if (folder / name / MANIFEST).is_file()]
+    if not results or not (folder / RECIPE_FILE).is_file():
         return
     try:
         changes = list(_changes(read_text(folder / RECIPE_FILE), recipe))
@@ -60,18 +60,18 @@ def warn_of_changes(folder: Path, recipe: str) -> None:
             "weights change; the former one stays until the new one is verified",
             folder,
             ", ".join([*changes[:_MOST], *more]),
-            made[0],
+            results[0],
         )
 
 
-def _changes(before: str, after: str) -> Iterator[str]:
+def _changes(former_recipe: str, recipe: str) -> Iterator[str]:
     """Yield `forget.alpha: 1.0 → 1.25` for each key that two recipes differ in, and the data whose content changed."""
-    filled = _filled(before)
-    old, new = (dict(leaves(parse_yaml(text, RECIPE_FILE))) for text in (filled, after))
+    filled = _filled(former_recipe)
+    old, new = (dict(leaves(parse_yaml(text, RECIPE_FILE))) for text in (filled, recipe))
     for key in dict.fromkeys([*old, *new]):
         if old.get(key) != new.get(key) and not key.startswith(_IDLE):
             yield f"{key}: {_shown(old.get(key))} → {_shown(new.get(key))}"
-    contents, now = recorded_revisions(before), recorded_revisions(after)
+    contents, now = recorded_revisions(former_recipe), recorded_revisions(recipe)
     yield from (f"content of {name}" for name, value in now.items() if _differ(contents.get(name), value))
 
 
@@ -83,9 +83,9 @@ def _filled(recipe: str) -> str:
         return recipe
 
 
-def _differ(before: str | None, now: str) -> bool:
+def _differ(former: str | None, now: str) -> bool:
     """Compare two hashes; none, or one of another kind, as earlier versions wrote them, tells nothing."""
-    return before is not None and before.partition(":")[0] == now.partition(":")[0] and before != now
+    return former is not None and former.partition(":")[0] == now.partition(":")[0] and former != now
 
 
 def _shown(value: object) -> str:
@@ -152,7 +152,7 @@ def run_inputs(run: Run) -> dict[str, Any]:
     inputs = {
         "models": {name: source.identity() for name, source in run.sources.items()},
         "rows": {name: hash_ids(examples) for name, examples in run.examples.items()},
-        "questions": [part and part.describe() for part in (run.validation, run.test)],
+        "questions": [questions and questions.describe() for questions in (run.validation, run.test)],
         "package versions": software_versions(),
     }
     return {name: digest(value) for name, value in inputs.items()}
@@ -260,8 +260,8 @@ def _pinned(run: Run) -> str:
         f"rows learnt, {name}: hmac-sha256:{secret.digest('rows', rows_identity(rows)['sha256'])}"
         for name, rows in run.rows.items()
     ]
-    if given := _earlier_given(run.folder) | given_paths(values, run.recipe.folder):
-        notes.append(f"{GIVEN}{json.dumps(given, ensure_ascii=False)}")
+    if as_given := _earlier_given(run.folder) | given_paths(values, run.recipe.folder):
+        notes.append(f"{GIVEN}{json.dumps(as_given, ensure_ascii=False)}")
     recipe = Recipe.model_validate(absolute_paths(values, run.recipe.folder))
     return recipe_text("run", _command(run.scope), recipe, notes)
 

@@ -49,14 +49,14 @@ def _fit_sharded(run: Run, name: str) -> None:
 def muted() -> Iterator[None]:
     """Leave out warnings and notices in the block: the first process has the same ones, and shows them."""
     logger = logging.getLogger("msa_lite")
-    levels = [(one, one.level) for one in (logger, notices)]
-    for one, _ in levels:
-        one.setLevel(logging.ERROR)
+    levels = [(each, each.level) for each in (logger, notices)]
+    for each, _ in levels:
+        each.setLevel(logging.ERROR)
     try:
         yield
     finally:
-        for one, level in levels:
-            one.setLevel(level)
+        for each, level in levels:
+            each.setLevel(level)
 
 
 _TASKS: dict[str, Callable[..., None]] = {

@@ -73,8 +73,8 @@ def check_stages(context: Context, accept: bool = False, probe: bool = False) ->
 def _models_by_name(context: Context) -> dict[str, str]:
     """Return the model that each part of the check asks, by its name, which is that of its folder."""
     evaluate = context.recipe.evaluate
-    others = context.prepared or context.recipe.retain or (evaluate and (evaluate.retain or evaluate.holdout))
-    return {"target": "target", "prior": "prior", **({"others": "target"} if others else {})}
+    has_others = context.prepared or context.recipe.retain or (evaluate and (evaluate.retain or evaluate.holdout))
+    return {"target": "target", "prior": "prior", **({"others": "target"} if has_others else {})}
 
 
 def _label(name: str) -> str:
@@ -126,21 +126,30 @@ def _score(run: Run, name: str, questions: Benchmark, progress: Progress) -> dic
 def _asked(run: Run) -> Qa:
     """Return at most `ROWS` rows of each set: of those that are scored, or else of those that the vectors learn."""
     seed = run.recipe.seed
-    parts = [part for part in (run.validation, run.test) if isinstance(part, Qa) and "forget" in part.sets]
-    if not parts:
+    benchmarks = [
+        benchmark
+        for benchmark in (run.validation, run.test)
+        if isinstance(benchmark, Qa) and "forget" in benchmark.sets
+    ]
+    if not benchmarks:
         rows = {name: sample_rows(run.rows[name], ROWS, seed) for name in ("forget", "retain") if name in run.rows}
         most = run.recipe.evaluate.max_new_tokens if run.recipe.evaluate else 200
         return load_qa(rows, run.prompter, most, "check")
-    names = dict.fromkeys(name for part in parts for name in part.sets)
-    sets = {name: _united([part.sets[name] for part in parts if name in part.sets], seed) for name in names}
-    return replace(parts[0], sets={name: part for name, part in sets.items() if part.items}, split="check")
+    names = dict.fromkeys(name for benchmark in benchmarks for name in benchmark.sets)
+    sets = {
+        name: _united([benchmark.sets[name] for benchmark in benchmarks if name in benchmark.sets], seed)
+        for name in names
+    }
+    return replace(
+        benchmarks[0], sets={name: benchmark for name, benchmark in sets.items() if benchmark.items}, split="check"
+    )
 
 
-def _united(parts: Sequence[ItemSet], seed: int) -> ItemSet:
+def _united(item_sets: Sequence[ItemSet], seed: int) -> ItemSet:
     """Return a sample of the items of several parts of a set, each once."""
-    items = {canonical_json(dict(item.fields)): item for part in reversed(parts) for item in part.items}
+    items = {canonical_json(dict(item.fields)): item for item_set in reversed(item_sets) for item in item_set.items}
     in_order = sorted(items.values(), key=lambda item: item.index)
-    return replace(parts[0], items=sample_rows(in_order, ROWS, seed))
+    return replace(item_sets[0], items=sample_rows(in_order, ROWS, seed))
 
 
 def _message(run: Run, fault: Fault, forget: Sequence[Record]) -> str:
@@ -191,13 +200,15 @@ def probe_rows(run: Run) -> Probe | None:
     the benchmark's paraphrases. A benchmark's validation part is used if it has enough rows. Otherwise its test part
     is: no candidate is scored on it here, and nothing is chosen by it.
     """
-    forget, other = run.data["forget"], run.data.get("probe.against")
-    if other is None:
-        forget, other = run.data.get("evaluate.forget", forget), run.data.get("evaluate.holdout")
-        if other is None or other.format != forget.format:
-            parts = [probe for part in (run.validation, run.test) if part and (probe := against_own(part))]
-            return next((probe for probe in parts if probe.suffices), parts[-1] if parts else None)
-    rows = load_rows(forget), load_rows(other)
+    forget, compared = run.data["forget"], run.data.get("probe.against")
+    if compared is None:
+        forget, compared = run.data.get("evaluate.forget", forget), run.data.get("evaluate.holdout")
+        if compared is None or compared.format != forget.format:
+            probes = [
+                probe for benchmark in (run.validation, run.test) if benchmark and (probe := against_own(benchmark))
+            ]
+            return next((probe for probe in probes if probe.suffices), probes[-1] if probes else None)
+    rows = load_rows(forget), load_rows(compared)
     return against_rows(*rows, run.prompter, run.recipe.probe.paired, run.recipe.vector.max_length)
 
 

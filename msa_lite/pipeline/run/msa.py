@@ -56,8 +56,8 @@ def _up_to_merge(context: Context, accept: bool, probe: bool) -> list[Stage]:
     checks = check_stages(context, accept, probe)
     fits = fit_stages(context, context.recipe.vector_names)
     names = [stage.name for stage in fits]
-    before = [stage.name for stage in checks if stage.name in ("validation: ideal", "validation: prior")]
-    choice = choice_stages(context, [*names, *before])
+    levels = [stage.name for stage in checks if stage.name in ("validation: ideal", "validation: prior")]
+    choice = choice_stages(context, [*names, *levels])
     needs = [*names, *(stage.name for stage in choice if stage.name == CHOICE)]
     merge = merge_stage(context, lambda: run_terms(context.run, chosen_strengths(context.run)), needs)
     return [*checks, *fits, *choice, merge, *rescore_stages(context)]
@@ -108,8 +108,8 @@ def merge_arguments(recipe: Recipe) -> dict[str, Any]:
     models = {"target": whole_target(recipe), "prior": recipe.prior_checkpoint, "dtype": recipe.merge.dtype}
     if not recipe.earlier:
         return {**models, **{name: str(path) for name, path in vectors.items()}, **strengths.values}
-    own = [Term(name, path, strengths.weights[name]) for name, path in vectors.items()]
-    terms = [*own, *earlier_terms(open_earlier(recipe))]
+    new_terms = [Term(name, path, strengths.weights[name]) for name, path in vectors.items()]
+    terms = [*new_terms, *earlier_terms(open_earlier(recipe))]
     folders = {side: [str(term.vector) for term in terms if term.side == side] for side in strengths.weights}
     weights = {side: [abs(term.weight) for term in terms if term.side == side] for side in strengths.weights}
     return {**models, **folders, "alpha": weights["forget"] or 0.0, "beta": weights["retain"]}

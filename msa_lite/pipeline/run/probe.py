@@ -42,8 +42,8 @@ class ProbeResult:
     @property
     def title(self) -> str:
         """Return the title of a table: the rows that were compared."""
-        forget, other = self.findings[0].report.settings["rows"].values()
-        return f"{forget} forget rows against {other} {COMPARED_WITH[self.against]}"
+        forget, compared = self.findings[0].report.settings["rows"].values()
+        return f"{forget} forget rows against {compared} {COMPARED_WITH[self.against]}"
 
     @property
     def labels(self) -> list[str]:

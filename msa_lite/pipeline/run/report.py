@@ -131,7 +131,9 @@ def _rows(folder: Path) -> RowList:
 
 def _known_rows(story: Story) -> int:
     """Return the number of rows to forget that there are to our knowledge: those scored on target, or learnt."""
-    sets = [part["target"].settings.get("sets") for part in (story.reports, story.validation) if "target" in part]
+    sets = [
+        reports["target"].settings.get("sets") for reports in (story.reports, story.validation) if "target" in reports
+    ]
     counts = [named["forget"]["rows"] for named in sets if isinstance(named, Mapping) and "forget" in named]
     divided = "target" in story.reports and story.reports["target"].benchmark != OWN
     scored = sum(counts) if divided else max(counts, default=0)  # one's own forget rows are whole in both parts
@@ -143,7 +145,7 @@ def _known_rows(story: Story) -> int:
 
 def _scored(story: Story) -> dict[str, Records]:
     """Return the records of target, unlearned model and ideal: of test and validation part if both have them all."""
-    target, validation = (part.get("target") for part in (story.reports, story.validation))
+    target, validation = (reports.get("target") for reports in (story.reports, story.validation))
     same = target is not None and validation is not None and validation.benchmark == target.benchmark
     both = same and "unlearned" in story.validation
     return dict(scored_records(story.folder, ["_validation", ""] if both else [""]))
@@ -184,7 +186,7 @@ def write_record(run: Run, stages: Sequence[Stage], chosen: Values, merged: Merg
         scored=sorted(scored, key=["target", "ideal", "unlearned"].index),
         stages=[str(folder.relative_to(run.folder)) for folder in folders],
         began=(run.folder / RECIPE_FILE).stat().st_mtime,
-        earlier=[other.folder for other in run.earlier],
+        earlier=[former.folder for former in run.earlier],
     )
     return write_run_record(run.folder, facts)
 

@@ -161,8 +161,8 @@ def _yardsticks(run: Run, name: str, split: Split) -> dict[str, Any]:
 def checked_folders(run: Run, name: str) -> list[Path]:
     """Return the folders with what the check before the fits has scored of a model, in this run and those beside it."""
     folders = [f"{CHECKED}/{name}", *([f"{CHECKED}/others"] if name == "target" else [])]
-    own = [path for folder in folders if (path := run.folder / "evaluation" / folder).is_dir()]
-    return [*own, *(path for folder in folders for path in evaluations_beside(run, folder))]
+    checked = [path for folder in folders if (path := run.folder / "evaluation" / folder).is_dir()]
+    return [*checked, *(path for folder in folders for path in evaluations_beside(run, folder))]
 
 
 def evaluations_beside(run: Run, name: str) -> list[Path]:

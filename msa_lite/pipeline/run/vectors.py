@@ -163,10 +163,10 @@ class _Together(Watcher):
 
     def show(self) -> None:
         """Show both, if anything is new. They are never shown as done before `end`."""
-        parts = [part for part in (self._own, self._crew.progress_of(1)) if part and part[1]]
-        done, total = sum(part[0] for part in parts), sum(part[1] for part in parts)
-        state = min(done, total - 1), total, " / ".join(part[2] for part in parts if part[2])
-        if parts and state != self._shown:
+        states = [fit_state for fit_state in (self._own, self._crew.progress_of(1)) if fit_state and fit_state[1]]
+        done, total = sum(fit_state[0] for fit_state in states), sum(fit_state[1] for fit_state in states)
+        state = min(done, total - 1), total, " / ".join(fit_state[2] for fit_state in states if fit_state[2])
+        if states and state != self._shown:
             self._shown = state
             tell(self._progress, TOGETHER, *state)
 

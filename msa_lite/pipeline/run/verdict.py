@@ -60,9 +60,9 @@ def judge_run(run: Run, learnt: Iterable[Row]) -> Findings:
 def _judge(run: Run, learnt: Iterable[Row]) -> Findings:
     if run.test is None:
         return Findings(NOTHING_SCORED if run.recipe.evaluate is None else "there are no rows to score", [])
-    parts = _parts(run)
-    scored = scored_records(run.folder, parts)
-    prior = _prior(run, parts)
+    endings = _endings(run)
+    scored = scored_records(run.folder, endings)
+    prior = _prior(run, endings)
     models, fitted = _without_learnt(scored | ({"prior": prior} if prior else {}), learnt)
     weighed = run.test.weigh(models)
     examples = pick_examples(type(run.test), scored, run.recipe.seed)
@@ -98,7 +98,7 @@ def _content(question: str | None, text: str | None, earlier: Iterable[Sequence[
     return text or json.dumps([question, *map(list, earlier)])
 
 
-def _parts(run: Run) -> list[str]:
+def _endings(run: Run) -> list[str]:
     """Return the endings of the evaluation folders to read: of both parts if they are of the same benchmark."""
     folder = run.folder / "evaluation"
     both = run.validation is not None and run.test is not None and run.validation.name == run.test.name
@@ -106,27 +106,27 @@ def _parts(run: Run) -> list[str]:
     return ["_validation", ""] if both and whole else [""]
 
 
-def scored_records(run: Path, parts: Sequence[str]) -> dict[str, dict[str, list[Record]]]:
+def scored_records(run: Path, endings: Sequence[str]) -> dict[str, dict[str, list[Record]]]:
     """Return the records by set of target, unlearned model and ideal, each row once.
 
-    run: a run's folder. parts: the endings of the evaluation folders to read. Models that were not scored on all parts
+    run: a run's folder. endings: those of the evaluation folders to read. Models that were not scored on all parts
     are left out.
     """
     scored = {}
     for name in ("target", "unlearned", "ideal"):
-        folders = [run / "evaluation" / f"{name}{part}" for part in parts]
+        folders = [run / "evaluation" / f"{name}{ending}" for ending in endings]
         if all(folder.is_dir() for folder in folders) and (records := _merged(folders)):
             scored[name] = records
     return scored
 
 
-def _prior(run: Run, parts: Sequence[str]) -> dict[str, list[Record]]:
+def _prior(run: Run, endings: Sequence[str]) -> dict[str, list[Record]]:
     """Return the prior's records: of these parts, of the recipe's other runs, or of the check before the fits."""
-    names = [f"prior{part}" for part in parts]
-    own = [run.folder / "evaluation" / name for name in names]
+    names = [f"prior{ending}" for ending in endings]
+    of_run = [run.folder / "evaluation" / name for name in names]
     beside = [folder for name in names for folder in evaluations_beside(run, name)]
     checked = [run.folder / "evaluation" / CHECKED / "prior"]
-    return next((records for folders in (own, beside, checked) if (records := _merged(folders))), {})
+    return next((records for folders in (of_run, beside, checked) if (records := _merged(folders))), {})
 
 
 def _merged(folders: Sequence[Path]) -> dict[str, list[Record]]:
@@ -165,9 +165,9 @@ def complete_card(run: Run, merged: Merged | MergedAdapter, chosen: Values) -> N
     folder, path = merged.folder, merged.folder / CARD_FILE
     manifest = load_manifest(folder)
     assert manifest is not None, "the merge has just been done, or found whole"
-    theirs = manifest.get("target_card") or read_target_card(run.sources["target"].folder)
+    target_card = manifest.get("target_card") or read_target_card(run.sources["target"].folder)
     outcome = json.loads(json.dumps(_outcome(run, manifest, chosen)))
-    facts = {"target_card": theirs, "outcome": outcome}
+    facts = {"target_card": target_card, "outcome": outcome}
     card, known = model_card({**manifest, **facts}), manifest["files"].get(CARD_FILE)
     present = _read(path) if path.exists() else None
     names = [CARD_FILE]

@@ -57,16 +57,16 @@ def plan_training(
     if count := enough_processes(stages, facts, device):
         launch = f"accelerate launch --num_processes {count} -m msa_lite train"
         facts.notes.append(f"{count} of these GPUs hold the training together: {launch}")
-    made = replace(forecast(stages, facts, machine, recipe.folder), price_per_hour=price_per_hour)
-    if made.fits:
-        return made
+    plan_before = replace(forecast(stages, facts, machine, recipe.folder), price_per_hour=price_per_hour)
+    if plan_before.fits:
+        return plan_before
     remedies = []
     for changes, harm in _changes(recipe):
         changed = training_stages(load_training(source, [*overrides, *changes]))
         plan = forecast(changed, facts, machine, recipe.folder)
-        if (peak := plan.peak.need.nbytes) < made.peak.need.nbytes:
+        if (peak := plan.peak.need.nbytes) < plan_before.peak.need.nbytes:
             remedies.append(Remedy(tuple(changes), harm, peak, plan.fits))
-    return replace(made, remedies=tuple(remedies))
+    return replace(plan_before, remedies=tuple(remedies))
 
 
 def _changes(recipe: TrainingRecipe) -> Sequence[tuple[list[str], str]]:
@@ -94,8 +94,8 @@ def find_training_facts(recipe: TrainingRecipe) -> Facts:
         notes += [] if missing else [f"no tokenizer: {str(error).splitlines()[0]}"]
     for number, stage in enumerate(recipe.stages, 1):
         try:
-            if found := _find_rows(recipe, stage, tokenizer):
-                rows[f"{number}-{stage.title}"] = found
+            if stage_rows := _find_rows(recipe, stage, tokenizer):
+                rows[f"{number}-{stage.title}"] = stage_rows
         except (MsaError, ImportError) as error:
             notes.append(f"{number}-{stage.title}: its rows could not be read ({str(error).splitlines()[0]})")
     if tokenizer is None:

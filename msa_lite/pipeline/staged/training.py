@@ -300,26 +300,28 @@ class _Training:
         with self.crew.helped(_STAGE, {"stage": step.name, **model}):
             _train_with_all(self.crew, self.run, step, source, out, progress)
 
-    def _source(self, made: Sequence[TrainedModel]) -> Source:
+    def _source(self, models: Sequence[TrainedModel]) -> Source:
         """Return the model that the next stage goes on from."""
-        if not made:
+        if not models:
             assert self.run.start.source is not None, "a new start model is made first"
             return self.run.start.source
-        folder = self.folder / made[-1].name
-        return Source(str(folder), folder, made[-1].revision)
+        folder = self.folder / models[-1].name
+        return Source(str(folder), folder, models[-1].revision)
 
-    def _inputs(self, step: ReadyStage | None, made: Sequence[TrainedModel]) -> dict[str, Any]:
+    def _inputs(self, step: ReadyStage | None, models: Sequence[TrainedModel]) -> dict[str, Any]:
         if step is None:
             return self.run.start.made_of or {}
-        return _fit_of(self.run, step, self._source(made), self.folder).inputs()
+        return _fit_of(self.run, step, self._source(models), self.folder).inputs()
 
-    def _describe(self, step: ReadyStage | None, made: Sequence[TrainedModel], inputs: dict[str, Any]) -> TrainedModel:
+    def _describe(
+        self, step: ReadyStage | None, models: Sequence[TrainedModel], inputs: dict[str, Any]
+    ) -> TrainedModel:
         """Return the record of a model that lies in its folder."""
         folder = self.folder / _name(step)
         model = TrainedModel(folder.name, digest(inputs), fetch(str(folder)).revision)
         if step is None:
             return model
-        seen = (made[-1].seen_tokens if made else 0) + step.settings.epochs * step.tokens
+        seen = (models[-1].seen_tokens if models else 0) + step.settings.epochs * step.tokens
         return replace(
             model, rows=len(step.examples), tokens=step.tokens, seen_tokens=seen, loss=_last_loss(folder, step)
         )

@@ -85,7 +85,7 @@ def find_facts(recipe: Recipe) -> Facts:
     with offline_where_unreachable() if is_far else nullcontext():
         shapes, download, missing = find_shapes(names, notes)
         examples = _find_examples(recipe, notes)
-    rows = match_forget(recipe, {name: RowFacts.of(part) for name, part in examples.items()})
+    rows = match_forget(recipe, {name: RowFacts.of(set_examples) for name, set_examples in examples.items()})
     return Facts(shapes, rows, download, notes, examples, missing)
 
 
@@ -182,21 +182,21 @@ def _load_rows(recipe: Recipe, notes: list[str]) -> dict[str, tuple[DataSource, 
     notes += left_out
     if not faults:
         notes += limits_of_evidence(recipe, rows)
-    return {place: (sources[place], part) for place, part in rows.items()}
+    return {place: (sources[place], set_rows) for place, set_rows in rows.items()}
 
 
 def _find_examples(recipe: Recipe, notes: list[str]) -> dict[str, Sequence[Example]]:
     """Return the rows of each vector as token ids. Add a note where they cannot be read, or the tokenizer cannot."""
-    loaded = {name: part for name, part in _load_rows(recipe, notes).items() if name in ("forget", "retain")}
+    loaded = {name: set_rows for name, set_rows in _load_rows(recipe, notes).items() if name in ("forget", "retain")}
     rows: dict[str, Sequence[Example]] = {}
     if not loaded:
         return rows
     try:
         place = fetch_tokenizer(recipe.tokenizer or recipe.target)
         prompter = find_prompter(recipe, open_tokenizer(place.folder, place.name))
-        for name, (source, part) in loaded.items():
+        for name, (source, set_rows) in loaded.items():
             with without_warnings():
-                rows[name] = encode(part, source, prompter, recipe.vector.max_length)
+                rows[name] = encode(set_rows, source, prompter, recipe.vector.max_length)
     except (MsaError, ImportError) as error:
         missing = " and ".join(name for name in loaded if name not in rows)
         reason = str(error).splitlines()[0]

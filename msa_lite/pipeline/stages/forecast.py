@@ -76,11 +76,11 @@ def check_memory(
 def _free_device() -> Device:
     """Return this machine's device with the memory that other processes leave on it."""
     device = this_device()
-    others = bytes_of_others() if device.is_gpu else 0
-    if not others:
+    held = bytes_of_others() if device.is_gpu else 0
+    if not held:
         return device
-    name = f"{device.name}: other processes hold {gigabytes(others)} of {gigabytes(device.nbytes)}"
-    return replace(device, name=name, nbytes=max(0, device.nbytes - others))
+    name = f"{device.name}: other processes hold {gigabytes(held)} of {gigabytes(device.nbytes)}"
+    return replace(device, name=name, nbytes=max(0, device.nbytes - held))
 
 
 def find_remedies(
@@ -94,7 +94,7 @@ def find_remedies(
     def plan(changed: Recipe) -> Plan:
         return forecast(build(changed), facts, machine, recipe.folder)
 
-    before, enough = plan(recipe).peak.need.nbytes, list[set[str]]()
+    highest, enough = plan(recipe).peak.need.nbytes, list[set[str]]()
     for overrides, harm in _changes(recipe):
         if any(change <= {*overrides} for change in enough):  # some of it fits already
             continue
@@ -102,7 +102,7 @@ def find_remedies(
             changed = plan(load_recipe(recipe, overrides))
         except RecipeError:  # keys that exclude each other in this recipe
             continue
-        if (peak := changed.peak.need.nbytes) < before:
+        if (peak := changed.peak.need.nbytes) < highest:
             enough += [{*overrides}] * changed.fits
             yield Remedy(tuple(overrides), harm, peak, changed.fits)
 

@@ -124,10 +124,12 @@ def steps(stages: Iterable[Stage]) -> list[Step]:
             continue
         model, benchmark = stage.asks
         if not benchmark.by_row:
-            shown.append(Step(stage.name, "score", sum(len(part.items) for part in benchmark.sets.values())))
+            shown.append(Step(stage.name, "score", sum(len(item_set.items) for item_set in benchmark.sets.values())))
             continue
         rows = {
-            f"{name} {row_key(benchmark, item.fields)}" for name, part in benchmark.sets.items() for item in part.items
+            f"{name} {row_key(benchmark, item.fields)}"
+            for name, item_set in benchmark.sets.items()
+            for item in item_set.items
         }
         if new := rows - asked.setdefault(model, set()):
             shown.append(Step(stage.name, "score", len(new)))
@@ -139,7 +141,7 @@ def look_ahead(stages: Iterable[Stage], facts: Facts | None = None, machine: Mac
     """Return what a run would do with each stage, in their order, with its time where `facts` tell it."""
     ahead: list[StageState] = []
     for stage in stages:
-        pending = {other.name for other in ahead if other.state != "done"}
+        pending = {earlier.name for earlier in ahead if earlier.state != "done"}
         state, reasons = _state(stage, [name for name in stage.needs if name in pending])
         costs = stage.cost(facts, machine) if facts and machine else ()
         times = [cost.seconds for cost in costs if cost.seconds]

@@ -65,10 +65,10 @@ def dry_attack(
     stages = []
     for stage, (name, model) in zip(attack_stages(plan), plan.pairs(), strict=True):
         (state,) = look_ahead([stage])
-        found = plan.found(name, model)
-        if found and found != stage.folder:
-            state = replace(state, reasons=[f"copied from {found}"], seconds=(0.0, 0.0))
-        elif not found:
+        present = plan.found(name, model)
+        if present and present != stage.folder:
+            state = replace(state, reasons=[f"copied from {present}"], seconds=(0.0, 0.0))
+        elif not present:
             state = replace(state, seconds=(seconds[stage.name], seconds[stage.name]))
         stages.append(state)
     rows = {name: len(getattr(plan.ground, name)) for name in ("forget", "retain", "holdout")}

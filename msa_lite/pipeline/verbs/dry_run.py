@@ -227,10 +227,10 @@ def _demo_is_made(recipe: Recipe) -> bool:
     if not has_history(recipe):
         return False
     try:
-        before = read_yaml(recipe.folder / RECIPE_FILE)
+        former = read_yaml(recipe.folder / RECIPE_FILE)
     except MsaError:
         return False
-    return (before.get("demo"), before.get("seed")) == (recipe.model_dump(mode="json")["demo"], recipe.seed)
+    return (former.get("demo"), former.get("seed")) == (recipe.model_dump(mode="json")["demo"], recipe.seed)
 
 
 def _with_merged(recipe: Recipe) -> tuple[Recipe, list[str]]:
@@ -256,8 +256,8 @@ def _readings(recipe: Recipe, facts: Facts) -> list[Reading]:
     models = [Reading(role, name, sizes.get(role)) for role, name in names.items() if name]
     sets = {"forget": recipe.forget.data, "retain": recipe.retain.data if recipe.retain else None}
     if recipe.evaluate:
-        own = {name: getattr(recipe.evaluate, name) for name in SETS}
-        sets |= {name if name not in sets else f"scored {name}": data for name, data in own.items()}
+        scored = {name: getattr(recipe.evaluate, name) for name in SETS}
+        sets |= {name if name not in sets else f"scored {name}": data for name, data in scored.items()}
     sets["probe.against"] = recipe.probe.against
     counts = {name: f"{len(rows)} rows" for name, rows in facts.examples.items()}
     rows = [Reading(f"{name} rows", data.path, counts.get(name)) for name, data in sets.items() if data]

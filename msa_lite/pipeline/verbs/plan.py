@@ -50,13 +50,13 @@ def plan(
         return msa_stages(Context(recipe, scope))
 
     machine = Machine(device, measured=measure_times(loaded, facts) if measure else None)
-    made = forecast(build(loaded), facts, machine, loaded.folder)
+    forecasted = forecast(build(loaded), facts, machine, loaded.folder)
     if loaded.vector.mode == "full" and (count := enough_processes(build(loaded), facts, device)):
         launch = f"accelerate launch --num_processes {count} -m msa_lite"
         note = f"{count} of these GPUs hold the fits in full mode together: {launch}"
-        made = replace(made, notes=[*made.notes, note])
-    remedies = () if made.fits else tuple(find_remedies(loaded, build, facts, machine))
-    return replace(made, remedies=remedies, price_per_hour=price_per_hour)
+        forecasted = replace(forecasted, notes=[*forecasted.notes, note])
+    remedies = () if forecasted.fits else tuple(find_remedies(loaded, build, facts, machine))
+    return replace(forecasted, remedies=remedies, price_per_hour=price_per_hour)
 
 
 def _device_of(size: str | int) -> Device:
