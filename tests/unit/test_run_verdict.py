@@ -13,6 +13,7 @@ import pytest
 from msa_lite.data import Row
 from msa_lite.evals.benchmark import benchmark_class
 from msa_lite.evals.records import write_records
+from msa_lite.io.finished.seal import write_manifest
 from msa_lite.pipeline.run.msa import learnt_rows
 from msa_lite.pipeline.run.verdict import NOTHING_SCORED, judge_run
 from msa_lite.recipe.scores import VerdictKeys
@@ -82,7 +83,7 @@ def test_the_verdict_tells_of_a_fit_that_fell_short(tmp_path: Path) -> None:
     for tuned, told in ((1.9, True), (0.3, False)):
         made = {"made_by": "msa-lite", "kind": "vector", "inputs": {}, "files": {}}
         facts = {**made, "fit": {"loss": {"prior": 2.5, "target": 0.2, "tuned": tuned}}}
-        (place / "manifest.json").write_text(json.dumps(facts))
+        write_manifest(place, facts)
         verdict = judge_run(make_job(tmp_path), ()).verdict
         assert isinstance(verdict, Verdict)
         assert verdict.outcome == "PASS"  # it tells, and decides nothing
