@@ -88,6 +88,15 @@ class NotFiniteError(StageError):
     """A model's loss, weights or outputs are NaN or infinite: it was driven too far."""
 
 
+def causes(error: BaseException | None, by_chance: bool = False) -> Iterator[BaseException]:
+    """Yield an error and those that it was raised from on purpose; with `by_chance`, also those that it came after."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or (error.__context__ if by_chance else None)
+
+
 def clip(text: str, most: int) -> str:
     """Return a text, cut to `most` characters and an ellipsis where it is longer."""
     return text if len(text) <= most else f"{text[:most]}…"

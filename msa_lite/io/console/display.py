@@ -12,23 +12,20 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from msa_lite.io.console.progress import Step, Watcher, duration
 from msa_lite.io.console.progress import notices as NOTICES
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, Group
+    from rich.live import Live
+    from rich.progress import Progress, TaskID
+    from rich.text import Text
 
 _EVERY = 30.0  # seconds between two lines about the same work, off a terminal
 _AROUND = 66  # columns that a line of the bars needs beside its bar
 _WIDEST = 40  # columns of a bar
-
-
-class _Plain(logging.Formatter):
-    def format(self, record: logging.LogRecord) -> str:
-        text = super().format(record)
-        return text if record.name == NOTICES.name else f"{record.levelname.lower()}: {text}"
 
 
 class Notices(logging.Handler):
@@ -36,7 +33,6 @@ class Notices(logging.Handler):
 
     def __init__(self) -> None:
         super().__init__()
-        self.setFormatter(_Plain())
         self.console: Console | None = None
         """The console of the bars, while they are shown."""
         self.among_others = False
@@ -48,7 +44,8 @@ class Notices(logging.Handler):
         if record.levelno >= logging.WARNING:
             self._warnings[record.getMessage()] = None
         try:
-            _print(self.console, self.format(record))
+            text = self.format(record)
+            _print(self.console, text if record.name == NOTICES.name else f"{record.levelname.lower()}: {text}")
         except Exception:  # as every handler of `logging` does
             self.handleError(record)
 
@@ -101,7 +98,7 @@ def show_progress(verbose: bool = False) -> Iterator[Watcher]:
 
 
 @dataclass
-class StepProgress:
+class Work:
     """The work under one label."""
 
     label: str
@@ -113,31 +110,32 @@ class StepProgress:
     """Units that an earlier run had done."""
     done: int
     total: int
+    told: float
+    """The time of its last line, where there are no bars."""
     note: str = ""
     ended: bool = False
+    bar: TaskID | None = None
 
     def left(self, now: float) -> float | None:
         """Return the seconds that it will still take, or None where nothing tells."""
         units = self.done - self.first
         return (now - self.started) / units * (self.total - self.done) if units > 0 else None
 
-    def summary(self, now: float) -> str:
-        """Return one line on how it ended."""
-        how = "done" if self.done >= self.total else f"ended at {self.done} of {self.total}"
-        return ", ".join(filter(None, [f"{self.title}: {how} in {duration(now - self.started)}", self.note]))
-
 
 class Display(Watcher):
-    """Progress on stderr, with the log in between: bars on a terminal, lines elsewhere. clock: gives seconds.
+    """Progress on stderr, with the log in between. clock: gives seconds.
 
+    On a terminal, rich shows a bar for running work, a line above it for each that has ended, and the state of all
+    steps below. Elsewhere there is a line when work begins, every half minute, and when it ends; each is flushed.
     Nothing is shown before the first call. Close it at the end (`contextlib.closing`).
     """
 
     def __init__(self, notices: Notices, clock: Callable[[], float] = time.monotonic) -> None:
         self._notices, self._clock = notices, clock
         self._steps = _Steps(())
-        self._works: dict[str, StepProgress] = {}
-        self._view: _Bars | _Lines | None = None
+        self._works: dict[str, Work] = {}
+        self._bars: Progress | None = None
+        self._live: Live | None = None
 
     def announce(self, steps: Sequence[Step]) -> None:
         """Number the steps to come."""
@@ -148,47 +146,84 @@ class Display(Watcher):
         now, work = self._clock(), self._works.get(label)
         if work is not None and work.ended and (done, total) == (work.done, work.total):
             return
-        view = self._view = self._view or self._open()
         if work is None or work.ended:  # ended work goes on when there is more to do
-            if label in self._steps:
-                self._end_all(now)
-            self._works[label] = work = StepProgress(label, self._steps.title(label), now, done, done, total)
-            self._steps.begin(label)
-            if done < total:
-                view.begin(work)
+            work = self._begin(label, done, total, now)
         work.done, work.total, work.note = done, total, note or work.note
         if done >= total:
             self._end(work, now)
-        else:
-            view.move(work)
+        elif self._bars and work.bar is not None:
+            self._bars.update(work.bar, completed=done, total=total, note=work.note)
+        elif now - work.told >= _EVERY:
+            work.told, left = now, work.left(now)
+            facts = [f"{work.title}: {done} of {total}", work.note, f"about {duration(left)} left" if left else ""]
+            state = self._state()
+            self._say(", ".join(filter(None, facts)) + (f" ({state})" if state else ""))
 
     def close(self) -> None:
         """Stop showing. Work that has not ended leaves its last line."""
-        if self._view is not None:
-            self._end_all(self._clock())
-            self._view.close()
-        self._notices.console = None
+        self._end_all(self._clock())
+        if self._live is not None:
+            self._live.stop()
+        self._notices.console = self._live = self._bars = None
 
-    def _open(self) -> _Bars | _Lines:
-        from rich.console import Console
+    def _begin(self, label: str, done: int, total: int, now: float) -> Work:
+        if not self._works:
+            self._open()
+        if label in self._steps:
+            self._end_all(now)
+        self._works[label] = work = Work(label, self._steps.title(label), now, done, done, total, told=now)
+        self._steps.begin(label)
+        if done < total and self._bars:
+            work.bar = self._bars.add_task(work.title, total=total, note="")
+        elif done < total:
+            self._say(f"{work.title}: started")
+        return work
+
+    def _open(self) -> None:
+        """Start the bars where there is a terminal."""
+        from rich.console import Console, Group
+        from rich.live import Live
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
         self._notices.among_others = True
         console = Console(stderr=True)
         if not console.is_interactive or console.is_jupyter:  # bars in notebooks need ipywidgets
-            return _Lines(self._state, self._clock)
+            return
         self._notices.console = console
-        return _Bars(console, self._state)
+        self._bars = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(max(8, min(_WIDEST, console.width - _AROUND))),
+            TextColumn("{task.percentage:>3.0f}%"),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[note]}", markup=False),
+        )
+        self._live = Live(Group(self._bars, self), console=console, refresh_per_second=10)
+        self._live.start()
+
+    def __rich__(self) -> Text | Group:
+        """Return the line below the bars, for rich."""
+        from rich.console import Group
+        from rich.text import Text
+
+        state = self._state()
+        return Text(state, style="dim") if state else Group()
 
     def _end_all(self, now: float) -> None:
         for work in self._works.values():
             if not work.ended:
                 self._end(work, now)
 
-    def _end(self, work: StepProgress, now: float) -> None:
+    def _end(self, work: Work, now: float) -> None:
         work.ended = True
         self._steps.end(work, now)
-        assert self._view is not None, "only work that was shown can end"
-        self._view.end(work, work.summary(now))
+        if self._bars and work.bar is not None:
+            self._bars.remove_task(work.bar)
+        how = "done" if work.done >= work.total else f"ended at {work.done} of {work.total}"
+        self._say(", ".join(filter(None, [f"{work.title}: {how} in {duration(now - work.started)}", work.note])))
+
+    def _say(self, text: str) -> None:
+        _print(self._notices.console, text if self._bars else f"{time.strftime('%H:%M:%S')} {text}")
 
     def _state(self) -> str:
         works = list(self._works.values())  # the bars ask from a thread of their own
@@ -215,14 +250,14 @@ class _Steps:
         """Move on to a step. Steps before it that never began were done by an earlier run."""
         self._at = max(self._at, self._numbers.get(label, 0))
 
-    def end(self, work: StepProgress, now: float) -> None:
+    def end(self, work: Work, now: float) -> None:
         """Learn from a step how long others of its kind take."""
         step = self._steps.get(work.label)
         if step and work.done > work.first and work.total:
             part = (work.done - work.first) / work.total
             self._rates[step.kind] = (now - work.started) / (part * (step.amount or 1.0))
 
-    def state(self, running: Sequence[StepProgress], now: float) -> str:
+    def state(self, running: Sequence[Work], now: float) -> str:
         """Say which step of how many is running, and about how long all will still take; nothing without steps."""
         if not self._at:
             return ""
@@ -240,74 +275,3 @@ class _Steps:
         if not seconds:
             return text
         return f"{text}, {'more than' if is_bound else 'about'} {duration(seconds)} left"
-
-
-class _Lines:
-    """A line when work begins, every half minute, and when it ends; each is flushed."""
-
-    def __init__(self, state: Callable[[], str], clock: Callable[[], float]) -> None:
-        self._state, self._clock = state, clock
-        self._last: dict[str, float] = {}
-
-    def begin(self, work: StepProgress) -> None:
-        self._last[work.label] = self._clock()
-        self._print(f"{work.title}: started")
-
-    def move(self, work: StepProgress) -> None:
-        now = self._clock()
-        if now - self._last[work.label] < _EVERY:
-            return
-        self._last[work.label] = now
-        left = work.left(now)
-        parts = [f"{work.title}: {work.done} of {work.total}", work.note]
-        parts += ["" if left is None else f"about {duration(left)} left", self._state()]
-        self._print(", ".join(filter(None, parts[:3])) + (f" ({parts[3]})" if parts[3] else ""))
-
-    def end(self, work: StepProgress, text: str) -> None:
-        self._print(text)
-
-    def close(self) -> None:
-        pass
-
-    def _print(self, text: str) -> None:
-        _print(None, f"{time.strftime('%H:%M:%S')} {text}")
-
-
-class _Bars:
-    """A bar for running work, a line above it for each that has ended, and the state of all steps below."""
-
-    def __init__(self, console: Console, state: Callable[[], str]) -> None:
-        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-        from rich.text import Text
-
-        class Bars(Progress):
-            def get_renderables(self) -> Iterator[Any]:
-                yield self.make_tasks_table(self.tasks)
-                if text := state():
-                    yield Text(text, style="dim")
-
-        columns = (
-            TextColumn("{task.description}", markup=False),
-            BarColumn(max(8, min(_WIDEST, console.width - _AROUND))),
-            TextColumn("{task.percentage:>3.0f}%"),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[note]}", markup=False),
-        )
-        self._console, self._bars = console, Bars(*columns, console=console)
-        self._tasks: dict[str, Any] = {}
-        self._bars.start()
-
-    def begin(self, work: StepProgress) -> None:
-        self._tasks[work.label] = self._bars.add_task(work.title, total=work.total, note="")
-
-    def move(self, work: StepProgress) -> None:
-        self._bars.update(self._tasks[work.label], completed=work.done, total=work.total, note=work.note)
-
-    def end(self, work: StepProgress, text: str) -> None:
-        if work.label in self._tasks:
-            self._bars.remove_task(self._tasks.pop(work.label))
-        _print(self._console, text)
-
-    def close(self) -> None:
-        self._bars.stop()

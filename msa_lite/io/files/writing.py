@@ -15,7 +15,7 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
-from msa_lite.errors import OutputError, StageError
+from msa_lite.errors import OutputError, StageError, causes
 from msa_lite.io.console.progress import readable
 from msa_lite.io.files.reading import local_path, open_file, printable
 
@@ -120,19 +120,10 @@ _FULL_WORDS = re.compile(
 
 def disk_fault(error: BaseException) -> str | None:
     """Return the words of an error, or of one that it was raised from, that means a full disk or quota; else None."""
-    for part in _chain(error):
-        if (isinstance(part, OSError) and part.errno in _FULL) or _FULL_WORDS.search(str(part)):
-            return " ".join(str(part).split())
+    for cause in causes(error, by_chance=True):
+        if (isinstance(cause, OSError) and cause.errno in _FULL) or _FULL_WORDS.search(str(cause)):
+            return " ".join(str(cause).split())
     return None
-
-
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield the error and those that it was raised from."""
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        yield error
-        error = error.__cause__ or error.__context__
 
 
 @contextmanager

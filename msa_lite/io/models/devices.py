@@ -7,11 +7,10 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from msa_lite.errors import UsageError
+from msa_lite.errors import UsageError, causes
 
 logger = logging.getLogger(__name__)
 
@@ -32,25 +31,16 @@ _LONGEST = 120  # characters of a library's message in a line of ours
 def is_out_of_memory(error: BaseException) -> bool:
     """Check whether an error, or one that it was raised from, means that the device's memory ran out."""
     return any(
-        isinstance(part, MemoryError) or (isinstance(part, RuntimeError) and _WORDS.search(str(part)))
-        for part in _chain(error)
+        isinstance(cause, MemoryError) or (isinstance(cause, RuntimeError) and _WORDS.search(str(cause)))
+        for cause in causes(error)
     )
 
 
 def memory_fault(error: BaseException) -> str:
     """Return what went wrong, in a line, by an error that `is_out_of_memory` knows."""
-    parts = [part for part in _chain(error) if _WORDS.search(str(part))] or [error]
-    line = (str(parts[0]).splitlines() or [""])[0].partition(". GPU ")[0]
+    cause = next((cause for cause in causes(error) if _WORDS.search(str(cause))), error)
+    line = (str(cause).splitlines() or [""])[0].partition(". GPU ")[0]
     return line[:_LONGEST].rstrip(". ") or "out of memory"
-
-
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield the error and those that it was raised from on purpose."""
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        yield error
-        error = error.__cause__
 
 
 def free_bytes() -> int | None:

@@ -209,13 +209,16 @@ def _head_around(inner: Any) -> Callable[[Any], Any]:
 
 
 def find_layers(model: Any) -> Any:
-    """Return the list of a model's layers: the list of modules with the most weights, since experts are within layers.
+    """Return the list of a model's layers. Raise MismatchError for a model without such a list."""
+    path = layers_path(model)
+    if not path:
+        raise MismatchError(f"{type(model).__name__}: has no list of layers that could be read or changed one by one")
+    return model.get_submodule(path)
 
-    Raise MismatchError for a model without such a list.
-    """
+
+def layers_path(model: Any) -> str:
+    """Return the name of the list of modules with the most weights, since experts are within layers; "" without one."""
     import torch
 
-    lists = [module for module in model.modules() if isinstance(module, torch.nn.ModuleList) and len(module)]
-    if not lists:
-        raise MismatchError(f"{type(model).__name__}: has no list of layers that could be read or changed one by one")
-    return max(lists, key=lambda layers: sum(weight.numel() for weight in layers.parameters()))
+    lists = {name: part for name, part in model.named_modules() if isinstance(part, torch.nn.ModuleList) and len(part)}
+    return max(lists, key=lambda name: sum(weight.numel() for weight in lists[name].parameters()), default="")

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from msa_lite.errors import StageError
+from msa_lite.io.models.heads import layers_path
 from msa_lite.io.models.loading import check_model
 from msa_lite.io.weights.checkpoint import Checkpoint, load_checkpoint
 
@@ -98,17 +99,13 @@ def loaded_bytes(checkpoint: Checkpoint, dtype: Any) -> int:
 
 def read_sizes(folder: Path, dtype: Any) -> Sizes | None:
     """Return the bytes of a checkpoint's parts, by headers and config; None for one that is stored quantised."""
-    import torch
-
     model = check_model(folder)
     if model is None:
         return None
     checkpoint = load_checkpoint(folder)
     count = sum(math.prod(entry.shape) for entry in checkpoint.tensors.values())
     width = loaded_bytes(checkpoint, dtype) / max(1, count)
-    lists = [(name, module) for name, module in model.named_modules() if isinstance(module, torch.nn.ModuleList)]
-    counts = {name: sum(weight.numel() for weight in module.parameters()) for name, module in lists}
-    path = max(counts, key=lambda name: counts[name], default="")  # the layers; experts are lists within them
+    path = layers_path(model)
     layers, others = dict[str, int](), dict[str, int]()
     seen: set[int] = set()
     for name, tensor in [*model.named_parameters(remove_duplicate=False), *model.named_buffers()]:
