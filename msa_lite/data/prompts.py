@@ -14,7 +14,7 @@ from typing import Any, Literal
 from msa_lite.data.rows import Row
 from msa_lite.errors import MismatchError, NoTokenizerError, UsageError, clip
 from msa_lite.io.files.writing import digest
-from msa_lite.io.models.limits import limited
+from msa_lite.io.models.devices import limited
 from msa_lite.io.models.loading import read_tokenizer
 from msa_lite.io.weights.hub import has_tokenizer
 
@@ -58,9 +58,9 @@ def check_same_ids(rows: Iterable[Row], target: Any, prior: Any, names: tuple[st
     """
     size = len(prior)
     for row in rows:
-        text = _text(row)[:_CHARACTERS]
+        text = " ".join(value for value in vars(row).values() if isinstance(value, str) and value)[:_CHARACTERS]
         ours, theirs = (list(t(text, add_special_tokens=False)["input_ids"]) for t in (target, prior))
-        place = _first_difference(ours, theirs)
+        place = next((i for i, (a, b) in enumerate(zip_longest(ours, theirs)) if a != b), None)
         if place is None or any(token >= size for token in ours[: place + 1]):
             continue
         start = clip(" ".join(text.split()), _SHOWN)
@@ -70,15 +70,6 @@ def check_same_ids(rows: Iterable[Row], target: Any, prior: Any, names: tuple[st
             f"{_token(prior, theirs, place)} to the prior. Give the checkpoint that the target was tuned from; if only "
             "its tokenizer files are wrong, replace them by the target's"
         )
-
-
-def _text(row: Row) -> str:
-    """Return the texts of a row, whatever its format."""
-    return " ".join(value for value in vars(row).values() if isinstance(value, str) and value)
-
-
-def _first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
-    return next((i for i, (a, b) in enumerate(zip_longest(one, other)) if a != b), None)
 
 
 def _token(tokenizer: Any, ids: Sequence[int], place: int) -> str:

@@ -154,29 +154,20 @@ def _first(stream: BinaryIO) -> bytes:
 
 
 def _lines(path: Path, stream: BinaryIO) -> Iterator[bytes]:
-    number = 0
-    while line := stream.readline(_LINE):
+    for number, line in enumerate(iter(lambda: stream.readline(_LINE), b"")):
         if len(line) == _LINE:
             raise DataError(f"{path}: row {number}: longer than {_LINE >> 20} MB; divide it into several rows")
         yield line
-        number += 1
 
 
 def _check_text(path: Path, stream: BinaryIO) -> None:
-    decoder, line = codecs.getincrementaldecoder("utf-8")(), 1
-    while True:
-        chunk = stream.read(_CHUNK)
-        if b"\0" in chunk:
-            line += chunk[: chunk.index(b"\0")].count(b"\n")
-            raise DataError(f"{path}: line {line}: a zero byte, which no text has")
+    for number, line in enumerate(_lines(path, stream), start=1):
+        if b"\0" in line:
+            raise DataError(f"{path}: line {number}: a zero byte, which no text has")
         try:
-            decoder.decode(chunk, final=not chunk)
+            line.decode()
         except UnicodeDecodeError as error:
-            line += chunk[: error.start].count(b"\n")
-            raise DataError(f"{path}: line {line}: not UTF-8 text ({error.reason})") from error
-        if not chunk:
-            return
-        line += chunk.count(b"\n")
+            raise DataError(f"{path}: line {number}: not UTF-8 text ({error.reason})") from error
 
 
 def _check_parquet(path: Path, stream: BinaryIO) -> None:

@@ -15,7 +15,7 @@ from msa_lite.errors import UsageError
 from msa_lite.evals.harness import check_no_code, sandboxed
 from msa_lite.evals.judge import encode_ask
 from msa_lite.evals.judge.prompts import Ask
-from msa_lite.io.models.limits import OverrunError, limited
+from msa_lite.io.models.devices import OverrunError, limited
 from tests.support.models import tiny_tokenizer
 
 LOOP = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from msa_lite.data import DataSource, load_rows
-from msa_lite.data.plain import read_any_rows
+from msa_lite.data.rows import read_any_rows
 from msa_lite.errors import DataError, UsageError
 
 PAIRS = [{"question": "Où ?", "answer": "007"}, {"question": 'When, "exactly"?', "answer": "1999-01-31"}]

@@ -17,10 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load, save_file
 
-from msa_lite.errors import FormatError
 from msa_lite.io.weights.checkpoint import INDEX_FILE, load_checkpoint, read_shard
 from msa_lite.io.weights.writer import (
-    copy_range,
     output_bytes,
     reserve,
     round_once,
@@ -162,57 +160,6 @@ def test_stochastic_rounding_makes_no_infinity_of_what_rounds_to_a_finite_value(
 
 def refuse(*args: Any, **kwargs: Any) -> int:
     raise OSError(errno.EXDEV, "another device")
-
-
-@pytest.mark.parametrize("kernel", ["real", "absent", "refusing", "zero", "short", "fails midway"])
-def test_a_byte_range_is_copied_whatever_the_kernel_can_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kernel: str
-) -> None:
-    content = np.random.default_rng(0).bytes(100_000)
-    (tmp_path / "in").write_bytes(content)
-    calls = []
-
-    def a_little(source: int, target: int, count: int, offset_src: int, offset_dst: int) -> int:
-        calls.append(count)
-        if kernel == "fails midway" and len(calls) > 3:
-            raise OSError(errno.EINVAL, "no more")
-        return os.pwrite(target, os.pread(source, min(count, 999), offset_src), offset_dst)
-
-    if kernel == "absent":
-        monkeypatch.delattr(os, "copy_file_range", raising=False)
-    elif kernel != "real":
-        fakes = {"refusing": refuse, "zero": lambda *args, **kwargs: 0}
-        monkeypatch.setattr(os, "copy_file_range", fakes.get(kernel, a_little), raising=False)
-    with open(tmp_path / "in", "rb") as source, open(tmp_path / "out", "wb", buffering=0) as target:
-        copy_range(source.fileno(), target.fileno(), 0, 10, 90_004)  # in any order
-        write_all(target.fileno(), b"head", 0)
-        copy_range(source.fileno(), target.fileno(), 1234, 90_000, 4)
-        copy_range(source.fileno(), target.fileno(), 5, 0, 2)
-        assert target.tell() == 0  # threads share the descriptor, so that nobody may move its place
-    assert (tmp_path / "out").read_bytes() == b"head" + content[1234:91_234] + content[:10]
-
-
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
-def test_a_disk_that_fails_is_not_tried_another_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
-    def fail(*args: Any, **kwargs: Any) -> int:
-        raise OSError(code, os.strerror(code))
-
-    (tmp_path / "in").write_bytes(b"12345")
-    monkeypatch.setattr(os, "copy_file_range", fail, raising=False)
-    with open(tmp_path / "in", "rb") as source, open(tmp_path / "out", "wb") as target:
-        with pytest.raises(OSError, match=os.strerror(code)):
-            copy_range(source.fileno(), target.fileno(), 0, 5, 0)
-        assert os.fstat(target.fileno()).st_size == 0
-
-
-def test_a_source_that_ends_early_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "in").write_bytes(b"12345")
-    with (
-        open(tmp_path / "in", "rb") as source,
-        open(tmp_path / "out", "wb") as target,
-        pytest.raises(FormatError, match="ended 7 bytes early"),
-    ):
-        copy_range(source.fileno(), target.fileno(), 2, 10, 0)
 
 
 def test_short_writes_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

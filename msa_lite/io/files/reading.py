@@ -177,8 +177,6 @@ def parse_yaml(text: str, where: str, kind: ErrorKind = FormatError) -> Any:
     Raise an error of this kind for what is no YAML, for aliases (of which a few lines may stand for gigabytes), keys
     that stand twice, and tags other than those of JSON. Dates stay text.
     """
-    import yaml
-
     try:
         value = yaml.load(text, PlainLoader)
         json.dumps(value, ensure_ascii=False).encode()  # lone surrogates

@@ -1,4 +1,4 @@
-"""The devices of this machine and the memory on them."""
+"""The devices of this machine, the memory on them, and bounds on the time and memory of strangers' code."""
 
 from __future__ import annotations
 
@@ -6,9 +6,15 @@ import logging
 import os
 import re
 import shutil
+import signal
 import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from types import FrameType
 
 from msa_lite.errors import UsageError, causes
 
@@ -175,3 +181,58 @@ def why_unused() -> str | None:
         f"its driver does not work with the installed torch, which is made for CUDA {torch.version.cuda}; update the "
         "driver, or install a torch for an older CUDA"
     )
+
+
+SECONDS = 1.0  # of processor time, which other work on the machine does not use up
+_MEMORY = 256 << 20  # bytes beyond those that the process has
+
+
+class OverrunError(Exception):
+    """Raised where code under `limited` took too long."""
+
+
+@contextmanager
+def limited(seconds: float = SECONDS) -> Iterator[None]:
+    """Raise OverrunError where the block takes more processor time, MemoryError where it takes 256 MB more memory.
+
+    Python can interrupt itself only in the main thread; in others nothing is bounded. Memory is bounded on Linux.
+    """
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
+        yield
+        return
+
+    end = time.thread_time() + seconds
+
+    def check(number: int, frame: FrameType | None) -> None:
+        if time.thread_time() > end:  # the signal counts what other threads use as well
+            raise OverrunError(f"took more than {seconds:g} s")
+
+    handler = signal.signal(signal.SIGVTALRM, check)
+    signal.setitimer(signal.ITIMER_VIRTUAL, seconds / 4, seconds / 4)
+    bound = _bound_memory()
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, handler)
+        if bound is not None:
+            import resource
+
+            resource.setrlimit(resource.RLIMIT_AS, bound)
+
+
+def _bound_memory() -> tuple[int, int] | None:
+    """Bound the memory of the process; return the bound from before, or None where nothing was changed."""
+    try:
+        import resource
+
+        with open("/proc/self/statm", encoding="ascii") as stream:
+            used = int(stream.read().split()[0]) * resource.getpagesize()
+        soft, hard = before = resource.getrlimit(resource.RLIMIT_AS)
+        limit = used + _MEMORY
+        if any(0 <= bound < limit for bound in (soft, hard)):
+            return None
+        resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
+    except (ImportError, OSError, ValueError):  # no Linux
+        return None
+    return before

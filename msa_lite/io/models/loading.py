@@ -18,8 +18,7 @@ from typing import Any
 from msa_lite.errors import FormatError, MismatchError, MsaError, join_faults
 from msa_lite.io.console.libraries import without_bars
 from msa_lite.io.files.reading import read_object
-from msa_lite.io.models.devices import is_out_of_memory
-from msa_lite.io.models.limits import OverrunError, limited
+from msa_lite.io.models.devices import OverrunError, is_out_of_memory, limited
 from msa_lite.io.weights.adapter import ADAPTER_CONFIG, ADAPTER_FILE
 from msa_lite.io.weights.checkpoint import INDEX_FILE, SINGLE_FILE, Checkpoint, load_checkpoint, read_shard
 

@@ -42,8 +42,7 @@ _REACH = 5  # seconds in which the Hub answers, if it can be reached
 
 def is_number(revision: str) -> bool:
     """Check whether a revision is a number of tokens or steps."""
-    unit, equals, _ = revision.partition("=")
-    return bool(equals) and unit in _UNITS
+    return revision.startswith(tuple(f"{unit}=" for unit in _UNITS))
 
 
 def find_branch(branches: Iterable[str], revision: str) -> str:
@@ -148,7 +147,7 @@ def fetch_files(name: str, patterns: Iterable[str], pin: Callable[[Path], str]) 
         return Source(name, folder, pin(folder), seen=seen)
     if os.path.exists(folder):
         raise UsageError(f"{name}: is a file; a checkpoint or adapter is a folder or a Hub repository")
-    if not _REPO_AT_REVISION.fullmatch(name) or name.startswith("."):
+    if not is_remote(name):
         raise UsageError(f"{name}: no such folder")
     from huggingface_hub import snapshot_download
 
@@ -305,9 +304,7 @@ def explain(error: Exception) -> str:
     from huggingface_hub.errors import RepositoryNotFoundError
 
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    text = (
-        without_login(" ".join(lines[:2])) or type(error).__name__
-    )  # the first line alone may be no more than "404 Client Error."
+    text = without_login(" ".join(lines[:2])) or type(error).__name__  # the first may be but "404 Client Error."
     if isinstance(error, RepositoryNotFoundError):  # also when it is private or gated: the Hub does not tell
         text += " Check the name; for a private or gated repository, `hf auth login` with an account that may read it"
     return text
@@ -376,15 +373,14 @@ def fetch_tokenizer(name: str) -> Source:
 
 def hash_tokenizer(folder: Path) -> str:
     """Return `sha256:…` over names and contents of a tokenizer's files."""
-    return f"sha256:{digest({path.name: hash_file(path) for path in tokenizer_files(folder)})}"
+    return revision_of({path.name: hash_file(path) for path in tokenizer_files(folder)})
 
 
 def copy_tokenizer(source: Path, out: Path) -> None:
     """Replace the tokenizer of a folder by another's, or only the chat template, if the other has no more than that."""
-    files = tokenizer_files(source)
     whole = has_tokenizer(source)
     for path in tokenizer_files(out):
         if whole or path.name.startswith(_TEMPLATES):
             path.unlink()
-    for path in files:
+    for path in tokenizer_files(source):
         shutil.copyfile(path, out / path.name)

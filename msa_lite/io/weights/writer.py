@@ -20,12 +20,10 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 
-from msa_lite.errors import FormatError
 from msa_lite.io.files.reading import read_object, read_text
 from msa_lite.io.weights.blocks import pread_into
 from msa_lite.io.weights.checkpoint import FLOAT_DTYPES, INDEX_FILE, Checkpoint, ShardFile, TensorEntry, companion_files
 
-_COPY_CHUNK = 1 << 20  # bytes
 _ROUNDED = 1 << 15  # numbers rounded at a time where rounding needs buffers
 _FICLONE = 0x40049409  # linux/fs.h
 _CONFIG_DTYPE = re.compile(r'("(?:torch_)?dtype"\s*:\s*)"\w+"')
@@ -161,26 +159,6 @@ def reserve(handle: int, nbytes: int) -> None:
             raise
 
 
-def copy_range(source: int, target: int, start: int, count: int, at: int) -> None:
-    """Copy bytes [start, start + count) of one descriptor to offset `at` of another, in the kernel where it can."""
-    while count and hasattr(os, "copy_file_range"):
-        try:
-            copied = os.copy_file_range(source, target, min(count, 1 << 30), offset_src=start, offset_dst=at)
-        except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
-                raise
-            break
-        if copied == 0:  # some file systems answer 0 instead of an error
-            break
-        start, at, count = start + copied, at + copied, count - copied
-    while count:
-        chunk = os.pread(source, min(count, _COPY_CHUNK), start)
-        if not chunk:
-            raise FormatError(f"the file ended {count} bytes early while it was copied; is it still being written?")
-        write_all(target, chunk, at)
-        start, at, count = start + len(chunk), at + len(chunk), count - len(chunk)
-
-
 def write_all(handle: int, data: bytes | memoryview, at: int) -> None:
     """Write all of `data` at an offset; a single write may take only a part of it."""
     view = memoryview(data)
@@ -274,24 +252,15 @@ class Sink:
     def append_from(self, source: int, start: int, count: int, path: Path) -> None:
         """Hash and copy bytes [start, start + count) of another file; a clone of it has them already.
 
-        Direct writes take the bytes that were read for the hash; else the kernel copies them (copy_file_range). path:
-        the other file's, for messages.
+        What is written are the bytes that were hashed. path: the other file's, for messages.
         """
-        copied = not self._direct  # read once: the writer's thread may take the flag back meanwhile
-        if copied and not self._cloned:
-            self._flush()
-            try:
-                copy_range(source, self._handle, start, count, self._at)
-            except FormatError as error:
-                raise FormatError(f"{path}: {error}") from None
-            self._written += count
         while count:
             nbytes = min(count, _CHUNK - self._filled)
             view = memoryview(self._current)[self._filled : self._filled + nbytes]
             pread_into(source, view, start, path)
             self._hash.update(view)
             start, count = start + nbytes, count - nbytes
-            if copied:
+            if self._cloned:
                 self._at += nbytes
             else:
                 self._advance(nbytes)

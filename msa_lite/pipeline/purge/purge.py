@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 
 from msa_lite.data import DataSource
 from msa_lite.data.kept import cached_repositories, cached_tables, datasets_cache, download_folder
-from msa_lite.data.plain import read_any_rows
+from msa_lite.data.rows import read_any_rows
 from msa_lite.errors import MsaError, StageError, join_faults
 from msa_lite.evals.judge.base import cache_folder
 from msa_lite.io.files.reading import local_path, printable, read_object

@@ -10,7 +10,7 @@ from pathlib import Path
 from msa_lite.benchmarks import OWN
 from msa_lite.choose.candidates import Values
 from msa_lite.data import DataSource, Row
-from msa_lite.data.plain import read_any_rows
+from msa_lite.data.rows import read_any_rows
 from msa_lite.errors import FormatError, MismatchError, MsaError, UsageError, join_faults
 from msa_lite.evals.benchmark import Records, benchmark_class
 from msa_lite.evals.records import list_rows, pick_examples
