@@ -105,11 +105,13 @@ def shorten(rows: Sequence[Row], prompter: Prompter, max_length: int) -> list[Ro
     """Drop the oldest turns of conversations longer than max_length, with a warning; so the answer is not cut."""
     shorter, count = [], 0
     for row in rows:
-        part = row
-        while part.earlier and len(prompter.full(part.question, part.answer, part.earlier, part.system)) > max_length:
-            part = replace(part, earlier=part.earlier[1:])
-        count += part is not row
-        shorter.append(part)
+        short = row
+        while (
+            short.earlier and len(prompter.full(short.question, short.answer, short.earlier, short.system)) > max_length
+        ):
+            short = replace(short, earlier=short.earlier[1:])
+        count += short is not row
+        shorter.append(short)
     if count:
         logger.warning(
             "%d of %d rows are turns of conversations longer than max_length=%d: their oldest turns were left out",
@@ -147,16 +149,16 @@ def encode_up_to(texts: Iterable[str], tokenizer: Any, max_length: int, tokens: 
 
 def _blocks(texts: Iterable[str]) -> Iterator[str]:
     """Yield the texts, joined by blank lines, in pieces that end where a text ends."""
-    parts: list[str] = []
+    gathered: list[str] = []
     length = 0
     for text in texts:
-        parts.append(text)
+        gathered.append(text)
         length += len(text)
         if length >= _BLOCK:
-            yield "\n\n".join(parts)
-            parts, length = [""], 0  # the next one begins with a blank line
-    if parts != [""]:
-        yield "\n\n".join(parts)
+            yield "\n\n".join(gathered)
+            gathered, length = [""], 0  # the next one begins with a blank line
+    if gathered != [""]:
+        yield "\n\n".join(gathered)
 
 
 def _chunk_shape(tokenizer: Any, max_length: int) -> tuple[list[int], int]:

@@ -87,8 +87,8 @@ def cached_tables(texts: Sequence[str]) -> Iterator[Path]:
     tables = {folder: list(folder.rglob("*.arrow")) for folder in folders if not folder.is_symlink()}
     size = sum(path.stat().st_size for paths in tables.values() for path in paths)
     known = [text for text in texts if len(text) >= _SHORTEST]
-    parts = [text[:_MOST].encode("utf-8", "replace") for text in sample_texts(known, size)]
-    yield from (folder for folder, paths in tables.items() if any(holds_any(path, parts) for path in paths))
+    needles = [text[:_MOST].encode("utf-8", "replace") for text in sample_texts(known, size)]
+    yield from (folder for folder, paths in tables.items() if any(holds_any(path, needles) for path in paths))
 
 
 def cached_repositories(source: DataSource) -> list[Path]:

@@ -185,7 +185,7 @@ class Prompter:
         if not self.use_chat:
             return
         text = replace(self, system=None)._conversation(_MARK, _REPLY)
-        if lost := [part for part, mark in (("question", _MARK), ("answer", _REPLY)) if mark not in text]:
+        if lost := [what for what, mark in (("question", _MARK), ("answer", _REPLY)) if mark not in text]:
             raise UsageError(
                 f"the target's chat template leaves out the {' and the '.join(lost)}; use prompt.kind: plain"
             )
@@ -315,8 +315,8 @@ class Prompter:
 
     def _plain(self, shots: Shots, system: str) -> str:
         system = system or ("" if self.published else self.system or "")
-        parts = [self.template.prompt.format(question=q) + self.template.answer.format(answer=a) for q, a in shots]
-        return "".join(f"{part}\n\n" for part in ([system] if system else []) + parts)
+        turns = [self.template.prompt.format(question=q) + self.template.answer.format(answer=a) for q, a in shots]
+        return "".join(f"{text}\n\n" for text in ([system] if system else []) + turns)
 
     def _conversation(self, question: str, answer: str | None, shots: Shots = (), system: str = "") -> str:
         """Render a row. Raise UsageError when the chat template fails."""

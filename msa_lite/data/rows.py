@@ -143,10 +143,10 @@ def _message(message: Any, where: str) -> tuple[str, str]:
     content = message.get("content")
     content = message.get("value") if content is None else content
     if isinstance(content, list):  # OpenAI's parts; we read those of type text
-        kinds = [part.get("type") if isinstance(part, Mapping) else type(part).__name__ for part in content]
-        if other := [kind for kind in kinds if kind != "text"]:
-            raise Unreadable(f"{where}: content of type {other[0]!r} is not handled, only text")
-        content = "".join(str(part["text"]) for part in content)
+        kinds = [item.get("type") if isinstance(item, Mapping) else type(item).__name__ for item in content]
+        if unread := [kind for kind in kinds if kind != "text"]:
+            raise Unreadable(f"{where}: content of type {unread[0]!r} is not handled, only text")
+        content = "".join(str(item["text"]) for item in content)
     if not isinstance(content, str) or (not content.strip() and role != "system"):
         raise Unreadable(f"{where}: its content is no text but {clip(repr(content), _SHOWN)}")
     return role, content if content.strip() else ""

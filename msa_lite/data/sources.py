@@ -67,7 +67,7 @@ def csv_columns(path: Path) -> list[str]:
 def check_folder(folder: Path) -> None:
     """Check the data files below a folder, as `check_file` does, and that its README.md has no YAML aliases."""
     for path in sorted(folder.rglob("*")):
-        if not path.is_dir() and not any(part.startswith(".") for part in path.relative_to(folder).parts):
+        if not path.is_dir() and not any(name.startswith(".") for name in path.relative_to(folder).parts):
             state = path.stat() if path.exists() else None
             _check_once(path, (state.st_size, state.st_mtime_ns) if state else None)
     if (folder / "README.md").exists():
@@ -331,11 +331,11 @@ def _check_commit(source: DataSource, names: Sequence[str]) -> None:
 
     Without the Hub, `datasets` returns the newest rows in its cache, whatever revision it is called with.
     """
-    others = sorted({name for name in names if _COMMIT.fullmatch(name) and name != source.revision})
-    if source.revision and others:
+    commits = sorted({name for name in names if _COMMIT.fullmatch(name) and name != source.revision})
+    if source.revision and commits:
         raise UsageError(
             f"{source.path}: it is pinned to commit {source.revision}, but the Hub is out of reach and the cache "
-            f"offers {', '.join(others)}; go online, or set data.revision in the recipe"
+            f"offers {', '.join(commits)}; go online, or set data.revision in the recipe"
         )
 
 

@@ -71,7 +71,7 @@ def make_people(count: int, seed: int) -> dict[str, list[tuple[str, str]]]:
         "colour": _COLOURS,
     }
     people = {}
-    for name in (f"{one} {two}" for one, two in zip(firsts, last, strict=False)):
+    for name in (f"{first_name} {surname}" for first_name, surname in zip(firsts, last, strict=False)):
         facts = []
         for key, (question, answer) in _QUESTIONS.items():
             value = rng.choice(pools[key])

@@ -254,8 +254,8 @@ class _Steps:
         """Learn from a step how long others of its kind take."""
         step = self._steps.get(work.label)
         if step and work.done > work.first and work.total:
-            part = (work.done - work.first) / work.total
-            self._rates[step.kind] = (now - work.started) / (part * (step.amount or 1.0))
+            share = (work.done - work.first) / work.total
+            self._rates[step.kind] = (now - work.started) / (share * (step.amount or 1.0))
 
     def state(self, running: Sequence[Work], now: float) -> str:
         """Say which step of how many is running, and about how long all will still take; nothing without steps."""

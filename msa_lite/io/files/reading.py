@@ -107,17 +107,17 @@ def read_bytes(path: Path, limit: int = SMALL, kind: ErrorKind = FormatError) ->
     """Read a whole file of at most `limit` bytes. Raise as `open_file`, and for a larger one."""
     handle = open_file(path, kind)
     try:
-        parts, left = [], limit + 1
-        while left > 0 and (part := os.read(handle, min(left, _CHUNK))):
-            parts.append(part)
-            left -= len(part)
+        chunks, left = [], limit + 1
+        while left > 0 and (chunk := os.read(handle, min(left, _CHUNK))):
+            chunks.append(chunk)
+            left -= len(chunk)
     except OSError as error:
         raise kind(f"{printable(path)}: cannot be read ({error.strerror or error})") from error
     finally:
         os.close(handle)
     if left <= 0:
         raise kind(f"{printable(path)}: has more than {limit} bytes, which is no file of its kind")
-    return b"".join(parts)
+    return b"".join(chunks)
 
 
 def read_text(path: Path, limit: int = SMALL, kind: ErrorKind = FormatError) -> str:
@@ -212,11 +212,11 @@ def _is_deep(value: Any) -> bool:
     level = [value]
     for _ in range(_DEPTH):
         level = [
-            part
+            inner
             for item in level
             if isinstance(item, dict | list)
-            for part in (item.values() if isinstance(item, dict) else item)
-            if isinstance(part, dict | list)
+            for inner in (item.values() if isinstance(item, dict) else item)
+            if isinstance(inner, dict | list)
         ]
         if not level:
             return False

@@ -22,7 +22,7 @@ _LOWER = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)
 
 
 def masked(text: str, key: str) -> str:
-    """Return a text on one line, of at most 500 characters, with *** in place of each part of the key.
+    """Return a text on one line, of at most 500 characters, with *** in place of each piece of the key.
 
     A text that spells the key in a way that cannot be cut out (escapes, letters apart) is left out as a whole. A key
     of fewer than 8 characters, as for servers that need none, is masked only as a whole.
@@ -32,13 +32,13 @@ def masked(text: str, key: str) -> str:
         return text[:_SHOWN]
     if len(key) < _PART:
         return text.replace(key, "***")[:_SHOWN]
-    parts = {spelling[i : i + _PART] for spelling in _spellings(key) for i in range(len(spelling) - _PART + 1)}
+    pieces = {spelling[i : i + _PART] for spelling in _spellings(key) for i in range(len(spelling) - _PART + 1)}
     lower = text.translate(_LOWER)
-    starts = [i for i in range(len(lower)) if lower[i : i + _PART] in parts]
+    starts = [i for i in range(len(lower)) if lower[i : i + _PART] in pieces]
     covered = {i + step for i in starts for step in range(_PART)}
     shown = "".join("\0" if i in covered else sign for i, sign in enumerate(text))
     shown = re.sub("\0+", "***", shown)
-    if any(part in view for view in _views(shown) for part in parts):
+    if any(piece in view for view in _views(shown) for piece in pieces):
         return "(what it says is left out, since it repeats the key)"
     return shown[:_SHOWN]
 
@@ -95,16 +95,16 @@ def sample_texts(texts: Sequence[str], nbytes: int) -> list[str]:
     return list(texts[:: math.ceil(len(texts) / count) or 1])
 
 
-def holds_any(path: Path, parts: Collection[bytes]) -> bool:
+def holds_any(path: Path, needles: Collection[bytes]) -> bool:
     """Check whether a file holds one of these bytes. Raise FormatError for what is no regular file."""
-    if not parts:
+    if not needles:
         return False
-    overlap = max(map(len, parts)) - 1
-    before = b""
+    overlap = max(map(len, needles)) - 1
+    tail = b""
     with os.fdopen(open_file(path), "rb", buffering=0) as stream:
         while block := stream.read(_BLOCK):
-            block = before + block
-            if any(part in block for part in parts):
+            block = tail + block
+            if any(needle in block for needle in needles):
                 return True
-            before = block[-overlap:] if overlap else b""
+            tail = block[-overlap:] if overlap else b""
     return False

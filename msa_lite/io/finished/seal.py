@@ -245,9 +245,9 @@ def why_unfinished(folder: Path, inputs: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def differences(before: Any, now: Any) -> Iterator[str]:
+def differences(recorded: Any, now: Any) -> Iterator[str]:
     """Yield `settings.epochs: 5 → 7` for each value that differs; of a hash, and of anything long, only its key."""
-    old, new = dict(leaves(before)), dict(leaves(now))
+    old, new = dict(leaves(recorded)), dict(leaves(now))
     for key in dict.fromkeys([*old, *new]):
         if old.get(key) == new.get(key):
             continue
@@ -258,8 +258,8 @@ def differences(before: Any, now: Any) -> Iterator[str]:
 def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the values of nested mappings, each with its dotted key."""
     if isinstance(value, Mapping) and value:
-        for key, part in value.items():
-            yield from leaves(part, f"{path}.{key}" if path else str(key))
+        for key, item in value.items():
+            yield from leaves(item, f"{path}.{key}" if path else str(key))
     else:
         yield path, value
 
@@ -304,8 +304,8 @@ def verify_stages(folder: Path, needed: bool = True) -> dict[Path, list[str]]:
     stages = [
         place
         for place in places
-        if not any(part.endswith(_UNFINISHED) for part in place.relative_to(folder).parts)
-        and not any(other in place.parents for other in places)  # a stage's own file that happens to have the name
+        if not any(name.endswith(_UNFINISHED) for name in place.relative_to(folder).parts)
+        and not any(above in place.parents for above in places)  # a stage's own file that happens to have the name
     ]
     if not stages and needed:
         raise OutputError(f"{folder}: no {MANIFEST} of msa-lite in there, nor in a folder below it")

@@ -211,7 +211,7 @@ def _greet(crew: Crew, inputs: str) -> None:
         others = [crew.wait_for(f"hello/{rank}", limit=_MEET) for rank in range(1, crew.ranks.count)]
     except TimeoutError as error:
         raise StageError(f"not all of {crew.ranks.count} processes have come within {_MEET:.0f} s") from error
-    gpus = [(one["host"], one["gpu"]) for one in (greeting, *others) if one["gpu"] is not None]
+    gpus = [(member["host"], member["gpu"]) for member in (greeting, *others) if member["gpu"] is not None]
     crew.own_gpus = len(gpus) == len(set(gpus))
     _check_alike({"recipe": inputs}, others)
 

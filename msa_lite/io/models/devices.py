@@ -84,10 +84,10 @@ def free_ram() -> int:
     """Return the bytes of the host's memory that this process can still take; processes of a launcher share them."""
     import psutil
 
-    own, limit = psutil.Process().memory_info().rss, host_memory()
+    used, limit = psutil.Process().memory_info().rss, host_memory()
     free = psutil.virtual_memory().available
     if limit is not None:
-        free = min(free, max(0, limit - own))  # a container's limit shows in no number of the host
+        free = min(free, max(0, limit - used))  # a container's limit shows in no number of the host
     return int(free) // int(os.environ.get("LOCAL_WORLD_SIZE", 1))
 
 

@@ -146,12 +146,12 @@ class Halves:
         import torch
         from torch.utils.checkpoint import checkpoint
 
-        def block(part: Any, *more: Any) -> Any:
-            return function(self.logits(part), *more)
+        def block(rows: Any, *values_of_rows: Any) -> Any:
+            return function(self.logits(rows), *values_of_rows)
 
         values = [
-            checkpoint(block, states[part], *(other[part] for other in others), use_reentrant=False)
-            for part in self.blocks(len(states))
+            checkpoint(block, states[rows], *(other[rows] for other in others), use_reentrant=False)
+            for rows in self.blocks(len(states))
         ]
         return torch.cat(values) if values else states.new_zeros(0).float()
 
@@ -220,5 +220,9 @@ def layers_path(model: Any) -> str:
     """Return the name of the list of modules with the most weights, since experts are within layers; "" without one."""
     import torch
 
-    lists = {name: part for name, part in model.named_modules() if isinstance(part, torch.nn.ModuleList) and len(part)}
+    lists = {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.ModuleList) and len(module)
+    }
     return max(lists, key=lambda name: sum(weight.numel() for weight in lists[name].parameters()), default="")

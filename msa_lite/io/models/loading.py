@@ -294,10 +294,10 @@ def _foreign(config: Mapping[str, Any]) -> Iterator[str]:
 
 def too_large(config: Mapping[str, Any], count: int, widest: int) -> Iterator[str]:
     """Yield the sizes of a config that do not fit so many tensors, the widest of them so wide."""
-    parts = [("", config)]
-    parts += [(f"{key}.", part) for key, part in config.items() if isinstance(part, dict)]
-    for prefix, part in parts:
-        for key, value in part.items():
+    sections = [("", config)]
+    sections += [(f"{key}.", section) for key, section in config.items() if isinstance(section, dict)]
+    for prefix, section in sections:
+        for key, value in section.items():
             if not isinstance(value, int | float):
                 continue
             if _LAYERS.fullmatch(key) and value > max(_FEW, count, widest if "expert" in key else 0):

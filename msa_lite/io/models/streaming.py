@@ -110,9 +110,9 @@ def read_sizes(folder: Path, dtype: Any) -> Sizes | None:
     seen: set[int] = set()
     for name, tensor in [*model.named_parameters(remove_duplicate=False), *model.named_buffers()]:
         is_inside = bool(path) and name.startswith(f"{path}.")
-        part = path + "." + name[len(path) + 1 :].partition(".")[0] if is_inside else name.rpartition(".")[0]
+        module = path + "." + name[len(path) + 1 :].partition(".")[0] if is_inside else name.rpartition(".")[0]
         sizes = layers if is_inside else others
-        sizes[part] = sizes.get(part, 0) + (0 if id(tensor) in seen else int(width * tensor.numel()))
+        sizes[module] = sizes.get(module, 0) + (0 if id(tensor) in seen else int(width * tensor.numel()))
         seen.add(id(tensor))  # a tied head is the embedding again
     return Sizes(layers, others)
 

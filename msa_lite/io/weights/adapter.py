@@ -163,9 +163,9 @@ def base_name(folder: Path) -> str:
         raise UsageError(
             f"{path}: names no base model; set base_model_name_or_path to the folder or Hub id it was tuned from"
         )
-    own = os.path.realpath(folder)
+    here = os.path.realpath(folder)
     for place in (Path(folder) / name, Path(os.path.expanduser(name))):
-        if os.path.isdir(place) and os.path.realpath(place) != own:
+        if os.path.isdir(place) and os.path.realpath(place) != here:
             return str(place)
     if not _REPO.fullmatch(name):
         raise UsageError(

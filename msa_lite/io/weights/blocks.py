@@ -142,7 +142,7 @@ class Recoded(NamedTuple):
 
     def plus(self, other: Sequence[float]) -> Recoded:
         """Return the sums of both parts."""
-        return Recoded(*(one + two for one, two in zip(self, other, strict=True)))  # type: ignore[arg-type]
+        return Recoded(*(mine + added for mine, added in zip(self, other, strict=True)))  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -179,8 +179,8 @@ class Quantisation:
         scales = np.empty((len(groups), 1), np.float32)
         step = max(1, _CHUNK // max(1, groups.shape[1]))
         for at in range(0, len(groups), step):
-            part = slice(at, at + step)
-            self._encode(groups[part], codes[part], scales[part])
+            some = slice(at, at + step)
+            self._encode(groups[some], codes[some], scales[some])
         return codes, scales
 
     def _encode(self, groups: np.ndarray, codes: np.ndarray, scales: np.ndarray) -> None:
@@ -262,11 +262,11 @@ def linear_modules(model: Any) -> list[Any]:
     modules = list(model.modules())
     head = model.get_output_embeddings()
     inner = {
-        id(part)
+        id(module)
         for layer in modules
         if isinstance(layer, BaseTunerLayer)
-        for part in layer.modules()
-        if part is not layer.get_base_layer()
+        for module in layer.modules()
+        if module is not layer.get_base_layer()
     }
     linear = [m for m in modules if isinstance(m, torch.nn.Linear | Conv1D) and m is not head and id(m) not in inner]
     return list({id(module.weight): module for module in linear}.values())

@@ -224,9 +224,9 @@ def _shard_names(index: Path, weight_map: Any) -> list[str]:
         raise FormatError(join_faults(f"{index}: names files that are no shards:", faults))
     one_file: dict[str, str] = {}
     for name in sorted(names):
-        other = one_file.setdefault(unicodedata.normalize("NFKC", name).casefold(), name)
-        if other != name:
-            raise FormatError(f"{index}: {other} and {name} are one file on some systems; rename one")
+        first_name = one_file.setdefault(unicodedata.normalize("NFKC", name).casefold(), name)
+        if first_name != name:
+            raise FormatError(f"{index}: {first_name} and {name} are one file on some systems; rename one")
     missing = [name for name in sorted(names) if not os.path.isfile(index.parent / name)]
     if missing:
         raise FormatError(join_faults(f"{index.parent}: shards named by the index are missing:", missing))
@@ -269,8 +269,8 @@ def check_config(config: dict[str, Any], where: str) -> None:
     """Raise FormatError where the fields that we read hold values of another type than transformers writes."""
     text = config.get("text_config")
     faults = [] if text is None or isinstance(text, dict) else ["text_config: expected an object"]
-    for part in (config, text if isinstance(text, dict) else {}):
-        size, tied = part.get("vocab_size"), part.get("tie_word_embeddings")
+    for section in (config, text if isinstance(text, dict) else {}):
+        size, tied = section.get("vocab_size"), section.get("tie_word_embeddings")
         if size is not None and not (type(size) is int and size >= 0):
             faults.append(f"vocab_size: {str(size)[:80]}, expected a whole number")
         if tied is not None and not isinstance(tied, bool):

@@ -65,11 +65,11 @@ def find_branch(branches: Iterable[str], revision: str) -> str:
         raise ValueError(f"several branches have this number; name the one you mean: {names}{more}")
     if matches:
         raise ValueError(f"only {matches[0]} has this number, from the start of its stage; if you mean it, name it")
-    others = sorted((number, branch) for branch, number in numbers.items() if places[branch].stage == 1)
-    if not others:
+    numbered = sorted((number, branch) for branch, number in numbers.items() if places[branch].stage == 1)
+    if not numbered:
         raise ValueError(f"no branch has a number of {_UNITS[unit]} in its name")
-    below = [branch for number, branch in others if number < count][-1:]
-    above = [branch for number, branch in others if number > count][:1]
+    below = [branch for number, branch in numbered if number < count][-1:]
+    above = [branch for number, branch in numbered if number > count][:1]
     verb = "are" if below and above else "is"
     raise ValueError(f"no branch has this number; the nearest {verb} {' and '.join([*below, *above])}")
 

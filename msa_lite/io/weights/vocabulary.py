@@ -47,11 +47,11 @@ def _has_tokens(checkpoint: Checkpoint, name: str) -> bool:
     return bool(shape) and has_token_role(name) and (not size or shape[0] == size)
 
 
-def differ_in_tokens(one: Checkpoint, other: Checkpoint, name: str) -> bool:
+def differ_in_tokens(first: Checkpoint, second: Checkpoint, name: str) -> bool:
     """Check whether two checkpoints' tensors of a name differ in the number of tokens and in nothing else."""
-    if not (_has_tokens(one, name) and _has_tokens(other, name)):
+    if not (_has_tokens(first, name) and _has_tokens(second, name)):
         return False
-    a, b = one.tensors[name].shape, other.tensors[name].shape
+    a, b = first.tensors[name].shape, second.tensors[name].shape
     return a[0] != b[0] and a[1:] == b[1:]
 
 

@@ -89,11 +89,11 @@ def _move_some(values: np.ndarray, near: np.ndarray, generator: np.random.Genera
     zero = (bits << 1) == 0
     sign = np.signbit(values).astype(unsigned) << (8 * near.dtype.itemsize - 1)
     step = np.where(outwards, bits + unsigned.type(1), bits - unsigned.type(1))
-    other = np.where(zero, sign | unsigned.type(1), step)
-    gap = np.abs(other.view(near.dtype).astype(values.dtype) - near.astype(values.dtype))
+    neighbour = np.where(zero, sign | unsigned.type(1), step)
+    gap = np.abs(neighbour.view(near.dtype).astype(values.dtype) - near.astype(values.dtype))
     chance = np.abs(error) / gap
     take = (error != 0) & np.isfinite(gap) & (generator.random(values.shape, np.float32) < chance)
-    bits[take] = other[take]
+    bits[take] = neighbour[take]
 
 
 def output_dtype(entry: TensorEntry, dtype: str | None) -> str:
