@@ -12,7 +12,7 @@ from typing import Any
 
 from msa_lite.data.rows import stream_texts
 from msa_lite.data.sources import DataSource, is_remote_data, pin_source
-from msa_lite.io.files.spellings import holds_any, sample_texts
+from msa_lite.io.files.spellings import SHORTEST, holds_any, sample_texts
 
 
 def kept_texts(source: DataSource, file: Path) -> Iterator[str]:
@@ -66,7 +66,6 @@ def _head(source: DataSource, revision: str | None) -> dict[str, Any]:
 
 _BUILDERS = ("csv", "json", "parquet", "text")  # of single files; those of folders are never kept (`load_table`)
 _MOST = 2000  # characters of a text to look for
-_SHORTEST = 12  # characters; shorter texts stand in tables by chance
 _BETWEEN = "___"  # owner and name
 
 
@@ -86,7 +85,7 @@ def cached_tables(texts: Sequence[str]) -> Iterator[Path]:
     folders = [folder for builder in _BUILDERS for folder in sorted((datasets_cache() / builder).glob("*"))]
     tables = {folder: list(folder.rglob("*.arrow")) for folder in folders if not folder.is_symlink()}
     size = sum(path.stat().st_size for paths in tables.values() for path in paths)
-    known = [text for text in texts if len(text) >= _SHORTEST]
+    known = [text for text in texts if len(text) >= SHORTEST]
     needles = [text[:_MOST].encode("utf-8", "replace") for text in sample_texts(known, size)]
     yield from (folder for folder, paths in tables.items() if any(holds_any(path, needles) for path in paths))
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from msa_lite.data.sources import DataSource, check_file, csv_columns, load_table, read_raw_rows, stream_table
+from msa_lite.data.sources import WHOLE, DataSource, check_file, csv_columns, load_table, read_raw_rows, stream_table
 from msa_lite.errors import DataError, UsageError, clip, join_faults, nearest
 from msa_lite.io.console.libraries import require
 from msa_lite.io.files.reading import local_path, read_text
@@ -319,7 +319,6 @@ def rows_identity(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 # What follows reads rows with the standard library alone: a plain installation has no `datasets`.
-_WHOLE = 1 << 30  # bytes of a text file, which memory must hold
 
 
 def read_any_rows(name: str, source: DataSource) -> list[Row]:
@@ -374,5 +373,5 @@ _READERS: Mapping[str, Callable[[Path], list[dict[str, Any]]]] = {
     ".jsonl": _read_json,
     ".json": _read_json,
     ".csv": _read_csv,
-    ".txt": lambda path: [{"text": read_text(path, _WHOLE, DataError)}],
+    ".txt": lambda path: [{"text": read_text(path, WHOLE, DataError)}],
 }

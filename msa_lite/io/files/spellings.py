@@ -75,7 +75,7 @@ _BLOCK = 16 << 20  # bytes read at a time
 _MOST = 200  # characters of a text to look for
 _BUDGET = 20 << 30  # texts times bytes to search in
 _FEWEST = 8
-_SHORTEST = 12  # characters; shorter texts stand in many files by chance
+SHORTEST = 12  # characters; shorter texts stand in many files by chance
 
 
 def needles(texts: Iterable[str]) -> list[bytes]:
@@ -83,7 +83,7 @@ def needles(texts: Iterable[str]) -> list[bytes]:
     forms: dict[bytes, None] = {}
     for text in texts:
         start = text.strip()[:_MOST].strip()
-        if len(start) >= _SHORTEST:
+        if len(start) >= SHORTEST:
             written = (start, json.dumps(start)[1:-1], json.dumps(start, ensure_ascii=False)[1:-1], html.escape(start))
             forms |= dict.fromkeys(form.encode("utf-8", "replace") for form in written)
     return list(forms)

@@ -19,7 +19,7 @@ from msa_lite.errors import FormatError, MismatchError, MsaError, join_faults
 from msa_lite.io.console.libraries import without_bars
 from msa_lite.io.files.reading import read_object
 from msa_lite.io.models.devices import OverrunError, is_out_of_memory, limited
-from msa_lite.io.weights.adapter import ADAPTER_CONFIG, ADAPTER_FILE
+from msa_lite.io.weights.adapter import ADAPTER_CONFIG, ADAPTER_FILE, PLAIN_STARTS
 from msa_lite.io.weights.checkpoint import INDEX_FILE, SINGLE_FILE, Checkpoint, load_checkpoint, read_shard
 
 _SAFE = {"use_safetensors": True, "trust_remote_code": False}
@@ -177,7 +177,7 @@ def _check_loads(folder: Path, base: Path, state: tuple[tuple[Path, int, int], .
     if model is None:
         return None
     rows = int(model.get_input_embeddings().weight.shape[0])
-    if folder != base and _plain_start(folder):
+    if folder != base and read_object(folder / ADAPTER_CONFIG).get("init_lora_weights") in (None, *PLAIN_STARTS):
         attach_adapter(model, folder)
     return rows
 
@@ -236,12 +236,6 @@ def read_tokenizer(folder: Path, name: str) -> Any:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise FormatError(f"{name}: its tokenizer cannot be loaded ({reason[:500]})") from error
     return tokenizer
-
-
-def _plain_start(folder: Path) -> bool:
-    """Check whether an adapter starts from the model as it is; other starts are computed from the weights."""
-    start = read_object(folder / ADAPTER_CONFIG).get("init_lora_weights", True)
-    return start in (True, False, None, "gaussian", "orthogonal", "eva")
 
 
 def _check_adapter(folder: Path, model: Any) -> set[str]:

@@ -53,6 +53,8 @@ _KEYS = {
 _WRAPPERS = ("_orig_mod", "module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 _WRAPPED = rf"(?:(?:{'|'.join(_WRAPPERS)})\.)*"
 _PREFIX = re.compile(rf"^{_WRAPPED}base_model\.{_WRAPPED}model\.")
+PLAIN_STARTS = (True, False, "gaussian", "orthogonal", "eva")
+"""The values of init_lora_weights that leave the model as it is; other starts change its weights."""
 _REPO = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 _DEFAULTS = {"r": 8, "lora_alpha": 8}  # what PEFT takes where its config does not say
 
@@ -223,7 +225,7 @@ def _load_adapter_config(folder: Path) -> dict[str, Any]:
         faults.append(f"peft_type: {config.get('peft_type')!r}, only 'LORA' is read")
     if config.get("bias", "none") not in ("none", "all", "lora_only"):
         faults.append(f"bias: {config['bias']!r}, expected none, all or lora_only")
-    if config.get("init_lora_weights", True) not in (True, False, "gaussian", "orthogonal", "eva"):
+    if config.get("init_lora_weights", True) not in PLAIN_STARTS:
         faults.append(f"init_lora_weights: {config['init_lora_weights']!r} changes the model it starts from")
     faults += [
         f"{key}: {value!r}, {_REASONS.get(key, 'not known to msa-lite, it may change what the factors mean')}"
