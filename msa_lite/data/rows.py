@@ -10,7 +10,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from msa_lite.data.sources import WHOLE, DataSource, check_file, csv_columns, load_table, read_raw_rows, stream_table
+from msa_lite.data.sources import (
+    WHOLE_FILE,
+    DataSource,
+    check_file,
+    csv_columns,
+    load_table,
+    read_raw_rows,
+    stream_table,
+)
 from msa_lite.errors import DataError, UsageError, clip, join_faults, nearest
 from msa_lite.io.console.libraries import require
 from msa_lite.io.files.reading import local_path, read_text
@@ -373,5 +381,5 @@ _READERS: Mapping[str, Callable[[Path], list[dict[str, Any]]]] = {
     ".jsonl": _read_json,
     ".json": _read_json,
     ".csv": _read_csv,
-    ".txt": lambda path: [{"text": read_text(path, WHOLE, DataError)}],
+    ".txt": lambda path: [{"text": read_text(path, WHOLE_FILE, DataError)}],
 }

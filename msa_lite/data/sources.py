@@ -20,7 +20,7 @@ from msa_lite.io.files.reading import local_path, open_file, parse_json, read_by
 from msa_lite.io.weights.hub import explain
 
 _LINE = 256 << 20  # bytes of a row
-WHOLE = 1 << 30  # bytes of a JSON list or a text, which memory must hold
+WHOLE_FILE = 1 << 30  # bytes of a JSON list or a text, which memory must hold
 _CHUNK = 1 << 20
 _BLANK = b" \t\r\n"
 _FLAT = 50  # a row with at most this many brackets cannot be nested too deep
@@ -82,7 +82,7 @@ def _check_once(path: Path, state: tuple[int, int] | None) -> None:
 def _check_json(path: Path, stream: BinaryIO) -> None:
     start = _first(stream)
     if start == b"[":
-        rows = parse_json(read_bytes(path, WHOLE, DataError), str(path), DataError)
+        rows = parse_json(read_bytes(path, WHOLE_FILE, DataError), str(path), DataError)
         kinds = {dict} if any(isinstance(row, dict) for row in rows) else {str}
         for row, value in enumerate(rows):
             if type(value) not in kinds:
@@ -113,7 +113,7 @@ def _parse(line: bytes, path: Path, row: int) -> Any:
 
 def _check_spread(path: Path) -> None:
     """Check a file of objects that go over several lines."""
-    for row, (value, text) in enumerate(_values(path, read_text(path, WHOLE, DataError))):
+    for row, (value, text) in enumerate(_values(path, read_text(path, WHOLE_FILE, DataError))):
         parse_json(text, f"{path}: row {row}", DataError)
         if not isinstance(value, dict):
             raise _no_row(path, row, text)
@@ -135,9 +135,9 @@ def _values(path: Path, text: str) -> Iterator[tuple[Any, str]]:
 
 def read_raw_rows(path: Path) -> list[dict[str, Any]] | None:
     """Read the objects of a checked JSON file; return None for a file above a gigabyte."""
-    if path.stat().st_size > WHOLE:
+    if path.stat().st_size > WHOLE_FILE:
         return None
-    text = read_text(path, WHOLE, DataError).strip()
+    text = read_text(path, WHOLE_FILE, DataError).strip()
     return list(json.loads(text)) if text.startswith("[") else [value for value, _ in _values(path, text)]
 
 
