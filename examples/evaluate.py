@@ -21,14 +21,16 @@ parser.add_argument("--out", type=Path, required=True, help="the folder of the s
 arguments = parser.parse_args()
 
 models = dict(pair.split("=", 1) for pair in arguments.models)
+questions = msa_lite.OwnQuestions(
+    forget=msa_lite.DataSource(arguments.forget), retain=msa_lite.DataSource(arguments.retain)
+)
 reports = {}
 with msa_lite.show_progress() as progress:
     for name, model in models.items():
         scored = msa_lite.evaluate(
             model,
             arguments.out / name,
-            forget=msa_lite.DataSource(arguments.forget),
-            retain=msa_lite.DataSource(arguments.retain),
+            questions,
             limit=arguments.limit,
             progress=progress,
         )

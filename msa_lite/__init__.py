@@ -21,7 +21,7 @@ these functions do in one call each.
     merge           subtract a forget vector from a target and add a retain vector, without torch
     merge_adapters  the same as one LoRA adapter on the target
     mergekit_recipe print a merge as a recipe for mergekit
-    evaluate        score a model on a benchmark
+    evaluate        score a model on `OwnQuestions`, a `PublishedBenchmark` or `HarnessTasks`
     compare         put reports side by side, as in the paper
     push_folder     send a model or adapter to the Hugging Face Hub, by `PublishOptions`
 
@@ -41,6 +41,9 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 if TYPE_CHECKING:
     from msa_lite.comparison.compare import compare as compare
     from msa_lite.data import DataSource as DataSource
+    from msa_lite.evals.suite import HarnessTasks as HarnessTasks
+    from msa_lite.evals.suite import OwnQuestions as OwnQuestions
+    from msa_lite.evals.suite import PublishedBenchmark as PublishedBenchmark
     from msa_lite.evals.suite import evaluate as evaluate
     from msa_lite.io.console.display import show_progress as show_progress
     from msa_lite.merger import merge as merge
@@ -71,7 +74,7 @@ _HOMES = {
         "Wishes", "ask", "attack", "dry_run", "init_recipe", "plan", "probe", "purge", "report_run", "run",
         "run_baseline", "run_vectors", "sweep", "train_stages",
     ),
-    "evals.suite": ("evaluate",),
+    "evals.suite": ("HarnessTasks", "OwnQuestions", "PublishedBenchmark", "evaluate"),
     "comparison.compare": ("compare",),
     "merger": ("merge", "merge_adapters", "mergekit_recipe"),
     "publish.upload": ("push_folder",),

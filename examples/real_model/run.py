@@ -153,9 +153,7 @@ class Seed:
         msa_lite.evaluate(
             str(model),
             out,
-            benchmark="tofu",
-            split=self.size.forget,
-            data=self.tofu,
+            msa_lite.PublishedBenchmark("tofu", self.size.forget, self.tofu),
             limit=self.size.limit,
             prompt="chat",  # in which the models have learnt
             ideal=None if name == "ideal" else str(ideal),

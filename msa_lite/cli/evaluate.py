@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from msa_lite.benchmarks import BENCHMARKS, OWN, splits_help
+from msa_lite.benchmarks import BENCHMARKS, HARNESS, OWN, splits_help
 from msa_lite.cli.help import Command, read_columns, read_names, takes_dry_run, takes_json
 from msa_lite.io.files.writing import json_form
 from msa_lite.io.launch.crew import Ranks
+
+if TYPE_CHECKING:
+    from msa_lite.evals.suite import Asked
 
 _JUDGES = click.Choice(["none", "local", "openai"])
 _GROUPS = {
@@ -27,7 +30,7 @@ _GROUPS = {
 @click.argument("model")
 @click.option(
     "--benchmark",
-    type=click.Choice([*BENCHMARKS, "lm-eval"]),
+    type=click.Choice([*BENCHMARKS, HARNESS]),
     default=OWN,
     show_default=True,
     help="qa: questions of your own.",
@@ -102,25 +105,30 @@ def evaluate_command(
     quieten_libraries(context.obj)
     recipe = options["recipe"]
     if recipe is not None:
-        options = _from_recipe(context, options)
+        arguments = _from_recipe(context, options)
     else:
-        options["prompt"] = PromptSettings(options["prompt"], options["system"])
-        options |= _sources(options)
+        prompt = PromptSettings(options["prompt"], options["system"])
+        arguments = {"questions": _questions(options), "prompt": prompt, "limit": options["limit"]}
     if dry_run:
-        _print_dry_run(model, out, options, recipe, as_json)
+        _print_dry_run(model, out, arguments["questions"], options["ideal"], recipe, as_json)
         return
-    for name in ("recipe", "system", "columns"):
-        options.pop(name)
     judge = JudgeSettings(
-        kind=options.pop("judge"),
-        model=options.pop("judge_model"),
-        base_url=options.pop("judge_url"),
-        separate=options.pop("judge_separate"),
-        batch=options.pop("judge_batch"),
+        kind=options["judge"],
+        model=options["judge_model"],
+        base_url=options["judge_url"],
+        separate=options["judge_separate"],
+        batch=options["judge_batch"],
     )
-    options["tasks"] = tuple(read_names(options.pop("tasks")))
     with progress_bars() as progress:
-        reports = evaluate(model, out, **options, judge=judge, progress=progress)
+        reports = evaluate(
+            model,
+            out,
+            **arguments,
+            ideal=options["ideal"],
+            tokenizer=options["tokenizer"],
+            judge=judge,
+            progress=progress,
+        )
     if not reports:  # of the processes of `accelerate launch`, the first one prints
         return
     if as_json:
@@ -131,25 +139,41 @@ def evaluate_command(
         print_reports(reports, model)
 
 
-def _print_dry_run(model: str, out: str, options: dict[str, Any], recipe: str | None, as_json: bool) -> None:
+def _print_dry_run(
+    model: str, out: str, questions: Asked, ideal: str | None, recipe: str | None, as_json: bool
+) -> None:
     from msa_lite.cli.output import print_dry_run
+    from msa_lite.evals.suite import OwnQuestions
     from msa_lite.pipeline import dry_evaluation
     from msa_lite.recipe import load_recipe
 
     if not Ranks.current().first:
         return
-    sets = {f"{name} rows": options[name].path for name in _SETS if options.get(name)}
-    sets |= {"benchmark": options["data"]} if options["data"] else {}
-    result = dry_evaluation(model, out, sets, options["ideal"], load_recipe(recipe) if recipe else None)
+    if isinstance(questions, OwnQuestions):
+        sets = {f"{name} rows": source.path for name, source in questions.sets.items()}
+    else:
+        sets = {"benchmark": questions.data} if questions.data else {}
+    result = dry_evaluation(model, out, sets, ideal, load_recipe(recipe) if recipe else None)
     print_dry_run(result, as_json)
 
 
 _SETS = ("forget", "retain", "holdout")
-_IN_RECIPES = ("benchmark", "split", "data", "compat", *_SETS, "columns", "max_new_tokens", "prompt", "system", "tasks")
+_OPTIONS = {
+    OWN: (*_SETS, "max_new_tokens"),
+    HARNESS: ("data", "tasks", "allow_code"),
+    "published": ("split", "data", "compat"),
+}  # by what is scored
+_IN_RECIPES = (
+    "benchmark",
+    *dict.fromkeys(name for names in _OPTIONS.values() for name in names),
+    "columns",
+    "prompt",
+    "system",
+)
 
 
 def _from_recipe(context: click.Context, options: dict[str, Any]) -> dict[str, Any]:
-    """Return the options, with those of the recipe filled in. Raise UsageError for options that both set."""
+    """Return the arguments that a recipe stands for. Raise UsageError for options that both set."""
     from click.core import ParameterSource
 
     from msa_lite.errors import UsageError
@@ -160,20 +184,29 @@ def _from_recipe(context: click.Context, options: dict[str, Any]) -> dict[str, A
     if twice := [f"--{name.replace('_', '-')}" for name in _IN_RECIPES if name in explicit]:
         raise UsageError(f"{', '.join(twice)}: the recipe sets this already; leave it out, or leave out --recipe")
     arguments = evaluation_arguments(load_recipe(options["recipe"]))
-    return options | {name: value for name, value in arguments.items() if name not in explicit}
+    return arguments | ({"limit": options["limit"]} if "limit" in explicit else {})
 
 
-def _sources(options: dict[str, Any]) -> dict[str, Any]:
-    """Return the sets of questions that the options name."""
+def _questions(options: dict[str, Any]) -> Asked:
+    """Return what the options say to score a model on. Raise UsageError for options that do not go together."""
     from msa_lite.data import DataSource
-    from msa_lite.errors import UsageError
+    from msa_lite.errors import UsageError, join_faults
+    from msa_lite.evals.suite import HarnessTasks, OwnQuestions, PublishedBenchmark
 
     columns: dict[str, Any] = {**read_columns(options["columns"], ("question", "answer", "messages"))}
     if columns and not any(options[name] for name in _SETS):
         raise UsageError("--columns: of which data? Give --forget, --retain or --holdout")
-
-    def source(text: str | None) -> DataSource | None:
-        path, _, name = (text or "").partition(":")
-        return DataSource(path, name=name or None, **columns) if text else None
-
-    return {name: source(options[name]) for name in _SETS}
+    benchmark = options["benchmark"]
+    takes = _OPTIONS.get(benchmark, _OPTIONS["published"])
+    others = dict.fromkeys(name for names in _OPTIONS.values() for name in names if name not in takes)
+    if faults := [f"{name}: not for {benchmark}" for name in others if options[name]]:
+        raise UsageError(faults[0] if len(faults) == 1 else join_faults("these options do not fit:", faults))
+    if benchmark == OWN:
+        arguments: dict[str, Any] = {"max_new_tokens": options["max_new_tokens"]} if options["max_new_tokens"] else {}
+        for name in filter(options.get, _SETS):
+            path, _, configuration = options[name].partition(":")
+            arguments[name] = DataSource(path, name=configuration or None, **columns)
+        return OwnQuestions(**arguments)
+    if benchmark == HARNESS:
+        return HarnessTasks(read_names(options["tasks"]), options["data"], options["allow_code"])
+    return PublishedBenchmark(benchmark, options["split"], options["data"], options["compat"])

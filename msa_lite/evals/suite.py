@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from msa_lite.benchmarks import BENCHMARKS, OWN
+from msa_lite.benchmarks import BENCHMARKS, HARNESS, OWN, published
 from msa_lite.data import (
     DataSource,
     Prompter,
@@ -41,8 +41,6 @@ from msa_lite.report.reports import REPORT_FILE
 logger = logging.getLogger(__name__)
 
 PROMPT_KINDS = ("default", "chat", "plain", "auto")
-HARNESS = "lm-eval"
-"""The name that stands for EleutherAI's harness and its tasks, in the place of a benchmark's."""
 _TRAILING_BLANK = Template("Question: {question}\nAnswer: ", "{answer}")
 
 
@@ -63,35 +61,77 @@ def load_benchmark(name: str, prompter: Prompter, settings: BenchmarkSettings) -
     return benchmark_class(name).load(prompter, settings)
 
 
+@dataclass(frozen=True)
+class OwnQuestions:
+    """Your own questions or texts, to score a model on."""
+
+    forget: DataSource | None = None
+    """Rows about the forget set."""
+    retain: DataSource | None = None
+    """Rows about the retain set."""
+    holdout: DataSource | None = None
+    """Rows that no model was trained on."""
+    max_new_tokens: int = 200
+    """The most tokens of an answer."""
+    benchmark: ClassVar[str] = OWN
+
+    @property
+    def sets(self) -> dict[str, DataSource]:
+        """Return the rows by set."""
+        named = {"forget": self.forget, "retain": self.retain, "holdout": self.holdout}
+        return {name: source for name, source in named.items() if source is not None}
+
+
+@dataclass(frozen=True)
+class PublishedBenchmark:
+    """A benchmark by its name, to score a model on."""
+
+    benchmark: str
+    """tofu, restor or muse, or one that you have added."""
+    split: str | None = None
+    """The part of its data; None for the default one."""
+    data: str | None = None
+    """A folder, or Hub id[@revision]; None for the published data."""
+    compat: Iterable[str] = ()
+    """Deviations of published code to repeat, such as open-unlearning."""
+
+
+@dataclass(frozen=True)
+class HarnessTasks:
+    """Tasks of EleutherAI's lm-evaluation-harness, to score a model on."""
+
+    tasks: Sequence[str]
+    """Names of tasks, groups or tags."""
+    data: str | None = None
+    """A folder of your own tasks."""
+    allow_code: bool = False
+    """True to run the Python that tasks of the folder name."""
+    benchmark: ClassVar[str] = HARNESS
+
+
+Asked = OwnQuestions | PublishedBenchmark | HarnessTasks
+"""What a model is scored on."""
+
+
 def evaluate(
     model: str,
     out: str | Path,
+    questions: Asked,
     *,
-    benchmark: str = OWN,
-    split: str | None = None,
-    data: str | None = None,
-    forget: DataSource | None = None,
-    retain: DataSource | None = None,
-    holdout: DataSource | None = None,
-    tasks: Sequence[str] = (),
-    allow_code: bool = False,
     ideal: str | None = None,
-    tokenizer: str | None = None,
-    judge: JudgeSettings = NO_JUDGE,
-    compat: Iterable[str] = (),
     limit: int | None = None,
-    max_new_tokens: int | None = None,
     prompt: PromptSettings | str = "default",
+    judge: JudgeSettings = NO_JUDGE,
+    tokenizer: str | None = None,
     seed: int = 0,
     progress: Progress = silent,
 ) -> dict[str, Report]:
-    """Score a model on a benchmark. Return reports by name: "model" and, where there is one, "ideal".
+    """Score a model. Return reports by name: "model" and, where there is one, "ideal".
 
-    benchmark: a published one (with `split`, `data`); "qa", your own questions (`forget`, `retain`, `holdout`, answers
-    of at most `max_new_tokens`); or "lm-eval" (`tasks`; `data` is a folder of your own tasks, whose Python is only run
-    with `allow_code`).
-    prompt: the form of questions (`PromptSettings`), or its kind: "default", "chat", "plain", or, for qa, "auto".
     ideal: a model, which is then scored too, or the report.json (or its folder) of an earlier evaluation.
+    limit: the most rows of each set, a seeded sample.
+    prompt: the form of questions (`PromptSettings`), or its kind: "default", "chat", "plain", or, for own questions,
+    "auto".
     tokenizer: a folder or repo[@revision] with the tokenizer to use instead of the model's own, which may have none.
 
     Write records and report.json into `out`, those of an ideal that is scored into `out`/ideal. Each process of
@@ -100,30 +140,52 @@ def evaluate(
     """
     require("train")
     prompting = PromptSettings(prompt) if isinstance(prompt, str) else prompt  # type: ignore[arg-type]
-    sets = {k: v for k, v in {"forget": forget, "retain": retain, "holdout": holdout}.items() if v is not None}
-    used = {
-        "split": split, "data": data, "forget, retain, holdout": sets, "tasks": tasks, "ideal": ideal, "compat": compat,
-        "judge": judge != NO_JUDGE, "max_new_tokens": max_new_tokens, "prompt": prompting != PromptSettings(),
-        "prompt auto": prompting.kind == "auto", "allow_code": allow_code,
-    }  # fmt: skip
-    _check_arguments(benchmark, {name for name, value in used.items() if value})
-    _check_kind(prompting)
+    _check_arguments(questions, prompting, ideal, judge)
     folder = output_path(out)
-    if benchmark == HARNESS:
+    if isinstance(questions, HarnessTasks):
         from msa_lite.evals.harness import evaluate_harness
 
         return {"model": evaluate_harness(
-            _fetch(model, tokenizer), tasks, folder, limit=limit, task_folder=local_path(data) if data else None,
-            seed=seed, allow_code=allow_code, progress=progress,
+            _fetch(model, tokenizer), questions.tasks, folder, limit=limit, seed=seed, progress=progress,
+            task_folder=local_path(questions.data) if questions.data else None, allow_code=questions.allow_code,
         )}  # fmt: skip
-    switches, source = resolve_compat(compat, benchmark), _fetch(model, tokenizer)
-    if benchmark == OWN:
+    if isinstance(questions, OwnQuestions):
+        source = _fetch(model, tokenizer)
         load_checkpoint(checkpoint_folder(source.folder))  # refuses broken headers before torch is loaded
-        questions = _load_own(source, sets, prompting, max_new_tokens or 200, limit, seed)
+        rows = _load_sets(questions.sets, limit, seed)
+        prompter = _find_prompter(source, load_tokenizer(source), prompting, rows, seed)
+        benchmark: Benchmark = load_qa(rows, prompter, questions.max_new_tokens)
     else:
+        switches, source = resolve_compat(questions.compat, questions.benchmark), _fetch(model, tokenizer)
         prompter = make_prompter(load_tokenizer(source), prompting, published=True)
-        questions = load_benchmark(benchmark, prompter, BenchmarkSettings(data, split, limit, seed, switches))
-    return _score(source, questions, _find_ideal(ideal), folder, judge, progress)
+        settings = BenchmarkSettings(questions.data, questions.split, limit, seed, switches)
+        benchmark = load_benchmark(questions.benchmark, prompter, settings)
+    return _score(source, benchmark, _find_ideal(ideal), folder, judge, progress)
+
+
+def _check_arguments(questions: Asked, prompt: PromptSettings, ideal: str | None, judge: JudgeSettings) -> None:
+    """Raise UsageError where the questions do not exist, or do not go with prompt, ideal or judge."""
+    name = questions.benchmark
+    if isinstance(questions, PublishedBenchmark) and name not in published():
+        choices = (*BENCHMARKS, HARNESS)
+        raise UsageError(f"no benchmark '{name}'{nearest(name, choices)}; choose from {', '.join(choices)}")
+    harness = isinstance(questions, HarnessTasks)
+    misplaced = {
+        "ideal": ideal is not None and harness,
+        "judge": judge != NO_JUDGE and (harness or not BENCHMARKS[name].judged),
+        "prompt": prompt != PromptSettings() and (harness or not benchmark_class(name).prompted),
+        "prompt auto": prompt.kind == "auto" and name != OWN,
+    }
+    faults = [f"{argument}: not for {name}" for argument, wrong in misplaced.items() if wrong]
+    if isinstance(questions, OwnQuestions) and not questions.sets:
+        faults.append("nothing to score: give at least one of forget, retain and holdout, or another benchmark")
+    if isinstance(questions, HarnessTasks) and not questions.tasks:
+        faults.append("nothing to score: give tasks, as in hellaswag,arc_easy")
+    if faults:
+        raise UsageError(faults[0] if len(faults) == 1 else join_faults("these arguments do not fit:", faults))
+    if prompt.kind not in PROMPT_KINDS:
+        hint = nearest(prompt.kind, PROMPT_KINDS)
+        raise UsageError(f"no prompt '{prompt.kind}'{hint}; choose from {', '.join(PROMPT_KINDS)}")
 
 
 def _score(
@@ -145,51 +207,9 @@ def _score(
     return {"model": report} | ({"ideal": load_report(ideal_folder)} if ideal else {})
 
 
-def _load_own(
-    source: Source,
-    sets: Mapping[str, DataSource],
-    prompting: PromptSettings,
-    max_new_tokens: int,
-    limit: int | None,
-    seed: int,
-) -> Benchmark:
-    """Return the qa benchmark over a user's own sets."""
-    rows = _load_sets(sets, limit, seed)
-    return load_qa(rows, _find_prompter(source, load_tokenizer(source), prompting, rows, seed), max_new_tokens)
-
-
 def _fetch(model: str, tokenizer: str | None) -> Source:
     """Find a model and the tokenizer to use."""
     return replace(fetch(model), tokenizer=fetch_tokenizer(tokenizer) if tokenizer else None)
-
-
-def _accepted(benchmark: str) -> set[str]:
-    """Return the arguments that a benchmark takes, besides those that all do."""
-    if benchmark == HARNESS:
-        return {"data", "tasks", "allow_code"}
-    if benchmark == OWN:
-        return {"forget, retain, holdout", "ideal", "max_new_tokens", "prompt", "prompt auto"}
-    optional = {"judge": BENCHMARKS[benchmark].judged, "prompt": benchmark_class(benchmark).prompted}
-    return {"split", "data", "ideal", "compat", *(name for name, takes in optional.items() if takes)}
-
-
-def _check_arguments(benchmark: str, used: set[str]) -> None:
-    names = (*BENCHMARKS, HARNESS)
-    if benchmark not in names:
-        raise UsageError(f"no benchmark '{benchmark}'{nearest(benchmark, names)}; choose from {', '.join(names)}")
-    faults = [f"{name}: not for {benchmark}" for name in sorted(used - _accepted(benchmark))]
-    if benchmark == OWN and "forget, retain, holdout" not in used:
-        faults.append("nothing to score: give at least one of forget, retain and holdout, or another benchmark")
-    if benchmark == HARNESS and "tasks" not in used:
-        faults.append("nothing to score: give tasks, as in hellaswag,arc_easy")
-    if faults:
-        raise UsageError(faults[0] if len(faults) == 1 else join_faults("these arguments do not fit:", faults))
-
-
-def _check_kind(prompt: PromptSettings) -> None:
-    if prompt.kind not in PROMPT_KINDS:
-        hint = nearest(prompt.kind, PROMPT_KINDS)
-        raise UsageError(f"no prompt '{prompt.kind}'{hint}; choose from {', '.join(PROMPT_KINDS)}")
 
 
 def _load_sets(sets: Mapping[str, DataSource], limit: int | None, seed: int) -> dict[str, list[Row]]:

@@ -325,7 +325,7 @@ def test_a_benchmark_is_asked_in_its_own_prompt_or_the_one_that_is_said(
     arguments = evaluation_arguments(
         load_recipe(given | {"evaluate": {"benchmark": "tofu", "split": "forget01", "data": data, "limit": 1}})
     )
-    assert arguments["benchmark"] == "tofu"
+    assert arguments["questions"].benchmark == "tofu"
     found = {}
     for name, prompt in (("published", PromptSettings()), ("own", PromptSettings("chat"))):
         reports = msa_lite.evaluate(str(model), tmp_path / name, **(arguments | {"prompt": prompt}))
@@ -367,6 +367,6 @@ def test_wrong_options_are_told_before_a_model_is_loaded(
 def test_a_kind_that_is_none_is_told_in_python_too(given: dict[str, Any], model: Path, tmp_path: Path) -> None:
     from msa_lite.data import DataSource
 
-    forget = DataSource(given["forget"]["data"]["path"])
+    questions = msa_lite.OwnQuestions(DataSource(given["forget"]["data"]["path"]))
     with pytest.raises(UsageError, match=r"no prompt 'chatt' \(did you mean 'chat'\?\)"):
-        msa_lite.evaluate(str(model), tmp_path / "out", forget=forget, prompt="chatt")
+        msa_lite.evaluate(str(model), tmp_path / "out", questions, prompt="chatt")

@@ -390,6 +390,7 @@ def test_a_choice_that_means_little_says_so(recipe: dict[str, Any], caplog: pyte
 
 def test_a_report_on_other_rows_is_not_shown_beside(history: Path, tmp_path: Path) -> None:
     target, rows = str(history / "target"), DataSource(str(history / "data/retain.jsonl"))
-    msa_lite.evaluate(target, tmp_path / "a", retain=rows, limit=2, max_new_tokens=2)
+    questions = msa_lite.OwnQuestions(retain=rows, max_new_tokens=2)
+    msa_lite.evaluate(target, tmp_path / "a", questions, limit=2)
     with pytest.raises(MismatchError, match="its sets are not those of this evaluation"):
-        msa_lite.evaluate(target, tmp_path / "b", retain=rows, limit=3, max_new_tokens=2, ideal=str(tmp_path / "a"))
+        msa_lite.evaluate(target, tmp_path / "b", questions, limit=3, ideal=str(tmp_path / "a"))

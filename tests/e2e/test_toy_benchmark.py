@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +31,18 @@ def data(history: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_a_model_is_evaluated_on_it(history: Path, data: str, tmp_path: Path) -> None:
     out = tmp_path / "scores"
     ideal = str(history / "ideal")
-    reports = msa_lite.evaluate(str(history / "target"), out, benchmark="toy", data=data, ideal=ideal, limit=3)
+    toy = msa_lite.PublishedBenchmark("toy", data=data)
+    reports = msa_lite.evaluate(str(history / "target"), out, toy, ideal=ideal, limit=3)
     assert {*reports["model"].metrics} == {*reports["ideal"].metrics} == {"likeness_f", "likeness_r"}
     records = [json.loads(line) for line in (out / "forget.jsonl").read_text().splitlines()]
     assert reports["model"].metrics["likeness_f"].value == pytest.approx(sum(r["likeness"] for r in records) / 3)
-    for wrong in ({"judge": JudgeSettings("local", "m")}, {"compat": ["tofu"]}, {"benchmark": "toi"}):
-        with pytest.raises(MsaError, match=r"judge: not for toy|changes nothing in toy|did you mean 'toy'"):
-            msa_lite.evaluate(str(history / "target"), tmp_path / "no", **{"benchmark": "toy", "data": data} | wrong)
+    for questions, judge, told in (
+        (toy, JudgeSettings("local", "m"), "judge: not for toy"),
+        (replace(toy, compat=["tofu"]), JudgeSettings(), "changes nothing in toy"),
+        (replace(toy, benchmark="toi"), JudgeSettings(), "did you mean 'toy'"),
+    ):
+        with pytest.raises(MsaError, match=told):
+            msa_lite.evaluate(str(history / "target"), tmp_path / "no", questions, judge=judge)
 
 
 @pytest.mark.parametrize("select", [{"minimise": "likeness_f", "subject_to": {"likeness_r": ">= 0.01"}}, {}])
@@ -57,7 +63,7 @@ def test_a_run_chooses_by_it_and_is_compared(
     assert [column.name for column in table.columns] == ["likeness_r", "likeness_f"]
     # Beside an evaluation on other rows, both are computed anew on the rows in common.
     whole = tmp_path / "whole"
-    msa_lite.evaluate(recipe["target"], whole, benchmark="toy", data=data)
+    msa_lite.evaluate(recipe["target"], whole, msa_lite.PublishedBenchmark("toy", data=data))
     shared = msa_lite.compare([folder, f"whole={whole}"])
     assert shared.split is not None
     assert shared.split.startswith("whole, rows in common: 3 forget")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -331,14 +332,14 @@ def test_real_samples_are_worth_what_their_common_rows_are_alone(
     model, data = str(make_checkpoint("llama")), tmp_path / "data.jsonl"
     lines = [json.dumps({"question": f"Where is {i}?", "answer": f"{i} is at {i * i}."}) for i in range(9)]
     data.write_text("\n".join(lines))
-    source, options = DataSource(str(data)), {"max_new_tokens": 4}
+    questions = msa_lite.OwnQuestions(DataSource(str(data)), max_new_tokens=4)
     for name, limit in {"five": 5, "seven": 7}.items():
-        msa_lite.evaluate(model, tmp_path / name, forget=source, limit=limit, **options)
+        msa_lite.evaluate(model, tmp_path / name, questions, limit=limit)
     folders = [tmp_path / "five", tmp_path / "seven"]
     rows = [{record["index"] for record in read_records(folder / "forget.jsonl")} for folder in folders]
     shared = sorted(rows[0] & rows[1])
     data.write_text("\n".join(lines[i] for i in shared))
-    alone = msa_lite.evaluate(model, tmp_path / "alone", forget=source, **options)["model"]
+    alone = msa_lite.evaluate(model, tmp_path / "alone", questions)["model"]
     names = ["probability_f", "extraction_strength", "exact_memorization"]
     found = compare(folders, metrics=names)
     assert f"rows in common: {len(shared)} forget" in found.title
@@ -347,5 +348,5 @@ def test_real_samples_are_worth_what_their_common_rows_are_alone(
         metric = alone.metrics[name]
         for value, stderr, n in cells(found, name).values():
             assert (value, stderr, n) == (pytest.approx(metric.value), pytest.approx(metric.stderr), metric.n)
-    again = msa_lite.evaluate(model, tmp_path / "longer", forget=source, limit=2, max_new_tokens=5)["model"]
+    again = msa_lite.evaluate(model, tmp_path / "longer", replace(questions, max_new_tokens=5), limit=2)["model"]
     assert again.settings["max_new_tokens"] == 5

@@ -19,19 +19,28 @@ from msa_lite.choose.rules import LeastExtraction, PaperScore
 from msa_lite.choose.search import StrengthSearch
 from msa_lite.choose.validation import Validation
 from msa_lite.data import DataSource
-from msa_lite.evals import evaluate, evaluation, harness
+from msa_lite.evals import evaluation, harness
 from msa_lite.evals.judge import JudgeSettings
+from msa_lite.evals.suite import HarnessTasks, OwnQuestions, PublishedBenchmark, evaluate
 from msa_lite.io.finished.manifest import stage_folder
 from msa_lite.io.finished.seal import load_manifest
 from tests.support.benchmark_data import TABLES, make_tofu, write_tofu
-from tests.support.identity import Change, Stop, assert_all_named, assert_not_told_apart, assert_told_apart, one_each
+from tests.support.identity import (
+    Change,
+    Stop,
+    assert_all_named,
+    assert_not_told_apart,
+    assert_told_apart,
+    names_of,
+    one_each,
+)
 
 Make = Callable[..., Path]
 
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Change], Any]:
-    """What an evaluation's manifest would record, by the options of `evaluate`."""
+    """What an evaluation's manifest would record, by the options of `evaluate` and of its questions."""
     found: list[dict[str, Any]] = []
 
     def is_finished(folder: Path, inputs: dict[str, Any]) -> bool:
@@ -44,8 +53,11 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Change],
     monkeypatch.setenv("OPENAI_API_KEY", "any")
 
     def ask(options: Change) -> Any:
+        options = dict(options)
+        kind = next(kind for kind in (HarnessTasks, PublishedBenchmark, OwnQuestions) if names_of(kind)[0] in options)
+        questions = kind(**{name: options.pop(name) for name in names_of(kind) if name in options})
         with pytest.raises(Stop):
-            evaluate(**{"out": tmp_path / "out", **options})
+            evaluate(**{"out": tmp_path / "out", "questions": questions, **options})
         return found.pop()
 
     return ask
@@ -69,7 +81,7 @@ def test_scores_are_known_by_each_option_of_an_evaluation(
     more_splits = {name.replace("01", "05"): rows for name, rows in TABLES.items() if "01" in name}
     tasks = tmp_path / "tasks"
     tasks.mkdir()
-    lm_eval = {"model": one, "benchmark": "lm-eval", "tasks": ["a"], "data": str(tasks)}
+    lm_eval = {"model": one, "tasks": ["a"], "data": str(tasks)}
     changes: dict[str, tuple[Change, Change]] = {
         "model": (qa, {"model": two}),
         "forget": (qa, {"forget": more}),
@@ -81,19 +93,20 @@ def test_scores_are_known_by_each_option_of_an_evaluation(
         "max_new_tokens": (qa, {"max_new_tokens": 7}),
         "prompt": (qa, {"prompt": "plain"}),
         "seed": (qa, {"seed": 1}),
-        "benchmark": (tofu, {**lm_eval, "split": None}),
         "data": (tofu, {"data": other_tofu}),
         "judge": (tofu, {"judge": JudgeSettings("openai", base_url="http://localhost:1/v1")}),
         "compat": (tofu, {"compat": ["open-unlearning"]}),
         "tasks": (lm_eval, {"tasks": ["b"]}),
         "split": (tofu | {"data": write_tofu(tmp_path / "splits", TABLES | more_splits)}, {"split": "forget05"}),
     }
-    assert_all_named(evaluate, changes, ["out", "progress", "allow_code"])
+    options = {name for kind in (OwnQuestions, PublishedBenchmark, HarnessTasks) for name in names_of(kind)}
+    assert options | {*names_of(evaluate)} == {*changes, "benchmark", "questions", "out", "progress", "allow_code"}
     for name, (base, change) in changes.items():
         assert asked(base) == asked(base)
         assert asked(base) != asked({**base, **change}), name
     for name, change in {"limit": {"limit": 3}, "seed": {"seed": 1}, "model": {"model": two}}.items():
         assert asked(lm_eval) != asked({**lm_eval, **change}), name
+    assert asked(lm_eval) != asked(tofu)
     before = asked(lm_eval)
     (tasks / "a.yaml").write_text("task: a")
     assert asked(lm_eval) != before

@@ -29,6 +29,7 @@ from msa_lite.data import (
 from msa_lite.errors import MsaError, UsageError
 from msa_lite.evals.models import model_identity
 from msa_lite.evals.prompt_search import PROMPT_ROWS, choose_prompt, prompt_forms, rank_prompts
+from msa_lite.evals.suite import OwnQuestions, PublishedBenchmark
 from msa_lite.io.console.libraries import require
 from msa_lite.io.console.progress import notices
 from msa_lite.io.files.reading import read_object
@@ -36,7 +37,7 @@ from msa_lite.io.files.writing import canonical_json, digest
 from msa_lite.io.weights.adapter import base_name, is_adapter
 from msa_lite.io.weights.hub import Source, fetch_tokenizer, has_tokenizer
 from msa_lite.pipeline.prepare.questions import SETS, source_of
-from msa_lite.recipe import Data, Prompt, Recipe
+from msa_lite.recipe import Prompt, Recipe
 
 logger = logging.getLogger(__name__)
 
@@ -195,19 +196,19 @@ def _shown(form: str, row: Row, example: Example, tokenizer: Any) -> ShownPrompt
 def evaluation_arguments(recipe: Recipe) -> dict[str, Any]:
     """Return the arguments of `evaluate` that ask a model what the recipe's run asks its models, of all rows.
 
-    These are benchmark, data, columns, limits, seed and prompt. For `prompt: auto`, it is the prompt that the run
-    found, if it has searched already.
+    These are questions, limit, seed and prompt. For `prompt: auto`, it is the prompt that the run found, if it has
+    searched already.
     """
     evaluate = recipe.evaluate
-    arguments: dict[str, Any] = {"seed": recipe.seed, "prompt": _settings(recipe)}
+    arguments = {"seed": recipe.seed, "prompt": _settings(recipe), "limit": evaluate.limit if evaluate else None}
     if evaluate is None or evaluate.benchmark == OWN:
         training = {"forget": recipe.forget.data, "retain": recipe.retain.data if recipe.retain else None}
-        for name in SETS:
-            data: Data | None = (getattr(evaluate, name) if evaluate else None) or training.get(name)
-            arguments[name] = source_of(data, recipe.columns) if data else None
-        return arguments | ({"limit": evaluate.limit, "max_new_tokens": evaluate.max_new_tokens} if evaluate else {})
-    names = ("benchmark", "split", "data", "compat", "limit")
-    return arguments | {name: getattr(evaluate, name) for name in names}
+        sets = {name: (getattr(evaluate, name) if evaluate else None) or training.get(name) for name in SETS}
+        sources: dict[str, Any] = {name: source_of(data, recipe.columns) for name, data in sets.items() if data}
+        length = evaluate.max_new_tokens if evaluate else OwnQuestions.max_new_tokens
+        return arguments | {"questions": OwnQuestions(**sources, max_new_tokens=length)}
+    questions = PublishedBenchmark(evaluate.benchmark, evaluate.split, evaluate.data, evaluate.compat)
+    return arguments | {"questions": questions}
 
 
 def _settings(recipe: Recipe) -> PromptSettings:
