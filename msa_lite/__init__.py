@@ -49,20 +49,20 @@ if TYPE_CHECKING:
     from msa_lite.merger import merge as merge
     from msa_lite.merger import merge_adapters as merge_adapters
     from msa_lite.merger import mergekit_recipe as mergekit_recipe
-    from msa_lite.pipeline import Wishes as Wishes
-    from msa_lite.pipeline import ask as ask
-    from msa_lite.pipeline import attack as attack
-    from msa_lite.pipeline import dry_run as dry_run
-    from msa_lite.pipeline import init_recipe as init_recipe
-    from msa_lite.pipeline import plan as plan
-    from msa_lite.pipeline import probe as probe
-    from msa_lite.pipeline import purge as purge
-    from msa_lite.pipeline import report_run as report_run
-    from msa_lite.pipeline import run as run
-    from msa_lite.pipeline import run_baseline as run_baseline
-    from msa_lite.pipeline import run_vectors as run_vectors
-    from msa_lite.pipeline import sweep as sweep
-    from msa_lite.pipeline import train_stages as train_stages
+    from msa_lite.pipeline.ask import ask as ask
+    from msa_lite.pipeline.init.draft import Wishes as Wishes
+    from msa_lite.pipeline.init.draft import init_recipe as init_recipe
+    from msa_lite.pipeline.purge.purge import purge as purge
+    from msa_lite.pipeline.run.probe import probe as probe
+    from msa_lite.pipeline.run.report import report_run as report_run
+    from msa_lite.pipeline.staged.training import train_stages as train_stages
+    from msa_lite.pipeline.verbs.attack import attack as attack
+    from msa_lite.pipeline.verbs.dry_run import dry_run as dry_run
+    from msa_lite.pipeline.verbs.plan import plan as plan
+    from msa_lite.pipeline.verbs.run import run as run
+    from msa_lite.pipeline.verbs.run import run_baseline as run_baseline
+    from msa_lite.pipeline.verbs.run import run_vectors as run_vectors
+    from msa_lite.pipeline.verbs.run import sweep as sweep
     from msa_lite.publish.contents import PublishOptions as PublishOptions
     from msa_lite.publish.upload import push_folder as push_folder
     from msa_lite.train import fit_vector as fit_vector
@@ -70,10 +70,16 @@ if TYPE_CHECKING:
     __version__: str
 
 _HOMES = {
-    "pipeline": (
-        "Wishes", "ask", "attack", "dry_run", "init_recipe", "plan", "probe", "purge", "report_run", "run",
-        "run_baseline", "run_vectors", "sweep", "train_stages",
-    ),
+    "pipeline.verbs.run": ("run", "run_baseline", "run_vectors", "sweep"),
+    "pipeline.verbs.plan": ("plan",),
+    "pipeline.verbs.dry_run": ("dry_run",),
+    "pipeline.verbs.attack": ("attack",),
+    "pipeline.staged.training": ("train_stages",),
+    "pipeline.run.probe": ("probe",),
+    "pipeline.run.report": ("report_run",),
+    "pipeline.init.draft": ("Wishes", "init_recipe"),
+    "pipeline.ask": ("ask",),
+    "pipeline.purge.purge": ("purge",),
     "evals.suite": ("HarnessTasks", "OwnQuestions", "PublishedBenchmark", "evaluate"),
     "comparison.compare": ("compare",),
     "merger": ("merge", "merge_adapters", "mergekit_recipe"),

@@ -45,7 +45,7 @@ def attack_command(
     msa-lite attack runs/quickstart attack.rows=100 attack.sample.samples=200
     """
     from msa_lite.cli.output import print_dry_run, print_json, print_table, progress_bars, quieten_libraries
-    from msa_lite.pipeline import attack, dry_attack
+    from msa_lite.pipeline.verbs.attack import attack, dry_attack
     from msa_lite.report.attacks import HOLDOUT_LIMIT
     from msa_lite.report.evidence_sections import GAIN_MEANING, attack_table
 

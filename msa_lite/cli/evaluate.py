@@ -144,7 +144,7 @@ def _print_dry_run(
 ) -> None:
     from msa_lite.cli.output import print_dry_run
     from msa_lite.evals.suite import OwnQuestions
-    from msa_lite.pipeline import dry_evaluation
+    from msa_lite.pipeline.verbs.dry_run import dry_evaluation
     from msa_lite.recipe import load_recipe
 
     if not Ranks.current().first:

@@ -31,7 +31,7 @@ class Invocation:
     def dry_run(self, command: str, **options: Any) -> None:
         """Print what a command would do. Write nothing. options: those of the library function."""
         from msa_lite.cli.output import print_dry_run
-        from msa_lite.pipeline import dry_run
+        from msa_lite.pipeline.verbs.dry_run import dry_run
 
         if Ranks.current().first:
             result = dry_run(self.recipe, command=command, **self.checked, **options)  # type: ignore[arg-type]

@@ -199,6 +199,6 @@ def mergekit_command(recipe: str | None, overrides: tuple[str, ...], dtype: str,
     loaded = load_recipe(recipe, overrides)
     if loaded.prior_reason:
         click.echo(loaded.prior_reason, err=True)
-    from msa_lite.pipeline import merge_arguments
+    from msa_lite.pipeline.run.msa import merge_arguments
 
     click.echo(mergekit_recipe(**merge_arguments(loaded)), nl=False)

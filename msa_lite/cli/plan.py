@@ -43,7 +43,7 @@ def plan_command(
     from msa_lite.budget.plan import plan_lines, plan_table
     from msa_lite.cli.output import print_json, print_table, quieten_libraries
     from msa_lite.errors import MismatchError
-    from msa_lite.pipeline import plan
+    from msa_lite.pipeline.verbs.plan import plan
 
     if measure:
         quieten_libraries(verbose)

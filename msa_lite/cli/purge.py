@@ -33,7 +33,7 @@ def purge_command(run: Path, yes: bool, as_json: bool) -> None:
     msa-lite purge runs/mine --yes   # removes what was listed
     """
     from msa_lite.cli.output import print_json
-    from msa_lite.pipeline import purge
+    from msa_lite.pipeline.purge.purge import purge
 
     result = purge(run, remove=yes)
     if as_json:

@@ -69,7 +69,7 @@ def quickstart_command(invocation: Invocation, accept: bool, show_examples: bool
 def run_whole(invocation: Invocation, accept: bool, show_examples: bool) -> int:
     """Run a recipe, print verdict, scores and examples, and return the exit code."""
     from msa_lite.cli.output import exit_code, print_json, print_result, print_verdict
-    from msa_lite.pipeline import run
+    from msa_lite.pipeline.verbs.run import run
 
     result = invocation.call(run, accept=accept, show_examples=show_examples)
     print_verdict(result, to_stderr=invocation.as_json)
@@ -108,7 +108,7 @@ def baseline_command(invocation: Invocation, method: str) -> None:
     msa-lite baseline rmu my.yaml baseline.start=prior 'baseline.scale=[0.5, 1.0]'
     """
     from msa_lite.cli.output import print_json, print_result, print_verdict
-    from msa_lite.pipeline import run_baseline
+    from msa_lite.pipeline.verbs.run import run_baseline
 
     result = invocation.call(partial(run_baseline, method))
     print_verdict(result, to_stderr=invocation.as_json)
@@ -139,7 +139,7 @@ def vector_command(invocation: Invocation, which: str) -> None:
     msa-lite vector my.yaml --which forget vector.lora.rank=64
     """
     from msa_lite.cli.output import print_json
-    from msa_lite.pipeline import run_vectors
+    from msa_lite.pipeline.verbs.run import run_vectors
 
     folders = {folder.name: folder for folder in invocation.call(run_vectors, which=which)}
     if invocation.as_json:
@@ -167,7 +167,7 @@ def sweep_command(invocation: Invocation) -> None:
     torchrun --nproc_per_node 2 -m msa_lite sweep my.yaml           over 2 processes, without GPUs
     """
     from msa_lite.cli.output import print_json, print_model, print_table
-    from msa_lite.pipeline import sweep
+    from msa_lite.pipeline.verbs.run import sweep
     from msa_lite.report.choice import terminal_points
 
     result = invocation.call(sweep)
@@ -196,7 +196,7 @@ def train_command(invocation: Invocation) -> None:
     msa-lite train train/tofu_c4_tofu stages.1.tokens=1M output=runs/short
     """
     from msa_lite.cli.output import print_json
-    from msa_lite.pipeline import train_stages
+    from msa_lite.pipeline.staged.training import train_stages
 
     result = invocation.call(train_stages)
     if invocation.as_json:
@@ -226,7 +226,7 @@ def probe_command(invocation: Invocation) -> None:
     msa-lite probe my.yaml probe.against.path=paraphrased.jsonl probe.paired=true
     """
     from msa_lite.cli.output import print_json, print_table
-    from msa_lite.pipeline import probe
+    from msa_lite.pipeline.run.probe import probe
     from msa_lite.report.formats import Cell, Section, TextTable
 
     result = invocation.call(probe)

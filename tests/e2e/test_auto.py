@@ -15,7 +15,7 @@ from msa_lite.choose import validation
 from msa_lite.errors import StageError, UsageError
 from msa_lite.evals.models import Runner
 from msa_lite.io.finished.seal import load_manifest, verify_folder
-from msa_lite.pipeline import merge_arguments
+from msa_lite.pipeline.run.msa import merge_arguments
 from msa_lite.recipe import load_recipe
 from tests.e2e.conftest import tiny_recipe
 from tests.support.processes import start_script

@@ -23,7 +23,7 @@ from msa_lite.errors import MismatchError, StageError
 from msa_lite.io.files.writing import hash_file, json_form
 from msa_lite.io.finished.seal import load_manifest, verify_folder
 from msa_lite.io.weights.hub import fetch
-from msa_lite.pipeline import RunResult
+from msa_lite.pipeline.verbs.run import RunResult
 from msa_lite.recipe import load_recipe
 from msa_lite.report.choice import candidate_name
 from tests.support.processes import fork_cli

@@ -143,7 +143,7 @@ def test_a_training_is_told(history: Path, tmp_path: Path) -> None:
     }
     assert [one.state for one in dry_run(recipe, command="train").stages] == ["to do", "to do"]
     assert not (tmp_path / "out").exists()
-    msa_lite.pipeline.train_stages(recipe)
+    msa_lite.train_stages(recipe)
     before = tree(tmp_path / "out")
     assert [one.state for one in dry_run(recipe, command="train").stages] == ["done", "done"]
     changed = dry_run(recipe, ["stages.1.epochs=2"], command="train").stages

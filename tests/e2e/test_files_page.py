@@ -9,7 +9,7 @@ from fnmatch import translate
 from pathlib import Path
 
 from msa_lite.io.finished.seal import LOCK, MANIFEST
-from msa_lite.pipeline import purge
+from msa_lite.pipeline.purge.purge import purge
 from tests.tools.pages.files import FACTS, KEYS, RUN
 
 # Kinds of files that this run does not make, and why.

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from msa_lite.io.files.writing import canonical_json
-from msa_lite.pipeline import run_baseline, train_stages
 from msa_lite.pipeline.baseline import trials
 from msa_lite.pipeline.staged import training
+from msa_lite.pipeline.staged.training import train_stages
 from msa_lite.pipeline.stages.stage import Stage
+from msa_lite.pipeline.verbs.run import run_baseline
 from msa_lite.recipe import TrainingRecipe
 from msa_lite.recipe.inputs import Data
 from msa_lite.recipe.schema import Baseline

@@ -12,7 +12,7 @@ import yaml
 from safetensors.numpy import load_file
 
 import msa_lite
-from msa_lite.pipeline import run_vectors
+from msa_lite.pipeline.verbs.run import run_vectors
 from tests.e2e.conftest import sweep_recipe
 from tests.support.processes import TORCHRUN, assert_same_scores, changed, launch
 

@@ -19,8 +19,9 @@ from msa_lite.io.finished.seal import load_manifest, verify_folder
 from msa_lite.io.weights.adapter import ADAPTER_CONFIG, ADAPTER_FILE
 from msa_lite.io.weights.checkpoint import load_checkpoint
 from msa_lite.io.weights.hub import tokenizer_files
-from msa_lite.pipeline import merge_arguments, run_vectors
 from msa_lite.pipeline.prepare.run import Run, msa_scope, prepare
+from msa_lite.pipeline.run.msa import merge_arguments
+from msa_lite.pipeline.verbs.run import run_vectors
 from msa_lite.recipe import load_recipe
 from tests.e2e.conftest import CallCli
 from tests.support.merges import read_checkpoint

@@ -19,7 +19,7 @@ from packaging.utils import canonicalize_name
 
 from msa_lite.evals.tofu import Tofu
 from msa_lite.io.console.libraries import _TRAIN
-from msa_lite.pipeline import report_run
+from msa_lite.pipeline.run.report import report_run
 from tests.support.merges import Adapter, read_checkpoint, write_checkpoint
 from tests.support.records import make_run
 from tests.support.runs import make_removal

@@ -22,10 +22,11 @@ from msa_lite.errors import MismatchError, OutputError, StageError, UsageError
 from msa_lite.evals.evaluation import finished_inputs
 from msa_lite.io.files.writing import hash_file
 from msa_lite.io.finished.seal import verify_folder
-from msa_lite.pipeline import purge, report_run
 from msa_lite.pipeline.prepare.run import Context, prepare
 from msa_lite.pipeline.purge.holdings import RECORDS, survey_run
+from msa_lite.pipeline.purge.purge import purge
 from msa_lite.pipeline.run.folder import open_run
+from msa_lite.pipeline.run.report import report_run
 from msa_lite.pipeline.verbs.lists import find_verb
 from tests.e2e.conftest import CallCli, tiny_recipe
 from tests.support.models import make_lora

@@ -17,7 +17,7 @@ from msa_lite.errors import FormatError
 from msa_lite.io.files.writing import hash_file
 from msa_lite.io.finished.seal import load_manifest
 from msa_lite.io.weights.hub import hash_content
-from msa_lite.pipeline import run_baseline
+from msa_lite.pipeline.verbs.run import run_baseline
 from msa_lite.record.check import check_record
 from msa_lite.record.seal import KEY_FILE, RECORD_FILE, load_key, load_record, record_hash
 from tests.e2e.conftest import CallCli, tiny_recipe

@@ -19,8 +19,8 @@ from msa_lite.errors import MismatchError, MsaError, OutputError, UsageError
 from msa_lite.io.files.writing import hash_file
 from msa_lite.io.finished.seal import load_manifest, verify_folder
 from msa_lite.io.weights.checkpoint import load_checkpoint
-from msa_lite.pipeline import run_vectors
 from msa_lite.pipeline.prepare.run import msa_scope, prepare
+from msa_lite.pipeline.verbs.run import run_vectors
 from msa_lite.recipe import load_recipe
 from msa_lite.strengths import Strengths
 from tests.e2e.conftest import PEOPLE, SHORT, CallCli

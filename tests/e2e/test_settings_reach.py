@@ -12,8 +12,8 @@ import pytest
 import transformers
 
 import msa_lite
-from msa_lite.pipeline import run_vectors
 from msa_lite.pipeline.prepare.training import prepare_training
+from msa_lite.pipeline.verbs.run import run_vectors
 from msa_lite.recipe import load_training
 from msa_lite.recipe.training import Lora, RetainVector, Training, VectorSpec
 from msa_lite.train import FitSettings, Until, fit

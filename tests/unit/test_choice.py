@@ -23,7 +23,7 @@ from msa_lite.evals.judge import JudgeSettings
 from msa_lite.evals.qa import Qa
 from msa_lite.io.finished.manifest import stage_folder
 from msa_lite.io.finished.seal import verify_folder
-from msa_lite.pipeline import merge_arguments
+from msa_lite.pipeline.run.msa import merge_arguments
 from msa_lite.recipe import load_recipe
 from msa_lite.report import Metric, Report, load_report, maps, write_report
 from msa_lite.report.choice import candidate_name

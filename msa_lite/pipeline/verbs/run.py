@@ -139,7 +139,7 @@ class SweepResult:
         return {"in_memory": self.before.values(), "merged": self.after.values()}
 
 
-def run_recipe(
+def run(
     recipe: RecipeSource,
     overrides: Iterable[str] = (),
     progress: Progress = silent,
