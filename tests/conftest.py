@@ -18,7 +18,8 @@ import yaml
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # several workers share the cores
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # workers ignore it, and so would what they start
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in workers, and behind a shell's `&`
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # or no test that interrupts would ever end
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # spinning threads crawl when another process holds a core
 
 hypothesis.settings.register_profile("any machine", deadline=None)  # no test depends on the speed of the machine

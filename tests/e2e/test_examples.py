@@ -17,8 +17,8 @@ import yaml
 from msa_lite.errors import UsageError
 from msa_lite.merger import merge
 from tests.support.fits import weights
+from tests.support.hub import HubServer
 from tests.support.hub_clients import REPO, client_of
-from tests.support.hub_uploads import UploadHub
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
@@ -121,7 +121,7 @@ def test_publish(
     call_example: CallExample, make_checkpoint: Callable[..., Path], make_adapter: Callable[..., Path], tmp_path: Path
 ) -> None:
     model = merge(make_checkpoint("llama"), tmp_path / "model", forget=make_adapter("llama")).folder
-    with UploadHub() as hub, client_of(hub):
+    with HubServer() as hub, client_of(hub):
         out = call_example("publish", model, REPO)
         assert out.startswith(f"model: {hub.url}/{REPO} (private, commit ")
         assert {"model.safetensors", "README.md"} <= hub.on(REPO).keys()

@@ -25,8 +25,8 @@ from msa_lite.publish.contents import PublishOptions
 from msa_lite.recipe import load_recipe
 from msa_lite.report.verdict import make_verdict
 from tests.e2e.conftest import CallCli
+from tests.support.hub import WRITER, Fault, HubServer
 from tests.support.hub_clients import REPO, SHARD, client_of, make_upload, publish, wanted
-from tests.support.hub_uploads import WRITER, Fault, UploadHub
 from tests.support.records import make_forgotten
 
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content:DeprecationWarning")
@@ -34,8 +34,8 @@ Model = Callable[..., Path]
 
 
 @pytest.fixture
-def hub() -> Iterator[UploadHub]:
-    with UploadHub() as server, client_of(server):
+def hub() -> Iterator[HubServer]:
+    with HubServer() as server, client_of(server):
         yield server
 
 
@@ -57,7 +57,7 @@ def logits(model: Any) -> Any:
 
 
 def test_a_model_is_sent_and_loads_straight_from_the_hub(
-    hub: UploadHub, unlearned: dict[str, Path], tmp_path: Path, call_cli: CallCli
+    hub: HubServer, unlearned: dict[str, Path], tmp_path: Path, call_cli: CallCli
 ) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -80,7 +80,7 @@ def test_a_model_is_sent_and_loads_straight_from_the_hub(
 
 
 def test_an_adapter_is_sent_and_loads_on_its_target(
-    hub: UploadHub, unlearned: dict[str, Path], tmp_path: Path, call_cli: CallCli
+    hub: HubServer, unlearned: dict[str, Path], tmp_path: Path, call_cli: CallCli
 ) -> None:
     import torch
     from peft import PeftModel
@@ -98,7 +98,7 @@ def test_an_adapter_is_sent_and_loads_on_its_target(
 
 
 def test_a_dry_run_asks_nobody_and_without_consent_nothing_is_sent(
-    hub: UploadHub, unlearned: dict[str, Path], call_cli: CallCli, monkeypatch: pytest.MonkeyPatch
+    hub: HubServer, unlearned: dict[str, Path], call_cli: CallCli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     status, out, err = call_cli("publish", unlearned["model"], REPO)
     assert (status, out) == (2, "")
@@ -118,7 +118,7 @@ def test_a_dry_run_asks_nobody_and_without_consent_nothing_is_sent(
     assert hub.branch_names(REPO) == []
 
 
-def test_in_python_it_is_one_call(hub: UploadHub, unlearned: dict[str, Path]) -> None:
+def test_in_python_it_is_one_call(hub: HubServer, unlearned: dict[str, Path]) -> None:
     seen: list[tuple[int, int]] = []
     result = msa_lite.push_folder(
         unlearned["adapter"], "mine", progress=lambda _, done, total: seen.append((done, total))
@@ -130,7 +130,7 @@ def test_in_python_it_is_one_call(hub: UploadHub, unlearned: dict[str, Path]) ->
 
 @pytest.mark.parametrize("answer", ["y\n", "n\n"])
 def test_in_a_terminal_the_user_is_asked(
-    hub: UploadHub,
+    hub: HubServer,
     unlearned: dict[str, Path],
     call_cli: CallCli,
     monkeypatch: pytest.MonkeyPatch,
@@ -147,7 +147,7 @@ def test_in_a_terminal_the_user_is_asked(
     assert (status, hub.branch_names(REPO)) == ((0, ["main"]) if answer == "y\n" else (130, []))
 
 
-def test_no_token_stands_in_any_output_or_file(hub: UploadHub, unlearned: dict[str, Path], call_cli: CallCli) -> None:
+def test_no_token_stands_in_any_output_or_file(hub: HubServer, unlearned: dict[str, Path], call_cli: CallCli) -> None:
     for fault in (
         Fault("PUT /lfs", 500, times=99, words=WRITER),
         Fault("PUT /lfs", times=99),
@@ -173,7 +173,7 @@ publish(make_upload(Path(sys.argv[1])))
 """
 
 
-def kill_at(hub: UploadHub, where: str, number: int, folder: Path) -> bool:
+def kill_at(hub: HubServer, where: str, number: int, folder: Path) -> bool:
     """Upload in another process, which is killed as it sends a request. Return whether it came so far."""
     started, process = threading.Event(), []
 
@@ -197,7 +197,7 @@ def kill_at(hub: UploadHub, where: str, number: int, folder: Path) -> bool:
 def kill_and_rerun(where: str, number: int, folder: Path) -> tuple[bool, str, int]:
     """Return whether an upload was killed, what main then was, and the bytes of weights sent, the rerun included."""
     earlier, contents = make_upload(folder / "earlier", seed=1, shards=1), make_upload(folder / "model")
-    with UploadHub() as hub, client_of(hub):
+    with HubServer() as hub, client_of(hub):
         publish(earlier)
         old, new = hub.on(REPO), wanted(contents)
         hub.received.clear()
@@ -238,7 +238,7 @@ def test_after_a_kill_at_any_request_main_is_old_or_new_and_a_rerun_sends_the_re
     assert sent[len(sent) // 2] == 2 * SHARD
 
 
-def test_a_run_publishes_at_its_end_and_a_rerun_only_publishes(hub: UploadHub, recipe: dict[str, Any]) -> None:
+def test_a_run_publishes_at_its_end_and_a_rerun_only_publishes(hub: HubServer, recipe: dict[str, Any]) -> None:
     folder = Path(recipe["output"])
     recipe["publish"] = {"repo": "forgotten"}
     hub.faults = [Fault("/commit/", 403)]
@@ -255,7 +255,7 @@ def test_a_run_publishes_at_its_end_and_a_rerun_only_publishes(hub: UploadHub, r
 
 
 def test_a_run_that_could_not_publish_does_not_start(
-    hub: UploadHub, recipe: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    hub: HubServer, recipe: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe["publish"] = {"repo": "others/x"}
     with pytest.raises(UsageError, match="no member of others"):
@@ -270,7 +270,7 @@ def test_a_run_that_could_not_publish_does_not_start(
 
 
 def test_the_wishes_of_a_recipe_and_of_the_command_arrive(
-    hub: UploadHub,
+    hub: HubServer,
     unlearned: dict[str, Path],
     recipe: dict[str, Any],
     call_cli: CallCli,
@@ -294,7 +294,7 @@ def test_the_wishes_of_a_recipe_and_of_the_command_arrive(
 
 
 def test_a_fail_is_not_published_unless_it_is_accepted(
-    hub: UploadHub, unlearned: dict[str, Path], recipe: dict[str, Any]
+    hub: HubServer, unlearned: dict[str, Path], recipe: dict[str, Any]
 ) -> None:
     recipe |= {"publish": {"repo": "forgotten"}, "verdict": True}
     loaded, verdict = load_recipe(recipe), make_verdict(make_forgotten(24, changed=0), None)
@@ -307,7 +307,7 @@ def test_a_fail_is_not_published_unless_it_is_accepted(
 
 
 def test_names_on_the_server_do_not_move_the_terminal(
-    hub: UploadHub, unlearned: dict[str, Path], call_cli: CallCli
+    hub: HubServer, unlearned: dict[str, Path], call_cli: CallCli
 ) -> None:
     hub.make(REPO, {"evil\x1b[31m\x07.safetensors": b"x"})
     status, out, err = call_cli("publish", unlearned["model"], REPO, "--yes")

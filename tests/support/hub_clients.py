@@ -18,8 +18,7 @@ from unittest.mock import patch
 from msa_lite.publish.contents import Contents, SentFile
 from msa_lite.publish.destination import find_destination
 from msa_lite.publish.upload import Published, push
-from tests.support.hub import HubServer
-from tests.support.hub_uploads import WRITER, UploadHub
+from tests.support.hub import WRITER, HubServer
 
 
 @dataclass
@@ -99,7 +98,7 @@ def wanted(contents: Contents) -> dict[str, bytes]:
 
 
 @contextmanager
-def client_of(hub: UploadHub, token: str | None = WRITER) -> Iterator[list[float]]:
+def client_of(hub: HubServer, token: str | None = WRITER) -> Iterator[list[float]]:
     """Lead this process's huggingface_hub to the server, without Xet and bars; yield the seconds of its waits."""
     from huggingface_hub import constants, hf_api
     from huggingface_hub.utils import disable_progress_bars

@@ -210,7 +210,7 @@ def write_inputs(folder: Path) -> dict[str, Any]:
     random = np.random.default_rng(0)
     names = [f"layers.{number}" for number in range(SHARDS)]
     arrays = {f"{n}.weight": random.normal(size=(ROWS, COLUMNS)).astype(KINDS["bfloat16"]) for n in names}
-    arrays |= {f"{name}.norm": np.ones(COLUMNS, np.float32) for name in names}
+    arrays |= {f"{name}.norm": np.arange(COLUMNS, dtype=np.float32) for name in names}
     write_checkpoint(folder / "target", arrays, {name: int(name.split(".")[1]) for name in arrays})
     halves = ((4, COLUMNS), (ROWS, 4))
     forget, retain = (Adapter({n: tuple(random.normal(0, 0.1, s) for s in halves) for n in names}) for _ in range(2))  # type: ignore[misc]

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from msa_lite.errors import MsaError
+from tests.support.hub import READER, STRANGER, WRITER, Fault, HubServer
 from tests.support.hub_clients import CARD, REPO, SHARD, client_of, make_upload, publish, wanted
-from tests.support.hub_uploads import READER, STRANGER, WRITER, Fault, UploadHub
 
 MAIN = f"POST /api/models/{REPO}/commit/main"
 
@@ -33,9 +33,9 @@ class Case:
     """A part of what the user reads; "": the upload ends well."""
     status: int = 0
     """The exit status."""
-    fault: Callable[[UploadHub], Fault] | None = None
+    fault: Callable[[HubServer], Fault] | None = None
     """Makes the fault of the server."""
-    setup: Callable[[UploadHub], None] = lambda hub: None
+    setup: Callable[[HubServer], None] = lambda hub: None
     """Prepares the server."""
     token: str = WRITER
     """The token of the user."""
@@ -65,24 +65,24 @@ class Outcome:
     """How long the client waited, in seconds."""
 
 
-def _make_other(hub: UploadHub) -> None:
+def _make_other(hub: HubServer) -> None:
     hub.make(REPO, {"model.safetensors": b"of somebody else"})
 
 
-def _make_dataset(hub: UploadHub) -> None:
+def _make_dataset(hub: HubServer) -> None:
     hub.commit(f"datasets/{REPO}", {"rows.jsonl": "{}"})
 
 
-def _make_public(hub: UploadHub) -> None:
+def _make_public(hub: HubServer) -> None:
     hub.private[REPO] = False
 
 
-def _add_note(hub: UploadHub) -> None:
+def _add_note(hub: HubServer) -> None:
     """Commit a file to main, as the owner may do in the browser."""
     hub.commit(f"models/{REPO}", {**hub.find(f"models/{REPO}", "main")[1], NOTE: "mind the gap"})
 
 
-def _add_shard(hub: UploadHub) -> None:
+def _add_shard(hub: HubServer) -> None:
     """Commit a shard to main, as another upload would."""
     hub.commit(f"models/{REPO}", {**hub.find(f"models/{REPO}", "main")[1], "model-00009-of-00009.safetensors": "x"})
 
@@ -127,7 +127,7 @@ CASES = [
 
 def run_case(case: Case, folder: Path) -> Outcome:
     """Upload under a fault, look at the server, and upload again once the fault is gone."""
-    with UploadHub() as hub:
+    with HubServer() as hub:
         if case.earlier:
             with client_of(hub):
                 publish(make_upload(folder / "earlier", seed=1, shards=3))
@@ -147,7 +147,7 @@ def run_case(case: Case, folder: Path) -> Outcome:
     return Outcome(message, status, main, sent, rerun, waits)
 
 
-def _try(hub: UploadHub, case: Case, contents: object) -> tuple[str, int, tuple[float, ...]]:
+def _try(hub: HubServer, case: Case, contents: object) -> tuple[str, int, tuple[float, ...]]:
     with client_of(hub, case.token) as waits:
         try:
             publish(contents)  # type: ignore[arg-type]
@@ -156,7 +156,7 @@ def _try(hub: UploadHub, case: Case, contents: object) -> tuple[str, int, tuple[
     return "", 0, tuple(waits)
 
 
-def _state_of_main(hub: UploadHub, before: dict[str, bytes], after: dict[str, bytes]) -> str:
+def _state_of_main(hub: HubServer, before: dict[str, bytes], after: dict[str, bytes]) -> str:
     if "main" not in hub.branch_names(REPO):
         return "none"
     now = hub.on(REPO)

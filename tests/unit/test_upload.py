@@ -13,16 +13,16 @@ from msa_lite.io.files.writing import json_form
 from msa_lite.io.weights.hub import explain
 from msa_lite.publish.destination import find_destination
 from msa_lite.publish.upload import push
+from tests.support.hub import WRITER, Fault, HubServer
 from tests.support.hub_clients import REPO, SHARD, client_of, make_upload, publish, wanted
-from tests.support.hub_uploads import WRITER, Fault, UploadHub
 from tests.tools.upload_faults import CASES, NOTE, Case, run_case
 
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content:DeprecationWarning")  # of the library's own call
 
 
 @pytest.fixture
-def hub() -> Iterator[UploadHub]:
-    with UploadHub() as server, client_of(server):
+def hub() -> Iterator[HubServer]:
+    with HubServer() as server, client_of(server):
         yield server
 
 
@@ -43,27 +43,27 @@ def test_waits_are_as_long_as_the_hub_says(tmp_path: Path) -> None:
     cases = {case.name: case for case in CASES}
     assert 7.0 in run_case(cases["429 once, Retry-After 7"], tmp_path).waits
     assert max(run_case(cases["429, Retry-After 3600"], tmp_path).waits, default=0) < 60
-    with UploadHub() as hub, client_of(hub) as waits:
+    with HubServer() as hub, client_of(hub) as waits:
         hub.faults = [Fault("POST /.*preupload", 429, headers={"Retry-After": "9"})]
         publish(make_upload(tmp_path / "model"))
     assert waits == [10.0]  # the library's own way: a second more
 
 
-def test_weights_come_first_and_main_moves_once(hub: UploadHub, tmp_path: Path) -> None:
+def test_weights_come_first_and_main_moves_once(hub: HubServer, tmp_path: Path) -> None:
     contents = make_upload(tmp_path / "model")
     result = publish(contents)
     assert hub.on(REPO) == wanted(contents)
     assert result.sent == {item.name: item.nbytes for item in contents.files}
     paths = [path for method, path in hub.requests if method == "PUT" or "/commit/" in path]
     assert [path.split("/")[1] for path in paths] == ["lfs", "lfs", "api"]  # weights first, then one commit
-    assert result.commit == hub.heads(REPO)["main"]
+    assert result.commit == hub.branches(f"models/{REPO}")["main"]
     assert hub.titles[REPO] == ["Published with msa-lite: model", "initial commit"]
     assert hub.branch_names(REPO) == ["main"]
     assert hub.private[REPO] is True
     assert result.new_version == REPO
 
 
-def test_the_same_again_sends_nothing_and_makes_no_commit(hub: UploadHub, tmp_path: Path) -> None:
+def test_the_same_again_sends_nothing_and_makes_no_commit(hub: HubServer, tmp_path: Path) -> None:
     contents = make_upload(tmp_path / "model")
     first = publish(contents)
     hub.requests.clear()
@@ -72,7 +72,7 @@ def test_the_same_again_sends_nothing_and_makes_no_commit(hub: UploadHub, tmp_pa
     assert [method for method, _ in hub.requests if method != "GET"] == []
 
 
-def test_a_new_card_alone_sends_the_card_alone(hub: UploadHub, tmp_path: Path) -> None:
+def test_a_new_card_alone_sends_the_card_alone(hub: HubServer, tmp_path: Path) -> None:
     publish(make_upload(tmp_path / "model"))
     hub.received.clear()
     result = publish(make_upload(tmp_path / "model", card="---\nlicense: mit\n---\n# Better said\n"))
@@ -80,7 +80,7 @@ def test_a_new_card_alone_sends_the_card_alone(hub: UploadHub, tmp_path: Path) -
     assert b"Better said" in hub.on(REPO)["README.md"]
 
 
-def test_stale_files_go_in_the_same_commit_and_other_peoples_stay(hub: UploadHub, tmp_path: Path) -> None:
+def test_stale_files_go_in_the_same_commit_and_other_peoples_stay(hub: HubServer, tmp_path: Path) -> None:
     publish(make_upload(tmp_path / "large", seed=1, shards=3))
     others = {NOTE: b"mine", "model.gguf": b"quantised", "old/model.safetensors": b"a folder"}
     hub.commit(f"models/{REPO}", {**hub.find(f"models/{REPO}", "main")[1], **others})
@@ -92,7 +92,7 @@ def test_stale_files_go_in_the_same_commit_and_other_peoples_stay(hub: UploadHub
     assert len(hub.titles[REPO]) == before + 1
 
 
-def test_a_public_repository_is_made_and_gated_only_when_that_is_wanted(hub: UploadHub, tmp_path: Path) -> None:
+def test_a_public_repository_is_made_and_gated_only_when_that_is_wanted(hub: HubServer, tmp_path: Path) -> None:
     contents = make_upload(tmp_path / "model")
     publish(contents)
     assert (hub.private[REPO], hub.gated.get(REPO)) == (True, None)
@@ -109,7 +109,7 @@ def test_a_public_repository_is_made_and_gated_only_when_that_is_wanted(hub: Upl
     assert calls.index("/api/models/alice/open/settings") < calls.index(next(p for p in calls if "preupload" in p))
 
 
-def test_a_repository_made_in_the_browser_is_taken(hub: UploadHub, tmp_path: Path) -> None:
+def test_a_repository_made_in_the_browser_is_taken(hub: HubServer, tmp_path: Path) -> None:
     hub.make(REPO, {"README.md": "---\nlicense: mit\n---\n"})
     contents = make_upload(tmp_path / "model")
     publish(contents)
@@ -117,7 +117,7 @@ def test_a_repository_made_in_the_browser_is_taken(hub: UploadHub, tmp_path: Pat
 
 
 @pytest.mark.parametrize("when", ["before", "while it is sent"])
-def test_a_file_that_changes_is_not_published(hub: UploadHub, tmp_path: Path, when: str) -> None:
+def test_a_file_that_changes_is_not_published(hub: HubServer, tmp_path: Path, when: str) -> None:
     contents = make_upload(tmp_path / "model")
 
     def change() -> None:
@@ -133,7 +133,7 @@ def test_a_file_that_changes_is_not_published(hub: UploadHub, tmp_path: Path, wh
     assert hub.on(REPO) == {}
 
 
-def test_a_hub_that_stores_something_else_is_found_out(hub: UploadHub, tmp_path: Path) -> None:
+def test_a_hub_that_stores_something_else_is_found_out(hub: HubServer, tmp_path: Path) -> None:
     contents = make_upload(tmp_path / "model")
 
     def spoil() -> None:  # as main is moved
@@ -146,7 +146,7 @@ def test_a_hub_that_stores_something_else_is_found_out(hub: UploadHub, tmp_path:
 
 
 def test_offline_without_a_token_and_with_odd_names_nothing_is_asked(
-    hub: UploadHub, monkeypatch: pytest.MonkeyPatch
+    hub: HubServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from huggingface_hub import constants
 
@@ -163,7 +163,7 @@ def test_offline_without_a_token_and_with_odd_names_nothing_is_asked(
     assert hub.requests == []
 
 
-def test_a_renamed_repository_and_another_organisation(hub: UploadHub, tmp_path: Path) -> None:
+def test_a_renamed_repository_and_another_organisation(hub: HubServer, tmp_path: Path) -> None:
     hub.make("alice/new-name")
     hub.renamed[REPO] = "alice/new-name"
     with pytest.raises(UsageError, match="is called alice/new-name now"):
@@ -173,7 +173,7 @@ def test_a_renamed_repository_and_another_organisation(hub: UploadHub, tmp_path:
         find_destination("others/x", private=True)
 
 
-def test_a_server_that_is_gone(hub: UploadHub, tmp_path: Path) -> None:
+def test_a_server_that_is_gone(hub: HubServer, tmp_path: Path) -> None:
     to = find_destination(REPO, private=True)
     hub.faults = [Fault("", times=99)]
     with pytest.raises(StageError, match=r"no answer from the Hub .*; nothing was sent"):
@@ -181,7 +181,7 @@ def test_a_server_that_is_gone(hub: UploadHub, tmp_path: Path) -> None:
     assert hub.branch_names(REPO) == []
 
 
-def test_a_repository_that_turns_public_meanwhile_gets_nothing(hub: UploadHub, tmp_path: Path) -> None:
+def test_a_repository_that_turns_public_meanwhile_gets_nothing(hub: HubServer, tmp_path: Path) -> None:
     contents = make_upload(tmp_path / "model")
     publish(contents)
     to = find_destination(REPO, private=True)
@@ -191,7 +191,7 @@ def test_a_repository_that_turns_public_meanwhile_gets_nothing(hub: UploadHub, t
     assert hub.on(REPO) == wanted(contents)
 
 
-def test_a_repository_that_turns_public_while_weights_are_sent_keeps_its_main(hub: UploadHub, tmp_path: Path) -> None:
+def test_a_repository_that_turns_public_while_weights_are_sent_keeps_its_main(hub: HubServer, tmp_path: Path) -> None:
     contents = make_upload(tmp_path / "model")
     publish(contents)
     hub.faults = [Fault("PUT /lfs", act=lambda: hub.private.update({REPO: False}))]
@@ -200,7 +200,7 @@ def test_a_repository_that_turns_public_while_weights_are_sent_keeps_its_main(hu
     assert hub.on(REPO) == wanted(contents)
 
 
-def test_no_token_is_told_whatever_the_server_says(hub: UploadHub, tmp_path: Path) -> None:
+def test_no_token_is_told_whatever_the_server_says(hub: HubServer, tmp_path: Path) -> None:
     words = f"Bearer {WRITER} is not welcome; neither is {WRITER[::-1]}"
     hub.faults = [Fault("POST /.*/commit/", 403, words=words)]
     with pytest.raises(StageError) as caught:
@@ -212,21 +212,21 @@ def test_no_token_is_told_whatever_the_server_says(hub: UploadHub, tmp_path: Pat
     assert caught.value.__suppress_context__
 
 
-def test_signed_addresses_are_not_told(hub: UploadHub, tmp_path: Path) -> None:
+def test_signed_addresses_are_not_told(hub: HubServer, tmp_path: Path) -> None:
     hub.faults = [Fault("POST /.*/commit/", 400, words="at https://store/x?X-Amz-Signature=abcdef now")]
     with pytest.raises(StageError, match=r"at https://store/x now\)") as caught:
         publish(make_upload(tmp_path / "model"))
     assert "abcdef" not in str(caught.value)
 
 
-def test_an_adapter_is_no_new_version_of_its_model(hub: UploadHub, tmp_path: Path) -> None:
+def test_an_adapter_is_no_new_version_of_its_model(hub: HubServer, tmp_path: Path) -> None:
     contents = replace(make_upload(tmp_path / "model"), kind="adapter")
     result = publish(contents)
     assert (result.new_version, json_form(result)["kind"]) == (None, "adapter")
     assert hub.titles[REPO][0] == "Published with msa-lite: adapter"
 
 
-def test_a_token_in_the_place_of_the_name_makes_no_repository(hub: UploadHub) -> None:
+def test_a_token_in_the_place_of_the_name_makes_no_repository(hub: HubServer) -> None:
     token = "hf_" + "aBcD" * 8
     for repo in (token, f"alice/{token}"):
         with pytest.raises(UsageError, match="REPO is a token") as error:
@@ -235,12 +235,11 @@ def test_a_token_in_the_place_of_the_name_makes_no_repository(hub: UploadHub) ->
     assert hub.requests == []
 
 
-def test_a_password_in_the_address_of_the_server_is_not_told(hub: UploadHub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_password_in_the_address_of_the_server_is_not_told(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
     from huggingface_hub import constants
 
     monkeypatch.setattr(constants, "ENDPOINT", hub.url.replace("//", "//eve:s3cret@"))
-    takes_it = lambda self, hub: ("alice", "write")  # noqa: E731
-    monkeypatch.setattr("tests.support.hub_uploads._Handler._account", takes_it)
+    monkeypatch.setattr("tests.support.hub.HubHandler._account", ("alice", "write"))
     to = find_destination(REPO, private=True)
     assert to.endpoint == hub.url
     assert "s3cret" not in to.describe() + to.url
