@@ -13,10 +13,10 @@ import pytest
 @pytest.mark.parametrize(
     "options",
     [
-        ("--cases", "400", "--kills", "0", "--only", "merge", "--only", "merge --as adapter", "--only", "verify"),
-        ("--cases", "120", "--kills", "0", "--only", "recipe", "--only", "mergekit"),
-        ("--cases", "30", "--kills", "0", "--only", "evaluate", "--only", "vector"),
-        ("--kills", "20", "--only", "kills"),
+        ("--cases", "240", "--kills", "0", "--only", "merge", "--only", "merge --as adapter", "--only", "verify"),
+        ("--cases", "80", "--kills", "0", "--only", "recipe", "--only", "mergekit"),
+        ("--cases", "20", "--kills", "0", "--only", "evaluate", "--only", "vector"),
+        ("--kills", "6", "--only", "kills"),
     ],
     ids=lambda options: options[-1],
 )

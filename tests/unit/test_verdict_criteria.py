@@ -330,3 +330,18 @@ def test_restor_is_what_was_regained_between_target_and_ideal() -> None:
     del models["ideal"]
     assert "give evaluate.ideal" in str(Restor.weigh(models))
     assert "nothing to regain" in str(Restor.weigh(models | {"ideal": restor(0.2, 1.0)}))
+
+
+def test_a_text_is_changed_by_the_least_difference_of_its_probability() -> None:
+    rows = [text(1.0, probability=0.5)] * 12
+    other = [*rows[:10], text(1.0, probability=0.50001), text(1.0, probability=0.4)]
+    forgotten = weighed("qa", {"target": {"forget": rows}, "unlearned": {"forget": other}})[0]
+    assert forgotten.changed == 2
+
+
+def test_a_prior_of_other_rows_has_no_count_of_them() -> None:
+    target = [record | {"index": at} for at, record in enumerate(known(12))]
+    models = {name: {"forget": target} for name in ("target", "unlearned", "ideal", "prior")}
+    assert weighed("qa", models)[0].recited["prior"] == 12
+    models["prior"] = {"forget": target[::-1]}
+    assert "prior" not in weighed("qa", models)[0].recited
