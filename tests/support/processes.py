@@ -17,6 +17,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,6 +44,14 @@ _context.set_forkserver_preload(
         "transformers.trainer",
     ]
 )
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
+    """Wait for what another thread or process does; fail where it does not come."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert end > time.monotonic(), f"nothing came within {seconds:g} seconds"  # a fault elsewhere, never a pace
+        time.sleep(0.01)
 
 
 @dataclass(frozen=True)

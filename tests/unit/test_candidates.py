@@ -23,6 +23,7 @@ from msa_lite.evals.qa import Qa
 from msa_lite.report import Metric, Report, load_report, write_report
 from msa_lite.report.choice import candidate_name
 from tests.support.models import tiny_tokenizer
+from tests.support.processes import wait_until
 from tests.support.records import write_shares
 
 POINTS: list[Values] = [{"alpha": alpha, "beta": beta} for alpha in (0.5, 1.0, 2.0) for beta in (0.0, 1.0)]
@@ -38,8 +39,7 @@ class Counted(Validation):
 
     def score_into(self, folder: Path, load: Any, about: Any = None, **_: Any) -> Report:
         self.scored.append((folder.name, threading.current_thread().name))
-        while len({who for _, who in self.scored}) < self.meet:
-            time.sleep(0.01)
+        wait_until(lambda: len({who for _, who in self.scored}) >= self.meet)
         forget: float = load()
         if forget != forget:
             raise NotFiniteError("no numbers")
@@ -235,8 +235,7 @@ def test_who_computes_other_inputs_warns_once_and_waits(
         choose(others, validation, tmp_path / "sweep", "choosing")
     validation.scored.clear()
     helper = choosing(validation, tmp_path / "sweep")
-    while not caplog.records:
-        time.sleep(0.01)
+    wait_until(lambda: bool(caplog.records))
     time.sleep(1.0)  # the helper looks a few times more
     assert helper.is_alive()
     fault = "computes other inputs than the process that chooses. Are package versions, and files at these paths"
