@@ -55,6 +55,15 @@ def _outputs_open() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def _no_waits_for_the_disk() -> Iterator[None]:
+    """Leave files to the system's cache: a run syncs hundreds of them, and no test outlives a loss of power."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("fsync", "fdatasync"):
+            patch.setattr(os, name, lambda handle: None, raising=False)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def drawing() -> Iterator[Drawing]:
     """Draw pictures and pages inside `with drawing():`, nowhere else: it takes longer than the rest of a tiny run."""
     from msa_lite.choose import choice

@@ -19,7 +19,7 @@ from msa_lite.demo import HistorySettings, make_groups, make_history
 from msa_lite.merger import merge
 from tests.conftest import Drawing
 from tests.support.hub import HubServer
-from tests.support.hub_clients import Hub
+from tests.support.hub_clients import Hub, HubPythons
 from tests.support.merges import contents, write_inputs
 
 CallCli = Callable[..., tuple[int, str, str]]
@@ -172,8 +172,16 @@ def call_cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     return call
 
 
+@pytest.fixture(scope="session")
+def hub_pythons(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubPythons]:
+    pythons = HubPythons(tmp_path_factory.mktemp("hub"))
+    yield pythons
+    pythons.close()
+
+
 @pytest.fixture
-def hub(tmp_path: Path) -> Iterator[Hub]:
-    with HubServer() as server:
-        yield Hub(server, tmp_path / "cache")
+def hub(hub_pythons: HubPythons) -> Iterator[Hub]:
+    shutil.rmtree(hub_pythons.home, ignore_errors=True)
+    with HubServer(hub_pythons.port) as server:
+        yield Hub(server, hub_pythons)
         assert [path for _, path in server.requests if not path.startswith("/")] == [], "another host was asked"

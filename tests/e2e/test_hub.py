@@ -98,7 +98,7 @@ def test_what_the_cache_holds_needs_no_hub(hub: Hub) -> None:
 def test_the_command_line_merges_from_the_hub_and_records_the_commit(hub: Hub, tmp_path: Path) -> None:
     commit = hub.server.commit("models/org/tiny", {**WANTED, **UNWANTED})
     out = tmp_path / "out"
-    done = hub.start("-m", "msa_lite", "merge", "--target", "org/tiny", "--alpha", "0", "--out", str(out))
+    done = hub.start("merge", "--target", "org/tiny", "--alpha", "0", "--out", str(out))
     assert done.returncode == 0, done.stderr
     assert json.loads((out / "manifest.json").read_text())["sources"] == {"target": f"org/tiny@{commit}"}
     assert (out / "model.safetensors").read_bytes() == WEIGHTS
@@ -110,7 +110,7 @@ def test_the_command_line_merges_from_the_hub_and_records_the_commit(hub: Hub, t
 def test_what_the_hub_does_not_have_is_wrong_usage(hub: Hub, tmp_path: Path, name: str, said: str) -> None:
     hub.server.commit("models/org/tiny", WANTED)
     out = tmp_path / "out"
-    done = hub.start("-m", "msa_lite", "merge", "--target", name, "--alpha", "0", "--out", str(out))
+    done = hub.start("merge", "--target", name, "--alpha", "0", "--out", str(out))
     message = done.stderr.strip()
     assert (done.returncode, done.stdout) == (2, "")
     assert message.startswith(f"error: {name}: no such folder, and it could not be fetched from the Hub (")

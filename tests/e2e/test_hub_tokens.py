@@ -59,7 +59,7 @@ def test_a_number_that_is_not_there_is_wrong_usage(
     hub: Hub, commits: dict[str, str], tmp_path: Path, name: str, parts: list[str]
 ) -> None:
     out = tmp_path / "out"
-    done = hub.start("-m", "msa_lite", "merge", "--target", name, "--alpha", "0", "--out", str(out))
+    done = hub.start("merge", "--target", name, "--alpha", "0", "--out", str(out))
     message = done.stderr.strip()
     assert (done.returncode, done.stdout, out.exists()) == (2, "", False)
     assert message.startswith(f"error: {name}: ")
@@ -87,7 +87,7 @@ def test_a_merge_takes_numbers_for_every_model_and_records_commits(
     hub: Hub, commits: dict[str, str], tmp_path: Path
 ) -> None:
     models = ["--target", "org/olmo", "--forget", "org/olmo@tokens=3896B", "--prior", "org/olmo@tokens=3859B"]
-    done = hub.start("-m", "msa_lite", "merge", *models, "--out", str(tmp_path / "out"))
+    done = hub.start("merge", *models, "--out", str(tmp_path / "out"))
     assert done.returncode == 0, done.stderr
     assert json.loads((tmp_path / "out/manifest.json").read_text())["sources"] == {
         "target": f"org/olmo@{commits['main']}",
@@ -96,7 +96,7 @@ def test_a_merge_takes_numbers_for_every_model_and_records_commits(
     }
     # θ_D − α (θ_1 − θ_0) = 0 − 1 · (2 − 1)
     assert (tmp_path / "out/model.safetensors").read_bytes() == checkpoint(-1)["model.safetensors"]
-    printed = hub.start("-m", "msa_lite", "mergekit", *models)
+    printed = hub.start("mergekit", *models)
     assert f"org/olmo@{commits[EARLY]}" in printed.stdout, printed.stderr
     assert "tokens=" not in printed.stdout
 

@@ -20,7 +20,9 @@ from msa_lite.recipe.schema import Baseline
 from msa_lite.recipe.training import TrainingStage
 from msa_lite.report import Report, write_report
 from msa_lite.train import VectorFit, tracking
-from tests.support.identity import DATA, OF_TEXT, UNSAID, base, changed, fill, leaves, write_place
+from tests.support.identity import DATA, OF_TEXT, UNSAID, base, changed, fill, leaves, tables_once, write_place
+
+__all__ = ["tables_once"]  # a fixture
 
 
 class Stop(BaseException):

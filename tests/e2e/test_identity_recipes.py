@@ -30,8 +30,9 @@ from msa_lite.pipeline.run.msa import msa_stages
 from msa_lite.recipe import Recipe, load_recipe
 from msa_lite.recipe.merging import Publish
 from msa_lite.train import VectorFit
-from tests.support.identity import DATA, OF_TEXT, UNSAID, base, changed, fill, leaves, rows_of, write_place
+from tests.support.identity import DATA, OF_TEXT, UNSAID, base, changed, fill, leaves, rows_of, tables_once, write_place
 
+__all__ = ["tables_once"]  # a fixture
 FITS = ("forget", "retain")
 
 

@@ -14,7 +14,7 @@ from msa_lite.errors import OutputError
 from msa_lite.merger import merge
 from tests.support.merges import contents, stamps
 
-KILLS = 60
+KILLS = 25  # test_kill_points has one before each step
 
 # Forks children that merge, and kills each after another delay; then lets one finish. The modules are loaded once.
 DRIVER = """

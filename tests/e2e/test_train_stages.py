@@ -99,7 +99,7 @@ def test_of_a_big_data_set_no_more_is_fetched_than_is_learnt_and_none_of_it_twic
         "training": {"epochs": 1, "learning_rate": 1e-3, "warmup_epochs": 0, "max_length": 64},
         "output": str(tmp_path / "models"),
     }
-    done = hub.start("-m", "msa_lite", "train", write(recipe, tmp_path / "training.yaml"), "--json")
+    done = hub.start("train", write(recipe, tmp_path / "training.yaml"), "--json")
     assert done.returncode == 0, done.stderr
     _, stage = json.loads(done.stdout)["stages"]
     assert stage["tokens"] == 2000

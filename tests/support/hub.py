@@ -52,7 +52,7 @@ class HubServer(Loopback):
     "datasets/ORG/NAME" here, and ORG/NAME where only models are meant.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, port: int = 0) -> None:
         self.requests: list[tuple[str, str]] = []  # (method, path) as asked
         self.sent: Counter[str] = Counter()  # bytes of each file that went out, by name
         self.received: Counter[str] = Counter()  # bytes of file contents by repository, broken transfers included
@@ -67,7 +67,7 @@ class HubServer(Loopback):
         self.lock = threading.RLock()
         self._commits: dict[str, dict[str, Files]] = {}  # repository → commit → files
         self._branches: dict[str, dict[str, str]] = {}  # repository → branch → commit
-        super().__init__(HubHandler)
+        super().__init__(HubHandler, port)
 
     @property
     def url(self) -> str:

@@ -1,4 +1,4 @@
-"""A fresh process that asks the loopback Hub and nobody else."""
+"""Other processes, and this one, that ask the Hub on loopback and nobody else; and contents to send there."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,19 +21,63 @@ from msa_lite.publish.destination import find_destination
 from msa_lite.publish.upload import Published, push
 from tests.support.hub import WRITER, HubServer
 
+# Forks a child for each line of its input, with the libraries loaded and the variables read: [code, arguments, streams,
+# folder]. It says how each child ended.
+_SERVE = """
+import json, os, sys, traceback
+import datasets, msa_lite.cli.merge, msa_lite.data, msa_lite.merger
+from tests.support.processes import run_code
 
-@dataclass
-class Hub:
-    """A server and a fresh process's way to it; `home` is the cache, which the processes of one test share."""
+for line in sys.stdin:
+    code, arguments, streams, folder = json.loads(line)
+    if (pid := os.fork()) == 0:
+        status = 0
+        try:
+            run_code(code, arguments, streams, folder, dict(os.environ), None)
+        except SystemExit as end:
+            status = end.code or 0
+        except BaseException:
+            traceback.print_exc()
+            status = 1
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+"""
 
-    server: HubServer
-    home: Path
 
-    def start(self, *command: str, offline: bool = False) -> subprocess.CompletedProcess[str]:
-        """Run Python with `command`; whatever it asks of another host ends at the server, as its proxy."""
+class HubPythons:
+    """Two Pythons, one of them offline, that know the address of the Hub and nobody else's; their children run code.
+
+    Whatever a child asks of another host ends at the server, as its proxy. home: the cache, empty at each test's start.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.home = folder / "cache"
+        with HubServer() as server:
+            self.port = server.port
+        self._processes: dict[bool, subprocess.Popen[str]] = {}
+
+    def run(self, code: str, arguments: Sequence[str], offline: bool) -> subprocess.CompletedProcess[str]:
+        if offline not in self._processes:
+            self._processes[offline] = self._start(offline)
+        process = self._processes[offline]
+        assert process.stdin is not None
+        assert process.stdout is not None
+        with tempfile.TemporaryDirectory() as folder:
+            streams = [Path(folder, name) for name in ("stdout", "stderr")]
+            for path in streams:
+                path.touch()
+            process.stdin.write(json.dumps([code, arguments, [*map(str, streams)], str(self.home.parent)]) + "\n")
+            process.stdin.flush()
+            status = int(process.stdout.readline())
+            return subprocess.CompletedProcess([*arguments], status, *(path.read_text() for path in streams))
+
+    def _start(self, offline: bool) -> subprocess.Popen[str]:
         kept = {k: v for k, v in os.environ.items() if not k.lower().startswith("hf_") and "proxy" not in k.lower()}
+        url = f"http://127.0.0.1:{self.port}"
         variables = {
-            "HF_ENDPOINT": self.server.url,
+            "HF_ENDPOINT": url,
             "HF_HOME": str(self.home),
             "HF_HUB_OFFLINE": str(int(offline)),
             "HF_HUB_DISABLE_XET": "1",
@@ -40,25 +85,35 @@ class Hub:
             "HF_HUB_DISABLE_UPDATE_CHECK": "1",
             "HF_UPDATE_DOWNLOAD_COUNTS": "0",
             "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-            "http_proxy": self.server.url,
-            "https_proxy": self.server.url,
+            "http_proxy": url,
+            "https_proxy": url,
             "no_proxy": "127.0.0.1",
         }
-        return subprocess.run(
-            [sys.executable, *command],
-            env=kept | variables,
-            cwd=self.home.parent,
-            capture_output=True,
-            text=True,
-            timeout=600,
-        )
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        return subprocess.Popen([sys.executable, "-c", _SERVE], env=kept | variables, **pipes)
+
+    def close(self) -> None:
+        for process in self._processes.values():
+            process.communicate()
+
+
+@dataclass
+class Hub:
+    """A server and the way of other processes to it."""
+
+    server: HubServer
+    pythons: HubPythons
+
+    def start(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run msa-lite with arguments."""
+        return self.pythons.run("from msa_lite.cli import main\nmain()", arguments, offline=False)
 
     def python(self, code: str, offline: bool = False) -> Any:
         """Run `code` and read what it leaves in `result`; an MsaError becomes [class, message]."""
         guarded = f"import json\nfrom msa_lite.errors import MsaError\ntry:\n{indent(code, '    ')}\n"
         guarded += "except MsaError as error:\n    result = [type(error).__name__, str(error)]\n"
         guarded += "print(json.dumps(result))"
-        done = self.start("-c", guarded, offline=offline)
+        done = self.pythons.run(guarded, (), offline)
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)
 

@@ -7,12 +7,15 @@ import json
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import fields
+from functools import cache
 from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
+import pytest
 from pydantic import BaseModel
 
+from msa_lite.data import sources
 from msa_lite.io.files.writing import canonical_json
 from msa_lite.io.finished.manifest import stage_folder
 from msa_lite.io.weights.hub import fetch
@@ -55,6 +58,16 @@ def assert_not_told_apart(identity: Callable[[Change], Any], changes: Mapping[st
 
 def one_each(changes: Change) -> dict[str, Change]:
     return {name: {name: value} for name, value in changes.items()}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def tables_once() -> Iterator[None]:
+    """Load each table once for a module whose rows stay as they are: loading them is most of what a recipe takes."""
+    once = cache(sources.load_table)
+    with pytest.MonkeyPatch.context() as patch:
+        for module in ("msa_lite.data.rows", "msa_lite.evals.dataset"):
+            patch.setattr(f"{module}.load_table", once)
+        yield
 
 
 def models_in(annotation: Any) -> Iterator[type[BaseModel]]:

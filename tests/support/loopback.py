@@ -17,8 +17,8 @@ class _Server(ThreadingHTTPServer):
 class Loopback:
     """Serves between `__enter__` and `__exit__`. Its handlers find it as `self.server.owner`."""
 
-    def __init__(self, handler: type[BaseHTTPRequestHandler]) -> None:
-        self._http = _Server(("127.0.0.1", 0), handler)
+    def __init__(self, handler: type[BaseHTTPRequestHandler], port: int = 0) -> None:
+        self._http = _Server(("127.0.0.1", port), handler)
         self._http.owner = self  # type: ignore[attr-defined]
         self._thread = threading.Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
 
@@ -37,6 +37,11 @@ class Loopback:
         self._http.server_close()
 
     @property
+    def port(self) -> int:
+        """The port; a free one where none was wanted."""
+        return self._http.server_port
+
+    @property
     def address(self) -> str:
         """Where it is, without a path."""
-        return f"http://127.0.0.1:{self._http.server_port}"
+        return f"http://127.0.0.1:{self.port}"

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -83,7 +83,7 @@ def start_script(
     for path in streams:
         path.touch()
     given = (code, arguments, tuple(map(str, streams)), str(cwd or Path.cwd()), dict(env or os.environ), limit)
-    process = _context.Process(target=_run, args=given)
+    process = _context.Process(target=run_code, args=given)
     process.start()
     return Forked(process, arguments, streams)
 
@@ -98,15 +98,15 @@ def fork_cli(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str
     return fork_script(_CLI, *arguments, **options)
 
 
-def _run(
+def run_code(
     code: str,
-    arguments: tuple[str, ...],
-    streams: tuple[str, str],
+    arguments: Sequence[str],
+    streams: Sequence[str],
     cwd: str,
     env: dict[str, str],
     limit: int | None,
 ) -> None:
-    """Run the code in the child."""
+    """Run Python code in a child that was forked for it; its streams are files."""
     gc.freeze()  # a collection would go through all that is loaded, and a fit has several
     for number, path in enumerate(streams, 1):
         file = os.open(path, os.O_WRONLY | os.O_APPEND)
