@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from msa_lite.errors import FormatError, UsageError
-from msa_lite.io.weights.adapter import ADAPTER_CONFIG, ADAPTER_FILE, load_adapter
+from msa_lite.io.weights.adapter import ADAPTER_CONFIG, ADAPTER_FILE, base_name, load_adapter
 from msa_lite.io.weights.blocks import Files, read_whole
 from msa_lite.io.weights.checkpoint import load_checkpoint
 from msa_lite.io.weights.matching import match_names
@@ -92,6 +92,23 @@ def test_what_is_no_factor_is_read_as_what_it_is(
     assert {name: numbers for name, (_, numbers) in matched.tokens.items()} == parts.get("tokens", {})
 
 
+@pytest.mark.parametrize("names", [("embed_tokens", "model.embed_tokens"), ("model.embed_tokens", "embed_tokens")])
+def test_of_two_lists_of_tokens_for_one_module_the_first_counts(
+    make_adapter: Make, tmp_path: Path, names: tuple[str, str]
+) -> None:
+    folder = make_adapter("llama", trainable_token_indices=[5, 2])
+    indices = dict(zip(names, ([5, 2], [7, 9]), strict=True))
+    adapter = load_adapter(edit_adapter(folder, tmp_path / "a", trainable_token_indices=indices))
+    assert [numbers for _, numbers in adapter.tokens.values()] == [(5, 2)]
+
+
+def test_an_adapter_is_not_its_own_base(make_adapter: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = edit_adapter(make_adapter("llama"), tmp_path / "a", base_model_name_or_path=".")
+    monkeypatch.chdir(folder)
+    with pytest.raises(UsageError, match="which is not here"):
+        base_name(folder)
+
+
 def test_dora_has_its_magnitudes_and_embeddings_are_transposed(make_adapter: Make) -> None:
     dora = load_adapter(make_adapter("llama", use_dora=True)).modules
     assert {low.magnitude.shape for low in dora.values() if low.magnitude} == {(32,), (16,), (48,)}
@@ -113,7 +130,7 @@ FLAGS = ("use_dora", "use_rslora", "fan_in_fan_out", "lora_bias")
         ({"init_lora_weights": "olora"}, "init_lora_weights: 'olora' changes"),
         ({"layer_replication": [[0, 2]]}, r"layer_replication: \[\[0, 2\]\], replicated layers"),
         ({"target_parameters": ["experts.down_proj"]}, "target_parameters: .* bare parameters"),
-        ({"use_warp_drive": 3}, "use_warp_drive: 3, not known to msa-lite"),
+        *(({"use_warp_drive": v}, f"use_warp_drive: {v}, not known to msa-lite") for v in (3, True)),
         ({"r": 5}, rf"{Q}: A is \(4, 32\), B is \(32, 4\), the config says rank 5"),
         ({"rank_pattern": {"q_proj": 9}}, rf"{Q}: .* the config says rank 9"),
         ({"r": "16"}, r"r: '16' \(a string\), expected a positive whole number"),

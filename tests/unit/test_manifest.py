@@ -189,6 +189,16 @@ def test_a_kill_at_any_step_leaves_the_old_folder_or_the_new_and_the_next_run_ge
     assert leftovers(out) == ["out", "out/a.txt", f"out/{MANIFEST}"]
 
 
+def test_a_new_folder_that_was_never_read_back_is_read_before_the_former_one_goes(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with stage_folder(out, "model", {"text": "old"}) as partial:
+        (partial / "a.txt").write_text("old")
+    subprocess.run([sys.executable, "-c", KILLED, "verify_folder", "0", str(out), "new"], check=False)
+    (out / "a.txt").write_text("bad")  # as long as what was written
+    assert not is_finished(out, {"text": "new"})
+    assert (tmp_path / "out.previous/a.txt").read_text() == "old"
+
+
 @pytest.mark.parametrize("name", [MANIFEST, "report.json"])
 def test_what_a_kill_left_of_a_half_written_file_does_not_get_into_the_manifest(tmp_path: Path, name: str) -> None:
     fail(tmp_path / "out", StageError("as if it was killed"), resumable=True)
