@@ -26,7 +26,7 @@ from msa_lite.io.weights.hub import fetch
 from msa_lite.pipeline.verbs.run import RunResult
 from msa_lite.recipe import load_recipe
 from msa_lite.report.choice import candidate_name
-from tests.support.processes import fork_cli
+from tests.e2e.conftest import CallCli
 
 
 @dataclass
@@ -119,7 +119,8 @@ def test_every_method_goes_from_a_recipe_to_a_report(method: str, runs: Runs) ->
     for stage in made:
         assert verify_folder(run / stage) == [], stage
     assert f"# Baseline {method} on" in (run / "report.md").read_text()
-    assert "How the settings were chosen" in (run / "report.md").read_text()
+    settings = "strengths" if method == TASK_VECTOR else "settings"
+    assert f"How the {settings} were chosen" in (run / "report.md").read_text()
     card = (run / "model/README.md").read_text()
     assert f"the baseline {method}" in card
     assert "before | unlearned | ideal" in card
@@ -305,15 +306,15 @@ def test_an_epoch_that_breaks_the_model_ends_the_training(
     assert len(log) == 3 * last
 
 
-def test_the_command_prints_a_table_or_one_json_object(runs: Runs, tmp_path: Path) -> None:
+def test_the_command_prints_a_table_or_one_json_object(runs: Runs, tmp_path: Path, call_cli: CallCli) -> None:
     path = tmp_path / "recipe.yaml"
     path.write_text(yaml.safe_dump(dict(runs.recipe)))
     before = times(runs.folder)
-    done = fork_cli("baseline", "npo", str(path), "--json")
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == json.loads(json.dumps(json_form(runs.results["npo"])))
-    table = fork_cli("baseline", "npo", str(path))
-    assert table.returncode == 0, table.stderr
+    code, out, err = call_cli("baseline", "npo", path, "--json")
+    assert code == 0, err
+    assert json.loads(out) == json.loads(json.dumps(json_form(runs.results["npo"])))
+    code, table, err = call_cli("baseline", "npo", path)
+    assert code == 0, err
     chosen = ", ".join(f"{key} {value}" for key, value in runs.results["npo"].chosen.items())
-    assert f"npo: {chosen}; scores on test rows" in " ".join(table.stdout.split())
+    assert f"npo: {chosen}; scores on test rows" in " ".join(table.split())
     assert times(runs.folder) == before

@@ -12,8 +12,8 @@ import yaml
 from safetensors.numpy import save
 
 from msa_lite.recipe import load_recipe
+from tests.e2e.conftest import CallCli
 from tests.support.hub_clients import Hub
-from tests.support.processes import fork_cli
 
 REPO = "models/org/olmo"
 EARLY, LATE = "stage1-step920000-tokens3859B", "stage1-step928646-tokens3896B"
@@ -117,7 +117,7 @@ def with_history(recipe: dict[str, Any], history: Path) -> dict[str, Any]:
 
 
 def test_a_run_takes_the_prior_from_its_history_says_why_and_resumes(
-    with_history: dict[str, Any], history: Path, tmp_path: Path
+    with_history: dict[str, Any], history: Path, tmp_path: Path, call_cli: CallCli
 ) -> None:
     path = tmp_path / "recipe.yaml"
     path.write_text(yaml.safe_dump(with_history))
@@ -125,30 +125,30 @@ def test_a_run_takes_the_prior_from_its_history_says_why_and_resumes(
         f"prior: {history / 'prior'}, seen 20k tokens: the latest of 2 checkpoints from before the forget data first "
         "came in at 25k tokens (5k tokens before; 1 later checkpoint has seen it)"
     )
-    done = fork_cli("run", str(path), "--json")
-    assert done.returncode == 0, done.stderr
-    assert done.stderr.splitlines()[1] == why  # below the line that says what is run
-    assert set(json.loads(done.stdout)["metrics"]) == {"target", "ideal", "unlearned"}
+    code, out, err = call_cli("run", path, "--json")
+    assert code == 0, err
+    assert err.splitlines()[1] == why  # below the line that says what is run
+    assert set(json.loads(out)["metrics"]) == {"target", "ideal", "unlearned"}
     resolved = tmp_path / "run/recipe.yaml"
     assert f"# {why}\n" in resolved.read_text()
     pinned = load_recipe(resolved)
     assert (pinned.prior, pinned.history) == (str(history / "prior"), None)
 
     before = {p: p.stat().st_mtime_ns for p in (tmp_path / "run").rglob("manifest.json")}
-    again = fork_cli(str(resolved))
-    assert (again.returncode, why in again.stderr) == (0, False)
+    code, _, err = call_cli(resolved)
+    assert (code, why in err) == (0, False)
     assert {p: p.stat().st_mtime_ns for p in (tmp_path / "run").rglob("manifest.json")} == before
-    printed = fork_cli("mergekit", str(path))
-    assert (printed.returncode, printed.stderr.strip()) == (0, why)
+    code, _, err = call_cli("mergekit", path)
+    assert (code, err.strip()) == (0, why)
 
 
 def test_a_history_without_a_prior_stops_before_anything_is_written(
-    with_history: dict[str, Any], tmp_path: Path
+    with_history: dict[str, Any], tmp_path: Path, call_cli: CallCli
 ) -> None:
     with_history["history"]["checkpoints"].pop()
     with_history["history"]["exposure"] = "15k"
     path = tmp_path / "recipe.yaml"
     path.write_text(yaml.safe_dump(with_history))
-    done = fork_cli(str(path))
-    assert (done.returncode, done.stdout, (tmp_path / "run").exists()) == (2, "", False)
-    assert "was saved at 20k tokens, 5k tokens too late" in done.stderr
+    code, out, err = call_cli(path)
+    assert (code, out, (tmp_path / "run").exists()) == (2, "", False)
+    assert "was saved at 20k tokens, 5k tokens too late" in err

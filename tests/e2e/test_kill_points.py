@@ -103,8 +103,9 @@ def options(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return {"target": str(folder / "target"), "forget": str(Adapter(factors).write(folder / "forget"))}  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("before", [None, {"alpha": 0.5}])
-@pytest.mark.parametrize("form", ["merge", "merge_adapters"])
+@pytest.mark.parametrize(
+    ("form", "before"), [("merge", None), ("merge", {"alpha": 0.5}), ("merge_adapters", {"alpha": 0.5})]
+)
 def test_a_kill_before_any_step_costs_the_next_run_nothing(
     options: dict[str, Any], tmp_path: Path, form: str, before: dict[str, Any] | None
 ) -> None:
