@@ -207,7 +207,7 @@ def test_calls_in_python_that_need_more_raise_the_same_line(plain: Plain) -> Non
         "assert all(callable(getattr(msa_lite, name)) for name in msa_lite.__all__)\n"
         "calls = [(msa_lite.run, 'quickstart'), (msa_lite.sweep, 'quickstart'), (msa_lite.probe, 'quickstart'),\n"
         "         (msa_lite.run_baseline, 'npo', 'quickstart'), (msa_lite.train_stages, 'train/small'),\n"
-        "         (msa_lite.evaluate, 'target', 'scores')]\n"
+        "         (msa_lite.evaluate, 'target', 'scores', msa_lite.PublishedBenchmark('tofu'))]\n"
         "for call, *arguments in calls:\n"
         "    try:\n        call(*arguments)\n"
         "    except Exception as error:\n        print(type(error).__name__, error)\n"
