@@ -44,19 +44,20 @@ def make_ground(run: Run) -> Ground:
     rows are of the same kind. Each row is there once. Retain rows are those of MSA's vector, whatever the run's method
     learns, so that all methods are attacked alike.
     """
-    questions = run.questions.everything
+    questions, settings = run.questions.everything, run.recipe.evaluate
     forget, holdout = (_rows(questions, name) for name in ("forget", "holdout"))
     forget = forget or _distinct(run.rows["forget"])
     is_text = bool(forget[0].text)
     holdout = [row for row in holdout or _loaded_holdout(run) if bool(row.text) == is_text]
-    settings = run.recipe.evaluate
+    # A published benchmark may ask in its own form.
+    prompter = next((benchmark.prompter for benchmark in questions if _rows([benchmark], "forget")), run.prompter)
     return Ground(
         rewordings=_rewordings(run, forget),
         forget=forget,
         retain=run.retain,
         holdout=holdout,
         learnt=run.rows["forget"],
-        prompter=_prompter(run, questions),
+        prompter=prompter,
         max_new_tokens=settings.max_new_tokens if settings else MOST_TOKENS,
         max_length=run.recipe.vector.max_length,
         layers=read_shape(load_checkpoint(run.sources["target"].folder), run.sources["target"].name).layers,
@@ -78,14 +79,9 @@ def limit_ground(ground: Ground, rows: int) -> Ground:
     )
 
 
-def _prompter(run: Run, questions: Sequence[Benchmark]) -> Prompter:
-    """Return the prompter of the rows: a published benchmark may ask in its own form."""
-    return next((part.prompter for part in questions if _rows([part], "forget")), run.prompter)
-
-
 def _rows(questions: Sequence[Benchmark], name: str) -> list[Row]:
     """Return the items of a set as rows, in the order of the data; none where they are no questions and no texts."""
-    items = [item for part in questions if name in part.sets for item in part.sets[name].items]
+    items = [item for benchmark in questions if name in benchmark.sets for item in benchmark.sets[name].items]
     rows = [_row(item) for item in items]
     return sorted(_distinct([row for row in rows if row is not None]), key=lambda row: row.index)
 
@@ -116,7 +112,10 @@ def _rewordings(run: Run, forget: Sequence[Row]) -> dict[str, list[str]]:
     """
     if any(row.text for row in forget):
         return {}
-    rewordings = _own_wordings(run, forget)
+    rewordings, settings = dict[str, list[str]](), run.recipe.evaluate
+    if settings and run.test:
+        published = BenchmarkSettings(settings.data, settings.split)
+        rewordings |= type(run.test).wordings(published, [row.question for row in forget])
     places = len(load_rows(run.data.get("evaluate.forget", run.data["forget"])))
     faults = Faults()
     for at, data in enumerate(run.recipe.attack.prompt.rewordings):
@@ -134,18 +133,14 @@ def _rewordings(run: Run, forget: Sequence[Row]) -> dict[str, list[str]]:
 
 
 def _free_name(name: str, taken: Collection[str]) -> str:
-    """Return a name for files and tables: of letters, digits, blanks and "-", with a number if it is taken."""
-    clean = re.sub(r"[^A-Za-z0-9 -]+", "-", name)
+    """Return a name for files and tables, with a number if it is taken."""
+    clean = _clean_name(name)
     return next(free for number in count(1) if (free := clean if number == 1 else f"{clean} {number}") not in taken)
 
 
-def _own_wordings(run: Run, forget: Sequence[Row]) -> dict[str, list[str]]:
-    """Return the wordings that the run's benchmark has of its own questions."""
-    settings = run.recipe.evaluate
-    if settings is None or run.test is None:
-        return {}
-    part = BenchmarkSettings(settings.data, settings.split)
-    return type(run.test).wordings(part, [row.question for row in forget])
+def _clean_name(name: str) -> str:
+    """Return a name with nothing but letters, digits, blanks and "-"."""
+    return re.sub(r"[^A-Za-z0-9 -]+", "-", name)
 
 
 def _loaded_holdout(run: Run) -> Sequence[Row]:
@@ -171,12 +166,12 @@ class Rewording:
 
         In the place of those that are still to be written stand the questions, for estimates of time.
         """
-        return self._with(ground, self._read())
+        return self._reworded(ground, self._read())
 
     def missing(self, ground: Ground) -> list[str]:
         """Return the questions that are still to be reworded."""
-        known = self._read()
-        return [question for question in dict.fromkeys(row.question for row in ground.forget) if question not in known]
+        written = self._read()
+        return [text for text in dict.fromkeys(row.question for row in ground.forget) if text not in written]
 
     def make(self, ground: Ground, progress: Progress) -> Ground:
         """Have the missing questions reworded; return the ground with all rewordings.
@@ -184,32 +179,32 @@ class Rewording:
         A question that the judge did not reword has "". Raise StageError where that are all, or the judge fails; a
         rerun asks only for the rest.
         """
-        known, todo = self._read(), self.missing(ground)
+        written, todo = self._read(), self.missing(ground)
         if todo:
             asks = [reword_ask(question, way) for question in todo for way in REWORDINGS]
-            inputs = self._settings() | {"questions": digest([*known, *todo])}
+            inputs = self._settings() | {"questions": digest([*written, *todo])}
             with stage_folder(self.folder, _NAME, inputs, resumable=True) as partial:
                 judge = open_judge(self.judge, partial)
                 assert judge is not None
                 rulings = iter(judge.ask(asks, under(progress, _NAME))[0])
                 for question in todo:
-                    written = {way: next(rulings) for way in REWORDINGS}
-                    known[question] = {way: one.reply if one.valid else "" for way, one in written.items()}
-                self._check(known, todo)
-                write_records(partial / _FILE, [{"question": text, **ways} for text, ways in known.items()])
+                    replies = {way: next(rulings) for way in REWORDINGS}
+                    written[question] = {way: ruling.reply if ruling.valid else "" for way, ruling in replies.items()}
+                self._check({question: written[question] for question in todo})
+                write_records(partial / _FILE, [{"question": text, **wordings} for text, wordings in written.items()])
                 (partial / CACHE_FILE).unlink()
-        return self._with(ground, known)
+        return self._reworded(ground, written)
 
-    def _check(self, known: Mapping[str, Mapping[str, str]], todo: list[str]) -> None:
-        lacking = sum(not text for question in todo for text in known[question].values())
-        total = len(todo) * len(REWORDINGS)
+    def _check(self, written: Mapping[str, Mapping[str, str]]) -> None:
+        """Raise StageError if the judge reworded nothing; warn where it did not reword all; show an example."""
+        lacking = sum(not text for wordings in written.values() for text in wordings.values())
+        total = len(written) * len(REWORDINGS)
         if lacking == total:
             raise StageError(
                 f"attack.prompt.judge: {self.judge.model_name} reworded no question; take a model that follows "
                 "instructions"
             )
-        question = next(question for question in todo if any(known[question].values()))
-        text = next(filter(None, known[question].values()))
+        question, text = next((q, text) for q, wordings in written.items() for text in wordings.values() if text)
         notices.info("rewordings: for example, '%s' became '%s'", question, shorten(text, 200))
         if lacking:
             logger.warning("%s gave no rewording in %d of %d cases", self.judge.model_name, lacking, total)
@@ -217,27 +212,23 @@ class Rewording:
     def _settings(self) -> dict[str, Any]:
         """Return what decides the rewording of a question."""
         judge = self.judge.describe()
-        parts = {key: judge[key] for key in ("kind", "model", "base_url", "revision") if key in judge}
-        return {"judge": parts, "prompts": rewording_version()}
+        keys = {key: judge[key] for key in ("kind", "model", "base_url", "revision") if key in judge}
+        return {"judge": keys, "prompts": rewording_version()}
 
     def _read(self) -> dict[str, dict[str, str]]:
         """Return what the judge has written, by question."""
         inputs = (load_manifest(self.folder) or {}).get("inputs", {})
-        if {key: inputs.get(key) for key in ("judge", "prompts")} != self._settings():
-            return {}
-        if not is_finished(self.folder, inputs):
+        is_same = {key: inputs.get(key) for key in ("judge", "prompts")} == self._settings()
+        if not (is_same and is_finished(self.folder, inputs)):
             return {}
         return {record.pop("question"): record for record in read_records(self.folder / _FILE)}
 
-    def _with(self, ground: Ground, known: Mapping[str, Mapping[str, str]]) -> Ground:
-        model = re.sub(r"[^A-Za-z0-9 -]+", "-", Path(self.judge.model_name).name)
-        rewordings = {
-            f"by {model} {way}": [
-                known[row.question][way] if row.question in known else row.question for row in ground.forget
-            ]
-            for way in REWORDINGS
-        }
-        return replace(ground, rewordings={**ground.rewordings, **rewordings})
+    def _reworded(self, ground: Ground, written: Mapping[str, Mapping[str, str]]) -> Ground:
+        model, rewordings = _clean_name(Path(self.judge.model_name).name), dict(ground.rewordings)
+        for way in REWORDINGS:
+            wordings = {question: ways[way] for question, ways in written.items()}
+            rewordings[f"by {model} {way}"] = [wordings.get(row.question, row.question) for row in ground.forget]
+        return replace(ground, rewordings=rewordings)
 
 
 def open_rewording(home: Path, judge: JudgeSettings, ground: Ground, is_asked: bool) -> Rewording | None:

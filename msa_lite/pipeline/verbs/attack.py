@@ -11,8 +11,8 @@ from msa_lite.io.console.libraries import require
 from msa_lite.io.console.progress import Progress, silent
 from msa_lite.io.finished.seal import load_manifest, locked
 from msa_lite.io.models.heads import has_precision
-from msa_lite.pipeline.attack.plan import AttackPlan, attack_stages
-from msa_lite.pipeline.attack.run import Attacked, fit_to_budget, open_attacks, run_attacks
+from msa_lite.pipeline.attack.campaign import Campaign, attack_stages, open_attacks
+from msa_lite.pipeline.attack.run import Attacked, fit_to_budget, run_attacks
 from msa_lite.pipeline.baseline.run import baseline_scope
 from msa_lite.pipeline.prepare.run import Run, msa_scope, prepare
 from msa_lite.pipeline.run.folder import RunFolder, open_run
@@ -43,9 +43,9 @@ def attack(
     Raise UsageError for what is no run, OutputError for a run that is not finished, and UsageError with all that
     forbids the attacks, before any work. Raise StageError where attacks failed, once the others are reported.
     """
-    plan = _open(folder, attacks, overrides, models)
-    with locked(plan.folder):
-        return run_attacks(plan, progress, budget)
+    campaign = _open(folder, attacks, overrides, models)
+    with locked(campaign.folder):
+        return run_attacks(campaign, progress, budget)
 
 
 def dry_attack(
@@ -60,31 +60,31 @@ def dry_attack(
 
     The unlearned model is loaded to measure times, unless all is done. Raise what `attack` raises before its work.
     """
-    plan, times = fit_to_budget(_open(folder, attacks, overrides, models), budget)
-    seconds = {step.label: step.amount for step in plan.steps(times)} if times else {}
+    campaign, times = fit_to_budget(_open(folder, attacks, overrides, models), budget)
+    seconds = {step.label: step.amount for step in campaign.steps(times)} if times else {}
     stages = []
-    for stage, (name, model) in zip(attack_stages(plan), plan.pairs(), strict=True):
+    for stage, (name, model) in zip(attack_stages(campaign), campaign.pairs(), strict=True):
         (state,) = look_ahead([stage])
-        present = plan.found(name, model)
-        if present and present != stage.folder:
-            state = replace(state, reasons=[f"copied from {present}"], seconds=(0.0, 0.0))
-        elif not present:
+        finished = campaign.finished_folder(name, model)
+        if finished and finished != stage.folder:
+            state = replace(state, reasons=[f"copied from {finished}"], seconds=(0.0, 0.0))
+        elif not finished:
             state = replace(state, seconds=(seconds[stage.name], seconds[stage.name]))
         stages.append(state)
-    rows = {name: len(getattr(plan.ground, name)) for name in ("forget", "retain", "holdout")}
-    reads = [Reading(name, plan.sources[name].name) for name in plan.models]
-    reads += [Reading(f"{name} rows", str(plan.folder), f"{count} rows") for name, count in rows.items() if count]
-    notes = [f"{name} is left out: {reason}" for name, reason in plan.left_out.items()]
-    notes += plan.too_few_rows
-    if plan.rewording and (questions := plan.to_reword()):
-        notes.append(f"{plan.rewording.judge.model_name} rewords {len(questions)} questions first")
-    return DryRun("attack", plan.folder, stages, reads, notes=notes)
+    rows = {name: len(getattr(campaign.ground, name)) for name in ("forget", "retain", "holdout")}
+    reads = [Reading(name, campaign.sources[name].name) for name in campaign.models]
+    reads += [Reading(f"{name} rows", str(campaign.folder), f"{count} rows") for name, count in rows.items() if count]
+    notes = [f"{name} is left out: {reason}" for name, reason in campaign.left_out.items()]
+    notes += campaign.too_few_rows
+    if campaign.rewording and (questions := campaign.to_reword()):
+        notes.append(f"{campaign.rewording.judge.model_name} rewords {len(questions)} questions first")
+    return DryRun("attack", campaign.folder, stages, reads, notes=notes)
 
 
 def _open(
     folder: str | Path, attacks: Sequence[str], overrides: Iterable[str], models: Mapping[str, str] | None
-) -> AttackPlan:
-    """Return the plan of attacks on the run in a folder, with everything checked."""
+) -> Campaign:
+    """Return the campaign against the run in a folder, with everything checked."""
     require("train")
     opened = open_run(folder)
     _check_finished(opened)

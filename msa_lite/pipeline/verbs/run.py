@@ -16,7 +16,8 @@ from msa_lite.io.finished.seal import load_manifest
 from msa_lite.io.launch.crew import Crew
 from msa_lite.io.launch.gathering import gathered
 from msa_lite.merger import Merged, MergedAdapter
-from msa_lite.pipeline.attack.run import open_attacks, run_attacks
+from msa_lite.pipeline.attack.campaign import open_attacks
+from msa_lite.pipeline.attack.run import run_attacks
 from msa_lite.pipeline.prepare.earlier import rebuild_command
 from msa_lite.pipeline.prepare.run import Context, Run
 from msa_lite.pipeline.run.choice import chosen_strengths

@@ -1,4 +1,4 @@
-"""What attacks on a run are planned: which rows, which results of before, and what is refused before any work."""
+"""Which campaign against a run is settled: which rows, which results of before, and what is refused before any work."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from msa_lite.data import Row
 from msa_lite.errors import MsaError, StageError, UsageError
 from msa_lite.evals.benchmark import Records
 from msa_lite.pipeline.attack import run as attacking
-from msa_lite.pipeline.attack.plan import AttackPlan
+from msa_lite.pipeline.attack.campaign import Campaign, open_attacks
 from msa_lite.pipeline.baseline.run import baseline_scope
 from msa_lite.pipeline.prepare.run import msa_scope, prepare
 from msa_lite.pipeline.run.folder import open_run
@@ -34,37 +34,39 @@ def copy(attacked: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(attacked, tmp_path / "run"))
 
 
-def planned(folder: Path, names: Sequence[str], *changes: str, method: str = "msa", **replaced: Any) -> AttackPlan:
-    """The plan of attacks on the run in a folder; without the checks of the command."""
+def planned(folder: Path, names: Sequence[str], *changes: str, method: str = "msa", **replaced: Any) -> Campaign:
+    """The campaign against the run in a folder; without the checks of the command."""
     opened = open_run(folder)
     recipe = load_recipe(opened.recipe, [*FEW, *changes])
     run = prepare(recipe, msa_scope(recipe) if method == "msa" else baseline_scope(method, recipe)[0])
-    return attacking.open_attacks(replace(run, **replaced), opened.result, names)
+    return open_attacks(replace(run, **replaced), opened.result, names)
 
 
 def test_a_method_that_learns_all_retain_rows_is_attacked_with_the_same_ones(copy: Path) -> None:
     """MSA's vector learns a sample of the retain rows, grad_diff all of them."""
-    plan = planned(copy, QUICK, method="grad_diff")
-    assert plan.folder == copy / "baselines/grad_diff"
+    campaign = planned(copy, QUICK, method="grad_diff")
+    assert campaign.folder == copy / "baselines/grad_diff"
     for name in QUICK:
         for model in ("ideal", "target"):
-            assert plan.found(name, model) == copy / "attacks" / name / model
+            assert campaign.finished_folder(name, model) == copy / "attacks" / name / model
 
 
 def test_retain_rows_decide_only_the_attacks_that_use_them(copy: Path) -> None:
-    plans = [planned(copy, []), planned(copy, [], retain=[Row(0, "Who?", "Nobody.")])]
-    one, other = ({name: plan.inputs(name, "unlearned")["rows"] for name in plan.attacks} for plan in plans)
+    campaigns = [planned(copy, []), planned(copy, [], retain=[Row(0, "Who?", "Nobody.")])]
+    one, other = (
+        {name: campaign.inputs(name, "unlearned")["rows"] for name in campaign.attacks} for campaign in campaigns
+    )
     assert {name for name in one if one[name] != other[name]} == {"prompt", "relearn"}
 
 
 @pytest.mark.parametrize("change", ["evaluate.ideal={prior}", "evaluate.ideal=null", "attack.rows=3", "seed=1"])
 def test_results_beside_another_ideal_or_on_other_rows_are_not_kept(change: str, copy: Path) -> None:
     prior = yaml.safe_load((copy / "recipe.yaml").read_text())["prior"]
-    plan = planned(copy, ["membership"], change.format(prior=prior))
-    kept, models = attacking._with_earlier(plan, AttackFacts(()))
+    campaign = planned(copy, ["membership"], change.format(prior=prior))
+    kept, models = attacking._with_earlier(campaign, AttackFacts(()))
     assert kept.attacks == ()
     assert kept.left_out == dict.fromkeys(QUICK, "was made with other models or rows before; make it again")
-    assert set(models) == set(plan.models)
+    assert set(models) == set(campaign.models)
     kept, _ = attacking._with_earlier(planned(copy, ["sample"]), AttackFacts(()))
     assert [one.name for one in kept.attacks] == QUICK
 
@@ -105,14 +107,14 @@ def test_rewordings_of_files_with_one_name_stand_side_by_side(copy: Path) -> Non
 
 def test_all_forget_rows_are_attacked_also_those_that_the_choice_was_made_by(copy: Path) -> None:
     path = Path(yaml.safe_load((copy / "recipe.yaml").read_text())["forget"]["data"]["path"])
-    plan = planned(copy, QUICK, "attack.rows=400", "evaluate.limit=null")
+    campaign = planned(copy, QUICK, "attack.rows=400", "evaluate.limit=null")
     questions = [json.loads(line)["question"] for line in path.read_text().splitlines()]
-    assert [row.question for row in plan.ground.forget] == questions
+    assert [row.question for row in campaign.ground.forget] == questions
 
 
 def test_membership_has_more_holdout_rows_than_others(copy: Path) -> None:
-    plan = planned(copy, QUICK, "evaluate.ideal=null", "attack.rows=2")
-    held = {name: len(plan.ground_of(attack).holdout) for name, attack in plan.attacks.items()}
+    campaign = planned(copy, QUICK, "evaluate.ideal=null", "attack.rows=2")
+    held = {name: len(campaign.ground_of(attack).holdout) for name, attack in campaign.attacks.items()}
     assert held["membership"] > held["prompt"] == 2
 
 
@@ -120,9 +122,9 @@ def test_models_that_an_attack_cannot_be_made_on_are_told_before_any_work(
     copy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("msa_lite.attacks.relearn.streams", lambda source: True)
-    plan = planned(copy, [])
-    assert "relearn" not in plan.attacks
-    assert "too large for the GPU's memory to be tuned" in plan.left_out["relearn"]
+    campaign = planned(copy, [])
+    assert "relearn" not in campaign.attacks
+    assert "too large for the GPU's memory to be tuned" in campaign.left_out["relearn"]
     with pytest.raises(UsageError, match=r"relearn: .*too large for the GPU's memory"):
         planned(copy, ["relearn"])
 
