@@ -46,7 +46,6 @@ def highest(*needs: Need) -> Need:
 
 NF4 = 0.5 + 1 / 64 + 4 / (64 * 256)  # bytes of a weight: the code, an 8-bit scale a block, an fp32 scale of scales
 _EIGHT_BIT = 2 + 2 * 4 / 256  # bytes of 8-bit AdamW a weight: two states, each with a scale a block
-_SMALLEST = 4096  # weights of a tensor from which on bitsandbytes keeps its states in 8 bits
 _LOGITS = 64 << 20  # bytes of fp32 logits at a time
 
 
@@ -92,7 +91,7 @@ def fit_need(shape: Shape, case: FitCase, rung: Rung, accumulates: bool = True) 
     layer, block = _Layer(shape, case, tokens), rows * shape.vocabulary
     head = shape.vocabulary * shape.hidden if case.mode == "full" else 0
     held: dict[str, float] = {**static_bytes(shape, case, rung.embedding_on_cpu)}
-    before = held if accumulates else {**held, "gradients": 4 * head if rows < tokens else 0}
+    forward = held if accumulates else {**held, "gradients": 4 * head if rows < tokens else 0}
     inputs = 0 if rung.states_on_cpu else shape.layers * layer.input
     kept = inputs if rung.checkpointing else shape.layers * layer.saved + layer.copies
     again = layer.saved + layer.copies / shape.layers if rung.checkpointing else 0
@@ -115,9 +114,9 @@ def fit_need(shape: Shape, case: FitCase, rung: Rung, accumulates: bool = True) 
     }
     if case.shards > 1:  # each layer is put together for its turn; embedding and head stay so
         whole = {"gathered": 2 * (shape.embedding + shape.head + 2 * shape.in_linear // shape.layers)}
-        before, held = before | whole, held | whole
-    moments = [before | at_logits, before | at_head, before | at_layer, held | at_end, held]
-    return highest(*(Need({part: int(size) for part, size in one.items()}, shape.rough) for one in moments))
+        forward, held = forward | whole, held | whole
+    moments = [forward | at_logits, forward | at_head, forward | at_layer, held | at_end, held]
+    return highest(*(Need({part: int(size) for part, size in moment.items()}, shape.rough) for moment in moments))
 
 
 def static_bytes(shape: Shape, case: FitCase, embedding_on_cpu: bool = False) -> dict[str, int]:
@@ -129,8 +128,8 @@ def static_bytes(shape: Shape, case: FitCase, embedding_on_cpu: bool = False) ->
         trained = sum(linear.adapter(case.rank) for linear in shape.adapted(case.targets))
         linear = NF4 if case.mode == "qlora" else width
         moved = shape.embedding if embedding_on_cpu else 0
-        norms = 4 if case.mode == "qlora" else width
-        weights = linear * shape.in_linear + width * (shape.embedding + shape.head - moved) + norms * shape.other
+        norm = 4 if case.mode == "qlora" else width
+        weights = linear * shape.in_linear + width * (shape.embedding + shape.head - moved) + norm * shape.norms
     states = _EIGHT_BIT if case.eight_bit else 8
     parts = {"weights": weights, "gradients": 4 * trained, "optimizer": states * trained}
     if case.mode == "full":

@@ -36,7 +36,6 @@ _PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
          "num_key_value_heads": 32, "intermediate_size": 11008, "vocab_size": 100352, "tie_word_embeddings": False}, 4),
 }  # fmt: skip
 _LAYER = re.compile(r"\.\d+\.")
-_FLOATS = {"F64": 8, "F32": 4}
 
 
 @dataclass(frozen=True)
@@ -78,8 +77,8 @@ class Shape:
     """Weights of the embedding, and of positions where they are learnt."""
     head: int
     """Weights of the head; 0 where it is tied to the embedding."""
-    other: int
-    """All other weights: norms and biases."""
+    norms: int
+    """Weights of norms and biases, and all others."""
     stored: int
     """Bytes of the weights as they are stored."""
     has_head_norms: bool = False
@@ -95,7 +94,7 @@ class Shape:
     @property
     def weights(self) -> int:
         """Return the number of weights."""
-        return self.in_linear + self.embedding + self.head + self.other
+        return self.in_linear + self.embedding + self.head + self.norms
 
     @property
     def width(self) -> float:
@@ -106,8 +105,8 @@ class Shape:
         """Return the linear layers that get an adapter. targets: "all-linear", a regular expression, or names."""
         if isinstance(targets, str):
             is_all = targets.lower() == "all-linear"
-            return [one for one in self.linear if is_all or re.search(rf"\b{re.escape(one.name)}\b", targets)]
-        return [one for one in self.linear if any(target.rpartition(".")[2] == one.name for target in targets)]
+            return [layer for layer in self.linear if is_all or re.search(rf"\b{re.escape(layer.name)}\b", targets)]
+        return [layer for layer in self.linear if any(target.rpartition(".")[2] == layer.name for target in targets)]
 
 
 def read_shape(checkpoint: Checkpoint, name: str) -> Shape:
@@ -152,7 +151,7 @@ def _make_shape(
     config = {**config, **text} if isinstance(text, dict) else config
     family = str(config.get("model_type"))
     linear: dict[tuple[str, int, int], int] = {}
-    embedding = head = other = 0
+    embedding = head = norms = 0
     for tensor, shape in tensors.items():
         count, module = math.prod(shape), tensor.removesuffix(".weight").rpartition(".")[2]
         if is_head(tensor) and len(shape) == 2:
@@ -163,13 +162,13 @@ def _make_shape(
             key = (module, shape[1], shape[0]) if family == "gpt2" else (module, shape[0], shape[1])
             linear[key] = linear.get(key, 0) + 1
         else:
-            other += count
+            norms += count
     return Shape(
         name=name,
         linear=tuple(Linear(*key, count) for key, count in linear.items()),
         embedding=embedding,
         head=0 if _is_tied(config) and embedding else head,
-        other=other,
+        norms=norms,
         stored=stored,
         has_head_norms=family in _HEAD_NORMS,
         rough=fault or _doubt(family, config, tensors),

@@ -64,7 +64,7 @@ def ask_command(verbose: bool, run: Path, question: str | None, as_json: bool) -
 def _print_head(panel: Panel) -> None:
     """Print on stderr how the models are asked, and which are missing."""
     how = "texts, so what you write is continued" if panel.continues else panel.prompter.sentence
-    click.echo(f"prompt: {how}; at most {panel.most_tokens} tokens, greedy", err=True)
+    click.echo(f"prompt: {how}; at most {panel.run.recipe.max_new_tokens} tokens, greedy", err=True)
     for name, reason in panel.missing.items():
         click.echo(f"no {name}: {reason}", err=True)
 

@@ -29,7 +29,6 @@ from msa_lite.pipeline.run.folder import RunFolder, open_run
 from msa_lite.recipe import Recipe
 from msa_lite.report.provenance import PURGED_FILE, RECIPE_FILE
 
-_MOST_TOKENS = 200  # of an answer, where the recipe scores nothing
 _ROOM = 0.8  # the share of free memory that weights may take; the rest is for the computation
 _UNLEARNED = "unlearned"
 
@@ -70,12 +69,6 @@ class Panel:
         """Return the names of the models that answer."""
         return list(self.sources)
 
-    @property
-    def most_tokens(self) -> int:
-        """Return the most tokens of an answer."""
-        evaluate = self.run.recipe.evaluate
-        return evaluate.max_new_tokens if evaluate else _MOST_TOKENS
-
     def answer(self, name: str, question: str, progress: Progress = silent) -> str:
         """Return the greedy answer of one model. Raise UsageError for a question that is empty or too long.
 
@@ -84,7 +77,8 @@ class Panel:
         question = question.encode("utf-8", "replace").decode()  # bytes that are no UTF-8 come as surrogates
         if not question.strip():
             raise UsageError("the question is empty")
-        ids = self._ids(question)
+        prompter = self.prompter
+        ids = list(prompter.tokenizer(question)["input_ids"]) if self.continues else prompter.prompt(question)
         runner = self._runner(name, progress)
         try:
             if runner.window is not None and len(ids) >= runner.window:
@@ -92,8 +86,8 @@ class Panel:
                     f"the question has {len(ids)} tokens with its prompt, and the {name} model has room for "
                     f"{runner.window}; ask a shorter one"
                 )
-            prompter = self.prompter
-            batches = generate(runner, prompter.tokenizer, [ids], Decoding(self.most_tokens), end=prompter.end)
+            decoding = Decoding(self.run.recipe.max_new_tokens)
+            batches = generate(runner, prompter.tokenizer, [ids], decoding, end=prompter.end)
             return next(texts for batch in batches for _, texts in batch)[0]
         finally:
             if not self.stays:
@@ -102,11 +96,6 @@ class Panel:
     def answers(self, question: str, progress: Progress = silent) -> Answers:
         """Return the answers of all models. Raise as `answer`."""
         return Answers(question, {name: self.answer(name, question, progress) for name in self.sources}, self.missing)
-
-    def _ids(self, question: str) -> list[int]:
-        return (
-            list(self.prompter.tokenizer(question)["input_ids"]) if self.continues else self.prompter.prompt(question)
-        )
 
     def _runner(self, name: str, progress: Progress) -> Runner:
         """Return a model, loaded now unless it is in memory."""
@@ -123,8 +112,7 @@ def ask(folder: str | Path, question: str, progress: Progress = silent) -> Answe
     Raise UsageError for a folder that is no run and for a question that is empty or too long, OutputError for a run
     without an unlearned model. A target or ideal that is not there is left out, with the reason.
     """
-    panel = open_panel(folder)
-    return panel.answers(question, progress)
+    return open_panel(folder).answers(question, progress)
 
 
 def open_panel(folder: str | Path, several: bool = False) -> Panel:
@@ -174,11 +162,8 @@ def _tokenizer(run: RunFolder, unlearned: Source) -> Any:
 
 def _asks_questions(recipe: Recipe) -> bool:
     """Check whether any rows of a run, or its benchmark's, are questions in the recipe's prompt."""
-    evaluate = recipe.evaluate
-    sets = [recipe.forget.data, recipe.retain and recipe.retain.data]
-    sets += [evaluate.forget, evaluate.retain, evaluate.holdout] if evaluate else []
-    kind = benchmark_class(evaluate.benchmark) if evaluate else Qa
-    return any(data.format == "qa" for data in sets if data) or (kind is not Qa and kind.prompted)
+    kind = benchmark_class(recipe.evaluate.benchmark) if recipe.evaluate else Qa
+    return any(data.format == "qa" for data in recipe.data_sets.values()) or (kind is not Qa and kind.prompted)
 
 
 def _fit_together(sources: Mapping[str, Source]) -> bool:

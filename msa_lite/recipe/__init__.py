@@ -22,10 +22,11 @@ from msa_lite.recipe.load import (
     title_of,
 )
 from msa_lite.recipe.schema import Demo, RealDemo, Recipe
-from msa_lite.recipe.scores import JudgeKeys
+from msa_lite.recipe.scores import SETS, JudgeKeys
 from msa_lite.recipe.training import TrainingRecipe
 
 __all__ = [
+    "SETS",
     "Columns",
     "Data",
     "Demo",

@@ -36,7 +36,7 @@ from msa_lite.recipe.inputs import (
     tracker_names,
 )
 from msa_lite.recipe.merging import Merge, Publish
-from msa_lite.recipe.scores import AttackKeys, Evaluate, ProbeKeys, Select, VerdictForm, VerdictKeys
+from msa_lite.recipe.scores import SETS, AttackKeys, Evaluate, ProbeKeys, Select, VerdictForm, VerdictKeys
 from msa_lite.recipe.training import MOST, SEEDS, Rate, RetainVector, VectorSpec, no_truth
 from msa_lite.strengths import Strengths
 
@@ -142,9 +142,11 @@ class Baseline(Closed):
     _points = field_validator("scale")(_check_points)
 
     @model_validator(mode="after")
-    def _scales_a_change_of_the_prior(self) -> Baseline:
+    def _fits_its_methods(self) -> Baseline:
         if self.start == "target" and self.scale != 1.0:
             raise ValueError("scale: only with start: prior")
+        if self.alternatives and self.alternatives.format != "text":
+            raise ValueError("alternatives.format: must be 'text', with one answer a line")
         return self
 
 
@@ -289,6 +291,20 @@ class Recipe(Closed):
             raise PydanticCustomError("missing", "is missing; name it, or give a history from which it is chosen")
         return prior
 
+    @field_validator("earlier")
+    @classmethod
+    def _names_runs_once(cls, earlier: list[str]) -> list[str]:
+        places = [Path(name).expanduser().resolve() for name in earlier]
+        if twice := [name for name, place in zip(earlier, places, strict=True) if places.count(place) > 1]:
+            raise ValueError(f"{twice[-1]}: stands there twice; leave one out")
+        return earlier
+
+    @model_validator(mode="after")
+    def _vectors_fit_the_result(self) -> Recipe:
+        if self.merge.form == "adapter" and self.vector.mode == "full":
+            raise ValueError("merge.as: vector.mode full makes no adapter; choose merge.as model, or vector.mode lora")
+        return self
+
     @model_validator(mode="after")
     def _points_need_scores(self) -> Recipe:
         if self.evaluate is None and AUTO in (self.forget.alpha, self._beta):
@@ -322,6 +338,19 @@ class Recipe(Closed):
     def prior_reason(self) -> str | None:
         """The reason why the history gives this prior, in a sentence; None if the recipe names the prior."""
         return choose_prior(self.history).why if self.history is not None else None
+
+    @property
+    def data_sets(self) -> dict[str, Data]:
+        """The rows to learn and to score, by their places: "forget", "retain", "evaluate.holdout", …"""
+        sets = {"forget": self.forget.data, "retain": self.retain.data if self.retain else None}
+        if self.evaluate:
+            sets |= {f"evaluate.{name}": getattr(self.evaluate, name) for name in SETS}
+        return {place: data for place, data in sets.items() if data}
+
+    @property
+    def max_new_tokens(self) -> int:
+        """The most tokens of an answer; the default of `evaluate` where nothing is scored."""
+        return (self.evaluate or Evaluate()).max_new_tokens
 
     @property
     def margins(self) -> VerdictKeys:

@@ -70,6 +70,9 @@ class JudgeKeys(Closed):
     """USD per million prompt and completion tokens, for the estimate; default: the list price, where it is known."""
 
 
+SETS = ("forget", "retain", "holdout")  # of rows, as `Evaluate` names them
+
+
 class Evaluate(Closed):
     """The questions that models are asked, and the ideal beside them."""
 
@@ -103,8 +106,12 @@ class Evaluate(Closed):
             values = {"split": self.split, "data": self.data, "compat": self.compat, "judge": judged}
             if wrong := [name for name, value in values.items() if value]:
                 raise ValueError(f"{', '.join(wrong)}: not for benchmark {OWN}; choose from {', '.join(published())}")
-        elif judged and not BENCHMARKS[self.benchmark].judged:
+            return self
+        if judged and not BENCHMARKS[self.benchmark].judged:
             raise ValueError(f"judge: nothing in {self.benchmark} is judged; leave it out")
+        sets = {"forget": self.forget, "retain": self.retain, "holdout": self.holdout}
+        if texts := [f"{name}.format" for name, data in sets.items() if data and data.format != "qa"]:
+            raise ValueError(f"{', '.join(texts)}: with {self.benchmark} it must be qa")
         return self
 
 

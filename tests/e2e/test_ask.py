@@ -12,6 +12,7 @@ import pytest
 
 import msa_lite
 from msa_lite.errors import UsageError
+from msa_lite.evals.generate import generate
 from msa_lite.io.files.writing import hash_file
 from msa_lite.pipeline.ask import open_panel
 from msa_lite.pipeline.run.folder import open_run
@@ -121,7 +122,9 @@ def test_a_model_that_is_gone_is_named_and_the_others_answer(
     assert "no unlearned model to ask yet; finish the run first" in err
 
 
-def test_a_run_over_texts_continues_what_is_written(history: Path, tmp_path: Path) -> None:
+def test_a_run_over_texts_continues_what_is_written(
+    history: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     text = tmp_path / "notes.txt"
     text.write_text("Otan Wenmere lives in Yarheath. " * 20)
     recipe = tiny_recipe(history, tmp_path / "run") | {"evaluate": None}
@@ -131,8 +134,15 @@ def test_a_run_over_texts_continues_what_is_written(history: Path, tmp_path: Pat
     assert run is not None
     panel = open_panel(run.folder)
     assert panel.continues
-    assert panel._ids("Otan Wenmere") == panel.prompter.tokenizer("Otan Wenmere")["input_ids"]
+    prompts: list[Any] = []
+
+    def keep(runner: Any, tokenizer: Any, ids: Any, *settings: Any, **options: Any) -> Any:
+        prompts.extend(ids)
+        return generate(runner, tokenizer, ids, *settings, **options)
+
+    monkeypatch.setattr("msa_lite.pipeline.ask.generate", keep)
     assert set(panel.answers("Otan Wenmere").answers) == {"target", "unlearned"}
+    assert prompts == [panel.prompter.tokenizer("Otan Wenmere")["input_ids"]] * 2
 
 
 def test_models_too_large_to_stay_are_loaded_for_each_question(

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from msa_lite.choose.rules import Constrained, LeastExtraction, PaperScore
-from msa_lite.data import DataSource
+from msa_lite.data import DataSource, load_rows
 from msa_lite.errors import MsaError, UsageError
 from msa_lite.evals.benchmark import Benchmark
 from msa_lite.pipeline.prepare.questions import Questions, load_questions
@@ -52,8 +52,8 @@ def ask(
     }
     given = {"target": "t", "prior": "p", "output": "o", "forget": {"data": {"path": "x"}, "alpha": [0.5, 1]}}
     recipe = Recipe.model_validate(given | {"evaluate": evaluate or {}, "select": select or {}})
-    sources = {name: data[key] for name, key in used.items() if key}
-    return load_questions(recipe, sources, choice, make_prompter())
+    rows = {name: load_rows(data[key]) for name, key in used.items() if key}
+    return load_questions(recipe, rows, choice, make_prompter())
 
 
 def indices(part: Benchmark | None) -> dict[str, set[int]]:
@@ -136,7 +136,7 @@ def test_null_evaluation_asks_nothing_and_no_rows_are_warned_of(
         "forget": {"data": {"path": "x"}, "alpha": 1},
         "evaluate": None,
     }
-    nothing = load_questions(Recipe.model_validate(given), data, False, make_prompter())
+    nothing = load_questions(Recipe.model_validate(given), {}, False, make_prompter())
     assert (nothing.validation, nothing.test) == (None, None)
     with caplog.at_level(logging.WARNING, logger="msa_lite"):
         assert ask(data, choice=False, forget="", retain="").test is None

@@ -164,6 +164,13 @@ def test_every_fault_is_reported_at_once_with_the_nearest_name() -> None:
         ({"forget": {"data": {"path": "f"}, "alpha": float("nan")}}, "finite number"),
         ({"forget": {"data": {"path": "f"}, "alpha": [1, 2]}, "evaluate": None}, "scores to choose by"),
         ({"evaluate": {"benchmark": "muse", "judge": {"kind": "openai"}}}, "nothing in muse is judged"),
+        (
+            {"evaluate": {"benchmark": "tofu", "retain": {"path": "r", "format": "text"}}},
+            r"retain\.format: with tofu it",
+        ),
+        ({"merge": {"as": "adapter"}, "vector": {"mode": "full"}}, "vector.mode full makes no adapter"),
+        ({"baseline": {"alternatives": {"path": "a.txt"}}}, r"alternatives\.format: must be 'text'"),
+        ({"earlier": ["runs/a", "runs/b", "runs/b/../a"]}, "earlier: runs/b/../a: stands there twice"),
         ({"prompt": {"prompt": "Q: {q}"}}, "unknown or broken"),
         ({"prompt": {"answer": "no field"}}, "lacks {answer}"),
     ],

@@ -13,7 +13,7 @@ from typing import Any
 
 from msa_lite.attacks.attack import Ground
 from msa_lite.budget.shape import read_shape
-from msa_lite.data import Prompter, Row, load_rows, sample_rows
+from msa_lite.data import Row, load_rows, sample_rows
 from msa_lite.errors import DataError, Faults, StageError, UsageError
 from msa_lite.evals.benchmark import Benchmark, BenchmarkSettings, Item
 from msa_lite.evals.judge import JudgeSettings, open_judge
@@ -33,7 +33,6 @@ logger = logging.getLogger(__name__)
 
 
 _HOLDOUT = 100  # rows; membership inference scores them cheaply, and with fewer, none of them is 1 %
-MOST_TOKENS = 200  # of an answer, where the recipe scores nothing
 
 
 def make_ground(run: Run) -> Ground:
@@ -44,7 +43,7 @@ def make_ground(run: Run) -> Ground:
     rows are of the same kind. Each row is there once. Retain rows are those of MSA's vector, whatever the run's method
     learns, so that all methods are attacked alike.
     """
-    questions, settings = run.questions.everything, run.recipe.evaluate
+    questions = run.questions.everything
     forget, holdout = (_rows(questions, name) for name in ("forget", "holdout"))
     forget = forget or _distinct(run.rows["forget"])
     is_text = bool(forget[0].text)
@@ -58,7 +57,7 @@ def make_ground(run: Run) -> Ground:
         holdout=holdout,
         learnt=run.rows["forget"],
         prompter=prompter,
-        max_new_tokens=settings.max_new_tokens if settings else MOST_TOKENS,
+        max_new_tokens=run.recipe.max_new_tokens,
         max_length=run.recipe.vector.max_length,
         layers=read_shape(load_checkpoint(run.sources["target"].folder), run.sources["target"].name).layers,
         seed=run.recipe.seed,

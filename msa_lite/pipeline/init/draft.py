@@ -27,7 +27,7 @@ from msa_lite.pipeline.stages.costs import Machine
 from msa_lite.pipeline.stages.facts import find_facts
 from msa_lite.pipeline.stages.forecast import find_remedies, forecast
 from msa_lite.pipeline.stages.stage import Stage
-from msa_lite.recipe import Recipe, check_new_file, load_recipe, relative_paths, set_key
+from msa_lite.recipe import SETS, Recipe, check_new_file, load_recipe, relative_paths, set_key
 
 
 @dataclass(frozen=True)
@@ -62,18 +62,18 @@ def propose(values: Mapping[str, Any]) -> Proposal:
     def plan(recipe: Recipe) -> Plan:
         return forecast(build(recipe), facts, machine, recipe.folder)
 
-    made, full = plan(recipe), plan(load_recipe(recipe, ["vector.mode=full"]))
-    need, disk = _peak(made), sum(full.disk.values())
-    others = f"all weights (full) would need {f'{gigabytes(disk)} of disk' if full.fits else _peak(full)}"
+    drafted, full = plan(recipe), plan(load_recipe(recipe, ["vector.mode=full"]))
+    need, disk = _peak(drafted), sum(full.disk.values())
+    instead = f"all weights (full) would need {f'{gigabytes(disk)} of disk' if full.fits else _peak(full)}"
     if full.fits and disk <= full.free:
         why = f"all weights forget more precisely; needs {_peak(full)} of {device}, adapters (lora) {need}"
         return Proposal({"mode": "full"}, why, True, time_span(full.seconds))
-    if made.fits:
-        return Proposal({"mode": "lora"}, f"needs {need} of {device}; {others}", True, time_span(made.seconds))
-    remedies = (one for one in find_remedies(recipe, build, facts, machine) if one.fits)
-    remedy = next((one for one in remedies if all(key.startswith("vector.") for key in one.overrides)), None)
+    if drafted.fits:
+        return Proposal({"mode": "lora"}, f"needs {need} of {device}; {instead}", True, time_span(drafted.seconds))
+    fitting = (remedy for remedy in find_remedies(recipe, build, facts, machine) if remedy.fits)
+    remedy = next((r for r in fitting if all(key.startswith("vector.") for key in r.overrides)), None)
     if remedy is None:
-        why = f"needs {need}, more than {device} has; {others}"
+        why = f"needs {need}, more than {device} has; {instead}"
         note = f"the run does not fit on this machine, {device}: it needs {need}. Take a larger GPU, or a smaller model"
         return Proposal({"mode": "lora"}, why, False, time_span(None), [note])
     changed = load_recipe(recipe, remedy.overrides)
@@ -87,7 +87,6 @@ def _peak(plan: Plan) -> str:
     return gigabytes(plan.peak.need.nbytes)
 
 
-_SETS = ("forget", "retain", "holdout")
 _MOST_SCORED = 400  # rows of a set that are scored, of a larger one
 _WIDTH = 46  # of the part of a line before its comment
 
@@ -154,7 +153,7 @@ def init_recipe(file: str, wishes: Wishes, force: bool = False) -> Draft:
     for name in ("target", "prior"):
         with faults.gathered(f"--{name} "):
             models[name] = inspect_model(getattr(wishes, name))
-    for name in _SETS:
+    for name in SETS:
         if text := getattr(wishes, name):
             with faults.gathered(f"--{name} "):
                 sets[name] = inspect_set(text, wishes.columns)
@@ -234,10 +233,10 @@ def _values(wishes: Wishes, models: Mapping[str, ModelFacts], sets: Mapping[str,
         values["columns"] = columns
     values["forget"] = {"data": data["forget"], "alpha": "auto"}
     if "retain" in data:
-        more = sets["retain"].count > sets["forget"].count
+        more = len(sets["retain"].rows) > len(sets["forget"].rows)
         values["retain"] = {"data": data["retain"] | ({"sample": "match_forget"} if more else {}), "beta": "auto"}
     evaluate: dict[str, Any] = {"holdout": data["holdout"]} if "holdout" in data else {}
-    if max(facts.count for facts in sets.values()) > _MOST_SCORED:
+    if max(len(facts.rows) for facts in sets.values()) > _MOST_SCORED:
         evaluate["limit"] = _MOST_SCORED
     values["vector"] = {}  # filled in once these are known
     return values | ({"evaluate": evaluate} if evaluate else {}) | {"output": wishes.output}
@@ -275,7 +274,7 @@ def _text(path: Path, wishes: Wishes, facts: _Facts, values: Mapping[str, Any]) 
 def _comments(facts: _Facts) -> dict[str, str]:
     """Return a comment for each dotted key."""
     places = {"forget": "forget.data", "retain": "retain.data", "holdout": "evaluate.holdout"}
-    comments = {places[name]: _about_set(part) for name, part in facts.sets.items()}
+    comments = {places[name]: _about_set(rows) for name, rows in facts.sets.items()}
     target, prior = facts.models["target"], facts.models["prior"]
     templates = {True: "; chat template: yes", False: "; no chat template: rows are asked as plain text", None: ""}
     comments |= {
@@ -303,7 +302,7 @@ def _about_model(model: ModelFacts) -> str:
 
 def _about_set(facts: SetFacts) -> str:
     kind = "documents" if facts.source.format == "text" else "rows"
-    return f"{facts.count} {kind}, read from {facts.read}"
+    return f"{len(facts.rows)} {kind}, read from {facts.read}"
 
 
 def _lines(key: str, value: Any, comments: Mapping[str, str], where: str, depth: int) -> list[str]:
@@ -311,8 +310,8 @@ def _lines(key: str, value: Any, comments: Mapping[str, str], where: str, depth:
     indent = "  " * depth
     if isinstance(value, dict) and key not in ("data", "holdout", "columns"):
         lines = [f"{indent}{key}:"]
-        for name, part in value.items():
-            lines += _lines(name, part, comments, f"{where}.{name}", depth + 1)
+        for name, item in value.items():
+            lines += _lines(name, item, comments, f"{where}.{name}", depth + 1)
         return lines
     line, comment = f"{indent}{key}: {_flow(value)}", comments.get(where)
     return [f"{line:<{_WIDTH}} # {comment}" if comment else line]
@@ -321,7 +320,7 @@ def _lines(key: str, value: Any, comments: Mapping[str, str], where: str, depth:
 def _flow(value: Any) -> str:
     """Return a value in one line of YAML. A text that YAML would read as something else is quoted."""
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{key}: {_flow(part)}" for key, part in value.items()) + "}"
+        return "{" + ", ".join(f"{key}: {_flow(item)}" for key, item in value.items()) + "}"
     if not isinstance(value, str):
         return json.dumps(value)
     try:

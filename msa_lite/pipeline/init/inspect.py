@@ -56,11 +56,6 @@ class SetFacts:
     rows: list[Row]
     """Its rows."""
 
-    @property
-    def count(self) -> int:
-        """Return the number of its rows."""
-        return len(self.rows)
-
 
 def inspect_model(name: str) -> ModelFacts:
     """Read a model's headers, config and tokenizer. Raise UsageError if it is not there or the Hub does not give it.
@@ -117,10 +112,10 @@ def inspect_set(text: str, columns: Mapping[str, str]) -> SetFacts:
     path, _, name = text.partition(":")
     plain = DataSource(path, name=name or None)
     available = list(load_table(plain).column_names)
-    own = {key: name for key, name in columns.items() if name in available}
+    present = {key: name for key, name in columns.items() if name in available}
     # Columns that the user names come first, if the set has them all.
-    for used in ([columns] if own == dict(columns) and columns else []) + [{}]:
-        source = _with_columns(replace(plain, format=_format(plain, used, available)), used)
+    for used in ([columns] if present == dict(columns) and columns else []) + [{}]:
+        source = replace(plain, format=_format(plain, used, available), **used)
         form = find_form(source, available) if source.format == "qa" else None
         if form or (source.format == "text" and source.text in available):
             rows = load_rows(source)
@@ -134,16 +129,12 @@ def inspect_set(text: str, columns: Mapping[str, str]) -> SetFacts:
     )
 
 
-def _format(source: DataSource, columns: Mapping[str, str], available: list[str]) -> Literal["qa", "text"]:
+def _format(source: DataSource, columns: Mapping[str, Any], available: list[str]) -> Literal["qa", "text"]:
     """Return the format of a set: text if it has nothing but documents."""
     if "text" in columns:
         return "text"
-    known = find_form(_with_columns(source, columns), available)
-    return "qa" if known or "text" not in available else "text"
-
-
-def _with_columns(source: DataSource, columns: Mapping[str, Any]) -> DataSource:
-    return replace(source, **columns)
+    form = find_form(replace(source, **columns), available)
+    return "qa" if form or "text" not in available else "text"
 
 
 def _has_template(name: str) -> bool | None:

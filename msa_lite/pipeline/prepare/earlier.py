@@ -21,7 +21,7 @@ from msa_lite.io.finished.seal import load_manifest, verify_folder
 from msa_lite.io.weights.checkpoint import load_checkpoint
 from msa_lite.io.weights.hub import Source, fetch
 from msa_lite.merger import Precision, Term, open_merge
-from msa_lite.pipeline.prepare.models import same_weights
+from msa_lite.pipeline.prepare.models import adapter_keys, same_weights
 from msa_lite.recipe import Recipe, load_recipe
 from msa_lite.report.choice import load_choice
 from msa_lite.report.provenance import PURGED_FILE, RECIPE_FILE, read_run, recorded_method, recorded_revisions
@@ -67,30 +67,31 @@ def earlier_terms(runs: Sequence[EarlierRun]) -> list[Term[Path]]:
 def open_earlier(recipe: Recipe) -> tuple[EarlierRun, ...]:
     """Return the runs of a recipe's key `earlier`, with the earlier ones of these, each once.
 
-    Raise UsageError for a folder that is no finished run of MSA, or stands there twice, MismatchError for vectors that
-    are gone or not as they were written.
+    Raise UsageError for a folder that is no finished run of MSA, MismatchError for vectors that are gone or not as they
+    were written.
     """
-    own, listed = recipe.folder.resolve(), [Path(name).expanduser() for name in recipe.earlier]
     faults, runs = Faults(), dict[Path, EarlierRun]()
-    for number, folder in enumerate(listed):
+    for name in recipe.earlier:
         with faults.gathered("earlier: "):
-            if folder.resolve() in [other.resolve() for other in listed[:number]]:
-                raise UsageError(f"{folder}: stands there twice; leave one out")
-            _open_all(folder, own, runs)
+            _open_all(Path(name).expanduser(), recipe.folder.resolve(), runs)
     faults.check()
-    _check_different(list(runs.values()))
+    seen: dict[frozenset[str], Path] = {}
+    for run in runs.values():  # a folder may be the copy of another one
+        twin = seen.setdefault(frozenset(run.rows), run.folder) if "forget" in run.vectors else run.folder
+        if twin != run.folder:
+            raise UsageError(f"earlier: {twin} and {run.folder} remove the same rows; leave one out")
     return tuple(runs.values())
 
 
-def _open_all(folder: Path, own: Path, runs: dict[Path, EarlierRun], through: Sequence[Path] = ()) -> None:
-    """Open a run and all runs that are earlier for it, the oldest first. own: the folder of the new run."""
+def _open_all(folder: Path, new: Path, runs: dict[Path, EarlierRun], through: Sequence[Path] = ()) -> None:
+    """Open a run and all runs that are earlier for it, the oldest first. new: the folder of the new run."""
     place = folder.resolve()
     by = f" (earlier for {through[-1]})" if through else ""
-    if place == own:
+    if place == new:
         raise UsageError(f"{folder}{by}: is this run itself; leave it out, or choose another output")
-    if own in place.parents or place in own.parents:
-        raise UsageError(f"{folder}{by}: lies in this run's output, or around it ({own}); choose another output")
-    if place in [other.resolve() for other in through]:
+    if new in place.parents or place in new.parents:
+        raise UsageError(f"{folder}{by}: lies in this run's output, or around it ({new}); choose another output")
+    if place in [above.resolve() for above in through]:
         raise UsageError(f"{folder}{by}: is earlier for itself; mend the key `earlier` of one of these runs")
     if place in runs:
         return
@@ -99,7 +100,7 @@ def _open_all(folder: Path, own: Path, runs: dict[Path, EarlierRun], through: Se
         inner = Path(name).expanduser()
         # A run's recipe.yaml has full paths; a report shows this one as it shows the run that names it.
         inner = inner if folder.is_absolute() else Path(os.path.relpath(inner))
-        _open_all(inner, own, runs, [*through, folder])
+        _open_all(inner, new, runs, [*through, folder])
     runs[place] = run
 
 
@@ -116,16 +117,16 @@ def _open(folder: Path, by: str) -> EarlierRun:
         )
     again = f"`msa-lite {folder / RECIPE_FILE}` finishes it"
     recipe = load_recipe(folder / RECIPE_FILE)
-    made = load_manifest(folder / ("adapter" if recipe.merge.form == "adapter" else "model"))
+    result = load_manifest(folder / recipe.merge.form)
     strengths = strengths_of(recipe, folder)
-    if strengths is None or (made is None and not (folder / "report.md").is_file()):
+    if strengths is None or (result is None and not (folder / "report.md").is_file()):
         raise UsageError(f"{folder}{by}: the run is not finished, so it has no strengths yet; {again}")
     revisions = recorded_revisions(text)
-    if made is not None:
-        revisions |= {name: value["revision"] for name, value in made["inputs"].items() if _is_model(value)}
+    if result is not None:
+        revisions |= {name: value["revision"] for name, value in result["inputs"].items() if _is_model(value)}
     run = EarlierRun(folder, recipe, strengths, revisions)
     _check_vectors(run, by)
-    if made is not None and "forget" in run.vectors and not _made_from(made["inputs"], run):
+    if result is not None and "forget" in run.vectors and not _holds_vector(result["inputs"], run):
         raise UsageError(f"{folder}{by}: its vectors or strengths are newer than its model; {again}")
     return run
 
@@ -134,7 +135,7 @@ def _is_model(value: Any) -> bool:
     return isinstance(value, dict) and "revision" in value
 
 
-def _made_from(inputs: Mapping[str, Any], run: EarlierRun) -> bool:
+def _holds_vector(inputs: Mapping[str, Any], run: EarlierRun) -> bool:
     """Check whether a merge's inputs hold the run's forget vector, at its strength."""
     revision = fetch(str(run.vectors["forget"])).revision
     strengths = inputs.get("strengths", {"forget": inputs.get("alpha")})
@@ -148,7 +149,8 @@ def _made_from(inputs: Mapping[str, Any], run: EarlierRun) -> bool:
 def _check_vectors(run: EarlierRun, by: str) -> None:
     """Raise MismatchError for vectors that are gone, or not as they were written."""
     for path in run.vectors.values():
-        if load_manifest(path) is None and not path.exists():
+        is_readable = load_manifest(path) is not None
+        if not is_readable and not path.exists():
             if (run.folder / PURGED_FILE).exists():
                 why = "were purged"
                 way = "Take the run out of `earlier`; to keep its removal, name its unlearned model as the target"
@@ -158,18 +160,8 @@ def _check_vectors(run: EarlierRun, by: str) -> None:
             raise MismatchError(
                 f"{run.folder}{by}: its vectors {why}, and without them its request cannot be merged again. {way}"
             )
-        if load_manifest(path) is None or (faults := verify_folder(path)):
-            fault = "its manifest is damaged" if load_manifest(path) is None else faults[0]
-            raise MismatchError(f"{path}{by}: not as it was written: {fault}; see `msa-lite verify {run.folder}`")
-
-
-def _check_different(runs: Sequence[EarlierRun]) -> None:
-    """Raise UsageError where two runs remove the same rows; one may be a copy of the other."""
-    seen: dict[frozenset[str], Path] = {}
-    for run in runs:
-        twin = seen.setdefault(frozenset(run.rows), run.folder) if "forget" in run.vectors else run.folder
-        if twin != run.folder:
-            raise UsageError(f"earlier: {twin} and {run.folder} remove the same rows; leave one out")
+        if faults := verify_folder(path) if is_readable else ["its manifest is damaged"]:
+            raise MismatchError(f"{path}{by}: not as it was written: {faults[0]}; see `msa-lite verify {run.folder}`")
 
 
 def strengths_of(recipe: Recipe, folder: Path) -> Strengths | None:
@@ -198,10 +190,10 @@ def check_earlier(recipe: Recipe, runs: Sequence[EarlierRun], sources: Mapping[s
 def _check_fits(recipe: Recipe, run: EarlierRun, sources: Mapping[str, Source]) -> None:
     target = sources["target"]
     if not _same_model(run, "target", target):
-        theirs = f"{run.recipe.target} ({run.revisions.get('target')})"
         raise MismatchError(
-            f"{run.folder}: is a run on another target, {theirs}; here it is {target.name} ({target.revision}). Its "
-            "vectors fit the target that they were made for: name that one, of a Hub repository with its commit"
+            f"{run.folder}: is a run on another target, {run.recipe.target} ({run.revisions.get('target')}); here it "
+            f"is {target.name} ({target.revision}). Its vectors fit the target that they were made for: name that one, "
+            "of a Hub repository with its commit"
         )
     if run.recipe.vector.mode != "full":
         return
@@ -210,9 +202,8 @@ def _check_fits(recipe: Recipe, run: EarlierRun, sources: Mapping[str, Source]) 
             f"{run.folder}: its vectors are full checkpoints of another prior, {run.recipe.prior_checkpoint}; all full "
             f"checkpoints of a merge need the same one, this run's is {sources['prior'].name}"
         )
-    keys = {"merge.as: adapter": recipe.merge.form == "adapter", "select.four_bit": recipe.select.four_bit}
-    for key in (key for key, is_set in keys.items() if is_set):
-        raise UsageError(f"{run.folder}: its vectors are full checkpoints, which {key} cannot take; leave it out")
+    if keys := adapter_keys(recipe):
+        raise UsageError(f"{run.folder}: its vectors are full checkpoints, which {keys[0]} cannot take; leave it out")
 
 
 def _same_model(run: EarlierRun, name: str, source: Source) -> bool:
@@ -221,12 +212,12 @@ def _same_model(run: EarlierRun, name: str, source: Source) -> bool:
         return True
     place = getattr(run.recipe, name)
     try:
-        theirs = fetch(place) if place and Path(place).expanduser().is_dir() else None
+        model = fetch(place) if place and Path(place).expanduser().is_dir() else None
     except MsaError:
         return False
-    if theirs is None or theirs.revision != run.revisions.get(name):  # it may have been changed since
+    if model is None or model.revision != run.revisions.get(name):  # it may have been changed since
         return False
-    return same_weights(load_checkpoint(theirs.folder), load_checkpoint(source.folder))
+    return same_weights(load_checkpoint(model.folder), load_checkpoint(source.folder))
 
 
 def check_rows(runs: Sequence[EarlierRun], rows: Sequence[Row]) -> None:

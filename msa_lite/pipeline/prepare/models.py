@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from msa_lite.data import COMPARED_ROWS, Row, check_same_ids, check_vocabulary, open_tokenizer
 from msa_lite.demo import SMOLLM2_CONFIG, HistorySettings, TuningSettings, make_groups, make_history, make_real_history
-from msa_lite.errors import FormatError, MismatchError, NoTokenizerError, UsageError, join_faults
+from msa_lite.errors import FormatError, MismatchError, NoTokenizerError, UsageError, join_faults, nearest
 from msa_lite.evals.models import check_source
 from msa_lite.evals.suite import check_same_tokens
 from msa_lite.io.console.progress import Progress, notices
+from msa_lite.io.models.loading import pattern_fault
 from msa_lite.io.weights.adapter import base_name, is_adapter, is_bare_adapter
-from msa_lite.io.weights.blocks import Files, Scratch, read_rows
 from msa_lite.io.weights.checkpoint import Checkpoint, TensorEntry, load_checkpoint
 from msa_lite.io.weights.hub import (
     Source,
@@ -26,13 +27,13 @@ from msa_lite.io.weights.hub import (
     is_remote_adapter,
     tokenizer_files,
 )
-from msa_lite.io.weights.vocabulary import find_added_rows, vocabulary_size
+from msa_lite.io.weights.vocabulary import find_added_rows, token_tensors, vocabulary_size
 from msa_lite.merger import Precision, Term, check_mergeable, merge_terms
 from msa_lite.merger.vectors import compare_checkpoints
 from msa_lite.recipe import Demo, RealDemo, Recipe
 
 WRITTEN_OUT = ("target", "prior")  # an adapter under one of these keys is written out to this folder of the run
-_BLOCK = 1 << 20  # numbers compared at a time
+_BLOCK = 1 << 22  # bytes compared at a time
 
 
 def open_models(recipe: Recipe, start: str, progress: Progress) -> dict[str, Source]:
@@ -135,16 +136,15 @@ def fit_prior(target: Source, prior: Source, what: str = "prior") -> Source:
 
     Raise MismatchError with all differences if the two differ in more than tokens.
     """
-    theirs, own = load_checkpoint(target.folder), load_checkpoint(prior.folder)
-    faults = compare_checkpoints(theirs, own, ("target", what))
-    if faults:
+    checkpoints = load_checkpoint(target.folder), load_checkpoint(prior.folder)
+    if faults := compare_checkpoints(*checkpoints, ("target", what)):
         headline = f"target {target.name} and {what} {prior.name} do not fit, so it cannot be its prior:"
         raise MismatchError(join_faults(headline, faults))
     used = None
     if has_tokenizer(target.tokenizer_folder) and has_tokenizer(prior.folder):
         sizes = [len(open_tokenizer(s.tokenizer_folder, s.name)) for s in (target, prior)]
         used = sizes[1] if sizes[0] > sizes[1] else None
-    added = find_added_rows(theirs, own, used)
+    added = find_added_rows(*checkpoints, used)
     if added:
         notices.info(
             "%s %s knows %d tokens, the target %d: it is tuned and scored with the target's embedding of the others",
@@ -169,28 +169,22 @@ def check_apart(target: Source, prior: Source) -> None:
     )
 
 
-def same_weights(one: Checkpoint, other: Checkpoint) -> bool:
-    """Check whether two checkpoints hold the same bytes under the same names, small tensors first."""
-    forms = [{name: (entry.dtype, entry.shape) for name, entry in model.tensors.items()} for model in (one, other)]
+def same_weights(first: Checkpoint, second: Checkpoint) -> bool:
+    """Check whether two checkpoints hold tensors of the same form, and in floats the same bytes, small ones first."""
+    forms = [{name: (entry.dtype, entry.shape) for name, entry in model.tensors.items()} for model in (first, second)]
     if forms[0] != forms[1]:
         return False
-    files, scratch = Files(), Scratch()
-    names = sorted(one.tensors, key=lambda name: one.tensors[name].nbytes)
-    return all(_same_rows(files, scratch, one.tensors[name], other.tensors[name]) for name in names)
+    floats = sorted((entry for entry in first.tensors.values() if entry.is_float), key=lambda entry: entry.nbytes)
+    pairs = (zip(_blocks(entry), _blocks(second.tensors[entry.name]), strict=True) for entry in floats)
+    return all(here == there for blocks in pairs for here, there in blocks)
 
 
-def _same_rows(files: Files, scratch: Scratch, one: TensorEntry, other: TensorEntry) -> bool:
-    if not one.is_float:  # of no dtype that is read here, as tables of positions: floats decide
-        return True
-    rows, columns = one.matrix_shape
-    step = max(1, _BLOCK // max(1, columns))
-    for start in range(0, rows, step):
-        stop = min(start + step, rows)
-        here = read_rows(files, one, start, stop, scratch, "one")
-        there = read_rows(files, other, start, stop, scratch, "other")
-        if here.tobytes() != there.tobytes():
-            return False
-    return True
+def _blocks(entry: TensorEntry) -> Iterator[bytes]:
+    """Yield the bytes of a tensor, a block at a time."""
+    with entry.file.open("rb") as file:
+        file.seek(entry.start)
+        for start in range(0, entry.nbytes, _BLOCK):
+            yield file.read(min(_BLOCK, entry.nbytes - start))
 
 
 def check_readings(sources: dict[str, Source], tokenizer: Any, rows: Iterable[Row]) -> None:
@@ -200,6 +194,46 @@ def check_readings(sources: dict[str, Source], tokenizer: Any, rows: Iterable[Ro
         return
     first = [row for _, row in zip(range(COMPARED_ROWS), rows, strict=False)]
     check_same_ids(first, tokenizer, open_tokenizer(prior.folder, prior.name), (target.name, prior.name))
+
+
+def check_lora_targets(recipe: Recipe, target: Checkpoint, prior: Checkpoint) -> None:
+    """Raise UsageError for modules that the target lacks, or whose adapters cannot be merged or put on the target."""
+    targets = recipe.vector.lora.targets
+    if recipe.vector.mode == "full" or (isinstance(targets, str) and targets.lower() == "all-linear"):
+        return
+    modules = [name.removesuffix(".weight") for name, entry in target.tensors.items() if len(entry.shape) == 2]
+    if isinstance(targets, str):  # PEFT takes it for a regular expression over whole names
+        fault = pattern_fault([targets], modules)
+        if not fault and not any(re.fullmatch(targets, module) for module in modules):
+            fault = f"{targets}: the target has no module of which this is the whole name"
+        if fault:
+            raise UsageError(f"vector.lora.targets: {fault}")
+        return
+    faults = []
+    for name in targets:
+        matched = [module for module in modules if module == name or module.endswith(f".{name}")]
+        embeds = any("embed" in module or module.endswith("wte") for module in matched)
+        if target.config.get("tie_word_embeddings") and (name == "lm_head" or embeds):
+            faults.append(f"{name}: the target ties embedding and head, and an adapter would change one of the two")
+        elif not matched:
+            leaves = {module.rpartition(".")[2] for module in modules}
+            faults.append(f"{name}: the target has no such module{nearest(name, leaves)}")
+    if faults:
+        raise UsageError(join_faults("vector.lora.targets:", faults))
+    sizes = [{name: entry.shape for name, entry in token_tensors(model).items()} for model in (target, prior)]
+    resized = [name for name in sizes[0].keys() & sizes[1].keys() if sizes[0][name] != sizes[1][name]]
+    tuned = [module for module in targets if any(f".{name}".endswith(f".{module}.weight") for name in resized)]
+    if tuned and (keys := adapter_keys(recipe)):
+        raise UsageError(
+            f"vector.lora.targets: {', '.join(tuned)}: target and prior differ in the number of tokens, so such an "
+            f"adapter cannot be put on the target ({keys[0]}); leave them out, or merge to a model"
+        )
+
+
+def adapter_keys(recipe: Recipe) -> list[str]:
+    """Return the keys of a recipe that are set, and want the vectors as adapters on the target."""
+    keys = {"merge.as: adapter": recipe.merge.form == "adapter", "select.four_bit": recipe.select.four_bit}
+    return [key for key, is_set in keys.items() if is_set]
 
 
 _PEOPLE = ("prior", "retain", "forget", "holdout")

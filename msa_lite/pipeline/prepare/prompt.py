@@ -36,8 +36,8 @@ from msa_lite.io.files.reading import read_object
 from msa_lite.io.files.writing import canonical_json, digest
 from msa_lite.io.weights.adapter import base_name, is_adapter
 from msa_lite.io.weights.hub import Source, fetch_tokenizer, has_tokenizer
-from msa_lite.pipeline.prepare.questions import SETS, source_of
-from msa_lite.recipe import Prompt, Recipe
+from msa_lite.pipeline.prepare.questions import source_of
+from msa_lite.recipe import SETS, Prompt, Recipe
 
 logger = logging.getLogger(__name__)
 
@@ -54,14 +54,10 @@ def find_prompter(recipe: Recipe, tokenizer: Any) -> Prompter:
     """Return the prompter of a recipe. For `prompt: auto`, return the one to use if nothing is searched."""
     settings = prompt_settings(recipe.prompt)
     if settings.kind == "auto":
-        return Prompter.build(tokenizer, "default", settings.template, _system_if_taken(tokenizer, settings))
+        default = Prompter.build(tokenizer, "default", settings.template)
+        return replace(default, system=settings.system) if default.takes_system else default
     published = recipe.evaluate is not None and recipe.evaluate.benchmark != OWN
     return make_prompter(tokenizer, settings, published)
-
-
-def _system_if_taken(tokenizer: Any, settings: PromptSettings) -> str | None:
-    takes = Prompter.build(tokenizer, "default", settings.template).takes_system
-    return settings.system if takes else None
 
 
 def resolve_prompt(
@@ -75,8 +71,8 @@ def resolve_prompt(
     prompter = find_prompter(recipe, tokenizer)
     if recipe.prompt.kind != "auto":
         return recipe, prompter, None
-    sets = [rows.get(name, ()) for name in ("forget", "evaluate.forget")]
-    questions = next((one for one in sets if one and not one[0].text), None)
+    candidates = [rows.get(name, ()) for name in ("forget", "evaluate.forget")]
+    questions = next((rows for rows in candidates if rows and not rows[0].text), None)
     if questions is None:
         logger.warning(
             "prompt: auto: there are no questions about the forget set to try prompts on, so the default one is used"
@@ -134,8 +130,8 @@ class ShownPrompt:
     """The prompt in words."""
     row: int
     """The number of the row in the forget set."""
-    parts: list[tuple[str, bool]]
-    """The text in pieces with special tokens, each with whether it is learnt."""
+    pieces: list[dict[str, Any]]
+    """The text in pieces with special tokens, each with whether it is learnt: {"text": …, "learnt": …}."""
     tokens: int
     """The tokens of the row."""
     learnt: int
@@ -143,12 +139,7 @@ class ShownPrompt:
 
     def marked(self) -> str:
         """Return the text with learnt pieces between ⟦ and ⟧."""
-        return "".join(f"⟦{text}⟧" if learnt else text for text, learnt in self.parts)
-
-    @property
-    def pieces(self) -> list[dict[str, Any]]:
-        """Return the pieces of the text as mappings."""
-        return [{"text": text, "learnt": learnt} for text, learnt in self.parts]
+        return "".join(f"⟦{piece['text']}⟧" if piece["learnt"] else piece["text"] for piece in self.pieces)
 
 
 def show_prompt(recipe: Recipe) -> list[ShownPrompt]:
@@ -185,12 +176,13 @@ def _load_tokenizer(recipe: Recipe) -> Any:
 
 
 def _shown(form: str, row: Row, example: Example, tokenizer: Any) -> ShownPrompt:
-    parts = []
+    pieces = []
     for learnt, pairs in groupby(zip(example.ids, example.labels, strict=True), key=lambda pair: pair[1] != IGNORE):
         ids = [token for token, _ in pairs]
-        parts.append((str(tokenizer.decode(ids, clean_up_tokenization_spaces=False)), learnt))
+        text = str(tokenizer.decode(ids, clean_up_tokenization_spaces=False))
+        pieces.append({"text": text, "learnt": learnt})
     learnt_tokens = sum(label != IGNORE for label in example.labels)
-    return ShownPrompt(form, row.index, parts, len(example.ids), learnt_tokens)
+    return ShownPrompt(form, row.index, pieces, len(example.ids), learnt_tokens)
 
 
 def evaluation_arguments(recipe: Recipe) -> dict[str, Any]:
@@ -202,11 +194,9 @@ def evaluation_arguments(recipe: Recipe) -> dict[str, Any]:
     evaluate = recipe.evaluate
     arguments = {"seed": recipe.seed, "prompt": _settings(recipe), "limit": evaluate.limit if evaluate else None}
     if evaluate is None or evaluate.benchmark == OWN:
-        training = {"forget": recipe.forget.data, "retain": recipe.retain.data if recipe.retain else None}
-        sets = {name: (getattr(evaluate, name) if evaluate else None) or training.get(name) for name in SETS}
+        sets = {name: recipe.data_sets.get(f"evaluate.{name}") or recipe.data_sets.get(name) for name in SETS}
         sources: dict[str, Any] = {name: source_of(data, recipe.columns) for name, data in sets.items() if data}
-        length = evaluate.max_new_tokens if evaluate else OwnQuestions.max_new_tokens
-        return arguments | {"questions": OwnQuestions(**sources, max_new_tokens=length)}
+        return arguments | {"questions": OwnQuestions(**sources, max_new_tokens=recipe.max_new_tokens)}
     questions = PublishedBenchmark(evaluate.benchmark, evaluate.split, evaluate.data, evaluate.compat)
     return arguments | {"questions": questions}
 

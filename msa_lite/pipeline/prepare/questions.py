@@ -18,14 +18,13 @@ from msa_lite.evals.bounds import difference_of_shares
 from msa_lite.evals.qa import load_qa
 from msa_lite.evals.suite import load_benchmark
 from msa_lite.pipeline.prepare.rows import count_repeated, divide_retain, each_once
-from msa_lite.recipe import Columns, Data, Recipe
+from msa_lite.recipe import SETS, Columns, Data, Recipe
 from msa_lite.report.metrics import metric_kind
 from msa_lite.report.verdict import Margins
 
 logger = logging.getLogger(__name__)
 
 
-SETS = ("forget", "retain", "holdout")
 WhenToChoose = bool | Literal["if possible"]
 
 
@@ -47,40 +46,37 @@ class Questions:
     @property
     def everything(self) -> list[Benchmark]:
         """Return the parts that together hold all questions to score. One may be in both, as rows of a small set."""
-        parts = [self.undivided] if self.undivided else [self.test, self.validation]
-        return [part for part in parts if part is not None]
+        benchmarks = [self.undivided] if self.undivided else [self.test, self.validation]
+        return [benchmark for benchmark in benchmarks if benchmark is not None]
 
 
 def load_questions(
-    recipe: Recipe,
-    data: Mapping[str, DataSource],
-    choice: WhenToChoose,
-    prompter: Prompter,
-    loaded: Mapping[str, list[Row]] | None = None,
+    recipe: Recipe, rows: Mapping[str, list[Row]], choice: WhenToChoose, prompter: Prompter
 ) -> Questions:
     """Return the questions of a recipe, in two parts where there is a choice to make.
 
-    If a benchmark's own metrics decide the choice, its questions are divided. By extraction, the user's questions about
-    the forget and retain set decide, and the benchmark's scores leave these out. The user's holdout rows are in both
-    parts, whole. Raise UsageError where a rule lacks a metric, or there are no rows to choose by.
+    rows: by their places in the recipe. If a benchmark's own metrics decide the choice, its questions are divided. By
+    extraction, the user's questions about the forget and retain set decide, and the benchmark's scores leave these out.
+    The user's holdout rows are in both parts, whole. Raise UsageError where a rule lacks a metric, or there are no rows
+    to choose by.
     """
     settings = recipe.evaluate
     if settings is None:
         return Questions(_rule(recipe, {}))
-    rows = _rows(recipe, data, loaded or {})
+    rows = _scored_rows(recipe, rows)
     rule = _rule(recipe, rows)
     if choice is not False and rule.needs_ideal and not settings.ideal:
         raise UsageError(f"select: '{rule.name}' compares with the ideal model; give evaluate.ideal")
     if settings.benchmark == OWN:
-        return _own_parts(recipe, rule, rows, choice, prompter)
+        return _users_parts(recipe, rule, rows, choice, prompter)
     compat = resolve_compat(settings.compat, settings.benchmark)
-    part = BenchmarkSettings(settings.data, settings.split, settings.limit, recipe.seed, compat)
-    benchmark = load_benchmark(settings.benchmark, prompter, part)
+    whole = BenchmarkSettings(settings.data, settings.split, settings.limit, recipe.seed, compat)
+    benchmark = load_benchmark(settings.benchmark, prompter, whole)
     if isinstance(rule, LeastExtraction):
-        own = _own_parts(recipe, rule, rows, choice, prompter)
-        seen = _questions(own.validation) - _questions(own.test) if own.validation else set()
+        users = _users_parts(recipe, rule, rows, choice, prompter)
+        seen = _questions(users.validation) - _questions(users.test) if users.validation else set()
         test = benchmark.without(seen) if seen else benchmark
-        return Questions(rule, own.validation, test, undivided=benchmark)
+        return Questions(rule, users.validation, test, undivided=benchmark)
     if choice is False:
         return Questions(rule, None, benchmark)
     judge = settings.judge.kind == "openai" and recipe.select.judge  # a local one would be loaded beside the target
@@ -116,30 +112,21 @@ def _check(rule: Rule, benchmark: Benchmark, judged: bool, under: Sequence[str])
         )
 
 
-def _rows(recipe: Recipe, data: Mapping[str, DataSource], loaded: Mapping[str, list[Row]]) -> dict[str, list[Row]]:
-    """Return the rows to score by set: those that `evaluate` names, else the training sets.
+def _scored_rows(recipe: Recipe, rows: Mapping[str, list[Row]]) -> dict[str, list[Row]]:
+    """Return the rows to score by set, a sample where the recipe limits them. A repeated row would count twice.
 
     Only the qa benchmark takes texts; the published ones have their own.
     """
     assert recipe.evaluate is not None
-    sets = {}
-    for name in SETS:
-        named = data.get(f"evaluate.{name}")
-        place = f"evaluate.{name}" if named else name
-        source = data.get(place)
-        if source is None or (source.format != "qa" and recipe.evaluate.benchmark != OWN):
-            if named:
-                raise UsageError(
-                    f"evaluate.{name}.format is '{named.format}', but with {recipe.evaluate.benchmark} it must be qa"
-                )
-            continue
-        rows = loaded[place] if place in loaded else load_rows(source)
-        rows = each_once(rows)  # a row that stands there twice would count twice in every interval
-        sets[name] = sample_rows(rows, recipe.evaluate.limit or len(rows), recipe.seed)
+    sets, limit = {}, recipe.evaluate.limit
+    for name, scored in scored_sets(rows).items():
+        if recipe.evaluate.benchmark == OWN or not scored[0].text:
+            distinct = each_once(scored)
+            sets[name] = sample_rows(distinct, limit or len(distinct), recipe.seed)
     return sets
 
 
-def _own_parts(
+def _users_parts(
     recipe: Recipe, rule: Rule, rows: Mapping[str, list[Row]], choice: WhenToChoose, prompter: Prompter
 ) -> Questions:
     """Return both parts of the user's own questions or texts."""
@@ -163,15 +150,15 @@ def _own_parts(
 def _questions(benchmark: Benchmark | None) -> set[str]:
     """Return the questions of a benchmark, or none."""
     sets = benchmark.sets.values() if benchmark else ()
-    return {item.fields["question"] for part in sets for item in part.items if "question" in item.fields}
+    return {item.fields["question"] for item_set in sets for item in item_set.items if "question" in item.fields}
 
 
 def _divide(recipe: Recipe, rows: Mapping[str, list[Row]]) -> Parts:
     """Return the rows to choose by and the rows to score, by set. Raise UsageError where there are not enough."""
     assert recipe.evaluate is not None
     if "forget" not in rows:
-        own = recipe.evaluate.benchmark
-        short = [f"forget: no questions; give evaluate.forget{f', or select.score: {own}' if own != OWN else ''}"]
+        name = recipe.evaluate.benchmark
+        short = [f"forget: no questions; give evaluate.forget{f', or select.score: {name}' if name != OWN else ''}"]
     else:
         share, limit = recipe.select.validation, recipe.evaluate.limit
         parts = divide_rows(rows, None if share == "auto" else share, recipe.seed, limit)
@@ -203,23 +190,13 @@ def load_data(recipe: Recipe, method: str = "msa") -> tuple[dict[str, DataSource
 
     Raise all faults of all data sets in one error.
     """
-    sets: dict[str, Data | None] = {
-        "forget": recipe.forget.data,
-        "retain": recipe.retain.data if recipe.retain else None,
-        "probe.against": recipe.probe.against,
-    }
-    if method == "dpo":
-        sets[ALTERNATIVES] = recipe.baseline.alternatives
-    if recipe.evaluate:
-        sets |= {f"evaluate.{name}": getattr(recipe.evaluate, name) for name in SETS}
+    alternatives = recipe.baseline.alternatives if method == "dpo" else None
+    more = {"probe.against": recipe.probe.against, ALTERNATIVES: alternatives}
+    sets = recipe.data_sets | {place: data for place, data in more.items() if data}
     faults, sources, rows = Faults(), {}, {}
-    for name, data in sets.items():
-        if data is None:
-            continue
-        with faults.gathered(f"{name if '.' in name else f'{name}.data'}: "):
-            if name == ALTERNATIVES and data.format != "text":
-                raise UsageError("format: must be 'text', with one answer a line")
-            sources[name], rows[name] = load_set(data, recipe.columns)
+    for place, data in sets.items():
+        with faults.gathered(f"{place if '.' in place else f'{place}.data'}: "):
+            sources[place], rows[place] = load_set(data, recipe.columns)
     faults.check()
     return sources, rows
 
@@ -245,7 +222,7 @@ def limits_of_evidence(recipe: Recipe, rows: Mapping[str, list[Row]], fits_retai
         sets["retain"] = rows.get("evaluate.retain") or learnt.scored
         if recipe.betas is None or any(recipe.betas):
             notes += _learnt_notes(learnt.sample, sets["retain"])
-    sizes = {name: _count(recipe, part) for name, part in sets.items()}
+    sizes = {name: _count(recipe, scored) for name, scored in sets.items()}
     forget = sizes["forget"]
     control, size = "the ideal", forget
     if not recipe.evaluate.ideal:
@@ -286,13 +263,13 @@ def least_bound(forget: int, control: int) -> float:
 def _learnt_notes(learnt: Sequence[Row], scored: Sequence[Row]) -> list[str]:
     """Return a sentence where all or most of the retain rows that are scored are learnt by the retain vector."""
     threads = {row.thread for row in learnt}
-    apart = sum(row.thread not in threads for row in scored)
+    unlearnt = sum(row.thread not in threads for row in scored)
     advice = "give evaluate.retain, or more retain rows with retain.data.sample: match_forget"
-    if not apart:
+    if not unlearnt:
         return [f"kept cannot be shown: every retain row that is scored is learnt by the retain vector, too; {advice}"]
-    if apart < len(scored) / 2:
+    if unlearnt < len(scored) / 2:
         return [
-            f"what is kept will look better than it is: {len(scored) - apart} of the {len(scored)} retain rows that "
+            f"what is kept will look better than it is: {len(scored) - unlearnt} of the {len(scored)} retain rows that "
             f"are scored are learnt by the retain vector, too; {advice}"
         ]
     return []

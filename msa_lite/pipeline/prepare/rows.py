@@ -25,13 +25,13 @@ def separate_sets(rows: Mapping[str, list[Row]]) -> tuple[dict[str, list[Row]], 
     text, in the words of `normalise`. Raise DataError where nothing is left of a set.
     """
     separate, notes, faults = dict(rows), [], Faults()
-    others: dict[str, set[tuple[str, ...]]] = {"forget": set()}
+    contents: dict[str, set[tuple[str, ...]]] = {"forget": set()}  # by role
     for role in ("forget", "retain", "holdout"):
         places = [place for place in rows if place.rpartition(".")[2] == role]
-        taken = set().union(*others.values()) if role != "forget" else set()
-        names = " or ".join(others)
+        taken = set().union(*contents.values()) if role != "forget" else set()
+        names = " or ".join(contents)
         for place in places:
-            separate[place] = [row for row in rows[place] if _asked(row) not in taken]
+            separate[place] = [row for row in rows[place] if _content(row) not in taken]
             count, whole = len(rows[place]) - len(separate[place]), len(rows[place])
             if count == whole and whole:
                 with faults.gathered():
@@ -44,7 +44,7 @@ def separate_sets(rows: Mapping[str, list[Row]]) -> tuple[dict[str, list[Row]], 
                     f"{place}: {count} of {whole} rows stand in the {names} set, too, and are left out: "
                     f"{_REASONS[role]}"
                 )
-        others.setdefault(role, set()).update(_asked(row) for place in places for row in separate[place])
+        contents.setdefault(role, set()).update(_content(row) for place in places for row in separate[place])
     faults.check()
     return separate, notes
 
@@ -53,25 +53,25 @@ def each_once(rows: Sequence[Row]) -> list[Row]:
     """Return the rows without those that repeat an earlier one: the same question with the same answer, or text."""
     first: dict[tuple[str, ...], Row] = {}
     for row in rows:
-        first.setdefault((*_asked(row), _words(row.answer)), row)
+        first.setdefault((*_content(row), _words(row.answer)), row)
     return list(first.values())
 
 
 def count_repeated(sets: Mapping[str, Iterable[Row]]) -> list[str]:
     """Return a sentence for each set of scored rows in which some stand more than once."""
     notes = []
-    for name, part in sets.items():
-        rows = list(part)
+    for name, scored in sets.items():
+        rows = list(scored)
         if count := len(rows) - len(each_once(rows)):
             notes.append(f"{count} of {len(rows)} {name} rows repeat another one; each is scored once")
     return notes
 
 
-def _asked(row: Row) -> tuple[str, ...]:
+def _content(row: Row) -> tuple[str, ...]:
     """Return what a model is asked in a row, as it is compared: earlier turns and question, or the text."""
     if row.text:
         return ("text", _words(row.text))
-    return (*(_words(part) for turn in row.earlier for part in turn), _words(row.question))
+    return (*(_words(text) for turn in row.earlier for text in turn), _words(row.question))
 
 
 def _words(text: str) -> str:
@@ -98,8 +98,8 @@ def divide_retain(recipe: Recipe, rows: Mapping[str, list[Row]]) -> RetainRows:
     """
     retain, count = rows["retain"], len(rows["forget"])
     assert recipe.retain is not None
-    apart = _without(retain, rows.get("evaluate.retain", ()))
-    whole = apart if len(apart) >= count else retain
+    unscored = _without(retain, rows.get("evaluate.retain", ()))
+    whole = unscored if len(unscored) >= count else retain
     if recipe.retain.data.sample is None:
         return RetainRows(whole, whole, retain)
     sample = sample_rows(whole, count, recipe.seed)
@@ -107,6 +107,6 @@ def divide_retain(recipe: Recipe, rows: Mapping[str, list[Row]]) -> RetainRows:
     return RetainRows(whole, sample, left if len({row.thread for row in left}) >= FEWEST else retain)
 
 
-def _without(rows: Iterable[Row], others: Iterable[Row]) -> list[Row]:
-    threads = {row.thread for row in others}
+def _without(rows: Iterable[Row], removed: Iterable[Row]) -> list[Row]:
+    threads = {row.thread for row in removed}
     return [row for row in rows if row.thread not in threads]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +10,6 @@ from typing import Any, Literal
 
 from msa_lite.benchmarks import OWN
 from msa_lite.data import DataSource, Example, Prompter, Row, encode, shorten
-from msa_lite.errors import UsageError, join_faults, nearest
 from msa_lite.evals.benchmark import Benchmark, benchmark_class
 from msa_lite.evals.dataset import pinned_data
 from msa_lite.evals.judge import JudgeSettings, open_judge
@@ -21,12 +19,10 @@ from msa_lite.io.console.progress import Progress, silent
 from msa_lite.io.files.writing import check_space
 from msa_lite.io.launch.crew import Crew
 from msa_lite.io.models.devices import check_device
-from msa_lite.io.models.loading import pattern_fault
 from msa_lite.io.weights.checkpoint import Checkpoint, load_checkpoint
 from msa_lite.io.weights.hub import Source
-from msa_lite.io.weights.vocabulary import token_tensors
 from msa_lite.pipeline.prepare.earlier import EarlierRun, check_earlier, check_rows, open_earlier
-from msa_lite.pipeline.prepare.models import check_apart, check_readings, open_models, open_reader
+from msa_lite.pipeline.prepare.models import check_apart, check_lora_targets, check_readings, open_models, open_reader
 from msa_lite.pipeline.prepare.prompt import resolve_prompt
 from msa_lite.pipeline.prepare.questions import (
     ALTERNATIVES,
@@ -215,8 +211,6 @@ def prepare(recipe: Recipe, scope: Scope, progress: Progress = silent) -> Run:
     check_device()
     check_mode(recipe.vector.mode, recipe.vector.optimizer, recipe.vector.compute)
     check_trackers(recipe.trackers)
-    if recipe.merge.form == "adapter" and recipe.vector.mode == "full":
-        raise UsageError("merge.as: vector.mode full makes no adapter; choose merge.as model, or vector.mode lora")
     if recipe.evaluate:
         open_judge(judge_settings(recipe.evaluate.judge))  # it may lack a key
     earlier = open_earlier(recipe)
@@ -225,8 +219,7 @@ def prepare(recipe: Recipe, scope: Scope, progress: Progress = silent) -> Run:
         check_apart(sources["target"], sources["prior"])
     check_earlier(recipe, earlier, sources)
     target = load_checkpoint(sources["target"].folder)
-    _check_lora_targets(recipe, target)
-    _check_same_rows(recipe, target, sources["prior"])
+    check_lora_targets(recipe, target, load_checkpoint(sources["prior"].folder))
     check_space(scope.folder, _bytes_needed(target, recipe, scope))
 
     tokenizer = open_reader(sources["target"], recipe.target)
@@ -243,9 +236,10 @@ def prepare(recipe: Recipe, scope: Scope, progress: Progress = silent) -> Run:
         whole, sample, all_rows["retain"] = divide_retain(recipe, all_rows)
         learnt["retain"] = sample if scope.sample else whole
     check_readings(sources, tokenizer, learnt["forget"])
-    questions = load_questions(recipe, data, scope.choice, prompter, all_rows)
+    questions = load_questions(recipe, all_rows, scope.choice, prompter)
     examples = {name: encode(rows, data[name], prompter, recipe.vector.max_length) for name, rows in learnt.items()}
     _check_ids(sources, examples, questions)
+    texts = all_rows.get(ALTERNATIVES, ())
     return Run(
         recipe=recipe,
         scope=scope,
@@ -255,7 +249,7 @@ def prepare(recipe: Recipe, scope: Scope, progress: Progress = silent) -> Run:
         rows=learnt,
         examples=examples,
         questions=questions,
-        alternatives=_alternatives(all_rows.get(ALTERNATIVES, ())),
+        alternatives=[line.strip() for row in texts for line in row.text.splitlines() if line.strip()],
         retain=sample,
         earlier=earlier,
         prompt_search=search,
@@ -284,54 +278,6 @@ def _pin_benchmark(recipe: Recipe) -> Recipe:
 def judge_settings(keys: JudgeKeys) -> JudgeSettings:
     """Return the settings of a judge in a recipe."""
     return JudgeSettings(**keys.model_dump())
-
-
-def _alternatives(rows: Sequence[Row]) -> list[str]:
-    """Return the lines of a set of texts."""
-    return [line.strip() for row in rows for line in row.text.splitlines() if line.strip()]
-
-
-def _check_lora_targets(recipe: Recipe, target: Checkpoint) -> None:
-    """Raise UsageError for modules that the target lacks, or whose adapters cannot be merged."""
-    targets = recipe.vector.lora.targets
-    if recipe.vector.mode == "full" or (isinstance(targets, str) and targets.lower() == "all-linear"):
-        return
-    modules = [name.removesuffix(".weight") for name, entry in target.tensors.items() if len(entry.shape) == 2]
-    if isinstance(targets, str):  # PEFT takes it for a regular expression over whole names
-        if fault := pattern_fault([targets], modules):
-            raise UsageError(f"vector.lora.targets: {fault}")
-        if not any(re.fullmatch(targets, module) for module in modules):
-            raise UsageError(
-                f"vector.lora.targets: {targets}: the target has no module of which this is the whole name"
-            )
-        return
-    faults = []
-    for name in targets:
-        matched = [module for module in modules if module == name or module.endswith(f".{name}")]
-        embeds = any("embed" in module or module.endswith("wte") for module in matched)
-        if target.config.get("tie_word_embeddings") and (name == "lm_head" or embeds):
-            faults.append(f"{name}: the target ties embedding and head, and an adapter would change one of the two")
-        elif not matched:
-            leaves = {module.rpartition(".")[2] for module in modules}
-            faults.append(f"{name}: the target has no such module{nearest(name, leaves)}")
-    if faults:
-        raise UsageError(join_faults("vector.lora.targets:", faults))
-
-
-def _check_same_rows(recipe: Recipe, target: Checkpoint, prior: Source) -> None:
-    """Raise UsageError if adapters on the embedding would be loaded beside a target with other tokens."""
-    theirs, own = token_tensors(target), token_tensors(load_checkpoint(prior.folder))
-    names = [name for name in theirs if name in own and theirs[name].shape != own[name].shape]
-    targets = recipe.vector.lora.targets
-    if recipe.vector.mode == "full" or isinstance(targets, str) or not names:
-        return
-    tuned = [part for part in targets if any(f".{name}".endswith(f".{part}.weight") for name in names)]
-    keys = {"merge.as: adapter": recipe.merge.form == "adapter", "select.four_bit": recipe.select.four_bit}
-    for key in (key for key, is_set in keys.items() if is_set and tuned):
-        raise UsageError(
-            f"vector.lora.targets: {', '.join(tuned)}: target and prior differ in the number of tokens, so such an "
-            f"adapter cannot be put on the target ({key}); leave them out, or merge to a model"
-        )
 
 
 def _bytes_needed(target: Checkpoint, recipe: Recipe, scope: Scope) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -118,12 +118,12 @@ def run_folders(run: RunFolder) -> list[Path]:
 
 def _look(run: RunFolder, home: Path, survey: Survey) -> None:
     """Look at the folder of one run, `home`."""
-    for path in _items(home):
+    for path in sorted(home.iterdir()):
         name = _name(run, path)
         if path.is_symlink():
             survey.strays.append(Remark(name, f"a link to {printable(os.readlink(path))}, which is not followed"))
         elif path.is_dir() and path.name == BASELINES:
-            for inner in _items(path):
+            for inner in sorted(path.iterdir()):
                 if inner.is_dir() and not inner.is_symlink():
                     _look(run, inner, survey)
                 else:
@@ -151,10 +151,10 @@ def _look_into(run: RunFolder, home: Path, folder: Path, survey: Survey) -> None
     elif manifest := load_manifest(folder):
         strange = strange_files(folder, manifest)
         survey.strays.extend(Remark(_name(run, path), _FOREIGN) for path in strange.values())
-        own = [path for path in files if path not in strange.values()]
+        written = [path for path in files if path not in strange.values()]
         if reason := _whole(run, folder, top, manifest["kind"]):
-            survey.holdings.append(Holding(name, reason, _size(own), partial(remove_ours, folder)))
-            survey.records.extend(path for path in own if path.suffix == ".jsonl")
+            survey.holdings.append(Holding(name, reason, _size(written), partial(remove_ours, folder)))
+            survey.records.extend(path for path in written if path.suffix == ".jsonl")
         elif top in _RESULTS:
             survey.kept.append(Remark(name, _RESULTS[top]))
         else:
@@ -162,7 +162,7 @@ def _look_into(run: RunFolder, home: Path, folder: Path, survey: Survey) -> None
     elif not any(path.name in (MANIFEST, MARKER, LOCK) for path in files):
         survey.strays.extend([Remark(f"{name}/", _FOREIGN)] if files else [])
     else:
-        for path in _items(folder):
+        for path in sorted(folder.iterdir()):
             if path.is_dir() and not path.is_symlink():
                 _look_into(run, home, path, survey)
             elif path.name not in WORKING and path.name not in _SUMMARIES.get(top, ()):
@@ -200,10 +200,6 @@ def remove_empty(run: RunFolder) -> None:
             for place, _, _ in os.walk(home / top, topdown=False):
                 if not os.listdir(place):
                     os.rmdir(place)
-
-
-def _items(folder: Path) -> Iterator[Path]:
-    yield from sorted(folder.iterdir())
 
 
 def _size(paths: Sequence[Path]) -> int:

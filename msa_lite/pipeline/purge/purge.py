@@ -25,10 +25,10 @@ from msa_lite.io.files.reading import local_path, printable, read_object
 from msa_lite.io.files.spellings import holds_any, needles, sample_texts
 from msa_lite.io.files.writing import json_form, write_json
 from msa_lite.io.finished.seal import locked
+from msa_lite.pipeline.prepare.questions import source_of
 from msa_lite.pipeline.purge.holdings import Holding, Remark, Survey, remove_empty, run_folders, survey_run
 from msa_lite.pipeline.run.folder import RunFolder, open_run
 from msa_lite.pipeline.run.report import MARKDOWN_FILE, write_run_report
-from msa_lite.recipe import Data
 from msa_lite.record.facts import utc
 from msa_lite.report import REPORT_FILE
 from msa_lite.report.provenance import PURGED_FILE
@@ -101,11 +101,11 @@ def purge(folder: str | Path, remove: bool = False) -> Purge:
     with ExitStack() as locks:
         for place in run_folders(run):
             locks.enter_context(locked(place))
-        before = _survey(run)
-        if before.holdings:
-            _remove(run, before.holdings)
+        listed = _survey(run)
+        if listed.holdings:
+            _remove(run, listed.holdings)
         # A whole survey would read the rows again, and `datasets` would put those of Parquet files back into its cache.
-        return Purge(**(vars(before) | {"removed": True, "kept": survey_run(run).kept}))
+        return Purge(**(vars(listed) | {"removed": True, "kept": survey_run(run).kept}))
 
 
 def purge_command(folder: Path) -> str:
@@ -133,13 +133,12 @@ def _survey(run: RunFolder) -> Purge:
 
 def _remove(run: RunFolder, holdings: Sequence[Holding]) -> None:
     """Remove the holdings. Raise StageError with all that cannot be removed; the others are gone then."""
-    file, began = run.folder / PURGED_FILE, utc(time.time())
-    former: dict[str, Any] = {}
-    with suppress(MsaError):
-        former = read_object(file)
-    entries = [*former.get("removed", ()), *map(json_form, holdings)]
-    entries = list({json.dumps(entry, sort_keys=True): entry for entry in entries}.values())
-    note = {"began": former.get("began", began), "ended": None, "removed": entries}
+    file = run.folder / PURGED_FILE
+    note: dict[str, Any] = {"began": utc(time.time()), "ended": None, "removed": []}
+    with suppress(MsaError):  # an earlier purge
+        note |= read_object(file)
+    entries = [*note["removed"], *map(json_form, holdings)]
+    note |= {"ended": None, "removed": list({json.dumps(entry, sort_keys=True): entry for entry in entries}.values())}
     write_json(file, note)  # first, so that no run begins in what a kill has left
     faults = []
     for holding in holdings:
@@ -157,17 +156,15 @@ def _remove(run: RunFolder, holdings: Sequence[Holding]) -> None:
 
 def _sources(run: RunFolder) -> Iterator[tuple[str, DataSource]]:
     """Yield the data sets of a run that hold rows to forget, by their keys in the recipe."""
-    recipe, evaluate = run.recipe, run.recipe.evaluate
-    sets: dict[str, Data | None] = {"forget.data": recipe.forget.data}
-    if evaluate:
-        sets["evaluate.forget"] = evaluate.forget
-        if evaluate.data:
-            path, _, revision = evaluate.data.partition("@")
-            yield "evaluate.data", DataSource(path, revision=revision or None)
-    sets |= {"probe.against": recipe.probe.against if recipe.probe.paired else None}
-    for key, data in sets.items():
+    recipe, sets = run.recipe, run.recipe.data_sets
+    if recipe.evaluate and recipe.evaluate.data:
+        path, _, revision = recipe.evaluate.data.partition("@")
+        yield "evaluate.data", DataSource(path, revision=revision or None)
+    paired = recipe.probe.against if recipe.probe.paired else None
+    keys = {"forget.data": sets["forget"], "evaluate.forget": sets.get("evaluate.forget"), "probe.against": paired}
+    for key, data in keys.items():
         if data:
-            yield key, DataSource(**data.flat(recipe.columns))
+            yield key, source_of(data, recipe.columns)
 
 
 def _forget_texts(survey: Survey, sources: dict[str, DataSource]) -> list[str]:

@@ -133,7 +133,7 @@ def _asked(run: Run) -> Qa:
     ]
     if not benchmarks:
         rows = {name: sample_rows(run.rows[name], ROWS, seed) for name in ("forget", "retain") if name in run.rows}
-        most = run.recipe.evaluate.max_new_tokens if run.recipe.evaluate else 200
+        most = run.recipe.max_new_tokens
         return load_qa(rows, run.prompter, most, "check")
     names = dict.fromkeys(name for benchmark in benchmarks for name in benchmark.sets)
     sets = {

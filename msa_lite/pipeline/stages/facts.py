@@ -23,7 +23,7 @@ from msa_lite.io.weights.hub import (
 )
 from msa_lite.pipeline.prepare.models import demo_config
 from msa_lite.pipeline.prepare.prompt import find_prompter
-from msa_lite.pipeline.prepare.questions import SETS, limits_of_evidence, load_set
+from msa_lite.pipeline.prepare.questions import limits_of_evidence, load_set
 from msa_lite.pipeline.prepare.rows import separate_sets
 from msa_lite.recipe import Recipe
 from msa_lite.train.settings import MOST_BATCH, auto_batch
@@ -91,10 +91,7 @@ def find_facts(recipe: Recipe) -> Facts:
 
 def _data_places(recipe: Recipe) -> list[str]:
     """Return the folders, files or repositories of the rows to learn and to score."""
-    evaluate = recipe.evaluate
-    sets = [recipe.forget.data, recipe.retain and recipe.retain.data]
-    sets += [getattr(evaluate, name) for name in SETS] if evaluate else []
-    return [data.path for data in sets if data]
+    return [data.path for data in recipe.data_sets.values()]
 
 
 def find_shapes(names: Mapping[str, str], notes: list[str]) -> tuple[dict[str, Shape], int, tuple[str, ...]]:
@@ -164,14 +161,10 @@ def _load_rows(recipe: Recipe, notes: list[str]) -> dict[str, tuple[DataSource, 
 
     Notes also say which rows a run leaves out, and what its data cannot show. Raise DataError as `separate_sets`.
     """
-    sets = {"forget": recipe.forget.data, "retain": recipe.retain.data if recipe.retain else None}
-    if recipe.evaluate:
-        sets |= {f"evaluate.{name}": getattr(recipe.evaluate, name) for name in SETS}
     sources, rows, faults = dict[str, DataSource](), dict[str, list[Row]](), dict[str, list[str]]()
-    for place, data in sets.items():
+    for place, data in recipe.data_sets.items():
         try:
-            if data:
-                sources[place], rows[place] = load_set(data, recipe.columns)
+            sources[place], rows[place] = load_set(data, recipe.columns)
         except (MsaError, ImportError) as error:
             reason = str(error).splitlines()[0].replace("OfflineModeIsEnabled", "no connection")
             faults.setdefault(reason, []).append(place)

@@ -24,7 +24,7 @@ from msa_lite.io.finished.seal import load_manifest
 from msa_lite.pipeline.init.inspect import inspect_model
 from msa_lite.pipeline.prepare.models import WRITTEN_OUT, names_adapter
 from msa_lite.pipeline.prepare.prompt import PROMPT_FILE
-from msa_lite.pipeline.prepare.questions import SETS, source_of
+from msa_lite.pipeline.prepare.questions import source_of
 from msa_lite.pipeline.prepare.run import Context, prepare
 from msa_lite.pipeline.prepare.training import kept_file
 from msa_lite.pipeline.run.folder import check_run_folder
@@ -254,13 +254,11 @@ def _readings(recipe: Recipe, facts: Facts) -> list[Reading]:
     names |= {"ideal": recipe.evaluate.ideal, "benchmark": recipe.evaluate.data} if recipe.evaluate else {}
     sizes = {role: readable(shape.stored) for role, shape in facts.shapes.items() if role not in facts.missing}
     models = [Reading(role, name, sizes.get(role)) for role, name in names.items() if name]
-    sets = {"forget": recipe.forget.data, "retain": recipe.retain.data if recipe.retain else None}
-    if recipe.evaluate:
-        scored = {name: getattr(recipe.evaluate, name) for name in SETS}
-        sets |= {name if name not in sets else f"scored {name}": data for name, data in scored.items()}
-    sets["probe.against"] = recipe.probe.against
+    labels = {"evaluate.forget": "scored forget", "evaluate.retain": "scored retain", "evaluate.holdout": "holdout"}
+    sets = {labels.get(place, place): data for place, data in recipe.data_sets.items()}
+    sets |= {"probe.against": recipe.probe.against} if recipe.probe.against else {}
     counts = {name: f"{len(rows)} rows" for name, rows in facts.examples.items()}
-    rows = [Reading(f"{name} rows", data.path, counts.get(name)) for name, data in sets.items() if data]
+    rows = [Reading(f"{name} rows", data.path, counts.get(name)) for name, data in sets.items()]
     return [*models, *rows, *(Reading("earlier run", name) for name in recipe.earlier)]
 
 
