@@ -94,11 +94,11 @@ def test_a_rerun_that_changes_nothing_leaves_every_byte(run: dict[str, Any]) -> 
     assert state(model_of(run)) == before
 
 
-def test_an_earlier_versions_model_gets_a_card_and_is_not_merged_again(run: dict[str, Any]) -> None:
+def test_a_model_without_a_card_gets_one_and_is_not_merged_again(run: dict[str, Any]) -> None:
     model, labels = model_of(run), []
     manifest, card = load_manifest(model), (model / CARD_FILE).read_text()
     assert manifest is not None
-    for key in ("outcome", "terms", "target_card"):
+    for key in ("outcome", "target_card"):
         del manifest[key]
     del manifest["files"][CARD_FILE]
     (model / CARD_FILE).unlink()

@@ -88,6 +88,13 @@ def test_of_a_finished_run_all_is_done_until_a_key_changes(done: dict[str, Any])
     assert why["merge"] == "made of: forget vector, choosing alpha and beta"
 
 
+def test_what_decides_a_stage_is_not_known_while_an_input_is_not_here(done: dict[str, Any]) -> None:
+    stages = states(done, "run", "evaluate.ideal=some/model")
+    assert stages["fetch the ideal"] == "to do"
+    assert stages["forget vector"] == "anew"
+    assert reasons(done, "run", "evaluate.ideal=some/model")["forget vector"] == "unless it was made of the same"
+
+
 @pytest.mark.slow
 def test_the_dry_run_says_what_the_run_then_does(done: dict[str, Any], tmp_path: Path) -> None:
     overrides = ["forget.alpha=[0.5, 0.75]"]

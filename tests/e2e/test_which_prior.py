@@ -16,8 +16,9 @@ import msa_lite
 from msa_lite.cli.runs import probe_command
 from msa_lite.demo import HistorySettings, make_groups, make_history
 from msa_lite.errors import MismatchError, UsageError
+from msa_lite.io.console.progress import silent
 from msa_lite.io.finished.seal import load_manifest, verify_folder
-from msa_lite.pipeline.prepare.run import msa_scope, prepare
+from msa_lite.pipeline.prepare.run import Context, msa_scope, prepare
 from msa_lite.pipeline.run.knowledge import CHEAP_ROWS, cheap_probe
 from msa_lite.recipe import load_recipe
 from tests.support.processes import fork_cli
@@ -94,23 +95,27 @@ def almost(model: Path, folder: Path) -> Path:
 
 @pytest.mark.parametrize(("prior", "warned"), [("prior", False), ("target", True)])
 def test_a_run_asks_its_prior_in_short_and_once(
-    asked: dict[str, Any], exposed: Path, prior: str, warned: bool, tmp_path: Path
+    asked: dict[str, Any], exposed: Path, prior: str, warned: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     recipe = load_recipe(asked | {"prior": str(almost(exposed / prior, tmp_path / "almost"))})
-    job, steps = prepare(recipe, msa_scope(recipe)), []
-    told = [cheap_probe(job, lambda *step: steps.append(step)) for _ in range(2)]
-    assert told[0] == told[1]
-    assert bool(told[0]) == warned
-    assert told[0] is None or "take an earlier checkpoint" in told[0]
+    (stage,), steps = cheap_probe(Context.of(prepare(recipe, msa_scope(recipe)))), []
+    for _ in range(2):
+        caplog.clear()
+        stage.run(lambda *step: steps.append(step))
+        assert ("take an earlier checkpoint" in caplog.text) == warned
     assert [step for step in steps if step[1] == step[2]] == [("probe: prior", 2 * CHEAP_ROWS, 2 * CHEAP_ROWS)]
 
 
-def test_signs_that_the_ideal_shows_too_raise_no_warning(asked: dict[str, Any], tmp_path: Path) -> None:
+def test_signs_that_the_ideal_shows_too_raise_no_warning(
+    asked: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     asked["evaluate"]["ideal"] = asked["target"]  # an ideal beside which everything looks exposed
     asked["prior"] = str(almost(Path(asked["target"]), tmp_path / "almost"))
     recipe = load_recipe(asked)
     job = prepare(recipe, msa_scope(recipe))
-    assert cheap_probe(job) is None
+    (stage,) = cheap_probe(Context.of(job))
+    stage.run(silent)
+    assert "take an earlier checkpoint" not in caplog.text
     assert (job.folder / "probe/cheap/ideal/report.json").is_file()
 
 
@@ -135,7 +140,7 @@ def test_without_anything_to_compare_with_nothing_is_written(asked: dict[str, An
         msa_lite.probe(asked)
     assert not (tmp_path / "run").exists()
     recipe = load_recipe(asked)
-    assert cheap_probe(prepare(recipe, msa_scope(recipe))) is None
+    assert cheap_probe(Context.of(prepare(recipe, msa_scope(recipe)))) == []
 
 
 def test_a_checkpoint_of_another_shape_is_refused_before_any_is_asked(

@@ -22,8 +22,8 @@ from msa_lite.io.weights.hub import fetch
 from msa_lite.merger import Term
 from msa_lite.pipeline.prepare.questions import Questions
 from msa_lite.pipeline.prepare.run import Run, Scope
-from msa_lite.pipeline.run import choice as loaded
-from msa_lite.pipeline.run.choice import LoadedTarget
+from msa_lite.pipeline.run import loaded as loaded
+from msa_lite.pipeline.run.loaded import LoadedTarget
 from msa_lite.recipe import Recipe
 from msa_lite.strengths import Strengths
 from tests.support.models import save_checkpoint, tiny_tokenizer
@@ -41,7 +41,7 @@ def make_job(target: Path, prior: Path, folder: Path, **merge_options: Any) -> R
     recipe = Recipe.model_validate(given | {"merge": merge_options, "output": str(folder)})
     return Run(
         recipe=recipe,
-        plan=Scope("msa", folder, "prior", True, ("forget", "retain")),
+        scope=Scope("msa", folder, "prior", True, ("forget", "retain")),
         sources={"target": fetch(str(target)), "prior": fetch(str(prior))},
         data={},
         prompter=Prompter.build(tiny_tokenizer(), "plain", Template()),

@@ -16,6 +16,7 @@ from msa_lite.demo import TuningSettings, history, make_groups, make_real_histor
 from msa_lite.errors import MismatchError, OutputError, RecipeError
 from msa_lite.io.files.writing import shutil as disk
 from msa_lite.pipeline.prepare import models as making
+from msa_lite.pipeline.run.folder import check_demo_memory
 from msa_lite.pipeline.stages import forecast as planning_check
 from msa_lite.recipe import RealDemo, dump_recipe, load_recipe
 from tests.support.models import make_small_smollm2
@@ -103,9 +104,9 @@ def test_too_little_memory_is_told_before_the_target_is_trained(
 ) -> None:
     recipe = load_recipe("quickstart-smollm2", [f"output={tmp_path / 'run'}"])
     monkeypatch.setattr(planning_check, "this_device", lambda: Device("CPU", 8 * 10**9, is_gpu=False))
-    planning_check.check_demo_memory(recipe, force=False)
+    check_demo_memory(recipe, force=False)
     monkeypatch.setattr(planning_check, "this_device", lambda: Device("CPU", 10**9, is_gpu=False))
     with pytest.raises(MismatchError, match="target of the demo"):
-        planning_check.check_demo_memory(recipe, force=False)
+        check_demo_memory(recipe, force=False)
     (tmp_path / "run/history/target").mkdir(parents=True)
-    planning_check.check_demo_memory(recipe, force=False)
+    check_demo_memory(recipe, force=False)

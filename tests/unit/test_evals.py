@@ -35,7 +35,7 @@ def test_every_published_metric_has_a_group_and_small_numbers_stay_visible() -> 
         "| forget set | forget quality ↑ | 400 | 1.1e-239 |",
         "| retain set | Acc retain (judge) ↑ | 10 | 0.500 ± 0.100 |",
         "| world facts | truth ratio ↑ | 117 | 0.250 ± 0.010 |",
-        "| forget against holdout set | PrivLeak in % | 200 | -57.300 ± 4.000 |",
+        "| forget against holdout set | PrivLeak in % → 0 | 200 | -57.300 ± 4.000 |",
         "| questions | accuracy (other entities) ↑ | 853 | 0.750 ± 0.010 |",
         "| tasks | hellaswag/acc ↑ | 100 | 0.500 ± 0.050 |",
         "",

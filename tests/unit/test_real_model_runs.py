@@ -18,7 +18,7 @@ from recipe_files import run_folder
 from safetensors.numpy import save_file
 
 from msa_lite.errors import DataError, FormatError, MismatchError, OutputError, StageError, UsageError
-from msa_lite.io.finished.seal import locked
+from msa_lite.io.finished.seal import locked, write_manifest
 
 SMALL = SIZES["small"]
 NAMES = {experiment.name: experiment for experiment in EXPERIMENTS}
@@ -287,7 +287,7 @@ def test_the_page_says_where_the_weights_come_from(tmp_path: Path) -> None:
     folder.mkdir()
     assert run.describe_base(str(folder)) == "Small-Model"
     facts = {"made_by": "msa-lite", "kind": "checkpoint", "inputs": {}, "files": {}, "origin": "a package"}
-    (folder / "manifest.json").write_text(json.dumps(facts))
+    write_manifest(folder, facts)
     assert run.describe_base(str(folder)) == "Small-Model (a package)"
 
 

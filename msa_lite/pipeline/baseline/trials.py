@@ -30,7 +30,7 @@ from msa_lite.pipeline.run.loaded import LoadedTarget
 from msa_lite.pipeline.run.merge import merge_identity, merge_stage
 from msa_lite.pipeline.run.scores import score_stage, scores_folder, validation_of
 from msa_lite.pipeline.run.vectors import row_hashes, tracking_of
-from msa_lite.pipeline.stages.costs import Machine, choice_costs, rough, vector_costs
+from msa_lite.pipeline.stages.costs import Machine, choice_costs, vector_costs
 from msa_lite.pipeline.stages.facts import Facts
 from msa_lite.pipeline.stages.stage import Stage
 from msa_lite.recipe import Recipe
@@ -42,7 +42,6 @@ from msa_lite.train.settings import EPOCHS
 logger = logging.getLogger(__name__)
 
 _CHOICE = "choosing the epoch"
-_ROUGH = "a baseline's loss"  # may hold more than is counted
 
 
 @dataclass(frozen=True)
@@ -128,12 +127,12 @@ def resolve_trials(context: Context, settings: Sequence[Setting]) -> Trials:
 def _fit_costs(recipe: Recipe, facts: Facts, machine: Machine) -> list[StageCost]:
     """Return the memory of a setting's fit. Its time depends on the method."""
     costs = [cost for cost in vector_costs(recipe, "forget", facts, machine) if cost.kind == "fit"]
-    return [replace(cost, seconds=None) for cost in rough(costs, _ROUGH)]
+    return [replace(cost, seconds=None) for cost in costs]
 
 
 def _choice_costs(recipe: Recipe, facts: Facts, machine: Machine) -> list[StageCost]:
     """Return the memory of scoring epochs."""
-    return [replace(cost, seconds=None) for cost in rough(choice_costs(recipe, facts, machine), _ROUGH)]
+    return [replace(cost, seconds=None) for cost in choice_costs(recipe, facts, machine)]
 
 
 @dataclass(frozen=True)
@@ -181,11 +180,16 @@ class Trials:
         check_learns(self.run, ["forget"], epochs=epochs_of(self.run.recipe))
         if cache := self._cache():
             cache.check()
+        if not self.context.chooses:
+            logger.warning(
+                "%s: no questions to choose an epoch by, so the last one is taken; evaluate.forget can give some",
+                self.method,
+            )
 
     def stages(self) -> list[Stage]:
         """Return the stages up to the merged model: models to compare with are scored before anything is trained."""
         context, names = self.context, [setting.folder.name for setting in self.settings]
-        run, recipe = context.prepared, context.recipe
+        recipe = context.recipe
         by_rows = context.chooses_by_rows and context.scope.start == "prior"
         scored = [*(["ideal"] if context.has_ideal else []), *(["prior"] if by_rows else []), "target"]
         scores, needs = list[Stage](), list[str]()
@@ -215,11 +219,6 @@ class Trials:
             amount=len(self.settings) * epochs_of(recipe) * len(scales_of(recipe)) + 1,
         )
         chosen = [choice] if context.chooses else []
-        if run and not chosen:
-            logger.warning(
-                "%s: no questions to choose an epoch by, so the last one is taken; evaluate.forget can give some",
-                self.method,
-            )
         merge = merge_stage(context, lambda: [self.term(*self.chosen())], [*names, *(stage.name for stage in chosen)])
         return [*scores, *fits, *chosen, merge]
 

@@ -52,7 +52,7 @@ def choice_stages(context: Context, needs: Sequence[str]) -> list[Stage]:
     if not context.chooses:
         return []
     ideal = [score_stage(context, "ideal", "validation")] if context.has_ideal else []
-    names = [*needs, *(stage.name for stage in ideal)]
+    names = list(dict.fromkeys([*needs, *(stage.name for stage in ideal)]))
     points = len(context.recipe.points) or SEARCHED
     choice = Stage(
         CHOICE,

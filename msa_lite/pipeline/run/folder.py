@@ -112,7 +112,7 @@ def claimed(
 
     def prepare_checked() -> Run:
         if recipe.demo is not None:
-            _check_demo_memory(recipe, scope.force)
+            check_demo_memory(recipe, scope.force)
             make_demo(recipe.demo, recipe.folder / HISTORY, recipe.seed, progress)
         run = replace(prepare(recipe, scope, progress), crew=crew)
         for note in run.notes:
@@ -130,7 +130,7 @@ def claimed(
         yield run
 
 
-def _check_demo_memory(recipe: Recipe, force: bool) -> None:
+def check_demo_memory(recipe: Recipe, force: bool) -> None:
     """Raise MismatchError, or warn, if the target of a demo that is not made yet does not fit into memory."""
     demo = recipe.demo
     if demo is None or has_history(recipe):
@@ -139,7 +139,7 @@ def _check_demo_memory(recipe: Recipe, force: bool) -> None:
     settings = FitSettings(epochs=demo.tuning_epochs, batch_size=demo.batch_size, micro_batch_size=demo.batch_size)
 
     def cost(facts: Facts, machine: Machine) -> list[StageCost]:
-        size = full_size("the training of the demo's target", rows, settings, rows.longest, machine.device)
+        size = full_size("the training of the target of the demo", rows, settings, rows.longest, machine.device)
         return [fit_cost(facts.shapes["target"], size, machine)]
 
     stage = Stage("target of the demo", "fit", recipe.folder / HISTORY / "target", cost=cost)

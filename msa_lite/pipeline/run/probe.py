@@ -85,7 +85,7 @@ def probe(recipe: RecipeSource, overrides: Iterable[str] = (), progress: Progres
         return None
     with claimed(recipe, probe_scope(recipe), progress, check_probe, crew=Crew()) as run:
         sources, folder = _models(run), run.folder / PROBE_FOLDER
-        results = execute(probe_stages(Context.of(run)), progress)
+        results = execute(_stages(run, sources), progress)
         reports = {name: results[f"probe: {name}"] for name in sources}
         models = {name: source.pinned() for name, source in sources.items()}
         result = ProbeResult(folder, _sampled(run).against, models, read_verdicts(reports))
@@ -103,7 +103,11 @@ def probe_stages(context: Context) -> list[Stage]:
     folder = context.scope.folder / PROBE_FOLDER
     if context.prepared is None:
         return [Stage("probe: prior", "check", folder / "prior")]
-    rows = _sampled(context.run)
+    return _stages(context.run, _models(context.run))
+
+
+def _stages(run: Run, sources: Mapping[str, Source]) -> list[Stage]:
+    rows, folder = _sampled(run), run.folder / PROBE_FOLDER
     return [
         Stage(
             f"probe: {name}",
@@ -112,7 +116,7 @@ def probe_stages(context: Context) -> list[Stage]:
             partial(probe_model, source, rows, folder / name, f"probe: {name}"),
             inputs=partial(probe_inputs, source, rows),
         )
-        for name, source in _models(context.run).items()
+        for name, source in sources.items()
     ]
 
 

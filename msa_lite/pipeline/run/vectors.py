@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
-from msa_lite.budget.plan import StageCost
 from msa_lite.data import Row
 from msa_lite.errors import UsageError
 from msa_lite.io.console.progress import Progress, Step, Watcher, silent, tell
@@ -16,10 +15,8 @@ from msa_lite.io.launch.crew import Crew
 from msa_lite.pipeline.prepare.fits import fit_settings, fit_until
 from msa_lite.pipeline.prepare.run import Context, Run
 from msa_lite.pipeline.run.folder import TRACKING
-from msa_lite.pipeline.stages.costs import Machine, vector_costs
-from msa_lite.pipeline.stages.facts import Facts
+from msa_lite.pipeline.stages.costs import vector_costs
 from msa_lite.pipeline.stages.stage import Stage
-from msa_lite.recipe import Recipe
 from msa_lite.train import FitSettings, Tracking, VectorFit, run_fit
 
 FIT = "fit"  # the order to fit a vector beside another one
@@ -38,14 +35,19 @@ def row_hashes(rows: Sequence[Row]) -> dict[str, str]:
 
 
 def fit_stages(context: Context, names: Sequence[str]) -> list[Stage]:
-    """Return the fits of the named vectors ("forget", "retain"). Two that are fitted side by side are one stage."""
+    """Return the fits of the named vectors ("forget", "retain"). Of two side by side, the first stage does both."""
     run, folder = context.prepared, context.scope.folder / "vectors"
     if run and are_fitted_together(run, names):
-        rows = max(len(run.examples[name]) for name in names)
-        both = lambda progress: fit_vectors(run, names, progress)  # noqa: E731
-        return [
-            Stage(TOGETHER, "fit", folder / names[0], both, amount=rows, cost=partial(_costs, context.recipe, names))
-        ]
+        both = Stage(
+            TOGETHER,
+            "fit",
+            folder / names[0],
+            lambda progress: fit_vectors(run, names, progress),
+            cost=partial(vector_costs, context.recipe, names[0]),
+            amount=max(len(run.examples[name]) for name in names),
+        )
+        second = partial(vector_costs, context.recipe, names[1])
+        return [both, Stage(f"{names[1]} vector", "fit", folder / names[1], cost=second, amount=0)]
     return [
         Stage(
             f"{name} vector",
@@ -58,11 +60,6 @@ def fit_stages(context: Context, names: Sequence[str]) -> list[Stage]:
         )
         for name in names
     ]
-
-
-def _costs(recipe: Recipe, names: Sequence[str], facts: Facts, machine: Machine) -> list[StageCost]:
-    """Return the costs of several vectors."""
-    return [cost for name in names for cost in vector_costs(recipe, name, facts, machine)]
 
 
 def fit_vectors(run: Run, names: Iterable[str], progress: Progress = silent) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -237,8 +236,3 @@ def _scoring(shape: Shape, machine: Machine, four_bit: bool = False) -> tuple[Ne
     need = score_need(shape, _LONGEST_QUESTION, width, on_gpu=device.is_gpu, four_bit=four_bit)
     host = host_memory() if device.name else None  # of another machine, it is not known
     return (need, 0) if four_bit else stream_layers(shape, need, device, host)
-
-
-def rough(costs: Sequence[StageCost], reason: str) -> list[StageCost]:
-    """Return the costs marked as rough estimates."""
-    return [replace(cost, need=Need(cost.need.parts, reason)) for cost in costs]

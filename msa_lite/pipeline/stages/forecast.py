@@ -55,14 +55,14 @@ def _time_note(machine: Machine) -> str:
 
 
 def check_memory(
-    stages: Sequence[Stage], facts: Facts, processes: int, remedies: Callable[[Machine], Iterator[Remedy]], force: bool
+    left: Sequence[Stage], facts: Facts, processes: int, remedies: Callable[[Machine], Iterator[Remedy]], force: bool
 ) -> None:
-    """Raise MismatchError where a stage still to run cannot fit into the device's memory; warn where it may not.
+    """Raise MismatchError where a stage cannot fit into the device's memory; warn where it may not.
 
-    remedies: yields changes of the recipe by what they cost, for the message. force: warn in any case.
+    left: the stages that are still to be made. remedies: yields changes of the recipe by what they cost, for the
+    message. force: warn in any case.
     """
     machine = Machine(_free_device(), processes)
-    left = [stage for stage in stages if stage.folder and not stage.folder.exists()]
     costs = [cost for stage in left for cost in stage.cost(facts, machine) if cost.on_device]
     plan = Plan(machine.device, combine_costs(costs), host_memory(), {}, 0)
     if not costs or plan.fits:

@@ -60,7 +60,8 @@ class Stage:
     cost: Callable[[Facts, Machine], Sequence[StageCost]] = free
     """Returns memory, disk and time, from headers and counts of rows alone."""
     amount: float = 1.0
-    """The work in it: rows to tune on, points to score. For a stage that `asks`, its questions count instead."""
+    """The work in it: rows to tune on, points to score; 0 where another stage does it. Of a stage that `asks`, the
+    questions count instead."""
     asks: tuple[str, Benchmark] | None = None
     """The model that is scored, by name, and the questions."""
 
@@ -120,7 +121,7 @@ def steps(stages: Iterable[Stage]) -> list[Step]:
     asked: dict[str, set[str]] = {}
     for stage in stages:
         if stage.asks is None:
-            shown.append(Step(stage.name, stage.kind, stage.amount))
+            shown += [Step(stage.name, stage.kind, stage.amount)] if stage.amount else []
             continue
         model, benchmark = stage.asks
         if not benchmark.by_row:

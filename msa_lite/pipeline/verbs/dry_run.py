@@ -151,13 +151,16 @@ def dry_run(
             check_publishing(recipe)
         verb.check(context.run)
     stages = verb.stages(context)
+    if blockers:  # so what decides them is not known
+        stages = [replace(stage, inputs=None) for stage in stages]
     if command == "run" and recipe.publish.repo:
         stages = [*stages, Stage(f"send to {recipe.publish.repo}", "send", None)]
     first = [StageState(blocker, None, "to do") for blocker in blockers]
     plan = forecast(msa_stages(Context(recipe, verb.scope)), facts, machine, recipe.folder)
     name = f"baseline {method}" if command == "baseline" else command
     notes = [*plan.notes, *([_LATER] if blockers else [])]
-    ahead = [*first, *look_ahead(stages, facts, machine)]
+    known = command not in ("baseline", "probe")  # how long these train or score depends on more than is counted
+    ahead = [*first, *(look_ahead(stages, facts, machine) if known else look_ahead(stages))]
     return DryRun(name, verb.scope.folder, ahead, _readings(recipe, facts), plan, notes)
 
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
+from msa_lite.budget.needs import Need
+from msa_lite.budget.plan import StageCost
 from msa_lite.budget.shape import read_shape
 from msa_lite.errors import FormatError, UsageError
 from msa_lite.evals.models import checkpoint_folder
@@ -20,6 +22,7 @@ from msa_lite.pipeline.run.choice import check_strengths
 from msa_lite.pipeline.run.msa import msa_stages, sweep_stages, vector_stages
 from msa_lite.pipeline.run.probe import check_probe, probe_scope, probe_stages
 from msa_lite.pipeline.run.report import check_licence
+from msa_lite.pipeline.stages.costs import Machine
 from msa_lite.pipeline.stages.facts import Facts, RowFacts
 from msa_lite.pipeline.stages.forecast import check_memory, find_remedies
 from msa_lite.pipeline.stages.stage import Stage
@@ -57,7 +60,10 @@ class Verb:
             return self.stages(Context(recipe, run.scope))
 
         remedies = partial(find_remedies, run.recipe, build, facts)
-        check_memory(self.stages(Context.of(run)), facts, run.crew.ranks.count, remedies, run.scope.force)
+        left = [stage for stage in build(run.recipe) if stage.folder and not stage.folder.exists()]
+        if run.scope.method != "msa":  # the loss of a baseline may hold more than is counted
+            left = [replace(stage, cost=partial(_rough_cost, stage)) for stage in left]
+        check_memory(left, facts, run.crew.ranks.count, remedies, run.scope.force)
 
     def trials(self, context: Context) -> Trials:
         """Return the run of a baseline that trains."""
@@ -93,6 +99,10 @@ def find_verb(
         _check_sweep(recipe)
         return Verb(scope, sweep_stages, [check_strengths])
     return Verb(scope, lambda context: msa_stages(context, accept), [check_strengths, _check_attacks, check_licence])
+
+
+def _rough_cost(stage: Stage, facts: Facts, machine: Machine) -> list[StageCost]:
+    return [replace(cost, need=Need(cost.need.parts, "a baseline's loss")) for cost in stage.cost(facts, machine)]
 
 
 def facts_of_run(run: Run) -> Facts:

@@ -264,9 +264,11 @@ def sweep(
         with claimed(recipe, verb.scope, progress, verb.check, crew=crew) as run:
             model, out = run.folder / recipe.merge.form, run.folder / "sweep"
             former = load_manifest(model)
-            results = execute(verb.stages(Context.of(run)), progress)
-            if load_manifest(model) != former:
-                drop_report(run.folder)  # it is that of another model
+            try:
+                results = execute(verb.stages(Context.of(run)), progress)
+            finally:
+                if load_manifest(model) != former:
+                    drop_report(run.folder)  # it is that of another model
             choice = load_choice(out)
             return SweepResult(
                 run.folder,
