@@ -3,6 +3,7 @@
 Nothing below the pipeline knows of recipes: stages take plain values.
 """
 
+from msa_lite.recipe.demo import Demo, RealDemo
 from msa_lite.recipe.inputs import Columns, Data, Prompt
 from msa_lite.recipe.load import (
     RecipeSource,
@@ -21,7 +22,7 @@ from msa_lite.recipe.load import (
     shipped_recipes,
     title_of,
 )
-from msa_lite.recipe.schema import Demo, RealDemo, Recipe
+from msa_lite.recipe.schema import Recipe
 from msa_lite.recipe.scores import SETS, JudgeKeys
 from msa_lite.recipe.training import TrainingRecipe
 
