@@ -49,7 +49,7 @@ def _outputs_open() -> Iterator[None]:
             return sha256
 
     with pytest.MonkeyPatch.context() as patch:
-        for module in ("msa_lite.merger.stream", "msa_lite.merger.adapter"):
+        for module in ("msa_lite.merger.stream", "msa_lite.merger.adapter_output"):
             patch.setattr(f"{module}.Sink", Checked)
         yield
 

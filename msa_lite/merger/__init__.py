@@ -5,7 +5,7 @@ first byte is written, stream.py merges blocks on threads, fidelity.py measures 
 checkpoint (model.py), to one adapter (adapter.py), into memory (`open_merge`) or to a mergekit recipe (mergekit.py).
 """
 
-from msa_lite.merger.adapter import MergedAdapter, merge_adapters, merge_terms_to_adapter
+from msa_lite.merger.adapter_output import MergedAdapter, merge_adapters, merge_terms_to_adapter
 from msa_lite.merger.checked import Precision, check_mergeable
 from msa_lite.merger.formula import Term
 from msa_lite.merger.inputs import hash_vector

@@ -12,7 +12,7 @@ import pytest
 import transformers
 
 import msa_lite
-from msa_lite.pipeline.prepare.training import prepare_training
+from msa_lite.pipeline.staged.prepare import prepare_training
 from msa_lite.pipeline.verbs.run import run_vectors
 from msa_lite.recipe import load_training
 from msa_lite.recipe.training import Lora, RetainVector, Training, VectorSpec

@@ -18,7 +18,8 @@ from msa_lite.baselines.methods import settings_grid
 from msa_lite.baselines.objective import BaselineObjective, ReferenceCache
 from msa_lite.io.weights.checkpoint import INDEX_FILE, PATTERNS
 from msa_lite.io.weights.hub import Source, fetch
-from msa_lite.merger import adapter, merge, merge_adapters, model
+from msa_lite.merger import adapter_output as adapter
+from msa_lite.merger import merge, merge_adapters, model
 from msa_lite.train import FitSettings, KeptEpochs, Until, VectorFit, fit_vector
 from tests.support.fits import ragged_rows
 from tests.support.identity import (

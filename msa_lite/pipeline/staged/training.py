@@ -29,11 +29,11 @@ from msa_lite.io.launch.crew import Crew
 from msa_lite.io.launch.gathering import PREPARE, agree, gathered
 from msa_lite.io.weights.checkpoint import load_checkpoint
 from msa_lite.io.weights.hub import Source, fetch
-from msa_lite.pipeline.prepare.training import ReadyStage, TrainingRun, prepare_training
 from msa_lite.pipeline.run.folder import TRACKING, claim, recipe_text
 from msa_lite.pipeline.run.follow import muted
 from msa_lite.pipeline.run.vectors import check_shares
 from msa_lite.pipeline.staged.plan import START_FOLDER, training_stages
+from msa_lite.pipeline.staged.prepare import ReadyStage, TrainingRun, prepare_training
 from msa_lite.pipeline.stages.facts import Facts, RowFacts
 from msa_lite.pipeline.stages.forecast import check_memory
 from msa_lite.pipeline.stages.stage import Stage, StageState, execute, look_ahead

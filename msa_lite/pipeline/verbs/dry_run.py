@@ -26,12 +26,12 @@ from msa_lite.pipeline.prepare.models import WRITTEN_OUT, names_adapter
 from msa_lite.pipeline.prepare.prompt import PROMPT_FILE
 from msa_lite.pipeline.prepare.questions import source_of
 from msa_lite.pipeline.prepare.run import Context, prepare
-from msa_lite.pipeline.prepare.training import kept_file
 from msa_lite.pipeline.run.folder import check_run_folder
 from msa_lite.pipeline.run.knowledge import PROBE_FOLDER
 from msa_lite.pipeline.run.msa import msa_stages
 from msa_lite.pipeline.run.report import MARKDOWN_FILE, check_publishing
 from msa_lite.pipeline.staged.plan import find_training_facts, training_stages
+from msa_lite.pipeline.staged.prepare import kept_file
 from msa_lite.pipeline.staged.training import training_ahead
 from msa_lite.pipeline.stages.costs import Machine, score_costs
 from msa_lite.pipeline.stages.facts import Facts, find_facts, find_headers, has_history
