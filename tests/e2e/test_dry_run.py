@@ -135,7 +135,7 @@ def test_a_baseline_is_told_exactly(method: str, small: dict[str, Any]) -> None:
 @pytest.mark.slow
 def test_a_probe_is_told(recipe: dict[str, Any]) -> None:
     assert set(states(recipe, "probe").values()) == {"to do"}
-    msa_lite.pipeline.run.probe(recipe)
+    msa_lite.probe(recipe)
     assert set(states(recipe, "probe").values()) == {"done"}
 
 

@@ -47,6 +47,6 @@ def test_the_notebook_runs_to_its_last_cell(tmp_path: Path) -> None:
     assert "forget vector: done" in run, "progress, as lines"
     assert "unlearned" in scores
     assert questions.count("  unlearned  ") == 2
-    assert "image/png" in str(code_cells(notebook)[4].outputs), pictures
+    assert "image/svg+xml" in str(code_cells(notebook)[4].outputs), pictures
     assert "weights in" in merge
     assert "twice the α" in compared
