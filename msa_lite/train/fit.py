@@ -45,7 +45,7 @@ _RUNG = "rung.json"  # beside the saves: the rung that they were made at
 
 @dataclass(frozen=True)
 class VectorFit:
-    """What is tuned on what, until when, and for whom. The last three fields decide no result."""
+    """A fit: the model, the rows, the end, and the callers beside it. The last three fields decide no result."""
 
     prior: Source
     examples: Sequence[Example]

@@ -138,7 +138,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Context:
-    """What a list of stages is made from: a recipe, and its inputs once they are prepared.
+    """The base of a list of stages: a recipe, and its inputs once they are prepared.
 
     Without the inputs, a list can be built, shown and planned, but not executed. It then has the stages that the recipe
     alone tells of.
