@@ -168,6 +168,10 @@ def test_a_training_is_checked_too(history: Path, tmp_path: Path) -> None:
     with pytest.raises(MismatchError, match="in the training of 1-forget"):
         msa_lite.train_stages(recipe)
     assert not (tmp_path / "trained").exists()
+    (tmp_path / "trained/1-forget").mkdir(parents=True)  # made of something else, so it is made anew
+    (tmp_path / "trained/recipe.yaml").write_text("# A training of msa-lite\n")
+    with pytest.raises(MismatchError, match="in the training of 1-forget"):
+        msa_lite.train_stages(recipe)
 
 
 def test_times_can_be_measured_on_this_machine(path: Path, call_cli: CallCli, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from msa_lite.errors import StageError, UsageError
 from msa_lite.evals.models import Runner
 from msa_lite.evals.records import read_records
 from msa_lite.io.files.writing import hash_file, json_form
-from msa_lite.io.finished.seal import verify_folder
+from msa_lite.io.finished.seal import verify_folder, write_manifest
 from msa_lite.io.weights.checkpoint import load_checkpoint
 from msa_lite.report import load_report
 from msa_lite.report.choice import candidate_name
@@ -91,6 +91,21 @@ def test_the_best_point_is_merged_and_scored_again_on_the_same_rows(swept: tuple
     assert result.merged.tensors_touched > 0
     for name in ("heat_map", "forget_retain"):
         assert (result.folder / f"sweep/{name}.svg").read_text().startswith("<svg ")
+
+
+def test_a_sweep_that_stops_after_its_merge_leaves_no_report_of_another_model(
+    grid: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*arguments: Any) -> None:
+        (tmp_path / "run/report.json").write_text("{}")  # as a run before has left it
+        (tmp_path / "run/model").mkdir()
+        write_manifest(tmp_path / "run/model", {"made_by": "msa-lite", "kind": "model", "inputs": {}, "files": {}})
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("msa_lite.pipeline.verbs.run.execute", stop)
+    with pytest.raises(KeyboardInterrupt):
+        msa_lite.sweep(grid)
+    assert not (tmp_path / "run/report.json").exists()
 
 
 def test_refining_tries_the_points_around_the_best_of_the_grid(swept: tuple[dict[str, Any], Any]) -> None:

@@ -1,7 +1,7 @@
 """A run is a list of stages, and every verb is a loop over that list.
 
-The lists are made by `run.msa.msa_stages`, `baseline.run.baseline_stages`, `staged.training`, `attack.run` and
-`run.probe`. Here are the loops: execute, announce, tell what is done.
+The lists are made by `run.msa`, `run.probe`, `baseline.run`, `staged.plan` (as `staged.training` runs it) and
+`attack.campaign`. Here are the loops: execute, announce, tell what is done.
 """
 
 from __future__ import annotations
