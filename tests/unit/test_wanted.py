@@ -1,0 +1,63 @@
+"""A report, which is read without models, tells from the recipe alone the stages that the run's own list has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from msa_lite.pipeline.prepare.run import Context
+from msa_lite.pipeline.run.choice import CHOICE
+from msa_lite.pipeline.verbs.lists import find_verb
+from msa_lite.recipe import load_recipe
+from msa_lite.report.provenance import Wanted, load_provenance
+
+AUTO, ONE, SEVERAL, NOTHING = "auto", 1.0, [0.5, 1.0], 0.0
+
+
+@pytest.mark.parametrize("method", ["msa", "task_vector"])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"forget": {"alpha": ONE}},
+        {"forget": {"alpha": SEVERAL}},
+        {"forget": {"alpha": [1.0]}},
+        {"forget": {"alpha": ONE}, "evaluate": None},
+        {"forget": {"alpha": ONE}, "retain": {"beta": ONE}},
+        {"forget": {"alpha": ONE}, "retain": {"beta": NOTHING}},
+        {"forget": {"alpha": AUTO}, "retain": {"beta": SEVERAL}},
+        {"forget": {"alpha": NOTHING}, "retain": {"beta": AUTO}},
+        {"evaluate": {"ideal": "an/ideal"}},
+        {"evaluate": {"benchmark": "tofu", "split": "forget10", "ideal": "an/ideal"}},
+    ],
+    ids=str,
+)
+def test_a_report_waits_for_the_stages_of_the_run(changes: dict[str, Any], method: str, tmp_path: Path) -> None:
+    values: dict[str, Any] = {
+        "target": "a/target",
+        "prior": "a/prior",
+        "forget": {"data": {"path": "rows.jsonl"}},
+        "output": str(tmp_path / "run"),
+    }
+    for key, value in changes.items():
+        values[key] = {**values.get(key, {}), **value} if isinstance(value, dict) else value
+    if "retain" in changes:
+        values["retain"]["data"] = {"path": "keep.jsonl"}
+    file = tmp_path / "recipe.yaml"
+    file.write_text(yaml.dump(values))
+    recipe = load_recipe(str(file))
+    command = ("run",) if method == "msa" else ("baseline", method)
+    first = f"# A run of msa-lite: `msa-lite {' '.join(command)}`\n"
+    file.write_text(first + yaml.dump(recipe.model_dump(mode="json")))
+
+    wanted = Wanted.of(load_provenance(tmp_path))
+
+    verb = find_verb(command[0], recipe, method)  # type: ignore[arg-type]
+    stages = {stage.name: stage for stage in verb.stages(Context(recipe, verb.scope))}
+    assert wanted.vectors == tuple(s.name.removesuffix(" vector") for s in stages.values() if s.kind == "fit")
+    assert bool(wanted.choice) == (CHOICE in stages)
+    scored = {name.removeprefix("scores: ") for name in stages if name.startswith("scores: ")}
+    assert set(wanted.models) == scored - {"prior"}
