@@ -119,7 +119,7 @@ def write_rows(folder: Path, name: str) -> str:
     """Two configurations with two splits each, all of other rows."""
     return write_data(
         folder,
-        {(c, s): rows_of(14, f"{name} {c} {s}") for c in ("first", "second") for s in ("train", "other")},
+        {(c, s): rows_of(7, f"{name} {c} {s}") for c in ("first", "second") for s in ("train", "other")},
     )
 
 
@@ -169,7 +169,7 @@ def base(place: Path) -> dict[str, Any]:
         "forget": {"data": data("forget"), "alpha": [0.5, 1.0]},
         "retain": {"data": data("retain"), "beta": [0.0, 0.5]},
         "vector": {"epochs": 2, "batch_size": 8, "warmup_epochs": 0},
-        "evaluate": {"forget": data("asked"), "retain": data("kept"), "holdout": data("holdout"), "limit": 12},
+        "evaluate": {"forget": data("asked"), "retain": data("kept"), "holdout": data("holdout"), "limit": 6},
         "output": str(place / "run"),
     }
 
