@@ -7,7 +7,7 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 
@@ -29,7 +29,26 @@ ROOT = Path(__file__).parents[2]
 LINE = "training and scoring need torch and its companions: pip install 'msa-lite[train]'"
 # With None in its place, a module is not found, neither by `import` nor by `find_spec`.
 START = "import json, sys; sys.modules.update(dict.fromkeys(json.loads(sys.argv.pop(1))))\n"
-RUN = START + "from msa_lite.cli import main; main()"
+# Commands one after another, as (exit code, what it printed, what it told).
+RUN = (
+    START
+    + """
+import contextlib, io
+from msa_lite.cli import main
+
+done = []
+for command in json.loads(sys.argv.pop()):
+    sys.argv[1:] = command
+    out, err, code = io.StringIO(), io.StringIO(), 0
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            main()
+        except SystemExit as ended:
+            code = ended.code or 0
+    done.append((code, out.getvalue(), err.getvalue()))
+print(json.dumps(done))
+"""
+)
 
 
 def requirements() -> list[Requirement]:
@@ -68,11 +87,17 @@ class Plain:
         command = [sys.executable, "-c", code, self.hidden, *arguments]
         return subprocess.run(command, cwd=self.folder, capture_output=True, text=True, check=False)
 
-    def run(self, *arguments: str) -> str:
-        """Run a command that has to succeed; return what it printed."""
-        done = self.start(RUN, *arguments)
+    def run(self, *commands: Sequence[str]) -> list[tuple[int, str, str]]:
+        """Run commands in one process; return the exit code of each, what it printed and what it told."""
+        done = self.start(RUN, json.dumps(commands))
         assert done.returncode == 0, done.stderr
-        return done.stdout
+        return [tuple(one) for one in json.loads(done.stdout)]
+
+    def printed(self, *commands: Sequence[str]) -> list[str]:
+        """Run commands that have to succeed; return what each printed."""
+        done = self.run(*commands)
+        assert [err for code, _, err in done if code] == []
+        return [out for _, out, _ in done]
 
 
 @pytest.fixture
@@ -103,82 +128,92 @@ def test_the_packages_of_the_extra_are_hidden_and_no_others(hidden: str) -> None
 
 def test_adapters_and_checkpoints_are_merged_verified_and_told_to_mergekit(plain: Plain) -> None:
     inputs = ("--target", "target", "--forget", "adapter", "--alpha", "0.5")
-    plain.run("merge", *inputs, "--out", "out")
+    *_, sent, recipe = plain.printed(
+        ["merge", *inputs, "--out", "out"],
+        ["merge", "--target", "target", "--forget", "tuned", "--prior", "prior", "--out", "whole"],
+        ["merge", *inputs, "--as", "adapter", "--out", "update"],
+        ["publish", "out", "me/mine", "--dry-run"],
+        ["mergekit", *inputs],
+    )
     assert np.allclose(moved(plain, "out"), 0.5)
-    plain.run("merge", "--target", "target", "--forget", "tuned", "--prior", "prior", "--out", "whole")
     assert np.allclose(moved(plain, "whole"), 0.25)
-    plain.run("merge", *inputs, "--as", "adapter", "--out", "update")
     assert (plain.folder / "update/adapter_model.safetensors").is_file()
-    assert "sends:  the model out" in plain.run("publish", "out", "me/mine", "--dry-run")
-
-    recipe = plain.run("mergekit", *inputs)
+    assert "sends:  the model out" in sent
     assert yaml.safe_load(recipe)["merge_method"] == "task_arithmetic"
-    (plain.folder / "recipe.yml").write_text(recipe)
-    plain.run("merge", "--mergekit", "recipe.yml", "--out", "again")
-    assert np.allclose(moved(plain, "again"), 0.5)
 
-    assert plain.run("verify", "out") == "out: every file is as it was written\n"
-    (plain.folder / "out/config.json").write_text("{}")
-    assert plain.start(RUN, "verify", "out").returncode == 3
+    (plain.folder / "recipe.yml").write_text(recipe)
+    (plain.folder / "update/adapter_config.json").write_text("{}")
+    _, whole, broken = plain.run(
+        ["merge", "--mergekit", "recipe.yml", "--out", "again"], ["verify", "out"], ["verify", "update"]
+    )
+    assert np.allclose(moved(plain, "again"), 0.5)
+    assert whole[:2] == (0, "out: every file is as it was written\n")
+    assert broken[0] == 3
 
 
 def test_removal_records_are_checked_and_asked_for_rows(plain: Plain) -> None:
     make_removal(plain.folder / "run", request="GDPR 17")
-    assert "run/record.json: as it was written" in plain.run("verify", "run")
     (plain.folder / "rows.csv").write_text("question,answer\nWhere does Ada live?,In Yarheath.\nWhy?,So.\n")
     (plain.folder / "rows.parquet").write_bytes(b"PAR1")
-    answers = plain.run("verify", "run", "--rows", "rows.csv")
+    verify = ["verify", "run"]
+    (_, out, _), (_, answers, _), (code, _, err) = plain.run(
+        verify, [*verify, "--rows", "rows.csv"], [*verify, "--rows", "rows.parquet"]
+    )
+    assert "run/record.json: as it was written" in out
     assert answers.splitlines()[-1] == "1 of 2 rows were to be forgotten"
-    done = plain.start(RUN, "verify", "run", "--rows", "rows.parquet")
-    assert (done.returncode, "only .jsonl, .json, .csv and .txt files are read" in done.stderr) == (2, True)
+    assert (code, "only .jsonl, .json, .csv and .txt files are read" in err) == (2, True)
 
 
 def test_reports_are_compared_also_on_the_rows_that_they_share(plain: Plain) -> None:
     make_run(plain.folder / "one", msa={"acc_forget": 0.9})
     make_run(plain.folder / "two", msa={"acc_forget": 0.5})
-    paths = ("one/evaluation/unlearned", "two/evaluation/unlearned")
-    table = plain.run("compare", *paths, "--published", "tofu-forget10-llama-3.2-1b", "--format", "md")
-    assert "0.900" in table
-    assert "| NPO | 0.66" in table
-
     put_run(plain.folder / "run")  # whose models were scored on other rows
-    found = json.loads(plain.run("compare", "run", "--json"))
-    assert found["split"] == "rows in common: 2 forget"
-
-
-def test_metrics_on_shared_rows_that_need_scipy_say_so(plain: Plain) -> None:
     for name, rows in {"a": (0, 1, 2), "b": (1, 2)}.items():
         ideal = put(plain.folder / name / "ideal", Tofu, tofu(rows, HIGH), ideal="itself", model="ideal")
         put(plain.folder / name / "unlearned", Tofu, tofu(rows, LOW), ideal=ideal)
-    done = plain.start(RUN, "compare", "a/unlearned", "b/unlearned")
+    paths = ("one/evaluation/unlearned", "two/evaluation/unlearned")
+    (_, table, _), (_, found, _), (code, _, err) = plain.run(
+        ["compare", *paths, "--published", "tofu-forget10-llama-3.2-1b", "--format", "md"],
+        ["compare", "run", "--json"],
+        ["compare", "a/unlearned", "b/unlearned"],
+    )
+    assert "0.900" in table
+    assert "| NPO | 0.66" in table
+    assert json.loads(found)["split"] == "rows in common: 2 forget"
     line = "error: computing these metrics on common rows needs scipy: pip install 'msa-lite[train]'"
-    assert (done.returncode, done.stderr.splitlines()) == (2, [line])
+    assert (code, err.splitlines()) == (2, [line])
 
 
 def test_recipes_and_metrics_are_listed_and_recipes_checked(plain: Plain) -> None:
-    assert "--mergekit" in plain.run("merge", "--help")
-    assert "quickstart" in plain.run("recipes", "list")
-    resolved = plain.run("recipes", "validate", "quickstart")
+    described, listed, resolved, schema, metrics = plain.printed(
+        ["merge", "--help"],
+        ["recipes", "list"],
+        ["recipes", "validate", "quickstart"],
+        ["recipes", "schema"],
+        ["metrics"],
+    )
+    assert "--mergekit" in described
+    assert "quickstart" in listed
+    assert json.loads(schema)["title"] == "Recipe"
+    assert "extraction_strength" in metrics
     (plain.folder / "mine.yaml").write_text(resolved)
-    assert plain.run("recipes", "validate", "mine.yaml") == resolved
-    assert json.loads(plain.run("recipes", "schema"))["title"] == "Recipe"
-    assert "extraction_strength" in plain.run("metrics")
+    assert plain.printed(["recipes", "validate", "mine.yaml"]) == [resolved]
 
 
 @pytest.mark.pictures
 def test_a_run_is_purged(plain: Plain, finished: Path) -> None:
     shutil.copytree(finished, plain.folder / "run")
     report_run(plain.folder / "run", show_examples=True)
-    plain.run("purge", "run", "--yes")
+    _, verified = plain.printed(["purge", "run", "--yes"], ["verify", "run"])
     assert not list((plain.folder / "run").rglob("*.jsonl"))
     assert "side by side" not in (plain.folder / "run/report.md").read_text()
     assert not (plain.folder / "run/report.html").exists(), "a plain installation writes no page"
-    assert "run/model: every file is as it was written" in plain.run("verify", "run")
+    assert "run/model: every file is as it was written" in verified
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
+def test_commands_that_need_more_say_what_to_install_before_any_work(plain: Plain) -> None:
+    before = sorted(plain.folder.iterdir())
+    commands = [
         ["ask", "."],
         ["quickstart"],
         ["run", "quickstart", "-v"],
@@ -189,15 +224,10 @@ def test_a_run_is_purged(plain: Plain, finished: Path) -> None:
         ["train", "train/small"],
         ["evaluate", "target", "--forget", "rows.jsonl", "--out", "scores"],
         ["recipes", "validate", "quickstart", "--show-prompt"],
-    ],
-    ids=lambda arguments: arguments[0],
-)
-def test_commands_that_need_more_say_what_to_install_before_any_work(plain: Plain, arguments: list[str]) -> None:
-    before = sorted(plain.folder.iterdir())
-    done = plain.start(RUN, *arguments)
-    assert done.returncode == 2
-    assert done.stderr.splitlines()[-1] == f"error: {LINE}"
-    assert "Traceback" not in done.stderr
+    ]
+    for command, (code, _, err) in zip(commands, plain.run(*commands), strict=True):
+        assert (code, err.splitlines()[-1]) == (2, f"error: {LINE}"), command
+        assert "Traceback" not in err, command
     assert sorted(plain.folder.iterdir()) == before
 
 
