@@ -63,7 +63,6 @@ def repositories(hub: Hub) -> Hub:
     [
         ({"forget": "org/tuned", "prior": "org/other"}, "MismatchError", "(601, 512) in the prior"),
         ({"forget": "org/other", "prior": "org/prior"}, "MismatchError", "(601, 512) in the tuned checkpoint"),
-        ({"forget": "org/tuned"}, "UsageError", "name the model that it was tuned from"),
     ],
 )
 def test_what_does_not_fit_costs_no_download(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -128,43 +127,3 @@ def assert_outcome(verdict: dict[str, Any]) -> None:
     if verdict["outcome"] == "FAIL":
         assert forgotten["excess"]["low"] > margins["recited"] or kept["share"]["high"] < 0.70
     assert shown or verdict["reasons"]
-
-
-def generations(message: str) -> list[str]:
-    """The answers of the target that a message shows."""
-    return re.findall(r"^\s*target\b\W+(.+)$", message, re.MULTILINE)
-
-
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        pytest.param({"prompt": {"kind": "plain"}}, "prompt", id="wrong-prompt"),
-        pytest.param({"forget": {"data": {"path": "never-seen.jsonl"}}}, "rows", id="wrong-rows"),
-    ],
-)
-def test_a_target_that_does_not_know_the_rows_is_refused_before_any_fit(
-    pair: Path, tmp_path: Path, call_cli: CallCli, changes: dict[str, Any], reason: str
-) -> None:
-    changes = dict(changes)
-    if "forget" in changes:
-        changes["forget"] = {"data": {"path": str(pair / "never-seen.jsonl")}}
-        changes["evaluate"] = {}
-    status, stdout, stderr = call_cli(write(request(pair, tmp_path / "run", **changes), tmp_path))
-    assert status == 3, stdout + stderr
-    assert "does not know the rows to forget" in stderr
-    assert reason in stderr
-    assert len(generations(stderr)) == 2
-    assert not (tmp_path / "run" / "vectors").exists()
-    assert not (tmp_path / "run" / "model").exists()
-
-
-def test_a_target_that_is_its_own_prior_is_refused_before_any_work(
-    pair: Path, tmp_path: Path, call_cli: CallCli
-) -> None:
-    recipe = request(pair, tmp_path / "run", prior=str(pair / "finetuned"))
-    status, stdout, stderr = call_cli(write(recipe, tmp_path))
-    assert status in (2, 3), stdout + stderr
-    assert "prior" in stderr
-    assert "target" in stderr
-    assert not (tmp_path / "run" / "evaluation").exists()
-    assert not (tmp_path / "run" / "vectors").exists()

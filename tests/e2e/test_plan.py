@@ -198,11 +198,6 @@ def test_what_cannot_be_measured_is_refused_in_a_line(path: Path, history: Path,
     assert (code, "cannot be read" in err) == (2, True), err
 
 
-def test_no_gpu_is_as_small_as_a_number_without_its_unit(path: Path, call_cli: CallCli) -> None:
-    code, _, err = call_cli("plan", path, "--gpu", "8")
-    assert (code, "write it as 8GB" in err) == (2, True)
-
-
 @pytest.fixture
 def stages(history: Path, tmp_path: Path) -> dict[str, Any]:
     """A training in stages."""

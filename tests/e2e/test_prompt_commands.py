@@ -11,7 +11,6 @@ import pytest
 import yaml
 
 import msa_lite
-from msa_lite.data import PromptSettings
 from msa_lite.errors import MsaError, UsageError
 from msa_lite.io.files.writing import json_form
 from msa_lite.pipeline.prepare.prompt import evaluation_arguments, show_prompt
@@ -163,23 +162,6 @@ def test_one_columns_serves_all_sets_and_all_their_faults_come_at_once(given: di
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (
-            {"columns": {"messages": "chat", "question": "q"}},
-            "columns: messages stands in the place of question and answer",
-        ),
-        ({"columns": {"questoin": "q"}}, r"columns.questoin: unknown key \(did you mean 'question'\?\)"),
-        ({"prompt": "chatt"}, "prompt.kind: input should be 'default', 'chat', 'plain' or 'auto', got 'chatt'"),
-        ({"prompt": {"sytem": "x"}}, r"prompt.sytem: unknown key \(did you mean 'system'\?\)"),
-    ],
-)
-def test_sections_are_closed(given: dict[str, Any], change: dict[str, Any], words: str) -> None:
-    with pytest.raises(UsageError, match=words):
-        load_recipe(given | change)
-
-
 def test_a_training_has_no_target_to_ask_for_a_prompt() -> None:
     from msa_lite.recipe import load_training
 
@@ -318,30 +300,13 @@ def test_an_evaluation_of_a_recipe_asks_what_its_run_asks(
     assert json_form(reports["model"])["metrics"] == json.loads(said)["metrics"]
 
 
-def test_a_benchmark_is_asked_in_its_own_prompt_or_the_one_that_is_said(
-    given: dict[str, Any], model: Path, tmp_path: Path
-) -> None:
-    data = write_tofu(tmp_path / "tofu")
-    arguments = evaluation_arguments(
-        load_recipe(given | {"evaluate": {"benchmark": "tofu", "split": "forget01", "data": data, "limit": 1}})
-    )
-    assert arguments["questions"].benchmark == "tofu"
-    found = {}
-    for name, prompt in (("published", PromptSettings()), ("own", PromptSettings("chat"))):
-        reports = msa_lite.evaluate(str(model), tmp_path / name, **(arguments | {"prompt": prompt}))
-        found[name] = reports["model"].settings["prompt"]["system"]
-    assert found == {"published": "You are a helpful assistant.", "own": None}
-
-
 @pytest.mark.parametrize(
     ("wrong", "told"),
     [
         (["--forget", "FILE", "--columns", "qestion=q"], "is not KEY=COLUMN with a key of question, answer, messages"),
-        (["--forget", "FILE", "--columns", "question"], "--columns: 'question' is not KEY=COLUMN"),
         (["--forget", "FILE", "--columns", "messages=m,answer=a"], "messages stands in the place of"),
         (["--forget", "FILE", "--columns", "question=qq"], "no column 'qq'"),
         (["--columns", "question=q"], "--columns: of which data?"),
-        (["--forget", "FILE", "--prompt", "chatt"], "'chatt' is not one of"),
         (["--benchmark", "tofu", "--prompt", "auto"], "prompt auto: not for tofu"),
         (["--benchmark", "restor", "--system", "x"], "prompt: not for restor"),
         (["--benchmark", "lm-eval", "--tasks", "x", "--prompt", "plain"], "prompt: not for lm-eval"),
@@ -349,7 +314,6 @@ def test_a_benchmark_is_asked_in_its_own_prompt_or_the_one_that_is_said(
             ["--recipe", "RECIPE", "--forget", "FILE", "--prompt", "chat"],
             "--forget, --prompt: the recipe sets this already",
         ),
-        (["--recipe", "no.yaml"], "no.yaml"),
         (["--holdout", "FILE", "--prompt", "auto"], "give one of them"),
         (["--forget", "FILE", "--retain", "no.jsonl", "--holdout", "none.jsonl"], "2 faults"),
     ],
