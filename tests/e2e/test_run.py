@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from filelock import FileLock
 
 import msa_lite
-from msa_lite.data import DataSource
-from msa_lite.errors import MismatchError, MsaError, OutputError, UsageError
+from msa_lite.errors import FormatError, OutputError, UsageError
 from msa_lite.io.files.writing import hash_file
 from msa_lite.io.finished.seal import load_manifest, verify_folder
 from msa_lite.io.weights.checkpoint import load_checkpoint
@@ -23,7 +21,7 @@ from msa_lite.pipeline.prepare.run import msa_scope, prepare
 from msa_lite.pipeline.verbs.run import run_vectors
 from msa_lite.recipe import load_recipe
 from msa_lite.strengths import Strengths
-from tests.e2e.conftest import PEOPLE, SHORT, CallCli
+from tests.e2e.conftest import PEOPLE, SHORT, CallCli, tiny_recipe
 from tests.support.processes import fork_cli, fork_script, run_cli
 
 
@@ -41,27 +39,27 @@ def hashes(run: Path) -> dict[str, str]:
     return {str(path.relative_to(run)): hash_file(path) for path in paths if path not in own}
 
 
-def test_a_recipe_becomes_a_model_and_a_report(recipe: dict[str, Any], history: Path, tmp_path: Path) -> None:
-    done = fork_cli(write(recipe, tmp_path))
+@pytest.fixture(scope="module")
+def whole(history: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
+    """(recipe, folder) of a run by the command line, which tests look at and do not change."""
+    folder = tmp_path_factory.mktemp("whole")
+    recipe = tiny_recipe(history, folder / "run")
+    done = fork_cli(write(recipe, folder))
     assert done.returncode == 0, done.stderr
-    run = tmp_path / "run"
-    for stage in (
-        "vectors/forget",
-        "vectors/retain",
-        "model",
-        "evaluation/target",
-        "evaluation/ideal",
-        "evaluation/unlearned",
-    ):
-        assert verify_folder(run / stage) == []
     assert "unlearned" in done.stdout
+    return recipe, folder / "run"
+
+
+def test_a_recipe_becomes_a_model_and_a_report(whole: tuple[dict[str, Any], Path], history: Path) -> None:
+    _, run = whole
+    scored = [f"evaluation/{name}" for name in ("target", "ideal", "unlearned")]
+    for stage in ("vectors/forget", "vectors/retain", "model", *scored):
+        assert verify_folder(run / stage) == []
     assert "extraction strength" in (run / "report.md").read_text()
-    report = json.loads((run / "evaluation/unlearned/report.json").read_text())
-    assert {"probability_f", "rouge_l_f", "extraction_strength", "exact_memorization", "accuracy_r"} <= set(
-        report["metrics"]
-    )
-    assert set(report["metrics"]["probability_f"]) == {"value", "n", "stderr", "higher_is_better", "skipped", "note"}
-    assert report["metrics"]["rouge_l_f"]["n"] == 8
+    metrics = json.loads((run / "evaluation/unlearned/report.json").read_text())["metrics"]
+    assert {"probability_f", "rouge_l_f", "extraction_strength", "exact_memorization", "accuracy_r"} <= set(metrics)
+    assert set(metrics["probability_f"]) == {"value", "n", "stderr", "higher_is_better", "skipped", "note"}
+    assert metrics["rouge_l_f"]["n"] == 8
     manifest = load_manifest(run / "model")
     assert manifest is not None
     assert (manifest["inputs"]["alpha"], manifest["inputs"]["beta"]) == (1.0, 0.5)
@@ -71,54 +69,59 @@ def test_a_recipe_becomes_a_model_and_a_report(recipe: dict[str, Any], history: 
     assert len({row["index"] for row in rows}) == len((history / "data/forget.jsonl").read_text().splitlines()) == 18
 
 
-def test_json_is_all_that_stands_on_stdout(recipe: dict[str, Any], tmp_path: Path) -> None:
-    path = write(recipe, tmp_path)
-    msa_lite.run(path)
-    again = fork_cli("run", path, "--json")
-    result = json.loads(again.stdout)
-    assert (result["alpha"], result["beta"]) == (1.0, 0.5)
+def test_json_is_all_that_stands_on_stdout(whole: tuple[dict[str, Any], Path], call_cli: CallCli) -> None:
+    status, stdout, _ = call_cli("run", whole[1] / "recipe.yaml", "--json")
+    result = json.loads(stdout)
+    assert (status, result["alpha"], result["beta"]) == (0, 1.0, 0.5)
     assert set(result["metrics"]) == {"target", "ideal", "unlearned"}
 
 
-def test_a_second_run_does_nothing_and_a_changed_one_only_what_changed(recipe: dict[str, Any]) -> None:
-    run = msa_lite.run(recipe).folder
-    before = {p: p.stat().st_mtime_ns for p in run.rglob("manifest.json")}
+def test_a_second_run_does_nothing_and_a_changed_one_only_what_changed(
+    whole: tuple[dict[str, Any], Path], tmp_path: Path
+) -> None:
+    recipe = whole[0] | {"output": str(shutil.copytree(whole[1], tmp_path / "run"))}
+    before = {p: p.stat().st_mtime_ns for p in (tmp_path / "run").rglob("manifest.json")}
     labels: list[str] = []
     msa_lite.run(recipe, progress=lambda label, done, total: labels.append(label))
     assert labels == []
-    assert {p: p.stat().st_mtime_ns for p in run.rglob("manifest.json")} == before
+    assert {p: p.stat().st_mtime_ns for p in (tmp_path / "run").rglob("manifest.json")} == before
     msa_lite.run(recipe, ["forget.alpha=0.5"], progress=lambda label, done, total: labels.append(label))
     assert set(labels) == {"merge", "scores: unlearned"}
 
 
-def test_several_points_are_tried_on_validation_rows_and_scored_on_the_others(recipe: dict[str, Any]) -> None:
-    recipe["forget"]["alpha"] = [0.5, 1.0]
-    recipe["retain"]["beta"] = [0.0, 0.5]
-    recipe["select"] = {"validation": 0.25}
-    result = msa_lite.run(recipe)
-    choice = json.loads((result.folder / "sweep/choice.json").read_text())
-    assert (result.alpha, result.beta) == (choice["alpha"], choice["beta"])
+def test_two_runs_of_one_folder_do_not_mix(whole: tuple[dict[str, Any], Path]) -> None:
+    recipe, run = whole
+    with FileLock(run / ".lock"), pytest.raises(OutputError, match="another msa-lite is working"):
+        msa_lite.run(recipe)
+
+
+def test_several_points_are_tried_on_validation_rows_and_scored_on_the_others(finished: Path) -> None:
+    choice = json.loads((finished / "sweep/choice.json").read_text())
     assert choice["score"] == max(point["score"] for point in choice["scores"])
-    assert len(choice["scores"]) == 4
+    assert len(choice["scores"]) == 2
 
     def rows(path: str) -> set[int]:
-        return {json.loads(line)["index"] for line in (result.folder / path).read_text().splitlines()}
+        return {json.loads(line)["index"] for line in (finished / path).read_text().splitlines()}
 
     tried, tested = rows("sweep/alpha-0.5_beta-0/retain.jsonl"), rows("evaluation/unlearned/retain.jsonl")
     assert (len(tried), len(tested), tried & tested) == (2, 6, set())
     everything = rows("evaluation/unlearned/forget.jsonl")
     assert rows("sweep/alpha-0.5_beta-0/forget.jsonl") == everything, "the promise concerns each forget row"
     assert len(everything) == 8
-    assert {report.split for report in result.reports.values()} == {"test"}
-    assert not list((result.folder / "sweep").rglob("*.safetensors"))
+    assert not list((finished / "sweep").rglob("*.safetensors"))
 
 
-def test_no_retain_set_needs_no_retain_input(recipe: dict[str, Any]) -> None:
+def test_no_retain_set_needs_no_retain_input_and_makes_a_choice_doubtful(
+    recipe: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
     del recipe["retain"]
-    result = msa_lite.run(recipe)
+    with caplog.at_level("WARNING", logger="msa_lite"):
+        result = msa_lite.run(recipe, ["forget.alpha=[0.5,1.0]"])
     assert result.beta == 0
     assert not (result.folder / "vectors/retain").exists()
     assert "accuracy_r" not in result.reports["unlearned"].metrics
+    assert "nothing shows what was lost beside the forget set" in caplog.text
+    assert "Doubt: there are no retain rows" in (result.folder / "report.md").read_text()
 
 
 def test_zero_strengths_give_the_target_back_bit_for_bit(recipe: dict[str, Any], history: Path) -> None:
@@ -155,10 +158,10 @@ def test_retain_rows_that_the_vector_learns_decide_nothing_and_are_not_scored(re
         assert not scored & learnt
 
 
-def test_vectors_can_be_fitted_alone(recipe: dict[str, Any], tmp_path: Path) -> None:
+def test_vectors_can_be_fitted_alone(recipe: dict[str, Any], tmp_path: Path, call_cli: CallCli) -> None:
     assert [path.name for path in run_vectors(recipe, "forget")] == ["forget"]
-    done = fork_cli("vector", write(recipe, tmp_path), "--json")
-    assert set(json.loads(done.stdout)["vectors"]) == {"forget", "retain"}
+    _, stdout, _ = call_cli("vector", write(recipe, tmp_path), "--json")
+    assert set(json.loads(stdout)["vectors"]) == {"forget", "retain"}
     del recipe["retain"]
     with pytest.raises(UsageError, match="no retain set"):
         run_vectors(recipe, "retain")
@@ -183,92 +186,27 @@ msa_lite.run(sys.argv[1], progress=progress)
     ],
 )
 def test_a_killed_run_ends_in_the_same_hashes(
-    label: str, step: int, left: str, recipe: dict[str, Any], tmp_path: Path
+    label: str, step: int, left: str, whole: tuple[dict[str, Any], Path], recipe: dict[str, Any], tmp_path: Path
 ) -> None:
     """Kills while a merge goes on: test_merge_crash."""
-    whole = msa_lite.run(recipe | {"output": str(tmp_path / "whole")}).folder
     path = write(recipe, tmp_path)
     killed = fork_script(KILLER, path, label, str(step))
     assert killed.returncode == -signal.SIGKILL
     assert (tmp_path / "run" / left).is_dir()
     assert not (tmp_path / "run" / left.removesuffix(".partial")).exists()
-    again = fork_cli(path)
-    assert again.returncode == 0, again.stderr
-    assert hashes(tmp_path / "run") == hashes(whole)
+    msa_lite.run(recipe)
+    assert hashes(tmp_path / "run") == hashes(whole[1])
 
 
-def test_interrupting_exits_with_130_and_leaves_no_half_folder(recipe: dict[str, Any], tmp_path: Path) -> None:
-    code = KILLER.replace("os.kill(os.getpid(), signal.SIGKILL)", "os.kill(os.getpid(), signal.SIGINT)")
-    code = code.replace("msa_lite.run(sys.argv[1], progress=progress)", "").replace("import msa_lite\n", "")
-    code += (
-        "import msa_lite.cli.output as output, contextlib\n"
-        "output.progress_bars = contextlib.contextmanager(lambda: (yield progress))\n"
-        "from msa_lite.cli import _run\n"
-        "sys.exit(_run([sys.argv[1]]))\n"
-    )
-    path = write(recipe, tmp_path)
-    done = fork_script(code, path, "merge", "1")
-    assert done.returncode == 130, done.stderr
-    assert "interrupted" in done.stderr
-    run = tmp_path / "run"
-    assert not (run / "model").exists()
-    assert (run / "vectors/forget").is_dir()
-
-
-Spoil = Callable[[dict[str, Any], Path, Path], None]
-
-
-def _quantised(recipe: dict[str, Any], history: Path, folder: Path) -> None:
-    shutil.copytree(history / "target", folder / "quantised")
-    config = json.loads((folder / "quantised/config.json").read_text())
-    (folder / "quantised/config.json").write_text(
-        json.dumps(config | {"quantization_config": {"quant_method": "gptq"}})
-    )
-    recipe["target"] = str(folder / "quantised")
-
-
-def _other_shapes(recipe: dict[str, Any], history: Path, folder: Path) -> None:
-    from tests.support.models import save_checkpoint, tiny_model
-
-    recipe["prior"] = str(save_checkpoint(folder / "other", tiny_model("llama")))
-
-
-def _no_column(recipe: dict[str, Any], history: Path, folder: Path) -> None:
-    recipe["forget"]["data"]["columns"] = {"answer": "reply"}
-
-
-def _empty(recipe: dict[str, Any], history: Path, folder: Path) -> None:
-    (folder / "empty.jsonl").touch()
-    recipe["forget"]["data"]["path"] = str(folder / "empty.jsonl")
-
-
-def _no_file(recipe: dict[str, Any], history: Path, folder: Path) -> None:
-    recipe["forget"]["data"]["path"] = str(folder / "none.jsonl")
-
-
-def _unknown_key(recipe: dict[str, Any], history: Path, folder: Path) -> None:
-    recipe["evalute"] = {}
-
-
-@pytest.mark.parametrize(
-    ("spoil", "code", "words"),
-    [
-        (_unknown_key, 2, "evalute: unknown key (did you mean 'evaluate'?)"),
-        (_no_file, 2, "no such file or folder"),
-        (_empty, 3, "the data set is empty"),
-        (_no_column, 3, "no column 'reply'; there are 'question', 'answer'"),
-        (_quantised, 3, "the target is quantised (quantization_config: gptq)"),
-        (_other_shapes, 3, "model.layers.0.self_attn.k_proj.weight: (32, 32) in the target, (16, 32) in the prior"),
-    ],
-)
-def test_bad_input_is_caught_before_anything_is_written(
-    spoil: Spoil, code: int, words: str, recipe: dict[str, Any], history: Path, tmp_path: Path, call_cli: CallCli
+def test_a_quantised_target_is_refused_before_anything_is_written(
+    recipe: dict[str, Any], history: Path, tmp_path: Path
 ) -> None:
-    spoil(recipe, history, tmp_path)
-    status, stdout, stderr = call_cli(write(recipe, tmp_path))
-    assert (status, stdout) == (code, "")
-    assert words in stderr
-    assert "Traceback" not in stderr
+    recipe["target"] = str(shutil.copytree(history / "target", tmp_path / "quantised"))
+    config = json.loads((tmp_path / "quantised/config.json").read_text())
+    config["quantization_config"] = {"quant_method": "gptq"}
+    (tmp_path / "quantised/config.json").write_text(json.dumps(config))
+    with pytest.raises(FormatError, match=r"the target is quantised \(quantization_config: gptq\)"):
+        msa_lite.run(recipe)
     assert not (tmp_path / "run").exists()
 
 
@@ -286,14 +224,6 @@ def test_a_disk_that_is_too_small_is_noticed_first(recipe: dict[str, Any], tmp_p
     with pytest.raises(OutputError, match="are needed, 1 kB are free"):
         msa_lite.run(recipe)
     assert not (tmp_path / "run").exists()
-
-
-def test_two_runs_of_one_folder_do_not_mix(recipe: dict[str, Any], tmp_path: Path) -> None:
-    from filelock import FileLock
-
-    msa_lite.run(recipe)
-    with FileLock(tmp_path / "run/.lock"), pytest.raises(OutputError, match="another msa-lite is working"):
-        msa_lite.run(recipe)
 
 
 def test_a_diverging_vector_stops_the_job_with_exit_code_4(
@@ -329,41 +259,13 @@ def test_the_demo_makes_its_own_history_and_keeps_it(tmp_path: Path) -> None:
     assert {p: p.stat().st_mtime_ns for p in made} == made
 
 
-def test_evaluate_scores_any_model_beside_an_ideal_or_its_report(
-    history: Path, tmp_path: Path, call_cli: CallCli
-) -> None:
-    common = ["--retain", str(history / "data/retain.jsonl"), "--limit", "4", "--max-new-tokens", "4", "--json"]
-    target, ideal = str(history / "target"), str(history / "ideal")
-    status, one, stderr = call_cli("evaluate", target, "--ideal", ideal, "--out", tmp_path / "a", *common)
-    assert status == 0, stderr
-    report = json.loads(one)
-    assert report["benchmark"] == "qa"
-    assert set(report["metrics"]) == set(report["ideal"])
-    report = str(tmp_path / "a/ideal/report.json")
-    _, two, _ = call_cli("evaluate", target, "--ideal", report, "--out", tmp_path / "b", *common)
-    assert json.loads(two)["ideal"] == json.loads(one)["ideal"]
-    status, _, stderr = call_cli("evaluate", target, "--out", tmp_path / "c")
-    assert (status, "nothing to score" in stderr) == (2, True)
-
-
-def test_verify_finds_a_changed_file(recipe: dict[str, Any]) -> None:
-    folder = msa_lite.run(recipe | {"evaluate": None}).merged.folder
-    assert fork_cli("verify", str(folder)).returncode == 0
-    (folder / "config.json").write_text("{}")
-    done = fork_cli("verify", str(folder))
-    assert done.returncode == 3
-    assert "config.json" in done.stderr
-
-
-def test_a_target_and_a_prior_that_do_not_fit_name_their_tensors(recipe: dict[str, Any], tmp_path: Path) -> None:
-    _other_shapes(recipe, tmp_path, tmp_path)
-    with pytest.raises(MismatchError, match=r"model\.layers\.0\.self_attn\.k_proj\.weight"):
-        msa_lite.run(recipe)
-
-
 @pytest.mark.parametrize(
     ("overrides", "code", "words"),
     [
+        (["evalute={}"], 2, "evalute: unknown key (did you mean 'evaluate'?)"),
+        (["forget.data.path=no/rows.jsonl"], 2, "no such file or folder"),
+        (["forget.data.path=/dev/null", "forget.data.format=qa"], 3, "the data set is empty"),
+        (["forget.data.columns.answer=reply"], 3, "no column 'reply'; there are 'question', 'answer'"),
         (["forget.alpha=[1,2]", "evaluate.limit=1", "select.validation=0.5"], 2, "retain: 1 rows"),
         (["vector.lora.targets=[q_porj]"], 2, "q_porj: the target has no such module (did you mean 'q_proj'?)"),
         (["vector.lora.targets=[q_proj,embed_tokens]"], 2, "embed_tokens: the target ties embedding and head"),
@@ -371,26 +273,11 @@ def test_a_target_and_a_prior_that_do_not_fit_name_their_tensors(recipe: dict[st
         (["evaluate.holdout.format=text"], 3, "no column 'text'"),
     ],
 )
-def test_what_would_fail_late_fails_first(
-    overrides: list[str], code: int, words: str, recipe: dict[str, Any], tmp_path: Path
+def test_bad_input_is_caught_before_anything_is_written(
+    overrides: list[str], code: int, words: str, recipe: dict[str, Any], tmp_path: Path, call_cli: CallCli
 ) -> None:
-    with pytest.raises(MsaError, match=re.escape(words)) as caught:
-        msa_lite.run(recipe, overrides)
-    assert caught.value.exit_code == code
+    status, stdout, stderr = call_cli(write(recipe, tmp_path), *overrides)
+    assert (status, stdout) == (code, "")
+    assert words in stderr
+    assert "Traceback" not in stderr
     assert not (tmp_path / "run").exists()
-
-
-def test_a_choice_that_means_little_says_so(recipe: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
-    del recipe["retain"]
-    with caplog.at_level("WARNING", logger="msa_lite"):
-        folder = msa_lite.run(recipe, ["forget.alpha=[0.5,1.0]"]).folder
-    assert "nothing shows what was lost beside the forget set" in caplog.text
-    assert "Doubt: there are no retain rows" in (folder / "report.md").read_text()
-
-
-def test_a_report_on_other_rows_is_not_shown_beside(history: Path, tmp_path: Path) -> None:
-    target, rows = str(history / "target"), DataSource(str(history / "data/retain.jsonl"))
-    questions = msa_lite.OwnQuestions(retain=rows, max_new_tokens=2)
-    msa_lite.evaluate(target, tmp_path / "a", questions, limit=2)
-    with pytest.raises(MismatchError, match="its sets are not those of this evaluation"):
-        msa_lite.evaluate(target, tmp_path / "b", questions, limit=3, ideal=str(tmp_path / "a"))

@@ -13,7 +13,8 @@ import msa_lite
 from msa_lite.errors import RecipeError
 from msa_lite.io.finished.seal import verify_folder
 from msa_lite.merger.mergekit_reader import read_recipe
-from tests.support.processes import fork_cli
+from msa_lite.pipeline.verbs.run import run_vectors
+from tests.e2e.conftest import CallCli
 
 
 def test_a_recipe_can_end_in_one_adapter_that_scores_as_the_model_does(recipe: dict[str, Any], tmp_path: Path) -> None:
@@ -35,25 +36,26 @@ def test_an_adapter_takes_no_dtype_in_a_recipe(recipe: dict[str, Any]) -> None:
 
 
 def test_a_runs_merge_is_printed_for_mergekit_once_its_vectors_are_there(
-    recipe: dict[str, Any], tmp_path: Path
+    recipe: dict[str, Any], tmp_path: Path, call_cli: CallCli
 ) -> None:
     path = tmp_path / "recipe.yaml"
     path.write_text(yaml.safe_dump(recipe))
-    early = fork_cli("mergekit", str(path))
-    assert (early.returncode, early.stdout) == (2, "")
-    assert "not fitted yet; `msa-lite vector`" in early.stderr
-    assert fork_cli("vector", str(path)).returncode == 0
-    done = fork_cli("mergekit", str(path))
-    assert done.returncode == 0, done.stderr
-    (tmp_path / "merge.yml").write_text(done.stdout)
+    status, stdout, stderr = call_cli("mergekit", path)
+    assert (status, stdout) == (2, "")
+    assert "not fitted yet; `msa-lite vector`" in stderr
+    run_vectors(path)
+    status, stdout, stderr = call_cli("mergekit", path)
+    assert status == 0, stderr
+    (tmp_path / "merge.yml").write_text(stdout)
     request = read_recipe(tmp_path / "merge.yml")
     assert {term.name: (str(term.vector), term.weight) for term in request.terms} == {
         "forget": (str(tmp_path / "run/vectors/forget"), -1.0),
         "retain": (str(tmp_path / "run/vectors/retain"), 0.5),
     }
-    again = fork_cli("merge", "--mergekit", str(tmp_path / "merge.yml"), "--out", str(tmp_path / "out"), "--json")
-    assert again.returncode == 0, again.stderr
-    assert json.loads(again.stdout)["weights_changed"] > 0
-    clash = fork_cli("mergekit", str(path), "--alpha", "2")
-    assert clash.returncode == 2
-    assert "already says --alpha" in clash.stderr
+    status, stdout, stderr = call_cli(
+        "merge", "--mergekit", tmp_path / "merge.yml", "--out", tmp_path / "out", "--json"
+    )
+    assert status == 0, stderr
+    assert json.loads(stdout)["weights_changed"] > 0
+    status, _, stderr = call_cli("mergekit", path, "--alpha", "2")
+    assert (status, "already says --alpha" in stderr) == (2, True)
