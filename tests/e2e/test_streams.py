@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 
 from msa_lite.io.finished.seal import verify_folder
+from msa_lite.merger import merge
+from tests.e2e.conftest import CallCli
 from tests.support.merges import KINDS, Adapter, write_checkpoint
 
 POSIX = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-DONE = "weights in 1 tensors changed"
 
 
 @pytest.fixture(scope="module")
@@ -39,8 +40,9 @@ def line_of(models: Path, out: Path, *more: str) -> str:
     return f"$MSA merge --target {models}/target --forget {models}/forget --out {out} {' '.join(more)}"
 
 
-def test_a_reader_that_goes_away_stops_no_work_and_is_no_fault(models: Path, tmp_path: Path) -> None:
-    done = shell(f"{line_of(models, tmp_path / 'out')} | true; exit ${{PIPESTATUS[0]}}")
+@pytest.mark.parametrize("redirection", ["", "2>&1"])
+def test_a_reader_that_goes_away_stops_no_work_and_is_no_fault(redirection: str, models: Path, tmp_path: Path) -> None:
+    done = shell(f"{line_of(models, tmp_path / 'out')} {redirection} | true; exit ${{PIPESTATUS[0]}}")
     assert done.returncode == 0, done.stderr
     assert b"rror" not in done.stderr
     assert verify_folder(tmp_path / "out") == []
@@ -57,25 +59,16 @@ def test_what_is_printed_keeps_its_order(variables: dict[str, str]) -> None:
     assert done.stdout == b"bar\nafter\n"
 
 
-@pytest.mark.parametrize("command", ["recipes schema", "recipes list", "--help", "merge --help"])
+@pytest.mark.parametrize("command", ["recipes schema", "--help"])
 def test_listings_may_be_cut_off(command: str) -> None:
     done = shell(f"$MSA {command} | head -c 10 > /dev/null; exit ${{PIPESTATUS[0]}}")
     assert (done.returncode, done.stderr) == (0, b"")
 
 
-def test_messages_may_be_cut_off(models: Path, tmp_path: Path) -> None:
-    done = shell(f"{line_of(models, tmp_path / 'out')} 2>&1 | true; exit ${{PIPESTATUS[0]}}")
-    assert (done.returncode, done.stderr) == (0, b"")
-    assert verify_folder(tmp_path / "out") == []
-
-
 def test_a_full_disk_behind_stdout_is_told_and_the_model_is_there(models: Path, tmp_path: Path) -> None:
     done = shell(f"{line_of(models, tmp_path / 'out')} > /dev/full")
     assert done.returncode == 2
-    assert done.stderr.splitlines()[-1] == (
-        b"error: the result could not be printed (No space left on device); the files that the command makes are "
-        b"there. Print to another place"
-    )
+    assert b"could not be printed (No space left on device)" in done.stderr.splitlines()[-1]
     assert b"Traceback" not in done.stderr
     assert verify_folder(tmp_path / "out") == []
 
@@ -86,8 +79,6 @@ def test_a_full_disk_behind_stdout_is_told_and_the_model_is_there(models: Path, 
         ("> /dev/full", "recipes list", 2),
         ("> /dev/full", "recipes show nothing-like-it", 2),
         ("2> /dev/full", "recipes list", 0),
-        ("> /dev/full 2> /dev/full", "recipes list", 2),
-        (">&-", "recipes list", 0),
         (">&- 2>&- <&-", "recipes list", 0),
         (">&-", "nonsense", 2),
     ],
@@ -101,11 +92,7 @@ def test_streams_that_take_nothing_give_no_traceback(redirection: str, command: 
 
 def test_a_working_folder_that_is_gone_has_a_message(models: Path, tmp_path: Path) -> None:
     gone = f"mkdir {tmp_path}/gone && cd {tmp_path}/gone && rmdir {tmp_path}/gone && "
-    for line in (
-        line_of(models, Path("out")),
-        "$MSA evaluate t --benchmark qa --forget f --out out",
-        "$MSA probe r.yaml",
-    ):
+    for line in (line_of(models, Path("out")), "$MSA evaluate t --benchmark qa --forget f --out out"):
         ran = shell(gone + line, PYTHONPATH=str(Path.cwd()))
         assert ran.returncode in (2, 3), ran.stderr
         assert b"Traceback" not in ran.stderr
@@ -119,27 +106,24 @@ def test_files_do_not_get_the_number_of_a_closed_stream(models: Path, tmp_path: 
 
 
 def test_warnings_are_on_stderr_alone(models: Path, tmp_path: Path) -> None:
-    for more in ((), ("--json",)):
-        done = shell(line_of(models, tmp_path / f"out{len(more)}", *more))
-        assert done.returncode == 0
-        assert done.stderr.count(b"rounding to bfloat16 lost") == 2  # at once, and again at the end
-        assert b"warning: " not in done.stdout
+    done = shell(line_of(models, tmp_path / "out", "--json"))
+    assert done.returncode == 0
+    assert done.stderr.count(b"rounding to bfloat16 lost") == 2  # at once, and again at the end
     assert json.loads(done.stdout)["weights_changed"] > 0
     plain = shell(line_of(models, tmp_path / "again")).stdout.decode()
     assert plain.startswith(f"{tmp_path}/again: ")
     assert all(line.startswith("  ") for line in plain.splitlines()[1:])
 
 
-@pytest.mark.parametrize("encoding", ["", "ascii", "latin-1", "utf-8"])
+@pytest.mark.parametrize("encoding", ["", "latin-1"])
 def test_a_posix_locale_gets_the_same_result(models: Path, tmp_path: Path, encoding: str) -> None:
     environment = POSIX | ({"PYTHONIOENCODING": encoding} if encoding else {})
     done = shell(line_of(models, tmp_path / "oä", "--json"), **environment)
     assert done.returncode == 0, done.stderr
     assert Path(json.loads(done.stdout.decode("latin-1" if encoding == "latin-1" else "utf-8"))["out"]).name == "oä"
     assert verify_folder(tmp_path / "oä") == []
-    calm = shell(line_of(models, tmp_path / "calm"))
-    assert calm.returncode == 0
-    for path in (tmp_path / "calm").iterdir():
+    calm = merge(str(models / "target"), tmp_path / "calm", forget=str(models / "forget")).folder
+    for path in calm.iterdir():
         assert path.read_bytes() == (tmp_path / "oä" / path.name).read_bytes(), path.name
     for command in ("verify {out}", "recipes show tofu/forget10", "compare --published tofu-forget10-llama-3.2-1b"):
         printed = shell(f"$MSA {command.format(out=tmp_path / 'oä')}", **environment)
@@ -153,10 +137,9 @@ def test_names_beyond_ascii_and_utf_8_have_no_traceback(
 ) -> None:
     (tmp_path / "tä").symlink_to(models / "target")
     line = f"$MSA merge --target {tmp_path}/tä --forget {models}/forget --out {tmp_path}/$'o\\xfe'"
-    for more in ("", " --json"):  # the second finds it done
-        done = shell(line + more, **environment)
-        assert done.returncode == 0, done.stderr
-        assert b"Traceback" not in done.stderr
+    done = shell(f"{line} --json", **environment)
+    assert done.returncode == 0, done.stderr
+    assert b"Traceback" not in done.stderr
     assert json.loads(done.stdout)["out"] == f"{tmp_path}/o\\xfe"
     out = Path(os.fsdecode(os.fsencode(tmp_path) + b"/o\xfe"))
     assert verify_folder(out) == []
@@ -181,23 +164,16 @@ LONG, HUGE = "x" * 300, "9" * 310
         ({"out": "{here}/file/out"}, 3, "Not a directory"),
         ({"out": "{here}/loop"}, 3, "Too many levels of symbolic links"),
         ({"target": "~nosuchuser/x"}, 2, "Could not determine home directory"),
-        ({"out": "~nosuchuser/x"}, 3, "the home of somebody else"),
         ({"out": "~root/x"}, 3, "the home of somebody else"),
-        ({"forget": "~nosuchuser/x"}, 2, "Could not determine home directory"),
         ({"target": LONG}, 2, "File name too long"),
-        ({"forget": LONG}, 2, "File name too long"),
         ({"target": "{here}/loop"}, 2, "Too many levels of symbolic links"),
         ({"target": "{here}/file"}, 2, "is a file"),
         ({"alpha": "1e400"}, 2, "alpha is inf"),
         ({"alpha": "nan"}, 2, "alpha is nan"),
-        ({"alpha": HUGE}, 2, "alpha is inf"),
         ({"alpha": "1e300"}, 3, "far too large"),
         ({"alpha": "1e300", "as": "adapter"}, 3, "do not fit fp32"),
-        ({"max-memory": HUGE}, 2, "is no size"),
-        ({"max-memory": f"{HUGE}MB"}, 2, "is no size"),
         ({"max-memory": f"{HUGE}.{HUGE}GiB"}, 2, "is no size"),
         ({"max-memory": "٣MB"}, 2, "is no size"),
-        ({"threads": "1000000000"}, 2, "at most 1024"),
         ({"threads": HUGE}, 2, "at most 1024"),
         ({"seed": HUGE, "rounding": "stochastic"}, 2, "below 2^64"),
         ({"seed": "9" * 5000}, 2, "seed"),
@@ -206,36 +182,23 @@ LONG, HUGE = "x" * 300, "9" * 310
     ],
 )
 def test_arguments_out_of_all_measure_have_a_message_and_leave_nothing(
-    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, str], status: int, says: str
+    options: dict[str, str],
+    status: int,
+    says: str,
+    models: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    call_cli: CallCli,
 ) -> None:
-    from msa_lite.cli import _run, output
-
-    monkeypatch.setattr(output, "_notices", output.Notices())
     monkeypatch.chdir(tmp_path)
-
     (tmp_path / "file").touch()
     (tmp_path / "loop").symlink_to("loop")
     given: dict[str, Any] = {"target": str(models / "target"), "forget": str(models / "forget"), "out": "out"} | options
     arguments = [text for name, value in given.items() for text in (f"--{name}", value.format(here=tmp_path))]
     before = sorted(os.listdir(tmp_path))
-    done = run_here(_run, arguments)
-    assert done[0] == status, done
-    assert says in done[1]
-    assert "Traceback" not in done[1]
-    assert "Warning" not in done[1]
+    code, _, stderr = call_cli("merge", *arguments)
+    assert code == status, stderr
+    assert says in stderr
+    assert "Traceback" not in stderr
+    assert "Warning" not in stderr
     assert status == 0 or sorted(os.listdir(tmp_path)) == before
-
-
-def run_here(run: Any, arguments: list[str]) -> tuple[int, str]:
-    """Exit status and stderr of a merge in this process."""
-    import contextlib
-    import io
-    import logging
-
-    logger = logging.getLogger("msa_lite")
-    kept, said = (logger.handlers, logger.propagate), io.StringIO()
-    try:
-        with contextlib.redirect_stderr(said):
-            return run(["merge", *arguments]), said.getvalue()
-    finally:
-        logger.handlers, logger.propagate = kept
