@@ -17,7 +17,7 @@ import yaml
 
 import msa_lite
 from msa_lite.choose.candidates import refined
-from msa_lite.errors import StageError, UsageError
+from msa_lite.errors import StageError
 from msa_lite.evals.models import Runner
 from msa_lite.evals.records import read_records
 from msa_lite.io.files.writing import hash_file, json_form
@@ -71,16 +71,13 @@ def times(folder: Path) -> dict[Path, int]:
 def test_the_best_point_is_merged_and_scored_again_on_the_same_rows(swept: tuple[dict[str, Any], Any]) -> None:
     _, result = swept
     run, choice = result.folder, choice_of(result.folder)
-    asked = ("ideal", "prior", "target", "unlearned")
-    assert sorted(path.name for path in (run / "evaluation").glob("*_validation")) == [
-        f"{name}_validation" for name in asked
-    ]
-    before = load_report(run / "sweep" / candidate_name(result.choice.values))
-    after = load_report(run / "evaluation/unlearned_validation")
+    names = {path.name for path in (run / "evaluation").glob("*_validation")}
+    assert names == {f"{name}_validation" for name in ("ideal", "prior", "target", "unlearned")}
+    own, merged = run / "sweep" / candidate_name(result.choice.values), run / "evaluation/unlearned_validation"
+    before, after = load_report(own), load_report(merged)
     assert before.split == after.split == "validation"
     # An fp32 model is not rounded by the merge: the same answers, word for word.
     assert {name: after.metrics[name] for name in before.metrics} == dict(before.metrics)
-    own, merged = (run / "sweep" / candidate_name(result.choice.values), run / "evaluation/unlearned_validation")
     for name in ("forget", "retain"):
         assert read_records(own / f"{name}.jsonl") == read_records(merged / f"{name}.jsonl")
     kept = f"{choice['score']:.4f}" if choice["met"] else f"conditions not met, short by {-choice['score']:.4f}"
@@ -157,35 +154,34 @@ def test_a_second_sweep_does_nothing_and_a_run_goes_on_with_the_test_rows(swept:
     assert (whole.alpha, whole.beta) == (result.choice.values["alpha"], result.choice.values["beta"])
 
 
-WATCHED: list[tuple[list[str], list[str]]] = []
-"""(files written, labels of progress) while somebody watches."""
+WATCHED: list[list[str]] = []
+"""Files of weights that were opened to be written, while somebody watches."""
 
 
 def _watch(event: str, arguments: tuple[Any, ...]) -> None:
     if event == "open" and WATCHED and str(arguments[0]).endswith(".safetensors"):
         mode, flags = arguments[1] or "", arguments[2] or 0
         if set(mode) & set("wxa+") or flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
-            WATCHED[-1][0].append(str(arguments[0]))
+            WATCHED[-1].append(str(arguments[0]))
 
 
 @contextmanager
-def watched() -> Iterator[tuple[list[str], list[str]]]:
-    """Every file of weights that Python opens to be written, and its place among the labels of progress."""
+def watched() -> Iterator[list[str]]:
+    """Every file of weights that Python opens to be written."""
     if not hasattr(sys, "_msa_lite_watches"):
         sys.addaudithook(_watch)
         sys._msa_lite_watches = True  # type: ignore[attr-defined]
-    WATCHED.append(([], []))
+    WATCHED.append([])
     try:
         yield WATCHED[-1]
     finally:
         WATCHED.pop()
 
 
-@pytest.mark.parametrize("mode", ["lora", "full"])
-def test_no_weights_are_written_before_the_winner_is_known(mode: str, grid: dict[str, Any], tmp_path: Path) -> None:
-    grid["vector"] |= {"mode": mode, "learning_rate": 1e-3}
+def test_no_weights_are_written_before_the_winner_is_known(grid: dict[str, Any], tmp_path: Path) -> None:
+    grid["vector"] |= {"mode": "full", "learning_rate": 1e-3}
     found: dict[str, tuple[int, set[Path]]] = {}
-    with watched() as (written, _):
+    with watched() as written:
 
         def progress(label: str, done: int, total: int) -> None:
             weights = {path.relative_to(tmp_path / "run") for path in (tmp_path / "run").rglob("*.safetensors")}
@@ -197,8 +193,7 @@ def test_no_weights_are_written_before_the_winner_is_known(mode: str, grid: dict
     # The watch sees what is written: the winner is, at last, and nothing else.
     later = written[found["choosing alpha and beta"][0] :]
     assert [Path(name).relative_to(tmp_path / "run").parts[0] for name in later] == ["model.partial"]
-    if mode == "full":
-        assert result.merged.tensors_touched == len(load_checkpoint(Path(grid["target"])).tensors)
+    assert result.merged.tensors_touched == len(load_checkpoint(Path(grid["target"])).tensors)
 
 
 # What a kill leaves
@@ -298,45 +293,24 @@ def test_points_that_all_break_are_an_error_that_lists_them(grid: dict[str, Any]
         assert f"  {name}: the model's outputs are no numbers" in str(error.value)
     assert not (tmp_path / "run/sweep").exists()
     assert not (tmp_path / "run/model").exists()
-    # Gentler ones, in the same folder, are chosen among.
-    result = msa_lite.sweep(grid, ["forget.alpha=[0.5, 1e30]", "retain.beta=0.5"])
-    assert result is not None
-    assert result.choice.values["alpha"] == 0.5
-
-
-def test_a_recipe_without_a_retain_set_is_swept_over_alpha(grid: dict[str, Any], tmp_path: Path) -> None:
-    del grid["retain"]
-    result = msa_lite.sweep(grid)
-    assert result is not None
-    assert [line["beta"] for line in result.choice.scores] == [0, 0]
-    assert any("nothing shows what was lost beside the forget set" in doubt for doubt in result.choice.doubts)
-    grid["retain"] = {"beta": [0, 1]}
-    with pytest.raises(UsageError, match=r"retain\.data"):
-        msa_lite.sweep(grid)
 
 
 # Rules of choice, end to end
 
 
 @pytest.mark.skipif(not TOFU.is_dir(), reason="no benchmark rows in ../shared/data/tofu")
-@pytest.mark.parametrize("by_score", [True, False], ids=["score", "conditions"])
-def test_tofu_is_chosen_by_on_its_validation_part(by_score: bool, grid: dict[str, Any], tmp_path: Path) -> None:
+def test_tofu_is_chosen_by_on_its_validation_part(grid: dict[str, Any]) -> None:
     grid["evaluate"] = {"benchmark": "tofu", "split": "forget10", "data": str(TOFU), "limit": 4}
-    conditions = {"minimise": "extraction_strength", "subject_to": {"probability_r": ">= 0.5 * target"}}
-    grid["select"] = {"score": "tofu"} if by_score else conditions
-    grid["select"]["validation"] = 0.25
+    grid["select"] = {"score": "tofu", "validation": 0.25}
     grid["retain"]["beta"] = 0.5
-    result = msa_lite.run(grid) if by_score else msa_lite.sweep(grid)
+    result = msa_lite.run(grid)
     assert result is not None
-    run = result.folder
+    run, choice = result.folder, choice_of(result.folder)
     tried, again = load_report(run / "sweep/alpha-1_beta-0.5"), load_report(run / "evaluation/unlearned_validation")
     assert tried.split == again.split == load_report(run / "sweep/target").split == "forget10 validation"
-    rule = "tofu" if by_score else "minimise extraction_strength"
-    assert choice_of(run)["rule"] == rule
-    assert all(line["score"] is not None for line in choice_of(run)["scores"])
-    if not by_score:
-        return
-    (doubt,) = [doubt for doubt in choice_of(run)["doubts"] if "judge" in doubt]
+    assert choice["rule"] == "tofu"
+    assert all(line["score"] is not None for line in choice["scores"])
+    (doubt,) = [doubt for doubt in choice["doubts"] if "judge" in doubt]
     assert doubt.startswith("acc_forget, acc_recover, acc_retain: left out of the score")
     text = (run / "report.md").read_text()
     assert doubt in text

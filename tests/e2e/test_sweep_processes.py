@@ -7,13 +7,12 @@ import re
 import socket
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
 import msa_lite
-from tests.e2e.conftest import tiny_recipe
+from tests.e2e.conftest import sweep_recipe
 from tests.support.processes import TORCHRUN, assert_same_scores, launch
 
 NAMES = {"target", *(f"alpha-{alpha:g}_beta-{beta:g}" for alpha in (0.5, 1.0) for beta in (0.0, 0.5))}
@@ -41,14 +40,6 @@ def score_into(self, *arguments, **more):
 Validation.score_into = score_into
 main()
 """
-
-
-def sweep_recipe(history: Path, output: Path) -> dict[str, Any]:
-    recipe = tiny_recipe(history, output)
-    recipe["forget"]["alpha"], recipe["retain"]["beta"] = [0.5, 1.0], [0.0, 0.5]
-    recipe["select"] = {"validation": 0.25}
-    recipe["vector"] |= {"epochs": 1, "warmup_epochs": 0}
-    return recipe
 
 
 @pytest.fixture(scope="module")
