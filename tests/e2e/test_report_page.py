@@ -14,7 +14,7 @@ from tests.support.browser import Browser, browser, has_browser
 from tests.support.stories import STORIES, page_of
 
 pytestmark = pytest.mark.skipif(not has_browser(), reason="needs chromium, chromedriver and selenium")
-WIDTHS = (380, 768, 1400)
+WIDTHS = (380, 1400)
 _FOLDED = "return [...document.querySelectorAll('details > :not(summary)')].map(part => part.checkVisibility())"
 PAPER = 688  # pixels between the margins of an A4 page
 
@@ -48,7 +48,7 @@ def test_a_page_asks_for_nothing_logs_nothing_and_fits_every_screen(
         assert window.faults() == []
 
 
-@pytest.mark.parametrize("name", STORIES)
+@pytest.mark.parametrize("name", ["full", "failed", "huge"])
 def test_every_text_can_be_read_by_day_and_by_night(name: str, window: Browser, pages: dict[str, Path]) -> None:
     colours = {}
     for scheme in ("light", "dark"):
@@ -59,7 +59,7 @@ def test_every_text_can_be_read_by_day_and_by_night(name: str, window: Browser, 
         assert light != dark
 
 
-@pytest.mark.parametrize("name", STORIES)
+@pytest.mark.parametrize("name", ["full", "huge"])
 def test_paper_is_white_holds_everything_and_cuts_nothing(name: str, window: Browser, pages: dict[str, Path]) -> None:
     window.open(pages[name], PAPER, scheme="dark", media="print")
     assert window.colours()[0] == "rgb(255, 255, 255)"

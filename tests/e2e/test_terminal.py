@@ -56,10 +56,9 @@ def test_a_run_announces_the_steps_that_it_takes_and_tells_the_loss(
     assert "Writing" not in shown.err
 
 
-@pytest.mark.parametrize("method", ["npo", "task_vector"])
-def test_a_baseline_announces_the_steps_that_it_takes(method: str, small: dict[str, Any]) -> None:
+def test_a_baseline_announces_the_steps_that_it_takes(small: dict[str, Any]) -> None:
     steps = Steps()
-    msa_lite.run_baseline(method, small, progress=steps)
+    msa_lite.run_baseline("npo", small, progress=steps)
     assert list(dict.fromkeys(label for label, _ in steps.calls)) == steps.announced
 
 
@@ -74,15 +73,8 @@ def test_a_log_has_a_line_for_each_step_and_the_warnings_at_the_end(
     assert out.startswith("{")
     lines = err.splitlines()
     assert lines[0] == f"msa-lite 0.1.0: {path} → {tmp_path / 'run'}"
-    labels = [
-        "check: target",
-        "check: prior",
-        "check: other rows",
-        "probe: prior",
-        "forget vector",
-        "retain vector",
-        "merge",
-    ]
+    labels = [f"check: {name}" for name in ("target", "prior", "other rows")]
+    labels += ["probe: prior", "forget vector", "retain vector", "merge"]
     labels += [f"scores: {name}" for name in ("ideal", "unlearned")]  # the check has asked the target all rows
     for number, label in enumerate(labels, 1):
         assert any(f"[{number}/{len(labels)}] {label}: done in " in line for line in lines), (label, err)
@@ -130,10 +122,7 @@ def test_a_changed_alpha_is_told_before_it_replaces_the_model(
     def stop(label: str, done: int, total: int) -> None:
         (record,) = [record for record in caplog.records if "changed since" in record.message]
         assert record.levelname == "WARNING"
-        assert (
-            "changed since the last run: forget.alpha: 1.0 → 0.5. The run makes anew what depends on it"
-            in record.message
-        )
+        assert "forget.alpha: 1.0 → 0.5" in record.message
         assert (model / "manifest.json").read_text() == before
         assert label == "merge"
         raise KeyboardInterrupt
@@ -141,7 +130,7 @@ def test_a_changed_alpha_is_told_before_it_replaces_the_model(
     caplog.set_level("WARNING", logger="msa_lite")
     caplog.clear()
     msa_lite.run(recipe)
-    assert not [record for record in caplog.records if "replaced" in record.message]
+    assert "changed since" not in caplog.text
     with pytest.raises(KeyboardInterrupt):
         msa_lite.run(recipe, ["forget.alpha=0.5"], progress=stop)
     assert (model / "manifest.json").read_text() == before
