@@ -120,9 +120,8 @@ def test_no_row_is_left_and_the_rest_works_on(
     assert [name for name in TREES if (run / name).exists()] == []
     assert not list(run.rglob("*.jsonl"))
     assert hash_file(run / "model/manifest.json") == kept
-    assert {"record.key", "record.json", "recipe.yaml", "verdict.json", "report.html"} <= {
-        p.name for p in run.iterdir()
-    }
+    kept_files = ("record.key", "record.json", "recipe.yaml", "verdict.json", "report.html")
+    assert [name for name in kept_files if not (run / name).is_file()] == []
     note = json.loads((run / "purged.json").read_text())
     assert [entry["name"] for entry in note["removed"]] == [entry["name"] for entry in result["holdings"]]
 
@@ -143,16 +142,12 @@ def test_no_row_is_left_and_the_rest_works_on(
     assert json.loads((run / "purged.json").read_text()) == note
 
 
-@pytest.mark.parametrize("suffix", [".parquet", ".csv", ".json"])
-def test_no_row_is_left_in_the_cache_whatever_form_the_data_has(
-    run: Path, history: Path, cache: Path, tmp_path: Path, suffix: str
-) -> None:
+def test_no_row_of_a_parquet_file_is_left_in_the_cache(run: Path, history: Path, cache: Path, tmp_path: Path) -> None:
     import datasets
 
-    path = tmp_path / f"rows{suffix}"
+    path = tmp_path / "rows.parquet"
     rows = datasets.Dataset.from_json(str(history / "data/forget.jsonl"), cache_dir=str(tmp_path / "elsewhere"))
-    write = {".parquet": rows.to_parquet, ".csv": rows.to_csv, ".json": rows.to_json}[suffix]
-    write(str(path))
+    rows.to_parquet(str(path))
     text = (run / "recipe.yaml").read_text().replace(str(history / "data/forget.jsonl"), str(path))
     (run / "recipe.yaml").write_text(text)
     load_rows(DataSource(str(path)))
@@ -207,9 +202,8 @@ def test_a_killed_removal_is_ended_by_the_next_one(
     (run / "model").rename(run / "kept")  # what is copied often should be small
     shutil.rmtree(run / "baselines")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            sys.modules["msa_lite.pipeline.purge.purge"], "write_run_report", lambda home: None
-        )  # tested above
+        module = sys.modules["msa_lite.pipeline.purge.purge"]
+        patch.setattr(module, "write_run_report", lambda home: None)  # tested above
         shutil.copytree(run, tmp_path / "whole")
         calls = kill_at(None)
         purge(tmp_path / "whole", remove=True)
@@ -248,7 +242,6 @@ msa_lite.run(sys.argv[1], progress=progress)
     [
         ("check: other rows", 5, "evaluation/knowledge/others.partial"),
         ("forget vector", 4, "vectors/forget.partial"),
-        ("scores: unlearned", 5, "evaluation/unlearned.partial"),
     ],
 )
 def test_what_a_killed_run_has_left_goes_too(

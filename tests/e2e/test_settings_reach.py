@@ -126,12 +126,16 @@ def test_here_nothing_is_at_its_default() -> None:
     assert said == {one.name for one in fields(FitSettings)}
 
 
-def test_a_vectors_settings_reach_peft_and_the_trainer(recipe: dict[str, Any], calls: Calls) -> None:
-    stopped(run_vectors, recipe | {"vector": VECTOR, "seed": SEED}, "forget")
+@pytest.mark.parametrize("mode", ["lora", "full"])
+def test_a_vectors_settings_reach_peft_and_the_trainer(mode: str, recipe: dict[str, Any], calls: Calls) -> None:
+    stopped(run_vectors, recipe | {"vector": VECTOR | {"mode": mode}, "seed": SEED}, "forget")
     assert calls.of("TrainingArguments", ARGUMENTS) == ARGUMENTS
+    assert (calls.seeds, calls.micros) == ([SEED], [2])
+    if mode == "full":
+        assert "LoraConfig" not in calls.made
+        return
     wanted = {"r": 3, "lora_alpha": 5.0, "lora_dropout": 0.25, "target_modules": ["q_proj", "up_proj"]}
     assert calls.of("LoraConfig", wanted) == wanted
-    assert (calls.seeds, calls.micros) == ([SEED], [2])
     ((_, longest, until),) = calls.fits
     assert (longest, until) == (40, None)
 
@@ -145,14 +149,6 @@ def test_the_retain_vectors_own_settings_reach_the_trainer(recipe: dict[str, Any
     wanted |= {"per_device_train_batch_size": 8, "warmup_steps": 1}  # of three steps an epoch, half
     assert calls.of("TrainingArguments", wanted) == wanted
     assert calls.micros == [2]
-
-
-def test_in_full_mode_all_weights_are_trained_by_the_same_settings(recipe: dict[str, Any], calls: Calls) -> None:
-    vector = {key: value for key, value in VECTOR.items() if key != "lora"} | {"mode": "full"}
-    stopped(run_vectors, recipe | {"vector": vector, "seed": SEED}, "forget")
-    assert calls.of("TrainingArguments", ARGUMENTS) == ARGUMENTS
-    assert "LoraConfig" not in calls.made
-    assert (calls.seeds, calls.micros) == ([SEED], [2])
 
 
 def test_what_is_left_to_an_open_ended_fit_reaches_the_trainer(

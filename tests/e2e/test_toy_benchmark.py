@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -45,17 +44,14 @@ def test_a_model_is_evaluated_on_it(history: Path, data: str, tmp_path: Path) ->
             msa_lite.evaluate(str(history / "target"), tmp_path / "no", questions, judge=judge)
 
 
-@pytest.mark.parametrize("select", [{"minimise": "likeness_f", "subject_to": {"likeness_r": ">= 0.01"}}, {}])
-def test_a_run_chooses_by_it_and_is_compared(
-    select: dict[str, Any], recipe: dict[str, Any], data: str, tmp_path: Path
-) -> None:
+def test_a_run_chooses_by_it_and_is_compared(recipe: dict[str, Any], data: str, tmp_path: Path) -> None:
     recipe["evaluate"] = {"benchmark": "toy", "data": data, "ideal": recipe["evaluate"]["ideal"]}
     recipe["forget"]["data"]["format"] = recipe["retain"]["data"]["format"] = "qa"
-    recipe["forget"]["alpha"], recipe["select"] = [0.5, 1.0], select or {"score": "toy"}
+    recipe["forget"]["alpha"], recipe["select"] = [0.5, 1.0], {"score": "toy"}
     result = msa_lite.run(recipe)
     folder = Path(recipe["output"])
     choice = json.loads((folder / "sweep/choice.json").read_text())
-    assert choice["rule"] == ("minimise likeness_f" if select else "toy")
+    assert choice["rule"] == "toy"
     assert {line["alpha"] for line in choice["scores"]} == {0.5, 1.0}
     assert result.reports["unlearned"].split == "whole test"
     assert "benchmark toy does not say" in (folder / "report.md").read_text()
@@ -67,4 +63,3 @@ def test_a_run_chooses_by_it_and_is_compared(
     shared = msa_lite.compare([folder, f"whole={whole}"])
     assert shared.split is not None
     assert shared.split.startswith("whole, rows in common: 3 forget")
-    shutil.rmtree(folder)

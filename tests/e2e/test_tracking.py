@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import sys
@@ -14,7 +13,7 @@ import pytest
 
 import msa_lite
 from msa_lite.errors import StageError, UsageError
-from msa_lite.train import Tracking
+from msa_lite.train import Tracking, tracking
 from tests.e2e.conftest import sweep_recipe
 
 FACTS = ("Jormi", "born")  # of questions and answers in the demo's data
@@ -48,8 +47,6 @@ class Writer:
 def written(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Any]]:
     """What TensorBoard gets, by folder."""
     from transformers.integrations import integration_utils
-
-    from msa_lite.train import tracking
 
     module = ModuleType("torch.utils.tensorboard")
     module.SummaryWriter = Writer  # type: ignore[attr-defined]
@@ -114,14 +111,14 @@ def test_the_two_services_get_runs_of_their_own_that_end(monkeypatch: pytest.Mon
     monkeypatch.setitem(sys.modules, "wandb", wandb)
     monkeypatch.setitem(sys.modules, "trackio", trackio)
     monkeypatch.setenv("WANDB_LOG_MODEL", "end")  # would upload a model that knows the rows
-    tracking = Tracking(("wandb", "trackio"), tmp_path / "tracking", "tofu")
-    assert tracking.arguments("forget vector")["run_name"] == "tofu forget vector"
-    with tracking.fit("forget vector"):
+    trackers = Tracking(("wandb", "trackio"), tmp_path / "tracking", "tofu")
+    assert trackers.arguments("forget vector")["run_name"] == "tofu forget vector"
+    with trackers.fit("forget vector"):
         assert calls == [("wandb", "msa-lite", "tofu forget vector")]
         state[0] = 1  # the Trainer's callback begins a run, and a failing fit leaves it
     assert calls[1:] == ["trackio ended", "wandb ended"]
     calls.clear()
-    with tracking.lines("sweep") as report:
+    with trackers.lines("sweep") as report:
         assert calls == []
         report({"alpha": 1.0})
         report({"alpha": 2.0})
@@ -137,18 +134,16 @@ def test_the_two_services_get_runs_of_their_own_that_end(monkeypatch: pytest.Mon
         raise RuntimeError("no API key")
 
     wandb.init = refuse
-    with (
-        pytest.raises(StageError, match=r"wandb cannot begin a run \(no API key\)"),
-        tracking.fit("forget vector"),
-    ):
+    refused = pytest.raises(StageError, match=r"wandb cannot begin a run \(no API key\)")
+    with refused, trackers.fit("forget vector"):
         pass
 
 
-def test_trackers_that_are_not_installed_are_told_before_any_work(learnt: Path, tmp_path: Path) -> None:
-    missing = [name for name in ("wandb", "trackio") if importlib.util.find_spec(name) is None]
-    if not missing:
-        pytest.skip("all trackers are installed")
-    recipe = sweep_recipe(learnt, tmp_path / "run") | {"track": missing}
-    with pytest.raises(UsageError, match=f"track: .*not installed: pip install {' '.join(missing)}"):
+def test_trackers_that_are_not_installed_are_told_before_any_work(
+    learnt: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tracking, "find_spec", lambda name: None)
+    recipe = sweep_recipe(learnt, tmp_path / "run") | {"track": ["wandb", "trackio"]}
+    with pytest.raises(UsageError, match=r"track: .*not installed: pip install wandb trackio"):
         msa_lite.sweep(recipe)
     assert not (tmp_path / "run").exists()

@@ -18,7 +18,6 @@ from msa_lite.recipe import load_recipe
 from tests.e2e.conftest import CallCli
 from tests.support.hub_clients import Hub
 from tests.support.models import tiny_tokenizer
-from tests.support.processes import fork_cli
 
 
 def write(recipe: dict[str, Any], path: Path) -> str:
@@ -70,11 +69,11 @@ def test_a_history_is_trained_and_the_target_unlearned_with_a_stage_of_it(
     assert manifest["sources"]["prior"].endswith("models/1-known")
 
 
-def test_a_recipe_for_the_other_command_says_which(tmp_path: Path) -> None:
-    other = fork_cli("train", "quickstart")
-    assert (other.returncode, other.stdout) == (2, "")
-    assert "is the recipe of an unlearning run; `msa-lite run` takes it" in other.stderr
-    assert "is the recipe of a training in stages; `msa-lite train` takes it" in fork_cli("train/small").stderr
+def test_a_recipe_for_the_other_command_says_which(call_cli: CallCli) -> None:
+    for arguments, command in ((["train", "quickstart"], "msa-lite run"), (["train/small"], "msa-lite train")):
+        status, stdout, stderr = call_cli(*arguments)
+        assert (status, stdout) == (2, "")
+        assert f"`{command}` takes it" in stderr
 
 
 CARD = "---\nconfigs:\n- config_name: en\n  data_files:\n  - {split: train, path: 'en/*.jsonl.gz'}\n---\n"

@@ -9,11 +9,9 @@ from typing import Any
 
 import pytest
 import yaml
-from click.testing import CliRunner
 from safetensors.torch import load_file, save_file
 
 import msa_lite
-from msa_lite.cli.runs import probe_command
 from msa_lite.demo import HistorySettings, make_groups, make_history
 from msa_lite.errors import MismatchError, UsageError
 from msa_lite.io.console.progress import silent
@@ -21,7 +19,7 @@ from msa_lite.io.finished.seal import load_manifest, verify_folder
 from msa_lite.pipeline.prepare.run import Context, msa_scope, prepare
 from msa_lite.pipeline.run.knowledge import CHEAP_ROWS, cheap_probe
 from msa_lite.recipe import load_recipe
-from tests.support.processes import fork_cli
+from tests.e2e.conftest import CallCli
 
 # Enough rows for an interval that ends below what counts as a sign; the models learn them in seconds.
 PEOPLE = {"prior": 24, "retain": 4, "forget": 16, "holdout": 16}
@@ -68,16 +66,18 @@ def test_signs_are_found_after_the_exposure_and_not_before(asked: dict[str, Any]
     assert all(finding.explanation in written for finding in result.findings)
 
 
-def test_the_command_prints_a_table_and_a_line_for_each_model(asked: dict[str, Any], tmp_path: Path) -> None:
+def test_the_command_prints_a_table_and_a_line_for_each_model(
+    asked: dict[str, Any], tmp_path: Path, call_cli: CallCli
+) -> None:
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(yaml.safe_dump(asked))
-    table = CliRunner().invoke(probe_command, [str(recipe)], obj=True, catch_exceptions=False)
-    assert "96 forget rows against 96 holdout rows" in table.stdout
-    assert f"prior ({asked['prior']}): shows no signs" in table.stdout
-    again = fork_cli("probe", str(recipe), "--json")
-    assert again.returncode == 0, again.stderr
-    assert "probe: prior" not in again.stderr, "a probed model was asked again"
-    found = json.loads(again.stdout)
+    status, table, _ = call_cli("probe", recipe)
+    assert status == 0
+    assert "96 forget rows against 96 holdout rows" in table
+    assert f"prior ({asked['prior']}): shows no signs" in table
+    _, again, stderr = call_cli("probe", recipe, "--json")
+    assert "probe: prior" not in stderr, "a probed model was asked again"
+    found = json.loads(again)
     assert found["against"] == "holdout"
     assert found["models"]["prior"]["verdict"] == "no signs"
     low, high = found["models"]["prior"]["loss_auc"]["interval"]
@@ -127,10 +127,8 @@ def test_paraphrases_of_ones_own_are_paired_with_the_forget_rows(asked: dict[str
     result = msa_lite.probe(asked)
     assert result.title == "96 forget rows against 96 paraphrases of them"
     inputs = (load_manifest(result.folder / "prior") or {})["inputs"]
-    assert {name: part["rows"] for name, part in inputs["questions"]["sets"].items()} == {
-        "forget": 96,
-        "paraphrased": 96,
-    }
+    sets = inputs["questions"]["sets"]
+    assert {name: part["rows"] for name, part in sets.items()} == {"forget": 96, "paraphrased": 96}
 
 
 def test_without_anything_to_compare_with_nothing_is_written(asked: dict[str, Any], tmp_path: Path) -> None:
@@ -146,9 +144,8 @@ def test_without_anything_to_compare_with_nothing_is_written(asked: dict[str, An
 def test_a_checkpoint_of_another_shape_is_refused_before_any_is_asked(
     asked: dict[str, Any], history: Path, tmp_path: Path
 ) -> None:
-    saved = [
-        {"checkpoint": name, "step": step} for step, name in enumerate([asked.pop("prior"), str(history / "prior")])
-    ]
+    models = [asked.pop("prior"), str(history / "prior")]
+    saved = [{"checkpoint": name, "step": step} for step, name in enumerate(models)]
     with pytest.raises(MismatchError, match="cannot be its prior"):
         msa_lite.probe(asked | {"history": {"checkpoints": saved, "exposure": 0}})
     assert not (tmp_path / "run/probe").exists()
