@@ -17,7 +17,6 @@ from msa_lite.errors import FormatError, OutputError, UsageError
 from msa_lite.io.files.writing import hash_file
 from msa_lite.io.finished.seal import load_manifest, verify_folder
 from msa_lite.io.weights.checkpoint import load_checkpoint
-from msa_lite.pipeline.prepare.run import msa_scope, prepare
 from msa_lite.pipeline.verbs.run import run_vectors
 from msa_lite.recipe import load_recipe
 from msa_lite.strengths import Strengths
@@ -143,19 +142,6 @@ def test_full_mode_and_text_go_the_same_way(recipe: dict[str, Any], history: Pat
     assert {entry.dtype for entry in tensors.values()} == {"F32"}
     assert result.merged.tensors_touched == len(load_checkpoint(history / "target").tensors)
     assert "accuracy_f" in result.reports["unlearned"].metrics
-
-
-def test_retain_rows_that_the_vector_learns_decide_nothing_and_are_not_scored(recipe: dict[str, Any]) -> None:
-    recipe["forget"]["alpha"] = [0.5, 1.0]
-    loaded = load_recipe(recipe)
-    run = prepare(loaded, msa_scope(loaded))
-    learnt = {row.question for row in run.rows["retain"]}
-    assert len(learnt) == len(run.rows["forget"])
-    for part in (run.questions.validation, run.questions.test):
-        assert part is not None
-        scored = {str(item.fields["question"]) for item in part.sets["retain"].items}
-        assert len(scored) >= 2
-        assert not scored & learnt
 
 
 def test_vectors_can_be_fitted_alone(recipe: dict[str, Any], tmp_path: Path, call_cli: CallCli) -> None:
