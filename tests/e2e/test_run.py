@@ -250,7 +250,6 @@ def test_the_demo_makes_its_own_history_and_keeps_it(tmp_path: Path) -> None:
     [
         (["evalute={}"], 2, "evalute: unknown key (did you mean 'evaluate'?)"),
         (["forget.data.path=no/rows.jsonl"], 2, "no such file or folder"),
-        (["forget.data.path=/dev/null", "forget.data.format=qa"], 3, "the data set is empty"),
         (["forget.data.columns.answer=reply"], 3, "no column 'reply'; there are 'question', 'answer'"),
         (["forget.alpha=[1,2]", "evaluate.limit=1", "select.validation=0.5"], 2, "retain: 1 rows"),
         (["vector.lora.targets=[q_porj]"], 2, "q_porj: the target has no such module (did you mean 'q_proj'?)"),
