@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from msa_lite.evals.answers import accuracy, containment, normalise, split_answer
 
-many = settings(max_examples=300)
+many = settings(max_examples=100)
 # Characters that the rule tells apart. Half the texts consist of them alone.
 _TELLING = "aeZé5²٣ -–−—.,:_%°$€<±+=/#@'’\"()*\n\t\u00a0\u200d\ufe0f\u0301\u0e49กที京カンー🎉🇩🇪∞ｶﾞＡ％"
 texts = st.one_of(
@@ -24,12 +24,6 @@ words = st.lists(st.text("abcdefghijklmnopqrstuvwxyzéłж", min_size=1, max_siz
 numbers = st.one_of(st.integers(0, 10**6).map(str), st.floats(0.1, 10**4).map(lambda value: f"{value:.2f}"))
 minuses = st.sampled_from("-‐‑‒–−－﹣")
 units = st.sampled_from(["", " euros", "%", " %", " kg", "°", " €"])
-
-
-@many
-@given(references)
-def test_a_reference_is_found_in_itself(reference: str) -> None:
-    assert accuracy(reference, reference) == 1.0
 
 
 @many
@@ -110,13 +104,6 @@ def test_words_are_found_between_words_but_not_as_parts_of_them(reference: str, 
     assert accuracy(reference, f"{before} {reference} {behind}") == 1.0
     assert accuracy(reference, f"q{reference}") == accuracy(reference, f"{reference}q") == 0.0
     assert accuracy(reference, f"@{reference}") == accuracy(reference, f"{reference}+") == 0.0
-
-
-@many
-@given(words, words)
-def test_a_reference_is_not_in_a_part_of_it(one: str, other: str) -> None:
-    for part in (one, other):
-        assert accuracy(f"{one} {other}", part) == 0.0
 
 
 @many

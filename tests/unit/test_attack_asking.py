@@ -108,11 +108,11 @@ def test_nothing_comes_out_of_a_model_that_never_knew() -> None:
         (tiny_model("qwen2", max_position_embeddings=WINDOW).eval(), make_ground()),
         (knowing_model(), make_ground(forget=HOLDOUT, holdout=[])),
     ):
-        prompted, drawn = attack(Prompting(), model, ground), attack(Sample(samples=8), model, ground)
+        prompted, drawn = attack(Prompting(), model, ground), attack(Sample(samples=4), model, ground)
         assert max(float(r["accuracy"]) for r in prompted["any"]["forget"]) == 0.0
         assert max(float(r["rouge_l"]) for r in prompted["any"]["forget"]) < 0.6
-        assert max(float(r["leak_exact_8"]) for r in drawn["drawn"]["forget"]) == 0.0
-        assert max(float(r["leak_rouge_8"]) for r in drawn["drawn"]["forget"]) < 0.6
+        assert max(float(r["leak_exact_4"]) for r in drawn["drawn"]["forget"]) == 0.0
+        assert max(float(r["leak_rouge_4"]) for r in drawn["drawn"]["forget"]) < 0.6
 
 
 @pytest.mark.parametrize("chat", [False, True])

@@ -146,9 +146,7 @@ def test_rows_without_a_value_in_any_model_are_left_out_of_all() -> None:
     assert result.outcome == "unclear"
 
 
-@pytest.mark.parametrize(
-    ("count", "bound", "outcome"), [(8, 0.369, "unclear"), (17, 0.195, "holds"), (40, 0.088, "holds")]
-)
+@pytest.mark.parametrize(("count", "bound", "outcome"), [(8, 0.369, "unclear"), (40, 0.088, "holds")])
 def test_few_rows_that_are_all_alike_are_no_certainty(count: int, bound: float, outcome: str) -> None:
     drawn = one_set(target=[1.0] * count, ideal=[0.0] * count, unlearned=[0.0] * count)
     result = judge_trial(drawn, "unlearned", PLAIN, PLAIN, [RECALL], "ideal")
@@ -235,17 +233,17 @@ def test_the_floor_for_rows_that_are_all_alike_is_none_of_an_auc() -> None:
 
 
 def test_the_interval_covers_the_true_share_most_of_the_time() -> None:
-    """Rows whose true share is 0.5: of 40 draws, most intervals hold it, and none is without width."""
+    """Rows whose true share is 0.5: of 20 draws, most intervals hold it, and none is without width."""
     import numpy as np
 
     rng, hits = np.random.default_rng(0), 0
-    for _ in range(40):
+    for _ in range(20):
         values = rng.binomial(1, [[0.9], [0.1], [0.5]], (3, 40)).astype(float)
         drawn = one_set(target=values[0], ideal=values[1], unlearned=values[2])
         low, high = judge_trial(drawn, "unlearned", PLAIN, PLAIN, [RECALL], "ideal").interval or (0, 0)
         assert high - low > 0.1
         hits += low <= 0.5 <= high
-    assert hits >= 33
+    assert hits >= 16
 
 
 def test_means_and_errors_of_every_model_and_trial() -> None:
@@ -275,8 +273,7 @@ def test_the_gain_is_paired_over_rows() -> None:
     assert result.interval is not None
     assert result.interval[1] - result.interval[0] > 0.1
     assert AttackedModel((result,)).without == pytest.approx(0.35)
-    again = judge_trial(drawn, "unlearned", ROUNDED, PLAIN, [RECALL], "ideal")
-    assert again == result, "the redraws are seeded"
+    assert judge_trial(drawn, "unlearned", ROUNDED, PLAIN, [RECALL], "ideal") == result, "the redraws are seeded"
     assert judge_trial(drawn, "unlearned", PLAIN, PLAIN, [RECALL], "ideal").gain is None
 
 

@@ -89,28 +89,18 @@ def test_lists_are_tried_in_all_combinations_the_last_changing_fastest() -> None
     ("name", "given", "message"),
     [
         ("npo", {"betta": 0.1}, r"betta: not a parameter of npo \(did you mean 'beta'\?\)\. npo takes beta, "),
-        ("npo", {"beta1": 5.0}, r"beta1: not a parameter of npo; it is one of satimp\. npo takes"),
         ("grad_ascent", {"retain_weight": 1}, r"it is one of grad_diff, npo, simnpo, dpo, rmu, satimp, wga, undial\."),
-        ("rmu", {"retain_loss": "kl"}, "retain_loss: not a parameter of rmu; it is one of grad_diff, "),
-        ("rmu", {"broadcast": True}, "broadcast: not a parameter of rmu"),
         ("rmu", {"layer": 7.0}, r"layer: expected a whole number, got 7\.0"),
         ("rmu", {"layer": -1}, "layer: expected no less than 0, got -1"),
-        ("rmu", {"layer": True}, "layer: expected a whole number, got True"),
-        ("rmu", {"steering": 0}, "steering: expected more than 0, got 0"),
         ("npo", {"beta": 0.0}, r"beta: expected more than 0, got 0\.0"),
-        ("npo", {"beta": -0.1}, r"beta: expected more than 0, got -0\.1"),
         ("npo", {"beta": float("nan")}, "beta: expected a number, got nan"),
         ("npo", {"beta": [0.1, float("inf")]}, "beta: expected a number, got inf"),
         ("npo", {"beta": "high"}, "beta: expected a number, got 'high'"),
-        ("npo", {"beta": None}, "beta: expected a number, got None"),
-        ("npo", {"beta": {"value": 1}}, r"beta: expected a number, got \{'value': 1\}"),
         ("npo", {"beta": [[0.1, 0.2]]}, r"beta: expected a number, got \[0\.1, 0\.2\]"),
         ("npo", {"beta": []}, "beta: an empty list"),
         ("npo", {"beta": [1, 0.5, 1.0]}, "beta: a value stands twice"),
-        ("npo", {"learning_rate": 0}, "learning_rate: expected more than 0, got 0"),
         ("npo", {"retain_weight": -1}, "retain_weight: expected no less than 0, got -1"),
         ("npo", {"retain_loss": "ce"}, "retain_loss: expected one of nll, kl, got 'ce'"),
-        ("npo", {"retain_loss": 1.0}, "retain_loss: expected one of nll, kl, got 1.0"),
     ],
 )
 def test_what_a_method_cannot_take_is_refused(name: str, given: dict[str, Any], message: str) -> None:
@@ -187,7 +177,7 @@ def test_other_positions_may_be_wanted() -> None:
     assert labels.equal(batch.labels[:, 1:])
 
 
-@pytest.mark.parametrize("layer", [0, 1, 2])
+@pytest.mark.parametrize("layer", [0, 2])
 @pytest.mark.parametrize("kind", KINDS)
 def test_layer_activations_are_the_outputs_of_that_layer(kind: str, layer: int) -> None:
     model, batch = tiny(kind), make_batch(ragged_rows(4), PAD, "cpu")

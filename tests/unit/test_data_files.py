@@ -31,8 +31,7 @@ def write(folder: Path, name: str, content: bytes) -> str:
 
 
 @pytest.mark.parametrize("bad", NO_ROWS, ids=lambda bad: ascii(bad[:30]))
-@pytest.mark.parametrize("before", [0, 1, 3])
-@pytest.mark.parametrize("place", ["file", "folder"])
+@pytest.mark.parametrize(("place", "before"), [("file", 0), ("folder", 1)])
 def test_what_is_no_row_is_refused_with_its_number(bad: bytes, before: int, place: str, tmp_path: Path) -> None:
     file = write(tmp_path, "rows.jsonl", b"".join([GOOD + b"\n"] * before) + bad + b"\n")
     with pytest.raises(DataError, match=r"rows.jsonl: (row \d+: |not JSON|row)") as caught:
@@ -135,17 +134,9 @@ def test_any_lines_are_rows_or_refused(lines: list[bytes], tmp_path: Path) -> No
 
 @pytest.mark.parametrize(
     "cells",
-    [
-        ("007", "1.50"),
-        ("1", "2"),
-        ("1e5", "true"),
-        ("NA", "null"),
-        ("None", "nan"),
-        ("1999-01-01", "12:30"),
-        (" a ", "-"),
-    ],
+    [("007", "1.50"), ("1e5", "true"), ("NA", "null"), ("None", "nan"), ("1999-01-01", "12:30"), (" a ", "-")],
 )
-@pytest.mark.parametrize("others", [[], [("word", "word")], [("1.0", "")]])
+@pytest.mark.parametrize("others", [[], [("1.0", "")]])
 def test_cells_of_csv_files_are_texts_as_they_are_written(
     cells: tuple[str, str], others: list[tuple[str, str]], tmp_path: Path
 ) -> None:
@@ -155,17 +146,14 @@ def test_cells_of_csv_files_are_texts_as_they_are_written(
 
 
 @pytest.mark.parametrize("start", [b"", b"\xef\xbb\xbf", b"\n\n"])
-@pytest.mark.parametrize("row", [b"who,me,you", b'"who, or what",me,you', b"who,,"])
-@pytest.mark.parametrize("after", [b"", b"a,b\n"])
-def test_rows_with_more_cells_than_columns_are_not_shifted(
-    start: bytes, row: bytes, after: bytes, tmp_path: Path
-) -> None:
-    path = write(tmp_path, "rows.csv", start + b"question,answer\n" + row + b"\n" + after)
+@pytest.mark.parametrize("row", [b"who,me,you", b"who,,"])
+def test_rows_with_more_cells_than_columns_are_not_shifted(start: bytes, row: bytes, tmp_path: Path) -> None:
+    path = write(tmp_path, "rows.csv", start + HEAD + row + b"\na,b\n")
     with pytest.raises(DataError, match="row 0: 3 cells for 2 columns"):
         load_table(DataSource(path))
 
 
-@pytest.mark.parametrize("text", ["1999-01-31", "1999-01-31T10:00:00", "1999-01-31 10:00:00Z", "10:30", "007", "1e5"])
+@pytest.mark.parametrize("text", ["1999-01-31", "1999-01-31 10:00:00Z", "10:30", "1e5"])
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.json", "chat.jsonl"])
 def test_texts_that_look_like_dates_or_numbers_stay_as_they_are(name: str, text: str, tmp_path: Path) -> None:
     rows: list[Any] = [{"question": "When?", "answer": text}] * 2

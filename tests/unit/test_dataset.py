@@ -137,16 +137,15 @@ def test_items_beyond_the_window_are_skipped_with_the_reason(tmp_path: Path) -> 
 
 
 @needs_published
-@pytest.mark.parametrize(("split", "count"), [("forget01", 40), ("forget05", 200), ("forget10", 400)])
+@pytest.mark.parametrize(("split", "count"), [("forget01", 40), ("forget10", 400)])
 def test_the_published_rows_are_asked_as_they_are(split: str, count: int) -> None:
     prompter = make_prompter(chat=True)
-    tofu = Tofu.load(prompter, BenchmarkSettings(str(PUBLISHED), split, limit=None if split == "forget10" else 8))
-    if split == "forget10":
-        sizes = {name: len(part.items) for name, part in tofu.sets.items()}
-        assert sizes == {"forget": count, "retain": 400, "real_authors": 100, "world_facts": 117}
+    tofu = Tofu.load(prompter, BenchmarkSettings(str(PUBLISHED), split, limit=8))
+    assert list(tofu.sets) == ["forget", "retain", "real_authors", "world_facts"]
     rows = [json.loads(line) for line in (PUBLISHED / f"{split}_perturbed.json").read_text().splitlines()]
     assert len(rows) == count
-    for item in tofu.sets["forget"].items[:8]:
+    assert len(tofu.sets["forget"].items) == 8
+    for item in tofu.sets["forget"].items:
         asked = rows[item.index]
         assert item.fields["question"] == asked["question"]
         assert item.prompt == prompter.prompt(asked["question"])
