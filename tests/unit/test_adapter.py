@@ -127,29 +127,21 @@ FLAGS = ("use_dora", "use_rslora", "fan_in_fan_out", "lora_bias")
     [
         ({"peft_type": "ADALORA"}, "peft_type: 'ADALORA', only 'LORA' is read"),
         ({"init_lora_weights": "pissa"}, "init_lora_weights: 'pissa' changes the model it starts from"),
-        ({"init_lora_weights": "olora"}, "init_lora_weights: 'olora' changes"),
         ({"layer_replication": [[0, 2]]}, r"layer_replication: \[\[0, 2\]\], replicated layers"),
         ({"target_parameters": ["experts.down_proj"]}, "target_parameters: .* bare parameters"),
         *(({"use_warp_drive": v}, f"use_warp_drive: {v}, not known to msa-lite") for v in (3, True)),
         ({"r": 5}, rf"{Q}: A is \(4, 32\), B is \(32, 4\), the config says rank 5"),
-        ({"rank_pattern": {"q_proj": 9}}, rf"{Q}: .* the config says rank 9"),
         ({"r": "16"}, r"r: '16' \(a string\), expected a positive whole number"),
-        *(({"r": r}, rf"r: {r}, expected a positive") for r in (None, 0, -4, 4.0, True)),
+        *(({"r": r}, rf"r: {r}, expected a positive") for r in (None, 0, 4.0, True)),
         ({"lora_alpha": "32"}, r"lora_alpha: '32' \(a string\), expected a finite number"),
-        *(
-            ({"lora_alpha": a}, rf"lora_alpha: {a}.*, expected a finite")
-            for a in (None, np.nan, -np.inf, 10**309, True)
-        ),
-        *(({f"{n}_pattern": v}, rf"{n}_pattern: .*, expected an ob") for n in ("rank", "alpha") for v in ([], "q", 3)),
+        *(({"lora_alpha": a}, rf"lora_alpha: {a}.*, expected a finite") for a in (None, np.nan, 10**309, True)),
+        *(({f"{n}_pattern": v}, rf"{n}_pattern: .*, expected an ob") for n in ("rank", "alpha") for v in ([], "q")),
         ({"rank_pattern": {"q_proj": 4.5}}, "rank_pattern: 'q_proj': 4.5, expected a positive whole number"),
         ({"alpha_pattern": {"q_proj": "8"}}, r"alpha_pattern: 'q_proj': '8' \(a string\), expected a finite number"),
         ({"alpha_pattern": {"*_proj(": 8}}, r"alpha_pattern: '\*_proj\(' is no regular expression"),
         ({"rank_pattern": {"q{99999999999}": 4}}, r"rank_pattern: 'q\{9*\}' is no regular expression"),
-        *(
-            ({"trainable_token_indices": v}, "trainable_token_ind.*, expected a list")
-            for v in (5, "5", [1.0], {"a": 5})
-        ),
-        *(({f: v}, rf"{f}: '?{v}'?, expected true or false") for f in FLAGS for v in ("false", 0, 1)),
+        *(({"trainable_token_indices": v}, "trainable_token_ind.*, expected a list") for v in (5, [1.0], {"a": 5})),
+        *(({f: v}, rf"{f}: '?{v}'?, expected true or false") for f in FLAGS for v in ("false", 1)),
     ],
 )
 def test_a_config_field_that_may_change_the_delta_is_refused(
@@ -197,14 +189,12 @@ VECTOR = np.ones(3, np.float32)
         (lambda t: t.update({f"{PREFIX}norm.lora_magnitude_vector": VECTOR}), "norm: a magnitude without factors"),
         (lambda t: t.update({f"{PREFIX}{Q}.lora_B.bias": VECTOR}), rf"{Q}: lora_bias is False, but lora_B.bias is th"),
         (lambda t: t.update({f"{PREFIX}lm_head.lora_B.bias": VECTOR}), "lm_head: a shift without factors"),
-        (lambda t: t.update({f"{PREFIX}{Q}.lora_E": VECTOR}), "lora_E: not a tensor of a LoRA adapter"),
         (lambda t: t.update({f"{PREFIX}{Q}.lora_A.other.weight": t[A]}), "lora_A.other.weight: not a tensor of a LoRA"),
         (lambda t: t.update({f"{PREFIX}mixer.A_log": VECTOR}), r"mixer\.A_log: not a tensor of a LoRA adapter"),
         (
             lambda t: t.update({f"{PREFIX}{Q}.lora_A.default.weight": t[A]}),
             rf"{Q}\.lora_A.* stands for the same as .*{Q}",
         ),
-        (lambda t: t.update({f"{PREFIX}{Q}.lora_embedding_B": t[B]}), rf"{Q}\.lora_.*B.* stands for the same as .*{Q}"),
         (
             lambda t: t.update({f"{PREFIX}a.weight": VECTOR, f"{PREFIX}a.modules_to_save.weight": VECTOR}),
             r"a\.weight: stands for the same as .*a\.modules_to_save\.weight",
@@ -216,7 +206,6 @@ VECTOR = np.ones(3, np.float32)
         (lambda t: t.update({A: VECTOR}), rf"{Q}: A is \(3,\), B is \(32, 4\), expected matrices"),
         (lambda t: t.update({A: t[A][:0], B: t[B][:, :0].copy()}), rf"{Q}: A is \(0, 32\), .* of rank ≥ 1"),
         (lambda t: t.update({A: t[A].astype(np.int8)}), rf"{Q}\.lora_A\.weight: I8, expected floats"),
-        (lambda t: t.update({A: t[A][:2].copy()}), rf"{Q}: A is \(2, 32\), B is \(32, 4\)"),
     ],
 )
 def test_every_tensor_is_accounted_for(make_adapter: Make, tmp_path: Path, change: Any, says: str) -> None:

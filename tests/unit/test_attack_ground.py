@@ -9,7 +9,7 @@ import pytest
 from msa_lite.choose.rules import LeastExtraction
 from msa_lite.data import Row
 from msa_lite.evals.qa import load_qa
-from msa_lite.pipeline.attack.ground import _distinct, _rows
+from msa_lite.pipeline.attack.ground import _rows
 from msa_lite.pipeline.prepare.questions import Questions
 from tests.support.benchmark_data import make_prompter
 
@@ -35,7 +35,3 @@ def test_all_forget_rows_are_attacked_in_the_order_of_the_data_each_once(case: s
     rows = _rows(Questions(LeastExtraction(0.9), validation, test).everything, "forget")
     assert [row.index for row in rows] == expected
     assert all(row.question and row.answer for row in rows)
-
-
-def test_of_rows_with_one_content_the_first_is_kept() -> None:
-    assert _distinct([ROWS[1], ROWS[0], SAME, OTHER]) == [ROWS[1], ROWS[0], OTHER]

@@ -154,11 +154,9 @@ def test_what_a_card_quotes_stays_text(tmp_path: Path) -> None:
         ("---\nlicense_link: /home/eve/LICENSE\nlicense: [mit, 3]\nlanguage: {en: 1}\n---\n", {}),
         ("---\nlicense: 'a\n\n  # b'\nlicense_name: \"x\\ny\"\n---\n", {}),
         ("# No front matter\n", {}),
-        ("---\n- a list\n---\n", {}),
         ("---\nlicense: [\n---\n", {}),
         ("---\na: &a [x]\nlicense: *a\n---\n", {}),
         ("\xff", {}),
-        ("", {}),
     ],
 )  # fmt: skip
 def test_only_values_of_the_hubs_form_are_taken_from_a_strangers_card(

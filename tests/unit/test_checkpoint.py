@@ -76,7 +76,7 @@ shapes = st.lists(st.integers(0, 5), max_size=3).map(tuple)
 kinds = st.sampled_from([*FLOAT_DTYPES.values(), np.dtype(np.int64), np.dtype(np.uint8), np.dtype(np.bool_)])
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(st.dictionaries(st.text(min_size=1, max_size=8), st.tuples(shapes, kinds), max_size=5), st.data())
 def test_what_safetensors_writes_is_read_back(
     tmp_path_factory: pytest.TempPathFactory, wanted: dict[str, Any], data: Any
@@ -109,13 +109,10 @@ def test_what_safetensors_writes_is_read_back(
     ("header", "data", "length", "says"),
     [
         (b"", 0, 0, "no safetensors header fits this file"),
-        ({"a": f32(0, 8)}, 8, 10_000, "no safetensors header fits this file of"),
         ({"a": f32(0, 8)}, 8, 1 << 62, "no safetensors header fits"),
         ({"a": f32(0, 8)}, 8, 12, "header cannot be read"),
         (b"[1, 2]", 0, None, "header cannot be read"),
-        (b"\xff\xfe", 0, None, "header cannot be read"),
         ({"a": {"dtype": "F32", "shape": [2]}}, 8, None, "header cannot be read"),
-        ({"a": "F32"}, 8, None, "header cannot be read"),
         (b'{"a": %s, "a": %s}' % ((json.dumps(f32(0, 8)).encode(),) * 2), 8, None, "'a' stands twice"),
         ({"a": f32(0, 8)}, 7, None, "truncated"),
         ({"a": f32(0, 8)}, 9, None, "trailing bytes"),
@@ -127,13 +124,10 @@ def test_what_safetensors_writes_is_read_back(
         ({"a": f32(0, 8) | {"shape": [-1, -2]}}, 8, None, r"'a' has 8 bytes, not what \(-1, -2\) needs"),
         ({"a": f32(0, 0) | {"shape": [1 << 32, 1 << 32]}}, 0, None, "'a' has 0 bytes, not what"),
         ({"a": f32(0, 8) | {"shape": [2.0]}}, 8, None, "'a' has no whole numbers"),
-        ({"a": f32(0, 8) | {"shape": "2"}}, 8, None, "'a' has no whole numbers"),
         ({"a": f32(0, 8) | {"shape": [True, 2]}}, 8, None, "'a' has no whole numbers"),
-        ({"a": f32(0, 8) | {"data_offsets": [0, 8.0]}}, 8, None, "'a' has no whole numbers"),
         ({"a": f32(0, 8) | {"data_offsets": [0, 4, 8]}}, 8, None, "header cannot be read"),
         ({"a": f32(0, 8) | {"dtype": ["F32"]}}, 8, None, "'a' has no whole numbers .* or no dtype"),
         ({"__metadata__": {"format": 1}, "a": f32(0, 8)}, 8, None, "__metadata__ is no mapping of texts"),
-        ({"__metadata__": "pt", "a": f32(0, 8)}, 8, None, "__metadata__ is no mapping of texts"),
         (b'{"a": {"shape": [Infinity]}}', 0, None, "header cannot be read"),
         (b"[" * 100_000, 0, None, "header cannot be read"),
     ],
@@ -156,14 +150,14 @@ header_parts = st.recursive(
 )
 
 
-@settings(max_examples=150)
+@settings(max_examples=80)
 @given(header_parts, st.integers(0, 24))
 def test_no_header_whatever_breaks_the_reader(tmp_path_factory: pytest.TempPathFactory, header: Any, data: int) -> None:
     path = write_raw(tmp_path_factory.getbasetemp() / "any.safetensors", json.dumps(header).encode(), data)
     assert_read_or_refused(path)
 
 
-@settings(max_examples=150)
+@settings(max_examples=80)
 @given(st.lists(st.tuples(st.integers(0, 400), st.integers(0, 255)), min_size=1, max_size=4), st.integers(0, 3))
 def test_no_flipped_byte_breaks_the_reader(
     tmp_path_factory: pytest.TempPathFactory, flips: list[tuple[int, int]], cut: int
@@ -252,17 +246,12 @@ def pickled(folder: Path) -> None:
         (unlink(INDEX_FILE), UsageError, f"no {SINGLE_FILE} and no {INDEX_FILE}"),
         (pickled, FormatError, r"only pickled weights; .* save_pretrained"),
         (index("{"), FormatError, "not a safetensors index"),
-        (index("[]"), FormatError, "not a safetensors index"),
-        (index("{}"), FormatError, "not a safetensors index"),
         (index({"a": "../1.safetensors"}), FormatError, "no shards:\n  ../1.safetensors: outside the folder"),
-        (index({"a": "/etc/passwd"}), FormatError, "no shards:\n  /etc/passwd: outside the folder"),
-        (index(["1.safetensors"]), FormatError, "not a safetensors index"),
         (index({"a": ["1.safetensors"]}), FormatError, "outside the folder"),
         (index("[" * 100_000), FormatError, "not a safetensors index"),
         (index({"a": "x" * 300 + ".safetensors"}), FormatError, "a name that is too long"),
         (lambda f: (f / "config.json").write_text("[" * 100_000), FormatError, "config.json: not JSON"),
         (lambda f: (f / "config.json").write_bytes(b"\xff\xfe{}"), FormatError, "config.json: not UTF-8 text"),
-        (index({"a": 3}), FormatError, "no shards:\n  3: outside the folder"),
         (index({"a": ".."}), FormatError, r"no shards:\n  \.\.: not called"),
         (index({"a": "1.safetensors", "b": "2.safetensors"}), FormatError, "disagree about:\n  b\n  c"),
         (index({"a": "1.safetensors", "c": "1.safetensors"}), FormatError, "disagree about:\n  c"),

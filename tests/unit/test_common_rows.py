@@ -23,7 +23,6 @@ from msa_lite.evals.tofu import Tofu
 from msa_lite.io.files.writing import digest
 from msa_lite.io.finished.manifest import stage_folder
 from msa_lite.report import Metric, Report, write_report
-from tests.support.processes import run_cli
 from tests.support.records import JUDGE, made_by
 
 NOTE = "computed anew from the records, on the rows that all models were scored on; rows left aside: "
@@ -308,27 +307,12 @@ def test_answers_of_other_lengths_and_other_prompts_are_refused(tmp_path: Path) 
         compare([tmp_path / "a", tmp_path / "c"])
 
 
-def test_other_splits_are_refused(tmp_path: Path) -> None:
-    tofus = put_tofus(tmp_path)
-    put(tmp_path / "c", Tofu, tofu(TEST, LOW), "forget05 test")
-    with pytest.raises(MismatchError, match="split 'forget05 test', not 'forget01'"):
-        compare([*tofus, tmp_path / "c"])
-
-
 def test_every_form_says_what_the_numbers_are_on_also_beside_published_figures(compared: Comparison) -> None:
     assert [row.section for row in compared.rows[:4]] == ["references", "others", "others", "published"]
     for form in ("md", "tex", "html"):
         assert f"{NOTE}2 forget, 2 retain (Ideal, one)." in FORMATS[form](compared)
     assert "<caption>tofu, forget01, rows in common: 2 forget, 2 retain" in FORMATS["html"](compared)
     assert ",0.5,0.0,6," in FORMATS["csv"](compared).partition("others,one,")[2].splitlines()[0]
-
-
-def test_the_command_compares_on_common_rows(tmp_path: Path) -> None:
-    done = run_cli("compare", str(put_run(tmp_path / "run")), "--json")
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert found["split"] == "rows in common: 2 forget"
-    assert found["rows"][3]["metrics"]["rouge_l_f"]["value"] == pytest.approx(0.6)
 
 
 def test_real_samples_are_worth_what_their_common_rows_are_alone(

@@ -45,6 +45,12 @@ def changed(one: Any, other: Any, name: str = "") -> set[str]:
     return set() if one == (pytest.approx(other, abs=1e-6, rel=1e-6) if isinstance(other, float) else other) else {name}
 
 
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> tuple[Tofu, list[Record]]:
+    tofu = loaded(tmp_path_factory.mktemp("plain"))
+    return tofu, run(tofu)
+
+
 @pytest.mark.parametrize(
     ("switch", "values"),
     [
@@ -55,10 +61,12 @@ def changed(one: Any, other: Any, name: str = "") -> set[str]:
         ("no_stemmer", set()),  # of MUSE alone
     ],
 )
-def test_a_switch_changes_what_it_says_and_nothing_else(switch: str, values: set[str], tmp_path: Path) -> None:
-    plain, switched = loaded(tmp_path / "a"), loaded(tmp_path / "b", [switch])
-    assert changed(run(plain), run(switched)) == values
-    assert (plain.describe()["compat"], switched.describe()["compat"]) == ([], [switch])
+def test_a_switch_changes_what_it_says_and_nothing_else(
+    switch: str, values: set[str], plain: tuple[Tofu, list[Record]], tmp_path: Path
+) -> None:
+    switched = loaded(tmp_path, [switch])
+    assert changed(plain[1], run(switched)) == values
+    assert (plain[0].describe()["compat"], switched.describe()["compat"]) == ([], [switch])
 
 
 def test_nothing_right_has_a_strength_of_one_token_with_the_floor(tmp_path: Path) -> None:

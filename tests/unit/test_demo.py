@@ -38,7 +38,6 @@ def test_the_two_kinds_are_told_apart_and_read_back_from_a_run() -> None:
     ("override", "fault"),
     [
         ("demo.hidden_size=64", r"demo\.hidden_size: unknown key"),
-        ("demo.prior=9", r"demo\.prior: unknown key"),
         ("demo.model=llama", r"demo\.model: input should be 'smollm2', got 'llama'"),
         ("demo.retain=400", r"demo: 407 people are too many"),
     ],

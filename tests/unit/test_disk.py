@@ -65,6 +65,7 @@ def raised_from(error: Exception, cause: Exception) -> Exception:
     [
         (OSError(errno.ENOSPC, "No space left on device"), True),
         (OSError(errno.EDQUOT, "Disk quota exceeded"), True),
+        (Exception("Disk quota exceeded (os error 122)"), True),
         (OSError("[Errno 28] Error writing bytes to file. Detail: [errno 28] No space left on device"), True),
         (RuntimeError("Error while serializing: I/O error: No space left on device (os error 28)"), True),
         (RuntimeError("PytorchStreamWriter failed writing file data/3: file write failed"), True),
