@@ -20,7 +20,7 @@ from msa_lite.budget.needs import (
     static_bytes,
     stream_layers,
 )
-from msa_lite.budget.plan import Plan, Remedy, StageCost, plan_table
+from msa_lite.budget.plan import Plan, Remedy, StageCost, disk_of, plan_table
 from msa_lite.budget.shape import Shape, read_shape, shape_of_config
 from msa_lite.budget.speed import Device, fit_seconds, score_seconds, speed_of, stream_seconds, this_device
 from msa_lite.data import Example
@@ -270,6 +270,15 @@ def test_the_verdict_names_the_peak_and_the_first_remedy_that_fits() -> None:
         "Fits on 8 GB (GPU): yes, peak 6.8 GB in the fit of the forget vector"
     )
     assert plan.price == (pytest.approx(0.05), pytest.approx(0.1))
+
+
+def test_of_what_stages_remove_again_only_the_most_at_a_time_takes_disk() -> None:
+    sizes = {"first": 30, "second": 20}
+    costs = [
+        StageCost(name, "fit", Need({}), disk={"vectors": 5}, while_running={"checkpoints": size})
+        for name, size in sizes.items()
+    ]
+    assert disk_of(costs) == {"vectors": 10, "checkpoints": 30}
 
 
 def test_a_measured_peak_has_a_column_beside_the_predicted_one() -> None:
