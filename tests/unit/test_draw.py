@@ -76,11 +76,6 @@ def test_more_samples_add_to_fewer_and_another_seed_gives_others() -> None:
     assert drawn(model, count=2, seed=1) != few
 
 
-def test_settings_of_sampling_that_a_model_comes_with_are_not_used() -> None:
-    model = copy.deepcopy(wide_model("llama"))
-    for name, value in {"temperature": 0.1, "top_p": 0.2, "top_k": 1, "repetition_penalty": 3.0}.items():
-        setattr(model.generation_config, name, value)
-    assert drawn(model) == drawn(wide_model("llama"))
 
 
 def test_frequencies_of_the_first_token_are_its_probabilities() -> None:

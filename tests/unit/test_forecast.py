@@ -111,17 +111,6 @@ def test_the_count_is_that_of_the_nearest_values_in_both_models(
     assert "## Does it outlive quantisation?" in model_card(manifest)
 
 
-def test_small_updates_are_told_from_large_ones(tmp_path: Path) -> None:
-    shares = {}
-    for size in (1e-4, 1e-2, 1.0):
-        inputs = write_inputs(tmp_path / str(size), size=size)
-        shares[size] = {
-            form: figures["share"]
-            for form, figures in merge(**inputs, out=tmp_path / f"out-{size}", forecast=ALL).forecast.items()
-        }
-    assert list(shares[1e-4]) == list(ALL)
-    assert shares[1e-4]["nf4"] < 0.05 < 0.3 < shares[1e-2]["nf4"] < 0.85 < shares[1.0]["nf4"]
-    assert shares[1e-4]["nf4"] < shares[1e-4]["int8"] < shares[1e-2]["int8"]
 
 
 def test_without_a_forecast_nothing_is_counted_nor_told(tmp_path: Path) -> None:

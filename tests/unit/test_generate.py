@@ -61,7 +61,7 @@ def test_answers_equal_those_of_transformers(kind: str) -> None:
     model = wide_model(kind)
     wanted = plain(model)
     assert len({text for (text,) in wanted}) > 3
-    for budget in (1, 100, ALL):
+    for budget in (1, ALL):
         assert answers(model, budget=budget) == wanted
     order = random.Random(0).sample(range(len(PROMPTS)), len(PROMPTS))
     assert answers(model, [PROMPTS[i] for i in order]) == [wanted[i] for i in order]
@@ -90,7 +90,7 @@ def test_what_all_prompts_begin_with_makes_no_difference(kind: str) -> None:
     for hidden in (None, 1):
         wanted = plain(model, hidden, CHATS)
         assert len({text for (text,) in wanted}) > 2
-        for budget in (1, 200, ALL):
+        for budget in (1, ALL):
             assert answers(model, CHATS, budget=budget, hidden=hidden) == wanted
     assert answers(model, CHATS[:1] * 3) == [answers(model, CHATS[:1])[0]] * 3
 
@@ -203,8 +203,7 @@ def test_samples_stay_within_the_window() -> None:
     assert len(answers(model, [prompt], Decoding(8, samples=2, max_length=200))[0]) == 2
 
 
-@pytest.mark.parametrize("where", ["head", "embeddings"])
-@pytest.mark.parametrize("prompts", [PROMPTS[:2], CHATS])
+@pytest.mark.parametrize(("where", "prompts"), [("head", CHATS), ("embeddings", PROMPTS[:2])])
 def test_outputs_that_are_no_numbers_are_no_answers(where: str, prompts: list[list[int]]) -> None:
     with pytest.raises(StageError, match="no numbers \\(NaN\\)"):
         answers(broken_model(where), prompts)

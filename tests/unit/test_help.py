@@ -108,21 +108,3 @@ def test_every_command_stands_in_one_section_of_the_first_help() -> None:
     assert names[0] == "quickstart"
 
 
-def test_the_form_is_checked_and_not_only_printed() -> None:
-    @click.command(cls=Command, groups={"Speed": ["--fast"]})
-    @click.option("--fast", is_flag=True, help="Go fast.")
-    @click.option("--slow", default=3, show_default=True, help="Go slow.")
-    def command() -> None:
-        """Go.
-
-        Further.
-
-        \b
-        msa-lite go
-        """
-
-    text = command.get_help(click.Context(command, info_name="go"))
-    assert "Examples:\n  msa-lite go\n" in text
-    assert "Speed:\n  --fast  Go fast." in text
-    assert "[default: 3]" in text.partition("Options:")[2]
-    assert "--fast" not in text.partition("Options:")[2]

@@ -105,8 +105,9 @@ def test_a_file_that_may_not_be_read_is_named(
 
 
 @pytest.mark.parametrize("kind", ["pipe", "zeros", "folder", "dangling", "circle"])
-@pytest.mark.parametrize("name", ["other.safetensors", "vocab.txt", "LICENSE", "extra.json"])
-@pytest.mark.parametrize("where", ["target", "forget"])
+@pytest.mark.parametrize(
+    ("where", "name"), [("target", "other.safetensors"), ("target", "vocab.txt"), ("forget", "LICENSE")]
+)
 def test_what_is_no_file_and_not_needed_is_passed_over(
     inputs: dict[str, Path], where: str, name: str, kind: str
 ) -> None:
@@ -165,7 +166,7 @@ def test_companions_are_copied_from_where_links_may_lead(inputs: dict[str, Path]
         assert (again / name).read_bytes() == (first / name).read_bytes()
 
 
-@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "LICENSE", "extra.txt", "chat_template.jinja"])
+@pytest.mark.parametrize("name", ["config.json", "LICENSE", "chat_template.jinja"])
 @pytest.mark.parametrize("place", ["../secret", "../target-2/secret", "deep/link"])
 def test_companions_that_lie_elsewhere_are_refused(inputs: dict[str, Path], name: str, place: str) -> None:
     target = inputs["target"]
@@ -204,18 +205,10 @@ def rename_shard(target: Path, name: str) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        *("manifest.json", "mergekit_config.yml", "README.md", "Config.json", "tokenizer_config.json", "x.index.json"),
-        *(".lock", ".journal.jsonl", ".replaced", ".msa-lite-partial.json", ".hidden.safetensors", ".safetensors"),
-        *("weights.txt", "weights.model", "LICENSE", "LICENSE-weights", "NOTICE", "model.bin", "model", "x.jinja"),
+        *("manifest.json", "Config.json", ".journal.jsonl", ".hidden.safetensors", "LICENSE", "model.bin", "model"),
         *("adapter_model.safetensors", "Adapter_Model.safetensors", "model.safetensors.tmp", "model.SAFETENSORS"),
         *("a\nb.safetensors", "a\x1b[31m.safetensors", "x" * 190 + ".safetensors", "é" * 100 + ".safetensors"),
-        *(
-            "Model-00000.safetensors",
-            "MODEL-00000.SAFETENSORS",
-            "../x.safetensors",
-            "/x.safetensors",
-            "deep/x.safetensors",
-        ),
+        *("Model-00000.safetensors", "../x.safetensors", "/x.safetensors", "deep/x.safetensors"),
     ],
 )
 def test_names_that_are_no_shards_are_refused(inputs: dict[str, Path], name: str) -> None:
@@ -262,7 +255,7 @@ FIELDS = {
 }  # fmt: skip
 
 
-@settings(max_examples=150)
+@settings(max_examples=80)
 @given(st.data(), st.sampled_from(list(FIELDS)), st.sampled_from(["same", "float16"]))
 def test_any_value_of_any_field_is_merged_or_refused(
     tmp_path_factory: pytest.TempPathFactory, data: Any, file: str, dtype: str

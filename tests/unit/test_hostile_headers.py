@@ -96,7 +96,7 @@ def u8(shape: Any, stop: Any, start: str = "0") -> bytes:
     return f'{{"a":{{"dtype":"U8","shape":{shape},"data_offsets":[{start},{stop}]}}}}'.encode()
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(files())
 @example((u8([8], 8), 8))
 @example((u8([8], 8, "-0"), 8))
@@ -119,7 +119,7 @@ def test_what_is_accepted_the_library_opens_with_the_same_tensors(
 def test_dtypes_and_their_sizes_are_the_librarys(tmp_path: Path, dtype: str) -> None:
     accepted = []
     for count in (1, 2, 3, 8):
-        for size in range(65):
+        for size in range(25):
             header = {"a": {"dtype": dtype, "shape": [count], "data_offsets": [0, size]}}
             path = write(tmp_path / "x.safetensors", header, size)
             assert read(path) == opened(path)
@@ -203,12 +203,6 @@ def test_a_checkpoints_dtype_is_that_of_most_of_its_bytes(tmp_path: Path, sizes:
     assert load_checkpoint(write_checkpoint(tmp_path / "m", arrays)).dtype_name == name
 
 
-def test_a_tensor_without_numbers_is_compared_at_once() -> None:
-    from msa_lite.io.weights.blocks import Files
-    from msa_lite.merger.vectors import _is_copy
-
-    entry = TensorEntry("a", Path("none"), "F32", (1 << 59, 0), 8, 0)
-    assert _is_copy(Files(), entry, entry)
 
 
 @pytest.mark.parametrize("dtype", ["same", "float16", "float32"])

@@ -180,11 +180,6 @@ def test_vectors_that_are_much_alike_are_warned_of(
         assert f"vector-{len(vectors) - 1}" in text
 
 
-def test_vectors_that_have_little_in_common_are_told_without_a_warning(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    pairs, lines, warned = told(plan_of(tmp_path, random_factors(1, 3), random_factors(2, 3)), caplog)
-    assert (len(pairs), len(lines), warned) == (1, 2, [])
 
 
 def test_one_request_is_not_compared_and_little_memory_is_said(tmp_path: Path, caplog: Any) -> None:
@@ -198,15 +193,3 @@ def test_one_request_is_not_compared_and_little_memory_is_said(tmp_path: Path, c
     assert "was not measured: that takes" in caplog.text
 
 
-def test_it_is_told_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = plan_of(tmp_path, random_factors(1, 3), random_factors(2, 3))
-    seen: list[bool] = []
-
-    def tell(*_: Any) -> list[Any]:
-        seen.append((tmp_path / "out.partial").exists())
-        return []
-
-    monkeypatch.setattr("msa_lite.merger.model.tell_interference", tell)
-    forget = [str(term.vector.folder) for term in plan.terms]
-    merge(str(tmp_path / "target"), tmp_path / "out", forget=forget)
-    assert seen == [False]

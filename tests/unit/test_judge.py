@@ -72,11 +72,6 @@ def test_what_is_sent_is_deterministic_and_short(server: JudgeServer, get: Get) 
     assert [call["model"] for call in server.calls] == ["judge-model", "other-model"]
 
 
-@pytest.mark.parametrize("reply", ["a", " A", "A.", "(a)"])
-def test_a_reply_may_be_lower_case_and_decorated(server: JudgeServer, get: Get, reply: str) -> None:
-    server.script = [Step(reply)]
-    verdicts, usage = get(tofu_asks(1)[0])
-    assert (verdicts, usage.calls) == ([Ruling("A", True)], 1)
 
 
 @pytest.mark.parametrize("bad", [Step("none of them"), Step(""), Step(body=b'{"choices": [], "usage": null}')])
@@ -98,15 +93,11 @@ def test_garbage_three_times_counts_as_z_and_invalid_and_stays_so(server: JudgeS
     assert (letters(verdicts), usage.calls, usage.invalid) == (f"Z{right[1]}", 0, 1)
 
 
-@pytest.mark.parametrize(
-    "fault",
-    [Step(status=429, headers=RETRY_NOW), Step(status=500, headers=RETRY_NOW), Step(status=408, headers=RETRY_NOW)],
-)
-def test_passing_faults_are_tried_again(server: JudgeServer, get: Get, fault: Step) -> None:
-    server.script = [fault, fault]
+def test_passing_faults_are_tried_again(server: JudgeServer, get: Get) -> None:
+    server.script = [Step(status=status, headers=RETRY_NOW) for status in (429, 500, 408)]
     asks, right = tofu_asks(1)
     verdicts, usage = get(asks)
-    assert (letters(verdicts), usage.calls, len(server.calls)) == (right, 1, 3)
+    assert (letters(verdicts), usage.calls, len(server.calls)) == (right, 1, 4)
 
 
 @pytest.mark.parametrize("fault", [Step(drop=True), Step(cut=20), Step(body=b'{"choices": [{"mess')], ids=str)
@@ -167,12 +158,11 @@ def test_durations_of_headers(text: str, seconds: float | None) -> None:
     assert read_duration(text) == (None if seconds is None else pytest.approx(seconds))
 
 
-@pytest.mark.parametrize("limit", [1, 3])
-def test_no_more_calls_are_under_way_than_allowed(server: JudgeServer, get: Get, limit: int) -> None:
-    together = threading.Barrier(limit)
+def test_no_more_calls_are_under_way_than_allowed(server: JudgeServer, get: Get) -> None:
+    together = threading.Barrier(3)
     server.on_request, server.pause = lambda method, path: together.wait(600), 0.1
-    get(tofu_asks(9)[0], concurrency=limit)
-    assert server.busiest == limit
+    get(tofu_asks(9)[0], concurrency=3)
+    assert server.busiest == 3
 
 
 def test_a_wrong_key_ends_the_run_at_once_and_is_named_nowhere(

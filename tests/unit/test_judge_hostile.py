@@ -40,9 +40,7 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
 # Where the texts go
 
 
-@pytest.mark.parametrize(
-    ("status", "batched"), [(300, False), (301, False), (302, False), (303, False), (307, False), (308, True)]
-)
+@pytest.mark.parametrize(("status", "batched"), [(302, False), (308, True)])
 def test_no_redirect_is_followed(tmp_path: Path, status: int, batched: bool) -> None:
     with Speaker(lambda handler: say(handler, ANSWER, content_length=str(len(ANSWER)))) as other:
         place = f"{other.address}/v1/chat/completions?key={KEY}"
@@ -61,7 +59,8 @@ def test_no_redirect_is_followed(tmp_path: Path, status: int, batched: bool) -> 
 
 def _bomb(size: int) -> bytes:
     packer = zlib.compressobj(9, zlib.DEFLATED, 16 + zlib.MAX_WBITS)
-    return b"".join([*(packer.compress(b" " * 2**20) for _ in range(size >> 20)), packer.flush()])
+    first, further = (packer.compress(b" " * 2**20) + packer.flush(zlib.Z_FULL_FLUSH) for _ in range(2))
+    return first + further * ((size >> 20) - 1)  # after a full flush, equal data are equal bytes
 
 
 def _trickle_body(handler: BaseHTTPRequestHandler) -> None:
@@ -282,7 +281,7 @@ def scripted() -> Iterator[JudgeServer]:
 
 
 anything = settings(
-    max_examples=30,
+    max_examples=20,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
@@ -307,10 +306,6 @@ def test_a_reply_of_any_shape_is_an_answer_or_an_error(
     assert verdicts[0].valid or (letters(verdicts), usage.invalid) == ("Z", 1)
 
 
-@pytest.mark.parametrize("text", ["\ud83d", "\ud83d A", "", "[]"])
-def test_text_that_is_no_letter_is_an_invalid_reply(scripted: JudgeServer, tmp_path: Path, text: str) -> None:
-    scripted.script = [Step(text)] * 3
-    assert judge(scripted, tmp_path)[0] == [Ruling("Z" if text != "\ud83d A" else "A", text == "\ud83d A")]
 
 
 @anything

@@ -154,25 +154,5 @@ def test_what_a_winner_is_worth(winner: set[str] | None, values: tuple[float, ..
     assert (acc_forget(tags), acc_recover(tags), acc_retain(tags)) == values
 
 
-TEXTS = st.sampled_from(["Paris", "paris.", "Rome", "Oslo", "", "?"])
 
 
-@settings(max_examples=50)
-@given(
-    st.lists(
-        st.tuples(TEXTS, TEXTS, st.lists(TEXTS, max_size=5), st.integers(0, 99), st.sampled_from("ABCDEFGZa ?Ü")),
-        min_size=1,
-    )
-)
-def test_recovering_is_never_above_forgetting_but_by_merged_candidates(
-    rows: list[tuple[str, str, list[str], int, str]],
-) -> None:
-    forget = recover = merged = 0.0
-    for truth, ideal, perturbed, seed, reply in rows:
-        ask, tags = tofu_ask(Question("Where?", "There.", truth, ideal, tuple(perturbed), seed))
-        letter = read_letter(reply, ask.letters) or "Z"
-        winner = None if letter == "Z" else tags[ask.letters.index(letter)]
-        forget += acc_forget(winner)
-        recover += acc_recover(winner)
-        merged += any({"truth", "ideal"} <= tag for tag in tags)
-    assert recover <= forget + merged

@@ -118,9 +118,6 @@ def test_no_imports_go_in_a_circle() -> None:
     assert find_circle({"a": {"b"}, "b": {"c"}, "c": {"a"}}) != []
 
 
-def test_an_arrow_that_a_longer_way_says_is_not_drawn() -> None:
-    graph = {"a": {"b", "c", "d"}, "b": {"c"}, "c": set[str](), "d": set[str]()}
-    assert without_detours(graph) == {"a": {"b", "d"}, "b": {"c"}, "c": set(), "d": set()}
 
 
 @pytest.mark.parametrize("name", PURE)
@@ -169,8 +166,7 @@ def test_imports_are_found_in_every_form(source: str, parts: list[str]) -> None:
 @pytest.mark.parametrize(
     "statement",
     [
-        "import msa_lite",
-        "import msa_lite.cli",
+        "import msa_lite.evals.harness",
         "sys.argv[1:] = ['--help']; runpy.run_module('msa_lite', run_name='__main__')",
         "sys.argv[1:] = ['compare', '--published', 'restor-olmo-2-7b', '--format', 'html']; "
         "runpy.run_module('msa_lite', run_name='__main__')",
@@ -186,15 +182,5 @@ def test_help_and_listings_load_neither_torch_nor_transformers(statement: str) -
     assert done.returncode == 0, done.stderr
     loaded = json.loads(done.stdout.splitlines()[-1])
     assert "msa_lite" in loaded
-    heavy = {
-        "torch",
-        "transformers",
-        "datasets",
-        "peft",
-        "accelerate",
-        "scipy",
-        "openai",
-        "lm_eval",
-        "matplotlib",
-    }
+    heavy = {"torch", "transformers", "datasets", "peft", "accelerate", "scipy", "openai", "lm_eval", "matplotlib"}
     assert heavy & set(loaded) == set()

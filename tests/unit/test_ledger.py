@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Sequence
@@ -28,7 +27,6 @@ SHAPES = {
     for layer in (0, 1)
     for name, shape in (("q", (24, 16)), ("o", (16, 24)))
 }
-LEDGERS = 50
 
 
 @dataclass(frozen=True)
@@ -142,7 +140,7 @@ def wanted_arrays(target: Path, requests: Sequence[Request]) -> tuple[Arrays, Ar
     return wanted, size
 
 
-@pytest.mark.parametrize("seed", range(LEDGERS))
+@pytest.mark.parametrize("seed", range(20))
 def test_a_ledger_dropped_and_reordered_is_the_merge_of_the_rest_from_nothing(tmp_path: Path, seed: int) -> None:
     random = np.random.default_rng(seed)
     stored = KINDS["bfloat16" if seed % 2 else "float32"]
@@ -311,10 +309,8 @@ def test_a_recorded_hash_is_taken_only_while_the_file_has_not_been_written_to(le
     ("values", "says"),
     [
         ({"forget": ["a", "b"], "alpha": [1.0]}, r"forget vectors: 2, alpha: 1; .*or none: then each is 1\.0"),
-        ({"forget": ["a", "b"], "alpha": 0.5}, "forget vectors: 2, alpha: 1"),
         ({"forget": "a", "alpha": [1.0, 2.0]}, "forget vectors: 1, alpha: 2"),
         ({"forget": "a", "alpha": []}, "there is a forget vector, but no alpha"),
-        ({"forget": "a", "alpha": 1.0, "retain": ["r", "s"], "beta": [1.0]}, "retain vectors: 2, beta: 1"),
         ({"forget": "a", "alpha": 1.0, "retain": ["r", "s"]}, "retain vectors: 2, beta: 0"),
         ({"forget": ["a", "b"], "alpha": [1.0, -1.0]}, "alpha is -1.0; it must be a number ≥ 0"),
         ({"alpha": 0.0, "beta": [0.0, 0.5]}, "beta is 0.5, but there is no retain vector"),
@@ -349,4 +345,3 @@ def test_mergekit_gets_all_vectors_and_they_are_read_back(ledger: Any, tmp_path:
     assert {term.vector: term.weight for term in read_recipe(beside).terms} == {
         t.vector: t.weight for t in request.terms
     }
-    assert json.dumps(load_manifest(tmp_path / "out"))
