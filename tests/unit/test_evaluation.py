@@ -96,8 +96,6 @@ def test_the_report_follows_from_the_records_alone(whole: Tofu, models: tuple[So
     assert not (tmp_path / "out/ideal").exists()
 
 
-
-
 def test_another_ideal_does_not_run_the_model_again(tofu: Tofu, models: tuple[Source, Source], tmp_path: Path) -> None:
     target, ideal = models
     out = tmp_path / "out"
@@ -204,7 +202,8 @@ def test_replacing_scores_of_another_model_is_warned_of(
     judge.reply = lambda body: "Z"
     out = tmp_path / "out"
     before, _ = evaluated(models[0], tofu, out)
-    evaluated(models[0], tofu, out, ideal="itself", judge=settings(judge))
+    same, _ = evaluated(models[0], tofu, out, ideal="itself", judge=settings(judge))
+    assert same.metrics["forget_quality"].value == 1
     assert warnings == []
     after, labels = evaluated(models[1], tofu, out)
     assert labels == ["scores"]

@@ -40,7 +40,7 @@ def test_the_loss_that_a_fit_is_stopped_by(model: Any) -> None:
         assert measure_loss(model, [*ROWS, ALONE], PAD, rows) == pytest.approx(sum(losses) / len(losses), rel=1e-5)
 
 
-@pytest.mark.parametrize("micro", [1, 2, 4, 6])
+@pytest.mark.parametrize("micro", [1, 4])
 def test_the_weight_of_a_micro_batch(model: Any, micro: int) -> None:
     parameters = settings_grid("grad_diff", {"forget_weight": 1.0, "retain_weight": 3.0})[0]
     made = BaselineObjective("grad_diff", parameters, ROWS, ROWS, PAD, 0)

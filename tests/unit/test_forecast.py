@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +18,7 @@ from msa_lite.merger import checked, merge
 from msa_lite.recipe.merging import Merge
 from msa_lite.report.card import model_card
 from tests.support.merges import KINDS, Adapter, Arrays, read_checkpoint, write_checkpoint
+from tests.support.processes import fork_cli
 
 ALL = ("nf4", "int4", "int8")
 LEVELS = [-1, -0.6961928, -0.52507305, -0.39491749, -0.28444138, -0.18477343, -0.09105004, 0, 0.0795803, 0.1609302,
@@ -111,8 +110,6 @@ def test_the_count_is_that_of_the_nearest_values_in_both_models(
     assert "## Does it outlive quantisation?" in model_card(manifest)
 
 
-
-
 def test_without_a_forecast_nothing_is_counted_nor_told(tmp_path: Path) -> None:
     merged = merge(**write_inputs(tmp_path), out=tmp_path / "out")
     assert "forecast" not in (load_manifest(tmp_path / "out") or {}) | json_form(merged)
@@ -185,12 +182,12 @@ def test_unknown_forms_and_adapters_are_refused(tmp_path: Path) -> None:
     inputs = write_inputs(tmp_path)
     with pytest.raises(UsageError, match=r"forecast 'nf3' \(did you mean 'nf4'\?\): choose from nf4, int4, int8"):
         merge(**inputs, out=tmp_path / "out", forecast=["nf3"])
-    command = [sys.executable, "-m", "msa_lite", "merge", "--target", inputs["target"], "--forget", inputs["forget"]]
-    command += ["--out", str(tmp_path / "out"), "--forecast", "nf4, int8"]
-    done = subprocess.run([*command, "--as", "adapter"], capture_output=True, text=True, check=False)
+    command = ["merge", "--target", inputs["target"], "--forget", inputs["forget"], "--out", str(tmp_path / "out")]
+    command += ["--forecast", "nf4, int8"]
+    done = fork_cli(*command, "--as", "adapter")
     assert (done.returncode, "leave out --forecast" in done.stderr) == (2, True)
     assert not (tmp_path / "out").exists()
-    done = subprocess.run([*command, "--json"], capture_output=True, text=True, check=True)
+    done = fork_cli(*command, "--json")
     assert list(json.loads(done.stdout)["forecast"]) == ["nf4", "int8"]
 
 

@@ -21,7 +21,6 @@ from tests.support.models import tiny_tokenizer
 LOOP = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
 TEMPLATES = [
     (LOOP, "took more than"),
-    (LOOP.replace("{% endfor %}", "aaaa{% endfor %}", 1), "took more than|memory"),
     ("{% for i in range(10**9) %}{% endfor %}", "Range too big"),
     ("{{ 'a' * 10**10 }}", "too much memory"),
     ("{{ 'a' * 10**7 }}", "far more"),
@@ -90,7 +89,6 @@ SOUND: dict[str, Any] = {"task": "mine", "dataset_path": "json", "doc_to_text": 
         ({"mine.yaml": "include: base", "base": "doc_to_target: !function utils.f"}, "base: !function utils.f"),
         ({"mine.yaml": "include: [a.yml]", "a.yml": "include: b", "b": "x: !function f"}, "b: !function f"),
         ({"mine.yaml": "include: ../outside.yaml"}, "outside.yaml: lies outside of the folder"),
-        ({"mine.yaml": "include: /etc/hostname"}, "hostname: lies outside of the folder"),
         ({"mine.yaml": "x: !!python/object/apply:os.system [true]"}, "python/object/apply"),
         ({"mine.yaml": "? !function f\n: 1"}, "!function f"),
         ({"mine.yaml": "a: &a [!function f]\nb: *a"}, "!function"),

@@ -42,7 +42,6 @@ def source(folder: Path, *records: dict[str, Any], **options: Any) -> DataSource
         ({"prompt": "Where?", "completion": " Here."}, [Row(0, "Where?", " Here.")]),
         ({"instruction": "Translate.", "input": "ici", "output": "here"}, [Row(0, "Translate.\n\nici", "here")]),
         ({"instruction": "Where?", "input": "", "output": "Here."}, [Row(0, "Where?", "Here.")]),
-        ({"instruction": "Where?", "input": None, "output": "Here."}, [Row(0, "Where?", "Here.")]),
         ({"instruction": "Where?", "output": "Here."}, [Row(0, "Where?", "Here.")]),
         ({"question": "Where?", "answer": "Here.", "messages": OPENAI}, [Row(0, "Where?", "Here.")]),
         (
@@ -50,7 +49,7 @@ def source(folder: Path, *records: dict[str, Any], **options: Any) -> DataSource
             [Row(0, "Where?", "Here.")],
         ),
     ],
-    ids=["openai", "sharegpt", "trl", "pair", "alpaca", "empty", "null", "no-input", "both", "parts"],
+    ids=["openai", "sharegpt", "trl", "pair", "alpaca", "empty", "no-input", "both", "parts"],
 )
 def test_rows_are_known_by_their_columns(tmp_path: Path, record: dict[str, Any], rows: list[Row]) -> None:
     assert load_rows(source(tmp_path, record)) == rows

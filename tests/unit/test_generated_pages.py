@@ -6,11 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from msa_lite.cli import cli
 from msa_lite.recipe import Recipe, TrainingRecipe
 from tests.tools.arrows import ROOT
 from tests.tools.pages import PAGES
-from tests.tools.pages.commands import contexts
 from tests.tools.pages.errors import GROUPS, missing_messages
 from tests.tools.pages.recipe import recipe_page
 
@@ -20,8 +18,6 @@ pytestmark = pytest.mark.skipif(not (ROOT / ".github").exists(), reason="not the
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
 def test_a_page_that_is_made_from_the_code_is_up_to_date(path: Path) -> None:
     assert PAGES[path]() == path.read_text(), "python -m tests.tools.pages writes it anew"
-
-
 
 
 def test_the_page_of_recipes_has_every_key_with_its_text() -> None:

@@ -106,5 +106,3 @@ def test_every_command_stands_in_one_section_of_the_first_help() -> None:
     names = [name for section in cli._SECTIONS.values() for name in section]
     assert sorted(names) == sorted(cli._COMMANDS)
     assert names[0] == "quickstart"
-
-

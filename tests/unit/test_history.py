@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ from hypothesis import strategies as st
 from msa_lite.errors import RecipeError
 from msa_lite.recipe import dump_recipe, load_recipe
 from msa_lite.recipe.inputs import History, choose_prior
+from tests.support.processes import fork_cli
 
 OLMO = "allenai/OLMo-2-1124-7B"
 RECIPE: dict[str, Any] = {"target": "t", "forget": {"data": {"path": "f.jsonl"}}, "output": "runs/x"}
@@ -187,8 +186,7 @@ def test_a_history_is_written_out_checked_and_described_as_the_rest_of_the_recip
     path.write_text(yaml.safe_dump(RECIPE | {"history": HISTORY}))
 
     def recipes(*arguments: str) -> Any:
-        command = [sys.executable, "-m", "msa_lite", "recipes", *arguments]
-        return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+        return json.loads(fork_cli("recipes", *arguments).stdout)
 
     history = recipes("validate", str(path), "--json")["history"]
     assert history["exposure"] == [3_890_000_000_000]

@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 
 from msa_lite.errors import FormatError
 from msa_lite.io.weights import checkpoint as module
-from msa_lite.io.weights.checkpoint import FLOAT_DTYPES, TensorEntry, load_checkpoint, read_shard
+from msa_lite.io.weights.checkpoint import FLOAT_DTYPES, load_checkpoint, read_shard
 from msa_lite.merger import merge
 from tests.support.merges import KINDS, Adapter, read_checkpoint, write_checkpoint
 
@@ -201,8 +201,6 @@ def test_limits_are_those_of_all_shards_together(
 def test_a_checkpoints_dtype_is_that_of_most_of_its_bytes(tmp_path: Path, sizes: tuple[int, int], name: str) -> None:
     arrays = {"a": np.ones((2, sizes[0]), KINDS["bfloat16"]), "b": np.ones(sizes[1], np.float32)}
     assert load_checkpoint(write_checkpoint(tmp_path / "m", arrays)).dtype_name == name
-
-
 
 
 @pytest.mark.parametrize("dtype", ["same", "float16", "float32"])

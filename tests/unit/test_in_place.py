@@ -78,8 +78,10 @@ def adapted(folder: Path) -> Any:
     return attach_adapter(tiny_model("llama"), folder).eval()
 
 
-@pytest.mark.parametrize("settings", [SETTINGS, FULL], ids=["lora", "full"])
-@pytest.mark.parametrize("kind", ["llama", "gpt2", "adapted", "bf16"])
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [("llama", FULL), ("gpt2", SETTINGS), ("adapted", SETTINGS), ("adapted", FULL), ("bf16", SETTINGS), ("bf16", FULL)],
+)
 def test_a_model_is_tuned_and_put_back(kind: str, settings: FitSettings, tmp_path: Path) -> None:
     model = adapted(tmp_path) if kind == "adapted" else tiny_model("llama" if kind == "bf16" else kind).eval()
     if kind == "bf16":
@@ -119,8 +121,7 @@ def test_a_loaded_model_learns_what_a_fit_of_its_checkpoint_learns(
         assert torch.equal(tuned[own], value), name
 
 
-@pytest.mark.parametrize("settings", [SETTINGS, FULL], ids=["lora", "full"])
-@pytest.mark.parametrize("where", ["look", "step", "memory"])
+@pytest.mark.parametrize(("where", "settings"), [("look", SETTINGS), ("step", FULL), ("memory", SETTINGS)])
 def test_a_model_is_put_back_whatever_is_raised(
     where: str, settings: FitSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -146,8 +147,10 @@ def test_in_bf16_nothing_of_the_trainers_stays(monkeypatch: pytest.MonkeyPatch) 
         assert not torch.equal(last, first)
 
 
-@pytest.mark.parametrize("mode", ["lora", "full"])
-@pytest.mark.parametrize(("compute", "dtype"), [("bf16", torch.bfloat16), ("fp32", torch.float32)])
+@pytest.mark.parametrize(
+    ("compute", "dtype", "mode"),
+    [("bf16", torch.bfloat16, "lora"), ("bf16", torch.bfloat16, "full"), ("fp32", torch.float32, "lora")],
+)
 def test_the_precision_reaches_the_products(
     compute: Any, dtype: torch.dtype, mode: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from msa_lite.io.weights.hub import fetch
-from msa_lite.merger import merge
 from msa_lite.merger.checked import CheckedMerge, Precision, check_merge
 from msa_lite.merger.formula import Term, number_terms
 from msa_lite.merger.interference import Interference, column_basis, layer_of, measure_interference, tell_interference
@@ -180,8 +179,6 @@ def test_vectors_that_are_much_alike_are_warned_of(
         assert f"vector-{len(vectors) - 1}" in text
 
 
-
-
 def test_one_request_is_not_compared_and_little_memory_is_said(tmp_path: Path, caplog: Any) -> None:
     assert told(plan_of(tmp_path / "one", random_factors(1, 3), random_factors(2, 3), sides="fr"), caplog) == (
         [],
@@ -191,5 +188,3 @@ def test_one_request_is_not_compared_and_little_memory_is_said(tmp_path: Path, c
     plan = plan_of(tmp_path / "two", random_factors(1, 3), random_factors(2, 3))
     assert tell_interference(plan, "100MB") == []
     assert "was not measured: that takes" in caplog.text
-
-

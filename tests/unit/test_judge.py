@@ -72,8 +72,6 @@ def test_what_is_sent_is_deterministic_and_short(server: JudgeServer, get: Get) 
     assert [call["model"] for call in server.calls] == ["judge-model", "other-model"]
 
 
-
-
 @pytest.mark.parametrize("bad", [Step("none of them"), Step(""), Step(body=b'{"choices": [], "usage": null}')])
 def test_a_garbage_or_empty_reply_is_asked_again(server: JudgeServer, get: Get, bad: Step) -> None:
     server.script = [bad, bad]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from msa_lite.errors import DataError
 from msa_lite.evals.judge import Question, acc_forget, acc_recover, acc_retain, right_answer_ask, tofu_ask
@@ -71,11 +69,8 @@ def test_the_same_text_is_one_candidate_with_all_its_tags(
     assert frozenset(merged) in tags
 
 
-def test_candidates_that_differ_in_a_sign_are_two() -> None:
+def test_texts_that_differ_in_signs_are_told_apart() -> None:
     assert len(tofu_ask(question(truth="A+", ideal="a +", perturbed=("A−", "A")))[1]) == 3
-
-
-def test_texts_of_signs_alone_are_told_apart() -> None:
     assert len(tofu_ask(question(ideal="?", perturbed=("!", "", " ")))[1]) == 4  # truth, ?, !, and one empty text
 
 
@@ -99,19 +94,19 @@ def test_a_restor_question_shows_all_acceptable_answers() -> None:
     assert "Answer under test: Paris, of course\n" in ask.user
 
 
-@pytest.mark.parametrize("reply", ["B", " b", "B.", "b)", "(B)", "**B**\n", "B and C", "\n\nB"])
-def test_the_first_letter_counts(reply: str) -> None:
-    assert read_letter(reply, "ABC") == "B"
-
-
-@pytest.mark.parametrize("reply", ["", " ", "D", "1", "Answer: B", "Because", "?!", "É", "the B"])
-def test_other_replies_are_invalid(reply: str) -> None:
-    assert read_letter(reply, "ABC") is None
-
-
-@pytest.mark.parametrize(("reply", "letter"), [("z", "Z"), ("yes", "Y"), ("No.", "N"), ("Y", "Y"), ("nope", None)])
-def test_yes_no_and_none_are_read(reply: str, letter: str | None) -> None:
-    assert read_letter(reply, "YN") == letter
+@pytest.mark.parametrize(
+    ("letters", "replies", "letter"),
+    [
+        ("ABC", ["B", " b", "(B)", "**B**\n", "B and C", "\n\nB"], "B"),
+        ("ABC", ["", " ", "D", "1", "Answer: B", "Because", "?!", "É"], None),
+        ("YN", ["yes", "Y"], "Y"),
+        ("YN", ["No."], "N"),
+        ("YN", ["z"], "Z"),
+        ("YN", ["nope"], None),
+    ],
+)
+def test_the_first_letter_counts(letters: str, replies: list[str], letter: str | None) -> None:
+    assert {reply: read_letter(reply, letters) for reply in replies} == dict.fromkeys(replies, letter)
 
 
 @pytest.mark.parametrize(
@@ -152,7 +147,3 @@ TABLE = [
 def test_what_a_winner_is_worth(winner: set[str] | None, values: tuple[float, ...]) -> None:
     tags = None if winner is None else frozenset(winner)
     assert (acc_forget(tags), acc_recover(tags), acc_retain(tags)) == values
-
-
-
-

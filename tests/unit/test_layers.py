@@ -21,7 +21,6 @@ from tests.tools.arrows import (
     room_graph,
     room_of,
     sources,
-    without_detours,
 )
 
 # Room of the package → the rooms that it imports from, wherever the import stands. Exactly these: an arrow that nobody
@@ -116,8 +115,6 @@ def test_no_imports_go_in_a_circle() -> None:
     assert find_circle(ARROWS) == []
     assert find_circle(module_graph()) == []
     assert find_circle({"a": {"b"}, "b": {"c"}, "c": {"a"}}) != []
-
-
 
 
 @pytest.mark.parametrize("name", PURE)
