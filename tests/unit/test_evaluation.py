@@ -318,12 +318,15 @@ def settings(server: JudgeServer, **options: Any) -> JudgeSettings:
     return JudgeSettings(kind="openai", base_url=server.url, **options)
 
 
-def test_a_judge_is_asked_of_forget_and_retain_questions(
+def test_a_judge_is_asked_of_forget_and_retain_questions_and_another_does_not_run_the_model_again(
     tofu: Tofu, models: tuple[Source, Source], tmp_path: Path, judge: JudgeServer
 ) -> None:
     judge.reply = lambda body: "Z"
+    evaluated(models[0], tofu, tmp_path / "out", ideal=models[1])
+    for source in models:
+        shutil.rmtree(source.folder)
     report, labels = evaluated(models[0], tofu, tmp_path / "out", ideal=models[1], judge=settings(judge))
-    assert "judge" in labels
+    assert labels == ["judge"]
     # Nothing fits: all is forgotten, nothing recovered, nothing retained; of four and three questions.
     found = {name: (report.metrics[name].value, report.metrics[name].n) for name in NEEDS_IDEAL if name[:3] == "acc"}
     assert found == {"acc_forget": (1, 4), "acc_recover": (0, 4), "acc_retain": (0, 3)}
@@ -334,18 +337,6 @@ def test_a_judge_is_asked_of_forget_and_retain_questions(
     assert all("judge" not in record for name in ("real_authors", "world_facts") for record in records[name])
     assert tofu.metrics(records, records_of(tofu, tmp_path / "out/ideal")) == report.metrics
     assert judge.key not in "".join(path.read_text() for path in (tmp_path / "out").rglob("*") if path.is_file())
-
-
-def test_another_judge_does_not_run_the_model_again(
-    tofu: Tofu, models: tuple[Source, Source], tmp_path: Path, judge: JudgeServer
-) -> None:
-    judge.reply = lambda body: "Z"
-    evaluated(models[0], tofu, tmp_path / "out", ideal=models[1])
-    for source in models:
-        shutil.rmtree(source.folder)
-    first, labels = evaluated(models[0], tofu, tmp_path / "out", ideal=models[1], judge=settings(judge))
-    assert labels == ["judge"]
-    assert first.metrics["acc_forget"].value == 1
     judge.reply = lambda body: "?"
     second, _ = evaluated(models[0], tofu, tmp_path / "out", ideal=models[1], judge=settings(judge, model="other"))
     assert second.settings["judge"]["model"] == "other"

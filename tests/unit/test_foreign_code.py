@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import signal
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,13 @@ from msa_lite.evals.judge import encode_ask
 from msa_lite.evals.judge.prompts import Ask
 from msa_lite.io.models.devices import OverrunError, limited
 from tests.support.models import tiny_tokenizer
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have loops without end found after 0.3 s of processor time."""
+    monkeypatch.setattr(inspect.unwrap(limited), "__defaults__", (0.3,))
+
 
 LOOP = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
 TEMPLATES = [

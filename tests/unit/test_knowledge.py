@@ -52,12 +52,6 @@ def test_the_words_of_a_fault_say_what_its_rule_wants(
     assert words in fault.reason
 
 
-def test_a_gain_on_one_row_alone_is_called_unsure() -> None:
-    fault = find_fault(known(2) + unknown(6), unknown(8))
-    assert fault is not None
-    assert fault.reason.startswith("it is not surely better on them than the prior: 0.25 against 0.00")
-
-
 @pytest.mark.parametrize(
     ("retain", "holdout", "words"),
     [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import inspect
 import json
 import random
 import shutil
@@ -21,6 +22,7 @@ from msa_lite.errors import FormatError, MismatchError, MsaError
 from msa_lite.evals import models
 from msa_lite.evals.models import check_source
 from msa_lite.io.models import loading
+from msa_lite.io.models.devices import limited
 from msa_lite.io.models.loading import check_loads, load_whole, pattern_fault
 from msa_lite.io.weights.hub import fetch
 from msa_lite.train import FitSettings
@@ -190,7 +192,8 @@ def test_a_broken_model_is_refused_before_a_weight_is_read(
 
 
 @pytest.mark.parametrize("what", BROKEN_ADAPTERS)
-def test_a_broken_adapter_is_refused(what: str, adapter: Path) -> None:
+def test_a_broken_adapter_is_refused(what: str, adapter: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inspect.unwrap(limited), "__defaults__", (0.2,))  # s, after which a pattern has no end
     BROKEN_ADAPTERS[what](adapter)
     with pytest.raises(MsaError) as caught:
         models.load_model(adapter)
