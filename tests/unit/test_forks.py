@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.processes import fork_cli, fork_script, run_cli, start_script
+from tests.support.processes import fork_cli, fork_script, run_cli
 
 
 @pytest.mark.parametrize(
@@ -34,12 +34,6 @@ def test_a_child_has_its_own_arguments_folder_and_environment_and_torch_already(
     assert "ONE" not in os.environ
     full = fork_script("import pathlib; pathlib.Path('big').write_bytes(bytes(2000))", cwd=tmp_path, limit=1000)
     assert "File too large" in full.stderr
-
-
-def test_a_child_that_waits_can_be_ended() -> None:
-    child = start_script("import time; time.sleep(600)")
-    child.process.terminate()
-    assert child.wait().returncode == -signal.SIGTERM
 
 
 @pytest.mark.parametrize("arguments", [["recipes", "list"], ["verify", "no/such/folder"]])

@@ -99,6 +99,7 @@ def u8(shape: Any, stop: Any, start: str = "0") -> bytes:
 @settings(max_examples=150)
 @given(files())
 @example((u8([8], 8), 8))
+@example((u8([8], 8), 9))  # a byte too many
 @example((u8([8], 8, "-0"), 8))
 @example((u8("[-0]", 0), 0))
 @example((b"\xef\xbb\xbf" + u8([8], 8), 8))

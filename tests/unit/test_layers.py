@@ -157,24 +157,34 @@ def test_imports_are_found_in_every_form(source: str, parts: list[str]) -> None:
     assert [part for _, part in imported_rooms(source, "msa_lite.evals")] == parts
 
 
-@pytest.mark.parametrize(
-    "statement",
-    [
-        "import msa_lite.evals.harness",
-        "sys.argv[1:] = ['--help']; runpy.run_module('msa_lite', run_name='__main__')",
-        "sys.argv[1:] = ['compare', '--published', 'restor-olmo-2-7b', '--format', 'html']; "
-        "runpy.run_module('msa_lite', run_name='__main__')",
-        "sys.argv[1:] = ['recipes', 'list']; runpy.run_module('msa_lite', run_name='__main__')",
-        "sys.argv[1:] = ['plan', 'quickstart', '--gpu', '8GB']; runpy.run_module('msa_lite', run_name='__main__')",
-        "sys.argv[1:] = ['metrics']; runpy.run_module('msa_lite', run_name='__main__')",
-    ],
+HEAVY = {"torch", "transformers", "datasets", "peft", "accelerate", "scipy", "openai", "lm_eval", "matplotlib"}
+COMMANDS = (
+    "--help",
+    "compare --published restor-olmo-2-7b --format html",
+    "recipes list",
+    "plan quickstart --gpu 8GB",
+    "metrics",
 )
-def test_help_and_listings_load_neither_torch_nor_transformers(statement: str) -> None:
-    code = f"import json, runpy, sys\ntry:\n    {statement}\nexcept SystemExit as end:\n    assert not end.code\n"
-    code += "print()\nprint(json.dumps(sorted({name.split('.')[0] for name in sys.modules})))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600)
+CODE = """
+import json, runpy, sys
+import msa_lite.evals.harness
+loaded = {"import": [*sys.modules]}
+for command in sys.argv[1:]:
+    sys.argv = ["msa-lite", *command.split()]
+    try:
+        runpy.run_module("msa_lite", run_name="__main__")
+    except SystemExit as end:
+        assert not end.code, command
+    loaded[command] = [*sys.modules]
+print()
+print(json.dumps(loaded))
+"""
+
+
+def test_help_and_listings_load_neither_torch_nor_transformers() -> None:
+    done = subprocess.run([sys.executable, "-c", CODE, *COMMANDS], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     loaded = json.loads(done.stdout.splitlines()[-1])
-    assert "msa_lite" in loaded
-    heavy = {"torch", "transformers", "datasets", "peft", "accelerate", "scipy", "openai", "lm_eval", "matplotlib"}
-    assert heavy & set(loaded) == set()
+    assert list(loaded) == ["import", *COMMANDS]
+    assert "msa_lite" in loaded["import"]
+    assert {command: names for command in loaded if (names := HEAVY & set(loaded[command]))} == {}
