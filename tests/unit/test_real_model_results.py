@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
+import runpy
 import sys
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from msa_lite.errors import FormatError, MsaError
 from tests.support.real_model import GOOD, GROUPS, IDEAL, SIGNS, TARGET, Folder
 
 ROOT = Path(__file__).parents[2]
+FEW = {name: GOOD[name] for name in ("msa-lora", "npo", "bf16")}
 
 
 def answers(out: Path, **changes: object) -> dict[str, str]:
@@ -156,7 +157,7 @@ def test_the_page_names_what_failed_what_lacks_and_what_is_of_another_commit(tmp
     out = tmp_path / "out"
     scores = {name: of for name, of in GOOD.items() if name != "simnpo"}
     errors = {"rmu": f"no layer 40, see {out}/rmu.yaml"}
-    Folder(out, scores=scores, errors=errors, commits={"npo": "cccc2222"}).write()
+    Folder(out, scores=scores, errors=errors, commits={"npo": "cccc2222", "satimp": "aaaa1111+"}).write()
     (out / "seed-0/runs/undial/report.json").write_text("{")
     (out / "seed-1/runs/bf16/report.json").unlink()
     (out / "seed-2/state.json").unlink()
@@ -169,24 +170,31 @@ def test_the_page_names_what_failed_what_lacks_and_what_is_of_another_commit(tmp
     assert "seed 2: not begun" in missing
     assert "NPO † (2 of 3 seeds)" in page
     assert "cccc2222: seed 0 npo, seed 1 npo" in page
+    assert re.search(r"aaaa1111\\?\+: seed 0 satimp", page), "files were changed since that commit"
     assert "missing: simnpo, rmu |" in page
     assert "| **yes so far** |" in page
     assert str(tmp_path) not in page
+    assert "Under attack" not in page
+    assert "## The verdicts, then and now" not in page, "without rows there are none"
 
 
 def test_what_beats_msa_and_lora_is_told(tmp_path: Path) -> None:
     good = not_best(collect(Folder(tmp_path / "good").write()))
-    bad = not_best(collect(Folder(tmp_path / "bad", scores=GOOD | {"rmu": IDEAL, "lora-r8": (0.3, 0.85)}).write()))
+    scores = GOOD | {"rmu": IDEAL, "lora-r8": (0.3, 0.85), "undial-full": IDEAL}
+    out = Folder(tmp_path / "bad", scores=scores).write()
+    bad = not_best(collect(out))
     assert not any("against" in line for line in good)
     assert any(line.startswith("text-after does not work in 3 of 3 seeds") for line in good)
-    assert any(re.match(r"Distance, better than MSA \(LoRA\): RMU 0\.\d+ against 0\.017$", line) for line in bad)
+    assert any(re.match(r"Distance, better than MSA \(LoRA\): RMU 0\.\d+ against 0\.017(;|$)", line) for line in bad)
+    assert any(line.startswith("Distance, better than MSA (full): UNDIAL (full)") for line in bad)
+    assert "nearer than MSA (full) in every seed: UNDIAL (full)" in claim_of(out, "1a").numbers
     assert any(re.match(r"Variants nearer to the ideal: lora-r8 0\.\d+ against 0\.017", line) for line in bad)
 
 
 def test_methods_are_compared_on_the_histories_that_both_have(tmp_path: Path) -> None:
     write_results(Folder(tmp_path / "one", (0,), GOOD | {"rmu": IDEAL}).write(), tmp_path / "page")
     others = {name: of for name, of in GOOD.items() if name != "rmu"}
-    page = write_results(Folder(tmp_path / "two", (1, 2), others).write(), tmp_path / "page").read_text()
+    page = write_results(Folder(tmp_path / "two", (1,), others).write(), tmp_path / "page").read_text()
     assert re.search(r"- Distance, better than MSA \(LoRA\): RMU 0\.\d+ against 0\.015 \(seed 0\)\.\n", page)
 
 
@@ -207,19 +215,17 @@ def test_the_same_folder_gives_the_same_bytes_and_every_figure_is_linked(tmp_pat
 def test_runs_of_another_folder_are_added_to_the_page(tmp_path: Path) -> None:
     page = tmp_path / "page"
     attacked = {"npo": (0.34, 0.16, 0.54)}
-    whole = write_results(
-        Folder(tmp_path / "all", rows=True, attacked=attacked).write(), tmp_path / "whole"
-    ).read_text()
-    early = {name: of for name, of in GOOD.items() if name not in ("npo", "bf16")}
-    write_results(Folder(tmp_path / "one", (0, 1), early, rows=True).write(), page)
-    late = {name: GOOD[name] for name in ("npo", "bf16")}
-    write_results(Folder(tmp_path / "two", (0, 1), late, rows=True, attacked=attacked, grid={}).write(), page)
-    again = write_results(Folder(tmp_path / "three", (2,), rows=True, attacked=attacked).write(), page)
+    all_runs = Folder(tmp_path / "all", (0, 1), FEW, rows=True, attacked=attacked).write()
+    whole = write_results(all_runs, tmp_path / "whole").read_text()
+    write_results(Folder(tmp_path / "one", (0,), {"msa-lora": FEW["msa-lora"]}, rows=True).write(), page)
+    late = {name: FEW[name] for name in ("npo", "bf16")}
+    write_results(Folder(tmp_path / "two", (0,), late, rows=True, attacked=attacked, grid={}).write(), page)
+    again = write_results(Folder(tmp_path / "three", (1,), FEW, rows=True, attacked=attacked).write(), page)
     assert again.read_text() == whole
 
 
 def test_one_seed_that_was_kept_has_intervals_over_its_rows(tmp_path: Path) -> None:
-    write_results(Folder(tmp_path / "one", (0,), rows=True).write(), tmp_path / "page")
+    write_results(Folder(tmp_path / "one", (0,), FEW, rows=True).write(), tmp_path / "page")
     page = write_results(Folder(tmp_path / "two", (0,), {}, grid={}).write(), tmp_path / "page").read_text()
     assert "(rows)" in page
     kept = (tmp_path / "page/scores/seed-0.jsonl").read_text()
@@ -227,8 +233,8 @@ def test_one_seed_that_was_kept_has_intervals_over_its_rows(tmp_path: Path) -> N
 
 
 def test_an_experiment_keeps_the_time_when_it_was_first_fixed(tmp_path: Path) -> None:
-    write_results(Folder(tmp_path / "one", (0,)).write(), tmp_path / "page")
-    plan = json.loads((Folder(tmp_path / "two", (0,)).write() / "plan.json").read_text())
+    write_results(Folder(tmp_path / "one", (0,), FEW).write(), tmp_path / "page")
+    plan = json.loads((Folder(tmp_path / "two", (0,), FEW).write() / "plan.json").read_text())
     entries = [*plan["experiments"], plan["experiments"][0] | {"name": "new", "fixed": "2026-03-01T00:00:00"}]
     (tmp_path / "two/plan.json").write_text(
         json.dumps(plan | {"fixed": "2026-03-01T00:00:00", "commit": "dddd", "experiments": entries})
@@ -255,14 +261,17 @@ def test_an_experiment_of_one_seed_lacks_no_other(tmp_path: Path) -> None:
     assert re.search(r"\| 9 \|.*\(rows\)", page)
 
 
-@pytest.mark.parametrize("file", ["seed-0.jsonl", "plan.json"])
-@pytest.mark.parametrize("text", ["{", "{}", '{"experiments": [0]}'])
-def test_damaged_scores_are_named(file: str, text: str, tmp_path: Path) -> None:
-    out = Folder(tmp_path / "out", (0,)).write()
+def test_damaged_scores_are_named(tmp_path: Path) -> None:
+    out = Folder(tmp_path / "out", (0,), FEW).write()
     write_results(out, tmp_path / "page")
-    (tmp_path / "page/scores" / file).write_text(text)
-    with pytest.raises(FormatError, match=re.escape(file)):
-        write_results(out, tmp_path / "page")
+    for file in ("seed-0.jsonl", "plan.json"):
+        path = tmp_path / "page/scores" / file
+        kept = path.read_text()
+        for text in ("{", "{}", '{"experiments": [0]}'):
+            path.write_text(text)
+            with pytest.raises(FormatError, match=re.escape(file)):
+                write_results(out, tmp_path / "page")
+        path.write_text(kept)
 
 
 def test_a_page_can_be_made_before_anything_has_run(tmp_path: Path) -> None:
@@ -330,19 +339,6 @@ def test_two_points_are_compared_on_the_rows_that_both_have() -> None:
     assert measures.on_shared_rows(bare, second) == (bare, second), "without records, points stay as they are"
 
 
-def test_what_beats_msa_with_all_weights_is_told_too(tmp_path: Path) -> None:
-    out = Folder(tmp_path, scores=GOOD | {"undial-full": IDEAL}).write()
-    assert any(line.startswith("Distance, better than MSA (full): UNDIAL (full)") for line in not_best(collect(out)))
-    assert "nearer than MSA (full) in every seed: UNDIAL (full)" in claim_of(out, "1a").numbers
-
-
-def test_runs_of_changed_files_are_marked(tmp_path: Path) -> None:
-    out = Folder(tmp_path, (0,), commits={"npo": "aaaa1111+"}).write()
-    page = write_results(out, tmp_path).read_text()
-    assert re.search(r"Runs of another commit \(marked †\), aaaa1111\\?\+: seed 0 npo", page)
-    assert "| NPO † |" in page
-
-
 def test_a_grid_on_other_rows_is_told(tmp_path: Path) -> None:
     out = Folder(tmp_path, seeds=(0,)).write()
     assert not collect(out).problems
@@ -353,16 +349,19 @@ def test_a_grid_on_other_rows_is_told(tmp_path: Path) -> None:
     assert "other rows than the run msa-lora: the target's rouge_l_f differ" in collect(out).problems[0]
 
 
-def test_the_script_writes_the_page(tmp_path: Path) -> None:
-    out = Folder(tmp_path / "out", seeds=(0,), scores={"msa-lora": (0.3, 0.8)}).write()
-    command = [sys.executable, str(ROOT / "examples/real_model/results.py"), str(out), str(tmp_path / "page")]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
-    assert Path(done.stdout.strip()).is_file()
+def test_the_script_writes_the_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = Folder(tmp_path / "out", (0,), {"msa-lora": (0.3, 0.8)}).write()
+    script = str(ROOT / "examples/real_model/results.py")
+    monkeypatch.setattr(sys, "argv", [script, str(out), str(tmp_path / "page")])
+    runpy.run_path(script, run_name="__main__")
+    assert Path(capsys.readouterr().out.strip()).is_file()
 
 
 def test_what_attacks_bring_back_is_told_beside_target_and_ideal(tmp_path: Path) -> None:
     attacked = {"msa-lora": (0.34, 0.16, 0.54), "npo": (0.02, 0.0, 0.12)}
-    out = Folder(tmp_path, seeds=(0,), attacked=attacked).write()
+    out = Folder(tmp_path, (0,), FEW, attacked=attacked).write()
     page = write_results(out, out).read_text("utf-8").partition("## Under attack")[2]
     assert page.count("**34 % (16 % to 54 %)**") == len(ATTACKS)  # it leaks
     assert page.count("| 2 % (0 % to 12 %) ") == len(ATTACKS)
@@ -374,25 +373,18 @@ def test_what_attacks_bring_back_is_told_beside_target_and_ideal(tmp_path: Path)
 
 
 def test_attacks_over_several_seeds_have_their_spread(tmp_path: Path) -> None:
-    out = Folder(tmp_path, seeds=(0, 1), attacked={"npo": (0.1, 0.0, 0.2)}).write()
+    out = Folder(tmp_path, (0, 1), FEW, attacked={"npo": (0.1, 0.0, 0.2)}).write()
     edited = out / "seed-1/runs/npo/attacks/report.json"
     edited.write_text(edited.read_text().replace('"share": 0.1', '"share": 0.3'))
     page = write_results(out, out).read_text("utf-8").partition("## Under attack")[2]
     assert page.count("| 20 % ± 14 % ") == len(ATTACKS)
 
 
-def test_a_page_without_attacks_says_nothing_of_them(tmp_path: Path) -> None:
-    out = Folder(tmp_path, seeds=(0,)).write()
-    assert "Under attack" not in write_results(out, out).read_text("utf-8")
-
-
 def test_each_run_has_the_present_verdict_beside_the_one_of_its_time(tmp_path: Path) -> None:
-    page = write_results(Folder(tmp_path / "out", (0,), rows=True).write(), tmp_path / "page").read_text()
+    page = write_results(Folder(tmp_path / "out", (0,), FEW, rows=True).write(), tmp_path / "page").read_text()
     section = page.partition("## The verdicts, then and now")[2].partition("\n## ")[0]
     assert "× PASS → " in section
     assert re.search(r"The ideal itself, in the place of an unlearned model: PARTLY \(undecided: too few rows", section)
     cells = [line.split("|")[3:6] for line in section.splitlines() if line.startswith("| MSA (LoRA) |")]
     assert cells == [[" PASS ", " PARTLY ", cells[0][2]]]
     assert re.fullmatch(r" \d of 6 ", cells[0][2])
-    bare = write_results(Folder(tmp_path / "bare", (0,)).write(), tmp_path / "no-rows").read_text()
-    assert "## The verdicts, then and now" not in bare

@@ -250,19 +250,6 @@ def test_a_machine_that_is_too_small_is_told_before_any_work(
     run.check_memory("full")
 
 
-def test_the_help_has_the_whole_page_and_each_default(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["run.py", "--help"])
-    with pytest.raises(SystemExit, match="0"):
-        run.parse()
-    page = capsys.readouterr().out
-    assert run.__doc__ is not None
-    assert run.__doc__.strip() in page
-    options = page.partition("show this help message and exit")[2]
-    assert options.count("(default:") == options.count("\n  --")
-
-
 @pytest.mark.parametrize(
     ("fault", "status", "line"),
     [(KeyboardInterrupt(), 130, "the same command goes on"), (DataError("no such data"), 3, "error: no such data")],
