@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 
 from msa_lite.baselines import losses
@@ -157,13 +155,6 @@ def test_rmu_by_hand() -> None:
     assert losses.rmu(ACTIVATIONS, ACTIVATIONS, POSITIONS).item() == 0
 
 
-def test_rmu_forms_agree_for_equal_lengths_and_for_one_row() -> None:
-    every = torch.ones_like(POSITIONS)
-    for activations, mask in ((ACTIVATIONS, every), (ACTIVATIONS[:1], every[:1]), (ACTIVATIONS[1:], POSITIONS[1:])):
-        loss = losses.rmu(activations, torch.ones(2), mask)
-        assert_same(losses.rmu(activations, torch.ones(2), mask, broadcast=True), loss)
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_rmu_of_half_precision_is_that_of_the_same_values_in_full(dtype: torch.dtype) -> None:
     # 300² is past what float16 holds, and half precision counts no further than 256 or 2048 exactly.
@@ -200,16 +191,6 @@ def test_a_step_down_a_forget_loss_makes_the_labels_less_likely(loss: Loss) -> N
     assert (plain[known.bool()] < 0).all()
 
 
-def test_npo_at_its_reference_is_two_ln_two_by_beta_and_climbs_as_gradient_ascent_does() -> None:
-    logits, labels, _ = random_batch([3, 1, 4])
-    sums = losses.sequence_log_probs(logits, labels)
-    ascent = gradient(sums.mean(), logits)
-    for beta in (0.1, 1.0, 3.0):
-        loss = losses.npo(logits, labels, sums.detach(), beta=beta)
-        assert value(loss) == 2 / beta * LN2
-        assert_same(gradient(loss, logits), ascent)
-
-
 def test_npo_weighs_each_row_by_its_log_ratio() -> None:
     logits, labels, reference = random_batch([3, 1, 4])
     theirs = losses.sequence_log_probs(reference, labels)
@@ -220,40 +201,6 @@ def test_npo_weighs_each_row_by_its_log_ratio() -> None:
         assert_same(
             gradient(losses.npo(logits, labels, theirs, beta=beta), logits), gradient((weights * sums).mean(), logits)
         )
-
-
-def test_npo_becomes_gradient_ascent_as_beta_goes_to_zero() -> None:
-    logits, labels, reference = random_batch([3, 1, 4])
-    theirs = losses.sequence_log_probs(reference, labels)
-    ascent = gradient(losses.sequence_log_probs(logits, labels).mean(), logits)
-    distances = [
-        (gradient(losses.npo(logits, labels, theirs, beta=beta), logits) - ascent).norm().item()
-        for beta in (1.0, 0.1, 0.01, 0.001)
-    ]
-    assert distances == sorted(distances, reverse=True)
-    assert distances[-1] < 0.01 * ascent.norm().item()
-
-
-def test_simnpo_of_equal_lengths_is_npo_with_its_beta_by_the_length() -> None:
-    # β/n · S = β · S/n: with log-probability 0 for the reference, and n times what the smaller β makes of 2/β.
-    logits, labels, _ = random_batch([4, 4])
-    npo = losses.npo(logits, labels, torch.zeros(2), beta=3.0 / 4)
-    assert_same(losses.simnpo(logits, labels, beta=3.0), npo / 4)
-    # Where every row has one label, a margin is a reference that gives it the probability e^−δ.
-    logits, labels, _ = random_batch([1, 1, 1])
-    npo = losses.npo(logits, labels, torch.full((3,), -0.7), beta=3.0)
-    assert_same(losses.simnpo(logits, labels, beta=3.0, delta=0.7), npo)
-
-
-@given(st.lists(st.floats(-20, 20), min_size=1, max_size=5), st.floats(0.05, 5))
-@settings(max_examples=50)
-def test_dpo_goes_by_the_sign_of_the_margin(margins: list[float], beta: float) -> None:
-    # −log σ(x) + log σ(−x) = −x: a swap adds what the margin takes away.
-    forget, alternative = torch.tensor(margins), torch.zeros(len(margins))
-    loss, swapped = losses.dpo(forget, alternative, beta=beta), losses.dpo(alternative, forget, beta=beta)
-    assert (loss - swapped).item() == pytest.approx(2 * forget.mean().item(), rel=1e-4, abs=1e-5 / beta)
-    assert_same(losses.dpo(-forget, alternative, beta=beta), swapped)
-    assert loss >= 0
 
 
 @pytest.mark.parametrize(("beta1", "beta2"), [(5.0, 1.0), (1.0, 0.0), (0.5, 2.0)])
@@ -271,14 +218,9 @@ def test_weights_of_satimp_and_wga_are_constants(beta1: float, beta2: float) -> 
         assert_same(gradient(wga, logits), fixed)
 
 
-def test_satimp_without_exponents_is_gradient_ascent() -> None:
-    logits, labels, _ = random_batch([3, 1, 4])
-    assert_same(losses.satimp(logits, labels, beta1=0.0, beta2=0.0), losses.grad_ascent(logits, labels))
-
-
 def test_undial_is_least_where_the_student_is_the_adjusted_teacher() -> None:
     _, labels, reference = random_batch([3, 1, 4])
-    known = labels != IGNORE
+    known, before = labels != IGNORE, reference.clone()
     adjusted = reference.clone()
     adjusted[known, labels[known]] -= 2.0
     adjusted.requires_grad_()
@@ -290,30 +232,7 @@ def test_undial_is_least_where_the_student_is_the_adjusted_teacher() -> None:
         # Above that least by the divergence from it.
         above = losses.kl_divergence(elsewhere, adjusted.detach(), known)
         assert_same(losses.undial(elsewhere, labels, reference, beta=2.0) - least, above)
-
-
-def test_undial_without_beta_is_distillation_and_leaves_the_reference_alone() -> None:
-    logits, labels, reference = random_batch([3, 1, 4])
-    known, before = labels != IGNORE, reference.clone()
-    teacher = reference[known].softmax(-1)
-    expected = -(teacher * logits[known].log_softmax(-1)).sum(-1).mean()
-    assert_same(losses.undial(logits, labels, reference, beta=0.0), expected)
-    student = reference.clone().requires_grad_()
-    assert gradient(losses.undial(student, labels, reference, beta=0.0), student).abs().max() < 1e-6
-    losses.undial(logits, labels, reference)
     assert torch.equal(reference, before)
-
-
-def test_kl_divergence_is_zero_at_the_reference_and_nowhere_else() -> None:
-    for seed in range(5):
-        logits, labels, reference = random_batch([3, 1, 4], seed=seed)
-        mask = labels != IGNORE
-        assert losses.kl_divergence(logits, reference, mask) > 0
-        # A constant on all logits changes no probability.
-        same = (reference + 3.0).requires_grad_()
-        loss = losses.kl_divergence(same, reference, mask)
-        assert loss.item() == pytest.approx(0, abs=1e-6)
-        assert gradient(loss, same).abs().max() < 1e-6
 
 
 @every_loss
@@ -331,14 +250,13 @@ def test_positions_without_a_label_neither_count_nor_move(loss: Loss) -> None:
 
 
 @every_loss
-@pytest.mark.parametrize("cut", [1, 2, 3])
-def test_micro_batches_put_together_give_the_whole(loss: Loss, cut: int) -> None:
+def test_micro_batches_put_together_give_the_whole(loss: Loss) -> None:
     logits, labels, reference = random_batch([3, 1, 5, 2])
     counts = torch.ones(4) if loss in BY_ROW.values() else (labels != IGNORE).sum(1)
     whole = loss(logits, labels, reference)
     parts = [
         counts[rows].sum() / counts.sum() * loss(logits[rows], labels[rows], reference[rows])
-        for rows in (slice(cut), slice(cut, None))
+        for rows in (slice(1), slice(1, None))
     ]
     assert_same(sum(parts, torch.tensor(0.0)), whole)
     assert_same(gradient(sum(parts, torch.tensor(0.0)), logits), gradient(whole, logits))
@@ -356,7 +274,7 @@ def test_micro_batches_of_rmu_put_together_give_the_whole() -> None:
 
 
 @every_loss
-@pytest.mark.parametrize("logit", [30.0, 100.0, 1e4, 1e30, -30.0, -100.0, -1e4, -1e30])
+@pytest.mark.parametrize("logit", [100.0, 1e30, -100.0, -1e30])
 def test_logits_at_their_extremes_give_numbers(loss: Loss, logit: float) -> None:
     labels = torch.tensor([[0, 1, IGNORE], [2, IGNORE, IGNORE]])
     logits = logit * torch.nn.functional.one_hot(labels.clamp(0), 4).float()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import pytest
 import yaml
 
 from msa_lite.choose.rules import Condition
+from msa_lite.cli import main
 from msa_lite.errors import RecipeError, UsageError
 from msa_lite.pipeline.run.folder import warn_of_changes
 from msa_lite.recipe import (
@@ -160,9 +160,6 @@ def test_every_fault_is_reported_at_once_with_the_nearest_name() -> None:
     [
         ({"vector": {"batch_size": 32, "micro_batch_size": 5}}, "does not divide"),
         ({"forget": {"data": {"path": "f"}, "alpha": [1, 1]}}, "stands twice"),
-        ({"forget": {"data": {"path": "f"}, "alpha": []}}, "at least 1 item"),
-        ({"forget": {"data": {"path": "f"}, "alpha": float("nan")}}, "finite number"),
-        ({"forget": {"data": {"path": "f"}, "alpha": [1, 2]}, "evaluate": None}, "scores to choose by"),
         ({"evaluate": {"benchmark": "muse", "judge": {"kind": "openai"}}}, "nothing in muse is judged"),
         (
             {"evaluate": {"benchmark": "tofu", "retain": {"path": "r", "format": "text"}}},
@@ -186,20 +183,13 @@ def test_values_that_contradict_each_other_are_refused(change: dict[str, Any], w
         ("forget.alpha=true", "forget.alpha: a number is wanted, got True"),
         ("forget.alpha=[1, false]", "forget.alpha.1: a number is wanted, got False"),
         ("forget.alpha=[]", "forget.alpha: list should have at least 1 item after validation, not 0, got []"),
-        ("forget.alpha=[-1, 1]", "forget.alpha.0: input should be greater than or equal to 0, got -1"),
         (
             "forget.alpha=two",
             "forget.alpha: input should be a valid number, unable to parse string as a number, got 'two'",
         ),
         ("forget.alpha=[1, .inf]", "forget.alpha.1: input should be a finite number, got inf"),
-        ("forget.alpha=.nan", "forget.alpha: input should be a finite number, got nan"),
         ("retain.beta=[1, -1]", "retain.beta.1: input should be greater than or equal to 0, got -1"),
-        ("baseline.scale=true", "baseline.scale: a number is wanted, got True"),
         ("baseline.scale=[0, 1]", "baseline.scale.0: input should be greater than 0, got 0"),
-        (
-            "baseline.methods.npo.beta=[]",
-            "baseline.methods.npo.beta: list should have at least 1 item after validation",
-        ),
         ("baseline.methods.npo.beta=[1, true]", "baseline.methods.npo.beta.1: a number or a word is wanted, got True"),
     ],
 )
@@ -331,11 +321,6 @@ def test_output_stands_for_the_run_folder_wherever_a_path_begins_with_it() -> No
     assert recipe.target == "runs/other/history/target"
 
 
-def test_a_resolved_recipe_reads_back_equal() -> None:
-    recipe = load_recipe(SMALLEST | {"retain": {"data": {"path": "r", "sample": "match_forget"}}})
-    assert load_recipe(yaml.safe_load(dump_recipe(recipe))) == recipe
-
-
 @pytest.mark.parametrize(("text", "words"), [("a: [", "not YAML"), ("- 1", "is a mapping"), ("", "is a mapping")])
 def test_a_file_that_is_no_recipe_says_so(tmp_path: Path, text: str, words: str) -> None:
     path = tmp_path / "recipe.yaml"
@@ -355,16 +340,22 @@ def test_every_field_has_a_line_of_documentation_in_the_schema(kind: type[Recipe
     assert schema["additionalProperties"] is False
 
 
-def test_the_recipes_command_lists_shows_validates_and_prints_the_schema(tmp_path: Path) -> None:
-    def msa(*args: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([sys.executable, "-m", "msa_lite", "recipes", *args], capture_output=True, text=True)
+def test_the_recipes_command_lists_shows_validates_and_prints_the_schema(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def msa(*args: str, status: int = 0) -> tuple[str, str]:
+        monkeypatch.setattr(sys, "argv", ["msa-lite", "recipes", *args])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert ended.value.code == status
+        return capsys.readouterr()
 
-    assert "quickstart" in json.loads(msa("list", "--json").stdout)
-    assert msa("show", "quickstart").stdout == shipped_recipes()["quickstart"].read_text()
-    assert json.loads(msa("validate", "quickstart", "seed=3", "--json").stdout)["seed"] == 3
-    assert json.loads(msa("schema", "--kind", "training").stdout)["required"] == ["model", "stages", "output"]
-    assert json.loads(msa("validate", "train/small", "--json").stdout)["stages"][2]["learning_rate"] == 5e-4
-    assert json.loads(msa("schema").stdout)["required"] == ["target", "forget", "output"]
-    wrong = msa("validate", "quickstrat")
-    assert (wrong.returncode, wrong.stdout) == (2, "")
-    assert "did you mean 'quickstart'" in wrong.stderr
+    assert "quickstart" in json.loads(msa("list", "--json")[0])
+    assert msa("show", "quickstart")[0] == shipped_recipes()["quickstart"].read_text()
+    assert json.loads(msa("validate", "quickstart", "seed=3", "--json")[0])["seed"] == 3
+    assert json.loads(msa("schema", "--kind", "training")[0])["required"] == ["model", "stages", "output"]
+    assert json.loads(msa("validate", "train/small", "--json")[0])["stages"][2]["learning_rate"] == 5e-4
+    assert json.loads(msa("schema")[0])["required"] == ["target", "forget", "output"]
+    told, fault = msa("validate", "quickstrat", status=2)
+    assert told == ""
+    assert "did you mean 'quickstart'" in fault
