@@ -20,7 +20,7 @@ from msa_lite.io.finished.seal import verify_folder
 from msa_lite.io.weights.hub import fetch
 from msa_lite.recipe import load_recipe
 from msa_lite.report import Metric, Report, load_report
-from msa_lite.report.probing import LEAST_ROWS, SIGN, ProbeVerdict, read_verdicts
+from msa_lite.report.probing import LEAST_ROWS, ProbeVerdict, read_verdicts
 from tests.support.benchmark_data import TABLES, make_prompter, make_tofu, write_data
 
 QUESTIONS = [Row(i, f"Where is it, {i}?", f"It is over there, {i}.") for i in range(8)]
@@ -49,14 +49,6 @@ def test_paired_rows_are_left_out_and_redrawn_together() -> None:
 def test_of_a_row_or_none_nothing_is_known(forget: list[float], value: float | None) -> None:
     auc = compute_auc(forget, [2.0, 3.0], paired=False)
     assert (auc.value, auc.low, auc.high, auc.stderr) == (value, 0.0, 1.0, None)
-
-
-def test_intervals_hold_chance_about_as_often_as_they_say() -> None:
-    rng = np.random.default_rng(1)
-    drawn = [compute_auc([*rng.normal(size=40)], [*rng.normal(size=40)], False) for _ in range(40)]
-    held = sum(auc.low <= 0.5 <= auc.high for auc in drawn)
-    assert held >= 34  # of 40 at 95 %: fewer happen once in 300 times
-    assert all(auc.high > 0.5 - 0.15 and auc.low < SIGN for auc in drawn)
 
 
 def report(low: float, high: float, rows: int = 100) -> Report:
@@ -183,7 +175,8 @@ def test_the_cheap_form_asks_for_losses_alone(
 def test_the_interval_of_an_auc_is_of_95_percent() -> None:
     # Beside rows that are all alike the AUC is the share of forget rows below them: a binomial of 100 and ½, of which
     # 2.5 % lie below 40 and above 60, and 5 % below 42 and above 58.
-    auc = compute_auc([0.0, 1.0] * 50, [0.5] * 100, paired=False)
-    assert auc.value == 0.5
-    assert auc.low == pytest.approx(0.40, abs=0.011, rel=1e-9)
-    assert auc.high == pytest.approx(0.60, abs=0.011, rel=1e-9)
+    for sides in (([0.0, 1.0] * 50, [0.5] * 100), ([0.5] * 100, [0.0, 1.0] * 50)):  # each of them is drawn anew
+        auc = compute_auc(*sides, paired=False)
+        assert auc.value == 0.5
+        assert auc.low == pytest.approx(0.40, abs=0.011, rel=1e-9)
+        assert auc.high == pytest.approx(0.60, abs=0.011, rel=1e-9)

@@ -43,11 +43,7 @@ def tuned(folder: Path, prompter: Prompter) -> Path:
 
 @pytest.mark.parametrize(
     "form",
-    [
-        "chat template, no system message",
-        f"chat template, system message {SYSTEM_PROMPT!r}",
-        "plain, the answer on the next line",
-    ],
+    [f"chat template, system message {SYSTEM_PROMPT!r}", "plain, the answer on the next line"],
 )
 def test_the_form_that_a_model_was_tuned_with_is_found(tmp_path: Path, form: str) -> None:
     base = Prompter.build(chat_tokenizer(SMOL), "default", Template())
