@@ -20,7 +20,7 @@ from msa_lite.evals.qa import Qa, load_qa
 from msa_lite.evals.records import collect_records, read_records, run_items, take_rows, write_records
 from msa_lite.io.launch.crew import Ranks, stand_alone
 from msa_lite.io.weights.hub import Source, fetch
-from tests.support.benchmark_data import make_prompter, make_tofu, shortened
+from tests.support.benchmark_data import make_prompter
 from tests.support.plain import WIDE, WINDOW, plain_answer, wide_model
 
 ROWS = [
@@ -219,14 +219,6 @@ def test_rows_that_were_asked_otherwise_are_not_taken(
         records[0]["skipped"] = "too long"
     take_rows(load_qa({"forget": rows}, make_prompter(), 6), "forget", records, tmp_path)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_tofus_records_do_not_depend_on_batches_either(source: Source, tmp_path: Path) -> None:
-    tofu = shortened(make_tofu(tmp_path / "data"))
-    model = load_model(source.folder)
-    small, large = ({n: run_items(Runner(model, size), tofu, n) for n in tofu.sets} for size in (1, 10**6))
-    assert_same(small, large)
-    assert "min_k_pp" in large["holdout"][0]
 
 
 def test_part_files_of_a_set_whose_records_are_written_do_not_stay(
