@@ -16,12 +16,12 @@ TINY: dict[str, Any] = {
     "vocab_size": 1000,
     "hidden_size": 64,
     "intermediate_size": 128,
-    "num_hidden_layers": 3,
+    "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
 }
 EMBEDDING, LAYER = 1000 * 64, 64 * 64 * 2 + 64 * 32 * 2 + 3 * 64 * 128 + 2 * 64
-WEIGHTS = 2 * EMBEDDING + 3 * LAYER + 64
+WEIGHTS = 2 * EMBEDDING + 2 * LAYER + 64
 SIDES = 2 * (64 + 64) + 2 * (64 + 32) + 3 * (64 + 128)  # of a layer's q, o; k, v; gate, up, down
 ROWS = make_rows([30, 17, 9, 30], labelled=0.5)
 FULL = make_rows([512] * 4)
@@ -35,7 +35,7 @@ def test_fake_tensors_take_the_memory_of_real_ones_and_of_a_hand_count() -> None
     assert full.parts["weights"] == pytest.approx(4 * WEIGHTS, rel=0.01)  # and buffers
     assert full.parts["optimizer"] == pytest.approx(8 * WEIGHTS, rel=0.01)
     assert lora.parts["weights"] == pytest.approx(2 * WEIGHTS, rel=0.01)
-    assert lora.parts["adapters"] == 4 * 3 * 8 * SIDES
+    assert lora.parts["adapters"] == 4 * 2 * 8 * SIDES
     assert lora.total == sum(lora.parts.values())
 
 
@@ -68,9 +68,9 @@ def test_real_steps_take_what_the_allocator_notes(monkeypatch: pytest.MonkeyPatc
 
 def test_qlora_holds_4_bits_and_leaves_what_a_rung_leaves() -> None:
     sizes = TINY | {"vocab_size": 5000, "hidden_size": 256, "intermediate_size": 512}
-    embedding, linear = 5000 * 256, 3 * (256 * 256 * 2 + 256 * 128 * 2 + 3 * 256 * 512)
+    embedding, linear = 5000 * 256, 2 * (256 * 256 * 2 + 256 * 128 * 2 + 3 * 256 * 512)
     here, there = (peak(sizes, "qlora", ROWS, Rung(4, True, embedding_on_cpu=left)) for left in (False, True))
-    by_hand = (0.5 + 1 / 64 + 4 / 64 / 256) * linear + 2 * 2 * embedding + 4 * 7 * 256
+    by_hand = (0.5 + 1 / 64 + 4 / 64 / 256) * linear + 2 * 2 * embedding + 4 * 5 * 256
     assert here.parts["weights"] == pytest.approx(by_hand, rel=0.01)
     assert here.parts["weights"] - there.parts["weights"] == 2 * embedding
     trained = here.parts["adapters"] / 4

@@ -125,7 +125,7 @@ def assert_shape_and_dtype(case: Case, merged: Arrays) -> None:
     assert merged["counts"].tolist() == [7, 8]
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(st.data())
 def test_an_exact_merge_is_fp64_arithmetic_rounded_once(place: Path, data: Any) -> None:
     case = data.draw(cases(folder=place))
@@ -139,7 +139,7 @@ def test_an_exact_merge_is_fp64_arithmetic_rounded_once(place: Path, data: Any) 
             assert np.array_equal(bits, nearest(wanted, case.dtypes[name])), name
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(st.data())
 def test_a_merge_is_one_rounding_and_some_fp32_arithmetic_from_it(place: Path, data: Any) -> None:
     case = data.draw(cases(folder=place))
@@ -154,7 +154,7 @@ def test_a_merge_is_one_rounding_and_some_fp32_arithmetic_from_it(place: Path, d
         assert np.all(error <= gap(np.abs(wanted) + work, case.dtypes[name]) / 2 + work), name
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(st.data(), st.booleans(), st.booleans())
 def test_neither_threads_nor_memory_change_a_bit(place: Path, data: Any, exact: bool, stochastic: bool) -> None:
     case = data.draw(cases(folder=place))
@@ -165,7 +165,7 @@ def test_neither_threads_nor_memory_change_a_bit(place: Path, data: Any, exact: 
     assert [name for name in first if first[name].tobytes() != second[name].tobytes()] == []
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(st.data(), st.integers(0, 2**40))
 def test_a_stochastic_merge_gives_neighbours_and_repeats_by_its_seed(place: Path, data: Any, seed: int) -> None:
     case = data.draw(cases(folder=place))

@@ -50,7 +50,7 @@ expressions = st.lists(pieces, max_size=5).map("".join)
 modules = st.text("ab01._-", max_size=8)
 
 
-@settings(max_examples=500)
+@settings(max_examples=200)
 @given(st.lists(expressions, max_size=4, unique=True), st.lists(modules, max_size=4))
 def test_the_first_pattern_that_fits_is_the_one_that_python_finds(patterns: list[str], names: list[str]) -> None:
     found = Patterns({pattern: number for number, pattern in enumerate(patterns)})
@@ -60,7 +60,7 @@ def test_the_first_pattern_that_fits_is_the_one_that_python_finds(patterns: list
         assert found.first([name], None) == by_python(patterns, name)
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(st.lists(st.text("abc.-", min_size=1, max_size=5), max_size=6, unique=True), modules)
 def test_names_are_patterns_with_their_dots_escaped_or_not(names: list[str], module: str) -> None:
     for make in (re.escape, str):
@@ -103,9 +103,9 @@ def test_as_many_patterns_as_modules_are_matched(form: str) -> None:
     assert [patterns.first([f"model.layers.{n}.q_proj"], None) for n in range(20_000)] == list(range(20_000))
 
 
-@pytest.mark.parametrize("form", ["[ab]{}x*x*x*x*z", "(?:x|y)*{}"])
-def test_too_many_patterns_for_too_many_names_are_refused(form: str) -> None:
-    patterns = Patterns({form.format(number): number for number in range(4000)})
+def test_too_many_patterns_for_too_many_names_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("msa_lite.io.weights.patterns._EFFORT", 5 * 10**8)  # a tenth, for a tenth of the patterns
+    patterns = Patterns({f"[ab]{number}x*x*x*x*z": number for number in range(400)})
     with pytest.raises(FormatError, match="too many patterns for so many modules"):
         patterns.first((f"{number:05}" + "x" * 895 for number in range(100_000)), None)
 
@@ -151,18 +151,30 @@ READERS: dict[str, Callable[[str], Any]] = {
 }
 
 
-@pytest.mark.parametrize("reader", READERS)
-@pytest.mark.parametrize(
-    "unit",
-    [
-        *(" ", "1", "a", "x.", "1.", ".", "-", "/", "@", "=", "\t", "9e", "a b", "K", "step1", "tokens=1.", "stage-"),
-        *("module.", "base_model.", "_orig_mod.", ".lora_A", ".default", ".weight", ".base_layer", "model.", "*", ">="),
-    ],
+UNITS = (
+    " ",
+    "1",
+    "x.",
+    "1.",
+    "@",
+    "9e",
+    "step1",
+    "tokens=1.",
+    "stage-",
+    "module.",
+    ".lora_A",
+    ".base_layer",
+    "*",
+    ">=",
 )
-def test_long_texts_are_read_in_a_time_that_grows_with_them(reader: str, unit: str) -> None:
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_long_texts_are_read_in_a_time_that_grows_with_them(reader: str) -> None:
     frames = (("", ""), ("", "!"), ("1", "!"), (">= 1", "!"), ("x.lora_A", "!"), ("step", "!"))
-    found = [READERS[reader](start + unit * (100_000 // len(unit)) + end) for start, end in frames]
-    assert len(found) == len(frames)
+    for unit in UNITS:
+        found = [READERS[reader](start + unit * (100_000 // len(unit)) + end) for start, end in frames]
+        assert len(found) == len(frames)
 
 
 @pytest.mark.parametrize(
@@ -179,14 +191,11 @@ def test_conditions_have_finite_numbers(text: str) -> None:
         parse_condition(text)
 
 
-@pytest.mark.parametrize("ranks", [(3, 5), (900, 1700)])
-def test_norms_of_factors_are_those_of_the_products_and_take_no_memory_of_ranks_by_ranks(
-    ranks: tuple[int, int],
-) -> None:
+def test_norms_of_factors_are_those_of_the_products_and_take_no_memory_of_ranks_by_ranks() -> None:
     random = np.random.default_rng(0)
     forget, retain = (
         (random.normal(size=(40, rank)).astype(np.float32), random.normal(size=(rank, 30)).astype(np.float32))
-        for rank in ranks
+        for rank in (900, 1700)
     )
     tracemalloc.start()
     change = measure_factors([Term("forget", forget, 1.0), Term("retain", retain, 1.0)])

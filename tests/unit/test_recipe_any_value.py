@@ -13,7 +13,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from msa_lite.conditions import parse_condition
 from msa_lite.errors import RecipeError, UsageError
 from msa_lite.recipe import Recipe, TrainingRecipe, dump_recipe, load_any
 from msa_lite.recipe.load import _members
@@ -50,7 +49,7 @@ NUMBERS: list[Any] = [
     float("nan"), True, False, None,
 ]  # fmt: skip
 TEXTS = [
-    "", "~nobody/x", "a" * 300, "a\0b", "\ud800", "../..", "auto", "1e30", "9" * 5000, "1" * 200_000, "1e999", "²",
+    "", "~nobody/x", "a" * 300, "a\0b", "\ud800", "../..", "auto", "1e30", "9" * 5000, "1e999", "²",
     "{}", "{question:>999999999}", "{question.__class__}", "{question!r}", "{question}{", "(a+)+$", "2026-01-01",
     "1" + " " * 100_000 + "k", ">= " + "1" * 100_000 + "x", "$output/x", "repo@tokens=9T",
 ]  # fmt: skip
@@ -85,12 +84,12 @@ def test_the_keys_are_those_of_the_schema() -> None:
 
 
 @pytest.mark.parametrize("number", range(len(ODD)))
-def test_a_third_of_the_keys_takes_or_refuses_each_odd_value(number: int) -> None:
-    for recipe, key in KEYS[number % 3 :: 3]:
+def test_a_fifth_of_the_keys_takes_or_refuses_each_odd_value(number: int) -> None:
+    for recipe, key in KEYS[number % 5 :: 5]:
         assert_taken_or_refused(put(recipe, key, ODD[number]))
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.sampled_from(KEYS), VALUES)
 def test_any_value_at_any_key(place: tuple[dict[str, Any], tuple[Any, ...]], value: Any) -> None:
     recipe, key = place
@@ -103,7 +102,7 @@ def test_any_value_at_any_key(place: tuple[dict[str, Any], tuple[Any, ...]], val
         "a: &a [x, x]\nb: *a",
         "target: !!int ''",
         "target: !!python/object/apply:os.system [true]",
-        "target: " + "[" * 5000,
+        "target: " + "[" * 2000,
         "target: " + "[" * 200 + "]" * 200,
         "? [a]\n: b",
         "target: t\ntarget: u",
@@ -131,12 +130,6 @@ def test_yaml_that_is_no_recipe_is_refused(text: str, tmp_path: Path) -> None:
 def test_a_recipe_that_is_no_file_is_refused(name: str) -> None:
     with pytest.raises(UsageError):
         load_any(name)
-
-
-def test_long_conditions_take_no_time() -> None:
-    with pytest.raises(ValueError, match="no condition"):
-        parse_condition(">= " + "1" * 200_000 + "x")
-    assert parse_condition(">= 1.") == (True, 1.0, None)
 
 
 def test_a_recipe_of_an_earlier_run_is_read_back(tmp_path: Path) -> None:
