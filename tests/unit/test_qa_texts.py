@@ -74,9 +74,3 @@ def test_a_changed_text_is_another_question() -> None:
     assert asked("It is here.").describe() != asked("It is there.").describe()
     assert asked("It is here.").describe()["max_new_tokens"] is None
     assert "answer_rule" not in asked("It is here.").describe()  # no rule decides what is right
-
-
-def test_texts_are_divided_like_questions() -> None:
-    qa = load_qa({"forget": [Row(i, text=f"It is at {i}.") for i in range(20)]}, make_prompter())
-    validation, test = qa.divide(0.15, 0)
-    assert [len(part.sets["forget"].items) for part in (validation, test)] == [3, 17]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from msa_lite.comparison.published import Ratio, best_values, load_published, published_tables, ratios
 from msa_lite.report.metrics import metric_kind
@@ -55,24 +53,6 @@ def test_a_ratio_is_printed_as_in_the_paper() -> None:
     assert [str(ratio) for ratio in (REACHED, Ratio(1.0), Ratio(0.8449), Ratio(0.0)) if ratio] == [
         "+100%", "100.0%", "84.5%", "0.0%",
     ]  # fmt: skip
-
-
-@settings(max_examples=50)
-@given(
-    st.lists(st.one_of(st.none(), st.floats(0, 1)), max_size=6), st.one_of(st.none(), st.floats(0, 1)), st.booleans()
-)
-def test_a_ratio_is_a_share_and_better_values_have_no_smaller_one(
-    values: list[float | None], ideal: float | None, higher: bool
-) -> None:
-    found = ratios(values, ideal, higher)
-    pairs = [(value, ratio) for value, ratio in zip(values, found, strict=True) if value is not None and ratio]
-    assert all(0 <= ratio.value <= 1 for _, ratio in pairs)
-    ordered = sorted(pairs, key=lambda pair: pair[0], reverse=not higher)
-    assert [ratio.value for _, ratio in ordered] == sorted(ratio.value for _, ratio in ordered)
-    reached = [
-        ideal is not None and value is not None and (value >= ideal if higher else value <= ideal) for value in values
-    ]
-    assert [bool(ratio and ratio.reached) for ratio in found] == reached
 
 
 def test_the_best_are_marked_with_all_ties() -> None:

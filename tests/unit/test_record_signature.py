@@ -100,7 +100,7 @@ def test_a_signature_for_another_purpose_does_not_count(signed: Path, tmp_path: 
     (signed / SIGNATURE_FILE).unlink()
     line = ["ssh-keygen", "-Y", "sign", "-n", "file", "-f", str(tmp_path / "alice"), str(signed / RECORD_FILE)]
     subprocess.run(line, check=True, capture_output=True)
-    assert check_record(signed).faults != ()
+    assert any("does not fit" in fault for fault in check_record(signed).faults)
 
 
 def test_an_unsigned_record_is_told_and_a_fault_only_where_signers_are_named(run: Path, tmp_path: Path) -> None:
@@ -148,10 +148,7 @@ def test_rows_are_looked_for_in_every_form_of_file(run: Path, tmp_path: Path) ->
     assert (value["rows"], value["among"]) == (2, 0)
 
 
-def test_rows_in_a_form_that_cannot_match_are_refused_and_questions_are_counted(run: Path, tmp_path: Path) -> None:
-    (tmp_path / "questions.json").write_text('[{"question": "What does Ada play?"}, {"question": "Why?"}]')
-    last = verify(run, "--rows", tmp_path / "questions.json").stdout.splitlines()[-1]
-    assert last == "0 of 2 rows were to be forgotten; of 1 more, the question was"
+def test_rows_in_a_form_that_cannot_match_are_refused(run: Path, tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("Nothing of this.\n")
     done = verify(run, "--rows", tmp_path / "text.txt")
     assert isinstance(done.exception, MismatchError)
