@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from msa_lite.data import IGNORE, Example, Prompter, Template
+from msa_lite.data import IGNORE, Example, Prompter
 from msa_lite.errors import DataError, UsageError
 from msa_lite.evals.aggregates import NO_IDEAL
 from msa_lite.evals.benchmark import BenchmarkSettings, Record, Records
@@ -18,15 +18,18 @@ from msa_lite.evals.forward import MAX_TOKENS, TokenScores, completion
 from msa_lite.evals.muse import Muse
 from msa_lite.evals.records import token_record
 from msa_lite.report import Metric
-from tests.support.benchmark_data import MUSE_METRICS, PLAIN, ROWS, SHOTS, make_prompter, write_data
+from tests.support.benchmark_data import MUSE_METRICS, ROWS, SHOTS, make_prompter, write_data
 from tests.support.models import tiny_tokenizer
-
-SHARED = Path(__file__).parents[3] / "shared/data/muse-books-pd"
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> str:
     return write_data(tmp_path_factory.mktemp("books"))
+
+
+@pytest.fixture(scope="module")
+def loaded(data: str) -> Muse:
+    return Muse.load(make_prompter(), BenchmarkSettings(data))
 
 
 def without_bos() -> Any:
@@ -81,40 +84,35 @@ def test_texts_are_cut_behind_their_prompt() -> None:
     assert len(completion(without_bos(), 0, "", long)[0].ids) == MAX_TOKENS
 
 
-def test_sets_and_how_their_answers_are_made(data: str) -> None:
-    muse = Muse.load(make_prompter(), BenchmarkSettings(data))
-    sizes = {name: len(part.items) for name, part in muse.sets.items()}
+def test_sets_and_how_their_answers_are_made(loaded: Muse) -> None:
+    sizes = {name: len(part.items) for name, part in loaded.sets.items()}
     assert sizes == {
         "verbmem": 2, "knowmem_forget": 2, "knowmem_retain": 1, "privleak_forget": 4, "privleak_holdout": 4,
     }  # fmt: skip
-    assert (muse.name, muse.split) == ("muse", "books")
+    assert (loaded.name, loaded.split) == ("muse", "books")
     stops = ("\n\n", "\nQuestion", "Question:")
     made = {
-        name: part.decoding and (part.decoding.max_new_tokens, part.decoding.stop) for name, part in muse.sets.items()
+        name: part.decoding and (part.decoding.max_new_tokens, part.decoding.stop) for name, part in loaded.sets.items()
     }
     assert made == {
         "verbmem": (128, ()), "knowmem_forget": (32, stops), "knowmem_retain": (32, stops),
         "privleak_forget": None, "privleak_holdout": None,
     }  # fmt: skip
-    texts = {name for name, part in muse.sets.items() if not part.ends}
+    texts = {name for name, part in loaded.sets.items() if not part.ends}
     assert texts == {"verbmem", "privleak_forget", "privleak_holdout"}
-    assert {name for name, part in muse.sets.items() if part.with_z} == {"privleak_forget", "privleak_holdout"}
-    passage = muse.sets["verbmem"].items[0]
-    assert passage.prompt == muse.tokenizer("There was a cat")["input_ids"]
-    assert passage.texts["text"] == completion(muse.tokenizer, 0, "There was a cat", " that sat over there.")
+    assert {name for name, part in loaded.sets.items() if part.with_z} == {"privleak_forget", "privleak_holdout"}
+    passage = loaded.sets["verbmem"].items[0]
+    assert passage.prompt == loaded.tokenizer("There was a cat")["input_ids"]
+    assert passage.texts["text"] == completion(loaded.tokenizer, 0, "There was a cat", " that sat over there.")
     assert passage.fields == ROWS["verbmem", "forget"][0]
 
 
-@pytest.mark.parametrize(
-    ("template", "end"), [(PLAIN, "Answer:"), (Template("Question: {question}\nAnswer: ", "{answer}"), "Answer: ")]
-)
-def test_plain_prompts_show_the_ten_examples_in_order(data: str, template: Template, end: str) -> None:
-    muse = Muse.load(make_prompter(template=template), BenchmarkSettings(data, limit=1))
+def test_plain_prompts_show_the_ten_examples_in_order(loaded: Muse) -> None:
     shown = [f"Question: {shot['question']}\nAnswer: {shot['answer']}\n\n" for shot in SHOTS]
-    item = muse.sets["knowmem_forget"].items[0]
-    assert muse.tokenizer.decode(item.prompt) == f"<s>{''.join(shown)}Question: {item.fields['question']}\n{end}"
-    (item,) = muse.sets["knowmem_retain"].items
-    assert muse.tokenizer.decode(item.prompt) == f"<s>{''.join(shown[::-1])}Question: Where is it?\n{end}"
+    item = loaded.sets["knowmem_forget"].items[0]
+    assert loaded.tokenizer.decode(item.prompt) == f"<s>{''.join(shown)}Question: {item.fields['question']}\nAnswer:"
+    (item,) = loaded.sets["knowmem_retain"].items
+    assert loaded.tokenizer.decode(item.prompt) == f"<s>{''.join(shown[::-1])}Question: Where is it?\nAnswer:"
     assert not item.texts
 
 
@@ -308,15 +306,3 @@ def test_without_an_ideal_or_its_items_there_is_a_reason_and_no_number(muse: Mus
     empty = find(muse, sides(muse, FORGET, HOLDOUT))
     assert [metric.value for metric in empty.values()] == [None] * len(MUSE_METRICS)
     assert all(metric.note for metric in empty.values())
-
-
-def test_the_data_set_of_public_domain_books_loads() -> None:
-    if not SHARED.is_dir():
-        pytest.skip("no data set of MUSE-Books' layout in ../shared/data/muse-books-pd")
-    muse = Muse.load(make_prompter(), BenchmarkSettings(str(SHARED)))
-    sizes = {name: len(part.items) for name, part in muse.sets.items()}
-    assert sizes == {
-        "verbmem": 100, "knowmem_forget": 56, "knowmem_retain": 56, "privleak_forget": 100, "privleak_holdout": 100,
-    }  # fmt: skip
-    assert all(item.texts["text"] for name in ("verbmem", "privleak_forget") for item in muse.sets[name].items)
-    assert muse.tokenizer.decode(muse.sets["knowmem_retain"].items[0].prompt).count("Question:") == 11

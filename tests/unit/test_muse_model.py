@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from msa_lite.data import IGNORE, Example
-from msa_lite.evals.aggregates import NO_IDEAL
 from msa_lite.evals.benchmark import BenchmarkSettings, Record
 from msa_lite.evals.evaluation import evaluate_benchmark
 from msa_lite.evals.models import Runner, load_model
@@ -25,6 +24,11 @@ from tests.support.models import save_checkpoint, tiny_model, tiny_tokenizer
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> str:
     return write_data(tmp_path_factory.mktemp("books"))
+
+
+@pytest.fixture(scope="module")
+def muse(data: str) -> Muse:
+    return Muse.load(make_prompter(), BenchmarkSettings(data))
 
 
 @pytest.fixture(scope="module")
@@ -49,10 +53,10 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 @pytest.fixture(scope="module")
-def evaluation(checkpoints: tuple[Path, Path], data: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def evaluation(checkpoints: tuple[Path, Path], muse: Muse, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("evaluations") / "target"
     target, ideal = (fetch(str(folder)) for folder in checkpoints)
-    evaluate_benchmark(target, Muse.load(make_prompter(), BenchmarkSettings(data)), out, ideal=ideal)
+    evaluate_benchmark(target, muse, out, ideal=ideal)
     return out
 
 
@@ -67,18 +71,6 @@ def test_all_metrics_are_given_with_an_ideal(evaluation: Path) -> None:
     before = json.loads((evaluation / "ideal/report.json").read_text())["metrics"]
     assert before["privleak"]["value"] == before["min_k_gap"]["value"] == 0.0  # its own ideal
     assert before["exact_memorization"]["value"] < values["exact_memorization"]
-
-
-def test_an_evaluation_without_an_ideal_says_what_it_lacks(
-    checkpoints: tuple[Path, Path], data: str, tmp_path: Path
-) -> None:
-    report = evaluate_benchmark(
-        fetch(str(checkpoints[0])), Muse.load(make_prompter(), BenchmarkSettings(data, limit=1)), tmp_path / "out"
-    )
-    assert report is not None
-    lacking = {name for name, metric in report.metrics.items() if metric.value is None}
-    assert {"privleak", "min_k_gap", "min_k_pp_gap"} <= lacking
-    assert report.metrics["privleak"].note == NO_IDEAL
 
 
 def plain_scores(model: Any, text: Example) -> dict[str, Any]:
@@ -109,10 +101,10 @@ def plain_scores(model: Any, text: Example) -> dict[str, Any]:
     }
 
 
-def test_scores_equal_a_plain_loop(checkpoints: tuple[Path, Path], data: str, evaluation: Path) -> None:
+def test_scores_equal_a_plain_loop(checkpoints: tuple[Path, Path], muse: Muse, evaluation: Path) -> None:
     model = load_model(checkpoints[0]).double()
     found = {}
-    for name, part in Muse.load(make_prompter(), BenchmarkSettings(data)).sets.items():
+    for name, part in muse.sets.items():
         if name.startswith("knowmem"):
             continue
         keys = ("min_k", "min_k_pp") if part.with_z else ("extraction_strength", "exact_memorization", "min_k")
@@ -125,24 +117,20 @@ def test_scores_equal_a_plain_loop(checkpoints: tuple[Path, Path], data: str, ev
     assert any(0 < value < 1 for value in found.values())  # learnt in part, so that the comparison means something
 
 
-@pytest.mark.parametrize("compat", [frozenset[str](), frozenset({"drop_last_token"})])
-def test_the_last_token_is_left_out_on_request_alone(
-    checkpoints: tuple[Path, Path], data: str, compat: frozenset[str]
-) -> None:
-    muse = Muse.load(make_prompter(), BenchmarkSettings(data, compat=compat))
+def test_the_last_token_is_left_out_on_request(checkpoints: tuple[Path, Path], data: str) -> None:
+    muse = Muse.load(make_prompter(), BenchmarkSettings(data, compat=frozenset({"drop_last_token"})))
     runner = Runner(load_model(checkpoints[0]))
     item = muse.sets["verbmem"].items[0]
     record = run_items(runner, muse, "verbmem")[0]
     text = item.texts["text"][0]
-    kept = Example(0, text.ids[:-1], text.labels[:-1]) if compat else text
+    kept = Example(0, text.ids[:-1], text.labels[:-1])
     assert record["min_k"] == pytest.approx(plain_scores(runner.model, kept)["min_k"], abs=1e-4, rel=1e-4)
 
 
 def test_what_the_window_has_no_room_for_is_skipped(
-    make_checkpoint: Callable[..., Path], data: str, tmp_path: Path
+    make_checkpoint: Callable[..., Path], muse: Muse, tmp_path: Path
 ) -> None:
     folder = make_checkpoint("llama")  # made for 256 tokens; ten examples are longer
-    muse = Muse.load(make_prompter(), BenchmarkSettings(data))
     records = run_items(Runner(load_model(folder)), muse, "knowmem_forget")
     assert [record["generated"] for record in records] == [None, None]
     assert all("longer than the 256 tokens" in record["skipped"] for record in records)
@@ -152,6 +140,6 @@ def test_what_the_window_has_no_room_for_is_skipped(
     # A text's last token is predicted and not read, so that there is room for one more.
     rows: dict[tuple[str, str], Any] = dict(ROWS)
     rows["privleak", "forget"] = [{"text": "z" * count} for count in (256, 257)]
-    muse = Muse.load(make_prompter(), BenchmarkSettings(write_data(tmp_path, rows)))
-    records = run_items(Runner(load_model(folder)), muse, "privleak_forget")
+    long = Muse.load(make_prompter(), BenchmarkSettings(write_data(tmp_path, rows)))
+    records = run_items(Runner(load_model(folder)), long, "privleak_forget")
     assert [record["min_k"] is None for record in records] == [False, True]
