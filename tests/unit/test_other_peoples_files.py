@@ -237,15 +237,12 @@ def test_names_that_no_folder_can_have_are_refused(tmp_path: Path, place: str) -
     assert sorted(os.listdir(tmp_path)) == ["file", "loop"]
 
 
-@pytest.mark.parametrize("code", [errno.EACCES, errno.EPERM, errno.EROFS])
-def test_a_parent_that_cannot_be_written_to_is_told_as_such(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
-) -> None:
+def test_a_parent_that_cannot_be_written_to_is_told_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def mkdir(*args: Any, **options: Any) -> None:
-        raise OSError(code, os.strerror(code))
+        raise OSError(errno.EROFS, "read-only")
 
     monkeypatch.setattr(os, "mkdir", mkdir)
-    with pytest.raises(OutputError, match=f"cannot be written.*{os.strerror(code)}"):
+    with pytest.raises(OutputError, match=r"cannot be written.*read-only"):
         build(tmp_path / "out")
 
 

@@ -151,22 +151,7 @@ READERS: dict[str, Callable[[str], Any]] = {
 }
 
 
-UNITS = (
-    " ",
-    "1",
-    "x.",
-    "1.",
-    "@",
-    "9e",
-    "step1",
-    "tokens=1.",
-    "stage-",
-    "module.",
-    ".lora_A",
-    ".base_layer",
-    "*",
-    ">=",
-)
+UNITS = (" ", "1", "x.", "1.", "@", "9e", "step1", "tokens=1.", "module.", ".lora_A", ".base_layer", "*", ">=")
 
 
 @pytest.mark.parametrize("reader", READERS)
