@@ -210,12 +210,10 @@ BOTH = merge_of(T, F, 0.75, R, 0.5, P)
         (recipe_of("org/target", ON_TARGET), merge_of(T, F, 0.75, R, 0.5, None)),
         (recipe_of("org/prior", ON_PRIOR), BOTH),
         (recipe_of("org/prior", FULL), BOTH),
-        (recipe_of("org/prior", dict(reversed(FULL.items()))), BOTH),
         (recipe_of("org/target", FULL | {"org/prior": 0.25}, "linear"), BOTH),
         (recipe_of(None, FULL | {"org/prior": 0.25}, "linear"), BOTH),
         # the default strength, where target and prior both count once
         (recipe_of("org/prior", {"org/target": 1, "org/forget": -1}), merge_of(T, F, 1.0, None, 0.0, P)),
-        (recipe_of("org/prior", {"org/forget": -1, "org/target": 1}), merge_of(T, F, 1.0, None, 0.0, P)),
         (
             recipe_of("org/target", {"org/target": 1, "org/forget": -1, "org/prior": 1}, "linear"),
             merge_of(T, F, 1.0, None, 0.0, P),
@@ -225,10 +223,6 @@ BOTH = merge_of(T, F, 0.75, R, 0.5, P)
         (
             recipe_of("org/target", ON_TARGET, parameters={"normalize": False, "lambda": 2}),
             merge_of(T, F, 1.5, R, 1.0, None),
-        ),
-        (
-            recipe_of("org/target", {"org/target": 3.0}, "linear", parameters=None),
-            merge_of(T, None, 0, None, 0, None),
         ),
         (
             recipe_of("org/target", {"org/target": 3.5, "org/target+org/forget": -1.5}, "linear", parameters={}),
@@ -247,7 +241,6 @@ BOTH = merge_of(T, F, 0.75, R, 0.5, P)
             merge_of(T, F, 0.75, R, 0.5, None),
         ),
         (recipe_of("org/target", ON_TARGET, tokenizer_source="base"), merge_of(T, F, 0.75, R, 0.5, None)),
-        (recipe_of("org/prior", FULL, tokenizer_source="org/target"), BOTH),
         (
             recipe_of("org/prior", {"org/forget": -1, "org/target": 1}, tokenizer_source="org/prior"),
             merge_of(P, F, 1.0, None, 0.0, T),

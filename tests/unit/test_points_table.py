@@ -96,12 +96,6 @@ def test_a_score_is_called_what_it_is(rule: str, heading: str, scores: list[str]
         assert " | 0 | 0.375 |" in points_markdown(replace(SWEEP, rule=rule, candidates=low))
 
 
-def test_a_table_without_an_ideal_or_with_all_conditions_met_says_nothing_of_them() -> None:
-    lines = rendered(replace(SWEEP, candidates=SWEEP.candidates[:2], ideal=None))
-    assert next(line.split()[0] for line in lines if "0.9" in line) == "target"
-    assert not any("ideal" in line or "not met" in line or "broken" in line for line in lines)
-
-
 def test_nothing_of_a_wide_table_is_cut_in_eighty_columns() -> None:
     names = ["extraction_strength", "model_utility", "acc_forget", "acc_recover", "acc_retain"]
     more = {name: metric(0.123, True) for name in names}

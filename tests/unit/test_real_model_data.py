@@ -200,13 +200,6 @@ def test_data_out_of_reach_is_told_with_the_option_to_change(
     assert not (tmp_path / "seed-0").exists()
 
 
-def test_a_short_text_is_refused_with_the_option_to_change(tmp_path: Path) -> None:
-    size = replace(SMALL, text_tokens=50)
-    text = write_text(tmp_path / "text.jsonl", 400)
-    with pytest.raises(DataError, match="--text"):
-        write_data(Models(tmp_path / "seed-0", "base"), size, tofu_folder(tmp_path / "tofu"), text, 0)
-
-
 def test_bad_data_fails_before_the_model_is_made_and_leaves_nothing_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
