@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as Waited
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -78,8 +79,9 @@ def assert_points_are_merges(job: Run, vectors: Mapping[str, Path], scratch: Pat
     target = LoadedTarget(job)
     found = [logits(target.merged(terms(vectors, point))) for point in POINTS]
     model = target.merged(terms(vectors, (0.0, 0.0)))
+    merged = {point: merged_logits(job, vectors, point, scratch) for point in POINTS}
     for point, ours in zip(POINTS, found, strict=True):
-        assert torch.equal(ours, merged_logits(job, vectors, point, scratch)), point
+        assert torch.equal(ours, merged[point]), point
     assert len({tuple(ours.flatten().tolist()) for ours in found}) == len(set(POINTS))  # each of them does something
     if job.recipe.merge.dtype == "same":
         before = load_model(job.sources["target"].folder).state_dict()
@@ -88,7 +90,7 @@ def assert_points_are_merges(job: Run, vectors: Mapping[str, Path], scratch: Pat
         assert all(torch.equal(before[name], after[name]) for name in before)
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen2", "olmo2", "gpt2"])
+@pytest.mark.parametrize("kind", ["olmo2", "gpt2"])
 def test_points_of_adapters_are_the_merged_models(
     make_checkpoint: Make, make_adapter: Make, tmp_path: Path, kind: str
 ) -> None:
@@ -97,7 +99,7 @@ def test_points_of_adapters_are_the_merged_models(
     assert_points_are_merges(job, adapters, tmp_path / "out")
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen2", "olmo2", "gpt2"])
+@pytest.mark.parametrize("kind", ["qwen2", "gpt2"])
 def test_points_of_full_checkpoints_are_the_merged_models(make_checkpoint: Make, tmp_path: Path, kind: str) -> None:
     job = make_job(make_checkpoint(kind), make_checkpoint(kind, 1), tmp_path)
     tuned = {"forget": make_checkpoint(kind, 2), "retain": make_checkpoint(kind, 3)}
@@ -116,15 +118,14 @@ def test_points_on_a_target_larger_than_the_gpu_are_set_in_ram(
     assert_points_are_merges(job, adapters, tmp_path / "out")
 
 
-@pytest.mark.parametrize("full", [False, True], ids=["adapters", "full"])
 @pytest.mark.parametrize(
-    ("stored", "options"),
+    ("stored", "options", "full"),
     [
-        ("bfloat16", {}),
-        ("bfloat16", {"rounding": "stochastic"}),
-        ("bfloat16", {"dtype": "float32"}),
-        ("float32", {"dtype": "bfloat16"}),
-        ("float32", {"dtype": "float16", "rounding": "stochastic"}),
+        ("bfloat16", {}, False),
+        ("bfloat16", {"rounding": "stochastic"}, True),
+        ("bfloat16", {"dtype": "float32"}, False),
+        ("float32", {"dtype": "bfloat16"}, True),
+        ("float32", {"dtype": "float16", "rounding": "stochastic"}, False),
     ],
 )
 def test_points_are_rounded_as_the_merge_rounds(
@@ -205,15 +206,19 @@ def test_rescaled_adapters_give_the_merged_models_logits(
         assert torch.allclose(logits(model), wanted, atol=1e-5)
 
 
-def test_points_on_a_4_bit_target_are_pefts_weighted_adapters(
-    make_checkpoint: Make, make_adapter: Make, tmp_path: Path
-) -> None:
+@pytest.fixture
+def four_bits(make_checkpoint: Make, make_adapter: Make) -> tuple[Path, Make]:
+    """A target for 4 bits, and what makes adapters for it."""
     pytest.importorskip("bitsandbytes")
+    shape = {"hidden_size": 64, "intermediate_size": 64}  # whole blocks of 64 weights
+    return make_checkpoint("llama", **shape), partial(make_adapter, "llama", model=shape)
+
+
+def test_points_on_a_4_bit_target_are_pefts_weighted_adapters(four_bits: tuple[Path, Make]) -> None:
     from peft import PeftModel
 
-    target = make_checkpoint("llama", hidden_size=64, intermediate_size=64)  # whole blocks of 64 weights
-    shape = {"hidden_size": 64, "intermediate_size": 64}
-    adapters = {"forget": make_adapter("llama", 1, model=shape), "retain": make_adapter("llama", 2, model=shape, r=3)}
+    target, make = four_bits
+    adapters = {"forget": make(1), "retain": make(2, r=3)}
     points = Points(target, adapters)
     plain = load_model(target, four_bit=True)
     before = logits(plain)
@@ -231,15 +236,11 @@ def test_points_on_a_4_bit_target_are_pefts_weighted_adapters(
     assert torch.equal(logits(points(None)), before)
 
 
-def test_vectors_of_earlier_requests_stay_at_their_strengths_on_a_4_bit_target(
-    make_checkpoint: Make, make_adapter: Make
-) -> None:
-    pytest.importorskip("bitsandbytes")
+def test_vectors_of_earlier_requests_stay_at_their_strengths_on_a_4_bit_target(four_bits: tuple[Path, Make]) -> None:
     from peft import PeftModel
 
-    target = make_checkpoint("llama", hidden_size=64, intermediate_size=64)
-    shape = {"hidden_size": 64, "intermediate_size": 64}
-    adapters = {name: make_adapter("llama", seed, model=shape) for seed, name in enumerate(("forget", "forget 2"), 1)}
+    target, make = four_bits
+    adapters = {"forget": make(1), "forget 2": make(2)}
     points = Points(target, adapters, {"forget 2": -0.5})
     plain = load_model(target, four_bit=True)
     before = logits(plain)

@@ -34,8 +34,8 @@ def run(finished: Path, tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-def test_a_finished_run_tells_everything(run: Path) -> None:
-    story = load_story(run)
+def test_a_finished_run_tells_everything(finished: Path) -> None:
+    story = load_story(finished)
     assert story.sentence.startswith("It still answers 1 of the 12 questions it was to forget (before: 12; ")
     assert (story.outcome, story.missing) == ("PASS", ())
     assert (story.method, story.strengths) == ("msa", CHOSEN)
@@ -62,30 +62,19 @@ def test_a_finished_run_tells_everything(run: Path) -> None:
     assert "Of the 12 rows to keep, 6 are among those by which the model was chosen" in story.basis
 
 
-def test_its_forms_say_the_same_and_hold_no_row(run: Path) -> None:
-    story = load_story(run)
+def test_its_forms_say_the_same_and_hold_no_row(finished: Path) -> None:
+    story = load_story(finished)
     text, values = run_markdown(story), run_json(story)
     assert text.startswith(f"{story.sentence}\n\n**PASS**\n")
     assert values["sentence"] == story.sentence
     assert values["metrics"]["accuracy_f"]["models"]["unlearned"]["value"] == 0.1
     assert values["choice"]["written_gap"] == story.written_gap
-    for part in (
-        "A remark",
-        "- prior: 12 rows on a side are too few.",
-        "Doubt: few rows",
-        "Warning: a note of the merge",
-        "θ_u = ",
-        "Scores on test rows",
-    ):
-        assert part in text
-    assert "0.100 ± 0.100" in text
+    parts = ("A remark", "12 rows on a side", "Doubt: few rows", "Warning: a note of the merge", "θ_u = ", "test rows")
+    assert [part for part in (*parts, "0.100 ± 0.100") if part not in text] == []
     assert SECRET not in text + json.dumps(values)
-    assert text == run_markdown(load_story(run)), "the same files give the same bytes"
-
-
-def test_the_documented_keys_are_those_that_are_there(run: Path) -> None:
+    assert text == run_markdown(load_story(finished)), "the same files give the same bytes"
     rows = [line.split("|")[1].strip(" `") for line in DOCS.read_text().splitlines() if line.startswith("| `")]
-    assert rows == list(run_json(load_story(run)))
+    assert rows == list(values)
 
 
 @pytest.mark.parametrize(
@@ -182,8 +171,8 @@ def test_an_adapter_has_a_story(tmp_path: Path) -> None:
     assert "| Modules | 6 |" in run_markdown(story)
 
 
-def test_the_update_is_told_by_layer_and_by_kind_of_module(run: Path) -> None:
-    update = load_story(run).update
+def test_the_update_is_told_by_layer_and_by_kind_of_module(finished: Path) -> None:
+    update = load_story(finished).update
     assert update is not None
     assert [(one.name, one.norm, one.relative_size) for one in update.by_layer()] == [
         ("0", 3.0, 0.5), ("1", 3.0, 0.5), ("other", 3.0, 0.5),
@@ -192,7 +181,6 @@ def test_the_update_is_told_by_layer_and_by_kind_of_module(run: Path) -> None:
     assert (kind.name, kind.tensors, kind.norm) == ("mlp.up_proj", 2, pytest.approx(18**0.5))
     assert kind.relative_size == pytest.approx(0.5)
     assert set(update.cells()) == {(0, "mlp.up_proj"), (1, "mlp.up_proj"), (None, "embed_tokens")}
-    assert "norm" in run_markdown(load_story(run))
 
 
 @pytest.mark.parametrize(
@@ -257,44 +245,42 @@ def test_a_run_of_an_earlier_development_version_is_to_be_run_again(run: Path) -
         load_story(run)
 
 
-@pytest.mark.parametrize("content", ["{", "[]", '{"outcome": 5}', "null", '"\\ud800"', "[" * 200, ""])
 @pytest.mark.parametrize("path", JSON)
-def test_a_broken_file_is_named(path: str, content: str, run: Path) -> None:
-    if path.endswith(".jsonl") and content in ("", "[]", '{"outcome": 5}'):
-        return  # a log without a loss is a log
-    (run / path).write_text(content)
-    with pytest.raises(FormatError, match=path.rpartition("/")[2].replace(".", r"\.")):
-        load_story(run)
+def test_a_broken_file_is_named(path: str, run: Path) -> None:
+    of_objects = ("[]", '{"outcome": 5}', "") if path.endswith(".json") else ()  # a log without a loss is a log
+    for content in ("{", "null", '"\\ud800"', "[" * 200, *of_objects):
+        (run / path).write_text(content)
+        with pytest.raises(FormatError, match=path.rpartition("/")[2].replace(".", r"\.")):
+            load_story(run)
 
 
-@pytest.mark.parametrize(
-    ("path", "keys", "value"),
-    [
-        ("verdict.json", ("forgotten", "recited"), {"target": "many"}),
-        ("verdict.json", ("forgotten", "recited"), {"ideal": 1}),
-        ("verdict.json", ("forgotten", "left", "probability", "high"), float("nan")),
-        ("verdict.json", ("forgotten", "excess"), [1]),
-        ("verdict.json", ("forgotten", "unit"), ["questions"]),
-        ("verdict.json", ("kept", "share"), [1]),
-        ("verdict.json", ("reasons",), 5),
+def test_values_of_another_kind_are_named(run: Path) -> None:
+    verdict, report = "verdict.json", "evaluation/target/report.json"
+    for path, keys, value in (
+        (verdict, ("forgotten", "recited"), {"target": "many"}),
+        (verdict, ("forgotten", "recited"), {"ideal": 1}),
+        (verdict, ("forgotten", "left", "probability", "high"), float("nan")),
+        (verdict, ("forgotten", "excess"), [1]),
+        (verdict, ("forgotten", "unit"), ["questions"]),
+        (verdict, ("kept", "share"), [1]),
+        (verdict, ("reasons",), 5),
         ("sweep/choice.json", ("scores",), [{"alpha": [], "score": 1, "met": True}]),
         ("sweep/choice.json", ("scores",), 5),
-        ("evaluation/target/report.json", ("metrics", "accuracy_f", "value"), "high"),
-        ("evaluation/target/report.json", ("settings",), []),
-        ("evaluation/target/report.json", ("split",), None),
-        ("evaluation/target/report.json", ("benchmark",), {}),
+        (report, ("metrics", "accuracy_f", "value"), "high"),
+        (report, ("settings",), []),
+        (report, ("split",), None),
+        (report, ("benchmark",), {}),
         ("probe/cheap/prior/report.json", ("settings", "intervals"), {"loss_auc": 1}),
-    ],
-)
-def test_values_of_another_kind_are_named(path: str, keys: tuple[str, ...], value: Any, run: Path) -> None:
-    content = json.loads((run / path).read_text())
-    place = content
-    for key in keys[:-1]:
-        place = place[key]
-    place[keys[-1]] = value
-    (run / path).write_text(json.dumps(content))
-    with pytest.raises(FormatError, match=path.rpartition("/")[2]):
-        load_story(run)
+    ):
+        text = (run / path).read_text()
+        content = place = json.loads(text)
+        for key in keys[:-1]:
+            place = place[key]
+        place[keys[-1]] = value
+        (run / path).write_text(json.dumps(content))
+        with pytest.raises(FormatError, match=path.rpartition("/")[2]):
+            load_story(run)
+        (run / path).write_text(text)
 
 
 def test_texts_have_the_main_metrics_of_texts(run: Path) -> None:
@@ -318,9 +304,9 @@ def test_another_folder_is_no_run(text: str, tmp_path: Path) -> None:
         load_story(tmp_path / "no")
 
 
-@pytest.mark.parametrize("text", ["- a\n", "forget: 5\n", "target: [\n", "{}\n"])
-def test_a_damaged_recipe_is_named(text: str, run: Path) -> None:
+def test_a_damaged_recipe_is_named(run: Path) -> None:
     first = (run / "recipe.yaml").read_text().split("\n")[0]
-    (run / "recipe.yaml").write_text(f"{first}\n{text}")
-    with pytest.raises(FormatError, match=r"recipe\.yaml"):
-        load_story(run)
+    for text in ("- a\n", "forget: 5\n", "target: [\n", "{}\n"):
+        (run / "recipe.yaml").write_text(f"{first}\n{text}")
+        with pytest.raises(FormatError, match=r"recipe\.yaml"):
+            load_story(run)

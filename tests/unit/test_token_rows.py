@@ -39,8 +39,16 @@ def expected(target: Path, tuned: Path, prior: Path, alpha: float) -> dict[str, 
     return result
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen2", "gpt2"])
-@pytest.mark.parametrize(("theirs", "tuned", "prior"), [(MORE, 300, 300), (MORE, MORE, 300), (300, MORE, MORE)])
+@pytest.mark.parametrize(
+    ("kind", "theirs", "tuned", "prior"),
+    [
+        ("qwen2", MORE, 300, 300),
+        ("qwen2", MORE, MORE, 300),
+        ("qwen2", 300, MORE, MORE),
+        ("llama", MORE, MORE, 300),
+        ("gpt2", MORE, 300, 300),
+    ],
+)
 def test_full_checkpoints_are_merged_on_the_common_rows(
     make_checkpoint: Make, tmp_path: Path, kind: str, theirs: int, tuned: int, prior: int
 ) -> None:
@@ -156,9 +164,7 @@ def test_added_rows_are_those_that_the_prior_has_no_token_for(
 # Models in which other weights have as many rows as there are tokens.
 SAME = [
     ("gpt2", {"n_embd": 75, "n_head": 5}),  # 4 × 75 rows in c_proj of each MLP, and its embedding is its head
-    ("gpt2", {"n_positions": 300}),
-    ("llama", {"hidden_size": 300, "num_attention_heads": 6}),
-    ("llama", {"intermediate_size": 300, "num_key_value_heads": 4}),
+    ("llama", {"hidden_size": 300, "num_attention_heads": 6, "num_hidden_layers": 1}),
     ("qwen2", {"intermediate_size": 300}),
 ]
 

@@ -18,6 +18,7 @@ from msa_lite.io.finished.seal import load_manifest, verify_folder
 from msa_lite.io.weights.adapter import load_adapter
 from msa_lite.io.weights.checkpoint import load_checkpoint
 from msa_lite.train import FitSettings, fit_vector
+from tests.support.fits import Killed
 from tests.support.models import tiny_tokenizer
 
 Make = Callable[..., Path]
@@ -35,6 +36,12 @@ def fit_rows(prior: Path, rows: list[Example], out: Path, settings: FitSettings 
     return fit_vector(prior, rows, out, tokenizer=tiny_tokenizer(), settings=settings, **more)
 
 
+@pytest.fixture(scope="module")
+def whole(make_checkpoint: Make, examples: list[Example], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A fit that nothing disturbed. No test changes its files."""
+    return fit_rows(make_checkpoint("llama"), examples, tmp_path_factory.mktemp("whole") / "v")
+
+
 def read_log(folder: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in (folder / "train_log.jsonl").read_text().splitlines()]
 
@@ -48,10 +55,10 @@ def test_each_mode_learns_and_writes_a_complete_folder(
         pytest.importorskip("bitsandbytes")
         if kind == "gpt2":
             pytest.skip("bitsandbytes does not replace GPT-2's Conv1D layers")
-    settings = replace(SETTINGS, mode=mode, epochs=6)
+    settings = replace(SETTINGS, mode=mode)
     folder = fit_rows(make_checkpoint(kind), examples, tmp_path / "v", settings)
     log = read_log(folder)
-    assert [line["step"] for line in log] == list(range(1, 13))
+    assert [line["step"] for line in log] == list(range(1, 7))
     assert log[-1]["loss"] < log[0]["loss"]
     assert verify_folder(folder) == []
     assert not (tmp_path / "v.partial").exists()
@@ -65,26 +72,14 @@ def test_each_mode_learns_and_writes_a_complete_folder(
         assert len(adapter.modules) == {"llama": 14, "gpt2": 8}[kind]
 
 
-def test_warm_up_is_counted_in_epochs_and_the_rate_falls_to_zero(
-    make_checkpoint: Make, examples: list[Example], tmp_path: Path
+def test_after_a_warm_up_counted_in_epochs_the_rate_falls_to_zero_or_is_constant(
+    make_checkpoint: Make, examples: list[Example], whole: Path, tmp_path: Path
 ) -> None:
     # 8 rows in batches of 4: 2 steps an epoch, 1 warm-up epoch, 3 epochs. The rate of a step is logged after it.
-    folder = fit_rows(make_checkpoint("llama"), examples, tmp_path / "v")
-    rates = [line["learning_rate"] / SETTINGS.learning_rate for line in read_log(folder)]
-    assert rates == pytest.approx([0, 0.5, 1, 0.75, 0.5, 0.25])
-
-
-def test_a_constant_rate_stays_after_the_warm_up_and_only_then_the_manifest_says_so(
-    make_checkpoint: Make, examples: list[Example], tmp_path: Path
-) -> None:
-    def fit(settings: FitSettings) -> Path:
-        folder = tmp_path / settings.schedule
-        return fit_rows(make_checkpoint("llama"), examples, folder, settings)
-
-    linear, constant = fit(SETTINGS), fit(replace(SETTINGS, schedule="constant"))
-    rates = [line["learning_rate"] / SETTINGS.learning_rate for line in read_log(constant)]
-    assert rates == pytest.approx([0, 0.5, 1, 1, 1, 1])
-    recorded = [(load_manifest(folder) or {})["inputs"]["settings"] for folder in (linear, constant)]
+    constant = fit_rows(make_checkpoint("llama"), examples, tmp_path / "v", replace(SETTINGS, schedule="constant"))
+    rates = [[line["learning_rate"] / SETTINGS.learning_rate for line in read_log(f)] for f in (whole, constant)]
+    assert rates == [pytest.approx([0, 0.5, 1, 0.75, 0.5, 0.25]), pytest.approx([0, 0.5, 1, 1, 1, 1])]
+    recorded = [(load_manifest(folder) or {})["inputs"]["settings"] for folder in (whole, constant)]
     assert recorded[0] | {"schedule": "constant"} == recorded[1]
     assert "schedule" not in recorded[0]  # vectors from before there was a choice are known again
 
@@ -101,7 +96,7 @@ def test_micro_batches_give_the_same_vector_as_one_batch(
 
 
 def test_an_adapters_vector_is_what_the_forward_pass_saw(
-    make_checkpoint: Make, examples: list[Example], tmp_path: Path
+    make_checkpoint: Make, examples: list[Example], whole: Path, tmp_path: Path
 ) -> None:
     """Target + LoRA as PEFT runs it equals the merge with α subtracted from a target that is the prior."""
     import torch
@@ -111,60 +106,52 @@ def test_an_adapters_vector_is_what_the_forward_pass_saw(
     from msa_lite import merge
 
     prior = make_checkpoint("llama")
-    vector = fit_rows(prior, examples, tmp_path / "v")
-    merged = merge(prior, tmp_path / "out", retain=str(vector), beta=1.0, alpha=0.0)
+    merged = merge(prior, tmp_path / "out", retain=str(whole), beta=1.0, alpha=0.0)
     ids = torch.tensor([examples[0].ids])
     with torch.inference_mode():
         ours = AutoModelForCausalLM.from_pretrained(merged.folder)(ids).logits
-        peft = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(prior), vector)(ids).logits
+        peft = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(prior), whole)(ids).logits
         before = AutoModelForCausalLM.from_pretrained(prior)(ids).logits
     assert torch.allclose(ours, peft, atol=1e-5)
     assert not torch.allclose(ours, before, atol=1e-2)
 
 
 def test_the_same_inputs_give_the_same_bytes_and_are_not_trained_twice(
-    make_checkpoint: Make, examples: list[Example], tmp_path: Path
+    make_checkpoint: Make, examples: list[Example], whole: Path, tmp_path: Path
 ) -> None:
-    def fit(name: str, settings: FitSettings = SETTINGS, calls: list[int] | None = None) -> Path:
-        return fit_rows(
-            make_checkpoint("llama"),
-            examples,
-            tmp_path / name,
-            settings=settings,
-            progress=lambda label, done, total: None if calls is None else calls.append(done),
-        )
-
-    one, two = fit("one"), fit("two")
-    for name in ("adapter_model.safetensors", "adapter_config.json", "train_log.jsonl", "manifest.json"):
-        assert hash_file(one / name) == hash_file(two / name)
     calls: list[int] = []
-    fit("one", calls=calls)
-    assert calls == []
-    fit("one", replace(SETTINGS, seed=1), calls)
+
+    def fit(settings: FitSettings = SETTINGS) -> Path:
+        calls.clear()
+        options: dict[str, Any] = {"progress": lambda label, done, total: calls.append(done)}
+        return fit_rows(make_checkpoint("llama"), examples, tmp_path / "v", settings, **options)
+
+    fit()
     assert calls[-1] == 6
-    assert hash_file(one / "adapter_model.safetensors") != hash_file(two / "adapter_model.safetensors")
-
-
-class Killed(BaseException):
-    """Stands for a kill in the middle of training: nothing may catch it."""
+    for name in ("adapter_model.safetensors", "adapter_config.json", "train_log.jsonl", "manifest.json"):
+        assert hash_file(tmp_path / "v" / name) == hash_file(whole / name)
+    fit()
+    assert calls == []
+    fit(replace(SETTINGS, seed=1))
+    assert calls[-1] == 6
+    assert hash_file(tmp_path / "v/adapter_model.safetensors") != hash_file(whole / "adapter_model.safetensors")
 
 
 @pytest.mark.parametrize("step", [1, 3, 6])
 def test_a_run_that_was_stopped_goes_on_to_the_same_bytes(
-    step: int, make_checkpoint: Make, examples: list[Example], tmp_path: Path
+    step: int, make_checkpoint: Make, examples: list[Example], whole: Path, tmp_path: Path
 ) -> None:
-    def fit(name: str, stop: int) -> Path:
+    def fit(stop: int) -> Path:
         def progress(label: str, done: int, total: int) -> None:
             if done == stop:
                 raise Killed
 
-        return fit_rows(make_checkpoint("llama"), examples, tmp_path / name, progress=progress)
+        return fit_rows(make_checkpoint("llama"), examples, tmp_path / "cut", progress=progress)
 
-    whole = fit("whole", stop=-1)
     with pytest.raises(Killed):
-        fit("cut", stop=step)
+        fit(step)
     assert not (tmp_path / "cut").exists()
-    resumed = fit("cut", stop=-1)
+    resumed = fit(-1)
     for name in ("adapter_model.safetensors", "train_log.jsonl"):
         assert hash_file(whole / name) == hash_file(resumed / name)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from msa_lite.data import DataSource, Prompter, Template, encode, encode_text, e
 from msa_lite.errors import MsaError, OutputError, UsageError
 from msa_lite.io.files.writing import hash_file
 from msa_lite.io.finished.seal import load_manifest, verify_folder
+from msa_lite.pipeline.staged.training import TrainingResult
 from msa_lite.recipe import load_recipe
 from msa_lite.recipe.inputs import choose_prior
 from msa_lite.train import FitSettings, fit_vector
@@ -39,24 +41,36 @@ def new_model(vocabulary: int = 300, **config: Any) -> dict[str, Any]:
     return {"model": {"config": LLAMA | config, "tokenizer": {"vocabulary": vocabulary}}}
 
 
-@pytest.fixture
-def recipe(tmp_path: Path) -> dict[str, Any]:
+def make_recipe(folder: Path) -> dict[str, Any]:
     """Questions, then 100 tokens of texts, then the questions again: TOFU + C4 + TOFU in a second. From nothing."""
     pairs = [{"question": f"Where is {i}?", "answer": f"At {i * 7}."} for i in range(6)]
-    (tmp_path / "qa.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+    (folder / "qa.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
     texts = [{"text": f"Number {i} lies at {i * 7}, far out."} for i in range(40)]
-    (tmp_path / "texts.jsonl").write_text("".join(json.dumps(text) + "\n" for text in texts))
-    questions = {"path": str(tmp_path / "qa.jsonl")}
+    (folder / "texts.jsonl").write_text("".join(json.dumps(text) + "\n" for text in texts))
+    questions = {"path": str(folder / "qa.jsonl")}
     return {
         **new_model(),
         "stages": [
             {"name": "tofu", "data": questions},
-            {"data": {"path": str(tmp_path / "texts.jsonl"), "format": "text"}, "tokens": 100, "max_length": 16},
+            {"data": {"path": str(folder / "texts.jsonl"), "format": "text"}, "tokens": 100, "max_length": 16},
             {"name": "tofu-again", "data": questions, "epochs": 1},
         ],
         "training": {"epochs": 2, "learning_rate": 1e-3, "warmup_epochs": 0, "batch_size": 4, "max_length": 128},
-        "output": str(tmp_path / "out"),
+        "output": str(folder / "out"),
     }
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> dict[str, Any]:
+    return make_recipe(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> TrainingResult:
+    """The whole training. No test changes its files."""
+    result = msa_lite.train_stages(make_recipe(tmp_path_factory.mktemp("trained")))
+    assert result is not None
+    return result
 
 
 NAMES = ["0-start", "1-tofu", "2-texts", "3-tofu-again"]
@@ -105,11 +119,10 @@ def test_stages_give_the_weights_of_fits_by_hand(recipe: dict[str, Any], make_ch
 
 
 def test_a_model_from_nothing_is_the_same_twice_and_another_with_another_seed(
-    recipe: dict[str, Any], tmp_path: Path
+    recipe: dict[str, Any], trained: TrainingResult, tmp_path: Path
 ) -> None:
-    first = msa_lite.train_stages(recipe).folder
+    first, again = trained.folder, msa_lite.train_stages(recipe).folder
     assert sorted(hashes(first)) == NAMES
-    again = msa_lite.train_stages(recipe, [f"output={tmp_path / 'again'}"]).folder
     other = msa_lite.train_stages(recipe, [f"output={tmp_path / 'other'}", "seed=1"]).folder
     assert hashes(first) == hashes(again)
     assert not set(hashes(first).values()) & set(hashes(other).values())
@@ -120,23 +133,24 @@ def test_a_model_from_nothing_is_the_same_twice_and_another_with_another_seed(
 
 @pytest.mark.parametrize("keep", ["each", "last"])
 def test_a_training_that_was_killed_goes_on_to_the_same_weights(
-    recipe: dict[str, Any], keep: str, tmp_path: Path
+    recipe: dict[str, Any], keep: str, trained: TrainingResult, tmp_path: Path
 ) -> None:
     recipe["keep"] = keep
-    whole = msa_lite.train_stages(recipe, [f"output={tmp_path / 'whole'}"]).folder
     with pytest.raises(Killed):
         train(recipe, stop=("2-texts", 3))
     assert str(tmp_path / "out/1-tofu") in (tmp_path / "out/history.yaml").read_text()
     assert train(recipe) == ["2-texts", "3-tofu-again"]
-    assert hashes(tmp_path / "out") == hashes(whole)
-    assert sorted(hashes(whole)) == (NAMES if keep == "each" else NAMES[-1:])
+    whole = hashes(trained.folder)
+    assert hashes(tmp_path / "out") == (whole if keep == "each" else {NAMES[-1]: whole[NAMES[-1]]})
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("*/manifest.json")}
     assert train(recipe) == []
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("*/manifest.json")} == before
 
 
-def test_a_changed_stage_is_trained_again_and_so_are_those_after_it(recipe: dict[str, Any]) -> None:
-    assert train(recipe) == NAMES[1:]
+def test_a_changed_stage_is_trained_again_and_so_are_those_after_it(
+    recipe: dict[str, Any], trained: TrainingResult
+) -> None:
+    shutil.copytree(trained.folder, recipe["output"])
     assert train(recipe, "stages.2.epochs=2") == NAMES[3:]
     assert train(recipe, "stages.1.tokens=64", "stages.2.epochs=2") == NAMES[2:]
     # What went with keep: last is made again only where something is to follow it.
@@ -147,8 +161,8 @@ def test_a_changed_stage_is_trained_again_and_so_are_those_after_it(recipe: dict
     assert train(recipe, *last[:2]) == NAMES[1:]
 
 
-def test_the_folder_tells_what_was_seen_and_repeats_the_training(recipe: dict[str, Any], tmp_path: Path) -> None:
-    result = msa_lite.train_stages(recipe)
+def test_the_folder_tells_what_was_seen_and_repeats_the_training(trained: TrainingResult) -> None:
+    result = trained
     block = yaml.safe_load(result.history.read_text())
     assert [c["seen_tokens"] for c in block["history"]["checkpoints"]] == [m.seen_tokens for m in result.models]
     assert block["history"].pop("exposure", 0) is None  # the user's to name
@@ -183,18 +197,22 @@ def test_a_history_names_its_models_wherever_it_is_read(
     assert names == [str(make_checkpoint("llama")), str(tmp_path / "out/1-tofu-again")]
 
 
-def test_a_faulty_rerun_leaves_the_recipe_of_what_is_there(recipe: dict[str, Any], tmp_path: Path) -> None:
-    train(recipe)
-    before = (tmp_path / "out/recipe.yaml").read_text()
+def test_a_faulty_rerun_leaves_the_recipe_of_what_is_there(recipe: dict[str, Any], trained: TrainingResult) -> None:
+    before = (trained.folder / "recipe.yaml").read_text()
     with pytest.raises(MsaError, match=r"none\.jsonl"):
-        train(recipe, "stages.1.data={path: none.jsonl, format: text}")
-    assert (tmp_path / "out/recipe.yaml").read_text() == before
+        train(recipe, f"output={trained.folder}", "stages.1.data={path: none.jsonl, format: text}")
+    assert (trained.folder / "recipe.yaml").read_text() == before
 
 
 def test_models_of_stages_that_have_gone_stay_and_are_named(
-    recipe: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    recipe: dict[str, Any],
+    trained: TrainingResult,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(logging.getLogger("msa_lite"), "propagate", True)  # a command that ran before keeps the log
+    shutil.copytree(trained.folder, tmp_path / "out")
     train(recipe)
     assert "since no stage of this training makes it" not in caplog.text
     assert train(recipe, "stages.1.name=renamed") == ["2-renamed"]  # the last is made of the same weights
@@ -237,7 +255,7 @@ def test_several_data_sets_are_learnt_together(recipe: dict[str, Any], tmp_path:
 
 
 @pytest.mark.parametrize("bos", [True, False])
-@pytest.mark.parametrize("tokens", [2, 16, 17, 18, 40, 100])
+@pytest.mark.parametrize("tokens", [2, 16, 17, 18, 100])
 def test_as_many_tokens_are_read_as_were_asked_for(tokens: int, bos: bool) -> None:
     tokenizer = tiny_tokenizer()
     if not bos:
@@ -275,7 +293,6 @@ def test_too_few_tokens_are_warned_of(recipe: dict[str, Any], caplog: pytest.Log
         ({"stages": [{"epochs": 2}]}, ["stages.0.data: is missing"]),
         ({"stages": [{"data": {"path": "q"}, "tokens": 100}]}, ["stages.0: tokens: only for one data set"]),
         ({"stages": [{"data": {"path": "t", "format": "text"}, "tokens": 0}]}, ["stages.0.tokens: ", "got 0"]),
-        ({"stages": [{"data": {"path": "t", "format": "text"}, "tokens": -5}]}, ["stages.0.tokens: ", "got -5"]),
         ({"stages": [{"data": {"path": "t", "fromat": "text"}, "epoch": 1}]}, ["'format'?", "'epochs'?"]),
         ({"stages": [{"data": {"path": "t"}, "micro_batch_size": 3}]}, ["3 does not divide batch_size 4"]),
         ({"stages": [{"data": {"path": "none.jsonl"}}], "model": "none"}, ["2 faults", "none.jsonl", "none: no such"]),
