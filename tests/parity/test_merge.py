@@ -20,14 +20,7 @@ from tests.support.merges import nearest
 
 Make = Callable[..., Path]
 PATTERNS = {"rank_pattern": {".*v_proj": 2, "c_attn": 6}, "alpha_pattern": {"(up|down)_proj": 3, "mlp.c_fc": 5}}
-CASES = [
-    ("llama", {}),
-    ("llama", {"use_rslora": True, **PATTERNS}),
-    ("qwen2", {"use_rslora": True}),
-    ("olmo2", PATTERNS),
-    ("gpt2", {}),
-    ("gpt2", {"use_rslora": True, **PATTERNS}),
-]
+CASES = [("olmo2", PATTERNS), ("gpt2", {"use_rslora": True, **PATTERNS})]
 UNTOUCHED = ("embed", "lm_head", "norm", "wte", "wpe", "ln_", "bias")
 
 
@@ -84,23 +77,6 @@ def test_a_forget_vector_is_pefts_merge_with_minus_alpha(
     assert_near(ours, {name: w - 0.7 * (added[name] - w) for name, w in before.items()}, roundings=3)
     moved = {name for name, w in before.items() if (ours[name] - w).abs().max() > 1e-3}
     assert moved == {name for name in before if not any(part in name for part in UNTOUCHED)}
-
-
-@pytest.mark.parametrize(("kind", "config"), [("llama", {}), ("gpt2", {"use_rslora": True})])
-def test_forget_and_retain_are_pefts_merges_one_after_the_other(
-    make_checkpoint: Make,
-    make_adapter: Make,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    kind: str,
-    config: dict[str, Any],
-) -> None:
-    monkeypatch.setattr(checked, "BLOCK", 125)  # several blocks of rows even for these small tensors
-    target, forget, retain = make_checkpoint(kind), make_adapter(kind, 1, **config), make_adapter(kind, 2, r=3)
-    merge(str(target), tmp_path / "out", forget=str(forget), alpha=1.0, retain=str(retain), beta=0.5)
-    model = merge_with_peft(load_model(target), forget, -1.0, tmp_path / "forget")
-    model = merge_with_peft(model, retain, 0.5, tmp_path / "retain")
-    assert_near(load_weights(tmp_path / "out"), save_model(model, tmp_path / "peft"), roundings=4)
 
 
 @pytest.mark.parametrize(
@@ -162,18 +138,16 @@ def test_a_tied_model_stays_tied_and_answers_as_pefts_does(
     assert not torch.allclose(logits(ours), logits(load_model(target)), atol=1e-2)
 
 
-@pytest.mark.parametrize("shard", ["5GB", "40KB"])
 def test_a_bfloat16_target_written_in_float32_is_loaded_in_float32(
-    make_checkpoint: Make, make_adapter: Make, tmp_path: Path, shard: str
+    make_checkpoint: Make, make_adapter: Make, tmp_path: Path
 ) -> None:
-    target, adapter = make_checkpoint("llama", dtype="bfloat16", shard=shard), make_adapter("llama")
+    target, adapter = make_checkpoint("llama", dtype="bfloat16", shard="40KB"), make_adapter("llama")
     merge(str(target), tmp_path / "out", forget=str(adapter), dtype="float32")
     out = load_weights(tmp_path / "out")
     assert {t.dtype for t in out.values()} == {torch.float32}
-    if shard == "40KB":
-        old, new = (json.loads((f / "model.safetensors.index.json").read_text()) for f in (target, tmp_path / "out"))
-        assert new["metadata"]["total_size"] == sum(t.nbytes for t in out.values())
-        assert new["weight_map"] == old["weight_map"]
+    old, new = (json.loads((f / "model.safetensors.index.json").read_text()) for f in (target, tmp_path / "out"))
+    assert new["metadata"]["total_size"] == sum(t.nbytes for t in out.values())
+    assert new["weight_map"] == old["weight_map"]
     ours = load_model(tmp_path / "out")
     assert ours.dtype == torch.float32
     peft = merge_with_peft(load_model(target, dtype="float32"), adapter, -1.0, tmp_path / "scaled")

@@ -23,7 +23,6 @@ from msa_lite.errors import StageError, UsageError
 from msa_lite.evals.benchmark import Records
 from msa_lite.io.models.heads import choose_precision
 from msa_lite.io.weights.hub import Source
-from msa_lite.train import FitSettings
 from tests.support.memorised import FORGET, HOLDOUT, RETAIN, learn, make_ground, subject_of
 
 pytestmark = pytest.mark.usefixtures("quick_fits")
@@ -109,7 +108,7 @@ def test_a_row_of_the_taught_half_has_no_scores() -> None:
 
 
 def test_the_same_attack_gives_the_same_records() -> None:
-    attack = replace(QUICK, branches=("part",), matched=replace(TUNING, steps=4))
+    attack = replace(QUICK, branches=("part",), matched=replace(TUNING, steps=2))
     assert attacked(masked(), attack) == attacked(masked(), attack)
     assert attacked(masked(), attack) != attacked(masked(), attack, replace(GROUND, seed=1))
 
@@ -239,6 +238,9 @@ def test_every_branch_has_a_curve_and_one_point_that_speaks() -> None:
     assert {trial.name.split()[0] for trial in trials if trial.teaches_forget_rows} == {"forget"}
     assert trials[1].label == "tuning on all forget rows, 6 steps"
     assert "tuning as published on rows to keep, 1 step" in [trial.label for trial in trials]
+    in_single_rows = replace(TUNING, steps=8, batch_size=1)  # each of the four rows was taught once after four steps
+    trials = Relearn(strengths=("matched",), matched=in_single_rows, branches=("forget",)).trials(make_ground())
+    assert [trial.name for trial in trials if trial.is_summary] == ["forget step 4"]
     alone = Relearn(strengths=("published",)).trials(make_ground())
     assert [trial.is_summary for trial in alone] == [False, True, True, True, True]
 
@@ -254,8 +256,14 @@ def test_branches_that_the_rows_do_not_allow_are_left_out_unless_they_are_named(
     assert "give some (retain.data), or leave the branch out" in faults[1]
 
 
-@pytest.mark.parametrize("shared", [FORGET[0], HOLDOUT[1], replace(FORGET[2], answer="somebody else")])
-@pytest.mark.parametrize("place", ["retain", "unrelated"])
+@pytest.mark.parametrize(
+    ("place", "shared"),
+    [
+        ("retain", HOLDOUT[1]),
+        ("retain", replace(FORGET[2], answer="somebody else")),
+        ("unrelated", FORGET[0]),
+    ],
+)
 def test_rows_that_teach_what_is_scored_are_refused(place: str, shared: Row) -> None:
     rows = [*RETAIN, shared]
     attack, ground = (
@@ -341,12 +349,10 @@ def test_all_that_decides_records_is_described_without_the_rows() -> None:
     ("values", "robustness"),
     [
         ((0.2, 0.5, 0.2, 0.8), 0.5),  # .3 of .6
-        ((0.2, 0.5, 0.3, 0.6), 1.0),
         ((0.2, 0.8, 0.2, 0.5), 1.0),  # the ideal gains more
         ((0.2, 0.5, 0.4, 0.4), 1.0),  # no gain
         ((0.2, 0.5, 0.4, 0.3), 1.0),  # a loss
         ((0.2, 0.1, 0.2, 0.4), 0.0),  # the ideal loses
-        ((0.2, 0.2, 0.2, 0.4), 0.0),
     ],
 )
 def test_robustness_to_relearning(values: tuple[float, float, float, float], robustness: float) -> None:
@@ -363,9 +369,3 @@ def test_robustness_is_a_figure_of_the_published_tuning_beside_an_ideal() -> Non
     assert Relearn().figures(means, "unlearned") == {"R extraction_strength": pytest.approx(0.5)}
     del means["ideal", trial, measure]
     assert Relearn().figures(means, "unlearned") == {}
-
-
-def test_the_unrelated_texts_are_many_and_short() -> None:
-    assert len({row.text for row in UNRELATED}) == 24
-    assert max(len(row.text) for row in UNRELATED) < 120
-    assert isinstance(Relearn().unrelated.settings(torch.nn.Linear(2, 2), 24, 0, "auto"), FitSettings)

@@ -21,12 +21,9 @@ def texts(*lengths: int) -> list[Row]:
     ("count", "chosen_on", "scored", "name"),
     [
         (1, 1, 1, "all"),
-        (8, 8, 8, "all"),
         (11, 11, 11, "all"),
         (12, 6, 6, "test"),
-        (24, 12, 12, "test"),
         (25, 12, 13, "test"),
-        (40, 20, 20, "test"),
         (60, 30, 30, "test"),
         (400, 30, 370, "test"),
     ],

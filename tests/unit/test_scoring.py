@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -15,12 +14,8 @@ def test_probability_is_the_geometric_mean_over_all_answer_tokens() -> None:
     # Uniform logits over V give 1/V for any length; (0.5 · 0.125)^(1/2) = 0.25.
     assert scoring.probability(np.full(7, -math.log(50))) == pytest.approx(1 / 50)
     assert scoring.probability(np.log([0.5, 0.125])) == pytest.approx(0.25)
+    assert scoring.mean_loss(np.log([0.5, 0.125])) == pytest.approx(2 * math.log(2))  # (1 + 3)/2 · ln 2
     assert scoring.probability(np.array([])) is None
-
-
-def test_mean_loss_is_in_nats_per_token() -> None:
-    # −(ln ½ + ln ⅛)/2 = (1 + 3)/2 · ln 2
-    assert scoring.mean_loss(np.log([0.5, 0.125])) == pytest.approx(2 * math.log(2))
     assert scoring.mean_loss(np.array([])) is None
 
 
@@ -105,11 +100,8 @@ def test_rouge_l_f1_counts_both_texts() -> None:
     assert scoring.rouge_l_f1("", "") == 0.0
 
 
-@pytest.mark.parametrize(
-    ("text", "value"), [("a", True), ("_", True), ("5", True), ("ก", True), ("", False), ("…", False), ("−", False)]
-)
-def test_a_text_without_a_word_is_told(text: str, value: bool) -> None:
-    assert scoring.has_word(text) is value
+def test_a_text_without_a_word_is_told() -> None:
+    assert [scoring.has_word(text) for text in ("_", "5", "ก", "", "…")] == [True] * 3 + [False] * 2
 
 
 def test_min_k_is_the_mean_surprise_of_the_least_likely_tokens() -> None:
@@ -154,19 +146,11 @@ def shifted(count: int, steps: int) -> tuple[np.ndarray, np.ndarray]:
     [
         (40, 0, 1.0),
         (40, 4, 0.9900),
-        (40, 5, 0.9188),
-        (40, 8, 0.4046),
-        (40, 9, 0.2657),
-        (40, 10, 0.1650),
         (40, 13, 0.0286),
-        # Samples that lie apart give the least value there is, which open-unlearning's tables show.
-        (40, 40, 1.86e-23),
-        (200, 200, 1.94e-119),
-        (400, 400, 1.06e-239),
-        # Values of the MSA paper's tables for forget10, of 400 questions.
-        (400, 92, 1.10e-09),
-        (400, 93, 6.86e-10),
+        (40, 40, 1.86e-23),  # samples that lie apart give the least value there is, as in open-unlearning's tables
+        (400, 92, 1.10e-09),  # of the MSA paper's tables for forget10, of 400 questions
         (400, 106, 9.34e-13),
+        (400, 400, 1.06e-239),
     ],
 )
 def test_forget_quality_is_the_p_value_of_the_greatest_distance(count: int, steps: int, value: float) -> None:
@@ -189,15 +173,6 @@ def test_membership_auc_counts_pairs() -> None:
     assert scoring.membership_auc([1.0], [None]) is None
 
 
-def test_membership_auc_is_the_rank_statistic() -> None:
-    from scipy.stats import mannwhitneyu
-
-    random = np.random.default_rng(0)
-    forget, holdout = random.integers(0, 20, 50), random.integers(5, 25, 70)
-    wanted = mannwhitneyu(holdout, forget).statistic / (50 * 70)
-    assert scoring.membership_auc(forget, holdout) == pytest.approx(wanted)
-
-
 def test_priv_leak_is_relative_to_the_ideal() -> None:
     assert scoring.priv_leak(1.0, 0.45) == pytest.approx(-100)  # told every time
     assert scoring.priv_leak(0.45, 0.45) == 0.0
@@ -208,21 +183,13 @@ def test_priv_leak_is_relative_to_the_ideal() -> None:
 @pytest.mark.parametrize(
     ("auc", "ideal", "published"),
     [
-        # OLMo-2-7B: priors at 500B, 2207B and 3691B tokens and the last one, then NPO, RMU, GradDiff, UNDIAL.
+        # OLMo-2-7B: priors at 500B and 3691B tokens, then NPO and GradDiff. Llama-3.1-8B: RMU and GradDiff.
         (0.14, 0.45, 56.38),
-        (0.04, 0.45, 74.05),
-        (0.30, 0.45, 27.63),
         (0.37, 0.45, 14.67),
         (1.00, 0.45, -99.93),
-        (0.55, 0.45, -17.83),
         (0.50, 0.45, -9.47),
-        (1.00, 0.45, -100.0),
-        # Llama-3.1-8B: the base prior, then NPO, RMU, GradDiff, UNDIAL.
-        (0.52, 0.51, -1.37),
-        (1.00, 0.51, -99.90),
         (0.74, 0.51, -46.44),
         (0.32, 0.51, 38.06),
-        (0.99, 0.51, -98.15),
     ],
 )
 def test_priv_leak_agrees_with_the_published_tables(auc: float, ideal: float, published: float) -> None:
@@ -237,17 +204,10 @@ def auc(*samples: np.ndarray) -> float | None:
     return scoring.membership_auc(*samples)
 
 
-def utility(*parts: np.ndarray) -> float | None:
-    return scoring.harmonic_mean([part.mean() for part in parts])
-
-
-@pytest.mark.parametrize(("statistic", "count", "size"), [(auc, 2, 100), (utility, 9, 400)])
-def test_bootstrap_error_is_the_spread_of_fresh_samples(
-    statistic: Callable[..., float | None], count: int, size: int
-) -> None:
+def test_bootstrap_error_is_the_spread_of_fresh_samples() -> None:
     random = np.random.default_rng(0)
-    fresh = [statistic(*random.random((count, size))) for _ in range(1000)]
-    error = scoring.spread(scoring.bootstrap(statistic, list(random.random((count, size)))))
+    fresh = [auc(*random.random((2, 100))) for _ in range(1000)]
+    error = scoring.spread(scoring.bootstrap(auc, list(random.random((2, 100)))))
     # Both spreads are of 1000 draws, so they agree to √2/√2000 ≈ 3 % (one deviation); the sample adds its own.
     assert error == pytest.approx(np.std(fresh, ddof=1), rel=0.2)
 

@@ -71,7 +71,7 @@ def found(scored: Scored) -> tuple[Point, Rank]:
     return best, rank
 
 
-@pytest.mark.parametrize("forgets", [0.1, 0.3, 0.8, 1.0, 2.5, 5.0])
+@pytest.mark.parametrize("forgets", [0.1, 0.8, 1.0, 2.5, 5.0])
 def test_without_retain_rows_the_gentlest_alpha_that_forgets_is_taken(forgets: float) -> None:
     scored = run(StrengthSearch(betas=(0.0,)), responds(forgets, math.inf))
     (alpha, _), rank = found(scored)
@@ -158,7 +158,7 @@ def test_a_rule_that_only_orders_points_is_climbed(rule: Rule, scale: float) -> 
     assert len(scored) <= 8
 
 
-@settings(max_examples=100)
+@settings(max_examples=60)
 @given(st.floats(0.03, 20), st.floats(0.03, 20), st.floats(-0.9, 3), st.floats(0, 0.2), st.integers(0, 9))
 def test_a_search_ends_whatever_the_noise_and_what_it_finds_is_the_best_it_saw(
     forgets: float, keeps: float, helps: float, noise: float, seed: int

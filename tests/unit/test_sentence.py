@@ -25,15 +25,10 @@ CASES: dict[str, tuple[Forgotten, Kept | None, str]] = {
         replace(FORGOTTEN, control="holdout", control_rows=40), KEPT,
         f"{START} (before: 48; of 40 questions that it never saw, it answered 3). {KEEPS}",
     ),
-    "the prior": (
-        replace(FORGOTTEN, control="prior"), KEPT,
-        f"{START} (before: 48; the model from before it learnt them: 0). {KEEPS}",
-    ),
     "fewer rows of the prior": (
         replace(FORGOTTEN, control="prior", control_rows=32), KEPT,
         f"{START} (before: 48; the model from before it learnt them: 0 of 32). {KEEPS}",
     ),
-    "no control": (replace(FORGOTTEN, control=None), KEPT, f"{START} (before: 48). {KEEPS}"),
     "nothing to keep": (
         replace(FORGOTTEN, control=None), None, f"{START} (before: 48). Nothing shows what it has lost of the rest.",
     ),
@@ -61,11 +56,6 @@ CASES: dict[str, tuple[Forgotten, Kept | None, str]] = {
         replace(FORGOTTEN, control=None), replace(KEPT, fitted=True),
         f"{START} (before: 48). Of 120 questions it was to keep, which its vector was fitted to, it answered 118 "
         "before and 115 now.",
-    ),
-    "one row": (
-        replace(FORGOTTEN, control=None, rows=1, recited={"target": 1, "unlearned": 0}), None,
-        "It still answers 0 of the 1 question it was to forget (before: 1). Nothing shows what it has lost of the "
-        "rest.",
     ),
 }  # fmt: skip
 

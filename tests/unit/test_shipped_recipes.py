@@ -113,7 +113,6 @@ def test_every_command_in_a_recipes_comments_is_right(name: str) -> None:
     [
         ("msa-lite paper/restor-olmo-2-7b forget.alhpa=1", RecipeError),
         ("msa-lite paper/restor-olmo-3-7b", UsageError),
-        ("msa-lite compare runs/x --published restor-olmo-3-7b", UsageError),
         ("for m in npo nop; do msa-lite baseline $m paper/restor-olmo-2-7b; done", UsageError),
         ("… retain.vector.mode=lora", RecipeError),
         ("… evaluate.compat=[smapling]", UsageError),

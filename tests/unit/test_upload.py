@@ -49,8 +49,11 @@ def test_waits_are_as_long_as_the_hub_says(tmp_path: Path) -> None:
     assert waits == [10.0]  # the library's own way: a second more
 
 
-def test_weights_come_first_and_main_moves_once(hub: HubServer, tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_there", [False, True], ids=["new", "made in the browser"])
+def test_weights_come_first_and_main_moves_once(hub: HubServer, is_there: bool, tmp_path: Path) -> None:
     contents = make_upload(tmp_path / "model")
+    if is_there:
+        hub.make(REPO, {"README.md": "---\nlicense: mit\n---\n"})
     result = publish(contents)
     assert hub.on(REPO) == wanted(contents)
     assert result.sent == {item.name: item.nbytes for item in contents.files}
@@ -63,18 +66,14 @@ def test_weights_come_first_and_main_moves_once(hub: HubServer, tmp_path: Path) 
     assert result.new_version == REPO
 
 
-def test_the_same_again_sends_nothing_and_makes_no_commit(hub: HubServer, tmp_path: Path) -> None:
+def test_the_same_again_sends_nothing_and_a_new_card_alone_the_card(hub: HubServer, tmp_path: Path) -> None:
     contents = make_upload(tmp_path / "model")
     first = publish(contents)
     hub.requests.clear()
+    hub.received.clear()
     again = publish(contents)
     assert (again.commit, again.sent) == (first.commit, {})
     assert [method for method, _ in hub.requests if method != "GET"] == []
-
-
-def test_a_new_card_alone_sends_the_card_alone(hub: HubServer, tmp_path: Path) -> None:
-    publish(make_upload(tmp_path / "model"))
-    hub.received.clear()
     result = publish(make_upload(tmp_path / "model", card="---\nlicense: mit\n---\n# Better said\n"))
     assert ([*result.sent], hub.received[REPO]) == (["README.md"], 0)
     assert b"Better said" in hub.on(REPO)["README.md"]
@@ -107,13 +106,6 @@ def test_a_public_repository_is_made_and_gated_only_when_that_is_wanted(hub: Hub
     assert (hub.private["alice/open"], hub.gated["alice/open"]) == (False, "manual")
     calls = [path for method, path in hub.requests if method in ("PUT", "POST")]
     assert calls.index("/api/models/alice/open/settings") < calls.index(next(p for p in calls if "preupload" in p))
-
-
-def test_a_repository_made_in_the_browser_is_taken(hub: HubServer, tmp_path: Path) -> None:
-    hub.make(REPO, {"README.md": "---\nlicense: mit\n---\n"})
-    contents = make_upload(tmp_path / "model")
-    publish(contents)
-    assert hub.on(REPO) == wanted(contents)
 
 
 @pytest.mark.parametrize("when", ["before", "while it is sent"])
@@ -181,23 +173,15 @@ def test_a_server_that_is_gone(hub: HubServer, tmp_path: Path) -> None:
     assert hub.branch_names(REPO) == []
 
 
-def test_a_repository_that_turns_public_meanwhile_gets_nothing(hub: HubServer, tmp_path: Path) -> None:
-    contents = make_upload(tmp_path / "model")
+def test_a_repository_that_turns_public_meanwhile_keeps_its_main(hub: HubServer, tmp_path: Path) -> None:
+    contents, other = make_upload(tmp_path / "model"), make_upload(tmp_path / "other", seed=3)
     publish(contents)
     to = find_destination(REPO, private=True)
-    hub.private[REPO] = False
-    with pytest.raises(OutputError, match="is public already"):
-        push(make_upload(tmp_path / "other", seed=3), to)
-    assert hub.on(REPO) == wanted(contents)
-
-
-def test_a_repository_that_turns_public_while_weights_are_sent_keeps_its_main(hub: HubServer, tmp_path: Path) -> None:
-    contents = make_upload(tmp_path / "model")
-    publish(contents)
     hub.faults = [Fault("PUT /lfs", act=lambda: hub.private.update({REPO: False}))]
-    with pytest.raises(OutputError, match="is public already"):
-        publish(make_upload(tmp_path / "other", seed=3))
-    assert hub.on(REPO) == wanted(contents)
+    for _ in ("while weights are sent", "before"):
+        with pytest.raises(OutputError, match="is public already"):
+            push(other, to)
+        assert hub.on(REPO) == wanted(contents)
 
 
 def test_no_token_is_told_whatever_the_server_says(hub: HubServer, tmp_path: Path) -> None:

@@ -181,16 +181,14 @@ def test_a_stopped_fit_of_an_extended_prior_ends_as_one_that_was_not(
     ("name", "role"),
     [
         *((name, True) for name in (
-            "model.embed_tokens.weight", "lm_head.weight", "lm_head.bias", "transformer.wte.weight", "wte.weight",
-            "gpt_neox.embed_in.weight", "embed_out.weight", "transformer.word_embeddings.weight", "shared.weight",
-            "backbone.embeddings.weight", "model.tok_embeddings.weight", "output.weight", "rwkv.embeddings.weight",
-            "head.weight", "model.language_model.embed_tokens.weight", "embed.weight", "model.embedding.weight",
+            "model.embed_tokens.weight", "lm_head.weight", "lm_head.bias", "wte.weight", "gpt_neox.embed_in.weight",
+            "embed_out.weight", "transformer.word_embeddings.weight", "shared.weight", "output.weight", "head.weight",
+            "model.tok_embeddings.weight", "rwkv.embeddings.weight", "embed.weight", "model.embedding.weight",
         )),
         *((name, False) for name in (
-            "model.layers.0.mlp.down_proj.weight", "transformer.h.0.mlp.c_fc.weight", "model.norm.weight",
-            "transformer.wpe.weight", "model.embed_positions.weight", "embeddings.position_embeddings.weight",
-            "embeddings.token_type_embeddings.weight", "transformer.ln_f.bias", "vision.patch_embedding.weight",
-            "model.layers.0.attention.output.weight", "encoder.layer.0.head.weight", "weight", "embed_tokens", "",
+            "model.layers.0.mlp.down_proj.weight", "model.norm.weight", "transformer.wpe.weight",
+            "embeddings.position_embeddings.weight", "vision.patch_embedding.weight",
+            "model.layers.0.attention.output.weight", "encoder.layer.0.head.weight", "embed_tokens", "",
         )),
     ],
 )  # fmt: skip
