@@ -311,9 +311,8 @@ def test_names_with_the_adapters_name_inside_mean_the_same(
     assert (tmp_path / "a/model.safetensors").read_bytes() == (tmp_path / "b/model.safetensors").read_bytes()
 
 
-@pytest.mark.parametrize("exact", [True, False])
 def test_experts_that_are_stored_one_by_one_are_merged_one_by_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exact: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(checked, "BLOCK", 1000)
     rng = np.random.default_rng(0)
@@ -336,11 +335,11 @@ def test_experts_that_are_stored_one_by_one_are_merged_one_by_one(
     ranks = {module: 3 for number, module in enumerate(shapes) if number % 2}
     config = {"peft_type": "LORA", "r": 2, "lora_alpha": 6, "rank_pattern": ranks}
     (adapter / ADAPTER_CONFIG).write_text(json.dumps(config))
-    merge(str(target), tmp_path / "out", forget=str(adapter), alpha=ALPHA, exact=exact)
-    assert_rounded(load_weights(tmp_path / "out"), wanted, "float32", exact)
+    merge(str(target), tmp_path / "out", forget=str(adapter), alpha=ALPHA, exact=True)
+    assert_rounded(load_weights(tmp_path / "out"), wanted, "float32", True)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
 def test_an_adapter_stored_in_another_dtype_counts_with_its_stored_values(
     make_checkpoint: Make, make_adapter: Make, tmp_path: Path, dtype: str
 ) -> None:

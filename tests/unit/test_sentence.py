@@ -12,7 +12,7 @@ from msa_lite.io.files.writing import json_form
 from msa_lite.report import Metric, Report
 from msa_lite.report.sentence import Bound, Forgotten, Kept, basis_of, counts_sentence, first_sentence
 from msa_lite.report.verdict import make_verdict
-from tests.support.records import known, text, unknown
+from tests.support.records import known, text
 
 FORGOTTEN = Forgotten(48, {"target": 48, "unlearned": 2, "ideal": 1, "holdout": 3, "prior": 0}, "ideal", 48, changed=47)
 KEPT = Kept(Bound(0.93, 0.9, 0.96), 120, {}, {"target": 118, "unlearned": 115})
@@ -76,17 +76,7 @@ def test_without_a_verdict_it_says_why() -> None:
     assert first_sentence(None, {"unlearned": report}).startswith("This run gave no verdict")
 
 
-def test_the_counts_are_those_of_the_records() -> None:
-    models = {
-        "target": {"forget": known(12), "retain": known(12), "holdout": unknown(5)},
-        "unlearned": {"forget": [*known(1), *unknown(11)], "retain": [*known(10), *unknown(2)]},
-    }
-    weighed = Qa.weigh(models)
-    assert not isinstance(weighed, str)
-    assert counts_sentence(*weighed) == (
-        "It still answers 1 of the 12 questions it was to forget (before: 12; of 5 questions that it never saw, it "
-        "answered 0). Of 12 questions it was to keep, it answered 12 before and 10 now."
-    )
+def test_texts_and_questions_together_are_rows() -> None:
     texts = {name: {"forget": [text(share)] * 12} for name, share in (("target", 1.0), ("unlearned", 0.1))}
     mixed = {name: {"forget": [*sets["forget"], *known(1)]} for name, sets in texts.items()}
     units = [weighed[0].unit for weighed in map(Qa.weigh, (texts, mixed)) if not isinstance(weighed, str)]
