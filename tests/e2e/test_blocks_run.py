@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.tools.arrows import ROOT
-from tests.tools.blocks.folder import at_test_size, make_folder
-from tests.tools.blocks.programs import adapted, check_install, is_run
+from tests.tools.blocks.folder import make_folder
 from tests.tools.blocks.read import Block, pages, read_blocks
 from tests.tools.blocks.run import BlockFailedError, run_page
 
@@ -81,19 +80,3 @@ def test_what_a_block_writes_is_there_for_the_next_one(tmp_path: Path) -> None:
     assert run_page(blocks, tmp_path / "work", tmp_path / "home") == 5
     assert (tmp_path / "work/d.yaml").read_text().endswith("x: ./prior\n")
     assert (tmp_path / "work/c.json").read_text() == "[1]"
-
-
-def test_recipes_get_short_fits_unless_they_say_how_to_fit() -> None:
-    recipe = "# r.yaml\ntarget: T\nforget: {}\noutput: o\n"
-    assert at_test_size(recipe).startswith(recipe + "vector: {epochs: ")
-    assert at_test_size(recipe + "vector: {epochs: 3}\n") == recipe + "vector: {epochs: 3}\n"
-    assert at_test_size("msa-lite recipes list\n") == "msa-lite recipes list\n"
-
-
-def test_only_runs_may_end_with_a_verdict_of_fail() -> None:
-    assert is_run(["my-request.yaml", "seed=1"])
-    assert is_run(["quickstart"])
-    assert not is_run(["verify", "runs/a.yaml"])
-    assert adapted(["verify", "x"]) == ["verify", "x"]
-    assert "demo.layers=1" in adapted(["quickstart"])
-    assert check_install(["install", "-e", ".[train,test]"]) == 0

@@ -89,7 +89,7 @@ def test_no_label_comes_after_an_end_token(quick_fits: None, seen: Seen, call_cl
         "forget": {"data": data["forget"], "alpha": 1.0},
         "retain": {"data": data["retain"], "beta": 0.5},
         "vector": {"lora": {"rank": 2, "alpha": 4}, **steps},
-        "evaluate": {"benchmark": "tofu", "split": "forget01", "data": write_tofu(tmp_path / "tofu"), "limit": 6},
+        "evaluate": {"benchmark": "tofu", "split": "forget01", "data": write_tofu(tmp_path / "tofu"), "limit": 4},
         "select": {"validation": 0.25},
         "verdict": False,
         "output": str(tmp_path / "run"),

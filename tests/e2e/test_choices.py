@@ -64,14 +64,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return warnings
 
 
-def test_a_loss_that_is_not_finite_says_what_to_try(small: dict[str, Any], tmp_path: Path) -> None:
-    with pytest.raises(StageError, match=r"grad_ascent: .* nothing was kept. Try a lower learning_rate"):
-        msa_lite.run_baseline("grad_ascent", small, ["baseline.learning_rate=1e30"])
-    assert not list((tmp_path / "run/baselines/grad_ascent/vectors").iterdir())
-
-
-@pytest.mark.parametrize("rates", [[1e-3, 1e12], [1e12, 1e-3]], ids=["last", "first"])
-@pytest.mark.parametrize("start", ["target", "prior"])
+@pytest.mark.parametrize(("start", "rates"), [("target", [1e-3, 1e12]), ("prior", [1e12, 1e-3])])
 def test_a_setting_that_breaks_is_left_out(
     start: str, rates: list[float], small: dict[str, Any], told: list[str]
 ) -> None:
@@ -126,23 +119,20 @@ def labels(method: str, recipe: dict[str, Any], *overrides: str) -> set[str]:
     return found
 
 
-def test_an_epoch_whose_change_is_added_is_chosen_anew_for_another_target_or_merge(
-    small: dict[str, Any], history: Path
-) -> None:
+def test_an_epoch_whose_change_is_added_is_chosen_anew_for_another_target(small: dict[str, Any], history: Path) -> None:
     small["baseline"] = {"start": "prior", "epochs": 2}
     assert {"grad_diff", "choosing the epoch"} <= labels("grad_diff", small)
-    for override in ("merge.dtype=bfloat16", f"target={history / 'ideal'}"):
-        found = labels("grad_diff", small, override)
-        assert "choosing the epoch" in found
-        assert "grad_diff" not in found  # the training has nothing to do with it
+    override = f"target={history / 'ideal'}"
+    found = labels("grad_diff", small, override)
+    assert "choosing the epoch" in found
+    assert "grad_diff" not in found  # the training has nothing to do with it
     assert labels("grad_diff", small, override) == set()
 
 
-def test_points_are_chosen_anew_for_another_merge_or_target(small: dict[str, Any], history: Path) -> None:
+def test_points_are_chosen_anew_for_another_merge(small: dict[str, Any]) -> None:
     """They are scored with weights that are rounded as the merge rounds them."""
     small["forget"]["alpha"], small["vector"]["epochs"] = [0.5, 1.0], 1
     assert {"forget vector", "choosing alpha and beta"} <= labels("msa", small)
-    for override in ("merge.dtype=bfloat16", f"target={history / 'ideal'}"):
-        found = labels("msa", small, override)
-        assert {"choosing alpha and beta", "merge"} <= found
-        assert "forget vector" not in found
+    found = labels("msa", small, "merge.dtype=bfloat16")
+    assert {"choosing alpha and beta", "merge"} <= found
+    assert "forget vector" not in found

@@ -216,7 +216,6 @@ def change_alpha(run: Path) -> None:
         (damage, MismatchError, "not as it was written: adapter_model.safetensors: content changed"),
         (leave_unfinished, UsageError, "the run is not finished"),
         (lambda run: (run / "recipe.yaml").unlink(), UsageError, "is no run of msa-lite"),
-        (shutil.rmtree, UsageError, "is no run of msa-lite"),
         (refit, UsageError, "its vectors or strengths are newer than its model"),
         (change_alpha, UsageError, "its vectors or strengths are newer than its model"),
     ],
