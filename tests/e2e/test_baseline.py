@@ -17,7 +17,7 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
 import msa_lite
-from msa_lite.baselines.methods import TASK_VECTOR
+from msa_lite.baselines.methods import METHODS, TASK_VECTOR
 from msa_lite.choose.choice import load_choice
 from msa_lite.errors import MismatchError, StageError
 from msa_lite.io.files.writing import hash_file, json_form
@@ -28,8 +28,7 @@ from msa_lite.recipe import load_recipe
 from msa_lite.report.choice import candidate_name
 from tests.e2e.conftest import CallCli, tiny_recipe
 
-# One of each kind: without a retain set, with a reference that is kept, of activations, and of logits.
-TRAINED = ["grad_ascent", "npo", "rmu", "undial"]
+TRAINED = list(METHODS)
 
 
 @dataclass

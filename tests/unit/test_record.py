@@ -187,6 +187,17 @@ def changed(value: dict[str, Any], path: tuple[Any, ...]) -> dict[str, Any]:
     return copy
 
 
+def test_a_change_of_any_value_shows(run: Path) -> None:
+    value = json.loads((run / RECORD_FILE).read_text())
+    places = [path for path, _ in leaves(value)]
+    assert len(places) > 60
+    for path in places:
+        (run / RECORD_FILE).write_text(json.dumps(changed(value, path), indent=2, ensure_ascii=False) + "\n")
+        faults = check_record(run).faults
+        assert faults, path
+        assert all(RECORD_FILE in fault for fault in faults), faults
+
+
 # What only a signature shows where somebody writes the record anew with a seal that fits: no file of the run tells it.
 FREE = {"request", "method", "formula", "started", "finished", "stages", "row_counts", "forget_rows"}
 
