@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import logging
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -89,6 +90,16 @@ def _drawing_where_marked(request: pytest.FixtureRequest, drawing: Drawing) -> I
     """Tests that are about pictures and pages are marked."""
     with drawing() if "pictures" in request.keywords else nullcontext():
         yield
+
+
+@pytest.fixture(autouse=True)
+def _log_stays() -> Iterator[None]:
+    """Put the log back as it was: a command in this process keeps it to itself."""
+    logger = logging.getLogger("msa_lite")
+    handlers, propagate, level = [*logger.handlers], logger.propagate, logger.level
+    yield
+    logger.handlers, logger.propagate = handlers, propagate
+    logger.setLevel(level)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -157,9 +156,6 @@ def undisturbed(inputs: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
 @pytest.fixture
 def call_cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> CallCli:
     """call_cli(*arguments) → (exit code, stdout, stderr) of `msa-lite` in this process."""
-    logger = logging.getLogger("msa_lite")  # a command keeps the log to itself
-    monkeypatch.setattr(logger, "propagate", logger.propagate)
-    monkeypatch.setattr(logger, "handlers", logger.handlers)
 
     def call(*arguments: object) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["msa-lite", *map(str, arguments)])
