@@ -6,6 +6,7 @@ these functions do in one call each.
     run             run a recipe: vectors, choice of α and β, merge, scores, report
     sweep           choose α and β on validation rows, and merge the best point
     run_vectors     fit only the vectors of a recipe
+    run_moments     measure the inputs of a target's layers, for the filter of its forget vector
     run_baseline    run a method that MSA is compared with
     train_stages    train targets, ideals and the checkpoints before them, in stages
     init_recipe     write a commented recipe for the models and data of `Wishes`
@@ -20,6 +21,7 @@ these functions do in one call each.
     fit_vector      tune a prior on examples, as of a `DataSource`, to a vector
     merge           subtract a forget vector from a target and add a retain vector, without torch
     merge_adapters  the same as one LoRA adapter on the target
+    filter_vector   keep what a vector changes on rows to forget, suppress what it changes on rows to keep
     mergekit_recipe print a merge as a recipe for mergekit
     evaluate        score a model on `OwnQuestions`, a `PublishedBenchmark` or `HarnessTasks`
     compare         put reports side by side, as in the paper
@@ -49,6 +51,7 @@ if TYPE_CHECKING:
     from msa_lite.merger import merge as merge
     from msa_lite.merger import merge_adapters as merge_adapters
     from msa_lite.merger import mergekit_recipe as mergekit_recipe
+    from msa_lite.merger.filtering import filter_vector as filter_vector
     from msa_lite.pipeline.ask import ask as ask
     from msa_lite.pipeline.init.draft import Wishes as Wishes
     from msa_lite.pipeline.init.draft import init_recipe as init_recipe
@@ -61,6 +64,7 @@ if TYPE_CHECKING:
     from msa_lite.pipeline.verbs.plan import plan as plan
     from msa_lite.pipeline.verbs.run import run as run
     from msa_lite.pipeline.verbs.run import run_baseline as run_baseline
+    from msa_lite.pipeline.verbs.run import run_moments as run_moments
     from msa_lite.pipeline.verbs.run import run_vectors as run_vectors
     from msa_lite.pipeline.verbs.run import sweep as sweep
     from msa_lite.publish.contents import PublishOptions as PublishOptions
@@ -70,7 +74,7 @@ if TYPE_CHECKING:
     __version__: str
 
 _HOMES = {
-    "pipeline.verbs.run": ("run", "run_baseline", "run_vectors", "sweep"),
+    "pipeline.verbs.run": ("run", "run_baseline", "run_moments", "run_vectors", "sweep"),
     "pipeline.verbs.plan": ("plan",),
     "pipeline.verbs.dry_run": ("dry_run",),
     "pipeline.verbs.attack": ("attack",),
@@ -82,6 +86,7 @@ _HOMES = {
     "pipeline.purge.purge": ("purge",),
     "evals.suite": ("HarnessTasks", "OwnQuestions", "PublishedBenchmark", "evaluate"),
     "comparison.compare": ("compare",),
+    "merger.filtering": ("filter_vector",),
     "merger": ("merge", "merge_adapters", "mergekit_recipe"),
     "publish.upload": ("push_folder",),
     "publish.contents": ("PublishOptions",),

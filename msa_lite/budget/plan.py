@@ -27,10 +27,10 @@ class StageCost:
 
     name: str
     """"the fit of the forget vector", "the sweep", …"""
-    kind: Literal["goal", "fit", "sweep", "merge", "scores"]
+    kind: Literal["goal", "fit", "moments", "filter", "sweep", "merge", "scores"]
     """goal: the target's loss, which open-ended fits are to reach."""
     need: Need
-    """Memory at the peak: of the host for a merge, else of the device."""
+    """Memory at the peak: of the host for a filter or merge, else of the device."""
     vector: str | None = None
     """The vector that is fitted."""
     seconds: tuple[float, float] | None = None
@@ -51,11 +51,11 @@ class StageCost:
     @property
     def on_device(self) -> bool:
         """Check whether it runs on the device."""
-        return self.kind != "merge"
+        return self.kind not in ("filter", "merge")
 
     @property
     def place(self) -> str:
-        """Return where it runs: "device", or "host" for a merge."""
+        """Return where it runs: "device" or "host"."""
         return "device" if self.on_device else "host"
 
 

@@ -1,4 +1,4 @@
-"""Search for α and β point by point: bracket the right strength, then look closer.
+"""Search for α and β (and λ of the filter) point by point: bracket the right strength, then look closer.
 
 The next points follow from the ranks so far and nothing else, so a stopped search goes on where it was.
 """
@@ -25,9 +25,9 @@ SHARES = (0.0, 0.5, 1.0)  # of alpha, tried as beta
 _FINE, _COARSE, _LAST = 1.1, 1.25, 1.03
 
 
-def gentleness(point: Strengths) -> tuple[float, float]:
-    """Return a key that is larger for the gentler of two points: less α, then less β."""
-    return -point.alpha, -point.beta
+def gentleness(point: Strengths) -> tuple[float, float, float]:
+    """Return a key that is larger for the gentler of two points: less α, then less β, then more of the filter."""
+    return -point.alpha, -point.beta, point.filter
 
 
 def best_point(scored: Scored) -> Strengths | None:
@@ -50,18 +50,21 @@ class StrengthSearch:
     """The values to try; None: searched."""
     betas: tuple[float, ...] | None = None
     """The same for β; a single 0 without a retain set."""
+    filters: tuple[float, ...] = (0.0,)
+    """The strengths λ of the filter. Where β is searched, all but the first λ are tried with β = 0 alone."""
 
     def describe(self) -> dict[str, Any]:
         """Return the settings that decide the points, for a manifest."""
         return {
             "alpha": "auto" if self.alphas is None else [*self.alphas],
             "beta": "auto" if self.betas is None else [*self.betas],
+            **({"filter": [*self.filters]} if any(self.filters) else {}),
         }
 
     @property
     def most(self) -> int:
         """Return the largest number of points that are tried where α is searched."""
-        return 6 + 2 * len(self.betas or SHARES)
+        return 6 + 2 * len(self._columns(START_ALPHA))
 
     def next_points(self, scored: Scored) -> list[Strengths]:
         """Return the points to score next, given the ranks of all before; none where the search has ended."""
@@ -74,12 +77,17 @@ class StrengthSearch:
                 return new[: max(0, self.most - len(scored))]
         return []
 
-    def _betas(self, alpha: float) -> tuple[float, ...]:
-        """Return the β of each column at an α."""
-        return tuple(rounded(share * alpha) for share in SHARES) if self.betas is None else self.betas
+    def _columns(self, alpha: float) -> list[Strengths]:
+        """Return the point of each column at an α: of each β and λ."""
+        points = []
+        for number, strength in enumerate(self.filters):
+            shares = SHARES[:1] if number else SHARES[:2] if strength else SHARES
+            betas = [rounded(share * alpha) for share in shares] if self.betas is None else self.betas
+            points += [Strengths(alpha, beta, strength) for beta in betas]
+        return points
 
     def _column_points(self, alpha: float) -> list[Strengths]:
-        return [Strengths(alpha, beta) for beta in dict.fromkeys(self._betas(alpha))]
+        return [*dict.fromkeys(self._columns(alpha))]
 
     def _listed(self, alphas: Sequence[float]) -> list[Strengths]:
         return [point for alpha in alphas for point in self._column_points(alpha)]
@@ -90,16 +98,16 @@ class StrengthSearch:
         if best is None or len(scored) > len(self._listed(self.alphas or ())):
             return []
         near = [best.beta - best.alpha / 4, best.beta + best.alpha / 4]
-        points = [Strengths(best.alpha, rounded(beta)) for beta in near if beta > 0]
+        points = [Strengths(best.alpha, rounded(beta), best.filter) for beta in near if beta > 0]
         return [point for point in points if point not in scored]
 
     def _more(self, scored: Scored) -> list[Strengths]:
         best = _guide(scored)
-        column = self._column(best) if best else len(self._betas(START_ALPHA)) // 2
+        column = self._column(best) if best else len(self._columns(START_ALPHA)) // 2
         ladder = {point.alpha: rank for point, rank in scored.items() if self._column(point) == column}
         alphas, key = _steps(ladder, best.alpha if best else None)
         if alphas:
-            return [Strengths(alpha, self._betas(alpha)[column]) for alpha in alphas]
+            return [self._columns(alpha)[column] for alpha in alphas]
         return self._column_points(key) if best else []
 
     def _gentler(self, scored: Scored) -> list[Strengths]:
@@ -110,7 +118,7 @@ class StrengthSearch:
             return []
         column = self._column(best)
         weak = [point.alpha for point in scored if self._column(point) == column and point.alpha < best.alpha]
-        return [Strengths(a, self._betas(a)[column]) for a in _between(max(weak), best.alpha, _LAST)] if weak else []
+        return [self._columns(a)[column] for a in _between(max(weak), best.alpha, _LAST)] if weak else []
 
     def _nearer(self, scored: Scored) -> list[Strengths]:
         """Return points around the best where no point meets the rule, so that the nearest one is taken.
@@ -126,10 +134,10 @@ class StrengthSearch:
         lower = [alpha for alpha in tried if alpha < best.alpha]
         down = _between(lower[-1], best.alpha, _COARSE) if lower and not _is_weak(rank) else []
         alphas = down + (_doubled(best.alpha) if best.alpha == tried[-1] else _further(best.alpha, tried))
-        return [Strengths(alpha, self._betas(alpha)[column]) for alpha in alphas] or self._column_points(best.alpha)
+        return [self._columns(alpha)[column] for alpha in alphas] or self._column_points(best.alpha)
 
     def _column(self, point: Strengths) -> int:
-        return self._betas(point.alpha).index(point.beta)
+        return self._columns(point.alpha).index(point)
 
 
 def _guide(scored: Scored) -> Strengths | None:

@@ -28,6 +28,7 @@ _SECTIONS = {
         "run": ("runs", "Run a recipe: vectors, choice, merge, scores, report."),
         "sweep": ("runs", "Choose alpha and beta on validation rows."),
         "vector": ("runs", "Fit only the vectors of a recipe."),
+        "moments": ("runs", "Measure the inputs of a target's layers, for the filter."),
         "merge": ("merge", "Merge vectors into a target."),
         "mergekit": ("merge", "Print a merge as a recipe for mergekit."),
         "probe": ("runs", "Check whether a prior has already seen the forget set."),
@@ -50,7 +51,7 @@ _SECTIONS = {
 }
 _COMMANDS = {name: module for section in _SECTIONS.values() for name, (module, _) in section.items()}
 # Commands that several processes of a launcher work on, or that know of them.
-_SHARED = {"quickstart", "run", "sweep", "vector", "train", "baseline", "probe", "evaluate"}
+_SHARED = {"quickstart", "run", "sweep", "vector", "moments", "train", "baseline", "probe", "evaluate"}
 
 
 class _Commands(Group):

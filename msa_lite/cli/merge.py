@@ -24,7 +24,7 @@ _OF_MODELS: dict[str, tuple[Any, ...]] = {
 }
 INPUTS = ("--target", "--forget", "--alpha", "--retain", "--beta", "--prior")
 _GROUPS = {
-    "Models and vectors": [*INPUTS, "--mergekit"],
+    "Models and vectors": [*INPUTS, "--filter", "--filter-strength", "--mergekit"],
     "Result": ["--out", "--dtype", "--rounding", "--seed", "--exact", "--as", "--max-rank", "--forecast"],
     "Memory and threads": ["--max-memory", "--threads"],
 }
@@ -75,6 +75,8 @@ def read_strengths(options: dict[str, Any]) -> dict[str, Any]:
 
 @click.command(cls=Command, groups=_GROUPS)
 @strength_options
+@click.option("--filter", "moments", type=click.Path(), help="Filter the forget vector by these moments.")
+@click.option("--filter-strength", type=float, help="Strength λ of the filter, > 0.")
 @click.option("--mergekit", "recipe", type=click.Path(path_type=Path), help="Take all of the above from this recipe.")
 @click.option("--out", required=True, type=click.Path(), help="Folder to write.")
 @click.option("--dtype", help="same, bfloat16, float16 or float32.  [default: same]")
@@ -88,7 +90,15 @@ def read_strengths(options: dict[str, Any]) -> dict[str, Any]:
 @click.option("--threads", type=int, help="Worker threads.  [default: one a core]")
 @takes_json
 def merge_command(
-    recipe: Path | None, out: str, dtype: str | None, form: str, max_rank: int | None, as_json: bool, **options: Any
+    recipe: Path | None,
+    out: str,
+    dtype: str | None,
+    form: str,
+    max_rank: int | None,
+    moments: str | None,
+    filter_strength: float | None,
+    as_json: bool,
+    **options: Any,
 ) -> None:
     """Write target − alpha · forget + beta · retain to the folder --out.
 
@@ -101,6 +111,7 @@ def merge_command(
     msa-lite merge --target T --forget A --alpha 1 --forget B --alpha 0.8 --out ./unlearned
     msa-lite merge --target T --forget F --retain R --beta 0.5 --as adapter --out ./update
     msa-lite merge --target T --forget F --forecast nf4,int8 --out ./unlearned
+    msa-lite merge --target T --forget F --filter runs/mine/moments --filter-strength 1 --out ./unlearned
     msa-lite merge --mergekit recipe.yml --out ./unlearned
     """
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # read when numpy loads; its own threads would only spin
@@ -127,6 +138,8 @@ def merge_command(
         arguments = read_strengths(arguments)
     logging.getLogger("msa_lite.merger").setLevel(logging.INFO)  # bytes to read and write, memory
     with progress_bars() as progress:
+        if moments is not None or filter_strength is not None:
+            arguments["forget"] = _filtered(arguments, moments, filter_strength, Path(out), progress)
         if form == "adapter":
             bounds = {"max_rank": max_rank, "max_memory": options["max_memory"]}
             result: Any = merge_adapters(out=out, **arguments, **bounds, progress=progress)
@@ -140,6 +153,22 @@ def merge_command(
     else:
         first, *others = result.describe().splitlines()
         click.echo("\n  ".join([f"{result.folder}: {first}", *others]))
+
+
+def _filtered(arguments: dict[str, Any], moments: str | None, strength: float | None, out: Path, progress: Any) -> str:
+    """Filter the forget vector into a folder beside the output; return that. Raise UsageError for other requests."""
+    from msa_lite.errors import UsageError
+    from msa_lite.merger.filtering import filter_vector
+
+    if moments is None or strength is None:
+        raise UsageError("--filter needs --filter-strength, and the other way round; λ = 1 is a good start")
+    forget: tuple[str, ...] = arguments["forget"] or ()
+    if len(forget) != 1:
+        raise UsageError(f"--filter filters one forget vector, and {len(forget)} are given")
+    folder = out.with_name(f"{out.resolve().name}-filtered-forget")
+    filter_vector(forget[0], Path(moments), strength, arguments["target"], arguments["prior"], folder, progress)
+    logger.warning("%s: the filtered vector, by which the data can be put back; remove it once you are done", folder)
+    return str(folder)
 
 
 def check_adapter_options(options: dict[str, Any]) -> None:

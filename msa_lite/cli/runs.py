@@ -151,6 +151,28 @@ def vector_command(invocation: Invocation, which: str) -> None:
 
 @click.command(cls=Command)
 @takes_recipe()
+def moments_command(invocation: Invocation) -> None:
+    """Measure the inputs of the layers of RECIPE's target on its rows to forget and to keep.
+
+    They go into moments/ of the run's folder. `msa-lite merge --filter` takes them; a run with `merge.filter` measures
+    them by itself. The files hold what the rows look like inside the model: `msa-lite purge` removes them.
+
+    \b
+    msa-lite moments my.yaml
+    msa-lite merge --target T --forget F --filter runs/mine/moments --filter-strength 1 --out ./unlearned
+    """
+    from msa_lite.cli.output import print_json
+    from msa_lite.pipeline.verbs.run import run_moments
+
+    moments = invocation.call(run_moments)
+    if invocation.as_json:
+        print_json(moments)
+    else:
+        click.echo(f"moments of {moments.count} layers: {moments.folder}")
+
+
+@click.command(cls=Command)
+@takes_recipe()
 def sweep_command(invocation: Invocation) -> None:
     """Choose alpha and beta of RECIPE on validation rows; merge the best point.
 

@@ -4,6 +4,9 @@
 
 The forget vector θ_1 − θ_0 has the weight −α, the retain vector θ_2 − θ_0 the weight β. Several requests are one sum:
 each brings a forget vector, and may bring a retain vector. A baseline has a single term, the vector that it trained.
+
+Not of the paper is the filter of a forget vector, `filter_factors`: it keeps the change of each layer's output on
+forget rows, and suppresses that on retain rows.
 """
 
 from __future__ import annotations
@@ -84,3 +87,32 @@ def combine_factors(terms: Sequence[Term[Factors]]) -> Factors:
     """Return Σ weight · L R as one product [w_1 L_1 | w_2 L_2] · [R_1 ; R_2]: one multiplication does for all terms."""
     weighted = [(term.vector[0] * term.vector[0].dtype.type(term.weight), term.vector[1]) for term in terms]
     return np.concatenate([left for left, _ in weighted], axis=1), np.concatenate([right for _, right in weighted])
+
+
+RIDGE = 1e-3
+"""The share of C_f's mean eigenvalue that is added to each: directions that no forget row takes are well defined."""
+
+
+def filter_factors(forget: np.ndarray, retain: np.ndarray, strength: float) -> Factors:
+    """Return (L, R) with D − (D L) R = D C_f (C_f + λ C_r)⁻¹ for the change D (out, in) of one linear layer.
+
+    That is the D′ which minimises tr (D′ − D) C_f (D′ − D)ᵀ + λ tr D′ C_r D′ᵀ. On forget rows the layer's output is to
+    change as D changes it, on retain rows not at all. λ = 0 gives D itself, λ → ∞ removes what retain rows take.
+
+    forget, retain: (k, in) roots X of the second moments XᵀX of the layer's inputs; C_f and C_r are these over their
+    traces, C_f with a ridge of `RIDGE`/in. So neither scale counts. strength: λ ≥ 0. L is (in, k), R is (k, in), in
+    fp64, where k are the rows of `retain`. The smaller of two systems is solved: of `in` equations, or of as many as
+    both roots have rows (Woodbury). Relatives: the covariances of ROME and MEMIT (arXiv 2202.05262, 2210.07229), SAGE
+    (arXiv 2606.18309).
+    """
+    inputs = forget.shape[1]
+    keep, drop = (np.asarray(root, np.float64) for root in (forget, retain))
+    keep = keep / np.linalg.norm(keep)
+    drop = drop * (np.sqrt(strength) / np.linalg.norm(drop))
+    ridge = RIDGE / inputs
+    rows = len(keep) + len(drop)
+    if rows < inputs:
+        both = np.concatenate([keep, drop])
+        return drop.T, np.linalg.solve(both @ both.T + ridge * np.eye(rows), both)[len(keep) :]
+    moments = keep.T @ keep + drop.T @ drop + ridge * np.eye(inputs)
+    return drop.T, np.linalg.solve(moments, drop.T).T

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 
 from msa_lite.recipe.inputs import Closed
+from msa_lite.recipe.training import Rate
+
+Filter = Annotated[
+    Annotated[Literal["auto", "off"], Tag("word")] | Annotated[Rate, Tag("number")],
+    Discriminator(lambda value: "word" if value in ("auto", "off") else "number"),
+    BeforeValidator(lambda value: "off" if value is False else value),  # as YAML reads off
+]
+"""auto, off or λ > 0. A fault is reported for the form that the user wrote."""
 
 
 class Merge(Closed):
@@ -18,6 +26,10 @@ class Merge(Closed):
     """The stored dtype. same: the target's, file by file."""
     rounding: Literal["nearest", "stochastic"] = "nearest"
     """The rounding to the stored dtype. stochastic: unbiased, for updates that are small beside the weights."""
+    filter: Filter = "off"
+    """The filter of the forget vector, by the inputs of the target's layers on rows to forget and to keep. It is not of
+    the paper. A number: its strength λ. auto: λ is chosen with α. off: the vector as it was fitted. It needs retain
+    rows."""
     form: Literal["model", "adapter"] = Field("model", alias="as")
     """model: a whole checkpoint. adapter: one adapter on the target, in fp32."""
     forecast: list[Literal["nf4", "int4", "int8"]] | None = None

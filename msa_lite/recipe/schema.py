@@ -5,6 +5,7 @@ The text below a field is its description in `msa-lite recipes schema`.
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
@@ -43,6 +44,8 @@ from msa_lite.strengths import Strengths
 
 Strength = Annotated[float, Field(ge=0, allow_inf_nan=False), BeforeValidator(no_truth)]
 AUTO: Literal["auto"] = "auto"
+AUTO_FILTERS = (1.0, 4.0)
+"""The strengths λ of the filter that `merge.filter: auto` tries."""
 StrengthValues = Annotated[
     Annotated[Literal["auto"], Tag("auto")]
     | Annotated[Strength, Tag("one")]
@@ -205,6 +208,14 @@ class Recipe(Closed):
     seed: int = Field(0, ge=0, lt=SEEDS)
     """The seed of every random choice."""
 
+    @model_validator(mode="after")
+    def _filter_has_retain_rows(self) -> Recipe:
+        if self.merge.filter != "off" and self.retain is None:
+            raise ValueError("merge.filter: needs rows to keep; give retain.data, or leave the filter out")
+        if self.merge.filter != "off" and self.select.four_bit:
+            raise ValueError("select.four_bit: cannot try filtered vectors; leave it out, or merge.filter")
+        return self
+
     @field_validator("prior")
     @classmethod
     def _prior_or_history(cls, prior: str | None, info: ValidationInfo) -> str | None:
@@ -303,6 +314,14 @@ class Recipe(Closed):
         return _listed(self._beta)
 
     @property
+    def filters(self) -> list[float]:
+        """The values of the filter's strength λ; 0: no filter."""
+        value = self.merge.filter
+        if value == "off" or "forget" not in self.vector_names:
+            return [0.0]
+        return [*AUTO_FILTERS] if value == "auto" else [float(value)]
+
+    @property
     def _beta(self) -> float | list[float] | Literal["auto"]:
         return self.retain.beta if self.retain else 0.0
 
@@ -319,13 +338,13 @@ class Recipe(Closed):
 
     @property
     def has_choice(self) -> bool:
-        """Check whether there is more than one point (α, β) to choose from."""
+        """Check whether there is more than one point (α, β, λ) to choose from."""
         return self.is_searched or len(self.points) > 1
 
     @property
     def points(self) -> list[Strengths]:
-        """Return all points (α, β); empty if α or β is searched."""
-        return [Strengths(alpha, beta) for alpha in self.alphas or [] for beta in self.betas or []]
+        """Return all points (α, β, λ); empty if α or β is searched."""
+        return [Strengths(*point) for point in product(self.alphas or [], self.betas or [], self.filters)]
 
 
 def _listed(value: float | list[float] | Literal["auto"]) -> list[float] | None:

@@ -161,7 +161,7 @@ class Wanted:
     choice: bool | Literal["perhaps"]
     """True if something is to be chosen; "perhaps": if there are rows to choose by."""
     strengths: Mapping[str, float]
-    """alpha and beta, where the recipe gives one value of each."""
+    """alpha, beta and the filter's λ, where the recipe gives one value of each."""
     models: tuple[str, ...]
     """The models to be scored: target, unlearned and ideal; none where nothing is scored."""
 
@@ -180,11 +180,14 @@ class Wanted:
         symbols = {"forget": "alpha", "retain": "beta"}
         numbers = {symbols[name]: value for name, value in strengths.items() if isinstance(value, int | float)}
         used = tuple(name for name, value in strengths.items() if _is_used(value))
+        strength = recipe.get("merge", {}).get("filter", "off") if "forget" in used else "off"
+        if isinstance(strength, int | float) and strength:
+            numbers["filter"] = float(strength)
         evaluate = recipe.get("evaluate")
         ideal = ("ideal",) if evaluate and evaluate.get("ideal") else ()
         return cls(
             vectors=used if method in WITH_VECTORS else None,
-            choice=any(map(_is_choice, strengths.values())) if method in WITH_VECTORS else "perhaps",
+            choice=any(map(_is_choice, [*strengths.values(), strength])) if method in WITH_VECTORS else "perhaps",
             strengths=numbers,
             models=("target", "unlearned", *ideal) if evaluate else (),
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,6 +43,8 @@ _UNTESTED = {
     "relearn": "the model after more training",
 }  # by the attack that tests it
 _STRENGTHS = ("alpha", "beta", "scale")
+_FORGET_VECTOR = re.compile(r"\(θ_1 − θ_\w\)")
+_FILTERED = r"\g<0> C_f (C_f + λ C_r)⁻¹"  # layer by layer (merger.formula.filter_factors)
 _FORMULAS = {
     "msa": "θ_u = θ_D − α (θ_1 − θ_0) + β (θ_2 − θ_0)",
     "task_vector": "θ_u = θ_D − α (θ_1 − θ_D) + β (θ_2 − θ_D)",
@@ -198,6 +201,7 @@ def load_story(folder: Path, examples: Sequence[SideBySide] = ()) -> Story:
     fits = load_fits(folder / "vectors", wanted.vectors)
     attacks = load_attacks(folder / ATTACKS_FOLDER, update.folder) if update else None
     earlier = _earlier(folder, provenance, manifest)
+    strengths = _strengths(manifest, reports, choice, wanted)
     with reading(folder / VERDICT_FILE):
         sentence, basis = first_sentence(verdict, reports), basis_of(verdict, reports)
     return Story(
@@ -206,8 +210,8 @@ def load_story(folder: Path, examples: Sequence[SideBySide] = ()) -> Story:
         basis=basis,
         verdict=verdict,
         method=provenance.method,
-        formula=formula_of(provenance.method, _start(provenance)),
-        strengths=_strengths(manifest, reports, choice, wanted),
+        formula=formula_of(provenance.method, _start(provenance), bool(strengths.get("filter"))),
+        strengths=strengths,
         earlier=earlier,
         names=provenance.models,
         reports=reports,
@@ -243,9 +247,13 @@ def _verdict(path: Path) -> dict[str, Any] | None:
     return verdict
 
 
-def formula_of(method: str, start: str) -> str:
-    """Return the formula of "msa" or of a baseline in symbols. start: the model that is tuned, "prior" or "target"."""
-    return _FORMULAS.get(method) or _FORMULAS[start]
+def formula_of(method: str, start: str, is_filtered: bool = False) -> str:
+    """Return the formula of "msa" or of a baseline in symbols.
+
+    start: the model that is tuned, "prior" or "target". is_filtered: True where the forget vector was filtered.
+    """
+    formula = _FORMULAS.get(method) or _FORMULAS[start]
+    return _FORGET_VECTOR.sub(_FILTERED, formula) if is_filtered else formula
 
 
 def _start(provenance: Provenance) -> str:
@@ -264,7 +272,8 @@ def _strengths(
         return dict(choice.values)
     if "strengths" in manifest["inputs"]:  # of several requests; the recipe has this one's
         return wanted.strengths
-    return {name: value for name, value in manifest["inputs"].items() if name in _STRENGTHS}
+    filtered = {"filter": wanted.strengths["filter"]} if "filter" in wanted.strengths else {}
+    return {name: value for name, value in manifest["inputs"].items() if name in _STRENGTHS} | filtered
 
 
 def _earlier(folder: Path, provenance: Provenance, manifest: Mapping[str, Any]) -> dict[str, dict[str, float]]:

@@ -96,10 +96,14 @@ def label_states(states: Any, examples: Sequence[Example]) -> tuple[Any, Any]:
     import torch
 
     start = max(len(e.ids) for e in examples) - states.shape[1]
-    places = [(row, t - 1 - start) for row, e in enumerate(examples) for t in _labelled(e)]
-    row_of, position = torch.tensor(places, device=states.device).T
+    row_of, position = torch.tensor(label_places(examples, start), device=states.device).T
     targets = [e.labels[t] for e in examples for t in _labelled(e)]
     return states[row_of, position], torch.tensor(targets, device=states.device)
+
+
+def label_places(examples: Sequence[Example], start: int = 0) -> list[tuple[int, int]]:
+    """Return (row, position) of the tokens that predict labels, the position counted from `start`."""
+    return [(row, t - 1 - start) for row, e in enumerate(examples) for t in _labelled(e)]
 
 
 def _labelled(example: Example) -> list[int]:

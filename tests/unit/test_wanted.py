@@ -30,6 +30,8 @@ AUTO, ONE, SEVERAL, NOTHING = "auto", 1.0, [0.5, 1.0], 0.0
         {"forget": {"alpha": ONE}, "retain": {"beta": NOTHING}},
         {"forget": {"alpha": AUTO}, "retain": {"beta": SEVERAL}},
         {"forget": {"alpha": NOTHING}, "retain": {"beta": AUTO}},
+        {"forget": {"alpha": ONE}, "retain": {"beta": NOTHING}, "merge": {"filter": 2.0}},
+        {"forget": {"alpha": ONE}, "retain": {"beta": NOTHING}, "merge": {"filter": AUTO}},
         {"evaluate": {"ideal": "an/ideal"}},
         {"evaluate": {"benchmark": "tofu", "split": "forget10", "ideal": "an/ideal"}},
     ],

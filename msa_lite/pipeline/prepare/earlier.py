@@ -46,7 +46,8 @@ class EarlierRun:
     @property
     def vectors(self) -> dict[str, Path]:
         """Return the folders of its vectors by name ("forget", "retain"); none of strength 0."""
-        return {name: self.folder / "vectors" / name for name, weight in self.strengths.weights.items() if weight}
+        used = [name for name, weight in self.strengths.weights.items() if weight]
+        return {name: self.strengths.vector_folder(self.folder, name) for name in used}
 
     def terms(self, number: int) -> list[Term[Path]]:
         """Return its vectors with their weights. number: the place of the request, in the names of its terms."""

@@ -34,6 +34,7 @@ from msa_lite.report.verdict import VERDICT_FILE
 
 RECORDS = "questions, answers and scores of single rows"
 _STAGES = {
+    "moments": "the inputs of the target's layers on the rows, from which texts could be guessed",
     "vectors": "what training on the rows changed: with it the data can be put back",
     "reference": "what a model gave to single rows",
     HISTORY: "the demo's data, and models that were trained on it",

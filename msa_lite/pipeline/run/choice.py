@@ -24,6 +24,7 @@ from msa_lite.io.finished.seal import load_manifest
 from msa_lite.pipeline.prepare.earlier import earlier_terms
 from msa_lite.pipeline.prepare.fits import check_learns
 from msa_lite.pipeline.prepare.run import Context, Run
+from msa_lite.pipeline.run.filtering import filter_identity
 from msa_lite.pipeline.run.knowledge import probe_rows
 from msa_lite.pipeline.run.loaded import LoadedTarget
 from msa_lite.pipeline.run.merge import merge_identity, run_terms
@@ -182,7 +183,7 @@ def _search(recipe: Recipe) -> StrengthSearch | None:
     if not recipe.is_searched:
         return None
     alphas, betas = (None if values is None else tuple(values) for values in (recipe.alphas, recipe.betas))
-    return StrengthSearch(alphas, betas)
+    return StrengthSearch(alphas, betas, tuple(recipe.filters))
 
 
 def _candidates(run: Run, load: Callable[[Values | None], Any], release: Callable[[], None]) -> Candidates:
@@ -193,6 +194,7 @@ def _candidates(run: Run, load: Callable[[Values | None], Any], release: Callabl
         made_of={
             "vectors": {name: (load_manifest(path) or {}).get("files") for name, path in vectors.items()},
             "four_bit": run.recipe.select.four_bit,
+            **filter_identity(run),
             **merge_identity(run),
         },
         known=_known(run),

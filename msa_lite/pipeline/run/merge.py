@@ -38,7 +38,8 @@ def merge_stage(context: Context, terms: Callable[[], Terms], needs: Sequence[st
 
 def run_terms(run: Run, strengths: Strengths) -> list[Term[Path]]:
     """Return the vectors of the run, and of the earlier ones, with their weights."""
-    vectors = [Term(name, run.vector_folder(name), strengths.weights[name]) for name in run.recipe.vector_names]
+    folder, weights = run.folder, strengths.weights
+    vectors = [Term(name, strengths.vector_folder(folder, name), weights[name]) for name in run.recipe.vector_names]
     return [*vectors, *earlier_terms(run.earlier)]
 
 
@@ -80,7 +81,7 @@ def merge_inputs(run: Run, terms: Terms) -> dict[str, Any]:
 def merge_identity(run: Run) -> dict[str, Any]:
     """Return all that decides a merge besides its vectors and their weights, for a manifest."""
     models = {name: run.sources[name].identity() for name in ("target", "prior")}
-    settings = run.recipe.merge.model_dump(exclude={"form", "forecast"})  # which decide no weight
+    settings = run.recipe.merge.model_dump(exclude={"form", "forecast", "filter"})  # the first two decide no weight
     identity = models | {"merge": settings, "seed": run.recipe.seed}
     earlier = sorted([hash_vector(term.vector), term.weight] for term in earlier_terms(run.earlier))
     return identity | ({"earlier": earlier} if earlier else {})

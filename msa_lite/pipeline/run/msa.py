@@ -14,6 +14,7 @@ from msa_lite.pipeline.prepare.earlier import earlier_terms, open_earlier
 from msa_lite.pipeline.prepare.models import whole_target
 from msa_lite.pipeline.prepare.run import Context, Run
 from msa_lite.pipeline.run.choice import CHOICE, choice_stages, chosen_strengths, recorded_points, rescore_stages
+from msa_lite.pipeline.run.filtering import filter_stages
 from msa_lite.pipeline.run.knowledge import check_stages
 from msa_lite.pipeline.run.merge import merge_stage, run_terms
 from msa_lite.pipeline.run.report import write_record, write_run_report
@@ -56,11 +57,13 @@ def _up_to_merge(context: Context, accept: bool, probe: bool) -> list[Stage]:
     checks = check_stages(context, accept, probe)
     fits = fit_stages(context, context.recipe.vector_names)
     names = [stage.name for stage in fits]
+    filters = filter_stages(context)
+    names += [stage.name for stage in filters]
     levels = [stage.name for stage in checks if stage.name in ("validation: ideal", "validation: prior")]
     choice = choice_stages(context, [*names, *levels])
     needs = [*names, *(stage.name for stage in choice if stage.name == CHOICE)]
     merge = merge_stage(context, lambda: run_terms(context.run, chosen_strengths(context.run)), needs)
-    return [*checks, *fits, *choice, merge, *rescore_stages(context)]
+    return [*checks, *fits, *filters, *choice, merge, *rescore_stages(context)]
 
 
 def finish_run(
@@ -101,15 +104,16 @@ def merge_arguments(recipe: Recipe) -> dict[str, Any]:
         strengths = Strengths.of(load_choice(folder / "sweep").values)
     else:
         strengths = recipe.points[0]
-    vectors = {name: folder / "vectors" / name for name, weight in strengths.weights.items() if weight}
+    vectors = {name: strengths.vector_folder(folder, name) for name, weight in strengths.weights.items() if weight}
     missing = [str(path) for path in vectors.values() if load_manifest(path) is None]
     if missing:
         raise UsageError(f"{' and '.join(missing)}: not fitted yet; `msa-lite vector` on the recipe does it")
     models = {"target": whole_target(recipe), "prior": recipe.prior_checkpoint, "dtype": recipe.merge.dtype}
     if not recipe.earlier:
-        return {**models, **{name: str(path) for name, path in vectors.items()}, **strengths.values}
+        folders = {name: str(path) for name, path in vectors.items()}
+        return {**models, **folders, "alpha": strengths.alpha, "beta": strengths.beta}
     new_terms = [Term(name, path, strengths.weights[name]) for name, path in vectors.items()]
     terms = [*new_terms, *earlier_terms(open_earlier(recipe))]
-    folders = {side: [str(term.vector) for term in terms if term.side == side] for side in strengths.weights}
+    sides = {side: [str(term.vector) for term in terms if term.side == side] for side in strengths.weights}
     weights = {side: [abs(term.weight) for term in terms if term.side == side] for side in strengths.weights}
-    return {**models, **folders, "alpha": weights["forget"] or 0.0, "beta": weights["retain"]}
+    return {**models, **sides, "alpha": weights["forget"] or 0.0, "beta": weights["retain"]}

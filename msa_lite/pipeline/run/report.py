@@ -160,7 +160,7 @@ def _reading_records(folder: Path) -> Iterator[None]:
         raise FormatError(f"{folder / 'evaluation'}: its records are not as msa-lite writes them ({error})") from error
 
 
-_RECORDED = ("fit", "choose", "merge", "score")  # the kinds of stages that the record names
+_RECORDED = ("fit", "measure", "choose", "merge", "score")  # the kinds of stages that the record names
 
 
 def write_record(run: Run, stages: Sequence[Stage], chosen: Values, merged: Merged | MergedAdapter) -> Removal:
@@ -177,7 +177,7 @@ def write_record(run: Run, stages: Sequence[Stage], chosen: Values, merged: Merg
     facts = RunFacts(
         request=run.recipe.request,
         method=run.scope.method,
-        formula=_formula(run),
+        formula=_formula(run, bool(chosen.get("filter"))),
         strengths=chosen,
         kind=kind,
         models={name: _model(run.sources[name]) for name in models},
@@ -209,11 +209,11 @@ def _content(row: Row) -> RowContent:
     return row.question, row.answer, row.text
 
 
-def _formula(run: Run) -> str:
+def _formula(run: Run, is_filtered: bool) -> str:
     """Return the merge of a run in one line."""
     if run.earlier:
         return "θ_u = θ_D + Σ weight · vector, over all vectors of this request and of the earlier ones"
-    return formula_of(run.scope.method, run.scope.start)
+    return formula_of(run.scope.method, run.scope.start, is_filtered)
 
 
 def _model(source: Source) -> ModelSource:

@@ -54,6 +54,7 @@ _FILES = {
     "probe": (RECIPE_FILE, KEY_FILE, f"{PROBE_FOLDER}/{MARKDOWN_FILE}"),
     "sweep": (RECIPE_FILE, KEY_FILE),
     "vector": (RECIPE_FILE, KEY_FILE),
+    "moments": (RECIPE_FILE, KEY_FILE),
     "train": (RECIPE_FILE, "stages.json", "history.yaml"),
     "evaluate": (),
     "attack": (f"{ATTACKS_FOLDER}/{REPORT_FILE}", PAGE_FILE, MARKDOWN_FILE, REPORT_FILE, RECORD_FILE),

@@ -19,6 +19,7 @@ from msa_lite.pipeline.baseline.run import baseline_scope, baseline_stages
 from msa_lite.pipeline.baseline.trials import Setting, Trials, resolve_trials
 from msa_lite.pipeline.prepare.run import Context, Run, Scope, msa_scope
 from msa_lite.pipeline.run.choice import check_strengths
+from msa_lite.pipeline.run.filtering import moments_stage
 from msa_lite.pipeline.run.msa import msa_stages, sweep_stages, vector_stages
 from msa_lite.pipeline.run.probe import check_probe, probe_scope, probe_stages
 from msa_lite.pipeline.run.report import check_licence
@@ -30,7 +31,7 @@ from msa_lite.recipe import Recipe
 
 logger = logging.getLogger(__name__)
 
-CommandName = Literal["run", "sweep", "vector", "baseline", "probe"]
+CommandName = Literal["run", "sweep", "vector", "moments", "baseline", "probe"]
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,10 @@ def find_verb(
         return Verb(probe_scope(recipe), probe_stages, [check_probe])
     if command == "vector":
         return Verb(scope, lambda context: vector_stages(context, which), [check_strengths])
+    if command == "moments":
+        if recipe.retain is None:
+            raise UsageError("the recipe has no retain set, and moments need rows to keep; give retain.data")
+        return Verb(scope, lambda context: [moments_stage(context)])
     if command == "sweep":
         _check_sweep(recipe)
         return Verb(scope, sweep_stages, [check_strengths])

@@ -16,6 +16,7 @@ from msa_lite.io.finished.seal import load_manifest
 from msa_lite.io.launch.crew import Crew
 from msa_lite.io.launch.gathering import gathered
 from msa_lite.merger import Merged, MergedAdapter
+from msa_lite.merger.filtering import MOMENTS_FOLDER, Moments, load_moments
 from msa_lite.pipeline.attack.campaign import open_attacks
 from msa_lite.pipeline.attack.run import run_attacks
 from msa_lite.pipeline.prepare.earlier import rebuild_command
@@ -303,4 +304,24 @@ def run_vectors(
         with claimed(recipe, verb.scope, progress, verb.check, crew=crew) as run:
             execute(verb.stages(Context.of(run)), progress)
             return [run.vector_folder(name) for name in (recipe.vector_names if which == "all" else [which])]
+    return None
+
+
+def run_moments(
+    recipe: RecipeSource, overrides: Iterable[str] = (), progress: Progress = silent, *, force: bool = False
+) -> Moments | None:
+    """Measure the inputs of the layers of a recipe's target, on its rows to forget and to keep, into RUN/moments.
+
+    `filter_vector` takes them. Return what was measured; None in the processes of a launcher but the first. force: only
+    warn if the device's memory is too small by prediction. Raise UsageError for a recipe without a retain set.
+    """
+    recipe = load_recipe(recipe, overrides)
+    verb = find_verb("moments", recipe, force=force)
+    with gathered(recipe.model_dump(mode="json")) as crew:
+        if not crew.first:
+            follow_run(crew, recipe, verb.scope)
+            return None
+        with claimed(recipe, verb.scope, progress, verb.check, crew=crew) as run:
+            execute(verb.stages(Context.of(run)), progress)
+            return load_moments(run.folder / MOMENTS_FOLDER)
     return None

@@ -1,0 +1,246 @@
+"""Filter a forget vector: keep what it changes on forget rows, suppress what it changes on retain rows.
+
+The formula is `formula.filter_factors`. The result is a vector of the same kind in a folder of its own, so that every
+merge, sweep and recipe takes it like any other: an adapter of the same rank, of which only A changes (B A − (B A L) R =
+B (A − (A L) R)), or a checkpoint, which changes nothing but the layers whose inputs were measured.
+
+Dtype policy: fp64 arithmetic, rounded once to fp32 on storing. Memory is that of one layer's moments and factors.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import shutil
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from msa_lite.errors import FormatError, MismatchError, UsageError, join_faults
+from msa_lite.io.console.progress import Progress, silent
+from msa_lite.io.files.writing import check_space
+from msa_lite.io.finished.manifest import is_finished, stage_folder
+from msa_lite.io.finished.seal import load_manifest
+from msa_lite.io.weights.adapter import ADAPTER_CONFIG, ADAPTER_FILE, is_adapter, load_adapter
+from msa_lite.io.weights.blocks import Files, Scratch, read_rows, read_whole
+from msa_lite.io.weights.checkpoint import Checkpoint, TensorEntry, load_checkpoint, read_shard
+from msa_lite.io.weights.hub import Source, fetch
+from msa_lite.io.weights.matching import match_names
+from msa_lite.io.weights.vocabulary import token_tensors
+from msa_lite.io.weights.writer import Sink, file_header, output_bytes, shard_header, write_companions
+from msa_lite.merger.checked import blocks_of
+from msa_lite.merger.deltas import Delta, Difference
+from msa_lite.merger.formula import Factors, filter_factors
+from msa_lite.merger.inputs import ModelLike
+from msa_lite.merger.vectors import load_vector
+
+logger = logging.getLogger(__name__)
+
+MOMENTS_FOLDER = "moments"  # the kind of folder, and its name in a run
+SIDES = ("forget", "retain")
+_KNOWN = 2  # factors in memory: of queries, keys and values, with those of the output between them in a file
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A linear layer whose inputs were measured."""
+
+    root: str
+    """The name of its roots in the files, which layers with the same input share."""
+    transposed: bool = False
+    """True where the target stores its weight as (in, out)."""
+
+
+@dataclass(frozen=True)
+class Moments:
+    """The second moments of the inputs of a target's linear layers, on forget and on retain rows."""
+
+    folder: Path
+    target: str
+    """The revision of the target that they were measured at."""
+    layers: Mapping[str, Layer]
+    """The layers by the target's tensor names."""
+    roots: Mapping[str, TensorEntry]
+    """The roots (k, in) by set and name: "forget.model.layers.0.self_attn.q_proj.weight"."""
+    json_keys: ClassVar = {"out": "folder", "layers": "count"}
+
+    @property
+    def count(self) -> int:
+        """Return the number of layers."""
+        return len(self.layers)
+
+    def factors(self, root: str, strength: float, files: Files) -> Factors:
+        """Return what filters the change of the layers with these roots (`filter_factors`)."""
+        forget, retain = (read_whole(files, self.roots[f"{side}.{root}"], np.float64) for side in SIDES)
+        return filter_factors(forget, retain, strength)
+
+
+def load_moments(folder: Path) -> Moments:
+    """Open a folder that `msa-lite moments` has written.
+
+    Raise UsageError where it is none, FormatError where files and manifest do not fit.
+    """
+    manifest = load_manifest(folder)
+    if manifest is None or manifest["kind"] != MOMENTS_FOLDER:
+        raise UsageError(f"{folder}: holds no moments; `msa-lite moments RECIPE` measures them")
+    entries = {e.name: e for path in sorted(folder.glob("*.safetensors")) for e in read_shard(path).tensors}
+    try:
+        layers = {str(name): Layer(str(root), bool(turned)) for name, (root, turned) in manifest["layers"].items()}
+        target = str(manifest["inputs"]["target"]["revision"])
+        wanted = [f"{side}.{layer.root}" for side in SIDES for layer in layers.values()]
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise FormatError(f"{folder}: its manifest does not tell which layers were measured; measure again") from error
+    if missing := [name for name in dict.fromkeys(wanted) if name not in entries or len(entries[name].shape) != 2]:
+        raise FormatError(join_faults(f"{folder}: moments that are missing or no matrices; measure again:", missing))
+    return Moments(folder, target, layers, entries)
+
+
+def filter_inputs(vector: Source, moments: Moments, strength: float) -> dict[str, Any]:
+    """Return all that decides a filtered vector, as its manifest records it."""
+    files = (load_manifest(moments.folder) or {}).get("files", {})
+    hashes = {name: item["sha256"] for name, item in files.items()}
+    return {"vector": vector.identity(), "moments": hashes, "strength": strength}
+
+
+def filter_vector(
+    vector: ModelLike,
+    moments: str | Path,
+    strength: float,
+    target: ModelLike,
+    prior: ModelLike | None,
+    out: str | Path,
+    progress: Progress = silent,
+) -> Path:
+    """Write D C_f (C_f + λ C_r)⁻¹ for each layer of a vector to the folder `out`, unless it is there already.
+
+    vector: a PEFT adapter, or a checkpoint, which needs the prior: a folder or `repo[@revision]`, as target and prior.
+    moments: a folder of `msa-lite moments`, measured at this target. strength: λ > 0. Return `out`.
+
+    Layers of an adapter that were not measured stay as they were fitted, and a warning says so. A checkpoint's change of
+    anything else than measured layers is left out. Raise UsageError for another target's moments, MismatchError for a
+    vector that the filter cannot keep exact (DoRA, biases, whole modules), or of which no layer was measured.
+    """
+    if not 0 < strength < math.inf:
+        raise UsageError(f"the filter's strength is {strength:g}; it must be above 0 and finite")
+    measured, goal, source = load_moments(Path(moments)), _find(target), _find(vector)
+    if measured.target != goal.revision:
+        raise UsageError(
+            f"{moments}: measured at another model ({measured.target}), not at {goal.name} ({goal.revision}); measure "
+            "the moments of this one"
+        )
+    inputs, folder = filter_inputs(source, measured, strength), Path(out)
+    if is_finished(folder, inputs):
+        return folder
+    is_low_rank = is_adapter(source.folder)
+    if prior is None and not is_low_rank:
+        raise UsageError(f"{source.name}: a full checkpoint; the filter needs the model it was tuned from (--prior)")
+    after, work = load_checkpoint(goal.folder), _Work(measured, strength, progress)
+    with stage_folder(folder, "vector", inputs, work.facts) as partial:
+        if prior is None or is_low_rank:
+            work.filter_adapter(source.folder, after, partial)
+        else:
+            work.filter_checkpoint(source.folder, after, load_checkpoint(_find(prior).folder), partial)
+    return folder
+
+
+def _find(name: ModelLike) -> Source:
+    return fetch(name) if isinstance(name, str) else name
+
+
+class _Work:
+    """The filtering of one vector."""
+
+    def __init__(self, moments: Moments, strength: float, progress: Progress) -> None:
+        self._moments, self._strength, self._progress = moments, strength, progress
+        self._files = Files()
+        self._known: dict[str, Factors] = {}  # the latest, by the names of their roots
+        self._filtered = 0
+        self.facts: dict[str, Any] = {}
+        """What the manifest tells besides the inputs."""
+
+    def filter_adapter(self, folder: Path, target: Checkpoint, out: Path) -> None:
+        """Write an adapter whose A's are filtered; all else is copied."""
+        matched = match_names(load_adapter(folder), target.tensors, token_tensors(target))
+        faults = [f"{name}: {kind}" for kind in ("values", "shifts", "tokens") for name in getattr(matched, kind)]
+        faults += [f"{name}: DoRA" for name, low in matched.modules.items() if low.magnitude is not None]
+        if faults:
+            raise MismatchError(join_faults(f"{folder}: the filter changes LoRA factors and nothing else:", faults))
+        layers = {low.a.name: name for name, low in matched.modules.items() if name in self._moments.layers}
+        self._check_known(folder, layers, [name for name in matched.modules if name not in self._moments.layers])
+        shard = read_shard(folder / ADAPTER_FILE)
+        tensors = [(e.name, "F32", e.shape, 4 * math.prod(e.shape)) for e in shard.tensors]
+        header = file_header(tensors, shard.metadata)
+        with Sink(out / ADAPTER_FILE, len(header) + sum(size for *_, size in tensors)) as sink:
+            sink.append(header)
+            for entry in shard.tensors:
+                values = read_whole(self._files, entry, np.float64)
+                if name := layers.get(entry.name):
+                    left, right = self._factors(name, values.shape[1], len(layers))
+                    values -= (values @ left) @ right
+                sink.append(_stored(values))
+            sink.close()
+        shutil.copyfile(folder / ADAPTER_CONFIG, out / ADAPTER_CONFIG)
+
+    def filter_checkpoint(self, folder: Path, target: Checkpoint, prior: Checkpoint, out: Path) -> None:
+        """Write θ_0 + D′ in fp32, in the prior's layout. Tensors that are no measured layer's are the prior's."""
+        deltas = load_vector(folder, target, prior).deltas
+        known = {n: d for n, d in deltas.items() if n in self._moments.layers and isinstance(d, Difference)}
+        self._check_known(folder, known, ())
+        check_space(out, output_bytes(prior.tensors.values(), "F32"))
+        for shard in prior.shards:
+            header = shard_header(shard, "F32")
+            with Sink(out / shard.path.name, len(header) + output_bytes(shard.tensors, "F32")) as sink:
+                sink.append(header)
+                for entry in shard.tensors:
+                    change = self._changes(entry, known[entry.name], len(known)) if entry.name in known else None
+                    if not entry.is_float:
+                        sink.append_from(self._files[shard.path], entry.start, entry.nbytes, shard.path)
+                        continue
+                    for start, stop in blocks_of(entry):
+                        rows = read_rows(self._files, entry, start, stop).astype(np.float64)
+                        sink.append(_stored(rows if change is None else rows + change(start, stop)))
+                sink.close()
+        write_companions(prior, out, "F32")
+
+    def _check_known(self, folder: Path, known: Collection[str], others: Sequence[str]) -> None:
+        """Raise MismatchError where no layer was measured. Warn of others that the vector changes."""
+        if not known:
+            raise MismatchError(f"{self._moments.folder}: measured no layer that {folder} changes; measure again")
+        if others:
+            count, first = len(others), others[0]
+            logger.warning("%d layers were not measured and stay as they were fitted, among them %s", count, first)
+
+    def _changes(self, entry: TensorEntry, delta: Delta, count: int) -> Callable[[int, int], np.ndarray]:
+        """Return a function that gives rows [start, stop) of D′, as the tensor is stored."""
+        scratch, is_transposed = Scratch(), self._moments.layers[entry.name].transposed
+        left, right = self._factors(entry.name, entry.matrix_shape[0 if is_transposed else 1], count)
+
+        def rows(start: int, stop: int) -> np.ndarray:
+            return delta.rows(self._files, start, stop, np.float64, scratch)
+
+        if not is_transposed:
+            return lambda start, stop: rows(start, stop) - (rows(start, stop) @ left) @ right
+        outer = sum(left[start:stop].T @ rows(start, stop) for start, stop in blocks_of(entry))  # Lᵀ Dᵀ
+        return lambda start, stop: rows(start, stop) - right[:, start:stop].T @ outer
+
+    def _factors(self, name: str, inputs: int, count: int) -> Factors:
+        """Return what filters a layer with so many inputs. count: the layers in all. Raise MismatchError for others."""
+        root = self._moments.layers[name].root
+        if root not in self._known:
+            self._known = dict([*self._known.items()][1 - _KNOWN :])
+            self._known[root] = self._moments.factors(root, self._strength, self._files)
+        left, right = self._known[root]
+        if len(left) != inputs:
+            raise MismatchError(f"{name}: {inputs} inputs in the vector, {len(left)} in {self._moments.folder}")
+        self._filtered += 1
+        self._progress("filter", self._filtered, count)
+        self.facts["filter"] = {"strength": self._strength, "layers": self._filtered}
+        return left, right
+
+
+def _stored(values: np.ndarray) -> memoryview:
+    """Return the bytes of values in fp32."""
+    return np.ascontiguousarray(values, np.float32).reshape(-1).view(np.uint8).data

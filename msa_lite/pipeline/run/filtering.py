@@ -1,0 +1,92 @@
+"""The filter of a run's forget vector: the moments of the target's layers, and the vector for each strength λ."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from msa_lite.data import hash_ids, pad_id
+from msa_lite.evals.models import load_model
+from msa_lite.io.console.progress import Progress
+from msa_lite.io.finished.seal import load_manifest
+from msa_lite.io.weights.checkpoint import load_checkpoint
+from msa_lite.io.weights.hub import fetch
+from msa_lite.merger.filtering import MOMENTS_FOLDER, SIDES, filter_inputs, filter_vector, load_moments
+from msa_lite.pipeline.prepare.run import Context, Run
+from msa_lite.pipeline.stages.costs import filter_costs, moments_costs
+from msa_lite.pipeline.stages.stage import Stage
+from msa_lite.strengths import filtered_folder
+
+
+def filter_stages(context: Context) -> list[Stage]:
+    """Return the stages that filter the forget vector, once it is fitted; nothing where the recipe has no filter."""
+    strengths = [strength for strength in context.recipe.filters if strength]
+    if not strengths:
+        return []
+    stages = [moments_stage(context)]
+    for strength in strengths:
+        folder = filtered_folder(context.scope.folder, strength)
+        stages.append(
+            Stage(
+                f"filtered forget vector, λ = {strength:g}",
+                "measure",
+                folder,
+                lambda progress, strength=strength: _filter(context.run, strength, progress),  # type: ignore[misc]
+                needs=["forget vector", MOMENTS_FOLDER],
+                inputs=lambda strength=strength: _filter_inputs(context.run, strength),  # type: ignore[misc]
+                cost=partial(filter_costs, context.recipe),
+            )
+        )
+    return stages
+
+
+def moments_stage(context: Context) -> Stage:
+    """Return the stage that measures the inputs of the target's layers on rows to forget and to keep."""
+    run = context.prepared
+    return Stage(
+        MOMENTS_FOLDER,
+        "measure",
+        context.scope.folder / MOMENTS_FOLDER,
+        lambda progress: measure_moments(context.run, progress),
+        inputs=lambda: moments_inputs(context.run),
+        cost=partial(moments_costs, context.recipe),
+        amount=sum(len(run.examples[side]) for side in SIDES) if run else 1,
+    )
+
+
+def measure_moments(run: Run, progress: Progress) -> Path:
+    """Measure the moments of a run's target, unless they are there. Return their folder."""
+    from msa_lite.train.moments import write_moments
+
+    target, folder = run.sources["target"], run.folder / MOMENTS_FOLDER
+    rows = {side: run.examples[side] for side in SIDES}
+    names = load_checkpoint(target.folder).tensors
+    pad = pad_id(run.prompter.tokenizer)
+    write_moments(folder, moments_inputs(run), lambda: load_model(target.folder), names, rows, pad, progress)
+    return folder
+
+
+def moments_inputs(run: Run) -> dict[str, Any]:
+    """Return all that decides the moments, as their manifest records it."""
+    return {"target": run.sources["target"].identity(), **{side: hash_ids(run.examples[side]) for side in SIDES}}
+
+
+def filter_identity(run: Run) -> dict[str, Any]:
+    """Return what decides the filtered vectors besides the forget vector and λ, for the manifest of a choice."""
+    return (
+        {MOMENTS_FOLDER: (load_manifest(run.folder / MOMENTS_FOLDER) or {}).get("inputs")}
+        if any(run.recipe.filters)
+        else {}
+    )
+
+
+def _filter(run: Run, strength: float, progress: Progress) -> Path:
+    target, prior = run.sources["target"], run.sources["prior"]
+    vector, out = fetch(str(run.vector_folder("forget"))), filtered_folder(run.folder, strength)
+    return filter_vector(vector, run.folder / MOMENTS_FOLDER, strength, target, prior, out, progress)
+
+
+def _filter_inputs(run: Run, strength: float) -> dict[str, Any]:
+    vector = fetch(str(run.vector_folder("forget")))
+    return filter_inputs(vector, load_moments(run.folder / MOMENTS_FOLDER), strength)

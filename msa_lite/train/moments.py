@@ -1,0 +1,185 @@
+"""Measure the second moments of the inputs of a model's linear layers, over the labelled positions of rows.
+
+A second moment XᵀX is kept as a root: X itself, one row a position, or the triangle of its QR decomposition once there
+are more positions than inputs. So nothing is larger than (in, in), and a root loses nothing to squaring.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from msa_lite.data import Example, group_rows, pass_tokens, to_batch
+from msa_lite.errors import MismatchError, NotFiniteError
+from msa_lite.io.console.progress import Progress, silent
+from msa_lite.io.finished.manifest import is_finished, stage_folder
+from msa_lite.io.models.heads import autocast, split_model
+from msa_lite.io.weights.matching import find_name
+from msa_lite.train.plain import count_labels, label_places, run_rows
+
+logger = logging.getLogger(__name__)
+
+HELD = 1 << 30  # bytes of roots in memory at a time; more layers take further passes over the rows
+_FEW = 32  # labelled positions; a moment of fewer says little about a layer's inputs
+_TOKENS = 2048  # of a forward pass, padding included
+_FULL = 2  # times its columns: rows of a root before its triangle takes their place
+
+
+def write_moments(
+    folder: Path,
+    inputs: dict[str, Any],
+    load: Callable[[], Any],
+    names: Container[str],
+    rows: Mapping[str, Sequence[Example]],
+    pad: int,
+    progress: Progress = silent,
+) -> None:
+    """Measure the moments of a model's linear layers into a folder, unless it was made from these inputs.
+
+    The files hold the roots, (k, in) in fp32 with k ≤ in, by set and layer ("forget.model.layers.0.mlp.up_proj").
+    Of layers that get the same input, such as those of queries, keys and values, only the first has roots; the manifest
+    tells which. Only positions that predict a label count.
+
+    load: returns the model. names: the tensors of its checkpoint. rows: the examples by set, "forget" and "retain".
+    Raise MismatchError for a model without a linear layer that can be measured, NotFiniteError for inputs that are no
+    numbers. A stopped call begins anew.
+    """
+    from safetensors.numpy import save_file
+
+    if is_finished(folder, inputs):
+        return
+    for name, examples in rows.items():
+        if (count := sum(map(count_labels, examples))) < _FEW:
+            logger.warning("the %s rows have only %d labelled tokens; the filter knows little of them", name, count)
+    facts: dict[str, Any] = {"layers": {}}
+    with stage_folder(folder, "moments", inputs, facts) as partial:
+        model = load()
+        paths = linear_layers(model, names)
+        for number, (layers, roots) in enumerate(_measure(model, paths, rows, pad, progress)):
+            facts["layers"] |= layers
+            save_file(roots, partial / f"moments-{number + 1:05d}.safetensors")
+        if not facts["layers"]:
+            raise MismatchError("no linear layer of this model can be measured, so its vectors cannot be filtered")
+
+
+def linear_layers(model: Any, names: Container[str]) -> dict[str, str]:
+    """Return the paths of a model's linear layers by the names of their weights in its checkpoint.
+
+    The head is none of them, nor is what the model holds in another form than its files, such as stacked experts.
+    """
+    import torch
+    from transformers.pytorch_utils import Conv1D
+
+    head = model.get_output_embeddings()
+    linear = {path: m for path, m in model.named_modules() if isinstance(m, torch.nn.Linear | Conv1D) and m is not head}
+    found = {path: find_name(f"{path}.weight", names) for path in linear}
+    return {name: path for path, name in found.items() if name}
+
+
+def _measure(
+    model: Any, paths: Mapping[str, str], rows: Mapping[str, Sequence[Example]], pad: int, progress: Progress
+) -> Iterator[tuple[dict[str, tuple[str, bool]], dict[str, np.ndarray]]]:
+    """Yield, for as many layers as fit into memory, ({layer: (layer with its roots, transposed)}, roots by name)."""
+    portions = list(_portions(model, paths, sum(count_labels(e) for examples in rows.values() for e in examples)))
+    for number, names in enumerate(portions):
+        progress("moments", number, len(portions))
+        modules = {name: model.get_submodule(paths[name]) for name in names}
+        of_sets = {side: _run(model, modules, examples, pad) for side, examples in rows.items()}
+        firsts = [first for first in of_sets["forget"] if all(first in roots for roots in of_sets.values())]
+        layers = {
+            name: (first, not hasattr(modules[name], "in_features"))
+            for first in firsts
+            for name in of_sets["forget"][first].layers
+        }
+        yield layers, {f"{side}.{first}": roots[first].matrix() for side, roots in of_sets.items() for first in firsts}
+    progress("moments", len(portions), len(portions))
+
+
+def _portions(model: Any, paths: Mapping[str, str], labels: int) -> Iterator[list[str]]:
+    """Yield the names of layers whose roots fit into memory together."""
+    names: list[str] = []
+    nbytes = 0
+    for name, path in paths.items():
+        columns = _input_size(model.get_submodule(path))
+        size = 4 * columns * min(labels, (_FULL + 1) * columns)
+        if names and nbytes + size > HELD:
+            yield names
+            names, nbytes = [], 0
+        names.append(name)
+        nbytes += size
+    if names:
+        yield names
+
+
+def _input_size(layer: Any) -> int:
+    """Return the number of inputs of a linear layer."""
+    features = getattr(layer, "in_features", None)
+    return int(layer.weight.shape[0] if features is None else features)  # GPT-2's Conv1D stores (in, out)
+
+
+class _Root:
+    """A root of XᵀX, to which positions are added."""
+
+    def __init__(self, layer: str) -> None:
+        self.layers = [layer]
+        """The layers that get this input."""
+        self._blocks: list[Any] = []
+        self._rows = 0
+
+    def add(self, rows: Any) -> None:
+        """Add (n, in) inputs."""
+        self._blocks.append(rows)
+        self._rows += len(rows)
+        if self._rows > _FULL * rows.shape[1]:
+            self._shrink()
+
+    def matrix(self) -> np.ndarray:
+        """Return the root. Raise NotFiniteError where it is not finite."""
+        if self._rows > self._blocks[0].shape[1]:
+            self._shrink()
+        # safetensors writes memory as it lies, and QR leaves its triangle column by column.
+        matrix: np.ndarray = np.ascontiguousarray(np.concatenate([block.numpy() for block in self._blocks]))
+        if not np.isfinite(matrix).all():
+            raise NotFiniteError("the inputs of a layer are no numbers (NaN); the model's weights are broken")
+        return matrix
+
+    def _shrink(self) -> None:
+        import torch
+
+        triangle = torch.linalg.qr(torch.cat(self._blocks).double(), mode="r").R.float()
+        self._blocks, self._rows = [triangle], len(triangle)
+
+
+def _run(model: Any, layers: Mapping[str, Any], examples: Sequence[Example], pad: int) -> dict[str, _Root]:
+    """Run the rows once; return the roots by the first layer that gets each input."""
+    import torch
+
+    roots: dict[str, _Root] = {}
+    rows, positions, latest, first = None, None, None, ""  # of the running batch
+
+    def take(name: str, _layer: Any, inputs: tuple[Any, ...]) -> None:
+        nonlocal latest, first
+        states = inputs[0]
+        if states is not latest:
+            latest, first = states, name
+            if states.dim() == 3:  # else single positions, of which nothing tells the row: those of an expert
+                roots.setdefault(name, _Root(name)).add(states[rows, positions].float().cpu())
+        elif first in roots and name not in roots[first].layers:
+            roots[first].layers.append(name)
+
+    halves, known = split_model(model), [example for example in examples if count_labels(example)]
+    with ExitStack() as hooks, torch.no_grad(), autocast(model):
+        for name, layer in layers.items():
+            hooks.callback(layer.register_forward_pre_hook(partial(take, name)).remove)
+        for group in group_rows([len(example.ids) for example in known], _TOKENS, pass_tokens(model.device)):
+            batch = [known[number] for number in group]
+            rows, positions = torch.tensor(label_places(batch), device=model.device).T
+            run_rows(halves, to_batch(batch, pad, model.device))
+            latest = None
+    return roots

@@ -1,0 +1,69 @@
+"""A run whose forget vector is filtered: from the recipe to report, record and mergekit, and by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+import msa_lite
+from msa_lite.errors import RecipeError
+from msa_lite.io.finished.seal import load_manifest
+from tests.e2e.conftest import CallCli
+
+
+@pytest.mark.parametrize("mode", ["lora", "full"])
+def test_a_filtered_run_is_the_merge_of_its_filtered_vector(
+    mode: str, recipe: dict[str, Any], tmp_path: Path, call_cli: CallCli
+) -> None:
+    recipe["merge"], recipe["vector"]["mode"], recipe["vector"]["learning_rate"] = {"filter": 1.5}, mode, 1e-3
+    result = msa_lite.run(recipe)
+    folder = result.folder
+    filtered = folder / "vectors/forget-filter-1.5"
+    assert (load_manifest(filtered) or {})["filter"]["layers"] == 7
+    by_hand = tmp_path / "by-hand"
+    models = ("--target", recipe["target"], "--forget", folder / "vectors/forget", "--prior", recipe["prior"])
+    models += ("--retain", folder / "vectors/retain", "--beta", 0.5)
+    moments = ("--filter", folder / "moments", "--filter-strength", 1.5)
+    status, _, errors = call_cli("merge", *models, *moments, "--out", by_hand)
+    assert status == 0, errors
+    merged, alike = (load_file(place / "model.safetensors") for place in (folder / "model", by_hand))
+    assert all(np.array_equal(merged[name], alike[name]) for name in merged)
+    story = json.loads((folder / "report.json").read_text())
+    assert story["strengths"] == {"alpha": 1.0, "beta": 0.5, "filter": 1.5}
+    assert "C_f" in story["formula"]
+    assert "vectors/forget-filter-1.5" in (folder / "record.json").read_text()
+    status, config, _ = call_cli("mergekit", folder / "recipe.yaml")
+    assert status == 0
+    assert str(filtered) in config
+    held = {holding.name for holding in msa_lite.purge(folder).holdings}
+    assert {"moments", "vectors/forget-filter-1.5"} <= held
+    assert msa_lite.run(recipe).merged.folder == folder / "model"  # nothing is made anew
+
+
+def test_lambda_is_chosen_with_alpha_and_moments_are_measured_once(recipe: dict[str, Any], call_cli: CallCli) -> None:
+    recipe["forget"]["alpha"], recipe["merge"] = "auto", {"filter": "auto"}
+    recipe["retain"]["beta"] = 0.0
+    labels: list[str] = []
+    result = msa_lite.sweep(recipe, progress=lambda label, done, total: labels.append(label))
+    table = (result.folder / "sweep/table.csv").read_text()
+    tried = {line.split(",")[table.split("\n")[0].split(",").index("filter")] for line in table.splitlines()[1:]}
+    assert {"1", "4"} <= {value.removesuffix(".0") for value in tried}
+    assert len(result.choice.scores) <= 14
+    assert [*dict.fromkeys(labels)].count("moments") == 1
+
+
+def test_a_filter_without_rows_to_keep_is_refused_before_any_work(recipe: dict[str, Any], call_cli: CallCli) -> None:
+    del recipe["retain"]
+    with pytest.raises(RecipeError, match="retain"):
+        msa_lite.run(recipe | {"merge": {"filter": 1.0}})
+    with pytest.raises(RecipeError, match=r"merge\.filter"):
+        msa_lite.run(recipe | {"merge": {"filter": 0}})
+    for options in (("--filter", "m"), ("--filter-strength", "1")):
+        status, _, errors = call_cli("merge", "--target", "t", "--forget", "f", *options, "--out", "o")
+        assert status == 2
+        assert "--filter-strength" in errors

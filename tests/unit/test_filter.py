@@ -1,0 +1,186 @@
+"""The filter of a forget vector: its formula against float64 oracles, and filtered adapters and checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file
+
+from msa_lite.data import Example
+from msa_lite.errors import MismatchError, UsageError
+from msa_lite.io.weights.checkpoint import load_checkpoint
+from msa_lite.io.weights.hub import fetch
+from msa_lite.merger.filtering import filter_vector, load_moments
+from msa_lite.merger.formula import RIDGE, filter_factors
+from msa_lite.train.moments import write_moments
+from tests.support.models import save_adapter
+
+INPUTS = 24
+
+
+def second_moment(root: np.ndarray, ridge: float = 0.0) -> np.ndarray:
+    """C of the formula, by its definition."""
+    moment = root.T @ root
+    return moment / np.trace(moment) + ridge / len(moment) * np.eye(len(moment))
+
+
+def wanted(delta: np.ndarray, forget: np.ndarray, retain: np.ndarray, strength: float) -> np.ndarray:
+    """D C_f (C_f + λ C_r)⁻¹, by its definition."""
+    keep, drop = second_moment(forget, RIDGE), second_moment(retain)
+    product: np.ndarray = delta @ keep @ np.linalg.inv(keep + strength * drop)
+    return product
+
+
+def filtered(delta: np.ndarray, forget: np.ndarray, retain: np.ndarray, strength: float) -> np.ndarray:
+    left, right = filter_factors(forget, retain, strength)
+    result: np.ndarray = delta - (delta @ left) @ right
+    return result
+
+
+@pytest.mark.parametrize(("forget_rows", "retain_rows"), [(5, 7), (5, 40), (60, 7), (60, 70)])
+@pytest.mark.parametrize("strength", [0.1, 1.0, 50.0])
+def test_the_filter_is_its_definition_however_many_rows_there_are(
+    forget_rows: int, retain_rows: int, strength: float
+) -> None:
+    draw = np.random.default_rng(0)
+    delta, forget = draw.normal(size=(9, INPUTS)), draw.normal(size=(forget_rows, INPUTS))
+    retain = draw.normal(size=(retain_rows, INPUTS)) * np.geomspace(1, 1e-3, INPUTS)
+    oracle = wanted(delta, forget, retain, strength)
+    np.testing.assert_allclose(filtered(delta, forget, retain, strength), oracle, rtol=1e-9, atol=1e-10)
+    scaled = filtered(delta, 1e4 * forget, 1e-4 * retain, strength)
+    np.testing.assert_allclose(scaled, oracle, rtol=1e-9, atol=1e-10)
+
+
+def test_without_strength_it_is_the_identity_and_with_much_of_it_nothing_is_left_on_retain_rows() -> None:
+    draw = np.random.default_rng(1)
+    delta, forget, retain = (draw.normal(size=(rows, INPUTS)) for rows in (9, 6, 6))
+    assert np.array_equal(filtered(delta, forget, retain, 0.0), delta)
+    strong = filtered(delta, forget, retain, 1e9)
+    assert np.abs(strong @ retain.T).max() < 1e-6 * np.abs(delta @ retain.T).max()
+    change = (strong - delta) @ forget.T
+    assert np.linalg.norm(change) < 0.7 * np.linalg.norm(delta @ forget.T)  # rows that share few directions keep theirs
+
+
+def test_no_other_change_of_the_layer_costs_less() -> None:
+    draw = np.random.default_rng(2)
+    delta, forget, retain = (draw.normal(size=(rows, INPUTS)) for rows in (9, 30, 30))
+    keep, drop = second_moment(forget, RIDGE), second_moment(retain)
+
+    def cost(change: np.ndarray) -> float:
+        lost = change - delta
+        return float(np.trace(lost @ keep @ lost.T) + 2.0 * np.trace(change @ drop @ change.T))
+
+    best = filtered(delta, forget, retain, 2.0)
+    assert all(cost(best) < cost(best + 1e-3 * draw.normal(size=delta.shape)) for _ in range(20))
+
+
+ROWS = {
+    "forget": [Example(0, [5, 6, 7, 8, 9, 10], [-100, -100, 7, 8, 9, 10]), Example(1, [5, 11, 12], [-100, -100, 12])],
+    "retain": [Example(n, [20 + n, 21, 22, 23 + n, 24], [-100, 21, -100, 23 + n, 24]) for n in range(12)],
+}
+LINEAR = {"gpt2": ("c_attn", "c_proj", "c_fc")}  # of llama and its relatives: all that end so
+ENDINGS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+def layers_of(model: Any, kind: str) -> dict[str, Any]:
+    return {name: m for name, m in model.named_modules() if name.endswith(LINEAR.get(kind, ENDINGS))}
+
+
+def plain_inputs(model: Any, kind: str, rows: list[Example]) -> dict[str, np.ndarray]:
+    """The inputs of each layer at the positions before labels, of one row at a time, without padding."""
+    inputs: dict[str, list[Any]] = {name: [] for name in layers_of(model, kind)}
+    hooks = [
+        layer.register_forward_hook(lambda _m, given, _out, name=name: inputs[name].append(given[0][0]))
+        for name, layer in layers_of(model, kind).items()
+    ]
+    for row in rows:
+        with torch.no_grad():
+            model(torch.tensor([row.ids]))
+        places = [at - 1 for at, label in enumerate(row.labels) if at and label >= 0]
+        for states in inputs.values():
+            states[-1] = states[-1][places]
+    for hook in hooks:
+        hook.remove()
+    return {name: torch.cat(states).double().numpy() for name, states in inputs.items()}
+
+
+@pytest.fixture(params=["llama", "qwen2", "olmo2", "gpt2"])
+def measured(request: pytest.FixtureRequest, make_checkpoint: Callable[..., Path], tmp_path: Path) -> dict[str, Any]:
+    """A target, its moments, and the inputs of its layers as plain transformers gives them."""
+    from transformers import AutoModelForCausalLM
+
+    kind, folder = request.param, make_checkpoint(request.param)
+    target, model = fetch(str(folder)), AutoModelForCausalLM.from_pretrained(folder).eval()
+    inputs = {"target": target.identity()}
+    write_moments(tmp_path / "moments", inputs, lambda: model, load_checkpoint(folder).tensors, ROWS, pad=2)
+    plain = {side: plain_inputs(model, kind, rows) for side, rows in ROWS.items()}
+    return {"kind": kind, "target": target, "model": model, "moments": tmp_path / "moments", "plain": plain}
+
+
+def test_moments_are_those_of_rows_run_one_by_one(measured: dict[str, Any]) -> None:
+    moments = load_moments(measured["moments"])
+    names = layers_of(measured["model"], measured["kind"])
+    assert moments.layers.keys() == {f"{name}.weight" for name in names}
+    assert len({layer.root for layer in moments.layers.values()}) < len(names) or measured["kind"] == "gpt2"
+    files = {k: v for path in measured["moments"].glob("*.safetensors") for k, v in load_file(path).items()}
+    for side, plain in measured["plain"].items():
+        for name, rows in plain.items():
+            root = files[f"{side}.{moments.layers[f'{name}.weight'].root}"].astype(np.float64)
+            assert len(root) == min(rows.shape)
+            oracle = rows.T @ rows
+            np.testing.assert_allclose(root.T @ root, oracle, rtol=1e-4, atol=1e-5 * np.abs(oracle).max())
+
+
+def test_a_filtered_adapter_is_the_definition_and_keeps_its_rank(measured: dict[str, Any], tmp_path: Path) -> None:
+    adapter = save_adapter(tmp_path / "adapter", measured["model"])
+    out = filter_vector(fetch(str(adapter)), measured["moments"], 2.0, measured["target"], None, tmp_path / "out")
+    before, after = (load_file(folder / "adapter_model.safetensors") for folder in (adapter, out))
+    assert {name: t.shape for name, t in before.items()} == {name: t.shape for name, t in after.items()}
+    for name in layers_of(measured["model"], measured["kind"]):
+        key = f"base_model.model.{name}.lora_{{}}.weight"
+        roots = [measured["plain"][side][name] for side in ("forget", "retain")]
+        oracle = wanted(before[key.format("A")].astype(np.float64), *roots, 2.0)
+        np.testing.assert_allclose(after[key.format("A")], oracle, rtol=1e-3, atol=1e-4 * np.abs(oracle).max())
+        assert np.array_equal(after[key.format("B")], before[key.format("B")])
+
+
+def test_a_filtered_checkpoint_changes_only_measured_layers(
+    measured: dict[str, Any], make_checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
+    prior, tuned = make_checkpoint(measured["kind"], seed=3), make_checkpoint(measured["kind"], seed=4)
+    sources = [fetch(str(folder)) for folder in (tuned, prior)]
+    out = filter_vector(sources[0], measured["moments"], 2.0, measured["target"], sources[1], tmp_path / "out")
+    old, new, result = (load_file(folder / "model.safetensors") for folder in (prior, tuned, out))
+    layers = {f"{name}.weight": name for name in layers_of(measured["model"], measured["kind"])}
+    for name, value in result.items():
+        if name not in layers:
+            assert np.array_equal(value, old[name])
+            continue
+        delta = new[name].astype(np.float64) - old[name]
+        roots = [measured["plain"][side][layers[name]] for side in ("forget", "retain")]
+        oracle = wanted(delta.T, *roots, 2.0).T if measured["kind"] == "gpt2" else wanted(delta, *roots, 2.0)
+        np.testing.assert_allclose(value - old[name], oracle, rtol=1e-3, atol=1e-4 * np.abs(oracle).max())
+
+
+@pytest.mark.parametrize("measured", ["llama"], indirect=True)
+def test_what_does_not_fit_is_refused_and_nothing_is_written(measured: dict[str, Any], tmp_path: Path) -> None:
+    model, target, moments, out = measured["model"], measured["target"], measured["moments"], tmp_path / "out"
+    plain, other = (
+        fetch(str(save_adapter(tmp_path / n, model, **c))) for n, c in [("a", {}), ("b", {"use_dora": True})]
+    )
+    with pytest.raises(MismatchError, match="DoRA"):
+        filter_vector(other, moments, 1.0, target, None, out)
+    with pytest.raises(UsageError, match="another model"):
+        filter_vector(plain, moments, 1.0, fetch(str(plain.folder)), None, out)
+    with pytest.raises(UsageError, match="no moments"):
+        filter_vector(plain, tmp_path, 1.0, target, None, out)
+    with pytest.raises(UsageError, match="above 0"):
+        filter_vector(plain, moments, 0.0, target, None, out)
+    with pytest.raises(UsageError, match="--prior"):
+        filter_vector(target, moments, 1.0, target, None, out)
+    assert not out.exists()
