@@ -119,8 +119,8 @@ def filter_vector(
     vector: a PEFT adapter, or a checkpoint, which needs the prior: a folder or `repo[@revision]`, as target and prior.
     moments: a folder of `msa-lite moments`, measured at this target. strength: λ > 0. Return `out`.
 
-    Layers of an adapter that were not measured stay as they were fitted, and a warning says so. A checkpoint's change of
-    anything else than measured layers is left out. Raise UsageError for another target's moments, MismatchError for a
+    Layers of an adapter that were not measured stay as they were fitted, and a warning says so. A checkpoint's change
+    of anything else than measured layers is left out. Raise UsageError for another target's moments, MismatchError for a
     vector that the filter cannot keep exact (DoRA, biases, whole modules), or of which no layer was measured.
     """
     if not 0 < strength < math.inf:
