@@ -120,8 +120,10 @@ def filter_vector(
     moments: a folder of `msa-lite moments`, measured at this target. strength: λ > 0. Return `out`.
 
     Layers of an adapter that were not measured stay as they were fitted, and a warning says so. A checkpoint's change
-    of anything else than measured layers is left out. Raise UsageError for another target's moments, MismatchError for a
-    vector that the filter cannot keep exact (DoRA, biases, whole modules), or of which no layer was measured.
+    of anything else than measured layers is left out.
+
+    Raise UsageError for another target's moments, MismatchError for a vector that the filter cannot keep exact (DoRA,
+    biases, whole modules), or of which no layer was measured.
     """
     if not 0 < strength < math.inf:
         raise UsageError(f"the filter's strength is {strength:g}; it must be above 0 and finite")

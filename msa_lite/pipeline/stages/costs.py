@@ -7,7 +7,7 @@ from typing import Any
 
 from msa_lite.budget.needs import CONTEXT, FitCase, Need, fit_need, rungs, score_need, stream_layers
 from msa_lite.budget.plan import StageCost, gigabytes
-from msa_lite.budget.shape import Linear, Shape
+from msa_lite.budget.shape import Shape
 from msa_lite.budget.speed import Device, Measured, Speed, fit_seconds, score_seconds, speed_of, stream_seconds
 from msa_lite.io.models.devices import host_memory
 from msa_lite.pipeline.stages.facts import Facts, RowFacts, batch_size
@@ -23,6 +23,7 @@ _LONGEST_QUESTION = 512  # tokens
 _TEXT, _ANSWER = 100, 200  # tokens of a question with all answers that are scored, at most of one that is generated
 _BATCH = 64  # questions
 _FLOPS = 1e10  # of one core a second, in fp64
+_MANY = 1 << 20  # tokens, more than a layer has inputs
 _FASTER = "select.four_bit=true holds the sweep's target on the GPU in 4 bits, which is much faster"
 
 
@@ -104,35 +105,37 @@ def vector_costs(recipe: Recipe, name: str, facts: Facts, machine: Machine) -> l
 
 def moments_costs(recipe: Recipe, facts: Facts, machine: Machine) -> list[StageCost]:
     """Return the cost of measuring the inputs of the target's layers: one or a few forward passes over the rows."""
-    shape, rows = facts.shapes["target"], [facts.rows[side] for side in ("forget", "retain") if side in facts.rows]
+    shape, tokens = facts.shapes["target"], _tokens(facts)
     need, streamed = _scoring(shape, machine)
-    times, disk = None, 0
-    if rows:
-        tokens = sum(each.tokens for each in rows)
-        seconds = machine.load_seconds + _score_seconds(shape, 1, tokens, 0, streamed, machine)
+    times = None
+    if facts.rows:
+        seconds = machine.load_seconds + _score_seconds(shape, 1, sum(tokens), 0, streamed, machine)
         times = seconds, 2 * seconds  # where roots do not fit into memory at once, the rows run again
-        disk = sum(_root_bytes(linear, each.tokens) for linear in shape.linear for each in rows)
+    roots = [(linear, min(count, linear.inputs)) for linear in shape.linear for count in tokens]
+    disk = sum(4 * linear.count * linear.inputs * rows for linear, rows in roots) * 4 // 7
     cost = StageCost("the moments", "moments", need, None, times, "the inputs of the target's layers")
     return [replace(cost, disk={"moments": disk})]
 
 
-def _root_bytes(linear: Linear, tokens: int) -> int:
-    """Return the bytes of the roots of layers. Of the seven layers of a block, four inputs differ."""
-    return 4 * linear.count * linear.inputs * min(tokens, linear.inputs) * 4 // 7
-
-
 def filter_costs(recipe: Recipe, facts: Facts, machine: Machine) -> list[StageCost]:
     """Return the cost of filtering the forget vector with one λ: a system of equations for each input, in RAM."""
-    shape, rows = facts.shapes["target"], [facts.rows[side] for side in ("forget", "retain") if side in facts.rows]
-    tokens = sum(each.tokens for each in rows)
+    shape, tokens = facts.shapes["target"], sum(_tokens(facts))
     sizes = [(linear, min(tokens, linear.inputs)) for linear in shape.linear]
-    work = sum(linear.count * 4 / 7 * 2 * size**2 * (linear.inputs + size) for linear, size in sizes)
+    work = sum(linear.count * 2 * size**2 * (linear.inputs + size) for linear, size in sizes) * 4 / 7
     memory = max((8 * linear.inputs * 6 * size for linear, size in sizes), default=0)
-    times = (work / _FLOPS / 8, work / _FLOPS) if tokens else None
+    times = (work / _FLOPS / 8, work / _FLOPS) if facts.rows else None
     disk = 4 * trained_weights(recipe, facts.shapes["prior"])
     need = Need({"moments and factors of a layer": memory})
     cost = StageCost("the filter", "filter", need, None, times, "layer by layer, in RAM")
     return [replace(cost, disk={"filtered vector": disk})]
+
+
+def _tokens(facts: Facts) -> list[int]:
+    """Return the tokens of the rows to forget and to keep; of rows that are not known, as many as a root can hold.
+
+    Of the seven layers of a block, four inputs differ (as `moments_costs` and `filter_costs` count).
+    """
+    return [facts.rows[side].tokens if side in facts.rows else _MANY for side in ("forget", "retain")]
 
 
 def choice_costs(recipe: Recipe, facts: Facts, machine: Machine) -> list[StageCost]:
