@@ -152,10 +152,11 @@ def vector_command(invocation: Invocation, which: str) -> None:
 @click.command(cls=Command)
 @takes_recipe()
 def moments_command(invocation: Invocation) -> None:
-    """Measure the inputs of the layers of RECIPE's target on its rows to forget and to keep.
+    """Measure the inputs of a target's layers, on rows to forget and to keep.
 
-    They go into moments/ of the run's folder. `msa-lite merge --filter` takes them; a run with `merge.filter` measures
-    them by itself. The files hold what the rows look like inside the model: `msa-lite purge` removes them.
+    The target and the rows are those of RECIPE: a YAML file, or the name of a shipped recipe. The moments go into
+    moments/ of the run's folder. `msa-lite merge --filter` takes them; a run with `merge.filter` measures them by
+    itself. They hold what the rows look like inside the model: `msa-lite purge` removes them.
 
     \b
     msa-lite moments my.yaml

@@ -107,8 +107,8 @@ def filter_factors(forget: np.ndarray, retain: np.ndarray, strength: float) -> F
     """
     inputs = forget.shape[1]
     keep, drop = (np.asarray(root, np.float64) for root in (forget, retain))
-    keep = keep / np.linalg.norm(keep)
-    drop = drop * (np.sqrt(strength) / np.linalg.norm(drop))
+    keep = keep / (np.linalg.norm(keep) or 1.0)  # a layer that gets zeros alone is left to the ridge
+    drop = drop * (np.sqrt(strength) / (np.linalg.norm(drop) or 1.0))
     ridge = RIDGE / inputs
     rows = len(keep) + len(drop)
     if rows < inputs:

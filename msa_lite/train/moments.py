@@ -165,10 +165,12 @@ def _run(model: Any, layers: Mapping[str, Any], examples: Sequence[Example], pad
 
     def take(name: str, _layer: Any, inputs: tuple[Any, ...]) -> None:
         nonlocal latest, first
-        states = inputs[0]
+        states = inputs[0] if inputs else None
         if states is not latest:
             latest, first = states, name
-            if states.dim() == 3:  # else single positions, of which nothing tells the row: those of an expert
+            if (
+                states is not None and states.dim() == 3
+            ):  # else single positions, of which nothing tells the row: those of an expert
                 roots.setdefault(name, _Root(name)).add(states[rows, positions].float().cpu())
         elif first in roots and name not in roots[first].layers:
             roots[first].layers.append(name)

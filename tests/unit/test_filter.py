@@ -62,6 +62,9 @@ def test_without_strength_it_is_the_identity_and_with_much_of_it_nothing_is_left
     assert np.array_equal(filtered(delta, forget, retain, 0.0), delta)
     strong = filtered(delta, forget, retain, 1e9)
     assert np.abs(strong @ retain.T).max() < 1e-6 * np.abs(delta @ retain.T).max()
+    zeros = np.zeros((4, INPUTS))  # a layer that gets nothing
+    assert np.array_equal(filtered(delta, forget, zeros, 1.0), delta)
+    assert np.isfinite(filtered(delta, zeros, retain, 1.0)).all()
     change = (strong - delta) @ forget.T
     assert np.linalg.norm(change) < 0.7 * np.linalg.norm(delta @ forget.T)  # rows that share few directions keep theirs
 

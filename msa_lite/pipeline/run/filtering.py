@@ -19,26 +19,25 @@ from msa_lite.pipeline.stages.stage import Stage
 from msa_lite.strengths import filtered_folder
 
 
-def filter_stages(context: Context) -> list[Stage]:
-    """Return the stages that filter the forget vector, once it is fitted; nothing where the recipe has no filter."""
+def filter_stages(context: Context) -> tuple[list[Stage], list[Stage]]:
+    """Return the stages of a filter: what comes before the fits, as it may refuse the target, and what comes after.
+
+    Both are empty where the recipe has no filter.
+    """
     strengths = [strength for strength in context.recipe.filters if strength]
-    if not strengths:
-        return []
-    stages = [moments_stage(context)]
-    for strength in strengths:
-        folder = filtered_folder(context.scope.folder, strength)
-        stages.append(
-            Stage(
-                f"filtered forget vector, λ = {strength:g}",
-                "measure",
-                folder,
-                lambda progress, strength=strength: _filter(context.run, strength, progress),  # type: ignore[misc]
-                needs=["forget vector", MOMENTS_FOLDER],
-                inputs=lambda strength=strength: _filter_inputs(context.run, strength),  # type: ignore[misc]
-                cost=partial(filter_costs, context.recipe),
-            )
+    filtered = [
+        Stage(
+            f"filtered forget vector, λ = {strength:g}",
+            "measure",
+            filtered_folder(context.scope.folder, strength),
+            lambda progress, strength=strength: _filter(context.run, strength, progress),  # type: ignore[misc]
+            needs=["forget vector", MOMENTS_FOLDER],
+            inputs=lambda strength=strength: _filter_inputs(context.run, strength),  # type: ignore[misc]
+            cost=partial(filter_costs, context.recipe),
         )
-    return stages
+        for strength in strengths
+    ]
+    return [moments_stage(context)] if strengths else [], filtered
 
 
 def moments_stage(context: Context) -> Stage:

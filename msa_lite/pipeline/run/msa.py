@@ -57,13 +57,13 @@ def _up_to_merge(context: Context, accept: bool, probe: bool) -> list[Stage]:
     checks = check_stages(context, accept, probe)
     fits = fit_stages(context, context.recipe.vector_names)
     names = [stage.name for stage in fits]
-    filters = filter_stages(context)
+    moments, filters = filter_stages(context)
     names += [stage.name for stage in filters]
     levels = [stage.name for stage in checks if stage.name in ("validation: ideal", "validation: prior")]
     choice = choice_stages(context, [*names, *levels])
     needs = [*names, *(stage.name for stage in choice if stage.name == CHOICE)]
     merge = merge_stage(context, lambda: run_terms(context.run, chosen_strengths(context.run)), needs)
-    return [*checks, *fits, *filters, *choice, merge, *rescore_stages(context)]
+    return [*checks, *moments, *fits, *filters, *choice, merge, *rescore_stages(context)]
 
 
 def finish_run(

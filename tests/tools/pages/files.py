@@ -34,6 +34,9 @@ RUN: dict[str, tuple[bool, str]] = {
     SIGNATURE_FILE: (False, "Your signature of the record, if you signed it"),
     RECIPE_FILE: (False, "The recipe as resolved: defaults filled in, revisions pinned"),
     PROMPT_FILE: (True, "With `prompt: auto`: how the target did in each form"),
+    "moments/*": (True, "With `merge.filter`: roots of the second moments of the inputs of the target's layers, on "
+    "rows to forget and to keep, in fp32"),
+    "vectors/forget-filter-*/*": (True, "With `merge.filter`: the forget vector, filtered with this λ"),
     "vectors/{forget,retain}/*": (True, "A vector: a PEFT adapter (`adapter_model.safetensors`, "
     f"`{ADAPTER_CONFIG}`), or with `vector.mode: full` a checkpoint. `{LOG}`: loss and learning rate "
     f"of each step. `{COURSE}`: losses while the fit decided when to end. `rows.jsonl`: hashes of the rows that "
@@ -82,6 +85,8 @@ FACTS = {
     "mergekit": "model: whether mergekit can do the same merge (`mergekit_config.yml`)",
     "target_card": "model, adapter: what the target's card says of licence and languages",
     "outcome": "model, adapter: the sentence, scores and counts of the run, for the card",
+    "layers": "moments: the layers that were measured, each with the layer whose roots it shares",
+    "filter": "vector: λ and the number of layers that were filtered with it",
     "rows": "vector: the number of rows that were learnt",
     "micro_batch_size": "vector: the rows of one forward pass",
     "fit": "vector: with `epochs: auto`, how the fit went: epochs, rates tried, losses, why it ended",
