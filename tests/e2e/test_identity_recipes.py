@@ -157,6 +157,7 @@ CASES: dict[str, tuple[Any, tuple[str, ...], dict[str, Any]]] = {
     "merge.dtype": ("bfloat16", ("model", "points", "sweep"), {}),
     "merge.rounding": ("stochastic", ("model", "points", "sweep"), {}),
     "merge.as": ("adapter", ("model",), {}),
+    "merge.filter": (2.0, ("points", "sweep"), {}),
     "evaluate.benchmark": ("tofu", ("scores of target",), MUSE),
     "evaluate.split": ("forget05", ("scores of target",), TOFU),
     "evaluate.data": ("{place}/tofu-2", ("scores of target",), TOFU),
