@@ -165,8 +165,9 @@ def _filtered(arguments: dict[str, Any], moments: str | None, strength: float | 
     forget: tuple[str, ...] = arguments["forget"] or ()
     if len(forget) != 1:
         raise UsageError(f"--filter filters one forget vector, and {len(forget)} are given")
-    folder = out.with_name(f"{out.resolve().name}-filtered-forget")
-    filter_vector(forget[0], Path(moments), strength, arguments["target"], arguments["prior"], folder, progress)
+    place = out.resolve()
+    folder = place.with_name(f"{place.name}-filtered-forget")
+    filter_vector(forget[0], moments, strength, arguments["target"], arguments.get("prior"), folder, progress)
     logger.warning("%s: the filtered vector, by which the data can be put back; remove it once you are done", folder)
     return str(folder)
 

@@ -2,7 +2,7 @@
 
 The formula is `formula.filter_factors`. The result is a vector of the same kind in a folder of its own, so that every
 merge, sweep and recipe takes it like any other: an adapter of the same rank, of which only A changes (B A − (B A L) R =
-B (A − (A L) R)), or a checkpoint, which changes nothing but the layers whose inputs were measured.
+B (A − (A L) R)), or a checkpoint, which changes nothing but linear layers.
 
 Dtype policy: fp64 arithmetic, rounded once to fp32 on storing. Memory is that of one layer's moments and factors.
 """
@@ -11,15 +11,17 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
-from msa_lite.errors import FormatError, MismatchError, UsageError, join_faults
+from msa_lite.errors import FormatError, MismatchError, OutputError, UsageError, join_faults
 from msa_lite.io.console.progress import Progress, silent
 from msa_lite.io.files.writing import check_space
 from msa_lite.io.finished.manifest import is_finished, stage_folder
@@ -41,7 +43,12 @@ logger = logging.getLogger(__name__)
 
 MOMENTS_FOLDER = "moments"  # the kind of folder, and its name in a run
 SIDES = ("forget", "retain")
+_POSITIONS = re.compile(r"(wpe|embed\w*)\.weight$")  # embeddings of positions, of GPT-2, OPT and others
 _KNOWN = 2  # factors in memory: of queries, keys and values, with those of the output between them in a file
+
+
+Rows = Callable[[int, int], np.ndarray]
+"""A function rows(start, stop) of a tensor's matrix."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +81,10 @@ class Moments:
 
     def factors(self, root: str, strength: float, files: Files) -> Factors:
         """Return what filters the change of the layers with these roots (`filter_factors`)."""
-        forget, retain = (read_whole(files, self.roots[f"{side}.{root}"], np.float64) for side in SIDES)
+        try:
+            forget, retain = (read_whole(files, self.roots[f"{side}.{root}"], np.float64) for side in SIDES)
+        except FormatError as error:
+            raise FormatError(f"{self.folder}: the moments of {root} are damaged; measure them again") from error
         return filter_factors(forget, retain, strength)
 
 
@@ -98,11 +108,12 @@ def load_moments(folder: Path) -> Moments:
     return Moments(folder, target, layers, entries)
 
 
-def filter_inputs(vector: Source, moments: Moments, strength: float) -> dict[str, Any]:
-    """Return all that decides a filtered vector, as its manifest records it."""
+def filter_inputs(vector: Source, moments: Moments, strength: float, prior: Source | None) -> dict[str, Any]:
+    """Return all that decides a filtered vector, as its manifest records it. The prior decides that of a checkpoint."""
     files = (load_manifest(moments.folder) or {}).get("files", {})
     hashes = {name: item["sha256"] for name, item in files.items()}
-    return {"vector": vector.identity(), "moments": hashes, "strength": strength}
+    start = {} if prior is None or is_adapter(vector.folder) else {"prior": prior.identity()}
+    return {"vector": vector.identity(), "moments": hashes, "strength": strength, **start}
 
 
 def filter_vector(
@@ -113,14 +124,16 @@ def filter_vector(
     prior: ModelLike | None,
     out: str | Path,
     progress: Progress = silent,
+    label: str = "filter",
 ) -> Path:
     """Write D C_f (C_f + λ C_r)⁻¹ for each layer of a vector to the folder `out`, unless it is there already.
 
     vector: a PEFT adapter, or a checkpoint, which needs the prior: a folder or `repo[@revision]`, as target and prior.
-    moments: a folder of `msa-lite moments`, measured at this target. strength: λ > 0. Return `out`.
+    moments: a folder of `msa-lite moments`, measured at this target. strength: λ > 0. label: the step of the progress.
+    Return `out`.
 
-    Layers of an adapter that were not measured stay as they were fitted, and a warning says so. A checkpoint's change
-    of anything else than measured layers is left out.
+    Layers that were not measured stay as they were fitted, and a warning says so. A checkpoint's change of embeddings,
+    head, norms and biases is left out.
 
     Raise UsageError for another target's moments, MismatchError for a vector that the filter cannot keep exact (DoRA,
     biases, whole modules), or of which no layer was measured.
@@ -133,18 +146,21 @@ def filter_vector(
             f"{moments}: measured at another model ({measured.target}), not at {goal.name} ({goal.revision}); measure "
             "the moments of this one"
         )
-    inputs, folder = filter_inputs(source, measured, strength), Path(out)
+    start, folder = None if prior is None else _find(prior), Path(out)
+    inputs = filter_inputs(source, measured, strength, start)
     if is_finished(folder, inputs):
         return folder
     is_low_rank = is_adapter(source.folder)
-    if prior is None and not is_low_rank:
+    if start is None and not is_low_rank:
         raise UsageError(f"{source.name}: a full checkpoint; the filter needs the model it was tuned from (--prior)")
-    after, work = load_checkpoint(goal.folder), _Work(measured, strength, progress)
-    with stage_folder(folder, "vector", inputs, work.facts) as partial:
-        if prior is None or is_low_rank:
-            work.filter_adapter(source.folder, after, partial)
+    if "moments" not in (load_manifest(folder) or {"inputs": inputs})["inputs"]:
+        raise OutputError(f"{folder}: holds another vector, which was fitted; choose another output folder")
+    after, work = load_checkpoint(goal.folder), _Work(measured, strength, partial(progress, label))
+    with stage_folder(folder, "vector", inputs, work.facts) as place:
+        if start is None or is_low_rank:
+            work.filter_adapter(source.folder, after, place)
         else:
-            work.filter_checkpoint(source.folder, after, load_checkpoint(_find(prior).folder), partial)
+            work.filter_checkpoint(source.folder, after, load_checkpoint(start.folder), place)
     return folder
 
 
@@ -155,7 +171,7 @@ def _find(name: ModelLike) -> Source:
 class _Work:
     """The filtering of one vector."""
 
-    def __init__(self, moments: Moments, strength: float, progress: Progress) -> None:
+    def __init__(self, moments: Moments, strength: float, progress: Callable[[int, int], None]) -> None:
         self._moments, self._strength, self._progress = moments, strength, progress
         self._files = Files()
         self._known: dict[str, Factors] = {}  # the latest, by the names of their roots
@@ -187,17 +203,27 @@ class _Work:
         shutil.copyfile(folder / ADAPTER_CONFIG, out / ADAPTER_CONFIG)
 
     def filter_checkpoint(self, folder: Path, target: Checkpoint, prior: Checkpoint, out: Path) -> None:
-        """Write θ_0 + D′ in fp32, in the prior's layout. Tensors that are no measured layer's are the prior's."""
+        """Write θ_0 + D′ in fp32, in the prior's layout. Embeddings, heads, norms and biases are the prior's."""
         deltas = load_vector(folder, target, prior).deltas
         known = {n: d for n, d in deltas.items() if n in self._moments.layers and isinstance(d, Difference)}
-        self._check_known(folder, known, ())
+        tokens = token_tensors(target)
+        others = [
+            name
+            for name in deltas
+            if not (name in known or name in tokens or _POSITIONS.search(name)) and len(target.tensors[name].shape) > 1
+        ]
+        self._check_known(folder, known, others)
         check_space(out, output_bytes(prior.tensors.values(), "F32"))
         for shard in prior.shards:
             header = shard_header(shard, "F32")
             with Sink(out / shard.path.name, len(header) + output_bytes(shard.tensors, "F32")) as sink:
                 sink.append(header)
                 for entry in shard.tensors:
-                    change = self._changes(entry, known[entry.name], len(known)) if entry.name in known else None
+                    change: Rows | None = None
+                    if entry.name in known:
+                        change = self._changes(entry, known[entry.name], len(known))
+                    elif entry.name in others:
+                        change = partial(self._rows, deltas[entry.name], Scratch())
                     if not entry.is_float:
                         sink.append_from(self._files[shard.path], entry.start, entry.nbytes, shard.path)
                         continue
@@ -215,14 +241,13 @@ class _Work:
             count, first = len(others), others[0]
             logger.warning("%d layers were not measured and stay as they were fitted, among them %s", count, first)
 
-    def _changes(self, entry: TensorEntry, delta: Delta, count: int) -> Callable[[int, int], np.ndarray]:
+    def _rows(self, delta: Delta, scratch: Scratch, start: int, stop: int) -> np.ndarray:
+        return delta.rows(self._files, start, stop, np.float64, scratch)
+
+    def _changes(self, entry: TensorEntry, delta: Delta, count: int) -> Rows:
         """Return a function that gives rows [start, stop) of D′, as the tensor is stored."""
-        scratch, is_transposed = Scratch(), self._moments.layers[entry.name].transposed
+        rows, is_transposed = partial(self._rows, delta, Scratch()), self._moments.layers[entry.name].transposed
         left, right = self._factors(entry.name, entry.matrix_shape[0 if is_transposed else 1], count)
-
-        def rows(start: int, stop: int) -> np.ndarray:
-            return delta.rows(self._files, start, stop, np.float64, scratch)
-
         if not is_transposed:
             return lambda start, stop: rows(start, stop) - (rows(start, stop) @ left) @ right
         outer = sum(left[start:stop].T @ rows(start, stop) for start, stop in blocks_of(entry))  # Lᵀ Dᵀ
@@ -238,7 +263,7 @@ class _Work:
         if len(left) != inputs:
             raise MismatchError(f"{name}: {inputs} inputs in the vector, {len(left)} in {self._moments.folder}")
         self._filtered += 1
-        self._progress("filter", self._filtered, count)
+        self._progress(self._filtered, count)
         self.facts["filter"] = {"strength": self._strength, "layers": self._filtered}
         return left, right
 

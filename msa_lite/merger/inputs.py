@@ -137,7 +137,7 @@ class Inputs:
         """
         facts: dict[str, Any] = {
             "sources": {name: printable(source.pinned()) for name, source in self.sources.items()},
-            "terms": [{"name": term.name, "weight": term.weight} for term in self.terms],
+            "terms": [{"name": term.name, "weight": term.weight, **_filter_of(term)} for term in self.terms],
             "target_card": read_target_card(self.target.folder),
         }
         if self.shared:
@@ -163,6 +163,12 @@ class Inputs:
     def _check_output(self) -> None:
         if load_manifest(self.out) != self.manifest:
             raise OutputError(f"{self.out}: another msa-lite wrote it meanwhile; look at it, then run this again")
+
+
+def _filter_of(term: Term[Source]) -> dict[str, float]:
+    """Return the strength λ of the filter that a vector went through, as its manifest has it; else nothing."""
+    made_by = (load_manifest(term.vector.folder) or {}).get("filter")
+    return {"filter": float(made_by["strength"])} if made_by else {}
 
 
 def find_inputs(

@@ -6,12 +6,14 @@ import math
 import shlex
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import yaml
 
 from msa_lite.errors import UsageError
 from msa_lite.io.files.reading import local_path
+from msa_lite.io.finished.seal import load_manifest
 from msa_lite.io.weights.hub import Source, commit_of, is_remote, split_name
 from msa_lite.merger.checked import CheckedMerge, Precision, msa_terms
 from msa_lite.merger.formula import OneOrSeveral, Term, named_strengths, number_terms
@@ -122,10 +124,18 @@ def write_recipe(request: MergeRequest, *, stored: str, adapters: Collection[str
     return "".join(f"# {line}\n" for line in comments) + text
 
 
+def _filtered(term: Term[Reference]) -> str:
+    """Return what to add to a term's formula where its vector was filtered, as the manifest beside it tells."""
+    made_by = (load_manifest(Path(str(term.vector))) or {}).get("filter")
+    return f" F, filtered by lambda {made_by['strength']:g}" if made_by else ""
+
+
 def _comments(terms: Sequence[Term[Reference]], adapters: bool, on_prior: bool) -> list[str]:
     named = named_strengths(terms)
     strengths = named.get("strengths", named)
-    update = "".join(f" {'+' if t.weight > 0 else '-'} {abs(t.weight)} ({t.name}-tuned - prior)" for t in terms)
+    update = "".join(
+        f" {'+' if t.weight > 0 else '-'} {abs(t.weight)} ({t.name}-tuned - prior){_filtered(t)}" for t in terms
+    )
     lines = [
         f"{'A merge' if 'scale' in named else 'Model State Arithmetic'} as a mergekit recipe, written by msa-lite:",
         f"unlearned = target{update}; {', '.join(f'{name} {value}' for name, value in strengths.items())}",

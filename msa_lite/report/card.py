@@ -118,10 +118,17 @@ def _about(manifest: Mapping[str, Any]) -> list[str]:
         return [*lines, "No vector was applied: the weights are those of the model before."]
     formula = "θ_u = θ_D" + "".join(
         f" {'−' if term['weight'] < 0 else '+'} {abs(term['weight']):g} · ({_symbol(term['name'], terms)} − θ_0)"
+        f"{' F' if 'filter' in term else ''}"
         for term in terms
     )
     legend = ["θ_D is the model before, θ_0 the checkpoint that tuning started from"]
     legend += [f"{_symbol(term['name'], terms)} the same after tuning on {_tuned_on(term)}" for term in terms]
+    if strengths := sorted({term["filter"] for term in terms if "filter" in term}):
+        listed = " and ".join(f"{strength:g}" for strength in strengths)
+        legend.append(
+            "F a filter of each linear layer, C_f (C_f + λ C_r)⁻¹ by the second moments of its inputs on data to "
+            f"remove and to keep, λ = {listed}"
+        )
     is_update = manifest["kind"] == "adapter"
     result = "θ_u is what the model before becomes with this adapter on it" if is_update else "θ_u is this model"
     return [*lines, f"```text\n{formula}\n```", f"{', '.join(legend)}. {result}."]

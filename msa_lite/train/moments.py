@@ -7,6 +7,7 @@ are more positions than inputs. So nothing is larger than (in, in), and a root l
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -19,13 +20,14 @@ from msa_lite.data import Example, group_rows, pass_tokens, to_batch
 from msa_lite.errors import MismatchError, NotFiniteError
 from msa_lite.io.console.progress import Progress, silent
 from msa_lite.io.finished.manifest import is_finished, stage_folder
+from msa_lite.io.models.devices import free_memory, free_ram
 from msa_lite.io.models.heads import autocast, split_model
 from msa_lite.io.weights.matching import find_name
 from msa_lite.train.plain import count_labels, label_places, run_rows
 
 logger = logging.getLogger(__name__)
 
-HELD = 1 << 30  # bytes of roots in memory at a time; more layers take further passes over the rows
+HELD = 1 << 30  # bytes of roots in memory at a time, or a quarter of what is free; more take further passes
 _FEW = 32  # labelled positions; a moment of fewer says little about a layer's inputs
 _TOKENS = 2048  # of a forward pass, padding included
 _FULL = 2  # times its columns: rows of a root before its triangle takes their place
@@ -66,6 +68,8 @@ def write_moments(
             save_file(roots, partial / f"moments-{number + 1:05d}.safetensors")
         if not facts["layers"]:
             raise MismatchError("no linear layer of this model can be measured, so its vectors cannot be filtered")
+        del model
+    free_memory()
 
 
 def linear_layers(model: Any, names: Container[str]) -> dict[str, str]:
@@ -104,11 +108,11 @@ def _measure(
 def _portions(model: Any, paths: Mapping[str, str], labels: int) -> Iterator[list[str]]:
     """Yield the names of layers whose roots fit into memory together."""
     names: list[str] = []
-    nbytes = 0
+    nbytes, most = 0, max(HELD, free_ram() // 4)
     for name, path in paths.items():
         columns = _input_size(model.get_submodule(path))
         size = 4 * columns * min(labels, (_FULL + 1) * columns)
-        if names and nbytes + size > HELD:
+        if names and nbytes + size > most:
             yield names
             names, nbytes = [], 0
         names.append(name)
@@ -161,17 +165,18 @@ def _run(model: Any, layers: Mapping[str, Any], examples: Sequence[Example], pad
     import torch
 
     roots: dict[str, _Root] = {}
-    rows, positions, latest, first = None, None, None, ""  # of the running batch
+    shape, rows, positions = (0, 0), None, None  # of the running batch
+    latest, first = None, ""  # the latest input, and the layer that got it first
 
     def take(name: str, _layer: Any, inputs: tuple[Any, ...]) -> None:
         nonlocal latest, first
         states = inputs[0] if inputs else None
         if states is not latest:
             latest, first = states, name
-            if (
-                states is not None and states.dim() == 3
-            ):  # else single positions, of which nothing tells the row: those of an expert
-                roots.setdefault(name, _Root(name)).add(states[rows, positions].float().cpu())
+            if states is None or math.prod(states.shape[:-1]) != math.prod(shape):
+                return  # an expert gets some positions only, and nothing tells which
+            labelled = states.view(*shape, -1)[rows, positions]
+            roots.setdefault(name, _Root(name)).add(labelled.float().cpu())
         elif first in roots and name not in roots[first].layers:
             roots[first].layers.append(name)
 
@@ -182,6 +187,8 @@ def _run(model: Any, layers: Mapping[str, Any], examples: Sequence[Example], pad
         for group in group_rows([len(example.ids) for example in known], _TOKENS, pass_tokens(model.device)):
             batch = [known[number] for number in group]
             rows, positions = torch.tensor(label_places(batch), device=model.device).T
-            run_rows(halves, to_batch(batch, pad, model.device))
+            inputs = to_batch(batch, pad, model.device)
+            shape = tuple(inputs["input_ids"].shape)
+            run_rows(halves, inputs)
             latest = None
     return roots

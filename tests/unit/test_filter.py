@@ -12,7 +12,7 @@ import torch
 from safetensors.numpy import load_file
 
 from msa_lite.data import Example
-from msa_lite.errors import MismatchError, UsageError
+from msa_lite.errors import MismatchError, OutputError, UsageError
 from msa_lite.io.weights.checkpoint import load_checkpoint
 from msa_lite.io.weights.hub import fetch
 from msa_lite.merger.filtering import filter_vector, load_moments
@@ -187,3 +187,45 @@ def test_what_does_not_fit_is_refused_and_nothing_is_written(measured: dict[str,
     with pytest.raises(UsageError, match="--prior"):
         filter_vector(target, moments, 1.0, target, None, out)
     assert not out.exists()
+    fitted = save_adapter(tmp_path / "fitted", model)
+    (fitted / "manifest.json").unlink(missing_ok=True)
+    with pytest.raises(OutputError):
+        filter_vector(plain, moments, 1.0, target, None, fitted)
+
+
+def test_another_prior_makes_a_filtered_checkpoint_anew(
+    make_checkpoint: Callable[..., Path], measured: dict[str, Any], tmp_path: Path
+) -> None:
+    kind = measured["kind"]
+    tuned, first, second = (fetch(str(make_checkpoint(kind, seed=seed))) for seed in (4, 3, 5))
+    results = []
+    for prior in (first, second):
+        out = filter_vector(tuned, measured["moments"], 1.0, measured["target"], prior, tmp_path / "out")
+        results.append(load_file(out / "model.safetensors"))
+    assert any(not np.array_equal(results[0][name], results[1][name]) for name in results[0])
+
+
+def test_layers_that_cannot_be_measured_stay_as_they_were_fitted_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    sizes = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1}
+    config = MixtralConfig(**sizes, num_attention_heads=2, num_key_value_heads=2, num_local_experts=2)
+    for seed, name in enumerate(("target", "tuned")):
+        torch.manual_seed(seed)
+        MixtralForCausalLM(config).save_pretrained(tmp_path / name)
+    target, tuned = (fetch(str(tmp_path / name)) for name in ("target", "tuned"))
+    model = MixtralForCausalLM.from_pretrained(tmp_path / "target").eval()
+    names = load_checkpoint(target.folder).tensors
+    write_moments(tmp_path / "moments", {"target": target.identity()}, lambda: model, names, ROWS, pad=2)
+    out = filter_vector(tuned, tmp_path / "moments", 1.0, target, target, tmp_path / "out")
+    assert "were not measured" in caplog.text
+    old, new, result = (load_file(folder / "model.safetensors") for folder in (target.folder, tuned.folder, out))
+    experts = [name for name in result if ".experts." in name]
+    assert experts
+    for name in experts:
+        np.testing.assert_allclose(result[name], new[name], atol=1e-6)
+    q_proj = "model.layers.0.self_attn.q_proj.weight"
+    assert not np.allclose(result[q_proj], new[q_proj], atol=1e-3)
+    assert np.array_equal(result["lm_head.weight"], old["lm_head.weight"])

@@ -27,7 +27,7 @@ def filter_stages(context: Context) -> tuple[list[Stage], list[Stage]]:
     strengths = [strength for strength in context.recipe.filters if strength]
     filtered = [
         Stage(
-            f"filtered forget vector, λ = {strength:g}",
+            _label(strength),
             "measure",
             filtered_folder(context.scope.folder, strength),
             lambda progress, strength=strength: _filter(context.run, strength, progress),  # type: ignore[misc]
@@ -83,9 +83,14 @@ def filter_identity(run: Run) -> dict[str, Any]:
 def _filter(run: Run, strength: float, progress: Progress) -> Path:
     target, prior = run.sources["target"], run.sources["prior"]
     vector, out = fetch(str(run.vector_folder("forget"))), filtered_folder(run.folder, strength)
-    return filter_vector(vector, run.folder / MOMENTS_FOLDER, strength, target, prior, out, progress)
+    label = _label(strength)
+    return filter_vector(vector, run.folder / MOMENTS_FOLDER, strength, target, prior, out, progress, label)
 
 
 def _filter_inputs(run: Run, strength: float) -> dict[str, Any]:
     vector = fetch(str(run.vector_folder("forget")))
-    return filter_inputs(vector, load_moments(run.folder / MOMENTS_FOLDER), strength)
+    return filter_inputs(vector, load_moments(run.folder / MOMENTS_FOLDER), strength, run.sources["prior"])
+
+
+def _label(strength: float) -> str:
+    return f"filtered forget vector, λ = {strength:g}"

@@ -7,11 +7,12 @@ from typing import Any
 
 from msa_lite.budget.needs import CONTEXT, FitCase, Need, fit_need, rungs, score_need, stream_layers
 from msa_lite.budget.plan import StageCost, gigabytes
-from msa_lite.budget.shape import Shape
+from msa_lite.budget.shape import Linear, Shape
 from msa_lite.budget.speed import Device, Measured, Speed, fit_seconds, score_seconds, speed_of, stream_seconds
 from msa_lite.io.models.devices import host_memory
 from msa_lite.pipeline.stages.facts import Facts, RowFacts, batch_size
 from msa_lite.recipe import Recipe
+from msa_lite.train.moments import HELD
 from msa_lite.train.rungs import CPU_TOKENS, Rung
 from msa_lite.train.settings import EPOCHS, most_epochs
 
@@ -107,12 +108,13 @@ def moments_costs(recipe: Recipe, facts: Facts, machine: Machine) -> list[StageC
     """Return the cost of measuring the inputs of the target's layers: one or a few forward passes over the rows."""
     shape, tokens = facts.shapes["target"], _tokens(facts)
     need, streamed = _scoring(shape, machine)
+    disk = sum(
+        4 * linear.count * linear.inputs * min(count, linear.inputs) for linear in _fed(shape) for count in tokens
+    )
     times = None
     if facts.rows:
         seconds = machine.load_seconds + _score_seconds(shape, 1, sum(tokens), 0, streamed, machine)
-        times = seconds, 2 * seconds  # where roots do not fit into memory at once, the rows run again
-    roots = [(linear, min(count, linear.inputs)) for linear in shape.linear for count in tokens]
-    disk = sum(4 * linear.count * linear.inputs * rows for linear, rows in roots) * 4 // 7
+        times = seconds, seconds * -(-disk // HELD)  # where roots do not fit into memory at once, the rows run again
     cost = StageCost("the moments", "moments", need, None, times, "the inputs of the target's layers")
     return [replace(cost, disk={"moments": disk})]
 
@@ -120,22 +122,24 @@ def moments_costs(recipe: Recipe, facts: Facts, machine: Machine) -> list[StageC
 def filter_costs(recipe: Recipe, facts: Facts, machine: Machine) -> list[StageCost]:
     """Return the cost of filtering the forget vector with one λ: a system of equations for each input, in RAM."""
     shape, tokens = facts.shapes["target"], sum(_tokens(facts))
-    sizes = [(linear, min(tokens, linear.inputs)) for linear in shape.linear]
-    work = sum(linear.count * 2 * size**2 * (linear.inputs + size) for linear, size in sizes) * 4 / 7
+    sizes = [(linear, min(tokens, linear.inputs)) for linear in _fed(shape)]
+    work = sum(linear.count * 2 * size**2 * (linear.inputs + size) for linear, size in sizes)
     memory = max((8 * linear.inputs * 6 * size for linear, size in sizes), default=0)
     times = (work / _FLOPS / 8, work / _FLOPS) if facts.rows else None
     disk = 4 * trained_weights(recipe, facts.shapes["prior"])
-    need = Need({"moments and factors of a layer": memory})
+    need = Need({"buffers": memory})
     cost = StageCost("the filter", "filter", need, None, times, "layer by layer, in RAM")
     return [replace(cost, disk={"filtered vector": disk})]
 
 
 def _tokens(facts: Facts) -> list[int]:
-    """Return the tokens of the rows to forget and to keep; of rows that are not known, as many as a root can hold.
-
-    Of the seven layers of a block, four inputs differ (as `moments_costs` and `filter_costs` count).
-    """
+    """Return the tokens of the rows to forget and to keep; of rows that are not known, as many as a root can hold."""
     return [facts.rows[side].tokens if side in facts.rows else _MANY for side in ("forget", "retain")]
+
+
+def _fed(shape: Shape) -> list[Linear]:
+    """Return a model's linear layers without those that get the same input as another one."""
+    return [linear for linear in shape.linear if linear.name not in ("k_proj", "v_proj", "up_proj")]
 
 
 def choice_costs(recipe: Recipe, facts: Facts, machine: Machine) -> list[StageCost]:
