@@ -139,7 +139,7 @@ def merge_command(
     logging.getLogger("msa_lite.merger").setLevel(logging.INFO)  # bytes to read and write, memory
     with progress_bars() as progress:
         if moments is not None or filter_strength is not None:
-            arguments["forget"] = _filtered(arguments, moments, filter_strength, Path(out), progress)
+            arguments["forget"] = _filtered(arguments, moments, filter_strength, Path(out), form, progress)
         if form == "adapter":
             bounds = {"max_rank": max_rank, "max_memory": options["max_memory"]}
             result: Any = merge_adapters(out=out, **arguments, **bounds, progress=progress)
@@ -155,9 +155,12 @@ def merge_command(
         click.echo("\n  ".join([f"{result.folder}: {first}", *others]))
 
 
-def _filtered(arguments: dict[str, Any], moments: str | None, strength: float | None, out: Path, progress: Any) -> str:
+def _filtered(
+    arguments: dict[str, Any], moments: str | None, strength: float | None, out: Path, form: str, progress: Any
+) -> str:
     """Filter the forget vector into a folder beside the output; return that. Raise UsageError for other requests."""
     from msa_lite.errors import UsageError
+    from msa_lite.io.finished.manifest import check_free
     from msa_lite.merger.filtering import filter_vector
 
     if moments is None or strength is None:
@@ -166,6 +169,7 @@ def _filtered(arguments: dict[str, Any], moments: str | None, strength: float | 
     if len(forget) != 1:
         raise UsageError(f"--filter filters one forget vector, and {len(forget)} are given")
     place = out.resolve()
+    check_free(place, form)
     folder = place.with_name(f"{place.name}-filtered-forget")
     filter_vector(forget[0], moments, strength, arguments["target"], arguments.get("prior"), folder, progress)
     logger.warning("%s: the filtered vector, by which the data can be put back; remove it once you are done", folder)

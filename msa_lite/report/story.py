@@ -282,6 +282,7 @@ def _earlier(folder: Path, provenance: Provenance, manifest: Mapping[str, Any]) 
     runs: dict[str, dict[str, float]] = {}
     with reading(folder / provenance.form / MANIFEST):
         sources, shared = manifest.get("sources") or {}, manifest.get("shared") or {}
+        filters = {term["name"]: term["filter"] for term in manifest.get("terms") or () if "filter" in term}
         for name, strength in (manifest["inputs"].get("strengths") or {}).items():
             for part in shared.get(name) or [{"source": sources[name], "weight": strength}]:
                 place = Path(part["source"])
@@ -290,6 +291,8 @@ def _earlier(folder: Path, provenance: Provenance, manifest: Mapping[str, Any]) 
                     runs.setdefault(provenance.given.get(run, run), {})[
                         "alpha" if name.startswith("forget") else "beta"
                     ] = abs(part["weight"])
+                    if name in filters:
+                        runs[provenance.given.get(run, run)]["filter"] = filters[name]
     return runs
 
 
