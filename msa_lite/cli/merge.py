@@ -90,15 +90,7 @@ def read_strengths(options: dict[str, Any]) -> dict[str, Any]:
 @click.option("--threads", type=int, help="Worker threads.  [default: one a core]")
 @takes_json
 def merge_command(
-    recipe: Path | None,
-    out: str,
-    dtype: str | None,
-    form: str,
-    max_rank: int | None,
-    moments: str | None,
-    filter_strength: float | None,
-    as_json: bool,
-    **options: Any,
+    recipe: Path | None, out: str, dtype: str | None, form: str, max_rank: int | None, as_json: bool, **options: Any
 ) -> None:
     """Write target − alpha · forget + beta · retain to the folder --out.
 
@@ -119,6 +111,7 @@ def merge_command(
     from msa_lite.errors import UsageError, nearest
     from msa_lite.merger import merge, merge_adapters
 
+    filtering = options.pop("moments"), options.pop("filter_strength")
     names = ("target", "forget", "alpha", "retain", "beta", "prior")
     arguments = {name: options.pop(name) for name in names}
     if form not in ("model", "adapter"):
@@ -138,8 +131,8 @@ def merge_command(
         arguments = read_strengths(arguments)
     logging.getLogger("msa_lite.merger").setLevel(logging.INFO)  # bytes to read and write, memory
     with progress_bars() as progress:
-        if moments is not None or filter_strength is not None:
-            arguments["forget"] = _filtered(arguments, moments, filter_strength, Path(out), form, progress)
+        if filtering != (None, None):
+            arguments["forget"] = _filtered(arguments, *filtering, Path(out), form, progress)
         if form == "adapter":
             bounds = {"max_rank": max_rank, "max_memory": options["max_memory"]}
             result: Any = merge_adapters(out=out, **arguments, **bounds, progress=progress)
