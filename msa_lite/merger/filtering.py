@@ -44,6 +44,7 @@ logger = logging.getLogger(__name__)
 MOMENTS_FOLDER = "moments"  # the kind of folder, and its name in a run
 SIDES = ("forget", "retain")
 _POSITIONS = re.compile(r"(wpe|embed\w*)\.weight$")  # embeddings of positions, of GPT-2, OPT and others
+_LARGE = 3.0  # times its norm; a filtered vector beyond that changes what it was not measured on
 _KNOWN = 2  # factors in memory: of queries, keys and values, with those of the output between them in a file
 
 
@@ -187,6 +188,7 @@ class _Work:
         if faults:
             raise MismatchError(join_faults(f"{folder}: the filter changes LoRA factors and nothing else:", faults))
         layers = {low.a.name: name for name, low in matched.modules.items() if name in self._moments.layers}
+        sums = np.zeros(2)  # squared norms of the vector before and after
         self._check_known(folder, layers, [name for name in matched.modules if name not in self._moments.layers])
         shard = read_shard(folder / ADAPTER_FILE)
         tensors = [(e.name, "F32", e.shape, 4 * math.prod(e.shape)) for e in shard.tensors]
@@ -197,10 +199,21 @@ class _Work:
                 values = read_whole(self._files, entry, np.float64)
                 if name := layers.get(entry.name):
                     left, right = self._factors(name, values.shape[1], len(layers))
-                    values -= (values @ left) @ right
+                    b, before = read_whole(self._files, matched.modules[name].b, np.float64), values
+                    values = values - (values @ left) @ right
+                    sums += [np.sum((b.T @ b) * (a @ a.T)) for a in (before, values)]
                 sink.append(_stored(values))
             sink.close()
         shutil.copyfile(folder / ADAPTER_CONFIG, out / ADAPTER_CONFIG)
+        growth = math.sqrt(sums[1] / sums[0]) if sums[0] else 1.0
+        self.facts["filter"]["growth"] = growth
+        if growth > _LARGE:
+            logger.warning(
+                "%s: the filter made the vector %.1f times as large, so texts unlike the measured rows may suffer; "
+                "score the result on others, and give more and other rows to keep",
+                folder,
+                growth,
+            )
 
     def filter_checkpoint(self, folder: Path, target: Checkpoint, prior: Checkpoint, out: Path) -> None:
         """Write θ_0 + D′ in fp32, in the prior's layout. Embeddings, heads, norms and biases are the prior's."""

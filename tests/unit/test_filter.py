@@ -13,6 +13,7 @@ from safetensors.numpy import load_file
 
 from msa_lite.data import Example
 from msa_lite.errors import MismatchError, OutputError, UsageError
+from msa_lite.io.finished.seal import load_manifest
 from msa_lite.io.weights.checkpoint import load_checkpoint
 from msa_lite.io.weights.hub import fetch
 from msa_lite.merger.filtering import filter_vector, load_moments
@@ -139,11 +140,21 @@ def test_moments_are_those_of_rows_run_one_by_one(measured: dict[str, Any]) -> N
             np.testing.assert_allclose(root.T @ root, oracle, rtol=1e-4, atol=1e-5 * np.abs(oracle).max())
 
 
-def test_a_filtered_adapter_is_the_definition_and_keeps_its_rank(measured: dict[str, Any], tmp_path: Path) -> None:
+def test_a_filtered_adapter_is_the_definition_and_keeps_its_rank(
+    measured: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     adapter = save_adapter(tmp_path / "adapter", measured["model"])
     out = filter_vector(fetch(str(adapter)), measured["moments"], 2.0, measured["target"], None, tmp_path / "out")
     before, after = (load_file(folder / "adapter_model.safetensors") for folder in (adapter, out))
     assert {name: t.shape for name, t in before.items()} == {name: t.shape for name, t in after.items()}
+    norms = [
+        sum(np.sum((w[f"{key}.lora_B.weight"].astype(np.float64) @ w[f"{key}.lora_A.weight"]) ** 2) for key in keys)
+        for w in (before, after)
+        for keys in [{name.partition(".lora_")[0] for name in w}]
+    ]
+    growth = (load_manifest(out) or {})["filter"]["growth"]
+    np.testing.assert_allclose(growth, np.sqrt(norms[1] / norms[0]), rtol=1e-4)
+    assert ("times as large" in caplog.text) == (growth > 3)
     for name in layers_of(measured["model"], measured["kind"]):
         key = f"base_model.model.{name}.lora_{{}}.weight"
         roots = [measured["plain"][side][name] for side in ("forget", "retain")]
