@@ -1,8 +1,8 @@
 """Filter a forget vector: keep what it changes on forget rows, suppress what it changes on retain rows.
 
-The formula is `formula.filter_factors`. The result is a vector of the same kind in a folder of its own, so that every
-merge, sweep and recipe takes it like any other: an adapter of the same rank, of which only A changes (B A − (B A L) R =
-B (A − (A L) R)), or a checkpoint, which changes nothing but linear layers.
+The formula is `formula.layer_filter`. The result is a vector of the same kind in a folder of its own, so that every
+merge, sweep and recipe takes it like any other: an adapter of the same rank, of which only A changes, or a checkpoint,
+which changes nothing but linear layers.
 
 Dtype policy: fp64 arithmetic, rounded once to fp32 on storing. Memory is that of one layer's moments and factors.
 """
@@ -35,7 +35,7 @@ from msa_lite.io.weights.vocabulary import token_tensors
 from msa_lite.io.weights.writer import Sink, file_header, output_bytes, shard_header, write_companions
 from msa_lite.merger.checked import blocks_of
 from msa_lite.merger.deltas import Delta, Difference
-from msa_lite.merger.formula import Factors, filter_factors
+from msa_lite.merger.formula import Filter, layer_filter
 from msa_lite.merger.inputs import ModelLike
 from msa_lite.merger.vectors import load_vector
 
@@ -45,7 +45,7 @@ MOMENTS_FOLDER = "moments"  # the kind of folder, and its name in a run
 SIDES = ("forget", "retain")
 _POSITIONS = re.compile(r"(wpe|embed\w*)\.weight$")  # embeddings of positions, of GPT-2, OPT and others
 _LARGE = 3.0  # times its norm; a filtered vector beyond that changes what it was not measured on
-_KNOWN = 2  # factors in memory: of queries, keys and values, with those of the output between them in a file
+_KNOWN = 2  # filters in memory: of queries, keys and values, with those of the output between them in a file
 
 
 Rows = Callable[[int, int], np.ndarray]
@@ -80,13 +80,13 @@ class Moments:
         """Return the number of layers."""
         return len(self.layers)
 
-    def factors(self, root: str, strength: float, files: Files) -> Factors:
-        """Return what filters the change of the layers with these roots (`filter_factors`)."""
+    def filter_of(self, root: str, strength: float, files: Files) -> Filter:
+        """Return the filter of the layers with these roots."""
         try:
             forget, retain = (read_whole(files, self.roots[f"{side}.{root}"], np.float64) for side in SIDES)
         except FormatError as error:
             raise FormatError(f"{self.folder}: the moments of {root} are damaged; measure them again") from error
-        return filter_factors(forget, retain, strength)
+        return layer_filter(forget, retain, strength)
 
 
 def load_moments(folder: Path) -> Moments:
@@ -175,7 +175,7 @@ class _Work:
     def __init__(self, moments: Moments, strength: float, progress: Callable[[int, int], None]) -> None:
         self._moments, self._strength, self._progress = moments, strength, progress
         self._files = Files()
-        self._known: dict[str, Factors] = {}  # the latest, by the names of their roots
+        self._known: dict[str, Filter] = {}  # the latest, by the names of their roots
         self._filtered = 0
         self.facts: dict[str, Any] = {}
         """What the manifest tells besides the inputs."""
@@ -198,9 +198,9 @@ class _Work:
             for entry in shard.tensors:
                 values = read_whole(self._files, entry, np.float64)
                 if name := layers.get(entry.name):
-                    left, right = self._factors(name, values.shape[1], len(layers))
+                    made = self._filter_of(name, values.shape[1], len(layers))
                     b, before = read_whole(self._files, matched.modules[name].b, np.float64), values
-                    values = values - (values @ left) @ right
+                    values = made.apply(values)
                     sums += [np.sum((b.T @ b) * (a @ a.T)) for a in (before, values)]
                 sink.append(_stored(values))
             sink.close()
@@ -260,25 +260,25 @@ class _Work:
     def _changes(self, entry: TensorEntry, delta: Delta, count: int) -> Rows:
         """Return a function that gives rows [start, stop) of D′, as the tensor is stored."""
         rows, is_transposed = partial(self._rows, delta, Scratch()), self._moments.layers[entry.name].transposed
-        left, right = self._factors(entry.name, entry.matrix_shape[0 if is_transposed else 1], count)
+        made = self._filter_of(entry.name, entry.matrix_shape[0 if is_transposed else 1], count)
         if not is_transposed:
-            return lambda start, stop: rows(start, stop) - (rows(start, stop) @ left) @ right
-        outer = sum(left[start:stop].T @ rows(start, stop) for start, stop in blocks_of(entry))  # Lᵀ Dᵀ
-        return lambda start, stop: rows(start, stop) - right[:, start:stop].T @ outer
+            return lambda start, stop: made.apply(rows(start, stop))
+        outer = sum(made.left[start:stop].T @ rows(start, stop) for start, stop in blocks_of(entry))  # leftᵀ Dᵀ
+        return lambda start, stop: made.share * rows(start, stop) + made.right[:, start:stop].T @ outer
 
-    def _factors(self, name: str, inputs: int, count: int) -> Factors:
-        """Return what filters a layer with so many inputs. count: the layers in all. Raise MismatchError for others."""
+    def _filter_of(self, name: str, inputs: int, count: int) -> Filter:
+        """Return the filter of a layer with so many inputs, else raise MismatchError. count: the layers in all."""
         root = self._moments.layers[name].root
         if root not in self._known:
             self._known = dict([*self._known.items()][1 - _KNOWN :])
-            self._known[root] = self._moments.factors(root, self._strength, self._files)
-        left, right = self._known[root]
-        if len(left) != inputs:
-            raise MismatchError(f"{name}: {inputs} inputs in the vector, {len(left)} in {self._moments.folder}")
+            self._known[root] = self._moments.filter_of(root, self._strength, self._files)
+        made = self._known[root]
+        if len(made.left) != inputs:
+            raise MismatchError(f"{name}: {inputs} inputs in the vector, {len(made.left)} in {self._moments.folder}")
         self._filtered += 1
         self._progress(self._filtered, count)
         self.facts["filter"] = {"strength": self._strength, "layers": self._filtered}
-        return left, right
+        return made
 
 
 def _stored(values: np.ndarray) -> memoryview:
