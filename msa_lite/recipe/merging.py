@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag, mod
 from msa_lite.recipe.inputs import Closed
 from msa_lite.recipe.training import Rate
 
-Filter = Annotated[
+FilterForm = Annotated[
     Annotated[Literal["auto", "off"], Tag("word")] | Annotated[Rate, Tag("number")],
     Discriminator(lambda value: "word" if value in ("auto", "off") else "number"),
     BeforeValidator(lambda value: "off" if value is False else value),  # as YAML reads off
@@ -26,7 +26,7 @@ class Merge(Closed):
     """The stored dtype. same: the target's, file by file."""
     rounding: Literal["nearest", "stochastic"] = "nearest"
     """The rounding to the stored dtype. stochastic: unbiased, for updates that are small beside the weights."""
-    filter: Filter = "off"
+    filter: FilterForm = "off"
     """The filter of the forget vector, by the inputs of the target's layers on rows to forget and to keep. It is not of
     the paper. A number: its strength λ. auto: λ is chosen with α. off: the vector as it was fitted. It needs retain
     rows."""
