@@ -35,7 +35,7 @@ from msa_lite.io.weights.vocabulary import token_tensors
 from msa_lite.io.weights.writer import Sink, file_header, output_bytes, shard_header, write_companions
 from msa_lite.merger.checked import blocks_of
 from msa_lite.merger.deltas import Delta, Difference
-from msa_lite.merger.formula import Filter, layer_filter
+from msa_lite.merger.formula import FORGET_RIDGE, RETAIN_RIDGE, Filter, layer_filter
 from msa_lite.merger.inputs import ModelLike
 from msa_lite.merger.vectors import load_vector
 
@@ -114,7 +114,8 @@ def filter_inputs(vector: Source, moments: Moments, strength: float, prior: Sour
     files = (load_manifest(moments.folder) or {}).get("files", {})
     hashes = {name: item["sha256"] for name, item in files.items()}
     start = {} if prior is None or is_adapter(vector.folder) else {"prior": prior.identity()}
-    return {"vector": vector.identity(), "moments": hashes, "strength": strength, **start}
+    ridges = {"forget": FORGET_RIDGE, "retain": RETAIN_RIDGE}
+    return {"vector": vector.identity(), "moments": hashes, "strength": strength, "ridges": ridges, **start}
 
 
 def filter_vector(
@@ -198,9 +199,9 @@ class _Work:
             for entry in shard.tensors:
                 values = read_whole(self._files, entry, np.float64)
                 if name := layers.get(entry.name):
-                    made = self._filter_of(name, values.shape[1], len(layers))
+                    filtering = self._filter_of(name, values.shape[1], len(layers))
                     b, before = read_whole(self._files, matched.modules[name].b, np.float64), values
-                    values = made.apply(values)
+                    values = filtering.apply(values)
                     sums += [np.sum((b.T @ b) * (a @ a.T)) for a in (before, values)]
                 sink.append(_stored(values))
             sink.close()
@@ -260,11 +261,11 @@ class _Work:
     def _changes(self, entry: TensorEntry, delta: Delta, count: int) -> Rows:
         """Return a function that gives rows [start, stop) of D′, as the tensor is stored."""
         rows, is_transposed = partial(self._rows, delta, Scratch()), self._moments.layers[entry.name].transposed
-        made = self._filter_of(entry.name, entry.matrix_shape[0 if is_transposed else 1], count)
+        filtering = self._filter_of(entry.name, entry.matrix_shape[0 if is_transposed else 1], count)
         if not is_transposed:
-            return lambda start, stop: made.apply(rows(start, stop))
-        outer = sum(made.left[start:stop].T @ rows(start, stop) for start, stop in blocks_of(entry))  # leftᵀ Dᵀ
-        return lambda start, stop: made.share * rows(start, stop) + made.right[:, start:stop].T @ outer
+            return lambda start, stop: filtering.apply(rows(start, stop))
+        outer = sum(filtering.left[start:stop].T @ rows(start, stop) for start, stop in blocks_of(entry))  # leftᵀ Dᵀ
+        return lambda start, stop: filtering.share * rows(start, stop) + filtering.right[:, start:stop].T @ outer
 
     def _filter_of(self, name: str, inputs: int, count: int) -> Filter:
         """Return the filter of a layer with so many inputs, else raise MismatchError. count: the layers in all."""
@@ -272,13 +273,15 @@ class _Work:
         if root not in self._known:
             self._known = dict([*self._known.items()][1 - _KNOWN :])
             self._known[root] = self._moments.filter_of(root, self._strength, self._files)
-        made = self._known[root]
-        if len(made.left) != inputs:
-            raise MismatchError(f"{name}: {inputs} inputs in the vector, {len(made.left)} in {self._moments.folder}")
+        known_filter = self._known[root]
+        if len(known_filter.left) != inputs:
+            raise MismatchError(
+                f"{name}: {inputs} inputs in the vector, {len(known_filter.left)} in {self._moments.folder}"
+            )
         self._filtered += 1
         self._progress(self._filtered, count)
         self.facts["filter"] = {"strength": self._strength, "layers": self._filtered}
-        return made
+        return known_filter
 
 
 def _stored(values: np.ndarray) -> memoryview:

@@ -100,7 +100,7 @@ times as large, and other texts suffered.
 
 @dataclass(frozen=True)
 class Filter:
-    """What filters the change D (out, in) of a layer: D′ = share · D + (D · left) · right."""
+    """The filter of one layer's change D (out, in): D′ = share · D + (D · left) · right."""
 
     share: float
     left: np.ndarray

@@ -44,7 +44,7 @@ _UNTESTED = {
 }  # by the attack that tests it
 _STRENGTHS = ("alpha", "beta", "scale")
 _FORGET_VECTOR = re.compile(r"\(θ_1 − θ_\w\)")
-_FILTERED = r"\g<0> C_f (C_f + λ C_r)⁻¹"  # layer by layer (merger.formula.filter_factors)
+_FILTERED = r"\g<0> C_f (C_f + λ C_r)⁻¹"  # layer by layer (merger.formula.layer_filter)
 _FORMULAS = {
     "msa": "θ_u = θ_D − α (θ_1 − θ_0) + β (θ_2 − θ_0)",
     "task_vector": "θ_u = θ_D − α (θ_1 − θ_D) + β (θ_2 − θ_D)",
