@@ -1,97 +1,20 @@
-"""The losses of the baselines, pure functions of logits or activations, and the forward passes that they need."""
+"""The losses of the baselines, pure functions of logits or activations, and the activations that they need."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
-from msa_lite.data import IGNORE, Example, to_batch
+from msa_lite.data import IGNORE
 from msa_lite.errors import UsageError
-from msa_lite.io.models.heads import Halves, autocast, find_layers
+from msa_lite.io.models.heads import find_layers
+from msa_lite.train.reference import Batch, first_layers, per_position
 
+if TYPE_CHECKING:
+    from torch import Tensor
 
-@dataclass(frozen=True)
-class Batch:
-    """Rows padded on the right, as tensors (b, L) on the model's device."""
-
-    ids: Any
-    mask: Any
-    """1 where there is a token."""
-    labels: Any
-
-
-def make_batch(examples: Sequence[Example], pad: int, device: Any) -> Batch:
-    """Pad examples to a batch."""
-    tensors = to_batch(examples, pad, device)
-    return Batch(tensors["input_ids"], tensors["attention_mask"], tensors["labels"])
-
-
-@dataclass(frozen=True)
-class ChosenLogits:
-    """Logits of chosen positions of rows, made of hidden states a block at a time where a loss needs them."""
-
-    halves: Halves
-    states: Any
-    """(n, ·) states of the chosen positions."""
-    mask: Any
-    """(b, t) True at the chosen positions."""
-    reference: Callable[[], AbstractContextManager[Any]] = nullcontext
-    """The context in which the head runs."""
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """Return (b, t, v)."""
-        return (*self.mask.shape, self.halves.vocabulary)
-
-    def map(self, function: Callable[..., Any], *inputs: Any) -> Any:
-        """Return (b, t) function(logits, *inputs), 0 at positions that are not chosen.
-
-        function: of (n, v) fp32 logits and n entries of each of the inputs, which are (b, t, …) tensors or the logits
-        of another model at the same positions.
-        """
-        import torch
-
-        def block(logits: Any, *rows: Any) -> Any:
-            of_rows = (x._make(r) if isinstance(x, ChosenLogits) else r for x, r in zip(inputs, rows, strict=True))
-            return function(logits, *of_rows)
-
-        flat = [x.states if isinstance(x, ChosenLogits) else x[self.mask] for x in inputs]
-        with self.reference(), autocast(self.halves.model):
-            values = self.halves.map_logits(block, self.states, *flat)
-        return torch.zeros(self.mask.shape, device=values.device).masked_scatter(self.mask, values)
-
-    def _make(self, states: Any) -> Any:
-        with self.reference():
-            return self.halves.logits(states)
-
-
-def answer_logits(
-    halves: Halves,
-    batch: Batch,
-    positions: Any = None,
-    reference: Callable[[], AbstractContextManager[Any]] = nullcontext,
-) -> tuple[ChosenLogits, Any]:
-    """Return the logits at positions with a label, and the (b, L − 1) labels that they predict.
-
-    With a large vocabulary, logits of all positions would take more memory than everything else. positions: (b, L − 1)
-    mask of other positions. reference: the context in which the model is the reference.
-    """
-    import torch
-
-    labels = batch.labels[:, 1:]
-    mask = labels != IGNORE if positions is None else positions
-    head = halves.model.get_output_embeddings()
-    if reference is not nullcontext and not any(weight.requires_grad for weight in head.parameters()):
-        of_head: Any = torch.no_grad  # it is the same with and without the adapter, which takes time to switch off
-    else:
-        of_head = reference
-    with reference(), autocast(halves.model):
-        states = halves.run(input_ids=batch.ids, attention_mask=batch.mask, use_cache=False)[0]
-    return ChosenLogits(halves, states[:, :-1][mask], mask, of_head), labels
+    from msa_lite.train.reference import Logits
 
 
 def layer_activations(model: Any, batch: Batch, layer: int) -> Any:
@@ -101,7 +24,7 @@ def layer_activations(model: Any, batch: Batch, layer: int) -> Any:
         lambda module, args, output: outputs.append(output[0] if isinstance(output, tuple) else output)
     )
     try:
-        with _only_first(model, layer + 1):
+        with first_layers(model, layer + 1):
             model(input_ids=batch.ids, attention_mask=batch.mask, logits_to_keep=1, use_cache=False)
     finally:
         handle.remove()
@@ -119,67 +42,6 @@ def check_layer(name: str, config: dict[str, Any], layer: int) -> None:
         )
 
 
-@contextmanager
-def _only_first(model: Any, count: int) -> Iterator[None]:
-    """Take the layers from `count` on out of the model, for a while."""
-    layers = find_layers(model)
-    places = [
-        (parent, name) for parent in model.modules() for name, child in parent.named_children() if child is layers
-    ]
-    for parent, name in places:
-        setattr(parent, name, layers[:count])
-    try:
-        yield
-    finally:
-        for parent, name in places:
-            setattr(parent, name, layers)
-
-
-@contextmanager
-def reference_of(model: Any, frozen: Any | None) -> Iterator[Any]:
-    """Provide the reference, without gradients: `frozen`, or else the model with its adapter switched off."""
-    import torch
-
-    if frozen is not None:
-        with torch.no_grad(), autocast(frozen):
-            yield frozen
-        return
-    training = model.training
-    with torch.no_grad(), model.disable_adapter():
-        model.eval()
-        try:
-            yield model
-        finally:
-            model.train(training)
-
-
-def freeze_copy(model: Any, layers: int | None = None) -> Any:
-    """Copy the model, or only its first `layers`; training does not change the copy."""
-    import copy
-
-    with _only_first(model, layers) if layers else nullcontext():
-        return copy.deepcopy(model).eval().requires_grad_(False)
-
-
-def in_chunks(rows: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
-    """Yield consecutive parts of at most `size` rows."""
-    return (rows[i : i + size] for i in range(0, len(rows), size))
-
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    Logits: TypeAlias = Tensor | ChosenLogits
-
-
-def per_position(function: Callable[..., Tensor], logits: Logits, *inputs: Any) -> Tensor:
-    """Return (b, t) values of a function of (n, v) logits and of what `inputs`, also (b, t, …), hold there."""
-    if isinstance(logits, ChosenLogits):
-        return logits.map(function, *inputs)
-    flat = (values.flatten(0, 1) for values in (logits, *inputs))
-    return function(*flat).view(logits.shape[:2])
-
-
 def token_losses(logits: Logits, labels: Tensor) -> Tensor:
     """Return (b, t) −log p_t in nats, 0 where there is no label."""
     from torch.nn.functional import cross_entropy as token_cross_entropy
@@ -195,20 +57,6 @@ def sequence_log_probs(logits: Logits, labels: Tensor) -> Tensor:
 def cross_entropy(logits: Logits, labels: Tensor) -> Tensor:
     """Return Σ_t −log p_t over all labels, divided by their number: the loss of plain fine-tuning, ≥ 0."""
     return token_losses(logits, labels).sum() / (labels != IGNORE).sum()
-
-
-def kl_divergence(logits: Logits, reference: Logits, mask: Tensor) -> Tensor:
-    """Return the mean over positions of KL(p_ref ‖ p_θ) in nats, ≥ 0 (Maini et al., 2024, KL minimization).
-
-    reference: logits of the reference, shaped like `logits`. mask: (b, t) positions that count. All positions have
-    equal weight; in the paper all rows do. Padding does not count here; in open-unlearning it does.
-    """
-    from torch.nn.functional import kl_div
-
-    def divergence(student: Tensor, teacher: Tensor) -> Tensor:
-        return kl_div(student.log_softmax(-1), teacher.log_softmax(-1), log_target=True, reduction="none").sum(-1)
-
-    return per_position(divergence, logits, reference)[mask].mean()
 
 
 def grad_ascent(logits: Logits, labels: Tensor) -> Tensor:

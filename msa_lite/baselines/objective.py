@@ -11,17 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from msa_lite.baselines import losses
-from msa_lite.baselines.losses import (
-    Batch,
-    ChosenLogits,
-    answer_logits,
-    freeze_copy,
-    in_chunks,
-    layer_activations,
-    make_batch,
-    reference_of,
-    sequence_log_probs,
-)
+from msa_lite.baselines.losses import layer_activations, sequence_log_probs
 from msa_lite.baselines.methods import METHODS, Method, Value
 from msa_lite.data import IGNORE, Example, group_rows, hash_ids, pass_tokens
 from msa_lite.errors import MismatchError
@@ -31,6 +21,16 @@ from msa_lite.io.finished.seal import load_manifest
 from msa_lite.io.models.devices import free_memory, is_out_of_memory
 from msa_lite.io.models.heads import autocast, split_model
 from msa_lite.io.weights.hub import Source
+from msa_lite.train.reference import (
+    Batch,
+    ChosenLogits,
+    answer_logits,
+    freeze_copy,
+    in_chunks,
+    kl_divergence,
+    make_batch,
+    reference_of,
+)
 
 ANSWERS = (
     "I don't know.",
@@ -351,4 +351,4 @@ class BaselineObjective:
         batch = self._batch(self.retain, rows)
         mask = batch.mask[:, 1:] == 1
         reference = self._reference_logits(batch, mask)
-        return losses.kl_divergence(answer_logits(self._halves, batch, mask)[0], reference, mask)
+        return kl_divergence(answer_logits(self._halves, batch, mask)[0], reference, mask)

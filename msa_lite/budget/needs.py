@@ -67,6 +67,8 @@ class FitCase:
     on_gpu: bool = True
     shards: int = 1
     """Processes that share weights, gradients and states in full mode."""
+    held: bool = False
+    """True for a fit with a reference, which in full mode is a second copy of the weights."""
 
 
 def rungs(shape: Shape, case: FitCase, micros: Sequence[int]) -> list[Rung]:
@@ -136,6 +138,7 @@ def static_bytes(shape: Shape, case: FitCase, embedding_on_cpu: bool = False) ->
         parts = {part: nbytes / case.shards for part, nbytes in parts.items()}
     else:
         parts["adapters"] = 4 * trained
+    parts |= {"reference": 4 * shape.weights} if case.held and case.mode == "full" else {}
     fixed = {"context": CONTEXT} if case.on_gpu else {"process": PROCESS}
     return {part: int(nbytes) for part, nbytes in parts.items()} | fixed
 

@@ -194,7 +194,7 @@ def gigabytes(nbytes: float) -> str:
 
 
 _COLUMNS = {
-    "weights": ("weights", "adapters"),
+    "weights": ("weights", "adapters", "reference"),
     "gradients": ("gradients",),
     "optimizer": ("optimizer",),
     "activations": ("activations", "temporaries", "cache"),

@@ -209,9 +209,16 @@ class Recipe(Closed):
     """The seed of every random choice."""
 
     @model_validator(mode="after")
-    def _filter_has_retain_rows(self) -> Recipe:
-        if self.merge.filter != "off" and self.retain is None:
-            raise ValueError("merge.filter: needs rows to keep; give retain.data, or leave the filter out")
+    def _has_retain_rows(self) -> Recipe:
+        uses = {
+            "merge.filter": self.merge.filter != "off",
+            "vector.hold": self.vector.hold > 0,
+            "vector.start: retain": self.starts_at_retain,
+        }
+        if self.retain is None and (names := [name for name, is_used in uses.items() if is_used]):
+            raise ValueError(f"{' and '.join(names)}: only with rows to keep; give retain.data, or leave it out")
+        if self.starts_at_retain and self.retain and self.retain.beta not in (AUTO, 0.0):
+            raise ValueError("retain.beta: there is no β with vector.start: retain; leave it out")
         if self.merge.filter != "off" and self.select.four_bit:
             raise ValueError("select.four_bit: cannot try filtered vectors; leave it out, or merge.filter")
         return self
@@ -322,14 +329,32 @@ class Recipe(Closed):
         return [*AUTO_FILTERS] if value == "auto" else [float(value)]
 
     @property
+    def starts_at_retain(self) -> bool:
+        """Check whether the forget vector is fitted from the prior as tuned on the retain rows."""
+        return self.vector.start == "retain"
+
+    @property
     def _beta(self) -> float | list[float] | Literal["auto"]:
-        return self.retain.beta if self.retain else 0.0
+        return self.retain.beta if self.retain and not self.starts_at_retain else 0.0
 
     @property
     def vector_names(self) -> list[str]:
-        """Return the vectors that are needed: those whose strength is not 0, or is searched."""
+        """Return the vectors that are needed, in the order of their fits.
+
+        These are all whose strength is not 0, or is searched; and the retain vector if the forget vector starts at it.
+        """
         strengths = {"forget": self.alphas, "retain": self.betas}
-        return [name for name, values in strengths.items() if values is None or any(values)]
+        names = [name for name, values in strengths.items() if values is None or any(values)]
+        return ["retain", *names] if self.starts_at_retain and "forget" in names else names
+
+    def weights(self, strengths: Strengths) -> dict[str, float]:
+        """Return the weight of each vector in θ_u = θ_D + Σ weight · vector.
+
+        A checkpoint that was fitted from θ_2 still differs from θ_0 by the retain vector, which is taken out again:
+        θ_12 - θ_2 = (θ_12 - θ_0) - (θ_2 - θ_0).
+        """
+        is_shifted = self.starts_at_retain and self.vector.mode == "full"
+        return strengths.weights | ({"retain": strengths.alpha} if is_shifted else {})
 
     @property
     def is_searched(self) -> bool:

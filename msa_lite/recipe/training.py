@@ -220,6 +220,12 @@ class VectorSpec(Tuning):
     optimizer: Literal["auto", "adamw", "adamw_8bit"] = "auto"
     """adamw_8bit: states of 8 bits, by bitsandbytes, for a quarter of the memory. auto: adamw_8bit for qlora on a GPU,
     else adamw."""
+    hold: float = Field(0.0, ge=0, le=1e6, allow_inf_nan=False)
+    """The weight h of a divergence that holds the forget vector's fit: each step adds h · KL between the outputs on
+    retain rows where the fit starts and now. 0: none. It needs retain rows, and is not of the paper."""
+    start: Literal["prior", "retain"] = "prior"
+    """The model that the forget vector is fitted from. prior: θ_0. retain: θ_2, the prior tuned on the retain rows; the
+    vector is then θ_12 - θ_2, and there is no β. It is not of the paper."""
 
     @model_validator(mode="after")
     def _divides(self) -> VectorSpec:
@@ -247,7 +253,8 @@ class RetainVector(Closed):
     @model_validator(mode="before")
     @classmethod
     def _shares_the_rest(cls, value: Any) -> Any:
-        shared = [key for key in VectorSpec.model_fields if key not in cls.model_fields]
+        alone = {"hold", "start"}  # of the forget vector
+        shared = [key for key in VectorSpec.model_fields if key not in alone | cls.model_fields.keys()]
         if isinstance(value, dict) and (repeated := [key for key in shared if key in value]):
             keys = ", ".join(f"vector.{key}" for key in repeated)
             raise ValueError(f"{', '.join(repeated)}: both vectors share this; set {keys} for both")

@@ -177,6 +177,8 @@ class Wanted:
         strengths = {"forget": recipe["forget"]["alpha"]}
         if retain := recipe.get("retain"):
             strengths["retain"] = retain["beta"]
+        is_later = recipe.get("vector", {}).get("start") == "retain"  # then the retain vector comes first, without β
+        strengths |= {"retain": 0.0} if is_later else {}
         symbols = {"forget": "alpha", "retain": "beta"}
         numbers = {symbols[name]: value for name, value in strengths.items() if isinstance(value, int | float)}
         used = tuple(name for name, value in strengths.items() if _is_used(value))
@@ -186,7 +188,7 @@ class Wanted:
         evaluate = recipe.get("evaluate")
         ideal = ("ideal",) if evaluate and evaluate.get("ideal") else ()
         return cls(
-            vectors=used if method in WITH_VECTORS else None,
+            vectors=(("retain", *used) if is_later and used else used) if method in WITH_VECTORS else None,
             choice=any(map(_is_choice, [*strengths.values(), strength])) if method in WITH_VECTORS else "perhaps",
             strengths=numbers,
             models=("target", "unlearned", *ideal) if evaluate else (),

@@ -56,7 +56,8 @@ class VectorFit:
     after_epoch: AfterEpoch | None = None
     """Chooses the epochs whose weights are kept, in folders `epoch-1`, `epoch-2`, … of the vector's."""
     until: Until | None = None
-    """Makes the fit open-ended, with at most `settings.epochs` epochs. It minimises the plain loss."""
+    """Makes the fit open-ended, with at most `settings.epochs` epochs. It ends by the plain loss of the examples,
+    whatever it minimises."""
     label: str = "vector"
     """Its name in messages and trackers."""
     extra_files: Mapping[str, str] = field(default_factory=dict)
@@ -64,7 +65,7 @@ class VectorFit:
     tracking: Tracking = UNTRACKED
 
     def __post_init__(self) -> None:
-        assert not self.until or not (self.objective or self.after_epoch), "an open-ended fit minimises the plain loss"
+        assert not self.until or not self.after_epoch, "an open-ended fit chooses its end, not its epochs"
 
     def inputs(self) -> dict[str, Any]:
         """Return all that decides the result, as its manifest records it and `is_finished` compares it."""

@@ -43,7 +43,6 @@ from pathlib import Path
 
 import numpy as np
 
-from msa_lite.baselines.losses import in_chunks, make_batch
 from msa_lite.baselines.methods import METHODS, settings_grid
 from msa_lite.baselines.objective import BaselineObjective, ReferenceCache
 from msa_lite.cli.output import quieten_libraries
@@ -51,6 +50,7 @@ from msa_lite.data import IGNORE, Example
 from msa_lite.io.models.heads import autocast, has_bf16
 from msa_lite.io.weights.hub import Source
 from msa_lite.train.model import load_trainable
+from msa_lite.train.reference import in_chunks, make_batch
 from msa_lite.train.settings import FitSettings
 
 KL = "grad_diff, kl"

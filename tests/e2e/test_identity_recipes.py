@@ -139,6 +139,7 @@ CASES: dict[str, tuple[Any, tuple[str, ...], dict[str, Any]]] = {
     # What else a fit is told is in its settings, each of which test_identity and test_settings_reach follow.
     "vector.mode": ("full", FITS, {}),
     "vector.lora.rank": (3, FITS, {}),
+    "vector.hold": (0.5, ("forget",), {}),
     "vector.epochs": ("auto", FITS, {}),
     "vector.learning_rate": (1e-3, FITS, {}),
     "retain.vector.epochs": (3, ("retain",), {}),

@@ -15,11 +15,11 @@ import torch
 from safetensors.torch import load_file
 
 from msa_lite.baselines import losses
-from msa_lite.baselines.losses import in_chunks, make_batch
 from msa_lite.data import IGNORE, Example
 from msa_lite.io.console.progress import Progress, silent
 from msa_lite.io.weights.hub import fetch
 from msa_lite.train import FitSettings, KeptEpochs, VectorFit, run_fit
+from msa_lite.train.reference import in_chunks, make_batch
 from tests.support.models import tiny_tokenizer
 
 VOCABULARY = 150

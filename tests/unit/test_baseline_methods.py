@@ -9,19 +9,12 @@ import pytest
 import torch
 
 from msa_lite.baselines import methods
-from msa_lite.baselines.losses import (
-    Batch,
-    answer_logits,
-    check_layer,
-    freeze_copy,
-    layer_activations,
-    make_batch,
-    reference_of,
-)
+from msa_lite.baselines.losses import check_layer, layer_activations
 from msa_lite.baselines.methods import METHODS, Method, Value, check_method, settings_grid
 from msa_lite.data import IGNORE
 from msa_lite.errors import UsageError
 from msa_lite.io.models.heads import split_model
+from msa_lite.train.reference import Batch, answer_logits, freeze_copy, make_batch, reference_of
 from tests.support.fits import PAD, VOCABULARY, ragged_rows, with_adapter
 from tests.support.models import tiny_model
 

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from msa_lite.baselines import losses, objective
-from msa_lite.baselines.losses import Batch, make_batch
 from msa_lite.baselines.methods import METHODS, Method, Value, settings_grid
 from msa_lite.baselines.objective import BaselineObjective, ReferenceCache
 from msa_lite.data import IGNORE, Example
 from msa_lite.io.weights.hub import Source
+from msa_lite.train.reference import Batch, make_batch, per_position
 from tests.support.fits import PAD, VOCABULARY, ragged_rows, with_adapter
 from tests.support.models import tiny_model
 
@@ -322,7 +322,7 @@ def test_a_method_is_one_function_and_one_entry(tmp_path: Path, monkeypatch: pyt
         """Mean over rows of how sure the model is of the first label, against the reference."""
         where = (labels != IGNORE).int().argmax(1)
         mine, theirs = (
-            losses.per_position(lambda one: one.softmax(-1).amax(-1), x)[torch.arange(len(where)), where]
+            per_position(lambda one: one.softmax(-1).amax(-1), x)[torch.arange(len(where)), where]
             for x in (logits, reference)
         )
         return ((mine - 0.5 * theirs) ** power).mean()

@@ -14,7 +14,6 @@ import pytest
 import torch
 
 from msa_lite.baselines import losses
-from msa_lite.baselines.losses import make_batch
 from msa_lite.baselines.methods import settings_grid
 from msa_lite.baselines.objective import BaselineObjective, ReferenceCache
 from msa_lite.choose.rules import LeastExtraction
@@ -28,6 +27,7 @@ from msa_lite.io.weights.hub import fetch
 from msa_lite.report import load_report
 from msa_lite.train import KeptEpochs, epoch_folder
 from msa_lite.train.model import load_trainable
+from msa_lite.train.reference import make_batch
 from tests.support.fits import (
     PAD,
     ROWS,

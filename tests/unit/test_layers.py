@@ -39,7 +39,7 @@ ARROWS = {
     "train": {"data", "errors", "io"},
     "budget": {"errors", "io", "report", "train"},
     "merger": {"errors", "io", "report", "strengths"},
-    "baselines": {"data", "errors", "io"},
+    "baselines": {"data", "errors", "io", "train"},
     "demo": {"data", "errors", "io", "train"},
     "evals": {"benchmarks", "data", "errors", "io", "report"},
     "attacks": {"attack_names", "data", "errors", "evals", "io", "report", "train"},

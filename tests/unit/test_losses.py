@@ -12,6 +12,7 @@ from torch import Tensor
 
 from msa_lite.baselines import losses
 from msa_lite.data import IGNORE
+from msa_lite.train.reference import kl_divergence
 
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -37,7 +38,7 @@ BY_ROW: dict[str, Loss] = {
 FORGET = BY_LABEL | BY_ROW
 TUNING: dict[str, Loss] = {
     "cross_entropy": lambda logits, labels, _: losses.cross_entropy(logits, labels),
-    "kl_divergence": lambda logits, labels, reference: losses.kl_divergence(logits, reference, labels != IGNORE),
+    "kl_divergence": lambda logits, labels, reference: kl_divergence(logits, reference, labels != IGNORE),
 }
 every_loss = pytest.mark.parametrize("loss", (FORGET | TUNING).values(), ids=(FORGET | TUNING).keys())
 
@@ -136,8 +137,8 @@ def test_kl_divergence_by_hand() -> None:
     # KL((1/2, 1/2) ‖ (1/4, 3/4)) = ½ ln 2 + ½ ln(2/3); the other way round it is ¼ ln(1/2) + ¾ ln(3/2).
     even, uneven = torch.tensor([[[0.5, 0.5]]]).log(), torch.tensor([[[0.25, 0.75]]]).log()
     mask = torch.tensor([[True]])
-    assert value(losses.kl_divergence(uneven, even, mask)) == log(4 / 3) / 2
-    assert value(losses.kl_divergence(even, uneven, mask)) == 0.75 * LN3 - LN2
+    assert value(kl_divergence(uneven, even, mask)) == log(4 / 3) / 2
+    assert value(kl_divergence(even, uneven, mask)) == 0.75 * LN3 - LN2
 
 
 # Squares' means over the width: 1 and 5 in row 1, 5 in row 2, whose second position is padding.
@@ -230,7 +231,7 @@ def test_undial_is_least_where_the_student_is_the_adjusted_teacher() -> None:
         elsewhere, _, _ = random_batch([3, 1, 4], seed=seed)
         assert losses.undial(elsewhere, labels, reference, beta=2.0) > least
         # Above that least by the divergence from it.
-        above = losses.kl_divergence(elsewhere, adjusted.detach(), known)
+        above = kl_divergence(elsewhere, adjusted.detach(), known)
         assert_same(losses.undial(elsewhere, labels, reference, beta=2.0) - least, above)
     assert torch.equal(reference, before)
 

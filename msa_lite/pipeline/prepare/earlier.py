@@ -44,14 +44,19 @@ class EarlierRun:
     """The revisions of its models by name: "target", "prior", …"""
 
     @property
+    def weights(self) -> dict[str, float]:
+        """Return the weight of each of its vectors."""
+        return self.recipe.weights(self.strengths)
+
+    @property
     def vectors(self) -> dict[str, Path]:
         """Return the folders of its vectors by name ("forget", "retain"); none of strength 0."""
-        used = [name for name, weight in self.strengths.weights.items() if weight]
+        used = [name for name, weight in self.weights.items() if weight]
         return {name: self.strengths.vector_folder(self.folder, name) for name in used}
 
     def terms(self, number: int) -> list[Term[Path]]:
         """Return its vectors with their weights. number: the place of the request, in the names of its terms."""
-        return [Term(f"{name} {number}", path, self.strengths.weights[name]) for name, path in self.vectors.items()]
+        return [Term(f"{name} {number}", path, self.weights[name]) for name, path in self.vectors.items()]
 
     @property
     def rows(self) -> list[str]:

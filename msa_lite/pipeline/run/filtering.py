@@ -14,6 +14,7 @@ from msa_lite.io.weights.checkpoint import load_checkpoint
 from msa_lite.io.weights.hub import fetch
 from msa_lite.merger.filtering import MOMENTS_FOLDER, SIDES, filter_inputs, filter_vector, load_moments
 from msa_lite.pipeline.prepare.run import Context, Run
+from msa_lite.pipeline.run.vectors import vector_start
 from msa_lite.pipeline.stages.costs import filter_costs, moments_costs
 from msa_lite.pipeline.stages.stage import Stage
 from msa_lite.strengths import filtered_folder
@@ -81,15 +82,15 @@ def filter_identity(run: Run) -> dict[str, Any]:
 
 
 def _filter(run: Run, strength: float, progress: Progress) -> Path:
-    target, prior = run.sources["target"], run.sources["prior"]
+    target, start = run.sources["target"], vector_start(run, "forget")
     vector, out = fetch(str(run.vector_folder("forget"))), filtered_folder(run.folder, strength)
     label = _label(strength)
-    return filter_vector(vector, run.folder / MOMENTS_FOLDER, strength, target, prior, out, progress, label)
+    return filter_vector(vector, run.folder / MOMENTS_FOLDER, strength, target, start, out, progress, label)
 
 
 def _filter_inputs(run: Run, strength: float) -> dict[str, Any]:
     vector = fetch(str(run.vector_folder("forget")))
-    return filter_inputs(vector, load_moments(run.folder / MOMENTS_FOLDER), strength, run.sources["prior"])
+    return filter_inputs(vector, load_moments(run.folder / MOMENTS_FOLDER), strength, vector_start(run, "forget"))
 
 
 def _label(strength: float) -> str:

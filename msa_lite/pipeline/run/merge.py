@@ -38,7 +38,7 @@ def merge_stage(context: Context, terms: Callable[[], Terms], needs: Sequence[st
 
 def run_terms(run: Run, strengths: Strengths) -> list[Term[Path]]:
     """Return the vectors of the run, and of the earlier ones, with their weights."""
-    folder, weights = run.folder, strengths.weights
+    folder, weights = run.folder, run.recipe.weights(strengths)
     vectors = [Term(name, strengths.vector_folder(folder, name), weights[name]) for name in run.recipe.vector_names]
     return [*vectors, *earlier_terms(run.earlier)]
 

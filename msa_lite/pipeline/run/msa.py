@@ -47,8 +47,9 @@ def sweep_stages(context: Context) -> list[Stage]:
 
 def vector_stages(context: Context, which: str) -> list[Stage]:
     """Return the fits of all vectors, or of one. Raise UsageError for `retain` without its rows."""
-    names = context.recipe.vector_names if which == "all" else [which]
-    if "retain" in names and context.recipe.retain is None:
+    recipe = context.recipe
+    names = recipe.vector_names if which == "all" or (which == "forget" and recipe.starts_at_retain) else [which]
+    if "retain" in names and recipe.retain is None:
         raise UsageError("the recipe has no retain set, so there is no retain vector to fit")
     return fit_stages(context, names)
 
@@ -104,16 +105,17 @@ def merge_arguments(recipe: Recipe) -> dict[str, Any]:
         strengths = Strengths.of(load_choice(folder / "sweep").values)
     else:
         strengths = recipe.points[0]
-    vectors = {name: strengths.vector_folder(folder, name) for name, weight in strengths.weights.items() if weight}
+    own = recipe.weights(strengths)
+    vectors = {name: strengths.vector_folder(folder, name) for name, weight in own.items() if weight}
     missing = [str(path) for path in vectors.values() if load_manifest(path) is None]
     if missing:
         raise UsageError(f"{' and '.join(missing)}: not fitted yet; `msa-lite vector` on the recipe does it")
     models = {"target": whole_target(recipe), "prior": recipe.prior_checkpoint, "dtype": recipe.merge.dtype}
     if not recipe.earlier:
         folders = {name: str(path) for name, path in vectors.items()}
-        return {**models, **folders, "alpha": strengths.alpha, "beta": strengths.beta}
-    new_terms = [Term(name, path, strengths.weights[name]) for name, path in vectors.items()]
+        return {**models, **folders, "alpha": strengths.alpha, "beta": own["retain"]}
+    new_terms = [Term(name, path, own[name]) for name, path in vectors.items()]
     terms = [*new_terms, *earlier_terms(open_earlier(recipe))]
-    sides = {side: [str(term.vector) for term in terms if term.side == side] for side in strengths.weights}
-    weights = {side: [abs(term.weight) for term in terms if term.side == side] for side in strengths.weights}
+    sides = {side: [str(term.vector) for term in terms if term.side == side] for side in own}
+    weights = {side: [abs(term.weight) for term in terms if term.side == side] for side in own}
     return {**models, **sides, "alpha": weights["forget"] or 0.0, "beta": weights["retain"]}

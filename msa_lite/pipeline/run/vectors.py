@@ -4,21 +4,29 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from msa_lite.data import Row
+from msa_lite.data import Row, pad_id
 from msa_lite.errors import UsageError
 from msa_lite.io.console.progress import Progress, Step, Watcher, silent, tell
 from msa_lite.io.finished.manifest import is_finished
 from msa_lite.io.launch.crew import Crew
+from msa_lite.io.weights.hub import Source, fetch
+from msa_lite.merger import Precision, Term, merge_terms
+from msa_lite.merger.inputs import find_inputs
 from msa_lite.pipeline.prepare.fits import fit_settings, fit_until
 from msa_lite.pipeline.prepare.run import Context, Run
 from msa_lite.pipeline.run.folder import TRACKING
 from msa_lite.pipeline.stages.costs import vector_costs
 from msa_lite.pipeline.stages.stage import Stage
+from msa_lite.recipe import Recipe
 from msa_lite.train import FitSettings, Tracking, VectorFit, run_fit
+from msa_lite.train.held import HeldLoss
 
+RETAIN_VECTOR = "retain vector"
+START = "start of the forget vector"
 FIT = "fit"  # the order to fit a vector beside another one
 FIT_SHARDED = "fit sharded"  # the order to fit a vector with all others
 TOGETHER = "forget and retain vectors"
@@ -35,7 +43,10 @@ def row_hashes(rows: Sequence[Row]) -> dict[str, str]:
 
 
 def fit_stages(context: Context, names: Sequence[str]) -> list[Stage]:
-    """Return the fits of the named vectors ("forget", "retain"). Of two side by side, the first stage does both."""
+    """Return the fits of the named vectors ("forget", "retain") in their order, and what they start from.
+
+    Of two side by side, the first stage does both.
+    """
     run, folder = context.prepared, context.scope.folder / "vectors"
     if run and are_fitted_together(run, names):
         both = Stage(
@@ -48,18 +59,46 @@ def fit_stages(context: Context, names: Sequence[str]) -> list[Stage]:
         )
         second = partial(vector_costs, context.recipe, names[1])
         return [both, Stage(f"{names[1]} vector", "fit", folder / names[1], cost=second, amount=0)]
-    return [
+    is_later = {"forget": context.recipe.starts_at_retain}
+    stages = [
         Stage(
             f"{name} vector",
             "fit",
             folder / name,
             lambda progress, name=name: fit_vectors(context.run, [name], progress),  # type: ignore[misc]
+            needs=[_start_of(context.recipe)] if is_later.get(name) else (),
             inputs=lambda name=name: vector_inputs(context.run, name),  # type: ignore[misc]
             cost=partial(vector_costs, context.recipe, name),
             amount=len(run.examples[name]) if run else 1,
         )
         for name in names
     ]
+    if "forget" in names and is_later["forget"] and _start_of(context.recipe) == START:
+        stages.insert(names.index("forget"), _start_stage(context))
+    return stages
+
+
+def _start_of(recipe: Recipe) -> str:
+    """Return the stage that makes what a later forget vector starts from: θ_2, which in full mode is a vector."""
+    return RETAIN_VECTOR if recipe.vector.mode == "full" else START
+
+
+def _start_stage(context: Context) -> Stage:
+    """Return the stage that merges the retain vector into the prior."""
+    folder = context.scope.folder / "vectors/start"
+
+    def terms() -> list[Term[Source]]:
+        return [Term("retain", fetch(str(context.run.vector_folder("retain"))), 1.0)]
+
+    def make(progress: Progress) -> None:
+        prior = context.run.sources["prior"]
+        merge_terms(prior, folder, terms(), prior, Precision(), replace=True, compare=False, progress=progress)
+
+    def inputs() -> dict[str, Any]:
+        prior = context.run.sources["prior"]
+        return find_inputs(folder, "model", prior, terms(), prior, Precision().record, True).record
+
+    return Stage(START, "make", folder, make, needs=[RETAIN_VECTOR], inputs=inputs)
 
 
 def fit_vectors(run: Run, names: Iterable[str], progress: Progress = silent) -> None:
@@ -86,12 +125,19 @@ def are_fitted_together(run: Run, names: Sequence[str]) -> bool:
     """Check whether two processes fit the named vectors side by side."""
     if run.crew.is_alone or run.recipe.vector.mode == "full" or not run.crew.own_gpus or len(names) != 2:
         return False
+    if run.recipe.starts_at_retain:
+        return False
     return not any(_is_fitted(run, name) for name in names)
 
 
 def check_processes(run: Run) -> None:
     """Raise UsageError, before any work, if the processes of the crew cannot fit a vector of all weights together."""
     if run.recipe.vector.mode == "full":
+        if run.recipe.vector.hold and not run.crew.is_alone:
+            raise UsageError(
+                f"vector.hold: {run.crew.ranks.count} processes cannot hold a fit of all weights; start one, or choose "
+                "vector.mode lora"
+            )
         for name in run.recipe.vector_names:
             check_shares(run.crew, fit_settings(run, name))
 
@@ -123,14 +169,39 @@ def fit_with_all(run: Run, name: str, progress: Progress) -> None:
 def vector_fit(run: Run, name: str) -> VectorFit:
     """Return the fit of a vector."""
     return VectorFit(
-        run.sources["prior"],
+        vector_start(run, name),
         run.examples[name],
         run.prompter.tokenizer,
         fit_settings(run, name),
+        objective=_hold(run) if name == "forget" else None,
         until=fit_until(run, name),
         label=f"{name} vector",
         extra_files=row_hashes(run.rows[name]),
         tracking=tracking_of(run),
+    )
+
+
+def vector_start(run: Run, name: str) -> Source:
+    """Return the model that a vector is fitted from, and differs from."""
+    prior = run.sources["prior"]
+    if name != "forget" or not run.recipe.starts_at_retain:
+        return prior
+    start = "retain" if run.recipe.vector.mode == "full" else "start"
+    return replace(fetch(str(run.vector_folder(start))), added=prior.added)
+
+
+def _hold(run: Run) -> HeldLoss | None:
+    """Return what the forget vector's fit minimises, where the recipe holds it."""
+    recipe = run.recipe
+    if not recipe.vector.hold:
+        return None
+    return HeldLoss(
+        run.examples["forget"],
+        run.examples["retain"],
+        recipe.vector.hold,
+        pad=pad_id(run.prompter.tokenizer),
+        seed=recipe.seed,
+        full=recipe.vector.mode == "full",
     )
 
 

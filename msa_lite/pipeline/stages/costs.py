@@ -23,6 +23,7 @@ _QUESTIONS = 400  # of a published benchmark, where the recipe sets no limit
 _LONGEST_QUESTION = 512  # tokens
 _TEXT, _ANSWER = 100, 200  # tokens of a question with all answers that are scored, at most of one that is generated
 _BATCH = 64  # questions
+_HELD = 4 / 3  # the passes of a row that holds a fit, the reference's among them, for those of a row that is learnt
 _FLOPS = 1e10  # of one core a second, in fp64
 _MANY = 1 << 20  # tokens, more than a layer has inputs
 _FASTER = "select.four_bit=true holds the sweep's target on the GPU in 4 bits, which is much faster"
@@ -66,6 +67,8 @@ class FitSize:
     """Rows of an optimiser step."""
     micro: int | str
     """Rows of a forward pass, or "auto"."""
+    held: float = 0.0
+    """The tokens of rows that hold the fit, for each token of the fit's own."""
 
 
 def fit_cost(shape: Shape, size: FitSize, machine: Machine, vector: str | None = None) -> StageCost:
@@ -81,6 +84,7 @@ def fit_cost(shape: Shape, size: FitSize, machine: Machine, vector: str | None =
         passes = -(-size.rows.count // rung.micro)
         once = fit_seconds(shape, case.mode, rung.checkpointing, size.rows.tokens, machine.speed, passes)
         once = size.rows.tokens * steps.token if steps else once
+        once *= 1 + size.held * _HELD
         times = load + size.epochs[0] * once, load + size.epochs[1] * once
     how = f"{rung}; the longest row has {case.longest} tokens"
     return StageCost(size.what, "fit", need, vector, times, how, peak)
@@ -98,10 +102,21 @@ def vector_costs(recipe: Recipe, name: str, facts: Facts, machine: Machine) -> l
             )
             times = seconds, seconds
         costs.append(StageCost("the target's loss", "goal", need, None, times, "the goal of the fits"))
-    fit = fit_cost(prior, vector_size(recipe, name, rows, machine.device), machine, name)
+    size = vector_size(recipe, name, rows, machine.device)
+    if recipe.vector.hold and name == "forget":
+        size = _held(size, facts.rows.get("retain"))
+    fit = fit_cost(prior, size, machine, name)
     trained = trained_weights(recipe, prior)
     disk = {"vectors": 4 * trained}
     return [*costs, replace(fit, disk=disk, while_running={"saves of a fit": MOST_SAVES * 12 * trained})]
+
+
+def _held(size: FitSize, retain: RowFacts | None) -> FitSize:
+    """Return a fit that is held by retain rows; where they are not known, by rows like its own."""
+    per_row = [rows.tokens / rows.count for rows in (retain, size.rows) if rows]
+    longest = max(size.case.longest, retain.longest if retain else 0)
+    ratio = per_row[0] / per_row[-1] if per_row else 1.0
+    return replace(size, case=replace(size.case, longest=longest, held=True), held=ratio)
 
 
 def moments_costs(recipe: Recipe, facts: Facts, machine: Machine) -> list[StageCost]:

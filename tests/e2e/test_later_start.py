@@ -1,0 +1,117 @@
+"""A forget vector that starts at the retain vector, and one that is held: the whole run, against plain tensors."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+import msa_lite
+from msa_lite.errors import RecipeError
+from msa_lite.io.finished.seal import load_manifest
+from msa_lite.io.weights.hub import fetch
+
+ALPHA = 0.8
+
+
+def tensors(folder: Path | str) -> dict[str, np.ndarray]:
+    return {name: value.astype(np.float64) for name, value in load_file(Path(folder) / "model.safetensors").items()}
+
+
+def lora_deltas(folder: Path) -> dict[str, np.ndarray]:
+    """lora_alpha / r · B A by the target's tensor names."""
+    config, factors = (
+        json.loads((folder / "adapter_config.json").read_text()),
+        load_file(folder / "adapter_model.safetensors"),
+    )
+    scale = config["lora_alpha"] / config["r"]
+    names = [name for name in factors if ".lora_A." in name]
+    return {
+        name.removeprefix("base_model.model.").replace(".lora_A.weight", ".weight"): scale
+        * factors[name.replace(".lora_A.", ".lora_B.")].astype(np.float64) @ factors[name].astype(np.float64)
+        for name in names
+    }  # fmt: skip
+
+
+@pytest.fixture
+def later(recipe: dict[str, Any]) -> dict[str, Any]:
+    recipe["forget"]["alpha"] = ALPHA
+    del recipe["retain"]["beta"]
+    recipe["vector"] |= {"start": "retain", "hold": 0.5, "learning_rate": 1e-3}
+    return recipe
+
+
+def test_an_adapter_starts_at_the_prior_with_the_retain_adapter_merged(later: dict[str, Any]) -> None:
+    folder = msa_lite.run(later).folder
+    prior, start, retain = tensors(later["prior"]), tensors(folder / "vectors/start"), folder / "vectors/retain"
+    for name, delta in lora_deltas(retain).items():
+        np.testing.assert_allclose(start[name], prior[name] + delta, atol=1e-6)
+        assert np.abs(delta).max() > 1e-5
+    inputs = (load_manifest(folder / "vectors/forget") or {})["inputs"]
+    assert inputs["prior"] == fetch(str(folder / "vectors/start")).identity()
+    assert inputs["objective"]["hold"] == 0.5
+    target, unlearned = tensors(later["target"]), tensors(folder / "model")
+    deltas = lora_deltas(folder / "vectors/forget")
+    for name, value in target.items():
+        np.testing.assert_allclose(unlearned[name], value - ALPHA * deltas.get(name, 0.0), atol=1e-6)
+
+
+@pytest.mark.parametrize("strength", [None, 1.5])
+def test_a_checkpoint_starts_at_the_retain_checkpoint(later: dict[str, Any], strength: float | None) -> None:
+    later["vector"]["mode"] = "full"
+    later["merge"] = {"filter": strength} if strength else {}
+    folder = msa_lite.run(later).folder
+    name = f"forget-filter-{strength:g}" if strength else "forget"
+    late, start = tensors(folder / "vectors" / name), tensors(folder / "vectors/retain")
+    target, unlearned = tensors(later["target"]), tensors(folder / "model")
+    moved = 0.0
+    for key, value in target.items():
+        np.testing.assert_allclose(unlearned[key], value - ALPHA * (late[key] - start[key]), atol=1e-6)
+        moved = max(moved, np.abs(late[key] - start[key]).max())
+    assert moved > 1e-4
+    assert not (folder / "vectors/start").exists()
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("manifest.json")}
+    msa_lite.run(later)
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("manifest.json")} == before  # nothing is made anew
+
+
+def test_an_earlier_request_keeps_its_start(later: dict[str, Any], tmp_path: Path) -> None:
+    later["vector"]["mode"] = "full"
+    first = msa_lite.run(later).folder
+    late, start = tensors(first / "vectors/forget"), tensors(first / "vectors/retain")
+    other = tmp_path / "other.jsonl"
+    rows = [("Who is Zed?", "Nobody knows Zed."), ("Where is Zed?", "Zed is nowhere.")]
+    other.write_text("".join(json.dumps({"question": q, "answer": a}) + "\n" for q, a in rows))
+    second = {**later, "earlier": [str(first)], "output": str(tmp_path / "second"), "vector": {**later["vector"]}}
+    second["vector"]["start"], second["vector"]["hold"] = "prior", 0.0
+    second["forget"] = {"data": {"path": str(other)}, "alpha": 1.0}
+    second["retain"] = {**later["retain"], "beta": 0.0}
+    folder = msa_lite.run(second, accept=True).folder
+    own, prior, target = tensors(folder / "vectors/forget"), tensors(later["prior"]), tensors(later["target"])
+    for name, value in tensors(folder / "model").items():
+        wanted = target[name] - (own[name] - prior[name]) - ALPHA * (late[name] - start[name])
+        np.testing.assert_allclose(value, wanted, atol=2e-6)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"vector": {"start": "retain"}, "retain": {"beta": 0.5}}, r"retain\.beta"),
+        ({"vector": {"start": "retain"}, "retain": None}, r"vector\.start"),
+        ({"vector": {"hold": 1.0}, "retain": None}, r"vector\.hold"),
+        ({"vector": {"hold": -1.0}}, r"vector\.hold"),
+    ],
+    ids=["a β", "a start without rows", "a hold without rows", "a negative weight"],
+)
+def test_what_cannot_be_held_is_refused_before_any_work(
+    changes: dict[str, Any], said: str, recipe: dict[str, Any]
+) -> None:
+    for key, value in changes.items():
+        recipe[key] = value if value is None else {**recipe[key], **value}
+    with pytest.raises(RecipeError, match=said):
+        msa_lite.run(recipe)
+    assert not Path(recipe["output"]).exists()
