@@ -16,6 +16,7 @@ from tests.tools.pages.files import FACTS, KEYS, RUN
 ABSENT = {
     "record.json.sig": "nobody signed it",
     "moments/*": "merge.filter",
+    "vectors/start/*": "vector.start: retain",
     "vectors/forget-filter-*/*": "merge.filter",
     "prompt.json": "prompt: auto",
     "purged.json": "msa-lite purge",

@@ -36,7 +36,7 @@ RUN: dict[str, tuple[bool, str]] = {
     PROMPT_FILE: (True, "With `prompt: auto`: how the target did in each form"),
     "moments/*": (True, "With `merge.filter`: roots of the second moments of the inputs of the target's layers, on "
     "rows to forget and to keep, in fp32"),
-    "vectors/start/*": (True, "With `vector.start: retain` and an adapter: the prior with the retain vector merged into it"),
+    "vectors/start/*": (True, "With `vector.start: retain` and an adapter: prior and retain vector merged"),
     "vectors/forget-filter-*/*": (True, "With `merge.filter`: the forget vector, filtered with this λ"),
     "vectors/{forget,retain}/*": (True, "A vector: a PEFT adapter (`adapter_model.safetensors`, "
     f"`{ADAPTER_CONFIG}`), or with `vector.mode: full` a checkpoint. `{LOG}`: loss and learning rate "
