@@ -61,6 +61,7 @@ SCORES = ("probability", "exact", "right", "end")
 PARTS = ("forget", "test", "choose", "holdout", "text")
 STRENGTHS = (1.0, 4.0)  # λ
 EPOCHS, HELD_BY, MOST = 4, 1.0, 8  # of a baseline; h; points
+BESIDE = "msa, filter"  # the variant that others are compared with
 Scores = dict[str, np.ndarray]
 Terms = Sequence[tuple[Path, float]]
 """Folders of vectors with their weights at α = 1."""
@@ -89,8 +90,18 @@ class Lab:
         self.model = AutoModelForCausalLM.from_pretrained(self.sources["target"].folder, dtype=torch.float32).eval()
         self.before = {name: value.detach().clone() for name, value in self.model.named_parameters()}
         self.target = {name: self.score(name) for name in PARTS}
-        ideal = AutoModelForCausalLM.from_pretrained(self.sources["ideal"].folder, dtype=torch.float32).eval()
-        self.ideal = {name: self.score(name, ideal) for name in PARTS}
+        self.ideal = self._score_ideal()
+
+    def _score_ideal(self) -> dict[str, Scores]:
+        """Return the ideal's scores, and how much of one half it learns from the other; the lab keeps its target."""
+        self.model, target = (
+            AutoModelForCausalLM.from_pretrained(self.sources["ideal"].folder).float().eval(),
+            self.model,
+        )
+        scores = {name: self.score(name) for name in PARTS}
+        self.relearnt_by_ideal = self.relearn()
+        self.model = target
+        return scores
 
     def _read(self, name: str) -> list[Example]:
         lines = (self.run / f"history/data/{name}.jsonl").read_text("utf-8").splitlines()
@@ -382,10 +393,15 @@ def measure(lab: Lab, name: str, columns: Sequence[Column]) -> dict[str, Any]:
         "alpha": alpha,
         "points": [[columns[n].what, a, value] for (n, a), value in tried.points.items()],
         "growth": growth,
-        "rows": {part: {key: values.tolist() for key, values in of.items()} for part, of in after.items()},
+        "rows": lists_of(after),
         "relearnt": lab.relearn(),
         "seconds": time.monotonic() - began,
     }
+
+
+def lists_of(parts: Mapping[str, Scores]) -> dict[str, Any]:
+    """Return scores as JSON holds them."""
+    return {part: {key: values.tolist() for key, values in of.items()} for part, of in parts.items()}
 
 
 def summary(line: Mapping[str, Any], known: Mapping[str, Any], draw: Any = None) -> dict[str, float]:
@@ -395,7 +411,7 @@ def summary(line: Mapping[str, Any], known: Mapping[str, Any], draw: Any = None)
         values = np.array(side[part][score])
         return values if draw is None or part not in draw else values[draw[part]]
 
-    own, ideal, target = line["rows"], known["ideal"], known["target"]
+    own, ideal, target = line["rows"], known["ideal"]["rows"], known["target"]["rows"]
     gaps = {p: np.mean([abs(rows(own, p, s).mean() - rows(ideal, p, s).mean()) for s in SCORES])
             for p in ("forget", "test")}  # fmt: skip
     floor = {s: np.mean(target["holdout"][s]) for s in SCORES}
@@ -417,27 +433,31 @@ def summary(line: Mapping[str, Any], known: Mapping[str, Any], draw: Any = None)
 
 
 def show(runs: Sequence[Path]) -> None:
-    """Print the variants of several seeds: means, and how sure each is nearer or farther than `msa, filter`."""
+    """Print the variants of several seeds: means, and how sure each is nearer or farther than `BESIDE`."""
     seeds = [(results(run), json.loads((run / "variants/known.json").read_text("utf-8"))) for run in runs]
     names = list(dict.fromkeys(name for lines, _ in seeds for name in lines))
     keys = list(summary(next(iter(seeds[0][0].values())), seeds[0][1]))
-    print("| variant | seeds | " + " | ".join(keys) + " | distance − that of msa, filter (95 %) |")
-    print("|---" * (len(keys) + 3) + "|")
+    print("| variant | " + " | ".join(keys) + f" | distance, minus that of {BESIDE} (95 %) |")
+    print("|---" * (len(keys) + 2) + "|")
     for name in ("target", "ideal", *names):
-        found = [(lines, known) for lines, known in seeds if name in ("target", "ideal") or name in lines]
-        lines_of = [{"rows": known[name]} if name in known else lines[name] for lines, known in found]
-        values = [summary(line, known) for line, (_, known) in zip(lines_of, found, strict=True)]
-        cells = [" ".join(f"{value[key]:.3g}" for value in values) for key in keys]
-        print(f"| {name} | {len(found)} | " + " | ".join(cells) + f" | {_differences(name, found)} |")
+        lines_of = [known.get(name) or lines.get(name) for lines, known in seeds]
+        values = [line and summary(line, known) for line, (_, known) in zip(lines_of, seeds, strict=True)]
+        cells = [", ".join(_cell(value, key) for value in values) for key in keys]
+        print(f"| {name} | " + " | ".join(cells) + f" | {_differences(name, seeds)} |")
 
 
-def _differences(name: str, found: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> str:
+def _cell(value: Mapping[str, float] | None, key: str) -> str:
+    return "–" if value is None or math.isnan(value[key]) else f"{value[key]:.3g}"
+
+
+def _differences(name: str, seeds: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> str:
     """Return the difference to the filter in each seed, with its bootstrap interval over rows."""
     texts = []
-    for lines, known in found:
-        if name in known or name == "msa, filter" or "msa, filter" not in lines:
+    for lines, known in seeds:
+        if name not in lines or name == BESIDE or BESIDE not in lines:
+            texts.append("–")
             continue
-        generator, pair = np.random.default_rng(0), (lines[name], lines["msa, filter"])
+        generator, pair = np.random.default_rng(0), (lines[name], lines[BESIDE])
         counts = {part: len(pair[0]["rows"][part]["exact"]) for part in ("forget", "test")}
         drawn = []
         for _ in range(1000):
@@ -445,7 +465,7 @@ def _differences(name: str, found: Sequence[tuple[Mapping[str, Any], Mapping[str
             drawn.append(np.subtract(*(summary(line, known, draw)["distance"] for line in pair)))
         centre = np.subtract(*(summary(line, known)["distance"] for line in pair))
         half = 1.96 * float(np.std(drawn))
-        texts.append(f"{centre:+.3f} ±{half:.3f}")
+        texts.append(f"{centre:+.3f} ± {half:.3f}")
     return ", ".join(texts)
 
 
@@ -462,9 +482,9 @@ def main() -> None:
     quieten_libraries(False)
     for run in options.runs:
         lab = Lab(run)
-        known = {"target": lab.target, "ideal": lab.ideal}
-        lists = {m: {p: {k: v.tolist() for k, v in s.items()} for p, s in of.items()} for m, of in known.items()}
-        (lab.out / "known.json").write_text(json.dumps(lists), "utf-8")
+        known = {"target": {"rows": lists_of(lab.target)}}
+        known |= {"ideal": {"rows": lists_of(lab.ideal), "relearnt": lab.relearnt_by_ideal}}
+        (lab.out / "known.json").write_text(json.dumps(known), "utf-8")
         for name, columns in variants(lab).items():
             if name in results(run) or (options.only and name not in options.only):
                 continue
@@ -472,7 +492,7 @@ def main() -> None:
             line = measure(lab, name, columns())
             with (lab.out / "results.jsonl").open("a", encoding="utf-8") as stream:
                 stream.write(json.dumps(line) + "\n")
-            values = summary(line, lists)
+            values = summary(line, known)
             told = ", ".join(f"{key} {value:.3g}" for key, value in values.items())
             print(f"  {line['chosen']}: {told}", flush=True)
 

@@ -13,12 +13,15 @@ from safetensors.numpy import load_file
 
 from msa_lite.data import Example
 from msa_lite.errors import MismatchError, OutputError, UsageError
+from msa_lite.evals.models import load_model
+from msa_lite.io.console.progress import silent
 from msa_lite.io.finished.seal import load_manifest
 from msa_lite.io.weights.checkpoint import load_checkpoint
 from msa_lite.io.weights.hub import fetch
 from msa_lite.merger.filtering import filter_vector, load_moments
 from msa_lite.merger.formula import FORGET_RIDGE, RETAIN_RIDGE, layer_filter
 from msa_lite.train.moments import write_moments
+from tests.support.fits import Killed
 from tests.support.models import save_adapter
 
 INPUTS = 24
@@ -144,6 +147,37 @@ def test_moments_are_those_of_rows_run_one_by_one(measured: dict[str, Any]) -> N
             assert len(root) == min(rows.shape)
             oracle = rows.T @ rows
             np.testing.assert_allclose(root.T @ root, oracle, rtol=1e-4, atol=1e-5 * np.abs(oracle).max())
+
+
+def test_moments_in_portions_are_the_same_and_a_stop_between_them_leaves_nothing(
+    make_checkpoint: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_checkpoint("llama")
+    whole, stopped, names = tmp_path / "whole", tmp_path / "stopped", load_checkpoint(folder).tensors
+
+    def write(out: Path, progress: Callable[[str, int, int], None] = silent) -> dict[str, Any]:
+        target = fetch(str(folder))
+        write_moments(out, {"target": target.identity()}, lambda: load_model(folder), names, ROWS, 2, progress)
+        return {name: value for path in sorted(out.glob("*.safetensors")) for name, value in load_file(path).items()}
+
+    def stop(label: str, done: int, total: int) -> None:
+        assert total > 2
+        if done == 2:
+            raise Killed
+
+    expected = write(whole)
+    monkeypatch.setattr("msa_lite.train.moments.HELD", 1)
+    monkeypatch.setattr("msa_lite.train.moments.free_ram", lambda: 4)
+    with pytest.raises(Killed):
+        write(stopped, stop)
+    assert not stopped.exists()
+    found = write(stopped)
+    assert len(list(stopped.glob("*.safetensors"))) > 2
+    # Of the layers with one input, those of another portion have roots of their own.
+    assert expected.keys() <= found.keys()
+    for name, value in expected.items():
+        np.testing.assert_array_equal(found[name], value)
+    assert load_moments(stopped).layers.keys() == load_moments(whole).layers.keys()
 
 
 def test_a_filtered_adapter_is_the_definition_and_keeps_its_rank(
