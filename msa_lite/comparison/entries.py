@@ -182,9 +182,14 @@ def _finite(metric: Metric) -> Metric:
 
 
 def _method_label(method: Mapping[str, Any]) -> str:
-    """Return a method's name as in the paper. A baseline that starts from the prior says so; MSA always does."""
-    name = str(method.get("name", ""))
-    return _METHODS.get(name, name) + (" (prior)" if method.get("start") == "prior" and name != "msa" else "")
+    """Return a method's name as in the paper, with what differs from it there: a filter, or a baseline's prior."""
+    name, parameters = str(method.get("name", "")), method.get("parameters")
+    differs = {
+        "prior": method.get("start") == "prior" and name != "msa",
+        "filtered": isinstance(parameters, Mapping) and bool(parameters.get("filter")),
+    }
+    details = ", ".join(detail for detail, applies in differs.items() if applies)
+    return _METHODS.get(name, name) + (f" ({details})" if details else "")
 
 
 def _folder_name(place: Path) -> str:

@@ -107,6 +107,14 @@ def test_a_start_from_the_prior_is_said_of_baselines(tmp_path: Path) -> None:
     assert labels(found) == ["MSA", "NPO", "NPO (prior, LoRA)", "NPO (prior, full)"]
 
 
+def test_a_filter_is_said_since_the_paper_has_none(tmp_path: Path) -> None:
+    for i, (name, strength) in enumerate([("msa", 0.0), ("msa", 4.0), ("task_vector", 1.0)]):
+        about = made_by(name)
+        about["method"] |= {"parameters": {"alpha": 1.0, "filter": strength}}
+        put(tmp_path / f"r{i}/evaluation/unlearned", GOOD, **about)
+    assert labels(compare(sorted(tmp_path.iterdir()))) == ["MSA", "MSA (filtered)", "Task Vector (filtered)"]
+
+
 def test_folders_of_one_name_are_told_apart_by_their_paths(tmp_path: Path) -> None:
     for folder in ("a/run", "b/run"):
         put(tmp_path / folder, GOOD)
