@@ -47,7 +47,7 @@ class HeldLoss:
     @property
     def longest(self) -> int:
         """Return the tokens of the longest row."""
-        return max(self._plain.longest, *(len(example.ids) for example in self.retain))
+        return max(len(example.ids) for example in (*self.examples, *self.retain))
 
     def describe(self) -> dict[str, Any]:
         """Return what the manifest records."""

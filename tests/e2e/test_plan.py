@@ -82,6 +82,22 @@ def test_the_retain_vectors_own_settings_are_planned(grid: dict[str, Any]) -> No
     assert "goal" not in fits("vector.epochs=2")
 
 
+@pytest.mark.parametrize("mode", ["lora", "full"])
+def test_a_hold_takes_time_and_with_all_weights_a_second_copy(mode: str, grid: dict[str, Any]) -> None:
+    def fits(*overrides: str) -> dict[str, Any]:
+        plan = msa_lite.plan(grid, [f"vector.mode={mode}", "vector.epochs=2", *overrides])
+        return {stage.vector: stage for stage in plan.stages if stage.vector}
+
+    usual, held = fits(), fits("vector.hold=0.5")
+    assert held["retain"] == usual["retain"]
+    assert 2 < held["forget"].seconds[0] / usual["forget"].seconds[0] < 3
+    parts = held["forget"].need.parts
+    copies = parts["weights"] if mode == "full" else 0
+    assert parts.get("reference", 0) == copies
+    grid["retain"]["beta"] = "auto"
+    assert [*fits("vector.start=retain")] == ["retain", "forget"]
+
+
 def test_models_that_cannot_be_reached_are_named(call_cli: CallCli, path: Path) -> None:
     code, out, err = call_cli(
         "plan", path, "--gpu", "8GB", "target=some/model", "prior=some/other", "evaluate.ideal=null"
