@@ -61,7 +61,6 @@ SCORES = ("probability", "exact", "right", "end")
 PARTS = ("forget", "test", "choose", "holdout", "text")
 STRENGTHS = (1.0, 4.0)  # λ
 EPOCHS, HELD_BY, MOST = 4, 1.0, 8  # of a baseline; h; points
-BESIDE = "msa, filter"  # the variant that others are compared with
 Scores = dict[str, np.ndarray]
 Terms = Sequence[tuple[Path, float]]
 """Folders of vectors with their weights at α = 1."""
@@ -432,32 +431,32 @@ def summary(line: Mapping[str, Any], known: Mapping[str, Any], draw: Any = None)
     }
 
 
-def show(runs: Sequence[Path]) -> None:
-    """Print the variants of several seeds: means, and how sure each is nearer or farther than `BESIDE`."""
+def show(runs: Sequence[Path], beside: str) -> None:
+    """Print the variants of several seeds: means, and how much farther each is than the one named `beside`."""
     seeds = [(results(run), json.loads((run / "variants/known.json").read_text("utf-8"))) for run in runs]
     names = list(dict.fromkeys(name for lines, _ in seeds for name in lines))
     keys = list(summary(next(iter(seeds[0][0].values())), seeds[0][1]))
-    print("| variant | " + " | ".join(keys) + f" | distance, minus that of {BESIDE} (95 %) |")
+    print("| variant | " + " | ".join(keys) + f" | distance, minus that of “{beside}” (95 %) |")
     print("|---" * (len(keys) + 2) + "|")
     for name in ("target", "ideal", *names):
         lines_of = [known.get(name) or lines.get(name) for lines, known in seeds]
         values = [line and summary(line, known) for line, (_, known) in zip(lines_of, seeds, strict=True)]
         cells = [", ".join(_cell(value, key) for value in values) for key in keys]
-        print(f"| {name} | " + " | ".join(cells) + f" | {_differences(name, seeds)} |")
+        print(f"| {name} | " + " | ".join(cells) + f" | {_differences(name, beside, seeds)} |")
 
 
 def _cell(value: Mapping[str, float] | None, key: str) -> str:
     return "–" if value is None or math.isnan(value[key]) else f"{value[key]:.3g}"
 
 
-def _differences(name: str, seeds: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> str:
-    """Return the difference to the filter in each seed, with its bootstrap interval over rows."""
+def _differences(name: str, beside: str, seeds: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> str:
+    """Return the difference in each seed, with its bootstrap interval over rows."""
     texts = []
     for lines, known in seeds:
-        if name not in lines or name == BESIDE or BESIDE not in lines:
+        if name not in lines or name == beside or beside not in lines:
             texts.append("–")
             continue
-        generator, pair = np.random.default_rng(0), (lines[name], lines[BESIDE])
+        generator, pair = np.random.default_rng(0), (lines[name], lines[beside])
         counts = {part: len(pair[0]["rows"][part]["exact"]) for part in ("forget", "test")}
         drawn = []
         for _ in range(1000):
@@ -475,9 +474,10 @@ def main() -> None:
     parser.add_argument("runs", nargs="+", type=Path)
     parser.add_argument("--only", nargs="+")
     parser.add_argument("--table", action="store_true")
+    parser.add_argument("--beside", default="held, filter", help="the variant that others are compared with")
     options = parser.parse_args()
     if options.table:
-        show(options.runs)
+        show(options.runs, options.beside)
         return
     quieten_libraries(False)
     for run in options.runs:
