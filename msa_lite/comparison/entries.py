@@ -186,6 +186,8 @@ def _method_label(method: Mapping[str, Any]) -> str:
     name, parameters = str(method.get("name", "")), method.get("parameters")
     differs = {
         "prior": method.get("start") == "prior" and name != "msa",
+        "held": bool(method.get("hold")),
+        "from θ_2": bool(method.get("later")),
         "filtered": isinstance(parameters, Mapping) and bool(parameters.get("filter")),
     }
     details = ", ".join(detail for detail, applies in differs.items() if applies)

@@ -121,7 +121,8 @@ Parameter = Annotated[int | float | str, BeforeValidator(_as_number), AfterValid
 
 
 class Baseline(Closed):
-    """The training of `msa-lite baseline METHOD`. All other settings are those of `vector`, so that methods compare."""
+    """The training of `msa-lite baseline METHOD`. All other settings are those of `vector`, so that methods compare;
+    `hold` and `start` are for MSA and task_vector alone."""
 
     start: Literal["target", "prior"] = "target"
     """target: the method trains the target. prior: it trains the prior, and the change is then added to the target."""

@@ -224,7 +224,9 @@ def _check_result(folder: Path, record: Removal, findings: RecordCheck) -> None:
     for key in ("revision", "weight"):
         ours, theirs = ({v.name: getattr(v, key) for v in vectors} for vectors in (record.vectors, merged))
         findings.compare(f"vectors.{key}", ours, theirs)
-    strengths = {name: inputs.get(name, value) for name, value in record.strengths.items()}
+    is_later = "θ_12" in record.formula  # a checkpoint's β takes θ_2 out again; its weight is compared above
+    merged_by = {name: value for name, value in inputs.items() if not (is_later and name == "beta")}
+    strengths = {name: merged_by.get(name, value) for name, value in record.strengths.items()}
     findings.compare("strengths", record.strengths, strengths)
     findings.compare("versions", record.versions, manifest["versions"])
     for vector in record.vectors:

@@ -177,7 +177,7 @@ class Wanted:
         strengths = {"forget": recipe["forget"]["alpha"]}
         if retain := recipe.get("retain"):
             strengths["retain"] = retain["beta"]
-        is_later = recipe.get("vector", {}).get("start") == "retain"  # then the retain vector comes first, without β
+        is_later = starts_later(recipe)  # then the retain vector comes first, without β
         strengths |= {"retain": 0.0} if is_later else {}
         symbols = {"forget": "alpha", "retain": "beta"}
         numbers = {symbols[name]: value for name, value in strengths.items() if isinstance(value, int | float)}
@@ -193,6 +193,12 @@ class Wanted:
             strengths=numbers,
             models=("target", "unlearned", *ideal) if evaluate else (),
         )
+
+
+def starts_later(recipe: Mapping[str, Any]) -> bool:
+    """Check whether a recipe's forget vector is fitted from the retain vector."""
+    vector = recipe.get("vector")
+    return isinstance(vector, Mapping) and vector.get("start") == "retain"
 
 
 def _is_choice(strength: Any) -> bool:

@@ -18,6 +18,7 @@ from msa_lite.report.metrics import GROUPS, HOLDOUT, metric_kind
 from msa_lite.report.probing import ProbeFacts, load_probe
 from msa_lite.report.provenance import (
     RECIPE_FILE,
+    WITH_VECTORS,
     Provenance,
     Wanted,
     after_purge,
@@ -25,6 +26,7 @@ from msa_lite.report.provenance import (
     is_report_of,
     load_provenance,
     read_run,
+    starts_later,
 )
 from msa_lite.report.reports import Report, reading, stage_manifest, stage_report
 from msa_lite.report.rows import RowList, SideBySide
@@ -43,8 +45,10 @@ _UNTESTED = {
     "relearn": "the model after more training",
 }  # by the attack that tests it
 _STRENGTHS = ("alpha", "beta", "scale")
-_FORGET_VECTOR = re.compile(r"\(θ_1 − θ_\w\)")
+_FORGET_VECTOR = re.compile(r"\(θ_1 − θ_\w\)|\(θ_12 − θ_2\)")
 _FILTERED = r"\g<0> C_f (C_f + λ C_r)⁻¹"  # layer by layer (merger.formula.layer_filter)
+LATER = "θ_u = θ_D − α (θ_12 − θ_2)"
+"""The formula of a forget vector that starts at the retain vector."""
 _FORMULAS = {
     "msa": "θ_u = θ_D − α (θ_1 − θ_0) + β (θ_2 − θ_0)",
     "task_vector": "θ_u = θ_D − α (θ_1 − θ_D) + β (θ_2 − θ_D)",
@@ -201,7 +205,8 @@ def load_story(folder: Path, examples: Sequence[SideBySide] = ()) -> Story:
     fits = load_fits(folder / "vectors", wanted.vectors)
     attacks = load_attacks(folder / ATTACKS_FOLDER, update.folder) if update else None
     earlier = _earlier(folder, provenance, manifest)
-    strengths = _strengths(manifest, reports, choice, wanted)
+    is_later = starts_later(provenance.values)
+    strengths = _strengths(manifest, reports, choice, wanted, is_later)
     with reading(folder / VERDICT_FILE):
         sentence, basis = first_sentence(verdict, reports), basis_of(verdict, reports)
     return Story(
@@ -210,7 +215,7 @@ def load_story(folder: Path, examples: Sequence[SideBySide] = ()) -> Story:
         basis=basis,
         verdict=verdict,
         method=provenance.method,
-        formula=formula_of(provenance.method, _start(provenance), bool(strengths.get("filter"))),
+        formula=formula_of(provenance.method, _start(provenance), bool(strengths.get("filter")), is_later),
         strengths=strengths,
         earlier=earlier,
         names=provenance.models,
@@ -247,12 +252,14 @@ def _verdict(path: Path) -> dict[str, Any] | None:
     return verdict
 
 
-def formula_of(method: str, start: str, is_filtered: bool = False) -> str:
+def formula_of(method: str, start: str, is_filtered: bool = False, is_later: bool = False) -> str:
     """Return the formula of "msa" or of a baseline in symbols.
 
     start: the model that is tuned, "prior" or "target". is_filtered: True where the forget vector was filtered.
+    is_later: True where it was fitted from θ_2; only "msa" and "task_vector" have one.
     """
     formula = _FORMULAS.get(method) or _FORMULAS[start]
+    formula = LATER if is_later and method in WITH_VECTORS else formula
     return _FORGET_VECTOR.sub(_FILTERED, formula) if is_filtered else formula
 
 
@@ -262,7 +269,7 @@ def _start(provenance: Provenance) -> str:
 
 
 def _strengths(
-    manifest: Mapping[str, Any], reports: Mapping[str, Report], choice: Choice | None, wanted: Wanted
+    manifest: Mapping[str, Any], reports: Mapping[str, Report], choice: Choice | None, wanted: Wanted, is_later: bool
 ) -> Mapping[str, Any]:
     """Return the values that made the model, as the scores, the choice or the merge recorded them."""
     method = reports["unlearned"].settings.get("method") if "unlearned" in reports else None
@@ -270,7 +277,7 @@ def _strengths(
         return dict(method["parameters"])
     if choice:
         return dict(choice.values)
-    if "strengths" in manifest["inputs"]:  # of several requests; the recipe has this one's
+    if "strengths" in manifest["inputs"] or is_later:  # of several requests, or without a β
         return wanted.strengths
     filtered = {"filter": wanted.strengths["filter"]} if "filter" in wanted.strengths else {}
     return {name: value for name, value in manifest["inputs"].items() if name in _STRENGTHS} | filtered

@@ -14,6 +14,7 @@ import msa_lite
 from msa_lite.errors import RecipeError
 from msa_lite.io.finished.seal import load_manifest
 from msa_lite.io.weights.hub import fetch
+from tests.e2e.conftest import CallCli
 
 ALPHA = 0.8
 
@@ -61,7 +62,9 @@ def test_an_adapter_starts_at_the_prior_with_the_retain_adapter_merged(later: di
 
 
 @pytest.mark.parametrize("strength", [None, 1.5])
-def test_a_checkpoint_starts_at_the_retain_checkpoint(later: dict[str, Any], strength: float | None) -> None:
+def test_a_checkpoint_starts_at_the_retain_checkpoint(
+    later: dict[str, Any], strength: float | None, call_cli: CallCli
+) -> None:
     later["vector"]["mode"] = "full"
     later["merge"] = {"filter": strength} if strength else {}
     folder = msa_lite.run(later).folder
@@ -73,6 +76,10 @@ def test_a_checkpoint_starts_at_the_retain_checkpoint(later: dict[str, Any], str
         np.testing.assert_allclose(unlearned[key], value - ALPHA * (late[key] - start[key]), atol=1e-6)
         moved = max(moved, np.abs(late[key] - start[key]).max())
     assert moved > 1e-4
+    assert call_cli("verify", folder)[0] == 0
+    story = json.loads((folder / "report.json").read_text())
+    assert "θ_12 − θ_2" in story["formula"]
+    assert story["strengths"].get("beta", 0.0) == 0.0
     assert not (folder / "vectors/start").exists()
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("manifest.json")}
     msa_lite.run(later)

@@ -107,12 +107,15 @@ def test_a_start_from_the_prior_is_said_of_baselines(tmp_path: Path) -> None:
     assert labels(found) == ["MSA", "NPO", "NPO (prior, LoRA)", "NPO (prior, full)"]
 
 
-def test_a_filter_is_said_since_the_paper_has_none(tmp_path: Path) -> None:
-    for i, (name, strength) in enumerate([("msa", 0.0), ("msa", 4.0), ("task_vector", 1.0)]):
+def test_what_the_paper_does_not_have_is_said(tmp_path: Path) -> None:
+    cases = [("msa", 0.0, {}), ("msa", 4.0, {"hold": 1.0}), ("msa", 0.0, {"later": True}), ("task_vector", 1.0, {})]
+    for i, (name, strength, more) in enumerate(cases):
         about = made_by(name)
-        about["method"] |= {"parameters": {"alpha": 1.0, "filter": strength}}
+        about["method"] |= {"parameters": {"alpha": 1.0, "filter": strength}, **more}
         put(tmp_path / f"r{i}/evaluation/unlearned", GOOD, **about)
-    assert labels(compare(sorted(tmp_path.iterdir()))) == ["MSA", "MSA (filtered)", "Task Vector (filtered)"]
+    assert labels(compare(sorted(tmp_path.iterdir()))) == [
+        "MSA", "MSA (held, filtered)", "MSA (from θ_2)", "Task Vector (filtered)"
+    ]  # fmt: skip
 
 
 def test_folders_of_one_name_are_told_apart_by_their_paths(tmp_path: Path) -> None:

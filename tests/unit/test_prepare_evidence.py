@@ -44,6 +44,8 @@ BOOK = [Row(0, text="a word " * 3000)]
         ({}, {"retain": make_rows(42, 100)}, []),
         ({"retain": WITHOUT_SAMPLE}, {}, ["kept cannot be shown"]),
         ({"retain": WITHOUT_SAMPLE | {"beta": 0}}, {}, []),
+        ({"retain": WITHOUT_SAMPLE | {"beta": 0}, "vector": {"hold": 1.0}}, {}, ["kept cannot be shown"]),
+        ({"retain": WITHOUT_SAMPLE | {"beta": 0}, "merge": {"filter": 1.0}}, {}, ["kept cannot be shown"]),
         ({"retain": WITHOUT_SAMPLE}, {"evaluate.retain": make_rows(30, 300)}, []),
         ({"retain": WITHOUT_SAMPLE}, {"evaluate.retain": make_rows(40, 100)}, ["kept cannot be shown"]),
         ({"retain": None}, {"forget": make_rows(30) * 2}, ["30 of 60 forget rows repeat"]),

@@ -125,7 +125,8 @@ def resolve_trials(context: Context, settings: Sequence[Setting]) -> Trials:
 
 
 def _fit_costs(recipe: Recipe, facts: Facts, machine: Machine) -> list[StageCost]:
-    """Return the memory of a setting's fit. Its time depends on the method."""
+    """Return the memory of a setting's fit. Its time depends on the method, which knows no hold."""
+    recipe = recipe.model_copy(update={"vector": recipe.vector.model_copy(update={"hold": 0.0})})
     costs = [cost for cost in vector_costs(recipe, "forget", facts, machine) if cost.kind == "fit"]
     return [replace(cost, seconds=None) for cost in costs]
 

@@ -220,7 +220,7 @@ def limits_of_evidence(recipe: Recipe, rows: Mapping[str, list[Row]], fits_retai
     if recipe.retain and fits_retain:
         learnt = divide_retain(recipe, rows)
         sets["retain"] = rows.get("evaluate.retain") or learnt.scored
-        if recipe.betas is None or any(recipe.betas):
+        if recipe.betas is None or any([*recipe.betas, *recipe.filters, recipe.vector.hold]):
             notes += _learnt_notes(learnt.sample, sets["retain"])
     sizes = {name: _count(recipe, scored) for name, scored in sets.items()}
     forget = sizes["forget"]
@@ -261,16 +261,19 @@ def least_bound(forget: int, control: int) -> float:
 
 
 def _learnt_notes(learnt: Sequence[Row], scored: Sequence[Row]) -> list[str]:
-    """Return a sentence where all or most of the retain rows that are scored are learnt by the retain vector."""
+    """Return a sentence where all or most of the retain rows that are scored have a part in a vector."""
     threads = {row.thread for row in learnt}
     unlearnt = sum(row.thread not in threads for row in scored)
     advice = "give evaluate.retain, or more retain rows with retain.data.sample: match_forget"
     if not unlearnt:
-        return [f"kept cannot be shown: every retain row that is scored is learnt by the retain vector, too; {advice}"]
+        return [
+            "kept cannot be shown: every retain row that is scored has a part in a vector, by its fit or by a filter; "
+            f"{advice}"
+        ]
     if unlearnt < len(scored) / 2:
         return [
             f"what is kept will look better than it is: {len(scored) - unlearnt} of the {len(scored)} retain rows that "
-            f"are scored are learnt by the retain vector, too; {advice}"
+            f"are scored have a part in a vector, by its fit or by a filter; {advice}"
         ]
     return []
 

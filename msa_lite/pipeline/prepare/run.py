@@ -34,6 +34,7 @@ from msa_lite.pipeline.prepare.questions import (
 )
 from msa_lite.pipeline.prepare.rows import divide_retain, separate_sets
 from msa_lite.recipe import JudgeKeys, Recipe
+from msa_lite.report.provenance import WITH_VECTORS
 from msa_lite.train import check_mode, check_trackers
 
 logger = logging.getLogger(__name__)
@@ -63,6 +64,8 @@ class Scope:
     def describe(self, recipe: Recipe, parameters: Mapping[str, Any], compat: Sequence[str] = ()) -> dict[str, Any]:
         """Return the method as the unlearned model's report names it."""
         about = {"name": self.method, "mode": recipe.vector.mode, "start": self.start}
+        own: dict[str, Any] = {"hold": recipe.vector.hold, "later": recipe.starts_at_retain}
+        about |= {key: value for key, value in own.items() if value and self.method in WITH_VECTORS}
         return about | {"parameters": dict(parameters), "compat": list(compat)}
 
 
@@ -291,6 +294,8 @@ def _bytes_needed(target: Checkpoint, recipe: Recipe, scope: Scope) -> int:
     size = 0
     if recipe.merge.form == "model" and not (folder / "model").exists():
         size += {"same": target.nbytes, "float32": 4 * count}.get(recipe.merge.dtype, 2 * count)
+    if recipe.starts_at_retain and recipe.vector.mode != "full" and not (folder / "vectors/start").exists():
+        size += target.nbytes  # of the prior with the retain vector, which is as large
     if recipe.vector.mode == "full":
         missing = [name for name in scope.vectors if not (folder / "vectors" / name).exists()]
         size += (4 * scope.checkpoints * len(missing) + (4 + 3 * 12 if missing else 0)) * count

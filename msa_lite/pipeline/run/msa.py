@@ -48,7 +48,9 @@ def sweep_stages(context: Context) -> list[Stage]:
 def vector_stages(context: Context, which: str) -> list[Stage]:
     """Return the fits of all vectors, or of one. Raise UsageError for `retain` without its rows."""
     recipe = context.recipe
-    names = recipe.vector_names if which == "all" or (which == "forget" and recipe.starts_at_retain) else [which]
+    names = recipe.vector_names if which == "all" else [which]
+    if which == "forget" and recipe.starts_at_retain:
+        names = ["retain", "forget"]
     if "retain" in names and recipe.retain is None:
         raise UsageError("the recipe has no retain set, so there is no retain vector to fit")
     return fit_stages(context, names)
@@ -87,8 +89,9 @@ def finish_run(
 
 
 def learnt_rows(run: Run, strengths: Strengths) -> Sequence[Row]:
-    """Return the rows to keep that the merged model learnt; none where the retain vector has no part in it."""
-    return run.rows.get("retain", ()) if strengths.beta else ()
+    """Return the rows to keep that had a part in the merged model: by a retain vector, a hold or a filter."""
+    has_part = strengths.beta or strengths.filter or run.recipe.vector.hold
+    return run.rows.get("retain", ()) if has_part else ()
 
 
 def merge_arguments(recipe: Recipe) -> dict[str, Any]:

@@ -213,7 +213,7 @@ def _formula(run: Run, is_filtered: bool) -> str:
     """Return the merge of a run in one line."""
     if run.earlier:
         return "θ_u = θ_D + Σ weight · vector, over all vectors of this request and of the earlier ones"
-    return formula_of(run.scope.method, run.scope.start, is_filtered)
+    return formula_of(run.scope.method, run.scope.start, is_filtered, run.recipe.starts_at_retain)
 
 
 def _model(source: Source) -> ModelSource:

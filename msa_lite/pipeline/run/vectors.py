@@ -19,7 +19,7 @@ from msa_lite.merger.inputs import find_inputs
 from msa_lite.pipeline.prepare.fits import fit_settings, fit_until
 from msa_lite.pipeline.prepare.run import Context, Run
 from msa_lite.pipeline.run.folder import TRACKING
-from msa_lite.pipeline.stages.costs import vector_costs
+from msa_lite.pipeline.stages.costs import start_costs, vector_costs
 from msa_lite.pipeline.stages.stage import Stage
 from msa_lite.recipe import Recipe
 from msa_lite.train import FitSettings, Tracking, VectorFit, run_fit
@@ -98,7 +98,7 @@ def _start_stage(context: Context) -> Stage:
         prior = context.run.sources["prior"]
         return find_inputs(folder, "model", prior, terms(), prior, Precision().record, True).record
 
-    return Stage(START, "make", folder, make, needs=[RETAIN_VECTOR], inputs=inputs)
+    return Stage(START, "make", folder, make, needs=[RETAIN_VECTOR], inputs=inputs, cost=start_costs)
 
 
 def fit_vectors(run: Run, names: Iterable[str], progress: Progress = silent) -> None:

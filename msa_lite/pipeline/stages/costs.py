@@ -104,17 +104,17 @@ def vector_costs(recipe: Recipe, name: str, facts: Facts, machine: Machine) -> l
         costs.append(StageCost("the target's loss", "goal", need, None, times, "the goal of the fits"))
     size = vector_size(recipe, name, rows, machine.device)
     if recipe.vector.hold and name == "forget":
-        size = _held(size, facts.rows.get("retain"))
+        size = _held(size, facts.rows.get("retain"), recipe.vector.max_length)
     fit = fit_cost(prior, size, machine, name)
     trained = trained_weights(recipe, prior)
     disk = {"vectors": 4 * trained}
     return [*costs, replace(fit, disk=disk, while_running={"saves of a fit": MOST_SAVES * 12 * trained})]
 
 
-def _held(size: FitSize, retain: RowFacts | None) -> FitSize:
+def _held(size: FitSize, retain: RowFacts | None, most_tokens: int) -> FitSize:
     """Return a fit that is held by retain rows; where they are not known, by rows like its own."""
     per_row = [rows.tokens / rows.count for rows in (retain, size.rows) if rows]
-    longest = max(size.case.longest, retain.longest if retain else 0)
+    longest = max(size.case.longest, min(retain.longest, most_tokens) if retain else 0)
     ratio = per_row[0] / per_row[-1] if per_row else 1.0
     return replace(size, case=replace(size.case, longest=longest, held=True), held=ratio)
 
@@ -176,6 +176,14 @@ def merge_costs(recipe: Recipe, facts: Facts, machine: Machine) -> list[StageCos
     return [
         StageCost("the merge", "merge", need, None, times, "block by block, in RAM", disk={"unlearned model": size})
     ]
+
+
+def start_costs(facts: Facts, machine: Machine) -> list[StageCost]:
+    """Return the cost of merging the retain vector into the prior."""
+    prior = facts.shapes["prior"]
+    seconds = prior.stored / 2e8
+    need, disk = Need({"buffers": _MERGE}), {"start of the forget vector": prior.stored}
+    return [StageCost("the start", "merge", need, None, (seconds / 4, seconds), "block by block, in RAM", disk=disk)]
 
 
 def score_costs(recipe: Recipe, model: str, facts: Facts, machine: Machine) -> list[StageCost]:

@@ -125,7 +125,11 @@ def _changes(recipe: Recipe) -> Iterator[tuple[list[str], str]]:
     smallest = [*([f"vector.mode={modes[-1]}"] if modes else []), *rank, *shorter]
     yield smallest, "a lower rank and shorter rows" + (", and the prior is in 4 bits" if modes else "")
     if recipe.evaluate:
-        points = ["evaluate=null", "forget.alpha=1.0", *(["retain.beta=1.0"] if recipe.retain else [])]
+        points = [
+            "evaluate=null",
+            "forget.alpha=1.0",
+            *(["retain.beta=1.0"] if recipe.retain and not recipe.starts_at_retain else []),
+        ]
         for changed in ([], *([f"vector.mode={mode}"] for mode in modes)):
             yield [*changed, *points], "nothing is scored here, so α and β are not chosen; evaluate on another machine"
         yield [*smallest, *points], "nothing is scored here, and the vector is rougher"
