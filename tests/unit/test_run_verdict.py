@@ -129,7 +129,14 @@ def test_the_recipes_margins_decide(tmp_path: Path) -> None:
         assert (verdict.outcome, verdict.margins.recited) == (outcome, recited)
 
 
-def test_only_a_vector_that_is_in_the_merge_has_learnt_rows() -> None:
-    run: Any = SimpleNamespace(rows={"retain": ["a row"]})
-    assert learnt_rows(run, Strengths(1.0, 0.5)) == ["a row"]
-    assert learnt_rows(run, Strengths(1.0, 0.0)) == ()
+@pytest.mark.parametrize(
+    ("strengths", "hold", "has_part"),
+    [((1.0, 0.5), 0.0, True), ((1.0, 0.0), 0.0, False), ((1.0, 0.0), 1.0, True), ((1.0, 0.0, 4.0), 0.0, True)],
+    ids=["a retain vector", "nothing", "a hold", "a filter"],
+)
+def test_rows_to_keep_count_as_learnt_where_they_have_a_part_in_the_merge(
+    strengths: tuple[float, ...], hold: float, has_part: bool
+) -> None:
+    recipe = SimpleNamespace(vector=SimpleNamespace(hold=hold))
+    run: Any = SimpleNamespace(rows={"retain": ["a row"]}, recipe=recipe)
+    assert list(learnt_rows(run, Strengths(*strengths))) == ["a row"] * has_part
