@@ -34,12 +34,13 @@ NAMES = [TARGET, *map(candidate_name, POINTS)]
 class Counted(Validation):
     """Validation rows on which a "model" is what it scores; who scored which is kept."""
 
-    meet: int = 0  # who is done with a first point waits until so many have begun one
+    meet: int = 0  # who begins a point waits until so many have begun one
     scored: list[tuple[str, str]] = field(default_factory=list)
 
     def score_into(self, folder: Path, load: Any, about: Any = None, **_: Any) -> Report:
         self.scored.append((folder.name, threading.current_thread().name))
-        wait_until(lambda: len({who for _, who in self.scored}) >= self.meet)
+        if folder.name != TARGET:  # before which the one that chooses begins no point
+            wait_until(lambda: len({who for _, who in self.scored}) >= self.meet)
         forget: float = load()
         if forget != forget:
             raise NotFiniteError("no numbers")
