@@ -46,6 +46,8 @@ Strength = Annotated[float, Field(ge=0, allow_inf_nan=False), BeforeValidator(no
 AUTO: Literal["auto"] = "auto"
 AUTO_FILTERS = (1.0, 4.0)
 """The strengths λ of the filter that `merge.filter: auto` tries."""
+AUTO_HOLD = 1.0
+"""The weight h of `vector.hold: auto`, where there is a hold."""
 StrengthValues = Annotated[
     Annotated[Literal["auto"], Tag("auto")]
     | Annotated[Strength, Tag("one")]
@@ -93,7 +95,7 @@ class Retain(Closed):
     data: RetainData
     """The rows to keep."""
     beta: StrengthValues = AUTO
-    """β ≥ 0. 0: no retain vector is fitted, and the rows are only scored. A list: as for α. auto: a search among 0, α/2
+    """β ≥ 0. 0: no retain vector is fitted. A list: as for α. auto: a search among 0, α/2
     and α."""
     vector: RetainVector | None = None
     """The settings of the retain vector's fit that differ from those of `vector`. null: none."""
@@ -212,15 +214,15 @@ class Recipe(Closed):
     @model_validator(mode="after")
     def _has_retain_rows(self) -> Recipe:
         uses = {
-            "merge.filter": self.merge.filter != "off",
-            "vector.hold": self.vector.hold > 0,
+            "merge.filter": isinstance(self.merge.filter, float),
+            "vector.hold": self.vector.hold not in (AUTO, 0.0),
             "vector.start: retain": self.starts_at_retain,
         }
         if self.retain is None and (names := [name for name, is_used in uses.items() if is_used]):
             raise ValueError(f"{' and '.join(names)}: only with rows to keep; give retain.data, or leave it out")
         if self.starts_at_retain and self.retain and self.retain.beta not in (AUTO, 0.0):
             raise ValueError("retain.beta: there is no β with vector.start: retain; leave it out")
-        if self.merge.filter != "off" and self.select.four_bit:
+        if isinstance(self.merge.filter, float) and self.select.four_bit:
             raise ValueError("select.four_bit: cannot try filtered vectors; leave it out, or merge.filter")
         return self
 
@@ -327,7 +329,17 @@ class Recipe(Closed):
         value = self.merge.filter
         if value == "off" or "forget" not in self.vector_names:
             return [0.0]
-        return [*AUTO_FILTERS] if value == "auto" else [float(value)]
+        if isinstance(value, float):
+            return [value]
+        return [*AUTO_FILTERS] if self.retain and self.is_searched and not self.select.four_bit else [0.0]
+
+    @property
+    def hold(self) -> float:
+        """The weight h of the hold of the forget vector's fit; 0: none."""
+        value = self.vector.hold
+        if isinstance(value, float):
+            return value
+        return AUTO_HOLD if any(self.filters) and self.vector.mode != "full" else 0.0
 
     @property
     def starts_at_retain(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -182,7 +182,7 @@ class Wanted:
         symbols = {"forget": "alpha", "retain": "beta"}
         numbers = {symbols[name]: value for name, value in strengths.items() if isinstance(value, int | float)}
         used = tuple(name for name, value in strengths.items() if _is_used(value))
-        strength = recipe.get("merge", {}).get("filter", "off") if "forget" in used else "off"
+        strength = _filter_of(recipe, strengths.values()) if "forget" in used else "off"
         if isinstance(strength, int | float) and strength:
             numbers["filter"] = float(strength)
         evaluate = recipe.get("evaluate")
@@ -199,6 +199,13 @@ def starts_later(recipe: Mapping[str, Any]) -> bool:
     """Check whether a recipe's forget vector is fitted from the retain vector."""
     vector = recipe.get("vector")
     return isinstance(vector, Mapping) and vector.get("start") == "retain"
+
+
+def _filter_of(recipe: Mapping[str, Any], strengths: Collection[Any]) -> Any:
+    """Return the filter of a recipe with these values of α and β, as `Recipe.filters` has it: "auto", "off" or λ."""
+    strength = recipe.get("merge", {}).get("filter", "off")
+    is_tried = recipe.get("retain") and "auto" in strengths and not recipe.get("select", {}).get("four_bit")
+    return "off" if strength == "auto" and not is_tried else strength
 
 
 def _is_choice(strength: Any) -> bool:

@@ -183,13 +183,13 @@ def _method(story: Story) -> ReportSection:
     )
     settings = "strengths" if story.method in WITH_VECTORS else "settings"
     facts = {"formula": story.formula, settings: in_symbols(story.strengths), **story.names}
-    vector = story.provenance.values.get("vector")
-    hold = vector.get("hold") if isinstance(vector, Mapping) and story.method in WITH_VECTORS else None
-    facts |= {"hold of the forget vector's fit": f"h = {hold:g}" if isinstance(hold, float) and hold else ""}
+    settings_of = story.reports["unlearned"].settings.get("method") if "unlearned" in story.reports else None
+    method: Mapping[str, Any] = settings_of if isinstance(settings_of, Mapping) else {}
+    hold = method.get("hold")
+    facts |= {"hold of the forget vector's fit": f"h = {hold:g}" if isinstance(hold, float) else ""}
     facts |= {"choice of the prior": story.provenance.reason or ""}
     blocks: list[Block] = [Prose(how), Entries({name: text for name, text in facts.items() if text})]
-    method = story.reports["unlearned"].settings.get("method") if "unlearned" in story.reports else None
-    if isinstance(method, Mapping) and method.get("compat"):
+    if method.get("compat"):
         blocks.append(Prose(f"It repeats known deviations of: {', '.join(map(str, method['compat']))}."))
     if is_msa:
         later = " · θ_12 the same, then trained on the forget set" if "θ_12" in story.formula else ""

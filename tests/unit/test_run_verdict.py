@@ -137,6 +137,6 @@ def test_the_recipes_margins_decide(tmp_path: Path) -> None:
 def test_rows_to_keep_count_as_learnt_where_they_have_a_part_in_the_merge(
     strengths: tuple[float, ...], hold: float, has_part: bool
 ) -> None:
-    recipe = SimpleNamespace(vector=SimpleNamespace(hold=hold))
+    recipe = SimpleNamespace(hold=hold)
     run: Any = SimpleNamespace(rows={"retain": ["a row"]}, recipe=recipe)
     assert list(learnt_rows(run, Strengths(*strengths))) == ["a row"] * has_part

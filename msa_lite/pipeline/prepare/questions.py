@@ -220,7 +220,7 @@ def limits_of_evidence(recipe: Recipe, rows: Mapping[str, list[Row]], fits_retai
     if recipe.retain and fits_retain:
         learnt = divide_retain(recipe, rows)
         sets["retain"] = rows.get("evaluate.retain") or learnt.scored
-        if recipe.betas is None or any([*recipe.betas, *recipe.filters, recipe.vector.hold]):
+        if recipe.betas is None or any([*recipe.betas, *recipe.filters, recipe.hold]):
             notes += _learnt_notes(learnt.sample, sets["retain"])
     sizes = {name: _count(recipe, scored) for name, scored in sets.items()}
     forget = sizes["forget"]

@@ -64,7 +64,7 @@ class Scope:
     def describe(self, recipe: Recipe, parameters: Mapping[str, Any], compat: Sequence[str] = ()) -> dict[str, Any]:
         """Return the method as the unlearned model's report names it."""
         about = {"name": self.method, "mode": recipe.vector.mode, "start": self.start}
-        own: dict[str, Any] = {"hold": recipe.vector.hold, "later": recipe.starts_at_retain}
+        own: dict[str, Any] = {"hold": recipe.hold, "later": recipe.starts_at_retain}
         about |= {key: value for key, value in own.items() if value and self.method in WITH_VECTORS}
         return about | {"parameters": dict(parameters), "compat": list(compat)}
 

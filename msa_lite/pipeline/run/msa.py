@@ -90,7 +90,7 @@ def finish_run(
 
 def learnt_rows(run: Run, strengths: Strengths) -> Sequence[Row]:
     """Return the rows to keep that had a part in the merged model: by a retain vector, a hold or a filter."""
-    has_part = strengths.beta or strengths.filter or run.recipe.vector.hold
+    has_part = strengths.beta or strengths.filter or run.recipe.hold
     return run.rows.get("retain", ()) if has_part else ()
 
 

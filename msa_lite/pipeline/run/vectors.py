@@ -133,7 +133,7 @@ def are_fitted_together(run: Run, names: Sequence[str]) -> bool:
 def check_processes(run: Run) -> None:
     """Raise UsageError, before any work, if the processes of the crew cannot fit a vector of all weights together."""
     if run.recipe.vector.mode == "full":
-        if run.recipe.vector.hold and not run.crew.is_alone:
+        if run.recipe.hold and not run.crew.is_alone:
             raise UsageError(
                 f"vector.hold: {run.crew.ranks.count} processes cannot hold a fit of all weights; start one, or choose "
                 "vector.mode lora"
@@ -193,12 +193,12 @@ def vector_start(run: Run, name: str) -> Source:
 def _hold(run: Run) -> HeldLoss | None:
     """Return what the forget vector's fit minimises, where the recipe holds it."""
     recipe = run.recipe
-    if not recipe.vector.hold:
+    if not recipe.hold:
         return None
     return HeldLoss(
         run.examples["forget"],
         run.examples["retain"],
-        recipe.vector.hold,
+        recipe.hold,
         pad=pad_id(run.prompter.tokenizer),
         seed=recipe.seed,
         full=recipe.vector.mode == "full",

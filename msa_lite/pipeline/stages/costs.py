@@ -103,7 +103,7 @@ def vector_costs(recipe: Recipe, name: str, facts: Facts, machine: Machine) -> l
             times = seconds, seconds
         costs.append(StageCost("the target's loss", "goal", need, None, times, "the goal of the fits"))
     size = vector_size(recipe, name, rows, machine.device)
-    if recipe.vector.hold and name == "forget":
+    if recipe.hold and name == "forget":
         size = _held(size, facts.rows.get("retain"), recipe.vector.max_length)
     fit = fit_cost(prior, size, machine, name)
     trained = trained_weights(recipe, prior)

@@ -51,7 +51,7 @@ def plan(
 
     machine = Machine(device, measured=measure_times(loaded, facts) if measure else None)
     forecasted = forecast(build(loaded), facts, machine, loaded.folder)
-    is_shared = loaded.vector.mode == "full" and not loaded.vector.hold
+    is_shared = loaded.vector.mode == "full" and not loaded.hold
     if is_shared and (count := enough_processes(build(loaded), facts, device)):
         launch = f"accelerate launch --num_processes {count} -m msa_lite"
         note = f"{count} of these GPUs hold the fits in full mode together: {launch}"
