@@ -191,6 +191,34 @@ class Lab:
         out = self.out / f"{vector.name}-{vector.parent.name}-{moments.name}-{strength:g}"
         return filter_vector(fetch(str(vector)), moments, strength, self.source, self.sources["prior"], out)
 
+    def weighted(self, vector: Path) -> Path:
+        """Return a checkpoint: the prior, changed by D · |g_f| / (|g_f| + |g_r|), weight by weight (PerTA).
+
+        g_f, g_r: gradients of the loss on forget and on retain rows at the target. Source: arXiv 2601.22030.
+        """
+        place = self.out / f"{vector.name}-weighted"
+        if place.exists():
+            return place
+        self.put((), 1.0)
+        of_forget, of_retain = (self._gradients(self.rows[name]) for name in ("forget", "learnt"))
+        model = AutoModelForCausalLM.from_pretrained(self.sources["prior"].folder, dtype=torch.float32)
+        parameters = dict(model.named_parameters())
+        with torch.no_grad():
+            for name, change in self._sum([(vector, 1.0)]).items():
+                share = of_forget[name] / (of_forget[name] + of_retain[name]).clamp_min(1e-30)
+                parameters[name].add_(change * share)
+        model.save_pretrained(place)
+        return place
+
+    def _gradients(self, rows: Sequence[Example]) -> dict[str, torch.Tensor]:
+        """Return the absolute gradients of the mean loss on some rows."""
+        loss = PlainLoss(rows, self.pad)
+        loss.prepare(self.model)
+        loss.step(self.model, range(len(rows)), 0, 8, lambda value: value.backward())
+        gradients = {n: p.grad.abs() for n, p in self.model.named_parameters() if p.grad is not None}
+        self.model.zero_grad(set_to_none=True)
+        return gradients
+
     def samples(self) -> list[Example]:
         """Return texts that the target says by itself."""
         torch.manual_seed(0)
@@ -317,6 +345,8 @@ def variants(lab: Lab) -> Mapping[str, Callable[[], Sequence[Column]]]:
         "msa, filter by own samples": lambda: filtered(lambda: forget, lambda: lab.moments("samples", lab.samples())),
         "msa, filter by holdout rows": lambda: filtered(lambda: forget, lambda: lab.moments("holdout")),
         "msa, filter by retain rows and own samples": lambda: filtered(lambda: forget, wide),
+        "msa, PerTA": lambda: plain(lambda: lab.weighted(forget), lambda: retain),
+        "msa, PerTA, filter": lambda: filtered(lambda: lab.weighted(forget)),
         "start: retain, held, filter": lambda: filtered(late),
         "msa, filter, second round": lambda: _second_round(lab, lora),
         "held": lambda: plain(held, lambda: retain),

@@ -23,6 +23,7 @@ def make_recipe(**changes: Any) -> Recipe:
 
 
 ENOUGH = {"forget": make_rows(30), "retain": make_rows(60, 100)}
+PLAIN = {"filter": "off"}
 WITHOUT_SAMPLE: dict[str, Any] = {"data": {"path": "r"}, "beta": "auto"}
 ONE_POINT: dict[str, Any] = {"forget": {"data": {"path": "f"}, "alpha": 1}, "retain": None}
 BOOK = [Row(0, text="a word " * 3000)]
@@ -43,8 +44,9 @@ BOOK = [Row(0, text="a word " * 3000)]
         ({}, {"retain": make_rows(41, 100)}, ["30 of the 41 retain rows"]),  # too few are left by the sample
         ({}, {"retain": make_rows(42, 100)}, []),
         ({"retain": WITHOUT_SAMPLE}, {}, ["kept cannot be shown"]),
-        ({"retain": WITHOUT_SAMPLE | {"beta": 0}}, {}, []),
-        ({"retain": WITHOUT_SAMPLE | {"beta": 0}, "vector": {"hold": 1.0}}, {}, ["kept cannot be shown"]),
+        ({"retain": WITHOUT_SAMPLE | {"beta": 0}}, {}, ["kept cannot be shown"]),  # the filter's part
+        ({"retain": WITHOUT_SAMPLE | {"beta": 0}, "merge": PLAIN}, {}, []),
+        ({"retain": WITHOUT_SAMPLE | {"beta": 0}, "merge": PLAIN, "vector": {"hold": 1.0}}, {}, ["kept cannot"]),
         ({"retain": WITHOUT_SAMPLE | {"beta": 0}, "merge": {"filter": 1.0}}, {}, ["kept cannot be shown"]),
         ({"retain": WITHOUT_SAMPLE}, {"evaluate.retain": make_rows(30, 300)}, []),
         ({"retain": WITHOUT_SAMPLE}, {"evaluate.retain": make_rows(40, 100)}, ["kept cannot be shown"]),

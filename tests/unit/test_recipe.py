@@ -93,6 +93,40 @@ def test_papers_recipes_state_how_vectors_are_fitted() -> None:
     for recipe in [*recipes, load_recipe("quickstart"), load_recipe("quickstart-smollm2")]:
         vector = recipe.vector
         assert "auto" not in (vector.epochs, vector.learning_rate, vector.batch_size)
+    for recipe in recipes:
+        assert (recipe.filters, recipe.hold) == ([0.0], 0.0)  # neither is of the paper
+
+
+TRIED = ([1.0, 4.0], 1.0)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        ([], TRIED),
+        (["vector.mode=qlora"], TRIED),
+        (["vector.mode=full"], ([1.0, 4.0], 0.0)),  # a second copy of all weights would hold it
+        (["vector.mode=full", "vector.hold=0.5"], ([1.0, 4.0], 0.5)),
+        (["retain.beta=0"], TRIED),
+        (["forget.alpha=[1,2]"], TRIED),
+        (["forget.alpha=[1,2]", "retain.beta=0"], ([0.0], 0.0)),  # the user's own points
+        (["forget.alpha=1", "retain.beta=0.5"], ([0.0], 0.0)),
+        (["forget.alpha=1", "retain.beta=0.5", "merge.filter=2"], ([2.0], 1.0)),
+        (["forget.alpha=0"], ([0.0], 0.0)),
+        (["select.four_bit=true"], ([0.0], 0.0)),
+        (["merge.filter=off"], ([0.0], 0.0)),
+        (["merge.filter=2", "vector.hold=0"], ([2.0], 0.0)),
+        (["merge.filter=off", "vector.hold=0.5"], ([0.0], 0.5)),
+        (["retain=null"], ([0.0], 0.0)),
+    ],
+    ids=str,
+)
+def test_filter_and_hold_are_on_where_there_are_rows_to_keep_and_a_search(
+    overrides: list[str], expected: tuple[list[float], float]
+) -> None:
+    recipe = load_recipe({**SMALLEST, "retain": {"data": {"path": "r"}}}, overrides)
+    assert (recipe.filters, recipe.hold) == expected
+    assert load_recipe(yaml.safe_load(dump_recipe(recipe))) == recipe
 
 
 @pytest.mark.parametrize(
