@@ -6,7 +6,7 @@ The forget vector θ_1 − θ_0 has the weight −α, the retain vector θ_2 −
 each brings a forget vector, and may bring a retain vector. A baseline has a single term, the vector that it trained.
 
 Not of the paper is the filter of a forget vector, `layer_filter`: it keeps the change of each layer's output on
-forget rows, and suppresses that on retain rows.
+forget rows, and suppresses that on retain rows. `merge.filter: off` leaves the paper's formula.
 """
 
 from __future__ import annotations

@@ -16,6 +16,9 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from msa_lite.merger.formula import layer_filter
 from tests.tools.arrows import ROOT
 
 PICTURES = ROOT / "docs/pictures"
@@ -62,6 +65,10 @@ class Drawing:
             f'<line x1="{x1:g}" y1="{y1:g}" x2="{x2:g}" y2="{y2:g}" stroke="{colour}" stroke-width="2.2"'
             f'{dashes} marker-end="url(#head-{colour[1:]})"/>'
         )
+
+    def bar(self, x: float, y: float, width: float, height: float, colour: str) -> None:
+        """Draw a filled rectangle."""
+        self.parts.append(f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" fill="{colour}"/>')
 
     def dot(self, x: float, y: float, colour: str) -> None:
         """Draw a point."""
@@ -148,6 +155,69 @@ def merge() -> Drawing:
     return picture
 
 
+def filtered() -> Drawing:
+    """Return how much of a layer's change the filter keeps, by the rows that take a direction of its input."""
+    picture = Drawing(720, 250, "The filter keeps what only the rows to forget take, and halves what both take")
+    forget, retain = (np.diag(np.sqrt(taken)) for taken in ((1.0, 1.0, 0.0, 0.0), (0.0, 1.0, 1.0, 0.0)))
+    shares = np.diagonal(layer_filter(forget, retain, 1.0).apply(np.eye(4)))
+    picture.text(
+        30, 34, "What is left of the forget vector's change of one layer (λ = 1), by direction of input", PALE, 13
+    )
+    takers = ("rows to forget alone", "both alike", "rows to keep alone", "none of these rows")
+    for number, (taker, share, colour) in enumerate(zip(takers, shares, (RED, ORANGE, GREEN, PALE), strict=True)):
+        y = 56 + 46 * number
+        picture.text(190, y + 20, taker, colour, 13, anchor="end", weight="bold")
+        picture.bar(206, y, 420, 28, LINE)
+        picture.bar(206, y, 420 * share, 28, colour)
+        picture.text(640, y + 20, f"{100 * share:.0f} %", INK, 14)
+    picture.text(206, 242, "grey: before the filter", PALE, 12)
+    return picture
+
+
+_SHOWN_METHODS = {
+    "held, filter": "MSA, filter and hold (default)", "msa, filter": "MSA, filter", "msa": "MSA as in the paper",
+    "task vector, filter": "Task Vector, filter", "task vector": "Task Vector", "undial": "UNDIAL", "npo": "NPO",
+    "grad_diff": "GradDiff", "simnpo": "SimNPO",
+}  # fmt: skip
+_MEASURES = (("distance to the ideal, lower is better", "distance", 0.3), ("kept, of the target's 1", "kept", 1.0))
+
+
+def methods(table: Path = ROOT / "tests/benchmarks/variants.md") -> Drawing:
+    """Return distance and kept of each method in each history, from the page of `tests.benchmarks.variants`."""
+    rows = _first_table(table.read_text("utf-8"))
+    picture = Drawing(960, 100 + 34 * len(_SHOWN_METHODS), "Distance to the ideal and kept, by method, three histories")
+    for panel, (title, measure, most) in enumerate(_MEASURES):
+        left, width = (280 + 350 * panel, 310)
+        picture.text(left, 32, title, INK, 14, weight="bold")
+        for number, (name, label) in enumerate(_SHOWN_METHODS.items()):
+            y, colour = 62 + 34 * number, BLUE if "MSA" in label else PALE
+            if panel == 0:
+                weight = "bold" if "default" in label else "normal"
+                picture.text(264, y + 5, label, colour, 13, anchor="end", weight=weight)
+            picture.bar(left, y - 1, width, 2, LINE)
+            values = [min(float(value), most) for value in rows[name][measure].split(", ") if value != "–"]
+            for value in values:
+                picture.dot(left + width * value / most, y, colour)
+            mean = left + width * sum(values) / len(values) / most
+            picture.bar(mean - 1.5, y - 12, 3, 24, colour)
+        for at in (0.0, most / 2, most):
+            picture.text(left + width * at / most, 72 + 34 * len(_SHOWN_METHODS), f"{at:g}", PALE, 12, anchor="middle")
+    picture.text(
+        30, 90 + 34 * len(_SHOWN_METHODS), "points: three histories of SmolLM2-135M; bars: their means", PALE, 12
+    )
+    return picture
+
+
+def _first_table(text: str) -> dict[str, dict[str, str]]:
+    """Return the cells of a page's first table, by the first cell of their line and by column."""
+    lines = [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in text.splitlines() if line[:2] == "| "]
+    return {
+        name: dict(zip(lines[0][1:], cells, strict=True))
+        for name, *cells in lines[1:]
+        if len(cells) == len(lines[0]) - 1
+    }
+
+
 def before_after(examples: Sequence[Mapping[str, Any]]) -> Drawing:
     """Return questions with the answers of target, unlearned model and ideal, each model a column.
 
@@ -190,7 +260,7 @@ def draw_diagrams(folder: Path = PICTURES) -> list[Path]:
     """Draw the pictures that need no run; return their files."""
     folder.mkdir(parents=True, exist_ok=True)
     files = []
-    for draw in (history, arithmetic, merge):
+    for draw in (history, arithmetic, merge, filtered, methods):
         files.append(folder / f"{draw.__name__}.svg")
         files[-1].write_text(draw().svg(), "utf-8")
     return files
