@@ -13,8 +13,8 @@ import logging
 import math
 import re
 import shutil
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -56,8 +56,9 @@ Rows = Callable[[int, int], np.ndarray]
 class Layer:
     """A linear layer whose inputs were measured."""
 
-    root: str
-    """The name of its roots in the files, which layers with the same input share."""
+    roots: tuple[str, ...]
+    """The name of its roots in the files, which layers with the same input share. A tensor of several experts has one
+    for each of its slices."""
     transposed: bool = False
     """True where the target stores its weight as (in, out)."""
 
@@ -99,9 +100,12 @@ def load_moments(folder: Path) -> Moments:
         raise UsageError(f"{folder}: holds no moments; `msa-lite moments RECIPE` measures them")
     entries = {e.name: e for path in sorted(folder.glob("*.safetensors")) for e in read_shard(path).tensors}
     try:
-        layers = {str(name): Layer(str(root), bool(turned)) for name, (root, turned) in manifest["layers"].items()}
+        layers = {
+            str(name): Layer((root,) if isinstance(root, str) else tuple(map(str, root)), bool(turned))
+            for name, (root, turned) in manifest["layers"].items()
+        }
         target = str(manifest["inputs"]["target"]["revision"])
-        wanted = [f"{side}.{layer.root}" for side in SIDES for layer in layers.values()]
+        wanted = [f"{side}.{root}" for side in SIDES for layer in layers.values() for root in layer.roots]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise FormatError(f"{folder}: its manifest does not tell which layers were measured; measure again") from error
     if missing := [name for name in dict.fromkeys(wanted) if name not in entries or len(entries[name].shape) != 2]:
@@ -199,7 +203,8 @@ class _Work:
             for entry in shard.tensors:
                 values = read_whole(self._files, entry, np.float64)
                 if name := layers.get(entry.name):
-                    filtering = self._filter_of(name, values.shape[1], len(layers))
+                    [root] = self._moments.layers[name].roots
+                    filtering = self._filter_of(name, root, values.shape[1], len(layers))
                     b, before = read_whole(self._files, matched.modules[name].b, np.float64), values
                     values = filtering.apply(values)
                     sums += [np.sum((b.T @ b) * (a @ a.T)) for a in (before, values)]
@@ -227,23 +232,25 @@ class _Work:
             if not (name in known or name in tokens or _POSITIONS.search(name)) and len(target.tensors[name].shape) > 1
         ]
         self._check_known(folder, known, others)
+        count = sum(len(self._moments.layers[name].roots) for name in known)
         check_space(out, output_bytes(prior.tensors.values(), "F32"))
         for shard in prior.shards:
             header = shard_header(shard, "F32")
             with Sink(out / shard.path.name, len(header) + output_bytes(shard.tensors, "F32")) as sink:
                 sink.append(header)
                 for entry in shard.tensors:
-                    change: Rows | None = None
-                    if entry.name in known:
-                        change = self._changes(entry, known[entry.name], len(known))
-                    elif entry.name in others:
-                        change = partial(self._rows, deltas[entry.name], Scratch())
                     if not entry.is_float:
                         sink.append_from(self._files[shard.path], entry.start, entry.nbytes, shard.path)
                         continue
-                    for start, stop in blocks_of(entry):
-                        rows = read_rows(self._files, entry, start, stop).astype(np.float64)
-                        sink.append(_stored(rows if change is None else rows + change(start, stop)))
+                    parts: Iterable[tuple[TensorEntry, Rows | None]] = [(entry, None)]
+                    if entry.name in known:
+                        parts = self._changes(entry, known[entry.name], count)
+                    elif entry.name in others:
+                        parts = [(entry, partial(self._rows, deltas[entry.name], Scratch()))]
+                    for part, change in parts:
+                        for start, stop in blocks_of(part):
+                            rows = read_rows(self._files, part, start, stop).astype(np.float64)
+                            sink.append(_stored(rows if change is None else rows + change(start, stop)))
                 sink.close()
         write_companions(prior, out, "F32")
 
@@ -258,18 +265,25 @@ class _Work:
     def _rows(self, delta: Delta, scratch: Scratch, start: int, stop: int) -> np.ndarray:
         return delta.rows(self._files, start, stop, np.float64, scratch)
 
-    def _changes(self, entry: TensorEntry, delta: Delta, count: int) -> Rows:
-        """Return a function that gives rows [start, stop) of D′, as the tensor is stored."""
-        rows, is_transposed = partial(self._rows, delta, Scratch()), self._moments.layers[entry.name].transposed
-        filtering = self._filter_of(entry.name, entry.matrix_shape[0 if is_transposed else 1], count)
+    def _changes(self, entry: TensorEntry, delta: Difference, count: int) -> Iterator[tuple[TensorEntry, Rows]]:
+        """Yield a matrix, or each slice of a tensor of experts, and a function that gives rows [start, stop) of its D′,
+        as it is stored."""
+        layer = self._moments.layers[entry.name]
+        for root, *parts in zip(layer.roots, *map(_slices, (entry, delta.tuned, delta.prior)), strict=True):
+            part, change = parts[0], Difference(*parts[1:])
+            filtering = self._filter_of(entry.name, root, part.shape[0 if layer.transposed else 1], count)
+            yield part, self._filtered_rows(part, change, filtering, layer.transposed)
+
+    def _filtered_rows(self, part: TensorEntry, change: Difference, filtering: Filter, is_transposed: bool) -> Rows:
+        """Return a function that gives rows [start, stop) of a matrix's D′, as it is stored."""
+        rows = partial(self._rows, change, Scratch())
         if not is_transposed:
             return lambda start, stop: filtering.apply(rows(start, stop))
-        outer = sum(filtering.left[start:stop].T @ rows(start, stop) for start, stop in blocks_of(entry))  # leftᵀ Dᵀ
+        outer = sum(filtering.left[start:stop].T @ rows(start, stop) for start, stop in blocks_of(part))  # leftᵀ Dᵀ
         return lambda start, stop: filtering.share * rows(start, stop) + filtering.right[:, start:stop].T @ outer
 
-    def _filter_of(self, name: str, inputs: int, count: int) -> Filter:
-        """Return the filter of a layer with so many inputs, else raise MismatchError. count: the layers in all."""
-        root = self._moments.layers[name].root
+    def _filter_of(self, name: str, root: str, inputs: int, count: int) -> Filter:
+        """Return the filter of a layer with so many inputs, else raise MismatchError. count: the filters in all."""
         if root not in self._known:
             self._known = dict([*self._known.items()][1 - _KNOWN :])
             self._known[root] = self._moments.filter_of(root, self._strength, self._files)
@@ -282,6 +296,15 @@ class _Work:
         self._progress(self._filtered, count)
         self.facts["filter"] = {"strength": self._strength, "layers": self._filtered}
         return known_filter
+
+
+def _slices(entry: TensorEntry) -> list[TensorEntry]:
+    """Return the matrices of a tensor of three dimensions; a matrix is its only one."""
+    if len(entry.shape) == 2:
+        return [entry]
+    size = entry.nbytes // entry.shape[0]
+    places = range(entry.start, entry.start + entry.nbytes, size)
+    return [replace(entry, shape=entry.shape[1:], start=start, nbytes=size) for start in places]
 
 
 def _stored(values: np.ndarray) -> memoryview:

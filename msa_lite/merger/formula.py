@@ -122,9 +122,9 @@ def layer_filter(forget: np.ndarray, retain: np.ndarray, strength: float) -> Fil
 
     forget, retain: (k, in) roots X of the second moments XᵀX of the layer's inputs; C_f and C_r are these over their
     traces, with `FORGET_RIDGE`/in and `RETAIN_RIDGE`/in on the diagonal. So neither scale counts. strength: λ ≥ 0.
-    Everything is in fp64. The smaller of two systems is solved: of `in` equations, or of as many as both roots have
-    rows (Woodbury). Relatives: the covariances of ROME and MEMIT (arXiv 2202.05262, 2210.07229), SAGE (arXiv
-    2606.18309).
+    Everything is in fp64, and on the CPU even where there is a GPU, since the merger does without torch. The smaller of
+    two systems is solved: of `in` equations, or of as many as both roots have rows (Woodbury). Relatives: the
+    covariances of ROME and MEMIT (arXiv 2202.05262, 2210.07229), SAGE (arXiv 2606.18309).
     """
     inputs = forget.shape[1]
     keep, drop = (np.asarray(root, np.float64) for root in (forget, retain))

@@ -1,7 +1,8 @@
 """Measure the second moments of the inputs of a model's linear layers, over the labelled positions of rows.
 
 A second moment XᵀX is kept as a root: X itself, one row a position, or the triangle of its QR decomposition once there
-are more positions than inputs. So nothing is larger than (in, in), and a root loses nothing to squaring.
+are more positions than inputs. So nothing is larger than (in, in), and a root loses nothing to squaring. QR runs in
+fp64 on the CPU, also where there is a GPU.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -23,6 +24,7 @@ from msa_lite.io.finished.manifest import is_finished, stage_folder
 from msa_lite.io.models.devices import free_memory, free_ram
 from msa_lite.io.models.heads import autocast, split_model
 from msa_lite.io.weights.matching import find_name
+from msa_lite.train.experts import Stack, expert_inputs, expert_stacks
 from msa_lite.train.plain import count_labels, label_places, run_rows
 
 logger = logging.getLogger(__name__)
@@ -31,6 +33,9 @@ HELD = 1 << 30  # bytes of roots in memory at a time, or a quarter of what is fr
 _FEW = 32  # labelled positions; a moment of fewer says little about a layer's inputs
 _TOKENS = 2048  # of a forward pass, padding included
 _FULL = 2  # times its columns: rows of a root before its triangle takes their place
+
+_Layers: TypeAlias = dict[str, tuple[str | list[str], bool]]
+"""By tensor: the names of its roots, one a slice where it holds several experts, and whether it is (in, out)."""
 
 
 def write_moments(
@@ -48,6 +53,10 @@ def write_moments(
     Of layers that get the same input, such as those of queries, keys and values, only the first has roots; the manifest
     tells which. Only positions that predict a label count.
 
+    Each expert has roots of its own, over the positions that are sent to it ("….mlp.experts.gate_up_proj.3"). One that
+    gets fewer than 32 positions of either set has, on both sets, the roots over the inputs of all experts of its module
+    ("….mlp.experts.gate_up_proj"); the manifest tells which.
+
     load: returns the model. names: the tensors of its checkpoint. rows: the examples by set, "forget" and "retain".
     Raise MismatchError for a model without a linear layer that can be measured, NotFiniteError for inputs that are no
     numbers. A stopped call begins anew.
@@ -62,8 +71,8 @@ def write_moments(
     facts: dict[str, Any] = {"layers": {}}
     with stage_folder(folder, "moments", inputs, facts) as partial:
         model = load()
-        paths = linear_layers(model, names)
-        for number, (layers, roots) in enumerate(_measure(model, paths, rows, pad, progress)):
+        paths, stacks = linear_layers(model, names), expert_stacks(model, names)
+        for number, (layers, roots) in enumerate(_measure(model, paths, stacks, rows, pad, progress)):
             facts["layers"] |= layers
             save_file(roots, partial / f"moments-{number + 1:05d}.safetensors")
         if not facts["layers"]:
@@ -75,7 +84,7 @@ def write_moments(
 def linear_layers(model: Any, names: Container[str]) -> dict[str, str]:
     """Return the paths of a model's linear layers by the names of their weights in its checkpoint.
 
-    The head is none of them, nor is what the model holds in another form than its files, such as stacked experts.
+    The head is none of them, nor is what the model holds in another form than its files. Experts: `expert_stacks`.
     """
     import torch
     from transformers.pytorch_utils import Conv1D
@@ -87,31 +96,72 @@ def linear_layers(model: Any, names: Container[str]) -> dict[str, str]:
 
 
 def _measure(
-    model: Any, paths: Mapping[str, str], rows: Mapping[str, Sequence[Example]], pad: int, progress: Progress
-) -> Iterator[tuple[dict[str, tuple[str, bool]], dict[str, np.ndarray]]]:
-    """Yield, for as many layers as fit into memory, ({layer: (layer with its roots, transposed)}, roots by name)."""
-    portions = list(_portions(model, paths, sum(count_labels(e) for examples in rows.values() for e in examples)))
+    model: Any,
+    paths: Mapping[str, str],
+    stacks: Mapping[str, Stack],
+    rows: Mapping[str, Sequence[Example]],
+    pad: int,
+    progress: Progress,
+) -> Iterator[tuple[_Layers, dict[str, np.ndarray]]]:
+    """Yield the layers and their roots by name, for as many as fit into memory: at least one, or the experts of one."""
+    labels = sum(count_labels(e) for examples in rows.values() for e in examples)
+    portions = list(_portions(_root_bytes(model, paths, stacks, labels)))
     for number, names in enumerate(portions):
         progress("moments", number, len(portions))
-        modules = {name: model.get_submodule(paths[name]) for name in names}
-        of_sets = {side: _run(model, modules, examples, pad) for side, examples in rows.items()}
-        firsts = [first for first in of_sets["forget"] if all(first in roots for roots in of_sets.values())]
-        layers = {
+        modules = {name: model.get_submodule(paths[name]) for name in names if name in paths}
+        experts = [stacks[name] for name in names if name in stacks]
+        of_sets = {side: _run(model, modules, experts, examples, pad) for side, examples in rows.items()}
+        layers: _Layers = {
             name: (first, not hasattr(modules[name], "in_features"))
-            for first in firsts
-            for name in of_sets["forget"][first].layers
+            for first, root in of_sets["forget"].items()
+            if first in modules and all(first in roots for roots in of_sets.values())
+            for name in root.layers
         }
-        yield layers, {f"{side}.{first}": roots[first].matrix() for side, roots in of_sets.items() for first in firsts}
+        for stack in experts:
+            layers |= _pool(stack, of_sets)
+        used = [[root] if isinstance(root, str) else root for root, _ in layers.values()]
+        kept = dict.fromkeys(name for of_layer in used for name in of_layer)
+        yield layers, {f"{side}.{name}": roots[name].matrix() for side, roots in of_sets.items() for name in kept}
     progress("moments", len(portions), len(portions))
 
 
-def _portions(model: Any, paths: Mapping[str, str], labels: int) -> Iterator[list[str]]:
-    """Yield the names of layers whose roots fit into memory together."""
+def _pool(stack: Stack, of_sets: Mapping[str, dict[str, _Root]]) -> _Layers:
+    """Return the layers of a stack with their roots. Add that of all its experts, for those with few positions.
+
+    Such an expert has it on all sets, so that like is compared with like.
+    """
+    names = [stack.root(expert) for expert in range(stack.count)]
+    known = [{n: roots[n] for n in names if n in roots} for roots in of_sets.values()]
+    if not all(known):
+        return {}
+    of_experts = [
+        name if all(name in roots and roots[name].positions >= _FEW for roots in known) else stack.path
+        for name in names
+    ]
+    if stack.path in of_experts:
+        for roots in of_sets.values():
+            roots[stack.path] = _Root.joined(stack.path, [roots[name] for name in names if name in roots])
+    return {
+        name: ([of_experts[n] for n in experts] if isinstance(experts, list) else of_experts[experts], is_transposed)
+        for name, (experts, is_transposed) in stack.stored.items()
+    }
+
+
+def _root_bytes(model: Any, paths: Mapping[str, str], stacks: Mapping[str, Stack], labels: int) -> dict[str, int]:
+    """Return the most bytes that the roots of each layer and stack take while so many labels are run."""
+    columns = {name: _input_size(model.get_submodule(path)) for name, path in paths.items()}
+    sizes = {name: 4 * count * min(labels, (_FULL + 1) * count) for name, count in columns.items()}
+    return sizes | {
+        path: 4 * stack.inputs * min(labels * stack.routed, stack.count * (_FULL + 1) * stack.inputs)
+        for path, stack in stacks.items()
+    }
+
+
+def _portions(sizes: Mapping[str, int]) -> Iterator[list[str]]:
+    """Yield the names of layers whose roots fit into memory together, at least one. sizes: their bytes."""
     names: list[str] = []
     nbytes, most = 0, max(HELD, free_ram() // 4)
-    for name, path in paths.items():
-        columns = _input_size(model.get_submodule(path))
-        size = 4 * columns * min(labels, (_FULL + 1) * columns)
+    for name, size in sizes.items():
         if names and nbytes + size > most:
             yield names
             names, nbytes = [], 0
@@ -133,12 +183,23 @@ class _Root:
     def __init__(self, layer: str) -> None:
         self.layers = [layer]
         """The layers that get this input."""
+        self.positions = 0
+        """The positions that were added."""
         self._blocks: list[Any] = []
         self._rows = 0
+
+    @classmethod
+    def joined(cls, layer: str, roots: Sequence[_Root]) -> _Root:
+        """Return the root over the positions of all these."""
+        root = cls(layer)
+        for block in (block for part in roots for block in part._blocks):
+            root.add(block)
+        return root
 
     def add(self, rows: Any) -> None:
         """Add (n, in) inputs."""
         self._blocks.append(rows)
+        self.positions += len(rows)
         self._rows += len(rows)
         if self._rows > _FULL * rows.shape[1]:
             self._shrink()
@@ -160,8 +221,10 @@ class _Root:
         self._blocks, self._rows = [triangle], len(triangle)
 
 
-def _run(model: Any, layers: Mapping[str, Any], examples: Sequence[Example], pad: int) -> dict[str, _Root]:
-    """Run the rows once; return the roots by the first layer that gets each input."""
+def _run(
+    model: Any, layers: Mapping[str, Any], stacks: Sequence[Stack], examples: Sequence[Example], pad: int
+) -> dict[str, _Root]:
+    """Run the rows once; return the roots by the first layer that gets each input, and those of each expert."""
     import torch
 
     roots: dict[str, _Root] = {}
@@ -180,10 +243,22 @@ def _run(model: Any, layers: Mapping[str, Any], examples: Sequence[Example], pad
         elif first in roots and name not in roots[first].layers:
             roots[first].layers.append(name)
 
+    def take_experts(stack: Stack, module: Any, inputs: tuple[Any, ...]) -> None:
+        states, chosen = inputs[:2]
+        if math.prod(states.shape[:-1]) != math.prod(shape):
+            return  # as in `take`
+        states, chosen = (value.reshape(*shape, -1)[rows, positions] for value in (states, chosen))
+        for expert, values in expert_inputs(module, stack.weight, states, chosen):
+            name = stack.root(expert)
+            roots.setdefault(name, _Root(name)).add(values.float().cpu())
+
     halves, known = split_model(model), [example for example in examples if count_labels(example)]
     with ExitStack() as hooks, torch.no_grad(), autocast(model):
         for name, layer in layers.items():
             hooks.callback(layer.register_forward_pre_hook(partial(take, name)).remove)
+        for stack in stacks:
+            module = model.get_submodule(stack.module)
+            hooks.callback(module.register_forward_pre_hook(partial(take_experts, stack)).remove)
         for group in group_rows([len(example.ids) for example in known], _TOKENS, pass_tokens(model.device)):
             batch = [known[number] for number in group]
             rows, positions = torch.tensor(label_places(batch), device=model.device).T

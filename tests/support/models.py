@@ -13,7 +13,10 @@ VOCABULARY = 300
 
 
 def tiny_config(kind: str, **changes: Any) -> Any:
-    """A config of a two-layer model: llama (tied embeddings), qwen2 (biases), olmo2 (q and k norms), gpt2 (Conv1D)."""
+    """A config of a two-layer model: llama (tied embeddings), qwen2 (biases), olmo2 (q and k norms), gpt2 (Conv1D).
+
+    Of four experts each: mixtral and qwen3_moe (stored one by one), gpt_oss (stored stacked, (in, out), with biases).
+    """
     import transformers as tf
 
     common = {
@@ -32,8 +35,14 @@ def tiny_config(kind: str, **changes: Any) -> Any:
         sizes = {"vocab_size": VOCABULARY, "n_positions": 256, "n_embd": 32, "n_layer": 2, "n_head": 4}
         return tf.GPT2Config(**(sizes | {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2} | changes))
     kinds = {"llama": tf.LlamaConfig, "qwen2": tf.Qwen2Config, "olmo2": tf.Olmo2Config}
+    kinds |= {"mixtral": tf.MixtralConfig, "qwen3_moe": tf.Qwen3MoeConfig, "gpt_oss": tf.GptOssConfig}
+    experts = {
+        "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+        "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "head_dim": 8},
+        "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 8},
+    }
     tied = {"tie_word_embeddings": kind == "llama"}
-    return kinds[kind](**(common | tied | changes))
+    return kinds[kind](**(common | tied | experts.get(kind, {}) | changes))
 
 
 def tiny_model(kind: str, seed: int = 0, **changes: Any) -> Any:
