@@ -86,7 +86,7 @@ FACTS = {
     "mergekit": "model: whether mergekit can do the same merge (`mergekit_config.yml`)",
     "target_card": "model, adapter: what the target's card says of licence and languages",
     "outcome": "model, adapter: the sentence, scores and counts of the run, for the card",
-    "layers": "moments: the layers that were measured, each with the layer whose roots it shares",
+    "layers": "moments: the layers that were measured, each with the layer or the experts whose roots it has",
     "filter": "vector: λ, the number of layers that were filtered with it, and how many times as large it became",
     "rows": "vector: the number of rows that were learnt",
     "micro_batch_size": "vector: the rows of one forward pass",
