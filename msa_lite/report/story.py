@@ -46,6 +46,10 @@ _UNTESTED = {
 }  # by the attack that tests it
 _STRENGTHS = ("alpha", "beta", "scale")
 _FORGET_VECTOR = re.compile(r"\(θ_1 − θ_\w\)|\(θ_12 − θ_2\)")
+_FILTER_LIMIT = (
+    "The filter of the forget vector brings the model nearer to one that never saw the rows. Its price: after a few steps "
+    "of training on some of the forgotten rows, others may come back a little sooner than without it."
+)
 _FILTERED = r"\g<0> C_f (C_f + λ C_r)⁻¹"  # layer by layer (merger.formula.layer_filter)
 LATER = "θ_u = θ_D − α (θ_12 − θ_2)"
 """The formula of a forget vector that starts at the retain vector."""
@@ -230,7 +234,7 @@ def load_story(folder: Path, examples: Sequence[SideBySide] = ()) -> Story:
         examples=tuple(examples),
         provenance=provenance,
         warnings=(*(update.notes if update else ()), *(choice.doubts if choice else ())),
-        limits=_limits(reports, verdict, earlier, attacks, is_purged(folder)),
+        limits=_limits(reports, verdict, earlier, attacks, is_purged(folder), bool(strengths.get("filter"))),
         missing=after_purge(folder, _missing(provenance.form, wanted, reports, fits, choice, update, verdict)),
     )
 
@@ -316,12 +320,14 @@ def _limits(
     earlier: Iterable[str],
     attacks: AttackFacts | None,
     purged: bool,
+    is_filtered: bool,
 ) -> tuple[str, ...]:
     """Return sentences on what the scores do not show, and on what was not measured.
 
     earlier: the folders of the runs whose vectors were merged, too. purged: the rows are gone, and attacks need them.
+    is_filtered: True where the forget vector was filtered.
     """
-    limits = [LIMIT]
+    limits = [LIMIT, *([_FILTER_LIMIT] if is_filtered else [])]
     if not reports:
         return (*limits, "Nothing was scored.")
     made = {attack.name for attack in attacks.attacks} if attacks else set()

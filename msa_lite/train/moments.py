@@ -30,6 +30,8 @@ from msa_lite.train.plain import count_labels, label_places, run_rows
 logger = logging.getLogger(__name__)
 
 HELD = 1 << 30  # bytes of roots in memory at a time, or a quarter of what is free; more take further passes
+MOST_LABELS = 4096
+"""The labelled positions of a set that are measured, about; of more, evenly drawn ones. They bound the roots' size."""
 _FEW = 32  # labelled positions; a moment of fewer says little about a layer's inputs
 _TOKENS = 2048  # of a forward pass, padding included
 _FULL = 2  # times its columns: rows of a root before its triangle takes their place
@@ -51,7 +53,8 @@ def write_moments(
 
     The files hold the roots, (k, in) in fp32 with k ≤ in, by set and layer ("forget.model.layers.0.mlp.up_proj").
     Of layers that get the same input, such as those of queries, keys and values, only the first has roots; the manifest
-    tells which. Only positions that predict a label count.
+    tells which. Only positions that predict a label count. Of more than `MOST_LABELS` in a set, only every second, or
+    third, … one does.
 
     Each expert has roots of its own, over the positions that are sent to it ("….mlp.experts.gate_up_proj.3"). One that
     gets fewer than 32 positions of either set has, on both sets, the roots over the inputs of all experts of its module
@@ -104,7 +107,7 @@ def _measure(
     progress: Progress,
 ) -> Iterator[tuple[_Layers, dict[str, np.ndarray]]]:
     """Yield the layers and their roots by name, for as many as fit into memory: at least one, or the experts of one."""
-    labels = sum(count_labels(e) for examples in rows.values() for e in examples)
+    labels = sum(min(MOST_LABELS, sum(map(count_labels, examples))) for examples in rows.values())
     portions = list(_portions(_root_bytes(model, paths, stacks, labels)))
     for number, names in enumerate(portions):
         progress("moments", number, len(portions))
@@ -253,6 +256,7 @@ def _run(
             roots.setdefault(name, _Root(name)).add(values.float().cpu())
 
     halves, known = split_model(model), [example for example in examples if count_labels(example)]
+    step = -(-sum(map(count_labels, known)) // MOST_LABELS)
     with ExitStack() as hooks, torch.no_grad(), autocast(model):
         for name, layer in layers.items():
             hooks.callback(layer.register_forward_pre_hook(partial(take, name)).remove)
@@ -261,7 +265,7 @@ def _run(
             hooks.callback(module.register_forward_pre_hook(partial(take_experts, stack)).remove)
         for group in group_rows([len(example.ids) for example in known], _TOKENS, pass_tokens(model.device)):
             batch = [known[number] for number in group]
-            rows, positions = torch.tensor(label_places(batch), device=model.device).T
+            rows, positions = torch.tensor(label_places(batch)[::step], device=model.device).T
             inputs = to_batch(batch, pad, model.device)
             shape = tuple(inputs["input_ids"].shape)
             run_rows(halves, inputs)

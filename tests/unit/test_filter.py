@@ -149,6 +149,22 @@ def test_moments_are_those_of_rows_run_one_by_one(measured: dict[str, Any]) -> N
             np.testing.assert_allclose(root.T @ root, oracle, rtol=1e-4, atol=1e-5 * np.abs(oracle).max())
 
 
+def test_of_many_labels_evenly_drawn_ones_are_measured(
+    make_checkpoint: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    monkeypatch.setattr("msa_lite.train.moments.MOST_LABELS", 9)
+    folder = make_checkpoint("llama")
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    write_moments(tmp_path / "m", {"target": {}}, lambda: model, load_checkpoint(folder).tensors, ROWS, pad=2)
+    files = load_file(tmp_path / "m/moments-00001.safetensors")
+    name = "model.layers.0.mlp.down_proj"
+    every = plain_inputs(model, "llama", ROWS["retain"])[name]  # 36 positions
+    np.testing.assert_allclose(files[f"retain.{name}.weight"], every[::4], atol=1e-5)
+    assert len(files[f"forget.{name}.weight"]) == 5  # all of them
+
+
 def test_moments_in_portions_are_the_same_and_a_stop_between_them_leaves_nothing(
     make_checkpoint: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

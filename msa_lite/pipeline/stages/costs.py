@@ -12,7 +12,7 @@ from msa_lite.budget.speed import Device, Measured, Speed, fit_seconds, score_se
 from msa_lite.io.models.devices import host_memory
 from msa_lite.pipeline.stages.facts import Facts, RowFacts, batch_size
 from msa_lite.recipe import Recipe
-from msa_lite.train.moments import HELD
+from msa_lite.train.moments import HELD, MOST_LABELS
 from msa_lite.train.rungs import CPU_TOKENS, Rung
 from msa_lite.train.settings import EPOCHS, most_epochs
 
@@ -123,9 +123,8 @@ def moments_costs(recipe: Recipe, facts: Facts, machine: Machine) -> list[StageC
     """Return the cost of measuring the inputs of the target's layers: one or a few forward passes over the rows."""
     shape, tokens = facts.shapes["target"], _tokens(facts)
     need, streamed = _scoring(shape, machine)
-    disk = sum(
-        4 * linear.count * linear.inputs * min(count, linear.inputs) for linear in _fed(shape) for count in tokens
-    )
+    kept = [min(count, MOST_LABELS) for count in tokens]
+    disk = sum(4 * linear.count * linear.inputs * min(count, linear.inputs) for linear in _fed(shape) for count in kept)
     times = None
     if facts.rows:
         seconds = machine.load_seconds + _score_seconds(shape, 1, sum(tokens), 0, streamed, machine)
@@ -136,7 +135,7 @@ def moments_costs(recipe: Recipe, facts: Facts, machine: Machine) -> list[StageC
 
 def filter_costs(recipe: Recipe, facts: Facts, machine: Machine) -> list[StageCost]:
     """Return the cost of filtering the forget vector with one λ: a system of equations for each input, in RAM."""
-    shape, tokens = facts.shapes["target"], sum(_tokens(facts))
+    shape, tokens = facts.shapes["target"], sum(min(count, MOST_LABELS) for count in _tokens(facts))
     sizes = [(linear, min(tokens, linear.inputs)) for linear in _fed(shape)]
     work = sum(linear.count * 2 * size**2 * (linear.inputs + size) for linear, size in sizes)
     memory = max((8 * linear.inputs * 6 * size for linear, size in sizes), default=0)
