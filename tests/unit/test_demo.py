@@ -39,7 +39,7 @@ def test_the_two_kinds_are_told_apart_and_read_back_from_a_run() -> None:
     [
         ("demo.hidden_size=64", r"demo\.hidden_size: unknown key"),
         ("demo.model=llama", r"demo\.model: input should be 'smollm2', got 'llama'"),
-        ("demo.retain=400", r"demo: 407 people are too many"),
+        ("demo.retain=400", r"demo: 408 people are too many"),
     ],
 )
 def test_keys_of_new_models_do_not_stand_beside_a_real_one(override: str, fault: str) -> None:
