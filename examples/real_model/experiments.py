@@ -76,6 +76,8 @@ HINDSIGHT = ("forget.alpha=[0.25, 0.5, 0.75, 1.0, 1.5]", "retain.beta=[0.0, 0.25
 FIXED = ("vector.epochs=9",)
 """Where a prior knows the rows already, a fit until they are known would end at once. The other fits take 8 or 9."""
 FULL = ("vector.mode=full",)
+FILTER = ("merge.filter=auto",)
+"""All other experiments are the paper's method, without a filter and a hold."""
 ALL = ("retain.data.sample=null",)
 FROM_PRIOR = ("baseline.start=prior", "baseline.scale=[1.0, 2.0]", "baseline.epochs=3")
 STARTED_AT_PRIOR = "trained on the prior for 3 epochs at the default weight, and added to the target once or twice"
@@ -154,5 +156,13 @@ EXPERIMENTS = (
         for name in WITH_CHECKPOINTS
     ),
     baseline("simnpo"),  # not of the paper
+    Experiment("msa-lora-filter", "filter", "msa-lora, filtered", overrides=(*FILTER, "vector.hold=0"),
+               vectors_of="msa-lora", on_tofu=True),
+    Experiment("msa-lora-held", "filter", "msa-lora, filtered and held: msa-lite's default", overrides=FILTER,
+               on_tofu=True),
+    Experiment("msa-full-filter", "filter", "msa-full, filtered: msa-lite's default", overrides=(*FULL, *FILTER),
+               vectors_of="msa-full", on_tofu=True),
+    Experiment("task_vector-filter", "filter", "task_vector, filtered", method="task_vector", owner="msa-lora-filter",
+               on_tofu=True),
 )  # fmt: skip
 """In the order of their runs. Those that others use again come first."""

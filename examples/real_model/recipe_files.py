@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from experiments import EXPERIMENTS, HINDSIGHT, Experiment
+from experiments import EXPERIMENTS, FROM_PRIOR, HINDSIGHT, Experiment
 from history import Models, row_line
 
 from msa_lite.data import DataSource, load_rows
@@ -25,7 +25,8 @@ def run_folder(models: Models, experiment: Experiment) -> Path:
     """Return the folder of an experiment's run. Baselines lie in that of the experiment whose recipe they share."""
     if experiment.method == "msa":
         return models.folder / "runs" / experiment.name
-    return run_folder(models, owner_of(experiment)) / "baselines" / experiment.name.removesuffix("-full")
+    start = "-prior" if FROM_PRIOR[0] in experiment.overrides else ""
+    return run_folder(models, owner_of(experiment)) / "baselines" / f"{experiment.method}{start}"
 
 
 def owner_of(experiment: Experiment) -> Experiment:
@@ -49,6 +50,7 @@ def recipe_of(experiment: Experiment, models: Models, seed: int, compute: str) -
         "forget": {"data": {"path": models.data("forget")}},
         "retain": {"data": {"path": models.data("learnt"), "sample": "match_forget"}},
         "vector": {"compute": compute},
+        "merge": {"filter": "off"},
         "evaluate": {
             "retain": {"path": models.data("retain")},
             "ideal": models.ideal(experiment.target),
