@@ -70,6 +70,8 @@ class Moments:
     folder: Path
     target: str
     """The revision of the target that they were measured at."""
+    rows: str
+    """The hash of the rows to forget, as the model gets them."""
     layers: Mapping[str, Layer]
     """The layers by the target's tensor names."""
     roots: Mapping[str, TensorEntry]
@@ -104,13 +106,13 @@ def load_moments(folder: Path) -> Moments:
             str(name): Layer((root,) if isinstance(root, str) else tuple(map(str, root)), bool(turned))
             for name, (root, turned) in manifest["layers"].items()
         }
-        target = str(manifest["inputs"]["target"]["revision"])
+        target, rows = str(manifest["inputs"]["target"]["revision"]), str(manifest["inputs"].get("forget"))
         wanted = [f"{side}.{root}" for side in SIDES for layer in layers.values() for root in layer.roots]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise FormatError(f"{folder}: its manifest does not tell which layers were measured; measure again") from error
     if missing := [name for name in dict.fromkeys(wanted) if name not in entries or len(entries[name].shape) != 2]:
         raise FormatError(join_faults(f"{folder}: moments that are missing or no matrices; measure again:", missing))
-    return Moments(folder, target, layers, entries)
+    return Moments(folder, target, rows, layers, entries)
 
 
 def filter_inputs(vector: Source, moments: Moments, strength: float, prior: Source | None) -> dict[str, Any]:
@@ -141,8 +143,9 @@ def filter_vector(
     Layers that were not measured stay as they were fitted, and a warning says so. A checkpoint's change of embeddings,
     head, norms and biases is left out.
 
-    Raise UsageError for another target's moments, MismatchError for a vector that the filter cannot keep exact (DoRA,
-    biases, whole modules), or of which no layer was measured.
+    Raise UsageError for another target's moments, MismatchError for those of other rows to forget than the vector has
+    learnt, and for a vector that the filter cannot keep exact (DoRA, biases, whole modules), or of which no layer was
+    measured.
     """
     if not 0 < strength < math.inf:
         raise UsageError(f"the filter's strength is {strength:g}; it must be above 0 and finite")
@@ -151,6 +154,12 @@ def filter_vector(
         raise UsageError(
             f"{moments}: measured at another model ({measured.target}), not at {goal.name} ({goal.revision}); measure "
             "the moments of this one"
+        )
+    learnt = (load_manifest(source.folder) or {"inputs": {}})["inputs"].get("examples", measured.rows)
+    if learnt != measured.rows:
+        raise MismatchError(
+            f"{moments}: measured on other rows to forget, or in another prompt, than {source.name} has learnt; "
+            "measure the moments by the recipe that fitted it"
         )
     start, folder = None if prior is None else _find(prior), Path(out)
     inputs = filter_inputs(source, measured, strength, start)

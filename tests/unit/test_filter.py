@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,11 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
-from msa_lite.data import Example
+from msa_lite.data import Example, hash_ids
 from msa_lite.errors import MismatchError, OutputError, UsageError
 from msa_lite.evals.models import load_model
 from msa_lite.io.console.progress import silent
+from msa_lite.io.finished.manifest import stage_folder
 from msa_lite.io.finished.seal import load_manifest
 from msa_lite.io.weights.checkpoint import load_checkpoint
 from msa_lite.io.weights.hub import fetch
@@ -129,7 +131,7 @@ def measured(request: pytest.FixtureRequest, make_checkpoint: Callable[..., Path
 
     kind, folder = request.param, make_checkpoint(request.param)
     target, model = fetch(str(folder)), AutoModelForCausalLM.from_pretrained(folder).eval()
-    inputs = {"target": target.identity()}
+    inputs = {"target": target.identity(), "forget": hash_ids(ROWS["forget"])}
     write_moments(tmp_path / "moments", inputs, lambda: model, load_checkpoint(folder).tensors, ROWS, pad=2)
     plain = {side: plain_inputs(model, kind, rows) for side, rows in ROWS.items()}
     return {"kind": kind, "target": target, "model": model, "moments": tmp_path / "moments", "plain": plain}
@@ -253,6 +255,10 @@ def test_what_does_not_fit_is_refused_and_nothing_is_written(measured: dict[str,
         filter_vector(plain, moments, 0.0, target, None, out)
     with pytest.raises(UsageError, match="--prior"):
         filter_vector(target, moments, 1.0, target, None, out)
+    with stage_folder(tmp_path / "of-others", "vector", {"examples": hash_ids(ROWS["retain"])}) as place:
+        shutil.copytree(plain.folder, place, dirs_exist_ok=True)
+    with pytest.raises(MismatchError, match="other rows to forget"):
+        filter_vector(str(tmp_path / "of-others"), moments, 1.0, target, None, out)
     assert not out.exists()
     fitted = save_adapter(tmp_path / "fitted", model)
     (fitted / "manifest.json").unlink(missing_ok=True)
