@@ -280,7 +280,7 @@ class _Work:
         layer = self._moments.layers[entry.name]
         for root, *parts in zip(layer.roots, *map(_slices, (entry, delta.tuned, delta.prior)), strict=True):
             part, change = parts[0], Difference(*parts[1:])
-            filtering = self._filter_of(entry.name, root, part.shape[0 if layer.transposed else 1], count)
+            filtering = self._filter_of(entry.name, root, part.shape[0 if layer.transposed else 1], count, solve=True)
             yield part, self._filtered_rows(part, change, filtering, layer.transposed)
 
     def _filtered_rows(self, part: TensorEntry, change: Difference, filtering: Filter, is_transposed: bool) -> Rows:
@@ -291,11 +291,15 @@ class _Work:
         outer = sum(filtering.left[start:stop].T @ rows(start, stop) for start, stop in blocks_of(part))  # leftᵀ Dᵀ
         return lambda start, stop: filtering.share * rows(start, stop) + filtering.right[:, start:stop].T @ outer
 
-    def _filter_of(self, name: str, root: str, inputs: int, count: int) -> Filter:
-        """Return the filter of a layer with so many inputs, else raise MismatchError. count: the filters in all."""
+    def _filter_of(self, name: str, root: str, inputs: int, count: int, solve: bool = False) -> Filter:
+        """Return the filter of a layer with so many inputs, else raise MismatchError.
+
+        count: the filters in all. solve: True where it is for more rows than a LoRA factor has.
+        """
         if root not in self._known:
             self._known = dict([*self._known.items()][1 - _KNOWN :])
-            self._known[root] = self._moments.filter_of(root, self._strength, self._files)
+            known = self._moments.filter_of(root, self._strength, self._files)
+            self._known[root] = known.solved() if solve else known
         known_filter = self._known[root]
         if len(known_filter.left) != inputs:
             raise MismatchError(

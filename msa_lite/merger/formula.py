@@ -100,18 +100,32 @@ times as large, and other texts suffered.
 
 @dataclass(frozen=True)
 class Filter:
-    """The filter of one layer's change D (out, in): D′ = share · D + (D · left) · right."""
+    """The filter of one layer's change D (out, in): D′ = share · D + (D · left) · system⁻¹ · right.
+
+    The system is solved for the rows that are given, which are few for an adapter. `solved` is for many.
+    """
 
     share: float
     left: np.ndarray
     """(in, k)."""
     right: np.ndarray
     """(k, in)."""
+    system: np.ndarray | None
+    """(k, k), symmetric; None for the identity."""
 
     def apply(self, rows: np.ndarray) -> np.ndarray:
         """Return D′ for some rows (n, in) of D."""
-        filtered: np.ndarray = self.share * rows + (rows @ self.left) @ self.right
+        inner = rows @ self.left
+        if self.system is not None:
+            inner = np.linalg.solve(self.system, inner.T).T
+        filtered: np.ndarray = self.share * rows + inner @ self.right
         return filtered
+
+    def solved(self) -> Filter:
+        """Return the same filter with its system solved once for all rows."""
+        if self.system is None:
+            return self
+        return Filter(self.share, self.left, np.linalg.solve(self.system, self.right), None)
 
 
 def layer_filter(forget: np.ndarray, retain: np.ndarray, strength: float) -> Filter:
@@ -134,8 +148,7 @@ def layer_filter(forget: np.ndarray, retain: np.ndarray, strength: float) -> Fil
     both = ridge + strength * RETAIN_RIDGE / inputs
     rows = np.concatenate([keep, drop])
     if len(rows) < inputs:
-        share = ridge / both
-        solved = np.linalg.solve(rows @ rows.T + both * np.eye(len(rows)), rows)
-        return Filter(share, np.concatenate([(1 - share) * keep, -share * drop]).T, solved)
+        share, system = ridge / both, rows @ rows.T + both * np.eye(len(rows))
+        return Filter(share, np.concatenate([(1 - share) * keep, -share * drop]).T, rows, system)
     moments = keep.T @ keep + ridge * np.eye(inputs)
-    return Filter(0.0, moments, np.linalg.inv(rows.T @ rows + both * np.eye(inputs)))
+    return Filter(0.0, moments, np.eye(inputs), rows.T @ rows + both * np.eye(inputs))

@@ -58,6 +58,8 @@ def test_the_filter_is_its_definition_however_many_rows_there_are(
     np.testing.assert_allclose(filtered(delta, forget, retain, strength), oracle, rtol=1e-9, atol=1e-10)
     scaled = filtered(delta, 1e4 * forget, 1e-4 * retain, strength)
     np.testing.assert_allclose(scaled, oracle, rtol=1e-9, atol=1e-10)
+    solved = layer_filter(forget, retain, strength).solved().apply(delta)
+    np.testing.assert_allclose(solved, oracle, rtol=1e-9, atol=1e-10)
 
 
 def test_without_strength_it_is_the_identity_and_more_of_it_changes_retain_rows_less() -> None:

@@ -137,7 +137,9 @@ def filter_costs(recipe: Recipe, facts: Facts, machine: Machine) -> list[StageCo
     """Return the cost of filtering the forget vector with one λ: a system of equations for each input, in RAM."""
     shape, tokens = facts.shapes["target"], sum(min(count, MOST_LABELS) for count in _tokens(facts))
     sizes = [(linear, min(tokens, linear.inputs)) for linear in _fed(shape)]
-    work = sum(linear.count * 2 * size**2 * (linear.inputs + size) for linear, size in sizes)
+    # The products of all pairs of rows, and a system; of all weights, its solution for each input, too.
+    right = 2 if recipe.vector.mode == "full" else 0
+    work = sum(linear.count * size**2 * ((1 + right) * linear.inputs + size) for linear, size in sizes)
     memory = max((8 * linear.inputs * 6 * size for linear, size in sizes), default=0)
     times = (work / _FLOPS / 8, work / _FLOPS) if facts.rows else None
     disk = 4 * trained_weights(recipe, facts.shapes["prior"])
