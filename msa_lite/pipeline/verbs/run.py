@@ -90,8 +90,8 @@ class RunResult:
 
     @property
     def strengths(self) -> Values:
-        """Return α and β by name; nothing for a baseline that trains."""
-        return {"alpha": self.alpha, "beta": self.beta} if "alpha" in self.chosen else {}
+        """Return α, β and perhaps λ by name; nothing for a baseline that trains."""
+        return Strengths.of(self.chosen).values if "alpha" in self.chosen else {}
 
     @property
     def metrics(self) -> dict[str, Any]:
