@@ -70,8 +70,8 @@ class Moments:
     folder: Path
     target: str
     """The revision of the target that they were measured at."""
-    rows: str
-    """The hash of the rows to forget, as the model gets them."""
+    rows: str | None
+    """The hash of the rows to forget, as the model gets them; None where that is not known."""
     layers: Mapping[str, Layer]
     """The layers by the target's tensor names."""
     roots: Mapping[str, TensorEntry]
@@ -106,7 +106,7 @@ def load_moments(folder: Path) -> Moments:
             str(name): Layer((root,) if isinstance(root, str) else tuple(map(str, root)), bool(turned))
             for name, (root, turned) in manifest["layers"].items()
         }
-        target, rows = str(manifest["inputs"]["target"]["revision"]), str(manifest["inputs"].get("forget"))
+        target, rows = str(manifest["inputs"]["target"]["revision"]), manifest["inputs"].get("forget")
         wanted = [f"{side}.{root}" for side in SIDES for layer in layers.values() for root in layer.roots]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise FormatError(f"{folder}: its manifest does not tell which layers were measured; measure again") from error
@@ -156,7 +156,7 @@ def filter_vector(
             "the moments of this one"
         )
     learnt = (load_manifest(source.folder) or {"inputs": {}})["inputs"].get("examples", measured.rows)
-    if learnt != measured.rows:
+    if measured.rows and learnt != measured.rows:
         raise MismatchError(
             f"{moments}: measured on other rows to forget, or in another prompt, than {source.name} has learnt; "
             "measure the moments by the recipe that fitted it"

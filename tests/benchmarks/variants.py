@@ -5,7 +5,11 @@
     python -m tests.benchmarks.variants RUN [--only NAME ...]      # what RUN/variants has is not made again
     python -m tests.benchmarks.variants --table RUN [RUN ...]      # one RUN a seed
 
+Any run with such a history does: `msa-lite quickstart merge.filter=off` has one of small models.
+
 The rules, written down before any score:
+- Fits are 8 epochs at 1e-3, or as the run's forget vector if its recipe names the length; with all weights at a tenth
+  of that rate.
 - Vectors and moments see the forget rows and the retain rows that the run's retain vector has learnt. Of the other
   retain rows every second one chooses, the rest tests. All forget rows choose and test; holdout rows are the control.
 - Scores of a row, teacher-forced: the probability of its answer (per token), all tokens right (as greedy decoding gets
@@ -28,7 +32,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -44,6 +48,7 @@ from msa_lite.baselines.objective import BaselineObjective, ReferenceCache
 from msa_lite.cli.output import quieten_libraries
 from msa_lite.data import IGNORE, Example, Prompter, Row, Template, encode_qa, encode_text, open_tokenizer, to_batch
 from msa_lite.evals.models import load_model
+from msa_lite.io.finished.seal import load_manifest
 from msa_lite.io.weights.blocks import Files, Scratch
 from msa_lite.io.weights.checkpoint import load_checkpoint
 from msa_lite.io.weights.hub import Source, fetch
@@ -168,6 +173,15 @@ class Lab:
         """Return the target."""
         return self.sources["target"]
 
+    @property
+    def settings(self) -> FitSettings:
+        """Return the settings of fits: those of the run's forget vector, if they name its length."""
+        inputs = (load_manifest(self.run / "vectors/forget") or {})["inputs"]
+        if "until" in inputs:
+            return FitSettings(epochs=8, learning_rate=1e-3, batch_size=8, micro_batch_size=8, weight_decay=0.01)
+        values = {key: tuple(v) if isinstance(v, list) else v for key, v in inputs["settings"].items()}
+        return FitSettings(**values)
+
     def fit(self, name: str, start: str | Path, settings: FitSettings, **options: Any) -> Path:
         """Fit a vector on the forget rows, from a model of the history or another folder."""
         source = self.sources[start] if isinstance(start, str) else fetch(str(start))
@@ -280,9 +294,8 @@ class Tried:
 def variants(lab: Lab) -> Mapping[str, Callable[[], Sequence[Column]]]:
     """Return what is compared, the most wanted first."""
     forget, retain = lab.run / "vectors/forget", lab.run / "vectors/retain"
-    lora = FitSettings(epochs=8, learning_rate=1e-3, batch_size=8, micro_batch_size=8, weight_decay=0.01)
-    full = FitSettings(mode="full", epochs=8, learning_rate=1e-4, batch_size=8, micro_batch_size=8, weight_decay=0.01)
-
+    lora = lab.settings
+    full = replace(lora, mode="full", learning_rate=lora.learning_rate / 10)
     rate = auto_rate("lora", sum(value.numel() for value in lab.before.values()))  # the tool's own, for baselines
 
     def plain(vector: Callable[[], Path], keep: Callable[[], Path | None] = lambda: None) -> Sequence[Column]:
