@@ -344,6 +344,7 @@ def variants(lab: Lab) -> Mapping[str, Callable[[], Sequence[Column]]]:
     return {
         "msa": lambda: plain(lambda: forget, lambda: retain),
         "msa, filter": lambda: filtered(lambda: forget),
+        "held, filter": lambda: filtered(held),
         "task vector, filter": lambda: filtered(task),
         "msa and task vector, filter": both,
         "undial": lambda: baseline("undial"),
@@ -354,7 +355,6 @@ def variants(lab: Lab) -> Mapping[str, Callable[[], Sequence[Column]]]:
         "task vector": lambda: plain(task, lambda: retain),
         "full": lambda: plain(whole),
         "undial, filter": lambda: filtered(undial, sign=1.0),
-        "held, filter": lambda: filtered(held),
         "msa, filter by own samples": lambda: filtered(lambda: forget, lambda: lab.moments("samples", lab.samples())),
         "msa, filter by holdout rows": lambda: filtered(lambda: forget, lambda: lab.moments("holdout")),
         "msa, filter by retain rows and own samples": lambda: filtered(lambda: forget, wide),
