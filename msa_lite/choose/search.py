@@ -51,7 +51,7 @@ class StrengthSearch:
     betas: tuple[float, ...] | None = None
     """The same for β; a single 0 without a retain set."""
     filters: tuple[float, ...] = (0.0,)
-    """The strengths λ of the filter. Where β is searched, all but the first λ are tried with β = 0 alone."""
+    """The strengths λ of the filter."""
 
     def describe(self) -> dict[str, Any]:
         """Return the settings that decide the points, for a manifest."""
@@ -79,12 +79,8 @@ class StrengthSearch:
 
     def _columns(self, alpha: float) -> list[Strengths]:
         """Return the point of each column at an α: of each β and λ."""
-        points = []
-        for number, strength in enumerate(self.filters):
-            shares = SHARES[:1] if number else SHARES[:2] if strength else SHARES
-            betas = [rounded(share * alpha) for share in shares] if self.betas is None else self.betas
-            points += [Strengths(alpha, beta, strength) for beta in betas]
-        return points
+        betas = [rounded(share * alpha) for share in SHARES] if self.betas is None else self.betas
+        return [Strengths(alpha, beta, strength) for strength in self.filters for beta in betas]
 
     def _column_points(self, alpha: float) -> list[Strengths]:
         return [*dict.fromkeys(self._columns(alpha))]

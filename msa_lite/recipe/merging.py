@@ -29,8 +29,8 @@ class Merge(Closed):
     # SmolLM2, three histories: the distance to the ideal fell from 0.17 to 0.07 (docs/how-to/choose-alpha-beta.md).
     filter: FilterForm = "auto"
     """The filter of the forget vector, by the inputs of the target's layers on rows to forget and to keep. It is not of
-    the paper. A number: its strength λ. auto: λ is chosen with α and β; without retain rows, or where α and β are both
-    given, off. off: the vector as it was fitted."""
+    the paper. A number: its strength λ. auto: λ is chosen with α; without retain rows, or where α is given, off. off:
+    the vector as it was fitted."""
     form: Literal["model", "adapter"] = Field("model", alias="as")
     """model: a whole checkpoint. adapter: one adapter on the target, in fp32."""
     forecast: list[Literal["nf4", "int4", "int8"]] | None = None

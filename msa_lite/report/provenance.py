@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -182,7 +182,10 @@ class Wanted:
         symbols = {"forget": "alpha", "retain": "beta"}
         numbers = {symbols[name]: value for name, value in strengths.items() if isinstance(value, int | float)}
         used = tuple(name for name, value in strengths.items() if _is_used(value))
-        strength = _filter_of(recipe, strengths.values()) if "forget" in used else "off"
+        strength = _filter_of(recipe) if "forget" in used else "off"
+        if strength != "off" and strengths.get("retain") == "auto":
+            strengths["retain"] = numbers["beta"] = 0.0
+            used = ("forget",)
         if isinstance(strength, int | float) and strength:
             numbers["filter"] = float(strength)
         evaluate = recipe.get("evaluate")
@@ -201,10 +204,11 @@ def starts_later(recipe: Mapping[str, Any]) -> bool:
     return isinstance(vector, Mapping) and vector.get("start") == "retain"
 
 
-def _filter_of(recipe: Mapping[str, Any], strengths: Collection[Any]) -> Any:
-    """Return the filter of a recipe with these values of α and β, as `Recipe.filters` has it: "auto", "off" or λ."""
+def _filter_of(recipe: Mapping[str, Any]) -> Any:
+    """Return the filter of a recipe, as `Recipe.filters` has it: "auto", "off" or λ."""
     strength = recipe.get("merge", {}).get("filter", "off")
-    is_tried = recipe.get("retain") and "auto" in strengths and not recipe.get("select", {}).get("four_bit")
+    is_searched = recipe["forget"]["alpha"] == "auto" and not recipe.get("select", {}).get("four_bit")
+    is_tried = recipe.get("retain") and is_searched
     return "off" if strength == "auto" and not is_tried else strength
 
 

@@ -108,9 +108,9 @@ TRIED = ([1.0, 4.0], 1.0)
         (["vector.mode=full"], ([1.0, 4.0], 0.0)),  # a second copy of all weights would hold it
         (["vector.mode=full", "vector.hold=0.5"], ([1.0, 4.0], 0.5)),
         (["retain.beta=0"], TRIED),
-        (["forget.alpha=[1,2]"], TRIED),
-        (["forget.alpha=[1,2]", "retain.beta=0"], ([0.0], 0.0)),  # the user's own points
-        (["forget.alpha=1", "retain.beta=0.5"], ([0.0], 0.0)),
+        (["retain.beta=[0,0.5]"], TRIED),
+        (["forget.alpha=[1,2]"], ([0.0], 0.0)),  # the user's own points
+        (["forget.alpha=1"], ([0.0], 0.0)),
         (["forget.alpha=1", "retain.beta=0.5", "merge.filter=2"], ([2.0], 1.0)),
         (["forget.alpha=0"], ([0.0], 0.0)),
         (["select.four_bit=true"], ([0.0], 0.0)),
@@ -130,6 +130,20 @@ def test_filter_and_hold_are_on_where_there_are_rows_to_keep_and_a_search(
 
 
 @pytest.mark.parametrize(
+    ("overrides", "names"),
+    [
+        ([], ["forget"]),
+        (["forget.alpha=1", "merge.filter=2"], ["forget"]),
+        (["retain.beta=0.5"], ["forget", "retain"]),
+        (["merge.filter=off"], ["forget", "retain"]),
+    ],
+    ids=str,
+)
+def test_a_filter_needs_no_retain_vector_unless_beta_is_given(overrides: list[str], names: list[str]) -> None:
+    assert load_recipe({**SMALLEST, "retain": {"data": {"path": "r"}}}, overrides).vector_names == names
+
+
+@pytest.mark.parametrize(
     ("alpha", "beta", "alphas", "betas", "searched", "choice"),
     [
         ("auto", "auto", None, None, True, True),
@@ -144,7 +158,7 @@ def test_filter_and_hold_are_on_where_there_are_rows_to_keep_and_a_search(
 def test_strengths_are_given_listed_or_searched(
     alpha: Any, beta: Any, alphas: Any, betas: Any, searched: bool, choice: bool
 ) -> None:
-    given = {**SMALLEST, "forget": {"data": {"path": "f"}, "alpha": alpha}}
+    given = {**SMALLEST, "forget": {"data": {"path": "f"}, "alpha": alpha}, "merge": {"filter": "off"}}
     recipe = load_recipe({**given, "retain": {"data": {"path": "r"}, "beta": beta}})
     assert (recipe.alphas, recipe.betas, recipe.is_searched, recipe.has_choice) == (alphas, betas, searched, choice)
     assert bool(recipe.points) != searched
