@@ -342,6 +342,14 @@ class Recipe(Closed):
         return AUTO_HOLD if any(self.filters) and self.vector.mode != "full" else 0.0
 
     @property
+    def filter_notice(self) -> str | None:
+        """The sentence that tells of the filter and the hold before the work; None where there is neither."""
+        strengths = " and ".join(f"{strength:g}" for strength in self.filters if strength)
+        parts = [f"the filter λ = {strengths}"] if strengths else []
+        parts += [f"the hold h = {self.hold:g}"] if self.hold else []
+        return f"not of the paper: {', '.join(parts)} (merge.filter, vector.hold)" if parts else None
+
+    @property
     def starts_at_retain(self) -> bool:
         """Check whether the forget vector is fitted from the prior as tuned on the retain rows."""
         return self.vector.start == "retain"

@@ -33,7 +33,15 @@ from msa_lite.pipeline.stages.stage import Stage
 from msa_lite.recipe import Recipe, TrainingRecipe, absolute_paths, dump_recipe, given_paths, load_recipe, moved_paths
 from msa_lite.recipe.load import load_any
 from msa_lite.record.seal import KEY_FILE, make_key
-from msa_lite.report.provenance import GIVEN, PURGED_FILE, RECIPE_FILE, given_paths_of, read_run, recorded_revisions
+from msa_lite.report.provenance import (
+    GIVEN,
+    PURGED_FILE,
+    RECIPE_FILE,
+    WITH_VECTORS,
+    given_paths_of,
+    read_run,
+    recorded_revisions,
+)
 from msa_lite.train import FitSettings
 
 logger = logging.getLogger(__name__)
@@ -126,6 +134,8 @@ def claimed(
             write_json(run.folder / PROMPT_FILE, run.prompt_search)
         if run.renders:
             notices.info("prompt: %s", run.prompter.sentence)
+        if scope.method in WITH_VECTORS and (notice := run.recipe.filter_notice):
+            notices.info("%s", notice)
         agree(crew, lambda: run_inputs(run))
         yield run
 
