@@ -70,7 +70,6 @@ def run_whole(invocation: Invocation, accept: bool, show_examples: bool) -> int:
     """Run a recipe, print verdict, scores and examples, and return the exit code."""
     from msa_lite.cli.output import exit_code, print_json, print_result, print_verdict
     from msa_lite.pipeline.verbs.run import run
-    from msa_lite.strengths import Strengths
 
     result = invocation.call(run, accept=accept, show_examples=show_examples)
     print_verdict(result, to_stderr=invocation.as_json)
@@ -78,7 +77,7 @@ def run_whole(invocation: Invocation, accept: bool, show_examples: bool) -> int:
     if invocation.as_json:
         print_json(json_form(result) | ({"examples": result.examples} if show_examples else {}))
     else:
-        print_result(result, str(Strengths.of(result.chosen)), with_examples=True)
+        print_result(result, str(result.point), with_examples=True)
     return status
 
 

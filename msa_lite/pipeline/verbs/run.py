@@ -89,9 +89,14 @@ class RunResult:
         return float(self.chosen["beta"])
 
     @property
+    def point(self) -> Strengths:
+        """Return α, β and λ of the filter, of MSA and the task vector."""
+        return Strengths.of(self.chosen)
+
+    @property
     def strengths(self) -> Values:
         """Return α, β and perhaps λ by name; nothing for a baseline that trains."""
-        return Strengths.of(self.chosen).values if "alpha" in self.chosen else {}
+        return self.point.values if "alpha" in self.chosen else {}
 
     @property
     def metrics(self) -> dict[str, Any]:
