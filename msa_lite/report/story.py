@@ -103,7 +103,7 @@ class Story:
     """The content of verdict.json: outcome, sentence, criteria, reasons, forgotten, kept. None where the run has none
     yet; its "outcome" is None where there is a reason against a verdict, which "reason" then tells."""
     method: str
-    """"msa", or the name of a baseline."""
+    """"msa", "task_vector" for a recipe without a prior, or the name of a baseline."""
     formula: str
     """The formula of the method, in symbols."""
     strengths: Mapping[str, float | int | str]
@@ -140,6 +140,11 @@ class Story:
     """A line for each stage that is not there yet: "model: the vectors are not merged yet"."""
     forget_rows: RowList | None = None
     """Every row to forget with the models' answers; they hold the data, so they are there only on request."""
+
+    @property
+    def is_baseline(self) -> bool:
+        """Check whether this is the run of a method beside the recipe's own."""
+        return self.provenance.is_baseline or self.method not in WITH_VECTORS
 
     @property
     def outcome(self) -> str | None:
