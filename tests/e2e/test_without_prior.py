@@ -56,4 +56,5 @@ def test_a_run_without_a_prior_is_the_task_vector_and_says_so(
     later["evaluate"] = {"ideal": recipe["evaluate"]["ideal"], "max_new_tokens": 4, "limit": 4}
     second = msa_lite.run(later)
     assert second is not None
-    assert msa_lite.attack(second.folder, ["prompt"], overrides=FEW).facts.attacks  # of no baseline: it may have earlier runs
+    attacked = msa_lite.attack(second.folder, ["prompt"], overrides=FEW)  # no baseline may have earlier runs
+    assert attacked.facts.attacks
