@@ -216,6 +216,7 @@ def load_story(folder: Path, examples: Sequence[SideBySide] = ()) -> Story:
     earlier = _earlier(folder, provenance, manifest)
     is_later = starts_later(provenance.values)
     strengths = _strengths(manifest, reports, choice, wanted, is_later)
+    is_filtered = bool(strengths.get("filter")) and provenance.method in WITH_VECTORS
     with reading(folder / VERDICT_FILE):
         sentence, basis = first_sentence(verdict, reports), basis_of(verdict, reports)
     return Story(
@@ -239,7 +240,7 @@ def load_story(folder: Path, examples: Sequence[SideBySide] = ()) -> Story:
         examples=tuple(examples),
         provenance=provenance,
         warnings=(*(update.notes if update else ()), *(choice.doubts if choice else ())),
-        limits=_limits(reports, verdict, earlier, attacks, is_purged(folder), bool(strengths.get("filter"))),
+        limits=_limits(reports, verdict, earlier, attacks, is_purged(folder), is_filtered),
         missing=after_purge(folder, _missing(provenance.form, wanted, reports, fits, choice, update, verdict)),
     )
 
@@ -264,12 +265,15 @@ def _verdict(path: Path) -> dict[str, Any] | None:
 def formula_of(method: str, start: str, is_filtered: bool = False, is_later: bool = False) -> str:
     """Return the formula of "msa" or of a baseline in symbols.
 
-    start: the model that is tuned, "prior" or "target". is_filtered: True where the forget vector was filtered.
+    start: the model that is tuned, "prior" or "target". is_filtered: True where its vector was filtered.
     is_later: True where it was fitted from θ_2; only "msa" and "task_vector" have one.
     """
     formula = _FORMULAS.get(method) or _FORMULAS[start]
     formula = LATER if is_later and method in WITH_VECTORS else formula
-    return _FORGET_VECTOR.sub(_FILTERED, formula) if is_filtered else formula
+    if not is_filtered:
+        return formula
+    filtered, count = _FORGET_VECTOR.subn(_FILTERED, formula)
+    return filtered if count else f"{formula}, its change times C_f (C_f + λ C_r)⁻¹"
 
 
 def _start(provenance: Provenance) -> str:
