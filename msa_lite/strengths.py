@@ -47,6 +47,6 @@ class Strengths:
         return filtered_folder(run, self.filter) if name == "forget" and self.filter else run / "vectors" / name
 
 
-def filtered_folder(run: Path, strength: float) -> Path:
-    """Return the folder of a run's forget vector after the filter of this strength λ."""
-    return run / "vectors" / f"forget-filter-{strength:g}"
+def filtered_folder(run: Path, strength: float, name: str = "forget") -> Path:
+    """Return the folder of a run's vector after the filter of this strength λ. name: "forget", or a baseline."""
+    return run / "vectors" / f"{name}-filter-{strength:g}"

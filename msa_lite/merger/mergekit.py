@@ -137,7 +137,7 @@ def _comments(terms: Sequence[Term[Reference]], adapters: bool, on_prior: bool) 
         f" {'+' if t.weight > 0 else '-'} {abs(t.weight)} ({t.name}-tuned - prior){_filtered(t)}" for t in terms
     )
     lines = [
-        f"{'A merge' if 'scale' in named else 'Model State Arithmetic'} as a mergekit recipe, written by msa-lite:",
+        "A merge as a mergekit recipe, written by msa-lite:",
         f"unlearned = target{update}; {', '.join(f'{name} {value}' for name, value in strengths.items())}",
         "Run with mergekit >= 0.1.5; CONFIG is this file, OUT a folder that is not there yet:",
         f"  {command_line('CONFIG', 'OUT', adapters=adapters)}",

@@ -30,7 +30,8 @@ class Merge(Closed):
     filter: FilterForm = "auto"
     """The filter of the forget vector, by the inputs of the target's layers on rows to forget and to keep. It is not of
     the paper. A number: its strength λ. auto: λ is chosen with α; without retain rows, or where α is given, off. off:
-    the vector as it was fitted."""
+    the vector as it was fitted. A baseline that trains takes a number for the change of its chosen epoch; auto is off
+    there."""
     form: Literal["model", "adapter"] = Field("model", alias="as")
     """model: a whole checkpoint. adapter: one adapter on the target, in fp32."""
     forecast: list[Literal["nf4", "int4", "int8"]] | None = None

@@ -46,6 +46,10 @@ Strength = Annotated[float, Field(ge=0, allow_inf_nan=False), BeforeValidator(no
 AUTO: Literal["auto"] = "auto"
 AUTO_FILTERS = (1.0, 4.0)
 """The strengths λ of the filter that `merge.filter: auto` tries."""
+NO_PRIOR = (
+    "the recipe names no prior, so the vectors are fitted from the target itself (task_vector); with the filter this "
+    "came nearly as near to the ideal as MSA did in three histories, and a prior is better where there is one"
+)
 AUTO_HOLD = 1.0
 """The weight h of `vector.hold: auto`, where there is a hold."""
 StrengthValues = Annotated[
@@ -157,22 +161,25 @@ class Baseline(Closed):
 class Recipe(Closed):
     """A run: θ_u = θ_D − α (θ_1 − θ_0) + β (θ_2 − θ_0), with its models, data, strengths and scores."""
 
-    model_config = ConfigDict(json_schema_extra={"anyOf": [{"required": ["prior"]}, {"required": ["history"]}]})
+    model_config = ConfigDict(
+        json_schema_extra={"anyOf": [{"required": [key]} for key in ("prior", "history", "retain")]}
+    )
 
     target: str
     """θ_D, the finished model that is to forget: a folder or repo[@revision]."""
     history: History | None = None
     """Earlier checkpoints, in the place of `prior`. The latest from before the exposure is the prior."""
-    prior: str | None = Field(None, validate_default=True)
-    """θ_0, a checkpoint from before the target saw the forget set: a folder or repo[@revision]. Needed unless there
-    is a `history`."""
+    prior: str | None = None
+    """θ_0, a checkpoint from before the target saw the forget set: a folder or repo[@revision]. Without it and without
+    a `history`, the vectors are fitted from the target itself (task_vector). That needs rows to keep, for the filter,
+    and holdout rows or an ideal."""
     tokenizer: str | None = None
     """A folder or repo[@revision] with the tokenizer, for a target that was saved without one. Often it is the prior.
     The unlearned model gets the tokenizer's files."""
     forget: Forget
     """The forget set."""
-    retain: Retain | None = None
-    """The retain set, which is optional."""
+    retain: Retain | None = Field(None, validate_default=True)
+    """The retain set. It is optional where there is a prior."""
     earlier: list[str] = []
     """The folders of finished runs: earlier requests against the same target. Their vectors, and those of the runs that
     are earlier for these, go into the same merge, at the strengths of their runs."""
@@ -231,9 +238,31 @@ class Recipe(Closed):
     def _prior_or_history(cls, prior: str | None, info: ValidationInfo) -> str | None:
         if prior is not None and info.data.get("history") is not None:
             raise ValueError("stands beside a history, from which the prior is chosen; leave out one, or set it null")
-        if prior is None and info.data.get("history", "faulty") is None:
-            raise PydanticCustomError("missing", "is missing; name it, or give a history from which it is chosen")
         return prior
+
+    @field_validator("retain")
+    @classmethod
+    def _retain_or_prior(cls, retain: Retain | None, info: ValidationInfo) -> Retain | None:
+        if retain is None and all(info.data.get(key, "faulty") is None for key in ("prior", "history")):
+            raise PydanticCustomError(
+                "missing",
+                "is missing, and so is a prior. Name the prior, or a history from which it is chosen; or give "
+                "retain.data: without a prior the vectors are fitted from the target, and their filter needs such rows",
+            )
+        return retain
+
+    @model_validator(mode="after")
+    def _works_without_prior(self) -> Recipe:
+        if self.has_prior:
+            return self
+        if self.baseline.start == "prior":
+            raise ValueError("baseline.start: there is no prior; name one, or leave start at target")
+        if self.evaluate and self.evaluate.benchmark == OWN and not (self.evaluate.ideal or self.evaluate.holdout):
+            raise ValueError(
+                "evaluate.holdout: without a prior or an ideal, nothing shows what a model says that never saw the "
+                "rows; give evaluate.holdout, similar rows that no model has learnt"
+            )
+        return self
 
     @field_validator("earlier")
     @classmethod
@@ -271,17 +300,21 @@ class Recipe(Closed):
         return tracker_names(self.track)
 
     @property
+    def has_prior(self) -> bool:
+        """Check whether there is a prior; without one, the target is its own."""
+        return self.prior is not None or self.history is not None
+
+    @property
     def prior_checkpoint(self) -> str:
-        """The name of the prior θ_0: the recipe's, or that of its history."""
-        if self.history is not None:
-            return choose_prior(self.history).checkpoint
-        assert self.prior is not None
-        return self.prior
+        """The name of the model that vectors are fitted from: the prior θ_0, or the target where there is none."""
+        return choose_prior(self.history).checkpoint if self.history is not None else self.prior or self.target
 
     @property
     def prior_reason(self) -> str | None:
-        """The reason why the history gives this prior, in a sentence; None if the recipe names the prior."""
-        return choose_prior(self.history).why if self.history is not None else None
+        """The reason for this prior, or for none, in a sentence; None if the recipe names the prior."""
+        if self.history is not None:
+            return choose_prior(self.history).why
+        return None if self.has_prior else NO_PRIOR if any(self.filters) else f"{NO_PRIOR}; here the filter is off"
 
     @property
     def data_sets(self) -> dict[str, Data]:

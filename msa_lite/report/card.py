@@ -80,8 +80,8 @@ def _vector_card(manifest: Mapping[str, Any], options: CardOptions) -> str:
     settings = manifest["inputs"].get("settings", {})
     facts = [f"made with {_versions(manifest)}"]
     rank = settings.get("lora_rank")
-    facts.insert(0, f"a LoRA adapter of rank {rank}, fitted on an earlier checkpoint" if rank else "a whole checkpoint")
-    text = ["# Vector of Model State Arithmetic", UNDO, _bullets([f"{fact[0].upper()}{fact[1:]}." for fact in facts])]
+    facts.insert(0, f"a LoRA adapter of rank {rank}, fitted on a checkpoint" if rank else "a whole checkpoint")
+    text = ["# Vector of msa-lite", UNDO, _bullets([f"{fact[0].upper()}{fact[1:]}." for fact in facts])]
     return front_matter(manifest, "vector", options) + "\n" + "\n\n".join(text) + "\n"
 
 
@@ -105,9 +105,12 @@ def _about(manifest: Mapping[str, Any]) -> list[str]:
     """Return what was done, with the formula and its numbers."""
     method, terms = (manifest.get("outcome") or {}).get("method"), manifest["terms"]
     is_msa = all(side_of(term) in _SYMBOLS for term in terms) and method in (None, "msa")
+    is_own = method == "task_vector"  # its own prior
     how = "Model State Arithmetic: no training of this model, only arithmetic on weights" if is_msa else (
+        "Task Vector: arithmetic on weights, with what further training changed in a copy of it" if is_own else
         f"the baseline {method or ' and '.join(term['name'] for term in terms)}"
     )  # fmt: skip
+    start = "θ_D" if is_own else "θ_0"
     what = "an update, as one LoRA adapter, of" if manifest["kind"] == "adapter" else "an edited copy of"
     lines = [
         "## What this is",
@@ -117,11 +120,11 @@ def _about(manifest: Mapping[str, Any]) -> list[str]:
     if not terms:
         return [*lines, "No vector was applied: the weights are those of the model before."]
     formula = "θ_u = θ_D" + "".join(
-        f" {'−' if term['weight'] < 0 else '+'} {abs(term['weight']):g} · ({_symbol(term['name'], terms)} − θ_0)"
+        f" {'−' if term['weight'] < 0 else '+'} {abs(term['weight']):g} · ({_symbol(term['name'], terms)} − {start})"
         f"{' F' if 'filter' in term else ''}"
         for term in terms
     )
-    legend = ["θ_D is the model before, θ_0 the checkpoint that tuning started from"]
+    legend = ["θ_D is the model before" + ("" if is_own else ", θ_0 the checkpoint that tuning started from")]
     legend += [f"{_symbol(term['name'], terms)} the same after tuning on {_tuned_on(term)}" for term in terms]
     if strengths := sorted({term["filter"] for term in terms if "filter" in term}):
         listed = " and ".join(f"{strength:g}" for strength in strengths)
@@ -277,8 +280,9 @@ def _code(*lines: str) -> str:
 def _provenance(manifest: Mapping[str, Any]) -> list[str]:
     """Return models, vectors and tools with their revisions, and the licence."""
     inputs, lines = manifest["inputs"], []
+    same = [(inputs.get(role), manifest.get("sources", {}).get(role)) for role in ("target", "prior")]
     for role, what in {"target": "model before (θ_D)", "prior": "earlier checkpoint (θ_0)"}.items():
-        if role in inputs:
+        if role in inputs and (role == "target" or same[0] != same[1]):
             lines.append(f"| {what} | {_shown(manifest, role)} | `{_short(inputs[role].get('revision', '–'))}` |")
     for term in manifest["terms"]:
         revision = inputs.get(term["name"], {}).get("revision", "–")

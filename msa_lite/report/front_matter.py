@@ -14,7 +14,8 @@ from msa_lite.io.files.reading import YAML_LIMIT, parse_yaml, read_text
 from msa_lite.io.finished.seal import CARD_FILE
 from msa_lite.report.metrics import metric_kind
 
-TAGS = ("machine-unlearning", "llm-unlearning", "unlearn", "model-state-arithmetic")
+TAGS = ("machine-unlearning", "llm-unlearning", "unlearn")
+MSA_TAG = "model-state-arithmetic"
 MERGEKIT_TAGS = ("merge", "mergekit")
 _LONGEST_CARD = 4 << 20  # bytes
 _BLOCK = re.compile(r"\s*---\r?\n(.*?)\r?\n---[ \t]*(?:\r?\n|$)", re.DOTALL)
@@ -112,7 +113,8 @@ def front_matter(manifest: Mapping[str, Any], name: str, options: CardOptions) -
     theirs, target = manifest.get("target_card", {}), hub_name(manifest, "target")
     lora = manifest["kind"] == "vector" and manifest["inputs"].get("settings", {}).get("mode") != "full"
     is_adapter = manifest["kind"] == "adapter" or lora
-    results = _results(manifest.get("outcome") or {})
+    outcome = manifest.get("outcome") or {}
+    results, method = _results(outcome), outcome.get("method")
     more: dict[str, Any] = {"base_model_relation": "adapter" if is_adapter else "finetune"} if target else {}
     if options.gated:
         more["extra_gated_prompt"] = _GATE
@@ -125,7 +127,11 @@ def front_matter(manifest: Mapping[str, Any], name: str, options: CardOptions) -
         license_link=theirs.get("license_link"),
         language=theirs.get("language"),
         datasets=list(options.datasets) or None,
-        tags=[*TAGS, *(MERGEKIT_TAGS if manifest.get("mergekit") else ())],
+        tags=[
+            *TAGS,
+            *([MSA_TAG] if method in (None, "msa") else []),
+            *(MERGEKIT_TAGS if manifest.get("mergekit") else []),
+        ],
         eval_results=results or None,
         model_name=name if results else None,
         **more,

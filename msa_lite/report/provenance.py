@@ -32,9 +32,9 @@ class Provenance:
     values: Mapping[str, Any]
     """The same as plain data, with full paths."""
     method: str
-    """"msa", or the name of the baseline."""
+    """"msa", "task_vector" for a recipe without a prior, or the name of the baseline."""
     reason: str | None
-    """The reason why this prior was taken, where the recipe gives a history to choose from."""
+    """The reason why this prior was taken, or none, where the recipe does not name it."""
     models: Mapping[str, str]
     """The names of target, prior and ideal, as in the recipe: a repository with its commit, or a folder."""
     revisions: Mapping[str, str]
@@ -49,6 +49,8 @@ class Provenance:
     """The seed of the run."""
     form: Literal["model", "adapter"] = "model"
     """The kind of the merge's result, which is also the name of its folder."""
+    is_baseline: bool = False
+    """True for the run of a method beside the recipe's own."""
     given: Mapping[str, str] = field(default_factory=dict)
     """Local paths as the recipe has them, by full path: a report goes by mail, and names no folder of this machine."""
 
@@ -74,7 +76,8 @@ def load_provenance(folder: Path) -> Provenance:
     return Provenance(
         recipe=_as_given(text, values, given),
         values=values,
-        method=recorded_method(text),
+        method=recorded_baseline(text) or _own_method(values),
+        is_baseline=recorded_baseline(text) is not None,
         form=form,
         reason=next((line[2:] for line in notes if not _NOTE.match(line)), None),
         models={name: given.get(model, model) for name, model in _models(values, revisions).items()},
@@ -128,10 +131,15 @@ def read_run(folder: Path) -> str:
     return text
 
 
-def recorded_method(recipe: str) -> str:
-    """Return the method of a run by the first line of its recipe.yaml: "msa", or the name of the baseline."""
+def recorded_baseline(recipe: str) -> str | None:
+    """Return the method of a baseline's run by the first line of its recipe.yaml; None for a recipe's own run."""
     method = re.search(r"`msa-lite baseline (\w+)`", recipe.partition("\n")[0])
-    return method[1] if method else "msa"
+    return method[1] if method else None
+
+
+def _own_method(values: Mapping[str, Any]) -> str:
+    """Return the method of a recipe's own run, as `msa_scope` has it."""
+    return "msa" if values.get("prior") or values.get("history") else "task_vector"
 
 
 def recorded_revisions(recipe: str) -> dict[str, str]:

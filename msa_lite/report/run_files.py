@@ -42,7 +42,7 @@ def run_json(story: Story) -> dict[str, Any]:
 def run_markdown(story: Story) -> str:
     """Return report.md. Its first line is the story's sentence."""
     target = story.names.get("target", "–")
-    title = f"Unlearned model of {target}" if story.method == "msa" else f"Baseline {story.method} on {target}"
+    title = f"Baseline {story.method} on {target}" if story.is_baseline else f"Unlearned model of {target}"
     texts = [f"{story.sentence}\n"]
     if story.missing:
         texts += ["This run is not complete:\n", Items(story.missing).markdown()]

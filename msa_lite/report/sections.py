@@ -173,14 +173,19 @@ def _metric_value(metric: Metric) -> dict[str, Any]:
     return {key: value for key, value in asdict(metric).items() if key != "higher_is_better"}
 
 
+_VECTOR = (
+    "briefly on the data to forget and takes the change of its weights as a direction. That direction is subtracted "
+    "from the target; a second one, from data to keep, may be added."
+)
+_HOW = {
+    "msa": f"Model State Arithmetic trains the prior {_VECTOR}",
+    "task_vector": f"Task Vector trains the target itself {_VECTOR}",
+}
+
+
 def _method(story: Story) -> ReportSection:
     is_msa = story.method == "msa"
-    how = (
-        "Model State Arithmetic trains the prior briefly on the data to forget and takes the change of its weights as "
-        "a direction. That direction is subtracted from the target; a second one, from data to keep, may be added."
-        if is_msa
-        else f"The method is {story.method}, a baseline."
-    )
+    how = _HOW.get(story.method) or f"The method is {story.method}, a baseline."
     settings = "strengths" if story.method in WITH_VECTORS else "settings"
     facts = {"formula": story.formula, settings: in_symbols(story.strengths), **story.names}
     settings_of = story.reports["unlearned"].settings.get("method") if "unlearned" in story.reports else None

@@ -103,7 +103,7 @@ class Story:
     """The content of verdict.json: outcome, sentence, criteria, reasons, forgotten, kept. None where the run has none
     yet; its "outcome" is None where there is a reason against a verdict, which "reason" then tells."""
     method: str
-    """"msa", or the name of a baseline."""
+    """"msa", "task_vector" for a recipe without a prior, or the name of a baseline."""
     formula: str
     """The formula of the method, in symbols."""
     strengths: Mapping[str, float | int | str]
@@ -140,6 +140,11 @@ class Story:
     """A line for each stage that is not there yet: "model: the vectors are not merged yet"."""
     forget_rows: RowList | None = None
     """Every row to forget with the models' answers; they hold the data, so they are there only on request."""
+
+    @property
+    def is_baseline(self) -> bool:
+        """Check whether this is the run of a method beside the recipe's own."""
+        return self.provenance.is_baseline or self.method not in WITH_VECTORS
 
     @property
     def outcome(self) -> str | None:
@@ -211,6 +216,7 @@ def load_story(folder: Path, examples: Sequence[SideBySide] = ()) -> Story:
     earlier = _earlier(folder, provenance, manifest)
     is_later = starts_later(provenance.values)
     strengths = _strengths(manifest, reports, choice, wanted, is_later)
+    is_filtered = bool(strengths.get("filter")) and provenance.method in WITH_VECTORS
     with reading(folder / VERDICT_FILE):
         sentence, basis = first_sentence(verdict, reports), basis_of(verdict, reports)
     return Story(
@@ -234,7 +240,7 @@ def load_story(folder: Path, examples: Sequence[SideBySide] = ()) -> Story:
         examples=tuple(examples),
         provenance=provenance,
         warnings=(*(update.notes if update else ()), *(choice.doubts if choice else ())),
-        limits=_limits(reports, verdict, earlier, attacks, is_purged(folder), bool(strengths.get("filter"))),
+        limits=_limits(reports, verdict, earlier, attacks, is_purged(folder), is_filtered),
         missing=after_purge(folder, _missing(provenance.form, wanted, reports, fits, choice, update, verdict)),
     )
 
@@ -259,12 +265,15 @@ def _verdict(path: Path) -> dict[str, Any] | None:
 def formula_of(method: str, start: str, is_filtered: bool = False, is_later: bool = False) -> str:
     """Return the formula of "msa" or of a baseline in symbols.
 
-    start: the model that is tuned, "prior" or "target". is_filtered: True where the forget vector was filtered.
+    start: the model that is tuned, "prior" or "target". is_filtered: True where its vector was filtered.
     is_later: True where it was fitted from θ_2; only "msa" and "task_vector" have one.
     """
     formula = _FORMULAS.get(method) or _FORMULAS[start]
     formula = LATER if is_later and method in WITH_VECTORS else formula
-    return _FORGET_VECTOR.sub(_FILTERED, formula) if is_filtered else formula
+    if not is_filtered:
+        return formula
+    filtered, count = _FORGET_VECTOR.subn(_FILTERED, formula)
+    return filtered if count else f"{formula}, its change times C_f (C_f + λ C_r)⁻¹"
 
 
 def _start(provenance: Provenance) -> str:

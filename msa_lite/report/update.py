@@ -213,7 +213,7 @@ def load_fits(folder: Path, names: Collection[str] | None = None) -> dict[str, F
     for place in places:
         if names is not None and place.name not in names:
             continue
-        if manifest := stage_manifest(place):
+        if (manifest := stage_manifest(place)) and "filter" not in manifest:
             with reading(place / MANIFEST):
                 fits[place.name] = _fit(manifest, _curve(place / _LOG))
     return fits

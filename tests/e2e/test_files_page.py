@@ -17,7 +17,7 @@ ABSENT = {
     "record.json.sig": "nobody signed it",
     "moments/*": "merge.filter",
     "vectors/start/*": "vector.start: retain",
-    "vectors/forget-filter-*/*": "merge.filter",
+    "vectors/*-filter-*/*": "merge.filter",
     "prompt.json": "prompt: auto",
     "purged.json": "msa-lite purge",
     "adapter/*": "merge.as: adapter",

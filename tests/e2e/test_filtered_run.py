@@ -14,6 +14,10 @@ import msa_lite
 from msa_lite.choose.search import StrengthSearch
 from msa_lite.errors import RecipeError
 from msa_lite.io.finished.seal import load_manifest
+from msa_lite.merger.filtering import filter_vector
+from msa_lite.pipeline.prepare.run import Context
+from msa_lite.pipeline.verbs.lists import find_verb
+from msa_lite.recipe import load_recipe
 from tests.e2e.conftest import CallCli
 
 
@@ -79,3 +83,58 @@ def test_a_filter_without_rows_to_keep_is_refused_before_any_work(recipe: dict[s
         status, _, errors = call_cli("merge", "--target", "t", "--forget", "f", *options, "--out", "o")
         assert status == 2
         assert "--filter needs --filter-strength" in errors
+
+
+@pytest.mark.parametrize(("start", "mode"), [("target", "lora"), ("prior", "full")])
+def test_a_baselines_chosen_change_is_filtered_before_it_is_merged(
+    start: str, mode: str, recipe: dict[str, Any], tmp_path: Path, call_cli: CallCli
+) -> None:
+    recipe["merge"], recipe["baseline"], recipe["select"] = {"filter": 1.5}, {"start": start}, {"validation": 0.25}
+    recipe["vector"] |= {"mode": mode, "learning_rate": 1e-3, "warmup_epochs": 0}
+    result = msa_lite.run_baseline("npo", recipe)
+    assert result is not None
+    folder, chosen = result.folder, result.chosen
+    assert chosen["filter"] == 1.5
+    by_hand, models = tmp_path / "by-hand", {"target": recipe["target"], "prior": recipe[start]}
+    moments, epoch = folder / "moments", folder / f"vectors/npo/epoch-{chosen['epoch']}"
+    filter_vector(str(epoch), moments, 1.5, **models, out=by_hand / "filtered")
+    options = (
+        "--target",
+        recipe["target"],
+        "--alpha",
+        0,
+        "--retain",
+        by_hand / "filtered",
+        "--beta",
+        1.0,
+        "--prior",
+        recipe[start],
+    )
+    status, _, errors = call_cli("merge", *options, "--out", by_hand / "model")
+    assert status == 0, errors
+    merged, alike = (load_file(place / "model/model.safetensors") for place in (folder, by_hand))
+    assert all(np.array_equal(merged[name], alike[name]) for name in merged)
+    plain = load_file(Path(recipe["target"]) / "model.safetensors")
+    assert any(not np.array_equal(merged[name], plain[name]) for name in merged)
+    story = json.loads((folder / "report.json").read_text())
+    assert (story["strengths"]["filter"], list(story["fits"])) == (1.5, ["npo"])
+    assert "C_f" in story["formula"]
+    status, table, errors = call_cli("compare", folder)
+    assert status == 0, errors
+    assert "filtered" in table
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("manifest.json")}
+    msa_lite.run_baseline("npo", recipe)
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("manifest.json")} == before  # nothing is made anew
+
+
+@pytest.mark.parametrize(("strength", "adds"), [(1.5, True), ("auto", False), ("off", False)])
+def test_a_baseline_that_trains_is_filtered_by_a_number_alone(
+    strength: float | str, adds: bool, recipe: dict[str, Any]
+) -> None:
+    recipe["forget"]["alpha"] = "auto"  # so that MSA itself would try filters
+    loaded = load_recipe(recipe | {"merge": {"filter": strength}})
+    verb = find_verb("baseline", loaded, "npo")
+    names = [stage.name for stage in verb.stages(Context(loaded, verb.scope))]
+    stages = ["moments", "npo", "choosing the epoch", "filtered change of npo, λ = 1.5", "merge"]
+    wanted = stages if adds else [name for name in stages if name not in (stages[0], stages[3])]
+    assert [name for name in names if name in stages] == wanted

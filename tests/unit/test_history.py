@@ -12,7 +12,8 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from msa_lite.errors import RecipeError
+from msa_lite.errors import RecipeError, UsageError
+from msa_lite.pipeline.verbs.lists import find_verb
 from msa_lite.recipe import dump_recipe, load_recipe
 from msa_lite.recipe.inputs import History, choose_prior
 from tests.support.processes import fork_cli
@@ -162,9 +163,23 @@ def test_what_is_wrong_with_a_history_is_said_at_once(checkpoints: Any, exposure
     assert [part for part in says if part not in str(caught.value)] == [], caught.value
 
 
+def test_a_recipe_without_prior_and_history_needs_rows_to_keep_and_a_control() -> None:
+    rows, holdout = {"retain": {"data": {"path": "keep.jsonl"}}}, {"evaluate": {"holdout": {"path": "unseen.jsonl"}}}
+    with pytest.raises(RecipeError, match=r"retain: is missing, and so is a prior. Name the prior, or a history"):
+        load_recipe(RECIPE | holdout)
+    with pytest.raises(RecipeError, match=r"evaluate\.holdout: without a prior or an ideal"):
+        load_recipe(RECIPE | rows)
+    with pytest.raises(RecipeError, match=r"baseline\.start: there is no prior"):
+        load_recipe(RECIPE | rows | holdout, ["baseline.start=prior"])
+    recipe = load_recipe(RECIPE | rows | holdout)
+    assert (recipe.prior_checkpoint, recipe.has_prior) == (recipe.target, False)
+    assert str(recipe.prior_reason).endswith("better where there is one")
+    assert str(load_recipe(recipe, ["merge.filter=off"]).prior_reason).endswith("; here the filter is off")
+    with pytest.raises(UsageError, match="nothing to probe"):
+        find_verb("probe", recipe)
+
+
 def test_a_recipe_has_a_prior_or_a_history() -> None:
-    with pytest.raises(RecipeError, match=r"prior: is missing; name it, or give a history from which it is chosen$"):
-        load_recipe(RECIPE)
     with pytest.raises(RecipeError, match=r"prior: stands beside a history, .* leave out one, or set it null"):
         load_recipe(RECIPE | {"prior": "p", "history": HISTORY})
     with pytest.raises(RecipeError) as caught:  # a faulty history is not taken for none
@@ -189,4 +204,4 @@ def test_a_history_is_written_out_checked_and_described_as_the_rest_of_the_recip
     schema = recipes("schema")
     kinds = [kind["type"] for kind in schema["$defs"]["PastCheckpoint"]["properties"]["seen_tokens"]["anyOf"]]
     assert kinds == ["integer", "string", "null"]
-    assert schema["anyOf"] == [{"required": ["prior"]}, {"required": ["history"]}]
+    assert schema["anyOf"] == [{"required": ["prior"]}, {"required": ["history"]}, {"required": ["retain"]}]

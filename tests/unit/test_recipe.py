@@ -193,7 +193,7 @@ def test_every_fault_is_reported_at_once_with_the_nearest_name() -> None:
     text = str(caught.value)
     for line in (
         "target: input should be a valid string, got 3",
-        "prior: is missing",
+        "retain: is missing, and so is a prior",
         "forget.data.formt: unknown key (did you mean 'format'?)",
         "forget.alpha.0: input should be greater than or equal to 0, got -1.0",
         "vectr: unknown key (did you mean 'vector'?)",

@@ -17,7 +17,7 @@ from msa_lite.report.provenance import Wanted, load_provenance
 AUTO, ONE, SEVERAL, NOTHING = "auto", 1.0, [0.5, 1.0], 0.0
 
 
-@pytest.mark.parametrize("method", ["msa", "task_vector"])
+@pytest.mark.parametrize("method", ["msa", "task_vector", "no prior"])
 @pytest.mark.parametrize(
     "changes",
     [
@@ -51,16 +51,23 @@ def test_a_report_waits_for_the_stages_of_the_run(changes: dict[str, Any], metho
         values[key] = {**values.get(key, {}), **value} if isinstance(value, dict) else value
     if "retain" in changes:
         values["retain"]["data"] = {"path": "keep.jsonl"}
+    if method == "no prior":
+        del values["prior"]
+        values.setdefault("retain", {"data": {"path": "keep.jsonl"}, "beta": NOTHING})
+        if values.setdefault("evaluate", {}) is not None:
+            values["evaluate"]["holdout"] = {"path": "unseen.jsonl"}
     file = tmp_path / "recipe.yaml"
     file.write_text(yaml.dump(values))
     recipe = load_recipe(str(file))
-    command = ("run",) if method == "msa" else ("baseline", method)
+    command = ("baseline", method) if method == "task_vector" else ("run",)
     first = f"# A run of msa-lite: `msa-lite {' '.join(command)}`\n"
     file.write_text(first + yaml.dump(recipe.model_dump(mode="json")))
 
-    wanted = Wanted.of(load_provenance(tmp_path))
+    provenance = load_provenance(tmp_path)
+    wanted = Wanted.of(provenance)
 
     verb = find_verb(command[0], recipe, method)  # type: ignore[arg-type]
+    assert (provenance.method, provenance.is_baseline) == (verb.scope.method, verb.scope.is_baseline)
     stages = {stage.name: stage for stage in verb.stages(Context(recipe, verb.scope))}
     assert wanted.vectors == tuple(s.name.removesuffix(" vector") for s in stages.values() if s.kind == "fit")
     assert bool(wanted.choice) == (CHOICE in stages)

@@ -290,7 +290,9 @@ def _sources(run: Run, result: Path | None, more: Mapping[str, str]) -> dict[str
     """Return the models by name. Raise UsageError for one that is stored quantised, or has a name that is taken."""
     sources = {name: run.sources[name] for name in REFERENCES if name in run.sources}
     target, prior = sources["target"], run.sources["prior"]
-    if run.scope.start == "target":  # then that is the target, but attacks compare with the recipe's prior
+    if (
+        run.scope.start == "target" and run.recipe.has_prior
+    ):  # then that is the target, but attacks compare with the recipe's prior
         prior = fit_prior(target, fetch(run.recipe.prior_checkpoint))
     if prior.folder != target.folder:
         sources["prior"] = prior

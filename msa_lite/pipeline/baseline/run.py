@@ -49,7 +49,7 @@ def baseline_scope(method: str, recipe: Recipe) -> tuple[Scope, Sequence[Setting
         raise UsageError(f"{method} from the prior is MSA itself: `msa-lite run`; leave baseline.start at target")
     if method == TASK_VECTOR:
         folder = recipe.folder / BASELINES / method
-        return replace(msa_scope(recipe), method=method, folder=folder, start="target"), ()
+        return replace(msa_scope(recipe), method=method, folder=folder, start="target", is_baseline=True), ()
     return _scope(method, recipe)
 
 
@@ -73,4 +73,4 @@ def _scope(method: str, recipe: Recipe) -> tuple[Scope, list[Setting]]:
         check_layer("the demo's model", demo_config(recipe.demo), max(layers))  # before it is trained
     names = [setting.folder.name for setting in settings]
     checkpoints = epochs_of(recipe) if spec.start == "prior" else 1
-    return Scope(method, folder, spec.start, choice, names, checkpoints, sample=False), settings
+    return Scope(method, folder, spec.start, choice, names, checkpoints, sample=False, is_baseline=True), settings

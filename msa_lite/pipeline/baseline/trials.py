@@ -22,10 +22,12 @@ from msa_lite.errors import NotFiniteError, UsageError
 from msa_lite.io.console.progress import Progress
 from msa_lite.io.finished.seal import load_manifest
 from msa_lite.io.weights.checkpoint import load_checkpoint
+from msa_lite.io.weights.hub import Source
 from msa_lite.merger import Term
 from msa_lite.pipeline.prepare.fits import check_learns, first_epoch, fit_rate, fit_settings
 from msa_lite.pipeline.prepare.run import Context, Run
 from msa_lite.pipeline.run.choice import choose_candidate
+from msa_lite.pipeline.run.filtering import filter_stage, moments_stage
 from msa_lite.pipeline.run.loaded import LoadedTarget
 from msa_lite.pipeline.run.merge import merge_identity, merge_stage
 from msa_lite.pipeline.run.scores import score_stage, scores_folder, validation_of
@@ -36,6 +38,7 @@ from msa_lite.pipeline.stages.stage import Stage
 from msa_lite.recipe import Recipe
 from msa_lite.report import load_report
 from msa_lite.report.choice import Choice, candidate_name, load_choice
+from msa_lite.strengths import filtered_folder
 from msa_lite.train import FitSettings, KeptEpochs, VectorFit, epoch_folder, run_fit
 from msa_lite.train.settings import EPOCHS
 
@@ -158,6 +161,12 @@ class Trials:
         return self.context.scope.start == "prior"
 
     @property
+    def filter(self) -> float:
+        """Return the strength λ of the filter of the chosen change; 0: none, as `auto` means here."""
+        strength = self.context.recipe.merge.filter
+        return strength if isinstance(strength, float) else 0.0
+
+    @property
     def compat(self) -> list[str]:
         """Return the known deviations that the recipe wants repeated, where the method has one."""
         return list(self.run.recipe.baseline.compat) if METHODS[self.method].compat else []
@@ -220,8 +229,28 @@ class Trials:
             amount=len(self.settings) * epochs_of(recipe) * len(scales_of(recipe)) + 1,
         )
         chosen = [choice] if context.chooses else []
-        merge = merge_stage(context, lambda: [self.term(*self.chosen())], [*names, *(stage.name for stage in chosen)])
-        return [*scores, *fits, *chosen, merge]
+        needs = [*names, *(stage.name for stage in chosen)]
+        moments, filtered = ([moments_stage(context)], [self._filter_stage(needs)]) if self.filter else ([], [])
+        merge = merge_stage(context, lambda: [self._merged()], [*needs, *(stage.name for stage in filtered)])
+        return [*moments, *scores, *fits, *chosen, *filtered, merge]
+
+    def _filter_stage(self, needs: Sequence[str]) -> Stage:
+        """Return the stage that filters the chosen change."""
+
+        def fitted() -> tuple[Path, Source]:
+            return self.term(*self.chosen()).vector, self.run.sources["prior"]
+
+        return filter_stage(self.context, f"change of {self.method}", self.filter, self._filtered, fitted, needs)
+
+    @property
+    def _filtered(self) -> Path:
+        """The folder of the filtered change."""
+        return filtered_folder(self.context.scope.folder, self.filter, self.method)
+
+    def _merged(self) -> Term[Path]:
+        """Return the merge's one term, once it is chosen and filtered."""
+        term = self.term(*self.chosen())
+        return term.with_vector(self._filtered) if self.filter else term
 
     def _fit(self, setting: Setting, progress: Progress) -> None:
         """Train a setting. One whose loss is no number any more is left out, unless no other is there."""
@@ -279,7 +308,9 @@ class Trials:
 
     def values_of(self, setting: Setting, epoch: int, scale: float) -> dict[str, Value]:
         """Return what was chosen, by name."""
-        return {**setting.parameters, "epoch": epoch} | ({"scale": scale} if self.from_prior else {})
+        values: dict[str, Value] = {**setting.parameters, "epoch": epoch}
+        values |= {"scale": scale} if self.from_prior else {}
+        return values | ({"filter": self.filter} if self.filter else {})
 
     def describe(self, chosen: Mapping[str, Value]) -> dict[str, Any]:
         """Return the method as the unlearned model's report names it."""
@@ -312,7 +343,7 @@ class Trials:
         return Candidates(values, load, made_of, known, release=target.close), chosen_by_name
 
     def term(self, setting: Setting, epoch: int, scale: float) -> Term[Path]:
-        """Return the weights of an epoch as the merge's one term."""
+        """Return the weights of an epoch as a term of a merge."""
         weights = setting.folder if self.run.validation is None else epoch_folder(setting.folder, epoch)
         return Term(self.method, weights, scale)
 

@@ -24,7 +24,7 @@ from msa_lite.merger import Precision, Term, open_merge
 from msa_lite.pipeline.prepare.models import adapter_keys, same_weights
 from msa_lite.recipe import Recipe, load_recipe
 from msa_lite.report.choice import load_choice
-from msa_lite.report.provenance import PURGED_FILE, RECIPE_FILE, read_run, recorded_method, recorded_revisions
+from msa_lite.report.provenance import PURGED_FILE, RECIPE_FILE, read_run, recorded_baseline, recorded_revisions
 from msa_lite.strengths import Strengths
 
 logger = logging.getLogger(__name__)
@@ -114,10 +114,10 @@ def _open(folder: Path, by: str) -> EarlierRun:
     """Open one run. by: for messages, the run that names it."""
     try:
         text = read_run(folder)
-        is_msa = recorded_method(text) == "msa"
+        is_own = recorded_baseline(text) is None
     except UsageError:
-        is_msa = False
-    if not is_msa:
+        is_own = False
+    if not is_own:
         raise UsageError(
             f"{folder}{by}: is no run of msa-lite (it has no {RECIPE_FILE} of one); name the folder of a run"
         )

@@ -116,6 +116,11 @@ def _with_tokenizer(recipe: Recipe, sources: dict[str, Source]) -> Source:
         return replace(target, tokenizer=replace(fetch_tokenizer(place), name=name))
     if has_tokenizer(target.folder):
         return target
+    if not recipe.has_prior:
+        raise NoTokenizerError(
+            f"target {target.name}: was saved without a tokenizer. Name the folder or repository that has it, as "
+            "`tokenizer: …` in the recipe"
+        )
     prior_name = recipe.prior_checkpoint
     raise NoTokenizerError(
         f"target {target.name}: was saved without a tokenizer. If it reads as the prior does, add this line to the "

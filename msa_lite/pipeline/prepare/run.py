@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from msa_lite.baselines.methods import TASK_VECTOR
 from msa_lite.benchmarks import OWN
 from msa_lite.data import DataSource, Example, Prompter, Row, encode, shorten
 from msa_lite.evals.benchmark import Benchmark, benchmark_class
@@ -60,6 +61,8 @@ class Scope:
     """True if the retain set is sampled as the recipe says."""
     force: bool = False
     """True to run even if the device's memory is too small by prediction."""
+    is_baseline: bool = False
+    """True for a method beside the recipe's own run, in a folder of its own."""
 
     def describe(self, recipe: Recipe, parameters: Mapping[str, Any], compat: Sequence[str] = ()) -> dict[str, Any]:
         """Return the method as the unlearned model's report names it."""
@@ -70,9 +73,11 @@ class Scope:
 
 
 def msa_scope(recipe: Recipe) -> Scope:
-    """Return the scope of a recipe's own run."""
+    """Return the scope of a recipe's own run: of MSA, or of the task vector where there is no prior."""
     vectors = ("forget", "retain") if recipe.retain else ("forget",)
-    return Scope("msa", recipe.folder, "prior", choice=recipe.has_choice, vectors=vectors)
+    if recipe.has_prior:
+        return Scope("msa", recipe.folder, "prior", choice=recipe.has_choice, vectors=vectors)
+    return Scope(TASK_VECTOR, recipe.folder, "target", choice=recipe.has_choice, vectors=vectors)
 
 
 @dataclass(frozen=True)

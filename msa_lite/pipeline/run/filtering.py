@@ -1,7 +1,8 @@
-"""The filter of a run's forget vector: the moments of the target's layers, and the vector for each strength λ."""
+"""The filter of a run's vector: the moments of the target's layers, and the forget vector for each strength λ."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from msa_lite.evals.models import load_model
 from msa_lite.io.console.progress import Progress
 from msa_lite.io.finished.seal import load_manifest
 from msa_lite.io.weights.checkpoint import load_checkpoint
-from msa_lite.io.weights.hub import fetch
+from msa_lite.io.weights.hub import Source, fetch
 from msa_lite.merger.filtering import MOMENTS_FOLDER, SIDES, filter_inputs, filter_vector, load_moments
 from msa_lite.pipeline.prepare.run import Context, Run
 from msa_lite.pipeline.run.vectors import vector_start
@@ -25,20 +26,42 @@ def filter_stages(context: Context) -> tuple[list[Stage], list[Stage]]:
 
     Both are empty where the recipe has no filter.
     """
-    strengths = [strength for strength in context.recipe.filters if strength]
+    folder, strengths = context.scope.folder, [strength for strength in context.recipe.filters if strength]
+
+    def fitted() -> tuple[Path, Source]:
+        return context.run.vector_folder("forget"), vector_start(context.run, "forget")
+
     filtered = [
-        Stage(
-            _label(strength),
-            "measure",
-            filtered_folder(context.scope.folder, strength),
-            lambda progress, strength=strength: _filter(context.run, strength, progress),  # type: ignore[misc]
-            needs=["forget vector", MOMENTS_FOLDER],
-            inputs=lambda strength=strength: _filter_inputs(context.run, strength),  # type: ignore[misc]
-            cost=partial(filter_costs, context.recipe),
-        )
+        filter_stage(context, "forget vector", strength, filtered_folder(folder, strength), fitted, ["forget vector"])
         for strength in strengths
     ]
     return [moments_stage(context)] if strengths else [], filtered
+
+
+def filter_stage(
+    context: Context,
+    what: str,
+    strength: float,
+    folder: Path,
+    fitted: Callable[[], tuple[Path, Source]],
+    needs: Sequence[str],
+) -> Stage:
+    """Return the stage that filters a vector into a folder. It needs the moments, too.
+
+    what: the vector's name. fitted: returns the vector and the model that it was fitted from, once they are there.
+    """
+    label, moments = f"filtered {what}, λ = {strength:g}", context.scope.folder / MOMENTS_FOLDER
+
+    def make(progress: Progress) -> Path:
+        (vector, start), target = fitted(), context.run.sources["target"]
+        return filter_vector(fetch(str(vector)), moments, strength, target, start, folder, progress, label)
+
+    def inputs() -> dict[str, Any]:
+        vector, start = fitted()
+        return filter_inputs(fetch(str(vector)), load_moments(moments), strength, start)
+
+    cost = partial(filter_costs, context.recipe)
+    return Stage(label, "measure", folder, make, needs=[*needs, MOMENTS_FOLDER], inputs=inputs, cost=cost)
 
 
 def moments_stage(context: Context) -> Stage:
@@ -79,19 +102,3 @@ def filter_identity(run: Run) -> dict[str, Any]:
         if any(run.recipe.filters)
         else {}
     )
-
-
-def _filter(run: Run, strength: float, progress: Progress) -> Path:
-    target, start = run.sources["target"], vector_start(run, "forget")
-    vector, out = fetch(str(run.vector_folder("forget"))), filtered_folder(run.folder, strength)
-    label = _label(strength)
-    return filter_vector(vector, run.folder / MOMENTS_FOLDER, strength, target, start, out, progress, label)
-
-
-def _filter_inputs(run: Run, strength: float) -> dict[str, Any]:
-    vector = fetch(str(run.vector_folder("forget")))
-    return filter_inputs(vector, load_moments(run.folder / MOMENTS_FOLDER), strength, vector_start(run, "forget"))
-
-
-def _label(strength: float) -> str:
-    return f"filtered forget vector, λ = {strength:g}"

@@ -114,8 +114,8 @@ def claimed(
     recipe: Recipe, scope: Scope, progress: Progress, check: Callable[[Run], None] = lambda run: None, *, crew: Crew
 ) -> Iterator[Run]:
     """Prepare a run, call `check` on it, and claim its folder. The other processes of the crew prepare it then, too."""
-    if scope.start == "prior" and recipe.prior_reason:
-        notices.info("%s", recipe.prior_reason)
+    if reason := _prior_reason(recipe, scope):
+        notices.info("%s", reason)
     check_run_folder(recipe.folder, "run")
 
     def prepare_checked() -> Run:
@@ -239,7 +239,12 @@ def recipe_text(kind: FolderKind, command: str, recipe: Recipe | TrainingRecipe,
 
 
 def _command(scope: Scope) -> str:
-    return "msa-lite" if scope.method == "msa" else f"msa-lite baseline {scope.method}"
+    return f"msa-lite baseline {scope.method}" if scope.is_baseline else "msa-lite"
+
+
+def _prior_reason(recipe: Recipe, scope: Scope) -> str | None:
+    """Return why a run starts from its prior, or from the target for want of one; None where it is no question."""
+    return recipe.prior_reason if scope.start == "prior" or not scope.is_baseline else None
 
 
 def _earlier_given(folder: Path) -> dict[str, str]:
@@ -261,7 +266,7 @@ def _pinned(run: Run) -> str:
     for name, data in run.data.items():
         section, _, key = name.partition(".")
         values[section][key or "data"]["revision"] = data.revision
-    reason = run.recipe.prior_reason if run.scope.start == "prior" else None
+    reason = _prior_reason(run.recipe, run.scope)
     models = {name: source for name, source in run.sources.items() if name != "prior" or run.scope.start == "prior"}
     notes = [reason] if reason else []
     notes += [f"{name}: {source.revision}" for name, source in models.items()]

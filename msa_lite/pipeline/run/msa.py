@@ -113,7 +113,9 @@ def merge_arguments(recipe: Recipe) -> dict[str, Any]:
     missing = [str(path) for path in vectors.values() if load_manifest(path) is None]
     if missing:
         raise UsageError(f"{' and '.join(missing)}: not fitted yet; `msa-lite vector` on the recipe does it")
-    models = {"target": whole_target(recipe), "prior": recipe.prior_checkpoint, "dtype": recipe.merge.dtype}
+    target = whole_target(recipe)
+    prior = recipe.prior_checkpoint if recipe.has_prior else target
+    models = {"target": target, "prior": prior, "dtype": recipe.merge.dtype}
     if not recipe.earlier:
         folders = {name: str(path) for name, path in vectors.items()}
         return {**models, **folders, "alpha": strengths.alpha, "beta": own["retain"]}

@@ -231,7 +231,7 @@ def check_publishing(recipe: Recipe) -> None:
 def check_licence(run: Run) -> None:
     """Raise UsageError before any work if the run's model is to be public, and nobody says under which licence."""
     wishes = run.recipe.publish
-    if wishes.repo is None or wishes.private or wishes.license or run.scope.method != "msa":
+    if wishes.repo is None or wishes.private or wishes.license or run.scope.is_baseline:
         return
     if "license" not in read_target_card(run.sources["target"].folder):
         raise UsageError(

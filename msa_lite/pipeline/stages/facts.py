@@ -78,12 +78,13 @@ def find_facts(recipe: Recipe) -> Facts:
     if recipe.demo is not None and not has_history(recipe):
         return _demo_facts(recipe)
     notes: list[str] = []
-    names = {"target": recipe.target, "prior": recipe.prior_checkpoint}
+    names = {"target": recipe.target} | ({"prior": recipe.prior_checkpoint} if recipe.has_prior else {})
     if recipe.evaluate and recipe.evaluate.ideal:
         names["ideal"] = recipe.evaluate.ideal
     is_far = any(map(is_remote, [*names.values(), *_data_places(recipe)]))
     with offline_where_unreachable() if is_far else nullcontext():
         shapes, download, missing = find_shapes(names, notes)
+        shapes.setdefault("prior", shapes["target"])
         examples = _find_examples(recipe, notes)
     rows = match_forget(recipe, {name: RowFacts.of(set_examples) for name, set_examples in examples.items()})
     return Facts(shapes, rows, download, notes, examples, missing)

@@ -56,8 +56,8 @@ def _check_prior(recipe: Recipe) -> None:
     checkpoint = find_headers(recipe.prior_checkpoint)
     if checkpoint is None or not checkpoint.shards:
         raise UsageError(
-            f"--measure: the prior {recipe.prior_checkpoint} is not on this machine; download it first, or leave "
-            "--measure out"
+            f"--measure: {recipe.prior_checkpoint}, which the fits start from, is not on this machine; download it "
+            "first, or leave --measure out"
         )
 
 

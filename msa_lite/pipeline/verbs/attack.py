@@ -19,7 +19,7 @@ from msa_lite.pipeline.run.folder import RunFolder, open_run
 from msa_lite.pipeline.stages.stage import look_ahead
 from msa_lite.pipeline.verbs.dry_run import DryRun, Reading
 from msa_lite.recipe import load_recipe
-from msa_lite.report.provenance import RECIPE_FILE, is_purged, load_provenance
+from msa_lite.report.provenance import RECIPE_FILE, is_purged, read_run, recorded_baseline
 
 _CHANGEABLE = ("attack.", "evaluate.ideal", "evaluate.holdout")  # keys of a recipe that decide no stage of its run
 
@@ -111,6 +111,6 @@ def _prepare(opened: RunFolder, overrides: Iterable[str]) -> Run:
     recipe = load_recipe(opened.recipe, changes)
     if not has_precision(recipe.vector.compute):  # the run was made on another machine
         recipe = load_recipe(opened.recipe, [*changes, "vector.compute=auto"])
-    method = load_provenance(opened.folder).method
-    scope = msa_scope(recipe) if method == "msa" else baseline_scope(method, recipe)[0]
+    baseline = recorded_baseline(read_run(opened.folder))
+    scope = baseline_scope(baseline, recipe)[0] if baseline else msa_scope(recipe)
     return prepare(recipe, replace(scope, folder=opened.folder))

@@ -159,7 +159,8 @@ def dry_run(
     first = [StageState(blocker, None, "to do") for blocker in blockers]
     plan = forecast(msa_stages(Context(recipe, verb.scope)), facts, machine, recipe.folder)
     name = f"baseline {method}" if command == "baseline" else command
-    notes = [*plan.notes, *([_LATER] if blockers else [])]
+    reason = None if recipe.has_prior or verb.scope.is_baseline else recipe.prior_reason
+    notes = [*([reason] if reason else []), *plan.notes, *([_LATER] if blockers else [])]
     known = command not in ("baseline", "probe")  # how long these train or score depends on more than is counted
     ahead = [*first, *(look_ahead(stages, facts, machine) if known else look_ahead(stages))]
     return DryRun(name, verb.scope.folder, ahead, _readings(recipe, facts), plan, notes)
@@ -239,10 +240,7 @@ def _demo_is_made(recipe: Recipe) -> bool:
 
 def _with_merged(recipe: Recipe) -> tuple[Recipe, list[str]]:
     """Return the recipe with models that were merged before in the place of adapters, and the adapters to merge."""
-    if recipe.history is not None:
-        roles = {"target": recipe.target}
-    else:
-        roles = {"target": recipe.target, "prior": recipe.prior_checkpoint}
+    roles = {"target": recipe.target} | ({"prior": recipe.prior} if recipe.prior else {})
     changes, missing = {}, []
     for role in (role for role in WRITTEN_OUT if role in roles and names_adapter(roles[role])):
         if load_manifest(recipe.folder / role):
@@ -254,7 +252,8 @@ def _with_merged(recipe: Recipe) -> tuple[Recipe, list[str]]:
 
 def _readings(recipe: Recipe, facts: Facts) -> list[Reading]:
     """Return the models and data that a run reads."""
-    names = {"target": recipe.target, "prior": recipe.prior_checkpoint, "tokenizer": recipe.tokenizer}
+    prior = recipe.prior_checkpoint if recipe.has_prior else None
+    names = {"target": recipe.target, "prior": prior, "tokenizer": recipe.tokenizer}
     names |= {"ideal": recipe.evaluate.ideal, "benchmark": recipe.evaluate.data} if recipe.evaluate else {}
     sizes = {role: readable(shape.stored) for role, shape in facts.shapes.items() if role not in facts.missing}
     models = [Reading(role, name, sizes.get(role)) for role, name in names.items() if name]

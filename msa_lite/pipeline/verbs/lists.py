@@ -28,6 +28,7 @@ from msa_lite.pipeline.stages.facts import Facts, RowFacts
 from msa_lite.pipeline.stages.forecast import check_memory, find_remedies
 from msa_lite.pipeline.stages.stage import Stage
 from msa_lite.recipe import Recipe
+from msa_lite.report.provenance import WITH_VECTORS
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +63,7 @@ class Verb:
 
         remedies = partial(find_remedies, run.recipe, build, facts)
         left = [stage for stage in build(run.recipe) if stage.folder and not stage.folder.exists()]
-        if run.scope.method != "msa":  # the loss of a baseline may hold more than is counted
+        if run.scope.method not in WITH_VECTORS:  # the loss of a baseline may hold more than is counted
             left = [replace(stage, cost=partial(_rough_cost, stage)) for stage in left]
         check_memory(left, facts, run.crew.ranks.count, remedies, run.scope.force)
 
@@ -93,6 +94,8 @@ def find_verb(
         return Verb(scope, msa_stages, [check_strengths, _check_attacks, check_licence])
     scope = replace(msa_scope(recipe), force=force)
     if command == "probe":
+        if not recipe.has_prior:
+            raise UsageError("prior: the recipe names none, so there is nothing to probe; name one, or a history")
         return Verb(probe_scope(recipe), probe_stages, [check_probe])
     if command == "vector":
         return Verb(scope, lambda context: vector_stages(context, which), [check_strengths])

@@ -51,6 +51,8 @@ def plan(
 
     machine = Machine(device, measured=measure_times(loaded, facts) if measure else None)
     forecasted = forecast(build(loaded), facts, machine, loaded.folder)
+    if not loaded.has_prior and (reason := loaded.prior_reason):
+        forecasted = replace(forecasted, notes=[reason, *forecasted.notes])
     is_shared = loaded.vector.mode == "full" and not loaded.hold
     if is_shared and (count := enough_processes(build(loaded), facts, device)):
         launch = f"accelerate launch --num_processes {count} -m msa_lite"

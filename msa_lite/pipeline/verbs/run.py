@@ -228,7 +228,8 @@ def _chosen(context: Context, verb: Verb) -> tuple[Values, Sequence[Row]]:
         return strengths.values, learnt_rows(context.run, strengths)
     trials = verb.trials(context)
     setting, epoch, scale = trials.chosen()
-    learnt = context.run.rows.get("retain", ()) if setting.parameters.get("retain_weight") else ()
+    has_part = setting.parameters.get("retain_weight") or trials.filter
+    learnt = context.run.rows.get("retain", ()) if has_part else ()
     return trials.values_of(setting, epoch, scale), learnt
 
 

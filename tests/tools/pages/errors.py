@@ -69,9 +69,16 @@ GROUPS: dict[str, tuple[Message, ...]] = {
             "See [the keys](recipe.md). The message names the nearest key.",
         ),
         (
-            "is missing; name it, or give a history from which it is chosen",
-            "The recipe has neither `prior` nor `history`.",
-            "Name the model that you fine-tuned. See [Choose a prior](../how-to/choose-prior.md).",
+            "is missing, and so is a prior. Name the prior, or a history from which it is chosen; or give retain.data: "
+            "without a prior the vectors are fitted from the target, and their filter needs such rows",
+            "The recipe has neither `prior` nor `history`, and no rows to keep.",
+            "Name the model that you fine-tuned, or see [No prior at all](../how-to/choose-prior.md#no-prior-at-all).",
+        ),
+        (
+            "evaluate.holdout: without a prior or an ideal, nothing shows what a model says that never saw the rows; "
+            "give evaluate.holdout, similar rows that no model has learnt",
+            "The recipe has neither `prior` nor `history`, and no other control.",
+            "Give similar rows that no model has learnt, or an ideal.",
         ),
         (
             "…: is the recipe of …; `msa-lite …` takes it",

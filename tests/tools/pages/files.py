@@ -37,7 +37,8 @@ RUN: dict[str, tuple[bool, str]] = {
     "moments/*": (True, "With `merge.filter`: roots of the second moments of the inputs of the target's layers, on "
     "rows to forget and to keep, in fp32"),
     "vectors/start/*": (True, "With `vector.start: retain` and an adapter: prior and retain vector merged"),
-    "vectors/forget-filter-*/*": (True, "With `merge.filter`: the forget vector, filtered with this λ"),
+    "vectors/*-filter-*/*": (True, "With `merge.filter`: the forget vector, or a baseline's chosen change, filtered "
+    "with this λ"),
     "vectors/{forget,retain}/*": (True, "A vector: a PEFT adapter (`adapter_model.safetensors`, "
     f"`{ADAPTER_CONFIG}`), or with `vector.mode: full` a checkpoint. `{LOG}`: loss and learning rate "
     f"of each step. `{COURSE}`: losses while the fit decided when to end. `rows.jsonl`: hashes of the rows that "
