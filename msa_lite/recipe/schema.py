@@ -372,7 +372,7 @@ class Recipe(Closed):
         value = self.vector.hold
         if isinstance(value, float):
             return value
-        return AUTO_HOLD if any(self.filters) and self.vector.mode != "full" else 0.0
+        return AUTO_HOLD if any(self.filters) and self.vector.mode != "full" and self.has_prior else 0.0
 
     @property
     def filter_notice(self) -> str | None:

@@ -331,6 +331,7 @@ def variants(lab: Lab) -> Mapping[str, Callable[[], Sequence[Column]]]:
         return place
 
     task = partial(lab.fit, "task", "target", lora)
+    held_task = lambda: lab.fit("task-held", "target", lora, objective=lab.held())  # noqa: E731
     held = lambda: lab.fit("held", "prior", lora, objective=lab.held())  # noqa: E731
     late = lambda: lab.fit("late-held", started(), lora, objective=lab.held())  # noqa: E731
     whole = partial(lab.fit, "full", "prior", full)
@@ -346,6 +347,9 @@ def variants(lab: Lab) -> Mapping[str, Callable[[], Sequence[Column]]]:
         "msa, filter": lambda: filtered(lambda: forget),
         "held, filter": lambda: filtered(held),
         "task vector, filter": lambda: filtered(task),
+        "task vector, held, filter": lambda: filtered(
+            partial(lab.fit, "task-held", "target", lora, objective=lab.held())
+        ),
         "msa and task vector, filter": both,
         "undial": lambda: baseline("undial"),
         "full, filter": lambda: filtered(whole),
