@@ -347,9 +347,7 @@ def variants(lab: Lab) -> Mapping[str, Callable[[], Sequence[Column]]]:
         "msa, filter": lambda: filtered(lambda: forget),
         "held, filter": lambda: filtered(held),
         "task vector, filter": lambda: filtered(task),
-        "task vector, held, filter": lambda: filtered(
-            partial(lab.fit, "task-held", "target", lora, objective=lab.held())
-        ),
+        "task vector, held, filter": lambda: filtered(held_task),
         "msa and task vector, filter": both,
         "undial": lambda: baseline("undial"),
         "full, filter": lambda: filtered(whole),
