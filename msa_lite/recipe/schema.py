@@ -220,8 +220,11 @@ class Recipe(Closed):
 
     @model_validator(mode="after")
     def _has_retain_rows(self) -> Recipe:
+        if isinstance(self.merge.filter, float) and not self.filter_place:
+            raise ValueError(
+                "merge.filter: only with rows to keep, or rows that no model saw; give retain.data, or evaluate.holdout"
+            )
         uses = {
-            "merge.filter": isinstance(self.merge.filter, float),
             "vector.hold": self.vector.hold not in (AUTO, 0.0),
             "vector.start: retain": self.starts_at_retain,
         }
@@ -364,7 +367,18 @@ class Recipe(Closed):
             return [0.0]
         if isinstance(value, float):
             return [value]
-        return [*AUTO_FILTERS] if self.retain and self.alphas is None and not self.select.four_bit else [0.0]
+        return [*AUTO_FILTERS] if self.filter_place and self.alphas is None and not self.select.four_bit else [0.0]
+
+    @property
+    def filter_place(self) -> str | None:
+        """The place of the rows whose outputs a filter leaves: those to keep, else holdout rows; None where neither is.
+
+        In three histories of small models the distance to the ideal was 0.026 with holdout rows, 0.020 with rows to
+        keep, and 0.033 without a filter (tests/benchmarks/variants.md).
+        """
+        if self.retain:
+            return "retain"
+        return "evaluate.holdout" if self.evaluate and self.evaluate.holdout else None
 
     @property
     def hold(self) -> float:
@@ -372,7 +386,8 @@ class Recipe(Closed):
         value = self.vector.hold
         if isinstance(value, float):
             return value
-        return AUTO_HOLD if any(self.filters) and self.vector.mode != "full" and self.has_prior else 0.0
+        is_held = self.retain and any(self.filters) and self.vector.mode != "full" and self.has_prior
+        return AUTO_HOLD if is_held else 0.0
 
     @property
     def filter_notice(self) -> str | None:

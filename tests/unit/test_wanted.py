@@ -36,6 +36,7 @@ AUTO, ONE, SEVERAL, NOTHING = "auto", 1.0, [0.5, 1.0], 0.0
         {"forget": {"alpha": AUTO}, "retain": {"beta": AUTO}, "vector": {"start": "retain", "mode": "full"}},
         {"forget": {"alpha": NOTHING}, "retain": {"beta": AUTO}, "vector": {"start": "retain"}},
         {"evaluate": {"ideal": "an/ideal"}},
+        {"evaluate": {"holdout": {"path": "unseen.jsonl"}}},
         {"evaluate": {"benchmark": "tofu", "split": "forget10", "ideal": "an/ideal"}},
     ],
     ids=str,

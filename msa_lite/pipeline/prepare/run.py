@@ -97,7 +97,7 @@ class Run:
     rows: Mapping[str, list[Row]]
     """The rows that vectors learn, by vector ("forget", "retain")."""
     examples: Mapping[str, list[Example]]
-    """The same rows as token ids."""
+    """The same rows as token ids, and those that a filter leaves as they are, by their place in the recipe."""
     questions: Questions
     """The validation and test rows."""
     alternatives: list[str]
@@ -246,6 +246,8 @@ def prepare(recipe: Recipe, scope: Scope, progress: Progress = silent) -> Run:
     check_readings(sources, tokenizer, learnt["forget"])
     questions = load_questions(recipe, all_rows, scope.choice, prompter)
     examples = {name: encode(rows, data[name], prompter, recipe.vector.max_length) for name, rows in learnt.items()}
+    if (place := recipe.filter_place) and place not in examples:
+        examples[place] = encode(all_rows[place], data[place], prompter, recipe.vector.max_length)
     _check_ids(sources, examples, questions)
     texts = all_rows.get(ALTERNATIVES, ())
     return Run(

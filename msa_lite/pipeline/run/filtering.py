@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from msa_lite.data import hash_ids, pad_id
+from msa_lite.data import Example, hash_ids, pad_id
 from msa_lite.evals.models import load_model
 from msa_lite.io.console.progress import Progress
 from msa_lite.io.finished.seal import load_manifest
@@ -74,7 +74,7 @@ def moments_stage(context: Context) -> Stage:
         lambda progress: measure_moments(context.run, progress),
         inputs=lambda: moments_inputs(context.run),
         cost=partial(moments_costs, context.recipe),
-        amount=sum(len(run.examples[side]) for side in SIDES) if run else 1,
+        amount=sum(map(len, _examples(run).values())) if run else 1,
     )
 
 
@@ -83,16 +83,22 @@ def measure_moments(run: Run, progress: Progress) -> Path:
     from msa_lite.train.moments import write_moments
 
     target, folder = run.sources["target"], run.folder / MOMENTS_FOLDER
-    rows = {side: run.examples[side] for side in SIDES}
     names = load_checkpoint(target.folder).tensors
     pad = pad_id(run.prompter.tokenizer)
-    write_moments(folder, moments_inputs(run), lambda: load_model(target.folder), names, rows, pad, progress)
+    write_moments(folder, moments_inputs(run), lambda: load_model(target.folder), names, _examples(run), pad, progress)
     return folder
 
 
 def moments_inputs(run: Run) -> dict[str, Any]:
     """Return all that decides the moments, as their manifest records it."""
-    return {"target": run.sources["target"].identity(), **{side: hash_ids(run.examples[side]) for side in SIDES}}
+    return {"target": run.sources["target"].identity(), **{side: hash_ids(e) for side, e in _examples(run).items()}}
+
+
+def _examples(run: Run) -> dict[str, Sequence[Example]]:
+    """Return the rows that moments are measured on, by side: the change on the first is kept, on the others not."""
+    place = run.recipe.filter_place
+    assert place is not None, "checked"
+    return dict(zip(SIDES, (run.examples["forget"], run.examples[place]), strict=True))
 
 
 def filter_identity(run: Run) -> dict[str, Any]:

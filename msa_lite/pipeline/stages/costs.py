@@ -150,7 +150,8 @@ def filter_costs(recipe: Recipe, facts: Facts, machine: Machine) -> list[StageCo
 
 def _tokens(facts: Facts) -> list[int]:
     """Return the tokens of the rows to forget and to keep; of rows that are not known, as many as a root can hold."""
-    return [facts.rows[side].tokens if side in facts.rows else _MANY for side in ("forget", "retain")]
+    others = "retain" if "retain" in facts.rows else "evaluate.holdout"
+    return [facts.rows[side].tokens if side in facts.rows else _MANY for side in ("forget", others)]
 
 
 def _fed(shape: Shape) -> list[Linear]:

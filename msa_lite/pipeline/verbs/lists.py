@@ -100,8 +100,8 @@ def find_verb(
     if command == "vector":
         return Verb(scope, lambda context: vector_stages(context, which), [check_strengths])
     if command == "moments":
-        if recipe.retain is None:
-            raise UsageError("the recipe has no retain set, and moments need rows to keep; give retain.data")
+        if recipe.filter_place is None:
+            raise UsageError("moments need rows to keep, or holdout rows; give retain.data, or evaluate.holdout")
         return Verb(scope, lambda context: [moments_stage(context)])
     if command == "sweep":
         _check_sweep(recipe)
