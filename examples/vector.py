@@ -25,6 +25,7 @@ recipe = {
     "target": arguments.target,
     "prior": arguments.prior,
     "forget": {"data": {"path": arguments.forget}},
+    "merge": {"filter": "off"},  # as in the paper: the retain vector mends what the forget vector does to other rows
     "output": arguments.out,
 }
 if arguments.retain:

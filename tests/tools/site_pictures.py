@@ -210,12 +210,9 @@ def methods(table: Path = ROOT / "tests/benchmarks/variants.md") -> Drawing:
 
 def _first_table(text: str) -> dict[str, dict[str, str]]:
     """Return the cells of a page's first table, by the first cell of their line and by column."""
-    lines = [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in text.splitlines() if line[:2] == "| "]
-    return {
-        name: dict(zip(lines[0][1:], cells, strict=True))
-        for name, *cells in lines[1:]
-        if len(cells) == len(lines[0]) - 1
-    }
+    table = "| " + text.partition("\n| ")[2].partition("\n\n")[0]
+    lines = [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in table.splitlines()]
+    return {name: dict(zip(lines[0][1:], cells, strict=True)) for name, *cells in lines[2:]}
 
 
 def before_after(examples: Sequence[Mapping[str, Any]]) -> Drawing:

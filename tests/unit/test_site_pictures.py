@@ -14,7 +14,7 @@ pytestmark = pytest.mark.skipif(not PICTURES.is_dir(), reason="not the whole rep
 
 def test_the_diagrams_are_those_that_the_script_draws(tmp_path: Path) -> None:
     drawn = draw_diagrams(tmp_path)
-    assert [file.read_text() == (PICTURES / file.name).read_text() for file in drawn] == [True] * 3
+    assert [file.read_text() == (PICTURES / file.name).read_text() for file in drawn] == [True] * 5
 
 
 @pytest.mark.parametrize("file", sorted(PICTURES.glob("*.svg")), ids=lambda file: file.name)
