@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from itertools import product
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Literal
 
 from pydantic import (
     AfterValidator,
@@ -23,13 +23,13 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from msa_lite.benchmarks import BENCHMARKS, OWN
+from msa_lite.recipe.baseline import Baseline, check_points
 from msa_lite.recipe.demo import DemoKind
 from msa_lite.recipe.inputs import (
     Closed,
     Columns,
     Data,
     History,
-    OneOrMore,
     Prompt,
     PromptOrKind,
     RetainData,
@@ -39,7 +39,7 @@ from msa_lite.recipe.inputs import (
 )
 from msa_lite.recipe.merging import Merge, Publish
 from msa_lite.recipe.scores import SETS, AttackKeys, Evaluate, ProbeKeys, Select, VerdictForm, VerdictKeys
-from msa_lite.recipe.training import MOST, SEEDS, Rate, RetainVector, VectorSpec, no_truth
+from msa_lite.recipe.training import SEEDS, RetainVector, VectorSpec, no_truth
 from msa_lite.strengths import Strengths
 
 Strength = Annotated[float, Field(ge=0, allow_inf_nan=False), BeforeValidator(no_truth)]
@@ -59,13 +59,6 @@ StrengthValues = Annotated[
     Discriminator(lambda value: AUTO if value == AUTO else "many" if isinstance(value, list) else "one"),
 ]
 """auto, a value, or a list of values. A fault is reported for the form that the user wrote."""
-V = TypeVar("V")
-
-
-def _check_points(value: V) -> V:
-    if isinstance(value, list) and len(set(value)) != len(value):
-        raise ValueError("a value stands twice in the list")
-    return value
 
 
 def _check_request(value: str) -> str:
@@ -90,7 +83,7 @@ class Forget(Closed):
     alpha: StrengthValues = AUTO
     """α ≥ 0. A list: all values are tried on validation rows, and the best is taken. auto: a search from 1/16 to 8."""
 
-    _points = field_validator("alpha")(_check_points)
+    _points = field_validator("alpha")(check_points)
 
 
 class Retain(Closed):
@@ -104,58 +97,7 @@ class Retain(Closed):
     vector: RetainVector | None = None
     """The settings of the retain vector's fit that differ from those of `vector`. null: none."""
 
-    _points = field_validator("beta")(_check_points)
-
-
-def _as_number(value: object) -> object:
-    """Return a number for a text such as 1e-5, which YAML reads as a string. Raise ValueError for true and false."""
-    if isinstance(value, bool):
-        raise ValueError("a number or a word is wanted")
-    try:
-        return float(value) if isinstance(value, str) else value
-    except ValueError:
-        return value
-
-
-def _within_reason(value: float | str) -> float | str:
-    if not isinstance(value, str) and not abs(value) <= 1e12:
-        raise ValueError("a number within reason is wanted")
-    return value
-
-
-Parameter = Annotated[int | float | str, BeforeValidator(_as_number), AfterValidator(_within_reason)]
-
-
-class Baseline(Closed):
-    """The training of `msa-lite baseline METHOD`. All other settings are those of `vector`, so that methods compare;
-    `hold` and `start` are for MSA and task_vector alone."""
-
-    start: Literal["target", "prior"] = "target"
-    """target: the method trains the target. prior: it trains the prior, and the change is then added to the target."""
-    scale: OneOrMore[Rate] = 1.0
-    """For start prior: the factor of the change. A list: the best is chosen on validation rows."""
-    epochs: int | None = Field(None, ge=1, le=MOST)
-    """Passes over the forget rows. The best epoch is chosen on validation rows. Default: vector.epochs, or 5 if that is
-    auto."""
-    learning_rate: Rate | None = None
-    """The learning rate of methods that have none of their own below. Default: vector.learning_rate."""
-    alternatives: Data | None = None
-    """dpo: answers in the place of the forget rows' own, one a line (format text). Default: a few of msa-lite's."""
-    compat: list[Literal["open-unlearning"]] = []
-    """Deviations of published code to repeat. open-unlearning: those in its losses of undial and rmu."""
-    methods: dict[str, dict[str, OneOrMore[Parameter]]] = {}
-    """Parameters by method, such as npo: {retain_weight: [2, 4], learning_rate: 1e-5}. All combinations of lists are
-    tried, and the best is chosen on validation rows."""
-
-    _points = field_validator("scale")(_check_points)
-
-    @model_validator(mode="after")
-    def _fits_its_methods(self) -> Baseline:
-        if self.start == "target" and self.scale != 1.0:
-            raise ValueError("scale: only with start: prior")
-        if self.alternatives and self.alternatives.format != "text":
-            raise ValueError("alternatives.format: must be 'text', with one answer a line")
-        return self
+    _points = field_validator("beta")(check_points)
 
 
 class Recipe(Closed):

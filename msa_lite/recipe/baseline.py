@@ -1,0 +1,70 @@
+"""The part of a recipe about the baselines: the training of a method beside MSA, and the grid of its parameters."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, TypeVar
+
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
+
+from msa_lite.recipe.inputs import Closed, Data, OneOrMore
+from msa_lite.recipe.training import MOST, Rate
+
+V = TypeVar("V")
+
+
+def check_points(value: V) -> V:
+    """Raise ValueError for a list in which a value stands twice."""
+    if isinstance(value, list) and len(set(value)) != len(value):
+        raise ValueError("a value stands twice in the list")
+    return value
+
+
+def _as_number(value: object) -> object:
+    """Return a number for a text such as 1e-5, which YAML reads as a string. Raise ValueError for true and false."""
+    if isinstance(value, bool):
+        raise ValueError("a number or a word is wanted")
+    try:
+        return float(value) if isinstance(value, str) else value
+    except ValueError:
+        return value
+
+
+def _within_reason(value: float | str) -> float | str:
+    if not isinstance(value, str) and not abs(value) <= 1e12:
+        raise ValueError("a number within reason is wanted")
+    return value
+
+
+Parameter = Annotated[int | float | str, BeforeValidator(_as_number), AfterValidator(_within_reason)]
+
+
+class Baseline(Closed):
+    """The training of `msa-lite baseline METHOD`. All other settings are those of `vector`, so that methods compare;
+    `hold` and `start` are for MSA and task_vector alone."""
+
+    start: Literal["target", "prior"] = "target"
+    """target: the method trains the target. prior: it trains the prior, and the change is then added to the target."""
+    scale: OneOrMore[Rate] = 1.0
+    """For start prior: the factor of the change. A list: the best is chosen on validation rows."""
+    epochs: int | None = Field(None, ge=1, le=MOST)
+    """Passes over the forget rows. The best epoch is chosen on validation rows. Default: vector.epochs, or 5 if that is
+    auto."""
+    learning_rate: Rate | None = None
+    """The learning rate of methods that have none of their own below. Default: vector.learning_rate."""
+    alternatives: Data | None = None
+    """dpo: answers in the place of the forget rows' own, one a line (format text). Default: a few of msa-lite's."""
+    compat: list[Literal["open-unlearning"]] = []
+    """Deviations of published code to repeat. open-unlearning: those in its losses of undial and rmu."""
+    methods: dict[str, dict[str, OneOrMore[Parameter]]] = {}
+    """Parameters by method, such as npo: {retain_weight: [2, 4], learning_rate: 1e-5}. All combinations of lists are
+    tried, and the best is chosen on validation rows."""
+
+    _points = field_validator("scale")(check_points)
+
+    @model_validator(mode="after")
+    def _fits_its_methods(self) -> Baseline:
+        if self.start == "target" and self.scale != 1.0:
+            raise ValueError("scale: only with start: prior")
+        if self.alternatives and self.alternatives.format != "text":
+            raise ValueError("alternatives.format: must be 'text', with one answer a line")
+        return self
