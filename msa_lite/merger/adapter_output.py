@@ -12,8 +12,9 @@ from __future__ import annotations
 import logging
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from dataclasses import replace as replaced
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -24,19 +25,21 @@ from msa_lite.errors import MismatchError, UsageError, join_faults
 from msa_lite.io.console.progress import Progress, readable, silent
 from msa_lite.io.files.reading import read_object
 from msa_lite.io.files.writing import check_space, json_form, write_json
-from msa_lite.io.weights.adapter import ADAPTER_CONFIG, ADAPTER_FILE, LowRank, unwrapped
-from msa_lite.io.weights.blocks import Files, read_whole
+from msa_lite.io.models.loading import empty_model
+from msa_lite.io.models.places import module_paths
+from msa_lite.io.weights.adapter import ADAPTER_CONFIG, ADAPTER_FILE, LowRank, Parameter, Share, unwrapped
+from msa_lite.io.weights.blocks import Files
 from msa_lite.io.weights.hub import Source
 from msa_lite.io.weights.writer import Sink, file_header
 from msa_lite.merger.checked import MAX_MEMORY, RESERVED, CheckedMerge, Precision, check_merge, msa_terms, parse_size
-from msa_lite.merger.deltas import Product
+from msa_lite.merger.deltas import Product, Stacked
 from msa_lite.merger.formula import Factors, OneOrSeveral, Term, combine_factors
 from msa_lite.merger.inputs import ModelLike, find_inputs
 from msa_lite.merger.interference import interference_fact, tell_interference
 
 logger = logging.getLogger(__name__)
 
-_FACTOR_KEYS = {False: "base_model.model.{}.lora_{}.weight", True: "base_model.model.{}.lora_embedding_{}"}
+_FACTOR_KEYS = {False: "base_model.model.{}{}.lora_{}.weight", True: "base_model.model.{}{}.lora_embedding_{}"}
 
 
 @dataclass(frozen=True)
@@ -116,7 +119,7 @@ def merge_terms_to_adapter(
         return MergedAdapter(inputs.out, **manifest["change"], interference=manifest.get("interference", []))
     checked = check_merge(inputs.target, inputs.terms, inputs.prior, Precision())
     _check_products(checked)
-    modules = [_Module(_low_ranks(checked, name), max_rank) for name in checked.touched]
+    modules = _modules(checked, max_rank)
     _check_memory(modules, max_memory)
     needed = sum(module.nbytes for module in modules)
     check_space(inputs.out, needed)
@@ -140,8 +143,11 @@ def _check_products(checked: CheckedMerge) -> None:
             faults.append(f"{term.vector.folder}: the {term.name} vector is a full checkpoint")
             continue
         for name, delta in term.vector.deltas.items():
-            if not isinstance(delta, Product) or delta.count is not None:
+            if not isinstance(delta, (Product, Stacked)) or (isinstance(delta, Product) and delta.count is not None):
                 faults.append(f"{name}: {delta.kind} in the {term.name} vector")
+    for name in [] if faults else checked.touched:
+        if len({bool(term.vector.parameter) for term in _low_ranks(checked, name)}) > 1:
+            faults.append(f"{name}: adapted with all experts of its layer in one vector, on its own in another")
     if faults:
         raise MismatchError(join_faults("only products of factors fit into a LoRA adapter; merge to a model:", faults))
 
@@ -152,17 +158,27 @@ class _Module:
 
     terms: Sequence[Term[LowRank]]
     """The terms that change the module, at least one."""
+    name: str
+    """The module's name, as transformers has it."""
+    wrappers: int
+    """How many wrappers PEFT puts around this one, for other parameters of the module."""
     max_rank: int | None
     """The largest rank allowed."""
 
     @property
     def low(self) -> LowRank:
-        """Return the adapter module after which the output's factors are named and turned."""
+        """Return the adapter module after which the output's factors are turned."""
         return self.terms[0].vector
 
     @property
-    def name(self) -> str:
-        return unwrapped(self.low.module)
+    def path(self) -> str:
+        """Return the name that PEFT's config has for it: of the module, or of its parameter."""
+        return f"{self.name}.{self.low.parameter.name}" if self.low.parameter else self.name
+
+    @property
+    def experts(self) -> int:
+        """Return the number of matrices that it stands for."""
+        return self.low.share.count if self.low.share else 1
 
     @property
     def stacked(self) -> int:
@@ -186,9 +202,10 @@ class _Module:
     @property
     def tensors(self) -> list[tuple[str, str, tuple[int, int], int]]:
         """Return name, dtype, shape and bytes of A and B in the output."""
-        (out, into), key = self.shape, _FACTOR_KEYS[self.low.is_embedding]
-        shapes = {"A": (self.rank, into), "B": (out, self.rank)}
-        return [(key.format(self.name, half), "F32", shape, 4 * math.prod(shape)) for half, shape in shapes.items()]
+        (out, into), rank = self.shape, self.rank * self.experts
+        key, inner = _FACTOR_KEYS[self.low.is_embedding], ".base_layer" * self.wrappers
+        shapes = {"A": (rank, into), "B": (out, rank)}
+        return [(key.format(self.name, inner, h), "F32", shape, 4 * math.prod(shape)) for h, shape in shapes.items()]
 
     @property
     def nbytes(self) -> int:
@@ -202,11 +219,56 @@ class _Module:
         needed = 3 * whole + 4 * core  # as read, with strengths, stacked; ranks by ranks for the norms
         if self.is_cut:  # QR holds four copies of a factor, the core's SVD many of the core
             needed = max(needed, whole + rank * out + 4 * rank * max(out, into) + 2 * core, 2 * whole + 16 * core)
-        return 8 * needed
+        held = self.nbytes + sum(term.vector.held_bytes for term in self.terms) if self.low.share else 0
+        return 8 * needed + held
 
 
 def _low_ranks(checked: CheckedMerge, name: str) -> list[Term[LowRank]]:
-    return [term.with_vector(delta.low) for term in checked.deltas(name) if isinstance(delta := term.vector, Product)]
+    """Return the factors that change a tensor; of a stacked one those of its first expert."""
+    products = [(t, t.vector.slices[0] if isinstance(t.vector, Stacked) else t.vector) for t in checked.deltas(name)]
+    return [term.with_vector(delta.low) for term, delta in products if isinstance(delta, Product)]
+
+
+def _modules(checked: CheckedMerge, max_rank: int | None) -> list[_Module]:
+    """Return the modules of the output, under the names that transformers loads the target with today.
+
+    All tensors of a parameter of stacked experts belong to one.
+    """
+    terms: dict[tuple[str, Parameter | None], dict[str, Term[LowRank]]] = {}
+    names, unknown = _todays_names(checked), []
+    for name in checked.touched:
+        for term in _low_ranks(checked, name):
+            low = term.vector
+            module = low.module if low.parameter else names.get(name, "") if names else unwrapped(low.module)
+            terms.setdefault((module, low.parameter), {}).setdefault(term.name, term)
+            if not module:
+                unknown.append(f"{name}: {low.module} in the {term.name} vector")
+    if unknown:
+        headline = "transformers holds these weights in no module of their own, so PEFT cannot; merge to a model:"
+        raise MismatchError(join_faults(headline, unknown))
+    return [
+        _Module(list(by_name.values()), module, _later(module, parameter, terms), max_rank)
+        for (module, parameter), by_name in terms.items()
+    ]
+
+
+def _todays_names(checked: CheckedMerge) -> dict[str, str]:
+    """Return the module's name by tensor, as transformers loads the target today; {} where files and vectors agree.
+
+    It takes transformers, and seconds, so only families are looked up whose modules transformers renames while it loads
+    them: those with experts, those with a text model inside, and those whose vectors have other names than the files.
+    """
+    target = checked.target
+    lows = [(name, term.vector) for name in checked.touched for term in _low_ranks(checked, name)]
+    is_renamed = "text_config" in target.config or any(".experts." in name for name in target.tensors)
+    if not is_renamed and all(name == f"{unwrapped(low.module)}.weight" for name, low in lows):
+        return {}
+    return module_paths(empty_model(target), target.tensors)
+
+
+def _later(module: str, parameter: Parameter | None, others: Iterable[tuple[str, Parameter | None]]) -> int:
+    """Return how many other parameters of a module PEFT wraps after this one."""
+    return sum(name == module and bool(other and parameter and other.place > parameter.place) for name, other in others)
 
 
 def _check_memory(modules: list[_Module], max_memory: str | int) -> None:
@@ -216,7 +278,7 @@ def _check_memory(modules: list[_Module], max_memory: str | int) -> None:
     if needed > parse_size(max_memory):
         raise UsageError(
             f"{max_memory} of memory is too little: this adapter needs at least {math.ceil(needed / 1e6)}MB "
-            f"({largest.stacked} ranks of {largest.name})"
+            f"({largest.stacked} ranks of {largest.path})"
         )
     written = sum(module.nbytes for module in modules)
     logger.info("%s to write, up to %s of memory, one thread", readable(written), readable(needed))
@@ -244,29 +306,42 @@ def _write_factors(modules: list[_Module], out: Path, path: Path, progress: Prog
 
 def _append(sink: Sink, files: Files, module: _Module) -> tuple[float, float, float]:
     """Write A and B of a module. Return the squared norms of its update, of its terms (summed), and of what was cut."""
-    b, a, of_terms = _combined(files, module)
-    whole, lost = _squared_norm(b, a), 0.0
-    if module.is_cut:
-        b, a, lost = truncate(b, a, module.rank)
-    for factor in (a, b):
-        stored = np.ascontiguousarray(factor, np.float32)
+    sums = np.zeros(3)
+    outer, inner = [], []
+    for expert in range(module.experts):
+        b, a, of_terms = _combined(files, module, expert)
+        whole, lost = _squared_norm(b, a), 0.0
+        if module.is_cut:
+            b, a, lost = truncate(b, a, module.rank)
+        outer.append(b.astype(np.float32))
+        inner.append(a.astype(np.float32))
+        sums += whole, of_terms, lost
+    # B (out, rank · experts): every column of one expert, then every column of the next, in turn (`spread_experts`)
+    for stored in (np.concatenate(inner), np.stack(outer, axis=-1).reshape(len(outer[0]), -1)):
         if not np.isfinite(stored).all():
-            raise MismatchError(f"{module.name}: the merged factors do not fit fp32; try a smaller alpha or beta")
-        sink.append(stored.view(np.uint8).data)
-    return whole, of_terms, lost
+            raise MismatchError(f"{module.path}: the merged factors do not fit fp32; try a smaller alpha or beta")
+        sink.append(np.ascontiguousarray(stored).reshape(-1).view(np.uint8).data)
+    return sums[0], sums[1], sums[2]
 
 
-def _combined(files: Files, module: _Module) -> tuple[np.ndarray, np.ndarray, float]:
+def _combined(files: Files, module: _Module, expert: int) -> tuple[np.ndarray, np.ndarray, float]:
     """Return B and A of the update in fp64, and the squared norms of its terms, summed. It keeps no other array."""
-    terms = [term.with_vector(_factors(files, term.vector, module.low.transposed)) for term in module.terms]
+    lows = [term.with_vector(_of_expert(term.vector, expert)) for term in module.terms]
+    terms = [low.with_vector(_factors(files, low.vector, module.low.transposed)) for low in lows]
     of_terms = sum(term.weight * term.weight * _squared_norm(*term.vector) for term in terms)
     return *combine_factors(terms), of_terms
 
 
+def _of_expert(low: LowRank, expert: int) -> LowRank:
+    """Return the factors of an expert, with all its outputs."""
+    return replaced(low, share=Share(expert, low.share.count, (0, low.b.shape[0]))) if low.share else low
+
+
 def _factors(files: Files, low: LowRank, transposed: bool) -> Factors:
     """Return (scale · B, A) in fp64, in PEFT's orientation for a weight that is stored as (in, out) or not."""
-    b, a = read_whole(files, low.b, np.float64) * low.scale, read_whole(files, low.a, np.float64)
-    return (b, a) if low.transposed == transposed else (a.T, b.T)
+    b, a = low.read(files, np.float64)
+    b = b * low.scale
+    return (b, a) if low.transposed == transposed or low.parameter else (a.T, b.T)
 
 
 def _squared_norm(b: np.ndarray, a: np.ndarray) -> float:
@@ -289,7 +364,8 @@ def truncate(b: np.ndarray, a: np.ndarray, rank: int) -> tuple[np.ndarray, np.nd
 
 def _config(checked: CheckedMerge, target: Source, modules: list[_Module]) -> dict[str, Any]:
     """Return PEFT's config: every scale is 1, since strengths and scales are in the factors."""
-    ranks = {module.name: module.rank for module in modules}
+    ranks = {module.path: module.rank for module in modules}
+    parameters = {module.path for module in modules if module.low.parameter}
     rank = max(ranks.values())
     theirs = read_object(checked.vectors[0].folder / ADAPTER_CONFIG)
     # Keys are regular expressions to PEFT, so that dots have to be escaped.
@@ -303,8 +379,9 @@ def _config(checked: CheckedMerge, target: Source, modules: list[_Module]) -> di
         "lora_alpha": rank,
         "rank_pattern": pattern,
         "alpha_pattern": pattern,
-        "target_modules": sorted(ranks),
-        "fan_in_fan_out": any(m.low.transposed and not m.low.is_embedding for m in modules),
+        "target_modules": sorted(ranks.keys() - parameters),
+        **({"target_parameters": sorted(parameters)} if parameters else {}),
+        "fan_in_fan_out": any(m.low.transposed and not (m.low.is_embedding or m.low.parameter) for m in modules),
         "lora_dropout": 0.0,
         "bias": "none",
         "use_rslora": False,

@@ -26,7 +26,7 @@ from msa_lite.io.weights.checkpoint import (
 )
 from msa_lite.io.weights.hub import Source, tokenizer_files
 from msa_lite.io.weights.writer import output_bytes, output_dtype
-from msa_lite.merger.deltas import Delta, Dora, Product
+from msa_lite.merger.deltas import Delta, Dora, Product, Stacked
 from msa_lite.merger.fidelity import forecast_bytes
 from msa_lite.merger.formula import OneOrSeveral, Term, VectorLike, number_terms
 from msa_lite.merger.vectors import Vector, load_vector
@@ -152,9 +152,11 @@ class CheckedMerge:
     def factor_bytes(self, name: str) -> int:
         """Return the bytes of a tensor's factors in the dtype that they are multiplied in."""
         deltas = [term.vector for term in self.deltas(name)]
-        rank = sum(delta.low.rank for delta in deltas if isinstance(delta, (Product, Dora)))
-        entry = self.target.tensors[name]
-        return rank * sum(entry.matrix_shape) * np.dtype(self.precision.work(entry)).itemsize
+        products = [part for delta in deltas for part in (delta.slices if isinstance(delta, Stacked) else (delta,))]
+        lows = [part.low for part in products if isinstance(part, (Product, Dora))]
+        numbers = sum(low.rank * sum(low.shape) for low in lows)
+        size = np.dtype(self.precision.work(self.target.tensors[name])).itemsize
+        return numbers * size + sum({low.b.name: low.held_bytes for low in lows}.values())
 
 
 def block_rows(entry: TensorEntry) -> int:

@@ -14,7 +14,7 @@ import numpy as np
 
 from msa_lite.errors import FormatError
 from msa_lite.io.weights.adapter import LowRank
-from msa_lite.io.weights.blocks import Files, Scratch, read_rows, read_whole
+from msa_lite.io.weights.blocks import Files, Scratch, read_rows
 from msa_lite.io.weights.checkpoint import TensorEntry
 
 
@@ -61,7 +61,7 @@ class Product:
     kind: ClassVar[str] = "of more or fewer tokens than the target"
 
     def load(self, files: Files, dtype: Any) -> Loaded:
-        a, b = read_whole(files, self.low.a, dtype), read_whole(files, self.low.b, dtype)
+        b, a = self.low.read(files, dtype)
         left, right = (a.T, b.T) if self.low.transposed else (b, a)
         left = left * np.dtype(dtype).type(self.low.scale)
         if self.count is not None:
@@ -71,6 +71,29 @@ class Product:
 
     def rows(self, files: Files, start: int, stop: int, dtype: Any, scratch: Scratch) -> np.ndarray:
         return self.load(files, dtype).rows(files, start, stop, dtype, scratch)
+
+
+@dataclass(frozen=True)
+class Stacked:
+    """scale · B A of each slice of a tensor of three dimensions: of experts that the target stores stacked."""
+
+    slices: tuple[Product | Loaded, ...]
+    """The product of each slice, in the order of the slices."""
+    height: int
+    """The rows of a slice."""
+    kind: ClassVar[str] = "LoRA factors of stacked experts"
+
+    def load(self, files: Files, dtype: Any) -> Stacked:
+        return replace(self, slices=tuple(part.load(files, dtype) for part in self.slices))
+
+    def rows(self, files: Files, start: int, stop: int, dtype: Any, scratch: Scratch) -> np.ndarray:
+        products = []
+        for number in range(start // self.height, -(-stop // self.height)):
+            first, last = (max(0, min(row - number * self.height, self.height)) for row in (start, stop))
+            loaded = self.slices[number].load(files, dtype)
+            products.append(loaded.left[first:last] @ loaded.right)
+        out = scratch.take("delta", (stop - start, products[0].shape[1]), dtype)
+        return np.concatenate(products, out=out)
 
 
 @dataclass(frozen=True)

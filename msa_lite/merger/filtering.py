@@ -26,17 +26,17 @@ from msa_lite.io.console.progress import Progress, silent
 from msa_lite.io.files.writing import check_space
 from msa_lite.io.finished.manifest import is_finished, stage_folder
 from msa_lite.io.finished.seal import load_manifest
-from msa_lite.io.weights.adapter import ADAPTER_CONFIG, ADAPTER_FILE, is_adapter, load_adapter
+from msa_lite.io.weights.adapter import ADAPTER_CONFIG, ADAPTER_FILE, LowRank, is_adapter
 from msa_lite.io.weights.blocks import Files, Scratch, read_rows, read_whole
 from msa_lite.io.weights.checkpoint import Checkpoint, TensorEntry, load_checkpoint, read_shard
 from msa_lite.io.weights.hub import Source, fetch
-from msa_lite.io.weights.matching import match_names
 from msa_lite.io.weights.vocabulary import token_tensors
 from msa_lite.io.weights.writer import Sink, file_header, output_bytes, shard_header, write_companions
 from msa_lite.merger.checked import blocks_of
 from msa_lite.merger.deltas import Delta, Difference
 from msa_lite.merger.formula import FORGET_RIDGE, RETAIN_RIDGE, Filter, layer_filter
 from msa_lite.merger.inputs import ModelLike
+from msa_lite.merger.matched import load_matched
 from msa_lite.merger.vectors import load_vector
 
 logger = logging.getLogger(__name__)
@@ -196,14 +196,18 @@ class _Work:
 
     def filter_adapter(self, folder: Path, target: Checkpoint, out: Path) -> None:
         """Write an adapter whose A's are filtered; all else is copied."""
-        matched = match_names(load_adapter(folder), target.tensors, token_tensors(target))
+        matched = load_matched(folder, target)
         faults = [f"{name}: {kind}" for kind in ("values", "shifts", "tokens") for name in getattr(matched, kind)]
         faults += [f"{name}: DoRA" for name, low in matched.modules.items() if low.magnitude is not None]
         if faults:
             raise MismatchError(join_faults(f"{folder}: the filter changes LoRA factors and nothing else:", faults))
-        layers = {low.a.name: name for name, low in matched.modules.items() if name in self._moments.layers}
+        names = {name: (low,) for name, low in matched.modules.items()} | matched.stacks
+        self._check_known(
+            folder, names.keys() & self._moments.layers, [n for n in names if n not in self._moments.layers]
+        )
+        parts = self._parts(names)
+        count = sum(map(len, parts.values()))
         sums = np.zeros(2)  # squared norms of the vector before and after
-        self._check_known(folder, layers, [name for name in matched.modules if name not in self._moments.layers])
         shard = read_shard(folder / ADAPTER_FILE)
         tensors = [(e.name, "F32", e.shape, 4 * math.prod(e.shape)) for e in shard.tensors]
         header = file_header(tensors, shard.metadata)
@@ -211,12 +215,14 @@ class _Work:
             sink.append(header)
             for entry in shard.tensors:
                 values = read_whole(self._files, entry, np.float64)
-                if name := layers.get(entry.name):
-                    [root] = self._moments.layers[name].roots
-                    filtering = self._filter_of(name, root, values.shape[1], len(layers))
-                    b, before = read_whole(self._files, matched.modules[name].b, np.float64), values
-                    values = filtering.apply(values)
-                    sums += [np.sum((b.T @ b) * (a @ a.T)) for a in (before, values)]
+                for expert, lows in parts.get(entry.name, {}).items():
+                    (name, root), rank = next(iter(lows)), next(iter(lows.values())).rank
+                    rows = slice(expert * rank, (expert + 1) * rank)
+                    before = values[rows].copy()
+                    values[rows] = self._filter_of(name, root, values.shape[1], count).apply(before)
+                    for low in lows.values():
+                        b, _ = low.read(self._files, np.float64)
+                        sums += [np.sum((b.T @ b) * (a @ a.T)) for a in (before, values[rows])]
                 sink.append(_stored(values))
             sink.close()
         shutil.copyfile(folder / ADAPTER_CONFIG, out / ADAPTER_CONFIG)
@@ -229,6 +235,19 @@ class _Work:
                 folder,
                 growth,
             )
+
+    def _parts(self, names: Mapping[str, Sequence[LowRank]]) -> dict[str, dict[int, dict[tuple[str, str], LowRank]]]:
+        """Return the factors that were measured, by the name of A and by expert, each with its layer and root.
+
+        A gate and an up share an expert's rows of A.
+        """
+        parts: dict[str, dict[int, dict[tuple[str, str], LowRank]]] = {}
+        for name, lows in names.items():
+            if name in self._moments.layers:
+                for root, low in zip(self._moments.layers[name].roots, lows, strict=True):
+                    expert = low.share.expert if low.share else 0
+                    parts.setdefault(low.a.name, {}).setdefault(expert, {})[name, root] = low
+        return parts
 
     def filter_checkpoint(self, folder: Path, target: Checkpoint, prior: Checkpoint, out: Path) -> None:
         """Write θ_0 + D′ in fp32, in the prior's layout. Embeddings, heads, norms and biases are the prior's."""

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from msa_lite.errors import MismatchError, UsageError, join_faults
-from msa_lite.io.weights.adapter import Adapter, is_adapter, load_adapter
+from msa_lite.io.weights.adapter import Adapter, is_adapter
 from msa_lite.io.weights.blocks import Files, Scratch, read_rows
 from msa_lite.io.weights.checkpoint import FLOAT_DTYPES, Checkpoint, TensorEntry, load_checkpoint
-from msa_lite.io.weights.matching import match_names
-from msa_lite.io.weights.vocabulary import differ_in_tokens, has_token_role, token_tensors
-from msa_lite.merger.deltas import CommonRows, Delta, Difference, Dora, Loaded, Product, Shift, TokenRows
+from msa_lite.io.weights.vocabulary import differ_in_tokens, has_token_role
+from msa_lite.merger.deltas import CommonRows, Delta, Difference, Dora, Loaded, Product, Shift, Stacked, TokenRows
+from msa_lite.merger.matched import load_matched
 
 _BLOCK = 1 << 19  # numbers compared at a time
 
@@ -51,7 +51,8 @@ class Vector:
         is_some = False
         for delta in self.deltas.values():
             loaded = delta.load(files, np.float32)
-            is_some = is_some or not isinstance(loaded, Loaded) or bool(loaded.left.any() and loaded.right.any())
+            products = loaded.slices if isinstance(loaded, Stacked) else (loaded,)
+            is_some = is_some or any(not isinstance(p, Loaded) or (p.left.any() and p.right.any()) for p in products)
         if not is_some:
             raise MismatchError(f"{self.folder}: the vector is all zeros and changes nothing; fit it again")
 
@@ -61,6 +62,8 @@ def _entries(item: Any) -> Iterator[TensorEntry]:
         value = getattr(item, name)
         if isinstance(value, TensorEntry):
             yield value
+        elif isinstance(value, tuple) and value and is_dataclass(value[0]):
+            yield from _entries(value[0])
         elif is_dataclass(value):
             yield from _entries(value)
 
@@ -103,8 +106,7 @@ def load_vector(source: Path | Checkpoint, target: Checkpoint, prior: Checkpoint
         return _checkpoint_vector(source, target, prior)
     if not is_adapter(source):
         return _checkpoint_vector(load_checkpoint(source), target, prior)
-    matched = match_names(load_adapter(source), target.tensors, token_tensors(target))
-    return _adapter_vector(matched, target, prior)
+    return _adapter_vector(load_matched(source, target), target, prior)
 
 
 def _checkpoint_vector(tuned: Checkpoint, target: Checkpoint, prior: Checkpoint | None) -> Vector:
@@ -146,6 +148,7 @@ def _cut(deltas: dict[str, Delta], target: Checkpoint, rows: Mapping[str, Sequen
 
 def _adapter_vector(adapter: Adapter, target: Checkpoint, prior: Checkpoint | None) -> Vector:
     deltas: dict[str, Delta] = {n: Product(low) for n, low in adapter.modules.items() if low.magnitude is None}
+    deltas |= {n: Stacked(tuple(map(Product, lows)), lows[0].shape[0]) for n, lows in adapter.stacks.items()}
     rows = {name: [low.shape[0]] for name, low in adapter.modules.items()}
     rows |= {name: [entry.matrix_shape[0]] for name, (entry, _) in adapter.shifts.items()}
     deltas |= {name: Shift(entry, scale) for name, (entry, scale) in adapter.shifts.items()}

@@ -7,14 +7,11 @@ and tell how their weights lie and how they gate. Classes without it, such as Ll
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from msa_lite.io.weights.matching import find_name
-
-logger = logging.getLogger(__name__)
+from msa_lite.io.models.places import find_places
 
 _INTERFACE = ("_apply_gate", "has_gate", "has_bias", "is_transposed", "num_experts", "down_proj")
 _DOWN = "down_proj"
@@ -51,15 +48,11 @@ class Stack:
 def expert_stacks(model: Any, names: Container[str]) -> dict[str, Stack]:
     """Return a model's stacked experts' weights by their paths. names: the tensors of its checkpoint.
 
-    transformers' own conversion, run backwards on small tensors that hold their places, tells the names. What the
-    checkpoint holds one by one is a matrix for each expert; what it holds stacked is one tensor of three dimensions.
+    What the checkpoint holds one by one is a matrix for each expert; what it holds stacked is a tensor of three
+    dimensions (`find_places`).
     """
-    import torch
-    from transformers.core_model_loading import revert_weight_conversion
-
     stacks: dict[str, Stack] = {}
-    places: list[tuple[str, int]] = []  # of each expert's weight: the path of its stack, and its number
-    marks: dict[str, Any] = {}  # 2 · place + column, since two columns tell which way a matrix lies
+    turned: dict[str, bool] = {}
     for path, module in model.named_modules():
         if not all(hasattr(module, name) for name in _INTERFACE):
             continue
@@ -68,25 +61,13 @@ def expert_stacks(model: Any, names: Container[str]) -> dict[str, Stack]:
             routed = getattr(module.config, "num_experts_per_tok", None)  # or a list of them, one a layer
             most = routed if isinstance(routed, int) else count
             stack = Stack(path, weight, count, sizes[0 if module.is_transposed else 1], most)
-            marked = 2 * torch.arange(len(places), len(places) + count).view(-1, 1, 1) + torch.arange(2)
-            marked = marked.expand(-1, 4, -1)  # four rows: a gate and an up of two
-            marks[stack.path] = marked.mT if module.is_transposed else marked
-            places += [(stack.path, expert) for expert in range(count)]
-            stacks[stack.path] = stack
-    try:
-        stored = revert_weight_conversion(model, marks) if marks else {}
-    except Exception as error:  # each kind of conversion raises its own
-        logger.warning("experts cannot be measured, as their names in the model's files are not known: %s", error)
-        return {}
-    for found, mark in stored.items():
-        name, slices = find_name(found, names), mark.reshape(-1, *mark.shape[-2:])
-        owners = [{places[value // 2] for value in matrix.flatten().tolist()} for matrix in slices]
-        if name is None or mark.dim() not in (2, 3) or any(len(several) > 1 for several in owners):
-            continue  # such as a matrix that holds several experts
-        holders, experts = zip(*(owner for [owner] in owners), strict=True)
-        if len(set(holders)) == 1:
-            is_transposed = bool(slices[0, 0, 0] != slices[0, 1, 0])
-            stacks[holders[0]].stored[name] = experts[0] if mark.dim() == 2 else list(experts), is_transposed
+            stacks[stack.path], turned[stack.path] = stack, module.is_transposed
+    places_by_name = find_places(model, {path: stack.count for path, stack in stacks.items()}, names)
+    for name, (places, is_stack) in places_by_name.items():
+        path, experts = places[0].parameter, [place.number for place in places]
+        if all(place.parameter == path for place in places):
+            is_transposed = places[0].is_turned != turned[path]
+            stacks[path].stored[name] = experts if is_stack else experts[0], is_transposed
     return {path: stack for path, stack in stacks.items() if stack.stored}
 
 

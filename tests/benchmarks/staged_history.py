@@ -110,7 +110,7 @@ def make_case(run: Path, name: str, case: Case) -> None:
         if not place.is_symlink():
             place.symlink_to(model.resolve())
     recipe = yaml.safe_load((run / "recipe.yaml").read_text("utf-8"))
-    recipe |= {"target": str(models["target"]), "prior": str(models["prior"]), "output": str(folder)}
+    recipe |= {"target": str(models["target"]), "prior": str(models["prior"]), "output": str(folder), "demo": None}
     recipe["evaluate"]["ideal"] = str(models["ideal"])
     file = folder.with_suffix(".yaml")
     file.write_text(dump(recipe), "utf-8")

@@ -128,7 +128,7 @@ FLAGS = ("use_dora", "use_rslora", "fan_in_fan_out", "lora_bias")
         ({"peft_type": "ADALORA"}, "peft_type: 'ADALORA', only 'LORA' is read"),
         ({"init_lora_weights": "pissa"}, "init_lora_weights: 'pissa' changes the model it starts from"),
         ({"layer_replication": [[0, 2]]}, r"layer_replication: \[\[0, 2\]\], replicated layers"),
-        ({"target_parameters": ["experts.down_proj"]}, "target_parameters: .* bare parameters"),
+        *(({"target_parameters": v}, "target_parameters: .*, expected a list of names") for v in ("q", [3], {"q": 1})),
         *(({"use_warp_drive": v}, f"use_warp_drive: {v}, not known to msa-lite") for v in (3, True)),
         ({"r": 5}, rf"{Q}: A is \(4, 32\), B is \(32, 4\), the config says rank 5"),
         ({"r": "16"}, r"r: '16' \(a string\), expected a positive whole number"),

@@ -12,11 +12,14 @@ import numpy as np
 import pytest
 import torch
 from safetensors.numpy import load_file, save_file
+from transformers import AutoModelForCausalLM
 
 from msa_lite.data import Example
+from msa_lite.io.weights.blocks import Files
 from msa_lite.io.weights.checkpoint import load_checkpoint
 from msa_lite.io.weights.hub import fetch
 from msa_lite.merger.filtering import filter_vector, load_moments
+from msa_lite.merger.vectors import load_vector
 from msa_lite.train.moments import write_moments
 from tests.unit.test_filter import wanted
 
@@ -145,8 +148,6 @@ def oracle(kind: str, model: Any, folder: Path) -> tuple[dict[tuple[str, int], l
 
 @pytest.fixture(params=[*FAMILIES])
 def measured(request: pytest.FixtureRequest, make_checkpoint: Callable[..., Path], tmp_path: Path) -> Measured:
-    from transformers import AutoModelForCausalLM
-
     kind, folder = request.param, make_checkpoint(request.param)
     model = AutoModelForCausalLM.from_pretrained(folder).eval()
     measure(folder, model, tmp_path / "moments")
@@ -222,3 +223,32 @@ def test_an_adapter_on_single_experts_is_filtered(measured: Measured, tmp_path: 
         expected = wanted(factors[key.format("A")].astype(np.float64), *inputs, 2.0)
         np.testing.assert_allclose(after[key.format("A")], expected, rtol=1e-3, atol=1e-4 * np.abs(expected).max())
         assert np.array_equal(after[key.format("B")], factors[key.format("B")])
+
+
+def test_an_adapter_on_all_experts_of_a_layer_is_filtered(measured: Measured, tmp_path: Path) -> None:
+    from peft import LoraConfig, get_peft_model
+
+    config = LoraConfig(r=2, lora_alpha=4, target_modules=[], target_parameters=["gate_up_proj", "down_proj"])
+    torch.manual_seed(5)
+    model = get_peft_model(AutoModelForCausalLM.from_pretrained(measured.folder), config)
+    for name, parameter in model.named_parameters():
+        if "lora_" in name:
+            parameter.data = torch.randn_like(parameter)
+    model.save_pretrained(tmp_path / "adapter")
+    target = fetch(str(measured.folder))
+    out = filter_vector(fetch(str(tmp_path / "adapter")), measured.moments, 2.0, target, None, tmp_path / "out")
+    checkpoint = load_checkpoint(measured.folder)
+    before, after = (load_vector(folder, checkpoint, None).deltas for folder in (tmp_path / "adapter", out))
+    assert before.keys() == {name for name, _ in measured.matrices}
+    for (name, expert), inputs in measured.matrices.items():
+        change, filtered = (change_of(deltas[name], expert, measured.family.stacked) for deltas in (before, after))
+        expected = wanted(change, *inputs, 2.0)
+        np.testing.assert_allclose(filtered, expected, rtol=1e-3, atol=1e-4 * np.abs(expected).max())
+
+
+def change_of(delta: Any, expert: int, stacked: bool) -> np.ndarray:
+    """The change (out, in) of one expert's matrix in float64."""
+    loaded = delta.load(Files(), np.float64)
+    part = loaded.slices[expert] if stacked else loaded
+    change: np.ndarray = part.left @ part.right
+    return change.T if stacked else change

@@ -15,7 +15,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
-from msa_lite.errors import FormatError, MismatchError, MsaError, join_faults
+from msa_lite.errors import FormatError, MismatchError, MsaError, UsageError, join_faults
 from msa_lite.io.console.libraries import without_bars
 from msa_lite.io.files.reading import read_object
 from msa_lite.io.models.devices import OverrunError, is_out_of_memory, limited
@@ -100,6 +100,24 @@ def check_model(folder: Path) -> Any:
         )
     _check_whole(folder, report)
     return model
+
+
+def empty_model(checkpoint: Checkpoint) -> Any:
+    """Return the model of a checkpoint's config without weights: its modules, and the shapes of its parameters.
+
+    Raise FormatError as `open_config`, and UsageError where torch and transformers are not installed.
+    """
+    try:
+        import torch
+        from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING as KINDS
+    except ImportError as error:
+        raise UsageError(
+            f"{checkpoint.folder}: where its files hold stacked experts is told by transformers; "
+            "pip install 'msa-lite[train]'"
+        ) from error
+    config = open_config(checkpoint.folder, checkpoint)
+    with _explained(checkpoint.folder, "a model of its config"), _without_reports(), torch.device("meta"):
+        return KINDS[type(config)]._from_config(config)
 
 
 def _check_floats(checkpoint: Checkpoint) -> None:

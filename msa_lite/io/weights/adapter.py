@@ -11,12 +11,15 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from msa_lite.errors import FormatError, UsageError, join_faults
 from msa_lite.io.files.reading import read_object
+from msa_lite.io.weights.blocks import Files, read_whole
 from msa_lite.io.weights.checkpoint import CONFIG_LIMIT, TensorEntry, read_shard
 from msa_lite.io.weights.patterns import Patterns, endings
 
@@ -27,7 +30,7 @@ ADAPTER_CONFIG = "adapter_config.json"
 # may change what the factors mean.
 _READ = {
     "alpha_pattern", "bias", "fan_in_fan_out", "init_lora_weights", "lora_alpha", "lora_bias", "modules_to_save",
-    "peft_type", "r", "rank_pattern", "trainable_token_indices", "use_dora", "use_rslora",
+    "peft_type", "r", "rank_pattern", "target_parameters", "trainable_token_indices", "use_dora", "use_rslora",
 }  # fmt: skip
 _NO_EFFECT = {
     "auto_mapping", "base_model_name_or_path", "corda_config", "eva_config", "exclude_modules", "inference_mode",
@@ -35,7 +38,6 @@ _NO_EFFECT = {
     "peft_version", "qalora_group_size", "revision", "runtime_config", "target_modules", "task_type",
 }  # fmt: skip
 _REASONS = {
-    "target_parameters": "adapters on bare parameters (fused experts)",
     "layer_replication": "replicated layers",
     "ensure_weight_tying": "weights tied to an adapted layer",
 }
@@ -55,8 +57,31 @@ _WRAPPED = rf"(?:(?:{'|'.join(_WRAPPERS)})\.)*"
 _PREFIX = re.compile(rf"^{_WRAPPED}base_model\.{_WRAPPED}model\.")
 PLAIN_STARTS = (True, False, "gaussian", "orthogonal", "eva")
 """The values of init_lora_weights that leave the model as it is; other starts change its weights."""
+_INNER = ".base_layer"  # of a module that PEFT wraps once more for another of its parameters
 _REPO = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 _DEFAULTS = {"r": 8, "lora_alpha": 8}  # what PEFT takes where its config does not say
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A bare parameter of a module that PEFT adapts (target_parameters)."""
+
+    name: str
+    """Its name in the module: "gate_up_proj"."""
+    place: int
+    """Its place among the module's parameters. PEFT wraps the module once for each, in this order."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """One expert's share of the factors that PEFT keeps side by side for a layer's experts."""
+
+    expert: int
+    """The expert's number. Its r rows of A lie together; its columns of B are every `count`-th."""
+    count: int
+    """The number of experts."""
+    outputs: tuple[int, int]
+    """The first output that the tensor holds, and the one after the last: a gate or an up of both, or all."""
 
 
 @dataclass(frozen=True)
@@ -79,17 +104,37 @@ class LowRank:
     is_embedding: bool = False
     magnitude: TensorEntry | None = None
     """DoRA's m (out,)."""
+    parameter: Parameter | None = None
+    """Set where the weight is no module's own `weight`."""
+    share: Share | None = None
+    """Set where A (count · r, in) and B (out, r · count) are those of several experts."""
 
     @property
     def rank(self) -> int:
         """Return the rank r of the factors."""
-        return self.a.shape[0]
+        return self.a.shape[0] // (self.share.count if self.share else 1)
 
     @property
     def shape(self) -> tuple[int, int]:
         """Return the shape of the delta as the target stores the weight."""
-        out, into = self.b.shape[0], self.a.shape[1]
+        start, stop = self.share.outputs if self.share else (0, self.b.shape[0])
+        out, into = stop - start, self.a.shape[1]
         return (into, out) if self.transposed else (out, into)
+
+    @property
+    def held_bytes(self) -> int:
+        """Return the bytes of B that stay in memory while the experts' shares of it are taken, one after the other."""
+        return self.b.nbytes if self.share else 0
+
+    def read(self, files: Files, dtype: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Return B (out, r) and A (r, in), not scaled. Raise FormatError for NaN or infinities."""
+        if (share := self.share) is None:
+            return read_whole(files, self.b, dtype), read_whole(files, self.a, dtype)
+        size = self.a.nbytes // share.count
+        start = self.a.start + share.expert * size
+        own = replace(self.a, shape=(self.rank, self.a.shape[1]), start=start, nbytes=size)
+        of_expert = files.by_column(self.b, share.count)[share.expert, slice(*share.outputs)]
+        return of_expert.astype(dtype), read_whole(files, own, dtype)
 
 
 @dataclass(frozen=True)
@@ -108,6 +153,11 @@ class Adapter:
     """New rows of an embedding with the numbers of these rows."""
     copies: dict[str, TensorEntry] = field(default_factory=dict)
     """Tensors of the prior that PEFT saved along; they hold no change."""
+    bare: dict[str, Mapping[str, TensorEntry]] = field(default_factory=dict)
+    """The factors A and B on bare parameters (target_parameters), such as those of stacked experts, by module. Which
+    parameter is meant, and how many experts it holds, only the model tells (`spread_experts`)."""
+    stacks: dict[str, tuple[LowRank, ...]] = field(default_factory=dict)
+    """The factors of each slice of a tensor of stacked experts, by tensor name."""
 
 
 def load_adapter(folder: Path) -> Adapter:
@@ -121,9 +171,12 @@ def load_adapter(folder: Path) -> Adapter:
     tensors = _sort_tensors(folder, trains_biases=config.get("bias", "none") != "none")
     patterns = Patterns(config.get("rank_pattern")), Patterns(config.get("alpha_pattern"))
     modules: dict[str, LowRank] = {}
+    bare = _bare(config, patterns[0], tensors["factor"])
     faults = []
     for kind in ("factor", "embedding"):
         for module, pair in tensors[kind].items():
+            if module in bare:
+                continue
             low = _low_rank(config, patterns, module, pair, kind == "embedding", tensors["magnitude"].get(module))
             if isinstance(low, str):
                 faults.append(f"{module}: {low}")
@@ -139,7 +192,7 @@ def load_adapter(folder: Path) -> Adapter:
     if faults or wrong:
         raise FormatError(join_faults(f"{folder}: tensors that do not belong together:", [*faults, *wrong]))
     shifts = {f"{m}.bias": (entry, modules[m].scale) for m, entry in tensors["shift"].items()}
-    return Adapter(folder, config, modules, tensors["value"], shifts, tokens, tensors["copy"])
+    return Adapter(folder, config, modules, tensors["value"], shifts, tokens, tensors["copy"], bare)
 
 
 def is_adapter(folder: Path) -> bool:
@@ -260,6 +313,9 @@ def _value_faults(config: Mapping[str, Any]) -> Iterator[str]:
             if type(number) not in kinds or not least <= number <= sys.float_info.max:
                 yield f"{name}: {number!r}{' (a string)' if isinstance(number, str) else ''}, expected {expected}"
         yield from (f"{patterns}: {fault}" for fault in Patterns(values).faults)
+    names = config.get("target_parameters")
+    if not (names is None or (isinstance(names, list) and all(isinstance(name, str) for name in names))):
+        yield f"target_parameters: {names!r}, expected a list of names"
     tokens = config.get("trainable_token_indices")
     lists = tokens.values() if isinstance(tokens, dict) else [[] if tokens is None else tokens]
     if not all(isinstance(numbers, list) and all(type(n) is int for n in numbers) for numbers in lists):
@@ -269,6 +325,37 @@ def _value_faults(config: Mapping[str, Any]) -> Iterator[str]:
 def unwrapped(name: str) -> str:
     """Return a module's or tensor's name as the bare model has it, without the parts of compile, DDP or FSDP."""
     return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
+
+
+def _bare(config: Mapping[str, Any], ranks: Patterns, factors: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the factors on bare parameters, by module.
+
+    A module of which PEFT adapts several parameters is wrapped several times; the factors of several experts have
+    another rank than the config's; and a parameter may be named with its module, as gate.weight.
+    """
+    names = [str(name) for name in config.get("target_parameters") or []]
+    if not names:
+        return {}
+    wrapped = {name for name, depth in map(inner_depth, factors) if depth}
+    owners = {name.rpartition(".")[0] for name in names} - {""}
+
+    def is_bare(module: str, pair: Mapping[str, TensorEntry]) -> bool:
+        return (
+            inner_depth(module)[0] in wrapped
+            or any(end in owners for end in endings(module))
+            or pair["A"].shape[:1] != (ranks.first((module, unwrapped(module)), config["r"]),)
+        )
+
+    return {module: pair for module, pair in factors.items() if set(pair) == {"A", "B"} and is_bare(module, pair)}
+
+
+def inner_depth(module: str) -> tuple[str, int]:
+    """Return the name of a module that PEFT wraps several times, and how many other wrappers are around this one."""
+    name = module.removesuffix(_INNER)
+    if name == module:
+        return name, 0
+    name, depth = inner_depth(name)
+    return name, depth + 1
 
 
 def _low_rank(

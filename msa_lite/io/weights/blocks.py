@@ -22,6 +22,7 @@ class Files:
     def __init__(self) -> None:
         self._open: dict[Path, int] = {}
         self._lock = threading.Lock()
+        self._columns: dict[TensorEntry, np.ndarray] = {}
 
     def __getitem__(self, path: Path) -> int:
         with self._lock:
@@ -29,6 +30,22 @@ class Files:
                 # non-blocking: a pipe may have taken the file's place
                 self._open[path] = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
             return self._open[path]
+
+    def by_column(self, entry: TensorEntry, count: int) -> np.ndarray:
+        """Return a matrix (rows, k · count) as (count, rows, k): every count-th column together. Do not change it.
+
+        The latest one of each shape is kept, since a layer's experts take their shares in turn. Raise FormatError as
+        `read_whole`.
+        """
+        with self._lock:
+            known = self._columns.get(entry)
+        if known is None:
+            values = read_whole(self, entry, FLOAT_DTYPES[entry.dtype])
+            known = np.ascontiguousarray(values.reshape(len(values), -1, count).transpose(2, 0, 1))
+            with self._lock:
+                kept = {old: array for old, array in self._columns.items() if old.shape != entry.shape}
+                self._columns = kept | {entry: known}
+        return known
 
     def close(self) -> None:
         """Close all descriptors; a path that is used again is opened again."""

@@ -73,9 +73,12 @@ class TensorEntry:
 
     @property
     def matrix_shape(self) -> tuple[int, int]:
-        """Return (rows, columns) of the tensor seen as a matrix; anything that is not 2-D is a single column."""
-        if len(self.shape) == 2:
-            return self.shape[0], self.shape[1]
+        """Return (rows, columns) of the tensor seen as a matrix.
+
+        The matrices of a tensor of three dimensions stand one below the other; anything else is a single column.
+        """
+        if len(self.shape) in (2, 3):
+            return math.prod(self.shape[:-1]), self.shape[-1]
         return math.prod(self.shape), 1
 
 

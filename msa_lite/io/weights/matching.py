@@ -78,7 +78,7 @@ def match_names(adapter: Adapter, target: Mapping[str, TensorEntry], by_token: C
     if faults:
         headline = f"{adapter.folder}: does not fit the target (is it an adapter for another model?)"
         raise MismatchError(join_faults(headline, faults))
-    if not (matched.modules or matched.values or matched.shifts or matched.tokens):
+    if not (matched.modules or matched.values or matched.shifts or matched.tokens or matched.bare):
         raise MismatchError(f"{adapter.folder}: holds no LoRA factors at all, so it would change nothing")
     _warn_of_missing(adapter, target)
     return matched
