@@ -23,8 +23,13 @@ if TYPE_CHECKING:
 
 
 def load_matched(folder: Path, target: Checkpoint) -> Adapter:
-    """Open an adapter under the target's tensor names. Raise as `load_adapter` and `match_names` do."""
-    adapter = _with_stored_names(load_adapter(folder), target)
+    """Open an adapter under the target's tensor names. Raise as `load_adapter` and `match_adapter` do."""
+    return match_adapter(load_adapter(folder), target)
+
+
+def match_adapter(adapter: Adapter, target: Checkpoint) -> Adapter:
+    """Return an adapter under the target's tensor names. Raise as `match_names` and `spread_experts` do."""
+    adapter = _with_stored_names(adapter, target)
     return spread_experts(match_names(adapter, target.tensors, token_tensors(target)), target)
 
 

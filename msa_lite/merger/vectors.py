@@ -106,7 +106,7 @@ def load_vector(source: Path | Checkpoint, target: Checkpoint, prior: Checkpoint
         return _checkpoint_vector(source, target, prior)
     if not is_adapter(source):
         return _checkpoint_vector(load_checkpoint(source), target, prior)
-    return _adapter_vector(load_matched(source, target), target, prior)
+    return adapter_vector(load_matched(source, target), target, prior)
 
 
 def _checkpoint_vector(tuned: Checkpoint, target: Checkpoint, prior: Checkpoint | None) -> Vector:
@@ -146,7 +146,8 @@ def _cut(deltas: dict[str, Delta], target: Checkpoint, rows: Mapping[str, Sequen
     return common
 
 
-def _adapter_vector(adapter: Adapter, target: Checkpoint, prior: Checkpoint | None) -> Vector:
+def adapter_vector(adapter: Adapter, target: Checkpoint, prior: Checkpoint | None) -> Vector:
+    """Return the vector of an adapter under the target's tensor names. Raise as `load_vector`."""
     deltas: dict[str, Delta] = {n: Product(low) for n, low in adapter.modules.items() if low.magnitude is None}
     deltas |= {n: Stacked(tuple(map(Product, lows)), lows[0].shape[0]) for n, lows in adapter.stacks.items()}
     rows = {name: [low.shape[0]] for name, low in adapter.modules.items()}

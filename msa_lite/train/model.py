@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,9 +14,9 @@ from msa_lite.io.console.libraries import without_bars
 from msa_lite.io.files.writing import write_json
 from msa_lite.io.finished.manifest import stage_folder
 from msa_lite.io.models.heads import NumberFormat, choose_precision, dtype_of, nf4, note_precision
-from msa_lite.io.models.loading import load_whole, too_large
-from msa_lite.io.weights.adapter import ADAPTER_CONFIG
-from msa_lite.io.weights.checkpoint import load_checkpoint
+from msa_lite.io.models.loading import empty_model, load_whole, too_large
+from msa_lite.io.weights.adapter import ADAPTER_CONFIG, Adapter, read_factors
+from msa_lite.io.weights.checkpoint import Checkpoint, TensorEntry, load_checkpoint
 from msa_lite.io.weights.hub import Source
 from msa_lite.io.weights.vocabulary import AddedRows, cut_adapter, extend, without_added_rows
 
@@ -119,6 +120,25 @@ def with_adapter(model: Any, settings: FitSettings, precision: NumberFormat, nam
             if hasattr(module, "cast_input_dtype_enabled"):
                 module.cast_input_dtype_enabled = False
     return model
+
+
+def planned_adapter(prior: Checkpoint, settings: FitSettings) -> Adapter:
+    """Return the adapter that a fit on a prior would write: its names and shapes, without a weight.
+
+    Raise UsageError as `with_adapter`, and as `empty_model`.
+    """
+    from peft.utils import get_peft_model_state_dict
+
+    model = with_adapter(empty_model(prior), settings, "fp32")
+    config = model.peft_config["default"].to_dict()
+    config |= {key: [*config[key]] for key in ("target_modules", "target_parameters") if isinstance(config[key], set)}
+    place = Path("the adapter that this recipe fits")
+    shapes = {
+        name: tuple(value.shape)
+        for name, value in get_peft_model_state_dict(model, save_embedding_layers=False).items()
+    }
+    entries = [TensorEntry(name, place, "F32", shape, 0, 4 * math.prod(shape)) for name, shape in shapes.items()]
+    return read_factors(place, config, entries)
 
 
 def copy_trained(model: Any) -> dict[str, Any]:

@@ -114,7 +114,7 @@ def make_case(run: Path, name: str, case: Case) -> None:
     recipe["evaluate"]["ideal"] = str(models["ideal"])
     file = folder.with_suffix(".yaml")
     file.write_text(dump(recipe), "utf-8")
-    msa_lite.run_vectors(str(file))
+    msa_lite.run_vectors(str(file), overrides=["merge.filter=off", "vector.hold=0"])
 
 
 def main() -> None:

@@ -245,6 +245,16 @@ def test_the_demo_makes_its_own_history_and_keeps_it(tmp_path: Path) -> None:
     assert {p: p.stat().st_mtime_ns for p in made} == made
 
 
+@pytest.mark.parametrize("command", [["plan"], ["run", "--dry-run"]])
+def test_a_vector_that_no_merge_could_take_is_refused_by_whatever_looks_ahead(
+    command: list[str], recipe: dict[str, Any], tmp_path: Path, call_cli: CallCli
+) -> None:
+    targets = "vector.lora.targets=.*(q_proj|embed_tokens)"
+    status, stdout, stderr = call_cli(command[0], write(recipe, tmp_path), targets, *command[1:])
+    assert (status, stdout) == (3, "")
+    assert "embed_tokens.weight: the target ties embedding and head" in stderr
+
+
 @pytest.mark.parametrize(
     ("overrides", "code", "words"),
     [
@@ -254,6 +264,7 @@ def test_the_demo_makes_its_own_history_and_keeps_it(tmp_path: Path) -> None:
         (["forget.alpha=[1,2]", "evaluate.limit=1", "select.validation=0.5"], 2, "retain: 1 rows"),
         (["vector.lora.targets=[q_porj]"], 2, "q_porj: the target has no such module (did you mean 'q_proj'?)"),
         (["vector.lora.targets=[q_proj,embed_tokens]"], 2, "embed_tokens: the target ties embedding and head"),
+        (["vector.lora.targets=.*(q_proj|embed_tokens)"], 3, "embed_tokens.weight: the target ties embedding and head"),
         (["vector.max_length=8"], 3, "nothing is left to learn"),
         (["evaluate.holdout.format=text"], 3, "no column 'text'"),
     ],

@@ -65,7 +65,8 @@ def test_a_header_gives_tensors_by_offset_and_its_own_bytes(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("shape", "matrix"), [((3, 4), (3, 4)), ((5,), (5, 1)), ((), (1, 1)), ((2, 3, 4), (24, 1)), ((0, 4), (0, 4))]
+    ("shape", "matrix"),
+    [((3, 4), (3, 4)), ((5,), (5, 1)), ((), (1, 1)), ((2, 3, 4), (6, 4)), ((2, 3, 4, 5), (120, 1)), ((0, 4), (0, 4))],
 )
 def test_every_tensor_is_seen_as_a_matrix(tmp_path: Path, shape: tuple[int, ...], matrix: tuple[int, int]) -> None:
     save_file({"w": np.zeros(shape, np.float16)}, tmp_path / "x.safetensors")

@@ -109,7 +109,7 @@ def test_a_difference_is_tuned_minus_prior_whatever_the_dtypes(store: Store, sha
     tuned, prior = (random(*shape, dtype=dtype) for dtype in dtypes)
     entries = store(tuned=tuned, prior=prior)
     wanted = tuned.astype(float) - prior.astype(float)
-    columns = shape[1] if len(shape) == 2 else 1
+    columns = shape[-1] if len(shape) > 1 else 1
     assert_is(Difference(entries["tuned"], entries["prior"]), wanted.reshape(-1, columns))
 
 

@@ -57,7 +57,10 @@ def open_config(folder: Path, checkpoint: Checkpoint | None = None) -> Any:
     if faults:
         raise FormatError(join_faults(f"{folder}: config.json and weights cannot be loaded safely:", faults))
     with _explained(folder, "its config"):
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        if checkpoint.shards:
+            config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        else:  # headers alone, of a model on the Hub
+            config = AutoConfig.for_model(**checkpoint.config)
         if type(config) not in KINDS:
             raise FormatError(f"{folder}: its config.json is of a '{config.model_type}', no causal language model")
     if (folder / _GENERATION).exists():

@@ -10,7 +10,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -168,7 +168,12 @@ def load_adapter(folder: Path) -> Adapter:
     """
     folder = Path(folder)
     config = _load_adapter_config(folder)
-    tensors = _sort_tensors(folder, trains_biases=config.get("bias", "none") != "none")
+    return read_factors(folder, config, read_shard(folder / ADAPTER_FILE).tensors)
+
+
+def read_factors(folder: Path, config: dict[str, Any], entries: Iterable[TensorEntry]) -> Adapter:
+    """Return the adapter of a config and the tensors of its file. folder: for messages. Raise as `load_adapter`."""
+    tensors = _sort_tensors(folder, entries, trains_biases=config.get("bias", "none") != "none")
     patterns = Patterns(config.get("rank_pattern")), Patterns(config.get("alpha_pattern"))
     modules: dict[str, LowRank] = {}
     bare = _bare(config, patterns[0], tensors["factor"])
@@ -230,12 +235,12 @@ def base_name(folder: Path) -> str:
     return name + (f"@{revision}" if revision and isinstance(revision, str) else "")
 
 
-def _sort_tensors(folder: Path, trains_biases: bool) -> dict[str, dict[str, Any]]:
+def _sort_tensors(folder: Path, tensors: Iterable[TensorEntry], trains_biases: bool) -> dict[str, dict[str, Any]]:
     """Return the entries of an adapter file by kind and name. Raise FormatError unless each has its own meaning."""
     entries: dict[str, dict[str, Any]] = {kind: {} for kind in _KEYS}
     meanings: dict[tuple[str, ...], str] = {}
     faults = []
-    for entry in read_shard(folder / ADAPTER_FILE).tensors:
+    for entry in tensors:
         name = _PREFIX.sub("", entry.name)
         kind, match = next(((k, m) for k, p in _KEYS.items() if (m := re.fullmatch(p, name))), ("", None))
         if match is None or (kind == "value" and "lora_" in name):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +31,11 @@ from msa_lite.io.weights.hub import (
 )
 from msa_lite.io.weights.vocabulary import find_added_rows, token_tensors, vocabulary_size
 from msa_lite.merger import Precision, Term, check_mergeable, merge_terms
-from msa_lite.merger.vectors import compare_checkpoints
+from msa_lite.merger.matched import match_adapter
+from msa_lite.merger.vectors import adapter_vector, compare_checkpoints
 from msa_lite.recipe import Demo, RealDemo, Recipe
+from msa_lite.train import FitSettings
+from msa_lite.train.model import planned_adapter
 
 WRITTEN_OUT = ("target", "prior")  # an adapter under one of these keys is written out to this folder of the run
 _BLOCK = 1 << 22  # bytes compared at a time
@@ -233,6 +238,31 @@ def check_lora_targets(recipe: Recipe, target: Checkpoint, prior: Checkpoint) ->
             f"vector.lora.targets: {', '.join(tuned)}: target and prior differ in the number of tokens, so such an "
             f"adapter cannot be put on the target ({keys[0]}); leave them out, or merge to a model"
         )
+
+
+def check_fit(recipe: Recipe, target: Checkpoint, prior: Checkpoint) -> None:
+    """Raise MismatchError or UsageError for vectors that a fit would write and no merge could take, before the fit.
+
+    By headers and configs alone: a model without weights tells which modules and parameters PEFT would adapt.
+    """
+    lora = recipe.vector.lora
+    if recipe.vector.mode == "full":
+        return
+    targets = lora.targets if isinstance(lora.targets, str) else tuple(lora.targets)
+    settings = FitSettings(mode="lora", lora_rank=lora.rank, lora_alpha=lora.alpha, lora_targets=targets)
+    adapter_vector(match_adapter(planned_adapter(prior, settings), target), target, prior)
+
+
+def check_fit_ahead(recipe: Recipe, heads: Mapping[str, Checkpoint]) -> None:
+    """Check what `check_fit` checks of models whose headers are known by role; raise as it does.
+
+    What this machine cannot tell (a family that its transformers does not know, no PEFT) is left to the run.
+    """
+    target = heads.get("target")
+    prior = heads.get("prior") if recipe.has_prior else target
+    if target and prior and find_spec("peft"):
+        with suppress(FormatError):
+            check_fit(recipe, target, prior)
 
 
 def adapter_keys(recipe: Recipe) -> list[str]:

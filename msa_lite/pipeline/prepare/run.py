@@ -23,7 +23,14 @@ from msa_lite.io.models.devices import check_device
 from msa_lite.io.weights.checkpoint import Checkpoint, load_checkpoint
 from msa_lite.io.weights.hub import Source
 from msa_lite.pipeline.prepare.earlier import EarlierRun, check_earlier, check_rows, open_earlier
-from msa_lite.pipeline.prepare.models import check_apart, check_lora_targets, check_readings, open_models, open_reader
+from msa_lite.pipeline.prepare.models import (
+    check_apart,
+    check_fit,
+    check_lora_targets,
+    check_readings,
+    open_models,
+    open_reader,
+)
 from msa_lite.pipeline.prepare.prompt import resolve_prompt
 from msa_lite.pipeline.prepare.questions import (
     ALTERNATIVES,
@@ -227,7 +234,9 @@ def prepare(recipe: Recipe, scope: Scope, progress: Progress = silent) -> Run:
         check_apart(sources["target"], sources["prior"])
     check_earlier(recipe, earlier, sources)
     target = load_checkpoint(sources["target"].folder)
-    check_lora_targets(recipe, target, load_checkpoint(sources["prior"].folder))
+    prior = load_checkpoint(sources["prior"].folder)
+    check_lora_targets(recipe, target, prior)
+    check_fit(recipe, target, prior)
     check_space(scope.folder, _bytes_needed(target, recipe, scope))
 
     tokenizer = open_reader(sources["target"], recipe.target)

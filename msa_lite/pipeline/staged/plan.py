@@ -16,7 +16,7 @@ from msa_lite.io.weights.hub import fetch_tokenizer
 from msa_lite.pipeline.prepare.prompt import prompt_settings
 from msa_lite.pipeline.prepare.questions import load_set
 from msa_lite.pipeline.stages.costs import MOST_SAVES, Machine, fit_cost, full_size
-from msa_lite.pipeline.stages.facts import Facts, RowFacts, find_shapes, without_warnings
+from msa_lite.pipeline.stages.facts import Facts, RowFacts, find_shapes, read_heads, without_warnings
 from msa_lite.pipeline.stages.forecast import enough_processes, forecast
 from msa_lite.pipeline.stages.stage import Stage
 from msa_lite.recipe import RecipeSource, TrainingRecipe, load_training
@@ -84,7 +84,8 @@ def find_training_facts(recipe: TrainingRecipe) -> Facts:
     """Find the model and the rows of a training. Notes say which rows cannot be read."""
     tokenizer, notes, rows = None, list[str](), dict[str, RowFacts]()
     if isinstance(recipe.model, str):
-        shapes, download, missing = find_shapes({_MODEL: recipe.model}, notes)
+        names = {_MODEL: recipe.model}
+        shapes, download, missing = find_shapes(names, read_heads(names), notes)
     else:
         shapes, download, missing = {_MODEL: _new_shape(recipe.model)}, 0, ()
     name = recipe.model if isinstance(recipe.model, str) else recipe.model.tokenizer

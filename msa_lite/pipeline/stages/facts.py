@@ -68,6 +68,8 @@ class Facts:
     """The rows as token ids, by vector, where they could be read."""
     missing: tuple[str, ...] = ()
     """The models whose headers could not be read: target, prior, ideal."""
+    heads: Mapping[str, Checkpoint] = field(default_factory=dict)
+    """The models whose headers could be read."""
 
 
 def find_facts(recipe: Recipe) -> Facts:
@@ -83,11 +85,12 @@ def find_facts(recipe: Recipe) -> Facts:
         names["ideal"] = recipe.evaluate.ideal
     is_far = any(map(is_remote, [*names.values(), *_data_places(recipe)]))
     with offline_where_unreachable() if is_far else nullcontext():
-        shapes, download, missing = find_shapes(names, notes)
+        heads = read_heads(names)
+        shapes, download, missing = find_shapes(names, heads, notes)
         shapes.setdefault("prior", shapes["target"])
         examples = _find_examples(recipe, notes)
     rows = match_forget(recipe, {name: RowFacts.of(set_examples) for name, set_examples in examples.items()})
-    return Facts(shapes, rows, download, notes, examples, missing)
+    return Facts(shapes, rows, download, notes, examples, missing, heads)
 
 
 def _data_places(recipe: Recipe) -> list[str]:
@@ -95,14 +98,23 @@ def _data_places(recipe: Recipe) -> list[str]:
     return [data.path for data in recipe.data_sets.values()]
 
 
-def find_shapes(names: Mapping[str, str], notes: list[str]) -> tuple[dict[str, Shape], int, tuple[str, ...]]:
+def read_heads(names: Mapping[str, str]) -> dict[str, Checkpoint]:
+    """Return the models whose headers can be read, by role."""
+    found = {role: find_headers(name) for role, name in names.items()}
+    return {role: checkpoint for role, checkpoint in found.items() if checkpoint}
+
+
+def find_shapes(
+    names: Mapping[str, str], heads: Mapping[str, Checkpoint], notes: list[str]
+) -> tuple[dict[str, Shape], int, tuple[str, ...]]:
     """Return the sizes of models by their roles, the bytes of weights to download, and the roles of missing models.
 
-    names: models by role, "target" or another one first. Raise UsageError where no size is known.
+    names: models by role, "target" or another one first. heads: those whose headers can be read. Raise UsageError
+    where no size is known.
     """
     shapes, download, missing, borrowed = dict[str, Shape](), 0, list[str](), dict[str, list[str]]()
     for role, name in names.items():
-        if checkpoint := find_headers(name):
+        if checkpoint := heads.get(role):
             shapes[role] = read_shape(checkpoint, name)
             download += 0 if checkpoint.shards else sum(entry.nbytes for entry in checkpoint.tensors.values())
         else:

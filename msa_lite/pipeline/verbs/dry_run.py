@@ -22,7 +22,7 @@ from msa_lite.io.console.progress import readable
 from msa_lite.io.files.reading import read_yaml
 from msa_lite.io.finished.seal import load_manifest
 from msa_lite.pipeline.init.inspect import inspect_model
-from msa_lite.pipeline.prepare.models import WRITTEN_OUT, names_adapter
+from msa_lite.pipeline.prepare.models import WRITTEN_OUT, check_fit_ahead, names_adapter
 from msa_lite.pipeline.prepare.prompt import PROMPT_FILE
 from msa_lite.pipeline.prepare.questions import source_of
 from msa_lite.pipeline.prepare.run import Context, prepare
@@ -145,6 +145,7 @@ def dry_run(
     facts, machine = find_facts(recipe), Machine(this_device())
     whole, blockers = _find_blockers(recipe, facts, every_checkpoint=command == "probe")
     if blockers:
+        check_fit_ahead(recipe, facts.heads)
         context = Context(recipe, verb.scope)
     else:
         context = Context.of(prepare(whole, verb.scope))

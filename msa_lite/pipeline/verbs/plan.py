@@ -9,6 +9,7 @@ from msa_lite.budget.plan import Plan
 from msa_lite.budget.speed import Device, this_device
 from msa_lite.errors import UsageError
 from msa_lite.merger.checked import parse_size
+from msa_lite.pipeline.prepare.models import check_fit_ahead
 from msa_lite.pipeline.prepare.run import Context, msa_scope
 from msa_lite.pipeline.run.msa import msa_stages
 from msa_lite.pipeline.staged.plan import plan_training
@@ -45,6 +46,7 @@ def plan(
         return plan_training(recipe, overrides, device, price_per_hour)
     loaded = load_recipe(recipe, overrides)
     facts, scope = find_facts(loaded), msa_scope(loaded)
+    check_fit_ahead(loaded, facts.heads)
 
     def build(recipe: Recipe) -> list[Stage]:
         return msa_stages(Context(recipe, scope))
