@@ -21,7 +21,8 @@ logger = logging.getLogger(__name__)
 _RENAMES = [
     *((f"{prefix}.", "") for prefix in ("model", "transformer", "gpt_neox", "backbone", "rwkv", "biogpt")),
     ("model.language_model.", "language_model.model."), ("language_model.model.", "model.language_model."),
-    ("model.language_model.", "model."), ("language_model.", ""), ("", "language_model."),
+    ("model.language_model.", "model."), ("model.", "model.language_model."),
+    ("language_model.", ""), ("", "language_model."),
 ]  # fmt: skip
 _TASK_HEADS = {"classifier", "score", "qa_outputs"}  # PEFT adds them to modules_to_save by the task, even where missing
 
