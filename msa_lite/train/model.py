@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -96,17 +97,19 @@ def _like_inputs(module: Any, inputs: tuple[Any, ...], states: Any) -> Any:
 def with_adapter(model: Any, settings: FitSettings, precision: NumberFormat, name: str = "default") -> Any:
     """Put a fresh adapter on the model, in fp32, beside those that are on it already.
 
-    Raise UsageError for targets that the model lacks.
+    Of a vision-language model only the text model gets one: rows of text teach the rest nothing. Raise UsageError for
+    targets that the model lacks.
     """
     from peft import LoraConfig, PeftModel, get_peft_model
 
-    targets = settings.lora_targets
+    targets, text = settings.lora_targets, _text_path(model)
     config = LoraConfig(
         task_type="CAUSAL_LM",
         r=settings.lora_rank,
         lora_alpha=settings.lora_alpha,
         lora_dropout=settings.lora_dropout,
         target_modules=targets if isinstance(targets, str) else list(targets),
+        exclude_modules=rf"(?!(.*\.)?{re.escape(text)}\.).*" if text else None,
     )
     try:
         if isinstance(model, PeftModel):
@@ -120,6 +123,15 @@ def with_adapter(model: Any, settings: FitSettings, precision: NumberFormat, nam
             if hasattr(module, "cast_input_dtype_enabled"):
                 module.cast_input_dtype_enabled = False
     return model
+
+
+def _text_path(model: Any) -> str:
+    """Return the path of the text model inside a vision-language model; "" for a model of text alone."""
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    if "text_config" not in getattr(inner.config, "sub_configs", {}):
+        return ""
+    decoder = inner.get_decoder()
+    return next(name for name, module in inner.named_modules() if module is decoder)
 
 
 def planned_adapter(prior: Checkpoint, settings: FitSettings) -> Adapter:

@@ -41,11 +41,12 @@ _GENERATION = "generation_config.json"
 def open_config(folder: Path, checkpoint: Checkpoint | None = None) -> Any:
     """Return the config of a causal language model as transformers has it. checkpoint: the folder's, if it is open.
 
+    Of a vision-language model it is that of the text model, where transformers has a class for this part alone.
+
     Raise FormatError for a config that transformers cannot read, of a kind that it does not know, that is no causal
     language model, that needs code of the model's own, or whose sizes do not fit the weights.
     """
     from transformers import AutoConfig, GenerationConfig
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING as KINDS
 
     checkpoint = checkpoint or load_checkpoint(folder)
     widest = max((size for entry in checkpoint.tensors.values() for size in entry.shape), default=0)
@@ -61,13 +62,27 @@ def open_config(folder: Path, checkpoint: Checkpoint | None = None) -> Any:
             config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         else:  # headers alone, of a model on the Hub
             config = AutoConfig.for_model(**checkpoint.config)
-        if type(config) not in KINDS:
+        if (kind := _model_class(config)) is None:
             raise FormatError(f"{folder}: its config.json is of a '{config.model_type}', no causal language model")
+        if kind.config_class is not type(config) and kind.config_class is config.sub_configs.get("text_config"):
+            config = config.get_text_config()
     if (folder / _GENERATION).exists():
         values = read_object(folder / _GENERATION)
         with _explained(folder, _GENERATION), suppress(TypeError):  # then transformers takes its own defaults
             GenerationConfig.from_dict(values)
     return config
+
+
+def _model_class(config: Any) -> Any:
+    """Return the class of a model that says text by a config: a causal language model, or one that also sees; or None.
+
+    transformers knows the second kind under another head than the first.
+    """
+    from transformers.models.auto import modeling_auto as auto
+
+    return auto.MODEL_FOR_CAUSAL_LM_MAPPING.get(
+        type(config), auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING.get(type(config), None)
+    )
 
 
 def check_model(folder: Path) -> Any:
@@ -78,7 +93,6 @@ def check_model(folder: Path) -> Any:
     tensors that are missing, left over or of another shape.
     """
     import torch
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING as KINDS
 
     checkpoint = load_checkpoint(folder)
     config = open_config(folder, checkpoint)
@@ -92,7 +106,7 @@ def check_model(folder: Path) -> Any:
         for name, entry in checkpoint.tensors.items()
     }
     with _explained(folder, "a model of its config"), _without_reports():
-        model, report = KINDS[type(config)].from_pretrained(
+        model, report = _model_class(config).from_pretrained(
             None,
             config=config,
             state_dict=weights,
@@ -112,7 +126,7 @@ def empty_model(checkpoint: Checkpoint) -> Any:
     """
     try:
         import torch
-        from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING as KINDS
+        import transformers  # noqa: F401
     except ImportError as error:
         raise UsageError(
             f"{checkpoint.folder}: where its files hold stacked experts is told by transformers; "
@@ -120,7 +134,7 @@ def empty_model(checkpoint: Checkpoint) -> Any:
         ) from error
     config = open_config(checkpoint.folder, checkpoint)
     with _explained(checkpoint.folder, "a model of its config"), _without_reports(), torch.device("meta"):
-        return KINDS[type(config)]._from_config(config)
+        return _model_class(config)._from_config(config)
 
 
 def _check_floats(checkpoint: Checkpoint) -> None:
@@ -167,12 +181,12 @@ def load_whole(folder: Path, **how: Any) -> Any:
 
     Raise as `check_model`, before a weight is read.
     """
-    from transformers import AutoModelForCausalLM
-
     folder = Path(folder)
     is_plain = check_loads(folder, folder) is not None
+    config = open_config(folder)
     with _explained(folder, "its weights"), without_bars():
-        model, report = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True, **_SAFE, **how)
+        kind = _model_class(config)
+        model, report = kind.from_pretrained(folder, config=config, output_loading_info=True, **_SAFE, **how)
     # A quantised file has constants beside its weights, by names that the model itself does not have.
     _check_whole(folder, report if is_plain else {**report, "unexpected_keys": ()})
     return model

@@ -54,7 +54,9 @@ _KEYS = {
 # Parts of a module's path that a wrapper (torch.compile, DistributedDataParallel, FSDP) adds.
 _WRAPPERS = ("_orig_mod", "module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 _WRAPPED = rf"(?:(?:{'|'.join(_WRAPPERS)})\.)*"
-_PREFIX = re.compile(rf"^(?:{_WRAPPED}base_model\.{_WRAPPED}model\.)+")  # twice, where a wrapped model was wrapped again
+_PREFIX = re.compile(
+    rf"^(?:{_WRAPPED}base_model\.{_WRAPPED}model\.)+"
+)  # twice, where a wrapped model was wrapped again
 PLAIN_STARTS = (True, False, "gaussian", "orthogonal", "eva")
 """The values of init_lora_weights that leave the model as it is; other starts change its weights."""
 _INNER = ".base_layer"  # of a module that PEFT wraps once more for another of its parameters
