@@ -83,6 +83,29 @@ def tiny_model(kind: str, seed: int = 0, **changes: Any) -> Any:
     return model
 
 
+def tiny_vision_model(kind: str, seed: int = 0) -> Any:
+    """A vision-language model: qwen3_5 (its text alone has a class of its own), mistral3 (loaded whole)."""
+    import torch
+    import transformers as tf
+
+    text = tiny_config("llama", tie_word_embeddings=False).to_dict() | {"head_dim": 8}
+    text = {key: value for key, value in text.items() if key not in ("model_type", "architectures", "rope_parameters")}
+    sees = {"hidden_size": 32, "intermediate_size": 48}
+    linear = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8,
+              "linear_value_head_dim": 8, "layer_types": ["linear_attention", "full_attention"]}  # fmt: skip
+    pixtral = {"num_hidden_layers": 1, "num_attention_heads": 4, "image_size": 28, "patch_size": 14}
+    config = {
+        "qwen3_5": lambda: tf.Qwen3_5Config(
+            text_config=text | linear, vision_config=sees | {"depth": 1, "num_heads": 4, "out_hidden_size": 32}
+        ),
+        "mistral3": lambda: tf.Mistral3Config(
+            text_config=tf.MistralConfig(**text), vision_config=tf.PixtralVisionConfig(**sees, **pixtral)
+        ),
+    }[kind]()
+    torch.manual_seed(seed)
+    return tf.AutoModelForImageTextToText.from_config(config).float()
+
+
 def tiny_tokenizer(chat: bool = False) -> Any:
     """A byte-level tokenizer with <s>, </s> and <pad>; with `chat`, a template that prints a date as Llama 3's does."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
