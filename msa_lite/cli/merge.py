@@ -84,7 +84,11 @@ def read_strengths(options: dict[str, Any]) -> dict[str, Any]:
 @click.option("--seed", type=int, help="Seed of stochastic rounding.  [default: 0]")
 @click.option("--exact", is_flag=True, help="float64 arithmetic: every weight is the correctly rounded one.")
 @click.option("--as", "form", default="model", show_default=True, help="model, or adapter: one adapter on the target.")
-@click.option("--max-rank", type=int, help="With --as adapter: truncate each module's update to at most this rank.")
+@click.option(
+    "--max-rank",
+    type=int,
+    help="With --as adapter: truncate each module's update to at most this rank; full checkpoints need it.",
+)
 @click.option("--forecast", metavar="FORMS", help="Count what nf4, int4 or int8 leaves of the update: nf4,int8.")
 @click.option("--max-memory", default="512MB", show_default=True, help="Bound on memory, Python itself included.")
 @click.option("--threads", type=int, help="Worker threads.  [default: one a core]")

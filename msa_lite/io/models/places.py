@@ -75,6 +75,14 @@ def module_paths(model: Any, names: Container[str]) -> dict[str, str]:
     return {name: paths[place.parameter] for name, ([place, *_], _) in places.items() if place.rows == (0.0, 1.0)}
 
 
+def linear_paths(model: Any, names: Container[str]) -> dict[str, str]:
+    """Return as `module_paths` only modules that are linear layers and keep their weight as (out, in)."""
+    import torch
+
+    linear = {path for path, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
+    return {name: path for name, path in module_paths(model, names).items() if path in linear}
+
+
 def _weight(module: Any) -> Any:
     return dict(module.named_parameters(recurse=False)).get("weight")
 

@@ -1,0 +1,312 @@
+"""The modules of an adapter that holds an update: factors side by side; of other changes the best product of a rank."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import ClassVar
+
+import numpy as np
+
+from msa_lite.errors import MismatchError, join_faults
+from msa_lite.io.models.loading import empty_model
+from msa_lite.io.models.places import linear_paths, module_paths
+from msa_lite.io.weights.adapter import LowRank, Parameter, Share, unwrapped
+from msa_lite.io.weights.blocks import Files, Scratch
+from msa_lite.io.weights.checkpoint import TensorEntry
+from msa_lite.merger.checked import CheckedMerge, block_rows, blocks_of
+from msa_lite.merger.deltas import Delta, Product, Stacked
+from msa_lite.merger.formula import Factors, Term, combine_factors
+from msa_lite.merger.low_rank import OVERSAMPLED, approximate, squared_norm, truncate
+from msa_lite.merger.vectors import ties_head
+
+_FACTOR_KEYS = {False: "base_model.model.{}{}.lora_{}.weight", True: "base_model.model.{}{}.lora_embedding_{}"}
+Entries = list[tuple[str, str, tuple[int, int], int]]
+"""Name, dtype, shape and bytes of tensors."""
+
+
+@dataclass(frozen=True)
+class Computed:
+    """The factors of a module of the output in fp32, as PEFT keeps them."""
+
+    a: np.ndarray
+    b: np.ndarray
+    sums: Sequence[float]
+    """Squared norms: of the update, of its terms (summed), of what was cut."""
+
+
+@dataclass(frozen=True)
+class FactorModule:
+    """A module of the output, by headers: the factors of all terms side by side, cut to `max_rank` if that is less."""
+
+    terms: Sequence[Term[LowRank]]
+    """The terms that change the module, at least one."""
+    name: str
+    """The module's name, as transformers has it."""
+    wrappers: int
+    """How many wrappers PEFT puts around this one, for other parameters of the module."""
+    max_rank: int | None
+    """The largest rank allowed."""
+
+    @property
+    def low(self) -> LowRank:
+        """Return the adapter module after which the output's factors are turned."""
+        return self.terms[0].vector
+
+    @property
+    def path(self) -> str:
+        """Return the name that PEFT's config has for it: of the module, or of its parameter."""
+        return f"{self.name}.{self.low.parameter.name}" if self.low.parameter else self.name
+
+    @property
+    def experts(self) -> int:
+        """Return the number of matrices that it stands for."""
+        return self.low.share.count if self.low.share else 1
+
+    @property
+    def stacked(self) -> int:
+        """Return the ranks of all terms together."""
+        return sum(term.vector.rank for term in self.terms)
+
+    @property
+    def is_cut(self) -> bool:
+        return self.max_rank is not None and self.stacked > self.max_rank
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Return (out, in) of the delta as PEFT's module has it."""
+        return self.low.b.shape[0], self.low.a.shape[1]
+
+    @property
+    def rank(self) -> int:
+        """Return the rank in the output; after a cut no more than the matrix can have."""
+        return min(self.max_rank or 0, *self.shape) if self.is_cut else self.stacked
+
+    @property
+    def parameter(self) -> Parameter | None:
+        """Return the bare parameter that it adapts, if any."""
+        return self.low.parameter
+
+    @property
+    def is_turned(self) -> bool:
+        """Check whether the target stores the weight of the module as (in, out)."""
+        return self.low.transposed and not (self.low.is_embedding or self.low.parameter)
+
+    @property
+    def tensors(self) -> Entries:
+        """Return name, dtype, shape and bytes of A and B in the output."""
+        (out, into), rank = self.shape, self.rank * self.experts
+        key, inner = _FACTOR_KEYS[self.low.is_embedding], ".base_layer" * self.wrappers
+        shapes = {"A": (rank, into), "B": (out, rank)}
+        return [(key.format(self.name, inner, h), "F32", shape, 4 * math.prod(shape)) for h, shape in shapes.items()]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(size for *_, size in self.tensors)
+
+    @property
+    def memory(self) -> int:
+        """Return the most bytes that its arrays take at a time."""
+        (out, into), rank = self.shape, self.stacked
+        whole, core = rank * (out + into), rank * rank
+        needed = 3 * whole + 4 * core  # as read, with strengths, stacked; ranks by ranks for the norms
+        if self.is_cut:  # QR holds four copies of a factor, the core's SVD many of the core
+            needed = max(needed, whole + rank * out + 4 * rank * max(out, into) + 2 * core, 2 * whole + 16 * core)
+        held = self.nbytes + sum(term.vector.held_bytes for term in self.terms) if self.low.share else 0
+        return 8 * needed + held
+
+    def compute(self, files: Files) -> Computed:
+        """Return the factors of all its experts. Raise FormatError for NaN or infinities in a vector."""
+        sums = np.zeros(3)
+        outer, inner = [], []
+        for expert in range(self.experts):
+            b, a, of_terms = self._combined(files, expert)
+            whole, lost = squared_norm(b, a), 0.0
+            if self.is_cut:
+                b, a, lost = truncate(b, a, self.rank)
+            outer.append(b.astype(np.float32))
+            inner.append(a.astype(np.float32))
+            sums += whole, of_terms, lost
+        # B (out, rank · experts): a column of each expert in turn, then the next of each (`spread_experts`)
+        b = np.stack(outer, axis=-1).reshape(len(outer[0]), -1)
+        return Computed(np.concatenate(inner), b, tuple(sums))
+
+    def _combined(self, files: Files, expert: int) -> tuple[np.ndarray, np.ndarray, float]:
+        """Return B and A of the update in fp64, and the squared norms of its terms, summed. It keeps no other array."""
+        lows = [term.with_vector(_of_expert(term.vector, expert)) for term in self.terms]
+        terms = [low.with_vector(_factors(files, low.vector, self.low.transposed)) for low in lows]
+        of_terms = sum(term.weight * term.weight * squared_norm(*term.vector) for term in terms)
+        return *combine_factors(terms), of_terms
+
+
+def _of_expert(low: LowRank, expert: int) -> LowRank:
+    """Return the factors of an expert, with all its outputs."""
+    return replace(low, share=Share(expert, low.share.count, (0, low.b.shape[0]))) if low.share else low
+
+
+def _factors(files: Files, low: LowRank, transposed: bool) -> Factors:
+    """Return (scale · B, A) in fp64, in PEFT's orientation for a weight that is stored as (in, out) or not."""
+    b, a = low.read(files, np.float64)
+    b = b * low.scale
+    return (b, a) if low.transposed == transposed or low.parameter else (a.T, b.T)
+
+
+@dataclass(frozen=True)
+class DenseModule:
+    """A module whose update is no product of factors: the output holds the best one of `rank` (`approximate`)."""
+
+    terms: Sequence[Term[Delta]]
+    """The terms that change the module, at least one."""
+    name: str
+    """The module's name, as transformers has it."""
+    entry: TensorEntry
+    """The target's tensor (out, in)."""
+    rank: int
+    """The rank in the output."""
+    parameter: ClassVar[None] = None
+    is_turned: ClassVar[bool] = False
+
+    @property
+    def path(self) -> str:
+        return self.name
+
+    @property
+    def stacked(self) -> int:
+        return self.rank
+
+    @property
+    def tensors(self) -> Entries:
+        """Return name, dtype, shape and bytes of A and B in the output."""
+        (out, into), rank = self.entry.matrix_shape, self.rank
+        shapes = {"A": (rank, into), "B": (out, rank)}
+        return [(_FACTOR_KEYS[False].format(self.name, "", half), "F32", shape, 4 * math.prod(shape))
+                for half, shape in shapes.items()]  # fmt: skip
+
+    @property
+    def nbytes(self) -> int:
+        return sum(size for *_, size in self.tensors)
+
+    @property
+    def memory(self) -> int:
+        """Return the most bytes that its arrays take at a time."""
+        block = block_rows(self.entry) * self.entry.matrix_shape[1]
+        return 8 * (4 * block + 5 * (self.rank + OVERSAMPLED) * sum(self.entry.matrix_shape))
+
+    def compute(self, files: Files) -> Computed:
+        """Return the factors of the best product. Raise FormatError for NaN or infinities in a vector."""
+        (b, a), whole, kept = approximate(partial(self._blocks, files), self.entry.matrix_shape, self.rank)
+        # The norms of single terms would take a pass of their own. Terms that cancel out leave an update of zero.
+        return Computed(a.astype(np.float32), b.astype(np.float32), (whole, whole, max(0.0, whole - kept)))
+
+    def _blocks(self, files: Files) -> Iterator[tuple[slice, np.ndarray]]:
+        """Yield the update by rows, in fp64."""
+        yield from update_rows(files, self.entry, self.terms)
+
+
+def update_rows(files: Files, entry: TensorEntry, terms: Sequence[Term[Delta]]) -> Iterator[tuple[slice, np.ndarray]]:
+    """Yield Σ weight · Δw of a tensor by rows of its matrix view, in fp64."""
+    loaded, scratch = [term.with_vector(term.vector.load(files, np.float64)) for term in terms], Scratch()
+    for start, stop in blocks_of(entry):
+        rows = np.zeros((stop - start, entry.matrix_shape[1]))
+        for term in loaded:
+            rows += term.weight * term.vector.rows(files, start, stop, np.float64, scratch)
+        yield slice(start, stop), rows
+
+
+Module = FactorModule | DenseModule
+
+
+def find_modules(checked: CheckedMerge, max_rank: int | None) -> tuple[list[Module], list[str]]:
+    """Return the modules of the output, and the target's tensors whose change it cannot hold.
+
+    A change that is no product of factors gets the best one of `max_rank`, where it is that of a linear layer. Raise
+    MismatchError for such changes without `max_rank`, and for vectors that adapt experts in two ways.
+    """
+    is_product = {name: all(map(_is_product, checked.deltas(name))) for name in checked.touched}
+    products = [name for name in checked.touched if is_product[name]]
+    faults = [
+        f"{name}: adapted with all experts of its layer in one vector, on its own in another"
+        for name in products
+        if len({bool(term.vector.parameter) for term in low_ranks(checked, name)}) > 1
+    ]
+    if max_rank is None:
+        faults += _dense_faults(checked)
+    if faults:
+        headline = "only products of factors fit into a LoRA adapter; merge to a model, or give --max-rank:"
+        raise MismatchError(join_faults(headline, faults))
+    modules: list[Module] = [*_factor_modules(checked, products, max_rank)] if products else []
+    dense = [name for name in checked.touched if not is_product[name]]
+    if not dense or max_rank is None:
+        return modules, []
+    paths, target = linear_paths(empty_model(checked.target), checked.target.tensors), checked.target.tensors
+    for name in dense:
+        if name in paths and not (name.endswith("lm_head.weight") and ties_head(checked.target)):
+            rank = min(max_rank, *target[name].matrix_shape)
+            modules.append(DenseModule(checked.deltas(name), paths[name], target[name], rank))
+    return modules, [name for name in dense if name not in paths]
+
+
+def _is_product(term: Term[Delta]) -> bool:
+    delta = term.vector
+    return isinstance(delta, Stacked) or (isinstance(delta, Product) and delta.count is None)
+
+
+def _dense_faults(checked: CheckedMerge) -> Iterator[str]:
+    """Yield the vectors, or their tensors, that no adapter can hold exactly."""
+    for term in checked.terms:
+        if not term.vector.is_adapter:
+            yield f"{term.vector.folder}: the {term.name} vector is a full checkpoint"
+            continue
+        for name, delta in term.vector.deltas.items():
+            if not _is_product(term.with_vector(delta)):
+                yield f"{name}: {delta.kind} in the {term.name} vector"
+
+
+def low_ranks(checked: CheckedMerge, name: str) -> list[Term[LowRank]]:
+    """Return the factors that change a tensor; of a stacked one those of its first expert."""
+    products = [(t, t.vector.slices[0] if isinstance(t.vector, Stacked) else t.vector) for t in checked.deltas(name)]
+    return [term.with_vector(delta.low) for term, delta in products if isinstance(delta, Product)]
+
+
+def _factor_modules(checked: CheckedMerge, products: Sequence[str], max_rank: int | None) -> list[FactorModule]:
+    """Return the modules of tensors that products of factors change, under the names that transformers has today.
+
+    All tensors of a parameter of stacked experts belong to one.
+    """
+    terms: dict[tuple[str, Parameter | None], dict[str, Term[LowRank]]] = {}
+    names, unknown = _todays_names(checked, products), []
+    for name in products:
+        for term in low_ranks(checked, name):
+            low = term.vector
+            module = low.module if low.parameter else names.get(name, "") if names else unwrapped(low.module)
+            terms.setdefault((module, low.parameter), {}).setdefault(term.name, term)
+            if not module:
+                unknown.append(f"{name}: {low.module} in the {term.name} vector")
+    if unknown:
+        headline = "transformers holds these weights in no module of their own, so PEFT cannot; merge to a model:"
+        raise MismatchError(join_faults(headline, unknown))
+    return [
+        FactorModule(list(by_name.values()), module, _later(module, parameter, terms), max_rank)
+        for (module, parameter), by_name in terms.items()
+    ]
+
+
+def _todays_names(checked: CheckedMerge, products: Sequence[str]) -> dict[str, str]:
+    """Return the module's name by tensor, as transformers loads the target today; {} where files and vectors agree.
+
+    It takes transformers, and seconds, so only families are looked up whose modules transformers renames while it loads
+    them: those with experts, those with a text model inside, and those whose vectors have other names than the files.
+    """
+    target = checked.target
+    lows = [(name, term.vector) for name in products for term in low_ranks(checked, name)]
+    is_renamed = "text_config" in target.config or any(".experts." in name for name in target.tensors)
+    if not is_renamed and all(name == f"{unwrapped(low.module)}.weight" for name, low in lows):
+        return {}
+    return module_paths(empty_model(target), target.tensors)
+
+
+def _later(module: str, parameter: Parameter | None, others: Iterable[tuple[str, Parameter | None]]) -> int:
+    """Return how many other parameters of a module PEFT wraps after this one."""
+    return sum(name == module and bool(other and parameter and other.place > parameter.place) for name, other in others)
