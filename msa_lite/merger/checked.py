@@ -132,17 +132,23 @@ class CheckedMerge:
         return all(isinstance(term.vector, Product) for term in self.deltas(name))
 
     def notes(self) -> list[str]:
-        """Return a note for the user on tensors of which the target has more rows: it keeps its own tokens."""
+        """Return notes for the user on weights that keep the target's values: tokens and tensors of its own."""
         vectors = [term.vector for term in self.terms if term.weight]
-        common = dict.fromkeys(name for vector in vectors for name in vector.common)
-        if not common:
-            return []
-        name = next(iter(common))
-        known = min(vector.common[name] for vector in vectors if name in vector.common)
-        return [
-            f"the target has rows for {self.target.tensors[name].shape[0]} tokens, the vectors for {known}: in "
-            f"{', '.join(common)} only the common rows changed; the others stay the target's"
-        ]
+        notes = []
+        if common := dict.fromkeys(name for vector in vectors for name in vector.common):
+            name = next(iter(common))
+            known = min(vector.common[name] for vector in vectors if name in vector.common)
+            notes.append(
+                f"the target has rows for {self.target.tensors[name].shape[0]} tokens, the vectors for {known}: in "
+                f"{', '.join(common)} only the common rows changed; the others stay the target's"
+            )
+        if lacking := dict.fromkeys(name for vector in vectors for name in vector.lacking):
+            listed = ", ".join([*lacking][:3]) + (f" and {len(lacking) - 3} more" if len(lacking) > 3 else "")
+            notes.append(
+                f"{len(lacking)} tensors of the target stay as they are, because the tuned checkpoint or the prior "
+                f"lacks them (transformers drops some, as those of multi-token prediction): {listed}"
+            )
+        return notes
 
     def check_factors(self) -> None:
         """Read the vectors' factors; refuse NaN, infinities and all zeros, which headers do not show."""
