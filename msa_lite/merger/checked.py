@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import re
@@ -18,11 +19,14 @@ from msa_lite.errors import FormatError, UsageError, join_faults, nearest
 from msa_lite.io.console.progress import readable
 from msa_lite.io.weights.checkpoint import (
     FLOAT_DTYPES,
+    INDEX_FILE,
     Checkpoint,
     TensorEntry,
     check_companions,
     companion_files,
     load_checkpoint,
+    read_shard,
+    unnamed_shards,
 )
 from msa_lite.io.weights.hub import Source, tokenizer_files
 from msa_lite.io.weights.writer import output_bytes, output_dtype
@@ -30,6 +34,8 @@ from msa_lite.merger.deltas import Delta, Dora, Product, Stacked
 from msa_lite.merger.fidelity import forecast_bytes
 from msa_lite.merger.formula import OneOrSeveral, Term, VectorLike, number_terms
 from msa_lite.merger.vectors import Vector, load_vector
+
+logger = logging.getLogger(__name__)
 
 DTYPES = {"same": None, "bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 ROUNDINGS = ("nearest", "stochastic")
@@ -132,17 +138,23 @@ class CheckedMerge:
         return all(isinstance(term.vector, Product) for term in self.deltas(name))
 
     def notes(self) -> list[str]:
-        """Return a note for the user on tensors of which the target has more rows: it keeps its own tokens."""
+        """Return notes for the user on weights that keep the target's values: tokens and tensors of its own."""
         vectors = [term.vector for term in self.terms if term.weight]
-        common = dict.fromkeys(name for vector in vectors for name in vector.common)
-        if not common:
-            return []
-        name = next(iter(common))
-        known = min(vector.common[name] for vector in vectors if name in vector.common)
-        return [
-            f"the target has rows for {self.target.tensors[name].shape[0]} tokens, the vectors for {known}: in "
-            f"{', '.join(common)} only the common rows changed; the others stay the target's"
-        ]
+        notes = []
+        if common := dict.fromkeys(name for vector in vectors for name in vector.common):
+            name = next(iter(common))
+            known = min(vector.common[name] for vector in vectors if name in vector.common)
+            notes.append(
+                f"the target has rows for {self.target.tensors[name].shape[0]} tokens, the vectors for {known}: in "
+                f"{', '.join(common)} only the common rows changed; the others stay the target's"
+            )
+        if lacking := dict.fromkeys(name for vector in vectors for name in vector.lacking):
+            listed = ", ".join([*lacking][:3]) + (f" and {len(lacking) - 3} more" if len(lacking) > 3 else "")
+            notes.append(
+                f"{len(lacking)} tensors of the target stay as they are, because the tuned checkpoint or the prior "
+                f"lacks them (transformers drops some, as those of multi-token prediction): {listed}"
+            )
+        return notes
 
     def check_factors(self) -> None:
         """Read the vectors' factors; refuse NaN, infinities and all zeros, which headers do not show."""
@@ -238,7 +250,13 @@ def check_merge(
     if target.tokenizer:
         check_companions(tokenizer_files(target.tokenizer.folder))
     folders = [term.with_vector(term.vector.folder) for term in terms]
-    return check_headers(checkpoint, folders, load_checkpoint(prior.folder) if prior else None, precision, forecast)
+    start = load_checkpoint(prior.folder) if prior else None
+    checked = check_headers(checkpoint, folders, start, precision, forecast)
+    tuned = [load_checkpoint(vector.folder) for vector in checked.vectors if not vector.is_adapter]
+    for model in (checkpoint, *([start] if start else []), *tuned):
+        for path in unnamed_shards(model):
+            logger.warning("%s: no part of the model, and not read: %s does not name it", path, INDEX_FILE)
+    return checked
 
 
 def check_headers(
@@ -272,6 +290,29 @@ def check_mergeable(target: Checkpoint) -> None:
             "checkpoint and quantise the result. If there is none left, AutoModelForCausalLM.from_pretrained(…)"
             ".dequantize() and save_pretrained() make one"
         )
+    _check_head(target)
+
+
+def _check_head(target: Checkpoint) -> None:
+    """Raise FormatError for an untied language model without a head: loaded, it would get a random one."""
+    classes = target.config.get("architectures") or ["CausalLM"]
+    generates = isinstance(classes, list) and str(classes[0]).endswith(("CausalLM", "LMHeadModel"))
+    if not generates or target.config.get("tie_word_embeddings") is not False or any(map(_is_head, target.tensors)):
+        return
+    holders = [path.name for path in unnamed_shards(target) if any(_is_head(e.name) for e in read_shard(path).tensors)]
+    remedy = "save the model again with its head"
+    if holders:
+        remedy = f"{holders[0]} holds it, but {INDEX_FILE} does not name that file: add its tensors there"
+    raise FormatError(
+        f"{target.folder}: its head is missing (lm_head.weight), and config.json says tie_word_embeddings: false, so "
+        f"it would be loaded with a random head; {remedy}. If embedding and head are one matrix, set "
+        "tie_word_embeddings to true"
+    )
+
+
+def _is_head(name: str) -> bool:
+    """Check whether a tensor is a head's, by its module's name in the families that we know."""
+    return not {"lm_head", "embed_out", "head", "output", "output_layer"}.isdisjoint(name.split("."))
 
 
 def parse_size(text: str | int) -> int:

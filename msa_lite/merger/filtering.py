@@ -30,6 +30,7 @@ from msa_lite.io.weights.adapter import ADAPTER_CONFIG, ADAPTER_FILE, LowRank, i
 from msa_lite.io.weights.blocks import Files, Scratch, read_rows, read_whole
 from msa_lite.io.weights.checkpoint import Checkpoint, TensorEntry, load_checkpoint, read_shard
 from msa_lite.io.weights.hub import Source, fetch
+from msa_lite.io.weights.layout import find_names
 from msa_lite.io.weights.vocabulary import token_tensors
 from msa_lite.io.weights.writer import Sink, file_header, output_bytes, shard_header, write_companions
 from msa_lite.merger.checked import blocks_of
@@ -262,6 +263,7 @@ class _Work:
         self._check_known(folder, known, others)
         count = sum(len(self._moments.layers[name].roots) for name in known)
         check_space(out, output_bytes(prior.tensors.values(), "F32"))
+        names = find_names(prior, target.tensors)
         for shard in prior.shards:
             header = shard_header(shard, "F32")
             with Sink(out / shard.path.name, len(header) + output_bytes(shard.tensors, "F32")) as sink:
@@ -271,10 +273,11 @@ class _Work:
                         sink.append_from(self._files[shard.path], entry.start, entry.nbytes, shard.path)
                         continue
                     parts: Iterable[tuple[TensorEntry, Rows | None]] = [(entry, None)]
-                    if entry.name in known:
-                        parts = self._changes(entry, known[entry.name], count)
-                    elif entry.name in others:
-                        parts = [(entry, partial(self._rows, deltas[entry.name], Scratch()))]
+                    name = names.get(entry.name, entry.name)
+                    if name in known:
+                        parts = self._changes(replace(entry, name=name), known[name], count)
+                    elif name in others:
+                        parts = [(entry, partial(self._rows, deltas[name], Scratch()))]
                     for part, change in parts:
                         for start, stop in blocks_of(part):
                             rows = read_rows(self._files, part, start, stop).astype(np.float64)

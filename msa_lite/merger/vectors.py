@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,10 +13,12 @@ from msa_lite.errors import MismatchError, UsageError, join_faults
 from msa_lite.io.weights.adapter import Adapter, is_adapter
 from msa_lite.io.weights.blocks import Files, Scratch, read_rows
 from msa_lite.io.weights.checkpoint import FLOAT_DTYPES, Checkpoint, TensorEntry, load_checkpoint
+from msa_lite.io.weights.layout import aligned, is_buffer, predicts_ahead
 from msa_lite.io.weights.vocabulary import differ_in_tokens, has_token_role
 from msa_lite.merger.deltas import CommonRows, Delta, Difference, Dora, Loaded, Product, Shift, Stacked, TokenRows
 from msa_lite.merger.matched import load_matched
 
+_HEADS = {"lm_head.weight", "embed_out.weight"}
 _BLOCK = 1 << 19  # numbers compared at a time
 
 
@@ -34,6 +36,8 @@ class Vector:
     """True where the deltas are only right with the prior, or copies of its tensors came with them."""
     common: Mapping[str, int] = field(default_factory=dict)
     """The number of rows that change, by tensors of which the target has more."""
+    lacking: tuple[str, ...] = ()
+    """Weights of the target that the tuned checkpoint or the prior lacks; they stay as they are."""
 
     @property
     def is_cut(self) -> bool:
@@ -76,24 +80,48 @@ def ties_head(checkpoint: Checkpoint) -> bool:
     return not any(name.endswith(("lm_head.weight", "embed_out.weight")) for name in checkpoint.tensors)
 
 
-def compare_checkpoints(first: Checkpoint, second: Checkpoint, names: tuple[str, str]) -> list[str]:
+def compare_checkpoints(
+    first: Checkpoint, second: Checkpoint, names: tuple[str, str], alone: Container[str] | None = None
+) -> list[str]:
     """Return why two checkpoints cannot be subtracted: tensors that one of them lacks, or of another shape.
 
-    names: the two names in messages, as ("target", "prior"). Three differences are no faults: an lm_head that only one
-    of them stores, if the first ties it to its embedding; rotary tables, which older checkpoints hold although they
-    follow from the config; more or fewer tokens in embedding and head.
+    names: the two names in messages, as ("target", "prior"). alone: tensors of the first that the second may lack, by
+    default the modules that it knows nothing of (`own_modules`). No faults are: other names of the same tensors, masks,
+    position tables and tensors of multi-token prediction, none of which transformers needs; an lm_head that only one
+    of them stores, if the first ties it to its embedding; more or fewer tokens in embedding and head.
     """
+    second = aligned(second, first)
+    alone = own_modules(first, [second]) if alone is None else alone
     faults = []
     for name in sorted(first.tensors.keys() | second.tensors.keys()):
         a, b = first.tensors.get(name), second.tensors.get(name)
         if a is None or b is None:
-            if (name == "lm_head.weight" and ties_head(first)) or name.endswith("rotary_emb.inv_freq"):
+            if (name in _HEADS and ties_head(first)) or is_buffer((a or b), name) or name in alone:  # type: ignore[arg-type]
+                continue
+            if predicts_ahead(first if b is None else second, name):
                 continue
             here, there = (names[1], names[0]) if a is None else (names[0], names[1])
             faults.append(f"{name}: in the {here}, not in the {there}")
-        elif a.shape != b.shape and not differ_in_tokens(first, second, name):
+        elif a.shape != b.shape and not (differ_in_tokens(first, second, name) or is_buffer(a, name)):
             faults.append(f"{name}: {a.shape} in the {names[0]}, {b.shape} in the {names[1]}")
     return faults
+
+
+def own_modules(target: Checkpoint, others: Sequence[Checkpoint]) -> set[str]:
+    """Return the target's tensors in modules of which no other checkpoint has anything: a vision tower, a second head.
+
+    A further layer of a list that another has, or a further tensor in a module of another, is none: there the models
+    differ. Nor is an embedding or a head.
+    """
+    known = {block for other in others for name in other.tensors for block in _blocks(name)}
+    return {name for name in target.tensors if not (known & {*_blocks(name)} or has_token_role(name))}
+
+
+def _blocks(name: str) -> list[str]:
+    """Return the list of layers that a tensor is in, and its module: "layers.#", "layers.#.mlp"."""
+    parts = ["#" if part.isdecimal() else part for part in name.split(".")]
+    module = ".".join(parts[:-1]) or name
+    return [module] if "#" not in parts else [".".join(parts[: parts.index("#") + 1]), module]
 
 
 def load_vector(source: Path | Checkpoint, target: Checkpoint, prior: Checkpoint | None) -> Vector:
@@ -102,6 +130,7 @@ def load_vector(source: Path | Checkpoint, target: Checkpoint, prior: Checkpoint
     Raise UsageError when the prior is needed and missing, MismatchError when names, shapes or tied weights do not
     fit. Only headers are read, and tensors of an adapter that should be copies of the prior's or target's.
     """
+    prior = prior and aligned(prior, target)
     if isinstance(source, Checkpoint):
         return _checkpoint_vector(source, target, prior)
     if not is_adapter(source):
@@ -113,20 +142,26 @@ def _checkpoint_vector(tuned: Checkpoint, target: Checkpoint, prior: Checkpoint 
     folder = tuned.folder
     if prior is None:
         raise UsageError(f"{folder}: this is a full checkpoint; name the model that it was tuned from (--prior)")
-    faults = compare_checkpoints(target, tuned, ("target", "tuned checkpoint"))
-    faults += compare_checkpoints(target, prior, ("target", "prior"))
+    tuned = aligned(tuned, target)
+    # A tune of a vision-language model's text is saved without the rest, which its prior has.
+    alone = own_modules(target, [tuned] if "text_config" in target.config else [tuned, prior])
+    faults = compare_checkpoints(target, tuned, ("target", "tuned checkpoint"), alone)
+    faults += compare_checkpoints(target, prior, ("target", "prior"), alone)
     faults += [
-        f"{entry.name}: stored as {entry.dtype} in {entry.file.name}, which is not a plain float"
+        f"{name}: stored as {entry.dtype} in {entry.file.name}, which is not a plain float"
         for checkpoint in (tuned, prior)
-        for entry in checkpoint.tensors.values()
-        if not entry.is_float and entry.name in target.tensors and target.tensors[entry.name].is_float
+        for name, entry in checkpoint.tensors.items()
+        if not (entry.is_float or is_buffer(entry, name)) and name in target.tensors and target.tensors[name].is_float
     ]
     if faults:
         raise MismatchError(join_faults(f"{folder}: target, prior and tuned checkpoint do not fit:", faults))
-    both = [n for n, e in tuned.tensors.items() if e.is_float and n in prior.tensors and n in target.tensors]
+    shared = tuned.tensors.keys() & prior.tensors.keys()
+    both = [n for n, e in target.tensors.items() if n in shared and tuned.tensors[n].is_float and not is_buffer(e, n)]
+    kept = {n for n, e in target.tensors.items() if e.is_float and n not in shared and not is_buffer(e, n)}
     deltas: dict[str, Delta] = {name: Difference(tuned.tensors[name], prior.tensors[name]) for name in both}
     rows = {name: [tuned.tensors[name].matrix_shape[0], prior.tensors[name].matrix_shape[0]] for name in both}
-    return Vector(folder, deltas, False, True, _cut(deltas, target, rows))
+    kept -= _HEADS if ties_head(target) else set()
+    return Vector(folder, deltas, False, True, _cut(deltas, target, rows), tuple(sorted(kept)))
 
 
 def _cut(deltas: dict[str, Delta], target: Checkpoint, rows: Mapping[str, Sequence[int]]) -> dict[str, int]:

@@ -18,6 +18,7 @@ from msa_lite.io.finished.seal import CARD_FILE, MANIFEST, MERGEKIT_FILE, load_m
 from msa_lite.io.weights.adapter import ADAPTER_FILE
 from msa_lite.io.weights.checkpoint import SINGLE_FILE, load_checkpoint
 from msa_lite.merger import merge
+from tests.support.merges import Adapter, write_checkpoint
 
 Make = Callable[..., Path]
 Q = "model.layers.0.self_attn.q_proj.weight"
@@ -310,3 +311,49 @@ def test_a_folder_of_another_kind_is_never_replaced(make_checkpoint: Make, make_
     ):
         pass
     assert verify_folder(model) == []
+
+
+@pytest.fixture
+def sharded(tmp_path: Path) -> Callable[..., dict[str, Any]]:
+    """sharded(name, **config) → arguments of a merge whose target has a shard `extra` that its index does not name."""
+
+    def make(name: str, **config: Any) -> dict[str, Any]:
+        weights = {f"layers.{n}.weight": np.ones((4, 4), np.float32) for n in range(2)} | {name: np.ones((4, 4))}
+        write_checkpoint(tmp_path / "target", weights, {"layers.0.weight": 0, "layers.1.weight": 1, name: 2})
+        index = tmp_path / "target/model.safetensors.index.json"
+        content = json.loads(index.read_text())
+        del content["weight_map"][name]
+        index.write_text(json.dumps(content))
+        (tmp_path / "target/config.json").write_text(json.dumps(config))
+        adapter = Adapter({"layers.0": (np.ones((1, 4)), np.ones((4, 1)))}).write(tmp_path / "adapter")
+        return {"target": tmp_path / "target", "forget": adapter}
+
+    return make
+
+
+def test_a_shard_that_the_index_does_not_name_is_told(
+    sharded: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    arguments = sharded("other.weight")
+    for name in ("adapter_model.safetensors", "consolidated.safetensors"):  # known, and no part of a model
+        save_file({"x": np.ones(1)}, tmp_path / "target" / name)
+    merge(**arguments, out=tmp_path / "out")
+    [warning] = [record.getMessage() for record in caplog.records if "no part of the model" in record.getMessage()]
+    assert "target/model-00002.safetensors" in warning
+    assert not (tmp_path / "out/model-00002.safetensors").exists()
+
+
+def test_an_untied_language_model_without_its_head_is_refused(sharded: Any, tmp_path: Path) -> None:
+    arguments = sharded("lm_head.weight", tie_word_embeddings=False, architectures=["LlamaForCausalLM"])
+    said = (
+        r"its head is missing.*; model-00002\.safetensors holds it, but model\.safetensors\.index\.json does not name"
+    )
+    with pytest.raises(FormatError, match=said):
+        merge(**arguments, out=tmp_path / "out")
+    (tmp_path / "target/model-00002.safetensors").unlink()
+    with pytest.raises(FormatError, match=r"its head is missing.*; save the model again with its head"):
+        merge(**arguments, out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    for config in ({"architectures": ["LlamaModel"], "tie_word_embeddings": False}, {"tie_word_embeddings": True}):
+        (tmp_path / "target/config.json").write_text(json.dumps(config))
+        merge(**arguments, out=tmp_path / "out", replace=True)

@@ -321,6 +321,17 @@ def load_checkpoint(folder: Path) -> Checkpoint:
     return Checkpoint(folder=folder, config=config, shards=shards, tensors=tensors)
 
 
+def unnamed_shards(checkpoint: Checkpoint) -> list[Path]:
+    """Return the weight files in a checkpoint's folder that are no part of it: its index does not name them.
+
+    Adapters beside a model, and Mistral's second copy of its weights (consolidated), are none.
+    """
+    known = {shard.path.name for shard in checkpoint.shards}
+    paths = find_files(checkpoint.folder, ("*.safetensors",)) if known else []
+    others = ("adapter_model", "consolidated", ".")
+    return [path for path in paths if path.name not in known and not path.name.casefold().startswith(others)]
+
+
 PATTERNS = ("*.json", "*.model", "*.txt", "*.jinja", "LICENSE*", "NOTICE*")
 _OTHERS = {"manifest.json", INDEX_FILE}  # handled apart from the companions
 _LARGEST = 256 << 20  # bytes; tokenizers of large vocabularies take about 30 MB

@@ -29,6 +29,7 @@ from msa_lite.io.weights.hub import (
     is_remote_adapter,
     tokenizer_files,
 )
+from msa_lite.io.weights.layout import aligned, is_buffer
 from msa_lite.io.weights.vocabulary import find_added_rows, token_tensors, vocabulary_size
 from msa_lite.merger import Precision, Term, check_mergeable, merge_terms
 from msa_lite.merger.matched import match_adapter
@@ -146,7 +147,8 @@ def fit_prior(target: Source, prior: Source, what: str = "prior") -> Source:
 
     Raise MismatchError with all differences if the two differ in more than tokens.
     """
-    checkpoints = load_checkpoint(target.folder), load_checkpoint(prior.folder)
+    goal = load_checkpoint(target.folder)
+    checkpoints = goal, aligned(load_checkpoint(prior.folder), goal)
     if faults := compare_checkpoints(*checkpoints, ("target", what)):
         headline = f"target {target.name} and {what} {prior.name} do not fit, so it cannot be its prior:"
         raise MismatchError(join_faults(headline, faults))
@@ -181,10 +183,14 @@ def check_apart(target: Source, prior: Source) -> None:
 
 def same_weights(first: Checkpoint, second: Checkpoint) -> bool:
     """Check whether two checkpoints hold tensors of the same form, and in floats the same bytes, small ones first."""
-    forms = [{name: (entry.dtype, entry.shape) for name, entry in model.tensors.items()} for model in (first, second)]
+    second = aligned(second, first)
+    forms = [
+        {name: (entry.dtype, entry.shape) for name, entry in model.tensors.items() if not is_buffer(entry, name)}
+        for model in (first, second)
+    ]
     if forms[0] != forms[1]:
         return False
-    floats = sorted((entry for entry in first.tensors.values() if entry.is_float), key=lambda entry: entry.nbytes)
+    floats = sorted((first.tensors[name] for name in forms[0] if first.tensors[name].is_float), key=lambda e: e.nbytes)
     pairs = (zip(_blocks(entry), _blocks(second.tensors[entry.name]), strict=True) for entry in floats)
     return all(here == there for blocks in pairs for here, there in blocks)
 
