@@ -32,8 +32,9 @@ def answers(
     budget: int = ALL,
     hidden: int | None = None,
     tokenizer: Any = PROMPTER.tokenizer,
+    batched: bool | None = True,
 ) -> list[list[str]]:
-    batches = generate(Runner(model, budget), tokenizer, prompts, decoding, hidden=hidden)
+    batches = generate(Runner(model, budget, batched), tokenizer, prompts, decoding, hidden=hidden)
     found = dict(pair for batch in batches for pair in batch)
     return [found[i] for i in range(len(prompts))]
 
