@@ -36,6 +36,7 @@ _CHECKED_STEPS = 3  # new tokens of each
 # Of the logits' spread. Rounding of two layers in bf16 changes 0.015 of it, in fp32 1e-6; a lost state or a wrong
 # position changes all of it, or, of few of many layers, less.
 _TOLERANCES = {"float32": 0.01, "float64": 0.01}
+_LEAST_SPREAD = 1e-3  # logits that are as near as that mean nothing
 _COARSE = 0.1  # where values have 16 or 4 bits
 
 _Unit = TypeVar("_Unit")
@@ -413,7 +414,8 @@ def _difference(runner: Runner, tokenizer: Any, prompts: Sequence[list[int]]) ->
     _decode_alone(runner, tokenizer, prompts, room, (), (), first)
     _decode_together(runner, tokenizer, prompts, room, (), (), again)
     return max(
-        float((together[place] - values).square().mean().sqrt() / values.std()) for place, values in alone.items()
+        float((together[place] - values).square().mean().sqrt() / values.std().clamp_min(_LEAST_SPREAD))
+        for place, values in alone.items()
     )
 
 
