@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from msa_lite.evals.forward import score_bundles
+from msa_lite.evals.forward import WORTH_SHARING, common_start, score_bundles
 from msa_lite.evals.generate import Decoding, generate, sample_answers
 from msa_lite.evals.models import Runner
 from tests.support.benchmark_data import make_prompter
@@ -18,11 +18,10 @@ from tests.support.plain import plain_answer, plain_scores
 
 TOKENS = 12
 PROMPTER = make_prompter()
-# With a common beginning of more than eight tokens, and of very different lengths.
-PROMPTS = [
-    PROMPTER.prompt(about)
-    for about in ("Where is it?", "Who was it that stood over there?", "Why?", "It?", "Quo vadis, domine?")
-]
+ABOUT = ["Where is it?", "Who was it that stood over there?", "Why?", "It?", "Quo vadis, domine?"]
+# Of different lengths; with a beginning in common that is worth sharing.
+PROMPTS = [PROMPTER.prompt(f"Nobody knows: {about}") for about in ABOUT]
+assert common_start(PROMPTS) >= WORTH_SHARING
 TEXTS = [
     [PROMPTER.example(0, question, answer) for answer in answers]
     for question, answers in {
