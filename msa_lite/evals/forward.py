@@ -242,20 +242,17 @@ def _run(
     def tensor(values: list[list[int]]) -> Any:
         return torch.tensor(values, device=runner.device)
 
-    start = past.mask.shape[1] if past else 0
     width = max(map(len, rows))
     ids = tensor([row + [0] * (width - len(row)) for row in rows])
     mask = tensor([[1] * len(row) + [0] * (width - len(row)) for row in rows])
     if hidden is not None:
         mask = mask * (ids != hidden)
     mask = torch.cat([past.mask, mask], dim=1) if past else mask
-    # Padding repeats the last position: one beyond the model's window must not be looked up.
-    positions = tensor([[start + min(t, len(row) - 1) for t in range(width)] for row in rows])
+    # Without positions: the model's own start with the first token, or with another number, as RoBERTa's.
     states, cache = runner.halves.run(
+        past.cache if past else None,
         input_ids=ids,
         attention_mask=mask,
-        position_ids=positions,
-        past_key_values=past.cache if past else None,
         use_cache=keep or past is not None,
     )
     return states, _Past(cache, mask)

@@ -1,8 +1,7 @@
 """Generate answers: greedy, drawn from the model's own probabilities, or sampled as published benchmarks do.
 
-Decoding is our own loop, since rows that have ended leave the batch: a batch costs the sum of its answers' lengths, not
-its longest answer times its rows. A common beginning of its prompts, a system message say, runs once, and so does a
-prompt that several answers are drawn for.
+Answers are decoded in batches (`together`). The first batch of a model waits for a check against transformers' own
+`generate`. Where the two differ, `generate` makes the answers (`alone`).
 """
 
 from __future__ import annotations
@@ -16,11 +15,11 @@ from typing import Any, TypeVar
 import numpy as np
 
 from msa_lite.errors import StageError
-from msa_lite.evals.forward import WORTH_SHARING, common_start
-from msa_lite.evals.models import Runner, can_divide, check_numbers, no_numbers
+from msa_lite.evals.alone import check_batches, decode_alone, pad_token
+from msa_lite.evals.models import Runner, check_numbers, no_numbers
+from msa_lite.evals.together import Choose, decode_together, left_padded, likeliest
 
 _EXPECTED = 0.25  # mean length of answers, as a part of the most tokens
-_LEAVE = 0.75  # take ended rows out when at most this part goes on; taking out copies the cache
 
 _Unit = TypeVar("_Unit")
 _Texts = TypeVar("_Texts")
@@ -65,8 +64,9 @@ def generate(
         ids = [prompts[i] for i in batch]
         if decoding.samples:
             return _sample(runner, tokenizer, ids, decoding, ends)
-        return [[text] for text in _decode(runner, tokenizer, ids, decoding, ends, _likeliest, hidden)]
+        return [[text] for text in _decode(runner, tokenizer, ids, decoding, ends, likeliest, hidden)]
 
+    check_batches(runner, tokenizer, prompts)
     todo = sorted(range(len(prompts)), key=lambda i: (-len(prompts[i]), i))
     for batch, texts in _in_batches(runner, todo, prompts.__getitem__, decoding, answer):
         yield list(zip(batch, texts, strict=True))
@@ -100,6 +100,7 @@ def sample_answers(
             runner, tokenizer, ids, decoding, ends, lambda logits, rows, step: _drawn(logits, points[rows, step])
         )
 
+    check_batches(runner, tokenizer, prompts)
     todo = [(i, number) for i in range(len(prompts)) for number in range(count)]
     todo.sort(key=lambda pair: (-len(prompts[pair[0]]), pair))
     for batch, texts in _in_batches(runner, todo, lambda pair: prompts[pair[0]], decoding, answer):
@@ -116,7 +117,7 @@ def _in_batches(
     """Yield (units, their answers), batches as large as fit into memory. todo: the longest prompts first."""
     while todo:
         width = len(prompt_of(todo[0])) + math.ceil(_EXPECTED * decoding.max_new_tokens)
-        batch = todo[: max(1, runner.cache_budget // width)]
+        batch = todo[: 1 if runner.batched is False else max(1, runner.cache_budget // width)]
         try:
             texts = answer(batch)
         except (RuntimeError, MemoryError) as error:
@@ -140,21 +141,6 @@ def _ends(runner: Runner, tokenizer: Any, end: int | None) -> list[int]:
     return sorted({end, tokenizer.eos_token_id, *(own if isinstance(own, list) else [own])} - {None})
 
 
-def _left_padded(runner: Runner, prompts: Sequence[list[int]], pad: int) -> tuple[Any, Any]:
-    import torch
-
-    width = max(map(len, prompts))
-    ids = torch.tensor([[pad] * (width - len(p)) + p for p in prompts], device=runner.device)
-    mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts], device=runner.device)
-    return ids, mask
-
-
-def _likeliest(logits: Any, rows: Any, step: int) -> Any:
-    most, chosen = logits.max(-1)
-    check_numbers(most)
-    return chosen
-
-
 def _drawn(logits: Any, points: Any) -> Any:
     """Return the tokens at some points, (n,) in [0, 1), of the cumulated probabilities of (n, vocabulary) logits."""
     import torch
@@ -167,150 +153,20 @@ def _drawn(logits: Any, points: Any) -> Any:
     return torch.searchsorted(cumulated, points, right=True)[:, 0]
 
 
-@dataclass
-class _Rows:
-    """The rows of a batch that go on."""
-
-    numbers: Any
-    """(n,) the place of each row's prompt in the batch."""
-    states: Any
-    """(n, ·) of the last token."""
-    cache: Any
-    """The key-value cache."""
-    mask: Any
-    """(n, tokens) 1 where later tokens may attend."""
-    positions: Any
-    """(n, 1) of the last token."""
-
-    def take(self, chosen: Any) -> None:
-        """Go on with the chosen rows alone, which may repeat."""
-        self.numbers, self.states, self.mask, self.positions = (
-            values[chosen] for values in (self.numbers, self.states, self.mask, self.positions)
-        )
-        self.cache.batch_select_indices(chosen)
-
-    def run(self, runner: Runner, tokens: Any) -> None:
-        """Run the next token of each row."""
-        import torch
-
-        self.positions = self.positions + 1
-        self.mask = torch.cat([self.mask, self.mask.new_ones(len(self.mask), 1)], dim=1)
-        states, self.cache = runner.halves.run(
-            input_ids=tokens[:, None],
-            attention_mask=self.mask,
-            position_ids=self.positions,
-            past_key_values=self.cache,
-            use_cache=True,
-        )
-        self.states = states[:, -1]
-
-
 def _decode(
     runner: Runner,
     tokenizer: Any,
     prompts: Sequence[list[int]],
     decoding: Decoding,
     ends: Sequence[int],
-    choose: Callable[[Any, Any, int], Any],
+    choose: Choose,
     hidden: int | None = None,
 ) -> list[str]:
-    """Return an answer to each prompt. Prompts that are equal run once.
-
-    choose: (n, vocabulary) logits, the places of their prompts, and the number of tokens so far → (n,) next tokens.
-    """
-    import torch
-
-    last = torch.tensor([*ends] or [-1], device=runner.device)
-    room = [min(decoding.max_new_tokens, (runner.window or 1 << 60) - len(p)) for p in prompts]
-    limits = torch.tensor(room, device=runner.device)
-    answers: list[list[int]] = [[] for _ in prompts]
-    fitting = [i for i, tokens in enumerate(room) if tokens > 0]
-    if not fitting:
-        return [""] * len(prompts)
-    with torch.inference_mode():
-        rows = _run_prompts(runner, [prompts[i] for i in fitting], hidden)
-        rows.numbers = torch.tensor(fitting, device=runner.device)
-        alive = torch.ones_like(rows.numbers, dtype=torch.bool)
-        for step in range(max(room)):
-            chosen = choose(runner.halves.logits(rows.states), rows.numbers, step)
-            alive = alive & ~torch.isin(chosen, last)
-            for row, token, goes_on in zip(rows.numbers.tolist(), chosen.tolist(), alive.tolist(), strict=True):
-                if goes_on:
-                    answers[row].append(token)
-            alive = alive & (limits[rows.numbers] > step + 1)
-            if decoding.stop:
-                alive = alive & _unstopped(tokenizer, answers, rows.numbers, decoding.stop)
-            if not alive.any():
-                break
-            if int(alive.sum()) <= _LEAVE * len(alive) and can_divide(rows.cache):
-                keep = alive.nonzero().flatten()
-                rows.take(keep)
-                chosen, alive = chosen[keep], alive[keep]
-            rows.run(runner, chosen)
-    return [_finish(tokenizer.decode(a, skip_special_tokens=True), decoding.stop) for a in answers]
-
-
-def _run_prompts(runner: Runner, prompts: Sequence[list[int]], hidden: int | None) -> _Rows:
-    """Run prompts up to their last token, equal ones once."""
-    import torch
-
-    distinct = {tuple(prompt): place for place, prompt in enumerate(dict.fromkeys(map(tuple, prompts)))}
-    rows = _run_distinct(runner, [list(prompt) for prompt in distinct], hidden)
-    if len(distinct) == len(prompts):
-        return rows
-    if not can_divide(rows.cache):
-        return _run_distinct(runner, prompts, hidden)
-    rows.take(torch.tensor([distinct[tuple(prompt)] for prompt in prompts], device=runner.device))
-    return rows
-
-
-def _run_distinct(runner: Runner, prompts: Sequence[list[int]], hidden: int | None) -> _Rows:
-    """Run each of some prompts up to its last token, and their common beginning once."""
-    import torch
-
-    beginning, cache = _run_beginning(runner, prompts, hidden)
-    shared = len(beginning)
-    ids, mask = _left_padded(runner, [prompt[shared:] for prompt in prompts], 0)
-    before = torch.tensor([beginning] * len(prompts), dtype=ids.dtype, device=runner.device)
-    mask = torch.cat([torch.ones_like(before), mask], dim=1)
-    if hidden is not None:
-        mask = mask * (torch.cat([before, ids], dim=1) != hidden)
-    # As `generate` of transformers does: the first visible token has position 0.
-    positions = (mask.cumsum(-1) - 1).clamp_min(0)[:, shared:]
-    states, cache = runner.halves.run(
-        input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True
-    )
-    numbers = torch.arange(len(prompts), device=runner.device)
-    return _Rows(numbers, states[:, -1], cache, mask, positions[:, -1:])
-
-
-def _run_beginning(runner: Runner, prompts: Sequence[list[int]], hidden: int | None) -> tuple[list[int], Any]:
-    """Run the common beginning of all prompts once; return it, and its key-value cache for each prompt.
-
-    Padding stands between it and the rest of a short prompt. A layer with a sliding window, or with a state instead of
-    a cache, would take that for tokens; models with such layers share nothing: ([], None).
-    """
-    import torch
-    from transformers.cache_utils import DynamicLayer
-
-    shared = min(common_start(prompts), min(map(len, prompts)) - 1)
-    if len(prompts) < 2 or shared < WORTH_SHARING:
-        return [], None
-    ids = torch.tensor([prompts[0][:shared]], device=runner.device)
-    mask = torch.ones_like(ids) if hidden is None else (ids != hidden).long()
-    positions = (mask.cumsum(-1) - 1).clamp_min(0)
-    with torch.inference_mode():
-        _, cache = runner.halves.run(input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=True)
-        if any(type(layer) is not DynamicLayer for layer in cache.layers):
-            return [], None
-        cache.batch_repeat_interleave(len(prompts))
-    return prompts[0][:shared], cache
-
-
-def _unstopped(tokenizer: Any, answers: list[list[int]], numbers: Any, stop: tuple[str, ...]) -> Any:
-    """Check which rows' answers have no stop string so far."""
-    texts = tokenizer.batch_decode([answers[row] for row in numbers.tolist()], skip_special_tokens=True)
-    return numbers.new_tensor([not any(word in text for word in stop) for text in texts]).bool()
+    """Return an answer to each prompt, by our own loop or, where that goes wrong, by transformers'."""
+    decode = decode_alone if runner.batched is False else decode_together
+    room = [min(decoding.max_new_tokens, (runner.window or 1 << 60) - len(prompt)) for prompt in prompts]
+    answers = decode(runner, tokenizer, prompts, room, decoding.stop, ends, choose, hidden)
+    return [_finish(tokenizer.decode(answer, skip_special_tokens=True), decoding.stop) for answer in answers]
 
 
 def _finish(text: str, stop: tuple[str, ...]) -> str:
@@ -321,14 +177,14 @@ def _finish(text: str, stop: tuple[str, ...]) -> str:
 def _sample(
     runner: Runner, tokenizer: Any, prompts: Sequence[list[int]], decoding: Decoding, ends: Sequence[int]
 ) -> list[list[str]]:
-    """Draw `samples` answers per prompt.
+    """Draw `samples` answers per prompt. The batch is a single prompt where padding would change them.
 
     The seed is set for each batch. A resumed run, or one in several processes, has other batches and so other answers.
     """
     import torch
 
-    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else min(ends, default=0)
-    ids, mask = _left_padded(runner, prompts, pad)
+    pad = pad_token(tokenizer, ends)
+    ids, mask = left_padded(runner, prompts, pad)
     torch.manual_seed(decoding.seed)
     most = decoding.max_length or ids.shape[1] + decoding.max_new_tokens
     with torch.inference_mode():

@@ -209,10 +209,11 @@ def _scoring_dtype(folder: Path, four_bit: bool, dtype: str | None) -> Any:
 
 
 def can_divide(cache: Any) -> bool:
-    """Check whether rows can be taken out of a key-value cache; Mamba's layers keep a state, which has none."""
-    from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+    """Check whether rows can be taken out of a cache: one of keys and values alone. Mamba's layers keep states."""
+    from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
-    return all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in cache.layers)
+    kinds = (DynamicLayer, DynamicSlidingWindowLayer)
+    return type(cache) is DynamicCache and all(type(layer) in kinds for layer in cache.layers)
 
 
 @dataclass
@@ -222,6 +223,8 @@ class Runner:
     model: Any
     budget: int = 0
     """Tokens of one batch; lowered when memory runs out. 0: a default for the device."""
+    batched: bool | None = None
+    """False: answers are generated one at a time, by transformers' own `generate`. None: not checked yet."""
 
     def __post_init__(self) -> None:
         if not self.budget:

@@ -22,7 +22,7 @@ def drawn(
     model: Any, prompts: Sequence[list[int]] = PROMPTS, count: int = COUNT, budget: int = ALL, **settings: Any
 ) -> list[list[str]]:
     decoding = Decoding(**({"max_new_tokens": TOKENS} | settings))
-    batches = sample_answers(Runner(model, budget), PROMPTER.tokenizer, prompts, count, decoding)
+    batches = sample_answers(Runner(model, budget, batched=True), PROMPTER.tokenizer, prompts, count, decoding)
     texts = {(i, number): text for batch in batches for i, number, text in batch}
     assert len(texts) == len(prompts) * count
     return [[texts[i, number] for number in range(count)] for i in range(len(prompts))]

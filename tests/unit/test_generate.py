@@ -32,8 +32,9 @@ def answers(
     budget: int = ALL,
     hidden: int | None = None,
     tokenizer: Any = PROMPTER.tokenizer,
+    batched: bool | None = True,
 ) -> list[list[str]]:
-    batches = generate(Runner(model, budget), tokenizer, prompts, decoding, hidden=hidden)
+    batches = generate(Runner(model, budget, batched), tokenizer, prompts, decoding, hidden=hidden)
     found = dict(pair for batch in batches for pair in batch)
     return [found[i] for i in range(len(prompts))]
 
@@ -170,8 +171,9 @@ def test_a_batch_too_large_for_the_memory_is_halved() -> None:
     with Crowded(model, 2 * max(map(len, PROMPTS))) as seen:
         assert answers(model) == wanted
     assert seen.shapes[0][0] == len(PROMPTS)
-    with Crowded(model, 5), pytest.raises(StageError, match="out of memory with a single prompt"):
-        answers(model)
+    for batched in (True, None):  # in the check of batches, too
+        with Crowded(model, 5), pytest.raises(StageError, match="out of memory with a single prompt"):
+            answers(model, batched=batched)
 
 
 def test_samples_are_drawn_by_the_seed() -> None:
@@ -205,7 +207,8 @@ def test_samples_stay_within_the_window() -> None:
 
 @pytest.mark.parametrize(("where", "prompts"), [("head", CHATS), ("embeddings", PROMPTS[:2])])
 def test_outputs_that_are_no_numbers_are_no_answers(where: str, prompts: list[list[int]]) -> None:
-    with pytest.raises(StageError, match="no numbers \\(NaN\\)"):
-        answers(broken_model(where), prompts)
+    for batched in (True, False, None):
+        with pytest.raises(StageError, match="no numbers \\(NaN\\)"):
+            answers(broken_model(where), prompts, batched=batched)
     with pytest.raises(StageError, match="no numbers \\(NaN\\)"):
         answers(broken_model(where), prompts, Decoding(TOKENS, samples=2))

@@ -116,7 +116,7 @@ def test_other_names_are_not_guessed(target: str) -> None:
     assert find_name("model.norm.weight", {target}) is None
 
 
-@pytest.mark.parametrize("part", ["vision_tower", "encoder", "thinker", "model.vision_tower", "base_model.model"])
+@pytest.mark.parametrize("part", ["vision_tower", "encoder", "thinker", "model.vision_tower"])
 def test_a_part_that_the_target_does_not_have_is_refused(
     make_checkpoint: Make, make_adapter: Make, tmp_path: Path, part: str
 ) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 from msa_lite.errors import MismatchError, UsageError
+from msa_lite.io.models.devices import is_out_of_memory
 
 Compute = Literal["auto", "bf16", "fp32"]
 """The values of a recipe's key. auto: the best of a GPU, exact fp32 on a CPU."""
@@ -99,6 +102,7 @@ def nf4(precision: NumberFormat | None = None) -> Any:
     )
 
 
+_CACHES = ("cache", "past_key_values", "cache_params")  # the names of a cache in transformers, the newest first
 _BLOCK_BYTES = 64 << 20  # of fp32 logits in memory at a time
 
 
@@ -122,13 +126,33 @@ class Halves:
         """Return the number of positions whose fp32 logits are in memory at a time."""
         return max(1, _BLOCK_BYTES // (4 * self.vocabulary))
 
-    def run(self, **inputs: Any) -> tuple[Any, Any]:
-        """Run a forward pass; return (states, key-value cache). states: (rows, positions, ·), for `logits`."""
-        if self.body is None:
-            output = self.model(**inputs)
-            return output.logits, output.get("past_key_values")
-        output = self.body(**inputs)
-        return output.last_hidden_state, output.get("past_key_values")
+    def run(self, cache: Any = None, **inputs: Any) -> tuple[Any, Any]:
+        """Run a forward pass, which goes on from a cache if there is one; return (states, cache).
+
+        states: (rows, positions, ·), for `logits`. The cache is None where the model keeps none, or no `Cache` of
+        transformers: RWKV returns a list, and RecurrentGemma keeps its states in its layers.
+        """
+        from transformers import Cache
+
+        if cache is not None:
+            assert self.cache_name is not None
+            inputs[self.cache_name] = cache
+        output = (self.model if self.body is None else self.body)(**inputs)
+        states = output.logits if self.body is None else output.last_hidden_state
+        kept = output.get(self.cache_name) if self.cache_name else None
+        return states, kept if isinstance(kept, Cache) else None
+
+    @cached_property
+    def arguments(self) -> frozenset[str]:
+        """Return the names of what the forward pass takes. Many models swallow other names without a word."""
+        model = self.model if self.body is None else self.body
+        inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+        return frozenset(inspect.signature(inner.forward).parameters)
+
+    @property
+    def cache_name(self) -> str | None:
+        """Return the name that the forward pass takes its cache by; None if it takes none."""
+        return next((name for name in _CACHES if name in self.arguments), None)
 
     def logits(self, states: Any) -> Any:
         """Return (…, vocabulary) logits of states in fp32. A model's own are in bf16, too coarse for a softmax."""
@@ -185,8 +209,10 @@ def split_model(model: Any) -> Halves:
             try:
                 if torch.equal(wanted, logits(halves)):
                     return halves
-            except (AttributeError, LookupError, TypeError, ValueError):  # its forward pass wants more than states
-                continue
+            except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+                if is_out_of_memory(error):
+                    raise
+                # Its forward pass wants more than states, or changes their width (ELECTRA) or dtype (Mamba) first.
     return whole
 
 
