@@ -12,9 +12,9 @@ from typing import Any
 import yaml
 
 from msa_lite.errors import UsageError
-from msa_lite.io.files.reading import local_path
+from msa_lite.io.files.reading import local_path, read_object
 from msa_lite.io.finished.seal import load_manifest
-from msa_lite.io.weights.hub import Source, commit_of, is_remote, split_name
+from msa_lite.io.weights.hub import Source, commit_of, has_tokenizer, is_remote, split_name, tokenizer_files
 from msa_lite.merger.checked import CheckedMerge, Precision, msa_terms
 from msa_lite.merger.formula import OneOrSeveral, Term, named_strengths, number_terms
 from msa_lite.merger.inputs import by_name, peek
@@ -67,6 +67,27 @@ class ListedModel:
         if not any(mark in f"{r.path}{r.revision}" for r in parts.values() for mark in "@+"):
             return str(self)
         return {name: {"path": r.path} | ({"revision": r.revision} if r.revision else {}) for name, r in parts.items()}
+
+
+def count_layers(model: Reference) -> int:
+    """Return the number of a model's layers. Raise ValueError where its config is not on this machine."""
+    path = local_path(model.path) / "config.json"
+    if model.revision or not path.is_file():
+        raise ValueError(f"{model}: no config.json here")
+    config = read_object(path)
+    config = config.get("text_config") or config
+    return int(config.get("num_hidden_layers", config.get("n_layer", 0)))
+
+
+def has_same_tokenizer(model: Reference, other: Reference) -> bool:
+    """Check whether two models are one, or folders with the same tokenizer and chat template, byte for byte."""
+    if model == other:
+        return True
+    folders = [local_path(reference.path) for reference in (model, other)]
+    if not all(map(has_tokenizer, folders)):
+        return False
+    first, second = ({file.name: file.read_bytes() for file in tokenizer_files(folder)} for folder in folders)
+    return first == second
 
 
 def command_line(config: str, out: str, *, adapters: bool) -> str:

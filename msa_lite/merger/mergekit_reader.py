@@ -18,7 +18,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat,
 from msa_lite.errors import UsageError, join_faults, nearest
 from msa_lite.io.files.reading import read_yaml
 from msa_lite.merger.formula import Term, number_terms
-from msa_lite.merger.mergekit import ListedModel, MergeRequest, Reference
+from msa_lite.merger.mergekit import ListedModel, MergeRequest, Reference, count_layers, has_same_tokenizer
 
 _MOST = 64  # models that are listed; one request has four, others two more each, and some may be listed at weight 0
 _SHOWN = 16  # faults for which the nearest key is looked up: the search takes time, and no more are shown
@@ -82,7 +82,7 @@ class _Neutral(_Closed):
 
     density: Literal[1] = 1
     rescale: Literal[False] = False
-    int8_mask: Literal[False] = False
+    int8_mask: bool = False  # of the signs of a consensus, which MSA has none of
 
 
 class _Weight(_Neutral):
@@ -105,6 +105,12 @@ class _Entry(_Closed):
     parameters: Annotated[_Weight, _Filled] = _Weight()
 
 
+class _Tokenizer(_Closed):
+    """The model that gives the tokenizer, in the newer form."""
+
+    source: _Model
+
+
 class _MergekitRecipe(_Closed):
     """The keys that msa-lite handles; mergekit itself passes over unknown ones."""
 
@@ -115,6 +121,9 @@ class _MergekitRecipe(_Closed):
     models: list[_Entry] = Field(min_length=1, max_length=_MOST)
     parameters: Annotated[_Scale, _Filled] = _Scale.model_validate({})
     tokenizer_source: _Model | None = None
+    tokenizer: _Tokenizer | None = None
+    chat_template: Literal["auto"] | None = None
+    name: Any = None
     msa: Any = None
 
     @property
@@ -123,10 +132,15 @@ class _MergekitRecipe(_Closed):
         return self.merge_method == "task_arithmetic"
 
     @property
-    def keeper(self) -> ListedModel | None:
-        """Return the model that gives the tokenizer, where one is named."""
-        is_base = self.tokenizer_source == ListedModel(Reference("base"))
-        return self.base_model if self.base_model and is_base else self.tokenizer_source
+    def keepers(self) -> list[ListedModel]:
+        """Return the models that give the tokenizer, and under chat_template: auto the template: none, one or all."""
+        source = self.tokenizer.source if self.tokenizer else self.tokenizer_source
+        everybody = [*([self.base_model] if self.base_model else []), *self.weights]
+        if source == ListedModel(Reference("union")) or (self.chat_template and source is None):
+            return everybody
+        if self.base_model and source == ListedModel(Reference("base")):
+            return [self.base_model]
+        return [source] if source else []
 
     @property
     def weights(self) -> _Sum:
@@ -143,6 +157,8 @@ class _MergekitRecipe(_Closed):
     def faults(self) -> Iterator[str]:
         """Yield the faults of keys that do not fit each other."""
         base, normalize = self.base_model, self.parameters.normalize
+        if self.tokenizer and self.tokenizer_source:
+            yield "tokenizer: leave out this or tokenizer_source"
         if self.moves_base and base is None:
             yield "base_model: missing, and task_arithmetic needs it"
         if base and (base.adapter or not (self.moves_base or base in self.weights)):
@@ -163,7 +179,7 @@ class _MergekitRecipe(_Closed):
 
 _KNOWN_KEYS = [
     field.alias or name
-    for schema in (_MergekitRecipe, _Entry, _Weight, _Scale)
+    for schema in (_MergekitRecipe, _Entry, _Weight, _Scale, _Tokenizer)
     for name, field in schema.model_fields.items()
 ]
 
@@ -179,7 +195,7 @@ def read_recipe(path: Path) -> MergeRequest:
     if not isinstance(document, dict):
         raise UsageError(f"{path}: a mergekit recipe is a mapping of keys; got {type(document).__name__}")
     try:
-        result = _request(_MergekitRecipe.model_validate(document))
+        result = _request(_MergekitRecipe.model_validate(_without_slices(document)))
     except ValidationError as error:
         result = _explain(error)
     if isinstance(result, MergeRequest):
@@ -210,13 +226,34 @@ def _request(recipe: _MergekitRecipe) -> MergeRequest | list[str]:
     total = _expand(recipe.base_model if recipe.moves_base else None, recipe.scaled)
     if not math.isfinite(sum(map(abs, total.values()))):
         return ["models: weights that are too large to be added up"]
-    if request := _name_models(total, recipe, recipe.keeper):
+    keepers = recipe.keepers
+    request = _name_models(total, recipe, keepers[0] if len(keepers) == 1 else None)
+    if request is None and len(keepers) == 1:
+        request = _name_models(total, recipe, None)
+    if request:
+        target = request.target
+        if others := [str(m) for m in keepers if not has_same_tokenizer(m.checkpoint, target)]:
+            fault = f"{', '.join(others)} is not the target, or has another tokenizer or chat template"
+            return [f"tokenizer_source: the result gets the target's tokenizer; {fault}"]
         return replace(request, dtype=recipe.out_dtype or recipe.dtype or "same")
-    if recipe.keeper and _name_models(total, recipe, None):
-        return [f"tokenizer_source: the result gets the target's tokenizer; {recipe.keeper} is not the target"]
     terms = " + ".join(f"{c:g} × {model}" for model, c in total.items() if abs(c) > _TOLERANCE)
     form = "1 × target, vectors subtracted and added, and full checkpoints that add up to 1"
     return [f"models: computes {terms.replace('+ -', '− ') or 'nothing'}; MSA is {form}"]
+
+
+def _without_slices(document: dict[str, Any]) -> dict[str, Any]:
+    """Return a recipe with one slice over all layers of each model as the list of models that it is; others stay."""
+    slices = document.get("slices")
+    try:
+        [part] = slices  # type: ignore[misc]
+        sources = [dict(source) for source in part["sources"]]
+        ranges = [source.pop("layer_range") for source in sources]
+        whole = [[0, count_layers(_parse_model(source["model"]).checkpoint)] for source in sources]
+    except (LookupError, TypeError, ValueError):
+        return document
+    if ranges != whole or part.keys() != {"sources"} or "models" in document:
+        return document
+    return {key: value for key, value in document.items() if key != "slices"} | {"models": sources}
 
 
 def _expand(base: ListedModel | None, models: _Sum) -> _Sum:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,39 @@ from tests.unit.test_mergekit import ON_TARGET, read, recipe_of
 
 
 @pytest.mark.parametrize(
+    "keys", [{"tokenizer_source": "union"}, {"tokenizer": {"source": "union"}}, {"chat_template": "auto"}]
+)
+def test_a_union_of_tokenizers_is_taken_where_they_are_the_targets(
+    tmp_path: Path, keys: dict[str, Any], make_checkpoint: Callable[..., Path]
+) -> None:
+    folders = [str(make_checkpoint("llama", seed=seed)) for seed in range(3)]
+    recipe = recipe_of(folders[0], {folders[1]: -1, folders[2]: 1}) | keys
+    assert read(tmp_path, recipe).target.path == folders[2]
+    with pytest.raises(UsageError, match=r"org/prior.* is not the target, or has another tokenizer"):
+        read(tmp_path, recipe_of("org/prior", {folders[1]: -1, folders[2]: 1}) | keys)
+
+
+def test_a_slice_over_all_layers_is_a_list_of_models(tmp_path: Path, make_checkpoint: Callable[..., Path]) -> None:
+    target, tuned = (str(make_checkpoint("llama", seed=seed)) for seed in range(2))
+    sources = [{"model": target, "layer_range": [0, 2]},
+               {"model": tuned, "layer_range": [0, 2], "parameters": {"weight": -1}}]  # fmt: skip
+    recipe = {"merge_method": "task_arithmetic", "base_model": target, "slices": [{"sources": sources}]}
+    listed = recipe_of(target, {tuned: -1})
+    assert read(tmp_path, recipe) == read(tmp_path, listed)
+    sources[1]["layer_range"] = [1, 2]
+    with pytest.raises(UsageError, match="slices: not handled"):
+        read(tmp_path, recipe)
+
+
+@pytest.mark.parametrize(
     ("change", "says"),
     [
         ({"merge_method": "ties"}, ["merge_method: must be 'task_arithmetic' or 'linear'; got 'ties'"]),
         ({"merge_method": "task_aritmetic"}, ["did you mean 'task_arithmetic'?"]),
         ({"slices": []}, ["slices: not handled"]),
-        ({"chat_template": "auto", "tokenizer": {}}, ["chat_template: not handled", "tokenizer: not handled"]),
+        ({"slices": [{"sources": [{"model": "org/target", "layer_range": [0, 2]}]}]}, ["slices: not handled"]),
+        ({"chat_template": "chatml", "tokenizer": {}}, ["chat_template: must be 'auto'", "tokenizer.source: missing"]),
+        ({"tokenizer_source": "base", "tokenizer": {"source": "base"}}, ["tokenizer: leave out this or"]),
         ({"out_dtyp": "float32"}, ["out_dtyp: not handled (did you mean 'out_dtype'?)"]),
         ({"out_dtype": "float64"}, ["out_dtype: must be 'bfloat16', 'float16' or 'float32'; got 'float64'"]),
         ({"base_model": None}, ["base_model: missing"]),
@@ -35,14 +63,13 @@ from tests.unit.test_mergekit import ON_TARGET, read, recipe_of
             ["base_model: not handled: override_architecture"],
         ),
         ({"base_model": {"model": {"path": "x", "revision": 7}}}, ["base_model: not `path`"]),
-        ({"tokenizer_source": "union"}, ["tokenizer_source: ", "union is not the target"]),
         ({"parameters": {"normalize": True}}, ["parameters.normalize: must be false", "sign of a forget vector"]),
         ({"parameters": {"normalize": "no!"}}, ["parameters.normalize: must be true or false"]),
         ({"parameters": {"lambda": [0, 1]}}, ["parameters.lambda: must be one number"]),
         ({"parameters": {"density": 0.5, "rescale": True}}, ["parameters.density: ", "parameters.rescale: "]),
         (
             {"parameters": {"int8_mask": True, "weight": 1}},
-            ["parameters.int8_mask: ", "parameters.weight: not handled"],
+            ["parameters.weight: not handled"],
         ),
         ({"parameters": 3}, ["parameters: must be a mapping"]),
         ({"models": []}, ["models: missing"]),
