@@ -295,12 +295,13 @@ def check_mergeable(target: Checkpoint) -> None:
 
 def _check_head(target: Checkpoint) -> None:
     """Raise FormatError for an untied language model without a head: loaded, it would get a random one."""
-    classes = target.config.get("architectures")
-    name = str(classes[0]) if isinstance(classes, list) and classes else ""
-    generates = name.endswith(("CausalLM", "LMHeadModel"))
-    if not generates or target.config.get("tie_word_embeddings") is not False or any(map(_is_head, target.tensors)):
+    if target.config.get("tie_word_embeddings") is not False or any(map(_is_head, target.tensors)):
         return
     holders = [path.name for path in unnamed_shards(target) if any(_is_head(e.name) for e in read_shard(path).tensors)]
+    classes = target.config.get("architectures")
+    name = str(classes[0]) if isinstance(classes, list) and classes else ""
+    if not (name.endswith(("CausalLM", "LMHeadModel")) or holders):
+        return
     remedy = "save the model again with its head"
     if holders:
         remedy = f"{holders[0]} holds it, but {INDEX_FILE} does not name that file: add its tensors there"

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from msa_lite.errors import MismatchError, UsageError, join_faults
-from msa_lite.io.weights.adapter import Adapter, is_adapter
+from msa_lite.errors import FormatError, MismatchError, UsageError, join_faults
+from msa_lite.io.weights.adapter import ZERO_3, Adapter, is_adapter
 from msa_lite.io.weights.blocks import Files, Scratch, read_rows
 from msa_lite.io.weights.checkpoint import FLOAT_DTYPES, Checkpoint, TensorEntry, load_checkpoint
 from msa_lite.io.weights.layout import aligned, is_buffer, predicts_ahead
@@ -143,6 +143,8 @@ def _checkpoint_vector(tuned: Checkpoint, target: Checkpoint, prior: Checkpoint 
     if prior is None:
         raise UsageError(f"{folder}: this is a full checkpoint; name the model that it was tuned from (--prior)")
     tuned = aligned(tuned, target)
+    if empty := [name for name, entry in tuned.tensors.items() if entry.shape == (0,)]:
+        raise FormatError(join_faults(f"{folder}: {len(empty)} of its tensors are empty. {ZERO_3}:", empty))
     # A tune of a vision-language model's text is saved without the rest, which its prior has.
     alone = own_modules(target, [tuned] if "text_config" in target.config else [tuned, prior])
     faults = compare_checkpoints(target, tuned, ("target", "tuned checkpoint"), alone)

@@ -185,7 +185,14 @@ EACH = [f"model.layers.{n}.{m}_proj" for n in (0, 1) for m in ("self_attn.q", "s
         ),
         ({"target_modules": ["q_proj", "v_proj"]}, "v_proj", ["target_modules: the file holds no tensors of v_proj"]),
         ({"target_modules": EACH}, "0.mlp", [f"target_modules: the file holds no tensors of {EACH[2]}, {EACH[3]}"]),
-        ({"target_modules": ["q_proj", "c_attn", "gate_proj"]}, "layers.1", []),
+        (
+            {"target_modules": ["q_proj", "c_attn", "gate_proj"]},
+            "layers.1",
+            [
+                f"half an adapter? The file holds no factors of model.layers.#.{module} in 1 of 2 layers: 1"
+                for module in ("mlp.gate_proj", "self_attn.q_proj")
+            ],
+        ),
         ({"target_modules": "all-linear"}, "v_proj", []),
         ({"target_modules": r".*\.(q|v)_proj"}, "v_proj", []),
         ({"target_modules": EACH, "exclude_modules": ["down_proj"]}, "down_proj", []),

@@ -33,13 +33,13 @@ _READ = {
     "peft_type", "r", "rank_pattern", "target_parameters", "trainable_token_indices", "use_dora", "use_rslora",
 }  # fmt: skip
 _NO_EFFECT = {
-    "auto_mapping", "base_model_name_or_path", "corda_config", "eva_config", "exclude_modules", "inference_mode",
+    "auto_mapping", "base_model_name_or_path", "corda_config", "ensure_weight_tying", "eva_config", "exclude_modules",
+    "inference_mode",
     "layers_pattern", "layers_to_transform", "lora_dropout", "lora_ga_config", "loftq_config", "megatron_core",
     "peft_version", "qalora_group_size", "revision", "runtime_config", "target_modules", "task_type",
 }  # fmt: skip
 _REASONS = {
     "layer_replication": "replicated layers",
-    "ensure_weight_tying": "weights tied to an adapted layer",
 }
 # The meanings of the keys of an adapter file, tried in this order; `.default` stands in files of older versions.
 _KEYS = {
@@ -54,12 +54,17 @@ _KEYS = {
 # Parts of a module's path that a wrapper (torch.compile, DistributedDataParallel, FSDP) adds.
 _WRAPPERS = ("_orig_mod", "module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 _WRAPPED = rf"(?:(?:{'|'.join(_WRAPPERS)})\.)*"
-_PREFIX = re.compile(
-    rf"^(?:{_WRAPPED}base_model\.{_WRAPPED}model\.)+"
-)  # twice, where a wrapped model was wrapped again
-PLAIN_STARTS = (True, False, "gaussian", "orthogonal", "eva")
+_PREFIX = re.compile(rf"^(?:{_WRAPPED}base_model\.{_WRAPPED}model\.)+")  # twice, where PEFT wrapped its own model
+PLAIN_STARTS = (True, False, "gaussian", "orthogonal", "eva", "mica")
 """The values of init_lora_weights that leave the model as it is; other starts change its weights."""
 _INNER = ".base_layer"  # of a module that PEFT wraps once more for another of its parameters
+_CONVERTIBLE = ("pissa", "olora", "corda", "lora_ga", "loftq")  # starts whose trained adapter PEFT can make a plain one
+ZERO_3 = (
+    "DeepSpeed's ZeRO-3 leaves such files where the weights were saved without gathering them. Save again with "
+    "zero3_save_16bit_model (stage3_gather_16bit_weights_on_model_save), or make whole weights of the training's "
+    "checkpoint with its zero_to_fp32.py"
+)
+"""The commonest cause of empty tensors, and what to do."""
 _REPO = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 _DEFAULTS = {"r": 8, "lora_alpha": 8}  # what PEFT takes where its config does not say
 
@@ -241,7 +246,7 @@ def _sort_tensors(folder: Path, tensors: Iterable[TensorEntry], trains_biases: b
     """Return the entries of an adapter file by kind and name. Raise FormatError unless each has its own meaning."""
     entries: dict[str, dict[str, Any]] = {kind: {} for kind in _KEYS}
     meanings: dict[tuple[str, ...], str] = {}
-    faults = []
+    faults, empty = [], []
     for entry in tensors:
         name = _PREFIX.sub("", entry.name)
         kind, match = next(((k, m) for k, p in _KEYS.items() if (m := re.fullmatch(p, name))), ("", None))
@@ -253,12 +258,16 @@ def _sort_tensors(folder: Path, tensors: Iterable[TensorEntry], trains_biases: b
         meaning = ("factor" if kind == "embedding" else kind, *match.groups())
         if meanings.setdefault(meaning, entry.name) != entry.name:
             faults.append(f"{entry.name}: stands for the same as {meanings[meaning]}")
+        elif entry.shape == (0,):
+            empty.append(entry.name)
         elif not entry.is_float:
             faults.append(f"{entry.name}: {entry.dtype}, expected floats")
         elif kind in ("factor", "embedding"):
             entries[kind].setdefault(match[1], {})[match[2]] = entry
         else:
             entries[kind]["".join(match.groups())] = entry
+    if empty:
+        raise FormatError(join_faults(f"{folder}: {len(empty)} of its tensors are empty. {ZERO_3}:", [*empty, *faults]))
     if faults:
         raise FormatError(join_faults(f"{folder}: tensors that cannot be merged exactly:", faults))
     return entries
@@ -285,8 +294,8 @@ def _load_adapter_config(folder: Path) -> dict[str, Any]:
         faults.append(f"peft_type: {config.get('peft_type')!r}, only 'LORA' is read")
     if config.get("bias", "none") not in ("none", "all", "lora_only"):
         faults.append(f"bias: {config['bias']!r}, expected none, all or lora_only")
-    if config.get("init_lora_weights", True) not in PLAIN_STARTS:
-        faults.append(f"init_lora_weights: {config['init_lora_weights']!r} changes the model it starts from")
+    if fault := _start_fault(config.get("init_lora_weights", True)):
+        faults.append(fault)
     faults += [
         f"{key}: {value!r}, {_REASONS.get(key, 'not known to msa-lite, it may change what the factors mean')}"
         for key, value in config.items()
@@ -295,6 +304,21 @@ def _load_adapter_config(folder: Path) -> dict[str, Any]:
     if faults:
         raise FormatError(join_faults(f"{folder}: this adapter cannot be merged exactly:", faults))
     return config
+
+
+def _start_fault(start: Any) -> str | None:
+    """Return why an adapter that started so is no change of its base, and what to do; None for a plain start."""
+    kind = start.lower() if isinstance(start, str) else start
+    if kind in PLAIN_STARTS:
+        return None
+    fault = f"init_lora_weights: {start!r} changes the model it starts from"
+    if isinstance(kind, str) and kind.startswith(_CONVERTIBLE):
+        return (
+            f"{fault}, so its factors are no change of that model. Let PEFT make a plain adapter of it: save the "
+            "adapter before training, by save_pretrained('./start'), and after it by save_pretrained(…, "
+            "path_initial_model_for_weight_conversion='./start')"
+        )
+    return fault
 
 
 def _value_faults(config: Mapping[str, Any]) -> Iterator[str]:

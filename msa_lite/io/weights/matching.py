@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import bisect
 import logging
+import re
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 from msa_lite.errors import MismatchError, join_faults
-from msa_lite.io.weights.adapter import Adapter, LowRank, unwrapped
+from msa_lite.io.weights.adapter import ZERO_3, Adapter, LowRank, unwrapped
 from msa_lite.io.weights.checkpoint import TensorEntry
 from msa_lite.io.weights.patterns import endings
 
@@ -24,6 +25,7 @@ _RENAMES = [
     ("model.language_model.", "model."), ("model.", "model.language_model."),
     ("language_model.", ""), ("", "language_model."),
 ]  # fmt: skip
+_NUMBER = re.compile(r"\.(\d+)\.")
 _TASK_HEADS = {"classifier", "score", "qa_outputs"}  # PEFT adds them to modules_to_save by the task, even where missing
 
 
@@ -80,7 +82,7 @@ def match_names(adapter: Adapter, target: Mapping[str, TensorEntry], by_token: C
         headline = f"{adapter.folder}: does not fit the target (is it an adapter for another model?)"
         raise MismatchError(join_faults(headline, faults))
     if not (matched.modules or matched.values or matched.shifts or matched.tokens or matched.bare):
-        raise MismatchError(f"{adapter.folder}: holds no LoRA factors at all, so it would change nothing")
+        raise MismatchError(f"{adapter.folder}: holds no LoRA factors at all, so it would change nothing. {ZERO_3}")
     _warn_of_missing(adapter, target)
     return matched
 
@@ -116,6 +118,31 @@ def _warn_of_missing(adapter: Adapter, target: Collection[str]) -> None:
         if lost := [name for name in modules if is_lost(key, unwrapped(name))]:
             listed = ", ".join(lost[:10]) + (f" and {len(lost) - 10} more" if len(lost) > 10 else "")
             logger.warning("%s: %s: the file holds no tensors of %s", adapter.folder, key, listed)
+    if not chosen:
+        _warn_of_half(adapter, {weight for weight in ends if not _NUMBER.search(f".{weight}")}, target)
+
+
+def _warn_of_half(adapter: Adapter, weights: Collection[str], target: Collection[str]) -> None:
+    """Warn of layers without factors where other layers of their list have them: what a cut-off file looks like.
+
+    weights: the ends of the names of what PEFT adapted in every layer. A layer of multi-token prediction does not
+    count: PEFT has never seen it.
+    """
+    held: dict[str, set[str]] = {}
+    for name in (find_name(f"{module}.weight", target) for module in adapter.modules):
+        if name and _endings_among(weights, [name]):
+            held.setdefault(_NUMBER.sub(".#.", name, count=1), set()).add(name)
+    lacking: dict[str, list[str]] = {}
+    for name in target:
+        pattern, number = _NUMBER.sub(".#.", name, count=1), _NUMBER.search(name)
+        if number and name not in held.get(pattern, {name}) and f"{name[: number.end()]}enorm.weight" not in target:
+            lacking.setdefault(pattern, []).append(number[1])
+    for pattern, numbers in [*lacking.items()][:10]:
+        layers = ", ".join(sorted(numbers, key=int)[:10]) + (", …" if len(numbers) > 10 else "")
+        logger.warning(
+            "%s: half an adapter? The file holds no factors of %s in %d of %d layers: %s",
+            adapter.folder, pattern.removesuffix(".weight"), len(numbers), len(numbers) + len(held[pattern]), layers,
+        )  # fmt: skip
 
 
 def _endings_among(choices: Container[str], names: Iterable[str]) -> set[str]:
