@@ -13,7 +13,7 @@ import numpy as np
 from msa_lite.errors import MismatchError, join_faults
 from msa_lite.io.models.loading import empty_model
 from msa_lite.io.models.places import linear_paths, module_paths
-from msa_lite.io.weights.adapter import LowRank, Parameter, Share, unwrapped
+from msa_lite.io.weights.adapter import BareParameter, ExpertShare, LowRank, unwrapped
 from msa_lite.io.weights.blocks import Files, Scratch
 from msa_lite.io.weights.checkpoint import TensorEntry
 from msa_lite.merger.checked import CheckedMerge, block_rows, blocks_of
@@ -23,7 +23,7 @@ from msa_lite.merger.low_rank import OVERSAMPLED, approximate, squared_norm, tru
 from msa_lite.merger.vectors import ties_head
 
 _FACTOR_KEYS = {False: "base_model.model.{}{}.lora_{}.weight", True: "base_model.model.{}{}.lora_embedding_{}"}
-Entries = list[tuple[str, str, tuple[int, int], int]]
+TensorList = list[tuple[str, str, tuple[int, int], int]]
 """Name, dtype, shape and bytes of tensors."""
 
 
@@ -85,7 +85,7 @@ class FactorModule:
         return min(self.max_rank or 0, *self.shape) if self.is_cut else self.stacked
 
     @property
-    def parameter(self) -> Parameter | None:
+    def parameter(self) -> BareParameter | None:
         """Return the bare parameter that it adapts, if any."""
         return self.low.parameter
 
@@ -95,7 +95,7 @@ class FactorModule:
         return self.low.transposed and not (self.low.is_embedding or self.low.parameter)
 
     @property
-    def tensors(self) -> Entries:
+    def tensors(self) -> TensorList:
         """Return name, dtype, shape and bytes of A and B in the output."""
         (out, into), rank = self.shape, self.rank * self.experts
         key, inner = _FACTOR_KEYS[self.low.is_embedding], ".base_layer" * self.wrappers
@@ -143,7 +143,7 @@ class FactorModule:
 
 def _of_expert(low: LowRank, expert: int) -> LowRank:
     """Return the factors of an expert, with all its outputs."""
-    return replace(low, share=Share(expert, low.share.count, (0, low.b.shape[0]))) if low.share else low
+    return replace(low, share=ExpertShare(expert, low.share.count, (0, low.b.shape[0]))) if low.share else low
 
 
 def _factors(files: Files, low: LowRank, transposed: bool) -> Factors:
@@ -177,7 +177,7 @@ class DenseModule:
         return self.rank
 
     @property
-    def tensors(self) -> Entries:
+    def tensors(self) -> TensorList:
         """Return name, dtype, shape and bytes of A and B in the output."""
         (out, into), rank = self.entry.matrix_shape, self.rank
         shapes = {"A": (rank, into), "B": (out, rank)}
@@ -275,7 +275,7 @@ def _factor_modules(checked: CheckedMerge, products: Sequence[str], max_rank: in
 
     All tensors of a parameter of stacked experts belong to one.
     """
-    terms: dict[tuple[str, Parameter | None], dict[str, Term[LowRank]]] = {}
+    terms: dict[tuple[str, BareParameter | None], dict[str, Term[LowRank]]] = {}
     names, unknown = _todays_names(checked, products), []
     for name in products:
         for term in low_ranks(checked, name):
@@ -307,6 +307,6 @@ def _todays_names(checked: CheckedMerge, products: Sequence[str]) -> dict[str, s
     return module_paths(empty_model(target), target.tensors)
 
 
-def _later(module: str, parameter: Parameter | None, others: Iterable[tuple[str, Parameter | None]]) -> int:
+def _later(module: str, parameter: BareParameter | None, others: Iterable[tuple[str, BareParameter | None]]) -> int:
     """Return how many other parameters of a module PEFT wraps after this one."""
     return sum(name == module and bool(other and parameter and other.place > parameter.place) for name, other in others)

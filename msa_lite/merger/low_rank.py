@@ -10,7 +10,7 @@ from msa_lite.merger.formula import Factors
 
 OVERSAMPLED = 8  # columns of the sketch beyond the rank
 _ITERATIONS = 2  # of the power method: singular values of updates fall slowly
-Rows = Callable[[], Iterable[tuple[slice, np.ndarray]]]
+ReadRows = Callable[[], Iterable[tuple[slice, np.ndarray]]]
 """Yields a matrix by rows; called once for each pass."""
 
 
@@ -32,7 +32,7 @@ def truncate(b: np.ndarray, a: np.ndarray, rank: int) -> tuple[np.ndarray, np.nd
     return left @ (u[:, :rank] * root), (root[:, None] * v[:rank]) @ right.T, float(np.sum(s[rank:] ** 2))
 
 
-def approximate(rows: Rows, shape: tuple[int, int], rank: int) -> tuple[Factors, float, float]:
+def approximate(rows: ReadRows, shape: tuple[int, int], rank: int) -> tuple[Factors, float, float]:
     """Return B (out, rank) and A (rank, in) near a matrix that is only read by rows; its squared norm, and theirs.
 
     A random sketch finds the range of the largest singular values, and two steps of the power method sharpen it; the

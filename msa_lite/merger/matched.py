@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from msa_lite.errors import MismatchError, MsaError, join_faults
 from msa_lite.io.models.loading import empty_model
-from msa_lite.io.weights.adapter import Adapter, LowRank, Parameter, Share, inner_depth, load_adapter
+from msa_lite.io.weights.adapter import Adapter, BareParameter, ExpertShare, LowRank, inner_depth, load_adapter
 from msa_lite.io.weights.checkpoint import Checkpoint, TensorEntry
 from msa_lite.io.weights.matching import find_name, match_names
 from msa_lite.io.weights.patterns import Patterns
@@ -99,7 +99,7 @@ def spread_experts(adapter: Adapter, target: Checkpoint) -> Adapter:
 
 def _parameters(
     adapter: Adapter, model: Any, faults: list[str]
-) -> Iterator[tuple[str, Parameter, Mapping[str, TensorEntry]]]:
+) -> Iterator[tuple[str, BareParameter, Mapping[str, TensorEntry]]]:
     """Yield the module, the parameter and the factors of each adapted parameter; gather faults."""
     wanted = [str(name) for name in adapter.config["target_parameters"]]
     modules = dict(model.named_modules())
@@ -111,7 +111,7 @@ def _parameters(
         path = find_name(name, modules)
         own = [n for n, _ in modules[path].named_parameters(recurse=False)] if path is not None else []
         adapted = [
-            Parameter(parameter, place)
+            BareParameter(parameter, place)
             for place, parameter in enumerate(own)
             if any(f".{path}.{parameter}".endswith(f".{end}") for end in wanted)
         ]
@@ -122,7 +122,7 @@ def _parameters(
 
 
 def _low_rank(
-    adapter: Adapter, model: Any, module: str, parameter: Parameter, pair: Mapping[str, TensorEntry]
+    adapter: Adapter, model: Any, module: str, parameter: BareParameter, pair: Mapping[str, TensorEntry]
 ) -> LowRank | str:
     """Return a parameter's factors as PEFT has them, or their fault; `transposed` tells how the model holds it."""
     config, owner, path = adapter.config, model.get_submodule(module), f"{module}.{parameter.name}"
@@ -136,7 +136,7 @@ def _low_rank(
         return f"A is {a.shape}, B is {b.shape}, expected {(rank * experts, into)} and {(out, rank * experts)}"
     lora_alpha = Patterns(config.get("alpha_pattern")).first([path], config["lora_alpha"])
     scale = lora_alpha / (rank**0.5 if config.get("use_rslora") else rank)
-    share = Share(0, experts, (0, out)) if count else None
+    share = ExpertShare(0, experts, (0, out)) if count else None
     return LowRank(module, a, b, scale, is_turned, parameter=parameter, share=share)
 
 

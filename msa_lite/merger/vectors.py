@@ -143,7 +143,9 @@ def _checkpoint_vector(tuned: Checkpoint, target: Checkpoint, prior: Checkpoint 
     if prior is None:
         raise UsageError(f"{folder}: this is a full checkpoint; name the model that it was tuned from (--prior)")
     tuned = aligned(tuned, target)
-    if empty := [name for name, entry in tuned.tensors.items() if entry.shape == (0,)]:
+    if empty := [
+        n for n, e in tuned.tensors.items() if e.shape == (0,) and n in target.tensors and target.tensors[n].nbytes
+    ]:
         raise FormatError(join_faults(f"{folder}: {len(empty)} of its tensors are empty. {ZERO_3}:", empty))
     # A tune of a vision-language model's text is saved without the rest, which its prior has.
     alone = own_modules(target, [tuned] if "text_config" in target.config else [tuned, prior])

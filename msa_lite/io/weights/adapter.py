@@ -70,7 +70,7 @@ _DEFAULTS = {"r": 8, "lora_alpha": 8}  # what PEFT takes where its config does n
 
 
 @dataclass(frozen=True)
-class Parameter:
+class BareParameter:
     """A bare parameter of a module that PEFT adapts (target_parameters)."""
 
     name: str
@@ -80,7 +80,7 @@ class Parameter:
 
 
 @dataclass(frozen=True)
-class Share:
+class ExpertShare:
     """One expert's share of the factors that PEFT keeps side by side for a layer's experts."""
 
     expert: int
@@ -111,9 +111,9 @@ class LowRank:
     is_embedding: bool = False
     magnitude: TensorEntry | None = None
     """DoRA's m (out,)."""
-    parameter: Parameter | None = None
+    parameter: BareParameter | None = None
     """Set where the weight is no module's own `weight`."""
-    share: Share | None = None
+    share: ExpertShare | None = None
     """Set where A (count · r, in) and B (out, r · count) are those of several experts."""
 
     @property
