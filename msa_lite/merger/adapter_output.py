@@ -114,7 +114,8 @@ def merge_terms_to_adapter(
     inputs = find_inputs(out, "adapter", target, terms, prior, {"max_rank": max_rank}, replace)
     if manifest := inputs.finished:
         return MergedAdapter(inputs.out, **manifest["change"], interference=manifest.get("interference", []))
-    checked = check_merge(inputs.target, inputs.terms, inputs.prior, Precision())
+    # PEFT adapts embedding and head apart, also where they are one matrix.
+    checked = check_merge(inputs.target, inputs.terms, inputs.prior, Precision(), untie=True)
     _check_products(checked)
     modules = [_Module(_low_ranks(checked, name), max_rank) for name in checked.touched]
     _check_memory(modules, max_memory)

@@ -201,6 +201,8 @@ def _reference(name: str) -> Reference:
 
 
 def _recipe_text(checked: CheckedMerge, references: Mapping[str, Reference], dtype: str) -> str:
+    if checked.is_untied:
+        raise UsageError("the head of the result is a matrix of its own, the target's is not")
     if any(vector.is_cut for vector in checked.vectors):
         raise UsageError("target and vectors have embeddings of different numbers of tokens, which mergekit refuses")
     terms = tuple(term.with_vector(references[term.name]) for term in checked.terms)

@@ -17,6 +17,7 @@ from msa_lite.io.weights.layout import aligned, is_buffer, predicts_ahead
 from msa_lite.io.weights.matching import match_names
 from msa_lite.io.weights.vocabulary import differ_in_tokens, has_token_role, token_tensors
 from msa_lite.merger.deltas import CommonRows, Delta, Difference, Dora, Loaded, Product, Shift, TokenRows
+from msa_lite.merger.tied import copies_of_head, fold_head, tied_names, ties_head, untied
 
 _HEADS = {"lm_head.weight", "embed_out.weight"}
 _BLOCK = 1 << 19  # numbers compared at a time
@@ -69,14 +70,6 @@ def _entries(item: Any) -> Iterator[TensorEntry]:
             yield from _entries(value)
 
 
-def ties_head(checkpoint: Checkpoint) -> bool:
-    """Check whether embedding and head are one matrix: the config says so, or says nothing and no head is stored."""
-    tied = checkpoint.config.get("tie_word_embeddings")
-    if tied is not None:
-        return bool(tied)
-    return not any(name.endswith(("lm_head.weight", "embed_out.weight")) for name in checkpoint.tensors)
-
-
 def compare_checkpoints(
     first: Checkpoint, second: Checkpoint, names: tuple[str, str], alone: Container[str] | None = None
 ) -> list[str]:
@@ -121,19 +114,28 @@ def _blocks(name: str) -> list[str]:
     return [module] if "#" not in parts else [".".join(parts[: parts.index("#") + 1]), module]
 
 
-def load_vector(source: Path | Checkpoint, target: Checkpoint, prior: Checkpoint | None) -> Vector:
+def load_vector(source: Path | Checkpoint, target: Checkpoint, prior: Checkpoint | None, untie: bool = False) -> Vector:
     """Open a vector (the folder of a PEFT adapter, or a full checkpoint, which needs the prior), fitted to the target.
+
+    untie: read a tied checkpoint with a head of its own, as the target is.
 
     Raise UsageError when the prior is needed and missing, MismatchError when names, shapes or tied weights do not
     fit. Only headers are read, and tensors of an adapter that should be copies of the prior's or target's.
     """
     prior = prior and aligned(prior, target)
-    if isinstance(source, Checkpoint):
-        return _checkpoint_vector(source, target, prior)
-    if not is_adapter(source):
-        return _checkpoint_vector(load_checkpoint(source), target, prior)
-    matched = match_names(load_adapter(source), target.tensors, token_tensors(target))
-    return _adapter_vector(matched, target, prior)
+    if isinstance(source, Checkpoint) or not is_adapter(source):
+        tuned = source if isinstance(source, Checkpoint) else load_checkpoint(source)
+        return _checkpoint_vector(untied(tuned) if untie else tuned, target, prior)
+    adapter = load_adapter(source)
+    faults: list[str] = []
+    if ties_head(target) and (names := tied_names(target)):
+        embedding, head = names
+        both = {head: target.tensors[embedding], **target.tensors}
+        matched = match_names(adapter, both, {head, *token_tensors(target)})
+        adapter, faults = fold_head(matched, target, prior)
+    else:
+        adapter = match_names(adapter, target.tensors, token_tensors(target))
+    return _adapter_vector(adapter, target, prior, faults)
 
 
 def _checkpoint_vector(tuned: Checkpoint, target: Checkpoint, prior: Checkpoint | None) -> Vector:
@@ -180,7 +182,8 @@ def _cut(deltas: dict[str, Delta], target: Checkpoint, rows: Mapping[str, Sequen
     return common
 
 
-def _adapter_vector(adapter: Adapter, target: Checkpoint, prior: Checkpoint | None) -> Vector:
+def _adapter_vector(adapter: Adapter, target: Checkpoint, prior: Checkpoint | None, faults: list[str]) -> Vector:
+    """Return the vector of an adapter under the target's names. faults: what is known to be wrong with it already."""
     deltas: dict[str, Delta] = {n: Product(low) for n, low in adapter.modules.items() if low.magnitude is None}
     rows = {name: [low.shape[0]] for name, low in adapter.modules.items()}
     rows |= {name: [entry.matrix_shape[0]] for name, (entry, _) in adapter.shifts.items()}
@@ -199,7 +202,6 @@ def _adapter_vector(adapter: Adapter, target: Checkpoint, prior: Checkpoint | No
                 [f"{name}: {kind}" for name, kind in absolute.items()],
             )
         )
-    faults = _tied(adapter, target)
     named: set[str] = set(deltas)
     for name, kind in absolute.items():
         old = prior.tensors.get(name) if prior else None
@@ -233,25 +235,10 @@ def _adapter_vector(adapter: Adapter, target: Checkpoint, prior: Checkpoint | No
             faults.append(f"{copy.name}: a full copy of neither the target's tensor nor the prior's{hint}")
     if faults:
         raise MismatchError(join_faults(f"{adapter.folder}: cannot be merged into this target:", faults))
-    return Vector(adapter.folder, deltas, True, on_prior, _cut(deltas, target, rows))
-
-
-def _tied(adapter: Adapter, target: Checkpoint) -> list[str]:
-    """Return faults for changes of a matrix that the target uses twice, as embedding and as head.
-
-    PEFT trains one of the two uses and merges into both, so such a change has no single right meaning. Token rows are
-    fine: PEFT ties them.
-    """
-    if not ties_head(target):
-        return []
-    configs = (target.config, target.config.get("text_config") or {})
-    sizes = {config["vocab_size"] for config in configs if "vocab_size" in config}
-    shapes = {name: target.tensors[name].shape for name in {**adapter.modules, **adapter.values}}
-    return [
-        f"{name}: the target ties embedding and head, but only one of the two was tuned"
-        for name, shape in shapes.items()
-        if name.endswith("lm_head.weight") or (has_token_role(name) and len(shape) == 2 and shape[0] in sizes)
-    ]
+    common = _cut(deltas, target, rows)
+    if (names := copies_of_head(target)) and names[0] in deltas:
+        deltas[names[1]] = deltas[names[0]]
+    return Vector(adapter.folder, deltas, True, on_prior, common)
 
 
 def _is_copy(files: Files, copy: TensorEntry, original: TensorEntry) -> bool:
