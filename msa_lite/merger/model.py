@@ -148,10 +148,10 @@ def merge(
 
     dtype: "same" or a name in `DTYPES`. rounding: "nearest" or "stochastic" (unbiased, from `seed`). exact: fp64
     arithmetic. untie: give the output a head of its own where the target ties it to the embedding, so that each of
-    the two gets its own change; UsageError where the target does not tie them. max_memory: bytes or "512MB", of which 100 MB are kept for Python itself. threads: at most this many, by
-    default one a core. forecast: forms of quantisation ("nf4", "int4", "int8") to count the changed codes for, while
-    the weights are merged. An `out` that was made from the same inputs is left as it is, but for a forecast that it
-    lacks; one that msa-lite made from other inputs is only overwritten with `replace`.
+    the two gets its own change. max_memory: bytes or "512MB", of which 100 MB are kept for Python itself. threads: at
+    most this many, by default one a core. forecast: forms of quantisation ("nf4", "int4", "int8") to count the changed
+    codes for, while the weights are merged. An `out` that was made from the same inputs is left as it is, but for a
+    forecast that it lacks; one that msa-lite made from other inputs is only overwritten with `replace`.
 
     Raise before anything is written: UsageError, MismatchError (tensors that do not fit, all named), FormatError
     (broken files, quantised targets), OutputError (`out` is taken, locked or the disk is too small). Raise during the

@@ -127,7 +127,8 @@ def fold_head(adapter: Adapter, target: Checkpoint, prior: Checkpoint | None) ->
     """
     names = tied_names(target)
     if names is None:
-        return adapter, []
+        unclear = [name for name in {**adapter.modules, **adapter.values} if has_token_role(name)]
+        return adapter, [f"{name}: the target ties embedding and head, and which one is not known" for name in unclear]
     embedding, head = names
     parts: dict[str, Any] = {kind: dict(getattr(adapter, kind)) for kind in ("modules", "values", "tokens", "copies")}
     has_weights = bool(target.shards) and (prior is None or bool(prior.shards))

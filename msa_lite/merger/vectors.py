@@ -127,15 +127,15 @@ def load_vector(source: Path | Checkpoint, target: Checkpoint, prior: Checkpoint
         tuned = source if isinstance(source, Checkpoint) else load_checkpoint(source)
         return _checkpoint_vector(untied(tuned) if untie else tuned, target, prior)
     adapter = load_adapter(source)
-    faults: list[str] = []
-    if ties_head(target) and (names := tied_names(target)):
-        embedding, head = names
-        both = {head: target.tensors[embedding], **target.tensors}
-        matched = match_names(adapter, both, {head, *token_tensors(target)})
-        adapter, faults = fold_head(matched, target, prior)
-    else:
-        adapter = match_names(adapter, target.tensors, token_tensors(target))
-    return _adapter_vector(adapter, target, prior, faults)
+    if not ties_head(target):
+        return _adapter_vector(match_names(adapter, target.tensors, token_tensors(target)), target, prior)
+    embedding, head = tied_names(target) or ("", "")
+    uses = {head: target.tensors[embedding]} if head else {}
+    folded, faults = fold_head(match_names(adapter, uses | target.tensors, uses | token_tensors(target)), target, prior)
+    if faults and (prior or not adapter.values):  # without the prior, new values may be no change
+        raise MismatchError(join_faults(f"{source}: cannot be merged into this target:", faults))
+    vector = _adapter_vector(folded, target, prior)
+    return replace(vector, needs_prior=vector.needs_prior or bool(adapter.values))
 
 
 def _checkpoint_vector(tuned: Checkpoint, target: Checkpoint, prior: Checkpoint | None) -> Vector:
@@ -182,8 +182,7 @@ def _cut(deltas: dict[str, Delta], target: Checkpoint, rows: Mapping[str, Sequen
     return common
 
 
-def _adapter_vector(adapter: Adapter, target: Checkpoint, prior: Checkpoint | None, faults: list[str]) -> Vector:
-    """Return the vector of an adapter under the target's names. faults: what is known to be wrong with it already."""
+def _adapter_vector(adapter: Adapter, target: Checkpoint, prior: Checkpoint | None) -> Vector:
     deltas: dict[str, Delta] = {n: Product(low) for n, low in adapter.modules.items() if low.magnitude is None}
     rows = {name: [low.shape[0]] for name, low in adapter.modules.items()}
     rows |= {name: [entry.matrix_shape[0]] for name, (entry, _) in adapter.shifts.items()}
@@ -202,6 +201,7 @@ def _adapter_vector(adapter: Adapter, target: Checkpoint, prior: Checkpoint | No
                 [f"{name}: {kind}" for name, kind in absolute.items()],
             )
         )
+    faults: list[str] = []
     named: set[str] = set(deltas)
     for name, kind in absolute.items():
         old = prior.tensors.get(name) if prior else None
