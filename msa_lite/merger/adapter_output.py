@@ -115,7 +115,7 @@ def merge_terms_to_adapter(
     if manifest := inputs.finished:
         return MergedAdapter(inputs.out, **manifest["change"], interference=manifest.get("interference", []))
     # PEFT adapts embedding and head apart, also where they are one matrix.
-    checked = check_merge(inputs.target, inputs.terms, inputs.prior, Precision(), untie=True)
+    checked = check_merge(inputs.target, inputs.terms, inputs.prior, Precision(), untie=None)
     _check_products(checked)
     modules = [_Module(_low_ranks(checked, name), max_rank) for name in checked.touched]
     _check_memory(modules, max_memory)

@@ -33,7 +33,7 @@ from msa_lite.io.weights.writer import output_bytes, output_dtype
 from msa_lite.merger.deltas import Delta, Dora, Product
 from msa_lite.merger.fidelity import forecast_bytes
 from msa_lite.merger.formula import OneOrSeveral, Term, VectorLike, number_terms
-from msa_lite.merger.tied import ties_head, untied
+from msa_lite.merger.tied import untie_fault, untied
 from msa_lite.merger.vectors import Vector, load_vector
 
 logger = logging.getLogger(__name__)
@@ -244,7 +244,7 @@ def check_merge(
     prior: Source | None,
     precision: Precision,
     forecast: tuple[str, ...] = (),
-    untie: bool = False,
+    untie: bool | None = False,
 ) -> CheckedMerge:
     """Open target and vectors and fit them together by their headers. Raise an error for all that does not fit."""
     checkpoint = load_checkpoint(target.folder)
@@ -267,16 +267,20 @@ def check_headers(
     prior: Checkpoint | None,
     precision: Precision = Precision(),
     forecast: tuple[str, ...] = (),
-    untie: bool = False,
+    untie: bool | None = False,
 ) -> CheckedMerge:
     """Fit vectors to a target by headers; a vector is the folder of an adapter or checkpoint, or a checkpoint.
 
-    untie: give a tied target a head of its own, so that embedding and head change apart.
+    untie: give a tied target a head of its own, so that embedding and head change apart; None: where that is possible.
     """
     check_mergeable(target)
-    is_untied = untie and ties_head(target)
+    fault = None if untie is False else untie_fault(target)
+    if fault and untie:
+        raise fault
+    is_untied = untie is not False and fault is None
     if is_untied:
-        target, prior = untied(target), prior and untied(prior)
+        target = untied(target)
+        prior = prior if prior is None or (untie is None and untie_fault(prior)) else untied(prior)
     vectors = tuple(term.with_vector(load_vector(term.vector, target, prior, is_untied)) for term in terms)
     checked = CheckedMerge(target, vectors, precision, forecast, is_untied)
     faults = [

@@ -201,7 +201,7 @@ def find_inputs(
     prior = prior if terms_used else None
     names = by_name(target, terms_used, prior)
     if any(not isinstance(value, Source) and is_remote(str(value)) for value in names.values()):
-        untie = kind == "adapter" or bool(options.get("untie"))
+        untie = None if kind == "adapter" else bool(options.get("untie"))
         checked = peek(target, terms_used, prior, download=True, untie=untie)
         if checked and not any(vector.needs_prior for vector in checked.vectors):
             names.pop("prior", None)  # plain LoRA on plain LoRA: its weights would be fetched for nothing
@@ -259,7 +259,7 @@ def peek(
     terms: Sequence[Term[ModelLike]],
     prior: ModelLike | None,
     download: bool = False,
-    untie: bool = False,
+    untie: bool | None = False,
 ) -> CheckedMerge | None:
     """Check a merge by headers alone: only adapters and headers are fetched from the Hub.
 

@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from msa_lite.errors import FormatError, MismatchError, MsaError, UsageError, discarded
+from msa_lite.errors import FormatError, MismatchError, MsaError, discarded
 from msa_lite.io.console.progress import Progress, silent
 from msa_lite.io.files.reading import parse_json, read_bytes
 from msa_lite.io.files.writing import check_space, digest, hash_file, json_form, write_text
@@ -193,8 +193,6 @@ def merge_terms(
         pairs = manifest.get("interference", [])
         return Merged(inputs.out, **change, interference=pairs, forecast=_forecast_of(inputs, manifest, forms))
     checked = check_merge(inputs.target, inputs.terms, inputs.prior, precision, forms, untie)
-    if untie and not checked.is_untied:
-        raise UsageError(f"{inputs.target.name}: embedding and head are two matrices already; leave out --untie")
     bounds, recipe = find_bounds(checked, max_memory, threads), recipe_beside(checked, inputs.sources)
     pairs = json_form(tell_interference(checked, max_memory)) if compare else []
     needed = output_bytes(checked.target.tensors.values(), precision.stored)

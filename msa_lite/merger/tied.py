@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from msa_lite.errors import FormatError
+from msa_lite.errors import MismatchError, MsaError, UsageError
 from msa_lite.io.files.reading import read_object
 from msa_lite.io.files.writing import write_json
 from msa_lite.io.weights.adapter import Adapter, LowRank
@@ -38,46 +38,56 @@ def ties_head(checkpoint: Checkpoint) -> bool:
 
 def tied_names(checkpoint: Checkpoint) -> tuple[str, str] | None:
     """Return the names of embedding and head of a tied model; None where the embedding cannot be told."""
-    size = vocabulary_size(checkpoint)
-    names = [
-        name
-        for name, entry in checkpoint.tensors.items()
-        if has_token_role(name) and not is_head(name) and len(entry.shape) == 2 and size in (None, entry.shape[0])
-    ]
+    names = _token_matrices(checkpoint)
+    if any(name.split(".")[-2:-1] in (["head"], ["output"]) for name in names):
+        return None
+    stored = [name for name in names if is_head(name)]
+    names = [name for name in names if name not in stored]
     if len(names) > 1:
         names = [name for name in names if name.split(".")[-2] in _EMBEDDINGS]
     if len(names) != 1:
         return None
     [name] = names
-    stored = [head for head in checkpoint.tensors if is_head(head) and head.endswith(".weight")]
     start = name.startswith("language_model.model.")
     default = "embed_out.weight" if ".embed_in." in f".{name}" else "language_model." * start + "lm_head.weight"
     return name, stored[0] if stored else default
 
 
+def _token_matrices(checkpoint: Checkpoint) -> list[str]:
+    """Return the names of all matrices with a row for each token; none where the config does not say how many."""
+    size, tensors = vocabulary_size(checkpoint), checkpoint.tensors
+    return [name for name, e in tensors.items() if has_token_role(name) and len(e.shape) == 2 and e.shape[0] == size]
+
+
+def untie_fault(checkpoint: Checkpoint) -> MsaError | None:
+    """Return why a model cannot get a head of its own, or None."""
+    names, place = tied_names(checkpoint), checkpoint.folder
+    if not ties_head(checkpoint):
+        return UsageError(f"{place}: embedding and head are two matrices already; leave out --untie")
+    if names is None:
+        return MismatchError(f"{place}: none of its tensors is known as the embedding that its head shares; --untie")
+    if checkpoint.shards and names[1] in checkpoint.tensors and not copies_of_head(checkpoint):
+        return MismatchError(
+            f"{place}: its config ties embedding and head, but {names[1]} differs from {names[0]}; set "
+            "tie_word_embeddings to what is right"
+        )
+    return None
+
+
 def untied(checkpoint: Checkpoint) -> Checkpoint:
     """Return a tied model with a head of its own: a tensor of the embedding's bytes, behind all others of its file.
 
-    A model that is not tied is returned as it is. Raise FormatError where the embedding cannot be told, or where the
-    model stores a head that differs from it.
+    A model that is not tied is returned as it is. Raise as `untie_fault` says.
     """
     if not ties_head(checkpoint):
         return checkpoint
     names = tied_names(checkpoint)
-    if names is None:
-        raise FormatError(
-            f"{checkpoint.folder}: which tensor is the embedding that it ties to its head, cannot be told"
-        )
-    embedding, head = checkpoint.tensors[names[0]], checkpoint.tensors.get(names[1])
+    if (fault := untie_fault(checkpoint)) or names is None:
+        raise fault or AssertionError
     config = _untied_config(checkpoint.config)
-    if head is not None:
-        if checkpoint.shards and not _same_rows(head, embedding, embedding.matrix_shape[0]):
-            raise FormatError(
-                f"{checkpoint.folder}: its config ties embedding and head, but {names[1]} differs from {names[0]}; set "
-                "tie_word_embeddings to what is right"
-            )
+    if names[1] in checkpoint.tensors:
         return replace(checkpoint, config=config)
-    head = replace(embedding, name=names[1])
+    head = replace(checkpoint.tensors[names[0]], name=names[1])
     shards = tuple(_with(shard, head) if shard.path == head.file else shard for shard in checkpoint.shards)
     return replace(checkpoint, config=config, shards=shards, tensors={**checkpoint.tensors, head.name: head})
 
@@ -127,8 +137,10 @@ def fold_head(adapter: Adapter, target: Checkpoint, prior: Checkpoint | None) ->
     """
     names = tied_names(target)
     if names is None:
-        unclear = [name for name in {**adapter.modules, **adapter.values} if has_token_role(name)]
-        return adapter, [f"{name}: the target ties embedding and head, and which one is not known" for name in unclear]
+        unclear = {*_token_matrices(target)} & {*adapter.modules, *adapter.values}
+        return adapter, [
+            f"{name}: the target ties embedding and head, and which one is not known" for name in sorted(unclear)
+        ]
     embedding, head = names
     parts: dict[str, Any] = {kind: dict(getattr(adapter, kind)) for kind in ("modules", "values", "tokens", "copies")}
     has_weights = bool(target.shards) and (prior is None or bool(prior.shards))

@@ -143,7 +143,8 @@ def _checkpoint_vector(tuned: Checkpoint, target: Checkpoint, prior: Checkpoint 
     if prior is None:
         raise UsageError(f"{folder}: this is a full checkpoint; name the model that it was tuned from (--prior)")
     tuned = aligned(tuned, target)
-    if empty := [name for name, entry in tuned.tensors.items() if entry.shape == (0,)]:
+    full = {name for name, entry in target.tensors.items() if entry.nbytes}
+    if empty := [name for name, entry in tuned.tensors.items() if name in full and not entry.nbytes]:
         raise FormatError(join_faults(f"{folder}: {len(empty)} of its tensors are empty. {ZERO_3}:", empty))
     alone = own_modules(target, [tuned, prior])
     faults = compare_checkpoints(target, tuned, ("target", "tuned checkpoint"), alone)

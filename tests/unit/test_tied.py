@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from safetensors.numpy import load_file, save_file
 
 from msa_lite.cli.merge import merge_command
-from msa_lite.errors import FormatError, MismatchError, UsageError
+from msa_lite.errors import MismatchError, UsageError
 from msa_lite.io.finished.seal import MERGEKIT_FILE
 from msa_lite.io.weights.adapter import ADAPTER_CONFIG, ADAPTER_FILE
 from msa_lite.io.weights.checkpoint import load_checkpoint
@@ -172,7 +172,7 @@ def test_an_adapter_may_change_them_apart(tmp_path: Path) -> None:
 def test_untie_is_refused_where_there_is_nothing_to_untie(tmp_path: Path) -> None:
     target, adapter = make_model(tmp_path / "target"), make_adapter(tmp_path / "a", FACTORS)
     save_file(WEIGHTS | {f"{H}.weight": NEW}, target / "model.safetensors")
-    with pytest.raises(FormatError, match=r"ties embedding and head, but lm_head\.weight differs from model\.embed"):
+    with pytest.raises(MismatchError, match=r"ties embedding and head, but lm_head\.weight differs from model\.embed"):
         merge(target, tmp_path / "out", forget=adapter, untie=True)
     (target / "config.json").write_text(json.dumps(TIED | {"tie_word_embeddings": False}))
     with pytest.raises(UsageError, match="two matrices already; leave out --untie"):
