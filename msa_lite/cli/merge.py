@@ -19,13 +19,14 @@ _OF_MODELS: dict[str, tuple[Any, ...]] = {
     "rounding": (None, "nearest"),
     "seed": (None,),
     "exact": (False,),
+    "untie": (False,),
     "threads": (None,),
     "forecast": (None,),
 }
 INPUTS = ("--target", "--forget", "--alpha", "--retain", "--beta", "--prior")
 _GROUPS = {
     "Models and vectors": [*INPUTS, "--filter", "--filter-strength", "--mergekit"],
-    "Result": ["--out", "--dtype", "--rounding", "--seed", "--exact", "--as", "--max-rank", "--forecast"],
+    "Result": ["--out", "--dtype", "--rounding", "--seed", "--exact", "--untie", "--as", "--max-rank", "--forecast"],
     "Memory and threads": ["--max-memory", "--threads"],
 }
 _REPEATED = ("forget", "alpha", "retain", "beta")  # once for each request
@@ -83,6 +84,7 @@ def read_strengths(options: dict[str, Any]) -> dict[str, Any]:
 @click.option("--rounding", help="nearest, or stochastic (unbiased, seeded).  [default: nearest]")
 @click.option("--seed", type=int, help="Seed of stochastic rounding.  [default: 0]")
 @click.option("--exact", is_flag=True, help="float64 arithmetic: every weight is the correctly rounded one.")
+@click.option("--untie", is_flag=True, help="Give a head that is tied to the embedding a matrix of its own.")
 @click.option("--as", "form", default="model", show_default=True, help="model, or adapter: one adapter on the target.")
 @click.option(
     "--max-rank",

@@ -113,7 +113,8 @@ def merge_terms_to_adapter(
     inputs = find_inputs(out, "adapter", target, terms, prior, {"max_rank": max_rank}, replace)
     if manifest := inputs.finished:
         return MergedAdapter(inputs.out, **manifest["change"], interference=manifest.get("interference", []))
-    checked = check_merge(inputs.target, inputs.terms, inputs.prior, Precision())
+    # PEFT adapts embedding and head apart, also where they are one matrix.
+    checked = check_merge(inputs.target, inputs.terms, inputs.prior, Precision(), untie=None)
     modules, left_out = find_modules(checked, max_rank)
     if not modules:
         raise MismatchError(

@@ -33,6 +33,7 @@ from msa_lite.io.weights.writer import output_bytes, output_dtype
 from msa_lite.merger.deltas import Delta, Dora, Product, Stacked
 from msa_lite.merger.fidelity import forecast_bytes
 from msa_lite.merger.formula import OneOrSeveral, Term, VectorLike, number_terms
+from msa_lite.merger.tied import untie_fault, untied
 from msa_lite.merger.vectors import Vector, load_vector
 
 logger = logging.getLogger(__name__)
@@ -107,6 +108,8 @@ class CheckedMerge:
     precision: Precision = Precision()
     forecast: tuple[str, ...] = ()
     """The forms of quantisation to count changed codes for (`forecast`)."""
+    is_untied: bool = False
+    """True where the output gets a head of its own, which the target ties to its embedding."""
 
     @property
     def vectors(self) -> list[Vector]:
@@ -243,6 +246,7 @@ def check_merge(
     prior: Source | None,
     precision: Precision,
     forecast: tuple[str, ...] = (),
+    untie: bool | None = False,
 ) -> CheckedMerge:
     """Open target and vectors and fit them together by their headers. Raise an error for all that does not fit."""
     checkpoint = load_checkpoint(target.folder)
@@ -251,7 +255,7 @@ def check_merge(
         check_companions(tokenizer_files(target.tokenizer.folder))
     folders = [term.with_vector(term.vector.folder) for term in terms]
     start = load_checkpoint(prior.folder) if prior else None
-    checked = check_headers(checkpoint, folders, start, precision, forecast)
+    checked = check_headers(checkpoint, folders, start, precision, forecast, untie)
     tuned = [load_checkpoint(vector.folder) for vector in checked.vectors if not vector.is_adapter]
     for model in (checkpoint, *([start] if start else []), *tuned):
         for path in unnamed_shards(model):
@@ -265,11 +269,22 @@ def check_headers(
     prior: Checkpoint | None,
     precision: Precision = Precision(),
     forecast: tuple[str, ...] = (),
+    untie: bool | None = False,
 ) -> CheckedMerge:
-    """Fit vectors to a target by headers; a vector is the folder of an adapter or checkpoint, or a checkpoint."""
+    """Fit vectors to a target by headers; a vector is the folder of an adapter or checkpoint, or a checkpoint.
+
+    untie: give a tied target a head of its own, so that embedding and head change apart; None: where that is possible.
+    """
     check_mergeable(target)
-    vectors = tuple(term.with_vector(load_vector(term.vector, target, prior)) for term in terms)
-    checked = CheckedMerge(target, vectors, precision, forecast)
+    fault = None if untie is False else untie_fault(target)
+    if fault and untie:
+        raise fault
+    is_untied = untie is not False and fault is None
+    if is_untied:
+        target = untied(target)
+        prior = prior if prior is None or (untie is None and untie_fault(prior)) else untied(prior)
+    vectors = tuple(term.with_vector(load_vector(term.vector, target, prior, is_untied)) for term in terms)
+    checked = CheckedMerge(target, vectors, precision, forecast, is_untied)
     faults = [
         f"{name}: stored as {target.tensors[name].dtype}, which is not a plain float"
         for name in checked.touched

@@ -201,7 +201,8 @@ def find_inputs(
     prior = prior if terms_used else None
     names = by_name(target, terms_used, prior)
     if any(not isinstance(value, Source) and is_remote(str(value)) for value in names.values()):
-        checked = peek(target, terms_used, prior, download=True)
+        untie = None if kind == "adapter" else bool(options.get("untie"))
+        checked = peek(target, terms_used, prior, download=True, untie=untie)
         if checked and not any(vector.needs_prior for vector in checked.vectors):
             names.pop("prior", None)  # plain LoRA on plain LoRA: its weights would be fetched for nothing
     sources = {
@@ -254,7 +255,11 @@ def _check_apart(out: Path, folders: Iterable[Path]) -> None:
 
 
 def peek(
-    target: ModelLike, terms: Sequence[Term[ModelLike]], prior: ModelLike | None, download: bool = False
+    target: ModelLike,
+    terms: Sequence[Term[ModelLike]],
+    prior: ModelLike | None,
+    download: bool = False,
+    untie: bool | None = False,
 ) -> CheckedMerge | None:
     """Check a merge by headers alone: only adapters and headers are fetched from the Hub.
 
@@ -275,7 +280,7 @@ def peek(
     if "target" in adapters:
         raise _adapter_target(str(target), adapters["target"])
     vectors = [term.with_vector(adapters.get(term.name) or heads[term.name]) for term in terms]
-    checked = check_headers(heads["target"], vectors, heads.get("prior"))
+    checked = check_headers(heads["target"], vectors, heads.get("prior"), untie=untie)
     if download:
         check_download_space(head for head in heads.values() if not head.shards)
     return checked

@@ -27,10 +27,15 @@ def load_matched(folder: Path, target: Checkpoint) -> Adapter:
     return match_adapter(load_adapter(folder), target)
 
 
-def match_adapter(adapter: Adapter, target: Checkpoint) -> Adapter:
-    """Return an adapter under the target's tensor names. Raise as `match_names` and `spread_experts` do."""
+def match_adapter(adapter: Adapter, target: Checkpoint, uses: Mapping[str, TensorEntry] | None = None) -> Adapter:
+    """Return an adapter under the target's tensor names. Raise as `match_names` and `spread_experts` do.
+
+    uses: further names of the target's tensors, such as that of a tied head, with a row for each token.
+    """
+    others = dict(uses or {})
     adapter = _with_stored_names(adapter, target)
-    return spread_experts(match_names(adapter, target.tensors, token_tensors(target)), target)
+    matched = match_names(adapter, others | target.tensors, others | token_tensors(target))
+    return spread_experts(matched, target)
 
 
 def _with_stored_names(adapter: Adapter, target: Checkpoint) -> Adapter:

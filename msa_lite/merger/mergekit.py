@@ -18,6 +18,7 @@ from msa_lite.io.weights.hub import Source, commit_of, has_tokenizer, is_remote,
 from msa_lite.merger.checked import CheckedMerge, Precision, msa_terms
 from msa_lite.merger.formula import OneOrSeveral, Term, named_strengths, number_terms
 from msa_lite.merger.inputs import by_name, peek
+from msa_lite.merger.tied import tied_names, ties_head
 
 STORED = ("bfloat16", "float16", "float32")
 
@@ -222,6 +223,14 @@ def _reference(name: str) -> Reference:
 
 
 def _recipe_text(checked: CheckedMerge, references: Mapping[str, Reference], dtype: str) -> str:
+    if checked.is_untied:
+        raise UsageError("the head of the result is a matrix of its own, the target's is not")
+    names = tied_names(checked.target) if ties_head(checked.target) else None
+    if names and any(vector.is_adapter and names[0] in vector.deltas for vector in checked.vectors):
+        raise UsageError(
+            "an adapter changes the matrix of embedding and head, and PEFT, by which mergekit merges it, "
+            "would add that change twice, or to one of the two"
+        )
     if any(vector.is_cut for vector in checked.vectors):
         raise UsageError("target and vectors have embeddings of different numbers of tokens, which mergekit refuses")
     terms = tuple(term.with_vector(references[term.name]) for term in checked.terms)

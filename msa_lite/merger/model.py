@@ -57,6 +57,7 @@ from msa_lite.merger.inputs import Inputs, ModelLike, find_inputs
 from msa_lite.merger.interference import interference_fact, tell_interference
 from msa_lite.merger.mergekit import recipe_beside
 from msa_lite.merger.stream import Stream
+from msa_lite.merger.tied import untied, write_untied
 from msa_lite.report.update import forecast_lines
 
 logger = logging.getLogger(__name__)
@@ -131,6 +132,7 @@ def merge(
     rounding: str = "nearest",
     seed: int = 0,
     exact: bool = False,
+    untie: bool = False,
     max_memory: str | int = MAX_MEMORY,
     threads: int | None = None,
     forecast: Sequence[str] = (),
@@ -145,10 +147,11 @@ def merge(
     of the requests does not change a byte of the weights; how far they interfere is logged first.
 
     dtype: "same" or a name in `DTYPES`. rounding: "nearest" or "stochastic" (unbiased, from `seed`). exact: fp64
-    arithmetic. max_memory: bytes or "512MB", of which 100 MB are kept for Python itself. threads: at most this many, by
-    default one a core. forecast: forms of quantisation ("nf4", "int4", "int8") to count the changed codes for, while
-    the weights are merged. An `out` that was made from the same inputs is left as it is, but for a forecast that it
-    lacks; one that msa-lite made from other inputs is only overwritten with `replace`.
+    arithmetic. untie: give the output a head of its own where the target ties it to the embedding, so that each of
+    the two gets its own change. max_memory: bytes or "512MB", of which 100 MB are kept for Python itself. threads: at
+    most this many, by default one a core. forecast: forms of quantisation ("nf4", "int4", "int8") to count the changed
+    codes for, while the weights are merged. An `out` that was made from the same inputs is left as it is, but for a
+    forecast that it lacks; one that msa-lite made from other inputs is only overwritten with `replace`.
 
     Raise before anything is written: UsageError, MismatchError (tensors that do not fit, all named), FormatError
     (broken files, quantised targets), OutputError (`out` is taken, locked or the disk is too small). Raise during the
@@ -159,7 +162,7 @@ def merge(
     precision = Precision(dtype, rounding, seed, exact)
     terms: list[Term[ModelLike]] = msa_terms(forget, alpha, retain, beta, precision, threads)
     limits: dict[str, Any] = {"max_memory": max_memory, "threads": threads, "replace": replace, "progress": progress}
-    return merge_terms(target, out, terms, prior, precision, forecast=forecast, **limits)
+    return merge_terms(target, out, terms, prior, precision, untie=untie, forecast=forecast, **limits)
 
 
 def merge_terms(
@@ -169,6 +172,7 @@ def merge_terms(
     prior: ModelLike | None,
     precision: Precision,
     *,
+    untie: bool = False,
     max_memory: str | int = MAX_MEMORY,
     threads: int | None = None,
     forecast: Sequence[str] = (),
@@ -182,12 +186,13 @@ def merge_terms(
     """
     parse_size(max_memory)
     forms = check_forms(forecast)
-    inputs = find_inputs(out, "model", target, terms, prior, precision.record, replace)
+    options = precision.record | ({"untie": True} if untie else {})
+    inputs = find_inputs(out, "model", target, terms, prior, options, replace)
     if manifest := inputs.finished:
         change = manifest["change"] | {"notes": tuple(manifest["change"]["notes"])}
         pairs = manifest.get("interference", [])
         return Merged(inputs.out, **change, interference=pairs, forecast=_forecast_of(inputs, manifest, forms))
-    checked = check_merge(inputs.target, inputs.terms, inputs.prior, precision, forms)
+    checked = check_merge(inputs.target, inputs.terms, inputs.prior, precision, forms, untie)
     bounds, recipe = find_bounds(checked, max_memory, threads), recipe_beside(checked, inputs.sources)
     pairs = json_form(tell_interference(checked, max_memory)) if compare else []
     needed = output_bytes(checked.target.tensors.values(), precision.stored)
@@ -199,6 +204,8 @@ def merge_terms(
         figures, counts = _summary(checked, inputs.out, changes), forecast_fact(changes, forms)
         merged = dataclasses.replace(figures, interference=pairs, forecast=counts)
         write_companions(checked.target, partial, precision.stored)
+        if untie:
+            write_untied(checked.target, partial, precision.stored)
         if tokenizer := inputs.target.tokenizer:
             copy_tokenizer(tokenizer.folder, partial)
         write_text(partial / MERGEKIT_FILE, recipe)
@@ -220,6 +227,7 @@ def _forecast_of(inputs: Inputs, manifest: Mapping[str, Any], forms: Sequence[st
     lacking = tuple(form for form in forms if form not in known)
     if lacking and (touched := manifest["fidelity"]["tensors"]):
         target, model = (load_checkpoint(folder) for folder in (inputs.target.folder, inputs.out))
+        target = untied(target) if inputs.record.get("untie") else target
         changes = {name: Change(codes=_count(target.tensors[name], model.tensors[name], lacking)) for name in touched}
         known = {**known, **forecast_fact(changes, lacking)}
         add_files(inputs.out, [], {"forecast": known})

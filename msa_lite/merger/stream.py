@@ -6,6 +6,7 @@ blocks keep their pace when other processes hold a core; OpenMP's threads inside
 
 from __future__ import annotations
 
+import os
 import threading
 import zlib
 from collections import deque
@@ -106,7 +107,8 @@ class Stream:
         changes: dict[str, Change] = {}
         waiting: deque[_Range | tuple[_Block, Scratch, Future[tuple[Change | None, np.ndarray]]]] = deque()
         held = 0
-        with Sink(path, size, like=source if header == shard.header else None) as sink:
+        is_same = header == shard.header and size == os.fstat(source).st_size  # no dtype or tensor more than there
+        with Sink(path, size, like=source if is_same else None) as sink:
 
             def take() -> None:
                 """Write the next piece of the file, once it is ready."""

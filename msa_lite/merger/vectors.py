@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 
 from msa_lite.errors import FormatError, MismatchError, UsageError, join_faults
-from msa_lite.io.weights.adapter import ZERO_3, Adapter, is_adapter
+from msa_lite.io.weights.adapter import ZERO_3, Adapter, is_adapter, load_adapter
 from msa_lite.io.weights.blocks import Files, Scratch, read_rows
 from msa_lite.io.weights.checkpoint import FLOAT_DTYPES, Checkpoint, TensorEntry, load_checkpoint
 from msa_lite.io.weights.layout import aligned, is_buffer, predicts_ahead
 from msa_lite.io.weights.vocabulary import differ_in_tokens, has_token_role
 from msa_lite.merger.deltas import CommonRows, Delta, Difference, Dora, Loaded, Product, Shift, Stacked, TokenRows
-from msa_lite.merger.matched import load_matched
+from msa_lite.merger.matched import match_adapter
+from msa_lite.merger.tied import copies_of_head, fold_head, tied_names, ties_head, untied
 
 _HEADS = {"lm_head.weight", "embed_out.weight"}
 _BLOCK = 1 << 19  # numbers compared at a time
@@ -72,14 +73,6 @@ def _entries(item: Any) -> Iterator[TensorEntry]:
             yield from _entries(value)
 
 
-def ties_head(checkpoint: Checkpoint) -> bool:
-    """Check whether embedding and head are one matrix: the config says so, or says nothing and no head is stored."""
-    tied = checkpoint.config.get("tie_word_embeddings")
-    if tied is not None:
-        return bool(tied)
-    return not any(name.endswith(("lm_head.weight", "embed_out.weight")) for name in checkpoint.tensors)
-
-
 def compare_checkpoints(
     first: Checkpoint, second: Checkpoint, names: tuple[str, str], alone: Container[str] | None = None
 ) -> list[str]:
@@ -124,18 +117,19 @@ def _blocks(name: str) -> list[str]:
     return [module] if "#" not in parts else [".".join(parts[: parts.index("#") + 1]), module]
 
 
-def load_vector(source: Path | Checkpoint, target: Checkpoint, prior: Checkpoint | None) -> Vector:
+def load_vector(source: Path | Checkpoint, target: Checkpoint, prior: Checkpoint | None, untie: bool = False) -> Vector:
     """Open a vector (the folder of a PEFT adapter, or a full checkpoint, which needs the prior), fitted to the target.
+
+    untie: read a tied checkpoint with a head of its own, as the target is.
 
     Raise UsageError when the prior is needed and missing, MismatchError when names, shapes or tied weights do not
     fit. Only headers are read, and tensors of an adapter that should be copies of the prior's or target's.
     """
     prior = prior and aligned(prior, target)
-    if isinstance(source, Checkpoint):
-        return _checkpoint_vector(source, target, prior)
-    if not is_adapter(source):
-        return _checkpoint_vector(load_checkpoint(source), target, prior)
-    return adapter_vector(load_matched(source, target), target, prior)
+    if isinstance(source, Checkpoint) or not is_adapter(source):
+        tuned = source if isinstance(source, Checkpoint) else load_checkpoint(source)
+        return _checkpoint_vector(untied(tuned) if untie else tuned, target, prior)
+    return adapter_vector(load_adapter(source), target, prior)
 
 
 def _checkpoint_vector(tuned: Checkpoint, target: Checkpoint, prior: Checkpoint | None) -> Vector:
@@ -143,9 +137,8 @@ def _checkpoint_vector(tuned: Checkpoint, target: Checkpoint, prior: Checkpoint 
     if prior is None:
         raise UsageError(f"{folder}: this is a full checkpoint; name the model that it was tuned from (--prior)")
     tuned = aligned(tuned, target)
-    if empty := [
-        n for n, e in tuned.tensors.items() if e.shape == (0,) and n in target.tensors and target.tensors[n].nbytes
-    ]:
+    full = {name for name, entry in target.tensors.items() if entry.nbytes}
+    if empty := [name for name, entry in tuned.tensors.items() if name in full and not entry.nbytes]:
         raise FormatError(join_faults(f"{folder}: {len(empty)} of its tensors are empty. {ZERO_3}:", empty))
     # A tune of a vision-language model's text is saved without the rest, which its prior has.
     alone = own_modules(target, [tuned] if "text_config" in target.config else [tuned, prior])
@@ -186,7 +179,19 @@ def _cut(deltas: dict[str, Delta], target: Checkpoint, rows: Mapping[str, Sequen
 
 
 def adapter_vector(adapter: Adapter, target: Checkpoint, prior: Checkpoint | None) -> Vector:
-    """Return the vector of an adapter under the target's tensor names. Raise as `load_vector`."""
+    """Return the vector of an adapter, fitted to the target. Raise as `load_vector`."""
+    if not ties_head(target):
+        return _matched_vector(match_adapter(adapter, target), target, prior)
+    embedding, head = tied_names(target) or ("", "")
+    uses = {head: target.tensors[embedding]} if head else {}
+    folded, faults = fold_head(match_adapter(adapter, target, uses), target, prior)
+    if faults and (prior or not adapter.values):  # without the prior, new values may be no change
+        raise MismatchError(join_faults(f"{adapter.folder}: cannot be merged into this target:", faults))
+    vector = _matched_vector(folded, target, prior)
+    return replace(vector, needs_prior=vector.needs_prior or bool(adapter.values))
+
+
+def _matched_vector(adapter: Adapter, target: Checkpoint, prior: Checkpoint | None) -> Vector:
     deltas: dict[str, Delta] = {n: Product(low) for n, low in adapter.modules.items() if low.magnitude is None}
     deltas |= {n: Stacked(tuple(map(Product, lows)), lows[0].shape[0]) for n, lows in adapter.stacks.items()}
     rows = {name: [low.shape[0]] for name, low in adapter.modules.items()}
@@ -206,7 +211,7 @@ def adapter_vector(adapter: Adapter, target: Checkpoint, prior: Checkpoint | Non
                 [f"{name}: {kind}" for name, kind in absolute.items()],
             )
         )
-    faults = _tied(adapter, target)
+    faults: list[str] = []
     named: set[str] = set(deltas)
     for name, kind in absolute.items():
         old = prior.tensors.get(name) if prior else None
@@ -240,25 +245,10 @@ def adapter_vector(adapter: Adapter, target: Checkpoint, prior: Checkpoint | Non
             faults.append(f"{copy.name}: a full copy of neither the target's tensor nor the prior's{hint}")
     if faults:
         raise MismatchError(join_faults(f"{adapter.folder}: cannot be merged into this target:", faults))
-    return Vector(adapter.folder, deltas, True, on_prior, _cut(deltas, target, rows))
-
-
-def _tied(adapter: Adapter, target: Checkpoint) -> list[str]:
-    """Return faults for changes of a matrix that the target uses twice, as embedding and as head.
-
-    PEFT trains one of the two uses and merges into both, so such a change has no single right meaning. Token rows are
-    fine: PEFT ties them.
-    """
-    if not ties_head(target):
-        return []
-    configs = (target.config, target.config.get("text_config") or {})
-    sizes = {config["vocab_size"] for config in configs if "vocab_size" in config}
-    shapes = {name: target.tensors[name].shape for name in {**adapter.modules, **adapter.values}}
-    return [
-        f"{name}: the target ties embedding and head, but only one of the two was tuned"
-        for name, shape in shapes.items()
-        if name.endswith("lm_head.weight") or (has_token_role(name) and len(shape) == 2 and shape[0] in sizes)
-    ]
+    common = _cut(deltas, target, rows)
+    if (names := copies_of_head(target)) and names[0] in deltas:
+        deltas[names[1]] = deltas[names[0]]
+    return Vector(adapter.folder, deltas, True, on_prior, common)
 
 
 def _is_copy(files: Files, copy: TensorEntry, original: TensorEntry) -> bool:

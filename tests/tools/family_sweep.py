@@ -23,7 +23,6 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from msa_lite.errors import MsaError
 from msa_lite.io.weights.checkpoint import load_checkpoint
 from msa_lite.merger import merge, merge_adapters
-from msa_lite.merger.matched import match_adapter
 from msa_lite.merger.vectors import adapter_vector
 from msa_lite.train import FitSettings
 from msa_lite.train.model import planned_adapter
@@ -86,16 +85,18 @@ def try_family(kind: str, folder: Path) -> tuple[str, str]:
     try:
         tiny_family(kind).save_pretrained(base)
         before = read(base)
+        load(base).save_pretrained(folder / "loaded")  # a padding row, for one, is loaded as zeros
+        loaded = read(folder / "loaded")
         merged = {name: adapt(base, out, seed) for seed, (name, out) in enumerate(vectors.items())}
     except PeftError as error:
         return "PEFT", str(error)
     expected = {name: value.clone() for name, value in before.items()}
     for name, weight in (("forget", -FORGET), ("retain", RETAIN)):
         for key, value in expected.items():
-            value += weight * (merged[name].get(key, before[key]) - before[key])
+            value += weight * (merged[name].get(key, before[key]) - loaded.get(key, before[key]))
     try:
         target = load_checkpoint(base)
-        adapter_vector(match_adapter(planned_adapter(target, FitSettings()), target), target, target)
+        adapter_vector(planned_adapter(target, FitSettings()), target, target)
     except MsaError as error:
         return "refused", " ".join(str(error).replace(str(folder), "").split())[:160]
     options = {name: str(out) for name, out in vectors.items()} | {"alpha": FORGET, "beta": RETAIN}
@@ -104,7 +105,8 @@ def try_family(kind: str, folder: Path) -> tuple[str, str]:
     model = PeftModel.from_pretrained(load(base), folder / "adapter").double()
     model.merge_and_unload().save_pretrained(folder / "both")
     both = read(folder / "both")  # PEFT does not save every tied name that the checkpoint has
-    far = [farthest(read(folder / "model"), expected), farthest(both, {n: v for n, v in expected.items() if n in both})]
+    on_loaded = {name: loaded[name] + expected[name] - before[name] for name in both.keys() & expected.keys()}
+    far = [farthest(read(folder / "model"), expected), farthest(both, on_loaded)]
     changed = sum(not expected[name].equal(before[name]) for name in expected)
     verdict = "right" if max(far) <= CLOSE and changed else "wrong"
     return verdict, f"{changed} of {len(expected)} tensors; merge {far[0]:.0e}, adapter {far[1]:.0e}"

@@ -80,6 +80,11 @@ def match_names(adapter: Adapter, target: Mapping[str, TensorEntry], by_token: C
     faults += _orient(matched.modules, target, by_token)
     if faults:
         headline = f"{adapter.folder}: does not fit the target (is it an adapter for another model?)"
+        lows = matched.modules
+        if len(lows) == len(adapter.modules) > 0 and all(
+            _fits(low.shape, target[name].shape, name in by_token) for name, low in lows.items()
+        ):  # every layer is the target's, so the model is the right one
+            headline = f"{adapter.folder}: parts of this adapter cannot be merged into the target:"
         raise MismatchError(join_faults(headline, faults))
     if not (matched.modules or matched.values or matched.shifts or matched.tokens or matched.bare):
         raise MismatchError(f"{adapter.folder}: holds no LoRA factors at all, so it would change nothing. {ZERO_3}")

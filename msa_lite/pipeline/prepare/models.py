@@ -32,7 +32,6 @@ from msa_lite.io.weights.hub import (
 from msa_lite.io.weights.layout import aligned, is_buffer
 from msa_lite.io.weights.vocabulary import find_added_rows, token_tensors, vocabulary_size
 from msa_lite.merger import Precision, Term, check_mergeable, merge_terms
-from msa_lite.merger.matched import match_adapter
 from msa_lite.merger.vectors import adapter_vector, compare_checkpoints
 from msa_lite.recipe import Demo, RealDemo, Recipe
 from msa_lite.train import FitSettings
@@ -256,7 +255,7 @@ def check_fit(recipe: Recipe, target: Checkpoint, prior: Checkpoint) -> None:
         return
     targets = lora.targets if isinstance(lora.targets, str) else tuple(lora.targets)
     settings = FitSettings(mode="lora", lora_rank=lora.rank, lora_alpha=lora.alpha, lora_targets=targets)
-    adapter_vector(match_adapter(planned_adapter(prior, settings), target), target, prior)
+    adapter_vector(planned_adapter(prior, settings), target, prior)
 
 
 def check_fit_ahead(recipe: Recipe, heads: Mapping[str, Checkpoint]) -> None:

@@ -152,6 +152,23 @@ GROUPS: dict[str, tuple[Message, ...]] = {
             "Use the target that the adapter was made for.",
         ),
         (
+            "…: the target ties embedding and head, but …, so the change of the one matrix is not defined; give each "
+            "use a matrix of its own with --untie",
+            "The adapter changes one use of the matrix, or each in its own way.",
+            "`--untie`: the result has two matrices.",
+        ),
+        (
+            "…: its head is missing (lm_head.weight), and config.json says tie_word_embeddings: false, so it would be "
+            "loaded with a random head; …",
+            "The index does not name the shard of the head, or the model was saved without it.",
+            "Add it to the index, or save the model again.",
+        ),
+        (
+            "…: … of its tensors are empty. …:",
+            "DeepSpeed's ZeRO-3 saved the weights without gathering them.",
+            "Save again with `zero3_save_16bit_model`, or run `zero_to_fp32.py` in the training's checkpoint.",
+        ),
+        (
             "…: this is a full checkpoint; name the model that it was tuned from (--prior)",
             "A checkpoint holds new values, not changes.",
             "Add `--prior`.",

@@ -1,0 +1,211 @@
+"""Embedding and head that are one matrix: one change where both change alike, and two matrices on request."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from safetensors.numpy import load_file, save_file
+
+from msa_lite.cli.merge import merge_command
+from msa_lite.errors import MismatchError, UsageError
+from msa_lite.io.finished.seal import MERGEKIT_FILE
+from msa_lite.io.weights.adapter import ADAPTER_CONFIG, ADAPTER_FILE
+from msa_lite.io.weights.checkpoint import load_checkpoint
+from msa_lite.merger import merge, merge_adapters
+from tests.support.merges import read_checkpoint
+
+Arrays = dict[str, np.ndarray]
+E, H, Q = "model.embed_tokens", "lm_head", "model.layers.0.self_attn.q_proj"
+ROWS, SIZE = 10, 4
+RNG = np.random.default_rng(0)
+A, B = RNG.normal(size=(2, SIZE)), RNG.normal(size=(ROWS, 2))
+"""Factors of the head; the embedding's are Bᵀ and Aᵀ."""
+FACTORS = {f"{Q}.lora_A.weight": RNG.normal(size=(2, SIZE)), f"{Q}.lora_B.weight": RNG.normal(size=(SIZE, 2))}
+ON_HEAD = {f"{H}.lora_A.weight": A, f"{H}.lora_B.weight": B}
+ON_EMBEDDING = {f"{E}.lora_embedding_A": B.T.copy(), f"{E}.lora_embedding_B": A.T.copy()}
+WEIGHTS = {f"{E}.weight": RNG.normal(size=(ROWS, SIZE)), f"{Q}.weight": RNG.normal(size=(SIZE, SIZE))}
+NEW = WEIGHTS[f"{E}.weight"] + RNG.normal(size=(ROWS, SIZE))
+TIED = {"model_type": "llama", "vocab_size": ROWS, "tie_word_embeddings": True, "dtype": "float64"}
+
+
+def make_model(folder: Path, step: float = 0.0, shards: bool = False) -> Path:
+    folder.mkdir()
+    arrays = {name: array + step for name, array in WEIGHTS.items()}
+    files = {f"model-{number}.safetensors": {name: array} for number, (name, array) in enumerate(arrays.items())}
+    for file, tensors in (files if shards else {"model.safetensors": arrays}).items():
+        save_file(tensors, folder / file, {"format": "pt"})
+    if shards:
+        index = {"metadata": {"total_size": 1}, "weight_map": {n: file for file, part in files.items() for n in part}}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    (folder / "config.json").write_text(json.dumps(TIED))
+    return folder
+
+
+def make_adapter(folder: Path, tensors: Arrays, **config: Any) -> Path:
+    folder.mkdir()
+    save_file({f"base_model.model.{name}": array for name, array in tensors.items()}, folder / ADAPTER_FILE)
+    (folder / ADAPTER_CONFIG).write_text(json.dumps({"peft_type": "LORA", "r": 2, "lora_alpha": 4, **config}))
+    return folder
+
+
+def change(tensors: Arrays, name: str) -> np.ndarray:
+    """The change of a module by these parts of an adapter on the prior WEIGHTS, in fp64."""
+    if f"{name}.weight" in tensors:
+        return tensors[f"{name}.weight"] - WEIGHTS[f"{E}.weight"]
+    if f"{name}.lora_embedding_A" in tensors:
+        return 2 * (tensors[f"{name}.lora_embedding_B"] @ tensors[f"{name}.lora_embedding_A"]).T
+    if f"{name}.lora_A.weight" in tensors:
+        return 2 * tensors[f"{name}.lora_B.weight"] @ tensors[f"{name}.lora_A.weight"]
+    return np.zeros(1)
+
+
+@pytest.mark.parametrize(
+    ("parts", "changed"),
+    [
+        (ON_HEAD | ON_EMBEDDING, 2 * B @ A),
+        ({f"{E}.weight": NEW, f"{H}.weight": NEW}, NEW - WEIGHTS[f"{E}.weight"]),
+        ({f"{E}.weight": WEIGHTS[f"{E}.weight"], f"{H}.weight": WEIGHTS[f"{E}.weight"]}, 0),
+        ({f"{H}.weight": WEIGHTS[f"{E}.weight"]}, 0),
+        ({f"{E}.weight": WEIGHTS[f"{E}.weight"].astype(np.float32)}, 0),
+    ],
+)
+def test_what_changes_both_uses_alike_is_one_change(tmp_path: Path, parts: Arrays, changed: Any) -> None:
+    prior, target = make_model(tmp_path / "prior"), make_model(tmp_path / "target", 1.0)
+    adapter = make_adapter(tmp_path / "a", FACTORS | parts, ensure_weight_tying=True)
+    merge(target, tmp_path / "out", forget=adapter, prior=prior, exact=True)
+    out = read_checkpoint(tmp_path / "out")
+    assert out.keys() == WEIGHTS.keys()
+    assert np.allclose(out[f"{E}.weight"], WEIGHTS[f"{E}.weight"] + 1 - changed, atol=1e-13)
+    assert np.allclose(out[f"{Q}.weight"], WEIGHTS[f"{Q}.weight"] + 1 - change(FACTORS, Q), atol=1e-13)
+    merge(target, tmp_path / "single", forget=adapter, prior=prior, dtype="float32")
+    recipe = (tmp_path / "single" / MERGEKIT_FILE).read_text()  # PEFT adds factors twice, and mergekit merges by PEFT
+    assert ("would add that change twice" in recipe) is bool(np.any(changed))
+
+
+APART = [
+    ON_HEAD,
+    ON_EMBEDDING,
+    ON_HEAD | {f"{E}.lora_embedding_A": RNG.normal(size=(2, ROWS)), f"{E}.lora_embedding_B": A.T.copy()},
+    {f"{H}.weight": NEW},
+    {f"{E}.weight": NEW, f"{H}.weight": NEW + 1},
+    {f"{E}.weight": NEW} | ON_HEAD,  # as mergekit-extract-lora writes them
+]
+
+
+@pytest.mark.parametrize("parts", APART)
+@pytest.mark.parametrize("shards", [True, False])
+def test_what_changes_them_apart_is_refused_and_merged_into_two_matrices(
+    tmp_path: Path, parts: Arrays, shards: bool
+) -> None:
+    prior, target = make_model(tmp_path / "prior"), make_model(tmp_path / "target", 1.0, shards)
+    adapter = make_adapter(tmp_path / "a", FACTORS | parts)
+    with pytest.raises(MismatchError, match="the target ties embedding and head") as caught:
+        merge(target, tmp_path / "out", forget=adapter, prior=prior)
+    assert "--untie" in str(caught.value)
+    assert "another model" not in str(caught.value)
+    assert not (tmp_path / "out").exists()
+    merge(target, tmp_path / "out", forget=adapter, prior=prior, untie=True, exact=True)
+    out = read_checkpoint(tmp_path / "out")
+    assert out.keys() == WEIGHTS.keys() | {f"{H}.weight"}
+    for name in (E, H):
+        assert np.allclose(out[f"{name}.weight"], WEIGHTS[f"{E}.weight"] + 1 - change(parts, name), atol=1e-13)
+    assert json.loads((tmp_path / "out/config.json").read_text()) == TIED | {"tie_word_embeddings": False}
+    assert load_checkpoint(tmp_path / "out").tensors[f"{H}.weight"].dtype == "F64"  # index and shards agree
+    if shards:
+        index = json.loads((tmp_path / "out/model.safetensors.index.json").read_text())
+        assert index["metadata"]["total_size"] == sum(array.nbytes for array in out.values())
+
+
+def test_an_untied_output_in_another_dtype_loads_in_transformers_as_peft_merges_it(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    from peft import LoraConfig, get_peft_model
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(vocab_size=20, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2)
+    torch.manual_seed(0)
+    config.tie_word_embeddings = True
+    LlamaForCausalLM(config).save_pretrained(tmp_path / "target")
+    config.tie_word_embeddings = False
+    tied = LlamaForCausalLM.from_pretrained(tmp_path / "target", tie_word_embeddings=True, dtype=torch.float64)
+    model = LlamaForCausalLM(config).double()  # the oracle: PEFT on a model that was untied by hand
+    model.load_state_dict(tied.state_dict())
+    peft = get_peft_model(model, LoraConfig(r=2, lora_alpha=4, target_modules=["q_proj", "lm_head"]))
+    with torch.no_grad():
+        for name, factor in peft.named_parameters():
+            if "lora_" in name:
+                factor.copy_(torch.randn_like(factor))
+    peft.save_pretrained(tmp_path / "a")
+    before = {name: value.clone() for name, value in tied.state_dict().items()}
+    wanted = {name: 2 * before[name] - value for name, value in peft.merge_and_unload().state_dict().items()}
+    merge(tmp_path / "target", tmp_path / "out", forget=tmp_path / "a", untie=True, dtype="float32")
+    merged = LlamaForCausalLM.from_pretrained(tmp_path / "out").double().state_dict()
+    assert merged.keys() == wanted.keys()
+    for name, value in wanted.items():
+        assert torch.allclose(merged[name], value, atol=1e-5)
+    assert not torch.equal(merged["lm_head.weight"], merged["model.embed_tokens.weight"])
+
+
+def test_full_vectors_change_each_matrix_of_an_untied_output(tmp_path: Path) -> None:
+    prior, target, tuned = (make_model(tmp_path / name, step) for name, step in (("p", 0), ("t", 1), ("f", 3)))
+    save_file(load_file(tuned / "model.safetensors") | {f"{H}.weight": NEW}, tuned / "model.safetensors")
+    (tuned / "config.json").write_text(json.dumps(TIED | {"tie_word_embeddings": False}))
+    merge(target, tmp_path / "out", forget=tuned, prior=prior, untie=True, exact=True)
+    out = read_checkpoint(tmp_path / "out")
+    assert np.allclose(out[f"{E}.weight"], WEIGHTS[f"{E}.weight"] - 2, atol=1e-13)
+    assert np.allclose(out[f"{H}.weight"], 2 * WEIGHTS[f"{E}.weight"] + 1 - NEW, atol=1e-13)
+
+
+def test_an_adapter_may_change_them_apart(tmp_path: Path) -> None:
+    target = make_model(tmp_path / "target")
+    merge_adapters(target, tmp_path / "out", forget=make_adapter(tmp_path / "a", FACTORS | ON_HEAD))
+    factors = load_file(tmp_path / "out" / ADAPTER_FILE)
+    product = factors["base_model.model.lm_head.lora_B.weight"] @ factors["base_model.model.lm_head.lora_A.weight"]
+    assert np.allclose(product, -2 * B @ A, atol=1e-5)
+    assert not any("embed" in name for name in factors)
+
+
+def test_untie_is_refused_where_there_is_nothing_to_untie(tmp_path: Path) -> None:
+    target, adapter = make_model(tmp_path / "target"), make_adapter(tmp_path / "a", FACTORS)
+    save_file(WEIGHTS | {f"{H}.weight": NEW}, target / "model.safetensors")
+    with pytest.raises(MismatchError, match=r"ties embedding and head, but lm_head\.weight differs from model\.embed"):
+        merge(target, tmp_path / "out", forget=adapter, untie=True)
+    (target / "config.json").write_text(json.dumps(TIED | {"tie_word_embeddings": False}))
+    with pytest.raises(UsageError, match="two matrices already; leave out --untie"):
+        merge(target, tmp_path / "out", forget=adapter, untie=True)
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_embedding_among_several_that_are_not_known_is_left_alone(tmp_path: Path) -> None:
+    target = make_model(tmp_path / "target")
+    save_file({"a_emb.weight": NEW, "b_emb.weight": NEW, **WEIGHTS}, target / "model.safetensors")
+    merge(
+        target, tmp_path / "out", forget=make_adapter(tmp_path / "a", ON_HEAD | ON_EMBEDDING)
+    )  # embed_tokens is known
+    save_file({"a_emb.weight": NEW, "b_emb.weight": NEW}, target / "model.safetensors")
+    adapter = make_adapter(tmp_path / "b", {n.replace(E, "a_emb"): factor for n, factor in ON_EMBEDDING.items()})
+    with pytest.raises(MismatchError, match=r"a_emb\.weight: the target ties embedding and head"):
+        merge(target, tmp_path / "no", forget=adapter)
+
+
+def test_the_command_unties_a_model_but_no_adapter(tmp_path: Path) -> None:
+    target, adapter = make_model(tmp_path / "target"), make_adapter(tmp_path / "a", FACTORS | ON_HEAD)
+    options = ["--target", str(target), "--forget", str(adapter), "--untie", "--out"]
+    assert CliRunner().invoke(merge_command, [*options, str(tmp_path / "out")]).exit_code == 0
+    assert f"{H}.weight" in read_checkpoint(tmp_path / "out")
+    refused = CliRunner().invoke(merge_command, [*options, str(tmp_path / "b"), "--as", "adapter"])
+    assert isinstance(refused.exception, UsageError)
+    assert "--untie" in str(refused.exception)
+
+
+def test_a_copy_of_the_head_that_a_tied_target_stores_changes_along(tmp_path: Path) -> None:
+    target = make_model(tmp_path / "target")
+    save_file(WEIGHTS | {f"{H}.weight": WEIGHTS[f"{E}.weight"]}, target / "model.safetensors")
+    merge(target, tmp_path / "out", forget=make_adapter(tmp_path / "a", ON_HEAD | ON_EMBEDDING), exact=True)
+    out = read_checkpoint(tmp_path / "out")
+    assert np.array_equal(out[f"{E}.weight"], out[f"{H}.weight"])
+    assert np.allclose(out[f"{H}.weight"], WEIGHTS[f"{E}.weight"] - 2 * B @ A, atol=1e-13)
