@@ -25,7 +25,6 @@ from msa_lite.io.weights.checkpoint import (
     check_companions,
     companion_files,
     load_checkpoint,
-    read_shard,
     unnamed_shards,
 )
 from msa_lite.io.weights.hub import Source, tokenizer_files
@@ -33,7 +32,7 @@ from msa_lite.io.weights.writer import output_bytes, output_dtype
 from msa_lite.merger.deltas import Delta, Dora, Product, Stacked
 from msa_lite.merger.fidelity import forecast_bytes
 from msa_lite.merger.formula import OneOrSeveral, Term, VectorLike, number_terms
-from msa_lite.merger.tied import untie_fault, untied
+from msa_lite.merger.tied import check_head, untie_fault, untied
 from msa_lite.merger.vectors import Vector, load_vector
 
 logger = logging.getLogger(__name__)
@@ -305,31 +304,7 @@ def check_mergeable(target: Checkpoint) -> None:
             "checkpoint and quantise the result. If there is none left, AutoModelForCausalLM.from_pretrained(…)"
             ".dequantize() and save_pretrained() make one"
         )
-    _check_head(target)
-
-
-def _check_head(target: Checkpoint) -> None:
-    """Raise FormatError for an untied language model without a head: loaded, it would get a random one."""
-    if target.config.get("tie_word_embeddings") is not False or any(map(_is_head, target.tensors)):
-        return
-    holders = [path.name for path in unnamed_shards(target) if any(_is_head(e.name) for e in read_shard(path).tensors)]
-    classes = target.config.get("architectures")
-    name = str(classes[0]) if isinstance(classes, list) and classes else ""
-    if not (name.endswith(("CausalLM", "LMHeadModel")) or holders):
-        return
-    remedy = "save the model again with its head"
-    if holders:
-        remedy = f"{holders[0]} holds it, but {INDEX_FILE} does not name that file: add its tensors there"
-    raise FormatError(
-        f"{target.folder}: its head is missing (lm_head.weight), and config.json says tie_word_embeddings: false, so "
-        f"it would be loaded with a random head; {remedy}. If embedding and head are one matrix, set "
-        "tie_word_embeddings to true"
-    )
-
-
-def _is_head(name: str) -> bool:
-    """Check whether a tensor is a head's, by its module's name in the families that we know."""
-    return not {"lm_head", "embed_out", "head", "output", "output_layer"}.isdisjoint(name.split("."))
+    check_head(target)
 
 
 def parse_size(text: str | int) -> int:

@@ -14,12 +14,20 @@ from typing import Any
 
 import numpy as np
 
-from msa_lite.errors import MismatchError, MsaError, UsageError
+from msa_lite.errors import FormatError, MismatchError, MsaError, UsageError
 from msa_lite.io.files.reading import read_object
 from msa_lite.io.files.writing import write_json
 from msa_lite.io.weights.adapter import Adapter, LowRank
 from msa_lite.io.weights.blocks import Files, read_rows, read_whole
-from msa_lite.io.weights.checkpoint import FLOAT_DTYPES, INDEX_FILE, Checkpoint, ShardFile, TensorEntry
+from msa_lite.io.weights.checkpoint import (
+    FLOAT_DTYPES,
+    INDEX_FILE,
+    Checkpoint,
+    ShardFile,
+    TensorEntry,
+    read_shard,
+    unnamed_shards,
+)
 from msa_lite.io.weights.vocabulary import has_token_role, is_head, vocabulary_size
 from msa_lite.io.weights.writer import file_header, output_bytes
 
@@ -90,6 +98,32 @@ def untied(checkpoint: Checkpoint) -> Checkpoint:
     head = replace(checkpoint.tensors[names[0]], name=names[1])
     shards = tuple(_with(shard, head) if shard.path == head.file else shard for shard in checkpoint.shards)
     return replace(checkpoint, config=config, shards=shards, tensors={**checkpoint.tensors, head.name: head})
+
+
+def check_head(target: Checkpoint) -> None:
+    """Raise FormatError for an untied language model without a head: loaded, it would get a random one."""
+    if target.config.get("tie_word_embeddings") is not False or any(map(_names_head, target.tensors)):
+        return
+    holders = [
+        path.name for path in unnamed_shards(target) if any(_names_head(e.name) for e in read_shard(path).tensors)
+    ]
+    classes = target.config.get("architectures")
+    generates = isinstance(classes, list) and str(classes[:1]).endswith(("CausalLM']", "LMHeadModel']"))
+    if not (generates or holders):
+        return
+    remedy = "save the model again with its head"
+    if holders:
+        remedy = f"{holders[0]} holds it, but {INDEX_FILE} does not name that file: add its tensors there"
+    raise FormatError(
+        f"{target.folder}: its head is missing (lm_head.weight), and config.json says tie_word_embeddings: false, so "
+        f"it would be loaded with a random head; {remedy}. If embedding and head are one matrix, set "
+        "tie_word_embeddings to true"
+    )
+
+
+def _names_head(name: str) -> bool:
+    """Check whether a tensor is a head's, by its module's name in the families that we know."""
+    return not {"lm_head", "embed_out", "head", "output", "output_layer"}.isdisjoint(name.split("."))
 
 
 def copies_of_head(target: Checkpoint) -> tuple[str, str] | None:
