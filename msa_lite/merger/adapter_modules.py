@@ -13,9 +13,10 @@ import numpy as np
 from msa_lite.errors import MismatchError, join_faults
 from msa_lite.io.models.loading import empty_model
 from msa_lite.io.models.places import linear_paths, module_paths
-from msa_lite.io.weights.adapter import BareParameter, ExpertShare, LowRank, unwrapped
+from msa_lite.io.weights.adapter import unwrapped
 from msa_lite.io.weights.blocks import Files, Scratch
 from msa_lite.io.weights.checkpoint import TensorEntry
+from msa_lite.io.weights.factors import BareParameter, ExpertShare, LowRank
 from msa_lite.merger.checked import CheckedMerge, block_rows, blocks_of
 from msa_lite.merger.deltas import Delta, Product, Stacked
 from msa_lite.merger.formula import Factors, Term, combine_factors

@@ -13,9 +13,9 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 
 from msa_lite.errors import FormatError
-from msa_lite.io.weights.adapter import LowRank
 from msa_lite.io.weights.blocks import Files, Scratch, read_rows
 from msa_lite.io.weights.checkpoint import TensorEntry
+from msa_lite.io.weights.factors import LowRank
 
 
 class Delta(Protocol):

@@ -26,9 +26,10 @@ from msa_lite.io.console.progress import Progress, silent
 from msa_lite.io.files.writing import check_space
 from msa_lite.io.finished.manifest import is_finished, stage_folder
 from msa_lite.io.finished.seal import load_manifest
-from msa_lite.io.weights.adapter import ADAPTER_CONFIG, ADAPTER_FILE, LowRank, is_adapter
+from msa_lite.io.weights.adapter import ADAPTER_CONFIG, ADAPTER_FILE, is_adapter
 from msa_lite.io.weights.blocks import Files, Scratch, read_rows, read_whole
 from msa_lite.io.weights.checkpoint import Checkpoint, TensorEntry, load_checkpoint, read_shard
+from msa_lite.io.weights.factors import LowRank
 from msa_lite.io.weights.hub import Source, fetch
 from msa_lite.io.weights.layout import find_names
 from msa_lite.io.weights.vocabulary import token_tensors

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from msa_lite.errors import MismatchError, MsaError, join_faults
 from msa_lite.io.models.loading import empty_model
-from msa_lite.io.weights.adapter import Adapter, BareParameter, ExpertShare, LowRank, inner_depth, load_adapter
+from msa_lite.io.weights.adapter import Adapter, inner_depth, load_adapter
 from msa_lite.io.weights.checkpoint import Checkpoint, TensorEntry
+from msa_lite.io.weights.factors import BareParameter, ExpertShare, LowRank
 from msa_lite.io.weights.matching import find_name, match_names
 from msa_lite.io.weights.patterns import Patterns
 from msa_lite.io.weights.vocabulary import token_tensors

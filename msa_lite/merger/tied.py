@@ -17,7 +17,7 @@ import numpy as np
 from msa_lite.errors import FormatError, MismatchError, MsaError, UsageError
 from msa_lite.io.files.reading import read_object
 from msa_lite.io.files.writing import write_json
-from msa_lite.io.weights.adapter import Adapter, LowRank
+from msa_lite.io.weights.adapter import Adapter
 from msa_lite.io.weights.blocks import Files, read_rows, read_whole
 from msa_lite.io.weights.checkpoint import (
     FLOAT_DTYPES,
@@ -28,6 +28,7 @@ from msa_lite.io.weights.checkpoint import (
     read_shard,
     unnamed_shards,
 )
+from msa_lite.io.weights.factors import LowRank
 from msa_lite.io.weights.vocabulary import has_token_role, is_head, vocabulary_size
 from msa_lite.io.weights.writer import file_header, output_bytes
 
@@ -108,8 +109,8 @@ def check_head(target: Checkpoint) -> None:
         path.name for path in unnamed_shards(target) if any(_names_head(e.name) for e in read_shard(path).tensors)
     ]
     classes = target.config.get("architectures")
-    generates = isinstance(classes, list) and str(classes[:1]).endswith(("CausalLM']", "LMHeadModel']"))
-    if not (generates or holders):
+    name = str(classes[0]) if isinstance(classes, list) and classes else ""
+    if not (name.endswith(("CausalLM", "LMHeadModel")) or holders):
         return
     remedy = "save the model again with its head"
     if holders:

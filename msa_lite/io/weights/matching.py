@@ -10,8 +10,9 @@ from dataclasses import replace
 from typing import Any
 
 from msa_lite.errors import MismatchError, join_faults
-from msa_lite.io.weights.adapter import ZERO_3, Adapter, LowRank, unwrapped
+from msa_lite.io.weights.adapter import ZERO_3, Adapter, unwrapped
 from msa_lite.io.weights.checkpoint import TensorEntry
+from msa_lite.io.weights.factors import LowRank
 from msa_lite.io.weights.patterns import endings
 
 logger = logging.getLogger(__name__)
