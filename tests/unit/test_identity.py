@@ -75,7 +75,7 @@ def test_a_merge_is_known_by_each_of_its_options(
     merged: tuple[Change, Change], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     base, shared = merged
-    changes = {**shared, "dtype": "bfloat16", "rounding": "nearest", "seed": 1, "exact": True}
+    changes = {**shared, "dtype": "bfloat16", "rounding": "nearest", "seed": 1, "exact": True, "untie": True}
     others = {
         "out": tmp_path / "b",
         "max_memory": "1GB",
