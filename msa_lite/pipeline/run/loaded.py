@@ -18,6 +18,7 @@ from msa_lite.evals.models import load_model
 from msa_lite.io.models.devices import free_memory
 from msa_lite.io.weights.checkpoint import TensorEntry
 from msa_lite.io.weights.hub import fetch
+from msa_lite.io.weights.matching import find_name
 from msa_lite.merger import OnDevice, OpenMerge, as_tensor, open_merge
 from msa_lite.pipeline.prepare.run import Run
 from msa_lite.pipeline.run.merge import Terms, merge_candidate, merge_precision
@@ -103,5 +104,5 @@ def add_weights(weights: dict[str, Any], model: Any, merge: OpenMerge) -> bool:
 
 def _find(state: Mapping[str, Any], name: str, prefix: str, entry: TensorEntry) -> Any:
     """Return the tensor of a file's entry in a model's state, as a matrix; None where there is none of its shape."""
-    weight = state.get(name, state.get(f"{prefix}.{name}"))
+    weight = state.get(find_name(name, state) or f"{prefix}.{name}")
     return weight.view(entry.matrix_shape) if weight is not None and tuple(weight.shape) == entry.shape else None
