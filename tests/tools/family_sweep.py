@@ -48,6 +48,14 @@ def load(folder: Path) -> Any:
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
 
 
+def reopen(base: Path, out: Path) -> None:
+    """Save a checkpoint again, as transformers loads it."""
+    try:
+        load(base).save_pretrained(out)
+    except Exception as error:
+        raise PeftError(f"transformers does not open its own checkpoint: {type(error).__name__}") from error
+
+
 def adapt(base: Path, out: Path, seed: int) -> dict[str, torch.Tensor]:
     """Write a random adapter on a checkpoint; return the weights of the model that PEFT merges."""
     from peft import LoraConfig, PeftModel, get_peft_model
@@ -85,7 +93,7 @@ def try_family(kind: str, folder: Path) -> tuple[str, str]:
     try:
         tiny_family(kind).save_pretrained(base)
         before = read(base)
-        load(base).save_pretrained(folder / "loaded")  # a padding row, for one, is loaded as zeros
+        reopen(base, folder / "loaded")  # a padding row, for one, is loaded as zeros
         loaded = read(folder / "loaded")
         merged = {name: adapt(base, out, seed) for seed, (name, out) in enumerate(vectors.items())}
     except PeftError as error:
