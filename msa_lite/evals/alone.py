@@ -15,7 +15,7 @@ from typing import Any
 
 from msa_lite.errors import NotFiniteError
 from msa_lite.evals.models import Runner
-from msa_lite.evals.together import Choose, decode_together, likeliest
+from msa_lite.evals.together import Choose, PromptBatch, decode_together, likeliest
 from msa_lite.io.models.devices import free_memory, is_out_of_memory
 
 logger = logging.getLogger(__name__)
@@ -29,22 +29,13 @@ _COARSE = 0.1  # for one in 16 or 4 bits
 _LEAST_SPREAD = 1e-3  # logits that are as near as that mean nothing
 
 
-def decode_alone(
-    runner: Runner,
-    tokenizer: Any,
-    prompts: Sequence[list[int]],
-    room: Sequence[int],
-    stop: tuple[str, ...],
-    ends: Sequence[int],
-    choose: Choose,
-    hidden: int | None = None,
-) -> list[list[int]]:
+def decode_alone(runner: Runner, batch: PromptBatch, choose: Choose) -> list[list[int]]:
     """Return what `decode_together` does, by transformers' own `generate`, one prompt at a time."""
     import torch
     from transformers import LogitsProcessorList, StoppingCriteriaList
 
     answers: list[list[int]] = []
-    for place, (prompt, tokens) in enumerate(zip(prompts, room, strict=True)):
+    for place, (prompt, tokens) in enumerate(zip(batch.prompts, batch.room, strict=True)):
         answer: list[int] = []
         answers.append(answer)
         if tokens <= 0:
@@ -57,22 +48,22 @@ def decode_alone(
             return torch.full_like(logits, -torch.inf).index_fill(-1, torch.tensor([token], device=logits.device), 0)
 
         def stops(ids: Any, _scores: Any, answer: list[int] = answer) -> Any:
-            text = tokenizer.decode(answer, skip_special_tokens=True)
-            return torch.tensor([any(word in text for word in stop)], device=ids.device)
+            text = batch.tokenizer.decode(answer, skip_special_tokens=True)
+            return torch.tensor([any(word in text for word in batch.stop)], device=ids.device)
 
         ids = torch.tensor([prompt], device=runner.device)
         with torch.inference_mode(), _plain_settings(runner.model):
             runner.model.generate(
                 input_ids=ids,
-                attention_mask=torch.ones_like(ids) if hidden is None else (ids != hidden).long(),
+                attention_mask=torch.ones_like(ids) if batch.hidden is None else (ids != batch.hidden).long(),
                 max_new_tokens=tokens,
                 do_sample=False,
-                eos_token_id=[*ends] or None,
-                pad_token_id=pad_token(tokenizer, ends),
+                eos_token_id=[*batch.ends] or None,
+                pad_token_id=pad_token(batch.tokenizer, batch.ends),
                 logits_processor=LogitsProcessorList([pick]),
-                stopping_criteria=StoppingCriteriaList([stops] if stop else []),
+                stopping_criteria=StoppingCriteriaList([stops] if batch.stop else []),
             )
-        if answer[-1] in ends:
+        if answer[-1] in batch.ends:
             answer.pop()
     return answers
 
@@ -151,9 +142,9 @@ def _difference(runner: Runner, tokenizer: Any, prompts: Sequence[list[int]]) ->
         together.update({(row, step): values.clone() for row, values in zip(rows.tolist(), logits, strict=True)})
         return logits.new_tensor([alone[row, step].argmax() for row in rows.tolist()]).long()
 
-    room = [_STEPS] * len(prompts)
-    decode_alone(runner, tokenizer, prompts, room, (), (), first)
-    decode_together(runner, tokenizer, prompts, room, (), (), again)
+    batch = PromptBatch(tokenizer, prompts, [_STEPS] * len(prompts))
+    decode_alone(runner, batch, first)
+    decode_together(runner, batch, again)
     differences = [
         (together[place] - values).square().mean().sqrt() / values.std().clamp_min(_LEAST_SPREAD)
         for place, values in alone.items()

@@ -17,7 +17,7 @@ import numpy as np
 from msa_lite.errors import StageError
 from msa_lite.evals.alone import check_batches, decode_alone, pad_token
 from msa_lite.evals.models import Runner, check_numbers, no_numbers
-from msa_lite.evals.together import Choose, decode_together, left_padded, likeliest
+from msa_lite.evals.together import Choose, PromptBatch, decode_together, left_padded, likeliest
 
 _EXPECTED = 0.25  # mean length of answers, as a part of the most tokens
 
@@ -165,7 +165,7 @@ def _decode(
     """Return an answer to each prompt, by our own loop or, where that goes wrong, by transformers'."""
     decode = decode_alone if runner.batched is False else decode_together
     room = [min(decoding.max_new_tokens, (runner.window or 1 << 60) - len(prompt)) for prompt in prompts]
-    answers = decode(runner, tokenizer, prompts, room, decoding.stop, ends, choose, hidden)
+    answers = decode(runner, PromptBatch(tokenizer, prompts, room, decoding.stop, ends, hidden), choose)
     return [_finish(tokenizer.decode(answer, skip_special_tokens=True), decoding.stop) for answer in answers]
 
 

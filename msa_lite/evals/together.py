@@ -21,6 +21,22 @@ Choose = Callable[[Any, Any, int], Any]
 """(n, vocabulary) logits, the places of their prompts, and the number of tokens so far → (n,) next tokens."""
 
 
+@dataclass(frozen=True)
+class PromptBatch:
+    """Prompts that are answered together."""
+
+    tokenizer: Any
+    prompts: Sequence[list[int]]
+    room: Sequence[int]
+    """The most tokens of each answer."""
+    stop: tuple[str, ...] = ()
+    """The texts that end an answer."""
+    ends: Sequence[int] = ()
+    """The tokens that end an answer."""
+    hidden: int | None = None
+    """A token that no other may attend to."""
+
+
 def likeliest(logits: Any, rows: Any, step: int) -> Any:
     """Choose the likeliest token of each row. Raise NotFiniteError for NaN."""
     most, chosen = logits.max(-1)
@@ -74,38 +90,29 @@ def _forward(runner: Runner, ids: Any, mask: Any, positions: Any, cache: Any) ->
     return runner.halves.run(cache, **inputs)
 
 
-def decode_together(
-    runner: Runner,
-    tokenizer: Any,
-    prompts: Sequence[list[int]],
-    room: Sequence[int],
-    stop: tuple[str, ...],
-    ends: Sequence[int],
-    choose: Choose,
-    hidden: int | None = None,
-) -> list[list[int]]:
-    """Return the tokens of an answer to each prompt, at most `room`. Prompts that are equal run once."""
+def decode_together(runner: Runner, batch: PromptBatch, choose: Choose) -> list[list[int]]:
+    """Return the tokens of an answer to each prompt. Prompts that are equal run once."""
     import torch
 
-    last = torch.tensor([*ends] or [-1], device=runner.device)
-    limits = torch.tensor(room, device=runner.device)
-    answers: list[list[int]] = [[] for _ in prompts]
-    fitting = [i for i, tokens in enumerate(room) if tokens > 0]
+    last = torch.tensor([*batch.ends] or [-1], device=runner.device)
+    limits = torch.tensor(batch.room, device=runner.device)
+    answers: list[list[int]] = [[] for _ in batch.prompts]
+    fitting = [i for i, tokens in enumerate(batch.room) if tokens > 0]
     if not fitting:
         return answers
     with torch.inference_mode():
-        rows = _run_prompts(runner, [prompts[i] for i in fitting], hidden)
+        rows = _run_prompts(runner, [batch.prompts[i] for i in fitting], batch.hidden)
         rows.numbers = torch.tensor(fitting, device=runner.device)
         alive = torch.ones_like(rows.numbers, dtype=torch.bool)
-        for step in range(max(room)):
+        for step in range(max(batch.room)):
             chosen = choose(runner.halves.logits(rows.states), rows.numbers, step)
             alive = alive & ~torch.isin(chosen, last)
             for row, token, goes_on in zip(rows.numbers.tolist(), chosen.tolist(), alive.tolist(), strict=True):
                 if goes_on:
                     answers[row].append(token)
             alive = alive & (limits[rows.numbers] > step + 1)
-            if stop:
-                alive = alive & _unstopped(tokenizer, answers, rows.numbers, stop)
+            if batch.stop:
+                alive = alive & _unstopped(batch.tokenizer, answers, rows.numbers, batch.stop)
             if not alive.any():
                 break
             if int(alive.sum()) <= _LEAVE * len(alive) and can_divide(rows.cache):

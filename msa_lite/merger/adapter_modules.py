@@ -17,15 +17,22 @@ from msa_lite.io.weights.adapter import unwrapped
 from msa_lite.io.weights.blocks import Files, Scratch
 from msa_lite.io.weights.checkpoint import TensorEntry
 from msa_lite.io.weights.factors import BareParameter, ExpertShare, LowRank
+from msa_lite.io.weights.vocabulary import is_head
 from msa_lite.merger.checked import CheckedMerge, block_rows, blocks_of
 from msa_lite.merger.deltas import Delta, Product, Stacked
 from msa_lite.merger.formula import Factors, Term, combine_factors
 from msa_lite.merger.low_rank import OVERSAMPLED, approximate, squared_norm, truncate
-from msa_lite.merger.vectors import ties_head
+from msa_lite.merger.tied import ties_head
 
 _FACTOR_KEYS = {False: "base_model.model.{}{}.lora_{}.weight", True: "base_model.model.{}{}.lora_embedding_{}"}
 TensorList = list[tuple[str, str, tuple[int, int], int]]
 """Name, dtype, shape and bytes of tensors."""
+
+
+def _pair(key: str, shape: tuple[int, int], rank: int) -> TensorList:
+    """Return A and B of a module with (out, in) weights as the output has them. key: their name, with {} for A or B."""
+    shapes = {"A": (rank, shape[1]), "B": (shape[0], rank)}
+    return [(key.format(half), "F32", sides, 4 * math.prod(sides)) for half, sides in shapes.items()]
 
 
 @dataclass(frozen=True)
@@ -98,10 +105,8 @@ class FactorModule:
     @property
     def tensors(self) -> TensorList:
         """Return name, dtype, shape and bytes of A and B in the output."""
-        (out, into), rank = self.shape, self.rank * self.experts
-        key, inner = _FACTOR_KEYS[self.low.is_embedding], ".base_layer" * self.wrappers
-        shapes = {"A": (rank, into), "B": (out, rank)}
-        return [(key.format(self.name, inner, h), "F32", shape, 4 * math.prod(shape)) for h, shape in shapes.items()]
+        key = _FACTOR_KEYS[self.low.is_embedding].format(self.name, ".base_layer" * self.wrappers, "{}")
+        return _pair(key, self.shape, self.rank * self.experts)
 
     @property
     def nbytes(self) -> int:
@@ -115,8 +120,10 @@ class FactorModule:
         needed = 3 * whole + 4 * core  # as read, with strengths, stacked; ranks by ranks for the norms
         if self.is_cut:  # QR holds four copies of a factor, the core's SVD many of the core
             needed = max(needed, whole + rank * out + 4 * rank * max(out, into) + 2 * core, 2 * whole + 16 * core)
-        held = self.nbytes + sum(term.vector.held_bytes for term in self.terms) if self.low.share else 0
-        return 8 * needed + held
+        if not self.low.share:
+            return 8 * needed
+        # The results of all experts, and again side by side; each B as it is read, and its columns by expert.
+        return 8 * needed + 2 * self.nbytes + 3 * sum(term.vector.held_bytes for term in self.terms)
 
     def compute(self, files: Files) -> Computed:
         """Return the factors of all its experts. Raise FormatError for NaN or infinities in a vector."""
@@ -180,10 +187,7 @@ class DenseModule:
     @property
     def tensors(self) -> TensorList:
         """Return name, dtype, shape and bytes of A and B in the output."""
-        (out, into), rank = self.entry.matrix_shape, self.rank
-        shapes = {"A": (rank, into), "B": (out, rank)}
-        return [(_FACTOR_KEYS[False].format(self.name, "", half), "F32", shape, 4 * math.prod(shape))
-                for half, shape in shapes.items()]  # fmt: skip
+        return _pair(_FACTOR_KEYS[False].format(self.name, "", "{}"), self.entry.matrix_shape, self.rank)
 
     @property
     def nbytes(self) -> int:
@@ -197,13 +201,10 @@ class DenseModule:
 
     def compute(self, files: Files) -> Computed:
         """Return the factors of the best product. Raise FormatError for NaN or infinities in a vector."""
-        (b, a), whole, kept = approximate(partial(self._blocks, files), self.entry.matrix_shape, self.rank)
+        rows = partial(update_rows, files, self.entry, self.terms)
+        (b, a), whole, kept = approximate(rows, self.entry.matrix_shape, self.rank)
         # The norms of single terms would take a pass of their own. Terms that cancel out leave an update of zero.
         return Computed(a.astype(np.float32), b.astype(np.float32), (whole, whole, max(0.0, whole - kept)))
-
-    def _blocks(self, files: Files) -> Iterator[tuple[slice, np.ndarray]]:
-        """Yield the update by rows, in fp64."""
-        yield from update_rows(files, self.entry, self.terms)
 
 
 def update_rows(files: Files, entry: TensorEntry, terms: Sequence[Term[Delta]]) -> Iterator[tuple[slice, np.ndarray]]:
@@ -242,11 +243,13 @@ def find_modules(checked: CheckedMerge, max_rank: int | None) -> tuple[list[Modu
     if not dense or max_rank is None:
         return modules, []
     paths, target = linear_paths(empty_model(checked.target), checked.target.tensors), checked.target.tensors
-    for name in dense:
-        if name in paths and not (name.endswith("lm_head.weight") and ties_head(checked.target)):
-            rank = min(max_rank, *target[name].matrix_shape)
-            modules.append(DenseModule(checked.deltas(name), paths[name], target[name], rank))
-    return modules, [name for name in dense if name not in paths]
+    is_tied = ties_head(checked.target)
+    held = [name for name in dense if name in paths and not (is_tied and is_head(name))]
+    modules += [
+        DenseModule(checked.deltas(name), paths[name], target[name], min(max_rank, *target[name].matrix_shape))
+        for name in held
+    ]
+    return modules, [name for name in dense if name not in held]
 
 
 def _is_product(term: Term[Delta]) -> bool:

@@ -26,7 +26,7 @@ from msa_lite.io.console.progress import Progress, silent
 from msa_lite.io.files.writing import check_space
 from msa_lite.io.finished.manifest import is_finished, stage_folder
 from msa_lite.io.finished.seal import load_manifest
-from msa_lite.io.weights.adapter import ADAPTER_CONFIG, ADAPTER_FILE, is_adapter
+from msa_lite.io.weights.adapter import ADAPTER_CONFIG, ADAPTER_FILE, is_adapter, load_adapter
 from msa_lite.io.weights.blocks import Files, Scratch, read_rows, read_whole
 from msa_lite.io.weights.checkpoint import Checkpoint, TensorEntry, load_checkpoint, read_shard
 from msa_lite.io.weights.factors import LowRank
@@ -38,7 +38,7 @@ from msa_lite.merger.checked import blocks_of
 from msa_lite.merger.deltas import Delta, Difference
 from msa_lite.merger.formula import FORGET_RIDGE, RETAIN_RIDGE, Filter, layer_filter
 from msa_lite.merger.inputs import ModelLike
-from msa_lite.merger.matched import load_matched
+from msa_lite.merger.matched import match_adapter
 from msa_lite.merger.vectors import load_vector
 
 logger = logging.getLogger(__name__)
@@ -198,7 +198,7 @@ class _Work:
 
     def filter_adapter(self, folder: Path, target: Checkpoint, out: Path) -> None:
         """Write an adapter whose A's are filtered; all else is copied."""
-        matched = load_matched(folder, target)
+        matched = match_adapter(load_adapter(folder), target)
         faults = [f"{name}: {kind}" for kind in ("values", "shifts", "tokens") for name in getattr(matched, kind)]
         faults += [f"{name}: DoRA" for name, low in matched.modules.items() if low.magnitude is not None]
         if faults:

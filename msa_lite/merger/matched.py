@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from msa_lite.errors import MismatchError, MsaError, join_faults
 from msa_lite.io.models.loading import empty_model
-from msa_lite.io.weights.adapter import Adapter, inner_depth, load_adapter
+from msa_lite.io.weights.adapter import Adapter, inner_depth
 from msa_lite.io.weights.checkpoint import Checkpoint, TensorEntry
 from msa_lite.io.weights.factors import BareParameter, ExpertShare, LowRank
 from msa_lite.io.weights.matching import find_name, match_names
@@ -21,11 +20,6 @@ from msa_lite.io.weights.vocabulary import token_tensors
 
 if TYPE_CHECKING:
     from msa_lite.io.models.places import Place
-
-
-def load_matched(folder: Path, target: Checkpoint) -> Adapter:
-    """Open an adapter under the target's tensor names. Raise as `load_adapter` and `match_adapter` do."""
-    return match_adapter(load_adapter(folder), target)
 
 
 def match_adapter(adapter: Adapter, target: Checkpoint, uses: Mapping[str, TensorEntry] | None = None) -> Adapter:

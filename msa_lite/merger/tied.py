@@ -18,9 +18,8 @@ from msa_lite.errors import FormatError, MismatchError, MsaError, UsageError
 from msa_lite.io.files.reading import read_object
 from msa_lite.io.files.writing import write_json
 from msa_lite.io.weights.adapter import Adapter
-from msa_lite.io.weights.blocks import Files, read_rows, read_whole
+from msa_lite.io.weights.blocks import Files, holds_rows, read_whole
 from msa_lite.io.weights.checkpoint import (
-    FLOAT_DTYPES,
     INDEX_FILE,
     Checkpoint,
     ShardFile,
@@ -34,7 +33,6 @@ from msa_lite.io.weights.writer import file_header, output_bytes
 
 # The module that a tied head shares, where a model has several embeddings with a row for each token.
 _EMBEDDINGS = {"embed_tokens", "wte", "embed_in", "word_embeddings", "tok_embeddings"}
-_BLOCK = 1 << 19  # numbers compared at a time
 
 
 def ties_head(checkpoint: Checkpoint) -> bool:
@@ -133,7 +131,7 @@ def copies_of_head(target: Checkpoint) -> tuple[str, str] | None:
     if names is None or names[1] not in target.tensors:
         return None
     embedding, head = (target.tensors[name] for name in names)
-    return names if embedding.shape == head.shape and _same_rows(head, embedding, embedding.matrix_shape[0]) else None
+    return names if embedding.shape == head.shape and holds_rows(head, embedding, embedding.matrix_shape[0]) else None
 
 
 def _untied_config(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -187,7 +185,7 @@ def fold_head(adapter: Adapter, target: Checkpoint, prior: Checkpoint | None) ->
     old = prior.tensors.get(embedding) if prior and has_weights else None
     values, copies = parts["values"], parts["copies"]
     for name in {embedding, head} & values.keys() if old else ():
-        if old and _same_rows(values[name], old, min(values[name].shape[0], old.shape[0])):
+        if old and holds_rows(values[name], old, min(values[name].shape[0], old.shape[0])):
             del values[name]
     if head in copies and embedding not in copies:
         copies[embedding] = copies.pop(head)
@@ -215,7 +213,7 @@ def _alike(first: Any, second: Any, has_weights: bool) -> bool:
         return first[1] == second[1] and _alike(first[0], second[0], has_weights)
     if first.shape != second.shape:
         return False
-    return not has_weights or _same_rows(first, second, first.matrix_shape[0])
+    return not has_weights or holds_rows(first, second, first.matrix_shape[0])
 
 
 def _same_factor(first: TensorEntry, second: TensorEntry, turned: bool) -> bool:
@@ -223,16 +221,3 @@ def _same_factor(first: TensorEntry, second: TensorEntry, turned: bool) -> bool:
     files = Files()
     values = [read_whole(files, entry, np.float32) for entry in (first, second)]
     return np.array_equal(values[0].T if turned else values[0], values[1])
-
-
-def _same_rows(copy: TensorEntry, original: TensorEntry, count: int) -> bool:
-    """Check whether the first rows of a matrix are those of another, as far as its dtype can hold them."""
-    if copy.shape[1:] != original.shape[1:]:
-        return False
-    files, step = Files(), max(1, _BLOCK // max(1, copy.matrix_shape[1]))
-    for start in range(0, count, step):
-        stop = min(start + step, count)
-        rows = read_rows(files, original, start, stop).astype(FLOAT_DTYPES[copy.dtype])
-        if not np.array_equal(read_rows(files, copy, start, stop), rows):
-            return False
-    return True

@@ -11,8 +11,8 @@ import numpy as np
 
 from msa_lite.errors import FormatError, MismatchError, UsageError, join_faults
 from msa_lite.io.weights.adapter import ZERO_3, Adapter, is_adapter, load_adapter
-from msa_lite.io.weights.blocks import Files, Scratch, read_rows
-from msa_lite.io.weights.checkpoint import FLOAT_DTYPES, Checkpoint, TensorEntry, load_checkpoint
+from msa_lite.io.weights.blocks import Files, holds_rows
+from msa_lite.io.weights.checkpoint import Checkpoint, TensorEntry, load_checkpoint
 from msa_lite.io.weights.layout import aligned, is_buffer, predicts_ahead
 from msa_lite.io.weights.vocabulary import differ_in_tokens, has_token_role
 from msa_lite.merger.deltas import CommonRows, Delta, Difference, Dora, Loaded, Product, Shift, Stacked, TokenRows
@@ -20,7 +20,6 @@ from msa_lite.merger.matched import match_adapter
 from msa_lite.merger.tied import copies_of_head, fold_head, tied_names, ties_head, untied
 
 _HEADS = {"lm_head.weight", "embed_out.weight"}
-_BLOCK = 1 << 19  # numbers compared at a time
 
 
 @dataclass(frozen=True)
@@ -231,14 +230,13 @@ def _matched_vector(adapter: Adapter, target: Checkpoint, prior: Checkpoint | No
         else:
             deltas[name] = Dora(dora[name], dora[name].magnitude, old)  # type: ignore[arg-type]
             rows[name].append(old.matrix_shape[0])
-    files = Files()
     on_prior = bool(absolute)
     for name, copy in adapter.copies.items():
         if not target.shards or (prior and not prior.shards):  # headers alone: their weights are not here yet
             on_prior = on_prior or prior is not None
-        elif name in target.tensors and _is_copy(files, copy, target.tensors[name]):
+        elif name in target.tensors and _is_copy(copy, target.tensors[name]):
             continue
-        elif prior and name in prior.tensors and _is_copy(files, copy, prior.tensors[name]):
+        elif prior and name in prior.tensors and _is_copy(copy, prior.tensors[name]):
             on_prior = True
         else:
             hint = "" if prior else "; if it is the prior's, give --prior"
@@ -251,17 +249,7 @@ def _matched_vector(adapter: Adapter, target: Checkpoint, prior: Checkpoint | No
     return Vector(adapter.folder, deltas, True, on_prior, common)
 
 
-def _is_copy(files: Files, copy: TensorEntry, original: TensorEntry) -> bool:
-    """Check whether `copy` holds the values of `original`, as far as its dtype can; read in blocks."""
-    if copy.shape != original.shape or not original.is_float:
-        return False
-    if not copy.nbytes:
-        return True
-    rows, columns = copy.matrix_shape
-    step, scratch = max(1, _BLOCK // max(1, columns)), Scratch()
-    for start in range(0, rows, step):
-        stop = min(start + step, rows)
-        values = read_rows(files, original, start, stop, scratch, "original").astype(FLOAT_DTYPES[copy.dtype])
-        if not np.array_equal(read_rows(files, copy, start, stop, scratch, "copy"), values):
-            return False
-    return True
+def _is_copy(copy: TensorEntry, original: TensorEntry) -> bool:
+    """Check whether `copy` holds the values of `original`, as far as its dtype can."""
+    fits = copy.shape == original.shape and original.is_float
+    return fits and holds_rows(copy, original, copy.matrix_shape[0])

@@ -16,7 +16,7 @@ from msa_lite.io.weights.blocks import Files
 from msa_lite.io.weights.checkpoint import load_checkpoint
 from msa_lite.merger import merge, merge_adapters
 from msa_lite.merger.vectors import load_vector
-from tests.support.models import load
+from tests.support.models import load, save_adapter
 
 STACKS = ["gate_up_proj", "down_proj"]
 OTHERS = ["deepseek_v3", "glm4_moe", "qwen3_next", "olmoe", "minimax", "minimax_m2", "ernie4_5_moe", "jamba"]
@@ -33,18 +33,11 @@ def read(folder: Path) -> dict[str, torch.Tensor]:
 
 def adapt(base: Path, out: Path, seed: int, rank: int, **config: Any) -> Path:
     """An adapter of random factors on all linear layers and all experts; beside it the model that PEFT merges."""
-    from peft import LoraConfig, get_peft_model
+    from peft import PeftModel
 
-    settings = LoraConfig(
-        r=rank, lora_alpha=3 * rank, target_modules="all-linear", target_parameters=STACKS, **config
-    )  # fmt: skip
-    model = get_peft_model(load(base)[0], settings)
-    torch.manual_seed(seed)
-    for name, parameter in model.named_parameters():
-        if "lora_" in name:
-            parameter.data = 0.05 * torch.randn_like(parameter)
-    model.save_pretrained(out)
-    model.double().merge_and_unload().save_pretrained(out.with_suffix(".merged"))
+    save_adapter(out, load(base)[0], seed, r=rank, lora_alpha=3 * rank, target_parameters=STACKS, **config)
+    model = PeftModel.from_pretrained(load(base)[0], out).double()
+    model.merge_and_unload().save_pretrained(out.with_suffix(".merged"))
     return out
 
 

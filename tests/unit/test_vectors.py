@@ -227,7 +227,7 @@ def test_a_prior_that_does_not_fit_what_needs_it_is_refused(
 def test_copies_are_the_priors_or_the_targets_values_as_their_dtype_holds_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: Checkpoint, prior: Checkpoint, copy: Any, is_known: Any
 ) -> None:
-    monkeypatch.setattr("msa_lite.merger.vectors._BLOCK", 12)  # two rows at a time
+    monkeypatch.setattr("msa_lite.io.weights.blocks._COMPARED", 12)  # two rows at a time
     folder = make_adapter(tmp_path / "a", EMBEDDING | {"embed.base_layer.weight": copy})
     if is_known:
         vector = load_vector(folder, target, prior)

@@ -20,7 +20,7 @@ _SIDE = 4  # rows and columns of a mark: enough for halves, and to tell which wa
 
 @dataclass(frozen=True)
 class Place:
-    """What a stored matrix, or a slice of a stored tensor of three dimensions, is of the model in memory."""
+    """The part of the model in memory that a stored matrix holds, or a slice of a stored tensor of three dimensions."""
 
     parameter: str
     """The path of the parameter: "model.layers.0.mlp.experts.gate_up_proj"."""

@@ -15,6 +15,8 @@ import numpy as np
 from msa_lite.errors import FormatError
 from msa_lite.io.weights.checkpoint import FLOAT_DTYPES, TensorEntry
 
+_COMPARED = 1 << 19  # numbers compared at a time
+
 
 class Files:
     """Open descriptors by path, shared by threads (reads are by offset). They are closed with the object."""
@@ -34,8 +36,8 @@ class Files:
     def by_column(self, entry: TensorEntry, count: int) -> np.ndarray:
         """Return a matrix (rows, k · count) as (count, rows, k): every count-th column together. Do not change it.
 
-        The latest one of each shape is kept, since a layer's experts take their shares in turn. Raise FormatError as
-        `read_whole`.
+        The latest one of each file and shape is kept, since the experts of a layer take their shares in turn. Raise
+        FormatError as `read_whole`.
         """
         with self._lock:
             known = self._columns.get(entry)
@@ -43,13 +45,15 @@ class Files:
             values = read_whole(self, entry, FLOAT_DTYPES[entry.dtype])
             known = np.ascontiguousarray(values.reshape(len(values), -1, count).transpose(2, 0, 1))
             with self._lock:
-                kept = {old: array for old, array in self._columns.items() if old.shape != entry.shape}
+                place = entry.file, entry.shape
+                kept = {old: array for old, array in self._columns.items() if (old.file, old.shape) != place}
                 self._columns = kept | {entry: known}
         return known
 
     def close(self) -> None:
-        """Close all descriptors; a path that is used again is opened again."""
+        """Close all descriptors, and forget what is kept; a path that is used again is opened again."""
         with self._lock:
+            self._columns = {}
             while self._open:
                 os.close(self._open.popitem()[1])
 
@@ -110,6 +114,19 @@ def read_whole(files: Files, entry: TensorEntry, dtype: Any) -> np.ndarray:
     if not np.isfinite(values).all():
         raise FormatError(f"{entry.file}: '{entry.name}' holds NaN or infinite values; train the vector again")
     return values
+
+
+def holds_rows(copy: TensorEntry, original: TensorEntry, count: int) -> bool:
+    """Check whether the first rows of a matrix are those of another, as far as its dtype can hold them."""
+    if copy.shape[1:] != original.shape[1:]:
+        return False
+    files, scratch, step = Files(), Scratch(), max(1, _COMPARED // max(1, copy.matrix_shape[1]))
+    for start in range(0, count if copy.nbytes else 0, step):
+        stop = min(start + step, count)
+        rows = read_rows(files, original, start, stop, scratch, "original").astype(FLOAT_DTYPES[copy.dtype])
+        if not np.array_equal(read_rows(files, copy, start, stop, scratch, "copy"), rows):
+            return False
+    return True
 
 
 def pread_into(handle: int, buffer: memoryview, offset: int, path: Path) -> None:

@@ -10,11 +10,9 @@ from collections.abc import Container, Iterator
 from dataclasses import replace
 
 from msa_lite.io.weights.checkpoint import Checkpoint, TensorEntry
-from msa_lite.io.weights.matching import find_name
+from msa_lite.io.weights.matching import BASE_PREFIXES, find_name
+from msa_lite.io.weights.vocabulary import HEADS
 
-# The base_model_prefix of causal language models. A model saved without its head leaves it out, as the Hub's GPT-2 is.
-_PREFIXES = ("transformer.", "model.", "gpt_neox.", "backbone.", "rwkv.", "biogpt.")
-_HEADS = ("lm_head.", "embed_out.")  # GPT-NeoX's, in transformers 5 and in its files
 _MASK = re.compile(r"(^|\.)(attn|attention|self_attn|crossattention)\.(bias|causal_mask)$")  # (1, 1, n, n)
 _TABLE = re.compile(r"(^|\.)((original_)?inv_freq|position_ids|(attn|attention)\.masked_bias)$")
 _PREDICTION = re.compile(r"(^|\.)mtp(_\w+)?\.")
@@ -67,9 +65,9 @@ def _candidates(name: str, target: Container[str]) -> Iterator[str]:
     """Yield the names that a target may have for a tensor, the likeliest first."""
     if known := find_name(name, target):
         yield known
-    for prefix in _PREFIXES:
-        yield prefix + name
-    for head, other in (_HEADS, _HEADS[::-1]):
+    for prefix in BASE_PREFIXES:
+        yield f"{prefix}.{name}"
+    for head, other in (HEADS, HEADS[::-1]):
         if name.startswith(head):
             yield other + name.removeprefix(head)
 

@@ -17,11 +17,13 @@ from msa_lite.io.weights.patterns import endings
 
 logger = logging.getLogger(__name__)
 
+BASE_PREFIXES = ("transformer", "model", "gpt_neox", "backbone", "rwkv", "biogpt")
+"""The base_model_prefix of causal language models. A model saved without its head leaves it out, as the Hub's GPT-2."""
 # How the adapter's names may begin, and what the target's files have instead. A model saved without its head leaves out
 # the base_model_prefix of its class: h.0… is the module transformer.h.0…. (Multi-modal models store some parts so as
 # well, model.visual… as visual….) And transformers 5 swaps language_model and model.
 _RENAMES = [
-    *((f"{prefix}.", "") for prefix in ("model", "transformer", "gpt_neox", "backbone", "rwkv", "biogpt")),
+    *((f"{prefix}.", "") for prefix in BASE_PREFIXES),
     ("model.language_model.", "language_model.model."), ("language_model.model.", "model.language_model."),
     ("model.language_model.", "model."), ("model.", "model.language_model."),
     ("language_model.", ""), ("", "language_model."),

@@ -15,7 +15,7 @@ from msa_lite.io.weights.adapter import ADAPTER_FILE
 from msa_lite.io.weights.blocks import Files, read_rows
 from msa_lite.io.weights.checkpoint import Checkpoint, TensorEntry
 
-_HEADS = ("lm_head.", "embed_out.")
+HEADS = ("lm_head.", "embed_out.")  # the second is GPT-NeoX's, in its files
 # Names of modules with a row for each token, besides those with "emb" in their name (embed_tokens, word_embeddings,
 # embed_in, embed_out). The number of rows alone does not tell: GPT-2's c_fc may have as many.
 _MODULES = {"wte", "shared", "lm_head", "head", "output"}
@@ -57,7 +57,7 @@ def differ_in_tokens(first: Checkpoint, second: Checkpoint, name: str) -> bool:
 
 def is_head(name: str) -> bool:
     """Check whether a tensor is the head's, or the head's bias, by its name."""
-    return any(f".{head}" in f".{name}" for head in _HEADS)
+    return any(f".{head}" in f".{name}" for head in HEADS)
 
 
 @dataclass(frozen=True)
