@@ -28,6 +28,9 @@ def test_a_union_of_tokenizers_is_taken_where_they_are_the_targets(
     assert read(tmp_path, recipe).target.path == folders[2]
     with pytest.raises(UsageError, match=r"org/prior.* is not the target, or has another tokenizer"):
         read(tmp_path, recipe_of("org/prior", {folders[1]: -1, folders[2]: 1}) | keys)
+    other = str(make_checkpoint("llama", chat=True))
+    with pytest.raises(UsageError, match=f"{other} is not the target, or has another tokenizer or chat template"):
+        read(tmp_path, recipe_of(other, {folders[1]: -1, folders[2]: 1}) | keys)
 
 
 def test_a_slice_over_all_layers_is_a_list_of_models(tmp_path: Path, make_checkpoint: Callable[..., Path]) -> None:
