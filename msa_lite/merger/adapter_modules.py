@@ -54,7 +54,7 @@ class FactorModule:
     name: str
     """The module's name, as transformers has it."""
     wrappers: int
-    """How many wrappers PEFT puts around this one, for other parameters of the module."""
+    """The number of wrappers that PEFT puts around this one, for other parameters of the module."""
     max_rank: int | None
     """The largest rank allowed."""
 
