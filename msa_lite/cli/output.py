@@ -62,6 +62,13 @@ def quieten_libraries(verbose: bool) -> None:
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     datasets.utils.logging.set_verbosity_error()
+    quieten_loggers()
+    warnings.filterwarnings("ignore", category=FutureWarning)
+    warnings.filterwarnings("ignore", category=UserWarning)
+
+
+def quieten_loggers() -> None:
+    """Hide the warnings that libraries log. None of them is loaded for it."""
     for name in (
         "peft",
         "bitsandbytes",
@@ -73,8 +80,6 @@ def quieten_libraries(verbose: bool) -> None:
         "lm_eval",
     ):
         logging.getLogger(name).setLevel(logging.ERROR)
-    warnings.filterwarnings("ignore", category=FutureWarning)
-    warnings.filterwarnings("ignore", category=UserWarning)
 
 
 def progress_bars() -> AbstractContextManager[Watcher]:

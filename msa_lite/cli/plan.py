@@ -40,15 +40,16 @@ def plan_command(
     msa-lite plan my.yaml --measure
     msa-lite plan my.yaml --gpu 80GB --price-per-hour 1.8 --json
     """
-    from importlib.util import find_spec
 
     from msa_lite.budget.plan import plan_lines, plan_table
-    from msa_lite.cli.output import print_json, print_table, quieten_libraries
+    from msa_lite.cli.output import print_json, print_table, quieten_libraries, quieten_loggers
     from msa_lite.errors import MismatchError
     from msa_lite.pipeline.verbs.plan import plan
 
-    if measure or all(map(find_spec, ("datasets", "peft"))):  # else what they would tell is left out, not refused
+    if measure:
         quieten_libraries(verbose)
+    elif not verbose:
+        quieten_loggers()
     result = plan(recipe, overrides, gpu=gpu, price_per_hour=price_per_hour, measure=measure)
     if as_json:
         print_json(result)
