@@ -10,6 +10,7 @@ from typing import Any
 
 from msa_lite.errors import FormatError
 from msa_lite.io.weights.checkpoint import Checkpoint
+from msa_lite.io.weights.forms import Packed
 from msa_lite.io.weights.vocabulary import has_token_role, is_head
 
 # Families whose layers are those that `activations` counts. Others get a rough estimate.
@@ -112,7 +113,9 @@ class Shape:
 def read_shape(checkpoint: Checkpoint, name: str) -> Shape:
     """Return the sizes of a checkpoint. name: for messages. Raise FormatError where the config lacks them."""
     tensors = {entry.name: entry.shape for entry in checkpoint.tensors.values() if entry.is_float}
-    stored = sum(entry.nbytes for entry in checkpoint.tensors.values())
+    # A run writes the weights that codes stand for out in bfloat16.
+    entries = checkpoint.tensors.values()
+    stored = sum(2 * math.prod(entry.shape) if isinstance(entry, Packed) else entry.nbytes for entry in entries)
     quantised = "its weights are stored quantised" if checkpoint.config.get("quantization_config") else None
     return _make_shape(name, checkpoint.config, tensors, stored, quantised)
 

@@ -21,6 +21,7 @@ from msa_lite.io.models.streaming import Placement, fits, is_streamed, loaded_by
 from msa_lite.io.weights.adapter import base_name, is_adapter
 from msa_lite.io.weights.checkpoint import load_checkpoint
 from msa_lite.io.weights.hub import Source, fetch, has_tokenizer
+from msa_lite.io.weights.quantised import dequantised
 from msa_lite.io.weights.vocabulary import AddedRows
 
 logger = logging.getLogger(__name__)
@@ -164,7 +165,7 @@ def streams(source: Source) -> bool:
 
 def count_weights(source: Source) -> int:
     """Return the number of a model's weights, by its headers; those of an adapter are left out."""
-    tensors = load_checkpoint(checkpoint_folder(source.folder)).tensors.values()
+    tensors = dequantised(load_checkpoint(checkpoint_folder(source.folder))).tensors.values()
     return sum(math.prod(entry.shape) for entry in tensors)
 
 

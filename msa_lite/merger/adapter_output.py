@@ -29,7 +29,8 @@ from msa_lite.io.weights.blocks import Files
 from msa_lite.io.weights.hub import Source
 from msa_lite.io.weights.writer import Sink, file_header
 from msa_lite.merger.adapter_modules import Module, find_modules, update_rows
-from msa_lite.merger.checked import MAX_MEMORY, RESERVED, CheckedMerge, Precision, check_merge, msa_terms, parse_size
+from msa_lite.merger.bounds import MAX_MEMORY, RESERVED, parse_size
+from msa_lite.merger.checked import CheckedMerge, Precision, check_merge, msa_terms
 from msa_lite.merger.formula import OneOrSeveral, Term
 from msa_lite.merger.inputs import ModelLike, find_inputs
 from msa_lite.merger.interference import interference_fact, tell_interference
@@ -114,7 +115,7 @@ def merge_terms_to_adapter(
     if manifest := inputs.finished:
         return MergedAdapter(inputs.out, **manifest["change"], interference=manifest.get("interference", []))
     # PEFT adapts embedding and head apart, also where they are one matrix.
-    checked = check_merge(inputs.target, inputs.terms, inputs.prior, Precision(), untie=None)
+    checked = check_merge(inputs.target, inputs.terms, inputs.prior, Precision(), untie=None, writes=False)
     modules, left_out = find_modules(checked, max_rank)
     if not modules:
         raise MismatchError(
@@ -124,6 +125,8 @@ def merge_terms_to_adapter(
     needed = sum(module.nbytes for module in modules)
     check_space(inputs.out, needed)
     checked.check_factors()
+    for line in checked.tell_forms():
+        logger.info("%s", line)
     pairs = json_form(tell_interference(checked, max_memory))
     with inputs.stage(needed) as (partial, facts, hashes):
         outside = _lost_outside(checked, left_out)

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import logging
 import math
-import os
-import re
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,9 +14,7 @@ from typing import Any
 import numpy as np
 
 from msa_lite.errors import FormatError, UsageError, join_faults, nearest
-from msa_lite.io.console.progress import readable
 from msa_lite.io.weights.checkpoint import (
-    FLOAT_DTYPES,
     INDEX_FILE,
     Checkpoint,
     TensorEntry,
@@ -28,10 +24,12 @@ from msa_lite.io.weights.checkpoint import (
     unnamed_shards,
 )
 from msa_lite.io.weights.factors import LowRank
+from msa_lite.io.weights.forms import Packed, Scaled, Turned
 from msa_lite.io.weights.hub import Source, tokenizer_files
+from msa_lite.io.weights.quantised import dequantised, describe_forms, packed_weights
 from msa_lite.io.weights.writer import output_bytes, output_dtype
-from msa_lite.merger.deltas import Delta, Dora, Product, Stacked
-from msa_lite.merger.fidelity import forecast_bytes
+from msa_lite.merger.deltas import Delta, Dora, Product, Stacked, turned
+from msa_lite.merger.fidelity import NAMES
 from msa_lite.merger.formula import OneOrSeveral, Term, VectorLike, number_terms
 from msa_lite.merger.tied import check_head, untie_fault, untied
 from msa_lite.merger.vectors import Vector, load_vector
@@ -40,16 +38,8 @@ logger = logging.getLogger(__name__)
 
 DTYPES = {"same": None, "bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 ROUNDINGS = ("nearest", "stochastic")
-MAX_MEMORY = "512MB"
-BLOCK = 1 << 19  # numbers in a block: fp32 weights, update and result stay in a core's share of the cache
-RESERVED = 100 << 20  # bytes for Python, numpy and the buffers of the output file
-_TENSOR = 1500  # bytes that a tensor's names, places and figures take
-_LARGEST = 10**15  # bytes of memory that anybody allows
 _THREADS = 1024  # more than any machine has cores; each takes memory, and a billion would take for ever to count
 _SEEDS = 2**64
-_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
-# Seconds a byte or number on one core of a 2024 server; only for the estimate that is printed.
-_SECONDS_BYTE, _SECONDS_PRODUCT, _SECONDS_DENSE = 1.0e-9, 2.5e-9, 4.0e-9
 
 
 @dataclass(frozen=True)
@@ -110,6 +100,8 @@ class CheckedMerge:
     """The forms of quantisation to count changed codes for (`forecast`)."""
     is_untied: bool = False
     """True where the output gets a head of its own, which the target ties to its embedding."""
+    forms: Mapping[str, str] = field(default_factory=dict)
+    """By name of a model that is stored as codes and scales, the form: {"target": "fp8"}."""
 
     @property
     def vectors(self) -> list[Vector]:
@@ -128,8 +120,22 @@ class CheckedMerge:
         return [
             name
             for name, entry in self.target.tensors.items()
-            if entry.nbytes and (name in touched or self.precision.output(entry) != entry.dtype)
+            if entry.nbytes and (name in touched or self.is_cast(entry))
         ]
+
+    def is_cast(self, entry: TensorEntry) -> bool:
+        """Check whether the output stores a tensor in another dtype than the target does, or without its codes."""
+        return self.precision.output(entry) != entry.dtype or (isinstance(entry, Packed) and not self.keeps_codes)
+
+    @property
+    def keeps_codes(self) -> bool:
+        """Check whether the output is stored as codes, as the target is."""
+        return "target" in self.forms and self.precision.stored is None
+
+    @property
+    def output_bytes(self) -> int:
+        """Return the bytes of the output's weights."""
+        return output_bytes((e for shard in self.target.shards for e in shard.tensors), self.precision.stored)
 
     def deltas(self, name: str) -> list[Term[Delta]]:
         """Return the terms that change a tensor, each with its delta; none of weight 0."""
@@ -159,6 +165,17 @@ class CheckedMerge:
             )
         return notes
 
+    def tell_forms(self) -> Iterator[str]:
+        """Say of each model that is stored as codes how it is read, and what becomes of the target's form."""
+        for name, form in self.forms.items():
+            what = name if name in ("target", "prior") else f"{name} vector's model"
+            if name == "target" and self.keeps_codes:
+                yield f"the target is stored in {form}: what changes is dequantised, merged and stored in {form} again"
+            else:
+                plain = f", and written in {NAMES[self.precision.stored]}" if self.precision.stored else ""
+                plain *= name == "target"
+                yield f"the {what} is stored in {form}; its weights are read by dequantising{plain}"
+
     def check_factors(self) -> None:
         """Read the vectors' factors; refuse NaN, infinities and all zeros, which headers do not show."""
         for vector in self.vectors:
@@ -177,18 +194,6 @@ class CheckedMerge:
         size = np.dtype(self.precision.work(self.target.tensors[name])).itemsize
         # Experts' shares are taken from their whole B, while that of the layer's other weight is kept, too.
         return numbers * size + 2 * sum({(low.b.file, low.b.name): low.held_bytes for low in lows}.values())
-
-
-def block_rows(entry: TensorEntry) -> int:
-    """Return the rows of a block. They depend on the tensor alone: threads and memory never change a result's bits."""
-    return max(1, BLOCK // max(1, entry.matrix_shape[1]))
-
-
-def blocks_of(entry: TensorEntry) -> Iterator[tuple[int, int]]:
-    """Yield the first row of each block of a tensor, and the one after its last."""
-    rows, step = entry.matrix_shape[0], block_rows(entry)
-    for start in range(0, rows, step):
-        yield start, min(start + step, rows)
 
 
 def msa_terms(
@@ -252,6 +257,7 @@ def check_merge(
     precision: Precision,
     forecast: tuple[str, ...] = (),
     untie: bool | None = False,
+    writes: bool = True,
 ) -> CheckedMerge:
     """Open target and vectors and fit them together by their headers. Raise an error for all that does not fit."""
     checkpoint = load_checkpoint(target.folder)
@@ -260,7 +266,7 @@ def check_merge(
         check_companions(tokenizer_files(target.tokenizer.folder))
     folders = [term.with_vector(term.vector.folder) for term in terms]
     start = load_checkpoint(prior.folder) if prior else None
-    checked = check_headers(checkpoint, folders, start, precision, forecast, untie)
+    checked = check_headers(checkpoint, folders, start, precision, forecast, untie, writes)
     tuned = [load_checkpoint(vector.folder) for vector in checked.vectors if not vector.is_adapter]
     for model in (checkpoint, *([start] if start else []), *tuned):
         for path in unnamed_shards(model):
@@ -275,12 +281,18 @@ def check_headers(
     precision: Precision = Precision(),
     forecast: tuple[str, ...] = (),
     untie: bool | None = False,
+    writes: bool = True,
 ) -> CheckedMerge:
     """Fit vectors to a target by headers; a vector is the folder of an adapter or checkpoint, or a checkpoint.
 
     untie: give a tied target a head of its own, so that embedding and head change apart; None: where that is possible.
+    writes: whether the target's weights will be written, in its own form where that is one of codes.
     """
+    codes, target = target, dequantised(target)
     check_mergeable(target)
+    prior = prior and dequantised(prior)
+    models = {"target": target, **({"prior": prior} if prior else {})}
+    forms = {name: form for name, model in models.items() if (form := describe_forms(model))}
     fault = None if untie is False else untie_fault(target)
     if fault and untie:
         raise fault
@@ -289,7 +301,10 @@ def check_headers(
         target = untied(target)
         prior = prior if prior is None or (untie is None and untie_fault(prior)) else untied(prior)
     vectors = tuple(term.with_vector(load_vector(term.vector, target, prior, is_untied)) for term in terms)
-    checked = CheckedMerge(target, vectors, precision, forecast, is_untied)
+    forms |= {term.name: term.vector.form for term in vectors if term.vector.form}
+    checked = CheckedMerge(target, vectors, precision, forecast, is_untied, forms)
+    if checked.keeps_codes and writes:
+        checked = _keep_codes(checked, codes)
     faults = [
         f"{name}: stored as {target.tensors[name].dtype}, which is not a plain float"
         for name in checked.touched
@@ -300,102 +315,43 @@ def check_headers(
     return checked
 
 
+def _keep_codes(checked: CheckedMerge, codes: Checkpoint) -> CheckedMerge:
+    """Return a merge whose target is seen as its files hold it, to be stored in the same form.
+
+    codes: the target as it is stored. Raise FormatError for forms that no update can be stored in.
+    """
+    faults = [
+        f"{name}: {entry.form.label}"
+        for name, entry in packed_weights(checked.target).items()
+        if name in checked.touched and not isinstance(entry.form, Scaled | Turned)
+    ]
+    if faults:
+        raise FormatError(
+            join_faults(
+                f"{codes.folder}: the target is stored in {checked.forms['target']}, in which no update can be stored. "
+                "--dtype bfloat16 reads its weights by dequantising and writes a plain model; --as adapter writes the "
+                "update alone, for the target as it is:",
+                faults,
+            )
+        )
+    stored = dequantised(codes, stored=True)
+    turns = [name for name, entry in packed_weights(checked.target).items() if isinstance(entry.form, Turned)]
+    shapes = {name: checked.target.tensors[name].shape for name in turns}
+    terms = []
+    for term in checked.terms:
+        deltas = {n: turned(d, shapes[n]) if n in shapes else d for n, d in term.vector.deltas.items()}
+        terms.append(term.with_vector(replace(term.vector, deltas=deltas)))
+    return replace(checked, target=untied(stored) if checked.is_untied else stored, terms=tuple(terms))
+
+
 def check_mergeable(target: Checkpoint) -> None:
-    """Raise FormatError for a quantised target: a delta cannot be added to stored codes."""
+    """Raise FormatError for a target whose codes could not be read as weights, or whose head is missing."""
     method = target.config.get("quantization_config")
     if method:
         kind = str(method.get("quant_method", "unknown") if isinstance(method, dict) else method)[:80]
         raise FormatError(
-            f"{target.folder}: the target is quantised (quantization_config: {kind}); merge into the unquantised "
-            "checkpoint and quantise the result. If there is none left, AutoModelForCausalLM.from_pretrained(…)"
-            ".dequantize() and save_pretrained() make one"
+            f"{target.folder}: the target is quantised in a form that is not read here (quantization_config: {kind}); "
+            "merge into the unquantised checkpoint and quantise the result. If there is none left, "
+            "AutoModelForCausalLM.from_pretrained(…).dequantize() and save_pretrained() make one"
         )
     check_head(target)
-
-
-def parse_size(text: str | int) -> int:
-    """Return the bytes of "512MB", "1.5 GiB" or "200000000". Raise UsageError for other texts."""
-    if isinstance(text, int) and text >= _LARGEST:  # of thousands of digits, maybe, which no string takes
-        raise UsageError("more than 10^15 bytes are no size; write it as 512MB, 2GB or 1.5GiB")
-    match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,15})?)\s*([KMGT]I?)?B?", str(text).strip().upper(), re.ASCII)
-    if not match:
-        raise UsageError(f"'{str(text)[:40]}' is no size; write it as 512MB, 2GB or 1.5GiB")
-    return int(float(match[1]) * _UNITS[match[2] or ""])
-
-
-@dataclass(frozen=True)
-class Bounds:
-    """The bounds on what a merge holds in memory at a time."""
-
-    threads: int
-    """Worker threads."""
-    depth: int
-    """Blocks in memory: merged, or waiting to be hashed and written."""
-    factor_bytes: int
-    """Bytes of factors in memory."""
-    memory: int
-    """Bytes of memory in all, Python included."""
-
-
-def find_bounds(checked: CheckedMerge, max_memory: str | int, threads: int | None) -> Bounds:
-    """Return the threads, blocks and factors that fit into the memory. By default there is one thread a core.
-
-    Raise UsageError with the memory needed where not even one fits.
-    """
-    limit, precision, tensors = parse_size(max_memory), checked.precision, checked.target.tensors
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    entries = [tensors[name] for name in checked.touched]
-    if precision.stored:
-        entries = [entry for entry in tensors.values() if entry.is_float and entry.nbytes]
-    worker = max((_worker_bytes(checked, entry) for entry in entries), default=0)
-    sizes = [_block_size(entry) * FLOAT_DTYPES[precision.output(entry)].itemsize for entry in entries]
-    output = max(sizes, default=0)
-    # While factors are read, the stored ones, their scaled copies and the stacked ones are there together.
-    factors = 3 * max((checked.factor_bytes(name) for name in checked.touched), default=0)
-    reserved = RESERVED + _TENSOR * (len(tensors) + sum(len(vector.deltas) for vector in checked.vectors))
-    for count in range(threads or cores, 0, -1):
-        depth = count + 6
-        memory = reserved + count * worker + depth * output + factors
-        if memory <= limit:
-            return Bounds(count, depth, limit - memory + factors // 3, memory)
-    raise UsageError(f"{max_memory} of memory is too little: this merge needs at least {math.ceil(memory / 1e6)}MB")
-
-
-def _block_size(entry: TensorEntry) -> int:
-    return min(block_rows(entry), entry.matrix_shape[0]) * entry.matrix_shape[1]
-
-
-def _worker_bytes(checked: CheckedMerge, entry: TensorEntry) -> int:
-    """Return the bytes of one thread's buffers: stored block, weights, update, result; for dense deltas two more.
-
-    A forecast takes some for the weights that it counts.
-    """
-    precision = checked.precision
-    work = np.dtype(precision.work(entry)).itemsize
-    stored = FLOAT_DTYPES[entry.dtype].itemsize
-    dense = 0 if checked.is_low_rank(entry.name) else (4 * work + 8) * len(checked.deltas(entry.name))
-    narrowing = 3 * work if precision.stored or precision.is_stochastic or precision.exact else 0
-    counted = forecast_bytes(checked.forecast, entry, min(block_rows(entry), entry.matrix_shape[0]))
-    return _block_size(entry) * (stored + 3 * work + 1 + dense + narrowing) + counted
-
-
-def describe_work(checked: CheckedMerge, bounds: Bounds) -> str:
-    """Say how much the merge reads and writes, the memory it takes, and its least time on a fast disk."""
-    tensors = checked.target.tensors
-    files = {path for vector in checked.vectors for path in vector.files}
-    files |= {shard.path for shard in checked.target.shards}
-    written = output_bytes(tensors.values(), checked.precision.stored)
-    work = written * _SECONDS_BYTE
-    for name in checked.touched:
-        work += math.prod(tensors[name].shape) * (_SECONDS_PRODUCT if checked.is_low_rank(name) else _SECONDS_DENSE)
-    # It tells where the files hold each expert. As measured: a process with it is that much larger.
-    beside = (
-        " and 300 MB for transformers"
-        if any(low.share for n in checked.touched for low in checked.low_ranks(n))
-        else ""
-    )
-    return (
-        f"{readable(sum(path.stat().st_size for path in files))} to read, {readable(written)} to write, about "
-        f"{readable(bounds.memory)} of memory{beside}, {bounds.threads} threads, at least "
-        f"{max(work / bounds.threads, written * _SECONDS_BYTE / 1.5):.1f} s"
-    )

@@ -17,6 +17,8 @@ from msa_lite.io.weights.blocks import Files, Scratch, read_rows
 from msa_lite.io.weights.checkpoint import TensorEntry
 from msa_lite.io.weights.factors import LowRank
 
+_TURNED = 1 << 19  # numbers of a delta that are turned at a time
+
 
 class Delta(Protocol):
     """The change of one tensor, by rows of its matrix view."""
@@ -212,6 +214,44 @@ class CommonRows:
             out[:known] = self.delta.rows(files, start, start + known, dtype, scratch)
         out[known:] = 0
         return out
+
+
+@dataclass(frozen=True)
+class TurnedDelta:
+    """A delta of stacked matrices (inputs, outputs), for a target that stores them as (outputs, inputs)."""
+
+    delta: Delta
+    """The delta of (n, inputs, outputs)."""
+    inputs: int
+    outputs: int
+
+    @property
+    def kind(self) -> str:
+        return self.delta.kind
+
+    def load(self, files: Files, dtype: Any) -> TurnedDelta:
+        return replace(self, delta=self.delta.load(files, dtype))
+
+    def rows(self, files: Files, start: int, stop: int, dtype: Any, scratch: Scratch) -> np.ndarray:
+        out = scratch.take("turned", (stop - start, self.inputs), dtype)
+        step = max(1, _TURNED // self.outputs)
+        for number in range(start // self.outputs, -(-stop // self.outputs)):
+            first, last = (max(0, min(row - number * self.outputs, self.outputs)) for row in (start, stop))
+            place = slice(first + number * self.outputs - start, last + number * self.outputs - start)
+            for at in range(0, self.inputs, step):
+                top = min(at + step, self.inputs)
+                base = number * self.inputs
+                out[place, at:top] = self.delta.rows(files, base + at, base + top, dtype, scratch)[:, first:last].T
+        return out
+
+
+def turned(delta: Delta, shape: tuple[int, ...]) -> Delta:
+    """Return a delta of stacked matrices, of this shape (n, inputs, outputs), for matrices (n, outputs, inputs)."""
+    _, inputs, outputs = shape
+    if isinstance(delta, Stacked) and all(isinstance(part, Product) for part in delta.slices):
+        lows = [part.low for part in delta.slices if isinstance(part, Product)]
+        return Stacked(tuple(Product(replace(low, transposed=not low.transposed)) for low in lows), outputs)
+    return TurnedDelta(delta, inputs, outputs)
 
 
 def _finite(rows: np.ndarray, entry: TensorEntry) -> np.ndarray:

@@ -47,7 +47,7 @@ class Change:
     json_keys: ClassVar = {
         "weights": "weights", "weights_changed": "changed", "changed_share": "changed_share", "norm": "norm",
         "weight_norm": "weight_norm", "relative_size": "relative_size", "rounding_loss": "rounding_loss",
-        "update_cosine": "update_cosine", "vector_cosine": "vector_cosine",
+        "update_cosine": "update_cosine", "kept": "kept", "vector_cosine": "vector_cosine",
     }  # fmt: skip
 
     @classmethod
@@ -73,6 +73,13 @@ class Change:
     def update_cosine(self) -> float | None:
         """Return the cosine between the wanted and the stored update; None where one of them is zero."""
         return cosine((self.wanted + self.stored - self.lost) / 2, self.wanted, self.stored)
+
+    @property
+    def kept(self) -> float | None:
+        """Return ⟨stored, wanted⟩ / ‖wanted‖²: the part of the update that is left; None for an update of zeros."""
+        if not self.wanted:
+            return None
+        return (self.update_cosine or 0.0) * math.sqrt(self.stored) / math.sqrt(self.wanted)
 
     @property
     def vector_cosine(self) -> float | None:
@@ -126,10 +133,25 @@ def fidelity_report(changes: Mapping[str, Change]) -> dict[str, Any]:
     return json_form({"total": total(changes), "tensors": dict(sorted(changes.items()))})
 
 
-def warnings(change: Change, dtype: str, stochastic: bool) -> list[str]:
-    """Return a warning where the output dtype lost much of the update; dtype: that of the touched tensors, in words."""
+def warnings(change: Change, dtype: str, stochastic: bool, codes: bool = False) -> list[str]:
+    """Return a warning where the output's form lost much of the update.
+
+    dtype: those of the touched tensors, in words. codes: whether the target's weights are codes, and stay so.
+    """
     if change.rounding_loss <= WARN_LOSS:
         return []
+    if codes:
+        kept = f"{change.kept or 0:.0%} of the update is left along its direction"
+        if stochastic:
+            return [
+                f"stored in {dtype}, {kept}, with noise of {change.rounding_loss:.0%} of it on top, from stochastic "
+                "rounding. Without noise: bfloat16 (--dtype bfloat16) or an adapter (--as adapter)"
+            ]
+        return [
+            f"stored in {dtype}, {kept}: weights go back to their old codes where the update is less than half a step. "
+            "All of it is left in bfloat16 (--dtype bfloat16) or an adapter (--as adapter), on average also with "
+            "--rounding stochastic"
+        ]
     if stochastic:
         return [
             f"stochastic rounding to {dtype} put noise of {change.rounding_loss:.0%} of the update on top of it; only "

@@ -34,7 +34,7 @@ from msa_lite.io.weights.hub import Source, fetch
 from msa_lite.io.weights.layout import find_names
 from msa_lite.io.weights.vocabulary import token_tensors
 from msa_lite.io.weights.writer import Sink, file_header, output_bytes, shard_header, write_companions
-from msa_lite.merger.checked import blocks_of
+from msa_lite.merger.bounds import blocks_of
 from msa_lite.merger.deltas import Delta, Difference
 from msa_lite.merger.formula import FORGET_RIDGE, RETAIN_RIDGE, Filter, layer_filter
 from msa_lite.merger.inputs import ModelLike

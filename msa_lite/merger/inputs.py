@@ -26,7 +26,8 @@ from msa_lite.io.finished.seal import CARD_FILE, MANIFEST, check_unchanged, load
 from msa_lite.io.weights.adapter import ADAPTER_FILE, base_name, deciding_fields, is_adapter, is_bare_adapter
 from msa_lite.io.weights.checkpoint import Checkpoint, load_checkpoint
 from msa_lite.io.weights.hub import Source, check_download_space, fetch, fetch_headers, is_remote, is_remote_adapter
-from msa_lite.merger.checked import CheckedMerge, check_headers
+from msa_lite.io.weights.quantised import hides_shapes
+from msa_lite.merger.checked import CheckedMerge, Precision, check_headers
 from msa_lite.merger.formula import Term, VectorLike, named_strengths, number_terms
 from msa_lite.report.card import model_card
 from msa_lite.report.front_matter import read_target_card
@@ -95,6 +96,7 @@ def _hash(path: Path, recorded: Mapping[str, object] | None) -> str:
 
 
 ModelLike = str | Source
+_PLAIN = Precision()
 
 
 @dataclass(frozen=True)
@@ -202,7 +204,8 @@ def find_inputs(
     names = by_name(target, terms_used, prior)
     if any(not isinstance(value, Source) and is_remote(str(value)) for value in names.values()):
         untie = None if kind == "adapter" else bool(options.get("untie"))
-        checked = peek(target, terms_used, prior, download=True, untie=untie)
+        precision = Precision(str(options.get("dtype", "same")))
+        checked = peek(target, terms_used, prior, precision, download=True, untie=untie, writes=kind == "model")
         if checked and not any(vector.needs_prior for vector in checked.vectors):
             names.pop("prior", None)  # plain LoRA on plain LoRA: its weights would be fetched for nothing
     sources = {
@@ -258,13 +261,16 @@ def peek(
     target: ModelLike,
     terms: Sequence[Term[ModelLike]],
     prior: ModelLike | None,
+    precision: Precision = _PLAIN,
+    *,
     download: bool = False,
     untie: bool | None = False,
+    writes: bool = True,
 ) -> CheckedMerge | None:
     """Check a merge by headers alone: only adapters and headers are fetched from the Hub.
 
     Raise as `check_headers` does when the inputs do not fit, and OutputError when there is no room to `download` them.
-    Return None when the Hub gives no headers; fetching will then say why.
+    Return None when the Hub gives no headers, since fetching will then say why, or headers that tell too little.
     """
     adapters: dict[str, Path] = {}
     heads: dict[str, Checkpoint] = {}
@@ -279,8 +285,10 @@ def peek(
             return None
     if "target" in adapters:
         raise _adapter_target(str(target), adapters["target"])
+    if any(map(hides_shapes, heads.values())):
+        return None
     vectors = [term.with_vector(adapters.get(term.name) or heads[term.name]) for term in terms]
-    checked = check_headers(heads["target"], vectors, heads.get("prior"), untie=untie)
+    checked = check_headers(heads["target"], vectors, heads.get("prior"), precision, untie=untie, writes=writes)
     if download:
         check_download_space(head for head in heads.values() if not head.shards)
     return checked

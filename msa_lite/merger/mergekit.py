@@ -193,7 +193,7 @@ def mergekit_recipe(
     requested: list[Term[str]] = msa_terms(forget, alpha, retain, beta, Precision(dtype))
     terms = number_terms([term for term in requested if term.weight])
     prior = prior if terms else None
-    checked = peek(target, terms, prior)
+    checked = peek(target, terms, prior, Precision(dtype))
     if checked is None:
         raise UsageError("the Hub gives no headers of these models; fetch them and name their folders")
     references = {name: _reference(str(value)) for name, value in by_name(target, terms, prior).items()}
@@ -223,6 +223,9 @@ def _reference(name: str) -> Reference:
 
 
 def _recipe_text(checked: CheckedMerge, references: Mapping[str, Reference], dtype: str) -> str:
+    if checked.forms:
+        name, form = next(iter(checked.forms.items()))
+        raise UsageError(f"the {name} is stored in {form}, whose codes mergekit would take for weights")
     if checked.is_untied:
         raise UsageError("the head of the result is a matrix of its own, the target's is not")
     names = tied_names(checked.target) if ties_head(checked.target) else None

@@ -28,19 +28,10 @@ from msa_lite.io.finished.seal import JOURNAL, MERGEKIT_FILE, add_files
 from msa_lite.io.weights.blocks import Files, Recoded, read_rows
 from msa_lite.io.weights.checkpoint import TensorEntry, load_checkpoint
 from msa_lite.io.weights.hub import copy_tokenizer
-from msa_lite.io.weights.writer import output_bytes, round_once, write_companions
-from msa_lite.merger.checked import (
-    MAX_MEMORY,
-    Bounds,
-    CheckedMerge,
-    Precision,
-    blocks_of,
-    check_merge,
-    describe_work,
-    find_bounds,
-    msa_terms,
-    parse_size,
-)
+from msa_lite.io.weights.quantised import dequantised, write_plain
+from msa_lite.io.weights.writer import round_once, write_companions
+from msa_lite.merger.bounds import MAX_MEMORY, Bounds, blocks_of, describe_work, find_bounds, parse_size
+from msa_lite.merger.checked import CheckedMerge, Precision, check_merge, msa_terms
 from msa_lite.merger.fidelity import (
     NAMES,
     Change,
@@ -195,21 +186,25 @@ def merge_terms(
     checked = check_merge(inputs.target, inputs.terms, inputs.prior, precision, forms, untie)
     bounds, recipe = find_bounds(checked, max_memory, threads), recipe_beside(checked, inputs.sources)
     pairs = json_form(tell_interference(checked, max_memory)) if compare else []
-    needed = output_bytes(checked.target.tensors.values(), precision.stored)
+    needed = checked.output_bytes
     check_space(inputs.out, needed - _bytes_done(inputs.out))
-    logger.info("%s", describe_work(checked, bounds))
+    for line in (*checked.tell_forms(), describe_work(checked, bounds)):
+        logger.info("%s", line)
     checked.check_factors()
     with inputs.stage(needed, resumable=True) as (partial, facts, hashes):
         changes = _write_shards(checked, bounds, partial, hashes, progress)
         figures, counts = _summary(checked, inputs.out, changes), forecast_fact(changes, forms)
         merged = dataclasses.replace(figures, interference=pairs, forecast=counts)
         write_companions(checked.target, partial, precision.stored)
+        if precision.stored and "target" in checked.forms:
+            write_plain(checked.target, partial, precision.stored)
         if untie:
             write_untied(checked.target, partial, precision.stored)
         if tokenizer := inputs.target.tokenizer:
             copy_tokenizer(tokenizer.folder, partial)
         write_text(partial / MERGEKIT_FILE, recipe)
         facts["mergekit"] = any(not line.startswith("#") for line in recipe.splitlines())
+        facts |= {"forms": dict(checked.forms)} if checked.forms else {}
         facts["change"] = merged.change
         facts["fidelity"] = fidelity_report(changes)
         facts |= interference_fact(pairs) | ({"forecast": counts} if counts else {})
@@ -226,7 +221,7 @@ def _forecast_of(inputs: Inputs, manifest: Mapping[str, Any], forms: Sequence[st
     known: dict[str, Any] = manifest.get("forecast", {})
     lacking = tuple(form for form in forms if form not in known)
     if lacking and (touched := manifest["fidelity"]["tensors"]):
-        target, model = (load_checkpoint(folder) for folder in (inputs.target.folder, inputs.out))
+        target, model = (dequantised(load_checkpoint(folder)) for folder in (inputs.target.folder, inputs.out))
         target = untied(target) if inputs.record.get("untie") else target
         changes = {name: Change(codes=_count(target.tensors[name], model.tensors[name], lacking)) for name in touched}
         known = {**known, **forecast_fact(changes, lacking)}
@@ -257,7 +252,7 @@ def _write_shards(
     Adds the files' hashes to `hashes`.
     """
     journal = _Journal(partial, checked.forecast)
-    amount = sum(entry.nbytes for entry in checked.target.tensors.values())
+    amount = sum(entry.nbytes for shard in checked.target.shards for entry in shard.tensors)
     done = 0
 
     def report(count: int) -> None:
@@ -340,7 +335,9 @@ def _summary(checked: CheckedMerge, out: Path, changes: dict[str, Change]) -> Me
                 f"this dtype{hint}; nothing was written"
             )
         )
-    dtypes = " and ".join(sorted({NAMES[stored or checked.target.tensors[name].dtype] for name in checked.touched}))
+    is_coded = checked.keeps_codes
+    dtypes = sorted({NAMES[checked.precision.output(checked.target.tensors[name])] for name in checked.touched})
+    form = checked.forms["target"] if is_coded else " and ".join(dtypes)
     return Merged(
         out,
         tensors_touched=len(checked.touched),
@@ -350,5 +347,5 @@ def _summary(checked: CheckedMerge, out: Path, changes: dict[str, Change]) -> Me
         relative_size=change.relative_size,
         update_cosine=change.update_cosine,
         vector_cosine=change.vector_cosine,
-        notes=(*checked.notes(), *warnings(change, dtypes, checked.precision.is_stochastic)),
+        notes=(*checked.notes(), *warnings(change, form, checked.precision.is_stochastic, is_coded)),
     )

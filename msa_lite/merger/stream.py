@@ -8,36 +8,30 @@ from __future__ import annotations
 
 import os
 import threading
-import zlib
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from msa_lite.io.weights.blocks import Files, Scratch, read_rows
-from msa_lite.io.weights.checkpoint import FLOAT_DTYPES, ShardFile, TensorEntry
+from msa_lite.io.weights.blocks import Files, Scratch
+from msa_lite.io.weights.checkpoint import ShardFile, TensorEntry
+from msa_lite.io.weights.forms import Packed, Scaled
 from msa_lite.io.weights.hub import Source
-from msa_lite.io.weights.writer import Sink, output_bytes, round_once, round_stochastically, shard_header
-from msa_lite.merger.checked import MAX_MEMORY, Bounds, CheckedMerge, Precision, blocks_of, check_merge, find_bounds
-from msa_lite.merger.deltas import Delta, Loaded
+from msa_lite.io.weights.writer import Sink, output_bytes, shard_header
+from msa_lite.merger.block import LoadedUpdate, RowBlock, merge_block, merge_rows, round_rows
+from msa_lite.merger.bounds import MAX_MEMORY, Bounds, blocks_of, find_bounds
+from msa_lite.merger.checked import CheckedMerge, Precision, check_merge
+from msa_lite.merger.deltas import Loaded
 from msa_lite.merger.fidelity import (
-    NAMES,
     Change,
-    check_overflow,
-    check_update,
-    count_block,
-    is_quantised,
-    measure,
-    measure_carefully,
-    measure_deltas,
     measure_factors,
 )
-from msa_lite.merger.formula import Factors, Term, combine, combine_factors
+from msa_lite.merger.formula import Term, combine_factors
 from msa_lite.merger.inputs import group_terms, sum_weights
 from msa_lite.merger.on_device import DeviceTensor, OnDevice
 from msa_lite.merger.vectors import Vector
@@ -45,30 +39,6 @@ from msa_lite.merger.vectors import Vector
 Put = Callable[[str, slice, Any], None]
 """Takes a tensor's name, a slice of its rows, and their values: an array that is used again, or a tensor of torch."""
 _COPY = 16 << 20  # bytes of a range that stays, copied at a time
-
-
-@dataclass(frozen=True)
-class _Update:
-    """The update of one tensor, loaded as far as it is kept in memory. All blocks of the tensor share it."""
-
-    product: Factors | None = None
-    """The whole update as one product, where factors alone change the tensor."""
-    terms: tuple[Term[Delta], ...] = ()
-    """The delta of each term, where there is no product."""
-    held: int = 0
-    """Bytes of the factors in memory."""
-
-
-@dataclass(frozen=True)
-class _Block:
-    """Rows of a tensor to merge, or only to cast."""
-
-    entry: TensorEntry
-    """The tensor."""
-    rows: tuple[int, int]
-    """The first row, and the one after the last."""
-    update: _Update
-    """The update of the tensor; empty for a mere cast."""
 
 
 @dataclass(frozen=True)
@@ -85,9 +55,14 @@ class Stream:
     def __init__(self, checked: CheckedMerge, bounds: Bounds) -> None:
         self._checked, self._bounds = checked, bounds
         self._files = Files()
-        self._workers = ThreadPoolExecutor(bounds.threads)
+        self._workers, self._lock = ThreadPoolExecutor(bounds.threads), threading.Lock()
         self._of_thread = threading.local()
         self._outputs = deque(Scratch() for _ in range(bounds.depth))
+        self._weights: dict[str, Packed] = {}  # by stored name of their codes or scales, where those are written anew
+        for entry in map(checked.target.tensors.__getitem__, checked.touched):
+            if isinstance(entry, Packed) and (form := self._form(entry)):
+                self._weights |= {form.codes.name: entry, form.scales.name: entry}
+        self._scales: dict[str, np.ndarray] = {}  # by tensor, those that all its blocks need
 
     def __enter__(self) -> Stream:
         return self
@@ -105,7 +80,9 @@ class Stream:
         header = shard_header(shard, dtype)
         size = len(header) + output_bytes(shard.tensors, dtype)
         changes: dict[str, Change] = {}
-        waiting: deque[_Range | tuple[_Block, Scratch, Future[tuple[Change | None, np.ndarray]]]] = deque()
+        waiting: deque[_Range | np.ndarray | tuple[RowBlock, Scratch, Future[tuple[Change | None, np.ndarray]]]] = (
+            deque()
+        )
         held = 0
         is_same = header == shard.header and size == os.fstat(source).st_size  # no dtype or tensor more than there
         with Sink(path, size, like=source if is_same else None) as sink:
@@ -118,19 +95,22 @@ class Stream:
                     sink.append_from(source, piece.start, piece.nbytes, shard.path)
                     report(piece.nbytes)
                     return
+                if isinstance(piece, np.ndarray):
+                    sink.append(piece.reshape(-1).view(np.uint8).data)
+                    report(piece.nbytes)
+                    return
                 block, output, future = piece
                 change, stored = future.result()
                 sink.append(stored.reshape(-1).view(np.uint8).data)
                 if change is not None:
                     changes.setdefault(block.entry.name, Change()).add(change)
-                start, stop = block.rows
-                report(block.entry.nbytes * (stop - start) // block.entry.matrix_shape[0])
+                report(block.nbytes)
                 held -= block.update.held
                 self._outputs.append(output)
 
             sink.append(header)
             for piece in self._pieces(shard, changes):
-                if isinstance(piece, _Range):
+                if not isinstance(piece, RowBlock):
                     waiting.append(piece)
                     continue
                 while not self._outputs or (held and held + piece.update.held > self._bounds.factor_bytes):
@@ -153,8 +133,11 @@ class Stream:
         for name in self._checked.rewritten:
             entry = self._checked.target.tensors[name]
             update, _ = self._load(entry)
-            on_gpu = on_device.open(entry, self._checked.precision, update.product, update.terms) if on_device else None
-            blocks = [_Block(entry, rows, update) for rows in blocks_of(entry)]
+            form, on_gpu = self._form(entry), None
+            if on_device and form is None:
+                on_gpu = on_device.open(entry, self._checked.precision, update.product, update.terms)
+            scales = self._new_scales(entry, form) if form and form.is_wide else None
+            blocks = [RowBlock(entry, rows, update, form=form, scales=scales) for rows in blocks_of(entry)]
             futures = [self._workers.submit(self._put, block, put, on_gpu) for block in blocks]
             for future in pending:  # no more than two tensors' factors are in memory
                 future.result()
@@ -162,41 +145,85 @@ class Stream:
         for future in pending:
             future.result()
 
-    def _pieces(self, shard: ShardFile, changes: dict[str, Change]) -> Iterator[_Block | _Range]:
+    def _pieces(self, shard: ShardFile, changes: dict[str, Change]) -> Iterator[RowBlock | _Range | np.ndarray]:
         """Yield the pieces of the file in order. Read and measure a tensor's factors when its turn comes."""
         rewritten = set(self._checked.rewritten)
         for entry in shard.tensors:
-            if entry.name in rewritten:
-                update, changes[entry.name] = self._load(entry)
-                for rows in blocks_of(entry):
-                    yield _Block(entry, rows, update)
+            weight = self._weights.get(entry.name, entry)
+            form = self._form(weight)
+            if form and entry == form.scales:
+                yield self._new_scales(weight, form)
+                continue
+            if form or entry.name in rewritten:
+                update, changes[weight.name] = self._load(weight)
+                scales = self._new_scales(weight, form) if form and form.is_wide else None
+                row_bytes = entry.nbytes // max(1, weight.matrix_shape[0])
+                for start, stop in blocks_of(weight):
+                    yield RowBlock(weight, (start, stop), update, row_bytes * (stop - start), form, scales)
                 continue
             for done in range(0, entry.nbytes, _COPY):
                 yield _Range(entry.start + done, min(_COPY, entry.nbytes - done))
 
-    def _load(self, entry: TensorEntry) -> tuple[_Update, Change]:
+    def _form(self, entry: TensorEntry) -> Scaled | None:
+        """Return the form of codes that a merged tensor is stored in; None for plain floats."""
+        form = entry.form if isinstance(entry, Packed) and self._checked.keeps_codes else None
+        return form if isinstance(form, Scaled) else None
+
+    def _new_scales(self, entry: TensorEntry, form: Scaled) -> np.ndarray:
+        """Return the scales of a merged tensor, (rows of scales, across), as they are stored.
+
+        All its blocks are merged for that, and once more for the codes: scales often come first in a file, and codes
+        of the whole tensor would take too much memory. Scales that blocks have in common are few, and kept.
+        """
+        if entry.name in self._scales:
+            return self._scales[entry.name]
+        update, _ = self._load(entry)
+        peaks = np.zeros((form.scale_rows(0, entry.matrix_shape[0])[1], form.across), np.float32)
+        pending: deque[Future[None]] = deque()
+        for rows in blocks_of(entry):
+            pending.append(self._workers.submit(self._find_peaks, RowBlock(entry, rows, update, form=form), peaks))
+            if len(pending) > self._bounds.threads:
+                pending.popleft().result()
+        for future in pending:
+            future.result()
+        scales = form.new_scales(peaks)
+        if form.is_wide:
+            self._scales[entry.name] = scales
+        return scales
+
+    def _find_peaks(self, block: RowBlock, peaks: np.ndarray) -> None:
+        """Enter the largest magnitudes of a merged block's weights, on a worker thread."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            rows = merge_rows(self._checked, self._files, block, self._scratch())
+        if block.form is not None and rows.merged is not None:
+            found, (first, last) = block.form.peaks(rows.merged, block.rows[0]), block.form.scale_rows(*block.rows)
+            with self._lock:
+                np.maximum(peaks[first:last], found, out=peaks[first:last])
+
+    def _load(self, entry: TensorEntry) -> tuple[LoadedUpdate, Change]:
         """Load the update of a tensor; return it with the norms of vectors that are one product."""
         checked, work = self._checked, self._checked.precision.work(entry)
         terms = [term.with_vector(term.vector.load(self._files, work)) for term in checked.deltas(entry.name)]
         held = checked.factor_bytes(entry.name)
         factors = [term.with_vector((d.left, d.right)) for term in terms if isinstance(d := term.vector, Loaded)]
         if checked.precision.exact or len(factors) < len(terms):
-            return _Update(terms=tuple(terms), held=held), Change()
+            return LoadedUpdate(terms=tuple(terms), held=held), Change()
         with np.errstate(over="ignore", invalid="ignore"):  # as in `_merge`
-            return _Update(combine_factors(factors) if factors else None, held=held), measure_factors(factors)
+            return LoadedUpdate(combine_factors(factors) if factors else None, held=held), measure_factors(factors)
 
-    def _merge(self, block: _Block, output: Scratch) -> tuple[Change | None, np.ndarray]:
+    def _merge(self, block: RowBlock, output: Scratch) -> tuple[Change | None, np.ndarray]:
         """Merge a block on a worker thread."""
         with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is looked at on its own
-            return _merge_block(self._checked, self._files, block, self._scratch(), output)
+            return merge_block(self._checked, self._files, block, self._scratch(), output)
 
-    def _put(self, block: _Block, put: Put, on_gpu: DeviceTensor | None) -> None:
+    def _put(self, block: RowBlock, put: Put, on_gpu: DeviceTensor | None) -> None:
         """Merge a block on a worker thread and hand it over."""
         scratch = self._scratch()
         values = on_gpu.merge(self._files, *block.rows, scratch[0]) if on_gpu else None
         if values is None:
             with np.errstate(over="ignore", invalid="ignore"):
-                values = _merge_rows(self._checked, self._files, block, scratch, scratch[0]).stored
+                rows = merge_rows(self._checked, self._files, block, scratch)
+                values, _ = round_rows(self._checked, block, rows, scratch[0])
         put(block.entry.name, slice(*block.rows), values)
 
     def _scratch(self) -> list[Scratch]:
@@ -205,89 +232,6 @@ class Stream:
             common = Scratch()
             self._of_thread.scratch = [common, *(Scratch(common) for _ in self._checked.terms)]
         return self._of_thread.scratch
-
-
-@dataclass(frozen=True)
-class _Rows:
-    """A merged block."""
-
-    raw: np.ndarray
-    """The target's rows as they are stored."""
-    before: np.ndarray
-    """The same in the dtype that the merge computes in."""
-    stored: np.ndarray
-    """The result, rounded."""
-    update: np.ndarray | None = None
-    """The update; None where no vector touches the rows."""
-    merged: np.ndarray | None = None
-    """The result before it was rounded; None where no vector touches the rows."""
-    norms: Change = field(default_factory=Change)
-    """The norms of the deltas."""
-
-
-def _merge_rows(
-    checked: CheckedMerge, files: Files, block: _Block, scratch: Sequence[Scratch], output: Scratch
-) -> _Rows:
-    """Apply the formula to one block and round once, into a buffer of `output`.
-
-    scratch: buffers for the block itself, then for the delta of each term.
-    """
-    entry, (start, stop), (product, terms) = block.entry, block.rows, (block.update.product, block.update.terms)
-    buffers, precision = scratch[0], checked.precision
-    work, dtype = precision.work(entry), precision.output(entry)
-    raw = read_rows(files, entry, start, stop, buffers)
-    stored = output.take("out", raw.shape, FLOAT_DTYPES[dtype])
-    before = buffers.take("before", raw.shape, work)
-    np.copyto(before, raw)
-    if product is None and not terms:
-        return _Rows(raw, before, round_once(before, dtype, stored))
-    update, merged = buffers.take("update", raw.shape, work), buffers.take("merged", raw.shape, work)
-    norms = Change()
-    if product is not None:
-        np.matmul(product[0][start:stop], product[1], out=update)
-        np.add(before, update, out=merged)
-    else:
-        deltas = [
-            term.with_vector(term.vector.rows(files, start, stop, work, own))
-            for term, own in zip(terms, scratch[1:], strict=False)
-        ]
-        norms = measure_deltas(deltas)
-        combine(before, deltas, merged)
-        np.copyto(update, deltas[0].vector)
-        for term in deltas[1:]:
-            update += term.vector
-    if precision.is_stochastic:
-        seed = [precision.seed, zlib.crc32(entry.name.encode()), start]
-        round_stochastically(merged, dtype, np.random.Generator(np.random.SFC64(seed)), stored)
-    else:
-        round_once(merged, dtype, stored)
-    return _Rows(raw, before, stored, update, merged, norms)
-
-
-def _merge_block(
-    checked: CheckedMerge, files: Files, block: _Block, scratch: Sequence[Scratch], output: Scratch
-) -> tuple[Change | None, np.ndarray]:
-    """Merge rows and measure the change. Return it (None for a mere cast) and the stored rows, in `output`'s buffer."""
-    rows = _merge_rows(checked, files, block, scratch, output)
-    entry, dtype = block.entry, checked.precision.output(block.entry)
-    raw, before, stored, update, merged = rows.raw, rows.before, rows.stored, rows.update, rows.merged
-    if update is None or merged is None:
-        check_overflow(before, stored, f"{entry.name}: its values do not fit {NAMES[dtype]}; choose another --dtype")
-        return None, stored
-    if dtype != entry.dtype:
-        np.copyto(before, round_once(before, dtype))  # a cast is no change
-    np.copyto(merged, stored)
-    codes = count_block(checked.forecast, entry, block.rows[0], before, merged) if is_quantised(entry) else {}
-    change = measure(before, update, merged, scratch[0].take("moved", raw.shape, np.bool_))
-    if not np.isfinite(change.stored + change.lost + change.weight + change.wanted):
-        check_update(entry.name, update)
-        remedy = "try a smaller alpha or beta, or --dtype float32"
-        fault = f"{entry.name}: merged values do not fit {NAMES[dtype]}; {remedy}"
-        check_overflow(raw.astype(before.dtype), stored, fault)
-        change = measure_carefully(before, update, stored)
-    change.codes = codes
-    change.add(rows.norms)
-    return change, stored
 
 
 @dataclass(frozen=True)

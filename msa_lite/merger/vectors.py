@@ -14,6 +14,7 @@ from msa_lite.io.weights.adapter import ZERO_3, Adapter, is_adapter, load_adapte
 from msa_lite.io.weights.blocks import Files, holds_rows
 from msa_lite.io.weights.checkpoint import Checkpoint, TensorEntry, load_checkpoint
 from msa_lite.io.weights.layout import aligned, is_buffer, predicts_ahead
+from msa_lite.io.weights.quantised import dequantised, describe_forms
 from msa_lite.io.weights.vocabulary import differ_in_tokens, has_token_role
 from msa_lite.merger.deltas import CommonRows, Delta, Difference, Dora, Loaded, Product, Shift, Stacked, TokenRows
 from msa_lite.merger.matched import match_adapter
@@ -38,6 +39,8 @@ class Vector:
     """The number of rows that change, by tensors of which the target has more."""
     lacking: tuple[str, ...] = ()
     """Weights of the target that the tuned checkpoint or the prior lacks; they stay as they are."""
+    form: str = ""
+    """The form of codes that the tuned checkpoint is stored in; empty for plain floats."""
 
     @property
     def is_cut(self) -> bool:
@@ -126,7 +129,7 @@ def load_vector(source: Path | Checkpoint, target: Checkpoint, prior: Checkpoint
     """
     prior = prior and aligned(prior, target)
     if isinstance(source, Checkpoint) or not is_adapter(source):
-        tuned = source if isinstance(source, Checkpoint) else load_checkpoint(source)
+        tuned = dequantised(source if isinstance(source, Checkpoint) else load_checkpoint(source))
         return _checkpoint_vector(untied(tuned) if untie else tuned, target, prior)
     return adapter_vector(load_adapter(source), target, prior)
 
@@ -157,7 +160,8 @@ def _checkpoint_vector(tuned: Checkpoint, target: Checkpoint, prior: Checkpoint 
     deltas: dict[str, Delta] = {name: Difference(tuned.tensors[name], prior.tensors[name]) for name in both}
     rows = {name: [tuned.tensors[name].matrix_shape[0], prior.tensors[name].matrix_shape[0]] for name in both}
     kept -= _HEADS if ties_head(target) else set()
-    return Vector(folder, deltas, False, True, _cut(deltas, target, rows), tuple(sorted(kept)))
+    common = _cut(deltas, target, rows)
+    return Vector(folder, deltas, False, True, common, tuple(sorted(kept)), describe_forms(tuned))
 
 
 def _cut(deltas: dict[str, Delta], target: Checkpoint, rows: Mapping[str, Sequence[int]]) -> dict[str, int]:

@@ -23,6 +23,7 @@ from msa_lite.io.console.progress import Progress, notices, silent
 from msa_lite.io.finished.seal import MANIFEST, load_manifest
 from msa_lite.io.weights.checkpoint import load_checkpoint
 from msa_lite.io.weights.hub import Source, fetch, fetch_tokenizer, has_tokenizer
+from msa_lite.io.weights.quantised import dequantised
 from msa_lite.pipeline.prepare.models import WRITTEN_OUT
 from msa_lite.pipeline.prepare.prompt import find_prompter
 from msa_lite.pipeline.run.folder import RunFolder, open_run
@@ -147,7 +148,7 @@ def open_panel(folder: str | Path, several: bool = False) -> Panel:
 
 def _places(run: RunFolder) -> dict[str, str]:
     """Return where the run's models are, by name."""
-    whole = run.home / WRITTEN_OUT[0]  # a target that is an adapter, merged into its base
+    whole = run.home / WRITTEN_OUT[0]  # an adapter merged into its base, or dequantised
     places = {"target": str(whole) if load_manifest(whole) else run.recipe.target, _UNLEARNED: str(run.result)}
     evaluate = run.recipe.evaluate
     return places | ({"ideal": evaluate.ideal} if evaluate and evaluate.ideal else {})
@@ -175,6 +176,7 @@ def _fit_together(sources: Mapping[str, Source]) -> bool:
     free = get_max_memory()[0 if on_gpu else "cpu"]
     needed = 0
     for source in sources.values():
-        entries = load_checkpoint(checkpoint_folder(source.folder)).tensors.values()
+        checkpoint = load_checkpoint(checkpoint_folder(source.folder))
+        entries = (checkpoint if on_gpu else dequantised(checkpoint)).tensors.values()
         needed += sum(entry.nbytes if on_gpu else 4 * math.prod(entry.shape) for entry in entries)
     return needed <= _ROOM * free

@@ -14,8 +14,9 @@ from msa_lite.errors import UsageError, discarded, join_faults, nearest
 from msa_lite.io.console.libraries import without_bars
 from msa_lite.io.files.writing import write_json
 from msa_lite.io.finished.manifest import stage_folder
+from msa_lite.io.models.guards import too_large
 from msa_lite.io.models.heads import NumberFormat, choose_precision, dtype_of, nf4, note_precision
-from msa_lite.io.models.loading import empty_model, load_whole, too_large
+from msa_lite.io.models.loading import empty_model, load_whole
 from msa_lite.io.weights.adapter import ADAPTER_CONFIG, Adapter, read_factors
 from msa_lite.io.weights.checkpoint import Checkpoint, TensorEntry, load_checkpoint
 from msa_lite.io.weights.hub import Source

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 import yaml
@@ -17,13 +18,16 @@ import msa_lite
 from msa_lite.errors import MismatchError, UsageError
 from msa_lite.io.finished.seal import load_manifest, verify_folder
 from msa_lite.io.weights.adapter import ADAPTER_CONFIG, ADAPTER_FILE
+from msa_lite.io.weights.blocks import Files, read_rows
 from msa_lite.io.weights.checkpoint import load_checkpoint
 from msa_lite.io.weights.hub import tokenizer_files
+from msa_lite.io.weights.quantised import dequantised
 from msa_lite.pipeline.prepare.run import Run, msa_scope, prepare
 from msa_lite.pipeline.run.msa import merge_arguments
 from msa_lite.pipeline.verbs.run import run_vectors
 from msa_lite.recipe import load_recipe
 from tests.e2e.conftest import CallCli
+from tests.support import codes
 from tests.support.merges import read_checkpoint
 from tests.support.models import add_turn_token, drop_tokenizer, load, make_lora, pad_rows
 
@@ -41,6 +45,55 @@ def quick(recipe: dict[str, Any], **changes: Any) -> dict[str, Any]:
     recipe.pop("retain", None)
     recipe["vector"] = {"lora": {"rank": 2, "alpha": 4}, "epochs": 1, "warmup_epochs": 0, **recipe["vector"]}
     return recipe
+
+
+# Models stored as codes.
+
+
+@pytest.mark.parametrize("form", ["nf4", "fp8"])
+def test_models_stored_as_codes_are_dequantised_once_and_the_run_goes_on_with_that(
+    form: str, recipe: dict[str, Any], history: Path, tmp_path: Path, call_cli: CallCli
+) -> None:
+    prior, adapter = tmp_path / "prior", make_lora(history / "prior", tmp_path / "lora", template=True)
+    shutil.copytree(history / "prior", prior)
+    if form == "nf4":
+        pytest.importorskip("bitsandbytes")
+        from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+
+        config = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True)
+        AutoModelForCausalLM.from_pretrained(history / "prior", quantization_config=config).save_pretrained(prior)
+    else:
+        layout, plain = codes.LAYOUTS["fp8 blocks"], codes.read(history / "prior")
+        shutil.rmtree(prior)
+        codes.write(prior, plain, layout, lambda name: "proj" in name, history / "prior")
+        for file in tokenizer_files(history / "prior"):
+            shutil.copy(file, prior)
+    settings = json.loads((adapter / ADAPTER_CONFIG).read_text())
+    (adapter / ADAPTER_CONFIG).write_text(json.dumps(settings | {"base_model_name_or_path": str(prior)}))
+    recipe = quick(recipe, target=str(adapter), prior=str(prior), output=str(tmp_path / "run"))
+    (tmp_path / "r.yaml").write_text(yaml.safe_dump(recipe))
+    code, out, _ = call_cli("run", "--dry-run", str(tmp_path / "r.yaml"))
+    assert code == 0
+    assert "dequantise the prior" in " ".join(out.split())
+
+    code, _, err = call_cli(str(tmp_path / "r.yaml"))
+    assert code == 0, err
+    assert len([line for line in err.splitlines() if " is stored in " in line and "bfloat16" in line]) == 2
+    run, stored = tmp_path / "run", dequantised(load_checkpoint(prior)).tensors
+    moved = 0
+    for name, value in codes.read(run / "prior").items():
+        entry = stored[name]
+        weight = read_rows(Files(), entry, 0, entry.matrix_shape[0]).reshape(entry.shape)
+        np.testing.assert_array_equal(value.float().numpy(), weight.astype(ml_dtypes.bfloat16).astype(np.float32))
+        moved += not np.array_equal(codes.read(run / "target")[name].float().numpy(), value.float().numpy())
+    assert moved >= 7
+    assert load(run / "model")[0].config.to_dict().get("quantization_config") is None
+    made = (run / "prior/manifest.json").stat().st_mtime_ns
+    code, out, _ = call_cli("run", "--dry-run", str(run / "recipe.yaml"))
+    assert code == 0
+    assert "dequantise" not in out
+    assert call_cli(str(run / "recipe.yaml"))[0] == 0
+    assert (run / "prior/manifest.json").stat().st_mtime_ns == made
 
 
 # Adapters as target.

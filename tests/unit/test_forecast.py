@@ -14,7 +14,7 @@ from msa_lite.errors import UsageError
 from msa_lite.io.files.writing import json_form
 from msa_lite.io.finished.seal import load_manifest, verify_folder
 from msa_lite.io.weights.blocks import QUANTISATIONS
-from msa_lite.merger import checked, merge
+from msa_lite.merger import bounds, merge
 from msa_lite.recipe.merging import Merge
 from msa_lite.report.card import model_card
 from tests.support.merges import KINDS, Adapter, Arrays, read_checkpoint, write_checkpoint
@@ -125,7 +125,7 @@ def test_the_sample_depends_on_the_tensor_alone_and_comes_close_to_the_whole(
     inputs = write_inputs(tmp_path, shape, size=1e-3)
     forecasts = [merge(**inputs, out=tmp_path / "one", forecast=ALL, threads=1).forecast]
     forecasts.append(merge(**inputs, out=tmp_path / "three", forecast=ALL, threads=3, max_memory="1GB").forecast)
-    monkeypatch.setattr(checked, "BLOCK", 64 * shape[1])
+    monkeypatch.setattr(bounds, "BLOCK", 64 * shape[1])
     forecasts.append(merge(**inputs, out=tmp_path / "blocks", forecast=ALL).forecast)
     assert forecasts[0] == forecasts[1]
     for form, figures in forecasts[2].items():

@@ -23,7 +23,8 @@ from msa_lite.evals import models
 from msa_lite.evals.models import check_source
 from msa_lite.io.models import loading
 from msa_lite.io.models.devices import limited
-from msa_lite.io.models.loading import check_loads, load_whole, pattern_fault
+from msa_lite.io.models.guards import pattern_fault
+from msa_lite.io.models.loading import check_loads, load_whole
 from msa_lite.io.weights.hub import fetch
 from msa_lite.train import FitSettings
 from msa_lite.train.model import load_trainable as load_to_tune

@@ -9,30 +9,22 @@ model bare. Both only warn. Here both are errors. Headers and config are checked
 from __future__ import annotations
 
 import functools
-import re
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Mapping
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
-from msa_lite.errors import FormatError, MismatchError, MsaError, UsageError, join_faults
+from msa_lite.errors import FormatError, MismatchError, UsageError, join_faults
 from msa_lite.io.console.libraries import without_bars
 from msa_lite.io.files.reading import read_object
-from msa_lite.io.models.devices import OverrunError, is_out_of_memory, limited
+from msa_lite.io.models.guards import explained, foreign_fields, pattern_fault, too_large, without_reports
 from msa_lite.io.weights.adapter import ADAPTER_CONFIG, ADAPTER_FILE, PLAIN_STARTS
+from msa_lite.io.weights.blocks import Files, read_rows
 from msa_lite.io.weights.checkpoint import INDEX_FILE, SINGLE_FILE, Checkpoint, load_checkpoint, read_shard
+from msa_lite.io.weights.forms import Packed
+from msa_lite.io.weights.quantised import dequantised, packed_weights
 
 _SAFE = {"use_safetensors": True, "trust_remote_code": False}
-_FOREIGN = ("transformers_weights", "fusion_config")  # name files or code that are loaded in the place of the model's
-_KERNELS = re.compile(r"_?(attn|experts)_implementation(_internal)?")  # with a slash: programs of the Hub
-# Numbers of a config that memory grows with before a weight is read. No model has more layers than tensors, and nothing
-# in it is wider than its largest tensor. Smaller numbers do no harm.
-_LAYERS = re.compile(r"(num|n)_(\w+_)?(layers?|blocks|experts)")
-_WIDTHS = re.compile(
-    r"(vocab|hidden|intermediate|ffn|embedding|state|moe_intermediate)_size|n_embd|n_inner|d_model|d_inner|d_ff"
-    r"|ffn_dim|head_dim|n_positions|n_ctx|num_labels|(num|n)_(\w+_)?heads?"
-)
-_FEW, _WIDE = 256, 1 << 16
 _CONSTANTS = (".masked_bias", ".rotary_emb.inv_freq")  # in older checkpoints, though they follow from the config
 _MASKS = (".attn.bias", ".attention.bias")
 _GENERATION = "generation_config.json"
@@ -50,16 +42,18 @@ def open_config(folder: Path, checkpoint: Checkpoint | None = None) -> Any:
 
     checkpoint = checkpoint or load_checkpoint(folder)
     widest = max((size for entry in checkpoint.tensors.values() for size in entry.shape), default=0)
-    faults = [*_foreign(checkpoint.config), *too_large(checkpoint.config, len(checkpoint.tensors), widest)]
+    faults = [*foreign_fields(checkpoint.config), *too_large(checkpoint.config, len(checkpoint.tensors), widest)]
     if (folder / SINGLE_FILE).exists() and any(shard.path.name != SINGLE_FILE for shard in checkpoint.shards):
         faults.append(f"{INDEX_FILE}: names other files, but there is {SINGLE_FILE}, which transformers would take")
     if (folder / ADAPTER_CONFIG).exists():
         faults.append(f"{ADAPTER_CONFIG}: transformers would put that adapter on the model")
     if faults:
         raise FormatError(join_faults(f"{folder}: config.json and weights cannot be loaded safely:", faults))
-    with _explained(folder, "its config"):
+    with explained(folder, "its config"):
         if checkpoint.shards:
             config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+            if "quantization_config" not in checkpoint.config and hasattr(config, "quantization_config"):
+                del config.quantization_config
         else:  # headers alone, of a model on the Hub
             config = AutoConfig.for_model(**checkpoint.config)
         if (kind := _model_class(config)) is None:
@@ -68,7 +62,7 @@ def open_config(folder: Path, checkpoint: Checkpoint | None = None) -> Any:
             config = config.get_text_config()
     if (folder / _GENERATION).exists():
         values = read_object(folder / _GENERATION)
-        with _explained(folder, _GENERATION), suppress(TypeError):  # then transformers takes its own defaults
+        with explained(folder, _GENERATION), suppress(TypeError):  # then transformers takes its own defaults
             GenerationConfig.from_dict(values)
     return config
 
@@ -88,13 +82,13 @@ def _model_class(config: Any) -> Any:
 def check_model(folder: Path) -> Any:
     """Check by headers and config that a checkpoint loads whole; return the model without its weights.
 
-    This takes at most a second, whatever the model's size. Return None for a model that is stored quantised, which
-    only loading can check. Raise FormatError as `open_config` and `load_checkpoint` do, MismatchError with the names of
-    tensors that are missing, left over or of another shape.
+    This takes at most a second, whatever the model's size. Return None for a model that is stored quantised and that
+    transformers loads itself (`_readable`), which only loading can check. Raise FormatError as `open_config` and
+    `load_checkpoint` do, MismatchError with the names of tensors that are missing, left over or of another shape.
     """
     import torch
 
-    checkpoint = load_checkpoint(folder)
+    checkpoint = _readable(load_checkpoint(folder))
     config = open_config(folder, checkpoint)
     if getattr(config, "quantization_config", None) is not None:
         _check_quantised(checkpoint)
@@ -105,7 +99,7 @@ def check_model(folder: Path) -> Any:
         name: torch.empty(entry.shape, dtype=kinds.get(entry.dtype, torch.uint8), device="meta")
         for name, entry in checkpoint.tensors.items()
     }
-    with _explained(folder, "a model of its config"), _without_reports():
+    with explained(folder, "a model of its config"), without_reports():
         model, report = _model_class(config).from_pretrained(
             None,
             config=config,
@@ -133,7 +127,7 @@ def empty_model(checkpoint: Checkpoint) -> Any:
             "pip install 'msa-lite[train]'"
         ) from error
     config = open_config(checkpoint.folder, checkpoint)
-    with _explained(checkpoint.folder, "a model of its config"), _without_reports(), torch.device("meta"):
+    with explained(checkpoint.folder, "a model of its config"), without_reports(), torch.device("meta"):
         return _model_class(config)._from_config(config)
 
 
@@ -159,7 +153,7 @@ def _check_quantised(checkpoint: Checkpoint) -> None:
     from transformers.quantizers.auto import AutoHfQuantizer
 
     settings = checkpoint.config.get("quantization_config")
-    with _explained(checkpoint.folder, "its quantization_config"):
+    with explained(checkpoint.folder, "its quantization_config"):
         is_known = isinstance(settings, dict) and AutoHfQuantizer.supports_quant_method(settings)
     if not isinstance(settings, dict) or not is_known:
         method = str(settings.get("quant_method") if isinstance(settings, dict) else settings)[:80]
@@ -181,15 +175,49 @@ def load_whole(folder: Path, **how: Any) -> Any:
 
     Raise as `check_model`, before a weight is read.
     """
+    from transformers import GenerationConfig
+
     folder = Path(folder)
     is_plain = check_loads(folder, folder) is not None
-    config = open_config(folder)
-    with _explained(folder, "its weights"), without_bars():
-        kind = _model_class(config)
-        model, report = kind.from_pretrained(folder, config=config, output_loading_info=True, **_SAFE, **how)
+    checkpoint = _readable(load_checkpoint(folder))
+    config = open_config(folder, checkpoint)
+    how |= {"state_dict": _read_weights(checkpoint)} if packed_weights(checkpoint) else {}
+    with explained(folder, "its weights"), without_bars():
+        place = None if "state_dict" in how else folder
+        model, report = _model_class(config).from_pretrained(
+            place, config=config, output_loading_info=True, **_SAFE, **how
+        )
+        if place is None and model.can_generate() and (folder / _GENERATION).exists():
+            model.generation_config = GenerationConfig.from_pretrained(folder)
     # A quantised file has constants beside its weights, by names that the model itself does not have.
     _check_whole(folder, report if is_plain else {**report, "unexpected_keys": ()})
     return model
+
+
+def _readable(checkpoint: Checkpoint) -> Checkpoint:
+    """Return a checkpoint whose codes are read as weights on a CPU. On a GPU transformers computes with the codes.
+
+    On a CPU it knows few of the forms, and bitsandbytes some sizes of matrices alone.
+    """
+    import torch
+
+    return checkpoint if torch.cuda.is_available() else dequantised(checkpoint)
+
+
+def _read_weights(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Return all weights of a checkpoint by name, codes as the fp32 weights that they stand for."""
+    import torch
+    from safetensors import safe_open
+
+    files, weights = Files(), dict[str, Any]()
+    for name, entry in checkpoint.tensors.items():
+        if isinstance(entry, Packed):
+            rows = read_rows(files, entry, 0, entry.matrix_shape[0])
+            weights[name] = torch.from_numpy(rows).reshape(entry.shape)
+        else:
+            with safe_open(entry.file, "pt") as stream:
+                weights[name] = stream.get_tensor(entry.name)
+    return weights
 
 
 def check_loads(folder: Path, base: Path) -> int | None:
@@ -233,7 +261,7 @@ def attach_adapter(model: Any, folder: Path, name: str = "default") -> Any:
     is_bare = model.device.type == "meta"
     how = {"low_cpu_mem_usage": True} if is_bare else {}
     where = torch.device("meta") if is_bare else nullcontext()
-    with _explained(folder, "this adapter"), _without_reports(), where:
+    with explained(folder, "this adapter"), without_reports(), where:
         if isinstance(model, PeftModel):
             report = model.load_adapter(str(folder), name, **how)
         else:
@@ -292,49 +320,6 @@ def _check_adapter(folder: Path, model: Any) -> set[str]:
     return {entry.name for entry in read_shard(folder / ADAPTER_FILE).tensors}
 
 
-def pattern_fault(patterns: Iterable[str], names: Iterable[str]) -> str | None:
-    """Return the fault of the first bad regular expression among those that PEFT matches with these names, or None."""
-    named = list(names)
-    for pattern in patterns:
-        try:
-            with limited():
-                compiled = re.compile(pattern)
-                for name in named:
-                    compiled.search(name)
-                    compiled.fullmatch(name)
-        except (re.error, OverflowError, RecursionError) as error:
-            return f"{pattern!r} is no regular expression ({error})"
-        except (OverrunError, MemoryError):
-            return f"{pattern[:80]!r} takes too long to match; write it without repetitions within repetitions"
-    return None
-
-
-def _foreign(config: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the fields of a config that would load files or programs other than the model's weights."""
-    for key, value in config.items():
-        if (key in _FOREIGN and value is not None) or (_KERNELS.fullmatch(key) and "/" in str(value)):
-            yield f"{key}: {value!r} would load something in the place of the model's own; leave it out"
-    if "auto_map" in config:
-        from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
-
-        if config.get("model_type") not in CONFIG_MAPPING_NAMES:
-            yield "auto_map: the model needs Python code of its own, which is not run"
-
-
-def too_large(config: Mapping[str, Any], count: int, widest: int) -> Iterator[str]:
-    """Yield the sizes of a config that do not fit so many tensors, the widest of them so wide."""
-    sections = [("", config)]
-    sections += [(f"{key}.", section) for key, section in config.items() if isinstance(section, dict)]
-    for prefix, section in sections:
-        for key, value in section.items():
-            if not isinstance(value, int | float):
-                continue
-            if _LAYERS.fullmatch(key) and value > max(_FEW, count, widest if "expert" in key else 0):
-                yield f"{prefix}{key}: {value:.10g} for {count} tensors"
-            elif _WIDTHS.fullmatch(key) and value > max(_WIDE, widest):
-                yield f"{prefix}{key}: {value:.10g}, but no tensor is wider than {widest}"
-
-
 def _check_whole(folder: Path, report: Mapping[str, Any]) -> None:
     """Raise MismatchError unless every weight was found and every tensor used. report: the library's, on loading."""
     faults = [f"{name}: missing" for name in sorted(report["missing_keys"])]
@@ -346,34 +331,3 @@ def _check_whole(folder: Path, report: Mapping[str, Any]) -> None:
         raise MismatchError(
             join_faults(f"{folder}: config and weights do not fit, so another model would be scored or tuned:", faults)
         )
-
-
-@contextmanager
-def _explained(folder: Path, what: str) -> Iterator[None]:
-    """Turn any error of a library about a user's files into FormatError; running out of memory stays what it is."""
-    try:
-        yield
-    except (MsaError, MemoryError):
-        raise
-    except Exception as error:
-        if is_out_of_memory(error) or "CUDA" in str(error):
-            raise
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise FormatError(f"{folder}: {what} cannot be loaded ({reason[:500]})") from error
-
-
-@contextmanager
-def _without_reports() -> Iterator[None]:
-    """Silence transformers' and PEFT's own tables and warnings of misfits: here a misfit is an error."""
-    import warnings
-
-    from transformers.utils import logging
-
-    level = logging.get_verbosity()
-    logging.set_verbosity_error()
-    try:
-        with warnings.catch_warnings(), without_bars():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.set_verbosity(level)

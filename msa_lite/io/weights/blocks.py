@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ import numpy as np
 
 from msa_lite.errors import FormatError
 from msa_lite.io.weights.checkpoint import FLOAT_DTYPES, TensorEntry
+from msa_lite.io.weights.forms import Packed
 
 _COMPARED = 1 << 19  # numbers compared at a time
 
@@ -99,13 +101,23 @@ def read_rows(
 ) -> np.ndarray:
     """Read rows [start, stop) of a tensor's matrix view in its stored dtype into the scratch buffer `name`.
 
-    Raise FormatError when the file ends early.
+    A weight that is stored as codes comes as the fp32 values that they stand for. Raise FormatError when the file ends
+    early.
     """
+    if isinstance(entry, Packed):
+        return entry.form.rows(partial(read_part, files), start, stop)
     columns, dtype = entry.matrix_shape[1], FLOAT_DTYPES[entry.dtype]
     rows = (scratch or Scratch()).take(name, (stop - start, columns), dtype)
     offset = entry.start + start * columns * dtype.itemsize
     pread_into(files[entry.file], rows.reshape(-1).view(np.uint8).data, offset, entry.file)
     return rows
+
+
+def read_part(files: Files, entry: TensorEntry, at: int, count: int) -> np.ndarray:
+    """Return `count` bytes of a tensor from its byte `at` on, as stored. Raise FormatError when the file ends early."""
+    content = np.empty(count, np.uint8)
+    pread_into(files[entry.file], content.data, entry.start + at, entry.file)
+    return content
 
 
 def read_whole(files: Files, entry: TensorEntry, dtype: Any) -> np.ndarray:

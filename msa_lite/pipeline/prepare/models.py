@@ -16,38 +16,44 @@ from msa_lite.errors import FormatError, MismatchError, NoTokenizerError, UsageE
 from msa_lite.evals.models import check_source
 from msa_lite.evals.suite import check_same_tokens
 from msa_lite.io.console.progress import Progress, notices
-from msa_lite.io.models.loading import pattern_fault
+from msa_lite.io.models.guards import pattern_fault
 from msa_lite.io.weights.adapter import base_name, is_adapter, is_bare_adapter
 from msa_lite.io.weights.checkpoint import Checkpoint, TensorEntry, load_checkpoint
 from msa_lite.io.weights.hub import (
     Source,
     fetch,
+    fetch_headers,
     fetch_tokenizer,
     has_tokenizer,
     hash_content,
     hash_tokenizer,
+    is_remote,
     is_remote_adapter,
+    local_path,
     tokenizer_files,
 )
 from msa_lite.io.weights.layout import aligned, is_buffer
+from msa_lite.io.weights.quantised import name_form
 from msa_lite.io.weights.vocabulary import find_added_rows, token_tensors, vocabulary_size
 from msa_lite.merger import Precision, Term, check_mergeable, merge_terms
+from msa_lite.merger.inputs import ModelLike
 from msa_lite.merger.vectors import adapter_vector, compare_checkpoints
 from msa_lite.recipe import Demo, RealDemo, Recipe
 from msa_lite.train import FitSettings
 from msa_lite.train.model import planned_adapter
 
-WRITTEN_OUT = ("target", "prior")  # an adapter under one of these keys is written out to this folder of the run
+# An adapter, or a model that is stored as codes, under one of these keys is written out to this folder of the run.
+WRITTEN_OUT = ("target", "prior")
 _BLOCK = 1 << 22  # bytes compared at a time
 
 
 def open_models(recipe: Recipe, start: str, progress: Progress) -> dict[str, Source]:
     """Find the recipe's models by name: "target", "prior" (the one that is tuned) and, where there is one, "ideal".
 
-    start: "prior", or "target" to tune the target itself. A target or prior that is a LoRA adapter is first merged into
-    its base, in a folder of the run. The prior comes with rows for the tokens that only the target has. Raise
-    MismatchError with the tensors on which target and prior differ, and NoTokenizerError for a target without a
-    tokenizer.
+    start: "prior", or "target" to tune the target itself. A target or prior that is a LoRA adapter, or is stored as
+    codes (4 bits, fp8), is first written out whole, in a folder of the run. The prior comes with rows for the tokens
+    that only the target has. Raise MismatchError with the tensors on which target and prior differ, and
+    NoTokenizerError for a target without a tokenizer.
     """
     names = {"target": recipe.target}
     if start == "prior":
@@ -56,7 +62,7 @@ def open_models(recipe: Recipe, start: str, progress: Progress) -> dict[str, Sou
         names["ideal"] = recipe.evaluate.ideal
     sources = {key: fetch(name) for key, name in names.items()}
     for key in WRITTEN_OUT:
-        if key in sources and is_bare_adapter(sources[key].folder):
+        if key in sources and written_out_as(str(sources[key].folder)):
             sources[key] = write_out(key, sources[key], recipe.folder, progress)
     target = load_checkpoint(sources["target"].folder)
     check_mergeable(target)
@@ -72,43 +78,66 @@ def open_models(recipe: Recipe, start: str, progress: Progress) -> dict[str, Sou
     return sources
 
 
-def names_adapter(name: str) -> bool:
-    """Check whether a model's name is that of an adapter, in a folder or on the Hub."""
-    return is_bare_adapter(Path(name).expanduser()) or is_remote_adapter(name)
+def written_out_as(name: str) -> str | None:
+    """Say what a model is that a run first writes out whole, in its folder: "an adapter", or the form of its codes.
+
+    name: a folder, or a repository. Return None for a plain checkpoint, which a run uses where it is.
+    """
+    folder = local_path(name)
+    if is_bare_adapter(folder) or is_remote_adapter(name):
+        return "an adapter"
+    if is_remote(name):
+        return name_form(head) if (head := fetch_headers(name)) else None
+    return name_form(load_checkpoint(folder)) if folder.is_dir() else None
 
 
 def whole_target(recipe: Recipe) -> str:
-    """Return the name of the recipe's target as a checkpoint: for an adapter, the folder it is written out to."""
-    return str(recipe.folder / "target") if names_adapter(recipe.target) else recipe.target
+    """Return the name of the recipe's target as a plain checkpoint: perhaps the folder that it is written out to."""
+    return str(recipe.folder / "target") if written_out_as(recipe.target) else recipe.target
 
 
-def write_out(key: str, adapter: Source, run: Path, progress: Progress) -> Source:
-    """Merge an adapter into its base, in the folder `key` of a run. Keep a merge that was made from the same two.
+def write_out(key: str, model: Source, run: Path, progress: Progress) -> Source:
+    """Write a model whole, in plain floats, to the folder `key` of a run: an adapter is merged into its base.
 
-    If the adapter's folder has a tokenizer and a chat template, they replace the base's. Raise UsageError if the base
-    cannot be found, and what `merge` raises for an adapter that it cannot take exactly.
+    Codes are dequantised, to bfloat16. What was made from the same models before is kept. If an adapter's folder has a
+    tokenizer and a chat template, they replace the base's. Raise UsageError if the base cannot be found, and what
+    `merge` raises for an adapter that it cannot take exactly.
     """
     from filelock import FileLock
 
-    out, name = run / key, base_name(adapter.folder)
+    out, base, terms = run / key, model, list[Term[ModelLike]]()
+    if is_bare_adapter(model.folder):
+        base, terms = _find_base(key, model), [Term("adapter", model, 1.0)]
+        notices.info("%s: %s is a LoRA adapter on %s; it is merged into %s, which the run uses", key, model.name,
+                    base.name, out)  # fmt: skip
+    form = name_form(load_checkpoint(base.folder))
+    if form:
+        notices.info("%s: %s is stored in %s; the run uses its weights in bfloat16, in %s", key, base.name, form, out)
+    run.mkdir(parents=True, exist_ok=True)
+    precision = Precision("bfloat16") if form else Precision()
     try:
-        base = fetch(name, by_content=False)
+        with FileLock(run / f".{key}.lock"):  # processes that share a run take turns
+            merge_terms(base, out, terms, base, precision, replace=True, progress=progress)
+    except (MismatchError, FormatError) as error:
+        if not terms:
+            raise
+        raise type(error)(
+            f"{key} {model.name}: this adapter cannot be merged into its base {base.name}. With PEFT, "
+            "merge_and_unload() and save_pretrained() may make a whole model of it; then name that folder. "
+            f"{error}"
+        ) from error
+    return Source(model.pinned(), out, hash_content(out))
+
+
+def _find_base(key: str, adapter: Source) -> Source:
+    """Find the model below an adapter, with the adapter's tokenizer where it has one. Raise as `write_out`."""
+    try:
+        base = fetch(base_name(adapter.folder), by_content=False)
     except UsageError as error:
         raise UsageError(f"{key} {adapter.name}: is a LoRA adapter, and its base cannot be found: {error}") from error
     if tokenizer_files(adapter.folder):
         base = replace(base, tokenizer=Source(adapter.name, adapter.folder, hash_tokenizer(adapter.folder)))
-    notices.info("%s: %s is a LoRA adapter on %s; it is merged into %s, which the run uses", key, adapter.name,
-                name, out)  # fmt: skip
-    run.mkdir(parents=True, exist_ok=True)
-    try:
-        with FileLock(run / f".{key}.lock"):  # processes that share a run take turns
-            merge_terms(base, out, [Term("adapter", adapter, 1.0)], base, Precision(), replace=True, progress=progress)
-    except (MismatchError, FormatError) as error:
-        raise type(error)(
-            f"{key} {adapter.name}: this adapter cannot be merged into its base {name}. With PEFT, merge_and_unload() "
-            f"and save_pretrained() may make a whole model of it; then name that folder. {error}"
-        ) from error
-    return Source(adapter.pinned(), out, hash_content(out))
+    return base
 
 
 def _with_tokenizer(recipe: Recipe, sources: dict[str, Source]) -> Source:

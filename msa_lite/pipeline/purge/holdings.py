@@ -38,8 +38,8 @@ _STAGES = {
     "vectors": "what training on the rows changed: with it the data can be put back",
     "reference": "what a model gave to single rows",
     HISTORY: "the demo's data, and models that were trained on it",
-    WRITTEN_OUT[0]: "the target, which knows the data, written out of its adapter",
-    WRITTEN_OUT[1]: "the prior, written out of its adapter",
+    WRITTEN_OUT[0]: "the target, which knows the data, written out whole",
+    WRITTEN_OUT[1]: "the prior, written out whole",
     "candidate": "a model that was only tried",
 }  # whole folders of stages, by the first folder of their path
 _RESULTS = {

@@ -22,7 +22,7 @@ from msa_lite.io.console.progress import readable
 from msa_lite.io.files.reading import read_yaml
 from msa_lite.io.finished.seal import load_manifest
 from msa_lite.pipeline.init.inspect import inspect_model
-from msa_lite.pipeline.prepare.models import WRITTEN_OUT, check_fit_ahead, names_adapter
+from msa_lite.pipeline.prepare.models import WRITTEN_OUT, check_fit_ahead, written_out_as
 from msa_lite.pipeline.prepare.prompt import PROMPT_FILE
 from msa_lite.pipeline.prepare.questions import source_of
 from msa_lite.pipeline.prepare.run import Context, prepare
@@ -181,8 +181,10 @@ def _find_blockers(recipe: Recipe, facts: Facts, every_checkpoint: bool) -> tupl
         blockers += [f"fetch {name}" for name, head in heads.items() if head is None or not head.shards]
     if recipe.demo is not None and not _demo_is_made(recipe):
         blockers.append("make the models and data of the demo")
-    recipe, adapters = _with_merged(recipe)
-    blockers += [f"merge the {role}, an adapter, into its base" for role in adapters]
+    recipe, ahead = _with_written_out(recipe)
+    for role, kind in ahead.items():
+        is_adapter = kind == "an adapter"
+        blockers.append(f"{'merge' if is_adapter else 'dequantise'} the {role}, {kind}{', into its base' * is_adapter}")
     if recipe.prompt.kind == "auto" and not (recipe.folder / PROMPT_FILE).is_file():
         blockers.append("find the prompt (prompt: auto)")
     return recipe, blockers
@@ -239,15 +241,16 @@ def _demo_is_made(recipe: Recipe) -> bool:
     return (former.get("demo"), former.get("seed")) == (recipe.model_dump(mode="json")["demo"], recipe.seed)
 
 
-def _with_merged(recipe: Recipe) -> tuple[Recipe, list[str]]:
-    """Return the recipe with models that were merged before in the place of adapters, and the adapters to merge."""
+def _with_written_out(recipe: Recipe) -> tuple[Recipe, dict[str, str]]:
+    """Return the recipe with models that were written out whole before, and what those are that will be, by role."""
     roles = {"target": recipe.target} | ({"prior": recipe.prior} if recipe.prior else {})
-    changes, missing = {}, []
-    for role in (role for role in WRITTEN_OUT if role in roles and names_adapter(roles[role])):
-        if load_manifest(recipe.folder / role):
+    changes, missing = {}, {}
+    for role in (role for role in WRITTEN_OUT if role in roles):
+        kind = written_out_as(roles[role])
+        if kind and load_manifest(recipe.folder / role):
             changes[role] = str(recipe.folder / role)
-        else:
-            missing.append(role)
+        elif kind:
+            missing[role] = kind
     return recipe.model_copy(update=changes), missing
 
 

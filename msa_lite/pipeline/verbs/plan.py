@@ -8,7 +8,7 @@ from dataclasses import replace
 from msa_lite.budget.plan import Plan
 from msa_lite.budget.speed import Device, this_device
 from msa_lite.errors import UsageError
-from msa_lite.merger.checked import parse_size
+from msa_lite.merger.bounds import parse_size
 from msa_lite.pipeline.prepare.models import check_fit_ahead
 from msa_lite.pipeline.prepare.run import Context, msa_scope
 from msa_lite.pipeline.run.msa import msa_stages

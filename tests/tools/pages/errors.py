@@ -180,9 +180,14 @@ GROUPS: dict[str, tuple[Message, ...]] = {
             "`--dtype float32`, `--as adapter`, or `--rounding stochastic`.",
         ),
         (
-            "…: the target is quantised (quantization_config: …)",
-            "A merge needs plain weights.",
+            "…: the target is quantised in a form that is not read here (quantization_config: …)",
+            "The codes of GPTQ, AWQ, HQQ and others could not be read as weights.",
             "Merge into the unquantised model, then quantise the result.",
+        ),
+        (
+            "…: the target is stored in …, in which no update can be stored",
+            "The steps of bitsandbytes' 4 and 8 bits are larger than most updates.",
+            "`--dtype bfloat16` writes a plain model; `--as adapter` writes the update alone.",
         ),
         (
             "…: no …; pickled adapters are not read, save it as safetensors",

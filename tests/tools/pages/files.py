@@ -83,6 +83,7 @@ FACTS = {
     "terms": "model, adapter: each vector with its weight in the sum",
     "change": "model: how many weights changed, and how much of the update the rounding lost",
     "fidelity": "model: the same in total and for each tensor",
+    "forms": "model: by name of a model that is stored as codes and scales (target, prior, forget, …), the form",
     "forecast": "model: by form of quantisation, what is left of the update, and the share of codes that change",
     "mergekit": "model: whether mergekit can do the same merge (`mergekit_config.yml`)",
     "target_card": "model, adapter: what the target's card says of licence and languages",
