@@ -125,7 +125,7 @@ def merge_terms_to_adapter(
     needed = sum(module.nbytes for module in modules)
     check_space(inputs.out, needed)
     checked.check_factors()
-    for line in checked.tell_forms():
+    for line in checked.tell_forms(writes=False):
         logger.info("%s", line)
     pairs = json_form(tell_interference(checked, max_memory))
     with inputs.stage(needed) as (partial, facts, hashes):

@@ -165,10 +165,15 @@ class CheckedMerge:
             )
         return notes
 
-    def tell_forms(self) -> Iterator[str]:
-        """Say of each model that is stored as codes how it is read, and what becomes of the target's form."""
+    def tell_forms(self, writes: bool = True) -> Iterator[str]:
+        """Say of each model that is stored as codes how it is read, and what becomes of the target's form.
+
+        writes: whether the target's weights are written.
+        """
         for name, form in self.forms.items():
             what = name if name in ("target", "prior") else f"{name} vector's model"
+            if name == "target" and not writes:
+                continue
             if name == "target" and self.keeps_codes:
                 yield f"the target is stored in {form}: what changes is dequantised, merged and stored in {form} again"
             else:

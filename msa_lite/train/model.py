@@ -14,7 +14,7 @@ from msa_lite.errors import UsageError, discarded, join_faults, nearest
 from msa_lite.io.console.libraries import without_bars
 from msa_lite.io.files.writing import write_json
 from msa_lite.io.finished.manifest import stage_folder
-from msa_lite.io.models.guards import too_large
+from msa_lite.io.models.guards import too_large, without_reports
 from msa_lite.io.models.heads import NumberFormat, choose_precision, dtype_of, nf4, note_precision
 from msa_lite.io.models.loading import empty_model, load_whole
 from msa_lite.io.weights.adapter import ADAPTER_CONFIG, Adapter, read_factors
@@ -142,7 +142,8 @@ def planned_adapter(prior: Checkpoint, settings: FitSettings) -> Adapter:
     """
     from peft.utils import get_peft_model_state_dict
 
-    model = with_adapter(empty_model(prior), settings, "fp32")
+    with without_reports():
+        model = with_adapter(empty_model(prior), settings, "fp32")
     config = model.peft_config["default"].to_dict()
     config |= {key: [*config[key]] for key in ("target_modules", "target_parameters") if isinstance(config[key], set)}
     place = Path("the adapter that this recipe fits")

@@ -13,7 +13,7 @@ from msa_lite.errors import ColumnsError, MsaError, UsageError
 from msa_lite.io.files.reading import local_path, read_object
 from msa_lite.io.finished.seal import CARD_FILE
 from msa_lite.io.weights.adapter import base_name, is_bare_adapter
-from msa_lite.io.weights.checkpoint import CONFIG_LIMIT, Checkpoint, load_checkpoint
+from msa_lite.io.weights.checkpoint import CONFIG_LIMIT, Checkpoint
 from msa_lite.io.weights.hub import (
     explain,
     fetch_tokenizer,
@@ -66,10 +66,7 @@ def inspect_model(name: str) -> ModelFacts:
     base = adapter_base(name)
     if base is None and not folder.is_dir() and not is_remote(name):
         raise UsageError(f"{name}: no such folder, and no name of a Hub repository")
-    if base is None and folder.is_dir():
-        checkpoint: Checkpoint | None = load_checkpoint(folder)
-    else:
-        checkpoint = find_headers(base or name)
+    checkpoint = find_headers(base or name)
     if checkpoint is None:
         raise UsageError(f"{base or name}: no such folder, and the Hub does not give it ({_hub_answer(base or name)})")
     place = name if folder.is_dir() and has_tokenizer(folder) else base or name

@@ -17,12 +17,13 @@ from msa_lite.io.weights.checkpoint import Checkpoint, load_checkpoint
 from msa_lite.io.weights.hub import (
     fetch_headers,
     fetch_tokenizer,
+    has_tokenizer,
     is_remote,
     offline_where_unreachable,
     split_name,
 )
 from msa_lite.io.weights.quantised import dequantised, hides_shapes
-from msa_lite.pipeline.prepare.models import demo_config
+from msa_lite.pipeline.prepare.models import WRITTEN_OUT, demo_config, written_out_as
 from msa_lite.pipeline.prepare.prompt import find_prompter
 from msa_lite.pipeline.prepare.questions import limits_of_evidence, load_set
 from msa_lite.pipeline.prepare.rows import separate_sets
@@ -71,6 +72,8 @@ class Facts:
     """The models whose headers could not be read: target, prior, ideal."""
     heads: Mapping[str, Checkpoint] = field(default_factory=dict)
     """The models whose headers could be read."""
+    written_out: int = 0
+    """Bytes of models that the run first writes out whole, in its folder (`written_out_as`)."""
 
 
 def find_facts(recipe: Recipe) -> Facts:
@@ -89,9 +92,11 @@ def find_facts(recipe: Recipe) -> Facts:
         heads = read_heads(names)
         shapes, download, missing = find_shapes(names, heads, notes)
         shapes.setdefault("prior", shapes["target"])
+        roles = [role for role in WRITTEN_OUT if role in names and not (recipe.folder / role).is_dir()]
+        written_out = sum(shapes[role].stored for role in roles if written_out_as(names[role]))
         examples = _find_examples(recipe, notes)
     rows = match_forget(recipe, {name: RowFacts.of(set_examples) for name, set_examples in examples.items()})
-    return Facts(shapes, rows, download, notes, examples, missing, heads)
+    return Facts(shapes, rows, download, notes, examples, missing, heads, written_out)
 
 
 def _data_places(recipe: Recipe) -> list[str]:
@@ -200,7 +205,7 @@ def _find_examples(recipe: Recipe, notes: list[str]) -> dict[str, Sequence[Examp
     if not loaded:
         return rows
     try:
-        place = fetch_tokenizer(recipe.tokenizer or recipe.target)
+        place = fetch_tokenizer(recipe.tokenizer or _with_tokenizer(recipe.target))
         prompter = find_prompter(recipe, open_tokenizer(place.folder, place.name))
         for name, (source, set_rows) in loaded.items():
             with without_warnings():
@@ -210,6 +215,12 @@ def _find_examples(recipe: Recipe, notes: list[str]) -> dict[str, Sequence[Examp
         reason = str(error).splitlines()[0]
         notes.append(f"{missing} rows could not be read ({reason}); they are taken to be as long as max_length allows")
     return rows
+
+
+def _with_tokenizer(model: str) -> str:
+    """Return a model's name; that of the model below it for an adapter without a tokenizer."""
+    folder = local_path(model)
+    return base_name(folder) if is_bare_adapter(folder) and not has_tokenizer(folder) else model
 
 
 def match_forget(recipe: Recipe, rows: dict[str, RowFacts]) -> dict[str, RowFacts]:

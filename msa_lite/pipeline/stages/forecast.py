@@ -27,7 +27,8 @@ def forecast(stages: Sequence[Stage], facts: Facts, machine: Machine, folder: Pa
     rough = dict.fromkeys(f"{shape.name}: {shape.rough}" for shape in facts.shapes.values() if shape.rough)
     notes = [*facts.notes, *(f"{line}: its activations are a rough estimate" for line in rough)]
     notes += [_time_note(machine), *dict.fromkeys(note for cost in costs for note in cost.notes)]
-    disk = disk_of(costs) | ({"download": facts.download} if facts.download else {})
+    ahead = {"download": facts.download, "models written out": facts.written_out}
+    disk = disk_of(costs) | {name: size for name, size in ahead.items() if size}
     free = shutil.disk_usage(nearest_place(folder)).free
     return Plan(machine.device, combine_costs(costs), host_memory(), disk, free, notes)
 
