@@ -150,8 +150,9 @@ def test_vectors_may_come_and_go(make_checkpoint: Make, make_adapter: Make, tmp_
 
 
 @pytest.fixture
-def mixtral(tmp_path: Path) -> Run:
-    """Its experts are a tensor each in the files, and one tensor in memory. The forget vector is tmp_path/forget."""
+def mixtral(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """A model whose places in memory are not known, as of a few families. The forget vector is tmp_path/forget."""
+    monkeypatch.setattr(loaded, "find_places", lambda *_: {})
     from transformers import MixtralConfig, MixtralForCausalLM
 
     config = MixtralConfig(
@@ -162,6 +163,22 @@ def mixtral(tmp_path: Path) -> Run:
         torch.manual_seed(seed)
         save_checkpoint(tmp_path / name, MixtralForCausalLM(config))
     return make_job(tmp_path / "target", tmp_path / "prior", tmp_path / "run")
+
+
+EXPERTS = ["mixtral", "qwen3_moe", "gpt_oss", "llama4", "granitemoe", "phimoe"]
+
+
+@pytest.mark.parametrize("kind", EXPERTS)
+def test_experts_are_set_in_the_tensor_that_memory_holds_them_in(
+    kind: str, make_checkpoint: Make, make_adapter: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loaded, "merge_candidate", None)  # none is written
+    job = make_job(make_checkpoint(kind), make_checkpoint(kind, 1), tmp_path)
+    parameters = {"target_parameters": ["gate_up_proj", "down_proj"]}
+    adapters = {"forget": make_adapter(kind, 1, **parameters), "retain": make_adapter(kind, 2, r=3, **parameters)}
+    assert_points_are_merges(job, adapters, tmp_path / "out")
+    tuned = {"forget": make_checkpoint(kind, 2), "retain": make_checkpoint(kind, 3)}
+    assert_points_are_merges(job, tuned, tmp_path / "out")
 
 
 def test_a_model_that_lies_otherwise_in_memory_is_tried_by_way_of_the_disk(

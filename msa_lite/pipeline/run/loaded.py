@@ -16,6 +16,7 @@ import numpy as np
 
 from msa_lite.evals.models import load_model
 from msa_lite.io.models.devices import free_memory
+from msa_lite.io.models.places import find_places
 from msa_lite.io.weights.checkpoint import TensorEntry
 from msa_lite.io.weights.hub import fetch
 from msa_lite.io.weights.matching import find_name
@@ -77,12 +78,14 @@ class LoadedTarget:
 def add_weights(weights: dict[str, Any], model: Any, merge: OpenMerge) -> bool:
     """Add the loaded target's weights that a merge rewrites, as matrices, by their names in its files.
 
-    Weights that are there already stay. Return False, with a warning, where the model does not hold the new ones as
-    they are stored: loading rearranges some families (experts stacked into one tensor).
+    Weights that are there already stay. Loading rearranges some families: experts that files hold one by one are parts
+    of one tensor. Return False, with a warning, where the model holds the new ones in no part of its own.
     """
     state: Mapping[str, Any] = model.state_dict()
     entries = {name: entry for name, entry in merge.rewritten.items() if name not in weights}
     new = {name: _find(state, name, model.base_model_prefix, entry) for name, entry in entries.items()}
+    if any(weight is None for weight in new.values()):
+        new |= _find_parts(model, {name: entries[name] for name, weight in new.items() if weight is None})
     wrong = {name for name, weight in new.items() if weight is None}
 
     def compare(name: str, rows: slice, values: np.ndarray) -> None:
@@ -100,6 +103,26 @@ def add_weights(weights: dict[str, Any], model: Any, merge: OpenMerge) -> bool:
         min(wrong),
     )
     return False
+
+
+def _find_parts(model: Any, entries: Mapping[str, TensorEntry]) -> dict[str, Any]:
+    """Return the parts of a model's weights that hold these tensors of its files, as matrices that can be written to.
+
+    None for a tensor without such a part.
+    """
+    held = {path: weight for path, weight in model.named_parameters() if weight.dim() in (2, 3)}
+    counts = {path: len(weight) if weight.dim() == 3 else 0 for path, weight in held.items()}
+    places, parts = find_places(model, counts, entries), dict[str, Any].fromkeys(entries)
+    for name, ([place, *others], _) in places.items():
+        weight = held[place.parameter].detach()
+        if others:  # a tensor of three dimensions, of whole matrices in their order
+            part = weight.view(-1, weight.shape[-1])
+        else:
+            matrix = weight[place.number] if weight.dim() == 3 else weight
+            first, last = (round(share * len(matrix)) for share in place.rows)
+            part = matrix[first:last].T if place.is_turned else matrix[first:last]
+        parts[name] = part if tuple(part.shape) == entries[name].matrix_shape else None
+    return parts
 
 
 def _find(state: Mapping[str, Any], name: str, prefix: str, entry: TensorEntry) -> Any:
