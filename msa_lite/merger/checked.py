@@ -18,11 +18,9 @@ from msa_lite.io.weights.checkpoint import (
     INDEX_FILE,
     Checkpoint,
     TensorEntry,
-    check_companions,
-    companion_files,
     load_checkpoint,
-    unnamed_shards,
 )
+from msa_lite.io.weights.companions import check_companions, companion_files, unnamed_shards
 from msa_lite.io.weights.factors import LowRank
 from msa_lite.io.weights.forms import Packed, Scaled, Turned
 from msa_lite.io.weights.hub import Source, tokenizer_files
@@ -266,9 +264,9 @@ def check_merge(
 ) -> CheckedMerge:
     """Open target and vectors and fit them together by their headers. Raise an error for all that does not fit."""
     checkpoint = load_checkpoint(target.folder)
-    check_companions(companion_files(checkpoint.folder))
+    check_companions(checkpoint.folder, companion_files(checkpoint.folder))
     if target.tokenizer:
-        check_companions(tokenizer_files(target.tokenizer.folder))
+        check_companions(target.tokenizer.folder, tokenizer_files(target.tokenizer.folder))
     folders = [term.with_vector(term.vector.folder) for term in terms]
     start = load_checkpoint(prior.folder) if prior else None
     checked = check_headers(checkpoint, folders, start, precision, forecast, untie, writes)

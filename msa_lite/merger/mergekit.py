@@ -14,6 +14,7 @@ import yaml
 from msa_lite.errors import UsageError
 from msa_lite.io.files.reading import local_path, read_object
 from msa_lite.io.finished.seal import load_manifest
+from msa_lite.io.weights.companions import name_in
 from msa_lite.io.weights.hub import Source, commit_of, has_tokenizer, is_remote, split_name, tokenizer_files
 from msa_lite.merger.checked import CheckedMerge, Precision, msa_terms
 from msa_lite.merger.formula import OneOrSeveral, Term, named_strengths, number_terms
@@ -87,7 +88,9 @@ def has_same_tokenizer(model: Reference, other: Reference) -> bool:
     folders = [local_path(reference.path) for reference in (model, other)]
     if not all(map(has_tokenizer, folders)):
         return False
-    first, second = ({file.name: file.read_bytes() for file in tokenizer_files(folder)} for folder in folders)
+    first, second = (
+        {name_in(folder, file): file.read_bytes() for file in tokenizer_files(folder)} for folder in folders
+    )
     return first == second
 
 

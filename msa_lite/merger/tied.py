@@ -25,8 +25,8 @@ from msa_lite.io.weights.checkpoint import (
     ShardFile,
     TensorEntry,
     read_shard,
-    unnamed_shards,
 )
+from msa_lite.io.weights.companions import unnamed_shards
 from msa_lite.io.weights.factors import LowRank
 from msa_lite.io.weights.vocabulary import has_token_role, is_head, vocabulary_size
 from msa_lite.io.weights.writer import file_header, output_bytes

@@ -25,6 +25,7 @@ from msa_lite.io.finished.seal import (
 )
 from msa_lite.io.weights.adapter import ADAPTER_CONFIG, ADAPTER_FILE
 from msa_lite.io.weights.checkpoint import INDEX_FILE
+from msa_lite.io.weights.companions import CODE, TEMPLATES, name_in
 from msa_lite.io.weights.hub import tokenizer_files
 from msa_lite.publish.private import (
     Secrets,
@@ -44,11 +45,11 @@ from msa_lite.report.verdict import VERDICT_FILE
 FORMS = ("model", "adapter")
 _MODEL_FILES = (
     "*.safetensors", INDEX_FILE, "config.json", "generation_config.json", "preprocessor_config.json",
-    "processor_config.json", "LICENSE*", "NOTICE*",
+    "processor_config.json", "LICENSE*", "NOTICE*", CODE,
 )  # fmt: skip
 _ADAPTER_FILES = (ADAPTER_CONFIG, ADAPTER_FILE)
 _CONFIGS = ("*config.json", "special_tokens_map.json", INDEX_FILE)  # vocabularies may hold any text
-_TEXTS = ("LICENSE*", "NOTICE*", "chat_template*")
+_TEXTS = ("LICENSE*", "NOTICE*", "chat_template*", TEMPLATES, CODE)
 _LAST = ("config.json", ADAPTER_CONFIG, INDEX_FILE, MANIFEST, CARD_FILE)  # without these nothing can be loaded
 _RECORDS = ("rows.jsonl", "train_log.jsonl", "course.json")
 _STRANGE = ": not in the manifest"
@@ -315,12 +316,14 @@ class _Choice:
     def files(self, secrets: Secrets) -> list[SentFile]:
         """Return the files that go as they are, or without what is private; gather what remains of that."""
         patterns = _ADAPTER_FILES if self.kind == "adapter" else _MODEL_FILES
-        tokens = set() if self.kind == "adapter" else {path.name for path in tokenizer_files(self.folder)}
+        tokens = (
+            set() if self.kind == "adapter" else {name_in(self.folder, path) for path in tokenizer_files(self.folder)}
+        )
         items, left = [], []
         notes: dict[str, None] = {}
         for name, entry in self.manifest["files"].items():
             path = self.folder / name
-            if "/" in name or (name not in tokens and not any(fnmatch(name, pattern) for pattern in patterns)):
+            if name not in tokens and ("/" in name or not any(fnmatch(name, pattern) for pattern in patterns)):
                 left.append(name)
                 continue
             content, faults = None, []
@@ -338,6 +341,10 @@ class _Choice:
             self.faults.append(UsageError(f"{self.folder}: holds no weights of a model or adapter"))
         if notes:
             self.cautions.append(f"notes in the header of the weights go along: {_listed([*notes])}")
+        if code := _listed([item.name for item in items if fnmatch(item.name, CODE)]):
+            self.cautions.append(
+                f"Python code goes along; it runs where somebody loads the model with trust_remote_code: {code}"
+            )
         if others := sorted(set(left) - {CARD_FILE, MERGEKIT_FILE, *_RECORDS}):
             self.cautions.append(f"not sent, since loading the model does not need them: {_listed(others)}")
         return items

@@ -18,6 +18,7 @@ WANTED = {
     "config.json": '{"model_type": "llama", "vocab_size": 4}',
     "tokenizer.json": "{}",
     "chat_template.jinja": "{{ messages }}",
+    "additional_chat_templates/tool_use.jinja": "{{ tools }}",
     "LICENSE": "Do as you like.",
     "README.md": "---\nlicense: mit\n---\n# Tiny",  # names the licence; a merge does not copy it
 }
@@ -72,6 +73,10 @@ def test_only_weights_and_their_companions_are_fetched(hub: Hub) -> None:
     fetched = [path for _, path in hub.server.requests if "/resolve/" in path]
     assert fetched
     assert [path for path in fetched for name in UNWANTED if path.endswith(f"/resolve/{commit}/{name}")] == []
+    config = '{"model_type": "llama", "auto_map": {"AutoModel": "modeling_tiny.Tiny"}}'  # which needs the code
+    hub.server.commit("models/org/coded", {**WANTED, **UNWANTED, "config.json": config})
+    folder = Path(hub.fetch("org/coded@main")[0])
+    assert {str(p.relative_to(folder)) for p in folder.rglob("*.py") if p.is_file()} == {"modeling_tiny.py"}
 
 
 def test_a_commit_stays_what_it_was_when_main_moves_on(hub: Hub) -> None:

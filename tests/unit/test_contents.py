@@ -61,6 +61,26 @@ def download(sent: Contents, place: Path) -> Path:
     return place
 
 
+def test_code_and_further_templates_of_the_target_go_along_and_are_told(tmp_path: Path) -> None:
+    write_parts(tmp_path, CARD)
+    target = tmp_path / "target"
+    config = json.loads((target / "config.json").read_text())
+    (target / "config.json").write_text(json.dumps(config | {"auto_map": {"AutoModel": "modeling_own.Own"}}))
+    (target / "modeling_own.py").write_text("class Own: ...")
+    (target / "additional_chat_templates").mkdir()
+    (target / "additional_chat_templates/tool_use.jinja").write_text("{{ tools }}")
+    out = make_merge(tmp_path)
+    assert verify_folder(out) == []
+    add_outcome(out)
+    sent = contents(out)
+    assert {"modeling_own.py", "additional_chat_templates/tool_use.jinja"} <= {file.name for file in sent.files}
+    assert [caution for caution in sent.cautions if "Python code" in caution and "modeling_own.py" in caution]
+    (target / "modeling_own.py").write_text("# made in /home/eve/secret")
+    shutil.rmtree(out)
+    with pytest.raises(MismatchError, match=r"modeling_own\.py"):
+        contents(make_merge(tmp_path, alpha=1.1))
+
+
 def test_a_model_goes_with_what_loading_needs_and_a_card_for_the_public(tmp_path: Path) -> None:
     write_parts(tmp_path, CARD)
     out = make_merge(tmp_path)

@@ -6,6 +6,7 @@ another value, or among those that do not.
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,7 +17,8 @@ import pytest
 
 from msa_lite.baselines.methods import settings_grid
 from msa_lite.baselines.objective import BaselineObjective, ReferenceCache
-from msa_lite.io.weights.checkpoint import INDEX_FILE, PATTERNS
+from msa_lite.io.weights.checkpoint import INDEX_FILE
+from msa_lite.io.weights.companions import CODE, PATTERNS
 from msa_lite.io.weights.hub import Source, fetch
 from msa_lite.merger import adapter_output as adapter
 from msa_lite.merger import merge, merge_adapters, model
@@ -118,6 +120,10 @@ def test_a_folder_is_known_by_each_file_that_is_read_or_copied(
 ) -> None:
     folder = shutil.copytree(make_checkpoint("llama", chat=True), tmp_path / "model")
     path = folder / pattern.replace("*", "other")
+    path.parent.mkdir(exist_ok=True)
+    if pattern == CODE:  # of a model that needs it
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | {"auto_map": {"AutoModel": "other.Model"}}))
     found = [fetch(str(folder), by_content).revision]
     for text in ("{}", "[]"):  # of one length
         path.write_text(text)

@@ -6,7 +6,6 @@ import functools
 import logging
 import os
 import re
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -22,13 +21,20 @@ from msa_lite.io.finished.seal import CARD_FILE, Marks, check_unchanged, take_ma
 from msa_lite.io.weights.checkpoint import (
     CONFIG_LIMIT,
     INDEX_FILE,
-    PATTERNS,
     Checkpoint,
     TensorEntry,
     check_config,
+)
+from msa_lite.io.weights.companions import (
+    CODE,
+    PATTERNS,
+    TEMPLATES,
     companion_files,
+    copy_into,
     find_files,
     is_text,
+    name_in,
+    needs_code,
 )
 from msa_lite.io.weights.vocabulary import AddedRows
 
@@ -153,8 +159,12 @@ def fetch_files(name: str, patterns: Iterable[str], pin: Callable[[Path], str]) 
 
     repo, revision = split_name(name)
     try:  # patterns reach into folders, where repositories keep copies in other formats and intermediate checkpoints
-        files = [*patterns, CARD_FILE]  # a card is no part of a model's identity, but names its licence
+        files = [pattern for pattern in patterns if pattern != CODE]
+        files.append(CARD_FILE)  # a card is no part of a model's identity, but names its licence
         path = Path(snapshot_download(repo, revision=revision, allow_patterns=files, ignore_patterns=["*/*"]))
+        if TEMPLATES in patterns:
+            more = [TEMPLATES, *([CODE] if CODE in patterns and needs_code(path) else [])]
+            snapshot_download(repo, revision=path.name, allow_patterns=more)
     except Exception as error:  # the errors of the HTTP client underneath have no base that is the Hub library's own
         reason = explain(error)
         raise UsageError(f"{name}: no such folder, and it could not be fetched from the Hub ({reason})") from error
@@ -320,7 +330,7 @@ def hash_content(folder: Path, by_content: bool = True) -> str:
         try:
             stat = path.stat()
             quick = not by_content and stat.st_size > _BIG
-            marks[path.name] = f"{stat.st_size} bytes at {stat.st_mtime_ns}" if quick else hash_file(path)
+            marks[name_in(folder, path)] = f"{stat.st_size} bytes at {stat.st_mtime_ns}" if quick else hash_file(path)
         except OSError as error:
             raise FormatError(f"{path}: cannot be read ({error.strerror or error})") from error
     return revision_of(marks) if by_content else f"files:{digest(marks)}"
@@ -344,7 +354,7 @@ def content_files(folder: Path) -> list[Path]:
 # The files that save_pretrained of a tokenizer writes, of any family.
 _PATTERNS = (
     "tokenizer*.json", "special_tokens_map.json", "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt",
-    "*.model", "*.tiktoken", "chat_template*",
+    "*.model", "*.tiktoken", "chat_template*", TEMPLATES,
 )  # fmt: skip
 _TEMPLATES = "chat_template"
 _MAIN = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "vocab.txt", "tokenizer.model", "spiece.model")
@@ -373,14 +383,14 @@ def fetch_tokenizer(name: str) -> Source:
 
 def hash_tokenizer(folder: Path) -> str:
     """Return `sha256:…` over names and contents of a tokenizer's files."""
-    return revision_of({path.name: hash_file(path) for path in tokenizer_files(folder)})
+    return revision_of({name_in(folder, path): hash_file(path) for path in tokenizer_files(folder)})
 
 
 def copy_tokenizer(source: Path, out: Path) -> None:
     """Replace the tokenizer of a folder by another's, or only the chat template, if the other has no more than that."""
     whole = has_tokenizer(source)
     for path in tokenizer_files(out):
-        if whole or path.name.startswith(_TEMPLATES):
+        if whole or path.suffix == ".jinja" or path.name.startswith(_TEMPLATES):
             path.unlink()
     for path in tokenizer_files(source):
-        shutil.copyfile(path, out / path.name)
+        copy_into(out, source, path)

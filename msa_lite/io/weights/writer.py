@@ -9,7 +9,6 @@ import math
 import mmap
 import os
 import re
-import shutil
 import struct
 import sys
 from collections import deque
@@ -22,7 +21,8 @@ import numpy as np
 
 from msa_lite.io.files.reading import read_object, read_text
 from msa_lite.io.weights.blocks import pread_into
-from msa_lite.io.weights.checkpoint import FLOAT_DTYPES, INDEX_FILE, Checkpoint, ShardFile, TensorEntry, companion_files
+from msa_lite.io.weights.checkpoint import FLOAT_DTYPES, INDEX_FILE, Checkpoint, ShardFile, TensorEntry
+from msa_lite.io.weights.companions import companion_files, copy_into
 
 _ROUNDED = 1 << 15  # numbers rounded at a time where rounding needs buffers
 _FICLONE = 0x40049409  # linux/fs.h
@@ -176,7 +176,7 @@ def write_companions(target: Checkpoint, out: Path, dtype: str | None) -> None:
     for path in [*companion_files(target.folder), *([index] if index.is_file() else [])]:
         if path.name == "adapter_config.json":  # transformers would load the base that it names in the model's place
             continue
-        shutil.copyfile(path, out / path.name)
+        copy_into(out, target.folder, path)
     if dtype is None or all(output_dtype(e, dtype) == e.dtype for e in target.tensors.values()):
         return
     config = read_text(target.folder / "config.json")

@@ -1,0 +1,138 @@
+"""The files beside a model's weights: what makes it usable is copied with it, what else lies there is left and named.
+
+Names are those in the folder: "config.json", "additional_chat_templates/tool_use.jinja".
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from msa_lite.errors import FormatError, join_faults
+from msa_lite.io.console.progress import readable
+from msa_lite.io.files.reading import read_object
+from msa_lite.io.weights.checkpoint import INDEX_FILE, Checkpoint
+
+TEMPLATES = "additional_chat_templates/*.jinja"
+CODE = "*.py"
+PATTERNS = ("*.json", "*.model", "*.txt", "*.jinja", "*.tiktoken", "LICENSE*", "NOTICE*", TEMPLATES, CODE)
+_OTHERS = {"manifest.json", INDEX_FILE}  # handled apart from the companions
+_LARGEST = 256 << 20  # bytes; tokenizers of large vocabularies take about 30 MB
+_CODED = ("config.json", "tokenizer_config.json", "processor_config.json", "preprocessor_config.json")
+_KNOWN = ("README.md", ".gitattributes")  # written anew, or of no use in a folder
+
+
+def unnamed_shards(checkpoint: Checkpoint) -> list[Path]:
+    """Return the weight files in a checkpoint's folder that are no part of it: its index does not name them.
+
+    Adapters beside a model, and Mistral's second copy of its weights (consolidated), are none.
+    """
+    known = {shard.path.name for shard in checkpoint.shards}
+    paths = find_files(checkpoint.folder, ("*.safetensors",)) if known else []
+    others = ("adapter_model", "consolidated", ".")
+    return [path for path in paths if path.name not in known and not path.name.casefold().startswith(others)]
+
+
+def find_files(folder: Path, patterns: Iterable[str]) -> list[Path]:
+    """Return the regular files of a folder whose names fit one of the patterns, sorted; a pipe or device is none.
+
+    Raise FormatError for names that are no UTF-8, which no manifest could hold.
+    """
+    files = sorted({path for pattern in patterns for path in folder.glob(pattern) if os.path.isfile(path)})
+    if odd := [ascii(path.name) for path in files if not is_text(path.name)]:
+        raise FormatError(join_faults(f"{folder}: names that are no UTF-8; rename these files:", odd))
+    return files
+
+
+def companion_files(folder: Path) -> list[Path]:
+    """Return the files beside the weights that make a checkpoint usable, sorted; no weights, index or manifest.
+
+    Python code is among them where a config says that the model needs it (auto_map). It is copied, and never run.
+    Raise as `find_files`.
+    """
+    patterns = [pattern for pattern in PATTERNS if pattern != CODE or needs_code(folder)]
+    return [
+        path
+        for path in find_files(folder, patterns)
+        if path.name.casefold() not in _OTHERS and not path.name.startswith(".") and path.suffix != ".safetensors"
+    ]
+
+
+def needs_code(folder: Path) -> bool:
+    """Check whether a config says that the model, or what prepares its inputs, is Python code beside it."""
+    for name in _CODED:
+        with suppress(FormatError):  # told where the file is read
+            if (folder / name).is_file() and "auto_map" in read_object(folder / name):
+                return True
+    return False
+
+
+def name_in(folder: Path, path: Path) -> str:
+    """Return a file's name in a folder, the folders between them included."""
+    return path.relative_to(folder).as_posix()
+
+
+def copy_into(out: Path, folder: Path, path: Path) -> None:
+    """Copy a folder's file byte for byte into another folder, under the same name."""
+    place = out / name_in(folder, path)
+    place.parent.mkdir(exist_ok=True)
+    shutil.copyfile(path, place)
+
+
+def left_behind(checkpoint: Checkpoint) -> list[str]:
+    """Return what lies in a checkpoint's folder and is not copied with it: files, and folders with a slash behind.
+
+    The card is none, nor are hidden files and weights that `unnamed_shards` tells.
+    """
+    folder, copied = checkpoint.folder, {name_in(checkpoint.folder, p) for p in companion_files(checkpoint.folder)}
+    copied |= {path.name for path in (*(s.path for s in checkpoint.shards), *unnamed_shards(checkpoint))}
+    copied |= {*_OTHERS, *_KNOWN, *{name.partition("/")[0] for name in copied if "/" in name}}
+    names = {path.name + "/" * path.is_dir() for path in folder.iterdir() if path.name not in copied}
+    templates = folder / TEMPLATES.partition("/")[0]
+    if templates.is_dir():  # other files than templates in it, or more folders
+        inside = {name_in(folder, path) + "/" * path.is_dir() for path in templates.iterdir()}
+        names = {n for n in names if n != f"{templates.name}/"} | (inside - copied)
+    return sorted(name for name in names if not name.startswith("."))
+
+
+def check_companions(folder: Path, files: list[Path]) -> None:
+    """Raise FormatError for companion files that must not be copied into an output: large ones, and links elsewhere.
+
+    A link could bring any file of the user into a published model. It has to stay within the model's folder, or the
+    Hub's cache, where every snapshot is made of links.
+    """
+    faults = []
+    for path in files:
+        place, name = Path(os.path.realpath(path)), name_in(folder, path)
+        if (size := place.stat().st_size) > _LARGEST:
+            faults.append(f"{name}: {readable(size)}; move it elsewhere if it is no part of the model")
+        elif not any(root in place.parents for root in _roots(folder)):
+            faults.append(f"{name}: a link to {place}; put a copy of that file there, or remove the link")
+    if faults:
+        raise FormatError(join_faults(f"{folder}: files that cannot be copied beside a merged model:", faults))
+
+
+def _roots(folder: Path) -> Iterator[Path]:
+    """Yield the folders that a companion file may lie in: the model's, then the Hub's cache."""
+    folder = Path(os.path.realpath(folder))
+    yield folder
+    if folder.parent.name == "snapshots":  # models--OWNER--NAME/snapshots/COMMIT, with links to ../../blobs
+        yield folder.parent.parent / "blobs"
+    from huggingface_hub import constants
+
+    yield Path(os.path.realpath(constants.HF_HUB_CACHE))
+
+
+def is_text(name: str) -> bool:
+    """Check whether a name from the file system is UTF-8.
+
+    Python turns other bytes (in a POSIX locale, all that are no ASCII) into lone surrogates.
+    """
+    try:
+        name.encode("utf-8", "surrogateescape").decode()
+    except UnicodeError:
+        return False
+    return True
