@@ -121,6 +121,10 @@ class Prompt(Closed):
     """The plain template up to the answer. It holds {question}."""
     answer: str = " {answer}"
     """The plain template of the answer. It holds {answer}. The blank belongs here, not at the end of the prompt."""
+    thinking: Literal["answer", "template"] = "answer"
+    """Where answers begin if the chat template puts an empty block of thoughts (<think></think>) before them. answer:
+    behind the block, which belongs to the prompt. template: where the template's own prompt ends, so that the block is
+    learnt and scored as part of the answer."""
 
     @model_validator(mode="after")
     def _holds_fields(self) -> Prompt:
