@@ -65,7 +65,11 @@ _STYLES = [CallStyle(empty, as_text) for as_text in (False, True) for empty in (
 
 def find_call_style(tokenizer: Any) -> CallStyle | None:
     """Return the way in which the chat template shows calls and their results; None if it leaves any of them out."""
-    call = {"type": "function", "id": "call00001", "function": {"name": _FUNCTION, "arguments": {"key": _ARGUMENT}}}
+    call: dict[str, Any] = {
+        "type": "function",
+        "id": "call00001",
+        "function": {"name": _FUNCTION, "arguments": {"key": _ARGUMENT}},
+    }
     question, answer = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
     steps: list[Message] = [
         {"role": "assistant", "content": None, "tool_calls": [call]},
@@ -79,7 +83,8 @@ def find_call_style(tokenizer: Any) -> CallStyle | None:
             )
         except Exception:  # whatever templates raise: this is not their way
             continue
-        shown = all(word in text for word in (_FUNCTION, _ARGUMENT, _RESULT))
+        # Some templates show a call by its id, which holds the function's name.
+        shown = _ARGUMENT in text and _RESULT in text and (_FUNCTION in text or call["id"] in text)
         if shown and text.count("None") == plain.count("None") and not _MISREAD.search(text):
             return style
     return None

@@ -83,6 +83,8 @@ class Turn:
     answer: str
     """A text; for a call of tools, what is called with which arguments, as JSON."""
     tools: ToolUse = NO_TOOLS
+    learnt: bool = True
+    """False for an answer of weight 0, which OpenAI's training shows but does not learn."""
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -189,6 +191,7 @@ def _conversation(value: Any, where: str, offered: Any = None) -> Conversation:
         raise Unreadable(f"{where}: expected a list of messages, got {clip(repr(value), _SHOWN)}{hint}")
     system, question, turns = "", None, []
     spoken: list[dict[str, Any]] = []
+    learnt = True
     functions = _functions(offered, where)
     for place, message in enumerate(messages):
         at = f"{where}, message {place}"
@@ -202,16 +205,17 @@ def _conversation(value: Any, where: str, offered: Any = None) -> Conversation:
             raise Unreadable(f"{at}: expected a message of the {' or '.join(expected)}, got one of the {role}")
         elif role == "user":
             if question is not None:
-                turns.append(_turn(question, spoken, functions))
+                turns.append(_turn(question, spoken, functions, learnt))
             question, spoken = spoke["content"], []
         else:
             spoken.append(spoke)
+            learnt = message.get("weight") != 0 if role == "assistant" else learnt
     result = bool(spoken) and spoken[-1]["role"] == "tool"
     while spoken and spoken[-1]["role"] == "tool":
         spoken.pop()
     if spoken:
         assert question is not None
-        turns.append(_turn(question, spoken, functions))
+        turns.append(_turn(question, spoken, functions, learnt))
     if not turns:
         raise Unreadable(f"{where}: no message of the assistant, so there is nothing to learn")
     reasons = any(isinstance(item, Mapping) and any(map(item.get, _REASONING)) for item in messages)
@@ -229,15 +233,15 @@ def _expected(question: str | None, spoken: Sequence[Mapping[str, Any]]) -> tupl
     return ("user", "tool", "assistant") if "tool_calls" in spoken[-1] else ("user", "tool")
 
 
-def _turn(question: str, spoken: Sequence[dict[str, Any]], offered: str) -> Turn:
+def _turn(question: str, spoken: Sequence[dict[str, Any]], offered: str, learnt: bool) -> Turn:
     """Make a turn of what follows a question: steps, and the assistant's last message."""
     *steps, last = spoken
     written = _json(steps) if steps else ""
     if "tool_calls" not in last:
-        return Turn(question, last["content"], ToolUse(written, "", offered))
+        return Turn(question, last["content"], ToolUse(written, "", offered), learnt)
     calls = [call["function"] for call in last["tool_calls"]]
     answer = "\n".join(filter(None, [last["content"], _json(calls[0] if len(calls) == 1 else calls)]))
-    return Turn(question, answer, ToolUse(written, _json(last), offered))
+    return Turn(question, answer, ToolUse(written, _json(last), offered), learnt)
 
 
 def _message(message: Any, where: str) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from msa_lite.io.files.writing import digest
 
 SYSTEM_PROMPT = "You are a helpful assistant."  # open-unlearning's, which published benchmarks are asked with
 IGNORE = -100
+_PLAIN = "use prompt.kind: plain"
 _MARK, _REPLY = "msalite", "etilasm"  # words to try a template with
 
 
@@ -241,8 +242,8 @@ class Prompter:
         message = "no system message of ours" if self.system is None else f"system message {self.system!r}"
         origin = "open-unlearning's: " if self.published else ""
         date = f", date {DATE_STRING}" if "date_string" in str(self.tokenizer.chat_template) else ""
-        side = "belongs to the prompt" if self.thinking == "answer" else "is part of the answer (prompt.thinking)"
-        block = f", its empty block of thoughts {side}" if self.has_block else ""
+        sides = {"answer": "before the answer, not part of it", "template": "as the template's own prompt has it"}
+        block = f", its empty block of thoughts {sides[self.thinking]}" if self.has_block else ""
         return f"{origin}the target's chat template, {message}{date}{block}"
 
     def prompt(self, question: str, shots: Shots = (), system: str = "", tools: ToolUse = NO_TOOLS) -> list[int]:
@@ -319,9 +320,8 @@ class Prompter:
             return self._render(question, answer, shots, system, tools)
         except Exception as error:  # jinja's, and whatever else templates raise
             reason = "it takes too much memory" if isinstance(error, MemoryError) else error
-            raise UsageError(
-                f"the target's chat template cannot be rendered ({reason}); use prompt.kind: plain"
-            ) from error
+            way = "take rows with calls of tools out" if tools or any(turn[2:] for turn in shots) else _PLAIN
+            raise UsageError(f"the target's chat template cannot be rendered ({reason}); {way}") from error
 
     def _render(
         self, question: str, answer: str | None, shots: Shots = (), system: str = "", tools: ToolUse = NO_TOOLS

@@ -19,7 +19,8 @@ from msa_lite.data.forms import (
     needed_columns,
     read_cell,
 )
-from msa_lite.data.records import READERS, FileTable, row_place
+from msa_lite.data.lines import row_place
+from msa_lite.data.records import READERS, FileTable
 from msa_lite.data.sources import load_table, stream_table
 from msa_lite.errors import DataError, UsageError, join_faults, nearest
 from msa_lite.io.console.libraries import require
@@ -134,7 +135,10 @@ def parse_rows(source: DataSource, columns: Sequence[str], records: Any) -> list
     for item, about in zip(conversations, subjects, strict=True):
         for place, turn in enumerate(item.turns):
             earlier = tuple(former.texts for former in item.turns[:place])
-            rows.append(Row(len(rows), turn.question, turn.answer, "", earlier, item.system, about, turn.tools))
+            if turn.learnt:
+                rows.append(Row(len(rows), turn.question, turn.answer, "", earlier, item.system, about, turn.tools))
+    if not rows:
+        raise DataError(f"{source.path}: all answers have weight 0, so no model learnt them; give those that it learnt")
     return rows
 
 
@@ -146,6 +150,10 @@ def _say_what_is_left_out(source: DataSource, conversations: Sequence[Conversati
     if count := sum(item.unanswered for item in conversations):
         logger.warning(
             "%s: %d conversations end in a question, which is left out, or in a tool's result", source.path, count
+        )
+    if count := sum(not turn.learnt for item in conversations for turn in item.turns):
+        logger.warning(
+            "%s: %d answers have weight 0, so they are shown before later ones, but are no rows", source.path, count
         )
     if count := sum(item.reasoning for item in conversations):
         logger.warning(
@@ -163,12 +171,15 @@ def _refuse(source: DataSource, faults: Sequence[str]) -> None:
 
 def stream_texts(source: DataSource) -> Iterator[str]:
     """Yield the texts of a source in its order, reading as it goes. Raise as `load_rows`, on reaching the fault."""
+    index = -1
     for index, (line, row) in enumerate(stream_table(source)):
         if index == 0:
             _check_columns(source, list(row))
         if fault := _fault(source, row.get(source.text)):
             raise DataError(f"{source.path}: cell without text: {row_place(index, line)}, {fault}")
         yield str(row[source.text])
+    if index < 0:
+        raise DataError(f"{source.path}: the data set is empty")
 
 
 def _check_columns(source: DataSource, columns: Sequence[str]) -> Form | None:
@@ -181,7 +192,7 @@ def _check_columns(source: DataSource, columns: Sequence[str]) -> Form | None:
         return form
     hint = "".join(nearest(column, columns) for column in missing)
     # A file without a comma, semicolon, tab or | in its first line.
-    one = source.path.endswith(".csv") and len(columns) == 1
+    one = source.path.endswith((".csv", ".tsv")) and len(columns) == 1
     raise DataError(
         f"{source.path}: no column {', '.join(map(repr, missing))}{hint}; there are "
         f"{', '.join(map(repr, columns))}. Name them in `columns`, as {_example(source, columns)}"
@@ -231,8 +242,8 @@ def rows_identity(rows: Sequence[Row]) -> dict[str, Any]:
 def read_any_rows(name: str, source: DataSource) -> list[Row]:
     """Read the rows of a file by the columns of a source, or by the usual ones; a column of questions alone will do.
 
-    name: a .jsonl, .json, .csv or .txt file; with the extra `train` also a folder or .parquet file. Raise UsageError or
-    DataError as `load_rows`.
+    name: a file of `READERS`; with the extra `train` also a folder or .parquet file. Raise UsageError or DataError as
+    `load_rows`.
     """
     source = replace(source, path=name, name=None, split=None, revision=None)
     path = local_path(name)

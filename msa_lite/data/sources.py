@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from msa_lite.data.forms import DataSource
-from msa_lite.data.records import READERS, Numbered, check_file, load_file, stream_file
+from msa_lite.data.lines import Numbered
+from msa_lite.data.records import READERS, check_file, load_file, stream_file
 from msa_lite.errors import DataError, UsageError, nearest
 from msa_lite.io.files.reading import local_path, read_bytes
 from msa_lite.io.weights.hub import explain

@@ -78,7 +78,7 @@ class Data(Closed):
     """A data set."""
 
     path: str
-    """A Hub id, a folder in Hub layout, or a .jsonl, .json, .csv, .parquet or .txt file."""
+    """A Hub id, a folder in Hub layout, or a .jsonl (.ndjson), .json, .csv (.tsv), .parquet or .txt file."""
     format: Literal["qa", "text"] = "qa"
     """qa: questions with answers; the answers are learnt. text: documents; every token is learnt."""
     name: str | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,15 @@ def test_the_identity_of_a_plain_row_is_what_it_was_and_that_of_a_turn_has_all_t
 
     assert Row(0, "Where?", "Here.").sha256 == digest(["Where?", "Here.", ""])
     assert len({row.sha256 for row in [*TURNS, Row(0, "Where?", "Here."), Row(0, "When?", "Now.")]}) == 4
+
+
+def test_answers_of_weight_0_are_shown_but_are_no_rows(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    weighted = [*OPENAI[:2], OPENAI[2] | {"weight": 0}, OPENAI[3], OPENAI[4] | {"weight": 1}]
+    with caplog.at_level(logging.WARNING, logger="msa_lite"):
+        assert load_rows(source(tmp_path, {"messages": weighted})) == [replace(TURNS[1], index=0)]
+    assert "1 answers have weight 0" in caplog.text
+    with pytest.raises(DataError, match="all answers have weight 0"):
+        load_rows(source(tmp_path, {"messages": weighted[:3]}))
 
 
 def test_a_question_without_an_answer_at_the_end_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
