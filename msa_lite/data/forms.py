@@ -268,7 +268,9 @@ def _text(content: Any, role: str, where: str) -> str:
         kinds = [item.get("type") if isinstance(item, Mapping) else type(item).__name__ for item in content]
         if unread := [kind for kind in kinds if kind != "text"]:
             raise Unreadable(f"{where}: content of type {unread[0]!r} is not handled, only text")
-        content = "".join(str(item["text"]) for item in content)
+        if any(not isinstance(item.get("text"), str) for item in content):
+            raise Unreadable(f"{where}: a part of its content has no text")
+        content = "".join(item["text"] for item in content)
     if not isinstance(content, str) or (not content.strip() and role not in ("system", "tool")):
         raise Unreadable(f"{where}: its content is no text but {clip(repr(content), _SHOWN)}")
     return content if content.strip() else ""

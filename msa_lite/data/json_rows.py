@@ -154,6 +154,8 @@ def _open_table(path: Path, value: Mapping[str, Any], names: Collection[str]) ->
                 f"{path}: several lists of rows ({', '.join(of_rows)}); save the one to use as a file of its own"
             )
         return next(iter(of_rows.values()))
+    if value and not any(name in value for name in names) and all(item == [] for item in values):
+        return []
     return _turn(path, lists) if len(lists) == len(value) > 0 else None
 
 

@@ -55,7 +55,7 @@ def _recoded(path: Path, stream: BinaryIO) -> Iterator[bytes]:
     try:
         yield from (line.encode() for line in iter(lambda: reader.readline(LONGEST), ""))
     except UnicodeError as error:
-        raise DataError(f"{path}: begins as UTF-16, but goes on as something else ({error}); {_CONVERT}") from error
+        raise DataError(f"{path}: begins as UTF-16, but goes on as something else, or is cut off ({error})") from error
 
 
 def whole_text(path: Path) -> str:

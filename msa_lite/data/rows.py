@@ -111,7 +111,7 @@ def load_rows(source: DataSource) -> list[Row]:
 
 def parse_rows(source: DataSource, columns: Sequence[str], records: Any) -> list[Row]:
     """Return the rows of a source's records. Raise DataError as `load_rows`."""
-    if len(records) == 0:
+    if len(records) == 0 or not columns:
         raise DataError(f"{source.path}: the data set is empty")
     form = _check_columns(source, columns)
     places = [row_place(i, line) for i, line in enumerate(_lines(records))]
@@ -166,7 +166,7 @@ def _say_what_is_left_out(source: DataSource, conversations: Sequence[Conversati
 
 def _refuse(source: DataSource, faults: Sequence[str]) -> None:
     if faults:
-        raise DataError(join_faults(f"{source.path}: cells without text; fill them in, or take the rows out:", faults))
+        raise DataError(join_faults(f"{source.path}: cells without text; correct them, or take the rows out:", faults))
 
 
 def stream_texts(source: DataSource) -> Iterator[str]:

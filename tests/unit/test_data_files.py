@@ -123,7 +123,7 @@ def test_a_card_with_aliases_is_refused(tmp_path: Path) -> None:
         ("rows.json", b"\n [" + GOOD + b"]", 1),
         ("rows.json", json.dumps(json.loads(GOOD), indent=1).encode() * 3, 3),
         ("rows.csv", HEAD + b'"a\nb",c\n', 1),
-        ("rows.csv", b"a|b|c,question,answer\nx,y,z\n", 1),
+        ("rows.csv", b"a|b|c|d,question,answer\nx,y,z\n", 1),
         ("rows.tsv", b"question\tanswer\nx, y\tz\n", 1),
         ("rows.ndjson", GOOD + b"\n" + GOOD, 2),
         ("rows.jsonl", b'{"question": "{[{[", "answer": "' + b"[" * 300 + b'"}', 1),

@@ -106,6 +106,7 @@ def test_a_question_without_an_answer_at_the_end_is_left_out(tmp_path: Path, cap
         ([OPENAI[1], {"role": "tool", "content": "x"}], r"message 1: expected a message of the assistant, got one of"),
         ([OPENAI[1], {"role": "assistant", "content": " "}], r"message 1: its content is no text but ' '"),
         ([OPENAI[1], {"role": "assistant", "content": None}], r"message 1: its content is no text but None"),
+        ([OPENAI[1], {"role": "assistant", "content": [{"type": "text", "text": None}]}], "a part .* has no text"),
         (OPENAI[:2], "no message of the assistant, so there is nothing to learn"),
         ([], r"expected a list of messages, got \[\]"),
         ("Where?", "expected a list of messages, got 'Where\\?'"),

@@ -77,3 +77,6 @@ def test_a_cell_without_text_is_named_when_it_is_come_to(tmp_path: Path) -> None
         next(texts)
     with pytest.raises(DataError, match=r"no column 'body'; there are 'text'"):
         next(stream_texts(DataSource(str(path), "text", text="body")))
+    path.write_text("\n")
+    with pytest.raises(DataError, match="the data set is empty"):
+        next(stream_texts(DataSource(str(path), "text")))

@@ -135,6 +135,8 @@ def test_one_row_is_no_table(record: dict[str, Any], tmp_path: Path) -> None:
         ({"train": PAIRS, "test": PAIRS}, r"several lists of rows \(train, test\)"),
         ({"question": ["a", "b"], "answer": ["c"]}, r"different lengths \(question: 2, answer: 1\)"),
         ({"columns": ["question", "answer"], "data": [["a"]]}, "1 cells for 2 columns"),
+        ({"data": []}, "the data set is empty"),
+        ({}, "the data set is empty"),
         ({"data": [{"frage": "a"}]}, "no column 'question', 'answer'; there are 'frage'"),
     ],
 )

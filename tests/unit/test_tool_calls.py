@@ -151,7 +151,7 @@ def test_a_call_that_a_question_follows_stands_in_the_later_turns(tmp_path: Path
         (CALLS.replace("['function']['name']", "['id']"), (None, False)),
         (CHATML, None),
         (TEMPLATE, None),
-        (CALLS.replace("'assistant'", "'tool'"), None),
+        (CALLS.replace("{% else %}{{ m['content'] }}", "{% elif m['role'] != 'tool' %}{{ m['content'] }}"), None),
     ],
     ids=["calls", "none", "texts", "printed", "by id", "chatml", "template", "results lost"],
 )

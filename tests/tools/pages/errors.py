@@ -98,8 +98,8 @@ GROUPS: dict[str, tuple[Message, ...]] = {
             "Look at the file; set `data.split`.",
         ),
         (
-            "…: cells without text; fill them in, or take the rows out:",
-            "A question, an answer or a message is empty, `null`, or no text. The lines below name row and line.",
+            "…: cells without text; correct them, or take the rows out:",
+            "A question, an answer or a message is empty, `null`, no text, or out of turn. Each line names a row.",
             "Fill it in, or take the row out. A row without an answer has nothing to forget.",
         ),
         (
