@@ -242,8 +242,11 @@ class Prompter:
         message = "no system message of ours" if self.system is None else f"system message {self.system!r}"
         origin = "open-unlearning's: " if self.published else ""
         date = f", date {DATE_STRING}" if "date_string" in str(self.tokenizer.chat_template) else ""
-        sides = {"answer": "before the answer, not part of it", "template": "as the template's own prompt has it"}
-        block = f", its empty block of thoughts {sides[self.thinking]}" if self.has_block else ""
+        begin = {
+            "answer": ", answers begin behind its empty block of thoughts",
+            "template": ", answers begin with its block of thoughts, where its own prompt ends",
+        }
+        block = begin[self.thinking] if self.has_block else ""
         return f"{origin}the target's chat template, {message}{date}{block}"
 
     def prompt(self, question: str, shots: Shots = (), system: str = "", tools: ToolUse = NO_TOOLS) -> list[int]:
