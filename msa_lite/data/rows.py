@@ -250,7 +250,7 @@ def read_any_rows(name: str, source: DataSource) -> list[Row]:
     if not path.exists():
         raise UsageError(f"{path}: no such file")
     if path.is_dir() or path.suffix not in READERS:
-        require("train", f"{path}: only {', '.join(READERS)} files are read without `datasets`")
+        require("train", f"{path}: only .jsonl, .json, .csv and .txt files are read without `datasets`")
         return load_rows(source)
     table = load_table(source)
     columns = table.column_names
