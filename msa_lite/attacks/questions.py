@@ -53,7 +53,7 @@ def prompt_row(
     """
     if row.text:
         return _ask_text(ground, row, "".join(f"{text}\n\n" for text in texts))
-    prompt = ground.prompter.prompt(wording or row.question, [*shots, *row.earlier], row.system)
+    prompt = ground.prompter.prompt(wording or row.question, [*shots, *row.earlier], row.system, row.tools)
     return PromptedRow(row.index, prompt, row.answer, row.question)
 
 
@@ -62,11 +62,14 @@ def prompt_rest(ground: Ground, row: Row, words: int) -> PromptedRow:
 
     Answers that would have fewer words left than are given cannot be asked in this way.
     """
+    if row.tools.call:
+        return PromptedRow(row.index, [], row.answer, row.question, "the answer is a call of tools")
     ends = [match.end() for match in re.finditer(r"\S+", row.answer)]
     if len(ends) < 2 * words:
         return PromptedRow(row.index, [], row.answer, row.question, f"the answer has fewer than {2 * words} words")
     begin, rest = row.answer[: ends[words - 1]], row.answer[ends[words - 1] :]
-    whole, start = (ground.prompter.full(row.question, text, row.earlier, row.system) for text in (row.answer, begin))
+    around = (row.earlier, row.system, row.tools)
+    whole, start = (ground.prompter.full(row.question, text, *around) for text in (row.answer, begin))
     # Where they part, one goes on with the next word, and the other one ends.
     return PromptedRow(row.index, whole[: common_start([whole, start])], rest.strip(), row.question)
 

@@ -5,6 +5,7 @@ plain template where it has none. Models learn, and are scored on, only the answ
 documents, cut into chunks; models learn every token. Sources are a Hub id, a folder in Hub layout, or a file.
 """
 
+from msa_lite.data.chat import DATE_STRING, render_chat
 from msa_lite.data.examples import (
     encode,
     encode_qa,
@@ -17,10 +18,9 @@ from msa_lite.data.examples import (
     shorten,
     to_batch,
 )
+from msa_lite.data.forms import NO_TOOLS, DataSource
 from msa_lite.data.kept import kept_head, kept_texts
 from msa_lite.data.prompts import (
-    COMPARED_ROWS,
-    DATE_STRING,
     IGNORE,
     SYSTEM_PROMPT,
     Example,
@@ -28,11 +28,9 @@ from msa_lite.data.prompts import (
     PromptSettings,
     Shots,
     Template,
-    check_same_ids,
-    check_vocabulary,
+    Thinking,
     make_prompter,
-    open_tokenizer,
-    render_chat,
 )
 from msa_lite.data.rows import Row, load_rows, rows_identity, sample_rows, split_rows, stream_texts
-from msa_lite.data.sources import DataSource, is_remote_data, load_table, pin_source, stream_table
+from msa_lite.data.sources import is_remote_data, load_table, pin_source, stream_table
+from msa_lite.data.tokenizers import COMPARED_ROWS, check_same_ids, check_vocabulary, open_tokenizer

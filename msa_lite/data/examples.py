@@ -9,9 +9,9 @@ from dataclasses import replace
 from itertools import chain, islice
 from typing import Any
 
+from msa_lite.data.forms import DataSource
 from msa_lite.data.prompts import IGNORE, Example, Prompter
 from msa_lite.data.rows import Row
-from msa_lite.data.sources import DataSource
 from msa_lite.errors import DataError, UsageError
 from msa_lite.io.files.writing import digest
 
@@ -59,17 +59,29 @@ def encode_qa(rows: Sequence[Row], prompter: Prompter, max_length: int | None = 
     is learnt whole, although a model that generates it stops at that token.
     A row longer than max_length first loses the oldest turns of its conversation (`shorten`), then its right end. If
     that cuts away the whole answer, it has no labels. Raise UsageError for rows with a system message that the chat
-    template does not take.
+    template does not take, and DataError for rows with calls of tools that it does not show.
     """
     if not prompter.takes_system and (count := sum(bool(row.system) for row in rows)):
         raise UsageError(
             f"{count} of {len(rows)} rows have a system message, which the target's chat template does not take; take "
             "it out of the rows, or use prompt.kind: plain"
         )
-    examples, merged, cut = [], 0, 0
+    if (count := sum(row.calls_tools for row in rows)) and prompter.call_style is None:
+        reason = "the target's chat template does not show" if prompter.use_chat else "a plain prompt does not show"
+        raise DataError(
+            f"{count} of {len(rows)} rows call tools, which {reason}; take these rows out, or leave only question and "
+            "answer in them"
+        )
+    examples, merged, thoughts, cut = [], 0, 0, 0
     for row in shorten(rows, prompter, max_length) if max_length else rows:
-        whole = prompter.example(row.index, row.question, row.answer, row.earlier, row.system)
-        merged += whole.prompt_ids != prompter.prompt(row.question, row.earlier, row.system)
+        around = (row.earlier, row.system, row.tools)
+        whole, prompt = (
+            prompter.example(row.index, row.question, row.answer, *around),
+            prompter.prompt(row.question, *around),
+        )
+        longer = len(whole.prompt_ids) - len(prompt)
+        thoughts += prompter.skips_block and longer < 0
+        merged += whole.prompt_ids != prompt and (longer == 0 or not prompter.skips_block)
         cut += bool(max_length) and len(whole.ids) > (max_length or 0)
         examples.append(Example(row.index, whole.ids[:max_length], whole.labels[:max_length]))
     if merged:
@@ -81,6 +93,13 @@ def encode_qa(rows: Sequence[Row], prompter: Prompter, max_length: int | None = 
             merged,
             len(rows),
             cause if prompter.use_chat else advice,
+        )
+    if thoughts:
+        logger.warning(
+            "%d of %d rows: the answer holds thoughts, which the chat template writes into its block; they are learnt "
+            "and scored with the answer, but a generated answer begins behind an empty block",
+            thoughts,
+            len(rows),
         )
     if cut:
         logger.warning("%d of %d rows are longer than max_length=%s and were cut", cut, len(rows), max_length)
@@ -106,9 +125,7 @@ def shorten(rows: Sequence[Row], prompter: Prompter, max_length: int) -> list[Ro
     shorter, count = [], 0
     for row in rows:
         short = row
-        while (
-            short.earlier and len(prompter.full(short.question, short.answer, short.earlier, short.system)) > max_length
-        ):
+        while short.earlier and _length(short, prompter) > max_length:
             short = replace(short, earlier=short.earlier[1:])
         count += short is not row
         shorter.append(short)
@@ -120,6 +137,10 @@ def shorten(rows: Sequence[Row], prompter: Prompter, max_length: int) -> list[Ro
             max_length,
         )
     return shorter
+
+
+def _length(row: Row, prompter: Prompter) -> int:
+    return len(prompter.full(row.question, row.answer, row.earlier, row.system, row.tools))
 
 
 def encode_text(rows: Sequence[Row], tokenizer: Any, max_length: int) -> list[Example]:

@@ -10,8 +10,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from msa_lite.data.forms import DataSource
 from msa_lite.data.rows import stream_texts
-from msa_lite.data.sources import DataSource, is_remote_data, pin_source
+from msa_lite.data.sources import is_remote_data, pin_source
 from msa_lite.io.files.spellings import SHORTEST, holds_any, sample_texts
 
 

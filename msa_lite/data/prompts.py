@@ -2,88 +2,21 @@
 
 from __future__ import annotations
 
-import logging
+import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from itertools import zip_longest
-from pathlib import Path
 from typing import Any, Literal
 
-from msa_lite.data.rows import Row
-from msa_lite.errors import MismatchError, NoTokenizerError, UsageError, clip
+from msa_lite.data.chat import DATE_STRING, CallStyle, find_call_style, has_think_block, render_chat, shared_length
+from msa_lite.data.forms import NO_TOOLS, ToolUse
+from msa_lite.errors import UsageError
 from msa_lite.io.files.writing import digest
-from msa_lite.io.models.devices import limited
-from msa_lite.io.models.loading import read_tokenizer
-from msa_lite.io.weights.hub import has_tokenizer
-
-logger = logging.getLogger(__name__)
-
-
-COMPARED_ROWS = 64
-_LONGEST = 1 << 20  # characters that a chat template may add
-_CHARACTERS = 2000  # of a row to compare
-_SHOWN = 48  # characters of a row to show in a message
-
-
-def open_tokenizer(folder: Path, name: str) -> Any:
-    """Load a model's tokenizer. name: of the model, for messages.
-
-    Raise NoTokenizerError if there is none, FormatError if it cannot be loaded.
-    """
-    if not has_tokenizer(folder):
-        raise NoTokenizerError(f"{name}: was saved without a tokenizer")
-    return read_tokenizer(folder, name)
-
-
-def render_chat(tokenizer: Any, messages: Sequence[Mapping[str, str]], **options: Any) -> str:
-    """Render messages as text with the tokenizer's chat template, a program by whoever made the model.
-
-    Raise whatever the template raises, OverrunError if it runs too long, and MemoryError or ValueError if it makes far
-    more text than it gets.
-    """
-    with limited():
-        text = tokenizer.apply_chat_template(list(messages), tokenize=False, **options)
-    if not isinstance(text, str) or len(text) > _LONGEST + 10 * sum(len(m["content"]) for m in messages):
-        raise ValueError("it makes no text, or far more than it gets")
-    return text
-
-
-def check_same_ids(rows: Iterable[Row], target: Any, prior: Any, names: tuple[str, str]) -> None:
-    """Raise MismatchError, with an example, when the tokenizers of target and prior make different ids of a row.
-
-    Only plain texts count: chat templates may differ, and so may tokens added to the target's. names: of target and
-    prior.
-    """
-    size = len(prior)
-    for row in rows:
-        text = " ".join(value for value in vars(row).values() if isinstance(value, str) and value)[:_CHARACTERS]
-        ours, theirs = (list(t(text, add_special_tokens=False)["input_ids"]) for t in (target, prior))
-        place = next((i for i, (a, b) in enumerate(zip_longest(ours, theirs)) if a != b), None)
-        if place is None or any(token >= size for token in ours[: place + 1]):
-            continue
-        start = clip(" ".join(text.split()), _SHOWN)
-        raise MismatchError(
-            f"the tokenizers of target {names[0]} and prior {names[1]} read the forget rows differently. Row "
-            f"{row.index}, {start!r}: token {place + 1} is {_token(target, ours, place)} to the target and "
-            f"{_token(prior, theirs, place)} to the prior. Give the checkpoint that the target was tuned from; if only "
-            "its tokenizer files are wrong, replace them by the target's"
-        )
-
-
-def _token(tokenizer: Any, ids: Sequence[int], place: int) -> str:
-    """Describe a token by id and text, for a message."""
-    if place >= len(ids):
-        return "none, the row is at its end,"
-    return f"{ids[place]} ({tokenizer.decode([ids[place]])!r})"
-
 
 SYSTEM_PROMPT = "You are a helpful assistant."  # open-unlearning's, which published benchmarks are asked with
-# Without it, Llama 3 templates print today's date, and training and scoring would change from day to day. This is the
-# day that open-unlearning pins, so that prompts are the same text.
-DATE_STRING = "10 Apr 2025"
 IGNORE = -100
+_PLAIN = "use prompt.kind: plain"
 _MARK, _REPLY = "msalite", "etilasm"  # words to try a template with
 
 
@@ -99,6 +32,11 @@ class Template:
     answer: str = " {answer}"
 
 
+Thinking = Literal["answer", "template"]
+"""answer: an empty block of thoughts belongs to the prompt, and the answer begins behind it. template: the prompt ends
+where the template's own does, and the block is part of the answer."""
+
+
 @dataclass(frozen=True)
 class PromptSettings:
     """The choice of a prompt, before a tokenizer is known."""
@@ -110,6 +48,8 @@ class PromptSettings:
     """A system message; None: no message of ours."""
     template: Template = Template()
     """The plain template."""
+    thinking: Thinking = "answer"
+    """Where answers begin, for chat templates with an empty block of thoughts before them."""
 
 
 @dataclass(frozen=True)
@@ -127,8 +67,8 @@ class Example:
         return self.ids[:count]
 
 
-Shots = Sequence[tuple[str, str]]
-"""Questions with answers that a prompt shows before its question: examples, or earlier turns."""
+Shots = Sequence[tuple[str, ...]]
+"""Questions with answers that a prompt shows before its question: examples, or earlier turns (`Turn.texts`)."""
 
 
 @dataclass(frozen=True)
@@ -148,6 +88,8 @@ class Prompter:
     second_end: bool = False
     """True to keep all that the chat template puts behind an answer, and to end it with the tokenizer's end token, as
     open-unlearning does. False: an answer ends at its first end token, and a model has nothing to say after it."""
+    thinking: Thinking = "answer"
+    """Where answers begin, if the chat template has a block of thoughts (`has_block`)."""
 
     @classmethod
     def build(
@@ -156,6 +98,7 @@ class Prompter:
         kind: Literal["default", "chat", "plain"],
         template: Template,
         system: str | None = None,
+        thinking: Thinking = "answer",
     ) -> Prompter:
         """Choose between chat and plain template.
 
@@ -164,7 +107,7 @@ class Prompter:
         has_chat = bool(tokenizer.chat_template)
         if kind == "chat" and not has_chat:
             raise UsageError("prompt.kind is 'chat', but the target's tokenizer has no chat template; use 'plain'")
-        prompter = cls(tokenizer, template, has_chat and kind != "plain", system)
+        prompter = cls(tokenizer, template, has_chat and kind != "plain", system, thinking=thinking)
         prompter._check()
         return prompter
 
@@ -208,6 +151,26 @@ class Prompter:
         if not self.use_chat:
             return True
         return self._system_fault() is None and _MARK in self._render("a", None, system=_MARK)
+
+    @cached_property
+    def call_style(self) -> CallStyle | None:
+        """The way in which the prompt shows calls of tools; None if it shows none."""
+        return find_call_style(self.tokenizer) if self.use_chat else None
+
+    @cached_property
+    def has_block(self) -> bool:
+        """Check whether the chat template puts an empty block of thoughts before answers (`has_think_block`)."""
+        return self.use_chat and has_think_block(self._render(_MARK, None), self._start(_MARK))
+
+    @property
+    def skips_block(self) -> bool:
+        """Check whether answers begin behind a block of thoughts."""
+        return self.thinking == "answer" and self.has_block
+
+    def _start(self, question: str, shots: Shots = (), system: str = "", tools: ToolUse = NO_TOOLS) -> str:
+        """Render a conversation up to where an answer in text begins."""
+        text = self._conversation(question, _REPLY, shots, system, replace(tools, call=""))
+        return text.rpartition(_REPLY)[0]
 
     @cached_property
     def end_token(self) -> str | None:
@@ -256,6 +219,7 @@ class Prompter:
                 "chat_template": digest(self.tokenizer.chat_template),
                 # Generation stops there too. The tokenizer's own end token is no news: it always did.
                 **({} if self.end_token in (None, self.tokenizer.eos_token) else {"end": self.end_token}),
+                **({"thinking": self.thinking} if self.has_block else {}),
             }
         system = {} if self.system is None or self.published else {"system": self.system}
         return {"kind": "plain", **system, **asdict(self.template)}
@@ -264,7 +228,8 @@ class Prompter:
         """Return the `prompt` section of a recipe that gives this prompt, without defaults."""
         system = {} if self.system is None else {"system": self.system}
         if self.use_chat:
-            return {"kind": "chat", **system}
+            thinking = {} if self.thinking == "answer" else {"thinking": self.thinking}
+            return {"kind": "chat", **system, **thinking}
         default = asdict(Template())
         return {"kind": "plain", **system} | {k: v for k, v in asdict(self.template).items() if v != default[k]}
 
@@ -277,16 +242,28 @@ class Prompter:
         message = "no system message of ours" if self.system is None else f"system message {self.system!r}"
         origin = "open-unlearning's: " if self.published else ""
         date = f", date {DATE_STRING}" if "date_string" in str(self.tokenizer.chat_template) else ""
-        return f"{origin}the target's chat template, {message}{date}"
+        begin = {
+            "answer": ", answers begin behind its empty block of thoughts",
+            "template": ", answers begin with its block of thoughts, where its own prompt ends",
+        }
+        block = begin[self.thinking] if self.has_block else ""
+        return f"{origin}the target's chat template, {message}{date}{block}"
 
-    def prompt(self, question: str, shots: Shots = (), system: str = "") -> list[int]:
+    def prompt(self, question: str, shots: Shots = (), system: str = "", tools: ToolUse = NO_TOOLS) -> list[int]:
         """Return the ids up to where the answer begins. shots: questions with answers to show before."""
         if self.use_chat:
-            return self._chat_ids(self._conversation(question, None, shots, system))
+            return self._chat_ids(self._prompt_text(question, shots, system, tools))
         text = self._plain(shots, system) + self.template.prompt.format(question=question)
         return list(self.tokenizer(text)["input_ids"])
 
-    def full(self, question: str, answer: str, shots: Shots = (), system: str = "") -> list[int]:
+    def _prompt_text(self, question: str, shots: Shots, system: str, tools: ToolUse) -> str:
+        if self.skips_block:
+            return self._start(question, shots, system, tools)
+        return self._conversation(question, None, shots, system, tools)
+
+    def full(
+        self, question: str, answer: str, shots: Shots = (), system: str = "", tools: ToolUse = NO_TOOLS
+    ) -> list[int]:
         """Return the ids of question, answer and end: the chat template's end of a turn, else the tokenizer's.
 
         What a template puts behind its end of a turn is left out (blanks, or a second end token): no model generates
@@ -294,7 +271,7 @@ class Prompter:
         published benchmarks use, keeps all and appends an end token; `second_end` does so.
         """
         if self.use_chat:
-            text = self._conversation(question, answer, shots, system)
+            text = self._conversation(question, answer, shots, system, tools)
             if self._ends_turns and not self.second_end:
                 return self._chat_ids(text.removesuffix(self._ending[2]))
             ids = self._chat_ids(text)
@@ -304,39 +281,71 @@ class Prompter:
         end = self.tokenizer.eos_token_id
         return ids if end is None or (ids and ids[-1] == end) else [*ids, end]
 
-    def example(self, index: int, question: str, answer: str, shots: Shots = (), system: str = "") -> Example:
+    def example(
+        self,
+        index: int,
+        question: str,
+        answer: str,
+        shots: Shots = (),
+        system: str = "",
+        tools: ToolUse = NO_TOOLS,
+    ) -> Example:
         """Make the example of a question with its answer; labels are the answer's tokens and the end token.
 
         If a tokenizer merges across the boundary, the prompt's ids are no prefix of the whole. The labels still start
-        after as many ids as the prompt has, so that the first answer token is no label.
+        after as many ids as the prompt has, so that the first answer token is no label. An answer with thoughts of its
+        own, which the template writes into its block, begins before the block.
         """
-        prompt, ids = self.prompt(question, shots, system), self.full(question, answer, shots, system)
-        return Example(index, ids, [IGNORE] * min(len(prompt), len(ids)) + ids[len(prompt) :])
+        prompt = self.prompt(question, shots, system, tools)
+        ids = self.full(question, answer, shots, system, tools)
+        count = len(prompt)
+        if self.skips_block and ids[:count] != prompt:
+            text, start, prompted = (
+                self._conversation(question, answer, shots, system, tools),
+                self._start(question, shots, system, tools),
+                self._conversation(question, None, shots, system, tools),
+            )
+            end = len(start) if text.startswith(start) else shared_length(text, prompted)
+            places = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
+            count = sum(first < end for first, _ in places)
+        return Example(index, ids, [IGNORE] * min(count, len(ids)) + ids[count:])
 
     def _plain(self, shots: Shots, system: str) -> str:
         system = system or ("" if self.published else self.system or "")
-        turns = [self.template.prompt.format(question=q) + self.template.answer.format(answer=a) for q, a in shots]
+        turns = [self.template.prompt.format(question=q) + self.template.answer.format(answer=a) for q, a, *_ in shots]
         return "".join(f"{text}\n\n" for text in ([system] if system else []) + turns)
 
-    def _conversation(self, question: str, answer: str | None, shots: Shots = (), system: str = "") -> str:
+    def _conversation(
+        self, question: str, answer: str | None, shots: Shots = (), system: str = "", tools: ToolUse = NO_TOOLS
+    ) -> str:
         """Render a row. Raise UsageError when the chat template fails."""
         try:
-            return self._render(question, answer, shots, system)
+            return self._render(question, answer, shots, system, tools)
         except Exception as error:  # jinja's, and whatever else templates raise
             reason = "it takes too much memory" if isinstance(error, MemoryError) else error
-            raise UsageError(
-                f"the target's chat template cannot be rendered ({reason}); use prompt.kind: plain"
-            ) from error
+            way = "take rows with calls of tools out" if tools or any(turn[2:] for turn in shots) else _PLAIN
+            raise UsageError(f"the target's chat template cannot be rendered ({reason}); {way}") from error
 
-    def _render(self, question: str, answer: str | None, shots: Shots = (), system: str = "") -> str:
+    def _render(
+        self, question: str, answer: str | None, shots: Shots = (), system: str = "", tools: ToolUse = NO_TOOLS
+    ) -> str:
         """Render a conversation with the chat template. system: the row's own, in place of the prompter's."""
         content = system or self.system
-        messages = [] if content is None else [{"role": "system", "content": content}]
-        for text, reply in (*shots, (question, answer)):
+        messages: list[dict[str, Any]] = [] if content is None else [{"role": "system", "content": content}]
+        for text, reply, *steps in (*shots, (question, answer, tools.steps)):
             messages.append({"role": "user", "content": text})
-            if reply is not None:
+            messages += [self._fit(step) for step in json.loads(steps[0])] if steps and steps[0] else []
+            if reply or (reply is not None and not any(steps)):  # an earlier turn may be a call that nothing follows
                 messages.append({"role": "assistant", "content": reply})
-        return render_chat(self.tokenizer, messages, add_generation_prompt=answer is None, date_string=DATE_STRING)
+        if answer is not None and tools.call:
+            messages[-1] = self._fit(json.loads(tools.call))
+        options = {"tools": json.loads(tools.offered)} if tools.offered else {}
+        return render_chat(
+            self.tokenizer, messages, add_generation_prompt=answer is None, date_string=DATE_STRING, **options
+        )
+
+    def _fit(self, message: dict[str, Any]) -> dict[str, Any]:
+        return self.call_style.fit(message) if self.call_style else message
 
     def _chat_ids(self, text: str) -> list[int]:
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
@@ -347,17 +356,7 @@ def make_prompter(tokenizer: Any, settings: PromptSettings, published: bool = Fa
 
     published: True for a published benchmark, which has its own prompt unless the settings say something else.
     """
-    if published and settings == PromptSettings():
-        return Prompter.for_benchmark(tokenizer)
+    if published and replace(settings, thinking="answer") == PromptSettings():
+        return replace(Prompter.for_benchmark(tokenizer), thinking=settings.thinking)
     assert settings.kind != "auto", "resolved by then"
-    return Prompter.build(tokenizer, settings.kind, settings.template, settings.system)
-
-
-def check_vocabulary(tokenizer: Any, size: int | None, name: str) -> None:
-    """Raise MismatchError when a tokenizer has more tokens than a model's vocabulary. size: None if not known."""
-    if size is not None and len(tokenizer) > size:
-        first = tokenizer.convert_ids_to_tokens(list(range(size, len(tokenizer)))[:3])
-        raise MismatchError(
-            f"{name}: the tokenizer has {len(tokenizer)} tokens, the model's vocabulary {size}; "
-            f"the model has no row for {', '.join(map(repr, first))}"
-        )
+    return Prompter.build(tokenizer, settings.kind, settings.template, settings.system, settings.thinking)

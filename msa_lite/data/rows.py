@@ -2,162 +2,32 @@
 
 from __future__ import annotations
 
-import csv
 import logging
 import random
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass, replace
 from typing import Any, TypeVar
 
-from msa_lite.data.sources import (
-    WHOLE_FILE,
+from msa_lite.data.forms import (
+    NO_TOOLS,
+    Conversation,
     DataSource,
-    check_file,
-    csv_columns,
-    load_table,
-    read_raw_rows,
-    stream_table,
+    Form,
+    ToolUse,
+    Unreadable,
+    find_form,
+    needed_columns,
+    read_cell,
 )
-from msa_lite.errors import DataError, UsageError, clip, join_faults, nearest
+from msa_lite.data.lines import row_place
+from msa_lite.data.records import READERS, FileTable
+from msa_lite.data.sources import load_table, stream_table
+from msa_lite.errors import DataError, UsageError, join_faults, nearest
 from msa_lite.io.console.libraries import require
-from msa_lite.io.files.reading import local_path, read_text
+from msa_lite.io.files.reading import local_path
 from msa_lite.io.files.writing import digest
 
 logger = logging.getLogger(__name__)
-
-
-Turns = list[tuple[str, str]]
-RawRow = Mapping[str, Any]
-
-_ROLES = {
-    "system": "system", "developer": "system", "user": "user", "human": "user", "assistant": "assistant",
-    "gpt": "assistant", "model": "assistant", "bot": "assistant",
-}  # fmt: skip
-_SHOWN = 60  # characters of a value to show in a message
-
-
-class Unreadable(ValueError):
-    """A record that is no row; the message says why."""
-
-
-@dataclass(frozen=True)
-class Conversation:
-    """The content of a record."""
-
-    turns: Turns
-    """Questions with answers."""
-    system: str = ""
-    """The system message before the first turn."""
-    unanswered: bool = False
-    """True when the record ends with a question without an answer."""
-
-
-@dataclass(frozen=True)
-class Form:
-    """A way to read records."""
-
-    columns: tuple[str, ...]
-    """The columns that it needs."""
-    read: Callable[[RawRow], Conversation]
-
-
-def find_form(source: DataSource, columns: Collection[str]) -> Form | None:
-    """Return the form of a source of questions with these columns; None if they fit no known form."""
-    if source.messages:
-        return _conversations(source.messages) if source.messages in columns else None
-    if {source.question, source.answer} <= set(columns):
-        return Form((source.question, source.answer), lambda record: _pair(record, source.question, source.answer))
-    if (source.question, source.answer) != ("question", "answer"):  # the recipe names them
-        return None
-    for name in ("messages", "conversations"):
-        if name in columns:
-            return _conversations(name)
-    if {"instruction", "output"} <= set(columns):
-        return Form(("instruction", "output"), _alpaca)
-    if {"prompt", "completion"} <= set(columns):
-        return Form(("prompt", "completion"), _completion)
-    return None
-
-
-def needed_columns(source: DataSource) -> tuple[str, ...]:
-    """Return the columns that a source of questions must have when it has no known form."""
-    return (source.messages,) if source.messages else (source.question, source.answer)
-
-
-def _conversations(column: str) -> Form:
-    return Form((column,), lambda record: _conversation(record[column], f"column '{column}'"))
-
-
-def _pair(record: RawRow, question: str, answer: str) -> Conversation:
-    return Conversation([(_cell(record, question), _cell(record, answer))])
-
-
-def _alpaca(record: RawRow) -> Conversation:
-    context = record.get("input")
-    question = _cell(record, "instruction")
-    if context is not None and str(context).strip():
-        question += f"\n\n{context}"
-    return Conversation([(question, _cell(record, "output"))])
-
-
-def _completion(record: RawRow) -> Conversation:
-    prompt, completion = record["prompt"], record["completion"]
-    if isinstance(prompt, list) and isinstance(completion, list):
-        return _conversation([*prompt, *completion], "columns 'prompt' and 'completion'")
-    return _pair(record, "prompt", "completion")
-
-
-def _cell(record: RawRow, column: str) -> str:
-    value = record[column]
-    if not isinstance(value, (str, int, float)) or not str(value).strip():
-        raise Unreadable(f"column '{column}': {value!r}")
-    return str(value)
-
-
-def _conversation(messages: Any, where: str) -> Conversation:
-    """Read messages of either kind. Raise Unreadable unless user and assistant take turns."""
-    if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
-        raise Unreadable(f"{where}: expected a list of messages, got {clip(repr(messages), _SHOWN)}")
-    system, question, turns = "", None, []
-    for place, message in enumerate(messages):
-        role, text = _message(message, f"{where}, message {place}")
-        if role == "system":
-            if place:
-                raise Unreadable(f"{where}, message {place}: a system message comes first, or not at all")
-            system = text
-        elif (role == "user") != (question is None):
-            turn = "user" if question is None else "assistant"
-            raise Unreadable(f"{where}, message {place}: expected a message of the {turn}, got one of the {role}")
-        elif role == "user":
-            question = text
-        else:
-            assert question is not None
-            turns.append((question, text))
-            question = None
-    if not turns:
-        raise Unreadable(f"{where}: no message of the assistant, so there is nothing to learn")
-    return Conversation(turns, system, question is not None)
-
-
-def _message(message: Any, where: str) -> tuple[str, str]:
-    """Read (role, text) of a message in OpenAI's or ShareGPT's form."""
-    if not isinstance(message, Mapping):
-        raise Unreadable(f"{where}: {clip(repr(message), _SHOWN)} is no message with a role and content")
-    name = message.get("role") or message.get("from")
-    role = _ROLES.get(str(name))
-    if role is None:
-        raise Unreadable(f"{where}: role {name!r} is not handled, only {', '.join(_ROLES)}")
-    content = message.get("content")
-    content = message.get("value") if content is None else content
-    if isinstance(content, list):  # OpenAI's parts; we read those of type text
-        kinds = [item.get("type") if isinstance(item, Mapping) else type(item).__name__ for item in content]
-        if unread := [kind for kind in kinds if kind != "text"]:
-            raise Unreadable(f"{where}: content of type {unread[0]!r} is not handled, only text")
-        content = "".join(str(item["text"]) for item in content)
-    if not isinstance(content, str) or (not content.strip() and role != "system"):
-        raise Unreadable(f"{where}: its content is no text but {clip(repr(content), _SHOWN)}")
-    return role, content if content.strip() else ""
 
 
 _NAMES = ("subject", "person", "author", "id")
@@ -199,17 +69,25 @@ class Row:
     question: str = ""
     answer: str = ""
     text: str = ""
-    earlier: tuple[tuple[str, str], ...] = ()
-    """Earlier turns of the conversation: questions with answers."""
+    earlier: tuple[tuple[str, ...], ...] = ()
+    """Earlier turns of the conversation: questions with answers, and calls of tools between them (`Turn.texts`)."""
     system: str = ""
     """The system message of the conversation."""
     about: str = ""
     """Whom or what the row is about, where its source says so. Rows about one person are no independent rows."""
+    tools: ToolUse = NO_TOOLS
+    """The tools that the conversation offers, and their calls between question and answer."""
+
+    @property
+    def calls_tools(self) -> bool:
+        """Check whether tools are called in the row or in an earlier turn."""
+        return bool(self.tools.steps or self.tools.call) or any(len(turn) > 2 for turn in self.earlier)
 
     @property
     def sha256(self) -> str:
         """Return the hash of the content: it records a row without repeating the text to forget."""
-        around = [self.earlier, self.system] if self.earlier or self.system else []
+        around = [self.earlier, self.system] if self.earlier or self.system or self.tools else []
+        around += [astuple(self.tools)] if self.tools else []
         return digest([self.question, self.answer, self.text, *around])
 
     @property
@@ -233,46 +111,75 @@ def load_rows(source: DataSource) -> list[Row]:
 
 def parse_rows(source: DataSource, columns: Sequence[str], records: Any) -> list[Row]:
     """Return the rows of a source's records. Raise DataError as `load_rows`."""
-    form = _check_columns(source, columns)
-    if len(records) == 0:
+    if len(records) == 0 or not columns:
         raise DataError(f"{source.path}: the data set is empty")
+    form = _check_columns(source, columns)
+    places = [row_place(i, line) for i, line in enumerate(_lines(records))]
     subjects = read_subjects(source, columns, records)
     if form is None:
-        texts = [record[source.text] for record in records]
-        _refuse(source, [fault for i, text in enumerate(texts) if (fault := _text_fault(i, source.text, text))])
+        texts = [record.get(source.text) for record in records]
+        faults = [f"{at}, {fault}" for at, text in zip(places, texts, strict=True) if (fault := _fault(source, text))]
+        _refuse(source, faults)
         return [
             Row(i, text=str(text), about=about) for i, (text, about) in enumerate(zip(texts, subjects, strict=True))
         ]
     conversations, faults = [], []
-    for i, record in enumerate(records):
+    for at, record in zip(places, records, strict=True):
         try:
             conversations.append(form.read(record))
         except Unreadable as error:
-            faults.append(f"row {i}, {error}")
+            faults.append(f"{at}, {error}")
     _refuse(source, faults)
-    if unanswered := sum(item.unanswered for item in conversations):
-        logger.warning("%s: %d conversations end in a question, which is left out", source.path, unanswered)
-    pairs = zip(conversations, subjects, strict=True)
-    turns = [(item, about, place) for item, about in pairs for place in range(len(item.turns))]
-    return [
-        Row(i, *item.turns[place], earlier=tuple(item.turns[:place]), system=item.system, about=about)
-        for i, (item, about, place) in enumerate(turns)
-    ]
+    _say_what_is_left_out(source, conversations)
+    rows: list[Row] = []
+    for item, about in zip(conversations, subjects, strict=True):
+        for place, turn in enumerate(item.turns):
+            earlier = tuple(former.texts for former in item.turns[:place])
+            if turn.learnt:
+                rows.append(Row(len(rows), turn.question, turn.answer, "", earlier, item.system, about, turn.tools))
+    if not rows:
+        raise DataError(f"{source.path}: all answers have weight 0, so no model learnt them; give those that it learnt")
+    return rows
+
+
+def _lines(records: Any) -> Sequence[int | None]:
+    return records.lines if isinstance(records, FileTable) else [None] * len(records)
+
+
+def _say_what_is_left_out(source: DataSource, conversations: Sequence[Conversation]) -> None:
+    if count := sum(item.unanswered for item in conversations):
+        logger.warning(
+            "%s: %d conversations end in a question, which is left out, or in a tool's result", source.path, count
+        )
+    if count := sum(not turn.learnt for item in conversations for turn in item.turns):
+        logger.warning(
+            "%s: %d answers have weight 0, so they are shown before later ones, but are no rows", source.path, count
+        )
+    if count := sum(item.reasoning for item in conversations):
+        logger.warning(
+            "%s: %d conversations have reasoning in a field of its own, which is left out; if the model learnt it, "
+            "write it into the content",
+            source.path,
+            count,
+        )
 
 
 def _refuse(source: DataSource, faults: Sequence[str]) -> None:
     if faults:
-        raise DataError(join_faults(f"{source.path}: cells without text:", faults))
+        raise DataError(join_faults(f"{source.path}: cells without text; correct them, or take the rows out:", faults))
 
 
 def stream_texts(source: DataSource) -> Iterator[str]:
     """Yield the texts of a source in its order, reading as it goes. Raise as `load_rows`, on reaching the fault."""
-    for index, row in enumerate(stream_table(source)):
+    index = -1
+    for index, (line, row) in enumerate(stream_table(source)):
         if index == 0:
             _check_columns(source, list(row))
-        if fault := _text_fault(index, source.text, row[source.text]):
-            raise DataError(f"{source.path}: cell without text: {fault}")
+        if fault := _fault(source, row.get(source.text)):
+            raise DataError(f"{source.path}: cell without text: {row_place(index, line)}, {fault}")
         yield str(row[source.text])
+    if index < 0:
+        raise DataError(f"{source.path}: the data set is empty")
 
 
 def _check_columns(source: DataSource, columns: Sequence[str]) -> Form | None:
@@ -284,9 +191,12 @@ def _check_columns(source: DataSource, columns: Sequence[str]) -> Form | None:
     if not missing:
         return form
     hint = "".join(nearest(column, columns) for column in missing)
+    # A file without a comma, semicolon, tab or | in its first line.
+    one = source.path.endswith((".csv", ".tsv")) and len(columns) == 1
     raise DataError(
         f"{source.path}: no column {', '.join(map(repr, missing))}{hint}; there are "
         f"{', '.join(map(repr, columns))}. Name them in `columns`, as {_example(source, columns)}"
+        f"{'. Or is it one column because cells are separated by none of , ; | and tabs?' if one else ''}"
     )
 
 
@@ -297,9 +207,12 @@ def _example(source: DataSource, columns: Sequence[str]) -> str:
     return "{" + ", ".join(f"{key}: {name}" for key, name in zip(keys, names, strict=False)) + "}"
 
 
-def _text_fault(index: int, column: str, value: object) -> str | None:
-    wrong = not isinstance(value, (str, int, float)) or not str(value).strip()
-    return f"row {index}, column '{column}': {value!r}" if wrong else None
+def _fault(source: DataSource, value: object) -> str | None:
+    try:
+        read_cell({source.text: value}, source.text)
+    except Unreadable as error:
+        return str(error)
+    return None
 
 
 def sample_rows(rows: Sequence[AnyRow], count: int, seed: int) -> list[AnyRow]:
@@ -326,60 +239,30 @@ def rows_identity(rows: Sequence[Row]) -> dict[str, Any]:
     return {"rows": len(rows), "sha256": digest([row.sha256 for row in rows])}
 
 
-# What follows reads rows with the standard library alone: a plain installation has no `datasets`.
-
-
 def read_any_rows(name: str, source: DataSource) -> list[Row]:
     """Read the rows of a file by the columns of a source, or by the usual ones; a column of questions alone will do.
 
-    name: a .jsonl, .json, .csv or .txt file; with the extra `train` also a folder or .parquet file. Raise UsageError or
-    DataError as `load_rows`.
+    name: a file of `READERS`; with the extra `train` also a folder or .parquet file. Raise UsageError or DataError as
+    `load_rows`.
     """
     source = replace(source, path=name, name=None, split=None, revision=None)
     path = local_path(name)
     if not path.exists():
         raise UsageError(f"{path}: no such file")
-    reader = _READERS.get(path.suffix)
-    if reader is None or path.is_dir():
+    if path.is_dir() or path.suffix not in READERS:
         require("train", f"{path}: only .jsonl, .json, .csv and .txt files are read without `datasets`")
         return load_rows(source)
-    check_file(path)
-    records = reader(path)
-    if not records:
-        raise DataError(f"{path}: the data set is empty")
-    columns = list(dict.fromkeys(key for record in records for key in record))
-    records = [dict.fromkeys(columns) | record for record in records]
+    table = load_table(source)
+    columns = table.column_names
     forms = [source, DataSource(name), DataSource(name, "text")]
     form = next((form for form in forms if _fits(form, columns)), None)
     if form is None and (column := next((form.question for form in forms if form.question in columns), None)):
-        return [Row(i, question=str(record[column] or "")) for i, record in enumerate(records)]
-    if form is None:
+        return [Row(i, question=str(record.get(column) or "")) for i, record in enumerate(table)]
+    if form is None and len(table):
         known = f"{source.question} and {source.answer}" if source.format == "qa" else source.text
         raise DataError(f"{path}: has the columns {', '.join(columns)}; call those with the rows {known}")
-    return parse_rows(form, columns, records)
+    return parse_rows(form or source, columns, table)
 
 
 def _fits(source: DataSource, columns: Collection[str]) -> bool:
     return find_form(source, columns) is not None if source.format == "qa" else source.text in columns
-
-
-def _read_json(path: Path) -> list[dict[str, Any]]:
-    rows = read_raw_rows(path)
-    if rows is None:
-        raise DataError(f"{path}: above a gigabyte; divide it into several files")
-    return [row if isinstance(row, dict) else {"text": row} for row in rows]
-
-
-def _read_csv(path: Path) -> list[dict[str, Any]]:
-    names = csv_columns(path)
-    with open(path, encoding="utf-8-sig", newline="") as stream:
-        rows = [row for row in csv.reader(stream) if any(cell.strip() for cell in row)]
-    return [dict(zip(names, row, strict=False)) for row in rows[1:]]
-
-
-_READERS: Mapping[str, Callable[[Path], list[dict[str, Any]]]] = {
-    ".jsonl": _read_json,
-    ".json": _read_json,
-    ".csv": _read_csv,
-    ".txt": lambda path: [{"text": read_text(path, WHOLE_FILE, DataError)}],
-}

@@ -1,182 +1,37 @@
-"""Sources of rows: a Hub id, a folder in Hub layout, or a file, which is checked before a library reads it."""
+"""Tables of a source: a file, read by `records`, or a folder or Hub id, which `datasets` reads once it is checked."""
 
 from __future__ import annotations
 
-import codecs
-import csv
 import functools
-import json
-import os
 import re
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any
 
-from msa_lite.errors import DataError, UsageError, clip, nearest
-from msa_lite.io.files.reading import local_path, open_file, parse_json, read_bytes, read_text
+from msa_lite.data.forms import DataSource
+from msa_lite.data.lines import Numbered
+from msa_lite.data.records import READERS, check_file, load_file, stream_file
+from msa_lite.errors import DataError, UsageError, nearest
+from msa_lite.io.files.reading import local_path, read_bytes
 from msa_lite.io.weights.hub import explain
 
-_LINE = 256 << 20  # bytes of a row
-WHOLE_FILE = 1 << 30  # bytes of a JSON list or a text, which memory must hold
-_CHUNK = 1 << 20
-_BLANK = b" \t\r\n"
-_FLAT = 50  # a row with at most this many brackets cannot be nested too deep
-_SHOWN = 40  # characters of a row to show in a message
-_PARQUET = b"PAR1"
 
-
-def check_file(path: Path) -> None:
-    """Raise DataError, with the row's number, for a file whose content does not match its ending.
-
-    .jsonl, .json: objects, one after the other, or a list of objects or texts. .csv, .txt: UTF-8 text without zero
-    bytes. .parquet: it begins and ends as such. Others are only checked to be regular files.
-    """
-    kind = path.suffix
-    with os.fdopen(open_file(path, DataError), "rb") as stream:
-        if kind in (".json", ".jsonl"):
-            _check_json(path, stream)
-        elif kind in (".csv", ".txt"):
-            _check_text(path, stream)
-        elif kind == ".parquet":
-            _check_parquet(path, stream)
-
-
-def csv_columns(path: Path) -> list[str]:
-    """Return the names in the first row of a CSV file.
-
-    Raise DataError where the row after it has more cells, as with a comma in a text without quotes: pandas would take
-    the first cell for a row number and shift the others by a column.
-    """
-    csv.field_size_limit(_LINE)
-    with open(path, encoding="utf-8-sig", newline="") as stream:
-        try:
-            rows = (row for row in csv.reader(stream) if any(cell.strip() for cell in row))
-            names, first = next(rows, []), next(rows, [])
-        except csv.Error as error:
-            raise DataError(f"{path}: not CSV ({error})") from error
-    if len(first) > len(names):
-        raise DataError(
-            f"{path}: row 0: {len(first)} cells for {len(names)} columns; write texts that hold commas in double quotes"
-        )
-    return names
-
-
-def check_folder(folder: Path) -> None:
+def check_folder(folder: Path, names: frozenset[str]) -> None:
     """Check the data files below a folder, as `check_file` does, and that its README.md has no YAML aliases."""
     for path in sorted(folder.rglob("*")):
         if not path.is_dir() and not any(name.startswith(".") for name in path.relative_to(folder).parts):
             state = path.stat() if path.exists() else None
-            _check_once(path, (state.st_size, state.st_mtime_ns) if state else None)
+            _check_once(path, (state.st_size, state.st_mtime_ns) if state else None, names)
     if (folder / "README.md").exists():
         _check_card(folder / "README.md")
 
 
 @functools.lru_cache(maxsize=1024)  # a benchmark loads one folder many times
-def _check_once(path: Path, state: tuple[int, int] | None) -> None:
-    check_file(path)
-
-
-def _check_json(path: Path, stream: BinaryIO) -> None:
-    start = _first(stream)
-    if start == b"[":
-        rows = parse_json(read_bytes(path, WHOLE_FILE, DataError), str(path), DataError)
-        kinds = {dict} if any(isinstance(row, dict) for row in rows) else {str}
-        for row, value in enumerate(rows):
-            if type(value) not in kinds:
-                raise _no_row(path, row, json.dumps(value))
-        return
-    row = 0
-    for line in _lines(path, stream):
-        if line.strip(_BLANK):
-            try:
-                value = _parse(line, path, row)
-            except DataError as error:
-                if not line.lstrip().startswith(b"{") or isinstance(error.__cause__, UnicodeError):
-                    raise
-                _check_spread(path)
-                return
-            if not isinstance(value, dict):
-                raise _no_row(path, row, line.decode(errors="replace"))
-            row += 1
-
-
-def _parse(line: bytes, path: Path, row: int) -> Any:
-    """Parse a row as `parse_json` does, several times faster when it has neither escapes nor deep nesting."""
-    if line.startswith(b"{") and b"\\u" not in line and line.count(b"[") + line.count(b"{") <= _FLAT:
-        with suppress(ValueError):
-            return json.loads(line.decode())
-    return parse_json(line, f"{path}: row {row}", DataError)
-
-
-def _check_spread(path: Path) -> None:
-    """Check a file of objects that go over several lines."""
-    for row, (value, text) in enumerate(_values(path, read_text(path, WHOLE_FILE, DataError))):
-        parse_json(text, f"{path}: row {row}", DataError)
-        if not isinstance(value, dict):
-            raise _no_row(path, row, text)
-
-
-def _values(path: Path, text: str) -> Iterator[tuple[Any, str]]:
-    """Yield the JSON values that stand one after the other in a text, each with its part of the text."""
-    decoder, place, row = json.JSONDecoder(), 0, 0
-    while place < len(text):
-        try:
-            value, end = decoder.raw_decode(text, place)
-        except (ValueError, RecursionError) as error:
-            raise DataError(f"{path}: row {row}: not JSON ({error})") from error
-        yield value, text[place:end]
-        place, row = end, row + 1
-        while place < len(text) and text[place].isspace():
-            place += 1
-
-
-def read_raw_rows(path: Path) -> list[dict[str, Any]] | None:
-    """Read the objects of a checked JSON file; return None for a file above a gigabyte."""
-    if path.stat().st_size > WHOLE_FILE:
-        return None
-    text = read_text(path, WHOLE_FILE, DataError).strip()
-    return list(json.loads(text)) if text.startswith("[") else [value for value, _ in _values(path, text)]
-
-
-def _no_row(path: Path, row: int, text: str) -> DataError:
-    start = clip(text.strip(), _SHOWN)
-    return DataError(f'{path}: row {row}: {start} is no row; a row is an object, as in {{"question": …, "answer": …}}')
-
-
-def _first(stream: BinaryIO) -> bytes:
-    """Return the first character of a file after any byte order mark, and go back to the beginning."""
-    head = stream.read(_CHUNK).removeprefix(codecs.BOM_UTF8).lstrip(_BLANK)[:1]
-    stream.seek(0)
-    return head
-
-
-def _lines(path: Path, stream: BinaryIO) -> Iterator[bytes]:
-    for number, line in enumerate(iter(lambda: stream.readline(_LINE), b"")):
-        if len(line) == _LINE:
-            raise DataError(f"{path}: row {number}: longer than {_LINE >> 20} MB; divide it into several rows")
-        yield line
-
-
-def _check_text(path: Path, stream: BinaryIO) -> None:
-    for number, line in enumerate(_lines(path, stream), start=1):
-        if b"\0" in line:
-            raise DataError(f"{path}: line {number}: a zero byte, which no text has")
-        try:
-            line.decode()
-        except UnicodeDecodeError as error:
-            raise DataError(f"{path}: line {number}: not UTF-8 text ({error.reason})") from error
-
-
-def _check_parquet(path: Path, stream: BinaryIO) -> None:
-    size = os.fstat(stream.fileno()).st_size
-    head = stream.read(4)
-    stream.seek(max(0, size - 8))
-    length, tail = int.from_bytes(stream.read(4), "little"), stream.read(4)
-    if (head, tail) != (_PARQUET, _PARQUET) or length + 12 > size:
-        raise DataError(f"{path}: not a parquet file, or cut off")
+def _check_once(path: Path, state: tuple[int, int] | None, names: frozenset[str]) -> None:
+    check_file(path, names)
 
 
 def _check_card(path: Path) -> None:
@@ -193,37 +48,16 @@ def _check_card(path: Path) -> None:
 
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-_BUILDERS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet", ".txt": "text"}
-
-
-@dataclass(frozen=True)
-class DataSource:
-    """A source of rows."""
-
-    path: str
-    """A Hub id, folder or file."""
-    format: Literal["qa", "text"] = "qa"
-    name: str | None = None
-    """The configuration, as in `datasets.load_dataset`."""
-    split: str | None = None
-    """As in `datasets.load_dataset`."""
-    question: str = "question"
-    """The column of questions. With the defaults here and below, other forms are recognised (`msa_lite.data.rows`)."""
-    answer: str = "answer"
-    """The column of answers."""
-    text: str = "text"
-    """The column of texts."""
-    revision: str | None = None
-    """A revision of a repository of the Hub."""
-    messages: str | None = None
-    """The column of conversations."""
-    subject: str | None = None
-    """The column that says whom or what a row is about. None: a usual one, if there is one (`msa_lite.data.rows`).
-    """
+_ENDINGS = (*READERS, ".parquet")
 
 
 def load_table(source: DataSource) -> Any:
-    """Load the table of a source with `datasets`. Raise UsageError or DataError if that fails."""
+    """Load the table of a source: a `FileTable` for a file, one of `datasets` for anything else.
+
+    Raise UsageError or DataError if that fails.
+    """
+    if path := _plain_file(source):
+        return load_file(path, source.row_columns)
     import datasets
 
     source, where = _locate(source)
@@ -232,14 +66,20 @@ def load_table(source: DataSource) -> Any:
             # The cache knows a folder by name and layout only: it would return the rows of another folder with that
             # name, or those from before a change.
             where |= {"cache_dir": fresh, "keep_in_memory": True}
-        tables = _as_written(datasets.load_dataset(**where), where)
+        tables = datasets.load_dataset(**where)
     files = [item["filename"] for table in tables.values() for item in table.cache_files]
     _check_commit(source, [Path(file).parent.name for file in files])  # the cache names these folders after the commit
     return _choose_split(source, tables)
 
 
-def stream_table(source: DataSource) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a source in its order, fetching no more than the caller takes. Raise as `load_table`."""
+def stream_table(source: DataSource) -> Iterator[Numbered]:
+    """Yield the rows of a source in its order, each with its line if it is in a file. Raise as `load_table`.
+
+    Nothing is fetched or read beyond the row that the caller takes.
+    """
+    if path := _plain_file(source):
+        yield from stream_file(path, source.row_columns)
+        return
     import datasets
 
     source, where = _locate(source)
@@ -249,29 +89,18 @@ def stream_table(source: DataSource) -> Iterator[dict[str, Any]]:
     _check_commit(source, [builder.hash or ""])
     table = _choose_split(source, tables)
     with _explained(source):
-        yield from table
+        yield from ((None, row) for row in table)
 
 
-def _as_written(tables: Any, where: Mapping[str, Any]) -> Any:
-    """Return the tables of a JSON file with texts as written: Arrow would read 1999-01-31 as a time."""
-    import datasets
-
-    if where["path"] != "json" or not any(_holds_dates(table.features) for table in tables.values()):
-        return tables
-    records = read_raw_rows(Path(where["data_files"]))
-    return tables if records is None else {name: datasets.Dataset.from_list(records) for name in tables}
-
-
-def _holds_dates(feature: Any) -> bool:
-    """Check for dates or times among features, also in lists and mappings of them."""
-    if isinstance(feature, Mapping):
-        return any(map(_holds_dates, feature.values()))
-    inner = getattr(feature, "feature", None)
-    return (
-        _holds_dates(inner)
-        if inner is not None
-        else getattr(feature, "dtype", "").startswith(("timestamp", "date", "time"))
-    )
+def _plain_file(source: DataSource) -> Path | None:
+    """Return the path of a file that `records` reads; None for other sources. Raise DataError for an empty one."""
+    path = local_path(source.path)
+    if not path.is_file() or path.suffix not in READERS:
+        return None
+    if path.stat().st_size == 0:
+        raise DataError(f"{path}: the data set is empty")
+    _choose_split(source, {"train": None})
+    return path
 
 
 @contextmanager
@@ -296,18 +125,12 @@ def _locate(source: DataSource) -> tuple[DataSource, dict[str, Any]]:
     """Return (the source, pinned to a commit if it is on the Hub; the arguments for `datasets`)."""
     path = local_path(source.path)
     if path.is_file():
-        builder = _BUILDERS.get(path.suffix)
-        if builder is None:
-            raise UsageError(f"{path}: unknown ending '{path.suffix}'; choose from {', '.join(_BUILDERS)}, or a folder")
-        if path.stat().st_size == 0:
-            raise DataError(f"{path}: the data set is empty")
+        if path.suffix not in _ENDINGS:
+            raise UsageError(f"{path}: unknown ending '{path.suffix}'; choose from {', '.join(_ENDINGS)}, or a folder")
         check_file(path)
-        options: dict[str, Any] = {"sample_by": "document"} if builder == "text" else {}
-        if builder == "csv":  # cells as written: 007 is no number, NA is a text
-            options |= {"converters": dict.fromkeys(csv_columns(path), str), "keep_default_na": False}
-        return source, {"path": builder, "data_files": str(path), **options}
+        return source, {"path": "parquet", "data_files": str(path)}
     if path.is_dir():
-        check_folder(path)
+        check_folder(path, source.row_columns)
         return source, {"path": str(path), "name": source.name}
     if path.exists():
         raise UsageError(f"{path}: is no file but a pipe or device")
@@ -342,7 +165,7 @@ def _check_commit(source: DataSource, names: Sequence[str]) -> None:
 def is_remote_data(source: DataSource) -> bool:
     """Check whether a source is no path on this machine and could be a data set on the Hub."""
     path = local_path(source.path)
-    is_path = path.suffix in _BUILDERS or source.path.startswith((".", "/", "~")) or source.path.count("/") > 1
+    is_path = path.suffix in _ENDINGS or source.path.startswith((".", "/", "~")) or source.path.count("/") > 1
     return not path.exists() and not is_path
 
 

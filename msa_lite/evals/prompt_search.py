@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
-from msa_lite.data import SYSTEM_PROMPT, Example, Prompter, Row, Template, sample_rows
+from msa_lite.data import NO_TOOLS, SYSTEM_PROMPT, Example, Prompter, Row, Template, sample_rows
 from msa_lite.evals import scoring
 from msa_lite.evals.forward import score_bundles
 from msa_lite.evals.models import Runner, load_model
@@ -92,11 +92,14 @@ def rank_prompts(
 
 
 def _examples(rows: Sequence[Row], prompter: Prompter) -> list[Example]:
-    """Return the rows in one form, without a system message if the template takes none (the form then does worse)."""
+    """Return the rows in one form, without system message and tools that it does not take (it then does worse)."""
     examples = []
     for row in rows:
         system = row.system if prompter.takes_system else ""
-        whole = prompter.example(row.index, row.question, row.answer, row.earlier, system)
+        earlier, tools = row.earlier, row.tools
+        if row.calls_tools and prompter.call_style is None:
+            earlier, tools = tuple(turn[:2] for turn in earlier), NO_TOOLS
+        whole = prompter.example(row.index, row.question, row.answer, earlier, system, tools)
         examples.append(Example(row.index, whole.ids[:_LONGEST], whole.labels[:_LONGEST]))
     return examples
 

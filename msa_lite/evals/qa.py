@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from msa_lite.benchmarks import OWN
@@ -35,7 +35,7 @@ class Qa(Benchmark):
     """Questions with answers, or texts, in sets named forget, retain and holdout; made by `load_qa`."""
 
     name = OWN
-    fields = ("question", "answer", "text", "earlier", "system")
+    fields = ("question", "answer", "text", "earlier", "system", "tools")
     by_row = True
 
     def describe(self) -> dict[str, Any]:
@@ -99,7 +99,11 @@ def load_qa(sets: Mapping[str, Sequence[Row]], prompter: Prompter, max_new_token
 
 
 def _question(prompter: Prompter, row: Row, example: Example) -> Item:
-    around = {"earlier": [list(turn) for turn in row.earlier], "system": row.system}
+    around = {
+        "earlier": [list(turn) for turn in row.earlier],
+        "system": row.system,
+        "tools": asdict(row.tools) if row.tools else {},
+    }
     fields = {"question": row.question, "answer": row.answer} | {key: value for key, value in around.items() if value}
-    prompt = prompter.prompt(row.question, row.earlier, row.system)
+    prompt = prompter.prompt(row.question, row.earlier, row.system, row.tools)
     return Item(row.index, fields, {"answer": (example,)}, prompt, group=row.about or None)

@@ -78,7 +78,7 @@ class Data(Closed):
     """A data set."""
 
     path: str
-    """A Hub id, a folder in Hub layout, or a .jsonl, .json, .csv, .parquet or .txt file."""
+    """A Hub id, a folder in Hub layout, or a .jsonl (.ndjson), .json, .csv (.tsv), .parquet or .txt file."""
     format: Literal["qa", "text"] = "qa"
     """qa: questions with answers; the answers are learnt. text: documents; every token is learnt."""
     name: str | None = None
@@ -121,6 +121,10 @@ class Prompt(Closed):
     """The plain template up to the answer. It holds {question}."""
     answer: str = " {answer}"
     """The plain template of the answer. It holds {answer}. The blank belongs here, not at the end of the prompt."""
+    thinking: Literal["answer", "template"] = "answer"
+    """Where answers begin if the chat template puts an empty block of thoughts (<think></think>) before them. answer:
+    behind the block, which belongs to the prompt. template: where the template's own prompt ends, so that the block is
+    learnt and scored as part of the answer."""
 
     @model_validator(mode="after")
     def _holds_fields(self) -> Prompt:

@@ -156,8 +156,8 @@ def test_one_columns_serves_all_sets_and_all_their_faults_come_at_once(given: di
         told = str(caught.value)
         assert told.startswith("3 faults:\n  forget.data: ")
         assert "no column 'fragge' (did you mean 'frage'?)" in told
-        assert "row 1, column 'antwort': ' '" in told
-        assert "row 2, column 'frage': ''" in told
+        assert "row 1 (line 2), column 'antwort': ' '" in told
+        assert "row 2 (line 3), column 'frage': ''" in told
         assert f"evaluate.holdout: {tmp_path}/nothing.jsonl: no such file" in told
     assert not (tmp_path / "run").exists()
 

@@ -92,9 +92,11 @@ def contents(folder: Path) -> dict[str, str]:
 def test_no_row_is_left_and_the_rest_works_on(
     run: Path, history: Path, cache: Path, call_cli: CallCli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    import datasets
+
     shutil.copytree(history, run / "history")  # as a demo's run has it
-    load_rows(DataSource(str(history / "data/forget.jsonl")))
-    load_rows(DataSource(str(history / "data/retain.jsonl")))
+    for name in ("forget", "retain"):  # as the training of the target did
+        datasets.load_dataset("json", data_files=str(history / f"data/{name}.jsonl"))
     rows = forms(history)
     before, kept = holding(run, rows), hash_file(run / "model/manifest.json")
     assert {"evaluation/target/forget.jsonl", "sweep/target/forget.jsonl", "history/data/forget.jsonl"} <= before

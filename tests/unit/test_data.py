@@ -127,8 +127,8 @@ def test_cells_without_text_are_named(tmp_path: Path) -> None:
     path.write_text('{"question": "Where?", "answer": " "}\n{"question": null, "answer": "Here."}\n')
     with pytest.raises(DataError) as caught:
         load_rows(DataSource(str(path)))
-    assert "row 0, column 'answer'" in str(caught.value)
-    assert "row 1, column 'question'" in str(caught.value)
+    assert "row 0 (line 1), column 'answer'" in str(caught.value)
+    assert "row 1 (line 2), column 'question'" in str(caught.value)
 
 
 @pytest.mark.parametrize(

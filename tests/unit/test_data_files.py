@@ -34,15 +34,15 @@ def write(folder: Path, name: str, content: bytes) -> str:
 @pytest.mark.parametrize(("place", "before"), [("file", 0), ("folder", 1)])
 def test_what_is_no_row_is_refused_with_its_number(bad: bytes, before: int, place: str, tmp_path: Path) -> None:
     file = write(tmp_path, "rows.jsonl", b"".join([GOOD + b"\n"] * before) + bad + b"\n")
-    with pytest.raises(DataError, match=r"rows.jsonl: (row \d+: |not JSON|row)") as caught:
+    with pytest.raises(DataError, match=r"rows.jsonl: (row \d+ \(line \d+\): |not JSON)") as caught:
         load_rows(DataSource(file if place == "file" else str(tmp_path)))
     if before and not bad.startswith(b"{} "):
-        assert f"row {before}: " in str(caught.value)
+        assert f"row {before} (line {before + 1}): " in str(caught.value)
 
 
 @pytest.mark.parametrize("items", [[None], [1], [{"question": "a", "answer": "b"}, None], [[1]], ["a", 1], [{}, "a"]])
 def test_a_list_of_anything_but_rows_is_refused(items: list[Any], tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"row \d: "):
+    with pytest.raises(DataError, match=r"row \d \(line 1\): "):
         load_rows(DataSource(write(tmp_path, "rows.json", json.dumps(items).encode())))
 
 
@@ -50,13 +50,35 @@ def test_a_list_of_anything_but_rows_is_refused(items: list[Any], tmp_path: Path
     ("name", "content", "told"),
     [
         ("rows.csv", HEAD + b"a,b\na\0,b\n", "line 3: a zero byte"),
-        ("rows.csv", HEAD + b"a,\xe9\n", "line 2: not UTF-8"),
+        ("rows.csv", HEAD + b"a,\xe9\n", r"line 2: not UTF-8 text \(byte 0xe9.*iconv -f WINDOWS-1252"),
+        ("rows.csv", HEAD + b"a,b\n\nc,d,e\n", r"row 1 \(line 4\): 3 cells for 2 columns.* a comma in double quotes"),
+        ("rows.csv", b"question;answer\na;b;c\n", r"row 0 \(line 2\): .* a semicolon in double quotes"),
+        ("rows.csv", HEAD + b'a,"b\nc,d\n', r"row 0 \(line \d\): not CSV"),
+        ("rows.csv", HEAD + b"a\nb,c\n", r"row 0 \(line 2\), column 'answer': None"),
+        ("rows.csv", b"question,answer,answer\na,b,c\n", "column 'answer' stands twice"),
+        ("rows.csv", b"question^answer\na^b\n", r"there are 'question\^answer'.*none of , ; \| and tabs"),
+        ("rows.jsonl", b"\n\n" + GOOD + b'\n\n{"question": "a\n', r"row 1 \(line 5\): not JSON"),
+        ("rows.jsonl", GOOD + b'\n{\n"question": 1\n"answer": 2}', r"row 1 \(line 2\): not JSON .* in line 4"),
+        ("rows.jsonl", b"{\n}\n{}{\n}\n5", r"row 3 \(line 5\): 5 is no row"),
+        ("rows.jsonl", "{}\n5".encode("utf-16"), r"row 1 \(line 2\): 5 is no row"),
+        ("rows.json", b'[{"question": "\n\xe9"}]', "line 2: not UTF-8 text"),
+        ("rows.jsonl", b"\xff\xfe" + GOOD[:41], "begins as UTF-16"),
+        (
+            "rows.jsonl",
+            GOOD + b'\n{"question": "\xe9"}',
+            r"row 1 \(line 2\): not UTF-8 .*byte 0xe9.*iconv -f WINDOWS-1252",
+        ),
+        ("rows.jsonl", GOOD.decode().encode("utf-16-le"), r"row 0 \(line 1\): a zero byte.*iconv -f UTF-16LE"),
+        ("rows.csv", HEAD.decode().encode("utf-16-le"), r"line 1: a zero byte.*iconv -f UTF-16LE"),
+        ("rows.jsonl", b'\n["a", "b"]\n["c", "d"]', r'row 0 \(line 2\): \["a", "b"\] is no row'),
+        ("rows.json", b'[\n{},\n{},\n"a"\n]', r'row 2 \(line 4\): "a" is no row'),
+        ("rows.jsonl", b" \n", "the data set is empty"),
         ("rows.txt", b"one\ntwo\0", "line 2: a zero byte"),
         ("rows.txt", b"one\n\xff", "line 2: not UTF-8"),
         ("rows.txt", b"one\n\xe2\x82", "line 2: not UTF-8"),
         ("rows.parquet", b"garbage" * 9, "not a parquet file"),
         ("rows.parquet", b"PAR1" + b"\x15" * 99 + (9999).to_bytes(4, "little") + b"PAR1", "cut off"),
-        ("rows.jsonl", gzip.compress(GOOD, mtime=0), "row 0: not UTF-8"),
+        ("rows.jsonl", gzip.compress(GOOD, mtime=0), r"row 0 \(line 1\): not UTF-8"),
     ],
 )
 def test_text_that_is_none_is_refused(name: str, content: bytes, told: str, tmp_path: Path) -> None:
@@ -101,6 +123,9 @@ def test_a_card_with_aliases_is_refused(tmp_path: Path) -> None:
         ("rows.json", b"\n [" + GOOD + b"]", 1),
         ("rows.json", json.dumps(json.loads(GOOD), indent=1).encode() * 3, 3),
         ("rows.csv", HEAD + b'"a\nb",c\n', 1),
+        ("rows.csv", b"a|b|c|d,question,answer\nx,y,z\n", 1),
+        ("rows.tsv", b"question\tanswer\nx, y\tz\n", 1),
+        ("rows.ndjson", GOOD + b"\n" + GOOD, 2),
         ("rows.jsonl", b'{"question": "{[{[", "answer": "' + b"[" * 300 + b'"}', 1),
         ("rows.jsonl", '{"question": "\\u00e9 é", "answer": "\\ud83d\\ude00"}'.encode(), 1),
     ],
@@ -149,7 +174,7 @@ def test_cells_of_csv_files_are_texts_as_they_are_written(
 @pytest.mark.parametrize("row", [b"who,me,you", b"who,,"])
 def test_rows_with_more_cells_than_columns_are_not_shifted(start: bytes, row: bytes, tmp_path: Path) -> None:
     path = write(tmp_path, "rows.csv", start + HEAD + row + b"\na,b\n")
-    with pytest.raises(DataError, match="row 0: 3 cells for 2 columns"):
+    with pytest.raises(DataError, match=r"row 0 \(line \d\): 3 cells for 2 columns"):
         load_table(DataSource(path))
 
 
@@ -167,5 +192,5 @@ def test_texts_that_look_like_dates_or_numbers_stay_as_they_are(name: str, text:
 
 def test_long_texts_in_csv_files_are_read(tmp_path: Path) -> None:
     text = "word, " * 50_000
-    table = load_table(DataSource(write(tmp_path, "rows.csv", f'question,answer\nwho,"{text}"\n'.encode())))
-    assert table[0]["answer"] == text
+    [row] = load_table(DataSource(write(tmp_path, "rows.csv", f'question,answer\nwho,"{text}"\n'.encode())))
+    assert row["answer"] == text

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from msa_lite.data import Prompter, Template
-from msa_lite.data.prompts import render_chat
+from msa_lite.data import Prompter, Template, render_chat
 from msa_lite.errors import UsageError
 from msa_lite.evals.harness import check_no_code, sandboxed
 from msa_lite.evals.judge import encode_ask

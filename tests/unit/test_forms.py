@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,15 @@ def test_the_identity_of_a_plain_row_is_what_it_was_and_that_of_a_turn_has_all_t
     assert len({row.sha256 for row in [*TURNS, Row(0, "Where?", "Here."), Row(0, "When?", "Now.")]}) == 4
 
 
+def test_answers_of_weight_0_are_shown_but_are_no_rows(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    weighted = [*OPENAI[:2], OPENAI[2] | {"weight": 0}, OPENAI[3], OPENAI[4] | {"weight": 1}]
+    with caplog.at_level(logging.WARNING, logger="msa_lite"):
+        assert load_rows(source(tmp_path, {"messages": weighted})) == [replace(TURNS[1], index=0)]
+    assert "1 answers have weight 0" in caplog.text
+    with pytest.raises(DataError, match="all answers have weight 0"):
+        load_rows(source(tmp_path, {"messages": weighted[:3]}))
+
+
 def test_a_question_without_an_answer_at_the_end_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, logger="msa_lite"):
         assert load_rows(source(tmp_path, {"messages": OPENAI[:4]})) == TURNS[:1]
@@ -91,19 +101,23 @@ def test_a_question_without_an_answer_at_the_end_is_left_out(tmp_path: Path, cap
         (OPENAI[2:], r"message 0: expected a message of the user, got one of the assistant"),
         ([OPENAI[1], *OPENAI[1:]], r"message 1: expected a message of the assistant, got one of the user"),
         ([*OPENAI[1:3], OPENAI[0]], r"message 2: a system message comes first"),
-        ([{"role": "tool", "content": "x"}], r"message 0: role 'tool' is not handled, only system,"),
+        ([{"role": "critic", "content": "x"}], r"message 0: role 'critic' is not handled, only system,"),
+        ([{"role": "tool", "content": "x"}], r"message 0: expected a message of the user, got one of the tool"),
+        ([OPENAI[1], {"role": "tool", "content": "x"}], r"message 1: expected a message of the assistant, got one of"),
         ([OPENAI[1], {"role": "assistant", "content": " "}], r"message 1: its content is no text but ' '"),
         ([OPENAI[1], {"role": "assistant", "content": None}], r"message 1: its content is no text but None"),
+        ([OPENAI[1], {"role": "assistant", "content": [{"type": "text", "text": None}]}], "a part .* has no text"),
         (OPENAI[:2], "no message of the assistant, so there is nothing to learn"),
         ([], r"expected a list of messages, got \[\]"),
         ("Where?", "expected a list of messages, got 'Where\\?'"),
-        (["Where?"], "'Where\\?' is no message with a role and content"),
+        (["Where?", OPENAI[0]], "'Where\\?' is no message with a role and content"),
+        (str(OPENAI), "expected a list of messages, got .*Python's form: write it with json.dumps"),
     ],
 )
 def test_a_conversation_that_is_none_is_told_with_its_row(tmp_path: Path, messages: Any, words: str) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps({"messages": messages}) + "\n")
-    with pytest.raises(DataError, match=rf"row 0, column 'messages'.*{words}"):
+    with pytest.raises(DataError, match=rf"row 0 \(line 1\), column 'messages'.*{words}"):
         load_rows(DataSource(str(path)))
 
 
@@ -111,8 +125,8 @@ def test_all_rows_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     broken = [{"instruction": "Where?", "input": "", "output": text} for text in ("Here.", "", " ")]
     with pytest.raises(DataError) as caught:
         load_rows(source(tmp_path, *broken))
-    assert "row 1, column 'output': ''" in str(caught.value)
-    assert "row 2, column 'output': ' '" in str(caught.value)
+    assert "row 1 (line 2), column 'output': ''" in str(caught.value)
+    assert "row 2 (line 3), column 'output': ' '" in str(caught.value)
 
 
 def test_columns_that_are_named_are_not_guessed_around(tmp_path: Path) -> None:

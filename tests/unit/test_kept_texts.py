@@ -73,7 +73,10 @@ def test_a_cell_without_text_is_named_when_it_is_come_to(tmp_path: Path) -> None
     path.write_text('{"text": "one"}\n{"text": " "}\n')
     texts = stream_texts(DataSource(str(path), "text"))
     assert next(texts) == "one"
-    with pytest.raises(DataError, match="row 1, column 'text': ' '"):
+    with pytest.raises(DataError, match=r"row 1 \(line 2\), column 'text': ' '"):
         next(texts)
     with pytest.raises(DataError, match=r"no column 'body'; there are 'text'"):
         next(stream_texts(DataSource(str(path), "text", text="body")))
+    path.write_text("\n")
+    with pytest.raises(DataError, match="the data set is empty"):
+        next(stream_texts(DataSource(str(path), "text")))

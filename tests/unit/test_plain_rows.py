@@ -1,35 +1,149 @@
-"""Rows of files as a plain installation reads them: the same rows as `datasets` gives, where it is there."""
+"""Rows of files in the forms that people have: the same rows to a fit, to `purge` and `verify`, and to `datasets`."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import pandas
 import pytest
 
-from msa_lite.data import DataSource, load_rows
+from msa_lite.data import DataSource, Row, load_rows
 from msa_lite.data.rows import read_any_rows
 from msa_lite.errors import DataError, UsageError
 
-PAIRS = [{"question": "Où ?", "answer": "007"}, {"question": 'When, "exactly"?', "answer": "1999-01-31"}]
-TURNS = [{"role": "user", "content": "Where?"}, {"role": "assistant", "content": "Here."}]
+PAIRS = [
+    {"question": "Où ?", "answer": "007"},
+    {"question": 'When, "exactly"; or\tnever?', "answer": "1999-01-31"},
+    {"question": "Who |\nis it?", "answer": "null"},
+]
+ROWS = [Row(i, pair["question"], pair["answer"]) for i, pair in enumerate(PAIRS)]
+TALKS = [
+    [{"role": "user", "content": pair["question"]}, {"role": "assistant", "content": pair["answer"]}] for pair in PAIRS
+]
+FRAME = pandas.DataFrame(PAIRS)
+CHATS = pandas.DataFrame({"messages": TALKS, "id": range(3)})
+TEXTS = pandas.DataFrame({"messages": [json.dumps(talk) for talk in TALKS], "n": range(3)})
+
+
+def csv(encoding: str = "utf-8", **options: Any) -> bytes:
+    return FRAME.to_csv(index=False, **options).encode(encoding)
+
+
+def lines(*records: Any) -> bytes:
+    return "".join(json.dumps(record) + "\n" for record in records).encode()
+
+
+# What people have, as pandas, Excel and others write it. Each file holds the same rows.
 FILES = {
-    "a.jsonl": "".join(json.dumps(row) + "\n" for row in PAIRS),
-    "b.json": "\ufeff" + json.dumps(PAIRS, ensure_ascii=False, indent=1),
-    "c.csv": '\ufeffquestion,answer\nOù ?,007\n\n"When, ""exactly""?",1999-01-31\n',
-    "d.jsonl": json.dumps({"messages": [*TURNS, *TURNS]}),
-    "e.jsonl": json.dumps({"instruction": "Where?", "input": "In Rome.", "output": "Here."}),
-    "f.jsonl": json.dumps({"prompt": "Where?", "completion": "Here.", "id": 3}),
-    "g.json": json.dumps({"question": "Where?", "answer": "Here."}) + json.dumps({"question": "Who?", "answer": "I."}),
+    "lines.jsonl": lines(*PAIRS),
+    "bom-crlf-blank.jsonl": b"\xef\xbb\xbf" + lines(*PAIRS).replace(b"\n", b"\r\n\r\n"),
+    "utf16.jsonl": lines(*PAIRS).decode().encode("utf-16"),
+    "utf16-pretty.json": json.dumps(PAIRS, indent=1, ensure_ascii=False).encode("utf-16"),
+    "late-column.jsonl": lines(*PAIRS[:2], PAIRS[2] | {"note": "x"}),
+    "mixed-types.jsonl": lines(PAIRS[0] | {"meta": ["x"]}, PAIRS[1] | {"meta": "x"}, PAIRS[2] | {"meta": None}),
+    "list.json": json.dumps(PAIRS).encode(),
+    "spread.json": "".join(json.dumps(pair, indent=1) for pair in PAIRS).encode(),
+    "first-lines-then-spread.jsonl": lines(PAIRS[0]) + json.dumps(PAIRS[1], indent=1).encode() + lines(PAIRS[2]),
+    "wrapped.json": json.dumps({"data": PAIRS}, indent=1).encode(),
+    "wrapped-beside-others.json": json.dumps({"version": "1.1", "size": 3, "rows": PAIRS}).encode(),
+    "table.json": FRAME.to_json(orient="table").encode(),
+    "records.json": FRAME.to_json(orient="records").encode(),
+    "columns.json": FRAME.to_json(orient="columns").encode(),
+    "index.json": FRAME.to_json(orient="index").encode(),
+    "split.json": FRAME.to_json(orient="split").encode(),
+    "lists.json": json.dumps(FRAME.to_dict(orient="list")).encode(),
+    "lists.jsonl": json.dumps(FRAME.to_dict(orient="list")).encode(),
+    "chats.jsonl": CHATS.to_json(orient="records", lines=True).encode(),
+    "chats-columns.json": CHATS.to_json(orient="columns").encode(),
+    "chats-lists.json": json.dumps(CHATS.to_dict(orient="list")).encode(),
+    "chats-wrapped.json": json.dumps({"data": [{"messages": talk} for talk in TALKS]}).encode(),
+    "chats-in-texts.jsonl": TEXTS.to_json(orient="records", lines=True).encode(),
+    "chats-in-texts.csv": TEXTS.to_csv(index=False, sep=";").encode(),
+    "trl-in-texts.jsonl": lines(*({"prompt": json.dumps(a[:1]), "completion": json.dumps(a[1:])} for a in TALKS)),
+    "alpaca.jsonl": lines(*({"instruction": a["question"], "input": "", "output": a["answer"]} for a in PAIRS)),
+    "comma.csv": csv(),
+    "semicolon.csv": csv(sep=";"),
+    "tab.csv": csv(sep="\t"),
+    "bar.csv": csv(sep="|", quoting=1),
+    "excel.csv": csv("utf-8-sig", sep=";", lineterminator="\r\n") + b";\r\n",
+    "excel-unicode.csv": csv("utf-16", sep="\t", lineterminator="\r\n"),
+    "excel-names-it.csv": b"sep=;\r\n" + csv(sep=";"),
+    "old-mac.csv": csv(lineterminator="\r", quoting=1),
+    "numbered.csv": FRAME.to_csv(sep=";").encode(),
+    "blank-lines.csv": b"\n" + csv() + b"\n,\n",
 }
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_the_rows_are_those_of_datasets(name: str, tmp_path: Path) -> None:
-    (tmp_path / name).write_text(FILES[name], encoding="utf-8")
+def test_every_form_gives_the_same_rows_to_a_fit_and_to_a_purge(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(FILES[name])
     source = DataSource(str(tmp_path / name))
-    assert read_any_rows(source.path, source) == load_rows(source)
+    assert load_rows(source) == ROWS
+    assert read_any_rows(source.path, source) == ROWS
+
+
+@pytest.mark.parametrize("name", ["lines.jsonl", "list.json", "comma.csv", "chats.jsonl", "chats-in-texts.jsonl"])
+def test_the_rows_are_those_that_datasets_reads(name: str, tmp_path: Path) -> None:
+    (tmp_path / "rows").mkdir()
+    (tmp_path / name).write_bytes(FILES[name])
+    (tmp_path / "rows" / name).write_bytes(FILES[name])
+    if name != "comma.csv":  # of a folder, pandas takes 007 for a number
+        (tmp_path / "rows" / name).write_bytes(FILES[name].replace(b"1999-01-31", b"the 31st"))
+        (tmp_path / name).write_bytes(FILES[name].replace(b"1999-01-31", b"the 31st"))
+        assert load_rows(DataSource(str(tmp_path / "rows"))) == load_rows(DataSource(str(tmp_path / name)))
+    frame = pandas.read_csv(tmp_path / name, dtype=str, keep_default_na=False) if name == "comma.csv" else None
+    assert frame is None or frame.to_dict(orient="records") == PAIRS
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("wrapped.json", "wrapped.json"),
+        ("lists.jsonl", "lists.jsonl"),
+        ("semicolon.csv", "semicolon.csv"),
+        ("utf16.jsonl", "utf16.jsonl"),
+    ],
+)
+def test_a_form_that_datasets_does_not_know_is_refused_in_a_folder(name: str, content: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(FILES[content])
+    with pytest.raises(DataError, match=rf"{name}: .*not read in a folder; name this file itself"):
+        load_rows(DataSource(str(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"question": "Where?", "answer": "Here.", "sources": [{"url": "x"}]},
+        {"messages": [{"role": "user", "content": "Where?"}, {"role": "assistant", "content": "Here."}]},
+        {
+            "prompt": [{"role": "user", "content": "Where?"}],
+            "completion": [{"role": "assistant", "content": "Here."}],
+        },
+    ],
+)
+def test_one_row_is_no_table(record: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(json.dumps(record))
+    assert load_rows(DataSource(str(tmp_path / "a.json"))) == [Row(0, "Where?", "Here.")]
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ({"train": PAIRS, "test": PAIRS}, r"several lists of rows \(train, test\)"),
+        ({"question": ["a", "b"], "answer": ["c"]}, r"different lengths \(question: 2, answer: 1\)"),
+        ({"columns": ["question", "answer"], "data": [["a"]]}, "1 cells for 2 columns"),
+        ({"data": []}, "the data set is empty"),
+        ({}, "the data set is empty"),
+        ({"data": [{"frage": "a"}]}, "no column 'question', 'answer'; there are 'frage'"),
+    ],
+)
+def test_a_table_that_cannot_be_read_is_refused(value: Any, message: str, tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(json.dumps(value))
+    with pytest.raises(DataError, match=message):
+        load_rows(DataSource(str(tmp_path / "a.json")))
 
 
 def test_texts_are_read_alike(tmp_path: Path) -> None:
@@ -61,7 +175,11 @@ def test_the_columns_are_the_recipes_or_the_usual_ones(tmp_path: Path) -> None:
             "has the columns city, country; call those with the rows question and answer",
         ),
         ("a.jsonl", '{"question": "Where?", "answer": ""}', "cells without text"),
-        ("a.jsonl", '{"question": "Where?", "answer": "Here."}\n{"question": "Who?"}', "row 1, column 'answer': None"),
+        (
+            "a.jsonl",
+            '{"question": "Where?", "answer": "Here."}\n{"question": "Who?"}',
+            r"row 1 \(line 2\), column 'answer': None",
+        ),
         ("a.jsonl", "[1, 2", "not JSON"),
         ("a.jsonl", "", "the data set is empty"),
         ("a.csv", "question,answer\n", "the data set is empty"),

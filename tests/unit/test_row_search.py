@@ -63,6 +63,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("ending", ["jsonl", "csv", "parquet", "txt"])
 def test_the_table_of_a_file_is_found_by_its_rows(ending: str, cache: Path, tmp_path: Path) -> None:
+    import datasets
     import pandas
 
     rows = pandas.DataFrame(
@@ -78,7 +79,11 @@ def test_the_table_of_a_file_is_found_by_its_rows(ending: str, cache: Path, tmp_
             path.write_text("\n".join(table["answer"]))
         else:
             table.to_json(path, orient="records", lines=True)
-        load_rows(DataSource(str(path), "text" if ending == "txt" else "qa"))
+        before = list(cache.rglob("*.arrow"))
+        assert load_rows(DataSource(str(path), "text" if ending == "txt" else "qa"))
+        assert list(cache.rglob("*.arrow")) == before or ending == "parquet", "we keep no table of what we read"
+        builder = {"jsonl": "json", "txt": "text"}.get(ending, ending)  # somebody else's training does
+        datasets.load_dataset(builder, data_files=str(path), **({"sample_by": "document"} if ending == "txt" else {}))
     tables = sorted(path.parent.parent.parent for path in cache.rglob("*.arrow"))
     assert len(tables) == 2
     [found] = cached_tables(["In Oslo, by the sea."])

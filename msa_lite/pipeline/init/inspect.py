@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from msa_lite.data import DataSource, Row, load_rows, load_table
-from msa_lite.data.rows import find_form
+from msa_lite.data.forms import find_form
 from msa_lite.errors import ColumnsError, MsaError, UsageError
 from msa_lite.io.files.reading import local_path, read_object
 from msa_lite.io.finished.seal import CARD_FILE

@@ -47,14 +47,14 @@ PROMPT_FILE = "prompt.json"  # in the run's folder: the outcome of `prompt: auto
 
 def prompt_settings(prompt: Prompt) -> PromptSettings:
     """Return the settings that a recipe's `prompt` section stands for."""
-    return PromptSettings(prompt.kind, prompt.system, Template(prompt.prompt, prompt.answer))
+    return PromptSettings(prompt.kind, prompt.system, Template(prompt.prompt, prompt.answer), prompt.thinking)
 
 
 def find_prompter(recipe: Recipe, tokenizer: Any) -> Prompter:
     """Return the prompter of a recipe. For `prompt: auto`, return the one to use if nothing is searched."""
     settings = prompt_settings(recipe.prompt)
     if settings.kind == "auto":
-        default = Prompter.build(tokenizer, "default", settings.template)
+        default = Prompter.build(tokenizer, "default", settings.template, thinking=settings.thinking)
         return replace(default, system=settings.system) if default.takes_system else default
     published = recipe.evaluate is not None and recipe.evaluate.benchmark != OWN
     return make_prompter(tokenizer, settings, published)

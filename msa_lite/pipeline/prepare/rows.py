@@ -68,10 +68,11 @@ def count_repeated(sets: Mapping[str, Iterable[Row]]) -> list[str]:
 
 
 def _content(row: Row) -> tuple[str, ...]:
-    """Return what a model is asked in a row, as it is compared: earlier turns and question, or the text."""
+    """Return what a model is asked in a row, as it is compared: earlier turns, question and steps, or the text."""
     if row.text:
         return ("text", _words(row.text))
-    return (*(_words(text) for turn in row.earlier for text in turn), _words(row.question))
+    around = [text for turn in row.earlier for text in turn]
+    return tuple(map(_words, filter(None, [*around, row.question, row.tools.steps])))
 
 
 def _words(text: str) -> str:

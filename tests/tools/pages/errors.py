@@ -98,6 +98,21 @@ GROUPS: dict[str, tuple[Message, ...]] = {
             "Look at the file; set `data.split`.",
         ),
         (
+            "…: cells without text; correct them, or take the rows out:",
+            "A question, an answer or a message is empty, `null`, no text, or out of turn. Each line names a row.",
+            "Fill it in, or take the row out. A row without an answer has nothing to forget.",
+        ),
+        (
+            "…: … is not read in a folder; name this file itself as the path, or write it …",
+            "`datasets` reads folders, and would take this file for something else.",
+            "Set `data.path` to the file, or write it as the message says.",
+        ),
+        (
+            "… of … rows call tools, which …; take these rows out, or leave only question and answer in them",
+            "The target's chat template, or a plain prompt, leaves calls or their results out.",
+            "Take the rows out, or name a `tokenizer` whose chat template shows calls.",
+        ),
+        (
             "…: which split? There are …; set data.split in the recipe",
             "The data set has several splits and none is called `train`.",
             "Set `data.split`.",
