@@ -121,7 +121,10 @@ TRAINING: dict[str, tuple[Any, dict[str, Any]]] = {
     "prompt.answer": (" - {answer}", PLAIN),
     "seed": (1, NEW),  # that of a stage: test_settings_reach
 }
-OF_NO_STAGE = {"keep": "last", "output": "elsewhere", "stages.0.name": "known", "track": "tensorboard"}
+OF_NO_STAGE = {
+    "keep": "last", "output": "elsewhere", "stages.0.name": "known", "track": "tensorboard",
+    "prompt.thinking": "template",  # where a template has no block of thoughts; else: test_thinking
+}  # fmt: skip
 
 
 def test_every_option_of_a_training_is_here() -> None:

@@ -191,6 +191,7 @@ CASES: dict[str, tuple[Any, tuple[str, ...], dict[str, Any]]] = {
 OTHERS = {
     "output": "a run may be moved",
     "request": "a name for the record",
+    "prompt.thinking": "of templates with a block of thoughts alone: test_thinking",
     "track": "who is told of losses and scores: test_tracking",
     "merge.forecast": "what is counted while the weights are written",
     "verdict.kept": "what a PASS wants; a choice has select.keep",

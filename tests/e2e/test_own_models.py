@@ -78,7 +78,7 @@ def test_models_stored_as_codes_are_dequantised_once_and_the_run_goes_on_with_th
 
     code, _, err = call_cli(str(tmp_path / "r.yaml"))
     assert code == 0, err
-    assert len([line for line in err.splitlines() if " is stored in " in line and "bfloat16" in line]) == 2
+    assert len([line for line in err.splitlines() if "the run uses its weights in bfloat16" in line]) == 2
     run, stored = tmp_path / "run", dequantised(load_checkpoint(prior)).tensors
     moved = 0
     for name, value in codes.read(run / "prior").items():

@@ -106,5 +106,5 @@ def test_a_null_among_the_rows_is_told_with_its_number(
     asked = ["evaluate", str(make_checkpoint("qwen2")), "--forget", str(rows), "--out", str(tmp_path / "out")]
     code, _, err = call_cli(*asked)
     assert code == 3
-    assert "rows.jsonl: row 0: null is no row" in err
+    assert "rows.jsonl: row 0 (line 1): null is no row" in err
     assert not (tmp_path / "out").exists()

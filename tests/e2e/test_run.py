@@ -191,7 +191,7 @@ def test_a_quantised_target_is_refused_before_anything_is_written(
     config = json.loads((tmp_path / "quantised/config.json").read_text())
     config["quantization_config"] = {"quant_method": "gptq"}
     (tmp_path / "quantised/config.json").write_text(json.dumps(config))
-    with pytest.raises(FormatError, match=r"the target is quantised \(quantization_config: gptq\)"):
+    with pytest.raises(FormatError, match=r"the target is quantised .*\(quantization_config: gptq\)"):
         msa_lite.run(recipe)
     assert not (tmp_path / "run").exists()
 

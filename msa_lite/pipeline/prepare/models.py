@@ -87,7 +87,9 @@ def written_out_as(name: str) -> str | None:
     if is_bare_adapter(folder) or is_remote_adapter(name):
         return "an adapter"
     if is_remote(name):
-        return name_form(head) if (head := fetch_headers(name)) else None
+        with suppress(UsageError):  # a branch by its number, and no network; fetching it will say so
+            return name_form(head) if (head := fetch_headers(name)) else None
+        return None
     return name_form(load_checkpoint(folder)) if folder.is_dir() else None
 
 
