@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import click
@@ -25,7 +26,7 @@ _OF_MODELS: dict[str, tuple[Any, ...]] = {
 }
 INPUTS = ("--target", "--forget", "--alpha", "--retain", "--beta", "--prior")
 _GROUPS = {
-    "Models and vectors": [*INPUTS, "--filter", "--filter-strength", "--mergekit"],
+    "Models and vectors": [*INPUTS, "--filter", "--filter-strength", "--mergekit", "--with"],
     "Result": ["--out", "--dtype", "--rounding", "--seed", "--exact", "--untie", "--as", "--max-rank", "--forecast"],
     "Memory and threads": ["--max-memory", "--threads"],
 }
@@ -79,6 +80,7 @@ def read_strengths(options: dict[str, Any]) -> dict[str, Any]:
 @click.option("--filter", "moments", type=click.Path(), help="Filter the forget vector by these moments.")
 @click.option("--filter-strength", type=float, help="Strength λ of the filter, > 0.")
 @click.option("--mergekit", "recipe", type=click.Path(path_type=Path), help="Take all of the above from this recipe.")
+@click.option("--with", "engine", type=click.Choice(["mergekit"]), help="Let mergekit do it: TIES, DARE, SLERP, ….")
 @click.option("--out", required=True, type=click.Path(), help="Folder to write.")
 @click.option("--dtype", help="same, bfloat16, float16 or float32.  [default: same]")
 @click.option("--rounding", help="nearest, or stochastic (unbiased, seeded).  [default: nearest]")
@@ -96,7 +98,14 @@ def read_strengths(options: dict[str, Any]) -> dict[str, Any]:
 @click.option("--threads", type=int, help="Worker threads.  [default: one a core]")
 @takes_json
 def merge_command(
-    recipe: Path | None, out: str, dtype: str | None, form: str, max_rank: int | None, as_json: bool, **options: Any
+    recipe: Path | None,
+    engine: str | None,
+    out: str,
+    dtype: str | None,
+    form: str,
+    max_rank: int | None,
+    as_json: bool,
+    **options: Any,
 ) -> None:
     """Write target − alpha · forget + beta · retain to the folder --out.
 
@@ -111,6 +120,7 @@ def merge_command(
     msa-lite merge --target T --forget F --forecast nf4,int8 --out ./unlearned
     msa-lite merge --target T --forget F --filter runs/mine/moments --filter-strength 1 --out ./unlearned
     msa-lite merge --mergekit recipe.yml --out ./unlearned
+    msa-lite merge --mergekit ties.yml --with mergekit --out ./unlearned
     """
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # read when numpy loads; its own threads would only spin
     from msa_lite.cli.output import print_json, progress_bars
@@ -130,6 +140,11 @@ def merge_command(
         clash = [f"--{name}" for name, value in {**arguments, "dtype": dtype}.items() if value not in (None, ())]
         if clash:
             raise UsageError(f"--mergekit already says {', '.join(clash)}; leave them out")
+    if engine:
+        others = {**options, "as": form, "max-rank": max_rank, "filter": filtering[0]}
+        result: Any = _by_mergekit(recipe, arguments, dtype or "same", out, others)
+        return print_json(result) if as_json else _print(result)
+    if recipe is not None:
         arguments, dtype = read_mergekit(recipe)
         if form == "adapter" and dtype != "same":
             logger.warning("%s: its dtype (%s) is ignored: an adapter is always fp32", recipe, dtype)
@@ -141,17 +156,36 @@ def merge_command(
             arguments["forget"] = _filtered(arguments, *filtering, Path(out), form, progress)
         if form == "adapter":
             bounds = {"max_rank": max_rank, "max_memory": options["max_memory"]}
-            result: Any = merge_adapters(out=out, **arguments, **bounds, progress=progress)
+            result = merge_adapters(out=out, **arguments, **bounds, progress=progress)
         else:
             settings = {name: value for name, value in {**options, "dtype": dtype}.items() if value is not None}
             if "forecast" in settings:
                 settings["forecast"] = read_names(settings["forecast"])
             result = merge(out=out, **arguments, **settings, progress=progress)
-    if as_json:
-        print_json(result)
-    else:
-        first, *others = result.describe().splitlines()
-        click.echo("\n  ".join([f"{result.folder}: {first}", *others]))
+    return print_json(result) if as_json else _print(result)
+
+
+def _print(result: Any) -> None:
+    first, *others = result.describe().splitlines()
+    click.echo("\n  ".join([f"{result.folder}: {first}", *others]))
+
+
+def _by_mergekit(recipe: Path | None, arguments: dict[str, Any], dtype: str, out: str, others: dict[str, Any]) -> Any:
+    """Run a recipe, or the one that the options come to, with mergekit. Raise UsageError for options that it lacks."""
+    from msa_lite.cli.output import progress_bars
+    from msa_lite.errors import UsageError
+    from msa_lite.merger import mergekit_recipe
+    from msa_lite.merger.with_mergekit import merge_with_mergekit
+
+    seed = others.pop("seed") or 0
+    idle = (None, False, (), "nearest", "model", "512MB")
+    if refused := [f"--{name.replace('_', '-')}" for name, value in others.items() if value not in idle]:
+        raise UsageError(f"mergekit has nothing like {', '.join(refused)}; leave it out, or leave out --with mergekit")
+    with TemporaryDirectory() as folder, progress_bars() as progress:
+        if recipe is None:
+            recipe = Path(folder) / "mergekit.yml"
+            recipe.write_text(mergekit_recipe(**read_strengths(arguments), dtype=dtype), encoding="utf-8")
+        return merge_with_mergekit(recipe, out, seed, progress=progress)
 
 
 def _filtered(

@@ -233,8 +233,9 @@ def _fidelity(manifest: Mapping[str, Any]) -> list[str]:
         return []
     lines = [
         f"{change['weights_changed'] / touched:.2%} of {touched:,} weights in {tensors} tensors changed",
-        f"rounding to the stored precision lost {change['rounding_loss']:.2%} of the update",
     ]
+    if "rounding_loss" in change:  # not known of a merge by mergekit
+        lines.append(f"rounding to the stored precision lost {change['rounding_loss']:.2%} of the update")
     if change.get("relative_size") is not None:
         lines.append(f"the update's norm is {change['relative_size']:.2%} of the norm of these weights")
     if change.get("update_cosine") is not None:
