@@ -277,11 +277,16 @@ def _validate(kind: type[M], name: str, values: Mapping[str, Any]) -> M:
         raise RecipeError(join_faults(f"{name}: {count}:", faults, limit=50)) from error
 
 
+_DEEPEST = 20  # dots in a key
+
+
 def set_key(values: dict[str, Any], override: str) -> dict[str, Any]:
     """Return the values of a recipe with one key changed, as `key.sub=value`. Raise UsageError for another form."""
     key, equals, text = override.partition("=")
     if not equals or not re.fullmatch(r"[\w-]+(\.[\w-]+)*", key):
         raise UsageError(f"'{override}': an override is key.sub=value")
+    if key.count(".") > _DEEPEST:
+        raise UsageError(f"'{override[:80]}…': {key.count('.') + 1} parts; no key of a recipe is so deep")
     value = parse_yaml(text, f"'{override}'", UsageError)
     return typing.cast("dict[str, Any]", _put(values, key.split("."), value, override))
 

@@ -71,8 +71,10 @@ class ResultWeights(Weights):
 class KeyedRows(RecordPart):
     """Keyed hashes of the rows that were to be forgotten: HMAC-SHA256 of a text, sorted, each once.
 
-    Texts are in Unicode's form NFC, every run of white space is one blank, and none is at the ends. The HMAC's message
-    is the UTF-8 of these lines, with a line feed between them and none at the end:
+    Texts are in Unicode's form NFC, every run of white space is one blank, and none is at the ends. Signs that show
+    nothing are left out: U+00AD, U+200B, U+200E, U+200F, U+202A to U+202E, U+2060 to U+2064, U+2066 to U+2069 and
+    U+FEFF, at the ends also U+200C and U+200D. The HMAC's message is the UTF-8 of these lines, with a line feed between
+    them and none at the end:
 
         row, the question, the answer       (a question with its answer; earlier turns of a conversation do not count)
         text, the text                      (a document)

@@ -58,6 +58,9 @@ RowContent = tuple[str, str, str]
 """The question, answer and text of a row; either the text is empty, or the two others are."""
 RowMatch = Literal["row", "question", "none"]
 
+_INVISIBLE = re.compile("[\u00ad\u200b\u200e\u200f\u202a-\u202e\u2060-\u2064\u2066-\u2069\ufeff]")
+_JOINERS = "\u200c\u200d"
+
 
 @dataclass(frozen=True)
 class RecordKey:
@@ -100,8 +103,14 @@ class RecordKey:
 
 
 def canonical(text: str) -> str:
-    """Return a text in Unicode's form NFC, with one blank for every run of white space, and none at the ends."""
-    return " ".join(unicodedata.normalize("NFC", text).split())
+    """Return a text as people see it: in Unicode's form NFC, without signs that show nothing, white space as one blank.
+
+    Left out are byte order marks, zero-width spaces, soft hyphens and marks of direction, wherever they stand, and
+    joiners at the ends (within a word they decide its form). No white space is at the ends. Case and all other signs
+    count.
+    """
+    words = " ".join(unicodedata.normalize("NFC", _INVISIBLE.sub("", text)).split())
+    return words.strip(_JOINERS + " ")
 
 
 def load_key(path: Path) -> RecordKey:

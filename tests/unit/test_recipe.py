@@ -131,6 +131,11 @@ def test_filter_and_hold_are_on_where_there_are_rows_to_keep_and_a_search(
     assert load_recipe(yaml.safe_load(dump_recipe(recipe))) == recipe
 
 
+def test_a_key_of_a_thousand_parts_is_no_key() -> None:
+    with pytest.raises(UsageError, match="1000 parts"):
+        load_recipe(SMALLEST, [".".join(["a"] * 1000) + "=1"])
+
+
 @pytest.mark.parametrize(
     ("overrides", "names"),
     [

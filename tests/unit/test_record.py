@@ -66,12 +66,30 @@ def test_the_command_of_the_page_gives_the_hash(tmp_path: Path) -> None:
     assert done.stdout.split()[-1] == by_hand("row\nWhere does Ada live?\nIn Yarheath.")
 
 
+@pytest.mark.parametrize(
+    "text", ["où est Zoé ?", "Où est Zoe ?", "Où est Zoé", "Où est Zoé ??", "Oùest Zoé ?", "Où est Z\u200doé ?"]
+)
+def test_what_people_see_as_another_row_is_one(text: str) -> None:
+    assert KEY.find([(text, "Ici.", "")], KEY.hash_rows([("Où est Zoé ?", "Ici.", "")])) == ["none"]
+
+
 def test_the_order_of_rows_and_their_repetition_tell_nothing() -> None:
     assert KEY.hash_rows([*reversed(ROWS), ROWS[0]]) == KEY.hash_rows(ROWS)
 
 
 @pytest.mark.parametrize(
-    "text", ["Où est  Zoé ?", "Où est Zoé\u00a0?", "\tOù est\r\nZoé ? ", unicodedata.normalize("NFD", "Où est Zoé ?")]
+    "text",
+    [
+        "Où est  Zoé ?",
+        "Où est Zoé\u00a0?",
+        "\tOù est\r\nZoé ? ",
+        unicodedata.normalize("NFD", "Où est Zoé ?"),
+        "\ufeffOù est Zoé ?",
+        "Où est Zoé ?\u200b",
+        "Où est \u200bZo\u00adé ?",
+        "\u202aOù est Zoé ?\u202c",
+        "Où est Zoé ? \u200d",
+    ],
 )
 def test_spelling_of_blanks_and_accents_does_not_matter(text: str) -> None:
     assert canonical(text) == "Où est Zoé ?"
