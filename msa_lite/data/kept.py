@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
@@ -13,7 +14,9 @@ from typing import Any
 from msa_lite.data.forms import DataSource
 from msa_lite.data.rows import stream_texts
 from msa_lite.data.sources import is_remote_data, pin_source
-from msa_lite.io.files.spellings import SHORTEST, holds_any, sample_texts
+from msa_lite.io.files.spellings import SHORTEST, holds_any, sample_texts, written_forms
+
+logger = logging.getLogger(__name__)
 
 
 def kept_texts(source: DataSource, file: Path) -> Iterator[str]:
@@ -78,17 +81,52 @@ def datasets_cache() -> Path:
     return Path(place).expanduser()
 
 
-def cached_tables(texts: Sequence[str]) -> Iterator[Path]:
-    """Yield the folders of the cache with a table of a file in which one of these texts stands, whole.
+def cached_tables(columns: Sequence[Sequence[str]]) -> Iterator[tuple[Path, bool]]:
+    """Yield the folders of the cache with a table of a file in which texts of one of these columns stand.
 
-    The names of these folders are hashes of paths and times, which change with the file, so the tables are searched.
+    The names of these folders are hashes of paths and times, which change with the file, so the tables are searched,
+    for each column on its own. A text of `SHORTEST` characters and more may stand anywhere. Shorter ones tell a table
+    where at least half of a column are whole cells of it. False comes with a folder whose tables cannot be read so.
     """
     folders = [folder for builder in _BUILDERS for folder in sorted((datasets_cache() / builder).glob("*"))]
     tables = {folder: list(folder.rglob("*.arrow")) for folder in folders if not folder.is_symlink()}
     size = sum(path.stat().st_size for paths in tables.values() for path in paths)
-    known = [text for text in texts if len(text) >= SHORTEST]
-    needles = [text[:_MOST].encode("utf-8", "replace") for text in sample_texts(known, size)]
-    yield from (folder for folder, paths in tables.items() if any(holds_any(path, needles) for path in paths))
+    needles, short = list[bytes](), list[set[str]]()
+    for texts in columns:
+        known = [text for text in texts if len(text.strip()) >= SHORTEST]
+        for text in sample_texts(known, size * max(1, len(columns))):
+            needles += written_forms(text.strip()[:_MOST].strip())
+        if texts and len(known) < len(texts) / 2:
+            short.append({text.strip() for text in texts})
+    for folder, paths in tables.items():
+        if any(holds_any(path, needles) for path in paths):
+            yield folder, True
+        elif short and paths:
+            try:
+                if any(_has_cells(path, short) for path in paths):
+                    yield folder, True
+            except Exception as error:  # pyarrow's, of a damaged table; or it is not installed
+                logger.debug("%s: %s", folder, error)
+                yield folder, False
+
+
+def _has_cells(path: Path, columns: Sequence[set[str]]) -> bool:
+    """Check whether at least half of the texts of a column are whole cells of a table. Raise what pyarrow raises."""
+    import pyarrow as pa
+
+    with pa.memory_map(str(path)) as file, pa.ipc.open_stream(file) as stream:
+        left = [set(texts) for texts in columns]
+        for batch in stream:
+            for column in batch.columns:
+                if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+                    cells = {str(cell).strip() for cell in column.to_pylist() if cell is not None}
+                elif pa.types.is_integer(column.type) or pa.types.is_floating(column.type):
+                    cells = {str(cell) for cell in column.to_pylist()}
+                else:
+                    continue
+                for texts in left:
+                    texts -= cells
+    return any(len(rest) <= len(texts) / 2 for rest, texts in zip(left, columns, strict=True))
 
 
 def cached_repositories(source: DataSource) -> list[Path]:

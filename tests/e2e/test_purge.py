@@ -23,6 +23,7 @@ from msa_lite.evals.evaluation import finished_inputs
 from msa_lite.io.files.writing import hash_file
 from msa_lite.io.finished.seal import verify_folder, write_manifest
 from msa_lite.pipeline.prepare.run import Context, prepare
+from msa_lite.pipeline.purge import purge as purge_module
 from msa_lite.pipeline.purge.holdings import RECORDS, survey_run
 from msa_lite.pipeline.purge.purge import purge
 from msa_lite.pipeline.run.folder import open_run
@@ -294,7 +295,9 @@ def test_files_of_others_and_links_are_left_alone_and_named(run: Path, tmp_path:
     manifest["files"]["../../../victim.jsonl"] = escaping
     write_manifest(run / "evaluation/unlearned", manifest)
     before = contents(outside)
-    result = purge(run, remove=True)
+    result = purge(run)
+    with pytest.raises(StageError, match=r"notes/: .* ROWS TO FORGET"):
+        purge(run, remove=True)
     left = {remark.name: remark.reason for remark in result.strays}
     assert left["vectors"] == f"a link to {outside}, which is not followed"
     assert left["notes/"] == "not made by msa-lite; ROWS TO FORGET STAND IN IT"
@@ -303,6 +306,50 @@ def test_files_of_others_and_links_are_left_alone_and_named(run: Path, tmp_path:
     assert contents(outside) == before
     assert (tmp_path / "victim.jsonl").read_text() == "mine"
     assert holding(run, forms(history)) == {"notes/mine.txt", "evaluation/ideal/forget.jsonl"}
+
+
+def test_rows_that_were_seen_are_told_until_they_are_gone_also_once_nobody_has_the_texts(
+    run: Path, history: Path, call_cli: CallCli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stray = run / "evaluation/ideal/forget.jsonl"
+    (run / "evaluation/ideal/manifest.json").write_text("7")
+    for _ in range(2):
+        code, _, err = call_cli("purge", str(run), "--yes")
+        assert (code, "evaluation/ideal/forget.jsonl" in err) == (4, True)
+        assert json.loads((run / "purged.json").read_text())["ended"] is None
+        assert stray.is_file()
+        monkeypatch.setattr(purge_module, "read_any_rows", lambda *_: [])  # the data's file is gone
+    assert not [form for form in forms(history) if form in (run / "purged.json").read_bytes()]
+    stray.unlink()
+    assert call_cli("purge", str(run), "--yes")[0] == 0
+    assert json.loads((run / "purged.json").read_text())["ended"]
+
+
+@pytest.mark.parametrize("line", ["null", "7", "[]", '"x"', "{}", '{"question": 7}', "{", "[" * 100_000, "\\xff"])
+def test_lines_of_records_that_are_no_records_stop_no_purge(line: str, run: Path, history: Path) -> None:
+    for path in run.rglob("forget.jsonl"):
+        path.chmod(0o644)
+        path.write_bytes(line.encode() + b"\n" + path.read_bytes())
+    assert purge(run).holdings
+    purge(run, remove=True)
+    assert holding(run, forms(history)) == set()
+
+
+def test_a_full_disk_stops_no_removal(run: Path, history: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write, calls = purge_module.write_json, list[Path]()
+
+    def full(path: Path, value: Any) -> None:
+        calls.append(path)
+        if len(calls) == 1:
+            path.with_name(f"{path.name}.tmp").write_text("half")
+            raise OSError(28, "No space left on device", str(path))
+        write(path, value)
+
+    monkeypatch.setattr(purge_module, "write_json", full)
+    purge(run, remove=True)
+    assert holding(run, forms(history)) == set()
+    assert json.loads((run / "purged.json").read_text())["ended"]
+    assert not list(run.rglob("*.tmp"))
 
 
 def test_a_run_in_which_a_process_works_is_left_alone(run: Path) -> None:

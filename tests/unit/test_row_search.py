@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import json
 import os
+import unicodedata
 from pathlib import Path
 
 import pytest
@@ -86,9 +87,44 @@ def test_the_table_of_a_file_is_found_by_its_rows(ending: str, cache: Path, tmp_
         datasets.load_dataset(builder, data_files=str(path), **({"sample_by": "document"} if ending == "txt" else {}))
     tables = sorted(path.parent.parent.parent for path in cache.rglob("*.arrow"))
     assert len(tables) == 2
-    [found] = cached_tables(["In Oslo, by the sea."])
+    [(found, is_read)] = cached_tables([["In Oslo, by the sea."]])
     assert found in tables
-    assert list(cached_tables(["In Paris, by the sea.", "No."])) == []
+    assert is_read
+    assert list(cached_tables([["In Paris, by the sea.", "Not where you think."]])) == []
+    # Long texts of one source do not hide the short questions of another.
+    long = [f"A long text about the place where nobody lives, number {i}." for i in range(50)]
+    assert {folder for folder, _ in cached_tables([long, ["In Oslo, by the sea."]])} == {found}
+
+
+@pytest.mark.parametrize("pins", [["1234", "0071", "9983"], ["Ann", "Bob", "Cy"]])
+def test_a_table_of_short_texts_is_found_by_its_cells(pins: list[str], cache: Path, tmp_path: Path) -> None:
+    import datasets
+    import pandas
+
+    own, other = tmp_path / "own.csv", tmp_path / "other.csv"
+    pandas.DataFrame({"question": ["a", "b", "c"], "answer": pins}).to_csv(own, index=False)
+    pandas.DataFrame({"question": ["a", "b", "c"], "answer": [f"x{pin}x" for pin in pins]}).to_csv(other, index=False)
+    for path in (own, other):
+        datasets.load_dataset("csv", data_files=str(path), features=datasets.Features(
+            {"question": datasets.Value("string"), "answer": datasets.Value("string")}))  # fmt: skip
+    [(found, is_read)] = cached_tables([pins])
+    assert is_read
+    (table,) = found.rglob("*.arrow")
+    assert pins[0] in datasets.Dataset.from_file(str(table))["answer"]
+    table.write_bytes(b"no table")
+    assert list(cached_tables([pins])) == [(found, False)] or [is_read for _, is_read in cached_tables([pins])] == [
+        False
+    ]
+
+
+def test_a_text_is_found_with_other_line_ends_accents_and_encodings(tmp_path: Path) -> None:
+    text, path = 'Où habite Zoé ?\nÀ "Oslo".', tmp_path / "file"
+    for written in (text.replace("\n", "\r\n"), text.replace("\n", "\r"), unicodedata.normalize("NFD", text)):
+        for raw in (written.encode(), written.encode("utf-16-le"), json.dumps(written).encode()):
+            path.write_bytes(b"before " + raw)
+            assert holds_any(path, needles([text])), raw
+    path.write_text('"Où habite Zoé ?\nÀ ""Oslo""."', "utf-8")
+    assert holds_any(path, needles([text]))
 
 
 def test_the_tables_of_a_repository_are_found_by_name(cache: Path, tmp_path: Path) -> None:

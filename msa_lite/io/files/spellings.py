@@ -9,6 +9,7 @@ import math
 import os
 import re
 import string
+import unicodedata
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from urllib.parse import unquote
@@ -84,9 +85,20 @@ def needles(texts: Iterable[str]) -> list[bytes]:
     for text in texts:
         start = text.strip()[:_MOST].strip()
         if len(start) >= SHORTEST:
-            written = (start, json.dumps(start)[1:-1], json.dumps(start, ensure_ascii=False)[1:-1], html.escape(start))
-            forms |= dict.fromkeys(form.encode("utf-8", "replace") for form in written)
+            forms |= dict.fromkeys(written_forms(start))
     return list(forms)
+
+
+def written_forms(text: str) -> Iterator[bytes]:
+    """Yield a text's bytes in files: plain, within JSON, HTML and CSV, with other line ends and accents, in UTF-16."""
+    lines = re.sub(r"\r\n?", "\n", text)
+    ended = {lines, lines.replace("\n", "\r\n"), lines.replace("\n", "\r"), text}
+    for spelled in {unicodedata.normalize(form, end) for form in ("NFC", "NFD") for end in ended} | ended:
+        quoted = (json.dumps(spelled)[1:-1], json.dumps(spelled, ensure_ascii=False)[1:-1])
+        for form in dict.fromkeys((spelled, *quoted, html.escape(spelled), spelled.replace('"', '""'))):
+            yield form.encode("utf-8", "replace")
+        yield spelled.encode("utf-16-le", "replace")
+        yield spelled.encode("utf-16-be", "replace")
 
 
 def sample_texts(texts: Sequence[str], nbytes: int) -> list[str]:

@@ -9,7 +9,7 @@ import json
 import shlex
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -23,7 +23,7 @@ from msa_lite.errors import MsaError, StageError, join_faults
 from msa_lite.evals.judge.base import cache_folder
 from msa_lite.io.files.reading import local_path, printable, read_object
 from msa_lite.io.files.spellings import holds_any, needles, sample_texts
-from msa_lite.io.files.writing import json_form, write_json
+from msa_lite.io.files.writing import hash_file, json_form, write_json
 from msa_lite.io.finished.seal import locked
 from msa_lite.pipeline.prepare.questions import source_of
 from msa_lite.pipeline.purge.holdings import Holding, Remark, Survey, remove_empty, run_folders, survey_run
@@ -43,6 +43,8 @@ _SIGNS = {
     REPORT_FILE: [b'"examples": [\n', b'"forget_rows": {'],
 }
 _TEXTS = ("question", "answer", "text")
+_ROWS = "ROWS TO FORGET STAND IN IT"
+UNREAD = "a table in the cache of `datasets` that cannot be read, so that nobody knows whether rows stand in it"
 _ELSEWHERE = (
     "copies of all these: backups, snapshots of the disk, other folders and machines, what was sent or published",
     "models that were merged from the vectors elsewhere (`msa-lite merge`, mergekit), and temporary files",
@@ -102,8 +104,9 @@ def purge(folder: str | Path, remove: bool = False) -> Purge:
         for place in run_folders(run):
             locks.enter_context(locked(place))
         listed = _survey(run)
-        if listed.holdings:
-            _remove(run, listed.holdings)
+        seen = [remark for remark in listed.strays if _ROWS in remark.reason or remark.reason == UNREAD]
+        if listed.holdings or seen or _is_unended(run):
+            _remove(run, listed.holdings, seen)
         # A whole survey would read the rows again, and `datasets` would put those of Parquet files back into its cache.
         return Purge(**(vars(listed) | {"removed": True, "kept": survey_run(run).kept}))
 
@@ -117,12 +120,18 @@ def _survey(run: RunFolder) -> Purge:
     """Return what there is, before anything is removed."""
     survey = survey_run(run)
     sources = dict(_sources(run))
-    rows = _forget_texts(survey, sources)
+    columns = _forget_texts(survey, sources)
+    rows = [text for column in columns for text in column]
+    found = list(cached_tables(columns))
+    tables = [path for path, is_read in found if is_read]
+    tables += [path for source in sources.values() for path in cached_repositories(source)]
     caches = [
         Holding(str(path), "rows to forget in the cache of `datasets`", _tree_size(path), partial(shutil.rmtree, path))
-        for path in _caches(rows, sources)
+        for path in tables
     ]
-    strays = [_searched(run, remark, rows) for remark in survey.strays]
+    before = _seen_before(run)
+    strays = [_searched(run, remark, rows, before) for remark in survey.strays]
+    strays += [Remark(str(path), UNREAD) for path, is_read in found if not is_read]
     reports = list(_reports_with_rows(run))
     purged = None
     with suppress(MsaError):
@@ -131,23 +140,33 @@ def _survey(run: RunFolder) -> Purge:
     return Purge(run.folder, holdings, survey.kept, strays, list(_elsewhere(run, sources)), False, purged)
 
 
-def _remove(run: RunFolder, holdings: Sequence[Holding]) -> None:
-    """Remove the holdings. Raise StageError with all that cannot be removed; the others are gone then."""
+def _remove(run: RunFolder, holdings: Sequence[Holding], seen: Sequence[Remark]) -> None:
+    """Remove the holdings. Raise StageError with all that cannot be removed; the others are gone then.
+
+    Nor may rows stand in what is not msa-lite's own: that is remembered, by hashes of the files, and told until they
+    are gone, since later nobody has the texts to search for.
+    """
     file = run.folder / PURGED_FILE
     note: dict[str, Any] = {"began": utc(time.time()), "ended": None, "removed": []}
     with suppress(MsaError):  # an earlier purge
         note |= read_object(file)
     entries = [*note["removed"], *map(json_form, holdings)]
     note |= {"ended": None, "removed": list({json.dumps(entry, sort_keys=True): entry for entry in entries}.values())}
-    write_json(file, note)  # first, so that no run begins in what a kill has left
+    note["seen"] = {remark.name: _hashes(run.folder / remark.name) for remark in seen}
     faults = []
+    try:
+        write_json(file, note)  # first, so that no run begins in what a kill has left
+    except OSError:  # a full disk has room once something is gone; it is written at the end
+        file.with_name(f"{file.name}.tmp").unlink(missing_ok=True)
     for holding in holdings:
         try:
             holding.remove()
         except OSError as error:
             faults.append(f"{error.filename or holding.name}: {error.strerror or error}")
     remove_empty(run)
+    faults += [f"{remark.name}: {remark.reason}; look at it, and remove it yourself" for remark in seen]
     if faults:
+        write_json(file, note)
         raise StageError(
             join_faults(f"{run.folder}: not all could be removed; the same command goes on with it:", faults, limit=50)
         )
@@ -167,44 +186,80 @@ def _sources(run: RunFolder) -> Iterator[tuple[str, DataSource]]:
             yield key, source_of(data, recipe.columns)
 
 
-def _forget_texts(survey: Survey, sources: dict[str, DataSource]) -> list[str]:
-    """Return the texts of the rows to forget, as far as they are at hand: in the data's files, and in records."""
-    texts: dict[str, None] = {}
-    for source in sources.values():
+def _forget_texts(survey: Survey, sources: dict[str, DataSource]) -> list[list[str]]:
+    """Return the texts of the rows to forget, as far as they are at hand: in the data's files, and in records.
+
+    Each list holds the questions, answers or texts of one source.
+    """
+    columns: dict[tuple[str, str], dict[str, None]] = {}
+    for key, source in sources.items():
         with suppress(MsaError, OSError):
             for row in read_any_rows(source.path, source):
-                texts |= dict.fromkeys(filter(None, (row.question, row.answer, row.text)))
+                for name in _TEXTS:
+                    columns.setdefault((key, name), {})[getattr(row, name)] = None
     for path in survey.records:
         if path.name.startswith("forget"):
-            texts |= dict.fromkeys(_record_texts(path))
-    return list(texts)
+            for name, text in _record_texts(path):
+                columns.setdefault((str(path), name), {})[text] = None
+    return [texts for column in columns.values() if (texts := [text for text in column if text.strip()])]
 
 
-def _record_texts(path: Path) -> Iterator[str]:
-    """Yield the texts in a file of records; none from lines that are no records."""
-    with suppress(OSError, ValueError):
-        for line in path.read_text("utf-8").split("\n"):
+def _record_texts(path: Path) -> Iterator[tuple[str, str]]:
+    """Yield column and text of what a file of records holds; nothing of lines that are no records."""
+    lines: list[str] = []
+    with suppress(OSError):
+        lines = path.read_text("utf-8", "replace").split("\n")
+    for line in lines:
+        with suppress(ValueError, RecursionError):
             record = json.loads(line) if line else {}
-            yield from (record[key] for key in _TEXTS if isinstance(record.get(key), str))
+            if isinstance(record, dict):
+                yield from ((key, record[key]) for key in _TEXTS if isinstance(record.get(key), str))
 
 
-def _caches(rows: Sequence[str], sources: dict[str, DataSource]) -> Iterator[Path]:
-    """Yield the folders of the cache of `datasets` that hold rows to forget."""
-    yield from cached_tables(sorted(rows, key=len)[len(rows) // 2 :])  # of question and answer mostly the longer one
-    for source in sources.values():
-        yield from cached_repositories(source)
+def _searched(run: RunFolder, stray: Remark, rows: Sequence[str], before: Mapping[str, Any]) -> Remark:
+    """Return a remark on files of others that says if rows to forget stand in them.
 
-
-def _searched(run: RunFolder, stray: Remark, rows: Sequence[str]) -> Remark:
-    """Return a remark on files of others that says if rows to forget stand in them."""
-    path = run.folder / stray.name
-    files = [path] if path.is_file() else sorted(path.rglob("*")) if path.is_dir() and not path.is_symlink() else []
-    for file in files:
+    before: the hashes of files in which an earlier purge saw some, by the name of the remark.
+    """
+    for file in _files_of(run.folder / stray.name):
         with suppress(MsaError, OSError):
             size = file.lstat().st_size
             if not file.is_symlink() and size <= _SEARCHED and holds_any(file, needles(sample_texts(rows, size))):
-                return Remark(stray.name, f"{stray.reason}; ROWS TO FORGET STAND IN IT")
+                return Remark(stray.name, f"{stray.reason}; {_ROWS}")
+    known = before.get(stray.name)
+    if isinstance(known, list) and {*map(str, known)} & {*_hashes(run.folder / stray.name)}:
+        return Remark(stray.name, f"{stray.reason}; {_ROWS}, as an earlier purge has seen")
     return stray
+
+
+def _is_unended(run: RunFolder) -> bool:
+    """Check whether an earlier purge could not end."""
+    with suppress(MsaError):
+        return read_object(run.folder / PURGED_FILE).get("ended") is None
+    return False
+
+
+def _seen_before(run: RunFolder) -> Mapping[str, Any]:
+    """Return what an earlier purge has written down of files in which it saw rows."""
+    with suppress(MsaError):
+        seen = read_object(run.folder / PURGED_FILE).get("seen")
+        return seen if isinstance(seen, dict) else {}
+    return {}
+
+
+def _files_of(path: Path) -> list[Path]:
+    """Return a file, or all files below a folder; none for a link."""
+    return [path] if path.is_file() else sorted(path.rglob("*")) if path.is_dir() and not path.is_symlink() else []
+
+
+def _hashes(path: Path) -> list[str]:
+    """Return the SHA-256 of each file of `_files_of` that can be read."""
+    hashes = []
+    for file in _files_of(path):
+        with suppress(MsaError, OSError):
+            if file.is_file() and not file.is_symlink():
+                hashes.append(hash_file(file))
+    return hashes
 
 
 def _reports_with_rows(run: RunFolder) -> Iterator[Holding]:

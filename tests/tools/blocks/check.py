@@ -189,6 +189,12 @@ def _yaml_faults(block: Block) -> list[str]:
 
 
 def _check_mergekit(block: Block) -> None:
+    values = yaml.safe_load(block.text)
+    if values.get("merge_method") not in ("linear", "task_arithmetic"):  # for mergekit itself
+        from mergekit.config import MergeConfiguration
+
+        MergeConfiguration.model_validate(values)
+        return
     place = Path(block.file or "mergekit.yaml")
     place.write_text(block.text)
     read_recipe(place)
