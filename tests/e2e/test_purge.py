@@ -360,6 +360,9 @@ def test_a_run_in_which_a_process_works_is_left_alone(run: Path) -> None:
         assert contents(run) == before
     with FileLock(run / ".lock"):
         assert purge(run).holdings, "a list may be had at any time"
+        report_run(run)
+        with pytest.raises(OutputError, match="another msa-lite is working"):
+            report_run(run, show_examples=True)  # which a purge beside it would not see
 
 
 def test_what_cannot_be_removed_is_named_and_the_rest_goes(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

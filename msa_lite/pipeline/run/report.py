@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from msa_lite.io.console.libraries import require
 from msa_lite.io.console.progress import Progress, notices
 from msa_lite.io.files.reading import local_path
 from msa_lite.io.files.writing import write_json, write_text
-from msa_lite.io.finished.seal import MANIFEST, verify_stages
+from msa_lite.io.finished.seal import MANIFEST, locked, verify_stages
 from msa_lite.io.weights.hub import Source
 from msa_lite.merger import Merged, MergedAdapter
 from msa_lite.pipeline.prepare.run import Run
@@ -51,15 +51,17 @@ def report_run(folder: str | Path, show_examples: bool = False, rows: bool = Fal
     show_examples: add ten questions with the models' answers, which hold the data. rows: list every row to forget in
     the returned story (`forget_rows`); only with show_examples are they also in the files. Raise UsageError for what is
     no run, and for rows of a run that has none or was purged, MismatchError for a run whose files are not as they were
-    written, FormatError for broken files; nothing is written then.
+    written, FormatError for broken files, and OutputError for examples of a run in which a process works; nothing is written
+    then.
     """
     folder = local_path(folder)
     require("train", "the pictures of a report need matplotlib")
     read_run(folder)
     _check_unchanged(folder)
-    listed = _rows(folder) if rows else None
-    examples = _examples(folder) if show_examples else ()
-    story = write_run_report(folder, examples, listed if show_examples else None)
+    with locked(folder) if show_examples else nullcontext():  # or rows would come back that a purge has just removed
+        listed = _rows(folder) if rows else None
+        examples = _examples(folder) if show_examples else ()
+        story = write_run_report(folder, examples, listed if show_examples else None)
     return replace(story, forget_rows=listed)
 
 
