@@ -25,6 +25,7 @@ from msa_lite.io.weights.writer import file_header, output_bytes
 _CONFIG_KEYS = ("quantization_config", "compression_config")
 _CONFIG_FILE = "hf_quant_config.json"  # ModelOpt's, beside config.json
 _STATE = ".quant_state.bitsandbytes__"
+_STATE_PARTS = ("absmax", "quant_map", "nested_absmax", "nested_quant_map")
 _FP8, _FP8_BLOCK = ("F8_E4M3", "F8_E5M2"), 128
 _EXPONENTS = ("U8", "F8_E8M0")
 _FP4_BLOCKS = (16, 32)  # weights of a scale
@@ -183,8 +184,8 @@ def _four_bit(tensors: _Tensors, name: str, entry: TensorEntry) -> _Found | None
     except (KeyError, TypeError, ValueError) as error:
         raise FormatError(f"{where}: not as bitsandbytes writes it ({error})") from error
     form = BitsAndBytes4(entry, table, scales, (shape[0], shape[1]), block, kind, nested)
-    parts = [part for part in tensors.by_name if part.startswith(f"{name}.")]
-    return _Found(name, form, shape, (name, *parts))
+    parts = (f"{name}.{part}" for part in _STATE_PARTS)
+    return _Found(name, form, shape, (name, state.name, *parts))
 
 
 def _int8(tensors: _Tensors, name: str, entry: TensorEntry) -> _Found | None:
