@@ -95,6 +95,9 @@ def _like_inputs(module: Any, inputs: tuple[Any, ...], states: Any) -> Any:
     return states.to(inputs[0].dtype) if inputs and hasattr(states, "to") else states
 
 
+_MAMBA = {"mamba", "mamba2", "falcon_mamba", "falcon_h1", "nemotron_h"}  # `_check_lora_target_modules_mamba` of PEFT
+
+
 def with_adapter(model: Any, settings: FitSettings, precision: NumberFormat, name: str = "default") -> Any:
     """Put a fresh adapter on the model, in fp32, beside those that are on it already.
 
@@ -103,14 +106,14 @@ def with_adapter(model: Any, settings: FitSettings, precision: NumberFormat, nam
     """
     from peft import LoraConfig, PeftModel, get_peft_model
 
-    targets, text = settings.lora_targets, _text_path(model)
+    targets = settings.lora_targets
     config = LoraConfig(
         task_type="CAUSAL_LM",
         r=settings.lora_rank,
         lora_alpha=settings.lora_alpha,
         lora_dropout=settings.lora_dropout,
         target_modules=targets if isinstance(targets, str) else list(targets),
-        exclude_modules=rf"(?!(.*\.)?{re.escape(text)}\.).*" if text else None,
+        exclude_modules=_excluded(model, targets),
     )
     try:
         if isinstance(model, PeftModel):
@@ -124,6 +127,17 @@ def with_adapter(model: Any, settings: FitSettings, precision: NumberFormat, nam
             if hasattr(module, "cast_input_dtype_enabled"):
                 module.cast_input_dtype_enabled = False
     return model
+
+
+def _excluded(model: Any, targets: str | Sequence[str]) -> str | None:
+    """Return a pattern of the modules that get no adapter, or None: what is not of the text model.
+
+    Of Mamba's families, nor does out_proj with all-linear: PEFT refuses it, since their kernels read its weight.
+    """
+    if text := _text_path(model):
+        return rf"(?!(.*\.)?{re.escape(text)}\.).*"
+    is_mamba = getattr(model.config, "model_type", None) in _MAMBA
+    return r".*\.out_proj" if is_mamba and str(targets).lower() == "all-linear" else None
 
 
 def _text_path(model: Any) -> str:

@@ -163,3 +163,31 @@ def test_a_drawn_model_is_merged_as_peft_merges_it_and_scored_one_row_at_a_time(
         )
         both = weights(tmp_path / "both")
         assert farthest(both, {n: loaded[n] + expected[n] - before[n] for n in both.keys() & expected.keys()}) < 1e-6
+
+
+@pytest.mark.parametrize("family", ["mamba", "mamba2", "falcon_mamba", "falcon_h1", "nemotron_h"])
+def test_all_linear_of_a_mamba_is_what_peft_takes_and_is_merged(family: str, tmp_path: Path) -> None:
+    """PEFT refuses out_proj there, so a fit leaves it out."""
+    from peft import PeftModel
+
+    from msa_lite.train import FitSettings
+    from msa_lite.train.model import with_adapter
+
+    base = tmp_path / "base"
+    tiny_family(family).save_pretrained(base)
+    model = with_adapter(load(base), FitSettings(), "fp32")
+    torch.manual_seed(0)
+    for name, parameter in model.named_parameters():
+        if "lora_" in name:
+            parameter.data = 0.05 * torch.randn_like(parameter)
+    model.save_pretrained(tmp_path / "forget")
+    PeftModel.from_pretrained(load(base), tmp_path / "forget").double().merge_and_unload().save_pretrained(
+        tmp_path / "merged"
+    )
+    before, merged = weights(base), weights(tmp_path / "merged")
+    merge(str(base), tmp_path / "model", forget=str(tmp_path / "forget"), dtype="float32")
+    expected = {name: 2 * before[name] - merged.get(name, before[name]) for name in before}
+    assert farthest(weights(tmp_path / "model"), expected) < 1e-6
+    changed = {name for name in before if not expected[name].equal(before[name])}
+    assert changed
+    assert not [name for name in changed if "out_proj" in name]
