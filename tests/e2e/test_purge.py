@@ -308,6 +308,17 @@ def test_files_of_others_and_links_are_left_alone_and_named(run: Path, tmp_path:
     assert holding(run, forms(history)) == {"notes/mine.txt", "evaluation/ideal/forget.jsonl"}
 
 
+@pytest.mark.parametrize("stage", ["vectors/forget", "evaluation/target"])
+def test_a_stage_whose_manifest_is_damaged_gets_no_all_clear(stage: str, run: Path, call_cli: CallCli) -> None:
+    (run / stage / "manifest.json").write_text("7")
+    for _ in range(2):
+        code, _, err = call_cli("purge", str(run), "--yes")
+        assert (code, stage in err) == (4, True)
+        assert json.loads((run / "purged.json").read_text())["ended"] is None
+    shutil.rmtree(run / stage)
+    assert call_cli("purge", str(run), "--yes")[0] == 0
+
+
 def test_rows_that_were_seen_are_told_until_they_are_gone_also_once_nobody_has_the_texts(
     run: Path, history: Path, call_cli: CallCli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -320,7 +331,7 @@ def test_rows_that_were_seen_are_told_until_they_are_gone_also_once_nobody_has_t
         assert stray.is_file()
         monkeypatch.setattr(purge_module, "read_any_rows", lambda *_: [])  # the data's file is gone
     assert not [form for form in forms(history) if form in (run / "purged.json").read_bytes()]
-    stray.unlink()
+    shutil.rmtree(stray.parent)
     assert call_cli("purge", str(run), "--yes")[0] == 0
     assert json.loads((run / "purged.json").read_text())["ended"]
 

@@ -61,7 +61,7 @@ _KEPT = {
 }
 _SUMMARIES = {"probe": (MARKDOWN_FILE,), ATTACKS_FOLDER: (REPORT_FILE,)}  # beside stages, in their folder
 _LOCKS = (LOCK, ".candidate.lock", *(f".{name}.lock" for name in WRITTEN_OUT))
-_DAMAGED = f"its {MANIFEST} is damaged, so msa-lite cannot tell its own files; they may hold the data"
+DAMAGED = f"its {MANIFEST} is damaged, so msa-lite cannot tell its own files; they may hold the data"
 _FOREIGN = "not made by msa-lite"
 
 
@@ -167,7 +167,7 @@ def _look_into(run: RunFolder, home: Path, folder: Path, survey: Survey) -> None
             if path.is_dir() and not path.is_symlink():
                 _look_into(run, home, path, survey)
             elif path.name not in WORKING and path.name not in _SUMMARIES.get(top, ()):
-                reason = _DAMAGED if (folder / MANIFEST).is_file() else _FOREIGN
+                reason = DAMAGED if (folder / MANIFEST).is_file() else _FOREIGN
                 survey.strays.append(Remark(_name(run, path), reason))
 
 

@@ -26,10 +26,11 @@ from msa_lite.io.files.spellings import holds_any, needles, sample_texts
 from msa_lite.io.files.writing import hash_file, json_form, write_json
 from msa_lite.io.finished.seal import locked
 from msa_lite.pipeline.prepare.questions import source_of
-from msa_lite.pipeline.purge.holdings import Holding, Remark, Survey, remove_empty, run_folders, survey_run
+from msa_lite.pipeline.purge.holdings import DAMAGED, Holding, Remark, Survey, remove_empty, run_folders, survey_run
 from msa_lite.pipeline.run.folder import RunFolder, open_run
 from msa_lite.pipeline.run.report import MARKDOWN_FILE, write_run_report
 from msa_lite.record.facts import utc
+from msa_lite.record.seal import KEY_FILE, make_key
 from msa_lite.report import REPORT_FILE
 from msa_lite.report.provenance import PURGED_FILE
 from msa_lite.report.run_files import PAGE_FILE
@@ -104,7 +105,7 @@ def purge(folder: str | Path, remove: bool = False) -> Purge:
         for place in run_folders(run):
             locks.enter_context(locked(place))
         listed = _survey(run)
-        seen = [remark for remark in listed.strays if _ROWS in remark.reason or remark.reason == UNREAD]
+        seen = [remark for remark in listed.strays if any(sign in remark.reason for sign in (_ROWS, UNREAD, DAMAGED))]
         if listed.holdings or seen or _is_unended(run):
             _remove(run, listed.holdings, seen)
         # A whole survey would read the rows again, and `datasets` would put those of Parquet files back into its cache.
@@ -143,8 +144,9 @@ def _survey(run: RunFolder) -> Purge:
 def _remove(run: RunFolder, holdings: Sequence[Holding], seen: Sequence[Remark]) -> None:
     """Remove the holdings. Raise StageError with all that cannot be removed; the others are gone then.
 
-    Nor may rows stand in what is not msa-lite's own: that is remembered, by hashes of the files, and told until they
-    are gone, since later nobody has the texts to search for.
+    Nor may rows stand in what is not msa-lite's own: that is remembered, by keyed hashes of the files, and told until
+    they are gone, since later nobody has the texts to search for. The same holds for stages with a damaged manifest,
+    and for tables that cannot be read: nobody knows what is in them.
     """
     file = run.folder / PURGED_FILE
     note: dict[str, Any] = {"began": utc(time.time()), "ended": None, "removed": []}
@@ -152,7 +154,7 @@ def _remove(run: RunFolder, holdings: Sequence[Holding], seen: Sequence[Remark])
         note |= read_object(file)
     entries = [*note["removed"], *map(json_form, holdings)]
     note |= {"ended": None, "removed": list({json.dumps(entry, sort_keys=True): entry for entry in entries}.values())}
-    note["seen"] = {remark.name: _hashes(run.folder / remark.name) for remark in seen}
+    note["seen"] = {remark.name: _hashes(run, remark) for remark in seen if _ROWS in remark.reason}
     faults = []
     try:
         write_json(file, note)  # first, so that no run begins in what a kill has left
@@ -227,9 +229,9 @@ def _searched(run: RunFolder, stray: Remark, rows: Sequence[str], before: Mappin
             if not file.is_symlink() and size <= _SEARCHED and holds_any(file, needles(sample_texts(rows, size))):
                 return Remark(stray.name, f"{stray.reason}; {_ROWS}")
     known = before.get(stray.name)
-    if isinstance(known, list) and {*map(str, known)} & {*_hashes(run.folder / stray.name)}:
+    if isinstance(known, list) and {*map(str, known)} & {*_hashes(run, stray)}:
         return Remark(stray.name, f"{stray.reason}; {_ROWS}, as an earlier purge has seen")
-    return stray
+    return stray if rows else Remark(stray.name, f"{stray.reason}; not searched, since no texts of the rows are left")
 
 
 def _is_unended(run: RunFolder) -> bool:
@@ -252,13 +254,17 @@ def _files_of(path: Path) -> list[Path]:
     return [path] if path.is_file() else sorted(path.rglob("*")) if path.is_dir() and not path.is_symlink() else []
 
 
-def _hashes(path: Path) -> list[str]:
-    """Return the SHA-256 of each file of `_files_of` that can be read."""
+def _hashes(run: RunFolder, remark: Remark) -> list[str]:
+    """Return a hash of each file of a remark that can be read.
+
+    The key is the record's: rows may be few and short, and a plain hash of them could be guessed.
+    """
     hashes = []
-    for file in _files_of(path):
+    for file in _files_of(run.folder / remark.name):
         with suppress(MsaError, OSError):
+            key = make_key(run.folder / KEY_FILE)
             if file.is_file() and not file.is_symlink():
-                hashes.append(hash_file(file))
+                hashes.append(key.digest("file", hash_file(file)))
     return hashes
 
 
