@@ -164,7 +164,7 @@ def fetch_files(name: str, patterns: Iterable[str], pin: Callable[[Path], str]) 
         path = Path(snapshot_download(repo, revision=revision, allow_patterns=files, ignore_patterns=["*/*"]))
         if TEMPLATES in patterns:
             more = [TEMPLATES, *([CODE] if CODE in patterns and needs_code(path) else [])]
-            snapshot_download(repo, revision=path.name, allow_patterns=more)
+            snapshot_download(repo, revision=path.name, allow_patterns=more, ignore_patterns=["*/*.py", "*/*/*"])
     except Exception as error:  # the errors of the HTTP client underneath have no base that is the Hub library's own
         reason = explain(error)
         raise UsageError(f"{name}: no such folder, and it could not be fetched from the Hub ({reason})") from error
