@@ -48,7 +48,7 @@ class Roles:
     """True where msa-lite could do the same merge."""
 
 
-def read_text(recipe: Path) -> str:
+def mergekit_text(recipe: Path) -> str:
     """Return a recipe's text. Raise UsageError where mergekit is not installed, or the file cannot be read."""
     try:
         import mergekit  # noqa: F401

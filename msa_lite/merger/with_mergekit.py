@@ -18,14 +18,14 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from msa_lite.errors import FormatError, MismatchError, MsaError, StageError, discarded, join_faults
+from msa_lite.errors import FormatError, MismatchError, MsaError, StageError, clip, discarded, join_faults
 from msa_lite.io.console.progress import Progress, notices, silent
 from msa_lite.io.files.writing import check_space, digest, output_path, write_text
 from msa_lite.io.finished.manifest import check_free
 from msa_lite.io.finished.seal import MERGEKIT_FILE
 from msa_lite.io.weights.adapter import is_adapter
 from msa_lite.io.weights.blocks import Files, Scratch, read_rows
-from msa_lite.io.weights.checkpoint import Checkpoint, load_checkpoint
+from msa_lite.io.weights.checkpoint import Checkpoint, TensorEntry, load_checkpoint
 from msa_lite.io.weights.companions import (
     check_companions,
     companion_files,
@@ -40,11 +40,12 @@ from msa_lite.merger.block import LoadedUpdate, RowBlock, merge_rows
 from msa_lite.merger.bounds import blocks_of
 from msa_lite.merger.checked import CheckedMerge, Precision, check_merge
 from msa_lite.merger.inputs import Inputs, find_inputs
-from msa_lite.merger.mergekit_models import find_roles, model_paths, parse_text, pinned, quiet, read_text
+from msa_lite.merger.mergekit_models import find_roles, mergekit_text, model_paths, parse_text, pinned, quiet
 from msa_lite.merger.vectors import compare_checkpoints, load_vector
 
 logger = logging.getLogger(__name__)
 
+_SHOWN = 300  # characters of a list of tensors
 _SAMPLE = 8  # tensors that are merged again by our own arithmetic
 
 
@@ -98,7 +99,7 @@ def merge_with_mergekit(
     other roles; MismatchError or FormatError for models that do not fit each other, or that are stored as codes. Raise
     StageError where mergekit fails, and MismatchError for a result that lacks tensors or holds NaN; then nothing stays.
     """
-    text = read_text(recipe)
+    text = mergekit_text(recipe)
     config = parse_text(recipe, text)
     roles = find_roles(recipe, config)
     check_free(output_path(out), "model")  # before anything is fetched
@@ -197,11 +198,8 @@ def _measure(
     """Return the figures of a result. Raise MismatchError where tensors are missing, of another shape or not finite."""
     if faults := compare_checkpoints(target, result, ("target", "result"), ()):
         raise MismatchError(join_faults(f"{out}: mergekit's result is not a whole model:", faults))
-    if lost := sorted(target.tensors.keys() - result.tensors.keys()):
-        logger.warning(
-            "%d tensors of the target are not in mergekit's result, and transformers needs none of them: %s",
-            len(lost), ", ".join(lost[:3]) + (" …" if len(lost) > 3 else ""),
-        )  # fmt: skip
+    for line in _changes_of_form(target, result):
+        logger.warning("%s", line)
     files, touched, changed, tensors, moved, whole = Files(), 0, 0, 0, 0.0, 0.0
     for name, entry in target.tensors.items():
         other, count, norms = result.tensors.get(name), 0, np.zeros(2)
@@ -221,6 +219,21 @@ def _measure(
     size = float(np.sqrt(moved / whole)) if whole else None
     difference = max(_differences(ours, result), default=None) if ours else None
     return MergedByMergekit(out, method, touched, changed, tensors, size, difference)
+
+
+def _changes_of_form(target: Checkpoint, result: Checkpoint) -> Iterator[str]:
+    """Yield a line on tensors of the target that a whole result may lack, and one on those with more or fewer rows."""
+    theirs = result.tensors
+    if lost := sorted(target.tensors.keys() - theirs.keys()):
+        yield f"not in mergekit's result, and not needed by transformers: {clip(', '.join(lost), _SHOWN)}"
+    if cut := [
+        f"{n} {e.shape} → {theirs[n].shape}" for n, e in target.tensors.items() if _is_resized(e, theirs.get(n))
+    ]:
+        yield f"by the recipe's tokenizer, mergekit changed the rows for tokens: {clip(', '.join(cut), _SHOWN)}"
+
+
+def _is_resized(before: TensorEntry, after: TensorEntry | None) -> bool:
+    return after is not None and before.shape != after.shape
 
 
 def _differences(ours: CheckedMerge, result: Checkpoint) -> Iterator[float]:

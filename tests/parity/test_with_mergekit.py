@@ -266,3 +266,13 @@ def test_options_that_mergekit_cannot_honour_are_refused_by_name(option: str, tm
     done = CliRunner().invoke(merge_command, [*words, *option.split()])
     assert isinstance(done.exception, UsageError)
     assert f"mergekit has nothing like {option.split()[0]};" in str(done.exception)
+
+
+def test_rows_that_mergekit_cuts_to_a_tokenizer_are_told(
+    models: dict[str, str], target: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    result = merge_with_mergekit(write(tmp_path, "ties", models, tokenizer_source="base"), tmp_path / "out")
+    before, after = (load_file(folder / "model.safetensors") for folder in (target, result.folder))
+    name = "model.embed_tokens.weight"
+    assert len(after[name]) < len(before[name])
+    assert f"{name} {tuple(before[name].shape)} → {tuple(after[name].shape)}" in caplog.text
