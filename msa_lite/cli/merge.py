@@ -141,7 +141,8 @@ def merge_command(
         if clash:
             raise UsageError(f"--mergekit already says {', '.join(clash)}; leave them out")
     if engine:
-        others = {**options, "as": form, "max-rank": max_rank, "filter": filtering[0]}
+        others = {**options, "as": form, "max-rank": max_rank}
+        others |= {"filter": filtering[0], "filter-strength": filtering[1]}
         result: Any = _by_mergekit(recipe, arguments, dtype or "same", out, others)
         return print_json(result) if as_json else _print(result)
     if recipe is not None:

@@ -10,7 +10,7 @@ import dataclasses
 import json
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -19,15 +19,15 @@ from typing import Any, ClassVar
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from msa_lite.errors import FormatError, MismatchError, MsaError, clip, discarded
-from msa_lite.io.console.progress import Progress, silent
+from msa_lite.errors import FormatError, MismatchError, MsaError, discarded
+from msa_lite.io.console.progress import Progress, notices, silent
 from msa_lite.io.files.reading import parse_json, read_bytes
 from msa_lite.io.files.writing import check_space, digest, hash_file, json_form, write_text
 from msa_lite.io.finished.manifest import partial_folder
 from msa_lite.io.finished.seal import JOURNAL, MERGEKIT_FILE, add_files
 from msa_lite.io.weights.blocks import Files, Recoded, read_rows
 from msa_lite.io.weights.checkpoint import TensorEntry, load_checkpoint
-from msa_lite.io.weights.companions import CODE, companion_files, left_behind
+from msa_lite.io.weights.companions import tell_companions
 from msa_lite.io.weights.hub import copy_tokenizer
 from msa_lite.io.weights.quantised import dequantised, write_plain
 from msa_lite.io.weights.writer import round_once, write_companions
@@ -54,7 +54,6 @@ from msa_lite.report.update import forecast_lines
 
 logger = logging.getLogger(__name__)
 
-_SHOWN = 300  # characters of a list of files
 _LONGEST = 1 << 30  # bytes of a journal: some hundred for each tensor
 
 
@@ -190,7 +189,9 @@ def merge_terms(
     pairs = json_form(tell_interference(checked, max_memory)) if compare else []
     needed = checked.output_bytes
     check_space(inputs.out, needed - _bytes_done(inputs.out))
-    for line in (*checked.tell_forms(), *_tell_companions(checked), describe_work(checked, bounds)):
+    for line in tell_companions(checked.target):
+        notices.info("%s", line)
+    for line in (*checked.tell_forms(), describe_work(checked, bounds)):
         logger.info("%s", line)
     checked.check_factors()
     with inputs.stage(needed, resumable=True) as (partial, facts, hashes):
@@ -213,14 +214,6 @@ def merge_terms(
     for note in merged.notes:
         logger.warning("%s", note)
     return merged
-
-
-def _tell_companions(checked: CheckedMerge) -> Iterator[str]:
-    """Say which code lies beside the target's weights, and what is not copied with them."""
-    if code := [path.name for path in companion_files(checked.target.folder) if path.match(CODE)]:
-        yield f"the target's own Python code is copied, and never run here: {clip(', '.join(code), _SHOWN)}"
-    if left := left_behind(checked.target):
-        yield f"beside the target's weights, and not copied: {clip(', '.join(left), _SHOWN)}"
 
 
 def _forecast_of(inputs: Inputs, manifest: Mapping[str, Any], forms: Sequence[str]) -> dict[str, Any]:

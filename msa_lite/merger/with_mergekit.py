@@ -1,12 +1,14 @@
 """Run a mergekit recipe with mergekit itself, for the methods that are not ours: TIES, DARE, SLERP.
 
-mergekit passes over tensors that do not fit each other, and writes its output's index even after an error. So headers
-are compared first, the output is built beside its place and checked afterwards, and nothing of a failed merge stays.
+mergekit passes over tensors that do not fit each other, writes its output's index even after an error, and copies but a
+few of the files beside the weights. So every model of the recipe is found, pinned and compared by its headers first;
+the output is built beside its place, gets the target's other files, and is checked; nothing of a failed merge stays.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,24 +18,34 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from msa_lite.errors import FormatError, MismatchError, MsaError, StageError, UsageError, discarded, join_faults
-from msa_lite.io.console.progress import Progress, silent
-from msa_lite.io.files.reading import printable
-from msa_lite.io.files.writing import check_space, digest, write_text
+from msa_lite.errors import FormatError, MismatchError, MsaError, StageError, clip, discarded, join_faults
+from msa_lite.io.console.progress import Progress, notices, silent
+from msa_lite.io.files.writing import check_space, digest, output_path, write_text
+from msa_lite.io.finished.manifest import check_free
 from msa_lite.io.finished.seal import MERGEKIT_FILE
+from msa_lite.io.weights.adapter import is_adapter
 from msa_lite.io.weights.blocks import Files, Scratch, read_rows
-from msa_lite.io.weights.checkpoint import Checkpoint, load_checkpoint
+from msa_lite.io.weights.checkpoint import Checkpoint, TensorEntry, load_checkpoint
+from msa_lite.io.weights.companions import (
+    check_companions,
+    companion_files,
+    copied_files,
+    copy_into,
+    name_in,
+    tell_companions,
+)
+from msa_lite.io.weights.hub import fetch, has_tokenizer, tokenizer_files
 from msa_lite.io.weights.quantised import name_form
 from msa_lite.merger.block import LoadedUpdate, RowBlock, merge_rows
 from msa_lite.merger.bounds import blocks_of
 from msa_lite.merger.checked import CheckedMerge, Precision, check_merge
-from msa_lite.merger.formula import Term, number_terms
 from msa_lite.merger.inputs import Inputs, find_inputs
-from msa_lite.merger.mergekit_reader import read_recipe
+from msa_lite.merger.mergekit_models import find_roles, mergekit_text, model_paths, parse_text, pinned, quiet
 from msa_lite.merger.vectors import compare_checkpoints, load_vector
 
 logger = logging.getLogger(__name__)
 
+_SHOWN = 300  # characters of a list of tensors
 _SAMPLE = 8  # tensors that are merged again by our own arithmetic
 
 
@@ -80,25 +92,35 @@ def merge_with_mergekit(
     """Run a recipe through mergekit's Python API and write the result to `out`, with a manifest as all merges have.
 
     seed: of DARE and other methods that draw numbers. The models are known by the manifest as target (the base, or the
-    first model) and vectors, those of negative weight as forget. Raise before anything is written: UsageError without
-    mergekit, or for a recipe that it refuses; MismatchError or FormatError for models that do not fit each other, or
-    that are stored as codes. Raise StageError where mergekit fails, and MismatchError for a result that lacks tensors
-    or holds NaN; then nothing stays.
+    first model), vectors (those of negative weight as forget) and prior (the model under adapters). mergekit reads them
+    from the folders that were checked, repositories at the commit that is recorded.
+
+    Raise before anything is written: UsageError without mergekit, or for a recipe that it refuses or that has models in
+    other roles; MismatchError or FormatError for models that do not fit each other, or that are stored as codes. Raise
+    StageError where mergekit fails, and MismatchError for a result that lacks tensors or holds NaN; then nothing stays.
     """
-    text = _read(recipe)
-    config = _parse(recipe, text)
-    target, terms, prior, is_ours = _roles(recipe, config)
+    text = mergekit_text(recipe)
+    config = parse_text(recipe, text)
+    roles = find_roles(recipe, config)
+    check_free(output_path(out), "model")  # before anything is fetched
+    sources = {name: fetch(name, by_content=False) for name in dict.fromkeys(map(str, model_paths(config)))}
     options = {"with": "mergekit", "recipe": digest(text), "seed": seed, "version": metadata.version("mergekit")}
-    inputs = find_inputs(out, "model", target, terms, prior, options, replace)
+    terms = [term.with_vector(sources[term.vector]) for term in roles.terms]
+    prior = sources[roles.prior] if roles.prior else None
+    inputs = find_inputs(out, "model", sources[roles.target], terms, prior, options, replace)
     if manifest := inputs.finished:
         return MergedByMergekit(inputs.out, **manifest["change"])
     checkpoint = _check_fit(inputs)
-    ours = check_merge(inputs.target, inputs.terms, inputs.prior, Precision(exact=True)) if is_ours else None
-    check_space(inputs.out, checkpoint.nbytes)
-    with inputs.stage(checkpoint.nbytes) as (partial, facts, _):
+    ours = check_merge(inputs.target, inputs.terms, inputs.prior, Precision(exact=True)) if roles.is_ours else None
+    needed = _needed_bytes(config, checkpoint)
+    check_space(inputs.out, needed)
+    for line in tell_companions(checkpoint):
+        notices.info("%s", line)
+    with inputs.stage(needed) as (partial, facts, _):
         progress("merge", 0, 1)
         try:
-            _run(config, partial, seed)
+            _run(pinned(config, sources), partial, seed)
+            _add_companions(config, checkpoint, partial)
             merged = _measure(checkpoint, load_checkpoint(partial), inputs.out, config.merge_method, ours)
         except MsaError as error:
             raise discarded(error) from None
@@ -108,66 +130,14 @@ def merge_with_mergekit(
     return merged
 
 
-def _read(recipe: Path) -> str:
-    try:
-        import mergekit  # noqa: F401
-    except ImportError as error:
-        raise UsageError("--with mergekit: mergekit is not installed; pip install 'msa-lite[mergekit]'") from error
-    try:
-        return recipe.read_text(encoding="utf-8")
-    except (OSError, UnicodeError) as error:
-        raise UsageError(f"{printable(recipe)}: cannot be read ({error})") from error
-
-
-def _parse(recipe: Path, text: str) -> Any:
-    """Return mergekit's form of a recipe. Raise UsageError with its words where it refuses it."""
-    import yaml
-    from mergekit.config import MergeConfiguration
-
-    try:
-        config = MergeConfiguration.model_validate(yaml.safe_load(text))
-    except Exception as error:  # pydantic's, YAML's, and its own
-        lines = [line.strip() for line in str(error).splitlines() if line.strip() and "errors.pydantic" not in line]
-        raise UsageError(join_faults(f"{recipe}: mergekit refuses this recipe:", lines)) from error
-    if not config.referenced_models():
-        raise UsageError(f"{recipe}: names no models")
-    return config
-
-
-def _roles(recipe: Path, config: Any) -> tuple[str, list[Term[str]], str | None, bool]:
-    """Return target, vectors and prior of a recipe, and True where msa-lite could do the same merge."""
-    try:
-        request = read_recipe(recipe)
-    except UsageError:
-        listed = [*(config.models or ()), *(s for part in config.slices or () for s in part.sources)]
-        base = config.base_model or listed[0].model
-        weights: dict[str, float] = {}
-        for item in listed:
-            if item.model != base:
-                weight = (item.parameters or {}).get("weight", 1.0)
-                weights[str(item.model.lora or item.model.model)] = float(weight) if _is_number(weight) else 1.0
-        terms = [Term("forget" if weight < 0 else "retain", name, weight) for name, weight in weights.items()]
-        return str(base.model), number_terms([term for term in terms if term.weight]), None, False
-    names = [term.with_vector(str(term.vector)) for term in request.terms]
-    return str(request.target), names, str(request.prior) if request.prior else None, True
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
 def _check_fit(inputs: Inputs) -> Checkpoint:
     """Return the target by its headers. Raise for models of which mergekit would pass over a part."""
-    target, faults = load_checkpoint(inputs.target.folder), []
-    others = {name: source.folder for name, source in inputs.sources.items() if name != "target"}
-    models = {"target": target}
-    for name, folder in others.items():
-        if (folder / "adapter_config.json").is_file():
-            load_vector(folder, target, target)  # raises where it does not fit
-        else:
-            models[name] = load_checkpoint(folder)
-            faults += compare_checkpoints(target, models[name], ("target", name))
+    models = {n: load_checkpoint(s.folder) for n, s in inputs.sources.items() if not is_adapter(s.folder)}
+    target, faults = models["target"], []
+    check_companions(target.folder, companion_files(target.folder))
     for name, model in models.items():
+        check_companions(model.folder, tokenizer_files(model.folder))  # the recipe may take it from there
+        faults += compare_checkpoints(target, model, ("target", name)) if name != "target" else []
         if form := name_form(model) or (model.config.get("quantization_config") and "a quantised form"):
             raise FormatError(
                 f"{name} {model.folder}: is stored in {form}, whose codes mergekit would take for weights"
@@ -176,7 +146,18 @@ def _check_fit(inputs: Inputs) -> Checkpoint:
         raise MismatchError(
             join_faults("models that do not fit each other, of which mergekit would skip parts:", faults)
         )
+    for name, source in inputs.sources.items():
+        if name not in models:
+            load_vector(source.folder, target, models.get("prior", target))  # raises where it does not fit
     return target
+
+
+def _needed_bytes(config: Any, target: Checkpoint) -> int:
+    """Return the bytes of the result and of the fp32 model that mergekit writes for each adapter meanwhile."""
+    numbers = sum(math.prod(entry.shape) for entry in target.tensors.values())
+    size = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}.get(config.out_dtype or config.dtype or "")
+    adapters = {(str(model.model), str(model.lora)) for model in config.referenced_models() if model.lora}
+    return (numbers * size if size else target.nbytes) + 4 * numbers * len(adapters)
 
 
 def _run(config: Any, partial: Path, seed: int) -> None:
@@ -184,7 +165,7 @@ def _run(config: Any, partial: Path, seed: int) -> None:
     from mergekit.merge import run_merge
     from mergekit.options import MergeOptions
 
-    with tempfile.TemporaryDirectory(dir=partial.parent, prefix=f"{partial.name}.lora-") as cache:
+    with quiet(), tempfile.TemporaryDirectory(dir=partial, prefix=".adapters-") as cache:
         options = MergeOptions(
             lora_merge_cache=cache, lora_merge_dtype="float32", random_seed=seed, quiet=True, write_model_card=False,
             trust_remote_code=False, safe_serialization=True,
@@ -196,12 +177,29 @@ def _run(config: Any, partial: Path, seed: int) -> None:
             raise StageError(f"mergekit failed: {reason}") from error
 
 
+def _add_companions(config: Any, target: Checkpoint, partial: Path) -> None:
+    """Copy the target's files that mergekit has not written; no tokenizer's, where the recipe asks for another.
+
+    Raise StageError where there is no tokenizer then: mergekit only logs that it could not make one.
+    """
+    folder, has_own = target.folder, config.tokenizer or config.tokenizer_source or config.chat_template
+    tokens = {name_in(folder, path) for path in tokenizer_files(folder)} if has_own else set()
+    for path in copied_files(folder):
+        name = name_in(folder, path)
+        if name not in tokens and not (partial / name).exists():
+            copy_into(partial, folder, path)
+    if has_tokenizer(folder) and not has_tokenizer(partial):
+        raise StageError("mergekit failed: it wrote no tokenizer; look at the recipe's tokenizer and chat_template")
+
+
 def _measure(
     target: Checkpoint, result: Checkpoint, out: Path, method: str, ours: CheckedMerge | None
 ) -> MergedByMergekit:
     """Return the figures of a result. Raise MismatchError where tensors are missing, of another shape or not finite."""
     if faults := compare_checkpoints(target, result, ("target", "result"), ()):
         raise MismatchError(join_faults(f"{out}: mergekit's result is not a whole model:", faults))
+    for line in _changes_of_form(target, result):
+        logger.warning("%s", line)
     files, touched, changed, tensors, moved, whole = Files(), 0, 0, 0, 0.0, 0.0
     for name, entry in target.tensors.items():
         other, count, norms = result.tensors.get(name), 0, np.zeros(2)
@@ -221,6 +219,21 @@ def _measure(
     size = float(np.sqrt(moved / whole)) if whole else None
     difference = max(_differences(ours, result), default=None) if ours else None
     return MergedByMergekit(out, method, touched, changed, tensors, size, difference)
+
+
+def _changes_of_form(target: Checkpoint, result: Checkpoint) -> Iterator[str]:
+    """Yield a line on tensors of the target that a whole result may lack, and one on those with more or fewer rows."""
+    theirs = result.tensors
+    if lost := sorted(target.tensors.keys() - theirs.keys()):
+        yield f"not in mergekit's result, and not needed by transformers: {clip(', '.join(lost), _SHOWN)}"
+    if cut := [
+        f"{n} {e.shape} → {theirs[n].shape}" for n, e in target.tensors.items() if _is_resized(e, theirs.get(n))
+    ]:
+        yield f"by the recipe's tokenizer, mergekit changed the rows for tokens: {clip(', '.join(cut), _SHOWN)}"
+
+
+def _is_resized(before: TensorEntry, after: TensorEntry | None) -> bool:
+    return after is not None and before.shape != after.shape
 
 
 def _differences(ours: CheckedMerge, result: Checkpoint) -> Iterator[float]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from msa_lite.errors import FormatError, StageError, join_faults
 from msa_lite.io.console.progress import Progress, readable, silent, tell
 from msa_lite.io.finished.seal import MANIFEST, MERGEKIT_FILE
+from msa_lite.io.weights.companions import TEMPLATES
 from msa_lite.publish.contents import PublishOptions, make_contents
 from msa_lite.publish.destination import (
     TITLE,
@@ -33,7 +34,7 @@ _MB = 1_000_000
 _LOADED = (
     "*.safetensors", "*.safetensors.index.json", "config.json", "generation_config.json", "adapter_config.json",
     "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt", "chat_template*",
-    MERGEKIT_FILE, MANIFEST,
+    MERGEKIT_FILE, MANIFEST, TEMPLATES,
 )  # fmt: skip
 
 
@@ -82,7 +83,7 @@ def push(contents: Contents, to: Destination, *, gated: bool = False, progress: 
 def stale_files(contents: Contents, names: Iterable[str]) -> list[str]:
     """Return the files of a repository that an upload of `contents` deletes."""
     sent = {item.name for item in contents.files}
-    loaded = (name for name in names if any(fnmatch(name, pattern) for pattern in _LOADED) and "/" not in name)
+    loaded = (n for n in names if any(fnmatch(n, p) and n.count("/") == p.count("/") for p in _LOADED))
     return sorted(name for name in loaded if name not in sent)
 
 

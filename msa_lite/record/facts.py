@@ -60,10 +60,8 @@ def hash_files(folder: Path) -> dict[str, FileHash]:
     """Return size and hash of a model's or vector's files; a manifest's are taken, and no file is read for them."""
     known = (load_manifest(folder) or {"files": {}})["files"]
     return {
-        path.name: FileHash(**known[path.name])
-        if path.name in known
-        else FileHash(sha256=hash_file(path), bytes=path.stat().st_size)
-        for path in content_files(folder)
+        name: FileHash(**known[name]) if name in known else FileHash(sha256=hash_file(path), bytes=path.stat().st_size)
+        for name, path in content_files(folder).items()
     }
 
 

@@ -234,7 +234,7 @@ def is_report_of(report: Report, folder: Path) -> bool:
     """Check by the recorded hashes whether a report is of the model, or adapter, in a folder as it is now."""
     model, manifest = report.settings.get("model") or {}, stage_manifest(folder) or {"files": {}}
     hashes = {name: item["sha256"] for name, item in manifest["files"].items()}
-    revision = revision_of({path.name: hashes.get(path.name) for path in content_files(folder)})
+    revision = revision_of({name: hashes.get(name) for name in content_files(folder)})
     return bool(model.get("revision") == revision)
 
 

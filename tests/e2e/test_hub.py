@@ -28,6 +28,8 @@ UNWANTED = {
     "notes.md": "# Tiny",
     "checkpoint-10/model.safetensors": WEIGHTS,
     "checkpoint-10/config.json": "{}",
+    "inference/generate.py": "raise SystemExit('never run')",
+    "additional_chat_templates/old/tool_use.jinja": "TOOLS",
 }
 CARD = """---
 configs:

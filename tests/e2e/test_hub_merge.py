@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save
 
+from tests.support.hub import Fault
 from tests.support.hub_clients import Hub
 
 ROWS, COLUMNS, RANK = 600, 512, 2
@@ -138,3 +140,26 @@ def test_a_recipe_for_mergekit_needs_headers_alone_and_names_commits(repositorie
     for name in ("target", "tuned", "prior"):
         assert f"org/{name}@{repositories.server.find(f'models/org/{name}', 'main')[0]}" in text
     assert sum(repositories.server.sent.values()) < BIG / 2
+
+
+def test_mergekit_reads_repositories_at_the_commit_that_was_checked(
+    hub: Hub, make_checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
+    pytest.importorskip("mergekit", reason="mergekit is not installed")
+    names = ("target", "tuned", "later")
+    files = {n: {p.name: p.read_bytes() for p in make_checkpoint("llama", s).iterdir()} for s, n in enumerate(names)}
+    commits = {name: hub.server.commit(f"models/org/{name}", files[name]) for name in ("target", "tuned")}
+    later: list[str] = []  # main moves on while the weights are fetched
+    move = lambda: later.append(hub.server.commit("models/org/tuned", files["later"]))  # noqa: E731
+    hub.server.faults.append(Fault(r"GET /org/tuned/resolve/.*safetensors", act=move))
+    recipe = tmp_path / "ties.yml"
+    entry = "{model: org/tuned, parameters: {weight: -1.0, density: 0.5}}"
+    recipe.write_text(f"merge_method: ties\nbase_model: org/target\nmodels: [{entry}]\ndtype: float32\n")
+    done = hub.start("merge", "--mergekit", str(recipe), "--with", "mergekit", "--out", str(tmp_path / "out"))
+    assert done.returncode == 0, done.stderr
+    sources = json.loads((tmp_path / "out/manifest.json").read_text())["sources"]
+    assert sources == {"target": f"org/target@{commits['target']}", "forget": f"org/tuned@{commits['tuned']}"}
+    assert later
+    assert [path for _, path in hub.server.requests if later[0] in path] == []
+    before, after = (load_file(p / WEIGHTS) for p in (make_checkpoint("llama", 0), tmp_path / "out"))
+    assert any((before[name] != after[name]).any() for name in before)

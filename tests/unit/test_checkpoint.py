@@ -25,7 +25,7 @@ from msa_lite.io.weights.checkpoint import (
     load_checkpoint,
     read_shard,
 )
-from msa_lite.io.weights.companions import companion_files, left_behind
+from msa_lite.io.weights.companions import copied_files, left_behind
 
 
 def f32(start: int, stop: int) -> dict[str, Any]:
@@ -278,18 +278,32 @@ def test_a_folder_that_is_not_there_is_a_usage_error(tmp_path: Path) -> None:
 def test_companions_are_copied_and_what_else_is_there_is_named(tmp_path: Path) -> None:
     kept = ["LICENSE", "additional_chat_templates/tool_use.jinja", "chat_template.jinja", "config.json"]
     kept += ["generation_config.json", "merges.txt", "tokenizer.model", "vocab.tiktoken"]
-    left = ["additional_chat_templates/notes.md", "onnx/model.onnx", "optimizer.pt", "run.py", "training_args.bin"]
+    left = [
+        "adapter_config.json",
+        "additional_chat_templates/notes.md",
+        "onnx/model.onnx",
+        "optimizer.pt",
+        "run.py",
+        "training_args.bin",
+    ]
     others = ["manifest.json", ".msa-lite-partial.json", "README.md"]
     write_checkpoint(tmp_path, {SINGLE_FILE: ["a"]})
     for name in [*kept, *left, *others]:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("{}")
-    copied = [path.relative_to(tmp_path).as_posix() for path in companion_files(tmp_path)]
+    copied = [path.relative_to(tmp_path).as_posix() for path in copied_files(tmp_path)]
     assert copied == kept
-    named = ["additional_chat_templates/notes.md", "onnx/", "optimizer.pt", "run.py", "training_args.bin"]
+    named = [
+        "adapter_config.json",
+        "additional_chat_templates/notes.md",
+        "onnx/",
+        "optimizer.pt",
+        "run.py",
+        "training_args.bin",
+    ]
     assert left_behind(load_checkpoint(tmp_path)) == named
     (tmp_path / "config.json").write_text('{"auto_map": {"AutoModel": "run.Model"}}')  # so the model needs it
-    assert "run.py" in [path.name for path in companion_files(tmp_path)]
+    assert "run.py" in [path.name for path in copied_files(tmp_path)]
     assert "run.py" not in left_behind(load_checkpoint(tmp_path))
 
 

@@ -19,9 +19,12 @@ from msa_lite.baselines.methods import settings_grid
 from msa_lite.baselines.objective import BaselineObjective, ReferenceCache
 from msa_lite.io.weights.checkpoint import INDEX_FILE
 from msa_lite.io.weights.companions import CODE, PATTERNS
-from msa_lite.io.weights.hub import Source, fetch
+from msa_lite.io.weights.hub import Source, fetch, hash_content
 from msa_lite.merger import adapter_output as adapter
 from msa_lite.merger import merge, merge_adapters, model
+from msa_lite.record.facts import hash_files, hashed_revision
+from msa_lite.report import Report
+from msa_lite.report.provenance import is_report_of
 from msa_lite.train import FitSettings, KeptEpochs, Until, VectorFit, fit_vector
 from tests.support.fits import ragged_rows
 from tests.support.identity import (
@@ -33,6 +36,7 @@ from tests.support.identity import (
     names_of,
     one_each,
 )  # fmt: skip
+from tests.support.merges import make_merge, write_parts
 
 Make = Callable[..., Path]
 
@@ -270,3 +274,17 @@ def test_a_references_values_are_known_by_model_and_rows(tmp_path: Path) -> None
     assert_all_named(ReferenceCache, changes, ["folder"])
     base = ReferenceCache(tmp_path, PRIOR, False, {"forget": ROWS})
     assert_told_apart(lambda change: replace(base, **change).inputs, one_each(changes))
+
+
+def test_the_files_of_a_manifest_give_the_revision_that_a_model_is_known_by(tmp_path: Path) -> None:
+    """Reports and removal records take the hashes of a manifest: a template in a folder of its own is among them."""
+    write_parts(tmp_path)
+    template = tmp_path / "target/additional_chat_templates/tool_use.jinja"
+    template.parent.mkdir()
+    template.write_text("TOOLS")
+    out = make_merge(tmp_path)
+    assert (out / "additional_chat_templates/tool_use.jinja").read_text() == "TOOLS"
+    revision = hash_content(out)
+    assert hashed_revision(hash_files(out)) == revision
+    report = Report("qa", "test", {}, {"model": {"revision": revision}})
+    assert is_report_of(report, out)

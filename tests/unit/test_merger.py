@@ -18,7 +18,7 @@ from msa_lite.io.finished.seal import CARD_FILE, MANIFEST, MERGEKIT_FILE, load_m
 from msa_lite.io.weights.adapter import ADAPTER_FILE
 from msa_lite.io.weights.checkpoint import SINGLE_FILE, load_checkpoint
 from msa_lite.merger import merge
-from tests.support.merges import Adapter, write_checkpoint
+from tests.support.merges import Adapter, make_merge, write_checkpoint, write_parts
 
 Make = Callable[..., Path]
 Q = "model.layers.0.self_attn.q_proj.weight"
@@ -357,3 +357,18 @@ def test_an_untied_language_model_without_its_head_is_refused(sharded: Any, tmp_
     for config in ({"architectures": ["LlamaModel"], "tie_word_embeddings": False}, {"tie_word_embeddings": True}):
         (tmp_path / "target/config.json").write_text(json.dumps(config))
         merge(**arguments, out=tmp_path / "out", replace=True)
+
+
+def test_what_is_not_copied_and_code_that_is_are_told_in_a_run_too(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As notices, which every command shows; the log of merges is for `msa-lite merge` alone."""
+    write_parts(tmp_path, auto_map={"AutoModel": "modeling_x.Model"})
+    for name in ("modeling_x.py", "pytorch_model.bin", "adapter_config.json"):
+        (tmp_path / "target" / name).write_text("{}")
+    with caplog.at_level("INFO", "msa_lite.notices"):
+        out = make_merge(tmp_path)
+    told = [record.message for record in caplog.records if record.name == "msa_lite.notices"]
+    assert [line.rpartition(": ")[2] for line in told] == ["modeling_x.py", "adapter_config.json, pytorch_model.bin"]
+    assert {path.name for path in out.iterdir()} & {"pytorch_model.bin", "adapter_config.json"} == set()
+    assert (out / "modeling_x.py").is_file()

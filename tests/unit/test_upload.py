@@ -81,12 +81,13 @@ def test_the_same_again_sends_nothing_and_a_new_card_alone_the_card(hub: HubServ
 
 def test_stale_files_go_in_the_same_commit_and_other_peoples_stay(hub: HubServer, tmp_path: Path) -> None:
     publish(make_upload(tmp_path / "large", seed=1, shards=3))
-    others = {NOTE: b"mine", "model.gguf": b"quantised", "old/model.safetensors": b"a folder"}
-    hub.commit(f"models/{REPO}", {**hub.find(f"models/{REPO}", "main")[1], **others})
+    others = {NOTE: b"mine", "model.gguf": b"quantised", "old/model.safetensors": b"a folder", "handler.py": b"mine"}
+    stale = {"additional_chat_templates/old.jinja": b"which transformers would read"}
+    hub.commit(f"models/{REPO}", {**hub.find(f"models/{REPO}", "main")[1], **others, **stale})
     contents = make_upload(tmp_path / "small", shards=1)
     before = len(hub.titles[REPO])
     result = publish(contents)
-    assert result.deleted == tuple(f"model-{i + 1:05}-of-00003.safetensors" for i in range(3))
+    assert result.deleted == (*stale, *(f"model-{i + 1:05}-of-00003.safetensors" for i in range(3)))
     assert hub.on(REPO) == wanted(contents) | others
     assert len(hub.titles[REPO]) == before + 1
 

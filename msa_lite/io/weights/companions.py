@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from msa_lite.errors import FormatError, join_faults
+from msa_lite.errors import FormatError, clip, join_faults
 from msa_lite.io.console.progress import readable
 from msa_lite.io.files.reading import read_object
 from msa_lite.io.weights.checkpoint import INDEX_FILE, Checkpoint
@@ -23,6 +23,7 @@ _OTHERS = {"manifest.json", INDEX_FILE}  # handled apart from the companions
 _LARGEST = 256 << 20  # bytes; tokenizers of large vocabularies take about 30 MB
 _CODED = ("config.json", "tokenizer_config.json", "processor_config.json", "preprocessor_config.json")
 _KNOWN = ("README.md", ".gitattributes")  # written anew, or of no use in a folder
+_SHOWN = 300  # characters of a list of files
 
 
 def unnamed_shards(checkpoint: Checkpoint) -> list[Path]:
@@ -61,6 +62,14 @@ def companion_files(folder: Path) -> list[Path]:
     ]
 
 
+def copied_files(folder: Path) -> list[Path]:
+    """Return the companion files that a merged model gets.
+
+    An adapter's config is none: transformers would load the base that it names in the model's place.
+    """
+    return [path for path in companion_files(folder) if path.name != "adapter_config.json"]
+
+
 def needs_code(folder: Path) -> bool:
     """Check whether a config says that the model, or what prepares its inputs, is Python code beside it."""
     for name in _CODED:
@@ -87,7 +96,7 @@ def left_behind(checkpoint: Checkpoint) -> list[str]:
 
     The card is none, nor are hidden files and weights that `unnamed_shards` tells.
     """
-    folder, copied = checkpoint.folder, {name_in(checkpoint.folder, p) for p in companion_files(checkpoint.folder)}
+    folder, copied = checkpoint.folder, {name_in(checkpoint.folder, p) for p in copied_files(checkpoint.folder)}
     copied |= {path.name for path in (*(s.path for s in checkpoint.shards), *unnamed_shards(checkpoint))}
     copied |= {*_OTHERS, *_KNOWN, *{name.partition("/")[0] for name in copied if "/" in name}}
     names = {path.name + "/" * path.is_dir() for path in folder.iterdir() if path.name not in copied}
@@ -96,6 +105,14 @@ def left_behind(checkpoint: Checkpoint) -> list[str]:
         inside = {name_in(folder, path) + "/" * path.is_dir() for path in templates.iterdir()}
         names = {n for n in names if n != f"{templates.name}/"} | (inside - copied)
     return sorted(name for name in names if not name.startswith("."))
+
+
+def tell_companions(checkpoint: Checkpoint) -> Iterator[str]:
+    """Yield a line on the code that is copied with a checkpoint, and one on what is not copied."""
+    if code := [path.name for path in copied_files(checkpoint.folder) if path.match(CODE)]:
+        yield f"the target's own Python code is copied, and never run here: {clip(', '.join(code), _SHOWN)}"
+    if left := left_behind(checkpoint):
+        yield f"beside the target's weights, and not copied: {clip(', '.join(left), _SHOWN)}"
 
 
 def check_companions(folder: Path, files: list[Path]) -> None:

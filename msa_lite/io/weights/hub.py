@@ -164,7 +164,7 @@ def fetch_files(name: str, patterns: Iterable[str], pin: Callable[[Path], str]) 
         path = Path(snapshot_download(repo, revision=revision, allow_patterns=files, ignore_patterns=["*/*"]))
         if TEMPLATES in patterns:
             more = [TEMPLATES, *([CODE] if CODE in patterns and needs_code(path) else [])]
-            snapshot_download(repo, revision=path.name, allow_patterns=more)
+            snapshot_download(repo, revision=path.name, allow_patterns=more, ignore_patterns=["*/*.py", "*/*/*"])
     except Exception as error:  # the errors of the HTTP client underneath have no base that is the Hub library's own
         reason = explain(error)
         raise UsageError(f"{name}: no such folder, and it could not be fetched from the Hub ({reason})") from error
@@ -326,11 +326,11 @@ def hash_content(folder: Path, by_content: bool = True) -> str:
     Without `by_content`, as `files:…`: of files above `_BIG` bytes only size and time of change count.
     """
     marks = {}
-    for path in content_files(folder):
+    for name, path in content_files(folder).items():
         try:
             stat = path.stat()
             quick = not by_content and stat.st_size > _BIG
-            marks[name_in(folder, path)] = f"{stat.st_size} bytes at {stat.st_mtime_ns}" if quick else hash_file(path)
+            marks[name] = f"{stat.st_size} bytes at {stat.st_mtime_ns}" if quick else hash_file(path)
         except OSError as error:
             raise FormatError(f"{path}: cannot be read ({error.strerror or error})") from error
     return revision_of(marks) if by_content else f"files:{digest(marks)}"
@@ -341,14 +341,15 @@ def revision_of(hashes: Mapping[str, str | None]) -> str:
     return f"sha256:{digest(hashes)}"
 
 
-def content_files(folder: Path) -> list[Path]:
-    """Return the files of a local folder that its revision is a hash of: weights, their companions, the index."""
+def content_files(folder: Path) -> dict[str, Path]:
+    """Return by name the files of a folder that its revision is a hash of: weights, their companions, the index."""
     index = folder / INDEX_FILE
-    return [
+    files = [
         *find_files(folder, ("*.safetensors",)),
         *companion_files(folder),
         *([index] if os.path.isfile(index) else []),
     ]
+    return {name_in(folder, path): path for path in files}
 
 
 # The files that save_pretrained of a tokenizer writes, of any family.

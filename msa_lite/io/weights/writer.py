@@ -22,7 +22,7 @@ import numpy as np
 from msa_lite.io.files.reading import read_object, read_text
 from msa_lite.io.weights.blocks import pread_into
 from msa_lite.io.weights.checkpoint import FLOAT_DTYPES, INDEX_FILE, Checkpoint, ShardFile, TensorEntry
-from msa_lite.io.weights.companions import companion_files, copy_into
+from msa_lite.io.weights.companions import copied_files, copy_into
 
 _ROUNDED = 1 << 15  # numbers rounded at a time where rounding needs buffers
 _FICLONE = 0x40049409  # linux/fs.h
@@ -173,9 +173,7 @@ def write_companions(target: Checkpoint, out: Path, dtype: str | None) -> None:
     transformers loads weights in the dtype that config.json names, whatever their stored dtype.
     """
     index = target.folder / INDEX_FILE
-    for path in [*companion_files(target.folder), *([index] if index.is_file() else [])]:
-        if path.name == "adapter_config.json":  # transformers would load the base that it names in the model's place
-            continue
+    for path in [*copied_files(target.folder), *([index] if index.is_file() else [])]:
         copy_into(out, target.folder, path)
     if dtype is None or all(output_dtype(e, dtype) == e.dtype for e in target.tensors.values()):
         return
