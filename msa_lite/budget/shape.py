@@ -10,7 +10,7 @@ from typing import Any
 
 from msa_lite.errors import FormatError
 from msa_lite.io.weights.checkpoint import Checkpoint
-from msa_lite.io.weights.forms import Packed
+from msa_lite.io.weights.codes import Packed
 from msa_lite.io.weights.vocabulary import has_token_role, is_head
 
 # Families whose layers are those that `activations` counts. Others get a rough estimate.

@@ -124,18 +124,13 @@ def merge_command(
     """
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # read when numpy loads; its own threads would only spin
     from msa_lite.cli.output import print_json, progress_bars
-    from msa_lite.errors import UsageError, nearest
+    from msa_lite.errors import UsageError
     from msa_lite.merger import merge, merge_adapters
 
     filtering = options.pop("moments"), options.pop("filter_strength")
     names = ("target", "forget", "alpha", "retain", "beta", "prior")
     arguments = {name: options.pop(name) for name in names}
-    if form not in ("model", "adapter"):
-        raise UsageError(f"--as '{form}'{nearest(form, ['model', 'adapter'])}: choose model or adapter")
-    if form == "adapter":
-        check_adapter_options({**options, "dtype": dtype})
-    elif max_rank is not None:
-        raise UsageError("--max-rank needs --as adapter")
+    _check_form(form, max_rank, {**options, "dtype": dtype})
     if recipe is not None:
         clash = [f"--{name}" for name, value in {**arguments, "dtype": dtype}.items() if value not in (None, ())]
         if clash:
@@ -164,6 +159,18 @@ def merge_command(
                 settings["forecast"] = read_names(settings["forecast"])
             result = merge(out=out, **arguments, **settings, progress=progress)
     return print_json(result) if as_json else _print(result)
+
+
+def _check_form(form: str, max_rank: int | None, options: dict[str, Any]) -> None:
+    """Raise UsageError for an unknown form of the result, and for options that it does not take."""
+    from msa_lite.errors import UsageError, nearest
+
+    if form not in ("model", "adapter"):
+        raise UsageError(f"--as '{form}'{nearest(form, ['model', 'adapter'])}: choose model or adapter")
+    if form == "adapter":
+        check_adapter_options(options)
+    elif max_rank is not None:
+        raise UsageError("--max-rank needs --as adapter")
 
 
 def _print(result: Any) -> None:

@@ -20,9 +20,9 @@ from msa_lite.io.weights.checkpoint import (
     TensorEntry,
     load_checkpoint,
 )
+from msa_lite.io.weights.codes import Packed, Scaled, Turned
 from msa_lite.io.weights.companions import check_companions, companion_files, unnamed_shards
 from msa_lite.io.weights.factors import LowRank
-from msa_lite.io.weights.forms import Packed, Scaled, Turned
 from msa_lite.io.weights.hub import Source, tokenizer_files
 from msa_lite.io.weights.quantised import dequantised, describe_forms, packed_weights
 from msa_lite.io.weights.writer import output_bytes, output_dtype

@@ -20,7 +20,7 @@ from threadpoolctl import threadpool_limits
 
 from msa_lite.io.weights.blocks import Files, Scratch
 from msa_lite.io.weights.checkpoint import ShardFile, TensorEntry
-from msa_lite.io.weights.forms import Packed, Scaled
+from msa_lite.io.weights.codes import Packed, Scaled
 from msa_lite.io.weights.hub import Source
 from msa_lite.io.weights.writer import Sink, output_bytes, shard_header
 from msa_lite.merger.block import LoadedUpdate, RowBlock, merge_block, merge_rows, round_rows

@@ -29,7 +29,7 @@ from msa_lite.io.weights.checkpoint import (
 from msa_lite.io.weights.companions import unnamed_shards
 from msa_lite.io.weights.factors import LowRank
 from msa_lite.io.weights.vocabulary import has_token_role, is_head, vocabulary_size
-from msa_lite.io.weights.writer import file_header, output_bytes
+from msa_lite.io.weights.writer import file_header, write_index
 
 # The module that a tied head shares, where a model has several embeddings with a row for each token.
 _EMBEDDINGS = {"embed_tokens", "wte", "embed_in", "word_embeddings", "tok_embeddings"}
@@ -152,14 +152,9 @@ def _with(shard: ShardFile, head: TensorEntry) -> ShardFile:
 
 def write_untied(target: Checkpoint, out: Path, dtype: str | None) -> None:
     """Tell config and index of an output, in place, of the head that `untied` has added."""
-    path, index = out / "config.json", out / INDEX_FILE
+    path = out / "config.json"
     write_json(path, _untied_config(read_object(path)))
-    if index.is_file():
-        content = read_object(index)
-        content["weight_map"] = {name: entry.file.name for name, entry in target.tensors.items()}
-        if isinstance(content.get("metadata"), dict) and "total_size" in content["metadata"]:
-            content["metadata"]["total_size"] = output_bytes(target.tensors.values(), dtype)
-        write_json(index, content)
+    write_index(target, out, dtype)
 
 
 def fold_head(adapter: Adapter, target: Checkpoint, prior: Checkpoint | None) -> tuple[Adapter, list[str]]:

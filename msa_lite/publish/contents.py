@@ -342,9 +342,7 @@ class _Choice:
         if notes:
             self.cautions.append(f"notes in the header of the weights go along: {_listed([*notes])}")
         if code := _listed([item.name for item in items if fnmatch(item.name, CODE)]):
-            self.cautions.append(
-                f"Python code goes along; it runs where somebody loads the model with trust_remote_code: {code}"
-            )
+            self.cautions.append(f"Python code goes along, which trust_remote_code would run: {code}")
         if others := sorted(set(left) - {CARD_FILE, MERGEKIT_FILE, *_RECORDS}):
             self.cautions.append(f"not sent, since loading the model does not need them: {_listed(others)}")
         return items
@@ -360,7 +358,8 @@ class _Choice:
         card = model_card(manifest, options)
         files.append(_made(CARD_FILE, card.encode()))
         if not self.is_vector:
-            known = {item.name: {"sha256": item.sha256, "bytes": item.nbytes} for item in sorted(files, key=_name)}
+            by_name = sorted(files, key=lambda item: item.name)
+            known = {item.name: {"sha256": item.sha256, "bytes": item.nbytes} for item in by_name}
             files.append(_made(MANIFEST, manifest_text({**manifest, "files": known}).encode()))
         for item in files:
             if item.name in (CARD_FILE, MANIFEST) and has_path((item.content or b"").decode()):
@@ -387,10 +386,6 @@ class _Choice:
 
 def _made(name: str, content: bytes) -> SentFile:
     return SentFile(name, None, content, hashlib.sha256(content).hexdigest(), len(content))
-
-
-def _name(item: SentFile) -> str:
-    return item.name
 
 
 def _place(item: SentFile) -> tuple[int, str]:

@@ -17,7 +17,7 @@ from msa_lite.errors import FormatError
 from msa_lite.io.finished.seal import load_manifest
 from msa_lite.io.weights.blocks import Files, read_part, read_rows
 from msa_lite.io.weights.checkpoint import TensorEntry, load_checkpoint
-from msa_lite.io.weights.forms import Scaled
+from msa_lite.io.weights.codes import Scaled
 from msa_lite.io.weights.quantised import dequantised, name_form, packed_weights
 from msa_lite.merger import bounds, merge, merge_adapters
 from tests.support import codes

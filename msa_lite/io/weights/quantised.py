@@ -18,9 +18,9 @@ from msa_lite.errors import FormatError
 from msa_lite.io.files.reading import parse_json, read_object
 from msa_lite.io.files.writing import write_json
 from msa_lite.io.weights.blocks import Files, read_part
-from msa_lite.io.weights.checkpoint import FLOAT_DTYPES, INDEX_FILE, Checkpoint, ShardFile, TensorEntry
-from msa_lite.io.weights.forms import BitsAndBytes4, BitsAndBytes8, CodeForm, Packed, Scaled, Turned
-from msa_lite.io.weights.writer import file_header, output_bytes
+from msa_lite.io.weights.checkpoint import FLOAT_DTYPES, Checkpoint, ShardFile, TensorEntry
+from msa_lite.io.weights.codes import BitsAndBytes4, BitsAndBytes8, CodeForm, Packed, Scaled, Turned
+from msa_lite.io.weights.writer import file_header, write_index
 
 _CONFIG_KEYS = ("quantization_config", "compression_config")
 _CONFIG_FILE = "hf_quant_config.json"  # ModelOpt's, beside config.json
@@ -283,14 +283,9 @@ def _block(shape: tuple[int, ...], scales: tuple[int, ...], named: Any) -> tuple
 
 def write_plain(target: Checkpoint, out: Path, dtype: str) -> None:
     """Tell config and index of an output, in place, that its weights are plain floats of this dtype."""
-    path, index = out / "config.json", out / INDEX_FILE
+    path = out / "config.json"
     (out / _CONFIG_FILE).unlink(missing_ok=True)
     config = {key: value for key, value in read_object(path).items() if key not in _CONFIG_KEYS}
     key = "torch_dtype" if "torch_dtype" in config else "dtype"
     write_json(path, {**config, key: FLOAT_DTYPES[dtype].name})
-    if index.is_file():
-        content = read_object(index)
-        total = {"total_size": output_bytes(target.tensors.values(), dtype)}
-        content["metadata"] = {**(content["metadata"] if isinstance(content.get("metadata"), dict) else {}), **total}
-        content["weight_map"] = {name: entry.file.name for name, entry in target.tensors.items()}
-        write_json(index, content)
+    write_index(target, out, dtype)

@@ -20,6 +20,7 @@ import ml_dtypes
 import numpy as np
 
 from msa_lite.io.files.reading import read_object, read_text
+from msa_lite.io.files.writing import write_json
 from msa_lite.io.weights.blocks import pread_into
 from msa_lite.io.weights.checkpoint import FLOAT_DTYPES, INDEX_FILE, Checkpoint, ShardFile, TensorEntry
 from msa_lite.io.weights.companions import copied_files, copy_into
@@ -179,12 +180,20 @@ def write_companions(target: Checkpoint, out: Path, dtype: str | None) -> None:
         return
     config = read_text(target.folder / "config.json")
     (out / "config.json").write_text(_CONFIG_DTYPE.sub(rf'\1"{FLOAT_DTYPES[dtype].name}"', config), encoding="utf-8")
-    if index.is_file():
-        content = read_object(index)
-        metadata = content.get("metadata")
-        content["metadata"] = metadata if isinstance(metadata, dict) else {}
-        content["metadata"]["total_size"] = output_bytes(target.tensors.values(), dtype)
-        (out / INDEX_FILE).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    write_index(target, out, dtype)
+
+
+def write_index(target: Checkpoint, out: Path, dtype: str | None) -> None:
+    """Tell the index of an output, if it has one, the names, the files and the size of these tensors, in place."""
+    index = out / INDEX_FILE
+    if not index.is_file():
+        return
+    content = read_object(index)
+    known = content.get("metadata")
+    size = {"total_size": output_bytes(target.tensors.values(), dtype)}
+    content["metadata"] = {**(known if isinstance(known, dict) else {}), **size}
+    content["weight_map"] = {name: entry.file.name for name, entry in target.tensors.items()}
+    write_json(index, content)
 
 
 _CHUNK = 4 << 20  # bytes of one write
