@@ -120,8 +120,9 @@ def _find_parts(model: Any, entries: Mapping[str, TensorEntry]) -> dict[str, Any
         else:
             matrix = weight[place.number] if weight.dim() == 3 else weight
             first, last = (round(share * len(matrix)) for share in place.rows)
-            part = matrix[first:last].T if place.is_turned else matrix[first:last]
-        parts[name] = part if tuple(part.shape) == entries[name].matrix_shape else None
+            part = matrix[first:last]
+        is_same = not place.is_turned and tuple(part.shape) == entries[name].matrix_shape
+        parts[name] = part if is_same else None
     return parts
 
 
