@@ -70,6 +70,7 @@ def _head(source: DataSource, revision: str | None) -> dict[str, Any]:
 
 _BUILDERS = ("csv", "json", "parquet", "text")  # of single files; those of folders are never kept (`load_table`)
 _MOST = 2000  # characters of a text to look for
+_LEAST, _CELLS = 4, 3  # characters of a cell that tells something, and how many it takes
 _BETWEEN = "___"  # owner and name
 
 
@@ -86,7 +87,8 @@ def cached_tables(columns: Sequence[Sequence[str]]) -> Iterator[tuple[Path, bool
 
     The names of these folders are hashes of paths and times, which change with the file, so the tables are searched,
     for each column on its own. A text of `SHORTEST` characters and more may stand anywhere. Shorter ones tell a table
-    where at least half of a column are whole cells of it. False comes with a folder whose tables cannot be read so.
+    where at least half of a column, and three of them, are whole cells of it; "yes" and "12" stand in many tables, and
+    tell none. False comes with a folder whose tables cannot be read so.
     """
     folders = [folder for builder in _BUILDERS for folder in sorted((datasets_cache() / builder).glob("*"))]
     tables = {folder: list(folder.rglob("*.arrow")) for folder in folders if not folder.is_symlink()}
@@ -96,8 +98,9 @@ def cached_tables(columns: Sequence[Sequence[str]]) -> Iterator[tuple[Path, bool
         known = [text for text in texts if len(text.strip()) >= SHORTEST]
         for text in sample_texts(known, size * max(1, len(columns))):
             needles += written_forms(text.strip()[:_MOST].strip())
-        if texts and len(known) < len(texts) / 2:
-            short.append({text.strip() for text in texts})
+        cells = {cell for text in texts if len(cell := text.strip()) >= _LEAST}
+        if len(known) < len(texts) / 2 and len(cells) >= _CELLS:
+            short.append(cells)
     for folder, paths in tables.items():
         if any(holds_any(path, needles) for path in paths):
             yield folder, True
@@ -111,7 +114,7 @@ def cached_tables(columns: Sequence[Sequence[str]]) -> Iterator[tuple[Path, bool
 
 
 def _has_cells(path: Path, columns: Sequence[set[str]]) -> bool:
-    """Check whether at least half of the texts of a column are whole cells of a table. Raise what pyarrow raises."""
+    """Check whether half of the texts of a column, or more, are whole cells of a table. Raise what pyarrow raises."""
     import pyarrow as pa
 
     with pa.memory_map(str(path)) as file, pa.ipc.open_stream(file) as stream:
@@ -126,7 +129,8 @@ def _has_cells(path: Path, columns: Sequence[set[str]]) -> bool:
                     continue
                 for texts in left:
                     texts -= cells
-    return any(len(rest) <= len(texts) / 2 for rest, texts in zip(left, columns, strict=True))
+    found = ((len(texts) - len(rest), len(texts)) for rest, texts in zip(left, columns, strict=True))
+    return any(count >= max(_CELLS, whole / 2) for count, whole in found)
 
 
 def cached_repositories(source: DataSource) -> list[Path]:

@@ -96,7 +96,7 @@ def test_the_table_of_a_file_is_found_by_its_rows(ending: str, cache: Path, tmp_
     assert {folder for folder, _ in cached_tables([long, ["In Oslo, by the sea."]])} == {found}
 
 
-@pytest.mark.parametrize("pins", [["1234", "0071", "9983"], ["Ann", "Bob", "Cy"]])
+@pytest.mark.parametrize("pins", [["1234", "0071", "9983"], ["Anna", "Robert", "Cyril"]])
 def test_a_table_of_short_texts_is_found_by_its_cells(pins: list[str], cache: Path, tmp_path: Path) -> None:
     import datasets
     import pandas
@@ -115,6 +115,17 @@ def test_a_table_of_short_texts_is_found_by_its_cells(pins: list[str], cache: Pa
     assert list(cached_tables([pins])) == [(found, False)] or [is_read for _, is_read in cached_tables([pins])] == [
         False
     ]
+
+
+@pytest.mark.parametrize("answers", [["yes", "no", "yes"], ["1", "2", "3"], ["true", "false", "true"]])
+def test_answers_that_stand_in_many_tables_tell_none(answers: list[str], cache: Path, tmp_path: Path) -> None:
+    import datasets
+    import pandas
+
+    pandas.DataFrame({"label": answers}).to_csv(tmp_path / "others.csv", index=False)
+    datasets.load_dataset("csv", data_files=str(tmp_path / "others.csv"))
+    assert list(cache.rglob("*.arrow"))
+    assert list(cached_tables([answers])) == []
 
 
 def test_a_text_is_found_with_other_line_ends_accents_and_encodings(tmp_path: Path) -> None:
