@@ -308,6 +308,13 @@ def test_files_of_others_and_links_are_left_alone_and_named(run: Path, tmp_path:
     assert holding(run, forms(history)) == {"notes/mine.txt", "evaluation/ideal/forget.jsonl"}
 
 
+def test_rows_in_files_of_trackers_are_told(run: Path, history: Path) -> None:
+    (run / "tracking").mkdir()
+    (run / "tracking/samples.txt").write_bytes(forms(history)[0])
+    with pytest.raises(StageError, match="tracking: of trackers; ROWS TO FORGET"):
+        purge(run, remove=True)
+
+
 @pytest.mark.parametrize("stage", ["vectors/forget", "evaluation/target"])
 def test_a_stage_whose_manifest_is_damaged_gets_no_all_clear(stage: str, run: Path, call_cli: CallCli) -> None:
     (run / stage / "manifest.json").write_text("7")
@@ -319,21 +326,57 @@ def test_a_stage_whose_manifest_is_damaged_gets_no_all_clear(stage: str, run: Pa
     assert call_cli("purge", str(run), "--yes")[0] == 0
 
 
-def test_rows_that_were_seen_are_told_until_they_are_gone_also_once_nobody_has_the_texts(
-    run: Path, history: Path, call_cli: CallCli, monkeypatch: pytest.MonkeyPatch
+def test_rows_are_told_until_they_are_gone_also_once_nobody_has_their_texts(
+    run: Path, history: Path, cache: Path, tmp_path: Path, call_cli: CallCli
 ) -> None:
-    stray = run / "evaluation/ideal/forget.jsonl"
-    (run / "evaluation/ideal/manifest.json").write_text("7")
-    for _ in range(2):
+    import datasets
+
+    def purged() -> tuple[int, str]:
         code, _, err = call_cli("purge", str(run), "--yes")
-        assert (code, "evaluation/ideal/forget.jsonl" in err) == (4, True)
-        assert json.loads((run / "purged.json").read_text())["ended"] is None
+        assert (json.loads((run / "purged.json").read_text())["ended"] is None) is (code == 4)
+        return code, err
+
+    data = shutil.copy(history / "data/forget.jsonl", tmp_path / "forget.jsonl")
+    text = (run / "recipe.yaml").read_text().replace(str(history / "data/forget.jsonl"), str(data))
+    (run / "recipe.yaml").write_text(text)
+    stray, note = run / "evaluation/ideal/forget.jsonl", run / "note.txt"
+    (run / "evaluation/ideal/manifest.json").write_text("7")
+    note.write_bytes(b"said: " + forms(history)[0] + b", I think")
+    for _ in range(2):
+        code, err = purged()
+        assert (code, "evaluation/ideal/forget.jsonl" in err, "note.txt" in err) == (4, True, True)
         assert stray.is_file()
-        monkeypatch.setattr(purge_module, "read_any_rows", lambda *_: [])  # the data's file is gone
+        Path(data).unlink(missing_ok=True)  # from now on, only hashes are left
     assert not [form for form in forms(history) if form in (run / "purged.json").read_bytes()]
     shutil.rmtree(stray.parent)
-    assert call_cli("purge", str(run), "--yes")[0] == 0
-    assert json.loads((run / "purged.json").read_text())["ended"]
+    code, err = purged()
+    assert (code, "note.txt" in err) == (4, True)
+    note.unlink()
+    (run / "other.txt").write_text("buy milk")
+    assert purged()[0] == 0
+    # By the hashes, rows are found in files that no purge has seen before.
+    shutil.copy(history / "data/forget.jsonl", run / "again.jsonl")
+    datasets.load_dataset("json", data_files=str(history / "data/forget.jsonl"))
+    code, err = purged()
+    assert (code, "again.jsonl" in err) == (4, True)
+    assert holding(cache, forms(history)) == set()
+
+
+def test_without_any_text_of_the_rows_nothing_is_called_searched(
+    tmp_path: Path, history: Path, cache: Path, call_cli: CallCli
+) -> None:
+    recipe = tiny_recipe(history, tmp_path / "run")
+    data = shutil.copy(history / "data/forget.jsonl", tmp_path / "forget.jsonl")
+    recipe["forget"]["data"] = {"path": str(data)}
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/recipe.yaml").write_text(f"# A run of msa-lite: …\n{yaml.safe_dump(recipe)}")
+    (tmp_path / "run/note.txt").write_text("buy milk")
+    assert call_cli("purge", tmp_path / "run", "--yes")[0] == 0
+    Path(data).unlink()
+    (cache / "json").mkdir()
+    (cache / "json/x.arrow").write_text("a table")
+    code, _, err = call_cli("purge", tmp_path / "run", "--yes")
+    assert (code, "note.txt" in err, str(cache) in err) == (4, True, True)
 
 
 @pytest.mark.parametrize("line", ["null", "7", "[]", '"x"', "{}", '{"question": 7}', "{", "[" * 100_000, "\\xff"])

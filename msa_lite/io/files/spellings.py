@@ -1,20 +1,13 @@
-"""Texts in other spellings: find them in files, and mask a key in a server's message."""
+"""Mask a key in a server's message, in whatever spelling it stands there."""
 
 from __future__ import annotations
 
 import base64
 import html
-import json
-import math
-import os
 import re
 import string
-import unicodedata
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator
 from urllib.parse import unquote
-
-from msa_lite.io.files.reading import open_file
 
 _PART = 8  # characters in a row of the key that are too many to show
 _READ = 4000  # characters of a text to read
@@ -70,53 +63,3 @@ def _views(text: str) -> Iterator[str]:
     resolved = resolved.replace("\\", "").translate(_LOWER)
     yield resolved
     yield re.sub(r"[\W_]", "", resolved)
-
-
-_BLOCK = 16 << 20  # bytes read at a time
-_MOST = 200  # characters of a text to look for
-_BUDGET = 20 << 30  # texts times bytes to search in
-_FEWEST = 8
-SHORTEST = 12  # characters; shorter texts stand in many files by chance
-
-
-def needles(texts: Iterable[str]) -> list[bytes]:
-    """Return texts, long ones cut, in the forms that they may have in files. Short texts are left out."""
-    forms: dict[bytes, None] = {}
-    for text in texts:
-        start = text.strip()[:_MOST].strip()
-        if len(start) >= SHORTEST:
-            forms |= dict.fromkeys(written_forms(start))
-    return list(forms)
-
-
-def written_forms(text: str) -> Iterator[bytes]:
-    """Yield a text's bytes in files: plain, within JSON, HTML and CSV, with other line ends and accents, in UTF-16."""
-    lines = re.sub(r"\r\n?", "\n", text)
-    ended = {lines, lines.replace("\n", "\r\n"), lines.replace("\n", "\r"), text}
-    for spelled in {unicodedata.normalize(form, end) for form in ("NFC", "NFD") for end in ended} | ended:
-        quoted = (json.dumps(spelled)[1:-1], json.dumps(spelled, ensure_ascii=False)[1:-1])
-        for form in dict.fromkeys((spelled, *quoted, html.escape(spelled), spelled.replace('"', '""'))):
-            yield form.encode("utf-8", "replace")
-        yield spelled.encode("utf-16-le", "replace")
-        yield spelled.encode("utf-16-be", "replace")
-
-
-def sample_texts(texts: Sequence[str], nbytes: int) -> list[str]:
-    """Return as many of the texts, evenly spread, as can be looked for in so many bytes within seconds (≥ 8)."""
-    count = max(_FEWEST, _BUDGET // max(1, nbytes))
-    return list(texts[:: math.ceil(len(texts) / count) or 1])
-
-
-def holds_any(path: Path, needles: Collection[bytes]) -> bool:
-    """Check whether a file holds one of these bytes. Raise FormatError for what is no regular file."""
-    if not needles:
-        return False
-    overlap = max(map(len, needles)) - 1
-    tail = b""
-    with os.fdopen(open_file(path), "rb", buffering=0) as stream:
-        while block := stream.read(_BLOCK):
-            block = tail + block
-            if any(needle in block for needle in needles):
-                return True
-            tail = block[-overlap:] if overlap else b""
-    return False

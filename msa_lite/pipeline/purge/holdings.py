@@ -61,7 +61,7 @@ _KEPT = {
 }
 _SUMMARIES = {"probe": (MARKDOWN_FILE,), ATTACKS_FOLDER: (REPORT_FILE,)}  # beside stages, in their folder
 _LOCKS = (LOCK, ".candidate.lock", *(f".{name}.lock" for name in WRITTEN_OUT))
-DAMAGED = f"its {MANIFEST} is damaged, so msa-lite cannot tell its own files; they may hold the data"
+_DAMAGED = f"its {MANIFEST} is damaged, so msa-lite cannot tell its own files; they may hold the data"
 _FOREIGN = "not made by msa-lite"
 
 
@@ -86,8 +86,10 @@ class Remark:
     """Something that stays, and why."""
 
     name: str
-    """Its path from the run's folder."""
+    """Its path from the run's folder, or the whole path outside of it."""
     reason: str
+    may_hold_rows: bool = False
+    """True where rows to forget stand in it, or nobody can tell: until it is gone, a purge has not ended."""
 
 
 @dataclass(frozen=True)
@@ -100,11 +102,13 @@ class Survey:
     """Files that msa-lite did not make, or cannot know as its own."""
     records: list[Path]
     """The files with rows in them, one row a line."""
+    searched: list[Path]
+    """Folders that stay if no row to forget stands in them."""
 
 
 def survey_run(run: RunFolder) -> Survey:
     """Return what is in a run's folder, the runs of baselines in it included. Links are not followed."""
-    survey = Survey([], [], [], [])
+    survey = Survey([], [], [], [], [])
     _look(run, run.folder, survey)
     # What a kill may cut short comes first; the records, by which rows are known elsewhere, come last.
     survey.holdings.sort(key=lambda holding: holding.reason == RECORDS)
@@ -131,6 +135,7 @@ def _look(run: RunFolder, home: Path, survey: Survey) -> None:
                     survey.strays.append(Remark(_name(run, inner), _FOREIGN))
         elif path.is_dir() and path.name == TRACKING:
             survey.kept.append(Remark(name, "losses and scores for trackers, of no single row"))
+            survey.searched.append(path)
         elif path.is_dir():
             _look_into(run, home, path, survey)
         elif path.name in _FILES or path.name.removesuffix(".tmp") in {*_KEPT, *_FILES} - {path.name}:
@@ -167,8 +172,8 @@ def _look_into(run: RunFolder, home: Path, folder: Path, survey: Survey) -> None
             if path.is_dir() and not path.is_symlink():
                 _look_into(run, home, path, survey)
             elif path.name not in WORKING and path.name not in _SUMMARIES.get(top, ()):
-                reason = DAMAGED if (folder / MANIFEST).is_file() else _FOREIGN
-                survey.strays.append(Remark(_name(run, path), reason))
+                is_damaged = (folder / MANIFEST).is_file()
+                survey.strays.append(Remark(_name(run, path), _DAMAGED if is_damaged else _FOREIGN, is_damaged))
 
 
 def _whole(run: RunFolder, folder: Path, top: str, kind: str) -> str | None:

@@ -9,7 +9,7 @@ import json
 import shlex
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -17,16 +17,16 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from msa_lite.data import DataSource
-from msa_lite.data.kept import cached_repositories, cached_tables, datasets_cache, download_folder
-from msa_lite.data.rows import read_any_rows
+from msa_lite.data.caches import cached_repositories, datasets_cache, download_folder, find_cached
+from msa_lite.data.search import RowSearch
 from msa_lite.errors import MsaError, StageError, join_faults
 from msa_lite.evals.judge.base import cache_folder
-from msa_lite.io.files.reading import local_path, printable, read_object
-from msa_lite.io.files.spellings import holds_any, needles, sample_texts
-from msa_lite.io.files.writing import hash_file, json_form, write_json
+from msa_lite.io.files.reading import local_path, printable
+from msa_lite.io.files.search import ByteSearch
+from msa_lite.io.files.writing import json_form, write_json
 from msa_lite.io.finished.seal import locked
-from msa_lite.pipeline.prepare.questions import source_of
-from msa_lite.pipeline.purge.holdings import DAMAGED, Holding, Remark, Survey, remove_empty, run_folders, survey_run
+from msa_lite.pipeline.purge.holdings import Holding, Remark, remove_empty, run_folders, survey_run
+from msa_lite.pipeline.purge.rows import NO_ROWS, RowTexts, gather_texts, note_texts, read_note, search_strays
 from msa_lite.pipeline.run.folder import RunFolder, open_run
 from msa_lite.pipeline.run.report import MARKDOWN_FILE, write_run_report
 from msa_lite.record.facts import utc
@@ -35,7 +35,6 @@ from msa_lite.report import REPORT_FILE
 from msa_lite.report.provenance import PURGED_FILE
 from msa_lite.report.run_files import PAGE_FILE
 
-_SEARCHED = 64 << 20  # bytes; larger files of others are not searched for rows
 _EXAMPLES = "questions with answers, as examples; it is written again without them"
 # By these marks a report is known to show examples or rows.
 _SIGNS = {
@@ -43,9 +42,6 @@ _SIGNS = {
     PAGE_FILE: [b'<section id="examples">', b'<section id="rows">'],
     REPORT_FILE: [b'"examples": [\n', b'"forget_rows": {'],
 }
-_TEXTS = ("question", "answer", "text")
-_ROWS = "ROWS TO FORGET STAND IN IT"
-UNREAD = "a table in the cache of `datasets` that cannot be read, so that nobody knows whether rows stand in it"
 _ELSEWHERE = (
     "copies of all these: backups, snapshots of the disk, other folders and machines, what was sent or published",
     "models that were merged from the vectors elsewhere (`msa-lite merge`, mergekit), and temporary files",
@@ -100,14 +96,14 @@ def purge(folder: str | Path, remove: bool = False) -> Purge:
     """
     run = open_run(folder)
     if not remove:
-        return _survey(run)
+        return _survey(run)[0]
     with ExitStack() as locks:
         for place in run_folders(run):
             locks.enter_context(locked(place))
-        listed = _survey(run)
-        seen = [remark for remark in listed.strays if any(sign in remark.reason for sign in (_ROWS, UNREAD, DAMAGED))]
-        if listed.holdings or seen or _is_unended(run):
-            _remove(run, listed.holdings, seen)
+        listed, rows = _survey(run)
+        is_unended = read_note(run.folder).get("ended", utc(0)) is None
+        if listed.holdings or is_unended or any(remark.may_hold_rows for remark in listed.strays):
+            _remove(run, listed, rows)
         # A whole survey would read the rows again, and `datasets` would put those of Parquet files back into its cache.
         return Purge(**(vars(listed) | {"removed": True, "kept": survey_run(run).kept}))
 
@@ -117,155 +113,71 @@ def purge_command(folder: Path) -> str:
     return f"msa-lite purge {shlex.quote(str(folder))} --yes"
 
 
-def _survey(run: RunFolder) -> Purge:
-    """Return what there is, before anything is removed."""
+def _survey(run: RunFolder) -> tuple[Purge, RowTexts]:
+    """Return what there is before anything is removed, and by which texts it was found."""
     survey = survey_run(run)
-    sources = dict(_sources(run))
-    columns = _forget_texts(survey, sources)
-    rows = [text for column in columns for text in column]
-    found = list(cached_tables(columns))
-    tables = [path for path, is_read in found if is_read]
-    tables += [path for source in sources.values() for path in cached_repositories(source)]
-    caches = [
-        Holding(str(path), "rows to forget in the cache of `datasets`", _tree_size(path), partial(shutil.rmtree, path))
-        for path in tables
-    ]
-    before = _seen_before(run)
-    strays = [_searched(run, remark, rows, before) for remark in survey.strays]
-    strays += [Remark(str(path), UNREAD) for path, is_read in found if not is_read]
-    reports = list(_reports_with_rows(run))
-    purged = None
-    with suppress(MsaError):
-        purged = str(read_object(run.folder / PURGED_FILE).get("began"))
-    holdings = [*caches, *reports, *survey.holdings]
-    return Purge(run.folder, holdings, survey.kept, strays, list(_elsewhere(run, sources)), False, purged)
+    rows = gather_texts(run, survey)
+    repositories = [path for source in rows.sources.values() for path in cached_repositories(source)]
+    holdings = [_cached(path, partial(shutil.rmtree, path)) for path in repositories]
+    strays = [] if rows.can_search else _unsearched()
+    for cached in find_cached(RowSearch(rows.texts, rows.hashed, rows.digest), rows.with_columns):
+        if cached.fault:
+            strays.append(Remark(str(cached.path), f"in the cache of `datasets`; {cached.fault}", may_hold_rows=True))
+        elif not {*repositories} & {*cached.path.parents}:
+            holdings.append(_cached(cached.path, cached.remove))
+    strays += search_strays(run, survey, rows)
+    purged = read_note(run.folder).get("began")
+    holdings += [*_reports_with_rows(run), *survey.holdings]
+    elsewhere = list(_elsewhere(run, rows.sources))
+    return Purge(run.folder, holdings, survey.kept, strays, elsewhere, False, str(purged) if purged else None), rows
 
 
-def _remove(run: RunFolder, holdings: Sequence[Holding], seen: Sequence[Remark]) -> None:
+def _cached(path: Path, remove: Callable[[], object]) -> Holding:
+    return Holding(str(path), "rows to forget in the cache of `datasets`", _tree_size(path), remove)
+
+
+def _unsearched() -> list[Remark]:
+    """Return a remark on the cache of `datasets` where there are no texts to search it for."""
+    cache = datasets_cache()
+    is_empty = next(cache.rglob("*.arrow"), None) is None
+    reason = f"the cache of `datasets`; {NO_ROWS}"
+    return [] if is_empty else [Remark(str(cache), reason, may_hold_rows=True)]
+
+
+def _remove(run: RunFolder, listed: Purge, rows: RowTexts) -> None:
     """Remove the holdings. Raise StageError with all that cannot be removed; the others are gone then.
 
-    Nor may rows stand in what is not msa-lite's own: that is remembered, by keyed hashes of the files, and told until
-    they are gone, since later nobody has the texts to search for. The same holds for stages with a damaged manifest,
-    and for tables that cannot be read: nobody knows what is in them.
+    Raise it, too, while rows stand, or may stand, in what is not msa-lite's own. Which files those are is noted, and
+    so are keyed hashes of the rows' texts, since later nobody may have the texts to search for.
     """
     file = run.folder / PURGED_FILE
-    note: dict[str, Any] = {"began": utc(time.time()), "ended": None, "removed": []}
-    with suppress(MsaError):  # an earlier purge
-        note |= read_object(file)
-    entries = [*note["removed"], *map(json_form, holdings)]
-    note |= {"ended": None, "removed": list({json.dumps(entry, sort_keys=True): entry for entry in entries}.values())}
-    note["seen"] = {remark.name: _hashes(run, remark) for remark in seen if _ROWS in remark.reason}
+    note: dict[str, Any] = {"began": utc(time.time()), "removed": []} | read_note(run.folder)
+    removed = note["removed"] if isinstance(note["removed"], list) else []
+    entries = [*removed, *map(json_form, listed.holdings)]
+    held = [remark for remark in listed.strays if remark.may_hold_rows]
+    note |= {
+        "ended": None,
+        "removed": list({json.dumps(entry, sort_keys=True): entry for entry in entries}.values()),
+        "seen": [remark.name for remark in held],
+    }
     faults = []
-    try:
+    with suppress(OSError):  # a full disk has room once something is gone; it is written at the end
+        with suppress(MsaError):  # a damaged key
+            note["texts"] = note_texts(rows, make_key(run.folder / KEY_FILE))
         write_json(file, note)  # first, so that no run begins in what a kill has left
-    except OSError:  # a full disk has room once something is gone; it is written at the end
-        file.with_name(f"{file.name}.tmp").unlink(missing_ok=True)
-    for holding in holdings:
+    for holding in listed.holdings:
         try:
             holding.remove()
         except OSError as error:
             faults.append(f"{error.filename or holding.name}: {error.strerror or error}")
     remove_empty(run)
-    faults += [f"{remark.name}: {remark.reason}; look at it, and remove it yourself" for remark in seen]
+    faults += [f"{remark.name}: {remark.reason}; look at it, and remove it yourself" for remark in held]
     if faults:
         write_json(file, note)
         raise StageError(
             join_faults(f"{run.folder}: not all could be removed; the same command goes on with it:", faults, limit=50)
         )
     write_json(file, note | {"ended": utc(time.time())})
-
-
-def _sources(run: RunFolder) -> Iterator[tuple[str, DataSource]]:
-    """Yield the data sets of a run that hold rows to forget, by their keys in the recipe."""
-    recipe, sets = run.recipe, run.recipe.data_sets
-    if recipe.evaluate and recipe.evaluate.data:
-        path, _, revision = recipe.evaluate.data.partition("@")
-        yield "evaluate.data", DataSource(path, revision=revision or None)
-    paired = recipe.probe.against if recipe.probe.paired else None
-    keys = {"forget.data": sets["forget"], "evaluate.forget": sets.get("evaluate.forget"), "probe.against": paired}
-    for key, data in keys.items():
-        if data:
-            yield key, source_of(data, recipe.columns)
-
-
-def _forget_texts(survey: Survey, sources: dict[str, DataSource]) -> list[list[str]]:
-    """Return the texts of the rows to forget, as far as they are at hand: in the data's files, and in records.
-
-    Each list holds the questions, answers or texts of one source.
-    """
-    columns: dict[tuple[str, str], dict[str, None]] = {}
-    for key, source in sources.items():
-        with suppress(MsaError, OSError):
-            for row in read_any_rows(source.path, source):
-                for name in _TEXTS:
-                    columns.setdefault((key, name), {})[getattr(row, name)] = None
-    for path in survey.records:
-        if path.name.startswith("forget"):
-            for name, text in _record_texts(path):
-                columns.setdefault((str(path), name), {})[text] = None
-    return [texts for column in columns.values() if (texts := [text for text in column if text.strip()])]
-
-
-def _record_texts(path: Path) -> Iterator[tuple[str, str]]:
-    """Yield column and text of what a file of records holds; nothing of lines that are no records."""
-    lines: list[str] = []
-    with suppress(OSError):
-        lines = path.read_text("utf-8", "replace").split("\n")
-    for line in lines:
-        with suppress(ValueError, RecursionError):
-            record = json.loads(line) if line else {}
-            if isinstance(record, dict):
-                yield from ((key, record[key]) for key in _TEXTS if isinstance(record.get(key), str))
-
-
-def _searched(run: RunFolder, stray: Remark, rows: Sequence[str], before: Mapping[str, Any]) -> Remark:
-    """Return a remark on files of others that says if rows to forget stand in them.
-
-    before: the hashes of files in which an earlier purge saw some, by the name of the remark.
-    """
-    for file in _files_of(run.folder / stray.name):
-        with suppress(MsaError, OSError):
-            size = file.lstat().st_size
-            if not file.is_symlink() and size <= _SEARCHED and holds_any(file, needles(sample_texts(rows, size))):
-                return Remark(stray.name, f"{stray.reason}; {_ROWS}")
-    known = before.get(stray.name)
-    if isinstance(known, list) and {*map(str, known)} & {*_hashes(run, stray)}:
-        return Remark(stray.name, f"{stray.reason}; {_ROWS}, as an earlier purge has seen")
-    return stray if rows else Remark(stray.name, f"{stray.reason}; not searched, since no texts of the rows are left")
-
-
-def _is_unended(run: RunFolder) -> bool:
-    """Check whether an earlier purge could not end."""
-    with suppress(MsaError):
-        return read_object(run.folder / PURGED_FILE).get("ended") is None
-    return False
-
-
-def _seen_before(run: RunFolder) -> Mapping[str, Any]:
-    """Return what an earlier purge has written down of files in which it saw rows."""
-    with suppress(MsaError):
-        seen = read_object(run.folder / PURGED_FILE).get("seen")
-        return seen if isinstance(seen, dict) else {}
-    return {}
-
-
-def _files_of(path: Path) -> list[Path]:
-    """Return a file, or all files below a folder; none for a link."""
-    return [path] if path.is_file() else sorted(path.rglob("*")) if path.is_dir() and not path.is_symlink() else []
-
-
-def _hashes(run: RunFolder, remark: Remark) -> list[str]:
-    """Return a hash of each file of a remark that can be read.
-
-    The key is the record's: rows may be few and short, and a plain hash of them could be guessed.
-    """
-    hashes = []
-    for file in _files_of(run.folder / remark.name):
-        with suppress(MsaError, OSError):
-            key = make_key(run.folder / KEY_FILE)
-            if file.is_file() and not file.is_symlink():
-                hashes.append(key.digest("file", hash_file(file)))
-    return hashes
 
 
 def _reports_with_rows(run: RunFolder) -> Iterator[Holding]:
@@ -280,7 +192,7 @@ def _reports_with_rows(run: RunFolder) -> Iterator[Holding]:
 def _files_with_examples(home: Path) -> Iterator[Path]:
     for name, signs in _SIGNS.items():
         path = home / name
-        if path.is_file() and not path.is_symlink() and holds_any(path, signs):
+        if path.is_file() and not path.is_symlink() and ByteSearch(signs).is_in(path):
             yield path
 
 
@@ -292,7 +204,7 @@ def _write_without(home: Path) -> None:
         path.unlink()
 
 
-def _elsewhere(run: RunFolder, sources: dict[str, DataSource]) -> Iterator[str]:
+def _elsewhere(run: RunFolder, sources: Mapping[str, DataSource]) -> Iterator[str]:
     """Yield what holds the data out of reach of the command."""
     recipe = run.recipe
     for key, source in sources.items():
