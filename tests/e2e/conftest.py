@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import os
 import shutil
+import stat
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,6 +18,7 @@ import yaml
 import msa_lite
 from msa_lite.cli import main
 from msa_lite.demo import HistorySettings, make_groups, make_history
+from msa_lite.errors import MsaError
 from msa_lite.merger import merge
 from tests.conftest import Drawing
 from tests.support.hub import HubServer
@@ -181,3 +185,38 @@ def hub(hub_pythons: HubPythons) -> Iterator[Hub]:
     with HubServer(hub_pythons.port) as server:
         yield Hub(server, hub_pythons)
         assert [path for _, path in server.requests if not path.startswith("/")] == [], "another host was asked"
+
+
+@pytest.fixture(autouse=True)
+def _refusals_write_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check of every refusal that a test provokes (exit status 2 or 3) that it came before anything was written.
+
+    All checks there are have a test, and so all of them are held to it. Locks do not count.
+    """
+
+    def marks() -> dict[str, tuple[int, int]]:
+        files = {}
+        for place, folders, names in os.walk(tmp_path):
+            for name in [*folders, *(name for name in names if not name.endswith(".lock"))]:
+                state = os.lstat(os.path.join(place, name))
+                is_folder = stat.S_ISDIR(state.st_mode)
+                files[os.path.join(place, name)] = (0, 0) if is_folder else (state.st_size, state.st_mtime_ns)
+        return files
+
+    def held(verb: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(verb)
+        def call(*arguments: Any, **options: Any) -> Any:
+            before = marks()
+            try:
+                return verb(*arguments, **options)
+            except MsaError as error:
+                after = marks()
+                changed = {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
+                if error.exit_code in (2, 3) and changed:
+                    pytest.fail(f"{error}\nAfter this was written: {sorted(changed)[:5]}")
+                raise
+
+        return call
+
+    for name in ("run", "run_baseline", "run_vectors", "sweep", "attack", "merge", "evaluate", "train_stages"):
+        monkeypatch.setattr(msa_lite, name, held(getattr(msa_lite, name)))

@@ -188,6 +188,10 @@ def damage(run: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1] + b"x")
 
 
+def damage_record(run: Path) -> None:
+    (run / "record.json").write_text("7")
+
+
 def leave_unfinished(run: Path) -> None:
     shutil.rmtree(run / "model")
     (run / "report.md").unlink()
@@ -214,6 +218,7 @@ def change_alpha(run: Path) -> None:
         (purge, MismatchError, "its vectors are gone .*Fit them anew"),
         (purge_by_command, MismatchError, "its vectors were purged.* name its unlearned model as the target"),
         (damage, MismatchError, "not as it was written: adapter_model.safetensors: content changed"),
+        (damage_record, MismatchError, "record.json: damaged"),
         (leave_unfinished, UsageError, "the run is not finished"),
         (lambda run: (run / "recipe.yaml").unlink(), UsageError, "is no run of msa-lite"),
         (refit, UsageError, "its vectors or strengths are newer than its model"),
@@ -225,8 +230,9 @@ def test_an_earlier_run_that_cannot_be_used_is_refused_before_any_work(
 ) -> None:
     run = copy_of(first, tmp_path)
     spoil(run)
-    with pytest.raises(error, match=f"earlier: {run}: {says}|{run}.*{says}"):
-        msa_lite.run(second | {"earlier": [str(run)]})
+    for verb in (msa_lite.dry_run, msa_lite.plan, msa_lite.run):
+        with pytest.raises(error, match=f"earlier: {run}: {says}|{run}.*{says}"):
+            verb(second | {"earlier": [str(run)]})
     assert not Path(second["output"]).exists()
 
 

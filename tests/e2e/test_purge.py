@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import json
 import os
 import shutil
@@ -30,6 +29,7 @@ from msa_lite.pipeline.run.folder import open_run
 from msa_lite.pipeline.run.report import REPORT_FILES, report_run
 from msa_lite.pipeline.verbs.lists import find_verb
 from tests.e2e.conftest import CallCli, tiny_recipe
+from tests.support.leftovers import copy_run, forms, holding
 from tests.support.models import make_lora
 from tests.support.processes import fork_script
 
@@ -48,19 +48,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
 @pytest.fixture
 def run(finished: Path, tmp_path: Path) -> Path:
     """A copy of a finished run with a baseline's, whose reports show examples."""
-    shutil.copytree(finished, tmp_path / "run")
-    text = (tmp_path / "run/recipe.yaml").read_text()
-    (tmp_path / "run/recipe.yaml").write_text(text.replace(str(finished), str(tmp_path / "run")))
-    report_run(tmp_path / "run", show_examples=True)
-    return tmp_path / "run"
-
-
-def forms(history: Path) -> list[bytes]:
-    """The questions and answers to forget as they may stand in files."""
-    rows = [json.loads(line) for line in (history / "data/forget.jsonl").read_text().splitlines()]
-    texts = {text for row in rows for text in (row["question"], row["answer"])}
-    ways: tuple[Callable[[str], str], ...] = (str, html.escape, lambda text: json.dumps(text)[1:-1])
-    return sorted({way(text).encode() for text in texts for way in ways})
+    return copy_run(finished, tmp_path / "run")
 
 
 def test_purge_removes_of_each_stage_what_the_list_says_that_it_holds(run: Path) -> None:
@@ -77,15 +65,9 @@ def test_purge_removes_of_each_stage_what_the_list_says_that_it_holds(run: Path)
         assert removed[stage.holds](reasons.get(name)), (stage.name, reasons.get(name))
 
 
-def holding(folder: Path, rows: list[bytes]) -> set[str]:
-    """The files below a folder in which a row stands."""
-    files = (path for path in folder.rglob("*") if path.is_file())
-    return {str(path.relative_to(folder)) for path in files if any(row in path.read_bytes() for row in rows)}
-
-
 def contents(folder: Path) -> dict[str, str]:
     """The hash of each file, without times and locks."""
-    skip = {".lock", "purged.json"}
+    skip = {".lock", ".purge.lock", "purged.json"}
     return {str(p.relative_to(folder)): hash_file(p) for p in folder.rglob("*") if p.is_file() and p.name not in skip}
 
 

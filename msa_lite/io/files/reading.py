@@ -138,6 +138,17 @@ def read_object(path: Path, limit: int = SMALL, kind: ErrorKind = FormatError) -
     return value
 
 
+def read_objects(path: Path, *keys: str, limit: int = SMALL, kind: ErrorKind = FormatError) -> list[dict[str, Any]]:
+    """Read a file with a JSON object in each line. Raise as `read_object`, and for objects without one of the keys."""
+    objects = []
+    for number, line in enumerate(read_text(path, limit, kind).splitlines(), 1):
+        value = parse_json(line, f"{printable(path)}: line {number}", kind)
+        if not isinstance(value, dict) or any(key not in value for key in keys):
+            raise kind(f"{printable(path)}: line {number}: no object with {', '.join(keys)}")
+        objects.append(value)
+    return objects
+
+
 def parse_json(
     text: bytes | str,
     where: str,

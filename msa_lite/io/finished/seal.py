@@ -26,6 +26,7 @@ PUBLISHED = "published"  # true in the manifest that goes to the Hub with a mode
 JOURNAL = ".journal.jsonl"
 MARKER = ".msa-lite-partial.json"
 LOCK = ".lock"
+PURGING = ".purge.lock"  # of a run's folder, while its data is removed
 REPLACES = ".replaces.json"  # names the folder that a new one takes the place of
 # Files that a stage needs while it works; they are no part of its result. The marker is removed last.
 WORKING = (LOCK, JOURNAL, REPLACES, f"{REPLACES}.tmp", f"{MARKER}.tmp", MARKER)
@@ -271,11 +272,11 @@ def _shown(value: Any) -> str | None:
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
+def locked(folder: Path, name: str = LOCK) -> Iterator[None]:
     """Make a folder and hold the lock in it. Raise OutputError where another process holds it."""
     from filelock import FileLock, Timeout
 
-    place = folder / LOCK
+    place = folder / name
     with reachable(folder):
         folder.mkdir(parents=True, exist_ok=True)
     if os.path.lexists(place) and not stat.S_ISREG(place.lstat().st_mode):

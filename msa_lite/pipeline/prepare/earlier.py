@@ -15,14 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from msa_lite.data import Row
-from msa_lite.errors import Faults, MismatchError, MsaError, UsageError
-from msa_lite.io.files.reading import parse_json, read_text
+from msa_lite.errors import Faults, FormatError, MismatchError, MsaError, UsageError
+from msa_lite.io.files.reading import read_objects
 from msa_lite.io.finished.seal import load_manifest, verify_folder
 from msa_lite.io.weights.checkpoint import load_checkpoint
 from msa_lite.io.weights.hub import Source, fetch
 from msa_lite.merger import Precision, Term, open_merge
 from msa_lite.pipeline.prepare.models import adapter_keys, same_weights
 from msa_lite.recipe import Recipe, load_recipe
+from msa_lite.record.seal import RECORD_FILE, load_record
 from msa_lite.report.choice import load_choice
 from msa_lite.report.provenance import PURGED_FILE, RECIPE_FILE, read_run, recorded_baseline, recorded_revisions
 from msa_lite.strengths import Strengths
@@ -62,7 +63,7 @@ class EarlierRun:
     def rows(self) -> list[str]:
         """Return the hashes of the rows that it removed."""
         path = self.folder / "vectors" / "forget" / "rows.jsonl"
-        return [parse_json(line.encode(), path.name)["sha256"] for line in read_text(path).splitlines()]
+        return [str(row["sha256"]) for row in read_objects(path, "sha256")]
 
 
 def earlier_terms(runs: Sequence[EarlierRun]) -> list[Term[Path]]:
@@ -132,6 +133,7 @@ def _open(folder: Path, by: str) -> EarlierRun:
         revisions |= {name: value["revision"] for name, value in result["inputs"].items() if _is_model(value)}
     run = EarlierRun(folder, recipe, strengths, revisions)
     _check_vectors(run, by)
+    _check_record(run, by)
     if result is not None and "forget" in run.vectors and not _holds_vector(result["inputs"], run):
         raise UsageError(f"{folder}{by}: its vectors or strengths are newer than its model; {again}")
     return run
@@ -168,6 +170,19 @@ def _check_vectors(run: EarlierRun, by: str) -> None:
             )
         if faults := verify_folder(path) if is_readable else ["its manifest is damaged"]:
             raise MismatchError(f"{path}{by}: not as it was written: {faults[0]}; see `msa-lite verify {run.folder}`")
+
+
+def _check_record(run: EarlierRun, by: str) -> None:
+    """Raise MismatchError for a record that is damaged: the new record would name it, once all work is done."""
+    path = run.folder / RECORD_FILE
+    try:
+        if path.exists():
+            load_record(path)
+    except FormatError as error:
+        raise MismatchError(
+            f"{path}{by}: damaged ({error}). Put a copy of it there, or remove it, and "
+            f"`msa-lite {run.folder / RECIPE_FILE}` writes it anew"
+        ) from error
 
 
 def strengths_of(recipe: Recipe, folder: Path) -> Strengths | None:

@@ -15,6 +15,7 @@ from msa_lite.io.finished.seal import (
     LOCK,
     MANIFEST,
     MARKER,
+    PURGING,
     WORKING,
     drop_files,
     entries,
@@ -60,7 +61,7 @@ _KEPT = {
     PURGED_FILE: "what was removed, and when",
 }
 _SUMMARIES = {"probe": (MARKDOWN_FILE,), ATTACKS_FOLDER: (REPORT_FILE,)}  # beside stages, in their folder
-_LOCKS = (LOCK, ".candidate.lock", *(f".{name}.lock" for name in WRITTEN_OUT))
+_LOCKS = (LOCK, PURGING, ".candidate.lock", *(f".{name}.lock" for name in WRITTEN_OUT))
 _DAMAGED = f"its {MANIFEST} is damaged, so msa-lite cannot tell its own files; they may hold the data"
 _FOREIGN = "not made by msa-lite"
 
@@ -116,9 +117,13 @@ def survey_run(run: RunFolder) -> Survey:
 
 
 def run_folders(run: RunFolder) -> list[Path]:
-    """Return the folders of the run and of its baselines' runs, each of which has a lock of its own."""
-    inner = (path for path in sorted((run.folder / BASELINES).glob("*")) if (path / RECIPE_FILE).is_file())
-    return [run.folder, *(path for path in inner if not path.is_symlink() and not path.parent.is_symlink())]
+    """Return the folders of the run and of its baselines' runs, each of which has a lock of its own.
+
+    A baseline that has just begun may have no more than the lock.
+    """
+    inner = [path for path in sorted((run.folder / BASELINES).glob("*")) if not path.is_symlink()]
+    begun = (path for path in inner if (path / RECIPE_FILE).is_file() or (path / LOCK).is_file())
+    return [run.folder, *(path for path in begun if not path.parent.is_symlink())]
 
 
 def _look(run: RunFolder, home: Path, survey: Survey) -> None:

@@ -24,7 +24,7 @@ from msa_lite.evals.judge.base import cache_folder
 from msa_lite.io.files.reading import local_path, printable
 from msa_lite.io.files.search import ByteSearch
 from msa_lite.io.files.writing import json_form, write_json
-from msa_lite.io.finished.seal import locked
+from msa_lite.io.finished.seal import PURGING, locked
 from msa_lite.pipeline.purge.holdings import Holding, Remark, remove_empty, run_folders, survey_run
 from msa_lite.pipeline.purge.rows import NO_ROWS, RowTexts, gather_texts, note_texts, read_note, search_strays
 from msa_lite.pipeline.run.folder import RunFolder, open_run
@@ -98,6 +98,7 @@ def purge(folder: str | Path, remove: bool = False) -> Purge:
     if not remove:
         return _survey(run)[0]
     with ExitStack() as locks:
+        locks.enter_context(locked(run.folder, PURGING))  # before the others, so that no baseline begins unseen
         for place in run_folders(run):
             locks.enter_context(locked(place))
         listed, rows = _survey(run)

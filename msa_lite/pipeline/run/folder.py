@@ -6,7 +6,7 @@ import json
 import logging
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -20,7 +20,7 @@ from msa_lite.io.console.progress import Progress, notices
 from msa_lite.io.files.reading import parse_yaml, read_text
 from msa_lite.io.files.writing import digest, write_json, write_text
 from msa_lite.io.finished.manifest import software_versions
-from msa_lite.io.finished.seal import MANIFEST, leaves, locked
+from msa_lite.io.finished.seal import LOCK, MANIFEST, PURGING, leaves, locked
 from msa_lite.io.launch.crew import Crew
 from msa_lite.io.launch.gathering import agree
 from msa_lite.pipeline.prepare.models import WRITTEN_OUT, demo_config, make_demo
@@ -179,29 +179,73 @@ def claim(
     """Prepare the inputs of a run or training, claim its folder for this process, and write recipe.yaml.
 
     pinned: returns recipe.yaml for the inputs. first: a recipe.yaml for the time before that, if the preparation itself
-    writes into the folder. The claim then comes first. If the preparation fails, a new folder is removed; a demo's
-    history stays, since it took minutes. Raise OutputError for a folder that holds something else, or in which another
-    process works.
+    writes into the folder. The claim then comes first, as it does for a run that is there already: the preparation may
+    write models into it, which a purge beside it would miss. If the preparation fails, a new folder is removed; a
+    demo's history stays, since it took minutes. Raise OutputError for a folder that holds something else, or in which
+    another process works.
     """
     require("train")
     check_run_folder(folder, kind)
-    is_new = not folder.exists()
-    if first is None:
-        inputs = prepare()
-    with locked(folder):
-        if first is not None:
-            if not (folder / RECIPE_FILE).exists():
+    is_new, is_first = not folder.exists(), first is not None or home_of(folder).exists()
+    with ExitStack() as locks:
+        if is_first:
+            locks.enter_context(_locked_unpurged(folder))
+        try:
+            if first is not None and not (folder / RECIPE_FILE).exists():
                 write_text(folder / RECIPE_FILE, first)
-            try:
-                inputs = prepare()
-            except MsaError:
-                if is_new and not (folder / HISTORY).exists():
-                    shutil.rmtree(folder, ignore_errors=True)
-                raise
+            inputs = prepare()
+        except MsaError:
+            if is_first and is_new:
+                _remove_new(folder)
+            raise
+        if not is_first:
+            locks.enter_context(_locked_unpurged(folder))
         text = pinned(inputs)
         warn_of_changes(folder, text)
         write_text(folder / RECIPE_FILE, text)
         yield inputs
+
+
+@contextmanager
+def _locked_unpurged(folder: Path) -> Iterator[None]:
+    """Hold the lock of a run's folder. Raise OutputError where a purge works in the run, or has ended meanwhile.
+
+    A purge holds its own lock first, and then looks for folders whose lock is held; so one of the two gives way.
+    """
+    is_new, home = not folder.exists(), home_of(folder)
+    with locked(folder):
+        try:
+            with locked(home, PURGING) if (home / PURGING).exists() else nullcontext():
+                refuse_purged(home)
+        except OutputError:
+            if is_new:
+                _remove_new(folder)
+            raise
+        yield
+
+
+def _remove_new(folder: Path) -> None:
+    """Remove a folder that this process has made for nothing; a demo's history in it stays."""
+    if not (folder / HISTORY).exists():
+        shutil.rmtree(folder, ignore_errors=True)
+        if folder.parent.name == BASELINES:
+            with suppress(OSError):  # not empty
+                folder.parent.rmdir()
+
+
+def home_of(folder: Path) -> Path:
+    """Return the folder of the recipe's own run: this one, or for the run of a baseline the one above `baselines`."""
+    place = folder.resolve()
+    return place.parent.parent if place.parent.name == BASELINES else folder
+
+
+def refuse_purged(folder: Path) -> None:
+    """Raise OutputError for the folder of a run whose data was purged."""
+    if (folder / PURGED_FILE).exists():
+        raise OutputError(
+            f"{folder}: its data was purged, and a run would fit the vectors again and write the rows down again; "
+            f"choose another output, or remove {folder / PURGED_FILE} if that is what you want"
+        )
 
 
 def check_run_folder(folder: Path, kind: FolderKind) -> None:
@@ -211,13 +255,9 @@ def check_run_folder(folder: Path, kind: FolderKind) -> None:
     """
     if folder.exists() and not folder.is_dir():
         raise OutputError(f"{folder}: a file is in the way; choose another output")
-    if (folder / PURGED_FILE).exists():
-        raise OutputError(
-            f"{folder}: its data was purged, and a run would fit the vectors again and write the rows down again; "
-            f"choose another output, or remove {folder / PURGED_FILE} if that is what you want"
-        )
+    refuse_purged(folder)
     recipes = [folder / RECIPE_FILE, *folder.glob(f"{BASELINES}/*/{RECIPE_FILE}")]  # baselines may be run first
-    allowed = {".lock", BASELINES, HISTORY, PROMPT_FILE, KEY_FILE, f"{KEY_FILE}.tmp"}
+    allowed = {LOCK, PURGING, BASELINES, HISTORY, PROMPT_FILE, KEY_FILE, f"{KEY_FILE}.tmp"}
     for name in WRITTEN_OUT:  # before anything else, where models come as adapters
         allowed |= {name, f"{name}.partial", f".{name}.lock"}
     is_ours = any(_is_of_kind(path, kind) for path in recipes)

@@ -15,7 +15,7 @@ from msa_lite.pipeline.attack.campaign import Campaign, attack_stages, open_atta
 from msa_lite.pipeline.attack.run import Attacked, fit_to_budget, run_attacks
 from msa_lite.pipeline.baseline.run import baseline_scope
 from msa_lite.pipeline.prepare.run import Run, msa_scope, prepare
-from msa_lite.pipeline.run.folder import RunFolder, open_run
+from msa_lite.pipeline.run.folder import RunFolder, home_of, open_run
 from msa_lite.pipeline.stages.stage import look_ahead
 from msa_lite.pipeline.verbs.dry_run import DryRun, Reading
 from msa_lite.recipe import load_recipe
@@ -45,6 +45,7 @@ def attack(
     """
     campaign = _open(folder, attacks, overrides, models)
     with locked(campaign.folder):
+        _refuse_purged(campaign.folder)  # again: a purge may have come before the lock
         return run_attacks(campaign, progress, budget)
 
 
@@ -93,13 +94,17 @@ def _open(
 
 def _check_finished(run: RunFolder) -> None:
     """Raise OutputError for a run without an unlearned model, or whose data was purged."""
-    if is_purged(run.folder):
-        raise OutputError(f"{run.folder}: its data was purged, and attacks need the rows to forget")
+    _refuse_purged(run.folder)
     if load_manifest(run.result) is None:
         raise OutputError(
             f"{run.folder}: there is no unlearned model to attack yet; finish the run first (the command is in the "
             f"first line of {run.folder / RECIPE_FILE})"
         )
+
+
+def _refuse_purged(folder: Path) -> None:
+    if is_purged(folder) or is_purged(home_of(folder)):
+        raise OutputError(f"{folder}: its data was purged, and attacks need the rows to forget")
 
 
 def _prepare(opened: RunFolder, overrides: Iterable[str]) -> Run:

@@ -22,6 +22,7 @@ from msa_lite.io.console.progress import readable
 from msa_lite.io.files.reading import read_yaml
 from msa_lite.io.finished.seal import load_manifest
 from msa_lite.pipeline.init.inspect import inspect_model
+from msa_lite.pipeline.prepare.earlier import open_earlier
 from msa_lite.pipeline.prepare.models import WRITTEN_OUT, check_fit_ahead, written_out_as
 from msa_lite.pipeline.prepare.prompt import PROMPT_FILE
 from msa_lite.pipeline.prepare.questions import source_of
@@ -145,6 +146,7 @@ def dry_run(
     facts, machine = find_facts(recipe), Machine(this_device())
     whole, blockers = _find_blockers(recipe, facts, every_checkpoint=command == "probe")
     if blockers:
+        open_earlier(recipe)
         check_fit_ahead(recipe, facts.heads)
         context = Context(recipe, verb.scope)
     else:

@@ -9,6 +9,7 @@ from msa_lite.budget.plan import Plan
 from msa_lite.budget.speed import Device, this_device
 from msa_lite.errors import UsageError
 from msa_lite.merger.bounds import parse_size
+from msa_lite.pipeline.prepare.earlier import open_earlier
 from msa_lite.pipeline.prepare.models import check_fit_ahead
 from msa_lite.pipeline.prepare.run import Context, msa_scope
 from msa_lite.pipeline.run.msa import msa_stages
@@ -35,7 +36,7 @@ def plan(
 
     gpu: the memory of a GPU, such as "8GB", in the place of this machine's device. price_per_hour: of that device.
     measure: load the prior and time a few steps on this machine, for times in the place of estimates. Raise UsageError
-    where neither target nor prior can be found, on this machine or on the Hub.
+    where neither target nor prior can be found, on this machine or on the Hub, and as `open_earlier`.
     """
     if measure and gpu is not None:
         raise UsageError("--measure: times this machine; leave --gpu out")
@@ -45,6 +46,7 @@ def plan(
             raise UsageError("--measure: times the fits of a run, not a training; leave it out")
         return plan_training(recipe, overrides, device, price_per_hour)
     loaded = load_recipe(recipe, overrides)
+    open_earlier(loaded)  # the run would refuse them
     facts, scope = find_facts(loaded), msa_scope(loaded)
     check_fit_ahead(loaded, facts.heads)
 
