@@ -102,11 +102,12 @@ def _answer(panel: Panel, question: str, as_json: bool, one: bool = False) -> No
 
 def _print_answer(name: str, text: str) -> None:
     """Print an answer beside a name: wrapped on a terminal, else in full width. Other signs than text become blanks."""
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    console = Console()
+    from msa_lite.io.console.terminal import make_console
+
+    console = make_console()
     if not console.is_terminal:
         console.width = 1 << 20
     lines = map(_plain, text.splitlines())

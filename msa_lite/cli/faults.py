@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, BinaryIO, TextIO
 import click
 
 from msa_lite.errors import MsaError, UsageError
-from msa_lite.io.files.reading import without_controls
+from msa_lite.io.console.terminal import SafeText
 from msa_lite.io.files.writing import disk_fault
 from msa_lite.io.models.devices import is_out_of_memory, memory_fault
 
@@ -110,7 +110,7 @@ def _print_usage(error: click.ClickException) -> None:
 
 
 def _say(message: str, status: int) -> int:
-    click.echo(f"error: {without_controls(message)}", err=True)  # may hold names from files and servers of others
+    click.echo(f"error: {message}", err=True)
     return status
 
 
@@ -185,7 +185,7 @@ def _fill_descriptors() -> None:
 
 
 def _safe(stream: TextIO) -> tuple[TextIO, Outlet | None]:
-    """Wrap a stream: escape characters that its encoding lacks, and turn ASCII (a POSIX locale) into UTF-8."""
+    """Wrap a stream: escape what steers a terminal or its encoding lacks; turn ASCII (a POSIX locale) into UTF-8."""
     if not hasattr(stream, "buffer"):  # closed, or put there by somebody who knows why
         return stream, None
     stream.flush()
@@ -194,5 +194,5 @@ def _safe(stream: TextIO) -> tuple[TextIO, Outlet | None]:
     lines = getattr(stream, "line_buffering", False)
     encoding = "utf-8" if encoding == "ascii" else encoding
     at_once = getattr(stream, "write_through", False)  # with PYTHONUNBUFFERED, which containers often set
-    safe = io.TextIOWrapper(outlet, encoding, "backslashreplace", line_buffering=lines, write_through=at_once)  # type: ignore[type-var]
+    safe = SafeText(outlet, encoding, "backslashreplace", line_buffering=lines, write_through=at_once)  # type: ignore[arg-type]
     return safe, outlet

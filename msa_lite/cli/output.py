@@ -15,6 +15,7 @@ import click
 
 from msa_lite.io.console.display import Display, Notices, log_to
 from msa_lite.io.console.libraries import require
+from msa_lite.io.console.terminal import as_is, make_console
 from msa_lite.io.files.writing import indented_json
 
 if TYPE_CHECKING:
@@ -103,10 +104,9 @@ def print_wrapped(text: Text, indent: int = 0, to_stderr: bool = False) -> None:
 
     indent: blanks before all lines but the first.
     """
-    from rich.console import Console
     from rich.text import Text
 
-    console = Console(stderr=to_stderr)
+    console = make_console(to_stderr)
     if not console.is_terminal:
         console.print(text, soft_wrap=True)
         return
@@ -133,6 +133,11 @@ def print_json(value: Any) -> None:
     click.echo(text, nl=False)
 
 
+def print_data(text: str) -> None:
+    """Print a table for other programs on stdout; into a file or pipe with every sign as it is."""
+    click.echo(text, file=None if sys.stdout.isatty() else as_is(sys.stdout), nl=False)
+
+
 def print_reports(reports: Mapping[str, Report], title: str) -> None:
     """Print the table of models side by side on stdout."""
     from msa_lite.report import reports_table
@@ -142,11 +147,9 @@ def print_reports(reports: Mapping[str, Report], title: str) -> None:
 
 def print_table(table: TextTable, dense: bool = False) -> None:
     """Print a table and its notes on stdout, in full width where no terminal sets one."""
-    from rich.console import Console
-
     from msa_lite.report.formats import terminal_table
 
-    console = Console()
+    console = make_console()
     if not console.is_terminal:
         console.width = 9999
     console.print(terminal_table(table, dense), highlight=False)
@@ -192,13 +195,12 @@ _STYLES = {"unlearned": "bold red"}  # of the mark
 
 def print_rows(rows: RowList) -> None:
     """Print a count and one block a row: wrapped at words on a terminal, else one line for each text."""
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     from msa_lite.report.rows import row_lines
 
-    console = Console()
+    console = make_console()
     print_wrapped(Text(rows.headline, "bold"))
     for remark in rows.remarks:
         print_wrapped(Text(remark))

@@ -95,7 +95,6 @@ def _described(contents: Contents) -> dict[str, Any]:
 def _print_files(contents: Contents, to: Destination | None = None, to_stderr: bool = True) -> None:
     """Print the files and sizes, where they go, what is deleted there, and what the user should know."""
     from msa_lite.io.console.progress import readable
-    from msa_lite.io.files.reading import without_controls
     from msa_lite.publish.upload import stale_files
 
     lines = [f"to:     {to.describe()}"] if to else []
@@ -106,7 +105,7 @@ def _print_files(contents: Contents, to: Destination | None = None, to_stderr: b
     if to and (stale := stale_files(contents, to.files)):
         lines.append(f"deletes there: {', '.join(stale)}")
     lines += [f"note:   {caution}" for caution in contents.cautions]
-    click.echo(without_controls("\n".join(lines)), err=to_stderr)  # files there have anybody's names
+    click.echo("\n".join(lines), err=to_stderr)
 
 
 def _send(contents: Contents, to: Destination, gated: bool) -> Published:

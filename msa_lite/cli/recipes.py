@@ -121,7 +121,9 @@ def validate(recipe: str, overrides: tuple[str, ...], show_prompt: bool, as_json
 
 
 def _show_prompt(recipe: Recipe | TrainingRecipe, as_json: bool) -> None:
-    from msa_lite.cli.output import print_json, quieten_libraries
+    from rich.text import Text
+
+    from msa_lite.cli.output import print_json, print_wrapped, quieten_libraries
     from msa_lite.errors import UsageError
     from msa_lite.pipeline.prepare.prompt import show_prompt
     from msa_lite.recipe import Recipe
@@ -134,7 +136,7 @@ def _show_prompt(recipe: Recipe | TrainingRecipe, as_json: bool) -> None:
         print_json({"prompts": prompts})
         return
     for prompt in prompts:
-        click.secho(f"prompt: {prompt.form}", bold=True)
+        print_wrapped(Text(f"prompt: {prompt.form}", "bold"))
         click.echo(f"row {prompt.row} of {recipe.forget.data.path}: {prompt.tokens} tokens, {prompt.learnt} ⟦learnt⟧")
         click.echo(f"\n{prompt.marked()}\n")
 

@@ -37,7 +37,7 @@ def report_command(run: Path, show_examples: bool, rows: bool, as_csv: bool, as_
     msa-lite report runs/mine --rows --csv > rows.csv
     msa-lite report runs/mine/baselines/npo --show-examples
     """
-    from msa_lite.cli.output import print_json
+    from msa_lite.cli.output import print_data, print_json
     from msa_lite.errors import UsageError
     from msa_lite.pipeline.run.report import report_run
     from msa_lite.report.rows import rows_csv
@@ -50,7 +50,7 @@ def report_command(run: Path, show_examples: bool, rows: bool, as_csv: bool, as_
     story = report_run(run, show_examples, rows)
     listed = story.forget_rows
     if as_csv and listed is not None:
-        click.echo(rows_csv(listed), nl=False)
+        print_data(rows_csv(listed))
     elif as_json:
         print_json(listed if listed is not None else run_json(story))
     else:
@@ -93,7 +93,7 @@ def compare_command(
     msa-lite compare LoRA=runs/a full=runs/b --format md
     msa-lite compare runs/mine --published tofu-forget10-llama-3.2-1b --format tex
     """
-    from msa_lite.cli.output import print_json, print_table
+    from msa_lite.cli.output import print_data, print_json, print_table
     from msa_lite.comparison.compare import FORMATS, compare, comparison_table
     from msa_lite.errors import UsageError
 
@@ -104,7 +104,7 @@ def compare_command(
     if as_json:
         print_json(comparison)
     elif form:
-        click.echo(FORMATS[form](comparison), nl=False)
+        print_data(FORMATS[form](comparison))
     else:
         print_table(comparison_table(comparison), dense=True)
 
@@ -124,12 +124,12 @@ def metrics_command(as_json: bool) -> None:
     from dataclasses import asdict
 
     from msa_lite.cli.output import print_json
+    from msa_lite.io.console.terminal import make_console
     from msa_lite.report.metrics import METRICS
 
     if as_json:
         print_json({name: asdict(kind) for name, kind in METRICS.items()})
         return
-    from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
@@ -141,4 +141,4 @@ def metrics_command(as_json: bool) -> None:
         for kind in (kind for kind in METRICS.values() if kind.group == group):
             table.add_row(kind.name, kind.best, f"{escape(kind.formula)}. [dim]{escape(kind.source)}[/dim]")
     # Without a terminal, in one line a metric.
-    Console(width=None if sys.stdout.isatty() else 250).print(table, highlight=False)
+    make_console(width=None if sys.stdout.isatty() else 250).print(table, highlight=False)

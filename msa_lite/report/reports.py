@@ -81,7 +81,7 @@ def load_report(path: Path) -> Report:
             )
         metrics = {name: Metric(**item) for name, item in value["metrics"].items()}
         return Report(value["benchmark"], value["split"], metrics, value.get("settings", {}))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise FormatError(f"{path}: not a report of msa-lite ({error})") from error
 
 
@@ -125,6 +125,10 @@ def stage_report(folder: Path) -> Report | None:
             values = (metric.value, metric.stderr)
             if not all(value is None or is_finite_number(value) for value in values) or not is_finite_number(metric.n):
                 raise ValueError(f"{name} is no number")
+            if not isinstance(metric.higher_is_better, bool | None) or not isinstance(metric.note, str | None):
+                raise ValueError(f"{name}: higher_is_better or note")
+            if not isinstance(metric.skipped, int):
+                raise ValueError(f"{name}: skipped")
         if not isinstance(report.settings, Mapping) or not all(
             isinstance(s, str) for s in (report.benchmark, report.split)
         ):

@@ -54,6 +54,11 @@ PAIRS = [
 ]
 
 
+@pytest.fixture
+def _refusals_write_nothing() -> None:
+    """Of two verbs at once, the other one may write."""
+
+
 @pytest.mark.parametrize(("first", "second", "moment"), PAIRS)
 def test_two_verbs_at_once(
     first: str,

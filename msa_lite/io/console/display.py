@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from msa_lite.io.console.progress import Step, Watcher, duration
 from msa_lite.io.console.progress import notices as NOTICES
+from msa_lite.io.console.terminal import make_console
 
 if TYPE_CHECKING:
     from rich.console import Console, Group
@@ -181,12 +182,12 @@ class Display(Watcher):
 
     def _open(self) -> None:
         """Start the bars where there is a terminal."""
-        from rich.console import Console, Group
+        from rich.console import Group
         from rich.live import Live
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
         self._notices.among_others = True
-        console = Console(stderr=True)
+        console = make_console(to_stderr=True)
         if not console.is_interactive or console.is_jupyter:  # bars in notebooks need ipywidgets
             return
         self._notices.console = console

@@ -64,7 +64,6 @@ SMALL = 64 << 20  # bytes; tokenizers of large vocabularies take about 30 MB
 YAML_LIMIT = 256 << 10  # bytes; a recipe is a page, and the parser is slow
 _DEPTH = 100  # levels of lists and mappings within each other
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
-_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tab and line feed
 _CHUNK = 1 << 20
 
 ErrorKind = type[MsaError]
@@ -241,8 +240,3 @@ def printable(path: object) -> str:
         return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
     except UnicodeEncodeError:  # surrogates that stand for no byte
         return text.encode("utf-8", "backslashreplace").decode()
-
-
-def without_controls(text: str) -> str:
-    """Return a text for a terminal, without signs that move its cursor or change its colours."""
-    return _CONTROLS.sub("�", text)

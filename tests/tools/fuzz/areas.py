@@ -5,10 +5,19 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from tests.tools.fuzz import folders, merges, scores, texts
+from tests.tools.fuzz import folders, merges, runs, scores, texts
 
-AREAS: dict[str, Any] = {**merges.MERGES, **texts.TEXTUAL, **folders.VERIFY, **scores.SCORED}
-WEIGHTS = {"merge": 10, "merge --as adapter": 4, "recipe": 5, "mergekit": 2, "verify": 4, "evaluate": 2, "vector": 1}
+AREAS: dict[str, Any] = {**merges.MERGES, **texts.TEXTUAL, **folders.VERIFY, **scores.SCORED, **runs.RUNS}
+WEIGHTS = {
+    "merge": 10,
+    "merge --as adapter": 4,
+    "recipe": 5,
+    "mergekit": 2,
+    "verify": 4,
+    "evaluate": 2,
+    "vector": 1,
+    "run folder": 5,
+}
 _LIGHT = (
     "msa_lite.cli.merge",
     "msa_lite.cli.recipes",
@@ -31,5 +40,5 @@ _HEAVY = (
 
 def preload(name: str) -> None:
     """Import what the commands of an area need, once, for all the processes that are forked."""
-    for module in (*_LIGHT, *(_HEAVY if name in ("evaluate", "vector", "run") else ())):
+    for module in (*_LIGHT, *(_HEAVY if name in ("evaluate", "vector", "run", "run folder", "purge") else ())):
         importlib.import_module(module)
