@@ -224,9 +224,17 @@ def _measure_terms(terms: Sequence[Term[VectorLike]], product: Callable[[VectorL
 def factor_product(first: Factors, second: Factors) -> float:
     """Return ⟨L_1 R_1, L_2 R_2⟩ = Σ (L_1ᵀ L_2) ∘ (R_1 R_2ᵀ), without the products.
 
-    The ranks-by-ranks matrices are made by blocks of rows, so that they take no more memory at high ranks.
+    The ranks-by-ranks matrices are made by blocks of rows, so that they take no more memory at high ranks. At ranks
+    far above the sides of the weight they take more time than the products; then these are made, by blocks as well.
     """
     (left_1, right_1), (left_2, right_2), total = first, second, 0.0
+    (height, rank_1), (rank_2, width) = left_1.shape, right_2.shape
+    if (rank_1 + rank_2) * height * width < rank_1 * rank_2 * (height + width):
+        step = max(1, _RANKS // width)
+        for start in range(0, height, step):
+            rows = (left_1[start : start + step] @ right_1).astype(np.float64)
+            total += float(np.sum(rows * (left_2[start : start + step] @ right_2)))
+        return total
     step = max(1, _RANKS // len(right_2))
     for start in range(0, len(right_1), step):
         rows = (left_1[:, start : start + step].T @ left_2).astype(np.float64)

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from http import HTTPStatus
+from json import JSONDecodeError
 from typing import Any, TypeVar
 
 from msa_lite.errors import MsaError, OutputError, StageError, UsageError
@@ -21,6 +22,8 @@ _PAUSES = (1.0, 4.0)  # seconds between tries
 _LONGEST = 300.0  # seconds that a server may ask to wait
 _PASSING = (408, 409, 412, 429, 500, 502, 503, 504)  # 409 and 412: another commit came first
 _QUERY = re.compile(r"\?[^\s'\"]+")  # of a URL; that of a storage server signs the request
+
+_ODD = (LookupError, TypeError, AttributeError, RecursionError, JSONDecodeError, UnicodeDecodeError)
 
 Answer = TypeVar("Answer")
 
@@ -59,6 +62,8 @@ def describe_error(error: Exception) -> str:
     status = status_of(error)
     if status is None:
         text = f"no answer from the Hub ({explain(error)})" if _is_broken(error) else explain(error)
+        if isinstance(error, _ODD) or type(error) is ValueError:  # the library found an answer of another shape
+            text = f"the server answers as no Hub does ({type(error).__name__}: {error})"
     else:
         words = getattr(error, "server_message", None) or HTTPStatus(status).phrase
         text = f"the Hub answers {status} ({words})"

@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from msa_lite.errors import FormatError, MismatchError, UsageError, join_faults
 from msa_lite.io.files.reading import local_path, parse_json, printable, read_bytes, read_text
-from msa_lite.io.files.writing import sync, write_text
+from msa_lite.io.files.writing import replacing, sync, write_text
 from msa_lite.io.finished.seal import is_whole, sealed_json
 from msa_lite.record.schema import SEAL, KeyedRows, Removal
 
@@ -126,13 +126,12 @@ def load_key(path: Path) -> RecordKey:
 def make_key(path: Path) -> RecordKey:
     """Read a key, or make one where there is none; only its owner can read it. Raise FormatError as `load_key`."""
     if not path.exists():
-        temporary = path.with_name(path.name + ".tmp")
-        temporary.unlink(missing_ok=True)
-        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(handle, "w", encoding="ascii") as stream:
-            stream.write(secrets.token_hex(32) + "\n")
-        sync(temporary)
-        os.rename(temporary, path)
+        with replacing(path) as temporary:
+            temporary.unlink(missing_ok=True)
+            handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(handle, "w", encoding="ascii") as stream:
+                stream.write(secrets.token_hex(32) + "\n")
+            sync(temporary)
         sync(path.parent)
     return load_key(path)
 

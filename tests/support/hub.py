@@ -41,6 +41,8 @@ class Fault:
     """True: the request is carried out, and only its answer is lost."""
     act: Callable[[], None] | None = None
     """Called before; without a status the request is then carried out."""
+    content: bytes | None = None
+    """What the server answers in the place of JSON with its words."""
     half: bool = False
     """True: it is called when half of the body is there, and the rest never comes."""
 

@@ -96,7 +96,8 @@ class HubHandler(BaseHTTPRequestHandler):
         if drops:
             self._drop()
         elif fault and fault.status is not None:
-            self._answer(fault.status, json.dumps({"error": fault.words}).encode(), fault.headers)
+            words = json.dumps({"error": fault.words}).encode()
+            self._answer(fault.status, words if fault.content is None else fault.content, fault.headers)
         else:
             if fault and fault.done:
                 self._answer = lambda *_: None  # type: ignore[method-assign,assignment]

@@ -15,8 +15,9 @@ import torch
 from safetensors.numpy import save_file
 
 from msa_lite.errors import MismatchError, MsaError, StageError
-from msa_lite.io.files.writing import disk_fault
+from msa_lite.io.files.writing import disk_fault, write_text
 from msa_lite.io.finished.manifest import partial_folder, stage_folder
+from msa_lite.record.seal import make_key
 
 
 @pytest.fixture
@@ -84,3 +85,19 @@ def test_what_says_enough_stays_as_it_is(error: Any, tmp_path: Path) -> None:
     with pytest.raises(type(error)) as raised, stage_folder(tmp_path / "vector", "vector", {}):
         raise error
     assert raised.value is error
+
+
+@pytest.mark.parametrize("write", [lambda path: write_text(path, "x" * 200_000), make_key])
+def test_a_full_disk_leaves_the_former_file_and_no_half_one(
+    write: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", fail)  # of the key
+    monkeypatch.setattr("os.replace", fail)  # of the text
+    (tmp_path / "other").write_text("former")
+    path = tmp_path / ("key" if write is make_key else "other")
+    with pytest.raises(OSError, match="No space"):
+        write(path)
+    assert {file.name: file.read_text() for file in tmp_path.iterdir()} == {"other": "former"}

@@ -144,13 +144,14 @@ def test_a_finite_weight_that_is_stored_as_no_number_is_a_fault(special: float) 
 
 
 @pytest.mark.parametrize("work", [np.float32, np.float64])
-def test_norms_and_products_of_vectors_are_the_same_from_factors_and_from_deltas(work: type) -> None:
+@pytest.mark.parametrize("rank", [3, 200])  # low, and above the sides of the weight
+def test_norms_and_products_of_vectors_are_the_same_from_factors_and_from_deltas(work: type, rank: int) -> None:
     random = np.random.default_rng(0)
 
     def factors(rank: int) -> tuple[np.ndarray, np.ndarray]:
         return random.normal(size=(60, rank)).astype(work), random.normal(size=(rank, 50)).astype(work)
 
-    forget, retain = factors(3), factors(5)
+    forget, retain = factors(rank), factors(rank + 2)
     one, other = (left.astype(np.float64) @ right.astype(np.float64) for left, right in (forget, retain))
     norms = {"forget": float(np.sum(one**2)), "retain": float(np.sum(other**2))}
     wanted = Change(cross=float(np.sum(one * other)), vectors=norms)

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import gzip
-import html
 import json
 import os
 import random
-import re
-import unicodedata
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,44 +18,17 @@ from msa_lite.data.search import NO_TEXTS, RowSearch, Texts
 from msa_lite.errors import FormatError
 from msa_lite.io.files import search as module
 from msa_lite.io.files.search import ByteSearch, text_search
+from tests.support.leftovers import spellings
 
 TEXT = 'Où habite "Zoé" <et al.> ?\nÀ Oslo/Bergen & l\'été, tab\tlà.'
-JSON = json.dumps(TEXT)[1:-1]
-CAPITALS = re.sub(r"\\u[0-9a-f]{4}", lambda match: "\\u" + match[0][2:].upper(), JSON)
-FORMS: dict[str, str] = {
-    "as it is": TEXT,
-    "CR and LF": TEXT.replace("\n", "\r\n"),
-    "CR": TEXT.replace("\n", "\r"),
-    "accents apart": unicodedata.normalize("NFD", TEXT),
-    "JSON": JSON,
-    "JSON, not in ASCII": json.dumps(TEXT, ensure_ascii=False)[1:-1],
-    "JSON of pandas": JSON.replace("/", "\\/"),
-    "JSON of Go": JSON.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"),
-    "JSON in capitals": CAPITALS,
-    "JSON of .NET": re.sub("[<>&']|(\\\\\")", lambda match: f"\\u{ord(match[0][-1]):04X}", CAPITALS),
-    "JSON in JSON": json.dumps(JSON)[1:-1],
-    "JSON with CR and LF": json.dumps(TEXT.replace("\n", "\r\n"))[1:-1],
-    "HTML": html.escape(TEXT),
-    "HTML of Jinja": html.escape(TEXT, quote=False).replace('"', "&#34;").replace("'", "&#39;"),
-    "XML": html.escape(TEXT, quote=False).replace('"', "&quot;").replace("'", "&apos;"),
-    "HTML without quotes escaped": html.escape(TEXT, quote=False),
-    "CSV": TEXT.replace('"', '""'),
-    "YAML": TEXT.replace("'", "''"),
-    "Python": repr(TEXT)[1:-1],
-}
 
 
-IN_UTF16 = [
-    (form, encoding) for form in ("as it is", "CR and LF", "accents apart") for encoding in ("utf-16-le", "utf-16-be")
-]
-
-
-@pytest.mark.parametrize(("form", "encoding"), [*((form, "utf-8") for form in FORMS), *IN_UTF16])
-def test_a_text_is_found_in_each_form_and_a_changed_one_is_not(form: str, encoding: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("form", spellings(TEXT))
+def test_a_text_is_found_in_each_form_and_a_changed_one_is_not(form: str, tmp_path: Path) -> None:
     for before in range(9):  # a window of eight bytes may begin anywhere
-        (tmp_path / "file").write_bytes(b"x" * before + f" {FORMS[form]} after".encode(encoding))
+        (tmp_path / "file").write_bytes(b"x" * before + spellings(TEXT)[form] + b" after")
         assert text_search(["another text of some length", f" {TEXT}\n"]).is_in(tmp_path / "file")
-    (tmp_path / "file").write_bytes(FORMS[form].replace("Oslo", "Rome").encode(encoding))
+    (tmp_path / "file").write_bytes(spellings(TEXT.replace("Oslo", "Rome"))[form])
     assert not text_search(["another text of some length", TEXT]).is_in(tmp_path / "file")
 
 

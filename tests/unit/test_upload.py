@@ -39,6 +39,24 @@ def test_a_fault_leaves_main_old_or_new_and_a_rerun_sends_the_rest(case: Case, t
     assert case.token not in outcome.message
 
 
+@pytest.mark.parametrize("content", [b"{}", b"[]", b"null", b"7", b'"x"', b"<html>Hello", b"[" * 5000, b"\xff", b""])
+@pytest.mark.parametrize(
+    "place",
+    ["whoami", f"GET /api/models/{REPO}", "repos/create", "preupload", "objects/batch", "/commit/", "auth-check"],
+)
+def test_answers_of_any_shape_are_told_in_one_line(
+    place: str, content: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    case = Case("odd", fault=lambda hub: Fault(place, 200, times=99, content=content), earlier=False)
+    outcome = run_case(case, tmp_path)
+    assert outcome.main in (("new",) if not outcome.status else ("none", "empty"))
+    assert outcome.status in (0, 2, 3, 4)
+    if outcome.status:
+        assert len(outcome.message) > 40
+        assert "\n" not in outcome.message
+        assert outcome.message.startswith((f"{REPO}: the server answers as no Hub does", f"{REPO}: the Hub answers"))
+
+
 def test_waits_are_as_long_as_the_hub_says(tmp_path: Path) -> None:
     cases = {case.name: case for case in CASES}
     assert 7.0 in run_case(cases["429 once, Retry-After 7"], tmp_path).waits

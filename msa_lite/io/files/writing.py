@@ -9,7 +9,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import fields, is_dataclass
 from functools import reduce
 from pathlib import Path
@@ -86,9 +86,21 @@ def write_json(path: Path, value: Any) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """Write a text file by way of a temporary one, so that it is there whole or not at all."""
+    with replacing(path) as temporary:
+        temporary.write_text(printable(text), encoding="utf-8")
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Give a temporary file that takes the place of another once it is written; nothing of it is left after an error."""
     temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(printable(text), encoding="utf-8")
-    os.replace(temporary, path)
+    try:
+        yield temporary
+        os.replace(temporary, path)
+    except Exception:  # a full disk
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
 
 
 def sync(path: Path) -> None:

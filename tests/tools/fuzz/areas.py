@@ -5,9 +5,16 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from tests.tools.fuzz import folders, merges, runs, scores, texts
+from tests.tools.fuzz import folders, merges, purges, runs, scores, texts
 
-AREAS: dict[str, Any] = {**merges.MERGES, **texts.TEXTUAL, **folders.VERIFY, **scores.SCORED, **runs.RUNS}
+AREAS: dict[str, Any] = {
+    **merges.MERGES,
+    **texts.TEXTUAL,
+    **folders.VERIFY,
+    **scores.SCORED,
+    **runs.RUNS,
+    **purges.PURGES,
+}
 WEIGHTS = {
     "merge": 10,
     "merge --as adapter": 4,
@@ -17,6 +24,7 @@ WEIGHTS = {
     "evaluate": 2,
     "vector": 1,
     "run folder": 5,
+    "purge": 5,
 }
 _LIGHT = (
     "msa_lite.cli.merge",

@@ -37,6 +37,8 @@ class Case:
     """Words of a message with which status 4 is right as well."""
     outs: Sequence[str] = ("out",)
     """Folders that the command may write."""
+    checked: Sequence[int] = (0,)
+    """Exit statuses after which `check` looks."""
     memory: int = MEMORY
     seconds: float = 10.0
 
@@ -85,7 +87,7 @@ def _breaches(
 
 
 def _checked(case: Case, outcome: Outcome, root: Path) -> list[str]:
-    if outcome.status != 0 or case.check is None:
+    if outcome.status not in case.checked or case.check is None:
         return []
     if any((root / f"{out}.partial").exists() for out in case.outs):
         return ["leftover: a partial folder beside a finished one"]
