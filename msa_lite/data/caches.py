@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 from msa_lite.data.forms import DataSource
@@ -56,22 +57,37 @@ def find_cached(search: RowSearch, sources: Sequence[tuple[DataSource, Sequence[
 
     sources: the rows' sources, each with its columns. Links are not followed.
     """
-    cache = datasets_cache()
     sizes = {size: columns for source, columns in sources if (size := _size_of(source))}
     tables: dict[Path, list[Path]] = {}
-    for path in sorted(cache.rglob("*")):
-        if path.suffix in _TABLES and not path.is_symlink() and cache / _DOWNLOADS not in path.parents:
-            tables.setdefault(path.parent, []).append(path)
+    for path in _tables():
+        tables.setdefault(path.parent, []).append(path)
     for folder, files in tables.items():
         columns = sizes.get(_loaded_size(folder))
         if columns and _searched(folder, files, partial(fills_half, columns=columns)) == Cached(folder):
             yield Cached(folder)
         elif cached := _searched(folder, files, search.is_in):
             yield cached
-    for path in sorted((cache / _DOWNLOADS).rglob("*")):
-        is_download = path.suffix not in (".json", ".lock") and path.is_file() and not path.is_symlink()
-        if is_download and (cached := _searched(path, [path], search.is_in)):
+    for path in _downloads():
+        if cached := _searched(path, [path], search.is_in):
             yield cached
+
+
+def is_empty() -> bool:
+    """Check whether the cache has neither tables nor downloads."""
+    return next(chain(_tables(), _downloads()), None) is None
+
+
+def _tables() -> Iterator[Path]:
+    cache = datasets_cache()
+    for path in sorted(cache.rglob("*")):
+        if path.suffix in _TABLES and not path.is_symlink() and cache / _DOWNLOADS not in path.parents:
+            yield path
+
+
+def _downloads() -> Iterator[Path]:
+    for path in sorted((datasets_cache() / _DOWNLOADS).rglob("*")):
+        if path.suffix not in (".json", ".lock") and path.is_file() and not path.is_symlink():
+            yield path
 
 
 def _searched(place: Path, files: Sequence[Path], has_rows: Callable[[Path], bool]) -> Cached | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -215,10 +216,10 @@ def _too_long(item: Item, key: str, value: Any, window: int) -> Record:
 def _read_parts(folder: Path, name: str) -> Iterator[Record]:
     for path in sorted(folder.glob(f"{name}.*.part")):
         for line in path.read_text("utf-8").split("\n"):
-            try:
-                yield json.loads(line)
-            except ValueError:  # blank, or cut off by a kill
-                continue
+            with suppress(ValueError, RecursionError):  # blank, or cut off by a kill
+                record = json.loads(line)
+                if isinstance(record, dict):
+                    yield record
 
 
 def _join(benchmark: Benchmark, name: str, lines: Sequence[Record]) -> list[Record]:

@@ -93,7 +93,7 @@ def is_run_report(path: Path) -> bool:
         return False
 
 
-_WRONG = (KeyError, TypeError, AttributeError, ValueError, IndexError)
+_WRONG = (LookupError, TypeError, AttributeError, ValueError, RecursionError)
 
 
 @contextmanager

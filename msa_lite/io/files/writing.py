@@ -92,7 +92,7 @@ def write_text(path: Path, text: str) -> None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Give a temporary file that takes the place of another once it is written; nothing of it is left after an error."""
+    """Give a temporary file that takes the place of another once it is written; an error leaves nothing of it."""
     temporary = path.with_name(path.name + ".tmp")
     try:
         yield temporary

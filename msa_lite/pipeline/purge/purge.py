@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from msa_lite.data import DataSource
-from msa_lite.data.caches import cached_repositories, datasets_cache, download_folder, find_cached
+from msa_lite.data.caches import cached_repositories, datasets_cache, download_folder, find_cached, is_empty
 from msa_lite.data.search import RowSearch
 from msa_lite.errors import MsaError, StageError, join_faults
 from msa_lite.evals.judge.base import cache_folder
@@ -139,10 +139,8 @@ def _cached(path: Path, remove: Callable[[], object]) -> Holding:
 
 def _unsearched() -> list[Remark]:
     """Return a remark on the cache of `datasets` where there are no texts to search it for."""
-    cache = datasets_cache()
-    is_empty = next(cache.rglob("*.arrow"), None) is None
     reason = f"the cache of `datasets`; {NO_ROWS}"
-    return [] if is_empty else [Remark(str(cache), reason, may_hold_rows=True)]
+    return [] if is_empty() else [Remark(str(datasets_cache()), reason, may_hold_rows=True)]
 
 
 def _remove(run: RunFolder, listed: Purge, rows: RowTexts) -> None:

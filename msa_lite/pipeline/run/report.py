@@ -158,7 +158,7 @@ def _reading_records(folder: Path) -> Iterator[None]:
     """Raise FormatError for records that are not as msa-lite writes them."""
     try:
         yield
-    except (KeyError, TypeError, ValueError, IndexError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise FormatError(f"{folder / 'evaluation'}: its records are not as msa-lite writes them ({error})") from error
 
 

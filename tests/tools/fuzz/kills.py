@@ -23,7 +23,7 @@ _SIGNALS = (signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 _HANG = 120.0  # seconds; a whole run with fits
 _WORK = {"home"}
 # Names that hold times or the like in any run, killed or not.
-_VARY = ("train_log.jsonl", "work.json")
+_VARY = ("train_log.jsonl", "work.json", "purged.json")
 _KEYED = ("record.key", "record.json")
 _KEYED_HASH = re.compile(rb"hmac-sha256:[0-9a-f]+")
 
@@ -36,6 +36,8 @@ class Scene:
     lay: Callable[[Path], None]
     share: float
     heavy: bool = False
+    begin: Callable[[Path], None] = lambda root: None
+    """Lays `out` as it is before the command, where it works on one that is there."""
 
 
 def _merge_inputs(root: Path) -> None:
@@ -51,6 +53,12 @@ def _history(root: Path) -> None:
     make_history(root / "history", make_groups(PEOPLE, seed=0), HistorySettings(**SHORT))  # type: ignore[arg-type]
     for name, recipe in (("run", tiny_recipe), ("sweep", sweep_recipe)):
         (root / f"{name}.yaml").write_text(yaml.safe_dump(recipe(Path("history"), Path("out"))))
+
+
+def _finished_run(root: Path) -> None:
+    from tests.tools.fuzz.runs import made
+
+    shutil.copytree(made() / "run", root / "out")
 
 
 _MERGE = (
@@ -70,12 +78,13 @@ _MERGE = (
 )
 _ROWS = ("--forget", "history/data/forget.jsonl", "--retain", "history/data/retain.jsonl", "--max-new-tokens", "6")
 SCENES = {
-    "merge": Scene(_MERGE, _merge_inputs, 0.55),
+    "merge": Scene(_MERGE, _merge_inputs, 0.45),
     "merge --as adapter": Scene((*_MERGE[:-4], "--out", "out", "--as", "adapter"), _merge_inputs, 0.25),
     "vector": Scene(("vector", "run.yaml"), _history, 0.05, heavy=True),
     "evaluate": Scene(("evaluate", "history/target", *_ROWS, "--out", "out"), _history, 0.06, heavy=True),
     "sweep": Scene(("sweep", "sweep.yaml"), _history, 0.05, heavy=True),
     "run": Scene(("run", "run.yaml"), _history, 0.04, heavy=True),
+    "purge": Scene(("purge", "out", "--yes"), lambda root: None, 0.1, heavy=True, begin=_finished_run),
 }
 
 
@@ -94,7 +103,7 @@ def play_kills(name: str, kills: int, seed: int, root: Path) -> tuple[collection
     inputs = snapshot(root, _WORK)
     usual = 0.0
     for _ in range(2):  # the first run finds nothing in the caches
-        _clear(root, inputs)
+        _clear(root, inputs, scene)
         started = time.monotonic()
         first = run(scene.arguments, root, _HANG)
         usual = time.monotonic() - started
@@ -105,7 +114,7 @@ def play_kills(name: str, kills: int, seed: int, root: Path) -> tuple[collection
     breaches: list[str] = []
     wanted = max(1, round(kills * scene.share))
     while counts["killed"] < wanted and counts["not reached"] < 3 * wanted:
-        _clear(root, inputs)
+        _clear(root, inputs, scene)
         moments = []
         for _ in range(chance.choice((1, 1, 2, 3))):
             moment = (usual * 1.1 * chance.random() ** chance.choice((1.0, 0.5)), chance.choice(_SIGNALS))
@@ -182,7 +191,8 @@ def _contents(root: Path, inputs: dict[str, str]) -> dict[str, bytes]:
     return found
 
 
-def _clear(root: Path, inputs: dict[str, str]) -> None:
+def _clear(root: Path, inputs: dict[str, str], scene: Scene) -> None:
     for path in root.iterdir():
         if path.name not in inputs and path.name not in _WORK:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
+    scene.begin(root)

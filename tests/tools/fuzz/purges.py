@@ -156,7 +156,8 @@ def _short(root: Path, outcome: Outcome, planted: list[str]) -> Iterator[str]:
     for place in planted:
         if (root / place).exists():
             names = [str(part) for part in (Path(place), *Path(place).parents)][:-1]
-            names = [name.removeprefix("run/") for name in names if name not in ("run", "home", _CACHE)]
+            names = [name.removeprefix("run/") for name in names if name not in ("run", "home")]
+            names = [f"{_CACHE}: " if name == _CACHE else name for name in names]  # the cache as a whole
             if outcome.status != 4 or not any(name in outcome.err for name in names):
                 yield f"short: {place} stays, and is not named"
 
