@@ -14,7 +14,7 @@ import yaml
 import msa_lite
 from msa_lite.attacks import attack as attack_module
 from msa_lite.budget.speed import ScoreTimes
-from msa_lite.errors import MsaError, OutputError
+from msa_lite.errors import FormatError, MsaError, OutputError
 from msa_lite.io.finished.seal import verify_stages
 from msa_lite.pipeline.attack import run as attacking
 from msa_lite.pipeline.run.report import write_run_report
@@ -263,6 +263,13 @@ def test_a_run_that_is_not_finished_is_refused(copy: Path) -> None:
     shutil.rmtree(copy / "model")
     with pytest.raises(OutputError, match="no unlearned model to attack yet; finish the run first"):
         msa_lite.attack(copy)
+
+
+def test_a_run_whose_report_could_not_be_written_is_refused(copy: Path, loads: list[str]) -> None:
+    (copy / "vectors/forget/manifest.json").write_text("7")
+    with pytest.raises(FormatError, match=r"vectors/forget/manifest\.json"):
+        msa_lite.attack(copy, overrides=["attack.rows=3"])
+    assert loads == []
 
 
 def test_a_quantised_model_is_refused(copy: Path) -> None:

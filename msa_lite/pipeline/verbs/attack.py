@@ -20,6 +20,7 @@ from msa_lite.pipeline.stages.stage import look_ahead
 from msa_lite.pipeline.verbs.dry_run import DryRun, Reading
 from msa_lite.recipe import load_recipe
 from msa_lite.report.provenance import RECIPE_FILE, is_purged, read_run, recorded_baseline
+from msa_lite.report.story import load_story
 
 _CHANGEABLE = ("attack.", "evaluate.ideal", "evaluate.holdout")  # keys of a recipe that decide no stage of its run
 
@@ -89,6 +90,7 @@ def _open(
     require("train")
     opened = open_run(folder)
     _check_finished(opened)
+    load_story(opened.folder)  # the report that comes last reads all of it
     return open_attacks(_prepare(opened, overrides), opened.result, attacks, models)
 
 
