@@ -297,6 +297,12 @@ def test_rows_in_files_of_trackers_are_told(run: Path, history: Path) -> None:
         purge(run, remove=True)
 
 
+def test_rows_are_seen_in_files_whose_names_are_no_text(run: Path, history: Path) -> None:
+    (run / os.fsdecode(b"note-\xff.txt")).write_bytes(forms(history)[0])
+    with pytest.raises(StageError, match=r"note-.*ROWS TO FORGET"):
+        purge(run, remove=True)
+
+
 @pytest.mark.parametrize("stage", ["vectors/forget", "evaluation/target"])
 def test_a_stage_whose_manifest_is_damaged_gets_no_all_clear(stage: str, run: Path, call_cli: CallCli) -> None:
     (run / stage / "manifest.json").write_text("7")

@@ -86,6 +86,8 @@ class Holding:
 class Remark:
     """Something that stays, and why."""
 
+    json_keys: ClassVar = {"name": "name", "reason": "reason", "may_hold_rows?": "may_hold_rows"}
+
     name: str
     """Its path from the run's folder, or the whole path outside of it."""
     reason: str
@@ -101,15 +103,22 @@ class Survey:
     kept: list[Remark]
     strays: list[Remark]
     """Files that msa-lite did not make, or cannot know as its own."""
+    places: dict[str, Path]
+    """Their paths by name: a name of other bytes than UTF-8 is not that of its file."""
     records: list[Path]
     """The files with rows in them, one row a line."""
     searched: list[Path]
     """Folders that stay if no row to forget stands in them."""
 
+    def leave(self, path: Path, name: str, reason: str, may_hold_rows: bool = False) -> None:
+        """Enter a file or folder that is not msa-lite's own."""
+        self.strays.append(Remark(name, reason, may_hold_rows))
+        self.places[name] = path
+
 
 def survey_run(run: RunFolder) -> Survey:
     """Return what is in a run's folder, the runs of baselines in it included. Links are not followed."""
-    survey = Survey([], [], [], [], [])
+    survey = Survey([], [], [], {}, [], [])
     _look(run, run.folder, survey)
     # What a kill may cut short comes first; the records, by which rows are known elsewhere, come last.
     survey.holdings.sort(key=lambda holding: holding.reason == RECORDS)
@@ -131,13 +140,13 @@ def _look(run: RunFolder, home: Path, survey: Survey) -> None:
     for path in sorted(home.iterdir()):
         name = _name(run, path)
         if path.is_symlink():
-            survey.strays.append(Remark(name, f"a link to {printable(os.readlink(path))}, which is not followed"))
+            survey.leave(path, name, f"a link to {printable(os.readlink(path))}, which is not followed")
         elif path.is_dir() and path.name == BASELINES:
             for inner in sorted(path.iterdir()):
                 if inner.is_dir() and not inner.is_symlink():
                     _look(run, inner, survey)
                 else:
-                    survey.strays.append(Remark(_name(run, inner), _FOREIGN))
+                    survey.leave(inner, _name(run, inner), _FOREIGN)
         elif path.is_dir() and path.name == TRACKING:
             survey.kept.append(Remark(name, "losses and scores for trackers, of no single row"))
             survey.searched.append(path)
@@ -149,7 +158,7 @@ def _look(run: RunFolder, home: Path, survey: Survey) -> None:
         elif path.name in _KEPT:
             survey.kept.append(Remark(name, _KEPT[path.name]))
         elif path.name not in _LOCKS:
-            survey.strays.append(Remark(name, _FOREIGN))
+            survey.leave(path, name, _FOREIGN)
 
 
 def _look_into(run: RunFolder, home: Path, folder: Path, survey: Survey) -> None:
@@ -161,7 +170,8 @@ def _look_into(run: RunFolder, home: Path, folder: Path, survey: Survey) -> None
         survey.holdings.append(Holding(name, "what a stopped run has left", _size(files), remove))
     elif manifest := load_manifest(folder):
         strange = strange_files(folder, manifest)
-        survey.strays.extend(Remark(_name(run, path), _FOREIGN) for path in strange.values())
+        for path in strange.values():
+            survey.leave(path, _name(run, path), _FOREIGN)
         written = [path for path in files if path not in strange.values()]
         if reason := _whole(run, folder, top, manifest["kind"]):
             survey.holdings.append(Holding(name, reason, _size(written), partial(remove_ours, folder)))
@@ -171,14 +181,15 @@ def _look_into(run: RunFolder, home: Path, folder: Path, survey: Survey) -> None
         else:
             _look_at_records(run, home / top, folder, manifest, survey)
     elif not any(path.name in (MANIFEST, MARKER, LOCK) for path in files):
-        survey.strays.extend([Remark(f"{name}/", _FOREIGN)] if files else [])
+        if files:
+            survey.leave(folder, f"{name}/", _FOREIGN)
     else:
         for path in sorted(folder.iterdir()):
             if path.is_dir() and not path.is_symlink():
                 _look_into(run, home, path, survey)
             elif path.name not in WORKING and path.name not in _SUMMARIES.get(top, ()):
                 is_damaged = (folder / MANIFEST).is_file()
-                survey.strays.append(Remark(_name(run, path), _DAMAGED if is_damaged else _FOREIGN, is_damaged))
+                survey.leave(path, _name(run, path), _DAMAGED if is_damaged else _FOREIGN, is_damaged)
 
 
 def _whole(run: RunFolder, folder: Path, top: str, kind: str) -> str | None:

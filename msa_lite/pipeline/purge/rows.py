@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from msa_lite.report.provenance import PURGED_FILE
 
 _TEXTS = ("question", "answer", "text")
 _PARTS = ("instruction", "input")  # columns that a question is put together from
-_OFTEN, _SHARE = 3, 0.1  # a text of so many rows, and of this share of them, is no row's own
+_OFTEN, _SHARE = 3, 0.1  # such a part of so many rows, and of this share of them, is no row's own
 _HASH = 32  # hexadecimal digits
 _MOST = 200  # characters of a text that tell a file of others; a log cuts long ones
 _ROWS = "ROWS TO FORGET STAND IN IT"
@@ -73,19 +74,14 @@ def text_hash(key: RecordKey, text: str) -> str:
 def gather_texts(run: RunFolder, survey: Survey) -> RowTexts:
     """Return the texts of the rows to forget: from the files of the data, and from records of the run."""
     sources = dict(_sources(run))
-    counts = {key: _counted(_source_columns(source)) for key, source in sources.items()}
+    of_sources = {key: _columns(_source_texts(source)) for key, source in sources.items()}
     records = [path for path in survey.records if path.name.startswith("forget")]
-    of_records = [_counted(_record_columns(path)) for path in records]
-    of_sources = {key: _own_texts(columns) for key, columns in counts.items()}
-    own = [*of_sources.values(), *map(_own_texts, of_records)]
+    columns = [*chain(*of_sources.values()), *chain(*(_columns(_record_texts(path)) for path in records))]
     key, hashed = None, NO_TEXTS
     with suppress(MsaError):
         key = load_key(run.folder / KEY_FILE)
-        at_hand = {
-            text_hash(key, text) for columns in [*counts.values(), *of_records] for part in columns for text in part
-        }
-        hashed = _noted_texts(run.folder).without(at_hand)
-    return RowTexts(sources, of_sources, Texts.of(column for columns in own for column in columns), hashed, key)
+        hashed = _noted_texts(run.folder).without({text_hash(key, text) for column in columns for text in column})
+    return RowTexts(sources, of_sources, Texts.of(columns), hashed, key)
 
 
 def _sources(run: RunFolder) -> Iterator[tuple[str, DataSource]]:
@@ -101,15 +97,17 @@ def _sources(run: RunFolder) -> Iterator[tuple[str, DataSource]]:
             yield key, source_of(data, recipe.columns)
 
 
-def _source_columns(source: DataSource) -> Iterator[tuple[str, str]]:
+def _source_texts(source: DataSource) -> Iterator[tuple[str, str]]:
     """Yield column and text of each row of a source; nothing where it is not at hand, or cannot be read."""
     with suppress(MsaError, OSError):
         for row in read_any_rows(source.path, source):
             yield from _row_texts(row)
     with suppress(MsaError, OSError):
         table = load_table(source) if Path(source.path).is_file() else ()
-        for record in table:
-            yield from ((name, text) for name in _PARTS if isinstance(text := record.get(name), str))
+        for name in _PARTS:
+            parts = Counter(part for record in table if isinstance(part := record.get(name), str))
+            most = max(_OFTEN, _SHARE * parts.total())
+            yield from ((name, part) for part, count in parts.items() if count < most)
 
 
 def _row_texts(row: Row) -> Iterator[tuple[str, str]]:
@@ -139,7 +137,7 @@ def _strings(value: Any) -> Iterator[str]:
             yield from _strings(item)
 
 
-def _record_columns(path: Path) -> Iterator[tuple[str, str]]:
+def _record_texts(path: Path) -> Iterator[tuple[str, str]]:
     """Yield column and text of what a file of records holds; nothing of lines that are no records."""
     lines: list[str] = []
     with suppress(OSError):
@@ -151,18 +149,13 @@ def _record_columns(path: Path) -> Iterator[tuple[str, str]]:
                 yield from ((key, record[key]) for key in _TEXTS if isinstance(record.get(key), str))
 
 
-def _counted(pairs: Iterable[tuple[str, str]]) -> list[Counter[str]]:
-    """Return how often each text stands in each column, without blank ones."""
-    columns: dict[str, Counter[str]] = {}
+def _columns(pairs: Iterable[tuple[str, str]]) -> RowColumns:
+    """Return the texts of each column, each once, without blank ones."""
+    columns: dict[str, dict[str, None]] = {}
     for column, text in pairs:
         if text.strip():
-            columns.setdefault(column, Counter())[text.strip()] += 1
-    return list(columns.values())
-
-
-def _own_texts(columns: Iterable[Counter[str]]) -> RowColumns:
-    """Return the texts of each column without the phrases that many rows have in common."""
-    return [[text for text, n in counts.items() if n < max(_OFTEN, _SHARE * counts.total())] for counts in columns]
+            columns.setdefault(column, {})[text.strip()] = None
+    return [list(texts) for texts in columns.values()]
 
 
 def note_texts(rows: RowTexts, key: RecordKey) -> dict[str, Any]:
@@ -200,9 +193,8 @@ def search_strays(run: RunFolder, survey: Survey, rows: RowTexts) -> Iterator[Re
     seen = read_note(run.folder).get("seen")
     before = {item for item in seen if isinstance(item, str)} if rows.hashed and isinstance(seen, list) else set()
     for stray in survey.strays:
-        path = run.folder / stray.name
         reason = stray.reason
-        if finding := _finding(path, search):
+        if finding := _finding(survey.places[stray.name], search):
             yield Remark(stray.name, f"{reason}; {finding}", may_hold_rows=True)
         elif stray.name in before:
             yield Remark(stray.name, f"{reason}; {_ROWS}, or may, as an earlier purge has noted", may_hold_rows=True)
