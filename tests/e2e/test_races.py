@@ -13,6 +13,7 @@ import pytest
 import msa_lite
 from msa_lite.errors import MsaError, OutputError
 from msa_lite.io.finished.seal import verify_stages
+from msa_lite.pipeline.run import folder as folder_module
 from msa_lite.pipeline.run import report as report_module
 from msa_lite.pipeline.run.report import report_run
 from tests.e2e.conftest import FEW
@@ -123,3 +124,23 @@ def test_two_verbs_at_once(
         assert json.loads((run / "purged.json").read_text())["ended"]
     assert not list(run.rglob("*.tmp"))
     assert not [name for name, problems in verify_stages(run).items() if problems]
+
+
+@pytest.mark.parametrize("verb", ["run", "baseline, there already", "baseline, new"])
+def test_a_run_is_locked_while_its_inputs_are_prepared(
+    verb: str, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Models that are stored as adapters or codes are then written into its folder."""
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    run, prepare = copy_run(finished, tmp_path / "run"), folder_module.prepare
+    refused = []
+
+    def prepare_beside_a_purge(*arguments: Any) -> Any:
+        with pytest.raises(OutputError, match="another msa-lite is working"):
+            msa_lite.purge(run, remove=True)
+        refused.append(True)
+        return prepare(*arguments)
+
+    monkeypatch.setattr(folder_module, "prepare", prepare_beside_a_purge)
+    VERBS[verb](run)
+    assert refused

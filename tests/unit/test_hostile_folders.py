@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from msa_lite.errors import MsaError, UsageError
+from msa_lite.errors import MsaError, OutputError, UsageError
 from msa_lite.io.weights.adapter import base_name
 from msa_lite.io.weights.checkpoint import INDEX_FILE, load_checkpoint
 from msa_lite.io.weights.hub import fetch
@@ -288,3 +288,8 @@ def test_any_value_of_any_field_is_merged_or_refused(
 def test_json_that_is_no_object_is_refused_by_its_file(inputs: dict[str, Path], file: str, text: str) -> None:
     (inputs["forget" if "adapter" in file else "target"] / file).write_text(text)
     assert_refused(inputs, file.replace(".", r"\."))
+
+
+def test_an_output_whose_name_no_file_can_have_is_refused(inputs: dict[str, Path], tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match="cannot be written"):
+        merged(inputs, tmp_path / "out\ud800")
