@@ -52,6 +52,7 @@ def texts_of(run: Path) -> list[Path]:
 def test_no_content_of_a_file_stops_a_reader_without_a_message(odd: str, attacked: Path, tmp_path: Path) -> None:
     run = Path(shutil.copytree(attacked, tmp_path / "run"))
     (run / RECIPE_FILE).write_text((run / RECIPE_FILE).read_text().replace(str(attacked), str(run)))
+    faults = []
     for path in texts_of(run):
         former = path.read_bytes() if path.is_file() else None
         path.parent.mkdir(exist_ok=True)
@@ -63,11 +64,12 @@ def test_no_content_of_a_file_stops_a_reader_without_a_message(odd: str, attacke
             except MsaError:
                 continue
             except Exception as error:
-                pytest.fail(f"{name} of {path.relative_to(run)}: {type(error).__name__}: {error}")
+                faults.append(f"{name} of {path.relative_to(run)}: {type(error).__name__}: {error}")
         for place, content in ((path, former), *sealed):
             place.unlink(missing_ok=True)
             if content is not None:
                 place.write_bytes(content)
+    assert faults == []
 
 
 def seal_anew(path: Path) -> list[tuple[Path, bytes]]:

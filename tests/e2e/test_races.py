@@ -117,6 +117,8 @@ def test_two_verbs_at_once(
     if moment == "within":
         assert both is may_go_together(first, second), faults
         assert faults["first"] is None, "who holds the lock goes on"
+    elif second == "purge" and first not in ("report", "report --show-examples", "purge"):
+        assert isinstance(faults["first"], OutputError), "who comes after a purge is refused"
     purged = [role for role, verb in (("first", first), ("second", second)) if verb == "purge" and not faults[role]]
     assert (run / "purged.json").exists() is bool(purged)
     if purged:
