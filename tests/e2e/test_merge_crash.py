@@ -54,7 +54,10 @@ assert os.waitpid(pid, 0)[1] == 0
 usual = time.monotonic() - begun
 shutil.rmtree(out)
 
-while facts["killed"] < kills:
+def is_enough():  # on a busy machine, the first kills may all come before the first shard
+    return facts["killed"] >= 20 * kills or (facts["resumed"] and max(facts["journal"]) > 1)
+
+while facts["killed"] < kills or not is_enough():
     done, before = journaled(), stamps()
     if (pid := os.fork()) == 0:
         child()
@@ -91,7 +94,7 @@ def test_kills_at_any_moment_end_in_the_same_files(
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     facts = json.loads(done.stdout)
-    assert facts["killed"] == KILLS
+    assert facts["killed"] >= KILLS
     assert facts["resumed"] > 0
     assert max(facts["journal"]) > 1
     assert contents(tmp_path / "out") == undisturbed
