@@ -146,3 +146,10 @@ def test_a_run_is_locked_while_its_inputs_are_prepared(
     monkeypatch.setattr(folder_module, "prepare", prepare_beside_a_purge)
     VERBS[verb](run)
     assert refused
+
+
+def test_a_baseline_that_is_refused_leaves_no_folder_in_a_run(finished: Path, tmp_path: Path) -> None:
+    run = copy_run(finished, tmp_path / "run")
+    with pytest.raises(MsaError, match="nowhere"):
+        msa_lite.run_baseline("npo", recipe_of(run), [f"evaluate.ideal={tmp_path}/nowhere"])
+    assert [path.name for path in (run / "baselines").iterdir()] == ["task_vector"]
