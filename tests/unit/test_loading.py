@@ -24,7 +24,7 @@ from msa_lite.evals.models import check_source
 from msa_lite.io.models import loading
 from msa_lite.io.models.devices import limited
 from msa_lite.io.models.guards import pattern_fault
-from msa_lite.io.models.loading import check_loads, load_whole
+from msa_lite.io.models.loading import check_loads, load_whole, read_tokenizer
 from msa_lite.io.weights.hub import fetch
 from msa_lite.train import FitSettings
 from msa_lite.train.model import load_trainable as load_to_tune
@@ -131,6 +131,9 @@ BROKEN: dict[str, Callable[[Path], None]] = {
     "two sets of weights": two_sets,
     "an adapter beside it": lambda folder: (folder / ADAPTER_CONFIG).write_text("{}") and None,
     "config is a list": lambda folder: (folder / CONFIG).write_text("[]") and None,
+    "an end that is no token": lambda folder: (
+        (folder / "generation_config.json").write_text('{"eos_token_id": "*"}') and None
+    ),
     "generation config is deep": lambda folder: (folder / "generation_config.json").write_text("[" * 9999) and None,
 }
 BROKEN_ADAPTERS: dict[str, Callable[[Path], None]] = {
@@ -331,3 +334,10 @@ def test_models_tokenizers_and_data_are_loaded_in_one_place_each() -> None:
         ("train/model.py", "from_config"),
         ("demo/smollm2.py", "from_pretrained"),  # of a GGUF file, which only names its file, and whose hash is known
     }
+
+
+def test_a_file_that_is_far_too_large_is_no_tokenizer(llama: Path) -> None:
+    with open(llama / "tokenizer.json", "wb") as stream:
+        stream.truncate(5 << 30)  # of nothing but holes
+    with pytest.raises(FormatError, match="which is no tokenizer"):
+        read_tokenizer(llama, "model")

@@ -14,7 +14,7 @@ from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
-from msa_lite.errors import FormatError, MismatchError, UsageError, join_faults
+from msa_lite.errors import FormatError, MismatchError, UsageError, clip, join_faults
 from msa_lite.io.console.libraries import without_bars
 from msa_lite.io.files.reading import read_object
 from msa_lite.io.models.guards import explained, foreign_fields, pattern_fault, too_large, without_reports
@@ -28,6 +28,7 @@ _SAFE = {"use_safetensors": True, "trust_remote_code": False}
 _CONSTANTS = (".masked_bias", ".rotary_emb.inv_freq")  # in older checkpoints, though they follow from the config
 _MASKS = (".attn.bias", ".attention.bias")
 _GENERATION = "generation_config.json"
+_LARGEST = 1 << 28  # bytes of a tokenizer's file; those of 250,000 tokens take about 35 MB
 
 
 def open_config(folder: Path, checkpoint: Checkpoint | None = None) -> Any:
@@ -64,6 +65,8 @@ def open_config(folder: Path, checkpoint: Checkpoint | None = None) -> Any:
         values = read_object(folder / _GENERATION)
         with explained(folder, _GENERATION), suppress(TypeError):  # then transformers takes its own defaults
             GenerationConfig.from_dict(values)
+        _check_ends(folder / _GENERATION, values.get("eos_token_id"))
+    _check_ends(folder / "config.json", getattr(config, "eos_token_id", None))
     return config
 
 
@@ -194,6 +197,12 @@ def load_whole(folder: Path, **how: Any) -> Any:
     return model
 
 
+def _check_ends(path: Path, ends: Any) -> None:
+    """Raise FormatError where the tokens that end answers are no numbers of tokens. ends: as a config has them."""
+    if any(type(end) is not int for end in (ends if isinstance(ends, list) else [ends]) if end is not None):
+        raise FormatError(f"{path}: eos_token_id: expected numbers of tokens, got {clip(repr(ends), 80)}")
+
+
 def _readable(checkpoint: Checkpoint) -> Checkpoint:
     """Return a checkpoint whose codes are read as weights on a CPU. On a GPU transformers computes with the codes.
 
@@ -288,6 +297,9 @@ def read_tokenizer(folder: Path, name: str) -> Any:
     for file in ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"):
         if (folder / file).exists():
             read_object(folder / file)
+    for file in ("tokenizer.json", "vocab.json", "merges.txt", "vocab.txt", "tokenizer.model", "spiece.model"):
+        if (folder / file).exists() and (folder / file).stat().st_size > _LARGEST:
+            raise FormatError(f"{folder / file}: has more than {_LARGEST} bytes, which is no tokenizer")
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         ids = tokenizer("a word")["input_ids"]
