@@ -108,10 +108,9 @@ def _size_of(source: DataSource) -> int:
     """Return the bytes of a source's file, or of the files of its folder; 0 where there are none on this machine."""
     try:
         path = local_path(source.path)
-        files = (
-            [path] if path.is_file() else [file for file in path.rglob("*") if file.suffix in (*READERS, ".parquet")]
-        )
-        return sum(file.stat().st_size for file in files)
+        if path.is_file():
+            return path.stat().st_size
+        return sum(file.stat().st_size for file in path.rglob("*") if file.suffix in (*READERS, ".parquet"))
     except (MsaError, OSError):
         return 0
 

@@ -33,7 +33,7 @@ class SafeText(io.TextIOWrapper):
 
 
 class _AsIs:
-    """A stream for what we made ourselves, colours of `rich` and data for files: it goes out as it is."""
+    """A stream that changes nothing, for the colours of `rich` and for data that goes into a file."""
 
     def __init__(self, stream: SafeText) -> None:
         self._stream = stream

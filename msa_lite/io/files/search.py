@@ -26,8 +26,9 @@ _SPREAD = np.uint64(0x9E3779B97F4A7C15)  # Fibonacci hashing: 2^64 divided by th
 
 
 class ByteSearch:
-    """A search for many byte strings at once; its time hardly depends on how many they are.
+    """A search for many byte strings in one pass over a file.
 
+    Twenty thousand of them take about forty times as long as a hundred.
     Every fourth place of a file is compared with four windows of eight bytes of each string, by a table of hashes.
     Where one fits, the whole string is compared.
     """

@@ -38,7 +38,7 @@ RowColumns = list[list[str]]
 
 @dataclass(frozen=True)
 class RowTexts:
-    """What there is to know a run's rows to forget by."""
+    """The texts, and hashes of texts, by which a run's rows to forget are known."""
 
     sources: Mapping[str, DataSource]
     """The data sets with rows to forget, by their keys in the recipe."""
@@ -185,7 +185,7 @@ def _hashes(value: object) -> list[str]:
 
 
 def search_strays(run: RunFolder, survey: Survey, rows: RowTexts) -> Iterator[Remark]:
-    """Yield remarks on the files of others in a run's folder: do rows to forget stand in them, as far as can be told?
+    """Yield a remark on each file of others in a run's folder. It says if rows to forget stand in it, or may.
 
     Where an earlier purge saw rows whose texts are no longer all at hand, its word holds until the file is gone.
     """
