@@ -9,7 +9,8 @@ from typing import ClassVar, Literal
 from msa_lite.budget.shape import Shape
 from msa_lite.budget.speed import Device
 from msa_lite.errors import StageError
-from msa_lite.io.models.streaming import Sizes, fits, place
+from msa_lite.io.models.ends import BLOCK as HEAD_BLOCK
+from msa_lite.io.models.streaming import NF4, Sizes, fits, place
 from msa_lite.train.rungs import Rung
 
 # Bytes that CUDA, cuBLAS and their kernels take beside all tensors: 0.3 GB to 0.5 GB on GPUs since 2018.
@@ -44,7 +45,6 @@ def highest(*needs: Need) -> Need:
     return max(needs, key=lambda need: need.nbytes)
 
 
-NF4 = 0.5 + 1 / 64 + 4 / (64 * 256)  # bytes of a weight: the code, an 8-bit scale a block, an fp32 scale of scales
 _EIGHT_BIT = 2 + 2 * 4 / 256  # bytes of 8-bit AdamW a weight: two states, each with a scale a block
 _LOGITS = 64 << 20  # bytes of fp32 logits at a time
 
@@ -79,8 +79,12 @@ def rungs(shape: Shape, case: FitCase, micros: Sequence[int]) -> list[Rung]:
     first = [Rung(micros[0]), Rung(micros[0], checkpointing=True)]
     if case.mode != "full" and shape.head:
         first.append(replace(first[-1], embedding_on_cpu=True))
-    first.append(replace(first[-1], states_on_cpu=True))
-    return first + [replace(first[-1], micro=micro) for micro in micros[1:]]
+    least = replace(first[-1], states_on_cpu=True)
+    streamed = [replace(least, layers_streamed=True)] if case.mode != "full" and shape.layers > 1 else []
+    if streamed and shape.head:
+        streamed.append(replace(streamed[0], head_streamed=True))
+    resident = [*first, *(replace(least, micro=micro) for micro in micros)]
+    return resident + [replace(way, micro=micro) for way in streamed for micro in micros]
 
 
 def fit_need(shape: Shape, case: FitCase, rung: Rung, accumulates: bool = True) -> Need:
@@ -92,7 +96,7 @@ def fit_need(shape: Shape, case: FitCase, rung: Rung, accumulates: bool = True) 
     rows = min(tokens, max(1, _LOGITS // (4 * shape.vocabulary)))
     layer, block = _Layer(shape, case, tokens), rows * shape.vocabulary
     head = shape.vocabulary * shape.hidden if case.mode == "full" else 0
-    held: dict[str, float] = {**static_bytes(shape, case, rung.embedding_on_cpu)}
+    held: dict[str, float] = {**static_bytes(shape, case, rung)}
     forward = held if accumulates else {**held, "gradients": 4 * head if rows < tokens else 0}
     inputs = 0 if rung.states_on_cpu else shape.layers * layer.input
     kept = inputs if rung.checkpointing else shape.layers * layer.saved + layer.copies
@@ -121,17 +125,16 @@ def fit_need(shape: Shape, case: FitCase, rung: Rung, accumulates: bool = True) 
     return highest(*(Need({part: int(size) for part, size in moment.items()}, shape.rough) for moment in moments))
 
 
-def static_bytes(shape: Shape, case: FitCase, embedding_on_cpu: bool = False) -> dict[str, int]:
+def static_bytes(shape: Shape, case: FitCase, rung: Rung) -> dict[str, int]:
     """Return the bytes that a fit holds all the time: weights, adapters, gradients and the optimiser's states."""
-    width = 2.0 if case.halves else 4.0  # of a frozen weight that is not quantised
     if case.mode == "full":
         trained, weights = shape.weights, 4.0 * shape.weights
     else:
         trained = sum(linear.adapter(case.rank) for linear in shape.adapted(case.targets))
-        linear = NF4 if case.mode == "qlora" else width
-        moved = shape.embedding if embedding_on_cpu else 0
-        norm = 4 if case.mode == "qlora" else width
-        weights = linear * shape.in_linear + width * (shape.embedding + shape.head - moved) + norm * shape.norms
+        width, layers, head = _frozen_bytes(shape, case)
+        embedding = 0.0 if rung.embedding_on_cpu else width * shape.embedding
+        layers *= 2 / shape.layers if rung.layers_streamed else 1  # one computes, the next one comes
+        weights = embedding + layers + (min(head, 2 * HEAD_BLOCK) if rung.head_streamed else head)
     states = _EIGHT_BIT if case.eight_bit else 8
     parts = {"weights": weights, "gradients": 4 * trained, "optimizer": states * trained}
     if case.mode == "full":
@@ -141,6 +144,26 @@ def static_bytes(shape: Shape, case: FitCase, embedding_on_cpu: bool = False) ->
     parts |= {"reference": 4 * shape.weights} if case.held and case.mode == "full" else {}
     fixed = {"context": CONTEXT} if case.on_gpu else {"process": PROCESS}
     return {part: int(nbytes) for part, nbytes in parts.items()} | fixed
+
+
+def waiting_bytes(shape: Shape, case: FitCase, rung: Rung) -> int:
+    """Return the bytes of the layers that wait in RAM at a rung, and pass through the GPU forward and backward."""
+    _, layers, _ = _frozen_bytes(shape, case)
+    return int(layers) if rung.layers_streamed else 0
+
+
+def head_bytes(shape: Shape, case: FitCase, rung: Rung) -> int:
+    """Return the bytes of the head that pass through the GPU forward at a rung: once for each block of logits."""
+    _, _, head = _frozen_bytes(shape, case)
+    blocks = -(-rung.micro * case.longest // max(1, _LOGITS // (4 * shape.vocabulary)))
+    return int(blocks * head) if rung.head_streamed else 0
+
+
+def _frozen_bytes(shape: Shape, case: FitCase) -> tuple[float, float, float]:
+    """Return the bytes of a frozen weight that is not quantised, of all layers and of the head."""
+    width = 2.0 if case.halves else 4.0
+    linear, norm = (NF4, 4.0) if case.mode == "qlora" else (width, width)
+    return width, linear * shape.in_linear + norm * shape.norms, width * shape.head
 
 
 class _Layer:
@@ -209,20 +232,23 @@ def cache_bytes(shape: Shape, width: int) -> int:
     return 2 * shape.layers * shape.kv_heads * shape.head_dim * width
 
 
-def stream_layers(shape: Shape, need: Need, device: Device, host: int | None) -> tuple[Need, int]:
+def stream_layers(shape: Shape, need: Need, device: Device, four_bit: bool = False) -> tuple[Need, int]:
     """Return the need where layers wait in RAM because the GPU is too small for all of them, and the bytes that do.
 
-    Return the need as it is, and 0, where all layers fit, or where streaming does not help. host: bytes of RAM, if
-    known.
+    Return the need as it is, and 0, where all layers fit, or where streaming does not help. four_bit: layers are in
+    NF4.
     """
     weights, free = need.parts["weights"], device.nbytes - CONTEXT
     if not device.is_gpu or fits(weights, free):
         return need, 0
-    layer = int(weights / shape.weights * shape.in_linear / shape.layers)
-    sizes = Sizes({str(i): layer for i in range(shape.layers)}, {"others": weights - shape.layers * layer})
+    in_layers = NF4 * shape.in_linear if four_bit else weights / shape.weights * shape.in_linear
+    width = (weights - in_layers) / (shape.weights - shape.in_linear)
+    layer, ends = int(in_layers / shape.layers), ("embedding", "head") if shape.head else ()
+    sizes = dict(zip(("embedding", "head"), (int(width * shape.embedding), int(width * shape.head)), strict=True))
+    others = sizes | {"norms": weights - shape.layers * layer - sum(sizes.values())}
     try:
-        placement = place(sizes, free, host or weights * 2)
+        placement = place(Sizes({str(i): layer for i in range(shape.layers)}, others, ends), free)
     except StageError:
         return need, 0
-    waiting = layer * len(placement.streamed)
-    return Need({**need.parts, "weights": weights - waiting + layer}, need.rough), waiting
+    buffers = 2 * layer + (min(sizes["head"], 2 * HEAD_BLOCK) if "head" in placement.ends else 0)
+    return Need({**need.parts, "weights": weights - placement.waiting + buffers}, need.rough), placement.waiting

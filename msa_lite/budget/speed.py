@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from msa_lite.budget.shape import Shape
 from msa_lite.io.models.devices import host_memory
+from msa_lite.io.models.waiting import RAM_SHARE
 from msa_lite.train.rungs import StepTimes
 
 _MAJOR = 75  # the driver's number for the first part of a GPU's compute capability
@@ -72,7 +73,8 @@ _REACHED = 0.35  # the share of the stated operations that training reaches with
 _STREAMED = 0.5  # the share of the stated bytes a second that decoding reaches
 _STEP = 0.02  # seconds of a decoding step on a GPU, whatever the model
 _LAYER = 0.003  # seconds of a layer's forward and backward pass on a GPU, however few its rows
-_BUS = 1.2e10  # bytes a second from RAM to a GPU
+_BUS = 1.2e10  # bytes a second from locked RAM to a GPU: PCIe 3.0 × 16, or 4.0 × 8
+_DISK = 2e9  # bytes a second from an NVMe disk
 _BUDGET = 8192  # tokens of a batch that is scored while layers stream (`evals.models`)
 
 
@@ -147,7 +149,18 @@ def score_seconds(shape: Shape, questions: int, tokens: int, new_tokens: int, ba
     return forward + decode
 
 
-def stream_seconds(streamed: int, questions: int, tokens: int, new_tokens: int, batch: int) -> float:
+def bus_seconds(nbytes: int, host: int | None) -> float:
+    """Return the seconds in which so many bytes of weights pass from the host to the GPU.
+
+    host: its RAM, if it is known. What finds no room there comes from a disk.
+    """
+    from_disk = nbytes - min(nbytes, int(RAM_SHARE * host)) if host else 0
+    return (nbytes - from_disk) / _BUS + from_disk / _DISK
+
+
+def stream_seconds(
+    streamed: int, questions: int, tokens: int, new_tokens: int, batch: int, host: int | None = None
+) -> float:
     """Return the seconds that so many bytes of weights take from RAM, in each batch and for each token of answers."""
     passes = -(-questions * tokens // _BUDGET) + new_tokens * -(-questions // max(1, batch))
-    return passes * streamed / _BUS
+    return passes * bus_seconds(streamed, host)

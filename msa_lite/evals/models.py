@@ -14,10 +14,21 @@ from typing import Any
 from msa_lite.data import open_tokenizer
 from msa_lite.errors import MismatchError, NotFiniteError, NoTokenizerError
 from msa_lite.io.console.libraries import without_bars
-from msa_lite.io.models.devices import free_bytes, free_memory, free_ram, is_out_of_memory
+from msa_lite.io.models.devices import free_bytes, free_memory, is_out_of_memory
 from msa_lite.io.models.heads import Halves, has_bf16, nf4, split_model
 from msa_lite.io.models.loading import attach_adapter, check_loads, load_whole
-from msa_lite.io.models.streaming import Placement, fits, is_streamed, loaded_bytes, place, read_sizes, settle, stream
+from msa_lite.io.models.streaming import (
+    Placement,
+    check_ram,
+    fits,
+    is_streamed,
+    leave_ends,
+    load_streamed,
+    loaded_bytes,
+    place,
+    read_sizes,
+    stream,
+)
 from msa_lite.io.weights.adapter import base_name, is_adapter
 from msa_lite.io.weights.checkpoint import load_checkpoint
 from msa_lite.io.weights.hub import Source, fetch, has_tokenizer
@@ -104,7 +115,7 @@ def load_model(folder: Path, four_bit: bool = False, dtype: str | None = None, a
     folder: a checkpoint, or a PEFT adapter, which is then loaded onto its model. dtype: torch's name of a dtype to use
     on the GPU in place of the stored one. added: rows for tokens that the model lacks. Each process of
     `accelerate launch` gets its own GPU. In NF4, what is not quantised (embedding, head, norms) is 16 bits wide on a
-    GPU. GPUs without bf16 get fp16 in its place. Layers that find no room on a GPU stream from RAM, except in NF4.
+    GPU. GPUs without bf16 get fp16 in its place. Layers that find no room on a GPU stream from RAM.
     """
     from accelerate import PartialState
 
@@ -113,12 +124,13 @@ def load_model(folder: Path, four_bit: bool = False, dtype: str | None = None, a
     how: dict[str, Any] = {"dtype": _scoring_dtype(below, four_bit, dtype)}
     if below != Path(folder):
         check_loads(Path(folder), below)
-    free = None if four_bit else free_bytes()
+    free = free_bytes()
     if free is None:
         if four_bit:
             how |= {"device_map": {"": device}, "quantization_config": nf4()}
         return _load(folder, below, how, added)
-    placement = _place(below, how["dtype"], free)
+    how |= {"quantization_config": nf4()} if four_bit else {}
+    placement = _place(below, how["dtype"], free, four_bit)
     try:
         return _load(folder, below, how, added, placement, device)
     except (RuntimeError, MemoryError) as error:
@@ -126,7 +138,8 @@ def load_model(folder: Path, four_bit: bool = False, dtype: str | None = None, a
             raise
         traceback.clear_frames(error.__traceback__)  # they hold weights
     free_memory()
-    placement = _place(below, how["dtype"], free_bytes() or 0, anyway=True)  # another process may have taken some
+    # Another process may have taken some.
+    placement = _place(below, how["dtype"], free_bytes() or 0, four_bit, anyway=True)
     return _load(folder, below, how, added, placement, device)
 
 
@@ -141,16 +154,19 @@ def _load(
     """Load the checkpoint below a folder, with added rows, and its adapter. device: the GPU, if there is one."""
     from msa_lite.io.weights.vocabulary import extend
 
-    if device is not None:
+    if device is not None and placement is None:
         # Straight to the GPU: otherwise each of several processes would for a while hold the model in host memory.
-        how = {**how, "device_map": placement.device_map(device) if placement else {"": device}}
+        how = {**how, "device_map": {"": device}}
     with without_bars():
-        model = load_whole(below, **how)
-        if placement is not None:
-            settle(model)
+        if placement is None:
+            model = load_whole(below, **how)
+        else:
+            model = load_streamed(below, placement, device, **how)
             stream(model, placement.streamed, device)
         if added:
             extend(model, added)
+        if placement is not None:
+            leave_ends(model, placement.ends, device)
         if below != Path(folder):
             model = attach_adapter(model, folder)
     return model.eval()
@@ -169,20 +185,24 @@ def count_weights(source: Source) -> int:
     return sum(math.prod(entry.shape) for entry in tensors)
 
 
-def _place(folder: Path, dtype: Any, free: int, anyway: bool = False) -> Placement | None:
+def _place(folder: Path, dtype: Any, free: int, four_bit: bool, anyway: bool = False) -> Placement | None:
     """Return which layers of a checkpoint stream from RAM; None for a model that the GPU's free memory holds.
 
-    anyway: where layers would fit by their sizes, too. Raise StageError as `place`.
+    anyway: where layers would fit by their sizes, too. Raise StageError as `place` and `check_ram`.
     """
     nbytes = loaded_bytes(load_checkpoint(folder), dtype)
     if fits(nbytes, free) and not anyway:
         return None
-    sizes = read_sizes(folder, dtype)
+    sizes = read_sizes(folder, dtype, four_bit)
     if sizes is None:  # stored quantised: such weights belong to kernels of the GPU
         return None
-    placement = place(sizes, free, free_ram())
+    nbytes = sizes.total
+    if fits(nbytes, free) and not anyway:
+        return None
+    placement = place(sizes, free)
     if not placement.streamed:
         return None
+    check_ram(placement.waiting)
     _tell(
         f"{folder} does not fit into the GPU's free memory ({nbytes / 1e9:.1f} of {free / 1e9:.1f} GB): "
         f"{len(placement.streamed)} of {placement.layers} layers stream from RAM, which is slower"

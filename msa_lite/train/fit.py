@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import logging
 import shutil
+import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -170,7 +171,7 @@ def _run(loop: Loop) -> int:
     probe = StepProbe(loop.objective, loop.settings, longest_first(loop.examples))
     try:
         for rung, lower in zip(rungs, [*rungs[1:], None], strict=True):
-            set_up(model, rung)
+            set_up(model, rung, loop.partial)
             fault, has_run = probe.fault(model, rung.micro), False
             if fault is None:
                 fault, has_run = _attempt(replace(loop, rung=rung), model), True
@@ -209,10 +210,13 @@ def _attempt(loop: Loop, model: Any) -> str | None:
 
 
 def _load(loop: Loop) -> Any:
-    """Load the model to tune. Raise StageError when it does not fit, or its files have changed since."""
+    """Load the model to tune; where it finds no room, with its layers in RAM.
+
+    Raise StageError when it does not fit even so, or its files have changed since.
+    """
     free_memory()  # of the target, whose loss was measured, or of a model that did not fit
     try:
-        model = load_trainable(loop.source.folder, loop.settings, loop.source.added)
+        model = _load_where_it_fits(loop)
     except Exception as error:
         if not is_out_of_memory(error):
             raise
@@ -223,6 +227,21 @@ def _load(loop: Loop) -> Any:
         ) from error
     loop.source.check_unchanged()
     return model
+
+
+def _load_where_it_fits(loop: Loop) -> Any:
+    """Load the model to tune onto the device; if it finds no room there and is frozen, with its layers in RAM."""
+    source, settings = loop.source, loop.settings
+    try:
+        return load_trainable(source.folder, settings, source.added)
+    except Exception as error:
+        if settings.mode == "full" or not is_out_of_memory(error):
+            raise
+        traceback.clear_frames(error.__traceback__)  # they hold weights
+        fault = memory_fault(error)
+    free_memory()
+    notices.info("%s: the weights do not fit (%s); layers wait in RAM and stream to the device", loop.label, fault)
+    return load_trainable(source.folder, settings, source.added, spill=loop.partial)
 
 
 def _too_large(loop: Loop, model: Any, rung: Rung, fault: str) -> StageError:

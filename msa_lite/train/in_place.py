@@ -18,7 +18,7 @@ from msa_lite.io.models.streaming import is_streamed
 from msa_lite.train.loop import last_loss, make_trainer
 from msa_lite.train.model import with_adapter
 from msa_lite.train.plain import PlainLoss
-from msa_lite.train.rungs import find_rung, ladder
+from msa_lite.train.rungs import find_rung, ladder, micro_batches
 from msa_lite.train.settings import FitSettings
 
 TuningMode = Literal["full", "lora"]
@@ -69,8 +69,8 @@ def tune(
 def _train(model: Any, objective: PlainLoss, settings: FitSettings, watch: Any) -> None:
     """Train a model at the first use of memory that fits and can be undone."""
     note_precision(model, choose_precision(settings.compute))
-    kinds = [kind for kind in ladder(model, [1]) if not (kind.embedding_on_cpu or kind.states_on_cpu)]
-    micro = find_rung(model, objective, settings, kinds).micro
+    rungs = ladder(model, micro_batches(settings, objective.longest), moves=False)
+    micro = find_rung(model, objective, settings, rungs).micro
     options = {"save_strategy": "no", "report_to": "none"}
     with tempfile.TemporaryDirectory() as folder:
         trainer = make_trainer(

@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from msa_lite.data import Row, Template, check_vocabulary
-from msa_lite.errors import UsageError, discarded, join_faults, nearest
+from msa_lite.errors import StageError, UsageError, discarded, join_faults, nearest
 from msa_lite.io.console.libraries import without_bars
 from msa_lite.io.files.writing import write_json
 from msa_lite.io.finished.manifest import stage_folder
 from msa_lite.io.models.guards import too_large, without_reports
-from msa_lite.io.models.heads import NumberFormat, choose_precision, dtype_of, nf4, note_precision
+from msa_lite.io.models.heads import NumberFormat, choose_precision, dtype_of, layers_path, nf4, note_precision
 from msa_lite.io.models.loading import empty_model, load_whole
+from msa_lite.io.models.streaming import Placement, check_ram, load_streamed, read_sizes, stream
 from msa_lite.io.weights.adapter import ADAPTER_CONFIG, Adapter, read_factors
 from msa_lite.io.weights.checkpoint import Checkpoint, TensorEntry, load_checkpoint
 from msa_lite.io.weights.hub import Source
@@ -26,12 +27,16 @@ if TYPE_CHECKING:
     from msa_lite.train.settings import FitSettings
 
 
-def load_trainable(folder: Path, settings: FitSettings, added: AddedRows | None = None) -> Any:
+def load_trainable(
+    folder: Path, settings: FitSettings, added: AddedRows | None = None, spill: Path | None = None
+) -> Any:
     """Load the prior, ready to train in the mode of `settings`; seed the random numbers that initialise adapters.
 
     Weights go straight to the device. Trained weights are in fp32, and so is all of a fit in fp32. Otherwise frozen
     matrices are held in 16 bits or, for qlora, in 4; products would round them anyway. Norms and biases keep the values
-    that are stored, in fp32 for qlora. added: embedding rows for tokens of the target that the prior lacks.
+    that are stored, in fp32 for qlora. added: embedding rows for tokens of the target that the prior lacks. spill: a
+    folder for layers without room in RAM; it means that all frozen layers stream (`stream`), which a model that is
+    stored quantised cannot. Raise StageError then, and as `check_ram`.
     """
     import torch
     from accelerate import PartialState
@@ -43,8 +48,11 @@ def load_trainable(folder: Path, settings: FitSettings, added: AddedRows | None 
     if settings.mode == "qlora":
         kwargs["quantization_config"] = nf4(precision)
     device = PartialState().device if torch.cuda.is_available() else "cpu"
-    model = note_precision(load_whole(folder, device_map={"": device}, **kwargs), precision)
-    model.config.use_cache = False
+    if spill is None:
+        model = load_whole(folder, device_map={"": device}, **kwargs)
+    else:
+        model = _load_waiting(folder, device, spill, **kwargs)
+    note_precision(model, precision).config.use_cache = False
     if added:
         extend(model, added)
     if settings.mode == "full":
@@ -57,7 +65,33 @@ def load_trainable(folder: Path, settings: FitSettings, added: AddedRows | None 
         _widen_vectors(model, folder)
     if precision == "fp16":  # its range is too small for the sum of all layers
         model.get_input_embeddings().register_forward_hook(lambda module, inputs, states: states.float())
-    return with_adapter(model, settings, precision)
+    model = with_adapter(model, settings, precision)
+    if spill is not None:
+        stream_fit(model, device, spill)
+    return model
+
+
+def _load_waiting(folder: Path, device: Any, spill: Path, **kwargs: Any) -> Any:
+    """Load a model whose layers are to stream: they are in the host's memory, all else on the device."""
+    sizes = read_sizes(folder, kwargs["dtype"], "quantization_config" in kwargs)
+    if sizes is None or not sizes.layers:
+        raise StageError(
+            f"{folder}: its layers cannot wait in RAM, since it is stored quantised or has no list of them"
+        )
+    waiting = sum(sizes.layers.values())
+    check_ram(waiting, spill)
+    placement = Placement(tuple(sizes.others), tuple(sizes.layers), len(sizes.layers), waiting)
+    return load_streamed(folder, placement, device, **kwargs)
+
+
+def stream_fit(model: Any, device: Any, folder: Path | None = None) -> None:
+    """Let the frozen weights of all layers of a model, which is to be fitted, pass through a device.
+
+    folder: see `stream`.
+    """
+    path = layers_path(model)
+    names = [f"{path}.{number}" for number in range(len(model.get_submodule(path)))]
+    stream(model, names, device, is_fit=True, folder=folder)
 
 
 def _is_stored_in(folder: Path, precision: NumberFormat) -> bool:

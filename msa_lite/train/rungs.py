@@ -7,18 +7,21 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from msa_lite.data import Example
 from msa_lite.errors import StageError, UsageError
 from msa_lite.io.console.progress import readable
 from msa_lite.io.models.devices import free_bytes, free_memory, is_out_of_memory, memory_fault, total_bytes
-from msa_lite.io.models.heads import autocast
+from msa_lite.io.models.ends import can_leave_embedding, can_leave_head, leave_embedding, leave_head
+from msa_lite.io.models.heads import autocast, layers_path
+from msa_lite.io.models.streaming import is_streamed
 from msa_lite.io.weights.hub import Source
-from msa_lite.train.model import load_trainable
+from msa_lite.train.model import load_trainable, stream_fit
 from msa_lite.train.plain import PlainLoss
 from msa_lite.train.settings import FitSettings
 
@@ -42,11 +45,26 @@ class Rung:
     """The frozen embedding stays in the host's memory; its outputs go to the GPU."""
     states_on_cpu: bool = False
     """The states between layers wait in the host's memory for the backward pass."""
+    layers_streamed: bool = False
+    """The frozen weights of layers wait in the host's memory, and each layer's pass through when it computes."""
+    head_streamed: bool = False
+    """So do the rows of the head."""
 
     def __str__(self) -> str:
-        parts = [f"{self.micro} row{'s' * (self.micro > 1)} at a time"]
-        parts += ["checkpointing"] * self.checkpointing + ["the embedding on the CPU"] * self.embedding_on_cpu
-        return ", ".join(parts + ["states between layers on the CPU"] * self.states_on_cpu)
+        words = {
+            "checkpointing": self.checkpointing,
+            "the embedding on the CPU": self.embedding_on_cpu,
+            "states between layers on the CPU": self.states_on_cpu,
+            "layers streamed from RAM": self.layers_streamed,
+            "the head, too": self.head_streamed,
+        }
+        rows = f"{self.micro} row{'s' * (self.micro > 1)} at a time"
+        return ", ".join([rows, *(word for word, is_so in words.items() if is_so)])
+
+    def leaves_all_that(self, other: Rung) -> bool:
+        """Check whether all that another rung leaves out of the GPU's memory is left out at this one."""
+        ways = [key.name for key in fields(self) if key.name != "micro"]
+        return all(getattr(self, way) >= getattr(other, way) for way in ways)
 
 
 def longest_first(examples: Sequence[Example]) -> list[int]:
@@ -70,25 +88,50 @@ def micro_batches(settings: FitSettings, longest: int) -> list[int]:
     return [rows for rows in range(size, 0, -1) if size % rows == 0 and rows <= limit]
 
 
-def ladder(model: Any, micros: Sequence[int]) -> list[Rung]:
-    """Return the rungs of a loaded model, the one that takes most memory first. micros: falling."""
-    on_gpu = free_bytes() is not None
+def ladder(model: Any, micros: Sequence[int], moves: bool = True) -> list[Rung]:
+    """Return the rungs of a loaded model, the one that takes most memory first. micros: falling.
+
+    moves: False for those that leave weights and states on the device.
+    """
+    on_gpu = moves and free_bytes() is not None
     rungs = [Rung(micros[0])]
     if model.supports_gradient_checkpointing:
         rungs.append(replace(rungs[-1], checkpointing=True))
-    if on_gpu and _can_leave(model):
+    if on_gpu and can_leave_embedding(model):
         rungs.append(replace(rungs[-1], embedding_on_cpu=True))
     if on_gpu and rungs[-1].checkpointing and _can_offload(model):
         rungs.append(replace(rungs[-1], states_on_cpu=True))
-    return rungs + [replace(rungs[-1], micro=micro) for micro in micros[1:]]
+    least = rungs[-1]
+    rungs += [replace(least, micro=micro) for micro in micros[1:]]
+    if not on_gpu or not can_stream(model):
+        return rungs
+    streamed = [replace(least, layers_streamed=True)]
+    if can_leave_head(model):
+        streamed.append(replace(streamed[0], head_streamed=True))
+    below = [replace(way, micro=micro) for way in streamed for micro in micros]
+    return below if is_streamed(model) else rungs + below
 
 
-def set_up(model: Any, rung: Rung) -> None:
-    """Bring a model to a rung, from one above or from none."""
+def can_stream(model: Any) -> bool:
+    """Check whether layers have frozen weights, and each has its own."""
+    path = layers_path(model)
+    layers = [*model.get_submodule(path)] if path else []
+    frozen = [id(p) for layer in layers for p in layer.parameters() if not p.requires_grad]
+    return len(layers) > 1 and len(frozen) == len({*frozen}) > 0
+
+
+def set_up(model: Any, rung: Rung, folder: Path | None = None) -> None:
+    """Bring a model to a rung, from one above or from none. folder: see `stream`."""
     if rung.checkpointing:
         checkpoint_layers(model, rung.states_on_cpu)
-    if rung.embedding_on_cpu and _can_leave(model):
-        _move_embedding(model)
+    if rung.embedding_on_cpu and can_leave_embedding(model):
+        leave_embedding(model, model.device)
+        free_memory()
+    if rung.layers_streamed and not is_streamed(model):
+        stream_fit(model, model.device, folder)
+        free_memory()
+    if rung.head_streamed and can_leave_head(model):
+        leave_head(model, model.device)
         free_memory()
 
 
@@ -108,27 +151,6 @@ def checkpoint_layers(model: Any, offload: bool = False) -> None:
 def _can_offload(model: Any) -> bool:
     enable = getattr(model, "activation_checkpointing_enable", None)
     return enable is not None and "offload" in inspect.signature(enable).parameters
-
-
-def _can_leave(model: Any) -> bool:
-    """Check whether the embedding is frozen, no head shares its weight, and it is still on the GPU."""
-    import torch
-
-    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
-    weight = getattr(embedding, "_parameters", {}).get("weight")
-    if not isinstance(embedding, torch.nn.Embedding) or weight is None or weight.requires_grad:
-        return False
-    return head is None or getattr(head, "weight", None) is not weight
-
-
-def _move_embedding(model: Any) -> None:
-    """Keep the embedding in the host's memory, out of the model's parameters, so that no library moves it back."""
-    embedding, device = model.get_input_embeddings(), model.device
-    embedding.to("cpu")
-    weight = embedding._parameters.pop("weight").detach()
-    embedding.weight = weight  # a plain attribute: `model.device` stays that of the layers
-    embedding.register_forward_pre_hook(lambda module, inputs: tuple(ids.cpu() for ids in inputs))
-    embedding.register_forward_hook(lambda module, inputs, states: states.to(device))
 
 
 @dataclass(frozen=True)
@@ -188,16 +210,14 @@ class StepProbe:
         return None
 
 
-def find_rung(model: Any, objective: PlainLoss, settings: FitSettings, kinds: Sequence[Rung]) -> Rung:
-    """Set the model up at the first rung that a step fits at, and return it. kinds: the rungs of a single row to try.
+def find_rung(model: Any, objective: PlainLoss, settings: FitSettings, rungs: Iterable[Rung]) -> Rung:
+    """Set the model up at the first of these rungs that a step fits at, and return it.
 
     Raise StageError where there is none.
     """
-    examples, micros = objective.examples, micro_batches(settings, objective.longest)
-    probe = StepProbe(objective, settings, longest_first(examples))
-    rungs = [replace(kind, micro=micros[0]) for kind in kinds]
+    probe = StepProbe(objective, settings, longest_first(objective.examples))
     fault: str | None = None
-    for rung in [*rungs, *(replace(rungs[-1], micro=micro) for micro in micros[1:])]:
+    for rung in rungs:
         set_up(model, rung)
         fault = probe.fault(model, rung.micro)
         if fault is None:
@@ -253,11 +273,12 @@ def time_steps(
     model = load_trainable(prior.folder, next(iter(settings.values())), prior.added)
     load = time.perf_counter() - begin
     try:
-        kinds = ladder(model, [1])
+        last = Rung(1)
         for name in sorted(sets, key=lambda name: max(len(e.ids) for e in sets[name])):  # no rung can be taken back
             loss = PlainLoss(sets[name], pad)
-            rung = find_rung(model, loss, settings[name], kinds)
-            kinds = kinds[kinds.index(replace(rung, micro=1)) :]
+            rungs = ladder(model, micro_batches(settings[name], loss.longest))
+            rung = find_rung(model, loss, settings[name], [rung for rung in rungs if rung.leaves_all_that(last)])
+            last = rung
             times[name] = StepTimes(load, *_time_set(model, loss, settings[name], rung), rung)
     finally:
         del model

@@ -36,6 +36,7 @@ from torch.utils._pytree import tree_leaves
 from msa_lite.data import IGNORE, Example, to_batch
 from msa_lite.io.console.progress import silent
 from msa_lite.io.models import heads as precision
+from msa_lite.io.models import streaming, transit
 from msa_lite.train import FitSettings, plain
 from msa_lite.train import model as train_model
 from msa_lite.train.loop import Loop
@@ -302,6 +303,22 @@ def _states_on_host(ledger: Ledger) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def _layers_on_host(ledger: Ledger) -> Iterator[None]:
+    """Count what layers hold while they wait as the host's: here both are CPU tensors."""
+
+    def empty_bytes(nbytes: int, device: Any = None) -> Any:
+        tensor = torch.empty(nbytes).to(torch.uint8)  # of integers from the start, it would be real
+        ledger.move(tensor, _HOST if device is None else "weights")
+        return tensor
+
+    with (
+        mock.patch.object(transit, "empty_bytes", empty_bytes),
+        mock.patch.object(streaming, "free_ram", return_value=1 << 50),
+    ):
+        yield
+
+
 def peak(
     shape: str | dict[str, Any],
     mode: Any,
@@ -337,14 +354,15 @@ def peak(
         mock.patch.object(plain, "can_share", return_value=False),  # no two rows begin alike
         without_memory(sizes["vocab_size"], fake) as ledger,
         _states_on_host(ledger),
+        _layers_on_host(ledger),
     ):
         if peer:
             trainer, inputs = _peer_trainer(settings, Path(folder), rung), to_batch(rows, 2)
         else:
             trainer, inputs = _our_trainer(rows, settings, Path(folder), rung), {"rows": list(range(len(rows)))}
-        embedding = trainer.model.get_input_embeddings()
-        if "weight" not in embedding._parameters:  # left on the CPU by the rung; a head may share it, and then it stays
-            ledger.move(embedding.weight, _HOST)
+        for end in (trainer.model.get_input_embeddings(), trainer.model.get_output_embeddings()):
+            if "weight" not in end._parameters:  # left in the host's memory by the rung
+                ledger.move(end.weight, _HOST)
         return _one_step(trainer, inputs, ledger)
 
 

@@ -22,7 +22,15 @@ from msa_lite.budget.needs import (
 )
 from msa_lite.budget.plan import Plan, Remedy, StageCost, disk_of, plan_table
 from msa_lite.budget.shape import Shape, read_shape, shape_of_config
-from msa_lite.budget.speed import Device, fit_seconds, score_seconds, speed_of, stream_seconds, this_device
+from msa_lite.budget.speed import (
+    Device,
+    bus_seconds,
+    fit_seconds,
+    score_seconds,
+    speed_of,
+    stream_seconds,
+    this_device,
+)
 from msa_lite.data import Example
 from msa_lite.errors import FormatError
 from msa_lite.io.models.devices import host_memory
@@ -76,14 +84,14 @@ def test_what_the_config_lacks_is_told() -> None:
 
 def test_static_bytes_by_hand() -> None:
     shape, trained = shape_of(SHAPES["8B"]), 83_886_080  # of rank 32 on all linear layers
-    full = static_bytes(shape, FitCase("full", 512))
+    full = static_bytes(shape, FitCase("full", 512), Rung(1))
     assert (full["weights"], full["gradients"], full["optimizer"]) == tuple(n * shape.weights for n in (4, 4, 8))
-    lora = static_bytes(shape, FitCase("lora", 512))
+    lora = static_bytes(shape, FitCase("lora", 512), Rung(1))
     assert (lora["weights"], lora["adapters"], lora["optimizer"]) == (2 * shape.weights, 4 * trained, 8 * trained)
-    qlora = static_bytes(shape, FitCase("qlora", 512, eight_bit=True))
+    qlora = static_bytes(shape, FitCase("qlora", 512, eight_bit=True), Rung(1))
     assert qlora["optimizer"] == pytest.approx(2.03 * trained, rel=1e-2)
     assert qlora["weights"] == pytest.approx(4.127 / 8 * shape.in_linear + 2 * (shape.embedding + shape.head), rel=1e-3)
-    halved = static_bytes(shape, FitCase("full", 512, shards=2))
+    halved = static_bytes(shape, FitCase("full", 512, shards=2), Rung(1))
     assert 2 * halved["optimizer"] == full["optimizer"]
     alone, shared = (fit_need(shape, FitCase("full", 512, shards=n), Rung(1, True)).nbytes for n in (1, 4))
     assert alone > 128e9
@@ -99,9 +107,13 @@ def test_more_rows_tokens_and_ranks_need_more_and_each_rung_less(mode: Any) -> N
     assert sizes == sorted(set(sizes))
     assert lengths == sorted(set(lengths))
     assert (ranks == sorted(set(ranks))) == (mode != "full")
-    steps = [fit_need(shape, case, rung).nbytes for rung in rungs(shape, case, [8, 4, 2, 1])]
-    assert steps == sorted(steps, reverse=True)
-    assert steps[-1] < steps[0]
+    steps = dict[tuple[bool, bool], list[int]]()
+    for rung in rungs(shape, case, [8, 4, 2, 1]):
+        steps.setdefault((rung.layers_streamed, rung.head_streamed), []).append(fit_need(shape, case, rung).nbytes)
+    assert all(needs == sorted(needs, reverse=True) and needs[-1] < needs[0] for needs in steps.values())
+    lowest = [needs[-1] for needs in steps.values()]
+    assert lowest == sorted(lowest, reverse=True)
+    assert len(lowest) == (1 if mode == "full" else 3)
 
 
 @pytest.mark.parametrize(("kind", "mode"), [("llama", "lora"), ("qwen2", "lora"), ("qwen2", "full")])
@@ -159,23 +171,28 @@ def test_scores_need_the_weights_and_a_cache() -> None:
 def test_layers_without_room_on_the_gpu_stream_from_memory() -> None:
     shape = shape_of(SHAPES["8B"])
     need = score_need(shape, 512, 2.0, on_gpu=True)
-    small, host = Device("a GPU", 8_000_000_000), 32_000_000_000
-    left, waiting = stream_layers(shape, need, small, host)
-    layer = 2 * shape.in_linear // shape.layers
+    small = Device("a GPU", 8_000_000_000)
+    left, waiting = stream_layers(shape, need, small)
+    layer, end = 2 * shape.in_linear // shape.layers, 2 * shape.head
     assert waiting % layer == 0
-    assert left.nbytes == need.nbytes - waiting + layer  # one at a time passes through
+    assert left.nbytes == need.nbytes - waiting + 2 * layer  # one computes, the next one comes
     assert left.nbytes < small.nbytes
-    assert stream_layers(shape, need, small, None) == (left, waiting)
-    for device, ram in (
-        (small, 8_000_000_000),  # which the RAM cannot hold
-        (Device("a GPU", 2_000_000_000), host),  # embedding and head find no room
-        (Device("a GPU", 24_000_000_000), host),
-        (Device("CPU", 8_000_000_000, is_gpu=False), host),
+    tiny, both = stream_layers(shape, need, Device("a GPU", 3_000_000_000))
+    assert (both - 2 * end) % layer == 0  # embedding and head wait as well
+    assert tiny.nbytes < 3_000_000_000
+    in_4_bits = score_need(shape, 512, 2.0, on_gpu=True, four_bit=True)
+    assert stream_layers(shape, in_4_bits, Device("a GPU", 4_000_000_000), four_bit=True)[0].nbytes < 4_000_000_000
+    for device in (
+        Device("a GPU", 1_000_000_000),  # two layers find no room
+        Device("a GPU", 24_000_000_000),
+        Device("CPU", 8_000_000_000, is_gpu=False),
     ):
-        assert stream_layers(shape, need, device, ram) == (need, 0)
+        assert stream_layers(shape, need, device) == (need, 0)
     speed = speed_of(small)
     assert stream_seconds(waiting, 100, 100, 50, 50) > score_seconds(shape, 100, 100, 50, 50, speed)
     assert stream_seconds(0, 100, 100, 50, 50) == 0
+    assert bus_seconds(waiting, 2 * waiting) == bus_seconds(waiting, None)
+    assert bus_seconds(waiting, waiting // 2) > 3 * bus_seconds(waiting, None)  # a half comes from the disk
 
 
 def test_short_passes_take_a_time_of_their_own_on_a_gpu() -> None:

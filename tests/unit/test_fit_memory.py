@@ -60,13 +60,13 @@ def on_device(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture)
     def start(fits: Callable[[Rung], bool], **changes: Any) -> Device:
         device = Device(fits, **changes)
 
-        def load(*given: Any) -> Any:
+        def load(*given: Any, **named: Any) -> Any:
             device.loads += 1
-            return load_trainable(*given)
+            return load_trainable(*given, **named)
 
-        def bring(model: Any, rung: Rung) -> None:
+        def bring(model: Any, rung: Rung, folder: Path) -> None:
             device.rung = rung
-            set_up(model, replace(rung, states_on_cpu=False))  # pinned memory needs a GPU
+            set_up(model, replace(rung, states_on_cpu=False), folder)  # pinned memory needs a GPU
 
         monkeypatch.setattr("msa_lite.train.rungs.free_bytes", lambda: device.room if device.probes else None)
         monkeypatch.setattr("msa_lite.train.rungs.total_bytes", lambda: 8 * 10**9)
@@ -88,10 +88,12 @@ RUNGS = [
     Rung(4, True, True, True),
     Rung(2, True, True, True),
     Rung(1, True, True, True),
+    *(Rung(micro, True, True, True, True) for micro in (4, 2, 1)),
+    *(Rung(micro, True, True, True, True, True) for micro in (4, 2, 1)),
 ]
 
 
-@pytest.mark.parametrize("lowest", [1, 3, 5])
+@pytest.mark.parametrize("lowest", [1, 3, 5, 6, 9])
 def test_the_first_rung_that_fits_is_taken_after_one_load(
     lowest: int,
     plain: Path,
@@ -109,7 +111,7 @@ def test_the_first_rung_that_fits_is_taken_after_one_load(
         "vector: out of memory with 4 rows at a time (CUDA out of memory. Tried to allocate 2.00 GiB); going on with 4 "
         "rows at a time, checkpointing"
     )
-    if RUNGS[lowest].micro == 4:
+    if RUNGS[lowest].micro == 4:  # the layers are streamed with the bits that they have on the device
         assert hash_file(folder / "adapter_model.safetensors") == hash_file(plain / "adapter_model.safetensors")
     else:
         assert_close(weights(folder), weights(plain), 1e-3)
@@ -233,17 +235,33 @@ def test_what_never_fits_ends_with_numbers_and_the_cheapest_change(
     assert device.loads == 1
 
 
-def test_weights_that_do_not_fit_end_with_numbers_too(
-    prior: Path, tmp_path: Path, on_device: Callable[..., Device], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("mode", ["lora", "qlora", "full"])
+def test_weights_that_do_not_fit_stream_from_ram_or_end_with_numbers_too(
+    mode: Any,
+    prior: Path,
+    tmp_path: Path,
+    on_device: Callable[..., Device],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    settings = replace(SETTINGS, mode=mode)
+    plain = run_fit(prior, tmp_path / "plain", settings, objective=CrossEntropy())
+
     def load(*given: Any, **named: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has 8")
 
-    on_device(lambda rung: True)
+    device = on_device(lambda rung: rung.layers_streamed)
     monkeypatch.setattr("msa_lite.train.fit.total_bytes", lambda: 8 * 10**9)
     monkeypatch.setattr("msa_lite.train.model.load_whole", load)
-    with pytest.raises(StageError, match=r"8 GB in all \(CUDA out of memory.*GiB\)\. .* choose vector.mode qlora"):
-        run_fit(prior, tmp_path / "v")
+    if mode != "full":
+        folder = run_fit(prior, tmp_path / "v", settings, objective=CrossEntropy(before=device.step))
+        assert (device.loads, device.rung) == (2, Rung(4, True, True, True, True))
+        assert "layers wait in RAM and stream" in caplog.text
+        assert hash_file(folder / "adapter_model.safetensors") == hash_file(plain / "adapter_model.safetensors")
+    monkeypatch.setattr("msa_lite.io.models.streaming.load_whole", load)
+    change = {"full": "vector.mode lora", "lora": "vector.mode qlora", "qlora": "a larger GPU"}[mode]
+    with pytest.raises(StageError, match=rf"8 GB in all \(CUDA out of memory.*GiB\)\. .* choose {change}"):
+        run_fit(prior, tmp_path / "w", settings)
 
 
 def test_bytes_that_never_fit_are_found_without_a_step(

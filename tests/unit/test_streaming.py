@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,8 +17,10 @@ from msa_lite.evals import models
 from msa_lite.evals.forward import score_bundles
 from msa_lite.evals.generate import Decoding, generate
 from msa_lite.evals.models import Runner, load_model, streams
+from msa_lite.io.models import streaming, waiting
 from msa_lite.io.models.loading import attach_adapter
 from msa_lite.io.models.streaming import Sizes, fits, is_streamed, loaded_bytes, place, read_sizes, stream
+from msa_lite.io.models.waiting import check_room
 from msa_lite.io.weights.checkpoint import load_checkpoint
 from msa_lite.io.weights.hub import fetch
 from msa_lite.io.weights.vocabulary import AddedRows, find_added_rows
@@ -28,29 +31,49 @@ from tests.support.plain import set_small_gpu
 GB = 10**9
 Make = Callable[..., Path]
 # Llama 3.1 8B in bf16.
-LLAMA = Sizes({f"model.layers.{i}": 436_000_000 for i in range(32)}, {"model.embed_tokens": GB, "lm_head": GB})
+ENDS = ("model.embed_tokens", "lm_head")
+LLAMA = Sizes({f"model.layers.{i}": 436_000_000 for i in range(32)}, dict.fromkeys(ENDS, GB), ENDS)
 PROMPTER = make_prompter()
 ASKED = ["Where is it?", "Who was it that stood over there?", "Why?"]
 
 
-@pytest.mark.parametrize(("free", "layers"), [(7.2, 6), (4, 1), (14, 18), (3.3, 0)])
-def test_as_many_layers_stay_as_leave_room_for_batches(free: float, layers: int) -> None:
-    placement = place(LLAMA, int(free * GB), 64 * GB)
-    assert placement.resident[:2] == ("model.embed_tokens", "lm_head")
-    assert placement.resident[2:] + placement.streamed == tuple(LLAMA.layers)
-    assert len(placement.streamed) == 32 - layers
-    assert placement.device_map("cuda:1")["lm_head"] == "cuda:1"
-    assert placement.device_map("cuda:1")["model.layers.31"] == "cpu"
+@pytest.mark.parametrize(
+    ("free", "layers", "ends"),
+    [(7.2, 5, ()), (14, 17, ()), (4, 0, ()), (3.3, 1, ENDS[:1]), (2.2, 1, ENDS), (1.2, 0, ENDS)],
+)
+def test_as_many_layers_stay_as_leave_room_for_batches(free: float, layers: int, ends: tuple[str, ...]) -> None:
+    placement = place(LLAMA, int(free * GB))
+    staying = tuple(name for name in ENDS if name not in ends)
+    assert placement.resident == (*staying, *list(LLAMA.layers)[:layers])
+    assert placement.resident[len(staying) :] + placement.streamed == tuple(LLAMA.layers)
+    assert placement.ends == ends
+    assert placement.waiting == 436_000_000 * (32 - layers) + GB * len(ends)
+    places = placement.device_map("cuda:1")
+    assert [places[name] for name in (*ENDS, "model.layers.31")] == [
+        *("cpu" if name in ends else "cuda:1" for name in ENDS),
+        "cpu",
+    ]
 
 
-def test_a_gpu_without_room_for_a_layer_and_too_little_ram_are_refused() -> None:
-    with pytest.raises(StageError, match=r"take 16\.0 GB, and the GPU has 3\.0 GB free: too little for embedding"):
-        place(LLAMA, 3 * GB, 64 * GB)
-    with pytest.raises(StageError, match="too little for embedding"):
-        place(Sizes({}, {"all": 8 * GB}), 4 * GB, 64 * GB)
-    with pytest.raises(StageError, match=r"layers of 11\.3 GB would wait in RAM, of which 12\.0 GB are free; end"):
-        place(LLAMA, 72 * GB // 10, 12 * GB)  # some is left to the rest of the machine
-    assert place(LLAMA, 72 * GB // 10, 13 * GB).layers == 32
+def test_a_gpu_without_room_for_two_layers_is_refused() -> None:
+    with pytest.raises(StageError, match=r"take 16\.0 GB, and the GPU has 1\.0 GB free: too little for two layers"):
+        place(LLAMA, GB)
+    with pytest.raises(StageError, match="too little for two layers"):
+        place(Sizes({}, {"all": 8 * GB}), 4 * GB)
+
+
+def test_layers_beyond_ram_wait_in_a_file_where_the_disk_has_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert check_room(9 * GB, 10 * GB, tmp_path) == 0
+    monkeypatch.setattr(waiting, "_file_system", lambda folder: "ext4")
+    monkeypatch.setattr(waiting.shutil, "disk_usage", lambda folder: SimpleNamespace(free=3 * GB))
+    assert check_room(12 * GB, 10 * GB, tmp_path) == 3 * GB  # some RAM is left to the rest of the machine
+    with pytest.raises(StageError, match=r"layers of 14 GB would wait in RAM, of which 10 GB are free, and the disk"):
+        check_room(14 * GB, 10 * GB, tmp_path)
+    monkeypatch.setattr(waiting, "_file_system", lambda folder: "tmpfs")
+    with pytest.raises(StageError, match="take RAM, too: set TMPDIR"):
+        check_room(12 * GB, 10 * GB, tmp_path)
 
 
 def test_a_model_fits_with_room_for_one_item() -> None:
@@ -68,7 +91,11 @@ def test_sizes_are_those_of_the_model_as_it_is_loaded(tmp_path: Path, make_check
         assert sizes is not None
         assert sizes.total == pytest.approx(2 * count, rel=0.001)  # with buffers
         assert list(sizes.layers) == ["model.layers.0", "model.layers.1"]
+        assert sizes.ends == (() if width == 4 else ENDS)
     assert sizes.others.keys() == {"model.embed_tokens", "model.norm", "model.rotary_emb", "lm_head"}
+    in_4_bits = read_sizes(folder, torch.float16, four_bit=True)
+    assert in_4_bits is not None
+    assert sum(in_4_bits.layers.values()) < 0.3 * sum(sizes.layers.values())  # biases and norms are 16 bits wide
 
 
 def results(model: Any) -> tuple[list[np.ndarray], list[list[str]]]:
@@ -150,29 +177,28 @@ def test_rows_of_added_tokens_are_set(tmp_path: Path, make_checkpoint: Make, mon
 
 
 def test_layers_go_through_the_device_and_come_home_whatever_happens() -> None:
-    """A dtype stands in the place of a device, of which some machines have only one."""
+    """The CPU stands in the place of a device, of which some machines have only one."""
     model = torch.nn.ModuleList([torch.nn.Linear(3, 3), torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Tanh())])
+    seen: list[int] = []
+    model[1][0].register_forward_pre_hook(lambda layer, _: seen.append(layer.weight.data_ptr()))
+    stream(model, ("1",), "cpu")
     before = {name: weight.data_ptr() for name, weight in model.named_parameters()}
-    seen: list[str] = []
-    model[1][0].register_forward_pre_hook(lambda layer, _: seen.append(str(layer.weight.dtype)))
-    stream(model, ("1",), torch.float64)
     with torch.inference_mode():
-        model[1](torch.zeros(1, 3, dtype=torch.float64))
-    assert seen == ["torch.float64"]
-    assert model[0].weight.dtype == model[1][0].weight.dtype == torch.float32
+        model[1](torch.zeros(1, 3))
+    assert len({*seen, *before.values()}) == 5  # it computed from a buffer
 
     def fail(*_: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
     model[1][1].register_forward_pre_hook(fail)
     with torch.no_grad(), pytest.raises(torch.OutOfMemoryError):
-        model[1](torch.zeros(1, 3, dtype=torch.float64))
-    assert seen == ["torch.float64"] * 2
+        model[1](torch.zeros(1, 3))
+    assert len(seen) == 2
     assert {name: weight.data_ptr() for name, weight in model.named_parameters()} == before
     with torch.no_grad():
         model[1][0].weight.copy_(torch.full((3, 3), 2.0))  # as a sweep sets it
         model[1][1]._forward_pre_hooks.clear()
-        assert model[1](torch.ones(1, 3, dtype=torch.float64)).min() > 0.98
+        assert model[1](torch.ones(1, 3)).min() > 0.98
 
 
 def test_a_model_that_runs_out_of_memory_while_it_loads_streams(
@@ -196,7 +222,8 @@ def test_a_model_that_runs_out_of_memory_while_it_loads_streams(
     model = load_model(folder)
     assert [len(device_map) for device_map in tries] == [1, 6]
     assert_same(results(model), wanted)
-    monkeypatch.setattr(models, "free_ram", lambda: 1000)
+    monkeypatch.setattr(streaming, "free_ram", lambda: 1000)
+    monkeypatch.setattr(waiting, "_file_system", lambda folder: "tmpfs")
     with pytest.raises(StageError, match="would wait in RAM"):
         load_model(folder)
 

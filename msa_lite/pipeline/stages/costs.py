@@ -5,11 +5,31 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from msa_lite.budget.needs import CONTEXT, FitCase, Need, fit_need, rungs, score_need, stream_layers
+from msa_lite.budget.needs import (
+    CONTEXT,
+    FitCase,
+    Need,
+    fit_need,
+    head_bytes,
+    rungs,
+    score_need,
+    stream_layers,
+    waiting_bytes,
+)
 from msa_lite.budget.plan import StageCost, gigabytes
 from msa_lite.budget.shape import Linear, Shape
-from msa_lite.budget.speed import Device, Measured, Speed, fit_seconds, score_seconds, speed_of, stream_seconds
+from msa_lite.budget.speed import (
+    Device,
+    Measured,
+    Speed,
+    bus_seconds,
+    fit_seconds,
+    score_seconds,
+    speed_of,
+    stream_seconds,
+)
 from msa_lite.io.models.devices import host_memory
+from msa_lite.io.models.waiting import RAM_SHARE
 from msa_lite.pipeline.stages.facts import Facts, RowFacts, batch_size
 from msa_lite.recipe import Recipe
 from msa_lite.train.moments import HELD, MOST_LABELS
@@ -46,6 +66,11 @@ class Machine:
         return speed_of(self.device)
 
     @property
+    def host(self) -> int | None:
+        """Return the bytes of RAM; None where they are not known, as for another machine's GPU."""
+        return host_memory() if self.device.name else None
+
+    @property
     def load_seconds(self) -> float:
         """Return the seconds of loading a model to score, where they were measured."""
         return self.measured.scores.load if self.measured and self.measured.scores else 0.0
@@ -76,7 +101,7 @@ def fit_cost(shape: Shape, size: FitSize, machine: Machine, vector: str | None =
     case = replace(size.case, shards=machine.processes)
     rung, need = choose_rung(shape, case, size.batch, size.micro, machine.device)
     steps = machine.measured.fits.get(vector) if machine.measured and vector else None
-    times, load, peak = None, 0.0, None
+    times, load, peak, waiting = None, 0.0, None, waiting_bytes(shape, case, rung)
     if steps:
         rung, load, peak = steps.rung, steps.load, steps.peak and steps.peak + CONTEXT
         need = fit_need(shape, case, rung)
@@ -84,10 +109,15 @@ def fit_cost(shape: Shape, size: FitSize, machine: Machine, vector: str | None =
         passes = -(-size.rows.count // rung.micro)
         once = fit_seconds(shape, case.mode, rung.checkpointing, size.rows.tokens, machine.speed, passes)
         once = size.rows.tokens * steps.token if steps else once
+        if not steps:
+            passed = 2 * waiting + 2 * head_bytes(shape, case, rung)  # forward, and again backward
+            once = max(once, passes * bus_seconds(passed, machine.host))
         once *= 1 + size.held * _HELD
         times = load + size.epochs[0] * once, load + size.epochs[1] * once
     how = f"{rung}; the longest row has {case.longest} tokens"
-    return StageCost(size.what, "fit", need, vector, times, how, peak)
+    in_file = max(0, waiting - int(RAM_SHARE * machine.host)) if machine.host else 0
+    files = {"layers without room in RAM": in_file} if in_file else {}
+    return StageCost(size.what, "fit", need, vector, times, how, peak, streams=waiting > 0, while_running=files)
 
 
 def vector_costs(recipe: Recipe, name: str, facts: Facts, machine: Machine) -> list[StageCost]:
@@ -108,7 +138,8 @@ def vector_costs(recipe: Recipe, name: str, facts: Facts, machine: Machine) -> l
     fit = fit_cost(prior, size, machine, name)
     trained = trained_weights(recipe, prior)
     disk = {"vectors": 4 * trained}
-    return [*costs, replace(fit, disk=disk, while_running={"saves of a fit": MOST_SAVES * 12 * trained})]
+    files = {**fit.while_running, "saves of a fit": MOST_SAVES * 12 * trained}
+    return [*costs, replace(fit, disk=disk, while_running=files)]
 
 
 def _held(size: FitSize, retain: RowFacts | None, most_tokens: int) -> FitSize:
@@ -288,7 +319,7 @@ def _score_seconds(
     if machine.measured and (times := machine.measured.scores):
         return questions * (tokens * times.token + new_tokens * times.new_token)
     seconds = score_seconds(shape, questions, tokens, new_tokens, _BATCH, machine.speed)
-    return seconds + stream_seconds(streamed, questions, tokens, new_tokens, _BATCH)
+    return seconds + stream_seconds(streamed, questions, tokens, new_tokens, _BATCH, machine.host)
 
 
 def _scoring(shape: Shape, machine: Machine, four_bit: bool = False) -> tuple[Need, int]:
@@ -300,5 +331,4 @@ def _scoring(shape: Shape, machine: Machine, four_bit: bool = False) -> tuple[Ne
     width = min(shape.width, 4.0) if device.is_gpu else 4.0
     width = 2.0 if four_bit and device.is_gpu else width
     need = score_need(shape, _LONGEST_QUESTION, width, on_gpu=device.is_gpu, four_bit=four_bit)
-    host = host_memory() if device.name else None  # of another machine, it is not known
-    return (need, 0) if four_bit else stream_layers(shape, need, device, host)
+    return stream_layers(shape, need, device, four_bit)
