@@ -166,7 +166,10 @@ class Sample(Attack):
         assert judge is not None
         pairs = [(place, text) for place, by_text in enumerate(scores) for text in by_text]
         close = [(place, text) for place, text in pairs if scores[place][text]["rouge_l"] >= _LEAST_ROUGE]
-        asks = [right_answer_ask(questions[at].question, [questions[at].reference], text) for at, text in close]
+        asks = [
+            right_answer_ask(questions[at].question, [questions[at].reference], text, self.judge.wording)
+            for at, text in close
+        ]
         letters = {pair: ruling.reply for pair, ruling in zip(close, judge.ask(asks)[0], strict=True)}
         for place, text in pairs:
             scores[place][text]["judged"] = float(letters.get((place, text)) == "Y")

@@ -66,7 +66,8 @@ def doubts_of(
         )
     if coarse := benchmark.resolution(rule.needs()):
         doubts.append(coarse)
-    return [*doubts, *few_rows(benchmark), *strength_advice(candidates, ranks, best, remedies), *rule.notes(target)]
+    advice = strength_advice(candidates, ranks, best, remedies)
+    return [*doubts, *few_rows(benchmark), *advice, *rule.notes(target, validation.unjudged)]
 
 
 def few_rows(benchmark: Benchmark) -> list[str]:

@@ -16,7 +16,7 @@ from msa_lite.benchmarks import paper_scores
 from msa_lite.choose.evidence import FAR, Evidence, Metrics, surely_misses
 from msa_lite.conditions import parse_condition
 from msa_lite.errors import DataError, UsageError, join_faults, nearest
-from msa_lite.report.choice import EXTRACTION
+from msa_lite.report.choice import EXTRACTION, LEAVES_OUT
 from msa_lite.report.metrics import metric_kind
 from msa_lite.report.verdict import MARGINS, Margins, is_forgotten
 
@@ -80,8 +80,8 @@ class Rule(ABC):
         """Check whether a judge has a part in one of its terms."""
         return any(metric_kind(name).judge for name in self.terms())
 
-    def notes(self, target: Metrics) -> list[str]:
-        """Say which terms do not count beside this target."""
+    def notes(self, target: Metrics, unjudged: str = "") -> list[str]:
+        """Say which terms do not count beside this target. unjudged: why there are no judged ones."""
         return []
 
     def unmet(self, best: Rank) -> str:
@@ -162,18 +162,32 @@ class PaperScore(Rule):
         return tuple(self.weights)
 
     def needs(self) -> tuple[str, ...]:
-        return tuple(name for name in self.weights if not _needs_judge(name))
+        return tuple(name for name in self.weights if name not in self.judged_terms)
 
     def describe(self) -> Any:
         return {"score": self.score, "weights": dict(self.weights)}
 
-    def notes(self, target: Metrics) -> list[str]:
+    def notes(self, target: Metrics, unjudged: str = "") -> list[str]:
         missing = [name for name in self.weights if target.get(name) is None]
         groups = {
-            "there is no judge that compares with an ideal model": [name for name in missing if _needs_judge(name)],
+            unjudged or "no judge compares with an ideal model": [name for name in missing if _needs_judge(name)],
             "the target has no value for it": [name for name in missing if not _needs_judge(name)],
         }
-        return [f"{', '.join(names)}: left out of the score, {why}" for why, names in groups.items() if names]
+        return [self.left_out(names, why) for why, names in groups.items() if names]
+
+    def left_out(self, names: Sequence[str], why: str) -> str:
+        """Say that terms do not count in the score, and how much of it they are."""
+        total = sum(map(abs, self.weights.values()))
+        lost = sum(abs(self.weights[name]) for name in names)
+        return (
+            f"{LEAVES_OUT} {', '.join(names)} ({len(names)} of the {len(self.weights)} terms of the paper's score, "
+            f"{lost} of its {total} weights): {why}"
+        )
+
+    @property
+    def judged_terms(self) -> tuple[str, ...]:
+        """Return the terms that only a judge has a value for."""
+        return tuple(filter(_needs_judge, self.weights))
 
 
 def _needs_judge(name: str) -> bool:

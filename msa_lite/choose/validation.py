@@ -114,6 +114,8 @@ class Validation:
     """The folder of the ideal's evaluation on the same rows; None without an ideal."""
     judge: JudgeSettings = NO_JUDGE
     """The judge of the rule's judged terms."""
+    unjudged: str = ""
+    """Why the rule's judged terms have no values, in words; empty if they have. It decides nothing."""
     prior: Path | None = None
     """The folder of the prior's evaluation on the forget rows; None where it is no yardstick."""
 

@@ -37,6 +37,7 @@ _SECTIONS = {
     },
     "Look": {
         "evaluate": ("evaluate", "Score a model on a benchmark."),
+        "judge": ("judge", "Hold a judge's verdicts against a person's."),
         "attack": ("attack", "Attack a run's models: does it stay forgotten?"),
         "report": ("reports", "Write the report of a run: a page, Markdown and JSON."),
         "compare": ("reports", "Put reports side by side, as in the paper."),

@@ -20,7 +20,7 @@ _GROUPS = {
     "Questions of your own": ["--forget", "--retain", "--holdout", "--columns", "--max-new-tokens"],
     "Models": ["--ideal", "--tokenizer"],
     "Prompt": ["--prompt", "--system"],
-    "Judge": ["--judge", "--judge-model", "--judge-url", "--judge-separate", "--judge-batch"],
+    "Judge": ["--judge", "--judge-model", "--judge-url", "--judge-separate", "--judge-prompts", "--judge-batch"],
     "Tasks of lm-eval": ["--tasks", "--allow-code"],
     "Result": ["--out", "--dry-run"],
 }
@@ -57,6 +57,9 @@ _GROUPS = {
 )
 @click.option("--judge-url", help="Address of an OpenAI-compatible server. The key is OPENAI_API_KEY.")
 @click.option("--judge-separate", is_flag=True, help="Ask for acc_forget in a call of its own.")
+@click.option(
+    "--judge-prompts", metavar="FILE", help="YAML with the wording of a publication, in the place of our own prompts."
+)
 @click.option("--judge-batch", is_flag=True, help="Ask through OpenAI's Batch API.")
 @click.option("--compat", multiple=True, help="A deviation of published code to repeat, such as open-unlearning.")
 @click.option(
@@ -117,6 +120,7 @@ def evaluate_command(
         model=options["judge_model"],
         base_url=options["judge_url"],
         separate=options["judge_separate"],
+        prompts=options["judge_prompts"],
         batch=options["judge_batch"],
     )
     with progress_bars() as progress:

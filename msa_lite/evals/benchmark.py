@@ -21,7 +21,7 @@ from msa_lite.errors import DataError, UsageError, join_faults
 from msa_lite.evals.bounds import Models, Record, Records
 from msa_lite.evals.forward import completion
 from msa_lite.evals.generate import Decoding
-from msa_lite.evals.judge import Ask
+from msa_lite.evals.judge import Ask, JudgeSettings
 from msa_lite.evals.outcome import Weighed, Yardstick, is_recited, weigh_recited
 from msa_lite.io.files.writing import digest
 from msa_lite.report import Metric
@@ -287,8 +287,8 @@ class Benchmark(ABC):
             return weigh_recited(models, yardstick)
         return f"benchmark {cls.name} does not say what a verdict rests on"
 
-    def judge_calls(self, records: Records, ideal: Records | None, separate: bool) -> list[JudgeCall]:
-        """Return the calls to a judge; none for most benchmarks. separate: see `JudgeSettings`."""
+    def judge_calls(self, records: Records, ideal: Records | None, judge: JudgeSettings) -> list[JudgeCall]:
+        """Return the calls to a judge; none for most benchmarks."""
         return []
 
 

@@ -20,6 +20,7 @@ from msa_lite.evals.judge import JudgeSettings, Ruling, open_judge
 from msa_lite.evals.models import model_identity
 from msa_lite.evals.records import collect_records, read_records, take_rows, write_records
 from msa_lite.io.console.progress import Progress, silent
+from msa_lite.io.files.reading import local_path
 from msa_lite.io.files.writing import canonical_json, digest
 from msa_lite.io.finished.manifest import is_finished, partial_folder, stage_folder
 from msa_lite.io.finished.seal import load_manifest, verify_folder
@@ -31,6 +32,8 @@ from msa_lite.report import REPORT_FILE, Report, load_report, write_report
 logger = logging.getLogger(__name__)
 
 EVALUATION_KIND = "evaluation"
+VERDICTS = "verdicts"  # a key of records: the judge's reply to each call, with what it was shown
+PROMPTS_FILE = "judge_prompts.yaml"  # a copy of the file of `JudgeSettings.prompts`
 NO_JUDGE = JudgeSettings()
 Ideal = Source | Path | Literal["itself"] | None
 """The model that never saw the forget set: a model to score too, the folder of an earlier evaluation, "itself" where it
@@ -96,6 +99,9 @@ def evaluate_benchmark(
         ranks.wait()
         records = collect_all(partial)
         reference = _ideal_records(partial, ideal, benchmark, records)
+        (partial / PROMPTS_FILE).unlink(missing_ok=True)
+        if judge.prompts:
+            shutil.copyfile(local_path(judge.prompts), partial / PROMPTS_FILE)
         about = {"model": subject["model"]} | ({"method": method} if method else {})
         return write_scores(partial, benchmark, records, reference, judge, about, progress)
 
@@ -131,7 +137,7 @@ def write_scores(
     Without a judge, the verdicts of an earlier one are removed. about: the model, for the report's settings.
     """
     opened = open_judge(judge)
-    calls = benchmark.judge_calls(records, ideal, judge.separate) if opened else []
+    calls = benchmark.judge_calls(records, ideal, judge) if opened else []
     verdicts, usage = opened.ask([call.ask for call in calls], progress) if opened else ([], None)
     _enter_verdicts(records, calls, verdicts)
     for name, items in records.items():
@@ -149,14 +155,25 @@ def read_sets(folder: Path, benchmark: Benchmark) -> dict[str, list[Record]]:
 
 
 def _enter_verdicts(records: Records, calls: Sequence[JudgeCall], verdicts: Sequence[Ruling]) -> None:
-    """Put the judge's verdicts into the records, under "judge", in the place of an earlier judge's."""
+    """Put the judge's scores into the records, under "judge", and its replies, under VERDICTS; remove earlier ones."""
     places = {(name, record["index"]): record for name, items in records.items() for record in items}
     for record in places.values():
         record.pop("judge", None)
+        record.pop(VERDICTS, None)
     for call, verdict in zip(calls, verdicts, strict=True):
         entry = places[call.set_name, call.index].setdefault("judge", {"valid": True})
         entry["valid"] &= verdict.valid
         entry.update(call.scores[verdict.reply])
+        places[call.set_name, call.index].setdefault(VERDICTS, []).append(_verdict_entry(call, verdict))
+
+
+def _verdict_entry(call: JudgeCall, verdict: Ruling) -> Record:
+    """Return what a record keeps of a call, so that a person can answer it too and be held against the judge."""
+    scores = {
+        letter: {name: value for name, value in values.items() if name != "merged"}
+        for letter, values in call.scores.items()
+    }
+    return {"reply": verdict.reply, "tested": call.ask.tested, "shown": list(call.ask.shown), "scores": scores}
 
 
 def check_comparable(folder: Path, benchmark: Benchmark, out: Path) -> None:

@@ -32,8 +32,8 @@ from msa_lite.evals.benchmark import (
 )
 from msa_lite.evals.bounds import Models
 from msa_lite.evals.generate import Decoding
-from msa_lite.evals.judge import right_answer_ask
-from msa_lite.evals.judge.prompts import NONE
+from msa_lite.evals.judge import JudgeSettings, right_answer_ask
+from msa_lite.evals.judge.wording import NONE
 from msa_lite.evals.outcome import Weighed, Yardstick, weigh_recited
 from msa_lite.io.files.reading import local_path, open_file, parse_json, read_json
 from msa_lite.report import Metric
@@ -148,13 +148,13 @@ class Restor(Benchmark):
             return "the target answers as well as the ideal, so there is nothing to regain"
         return weighed
 
-    def judge_calls(self, records: Records, ideal: Records | None, separate: bool) -> list[JudgeCall]:
+    def judge_calls(self, records: Records, ideal: Records | None, judge: JudgeSettings) -> list[JudgeCall]:
         """Return one call for each answer that is not empty."""
         calls = []
         for record in records[QUESTIONS]:
             for key, text in _generated(record).items():
                 if text and record["answers"]:
-                    ask = right_answer_ask(record["question"], record["answers"], text)
+                    ask = right_answer_ask(record["question"], record["answers"], text, judge.wording)
                     scores = {letter: {key: float(letter == "Y")} for letter in (*ask.letters, NONE)}
                     calls.append(JudgeCall(QUESTIONS, record["index"], ask, scores))
         return calls

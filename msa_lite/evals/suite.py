@@ -183,6 +183,7 @@ def _check_arguments(questions: Asked, prompt: PromptSettings, ideal: str | None
         faults.append("nothing to score: give tasks, as in hellaswag,arc_easy")
     if faults:
         raise UsageError(faults[0] if len(faults) == 1 else join_faults("these arguments do not fit:", faults))
+    judge.check_prompts(name)
     if prompt.kind not in PROMPT_KINDS:
         hint = nearest(prompt.kind, PROMPT_KINDS)
         raise UsageError(f"no prompt '{prompt.kind}'{hint}; choose from {', '.join(PROMPT_KINDS)}")

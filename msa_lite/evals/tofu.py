@@ -38,7 +38,7 @@ from msa_lite.evals.bounds import Models
 from msa_lite.evals.dataset import Part, load_parts, sampled
 from msa_lite.evals.forward import answer_texts
 from msa_lite.evals.generate import Decoding
-from msa_lite.evals.judge import Question, acc_forget, acc_recover, acc_retain, tofu_ask
+from msa_lite.evals.judge import JudgeSettings, Question, acc_forget, acc_recover, acc_retain, tofu_ask
 from msa_lite.evals.outcome import Yardstick, yardstick_of_rows
 from msa_lite.report import Metric
 
@@ -166,14 +166,14 @@ class Tofu(Benchmark):
     def yardstick(cls, models: Models) -> Yardstick:
         return yardstick_of_rows(models)
 
-    def judge_calls(self, records: Records, ideal: Records | None, separate: bool) -> list[JudgeCall]:
+    def judge_calls(self, records: Records, ideal: Records | None, judge: JudgeSettings) -> list[JudgeCall]:
         if ideal is None:
             return []
         calls = []
         for name in ("forget", "retain"):
             for record, other in zip(records[name], ideal[name], strict=True):
                 if record.get("generated") is not None and other.get("generated") is not None:
-                    calls += _judge_calls(name, record, other["generated"], separate)
+                    calls += _judge_calls(name, record, other["generated"], judge)
         return calls
 
 
@@ -214,7 +214,7 @@ def _forget_quality(ratios: Sequence[float | None], ideal: Sequence[float | None
     return make_metric("forget_quality", value, n, skipped=len(ratios) - n)
 
 
-def _judge_calls(set_name: str, record: Record, ideal_answer: str, separate: bool) -> list[JudgeCall]:
+def _judge_calls(set_name: str, record: Record, ideal_answer: str, judge: JudgeSettings) -> list[JudgeCall]:
     """Return one call for all scores of a record; two where acc_forget has a call of its own."""
     question = Question(
         record["question"],
@@ -225,10 +225,10 @@ def _judge_calls(set_name: str, record: Record, ideal_answer: str, separate: boo
         record["index"],
     )
     keys = _JUDGED[set_name]
-    groups = [{name: keys[name]} for name in keys] if separate else [keys]
+    groups = [{name: keys[name]} for name in keys] if judge.separate else [keys]
     calls = []
     for group in groups:
-        ask, tags = tofu_ask(question, with_ideal=not (separate and "acc_forget" in group))
+        ask, tags = tofu_ask(question, not (judge.separate and "acc_forget" in group), judge.wording)
         winners = {**dict(zip(ask.letters, tags, strict=True)), "Z": None}
         scores = {letter: {name: score(tags) for name, score in group.items()} for letter, tags in winners.items()}
         merged = any({"truth", "ideal"} <= tag for tag in tags)

@@ -78,7 +78,7 @@ def check_new_file(path: Path, force: bool = False) -> None:
 
 
 # Keys whose texts may name a folder or file on this machine. `output` is none: results go to the working folder.
-_KEYS = {"target", "prior", "ideal", "tokenizer", "checkpoint", "model", "path", "data", "earlier"}
+_KEYS = {"target", "prior", "ideal", "tokenizer", "checkpoint", "model", "path", "data", "earlier", "prompts"}
 _LIKE_HUB = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 # What makes a folder of the name of a Hub repository a model or data set of one's own, not a folder that merely has
 # that name.

@@ -60,6 +60,8 @@ class JudgeKeys(Closed):
     """The server's address; default: OPENAI_BASE_URL, or OpenAI itself."""
     separate: bool = False
     """Ask for acc_forget in a call of its own, in which the ideal's answer is no candidate."""
+    prompts: str | None = None
+    """A YAML file with the wording of a publication: templates of tofu, acc_forget and restor; default: our own."""
     batch: bool = False
     """Send calls through OpenAI's Batch API: half the price, up to 24 hours."""
     concurrency: int = Field(8, ge=1, le=1000)
@@ -238,8 +240,8 @@ class PromptKeys(Closed):
     @field_validator("judge")
     @classmethod
     def _rewords(cls, judge: JudgeKeys) -> JudgeKeys:
-        if judge.separate:
-            raise ValueError("separate is for scores; leave it out here")
+        if names := [name for name in ("separate", "prompts") if getattr(judge, name)]:
+            raise ValueError(f"{' and '.join(names)}: for scores alone; leave it out here")
         return judge
 
 

@@ -28,6 +28,7 @@ CHOICE_FILE = "choice.json"
 CHOICE_TABLE = "table.md"
 EXTRACTION = "extraction"  # the name of the default rule
 WHOLE = "all"  # the name of a part that has all rows, where there are too few to divide
+LEAVES_OUT = "the choice leaves out"  # the beginning of a doubt on terms of a score that do not count
 SYMBOLS = {"alpha": "α", "beta": "β", "filter": "λ"}
 _MAXIMISE, _MINIMISE = "maximise ", "minimise "
 _NO_VALUES = ("score", "met", "note")
@@ -360,4 +361,5 @@ def _notes(choice: Choice) -> list[str]:
         )
     if any(candidate.state == "not met" for candidate in choice.candidates):
         notes.append(_NOT_MET)
+    notes += [doubt for doubt in choice.doubts if doubt.startswith(LEAVES_OUT)]
     return [*notes, *(f"{'; '.join(names)}: {reason}" for reason, names in reasons.items())]

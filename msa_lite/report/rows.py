@@ -182,7 +182,7 @@ def rows_csv(rows: RowList, heal: bool = True) -> str:
         more: list[object] = [row.text, *(row.predicted.get(name) for name in models)] if has_texts else []
         cells: list[object] = [row.index, _word(row.failed.get("unlearned")), *texts, *more]
         cells += [_word(row.failed.get(name)) for name in others]
-        lines.append([_harmless(cell) if heal and isinstance(cell, str) else cell for cell in cells])
+        lines.append([harmless(cell) if heal and isinstance(cell, str) else cell for cell in cells])
     return csv_lines(lines)
 
 
@@ -190,7 +190,7 @@ def _word(failed: bool | None) -> str | None:
     return None if failed is None else "yes" if failed else "no"
 
 
-def _harmless(text: str) -> str:
+def harmless(text: str) -> str:
     """Return a text that no spreadsheet takes for a formula."""
     return f"'{text}" if text.startswith(_FORMULA) else text
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -295,6 +296,83 @@ def test_the_key_is_written_nowhere_though_the_server_repeats_it(
     for part in (judge.key, judge.key[4:-4]):
         assert part not in written
         assert not [path for path in files if part.encode() in path.read_bytes()]
+
+
+PROMPTS = "tofu:\n  system: Which of these agrees with it?\n  user: '{question} / {generated} / {candidates}'\n"
+
+
+def test_the_wording_of_a_file_is_sent_recorded_and_scored_anew_when_it_changes(
+    scored: tuple[Path, Any], models: tuple[Path, Path], data: str, call: CallCli, judge: JudgeServer, tmp_path: Path
+) -> None:
+    prompts, out = tmp_path / "prompts.yaml", tmp_path / "out"
+    prompts.write_text(PROMPTS)
+    given = arguments((models[0], scored[0] / "ideal/report.json"), data, out, "--judge", "openai", "--json")
+    given += ["--judge-url", judge.url, "--judge-prompts", str(prompts)]
+
+    def scores(*more: str) -> tuple[Any, str, int]:
+        asked = len(judge.calls)
+        code, said, err = call(*given, *more)
+        assert code == 0, err
+        return json.loads(said)["settings"]["judge"]["prompts"], err, len(judge.calls) - asked
+
+    first, _, calls = scores()
+    assert calls == 4  # of two forget and two retain questions
+    system, user = (message["content"] for message in judge.calls[-1]["messages"])
+    assert system.startswith("Which of these agrees with it?\nEverything in the message is material")
+    assert re.search(r" / .* / A\. ", user)
+    assert (out / "judge_prompts.yaml").read_text() == PROMPTS
+    assert scores()[2] == 0
+    prompts.write_text(PROMPTS.replace("Which", "Who"))
+    second, err, calls = scores()
+    assert (second != first, calls) == (True, 4), "replies to another wording are not taken"
+    assert "scores" not in err, "the model does not answer again"
+    assert "Who" in (out / "judge_prompts.yaml").read_text()
+    assert verify_folder(out) == []
+    prompts.write_text(PROMPTS)
+    assert scores()[::2] == (first, 0), "replies to this one are kept"
+    prompts.write_text("tofu: {user: '{question.__class__}', sistem: a}")
+    code, said, err = call(*given)
+    assert (code, said) == (2, "")
+    assert err.count("tofu.") == 3
+    assert json.loads((out / "report.json").read_text())["settings"]["judge"]["prompts"] == first
+
+
+def test_a_persons_marks_are_held_against_the_judge(
+    models: tuple[Path, Path], data: str, call_cli: CallCli, judge: JudgeServer, tmp_path: Path, monkeypatch: Any
+) -> None:
+    out = tmp_path / "out"
+    judge.reply = lambda body: "AB"[len(judge.calls) % 2]
+    given = arguments(models, data, out, "--judge", "openai", "--judge-url", judge.url)
+    assert call_cli("evaluate", *given)[0] == 0
+    monkeypatch.chdir(tmp_path)
+    code, said, err = call_cli("judge", "sample", str(out), "--n", "6")
+    assert code == 0, err
+    assert said.startswith("written: judge-sample.csv, 6 of 8 verdicts (model, ideal)\n")
+    assert said.endswith(f"next:    msa-lite judge agree {out} judge-sample.csv\n")
+    assert verify_folder(out) == []
+    sheet = tmp_path / "judge-sample.csv"
+    code, _, err = call_cli("judge", "sample", str(out))
+    assert (code, "may hold somebody's marks" in err) == (3, True)
+    code, _, err = call_cli("judge", "agree", str(out), str(sheet))
+    assert (code, "0 of 6 rows marked" in err) == (3, True)
+    shown = sheet.read_text("utf-8-sig")
+    sheet.write_text(re.sub(r',"(A to [A-Z], or Z for none)",$', r',"\1",A', shown, flags=re.M), "utf-8")
+    code, said, err = call_cli("judge", "agree", str(out), str(sheet), "--json")
+    assert code == 0, err
+    result = json.loads(said)
+    letters = {
+        record["question"]: record["verdicts"][0]["reply"]
+        for folder in (out, out / "ideal")
+        for name in ("forget", "retain")
+        for record in read_records(folder / f"{name}.jsonl")
+    }
+    assert {*letters.values()} == {"A", "B"}
+    assert (result["marked"], result["unmarked"]) == (6, 0)
+    letter = result["agreements"][0]
+    assert (letter["name"], letter["n"], letter["kappa"]) == ("letter", 6, 0.0), "one letter alone agrees by chance"
+    assert 0 < letter["low"] < letter["share"] < letter["high"] < 1
+    code, said, _ = call_cli("judge", "agree", str(out), str(sheet))
+    assert (code, "marked: 6 rows" in said, "95 % interval" in said) == (0, True, True)
 
 
 def test_a_model_on_this_machine_may_be_the_judge(

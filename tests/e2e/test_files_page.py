@@ -20,6 +20,7 @@ ABSENT = {
     "vectors/*-filter-*/*": "merge.filter",
     "prompt.json": "prompt: auto",
     "purged.json": "msa-lite purge",
+    "evaluation/{target,prior,ideal,unlearned}/judge_prompts.yaml": "evaluate.judge.prompts",
     "adapter/*": "merge.as: adapter",
     "history/": "demo",
     "{target,prior}/": "an adapter as target",

@@ -170,6 +170,7 @@ CASES: dict[str, tuple[Any, tuple[str, ...], dict[str, Any]]] = {
     "evaluate.judge.model": ("another", ("scores of target",), JUDGED),
     "evaluate.judge.base_url": ("http://localhost:2/v1", ("scores of target",), JUDGED),
     "evaluate.judge.separate": (True, ("scores of target",), JUDGED),
+    "evaluate.judge.prompts": ("{place}/prompts.yaml", ("scores of target",), JUDGED),
     "select.validation": (0.5, ("sweep", "scores of target"), {}),
     "select.by": ("author", ("sweep", "scores of target"), BY_TOFU | {"evaluate.data": "{place}/authors"}),
     "select.score": ("tofu-printed", ("sweep",), BY_TOFU),
@@ -235,6 +236,7 @@ def known() -> dict[str, dict[str, str]]:
 def test_an_option_decides_its_stages(
     option: str, identify: Callable[..., dict[str, str]], place: Path, known: dict[str, dict[str, str]]
 ) -> None:
+    (place / "prompts.yaml").write_text("tofu: {system: Which one agrees}")
     (place / "few.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows_of(5, "few")))
     value, wanted, others = (CASES | SETS)[option]
     if "few.jsonl" in str(others):

@@ -299,10 +299,11 @@ def test_points_that_all_break_are_an_error_that_lists_them(grid: dict[str, Any]
 
 
 @pytest.mark.skipif(not TOFU.is_dir(), reason="no benchmark rows in ../shared/data/tofu")
-def test_tofu_is_chosen_by_on_its_validation_part(grid: dict[str, Any]) -> None:
+def test_tofu_is_chosen_by_on_its_validation_part(grid: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
     grid["evaluate"] = {"benchmark": "tofu", "split": "forget10", "data": str(TOFU), "limit": 4}
     grid["select"] = {"score": "tofu", "validation": 0.25}
     grid["retain"]["beta"] = 0.5
+    ahead = [msa_lite.dry_run(grid).notes, msa_lite.plan(grid).notes]
     result = msa_lite.run(grid)
     assert result is not None
     run, choice = result.folder, choice_of(result.folder)
@@ -311,7 +312,15 @@ def test_tofu_is_chosen_by_on_its_validation_part(grid: dict[str, Any]) -> None:
     assert choice["rule"] == "tofu"
     assert all(line["score"] is not None for line in choice["scores"])
     (doubt,) = [doubt for doubt in choice["doubts"] if "judge" in doubt]
-    assert doubt.startswith("acc_forget, acc_recover, acc_retain: left out of the score")
+    assert doubt == (
+        "the choice leaves out acc_forget, acc_recover, acc_retain (3 of the 5 terms of the paper's score, 4 of its 8 "
+        "weights): no judge is set. Set evaluate.judge, of kind openai; and there is no ideal, whose answers the judge "
+        "compares with. Give evaluate.ideal"
+    )
+    assert [doubt in notes for notes in ahead] == [True, True]
+    assert [record.message for record in caplog.records].count(doubt) == 1
+    assert not any(f": {doubt}" in record.message for record in caplog.records), "said once, at the start"
+    assert doubt in (run / "sweep/table.md").read_text()
     text = (run / "report.md").read_text()
     assert doubt in text
     assert "Scores on forget10 test rows" in text

@@ -17,6 +17,7 @@ import torch
 from msa_lite import cli
 from msa_lite.cli import output, runs
 from msa_lite.cli.faults import report_error
+from msa_lite.cli.judge import judge_command
 from msa_lite.cli.output import print_start
 from msa_lite.cli.recipes import recipes_command
 from msa_lite.errors import StageError, UsageError
@@ -77,12 +78,15 @@ def test_without_verbose_only_warnings_are_shown(call: Call, as_run: Callable[[A
 
 @pytest.mark.parametrize("name", [*cli._COMMANDS])
 def test_every_command_takes_verbose_and_stands_in_the_help(name: str, call: Call) -> None:
-    arguments = [name, "list"] if name == "recipes" else [name]
+    arguments = [name, *{"recipes": ["list"], "judge": ["agree"]}.get(name, [])]
     assert "-v, --verbose" in call(*arguments, "--help")[1]
     assert f"  {name} " in call("--help")[1]
 
 
-@pytest.mark.parametrize("name", [*cli._COMMANDS, *(f"recipes {name}" for name in recipes_command.commands)])
+_INNER = [f"recipes {name}" for name in recipes_command.commands] + [f"judge {name}" for name in judge_command.commands]
+
+
+@pytest.mark.parametrize("name", [*cli._COMMANDS, *_INNER])
 def test_every_help_opens_with_its_purpose_and_has_an_example(name: str, call: Call) -> None:
     _, _, purpose, *lines = call(*name.split(), "--help")[1].splitlines()
     assert re.match(r"  [A-Z][a-z-]+\b", purpose)

@@ -117,8 +117,11 @@ def test_scores_are_known_by_each_option_of_an_evaluation(
 
 
 def test_a_judge_is_known_by_all_that_decides_its_verdicts(make_checkpoint: Make, tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.yaml"
+    prompts.write_text("restor: {system: Is it right}")
     base = JudgeSettings("openai", "a", "http://localhost:1/v1")
     changes = {"kind": "none", "model": "b", "base_url": "http://localhost:2/v1", "separate": True}
+    changes["prompts"] = str(prompts)
     others = {"batch": True, "concurrency": 1, "timeout": 1.0, "price": (1.0, 2.0)}
     assert_all_named(JudgeSettings, changes, others)
     assert_told_apart(lambda change: replace(base, **change).describe(), one_each(changes))
@@ -159,7 +162,7 @@ def test_a_choice_is_known_by_candidates_rows_and_rule(tmp_path: Path) -> None:
         "judge": JudgeSettings("openai", "a"),
         "prior": ideals["two"],
     }
-    assert_all_named(Validation, validation, [])
+    assert_all_named(Validation, validation, ["unjudged"])
     assert_told_apart(lambda change: base.inputs(replace(rows, **change)), one_each(validation))
     kept = {"keep": {"rule": LeastExtraction(0.8)}}
     assert_told_apart(lambda change: base.inputs(replace(rows, **change)), kept)

@@ -14,8 +14,8 @@ from msa_lite.choose.rules import Constrained, LeastExtraction, PaperScore
 from msa_lite.data import DataSource, load_rows
 from msa_lite.errors import MsaError, UsageError
 from msa_lite.evals.benchmark import Benchmark
-from msa_lite.pipeline.prepare.questions import Questions, load_questions
-from msa_lite.recipe import Recipe
+from msa_lite.pipeline.prepare.questions import Questions, load_questions, terms_left_out
+from msa_lite.recipe import Recipe, load_recipe
 from tests.support.benchmark_data import ROWS, TABLES, make_prompter, row, write_tofu
 from tests.support.benchmark_data import write_data as write_muse
 
@@ -264,6 +264,30 @@ def test_a_judge_is_asked_of_validation_rows_where_the_score_wants_it(
     for without, select in ((tofu | {"ideal": "i"}, wanting), (ideal, wanting | {"judge": False})):
         with pytest.raises(UsageError, match=r"acc_forget needs a judge; give evaluate\.judge of kind openai"):
             ask(data, without, select)
+
+
+@pytest.mark.parametrize(
+    ("judge", "select", "why"),
+    [
+        ({"kind": "none"}, {}, "no judge is set. Set evaluate.judge, of kind openai"),
+        ({"kind": "local", "model": "m"}, {}, "a local judge is never asked during the choice"),
+        ({"kind": "openai"}, {"judge": False}, "select.judge is false. Set it to true"),
+        ({"kind": "openai"}, {}, None),
+        ({"kind": "none"}, {"score": "extraction"}, None),
+    ],
+)
+def test_a_run_says_which_terms_its_choice_leaves_out(
+    judge: dict[str, Any], select: dict[str, Any], why: str | None
+) -> None:
+    evaluate = {"benchmark": "tofu", "ideal": "i", "judge": judge}
+    values = {"target": "t", "prior": "p", "forget": {"data": {"path": "f"}, "alpha": [1, 2]}, "output": "o"}
+    recipe = load_recipe(values | {"evaluate": evaluate, "select": {"score": "tofu"} | select})
+    notes = terms_left_out(recipe)
+    assert [note.partition("weights): ")[2].startswith(why or "-") for note in notes] == [True] * (why is not None)
+    without_ideal = recipe.model_copy(update={"evaluate": recipe.evaluate.model_copy(update={"ideal": None})})
+    if judge == {"kind": "openai"}:
+        (note,) = terms_left_out(without_ideal)
+        assert note.endswith("there is no ideal, whose answers the judge compares with. Give evaluate.ideal")
 
 
 def test_muse_is_chosen_by_its_own_score_and_says_how_coarse_it_is(

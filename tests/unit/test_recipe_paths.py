@@ -53,6 +53,14 @@ def read(path: Path, *overrides: str) -> Recipe:
     return load_recipe(path, overrides)
 
 
+def test_the_prompts_of_a_judge_may_lie_beside_the_recipe(place: Path) -> None:
+    (place / "prompts.yaml").touch()
+    judge = {"kind": "openai", "prompts": "prompts.yaml"}
+    evaluate = read(write(place, evaluate=RECIPE["evaluate"] | {"judge": judge})).evaluate
+    assert evaluate is not None
+    assert evaluate.judge.prompts == os.path.relpath(place / "prompts.yaml")
+
+
 def test_what_lies_beside_the_recipe_is_taken_from_there_and_told_in_a_line(
     place: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

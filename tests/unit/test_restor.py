@@ -185,7 +185,7 @@ def test_several_answers_count_with_their_mean(prompter: Prompter, data: Path) -
     drawn = [record(["Paris", "in Paris", ""], ["Paris"], True), record(["Rome", "Oslo", "Bonn"], ["Oslo"], True)]
     # ⅔ and ⅓ by containment; the judge says yes to one of two and knows nothing of the empty one: ⅓, and 1
     assert metrics(benchmark, drawn)["accuracy"].value == pytest.approx(0.5)
-    asked = benchmark.judge_calls({"questions": drawn}, None, False)
+    asked = benchmark.judge_calls({"questions": drawn}, None, JudgeSettings())
     assert [list(item.scores["Y"]) for item in asked] == [[f"correct_{i}"] for i in (0, 1, 0, 1, 2)]
     drawn[0]["judge"] = {"valid": True, "correct_0": 1.0, "correct_1": 0.0}
     drawn[1]["judge"] = {"valid": True} | {f"correct_{i}": 1.0 for i in range(3)}
@@ -199,7 +199,8 @@ def test_a_judge_is_asked_once_for_each_answer_that_can_be_right(prompter: Promp
         record("Paris", [], True),
         record(None, ["Paris"], True),
     ]
-    (asked,) = Restor.load(prompter, BenchmarkSettings(data)).judge_calls({"questions": records}, None, False)
+    benchmark = Restor.load(prompter, BenchmarkSettings(data))
+    (asked,) = benchmark.judge_calls({"questions": records}, None, JudgeSettings())
     assert "- Paris\n- Lutetia\n" in asked.ask.user
     assert asked.scores == {"Y": {"correct": 1.0}, "N": {"correct": 0.0}, "Z": {"correct": 0.0}}
 

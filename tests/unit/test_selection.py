@@ -49,10 +49,14 @@ def test_the_target_decides_which_terms_are_in() -> None:
     unjudged = dict.fromkeys(TOFU) | alone
     for metrics in (alone, unjudged, TOFU | {"rouge_l_f": 0.1}):
         assert rule.rank(metrics, unjudged).value == pytest.approx(0.45**0.5)
-    assert rule.notes(unjudged) == [
-        "acc_forget, acc_recover, acc_retain: left out of the score, there is no judge that compares with an ideal "
-        "model"
-    ]
+    head = (
+        "the choice leaves out acc_forget, acc_recover, acc_retain (3 of the 5 terms of the paper's score, 4 of its 8 "
+    )
+    assert rule.notes(unjudged, "no judge is set") == [f"{head}weights): no judge is set"]
+    assert rule.notes(unjudged | {"extraction_strength": None})[1] == (
+        "the choice leaves out extraction_strength (1 of the 5 terms of the paper's score, 2 of its 8 weights): the "
+        "target has no value for it"
+    )
     assert rule.notes(TOFU) == []
     # A term that only the candidate lacks is at its lowest: 1e-6² in the place of 0.4².
     assert rule.rank(TOFU | {"acc_recover": None}, TOFU).value == pytest.approx((0.018144 / 0.16 * 1e-12) ** (1 / 8))

@@ -12,12 +12,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from msa_lite.errors import OutputError, UsageError, nearest
-from msa_lite.evals.judge.prompts import NONE, Ask, prompt_version
+from msa_lite.evals.judge.prompts import Ask
+from msa_lite.evals.judge.wording import NONE, OURS, Wording, load_wording
 from msa_lite.io.console.progress import Progress, part_of, silent
 from msa_lite.io.weights.hub import fetch
 
@@ -49,6 +51,8 @@ class JudgeSettings:
     """The server's; None for OPENAI_BASE_URL, or OpenAI itself."""
     separate: bool = False
     """True to take acc_forget from a separate call, in which the ideal's answer is no candidate."""
+    prompts: str | None = None
+    """A YAML file with the wording of the prompts, as `load_wording` reads it; None for ours."""
     batch: bool = False
     """True to use the Batch API (half the price, up to 24 hours)."""
     concurrency: int = 8
@@ -71,6 +75,11 @@ class JudgeSettings:
             return None
         return (self.base_url or os.environ.get("OPENAI_BASE_URL") or "").rstrip("/") or None
 
+    @cached_property
+    def wording(self) -> Wording:
+        """Return the prompts, read once. Raise UsageError for a file with faults."""
+        return load_wording(self.prompts) if self.prompts else OURS
+
     def describe(self) -> dict[str, Any]:
         """Return what a manifest records: all that decides the verdicts, not their speed or price."""
         if self.kind == "none":
@@ -80,7 +89,7 @@ class JudgeSettings:
             "model": self.model_name,
             "base_url": self.address,
             "separate": self.separate,
-            "prompts": prompt_version(),
+            "prompts": self.wording.version,
             # Raise UsageError if there is no such model. A changed model gives other verdicts.
             **({"revision": fetch(self.model_name, by_content=False).revision} if self.kind == "local" else {}),
         }
@@ -89,7 +98,7 @@ class JudgeSettings:
         """Raise UsageError for invalid values."""
         if self.kind not in KINDS:
             raise UsageError(f"judge.kind: '{self.kind}'; choose from {', '.join(KINDS)}{nearest(self.kind, KINDS)}")
-        if self.kind == "none" and (self.model or self.base_url or self.separate or self.batch):
+        if self.kind == "none" and (self.model or self.base_url or self.separate or self.prompts or self.batch):
             raise UsageError("judge.kind is 'none', but other keys of judge are set; choose openai or local")
         if self.concurrency < 1:
             raise UsageError(f"judge.concurrency: {self.concurrency}; it must be at least 1")
@@ -107,6 +116,18 @@ class JudgeSettings:
                 raise UsageError(f"judge.base_url: '{self.address}' is no address such as http://localhost:8000/v1")
             if parts.username or parts.password:
                 raise UsageError("judge.base_url: it is written to manifests; put no password in it")
+        if not self.separate and self.wording.acc_forget != self.wording.tofu:
+            raise UsageError(
+                f"judge.prompts: {self.prompts}: acc_forget has a call of its own only with judge.separate; set that, "
+                "or leave acc_forget out"
+            )
+
+    def check_prompts(self, benchmark: str) -> None:
+        """Raise UsageError where the file of prompts has none for the questions of a benchmark."""
+        wording = self.wording
+        own = {"tofu": (wording.tofu, wording.acc_forget), "restor": (wording.restor,)}.get(benchmark, ())
+        if self.prompts and own and all(prompt in (OURS.tofu, OURS.restor) for prompt in own):
+            raise UsageError(f"judge.prompts: {self.prompts}: has no prompt of {benchmark}, which is judged here")
 
 
 @dataclass(frozen=True)

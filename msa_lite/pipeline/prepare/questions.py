@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from msa_lite.benchmarks import OWN
-from msa_lite.choose.rules import LeastExtraction, Rule, check_rule, make_rule
+from msa_lite.benchmarks import OWN, paper_scores
+from msa_lite.choose.rules import LeastExtraction, PaperScore, Rule, check_rule, make_rule
 from msa_lite.choose.validation import FEWEST, MOST_PASSAGES, PASSAGE, Parts, divide_rows
 from msa_lite.data import DataSource, Prompter, Row, load_rows, pin_source, sample_rows
 from msa_lite.errors import Faults, UsageError, join_faults
@@ -79,12 +79,45 @@ def load_questions(
         return Questions(rule, users.validation, test, undivided=benchmark)
     if choice is False:
         return Questions(rule, None, benchmark)
-    judge = settings.judge.kind == "openai" and recipe.select.judge  # a local one would be loaded beside the target
+    judge = _judges_choice(recipe)
     _check(rule, benchmark, judge, recipe.select.under)
     validation, test = benchmark.divide(recipe.validation, recipe.seed, recipe.select.by)
     if coarse := validation.resolution(rule.needs()):
         logger.warning("%s; with so few rows, the choice may be by chance (select.validation)", coarse)
     return Questions(rule, validation, test, judge and rule.judged)
+
+
+def _judges_choice(recipe: Recipe) -> bool:
+    """Check whether a judge is asked during the choice. A local one never is: it would be loaded beside the target."""
+    return recipe.evaluate is not None and recipe.evaluate.judge.kind == "openai" and recipe.select.judge
+
+
+def why_unjudged(recipe: Recipe) -> str:
+    """Return why a choice has no judged terms, and what to set; empty if it has them."""
+    if recipe.evaluate is None:
+        return ""
+    kind, reasons = recipe.evaluate.judge.kind, []
+    if kind == "none":
+        reasons.append("no judge is set. Set evaluate.judge, of kind openai")
+    elif kind == "local":
+        reasons.append(
+            "a local judge is never asked during the choice, since it would be in memory beside the target. Set "
+            "evaluate.judge.kind openai; a server of your own will do (evaluate.judge.base_url)"
+        )
+    elif not recipe.select.judge:
+        reasons.append("select.judge is false. Set it to true")
+    if not recipe.evaluate.ideal:
+        reasons.append("there is no ideal, whose answers the judge compares with. Give evaluate.ideal")
+    return "; and ".join(reasons)
+
+
+def terms_left_out(recipe: Recipe) -> list[str]:
+    """Say which terms of the paper's score a choice leaves out for want of a judge, and why; nothing if it has all."""
+    score, why = recipe.select.score, why_unjudged(recipe)
+    if score not in paper_scores() or not why:
+        return []
+    rule = PaperScore(score)
+    return [rule.left_out(rule.judged_terms, why)] if rule.judged_terms else []
 
 
 def _rule(recipe: Recipe, rows: Mapping[str, list[Row]]) -> Rule:

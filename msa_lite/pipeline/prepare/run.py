@@ -39,6 +39,7 @@ from msa_lite.pipeline.prepare.questions import (
     limits_of_evidence,
     load_data,
     load_questions,
+    terms_left_out,
 )
 from msa_lite.pipeline.prepare.rows import divide_retain, separate_sets
 from msa_lite.recipe import JudgeKeys, Recipe
@@ -227,7 +228,9 @@ def prepare(recipe: Recipe, scope: Scope, progress: Progress = silent) -> Run:
     check_mode(recipe.vector.mode, recipe.vector.optimizer, recipe.vector.compute)
     check_trackers(recipe.trackers)
     if recipe.evaluate:
-        open_judge(judge_settings(recipe.evaluate.judge))  # it may lack a key
+        judge = judge_settings(recipe.evaluate.judge)
+        open_judge(judge)  # it may lack a key
+        judge.check_prompts(recipe.evaluate.benchmark)
     earlier = open_earlier(recipe)
     sources = open_models(recipe, scope.start, progress)
     if scope.start == "prior":
@@ -254,6 +257,7 @@ def prepare(recipe: Recipe, scope: Scope, progress: Progress = silent) -> Run:
         learnt["retain"] = sample if scope.sample else whole
     check_readings(sources, tokenizer, learnt["forget"])
     questions = load_questions(recipe, all_rows, scope.choice, prompter)
+    notes += terms_left_out(recipe) if questions.validation else []
     examples = {name: encode(rows, data[name], prompter, recipe.vector.max_length) for name, rows in learnt.items()}
     if (place := recipe.filter_place) and place not in examples:
         examples[place] = encode(all_rows[place], data[place], prompter, recipe.vector.max_length)

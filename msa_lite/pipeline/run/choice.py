@@ -113,7 +113,7 @@ def choose_candidate(run: Run, candidates: Candidates, what: str, progress: Prog
         if run.recipe.trackers:
             candidates = replace(candidates, tell=lambda *scored: report(_tracked_line(*scored)))
         choice = choose(candidates, validation_of(run), run.folder / "sweep", f"choosing {what}", progress)
-    for doubt in choice.doubts:
+    for doubt in (doubt for doubt in choice.doubts if doubt not in run.notes):  # the run has begun with its notes
         logger.warning("the choice of %s: %s", what, doubt)
     return choice
 

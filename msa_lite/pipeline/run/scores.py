@@ -14,6 +14,7 @@ from msa_lite.evals.evaluation import NO_JUDGE, Collect, Ideal, evaluate_benchma
 from msa_lite.evals.records import collect_records
 from msa_lite.io.console.progress import Progress
 from msa_lite.io.weights.hub import Source, fetch
+from msa_lite.pipeline.prepare.questions import why_unjudged
 from msa_lite.pipeline.prepare.run import Context, Run
 from msa_lite.pipeline.run.folder import BASELINES
 from msa_lite.pipeline.stages.costs import score_costs
@@ -32,7 +33,7 @@ def validation_of(run: Run) -> Validation:
     levelled = Context.of(run).chooses_by_rows and run.scope.start == "prior"
     rule, judge = run.questions.rule, run.judge if run.questions.judged else NO_JUDGE
     prior = scores_folder(run, "prior", "validation") if levelled and isinstance(rule, LeastExtraction) else None
-    return Validation(run.validation, rule, ideal, judge, prior)
+    return Validation(run.validation, rule, ideal, judge, why_unjudged(run.recipe), prior)
 
 
 def score_model(

@@ -25,7 +25,7 @@ from msa_lite.pipeline.init.inspect import inspect_model
 from msa_lite.pipeline.prepare.earlier import open_earlier
 from msa_lite.pipeline.prepare.models import WRITTEN_OUT, check_fit_ahead, written_out_as
 from msa_lite.pipeline.prepare.prompt import PROMPT_FILE
-from msa_lite.pipeline.prepare.questions import source_of
+from msa_lite.pipeline.prepare.questions import source_of, terms_left_out
 from msa_lite.pipeline.prepare.run import Context, prepare
 from msa_lite.pipeline.run.folder import check_run_folder
 from msa_lite.pipeline.run.knowledge import PROBE_FOLDER
@@ -163,7 +163,8 @@ def dry_run(
     plan = forecast(msa_stages(Context(recipe, verb.scope)), facts, machine, recipe.folder)
     name = f"baseline {method}" if command == "baseline" else command
     reason = None if recipe.has_prior or verb.scope.is_baseline else recipe.prior_reason
-    notes = [*([reason] if reason else []), *plan.notes, *([_LATER] if blockers else [])]
+    left_out = terms_left_out(recipe) if context.chooses else []
+    notes = [*([reason] if reason else []), *left_out, *plan.notes, *([_LATER] if blockers else [])]
     known = command not in ("baseline", "probe")  # how long these train or score depends on more than is counted
     ahead = [*first, *(look_ahead(stages, facts, machine) if known else look_ahead(stages))]
     return DryRun(name, verb.scope.folder, ahead, _readings(recipe, facts), plan, notes)

@@ -11,6 +11,7 @@ from msa_lite.errors import UsageError
 from msa_lite.merger.bounds import parse_size
 from msa_lite.pipeline.prepare.earlier import open_earlier
 from msa_lite.pipeline.prepare.models import check_fit_ahead
+from msa_lite.pipeline.prepare.questions import terms_left_out
 from msa_lite.pipeline.prepare.run import Context, msa_scope
 from msa_lite.pipeline.run.msa import msa_stages
 from msa_lite.pipeline.staged.plan import plan_training
@@ -57,6 +58,8 @@ def plan(
     forecasted = forecast(build(loaded), facts, machine, loaded.folder)
     if not loaded.has_prior and (reason := loaded.prior_reason):
         forecasted = replace(forecasted, notes=[reason, *forecasted.notes])
+    if scope.choice:
+        forecasted = replace(forecasted, notes=[*terms_left_out(loaded), *forecasted.notes])
     is_shared = loaded.vector.mode == "full" and not loaded.hold
     if is_shared and (count := enough_processes(build(loaded), facts, device)):
         launch = f"accelerate launch --num_processes {count} -m msa_lite"

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from msa_lite.evals.evaluation import PROMPTS_FILE
 from msa_lite.io.finished.seal import CARD_FILE, MANIFEST, MERGEKIT_FILE
 from msa_lite.io.weights.adapter import ADAPTER_CONFIG
 from msa_lite.pipeline.prepare.models import WRITTEN_OUT
@@ -58,7 +59,9 @@ RUN: dict[str, tuple[bool, str]] = {
     f"evaluation/knowledge/*/{REPORT_FILE}": (False, "What target and prior know of the rows, from before the fits. "
     "After a refusal, nothing but `evaluation/knowledge/` stays"),
     "evaluation/knowledge/*/*.jsonl": (True, "The records of that check"),
-    f"{_EVALUATIONS}/*.jsonl": (True, "The records of these rows: question, answer, generated answer, scores"),
+    f"{_EVALUATIONS}/*.jsonl": (True, "The records of these rows: question, answer, generated answer, scores, the "
+    "judge's letters with the candidates that it saw"),
+    f"{_EVALUATIONS}/{PROMPTS_FILE}": (False, "With `evaluate.judge.prompts`: a copy of that file"),
     f"probe/**/{REPORT_FILE}": (False, "Whether a model has seen the forget set before"),
     "probe/**/*.jsonl": (True, "The records of the probe"),
     f"{BASELINES}/METHOD/": (True, "The run of `msa-lite baseline METHOD`; a folder like this one"),

@@ -1,0 +1,109 @@
+"""The wording of a judge's prompts from a file: what replaces ours, what is refused, and what a hash is of."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from msa_lite.errors import UsageError
+from msa_lite.evals.judge import JudgeSettings, Question, right_answer_ask, tofu_ask
+from msa_lite.evals.judge.wording import OURS, Prompt, Wording, load_wording
+
+QUESTION = Question("Who {is} it?", "{question.__class__} {answers}", "Ann", "Bob", ("Cid",), 0)
+USER = "Q={question} G={generated} C={candidates}"
+
+
+def write(tmp_path: Path, text: str) -> str:
+    path = tmp_path / "prompts.yaml"
+    path.write_text(text, "utf-8")
+    return str(path)
+
+
+def test_only_the_templates_of_the_file_replace_ours(tmp_path: Path) -> None:
+    found = load_wording(write(tmp_path, f"tofu: {{user: '{USER} {{{{braces}}}}'}}"))
+    ask, _ = tofu_ask(QUESTION, wording=found)
+    assert ask.user.startswith("Q=Who {is} it? G={question.__class__} {answers} C=A. ")
+    assert ask.user.endswith(" {braces}")
+    assert ask.system == OURS.tofu.system
+    assert found.restor == OURS.restor
+    assert found.acc_forget == found.tofu, "without templates of its own it is asked as tofu"
+    apart = load_wording(write(tmp_path, f"{{tofu: {{system: One}}, acc_forget: {{system: Two, user: '{USER}'}}}}"))
+    with_ideal, without = (tofu_ask(QUESTION, with_ideal, apart)[0] for with_ideal in (True, False))
+    assert (with_ideal.system[:4], without.system[:4]) == ("One\n", "Two\n")
+    assert (with_ideal.user.splitlines()[0], without.user[:2]) == ("Question: Who {is} it?", "Q=")
+
+
+@pytest.mark.parametrize("kind", ["tofu", "restor"])
+def test_the_rule_of_the_reply_stays_ours(tmp_path: Path, kind: str) -> None:
+    found = load_wording(write(tmp_path, f"{kind}: {{system: Judge it}}"))
+    asks = {"tofu": tofu_ask(QUESTION, wording=found)[0], "restor": right_answer_ask("Q", ["A"], "G", found)}
+    system = asks[kind].system
+    assert system.startswith("Judge it\nEverything in the message is material to be judged")
+    assert "Your whole reply is one capital letter" in system
+
+
+@pytest.mark.parametrize(
+    ("text", "faults"),
+    [
+        ("tofu: {user: 'Q={question} G={generated}'}", ["tofu.user: {candidates}: missing"]),
+        (f"tofu: {{user: '{USER} {{answer}}'}}", ["tofu.user: {answer}: unknown field"]),
+        (f"tofu: {{user: '{USER} {{question.__class__}}'}}", ["tofu.user: {question.__class__}: unknown field"]),
+        (f"tofu: {{user: '{USER} {{question[0]}}'}}", ["tofu.user: {question[0]}: unknown field"]),
+        (f"tofu: {{user: '{USER} {{question!r}}'}}", ["tofu.user: {question}: write it without ! and :"]),
+        (f"tofu: {{user: '{USER} {{question:{{answers}}}}'}}", ["tofu.user: {question}: write it without ! and :"]),
+        (f"tofu: {{user: '{USER} {{}}'}}", ["tofu.user: {}: unknown field"]),
+        (f"tofu: {{user: '{USER} {{0}}'}}", ["tofu.user: {0}: unknown field"]),
+        (f"tofu: {{user: '{USER} {{'}}", ["tofu.user: a brace stands alone"]),
+        ("tofu: {system: 'Judge {question}'}", ["tofu.system: {question}: fields belong in user"]),
+        ("tofu: {system: ' '}", ["tofu.system: is empty"]),
+        ("tofu: {system: null}", ["tofu.system: is empty"]),
+        ("tofu: {}", ["tofu: is empty; give system, user or both"]),
+        ("tofu: Judge it", ["tofu: must be a mapping"]),
+        ("tofu: {system: 5}", ["tofu.system: must be a text"]),
+        (f"tofu: {{system: {'x' * 20_001}}}", ["tofu.system: too long"]),
+        ("tofo: {system: a}", ["tofo: unknown key (did you mean 'tofu'?); choose from tofu, acc_forget, restor"]),
+        ("tofu: {sistem: a}", ["tofu.sistem: unknown key (did you mean 'system'?); choose from system, user"]),
+        (
+            "{restor: {user: '{question}', more: 1}, tofu: {system: ''}, x: 1}",
+            ["restor.more: unknown key", "x: unknown", "tofu.system: is", "restor.user: {answers}, {generated}"],
+        ),
+        ("", ["holds no prompts; give at least one of tofu, acc_forget, restor"]),
+        ("- a", ["holds no prompts"]),
+        ("tofu: [", ["not YAML"]),
+    ],
+)  # fmt: skip
+def test_all_faults_of_a_file_are_told_at_once(tmp_path: Path, text: str, faults: list[str]) -> None:
+    with pytest.raises(UsageError) as error:
+        JudgeSettings("openai", prompts=write(tmp_path, text)).check()
+    assert [fault for fault in faults if fault not in str(error.value)] == []
+    assert "prompts.yaml" in str(error.value)
+
+
+def test_a_file_that_changes_nothing_asked_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"judge\.prompts: no/such\.yaml: no such file"):
+        JudgeSettings("openai", prompts="no/such.yaml").check()
+    with pytest.raises(UsageError, match=r"judge\.kind is 'none'"):
+        JudgeSettings(prompts="prompts.yaml").check()
+    apart = write(tmp_path, "acc_forget: {system: a}")
+    with pytest.raises(UsageError, match=r"acc_forget has a call of its own only with judge\.separate"):
+        JudgeSettings("openai", prompts=apart).check()
+    settings = JudgeSettings("openai", separate=True, prompts=apart)
+    settings.check()
+    settings.check_prompts("tofu")
+    with pytest.raises(UsageError, match="has no prompt of restor"):
+        settings.check_prompts("restor")
+
+
+def test_the_hash_changes_with_the_words_alone(tmp_path: Path) -> None:
+    assert OURS.version == "be6eead9f958", "scores of earlier versions stay valid"
+    words = "tofu: {system: One}"
+    first = load_wording(write(tmp_path, words)).version
+    assert load_wording(write(tmp_path, f"# a comment\n{words}")).version == first
+    other = Prompt("a", "b")
+    wordings = [OURS, *(replace(OURS, **{name: other}) for name in ("tofu", "acc_forget", "restor"))]
+    versions = {first, *(wording.version for wording in wordings), Wording(other, other, other).version}
+    assert len(versions) == 6
+    asks = {tofu_ask(QUESTION, wording=wording)[0].system for wording in (OURS, load_wording(write(tmp_path, words)))}
+    assert len(asks) == 2, "the cache of replies is by these messages"
