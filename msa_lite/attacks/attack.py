@@ -222,10 +222,15 @@ class Cost(NamedTuple):
         return Cost(*(mine + times * its for mine, its in zip(self, cost, strict=True)))
 
 
-def make_attack(name: str, settings: Mapping[str, Any]) -> Attack:
-    """Return an attack by its name, with settings in the place of its defaults. Raise UsageError for another name."""
+def check_attack(name: str) -> None:
+    """Raise UsageError for a name that no attack has."""
     if name not in ATTACKS:
         raise UsageError(f"no attack '{name}'{nearest(name, ATTACKS)}; choose from {', '.join(ATTACKS)}")
+
+
+def make_attack(name: str, settings: Mapping[str, Any]) -> Attack:
+    """Return an attack by its name, with settings in the place of its defaults. Raise UsageError for another name."""
+    check_attack(name)
     module, _, kind = ATTACKS[name].implementation.rpartition(".")
     make: Callable[..., Attack] = getattr(import_module(module), kind)
     return make(**settings)

@@ -8,13 +8,13 @@ import os
 import shlex
 import sys
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, closing, redirect_stdout
+from contextlib import AbstractContextManager, closing
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from msa_lite.io.console.display import Display, Notices, log_to
-from msa_lite.io.console.libraries import require
+from msa_lite.io.console.libraries import require, silence_libraries
 from msa_lite.io.console.terminal import as_is, make_console
 from msa_lite.io.files.writing import indented_json
 
@@ -48,21 +48,16 @@ def repeat_warnings() -> None:
 
 
 def quieten_libraries(verbose: bool) -> None:
-    """Check that the libraries underneath are installed; hide their bars and warnings, unless the user wants all."""
+    """Check that the libraries underneath are installed; hide their bars and warnings, unless the user wants all.
+
+    None of them is loaded for it: that takes seconds, and the command has checks that need none.
+    """
     require("train")
-    if os.environ.get("WANDB_MODE") == "offline":  # transformers then prints a line on stdout, where results go
-        with redirect_stdout(sys.stderr):
-            import transformers.integrations.integration_utils
+    silence_libraries(verbose)
     if verbose:
         return
     import warnings
 
-    import datasets
-    import transformers
-
-    transformers.utils.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
-    datasets.utils.logging.set_verbosity_error()
     quieten_loggers()
     warnings.filterwarnings("ignore", category=FutureWarning)
     warnings.filterwarnings("ignore", category=UserWarning)

@@ -58,9 +58,9 @@ def load_table(source: DataSource) -> Any:
     """
     if path := _plain_file(source):
         return load_file(path, source.row_columns)
+    source, where = _locate(source)
     import datasets
 
-    source, where = _locate(source)
     with _explained(source), tempfile.TemporaryDirectory() as fresh:
         if Path(where["path"]).is_dir():
             # The cache knows a folder by name and layout only: it would return the rows of another folder with that
@@ -80,9 +80,9 @@ def stream_table(source: DataSource) -> Iterator[Numbered]:
     if path := _plain_file(source):
         yield from stream_file(path, source.row_columns)
         return
+    source, where = _locate(source)
     import datasets
 
-    source, where = _locate(source)
     with _explained(source):
         builder = datasets.load_dataset_builder(**where)
         tables = builder.as_streaming_dataset()

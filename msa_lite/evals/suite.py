@@ -149,18 +149,19 @@ def evaluate(
             _fetch(model, tokenizer), questions.tasks, folder, limit=limit, seed=seed, progress=progress,
             task_folder=local_path(questions.data) if questions.data else None, allow_code=questions.allow_code,
         )}  # fmt: skip
+    source, yardstick = _fetch(model, tokenizer), _find_ideal(ideal)
+    open_judge(judge)  # raises before any model is loaded
     if isinstance(questions, OwnQuestions):
-        source = _fetch(model, tokenizer)
         load_checkpoint(checkpoint_folder(source.folder))  # refuses broken headers before torch is loaded
         rows = _load_sets(questions.sets, limit, seed)
         prompter = _find_prompter(source, load_tokenizer(source), prompting, rows, seed)
         benchmark: Benchmark = load_qa(rows, prompter, questions.max_new_tokens)
     else:
-        switches, source = resolve_compat(questions.compat, questions.benchmark), _fetch(model, tokenizer)
+        switches = resolve_compat(questions.compat, questions.benchmark)
         prompter = make_prompter(load_tokenizer(source), prompting, published=True)
         settings = BenchmarkSettings(questions.data, questions.split, limit, seed, switches)
         benchmark = load_benchmark(questions.benchmark, prompter, settings)
-    return _score(source, benchmark, _find_ideal(ideal), folder, judge, progress)
+    return _score(source, benchmark, yardstick, folder, judge, progress)
 
 
 def _check_arguments(questions: Asked, prompt: PromptSettings, ideal: str | None, judge: JudgeSettings) -> None:
@@ -192,12 +193,11 @@ def _check_arguments(questions: Asked, prompt: PromptSettings, ideal: str | None
 def _score(
     source: Source, benchmark: Benchmark, ideal: Ideal, folder: Path, judge: JudgeSettings, progress: Progress
 ) -> dict[str, Report]:
-    """Check the models and the judge, then score the model, and the ideal where that is a model too."""
+    """Check the models, then score the model, and the ideal where that is a model too."""
     if isinstance(ideal, Source):
         check_same_tokens(source, ideal)
     if Ranks.current().first and benchmark.prompted:
         notices.info("prompt: %s", benchmark.prompter.sentence)
-    open_judge(judge)  # raises before any model is loaded
     for model in (source, ideal):
         if isinstance(model, Source):
             check_source(model, benchmark.ids())

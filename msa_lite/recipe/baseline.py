@@ -6,7 +6,8 @@ from typing import Annotated, Literal, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
-from msa_lite.recipe.inputs import Closed, Data, OneOrMore
+from msa_lite.closed import Closed
+from msa_lite.recipe.inputs import Data, OneOrMore
 from msa_lite.recipe.training import MOST, Rate
 
 V = TypeVar("V")

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from msa_lite.recipe.inputs import Closed
+from msa_lite.closed import Closed
 from msa_lite.recipe.training import MOST
 
 MOST_PEOPLE = 400  # of the demo; it has names for no more

@@ -10,9 +10,7 @@ from string import Formatter
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Discriminator,
     Field,
     Tag,
@@ -21,6 +19,7 @@ from pydantic import (
     model_validator,
 )
 
+from msa_lite.closed import Closed
 from msa_lite.counts import TrainingProgress, format_count, named_progress, parse_count
 
 OneValue = TypeVar("OneValue")
@@ -39,12 +38,6 @@ Trackers = Annotated[Annotated[Tracker, Tag("one")] | Annotated[list[Tracker], T
 def tracker_names(track: str | Sequence[str]) -> tuple[str, ...]:
     """Return the names of the trackers, each once."""
     return tuple(dict.fromkeys([track] if isinstance(track, str) else track))
-
-
-class Closed(BaseModel):
-    """A part of a recipe, which refuses unknown keys."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
 class Columns(Closed):

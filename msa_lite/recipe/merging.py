@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 
-from msa_lite.recipe.inputs import Closed
+from msa_lite.closed import Closed
 from msa_lite.recipe.training import Rate
 
 FilterForm = Annotated[

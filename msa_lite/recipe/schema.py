@@ -23,10 +23,10 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from msa_lite.benchmarks import BENCHMARKS, OWN
+from msa_lite.closed import Closed
 from msa_lite.recipe.baseline import Baseline, check_points
 from msa_lite.recipe.demo import DemoKind
 from msa_lite.recipe.inputs import (
-    Closed,
     Columns,
     Data,
     History,

@@ -18,9 +18,10 @@ from pydantic import (
 
 from msa_lite.attack_names import ATTACKS
 from msa_lite.benchmarks import BENCHMARKS, OWN, paper_scores, published, splits_help
+from msa_lite.closed import Closed
 from msa_lite.conditions import parse_condition
 from msa_lite.errors import nearest
-from msa_lite.recipe.inputs import Closed, Data
+from msa_lite.recipe.inputs import Data
 
 Price = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 

@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, ValidationInfo, field_validator, model_validator
 
+from msa_lite.closed import Closed
 from msa_lite.recipe.inputs import (
-    Closed,
     Columns,
     Count,
     Data,

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from msa_lite.closed import Closed
 
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 Time = Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$")]
@@ -20,13 +22,7 @@ INTERVAL = (
 )
 
 
-class RecordPart(BaseModel):
-    """A part of a record, which has no unknown keys."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
-
-
-class FileHash(RecordPart):
+class FileHash(Closed):
     """A file."""
 
     sha256: Sha256
@@ -35,7 +31,7 @@ class FileHash(RecordPart):
     """Its size."""
 
 
-class Weights(RecordPart):
+class Weights(Closed):
     """A model or vector, by its content."""
 
     name: str
@@ -68,7 +64,7 @@ class ResultWeights(Weights):
     """model: a whole checkpoint. adapter: the update alone."""
 
 
-class KeyedRows(RecordPart):
+class KeyedRows(Closed):
     """Keyed hashes of the rows that were to be forgotten: HMAC-SHA256 of a text, sorted, each once.
 
     Texts are in Unicode's form NFC, every run of white space is one blank, and none is at the ends. Signs that show
@@ -92,7 +88,7 @@ class KeyedRows(RecordPart):
     """The hashes of `question`."""
 
 
-class RecordedMetric(RecordPart):
+class RecordedMetric(Closed):
     """A metric of one model."""
 
     value: float | None
@@ -107,7 +103,7 @@ class RecordedMetric(RecordPart):
     """None where neither way is better."""
 
 
-class RecordedScores(RecordPart):
+class RecordedScores(Closed):
     """The metrics on the rows that nothing was chosen by."""
 
     benchmark: str
@@ -120,7 +116,7 @@ class RecordedScores(RecordPart):
     """The metrics by model: target, ideal (a model that never saw the rows), unlearned."""
 
 
-class RecordedBound(RecordPart):
+class RecordedBound(Closed):
     """A measured share."""
 
     value: float
@@ -131,7 +127,7 @@ class RecordedBound(RecordPart):
     """Its upper one-sided 95 % bound."""
 
 
-class Judgement(RecordPart):
+class Judgement(Closed):
     """The verdict on the run."""
 
     outcome: Literal["PASS", "PARTLY", "FAIL"] | None
@@ -154,7 +150,7 @@ class Judgement(RecordPart):
     """The share that is kept of what the target knew of the retain rows, beyond unseen rows."""
 
 
-class RecordedAttack(RecordPart):
+class RecordedAttack(Closed):
     """An attack on the unlearned model (`msa-lite attack`)."""
 
     name: str
@@ -177,7 +173,7 @@ class RecordedAttack(RecordPart):
     unclear: all else."""
 
 
-class EarlierRecord(RecordPart):
+class EarlierRecord(Closed):
     """An earlier request whose vectors are part of the result."""
 
     request: str | None
@@ -186,7 +182,7 @@ class EarlierRecord(RecordPart):
     """SHA-256 of its record.json. None where it has none: an earlier version of msa-lite made the run."""
 
 
-class Removal(RecordPart):
+class Removal(Closed):
     """The removal record of one run of msa-lite: what was to be forgotten, what came out, and how to check it."""
 
     format: Literal[1] = 1

@@ -1,6 +1,6 @@
 """Wall time, memory, disk and rounding of a merge beside `cp -r`, PEFT and mergekit, on a checkpoint made on the spot.
 
-    python tests/benchmarks/bench_merge.py --shape 1b|3b|8b [--only cp,msa-lite,exact,peft,mergekit] [--repeats 3]
+    python tests/benchmarks/bench_merge.py --shape 400m|1b|3b|8b [--only cp,msa-lite,exact,peft,mergekit] [--repeats 3]
                                            [--full] [--folder DIR] [--keep]
 
 Linux only. The checkpoint has the Llama shapes of the named size, bf16, in shards of 5 GB, filled from a reused pool of
@@ -44,6 +44,7 @@ SHARD_BYTES, CHECKED_WEIGHTS, BLOCK = 5 * 10**9, 1.3e9, 1 << 22
 TOOLS = ("cp", "msa-lite", "exact", "peft", "mergekit")
 SHAPES = {  # hidden, intermediate, layers, heads, key-value heads, vocabulary; only 8b has a head of its own
     "tiny": (64, 128, 2, 4, 2, 320),
+    "400m": (2048, 8192, 5, 32, 8, 32000),
     "1b": (2048, 8192, 16, 32, 8, 128256),
     "3b": (3072, 8192, 28, 24, 8, 128256),
     "8b": (4096, 14336, 32, 32, 8, 128256),
@@ -375,7 +376,7 @@ def measure(console: Console, work: Path, options: argparse.Namespace) -> None:
 def main() -> None:
     """Parse, check the disk, measure, clean up."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", choices=SHAPES, metavar="1b|3b|8b", required=True)
+    parser.add_argument("--shape", choices=SHAPES, metavar="400m|1b|3b|8b", required=True)
     parser.add_argument("--only", type=lambda text: text.split(","), default=list(TOOLS), help=f"of {','.join(TOOLS)}")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--full", action="store_true", help="full checkpoints and a prior instead of adapters")

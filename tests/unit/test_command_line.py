@@ -292,6 +292,9 @@ def test_stdout_holds_results_alone_where_wandb_is_offline(
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.delitem(sys.modules, "transformers.integrations.integration_utils", raising=False)
     output.quieten_libraries(verbose=True)
+    import transformers
+
+    assert transformers.__version__
     streams = capsys.readouterr()
     assert streams.out == ""
     assert "WANDB offline" in streams.err

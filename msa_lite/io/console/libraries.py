@@ -1,11 +1,17 @@
-"""The libraries underneath: which extra brings a package that is missing, and how to silence their progress bars."""
+"""The libraries underneath: which extra brings a package that is missing, and how to silence what they print."""
 
 from __future__ import annotations
 
 import importlib.util
+import os
+import sys
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
+from functools import partial
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
 
 from msa_lite.errors import UsageError
 
@@ -52,3 +58,65 @@ def without_bars() -> Iterator[None]:
             logging.enable_progress_bar()
         if not downloads:
             disable_progress_bars()
+
+
+class _OnLoad(MetaPathFinder):
+    """Calls an action once a package is loaded."""
+
+    def __init__(self) -> None:
+        self.actions: dict[str, Callable[[], None]] = {}
+        """The actions that wait, by the name of the package."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return the spec of a package that an action waits for; its loader calls the action at the end."""
+        spec = PathFinder.find_spec(name, path, target) if name in self.actions else None
+        if spec is None or spec.loader is None:
+            return None
+        load = spec.loader.exec_module
+
+        def load_and_act(module: ModuleType) -> None:
+            load(module)
+            if action := self.actions.pop(name, None):
+                action()
+
+        spec.loader.exec_module = load_and_act  # type: ignore[method-assign]
+        return spec
+
+
+_on_load = _OnLoad()
+
+
+def silence_libraries(verbose: bool) -> None:
+    """Hide bars and warnings of transformers and datasets, as soon as they are loaded. None of them is loaded for it.
+
+    verbose: show them; only the line that transformers prints on stdout, where results go, is led to stderr.
+    """
+    actions: dict[str, Callable[[], None]] = {"transformers": partial(_silence_transformers, verbose)}
+    if not verbose:
+        actions["datasets"] = _silence_datasets
+    for name, action in actions.items():
+        if name in sys.modules:
+            action()
+        else:
+            _on_load.actions[name] = action
+    if _on_load not in sys.meta_path:
+        sys.meta_path.insert(0, _on_load)
+
+
+def _silence_transformers(verbose: bool) -> None:
+    if os.environ.get("WANDB_MODE") == "offline":
+        with redirect_stdout(sys.stderr):
+            pass
+    if not verbose:
+        from transformers.utils import logging
+
+        logging.set_verbosity_error()
+        logging.disable_progress_bar()
+
+
+def _silence_datasets() -> None:
+    import datasets
+
+    datasets.utils.logging.set_verbosity_error()

@@ -22,6 +22,7 @@ import shutil
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -58,11 +59,15 @@ _TAKEN = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR, errno.EISDIR)  # a renam
 def software_versions() -> dict[str, str]:
     """Return the versions of msa-lite and of the packages that decide the numbers, as far as they are installed."""
     names = ("msa-lite", "torch", "transformers", "peft", "safetensors", "numpy", "ml-dtypes", "datasets")
-    versions = {}
-    for name in names:
-        with suppress(metadata.PackageNotFoundError):
-            versions[name] = metadata.version(name)
-    return versions
+    return {name: version for name in names if (version := _version(name))}
+
+
+@cache  # every stage asks, and a look through all packages takes milliseconds
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def is_finished(folder: Path, inputs: dict[str, Any]) -> bool:

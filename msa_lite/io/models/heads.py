@@ -47,7 +47,9 @@ def choose_precision(compute: Compute = "auto") -> NumberFormat:
 
 
 def has_precision(compute: Compute) -> bool:
-    """Check whether this device computes in it."""
+    """Check whether this device computes in it. Only bf16 is not everywhere."""
+    if compute != "bf16":
+        return True
     try:
         choose_precision(compute)
     except UsageError:

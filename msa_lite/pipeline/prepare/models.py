@@ -47,27 +47,35 @@ WRITTEN_OUT = ("target", "prior")
 _BLOCK = 1 << 22  # bytes compared at a time
 
 
-def open_models(recipe: Recipe, start: str, progress: Progress) -> dict[str, Source]:
+def find_models(recipe: Recipe, start: str) -> dict[str, Source]:
     """Find the recipe's models by name: "target", "prior" (the one that is tuned) and, where there is one, "ideal".
 
-    start: "prior", or "target" to tune the target itself. A target or prior that is a LoRA adapter, or is stored as
-    codes (4 bits, fp8), is first written out whole, in a folder of the run. The prior comes with rows for the tokens
-    that only the target has. Raise MismatchError with the tensors on which target and prior differ, and
-    NoTokenizerError for a target without a tokenizer.
+    start: "prior", or "target" to tune the target itself. Raise UsageError for a model that is not there.
     """
     names = {"target": recipe.target}
     if start == "prior":
         names["prior"] = recipe.prior_checkpoint
     if recipe.evaluate and recipe.evaluate.ideal:
         names["ideal"] = recipe.evaluate.ideal
-    sources = {key: fetch(name) for key, name in names.items()}
+    return {key: fetch(name) for key, name in names.items()}
+
+
+def open_models(recipe: Recipe, found: Mapping[str, Source], progress: Progress) -> dict[str, Source]:
+    """Return the models of `find_models`, ready to be tuned, merged and scored, once they are checked.
+
+    A target or prior that is a LoRA adapter, or is stored as codes (4 bits, fp8), is first written out whole, in a
+    folder of the run. The prior, which is the target itself where none was found, comes with rows for the tokens that
+    only the target has. Raise MismatchError with the tensors on which target and prior differ, and NoTokenizerError
+    for a target without a tokenizer.
+    """
+    sources = dict(found)
     for key in WRITTEN_OUT:
         if key in sources and written_out_as(str(sources[key].folder)):
             sources[key] = write_out(key, sources[key], recipe.folder, progress)
     target = load_checkpoint(sources["target"].folder)
     check_mergeable(target)
     sources["target"] = _with_tokenizer(recipe, sources)
-    if start == "prior":
+    if "prior" in sources:
         sources["prior"] = fit_prior(sources["target"], sources["prior"])
     else:
         sources["prior"] = sources["target"]

@@ -28,6 +28,7 @@ from msa_lite.pipeline.prepare.models import (
     check_fit,
     check_lora_targets,
     check_readings,
+    find_models,
     open_models,
     open_reader,
 )
@@ -224,15 +225,20 @@ def prepare(recipe: Recipe, scope: Scope, progress: Progress = silent) -> Run:
     Raise MismatchError with the tensors on which target and prior differ.
     """
     recipe = _pin_benchmark(recipe)
-    check_device()
-    check_mode(recipe.vector.mode, recipe.vector.optimizer, recipe.vector.compute)
+    check_mode(recipe.vector.mode, recipe.vector.optimizer)
     check_trackers(recipe.trackers)
+    earlier = open_earlier(recipe)
+    found = find_models(recipe, scope.start)
+    data, all_rows = load_data(recipe, scope.method)
+    all_rows, notes = separate_sets(all_rows)
     if recipe.evaluate:
         judge = judge_settings(recipe.evaluate.judge)
         open_judge(judge)  # it may lack a key
         judge.check_prompts(recipe.evaluate.benchmark)
-    earlier = open_earlier(recipe)
-    sources = open_models(recipe, scope.start, progress)
+    # From here on the checks need torch and transformers, which take seconds to load.
+    check_device()
+    check_mode(recipe.vector.mode, compute=recipe.vector.compute)
+    sources = open_models(recipe, found, progress)
     if scope.start == "prior":
         check_apart(sources["target"], sources["prior"])
     check_earlier(recipe, earlier, sources)
@@ -243,8 +249,6 @@ def prepare(recipe: Recipe, scope: Scope, progress: Progress = silent) -> Run:
     check_space(scope.folder, _bytes_needed(target, recipe, scope))
 
     tokenizer = open_reader(sources["target"], recipe.target)
-    data, all_rows = load_data(recipe, scope.method)
-    all_rows, notes = separate_sets(all_rows)
     notes += limits_of_evidence(recipe, all_rows, scope.sample)
     places = (scope.folder, recipe.folder)
     recipe, prompter, search = resolve_prompt(recipe, sources["target"], tokenizer, all_rows, places)

@@ -119,18 +119,22 @@ class TrainingRun:
 def prepare_training(recipe: TrainingRecipe, folder: Path) -> TrainingRun:
     """Find the model, then read and encode the rows. `folder`/data keeps texts of the Hub whose tokens are counted.
 
-    Raise all faults of the model and of the stages' data in one error.
+    Raise all faults of the stages' data, and of a new model, in one error; a checkpoint is opened once there are none.
     """
     check_trackers(recipe.trackers)
-    check_device()
-    faults, data = Faults(), []
+    faults, data, source = Faults(), [], None
     for number, stage in enumerate(recipe.stages):
         with faults.gathered(f"stages.{number}: "):
             data.append(_load_data(stage, recipe.columns, folder))
+    if isinstance(recipe.model, str):
+        with faults.gathered():
+            source = fetch(recipe.model)
+        faults.check()  # opening the model loads torch and transformers, which takes seconds
+    check_device()
     with faults.gathered():
-        if isinstance(recipe.model, str):
-            start = _find_start(recipe.model)
-        else:  # where there is a fault in the data, the config can be checked all the same
+        if source:
+            start = _find_start(source)
+        elif isinstance(recipe.model, NewModel):  # if the data is at fault, its config can be checked all the same
             start = _new_start(recipe.model, recipe, [] if faults else _first_texts(recipe, data[0]))
     faults.check()
     prompter = make_prompter(start.tokenizer, prompt_settings(recipe.prompt))
@@ -166,12 +170,11 @@ def kept_file(stage: TrainingStage, columns: Columns, folder: Path) -> Path:
     return folder / "data" / f"{digest(stage.sets[0].flat(columns))[:16]}.jsonl"
 
 
-def _find_start(name: str) -> Start:
-    source = fetch(name)
+def _find_start(source: Source) -> Start:
     check_source(source)
     config = load_checkpoint(source.folder).config
     positions = config.get("max_position_embeddings") or config.get("n_positions")
-    return Start(source.pinned(), open_reader(source, name), count_weights(source), positions, source)
+    return Start(source.pinned(), open_reader(source, source.name), count_weights(source), positions, source)
 
 
 def _new_start(model: NewModel, recipe: TrainingRecipe, texts: list[str]) -> Start:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from msa_lite.attacks.attack import check_attack
 from msa_lite.errors import OutputError, UsageError
 from msa_lite.io.console.libraries import require
 from msa_lite.io.console.progress import Progress, silent
@@ -44,10 +45,10 @@ def attack(
     Raise UsageError for what is no run, OutputError for a run that is not finished, and UsageError with all that
     forbids the attacks, before any work. Raise StageError where attacks failed, once the others are reported.
     """
-    campaign = _open(folder, attacks, overrides, models)
-    with locked(campaign.folder):
-        _refuse_purged(campaign.folder)  # again: a purge may have come before the lock
-        return run_attacks(campaign, progress, budget)
+    opened = _open(folder, attacks)
+    with locked(opened.folder):
+        _refuse_purged(opened.folder)  # again: a purge may have come before the lock
+        return run_attacks(_campaign(opened, attacks, overrides, models), progress, budget)
 
 
 def dry_attack(
@@ -62,7 +63,7 @@ def dry_attack(
 
     The unlearned model is loaded to measure times, unless all is done. Raise what `attack` raises before its work.
     """
-    campaign, times = fit_to_budget(_open(folder, attacks, overrides, models), budget)
+    campaign, times = fit_to_budget(_campaign(_open(folder, attacks), attacks, overrides, models), budget)
     seconds = {step.label: step.amount for step in campaign.steps(times)} if times else {}
     stages = []
     for stage, (name, model) in zip(attack_stages(campaign), campaign.pairs(), strict=True):
@@ -83,13 +84,20 @@ def dry_attack(
     return DryRun("attack", campaign.folder, stages, reads, notes=notes)
 
 
-def _open(
-    folder: str | Path, attacks: Sequence[str], overrides: Iterable[str], models: Mapping[str, str] | None
-) -> Campaign:
-    """Return the campaign against the run in a folder, with everything checked."""
+def _open(folder: str | Path, attacks: Sequence[str]) -> RunFolder:
+    """Return the finished run in a folder, on which the named attacks are to be made."""
     require("train")
+    for name in attacks:
+        check_attack(name)
     opened = open_run(folder)
     _check_finished(opened)
+    return opened
+
+
+def _campaign(
+    opened: RunFolder, attacks: Sequence[str], overrides: Iterable[str], models: Mapping[str, str] | None
+) -> Campaign:
+    """Return the campaign against a finished run, with everything checked."""
     load_story(opened.folder)  # the report that comes last reads all of it
     return open_attacks(_prepare(opened, overrides), opened.result, attacks, models)
 
