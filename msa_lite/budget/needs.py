@@ -122,6 +122,9 @@ def fit_need(shape: Shape, case: FitCase, rung: Rung, accumulates: bool = True) 
         whole = {"gathered": 2 * (shape.embedding + shape.head + 2 * shape.in_linear // shape.layers)}
         forward, held = forward | whole, held | whole
     moments = [forward | at_logits, forward | at_head, forward | at_layer, held | at_end, held]
+    if rung.checkpointing and not head:  # the first layer, when the others have their gradients
+        at_first = {"activations": layer.input + again, "temporaries": layer.temporaries}
+        moments.append(held | {"gradients": held["gradients"] * (1 - 1 / shape.layers)} | at_first)
     return highest(*(Need({part: int(size) for part, size in moment.items()}, shape.rough) for moment in moments))
 
 

@@ -39,8 +39,8 @@ class StageCost:
     """The way it runs at this peak: "4 rows at a time, with checkpointing"."""
     measured: int | None = None
     """Bytes of the same peak on this machine's GPU, where it was measured."""
-    streams: bool = False
-    """True where weights stream from RAM, since the GPU is too small for all of them."""
+    waiting: int = 0
+    """Bytes of weights that stream from RAM, since the GPU is too small for all of them."""
     disk: Mapping[str, int] = field(default_factory=dict)
     """Bytes that it writes, by what they hold."""
     while_running: Mapping[str, int] = field(default_factory=dict)

@@ -1,7 +1,7 @@
 """The GPU memory of a fit's step part by part, on fake tensors: the Trainer with PEFT, ours, and what `plan` predicts.
 
     python tests/benchmarks/bench_memory.py [--shapes 1B 8B 70B] [--modes lora qlora full] [--rows 4] [--tokens 512]
-        [--rank 32] [--kinds peer fast lean least]
+        [--rank 32] [--kinds peer fast lean least streamed head]
 
 Random Llamas of the sizes of Llama 3.2 1B, Llama 3.1 8B and 70B in bf16; all tokens have labels. Needs no GPU: see
 `tests/tools/memory_model.py` for what is counted and how that differs from CUDA. Numbers are GB (10^9 bytes); `total`
@@ -12,6 +12,8 @@ includes 0.45 GB of CUDA's own.
     fast   a fit of ours without activation checkpointing, as it begins where memory is plenty
     lean   a fit of ours with checkpointing; for qlora with the embedding in the host's memory, too
     least  lean, and the states between layers are in the host's memory
+    streamed  least, and frozen layers wait in the host's memory, two of them on the GPU at a time
+    head   streamed, and the head's rows pass through as well
 
 `plan` is the total that `msa_lite.budget` predicts for the same, and its error.
 """
@@ -30,14 +32,21 @@ from msa_lite.train.rungs import Rung
 from tests.tools.memory_model import CONTEXT, GB, LLAMA, SHAPES, Memory, make_rows, peak
 
 PARTS = ("weights", "adapters", "gradients", "optimizer", "activations", "logits", "temporaries")
-KINDS = ("peer", "fast", "lean", "least")
+KINDS = ("peer", "fast", "lean", "least", "streamed", "head")
 
 
 def rung_of(kind: str, shape: str, mode: str, rows: int) -> Rung:
     """Return the rung of a kind of fit."""
-    lean = kind in ("lean", "least")
-    leaves = lean and mode == "qlora" and not SHAPES[shape].get("tie_word_embeddings")
-    return Rung(rows, kind != "fast", embedding_on_cpu=leaves, states_on_cpu=kind == "least")
+    place, is_untied = KINDS.index(kind), not SHAPES[shape].get("tie_word_embeddings")
+    leaves = is_untied and (place >= KINDS.index("streamed") or (place >= KINDS.index("lean") and mode == "qlora"))
+    return Rung(
+        rows,
+        kind != "fast",
+        embedding_on_cpu=leaves,
+        states_on_cpu=place >= KINDS.index("least"),
+        layers_streamed=place >= KINDS.index("streamed"),
+        head_streamed=kind == "head" and is_untied,
+    )
 
 
 def predict(shape: str, mode: Any, rung: Rung, tokens: int, rank: int) -> int:
@@ -73,11 +82,13 @@ def main() -> None:
     for shape in options.shapes:
         for mode in options.modes:
             for kind in options.kinds:
+                if mode == "full" and kind in ("streamed", "head"):
+                    continue  # trained weights stay
                 start, rung = time.perf_counter(), rung_of(kind, shape, mode, options.rows)
                 rows = make_rows([options.tokens] * options.rows)
                 memory = peak(shape, mode, rows, rung, rank=options.rank, peer=kind == "peer")
                 predicted = None
-                if kind in ("fast", "lean"):
+                if kind != "peer":
                     predicted = predict(shape, mode, rung, options.tokens, options.rank)
                     errors.append(abs(predicted / (memory.total + CONTEXT) - 1))
                 print(line(f"{shape} {mode} {kind}", memory, predicted, time.perf_counter() - start), flush=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -84,6 +85,17 @@ def test_each_rung_takes_less() -> None:
     assert len(set(totals)) == len(rungs)
 
 
+@pytest.mark.parametrize("mode", ["lora", "qlora"])
+def test_two_of_the_streamed_layers_are_on_the_device(mode: Any) -> None:
+    sizes = TINY | {"num_hidden_layers": 6, "hidden_size": 256, "intermediate_size": 512}
+    rung = Rung(4, True, True)
+    here, there = (peak(sizes, mode, ROWS, replace(rung, layers_streamed=streamed)) for streamed in (False, True))
+    ends = peak(sizes | {"num_hidden_layers": 1}, mode, ROWS, rung).parts["weights"]
+    layer = (here.parts["weights"] - ends) / 5
+    assert there.parts["weights"] == pytest.approx(ends + layer, rel=0.02)
+    assert there.total == pytest.approx(here.total - 4 * layer, rel=0.02)
+
+
 def test_logits_of_all_tokens_never_exist() -> None:
     """Where they do, as in the Trainer's own loss, the model counts them."""
     sizes, rows = TINY | {"vocab_size": 100_000}, make_rows([512] * 2)
@@ -93,11 +105,15 @@ def test_logits_of_all_tokens_never_exist() -> None:
     assert peer.parts["logits"] > 2 * all_logits
 
 
+STREAMED = Rung(4, True, True, True, layers_streamed=True)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("shape", "mode", "rung", "bound"),
     [
         ("8B", "qlora", Rung(4, checkpointing=True, embedding_on_cpu=True), 7 * GB),
+        ("8B", "qlora", STREAMED, 4 * GB),
         ("1B", "lora", Rung(4, checkpointing=True), 4 * GB),
         ("1B", "full", Rung(4, checkpointing=True), 20 * 2**30),  # 16 bytes a weight are 19.8 GB already
     ],

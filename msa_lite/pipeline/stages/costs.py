@@ -117,7 +117,7 @@ def fit_cost(shape: Shape, size: FitSize, machine: Machine, vector: str | None =
     how = f"{rung}; the longest row has {case.longest} tokens"
     in_file = max(0, waiting - int(RAM_SHARE * machine.host)) if machine.host else 0
     files = {"layers without room in RAM": in_file} if in_file else {}
-    return StageCost(size.what, "fit", need, vector, times, how, peak, streams=waiting > 0, while_running=files)
+    return StageCost(size.what, "fit", need, vector, times, how, peak, waiting=waiting, while_running=files)
 
 
 def vector_costs(recipe: Recipe, name: str, facts: Facts, machine: Machine) -> list[StageCost]:
@@ -194,7 +194,7 @@ def choice_costs(recipe: Recipe, facts: Facts, machine: Machine) -> list[StageCo
     """Return the cost of scoring all points of a choice on one loaded target."""
     times = (len(recipe.points) or SEARCHED) * (1 + len(recipe.select.under))
     cost = _scored("sweep", recipe, facts, "target", times, machine, recipe.select.four_bit)
-    hint = cost.streams and recipe.vector.mode != "full"
+    hint = cost.waiting > 0 and recipe.vector.mode != "full"
     return [replace(cost, notes=(_FASTER,)) if hint else cost]
 
 
@@ -309,7 +309,7 @@ def _scored(
     if four_bit:
         how = "in 4 bits, with the adapters beside it"
         need = need.plus("adapters", 4 * trained_weights(recipe, shape) * len(recipe.vector_names))
-    return StageCost(f"the {kind}", kind, need, None, (seconds, seconds), how, streams=streamed > 0)  # type: ignore[arg-type]
+    return StageCost(f"the {kind}", kind, need, None, (seconds, seconds), how, waiting=streamed)  # type: ignore[arg-type]
 
 
 def _score_seconds(

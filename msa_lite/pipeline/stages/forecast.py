@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import logging
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from msa_lite.budget.plan import Plan, Remedy, combine_costs, disk_of, gigabytes
+from msa_lite.budget.plan import Plan, Remedy, StageCost, combine_costs, disk_of, gigabytes
 from msa_lite.budget.speed import Device, this_device
-from msa_lite.errors import MismatchError, RecipeError
+from msa_lite.errors import MismatchError, RecipeError, StageError
 from msa_lite.io.files.writing import nearest_place
-from msa_lite.io.models.devices import bytes_of_others, host_memory
+from msa_lite.io.models.devices import bytes_of_others, free_ram, host_memory
+from msa_lite.io.models.waiting import check_room
 from msa_lite.pipeline.stages.costs import Machine
 from msa_lite.pipeline.stages.facts import Facts
 from msa_lite.pipeline.stages.stage import Stage
@@ -58,20 +60,34 @@ def _time_note(machine: Machine) -> str:
 def check_memory(
     left: Sequence[Stage], facts: Facts, processes: int, remedies: Callable[[Machine], Iterator[Remedy]], force: bool
 ) -> None:
-    """Raise MismatchError where a stage cannot fit into the device's memory; warn where it may not.
+    """Raise MismatchError where a stage cannot fit into the device's memory, or layers find no room to wait in.
 
-    left: the stages that are still to be made. remedies: yields changes of the recipe by what they cost, for the
-    message. force: warn in any case.
+    Warn where it may not fit. left: the stages that are still to be made. remedies: yields changes of the recipe by
+    what they cost, for the message. force: warn in any case.
     """
     machine = Machine(_free_device(), processes)
-    costs = [cost for stage in left for cost in stage.cost(facts, machine) if cost.on_device]
-    plan = Plan(machine.device, combine_costs(costs), host_memory(), {}, 0)
-    if not costs or plan.fits:
+    costs_of = [(stage, cost) for stage in left for cost in stage.cost(facts, machine) if cost.on_device]
+    plan = Plan(machine.device, combine_costs(cost for _, cost in costs_of), host_memory(), {}, 0)
+    if not costs_of:
+        return
+    if plan.fits:
+        for stage, cost in costs_of if not force else ():
+            _check_waiting(stage, cost)
         return
     plan = replace(plan, remedies=tuple(remedies(machine)))
     if plan.is_hopeless and not force:
         raise MismatchError(f"{plan.refusal}. --force runs it all the same; `msa-lite plan` shows each stage")
     logger.warning("%s. It is tried all the same", plan.refusal)
+
+
+def _check_waiting(stage: Stage, cost: StageCost) -> None:
+    """Raise MismatchError where the layers of a stage that stream find no room in RAM and on the disk."""
+    is_fit = cost.kind == "fit" and stage.folder is not None
+    folder = nearest_place(stage.folder) if is_fit and stage.folder else Path(tempfile.gettempdir())
+    try:
+        check_room(cost.waiting, free_ram(), folder)
+    except StageError as error:
+        raise MismatchError(f"{cost.name}: {error}") from error
 
 
 def _free_device() -> Device:
