@@ -221,7 +221,7 @@ def shipped_tables() -> list[str]:
 
 
 def load_table(source: TableSource, overrides: Iterable[str] = ()) -> Table:
-    """Read a table from a YAML file, the name of a shipped table, a mapping or a table, as `load_recipe` reads a recipe.
+    """Read a table from a YAML file, the name of a shipped table, a mapping or a table, as `load_recipe` does.
 
     Raise UsageError for an unknown name, with the nearest and the list.
     """

@@ -24,7 +24,7 @@ from msa_lite.recipe.table import TableTraining
 
 Groups = dict[str, list[dict[str, str]]]
 _MODEL = {
-    "model_type": "llama", "hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 3,
+    "model_type": "llama", "hidden_size": 96, "intermediate_size": 384, "num_hidden_layers": 2,
     "num_attention_heads": 4, "tie_word_embeddings": True,
 }  # fmt: skip
 
@@ -167,7 +167,8 @@ def _settings(
 def _history(count: int, size: _Size, data: Path, form: str, models: Path) -> dict[str, Any]:
     stages = [(f"prior-{number}", ["prior"]) for number in range(1, count + 1)]
     recipe = _training("", stages, size, data, form, models / "history")
-    recipe["model"] = {"config": {**_MODEL, "max_position_embeddings": 1024}, "tokenizer": {"vocabulary": 2048}}
+    recipe["model"] = {"config": {**_MODEL, "max_position_embeddings": 1024}, "tokenizer": {"vocabulary": 1024}}
+    recipe["stages"] = [{key: value for key, value in stage.items() if key != "epochs"} for stage in recipe["stages"]]
     recipe["training"] |= {"epochs": max(1, size.prior // count), "learning_rate": 2 * size.rate}
     return recipe
 
@@ -207,7 +208,7 @@ def _tofu(data: str) -> Groups:
 
     authors = rows("retain90")
     # The benchmark asks about the first 400.
-    return {"forget": rows("forget10"), "retain": authors[:500], "prior": [*rows("real_authors"), *authors[1000:2000]]}
+    return {"forget": rows("forget10"), "retain": authors[:450], "prior": [*rows("real_authors"), *authors[1000:1400]]}
 
 
 def _restor(data: str) -> Groups:
@@ -249,7 +250,7 @@ def _shuffled(lines: Sequence[str], times: int) -> Iterator[str]:
 
 
 _SIZES = {
-    "tofu": _Size(_tofu, "locuslab/TOFU", prior=5, tuning=8, vector=2, max_length=192),
+    "tofu": _Size(_tofu, "locuslab/TOFU", prior=6, tuning=8, vector=2, max_length=192),
     "restor": _Size(_restor, None, prior=10, tuning=2, vector=2, max_length=192),
     "muse": _Size(_muse, "muse-bench/MUSE-Books", prior=5, tuning=6, vector=2, max_length=256),
 }
