@@ -16,7 +16,7 @@ from msa_lite.recipe.load import (
     given_paths,
     load_any,
     load_recipe,
-    load_table,
+    load_table_recipe,
     load_training,
     moved_paths,
     relative_paths,
@@ -27,7 +27,7 @@ from msa_lite.recipe.load import (
 )
 from msa_lite.recipe.schema import Recipe
 from msa_lite.recipe.scores import SETS, JudgeKeys
-from msa_lite.recipe.table import Table, overrides_of
+from msa_lite.recipe.table import TableRecipe, overrides_of
 from msa_lite.recipe.training import TrainingRecipe
 
 __all__ = [
@@ -40,7 +40,7 @@ __all__ = [
     "RealDemo",
     "Recipe",
     "RecipeSource",
-    "Table",
+    "TableRecipe",
     "TableSource",
     "TrainingRecipe",
     "absolute_paths",
@@ -51,7 +51,7 @@ __all__ = [
     "given_paths",
     "load_any",
     "load_recipe",
-    "load_table",
+    "load_table_recipe",
     "load_training",
     "moved_paths",
     "overrides_of",

@@ -18,7 +18,7 @@ from msa_lite.io.console.progress import notices
 from msa_lite.io.files.reading import PlainDumper, local_path, parse_yaml, read_text, read_yaml
 from msa_lite.io.files.writing import write_text
 from msa_lite.recipe.schema import Recipe
-from msa_lite.recipe.table import Table
+from msa_lite.recipe.table import TableRecipe
 from msa_lite.recipe.training import TrainingRecipe
 
 _ENDINGS = (".yaml", ".yml")
@@ -192,7 +192,7 @@ _SHOWN = 200  # characters of a value in a message
 
 RecipeSource = Recipe | TrainingRecipe | str | Path | Mapping[str, Any]
 """A recipe, a file, the name of a shipped recipe, or a mapping."""
-TableSource = Table | str | Path | Mapping[str, Any]
+TableSource = TableRecipe | str | Path | Mapping[str, Any]
 """A table, a file, the name of a shipped table, or a mapping."""
 M = TypeVar("M", bound=BaseModel)
 TABLES = "table/"  # before the names of shipped tables
@@ -220,7 +220,7 @@ def shipped_tables() -> list[str]:
     return [name.removeprefix(TABLES) for name in shipped_recipes() if name.startswith(TABLES)]
 
 
-def load_table(source: TableSource, overrides: Iterable[str] = ()) -> Table:
+def load_table_recipe(source: TableSource, overrides: Iterable[str] = ()) -> TableRecipe:
     """Read a table from a YAML file, the name of a shipped table, a mapping or a table, as `load_recipe` does.
 
     Raise UsageError for an unknown name, with the nearest and the list.
@@ -234,19 +234,19 @@ def load_table(source: TableSource, overrides: Iterable[str] = ()) -> Table:
             )
         source = f"{TABLES}{key}"
     name, values = _read(source, overrides)
-    return _validate(_of_kind(Table, name, values), name, values)
+    return _validate(_of_kind(TableRecipe, name, values), name, values)
 
 
-def load_any(source: RecipeSource, overrides: Iterable[str] = ()) -> Recipe | TrainingRecipe | Table:
+def load_any(source: RecipeSource, overrides: Iterable[str] = ()) -> Recipe | TrainingRecipe | TableRecipe:
     """Read a recipe of any kind."""
     name, values = _read(source, overrides)
     return _validate(_kind(values) or Recipe, name, values)
 
 
-def _read(source: RecipeSource | Table, overrides: Iterable[str]) -> tuple[str, dict[str, Any]]:
+def _read(source: RecipeSource | TableRecipe, overrides: Iterable[str]) -> tuple[str, dict[str, Any]]:
     """Return the name of a recipe for messages, and its keys and values."""
     name = "recipe"
-    if isinstance(source, Recipe | TrainingRecipe | Table):
+    if isinstance(source, Recipe | TrainingRecipe | TableRecipe):
         source = source.model_dump(mode="json")
     if isinstance(source, Mapping):
         values: Any = dict(source)
@@ -279,10 +279,10 @@ def _check_paths(values: Any, name: str) -> None:
         raise RecipeError(join_faults(f"{name}: these cannot be paths:", faults))
 
 
-def _kind(values: Mapping[str, Any]) -> type[Recipe] | type[TrainingRecipe] | type[Table] | None:
+def _kind(values: Mapping[str, Any]) -> type[Recipe] | type[TrainingRecipe] | type[TableRecipe] | None:
     """Return the kind of a recipe by its keys; None if they do not tell."""
     if values.keys() & {"msa", "methods", "recipe"}:
-        return Table
+        return TableRecipe
     if values.keys() & {"target", "prior", "forget"}:
         return Recipe
     return TrainingRecipe if values.keys() & {"model", "stages"} else None
@@ -292,7 +292,7 @@ def _of_kind(kind: type[M], name: str, values: Mapping[str, Any]) -> type[M]:
     actual = _kind(values)
     if actual in (None, kind):
         return kind
-    kinds = {Recipe: ("an unlearning run", "run"), Table: ("a table", "table")}
+    kinds = {Recipe: ("an unlearning run", "run"), TableRecipe: ("a table", "table")}
     what, command = kinds.get(actual, ("a training in stages", "train"))
     raise UsageError(f"{name}: is the recipe of {what}; `msa-lite {command}` takes it")
 
@@ -404,6 +404,6 @@ def _members(annotation: Any, tag: object = None) -> Iterator[tuple[object, Any]
         yield tag or str(annotation), annotation
 
 
-def dump_recipe(recipe: Recipe | TrainingRecipe | Table) -> str:
+def dump_recipe(recipe: Recipe | TrainingRecipe | TableRecipe) -> str:
     """Return the YAML of a recipe with every default filled in. Reading it gives an equal recipe."""
     return yaml.dump(recipe.model_dump(mode="json"), Dumper=PlainDumper, sort_keys=False, allow_unicode=True)

@@ -44,7 +44,7 @@ class TableMethod(Closed):
     """Keys of the recipe to change, as {baseline.start: prior}."""
 
 
-class Table(Closed):
+class TableRecipe(Closed):
     """A table: rows of MSA and of baselines on one recipe, side by side (`msa-lite table`)."""
 
     recipe: str

@@ -121,7 +121,7 @@ def identity_of(folder: Path) -> dict[str, Any]:
     return {name: item for name, item in files.items() if not name.startswith("epoch-")}
 
 
-def score_costs(recipe: Recipe, facts: Facts, machine: Machine) -> list[StageCost]:
+def epoch_score_costs(recipe: Recipe, facts: Facts, machine: Machine) -> list[StageCost]:
     """Return the memory of scoring epochs."""
     return [replace(cost, seconds=None) for cost in choice_costs(recipe, facts, machine)]
 

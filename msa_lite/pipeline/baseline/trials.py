@@ -31,11 +31,11 @@ from msa_lite.pipeline.baseline.settings import (
     drop_epochs,
     end_removal,
     epoch_of,
+    epoch_score_costs,
     epochs_of,
     fit_costs,
     identity_of,
     scales_of,
-    score_costs,
 )
 from msa_lite.pipeline.prepare.fits import check_learns, first_epoch, fit_rate, fit_settings
 from msa_lite.pipeline.prepare.run import Context, Run
@@ -152,7 +152,7 @@ class Trials:
             self._choose,
             needs=names,
             inputs=lambda: self._candidates()[0].inputs(validation_of(self.run)),
-            cost=partial(score_costs, recipe),
+            cost=partial(epoch_score_costs, recipe),
             amount=len(self.settings) * epochs_of(recipe) * len(scales_of(recipe)) + 1,
         )
         chosen = [choice] if context.chooses else []

@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from msa_lite.budget.plan import time_span
 from msa_lite.budget.speed import this_device
 from msa_lite.errors import MsaError
 from msa_lite.io.console.progress import readable
+from msa_lite.io.files.reading import local_path
 from msa_lite.pipeline.prepare.run import Context
 from msa_lite.pipeline.staged.plan import find_training_facts, training_stages
 from msa_lite.pipeline.stages.costs import Machine
 from msa_lite.pipeline.stages.facts import find_facts
 from msa_lite.pipeline.stages.forecast import forecast
 from msa_lite.pipeline.stages.stage import State
-from msa_lite.pipeline.table.rows import Row, check_rows, choose_rows
+from msa_lite.pipeline.table.rows import RunRow, check_table, choose_rows
 from msa_lite.pipeline.table.work import Size, open_table
 from msa_lite.pipeline.verbs.lists import find_verb
-from msa_lite.recipe import TableSource, TrainingRecipe
+from msa_lite.recipe import Recipe, TableSource, TrainingRecipe
 from msa_lite.report.formats import Cell, Section, TextTable
 
 UNKNOWN = "not known"
@@ -113,16 +114,17 @@ def look_at_table(
     wanted = choose_rows(rows, only)
     notes = []
     try:
-        check_rows(loaded, wanted, small.data if small else None)
+        check_table(loaded, wanted, small.data if small else None)
     except MsaError as error:
         notes.append(f"the table would be refused now: {error}")
-    ahead = [_look(row) for row in wanted]
+    starts = {row.folder.resolve(): row.recipe.model for row in wanted if isinstance(row.recipe, TrainingRecipe)}
+    ahead = [_look(row, starts) for row in wanted]
     notes += dict.fromkeys(note for row in ahead for note in row.notes)
     return TableAhead(loaded.folder, ahead, price_per_hour, notes)
 
 
-def _look(row: Row) -> RowAhead:
-    """Return what the table would do with a row."""
+def _look(row: RunRow, starts: Mapping[Path, Any]) -> RowAhead:
+    """Return what the table would do with a row. starts: the models that trainings go on from, by their folders."""
     if row.is_done:
         return RowAhead(row.label, "done", row.folder, (0.0, 0.0), kept=0)
     state: State = "anew" if row.state.get("inputs") not in (None, row.inputs) else "to do"
@@ -132,7 +134,7 @@ def _look(row: Row) -> RowAhead:
             stages, facts = training_stages(recipe), find_training_facts(recipe)
         else:
             verb = find_verb("run", recipe) if row.kind == "msa" else find_verb("baseline", recipe, row.kind)
-            stages, facts = verb.stages(Context(recipe, verb.scope)), find_facts(recipe)
+            stages, facts = verb.stages(Context(recipe, verb.scope)), find_facts(_with_starts(recipe, starts))
     except MsaError as error:
         return RowAhead(row.label, state, row.folder, unknown=1, notes=[str(error).splitlines()[0]])
     plan = forecast(stages, facts, machine, row.folder)
@@ -142,6 +144,19 @@ def _look(row: Row) -> RowAhead:
     kept = sum(size for cost in costs for size in cost.disk.values()) + facts.written_out
     running = max((sum(cost.while_running.values()) for cost in costs), default=0)
     return RowAhead(row.label, state, row.folder, seconds, len(costs) - len(known), kept, running, plan.notes)
+
+
+def _with_starts(recipe: Recipe, starts: Mapping[Path, Any]) -> Recipe:
+    """Return a recipe with models that are as large in the place of those that are not trained yet."""
+
+    def start(name: str | None) -> str | None:
+        place = local_path(name) if name else None
+        model = None if place is None or place.exists() else starts.get(place.parent.resolve())
+        return model if isinstance(model, str) else name
+
+    evaluate = recipe.evaluate and recipe.evaluate.model_copy(update={"ideal": start(recipe.evaluate.ideal)})
+    changes = {"target": start(recipe.target), "prior": start(recipe.prior), "evaluate": evaluate}
+    return recipe.model_copy(update=changes)
 
 
 def ahead_table(ahead: TableAhead) -> TextTable:

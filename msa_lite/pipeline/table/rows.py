@@ -23,10 +23,10 @@ from msa_lite.pipeline.run.folder import check_run_folder
 from msa_lite.pipeline.staged.training import train_stages
 from msa_lite.pipeline.stages.facts import find_headers
 from msa_lite.pipeline.verbs.run import run, run_baseline
-from msa_lite.recipe import Recipe, Table, TrainingRecipe, load_recipe, load_training, overrides_of
+from msa_lite.recipe import Recipe, TableRecipe, TrainingRecipe, load_recipe, load_training, overrides_of
 from msa_lite.report import REPORT_FILE
 
-Value = TypeVar("Value")
+Moved = TypeVar("Moved")
 TABLE_FILE = "table.yaml"
 HEADER = "# A table of msa-lite"
 _STATES = "rows"  # the folder with the state of each row, and its lock
@@ -34,7 +34,7 @@ _RESTOR = "restor/datasets"  # where the shipped recipes expect RESTOR's data; i
 
 
 @dataclass(frozen=True)
-class Row:
+class RunRow:
     """A row of a table, or a training that makes its models."""
 
     label: str
@@ -91,15 +91,15 @@ class Row:
             run_baseline(self.kind, self.recipe, progress=progress, force=force)
 
 
-def table_rows(table: Table) -> list[Row]:
+def table_rows(table: TableRecipe) -> list[RunRow]:
     """Return the trainings of a table, then its rows, seed by seed. Raise all faults of their recipes in one error."""
-    faults, rows = Faults(), list[Row]()
+    faults, rows = Faults(), list[RunRow]()
     for number, training in enumerate(table.train):
         with faults.gathered(f"train.{number}: "):
             recipe = load_training(training.recipe, overrides_of(training.set))
             recipe = load_training(_with_data(recipe.model_dump(mode="json"), _homes(table)))
             name = f"train: {recipe.folder.name}"
-            rows.append(Row(name, "train", recipe, recipe.folder, _place(table, name)))
+            rows.append(RunRow(name, "train", recipe, recipe.folder, _place(table, name)))
     for seed in table.seeds:
         for label, kind, changes in _wanted(table):
             with faults.gathered(f"{label}: "):
@@ -114,14 +114,14 @@ def table_rows(table: Table) -> list[Row]:
     return [replace(row, needs=tuple(dict.fromkeys(_makers(row, made)))) for row in rows]
 
 
-def _wanted(table: Table) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
+def _wanted(table: TableRecipe) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
     """Yield (label, kind, changes of the recipe) of each row."""
     yield from ((label, "msa", changes) for label, changes in table.msa.items())
     for item in table.baselines:
         yield item.label or METHOD_LABELS.get(item.method, item.method), item.method, item.set
 
 
-def _row(table: Table, label: str, kind: str, changes: Mapping[str, Any], seed: int) -> Row:
+def _row(table: TableRecipe, label: str, kind: str, changes: Mapping[str, Any], seed: int) -> RunRow:
     if "=" in label or not _slug(label):
         raise UsageError("a label of letters or digits, without '=', is wanted")
     home = str(table.folder / _slug(label))
@@ -135,10 +135,10 @@ def _row(table: Table, label: str, kind: str, changes: Mapping[str, Any], seed: 
     if recipe.evaluate is None:
         raise UsageError("evaluate: a row of a table is scored, so it cannot be null")
     folder = recipe.folder if kind == "msa" else baseline_scope(kind, recipe)[0].folder
-    return Row(label, kind, recipe, folder, _place(table, label))
+    return RunRow(label, kind, recipe, folder, _place(table, label))
 
 
-def _homes(table: Table) -> dict[str, str]:
+def _homes(table: TableRecipe) -> dict[str, str]:
     """Return the places of the benchmarks' data that `data` stands for."""
     if not table.data:
         return {}
@@ -150,7 +150,7 @@ def _with_data(values: dict[str, Any], homes: Mapping[str, str]) -> dict[str, An
     return moved(values, homes) if homes else values
 
 
-def moved(value: Value, places: Mapping[str, str]) -> Value:
+def moved(value: Moved, places: Mapping[str, str]) -> Moved:
     """Return a recipe's values with other texts for models and data: those of `places`, and paths below them."""
     changed: Any = value
     if isinstance(value, dict):
@@ -164,7 +164,7 @@ def moved(value: Value, places: Mapping[str, str]) -> Value:
     return changed  # type: ignore[no-any-return]
 
 
-def _place(table: Table, label: str) -> Path:
+def _place(table: TableRecipe, label: str) -> Path:
     return table.folder / _STATES / _slug(label)
 
 
@@ -176,7 +176,7 @@ def _text(place: str | Path) -> str:
     return str(local_path(str(place)).resolve())
 
 
-def _clashes(rows: Sequence[Row]) -> Iterator[MsaError]:
+def _clashes(rows: Sequence[RunRow]) -> Iterator[MsaError]:
     """Yield a fault for two rows of one label or one output."""
     labels, places = dict[str, str](), dict[str, str]()
     for row in rows:
@@ -189,7 +189,7 @@ def _clashes(rows: Sequence[Row]) -> Iterator[MsaError]:
         places.setdefault(folder, row.label)
 
 
-def _models(row: Row) -> dict[str, str]:
+def _models(row: RunRow) -> dict[str, str]:
     """Return the models that a row reads, by role."""
     recipe = row.recipe
     if isinstance(recipe, TrainingRecipe):
@@ -201,12 +201,12 @@ def _models(row: Row) -> dict[str, str]:
     return {role: name for role, name in roles.items() if name}
 
 
-def _makers(row: Row, made: Mapping[str, str]) -> Iterator[str]:
+def _makers(row: RunRow, made: Mapping[str, str]) -> Iterator[str]:
     for name in _models(row).values():
         yield from (label for folder, label in made.items() if _text(Path(_text(name)).parent) == folder)
 
 
-def check_rows(table: Table, rows: Sequence[Row], made: Path | None = None) -> None:
+def check_table(table: TableRecipe, rows: Sequence[RunRow], made: Path | None = None) -> None:
     """Raise, in one error, what forbids the work: an output in use, models and data that cannot be had.
 
     made: the folder of data that the table itself writes.
@@ -246,7 +246,7 @@ def _can_be_had(name: str) -> bool:
         return False
 
 
-def _data(row: Row) -> Iterator[str]:
+def _data(row: RunRow) -> Iterator[str]:
     """Yield the folders, files or repositories of a row's data."""
     recipe = row.recipe
     if isinstance(recipe, TrainingRecipe):
@@ -267,7 +267,7 @@ def _check_folder(folder: Path) -> None:
         raise OutputError(f"{folder}: holds something that is no table of msa-lite; choose another output")
 
 
-def choose_rows(rows: Sequence[Row], only: Sequence[str]) -> list[Row]:
+def choose_rows(rows: Sequence[RunRow], only: Sequence[str]) -> list[RunRow]:
     """Return the rows of these labels, with the trainings that they need. Raise UsageError for unknown labels."""
     labels = [row.label for row in rows if row.kind != "train"]
     if unknown := [f"'{label}'{nearest(label, labels)}" for label in only if label not in labels]:

@@ -19,7 +19,7 @@ from msa_lite.errors import DataError, UsageError
 from msa_lite.io.files.reading import local_path, read_json
 from msa_lite.io.files.writing import write_text
 from msa_lite.pipeline.table.rows import moved
-from msa_lite.recipe import Recipe, Table, load_recipe, load_training, overrides_of
+from msa_lite.recipe import Recipe, TableRecipe, load_recipe, load_training, overrides_of
 from msa_lite.recipe.table import TableTraining
 
 Groups = dict[str, list[dict[str, str]]]
@@ -51,7 +51,7 @@ class _Size:
 class Small:
     """A table at small size, and the rows of data that it trains on."""
 
-    table: Table
+    table: TableRecipe
     source: str
     """The benchmark's data."""
     data: Path
@@ -71,7 +71,7 @@ class Small:
             write_text(self.data / f"{name}.jsonl", "".join(f"{json.dumps(row)}\n" for row in rows))
 
 
-def shrink(table: Table) -> Small:
+def shrink(table: TableRecipe) -> Small:
     """Return a table with the same rows at small size. Raise UsageError where its benchmark has none."""
     base = load_recipe(table.recipe, [*overrides_of(table.set), "output=small"])
     benchmark = base.evaluate.benchmark if base.evaluate else ""
@@ -111,7 +111,7 @@ def shrink(table: Table) -> Small:
     return Small(table.model_copy(update=values), source, data, size)
 
 
-def _priors(table: Table, base: Recipe, trained: Sequence[str]) -> list[str]:
+def _priors(table: TableRecipe, base: Recipe, trained: Sequence[str]) -> list[str]:
     """Return the priors that no training of the table makes, in the order of its rows, the recipe's own last."""
     changes = [*table.msa.values(), *(item.set for item in table.baselines)]
     names = [change["prior"] for change in changes if "prior" in change]

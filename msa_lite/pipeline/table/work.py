@@ -18,9 +18,9 @@ from msa_lite.io.console.progress import Progress, notices, silent
 from msa_lite.io.files.writing import write_json, write_text
 from msa_lite.io.finished.seal import locked
 from msa_lite.io.launch.crew import Ranks
-from msa_lite.pipeline.table.rows import HEADER, TABLE_FILE, Row, check_rows, choose_rows, table_rows
+from msa_lite.pipeline.table.rows import HEADER, TABLE_FILE, RunRow, check_table, choose_rows, table_rows
 from msa_lite.pipeline.table.small import Small, shrink
-from msa_lite.recipe import Table, TableSource, dump_recipe, load_table
+from msa_lite.recipe import TableRecipe, TableSource, dump_recipe, load_table_recipe
 
 logger = logging.getLogger(__name__)
 
@@ -75,13 +75,13 @@ class TableResult:
 
 def open_table(
     source: TableSource, overrides: Iterable[str] = (), size: Size = "own"
-) -> tuple[Table, list[Row], Small | None]:
+) -> tuple[TableRecipe, list[RunRow], Small | None]:
     """Return a table with its rows; for size small, the rows of data to write first, too. Nothing is written."""
     if size == "own":
-        table = load_table(source, overrides)
+        table = load_table_recipe(source, overrides)
         return table, table_rows(table), None
-    output = load_table(source).output.rstrip("/")
-    small = shrink(load_table(source, [f"output={json.dumps(f'{output}-small')}", *overrides]))
+    output = load_table_recipe(source).output.rstrip("/")
+    small = shrink(load_table_recipe(source, [f"output={json.dumps(f'{output}-small')}", *overrides]))
     return small.table, table_rows(small.table), small
 
 
@@ -110,7 +110,7 @@ def table(
     wanted = choose_rows(rows, only)
     if small:
         small.check()
-    check_rows(loaded, wanted, small.data if small else None)
+    check_table(loaded, wanted, small.data if small else None)
     loaded.folder.mkdir(parents=True, exist_ok=True)
     with _writing(loaded.folder):
         write_text(loaded.folder / TABLE_FILE, f"{HEADER}: as resolved.\n{dump_recipe(loaded)}")
@@ -145,7 +145,7 @@ def _writing(folder: Path) -> Iterator[None]:
 class _Work:
     """The rows that this process makes, one after the other."""
 
-    rows: Sequence[Row]
+    rows: Sequence[RunRow]
     progress: Progress
     force: bool
     failed: dict[str, str] = field(default_factory=dict)
@@ -167,7 +167,7 @@ class _Work:
                 told = True
             time.sleep(_POLL)
 
-    def _can_start(self, row: Row) -> bool:
+    def _can_start(self, row: RunRow) -> bool:
         """Check whether the models of a row are made. A row whose training failed fails, too."""
         state = row.state
         if state.get("error") and state.get("ended", 0.0) > self.started and state.get("inputs") == row.inputs:
@@ -178,7 +178,7 @@ class _Work:
         made = {other.label for other in self.rows if other.is_done}
         return row.label not in self.failed and made.issuperset(row.needs)
 
-    def _take(self, row: Row) -> bool:
+    def _take(self, row: RunRow) -> bool:
         """Make a row, unless another process does. Return True where it ended here."""
         self.busy.discard(row.label)
         try:
@@ -190,7 +190,7 @@ class _Work:
             return False
         return True
 
-    def _make(self, row: Row) -> None:
+    def _make(self, row: RunRow) -> None:
         """Make a row, and write down how it ended. Raise BusyError where another process works in its folder."""
         notices.info("row: %s (%s)", row.label, row.folder)
         start = time.monotonic()
@@ -204,7 +204,7 @@ class _Work:
             self.failed[row.label] = str(error) or type(error).__name__
         row.leave(time.monotonic() - start, self.failed.get(row.label))
 
-    def end(self, row: Row) -> RowEnd:
+    def end(self, row: RunRow) -> RowEnd:
         """Return how a row stands."""
         error, seconds = self.failed.get(row.label), row.state.get("seconds")
         if error is not None:
