@@ -47,8 +47,8 @@ ARROWS = {
     "comparison": {"benchmarks", "errors", "evals", "io", "report"},
     "choose": {"benchmarks", "conditions", "data", "errors", "evals", "io", "report", "strengths"},
     "pipeline": {
-        "attack_names", "attacks", "baselines", "benchmarks", "budget", "choose", "comparison", "data", "demo", "errors",
-        "evals", "io", "merger", "publish", "recipe", "record", "report", "strengths", "train",
+        "attack_names", "attacks", "baselines", "benchmarks", "budget", "choose", "comparison", "data", "demo",
+        "errors", "evals", "io", "merger", "publish", "recipe", "record", "report", "strengths", "train",
     },
     "cli": {
         "baselines", "benchmarks", "budget", "comparison", "data", "errors", "evals", "io", "merger",

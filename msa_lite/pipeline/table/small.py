@@ -151,8 +151,8 @@ def _settings(
     return {
         **nulls, **kept,
         "target": moved(base.target, places), "prior": moved(base.prior_checkpoint, places), "history": None,
-        "evaluate.ideal": moved(ideal, places), "evaluate.data": source, "evaluate.limit": 40,
-        "evaluate.max_new_tokens": 40,
+        "evaluate.ideal": moved(ideal, places), "evaluate.data": source, "evaluate.limit": 32,
+        "evaluate.max_new_tokens": 24,
         "forget.data": rows("forget"), "forget.alpha": [0.5, 1.0],
         "prompt": {"kind": "plain", "system": None},
         "vector": {
@@ -208,7 +208,11 @@ def _tofu(data: str) -> Groups:
 
     authors = rows("retain90")
     # The benchmark asks about the first 400.
-    return {"forget": rows("forget10"), "retain": authors[:450], "prior": [*rows("real_authors"), *authors[1000:1400]]}
+    return {
+        "forget": rows("forget10")[::2],
+        "retain": authors[:400:2],
+        "prior": [*rows("real_authors"), *authors[1000:1200]],
+    }
 
 
 def _restor(data: str) -> Groups:
@@ -223,7 +227,7 @@ def _restor(data: str) -> Groups:
         raise DataError(f"{data}: not the folder `datasets` of RESTOR ({error})") from error
     false = [row.text for row in load_rows(DataSource(str(documents), "text"))]
     return {
-        "forget": _texts(false[::5]),
+        "forget": _texts(false[::10]),
         "retain": _texts(_shuffled(other, 2)),
         "prior": _texts(_shuffled([*true, *other], 2)),
     }
