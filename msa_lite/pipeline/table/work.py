@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from msa_lite.comparison.compare import FORMATS, Comparison, compare
-from msa_lite.errors import BusyError, UsageError
+from msa_lite.errors import BusyError, MsaError, StageError, UsageError
 from msa_lite.io.console.libraries import require
 from msa_lite.io.console.progress import Progress, notices, silent
 from msa_lite.io.files.writing import write_json, write_text
@@ -123,7 +123,10 @@ def table(
     done = [end for row, end in zip(rows, ends, strict=True) if row.kind != "train" and end.state == "done"]
     if result.of("busy") or not done:
         return result
-    comparison = compare([f"{end.label}={end.folder}" for end in done], loaded.published)
+    try:
+        comparison = compare([f"{end.label}={end.folder}" for end in done], loaded.published)
+    except MsaError as error:
+        raise StageError(f"{loaded.folder}: its rows are done, but {error}") from error
     result = TableResult(loaded.folder, ends, comparison)
     with _writing(loaded.folder):
         for name, form in FORMATS.items():
