@@ -79,7 +79,7 @@ def copy(name: str, file: str, force: bool, as_json: bool) -> None:
     from msa_lite.recipe import TableRecipe, TrainingRecipe, copy_recipe, load_any
 
     path = copy_recipe(name, file, force)
-    starts = {TrainingRecipe: "msa-lite train", TableRecipe: "msa-lite table"}
+    starts: dict[type, str] = {TrainingRecipe: "msa-lite train", TableRecipe: "msa-lite table"}
     start = starts.get(type(load_any(path)), "msa-lite")
     after = f"{start} {shlex.quote(file)} --dry-run"
     if as_json:
@@ -162,5 +162,7 @@ def schema(kind: str) -> None:
     from msa_lite.cli.output import print_json
     from msa_lite.recipe import Recipe, TableRecipe, TrainingRecipe
 
-    kinds = {"run": Recipe, "training": TrainingRecipe, "table": TableRecipe}
-    print_json(kinds[kind].model_json_schema())
+    if kind == "run":
+        print_json(Recipe.model_json_schema())
+    else:
+        print_json((TrainingRecipe if kind == "training" else TableRecipe).model_json_schema())

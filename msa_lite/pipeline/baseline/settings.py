@@ -97,17 +97,17 @@ def fit_costs(recipe: Recipe, is_first: bool, facts: Facts, machine: Machine) ->
     """Return the memory and disk of a setting's fit. Its time depends on the method, which knows no hold."""
     recipe = recipe.model_copy(update={"vector": recipe.vector.model_copy(update={"hold": 0.0})})
     costs = [cost for cost in vector_costs(recipe, "forget", facts, machine) if cost.kind == "fit"]
-    return [replace(cost, seconds=None, **_disk(recipe, is_first, cost)) for cost in costs]
+    return [replace(_with_disk(recipe, is_first, cost), seconds=None) for cost in costs]
 
 
-def _disk(recipe: Recipe, is_first: bool, cost: StageCost) -> dict[str, Mapping[str, int]]:
-    """Return what a setting leaves on disk, and what only while it is tried."""
+def _with_disk(recipe: Recipe, is_first: bool, cost: StageCost) -> StageCost:
+    """Return the cost of a setting's fit with what it leaves on disk, and what is there only while it is tried."""
     epochs = epochs_of(recipe) if recipe.baseline.start == "prior" else 1
     size = cost.disk["vectors"]
     if recipe.baseline.keep == "all":
-        return {"disk": {"vectors": epochs * size}}
+        return replace(cost, disk={"vectors": epochs * size})
     running = {**cost.while_running, "the setting that is tried": epochs * size}
-    return {"disk": {"vectors": size} if is_first else {}, "while_running": running}
+    return replace(cost, disk={"vectors": size} if is_first else {}, while_running=running)
 
 
 def epoch_of(folder: Path) -> int:

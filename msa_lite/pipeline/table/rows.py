@@ -160,7 +160,7 @@ def moved(value: Moved, places: Mapping[str, str]) -> Moved:
     elif isinstance(value, str):
         for place in sorted(places, key=len, reverse=True):
             if value == place or value.startswith(f"{place}/"):
-                return places[place] + value[len(place) :]  # type: ignore[return-value]
+                return places[place] + value[len(place) :]
     return changed  # type: ignore[no-any-return]
 
 

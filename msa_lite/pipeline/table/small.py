@@ -89,9 +89,9 @@ def shrink(table: TableRecipe) -> Small:
     form = "qa" if benchmark == "tofu" else "text"
     trainings = [_history(len(priors), size, data, form, models)]
     ideal = base.evaluate.ideal if base.evaluate else None
-    for role, name, groups in (("target", base.target, ["forget", "retain"]), ("ideal", ideal, ["retain"])):
-        if name and name not in places and not name.startswith(tuple(f"{output}/" for output in trained)):
-            places[name] = str(models / role / f"1-{role}")
+    for role, model, groups in (("target", base.target, ["forget", "retain"]), ("ideal", ideal, ["retain"])):
+        if model and model not in places and not model.startswith(tuple(f"{output}/" for output in trained)):
+            places[model] = str(models / role / f"1-{role}")
             trainings.append(_training(places[priors[-1]], [(role, groups)], size, data, form, models / role))
     for output, item in trained.items():
         recipe = load_training(item.recipe, overrides_of(item.set))
