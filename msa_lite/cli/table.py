@@ -43,7 +43,9 @@ def table_command(
     dry_run: bool,
     as_json: bool,
 ) -> int:
-    """Make a table of the MSA paper: its models, MSA's rows, the baselines, the comparison.
+    """Make a table of the MSA paper, or one of your own, in one command.
+
+    It trains the models that are missing, runs MSA's rows and the baselines, and puts them side by side.
 
     NAME is one of the paper's tables; `list` prints their names. FILE is a table of your own, as
     `msa-lite recipes show table/NAME` prints one. KEY.SUB=VALUE changes one of its keys.

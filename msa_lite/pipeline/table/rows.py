@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from msa_lite.baselines.methods import check_grids
 from msa_lite.comparison.entries import METHOD_LABELS
@@ -158,10 +158,10 @@ def moved(value: Moved, places: Mapping[str, str]) -> Moved:
     elif isinstance(value, list):
         changed = [moved(item, places) for item in value]
     elif isinstance(value, str):
-        for place in sorted(places, key=len, reverse=True):
-            if value == place or value.startswith(f"{place}/"):
-                return places[place] + value[len(place) :]
-    return changed  # type: ignore[no-any-return]
+        known = [place for place in places if value == place or value.startswith(f"{place}/")]
+        longest = max(known, key=len, default=None)
+        changed = value if longest is None else places[longest] + value[len(longest) :]
+    return cast("Moved", changed)
 
 
 def _place(table: TableRecipe, label: str) -> Path:
