@@ -7,6 +7,7 @@ forget.
 
 from __future__ import annotations
 
+import gzip
 import json
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -225,7 +226,10 @@ def _restor(data: str) -> Groups:
         documents = next(iter(sorted((folder / "wikidata/v0").glob("mix_a0.json*"))))
     except (OSError, LookupError, TypeError, AttributeError, StopIteration) as error:
         raise DataError(f"{data}: not the folder `datasets` of RESTOR ({error})") from error
-    false = [row.text for row in load_rows(DataSource(str(documents), "text"))]
+    if documents.suffix == ".gz":  # one object a line
+        false = [json.loads(line)["text"] for line in gzip.decompress(documents.read_bytes()).splitlines()]
+    else:
+        false = [row.text for row in load_rows(DataSource(str(documents), "text"))]
     return {
         "forget": _texts(false[::10]),
         "retain": _texts(_shuffled(other, 2)),
