@@ -135,13 +135,3 @@ def drop_epochs(folder: Path, keep: int | None = None) -> None:
     for place in folder.glob("epoch-*"):
         if place.name != f"epoch-{keep}":
             shutil.rmtree(place)
-
-
-def end_removal(folder: Path) -> None:
-    """End the removal of an epoch's weights that was killed in the middle."""
-    files = (load_manifest(folder) or {}).get("files", {})
-    gone = {name.partition("/")[0] for name in files if name.startswith("epoch-") and not (folder / name).exists()}
-    if gone:
-        drop_files(folder, {name for name in files if name.partition("/")[0] in gone})
-        for name in gone:
-            shutil.rmtree(folder / name, ignore_errors=True)

@@ -29,7 +29,6 @@ from msa_lite.pipeline.baseline.settings import (
     EveryEpoch,
     Setting,
     drop_epochs,
-    end_removal,
     epoch_of,
     epoch_score_costs,
     epochs_of,
@@ -181,7 +180,6 @@ class Trials:
 
     def _fit(self, setting: Setting, progress: Progress) -> None:
         """Train a setting. One whose loss is no number any more is left out, unless no other is there."""
-        end_removal(setting.folder)
         if self.from_prior and load_manifest(self._tried(setting)) and not self._scored(setting):
             for folder in (setting.folder, self._tried(setting)):  # on other rows, which its weights are not here for
                 shutil.rmtree(folder, ignore_errors=True)
