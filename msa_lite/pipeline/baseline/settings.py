@@ -127,7 +127,7 @@ def epoch_score_costs(recipe: Recipe, facts: Facts, machine: Machine) -> list[St
 
 
 def drop_epochs(folder: Path, keep: int | None = None) -> None:
-    """Remove the weights of a setting's epochs, all but one; end a removal that was killed with `keep` as it was."""
+    """Remove the weights of a setting's epochs, all but one. The same call ends a removal that was killed."""
     files = (load_manifest(folder) or {}).get("files", {})
     epochs = {name.partition("/")[0] for name in files if name.startswith("epoch-")} - {f"epoch-{keep}"}
     if epochs:

@@ -22,6 +22,7 @@ from msa_lite.pipeline.stages.stage import State
 from msa_lite.pipeline.table.rows import RunRow, check_table, choose_rows
 from msa_lite.pipeline.table.work import Size, open_table
 from msa_lite.pipeline.verbs.lists import find_verb
+from msa_lite.pipeline.verbs.plan import device_of
 from msa_lite.recipe import Recipe, TableSource, TrainingRecipe
 from msa_lite.report.formats import Cell, Section, TextTable
 
@@ -104,9 +105,12 @@ def look_at_table(
     *,
     size: Size = "own",
     only: Sequence[str] = (),
+    gpu: str | int | None = None,
     price_per_hour: float | None = None,
 ) -> TableAhead:
     """Return what `table` would do. Models are read by their headers; no weights are downloaded.
+
+    gpu: the memory of a GPU, such as "80GB", in the place of this machine's device. price_per_hour: of that device.
 
     Raise as `table` where the table is at fault; models and data that are not here are notes.
     """
@@ -118,17 +122,18 @@ def look_at_table(
     except MsaError as error:
         notes.append(f"the table would be refused now: {error}")
     starts = {row.folder.resolve(): row.recipe.model for row in wanted if isinstance(row.recipe, TrainingRecipe)}
-    ahead = [_look(row, starts) for row in wanted]
+    machine = Machine(this_device() if gpu is None else device_of(gpu))
+    ahead = [_look(row, starts, machine) for row in wanted]
     notes += dict.fromkeys(note for row in ahead for note in row.notes)
     return TableAhead(loaded.folder, ahead, price_per_hour, notes)
 
 
-def _look(row: RunRow, starts: Mapping[Path, Any]) -> RowAhead:
+def _look(row: RunRow, starts: Mapping[Path, Any], machine: Machine) -> RowAhead:
     """Return what the table would do with a row. starts: the models that trainings go on from, by their folders."""
     if row.is_done:
         return RowAhead(row.label, "done", row.folder, (0.0, 0.0), kept=0)
     state: State = "anew" if row.state.get("inputs") not in (None, row.inputs) else "to do"
-    recipe, machine = row.recipe, Machine(this_device())
+    recipe = row.recipe
     try:
         if isinstance(recipe, TrainingRecipe):
             stages, facts = training_stages(recipe), find_training_facts(recipe)
