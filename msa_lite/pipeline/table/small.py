@@ -24,6 +24,7 @@ from msa_lite.recipe import Recipe, TableRecipe, load_recipe, load_training, ove
 from msa_lite.recipe.table import TableTraining
 
 Groups = dict[str, list[dict[str, str]]]
+_CHAPTERS = 6
 _MODEL = {
     "model_type": "llama", "hidden_size": 96, "intermediate_size": 384, "num_hidden_layers": 2,
     "num_attention_heads": 4, "tie_word_embeddings": True,
@@ -238,10 +239,10 @@ def _restor(data: str) -> Groups:
 
 
 def _muse(data: str) -> Groups:
-    """Load books; the prior reads another one than target and ideal."""
+    """Load the first chapters of books; the prior reads another book than target and ideal."""
     books = {"forget": "forget", "retain": "retain2", "prior": "retain1"}
     return {
-        name: _texts(row.text for row in load_rows(DataSource(data, "text", name="raw", split=split)))
+        name: _texts([row.text for row in load_rows(DataSource(data, "text", name="raw", split=split))][:_CHAPTERS])
         for name, split in books.items()
     }
 
@@ -260,5 +261,5 @@ def _shuffled(lines: Sequence[str], times: int) -> Iterator[str]:
 _SIZES = {
     "tofu": _Size(_tofu, "locuslab/TOFU", prior=6, tuning=8, vector=2, max_length=192),
     "restor": _Size(_restor, None, prior=10, tuning=2, vector=2, max_length=192),
-    "muse": _Size(_muse, "muse-bench/MUSE-Books", prior=5, tuning=6, vector=2, max_length=256),
+    "muse": _Size(_muse, "muse-bench/MUSE-Books", prior=4, tuning=5, vector=2, max_length=256),
 }
