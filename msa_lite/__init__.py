@@ -9,6 +9,7 @@ these functions do in one call each.
     run_moments     measure the inputs of a target's layers, for the filter of its forget vector
     run_baseline    run a method that MSA is compared with
     train_stages    train targets, ideals and the checkpoints before them, in stages
+    table           make a table of the paper, or one's own: its models, its rows, the comparison
     init_recipe     write a commented recipe for the models and data of `Wishes`
     plan            predict memory, disk and time of a run or a training
     dry_run         tell what a command on a recipe would do, and write nothing
@@ -63,6 +64,7 @@ if TYPE_CHECKING:
     from msa_lite.pipeline.run.probe import probe as probe
     from msa_lite.pipeline.run.report import report_run as report_run
     from msa_lite.pipeline.staged.training import train_stages as train_stages
+    from msa_lite.pipeline.table.work import table as table
     from msa_lite.pipeline.verbs.attack import attack as attack
     from msa_lite.pipeline.verbs.dry_run import dry_run as dry_run
     from msa_lite.pipeline.verbs.plan import plan as plan
@@ -83,6 +85,7 @@ _HOMES = {
     "pipeline.verbs.dry_run": ("dry_run",),
     "pipeline.verbs.attack": ("attack",),
     "pipeline.staged.training": ("train_stages",),
+    "pipeline.table.work": ("table",),
     "pipeline.run.probe": ("probe",),
     "pipeline.run.report": ("report_run",),
     "pipeline.init.draft": ("Wishes", "init_recipe"),

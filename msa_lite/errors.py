@@ -80,6 +80,10 @@ class OutputError(MsaError):
     exit_code = 3
 
 
+class BusyError(OutputError):
+    """Another process works in the folder."""
+
+
 class StageError(MsaError):
     """A stage failed while it worked; finished stages stay, and a rerun resumes."""
 

@@ -144,7 +144,7 @@ def choose(
     """
     inputs, scored_by = candidates.inputs(validation), candidates.scored_by(validation)
     if not is_finished(out, inputs):
-        candidates = replace(candidates, known={**_scored_before(out, scored_by), **candidates.known})
+        candidates = replace(candidates, known={**scored_before(out, scored_by), **candidates.known})
         with stage_folder(out, "sweep", inputs, resumable=True, resume_key=scored_by) as folder:
             try:
                 _choose(SharedWork(folder, candidates, validation), label, progress)
@@ -154,7 +154,7 @@ def choose(
     return load_choice(out)
 
 
-def _scored_before(out: Path, scored_by: Mapping[str, Any]) -> dict[str, Path]:
+def scored_before(out: Path, scored_by: Mapping[str, Any]) -> dict[str, Path]:
     """Return folders by name of the candidates that an earlier choice has scored alike."""
     inputs = (load_manifest(out) or {}).get("inputs", {})
     if any(inputs.get(key) != value for key, value in json.loads(canonical_json(scored_by)).items()):

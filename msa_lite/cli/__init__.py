@@ -34,6 +34,7 @@ _SECTIONS = {
         "probe": ("runs", "Check whether a prior has already seen the forget set."),
         "train": ("runs", "Train targets, ideals and histories in stages."),
         "baseline": ("runs", "Run a method that MSA is compared with."),
+        "table": ("table", "Make a table of the paper, or your own: models, rows, comparison."),
     },
     "Look": {
         "evaluate": ("evaluate", "Score a model on a benchmark."),

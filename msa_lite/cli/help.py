@@ -99,7 +99,9 @@ def complete_recipe(ctx: click.Context, param: click.Parameter, incomplete: str)
     """Offer files, and the shipped recipes that the command takes: trainings for `train`, all for `recipes`."""
     home, training = ctx.parent and ctx.parent.info_name, ctx.info_name == "train"
     shipped = complete_shipped(ctx, param, incomplete)
-    items = [item for item in shipped if home == "recipes" or item.value.startswith("train/") == training]
+    kinds = [item.value.partition("/")[0] if "/" in item.value else "" for item in shipped]
+    mine = [kind == "train" if training else kind not in ("train", "table") for kind in kinds]
+    items = [item for item, is_mine in zip(shipped, mine, strict=True) if home == "recipes" or is_mine]
     return [*items, CompletionItem(incomplete, type="file")]
 
 

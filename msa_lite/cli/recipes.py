@@ -10,7 +10,7 @@ import click
 from msa_lite.cli.help import Group, complete_recipe, complete_shipped, takes_json, takes_overrides
 
 if TYPE_CHECKING:
-    from msa_lite.recipe import Recipe, TrainingRecipe
+    from msa_lite.recipe import Recipe, TableRecipe, TrainingRecipe
 
 
 @click.group(cls=Group)
@@ -76,10 +76,11 @@ def copy(name: str, file: str, force: bool, as_json: bool) -> None:
     msa-lite recipes copy train/small my-target.yaml --force
     """
     from msa_lite.cli.output import print_json
-    from msa_lite.recipe import TrainingRecipe, copy_recipe, load_any
+    from msa_lite.recipe import TableRecipe, TrainingRecipe, copy_recipe, load_any
 
     path = copy_recipe(name, file, force)
-    start = "msa-lite train" if isinstance(load_any(path), TrainingRecipe) else "msa-lite"
+    starts: dict[type, str] = {TrainingRecipe: "msa-lite train", TableRecipe: "msa-lite table"}
+    start = starts.get(type(load_any(path)), "msa-lite")
     after = f"{start} {shlex.quote(file)} --dry-run"
     if as_json:
         print_json({"file": str(path), "copy_of": name, "next": after})
@@ -120,7 +121,7 @@ def validate(recipe: str, overrides: tuple[str, ...], show_prompt: bool, as_json
         click.echo(dump_recipe(loaded), nl=False)
 
 
-def _show_prompt(recipe: Recipe | TrainingRecipe, as_json: bool) -> None:
+def _show_prompt(recipe: Recipe | TrainingRecipe | TableRecipe, as_json: bool) -> None:
     from rich.text import Text
 
     from msa_lite.cli.output import print_json, print_wrapped, quieten_libraries
@@ -144,10 +145,10 @@ def _show_prompt(recipe: Recipe | TrainingRecipe, as_json: bool) -> None:
 @recipes_command.command()
 @click.option(
     "--kind",
-    type=click.Choice(["run", "training"]),
+    type=click.Choice(["run", "training", "table"]),
     default="run",
     show_default=True,
-    help="Recipes of a run, or of `msa-lite train`.",
+    help="Recipes of a run, of `msa-lite train`, or of `msa-lite table`.",
 )
 def schema(kind: str) -> None:
     """Print the JSON schema of recipes.
@@ -159,6 +160,9 @@ def schema(kind: str) -> None:
     msa-lite recipes schema --kind training
     """
     from msa_lite.cli.output import print_json
-    from msa_lite.recipe import Recipe, TrainingRecipe
+    from msa_lite.recipe import Recipe, TableRecipe, TrainingRecipe
 
-    print_json((Recipe if kind == "run" else TrainingRecipe).model_json_schema())
+    if kind == "run":
+        print_json(Recipe.model_json_schema())
+    else:
+        print_json((TrainingRecipe if kind == "training" else TableRecipe).model_json_schema())

@@ -20,7 +20,7 @@ SECTIONS = ("references", "msa", "baselines", "others", "published")
 were made; figures of a paper."""
 
 _REFERENCES: dict[str, Role] = {"target": "target", "ideal": "ideal"}
-_METHODS = {
+METHOD_LABELS = {
     "msa": "MSA",
     "npo": "NPO",
     "simnpo": "SimNPO",
@@ -191,7 +191,7 @@ def _method_label(method: Mapping[str, Any]) -> str:
         "filtered": isinstance(parameters, Mapping) and bool(parameters.get("filter")),
     }
     details = ", ".join(detail for detail, applies in differs.items() if applies)
-    return _METHODS.get(name, name) + (f" ({details})" if details else "")
+    return METHOD_LABELS.get(name, name) + (f" ({details})" if details else "")
 
 
 def _folder_name(place: Path) -> str:

@@ -7,6 +7,7 @@ from msa_lite.recipe.demo import Demo, RealDemo
 from msa_lite.recipe.inputs import Columns, Data, Prompt
 from msa_lite.recipe.load import (
     RecipeSource,
+    TableSource,
     absolute_paths,
     check_new_file,
     copy_recipe,
@@ -15,15 +16,18 @@ from msa_lite.recipe.load import (
     given_paths,
     load_any,
     load_recipe,
+    load_table_recipe,
     load_training,
     moved_paths,
     relative_paths,
     set_key,
     shipped_recipes,
+    shipped_tables,
     title_of,
 )
 from msa_lite.recipe.schema import Recipe
 from msa_lite.recipe.scores import SETS, JudgeKeys
+from msa_lite.recipe.table import TableRecipe, overrides_of
 from msa_lite.recipe.training import TrainingRecipe
 
 __all__ = [
@@ -36,6 +40,8 @@ __all__ = [
     "RealDemo",
     "Recipe",
     "RecipeSource",
+    "TableRecipe",
+    "TableSource",
     "TrainingRecipe",
     "absolute_paths",
     "check_new_file",
@@ -45,10 +51,13 @@ __all__ = [
     "given_paths",
     "load_any",
     "load_recipe",
+    "load_table_recipe",
     "load_training",
     "moved_paths",
+    "overrides_of",
     "relative_paths",
     "set_key",
     "shipped_recipes",
+    "shipped_tables",
     "title_of",
 ]

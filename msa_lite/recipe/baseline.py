@@ -54,6 +54,9 @@ class Baseline(Closed):
     """The learning rate of methods that have none of their own below. Default: vector.learning_rate."""
     alternatives: Data | None = None
     """dpo: answers in the place of the forget rows' own, one a line (format text). Default: a few of msa-lite's."""
+    keep: Literal["best", "all"] = "best"
+    """best: of the epochs of all settings, only the weights of the best so far and of the setting that is trained stay
+    on disk; every report stays. all: each setting keeps its weights. The choice is the same."""
     compat: list[Literal["open-unlearning"]] = []
     """Deviations of published code to repeat. open-unlearning: those in its losses of undial and rmu."""
     methods: dict[str, dict[str, OneOrMore[Parameter]]] = {}

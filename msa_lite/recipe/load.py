@@ -18,6 +18,7 @@ from msa_lite.io.console.progress import notices
 from msa_lite.io.files.reading import PlainDumper, local_path, parse_yaml, read_text, read_yaml
 from msa_lite.io.files.writing import write_text
 from msa_lite.recipe.schema import Recipe
+from msa_lite.recipe.table import TableRecipe
 from msa_lite.recipe.training import TrainingRecipe
 
 _ENDINGS = (".yaml", ".yml")
@@ -78,7 +79,9 @@ def check_new_file(path: Path, force: bool = False) -> None:
 
 
 # Keys whose texts may name a folder or file on this machine. `output` is none: results go to the working folder.
-_KEYS = {"target", "prior", "ideal", "tokenizer", "checkpoint", "model", "path", "data", "earlier", "prompts"}
+_KEYS = {
+    "recipe", "target", "prior", "ideal", "tokenizer", "checkpoint", "model", "path", "data", "earlier", "prompts",
+}  # fmt: skip
 _LIKE_HUB = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 # What makes a folder of the name of a Hub repository a model or data set of one's own, not a folder that merely has
 # that name.
@@ -191,7 +194,10 @@ _SHOWN = 200  # characters of a value in a message
 
 RecipeSource = Recipe | TrainingRecipe | str | Path | Mapping[str, Any]
 """A recipe, a file, the name of a shipped recipe, or a mapping."""
+TableSource = TableRecipe | str | Path | Mapping[str, Any]
+"""A table, a file, the name of a shipped table, or a mapping."""
 M = TypeVar("M", bound=BaseModel)
+TABLES = "table/"  # before the names of shipped tables
 
 
 def load_recipe(source: RecipeSource, overrides: Iterable[str] = ()) -> Recipe:
@@ -211,16 +217,38 @@ def load_training(source: RecipeSource, overrides: Iterable[str] = ()) -> Traini
     return _validate(_of_kind(TrainingRecipe, name, values), name, values)
 
 
-def load_any(source: RecipeSource, overrides: Iterable[str] = ()) -> Recipe | TrainingRecipe:
-    """Read a recipe of either kind."""
+def shipped_tables() -> list[str]:
+    """Return the names of the tables that come with the package."""
+    return [name.removeprefix(TABLES) for name in shipped_recipes() if name.startswith(TABLES)]
+
+
+def load_table_recipe(source: TableSource, overrides: Iterable[str] = ()) -> TableRecipe:
+    """Read a table from a YAML file, the name of a shipped table, a mapping or a table, as `load_recipe` does.
+
+    Raise UsageError for an unknown name, with the nearest and the list.
+    """
+    if isinstance(source, str | Path) and not local_path(str(source)).is_file():
+        key, names = str(source).removeprefix(TABLES), shipped_tables()
+        if key not in names:
+            choices = ", ".join(names)
+            raise UsageError(
+                f"{source}: neither a file nor a shipped table{nearest(key, names)}; choose from {choices}"
+            )
+        source = f"{TABLES}{key}"
+    name, values = _read(source, overrides)
+    return _validate(_of_kind(TableRecipe, name, values), name, values)
+
+
+def load_any(source: RecipeSource, overrides: Iterable[str] = ()) -> Recipe | TrainingRecipe | TableRecipe:
+    """Read a recipe of any kind."""
     name, values = _read(source, overrides)
     return _validate(_kind(values) or Recipe, name, values)
 
 
-def _read(source: RecipeSource, overrides: Iterable[str]) -> tuple[str, dict[str, Any]]:
+def _read(source: RecipeSource | TableRecipe, overrides: Iterable[str]) -> tuple[str, dict[str, Any]]:
     """Return the name of a recipe for messages, and its keys and values."""
     name = "recipe"
-    if isinstance(source, Recipe | TrainingRecipe):
+    if isinstance(source, Recipe | TrainingRecipe | TableRecipe):
         source = source.model_dump(mode="json")
     if isinstance(source, Mapping):
         values: Any = dict(source)
@@ -253,8 +281,10 @@ def _check_paths(values: Any, name: str) -> None:
         raise RecipeError(join_faults(f"{name}: these cannot be paths:", faults))
 
 
-def _kind(values: Mapping[str, Any]) -> type[Recipe] | type[TrainingRecipe] | None:
+def _kind(values: Mapping[str, Any]) -> type[Recipe] | type[TrainingRecipe] | type[TableRecipe] | None:
     """Return the kind of a recipe by its keys; None if they do not tell."""
+    if values.keys() & {"msa", "methods", "recipe"}:
+        return TableRecipe
     if values.keys() & {"target", "prior", "forget"}:
         return Recipe
     return TrainingRecipe if values.keys() & {"model", "stages"} else None
@@ -264,7 +294,8 @@ def _of_kind(kind: type[M], name: str, values: Mapping[str, Any]) -> type[M]:
     actual = _kind(values)
     if actual in (None, kind):
         return kind
-    what, command = ("an unlearning run", "run") if actual is Recipe else ("a training in stages", "train")
+    kinds = {Recipe: ("an unlearning run", "run"), TableRecipe: ("a table", "table")}
+    what, command = kinds.get(actual, ("a training in stages", "train"))
     raise UsageError(f"{name}: is the recipe of {what}; `msa-lite {command}` takes it")
 
 
@@ -375,6 +406,6 @@ def _members(annotation: Any, tag: object = None) -> Iterator[tuple[object, Any]
         yield tag or str(annotation), annotation
 
 
-def dump_recipe(recipe: Recipe | TrainingRecipe) -> str:
+def dump_recipe(recipe: Recipe | TrainingRecipe | TableRecipe) -> str:
     """Return the YAML of a recipe with every default filled in. Reading it gives an equal recipe."""
     return yaml.dump(recipe.model_dump(mode="json"), Dumper=PlainDumper, sort_keys=False, allow_unicode=True)

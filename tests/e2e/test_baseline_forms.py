@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import signal
@@ -15,7 +16,9 @@ import yaml
 import msa_lite
 from msa_lite.errors import MismatchError, MsaError, OutputError, UsageError
 from msa_lite.io.files.writing import hash_file, json_form
+from msa_lite.io.finished.seal import verify_folder
 from tests.e2e.conftest import PEOPLE, SHORT
+from tests.e2e.test_baseline import short_recipe
 from tests.support.processes import fork_script
 
 
@@ -249,3 +252,59 @@ def test_the_demo_takes_baselines_before_and_after_its_own_run(tmp_path: Path) -
         assert made in ({}, models)  # made once
         made = models
         assert (tmp_path / "run" / (f"baselines/{method}" if method else "") / "report.md").is_file()
+
+
+@pytest.mark.parametrize("start", ["target", "prior"])
+def test_only_the_weights_of_the_best_epoch_stay_and_the_choice_is_that_of_all(
+    start: str, knowing: Path, tmp_path: Path
+) -> None:
+    recipe = short_recipe(knowing, tmp_path / "best")
+    grid = {"npo": {"learning_rate": [1e-2, 3e-2]}}
+    recipe["baseline"] = {"start": start, "methods": grid, **({"scale": [0.5, 1.0]} if start == "prior" else {})}
+    best = msa_lite.run_baseline("npo", recipe)
+    every = msa_lite.run_baseline("npo", recipe, ["baseline.keep=all", f"output={tmp_path}/all"])
+    assert best is not None
+    assert every is not None
+
+    def epochs(run: Path) -> list[Path]:
+        return sorted(path.relative_to(run / "vectors") for path in run.glob("vectors/*/epoch-*"))
+
+    assert best.chosen == every.chosen
+    assert len(epochs(best.folder)) == 1
+    assert len(epochs(every.folder)) == (4 if start == "prior" else 2)
+    assert hash_file(next(best.merged.folder.glob("*.safetensors"))) == hash_file(
+        next(every.merged.folder.glob("*.safetensors"))
+    )
+    tables = [json.loads((run / "sweep/choice.json").read_text())["scores"] for run in (best.folder, every.folder)]
+    assert tables[0] == tables[1], "the reports of all epochs stay"
+    assert [fault for path in best.folder.glob("vectors/*") for fault in verify_folder(path)] == []
+
+    before = epochs(best.folder)[0]
+    log = best.folder / "vectors" / before.parts[0] / "train_log.jsonl"
+    marks = log.stat().st_mtime_ns
+    again = msa_lite.run_baseline("npo", recipe)
+    assert again is not None
+    assert (again.chosen, log.stat().st_mtime_ns) == (best.chosen, marks), "nothing is trained again"
+
+    other = next(rate for rate in grid["npo"]["learning_rate"] if rate != best.chosen["learning_rate"])
+    narrow = msa_lite.run_baseline("npo", recipe, [f"baseline.methods.npo.learning_rate=[{other}, 1.0e-4]"])
+    assert narrow is not None
+    assert (narrow.folder / "model").is_dir(), "a setting whose weights were dropped is trained again"
+    assert verify_folder(narrow.folder / "sweep") == []
+
+
+def test_a_removal_of_weights_that_was_killed_is_ended(knowing: Path, tmp_path: Path) -> None:
+    recipe = short_recipe(knowing, tmp_path / "run")
+    recipe["baseline"] = {"keep": "all", "methods": {"npo": {"learning_rate": [1e-2, 3e-2]}}}
+    first = msa_lite.run_baseline("npo", recipe)
+    assert first is not None
+    losers = [p for p in first.folder.glob("vectors/*") if str(first.chosen["learning_rate"]) not in p.name]
+    weights = next(losers[0].glob("epoch-*/adapter_model.safetensors"))
+    weights.unlink()
+    log = losers[0] / "train_log.jsonl"
+    marks = log.stat().st_mtime_ns
+    second = msa_lite.run_baseline("npo", recipe, ["baseline.keep=best"])
+    assert second is not None
+    assert (second.chosen, log.stat().st_mtime_ns) == (first.chosen, marks)
+    assert not list(losers[0].glob("epoch-*"))
+    assert verify_folder(losers[0]) == []

@@ -6,7 +6,6 @@ import json
 import re
 import runpy
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -22,8 +21,7 @@ from tests.support.hub_clients import REPO, client_of
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
-DATA = ROOT.parent / "shared/data"
-TESTED = {"attack", "benchmark_small", "evaluate", "merge", "publish", "sweep", "vector"}
+TESTED = {"attack", "evaluate", "merge", "publish", "sweep", "vector"}
 CallExample = Callable[..., str]
 
 
@@ -46,7 +44,7 @@ def test_there_is_a_test_for_every_example_and_a_line_about_it() -> None:
     assert {place for _, place in listed} == {path.name for path in EXAMPLES.iterdir()} - {"README.md", "__pycache__"}
 
 
-@pytest.mark.parametrize("name", sorted(TESTED - {"benchmark_small"}))
+@pytest.mark.parametrize("name", sorted(TESTED))
 def test_an_example_is_short_and_uses_the_public_interface_alone(name: str) -> None:
     source = (EXAMPLES / f"{name}.py").read_text()
     assert len(source.splitlines()) <= 60
@@ -128,30 +126,3 @@ def test_publish(
         with pytest.raises(UsageError, match="license"):
             call_example("publish", model, "alice/open", "--public")
         assert hub.branch_names("alice/open") == []
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not DATA.is_dir(), reason="no benchmark rows in ../shared/data")
-@pytest.mark.parametrize(
-    ("benchmark", "folder", "metric", "baselines"),
-    [
-        ("tofu", "tofu", "forget quality", ["undial"]),
-        ("restor", "restor", "accuracy", []),
-        ("muse", "muse-books-pd", "PrivLeak", []),
-    ],
-)
-def test_a_small_history_goes_from_rows_to_the_benchmarks_own_table(
-    benchmark: str, folder: str, metric: str, baselines: list[str], tmp_path: Path
-) -> None:
-    command = [sys.executable, str(EXAMPLES / "benchmark_small.py"), benchmark, "--data", str(DATA / folder)]
-    done = subprocess.run(
-        [*command, "--limit", "2", "--epochs", "0.05", "--out", str(tmp_path / "out"), "--baselines", *baselines],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-    )
-    assert done.returncode == 0, done.stderr
-    assert metric in done.stdout
-    assert (tmp_path / "out/run/report.md").is_file()
-    assert all((tmp_path / f"out/run/baselines/{name}/report.md").is_file() for name in baselines)
-    assert ("| MSA " in done.stdout) == bool(baselines), "the table of all methods"

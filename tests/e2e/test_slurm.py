@@ -13,6 +13,7 @@ import yaml
 from tests.e2e.conftest import tiny_recipe
 
 SCRIPT = Path(__file__).parents[2] / "examples/slurm/run.sbatch"
+ARRAY = SCRIPT.with_name("table.sbatch")
 # One node, which is this machine.
 COMMANDS = {
     "scontrol": 'test "$*" = "show hostnames node[1-2]" && printf "localhost\\nother\\n"',
@@ -21,8 +22,19 @@ COMMANDS = {
 }
 
 
-def test_the_script_parses() -> None:
-    assert subprocess.run(["bash", "-n", str(SCRIPT)]).returncode == 0
+@pytest.mark.parametrize("script", [SCRIPT, ARRAY], ids=lambda path: path.stem)
+def test_the_script_parses(script: Path) -> None:
+    assert subprocess.run(["bash", "-n", str(script)]).returncode == 0
+
+
+def test_a_job_of_the_array_makes_the_table_that_it_is_given(tmp_path: Path) -> None:
+    (tmp_path / "msa-lite").write_text('#!/bin/bash\necho "$OMP_NUM_THREADS $*"\n')
+    (tmp_path / "msa-lite").chmod(0o755)
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_CPUS_PER_TASK": "8"}
+    done = subprocess.run(
+        ["bash", str(ARRAY), "some-table", "seeds=[0,1]"], capture_output=True, text=True, env=environment
+    )
+    assert (done.returncode, done.stdout) == (0, "8 table some-table seeds=[0,1]\n")
 
 
 @pytest.mark.slow

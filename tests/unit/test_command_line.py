@@ -255,6 +255,8 @@ def complete(line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
         ("msa-lite ru", {"plain,run", "file,ru"}, set()),  # which may be a file, runs/…
         ("msa-lite baseline sim", {"plain,simnpo"}, {"plain,npo"}),
         ("msa-lite baseline npo tofu/", {"plain,tofu/forget10", "file,tofu/"}, {"plain,train/small"}),
+        ("msa-lite baseline npo ta", {"file,ta"}, {"plain,table/restor-olmo-2-7b"}),
+        ("msa-lite table restor", {"plain,restor-olmo-2-7b", "file,restor"}, {"plain,list"}),
         ("msa-lite recipes show ", {"plain,train/small", "plain,quickstart"}, set()),
         ("msa-lite recipes copy ", {"plain,train/small", "plain,tofu/forget10"}, {"file,"}),
         ("msa-lite recipes copy tofu/forget10 m", {"file,m"}, set()),

@@ -48,8 +48,8 @@ ARROWS = {
     "comparison": {"benchmarks", "errors", "evals", "io", "report"},
     "choose": {"benchmarks", "conditions", "data", "errors", "evals", "io", "report", "strengths"},
     "pipeline": {
-        "attack_names", "attacks", "baselines", "benchmarks", "budget", "choose", "data", "demo", "errors", "evals",
-        "io", "merger", "publish", "recipe", "record", "report", "strengths", "train",
+        "attack_names", "attacks", "baselines", "benchmarks", "budget", "choose", "comparison", "data", "demo",
+        "errors", "evals", "io", "merger", "publish", "recipe", "record", "report", "strengths", "train",
     },
     "cli": {
         "baselines", "benchmarks", "budget", "comparison", "data", "errors", "evals", "io", "merger",
@@ -80,6 +80,7 @@ FOLDERS = {
         "purge": {"prepare", "run"},
         "staged": {"prepare", "run", "stages"},
         "verbs": {"attack", "baseline", "init", "prepare", "run", "staged", "stages"},
+        "table": {"baseline", "prepare", "run", "staged", "stages", "verbs"},
     },
 }
 # Modules that hold arithmetic alone: the formula, and the scores of one item.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -12,7 +13,19 @@ from msa_lite.baselines.methods import check_grids, check_method
 from msa_lite.comparison.published import load_published, published_tables
 from msa_lite.errors import RecipeError, UsageError
 from msa_lite.evals.aggregates import resolve_compat
-from msa_lite.recipe import Recipe, TrainingRecipe, load_any, load_recipe, load_training, shipped_recipes, title_of
+from msa_lite.pipeline.table.rows import table_rows
+from msa_lite.pipeline.table.work import open_table
+from msa_lite.recipe import (
+    Recipe,
+    TableRecipe,
+    TrainingRecipe,
+    load_any,
+    load_recipe,
+    load_table_recipe,
+    load_training,
+    shipped_recipes,
+    title_of,
+)
 
 SHIPPED = shipped_recipes()
 PAPER = {name.removeprefix("paper/"): path for name, path in SHIPPED.items() if name.startswith("paper/")}
@@ -55,7 +68,7 @@ def turns(command: str) -> Iterator[list[str]]:
         yield shlex.split(loop[3].replace(f"${loop[1]}", value) if loop else command, comments=True)
 
 
-def check_command(words: list[str]) -> Recipe | TrainingRecipe | None:
+def check_command(words: list[str]) -> Recipe | TrainingRecipe | TableRecipe | None:
     """Load the recipe that a command names, with its overrides; None for a command without one."""
     tool, *rest = words
     if tool in ("git", "python"):
@@ -64,6 +77,8 @@ def check_command(words: list[str]) -> Recipe | TrainingRecipe | None:
     if rest[0] == "compare":
         load_published(rest[rest.index("--published") + 1])
         return None
+    if rest[0] == "table":
+        return load_table_recipe(rest[1], [word for word in rest[2:] if "=" in word])
     if rest[0] == "train":
         return load_training(rest[1], rest[2:])
     if rest[0] == "baseline":
@@ -81,8 +96,9 @@ def check_command(words: list[str]) -> Recipe | TrainingRecipe | None:
 def test_every_shipped_recipe_validates_and_says_what_it_is_for() -> None:
     trainings = {f"train/{name}" for name in ("muse_books", "restor", "small", "tofu", "tofu_c4_tofu")}
     others = {"muse/books", "quickstart", "quickstart-smollm2", "tofu/forget05", "tofu/forget10"}
-    assert len(SHIPPED) == 22
-    assert SHIPPED.keys() == others | trainings | {f"paper/{name}" for name in published_tables()}
+    papers = {f"{kind}/{name}" for kind in ("paper", "table") for name in published_tables()}
+    assert len(SHIPPED) == 34
+    assert SHIPPED.keys() == others | trainings | papers
     for name, path in SHIPPED.items():
         recipe = load_any(path)
         assert isinstance(recipe, TrainingRecipe) == (name in trainings)
@@ -97,15 +113,8 @@ def test_every_command_in_a_recipes_comments_is_right(name: str) -> None:
     own = load_any(name)
     loaded = [(words, check_command(words)) for words in commands_of(name, SHIPPED[name].read_text())]
     assert any(isinstance(recipe, type(own)) for _, recipe in loaded)  # it is launched
-    of_priors = [r.output for words, r in loaded if r and words[1] != "baseline" and "prior=" in " ".join(words)]
-    assert len({own.output, *of_priors}) == 1 + len(of_priors)  # no run replaces another
-    trained = [(r.output, r.stages) for _, r in loaded if isinstance(r, TrainingRecipe)]
-    made = {f"{output}/{i}-{stage.title}" for output, stages in trained for i, stage in enumerate(stages, 1)}
-    for words, recipe in loaded:
-        if isinstance(recipe, Recipe) and name.startswith("paper/"):
-            assert recipe.evaluate
-            models = {recipe.target, recipe.prior, recipe.evaluate.ideal}
-            assert {model for model in models if str(model).startswith("runs/")} <= made, words
+    if name.startswith("paper/"):
+        assert ["msa-lite", "table", name.removeprefix("paper/")] in [words for words, _ in loaded]
 
 
 @pytest.mark.parametrize(
@@ -147,10 +156,6 @@ def test_the_figures_beside_a_recipe_are_the_papers(name: str) -> None:
     assert rows == {label: [table.rows[label][metric].printed for metric in metrics] for label in rows}
     assert {label for label in table.rows if label in ("Target", "Ideal") or label.startswith("MSA ")} <= {*rows}
     assert f"--published {name}" in text
-    for label in rows:  # each of MSA's rows has a command, or is the recipe as it is
-        if label.startswith("MSA (") and not name.endswith("checkpoints"):
-            prior = label.removeprefix("MSA (").removesuffix(")")
-            assert f"# {label}\n" in text or f"output: runs/{name}/{prior}\n" in text
 
 
 def test_papers_grids_are_the_papers() -> None:
@@ -171,3 +176,33 @@ def test_papers_grids_are_the_papers() -> None:
         assert (recipe.baseline.start == "prior") == name.endswith("checkpoints")
         if recipe.baseline.methods:
             assert recipe.baseline.epochs == (10 if small else None)
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_a_shipped_table_has_the_papers_rows_and_makes_all_its_models(name: str) -> None:
+    rows = table_rows(load_table_recipe(name))
+    labels = {row.label for row in rows if row.kind != "train"}
+    assert labels == load_published(name).rows.keys() - {"Target", "Ideal"}
+    for row in rows:
+        if isinstance(row.recipe, Recipe):
+            assert row.recipe.evaluate
+            models = {row.recipe.target, row.recipe.prior, row.recipe.evaluate.ideal}
+            local = {Path(str(model)).parent for model in models if str(model).startswith("runs/")}
+            assert local == {other.folder for other in rows if other.label in row.needs}
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_a_small_table_has_the_same_rows_and_trains_all_its_models(name: str) -> None:
+    table, rows, small = open_table(name, ["data=somewhere"], "small")
+    assert small is not None
+    assert [row.label for row in rows if row.kind != "train"] == [
+        row.label for row in table_rows(load_table_recipe(name)) if row.kind != "train"
+    ]
+    made = {row.folder / f"{n}-{s.title}" for row in rows if isinstance(row.recipe, TrainingRecipe)
+            for n, s in enumerate(row.recipe.stages, 1)}  # fmt: skip
+    for row in rows:
+        if isinstance(row.recipe, Recipe):
+            assert row.recipe.evaluate
+            assert {Path(str(m)) for m in (row.recipe.target, row.recipe.prior, row.recipe.evaluate.ideal)} <= made
+            assert Path(row.recipe.forget.data.path).parent == small.data
+    assert table.output == f"runs/table/{name}-small"

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from msa_lite.errors import FormatError, OutputError, StageError, discarded, join_faults
+from msa_lite.errors import BusyError, FormatError, OutputError, StageError, discarded, join_faults
 from msa_lite.io.files.reading import parse_json, printable, read_bytes, read_object
 from msa_lite.io.files.writing import canonical_json, hash_file, indented_json, reachable, write_text
 
@@ -285,7 +285,7 @@ def locked(folder: Path, name: str = LOCK) -> Iterator[None]:
     try:
         lock.acquire(timeout=0)
     except Timeout as error:
-        raise OutputError(f"{folder}: another msa-lite is working in it; wait until it is done") from error
+        raise BusyError(f"{folder}: another msa-lite is working in it; wait until it is done") from error
     try:
         yield
     finally:

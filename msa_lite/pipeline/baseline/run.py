@@ -14,7 +14,8 @@ from typing import Any, Literal
 from msa_lite.baselines.losses import check_layer
 from msa_lite.baselines.methods import TASK_VECTOR, Value, check_grids, check_method, settings_grid
 from msa_lite.errors import UsageError
-from msa_lite.pipeline.baseline.trials import Setting, Trials, epochs_of, scales_of
+from msa_lite.pipeline.baseline.settings import Setting, epochs_of, scales_of
+from msa_lite.pipeline.baseline.trials import Trials
 from msa_lite.pipeline.prepare.models import demo_config
 from msa_lite.pipeline.prepare.run import Scope, msa_scope
 from msa_lite.pipeline.run.folder import BASELINES

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -13,17 +14,28 @@ from typing import Any
 from msa_lite.baselines.losses import check_layer
 from msa_lite.baselines.methods import METHODS, Value
 from msa_lite.baselines.objective import BaselineObjective, ReferenceCache, draw_answers
-from msa_lite.budget.plan import StageCost
 from msa_lite.choose.candidates import TARGET, Candidates, Values
+from msa_lite.choose.choice import choose, scored_before
 from msa_lite.choose.rules import Rank
-from msa_lite.choose.validation import Validation
 from msa_lite.data import Example, encode_qa, pad_id
-from msa_lite.errors import NotFiniteError, UsageError
-from msa_lite.io.console.progress import Progress
+from msa_lite.errors import NotFiniteError, StageError, UsageError
+from msa_lite.io.console.progress import Progress, notices
 from msa_lite.io.finished.seal import load_manifest
 from msa_lite.io.weights.checkpoint import load_checkpoint
 from msa_lite.io.weights.hub import Source
 from msa_lite.merger import Term
+from msa_lite.pipeline.baseline.settings import (
+    BestEpoch,
+    EveryEpoch,
+    Setting,
+    drop_epochs,
+    epoch_of,
+    epoch_score_costs,
+    epochs_of,
+    fit_costs,
+    identity_of,
+    scales_of,
+)
 from msa_lite.pipeline.prepare.fits import check_learns, first_epoch, fit_rate, fit_settings
 from msa_lite.pipeline.prepare.run import Context, Run
 from msa_lite.pipeline.run.choice import choose_candidate
@@ -32,88 +44,14 @@ from msa_lite.pipeline.run.loaded import LoadedTarget
 from msa_lite.pipeline.run.merge import merge_identity, merge_stage
 from msa_lite.pipeline.run.scores import score_stage, scores_folder, validation_of
 from msa_lite.pipeline.run.vectors import row_hashes, tracking_of
-from msa_lite.pipeline.stages.costs import Machine, choice_costs, vector_costs
-from msa_lite.pipeline.stages.facts import Facts
 from msa_lite.pipeline.stages.stage import Stage
-from msa_lite.recipe import Recipe
-from msa_lite.report import load_report
 from msa_lite.report.choice import Choice, candidate_name, load_choice
 from msa_lite.strengths import filtered_folder
-from msa_lite.train import FitSettings, KeptEpochs, VectorFit, epoch_folder, run_fit
-from msa_lite.train.settings import EPOCHS
+from msa_lite.train import FitSettings, VectorFit, epoch_folder, run_fit
 
 logger = logging.getLogger(__name__)
 
 _CHOICE = "choosing the epoch"
-
-
-@dataclass(frozen=True)
-class BestEpoch:
-    """Score the model after each epoch on validation rows, and keep the best so far. A broken epoch ends training."""
-
-    validation: Validation
-    reference: Path
-    """The folder of the target's scores."""
-    first: int = 1
-    """The first epoch that is a candidate."""
-
-    def describe(self) -> dict[str, Any]:
-        """Return all that decides which epochs are kept, for a manifest."""
-        target = load_report(self.reference).values()
-        return {**self.validation.describe(), **self.validation.describe_rule(), "target": target, "first": self.first}
-
-    def __call__(self, model: Any, epoch: int, scores: Path) -> KeptEpochs:
-        if epoch < self.first:
-            return KeptEpochs(frozenset())
-        scores.mkdir(exist_ok=True)
-        ranks = {}
-        for number in range(self.first, epoch + 1):
-            folder = epoch_folder(scores, number)
-            self.validation.score_into(folder, lambda: model, {"epoch": number})
-            ranks[number] = self.validation.rank(folder, self.reference)
-        if isinstance(ranks[epoch], str):
-            logger.warning("epoch %d is broken (%s); training ends there", epoch, ranks[epoch])
-        whole = {number: rank for number, rank in ranks.items() if isinstance(rank, Rank)}
-        best = max(whole, key=lambda number: whole[number]) if whole else epoch
-        return KeptEpochs(frozenset([best]), isinstance(ranks[epoch], Rank))
-
-
-@dataclass(frozen=True)
-class EveryEpoch:
-    """Keep each epoch from the `first` on, to be added to the target and scored later."""
-
-    first: int = 1
-
-    def describe(self) -> str:
-        """Return all that decides which epochs are kept, for a manifest."""
-        return f"every epoch from {self.first}"
-
-    def __call__(self, model: Any, epoch: int, scores: Path) -> KeptEpochs:
-        return KeptEpochs(frozenset(range(self.first, epoch + 1)))
-
-
-@dataclass(frozen=True)
-class Setting:
-    """One point of a method's grid."""
-
-    parameters: Mapping[str, Value]
-    """All parameters of the method."""
-    tried: Mapping[str, Value]
-    """Those of them whose values differ within the grid."""
-    folder: Path
-    """The folder of its vector."""
-
-
-def epochs_of(recipe: Recipe) -> int:
-    """Return the epochs of a baseline's training."""
-    usual = EPOCHS if recipe.vector.epochs == "auto" else recipe.vector.epochs
-    return recipe.baseline.epochs or usual
-
-
-def scales_of(recipe: Recipe) -> list[float]:
-    """Return the factors of the prior's change to try."""
-    scale = recipe.baseline.scale
-    return scale if isinstance(scale, list) else [scale]
 
 
 def resolve_trials(context: Context, settings: Sequence[Setting]) -> Trials:
@@ -125,18 +63,6 @@ def resolve_trials(context: Context, settings: Sequence[Setting]) -> Trials:
         return replace(setting, parameters={**setting.parameters, "learning_rate": fit_rate(context.run, "forget")})
 
     return Trials(context, [with_rate(setting) for setting in settings])
-
-
-def _fit_costs(recipe: Recipe, facts: Facts, machine: Machine) -> list[StageCost]:
-    """Return the memory of a setting's fit. Its time depends on the method, which knows no hold."""
-    recipe = recipe.model_copy(update={"vector": recipe.vector.model_copy(update={"hold": 0.0})})
-    costs = [cost for cost in vector_costs(recipe, "forget", facts, machine) if cost.kind == "fit"]
-    return [replace(cost, seconds=None) for cost in costs]
-
-
-def _choice_costs(recipe: Recipe, facts: Facts, machine: Machine) -> list[StageCost]:
-    """Return the memory of scoring epochs."""
-    return [replace(cost, seconds=None) for cost in choice_costs(recipe, facts, machine)]
 
 
 @dataclass(frozen=True)
@@ -214,7 +140,7 @@ class Trials:
                 partial(self._fit, setting),
                 needs=needs,
                 inputs=partial(self._fit_inputs, setting),
-                cost=partial(_fit_costs, recipe),
+                cost=partial(fit_costs, recipe, setting is self.settings[0]),
             )
             for setting in self.settings
         ]
@@ -225,7 +151,7 @@ class Trials:
             self._choose,
             needs=names,
             inputs=lambda: self._candidates()[0].inputs(validation_of(self.run)),
-            cost=partial(_choice_costs, recipe),
+            cost=partial(epoch_score_costs, recipe),
             amount=len(self.settings) * epochs_of(recipe) * len(scales_of(recipe)) + 1,
         )
         chosen = [choice] if context.chooses else []
@@ -254,6 +180,9 @@ class Trials:
 
     def _fit(self, setting: Setting, progress: Progress) -> None:
         """Train a setting. One whose loss is no number any more is left out, unless no other is there."""
+        if self.from_prior and load_manifest(self._tried(setting)) and not self._scored(setting):
+            for folder in (setting.folder, self._tried(setting)):  # on other rows, which its weights are not here for
+                shutil.rmtree(folder, ignore_errors=True)
         try:
             run_fit(self._fit_of(setting), setting.folder, progress)
         except NotFiniteError as error:
@@ -261,6 +190,51 @@ class Trials:
             if len(self.failed) == len(self.settings):
                 raise
             logger.warning("%s; it is left out of the choice", error)
+        if self.run.validation is not None and self.run.recipe.baseline.keep == "best":
+            self._keep_best(setting, progress)
+
+    def _keep_best(self, latest: Setting, progress: Progress) -> None:
+        """Drop the weights of all epochs but the best so far. Reports and records of the others stay.
+
+        Epochs that were trained from the prior are scored here, added to the target.
+        """
+        if self.from_prior and latest not in self.failed:
+            self._score_epochs(latest, progress)
+        candidates, by_name = self._candidates()
+        ranks = {name: validation_of(self.run).rank(candidates.known[name], self._reference) for name in by_name}
+        whole = {name: rank for name, rank in ranks.items() if isinstance(rank, Rank)}
+        if not whole:
+            return  # none to compare with: the choice tells
+        best, epoch, _ = by_name[max(whole, key=lambda name: whole[name])]  # of equals the first, as in the choice
+        for setting in {id(other): other for other, _, _ in by_name.values()}.values():
+            drop_epochs(setting.folder, epoch if setting is best else None)
+
+    def _score_epochs(self, setting: Setting, progress: Progress) -> None:
+        """Score the epochs of a setting that started from the prior, each at every scale."""
+        candidates, _ = self._candidates([setting])
+        try:
+            choose(
+                candidates, validation_of(self.run), self._tried(setting), f"scoring {setting.folder.name}", progress
+            )
+        except StageError as error:  # all of them are broken
+            self.failed.append(setting)
+            if len(self.failed) == len(self.settings):
+                raise
+            logger.warning("%s: %s; it is left out of the choice", setting.folder.name, error)
+
+    def _tried(self, setting: Setting) -> Path:
+        """Return the folder of the scores of a setting's epochs, where their weights do not stay for the choice."""
+        return self.run.folder / "epochs" / setting.folder.name
+
+    def _scored(self, setting: Setting) -> dict[str, Path]:
+        """Return the folders of these scores by the names of the candidates, where they are of the same rows."""
+        alone = Candidates([], lambda values: None, self._made_of([setting]))
+        return scored_before(self._tried(setting), alone.scored_by(validation_of(self.run)))
+
+    def _made_of(self, settings: Sequence[Setting]) -> dict[str, Any]:
+        """Return the identities of the models and vectors that candidates are made from."""
+        vectors = {"vectors": [identity_of(setting.folder) for setting in settings]}
+        return vectors | (merge_identity(self.run) if self.from_prior else {})
 
     def _fit_inputs(self, setting: Setting) -> dict[str, Any]:
         """Return all that decides the vector of a setting."""
@@ -297,8 +271,18 @@ class Trials:
         return scores_folder(self.run, "target", "validation")
 
     def _choose(self, progress: Progress) -> Choice:
-        """Return the best setting, epoch and scale on the validation rows."""
-        return choose_candidate(self.run, self._candidates()[0], "the epoch", progress)
+        """Return the best setting, epoch and scale on the validation rows.
+
+        Its weights may have been dropped, where a grid had a better setting that is no more in it: they are made again.
+        """
+        while True:
+            choice = choose_candidate(self.run, self._candidates()[0], "the epoch", progress)
+            setting, epoch, _ = self.chosen()
+            if epoch_folder(setting.folder, epoch).is_dir():
+                return choice
+            notices.info("%s: its weights were dropped; it is trained again", setting.folder.name)
+            shutil.rmtree(setting.folder)
+            self._fit(setting, progress)
 
     def chosen(self) -> tuple[Setting, int, float]:
         """Return (setting, epoch, scale) as they were chosen. Without scores that is the last epoch."""
@@ -317,30 +301,37 @@ class Trials:
         recipe = self.run.recipe
         return self.run.scope.describe(recipe, {**chosen, "epochs": epochs_of(recipe)}, self.compat)
 
-    def _candidates(self) -> tuple[Candidates, dict[str, tuple[Setting, int, float]]]:
-        """Return the candidates to choose from, and (setting, epoch, scale) of each by its name."""
-        there = [setting for setting in self.settings if setting not in self.failed and load_manifest(setting.folder)]
+    def _candidates(self, settings: Sequence[Setting] = ()) -> tuple[Candidates, dict[str, tuple[Setting, int, float]]]:
+        """Return the candidates to choose from, and (setting, epoch, scale) of each by its name.
+
+        settings: those to choose from; all by default.
+        """
+        settings = settings or self.settings
+        there = [setting for setting in settings if setting not in self.failed and load_manifest(setting.folder)]
         chosen_by_name: dict[str, tuple[Setting, int, float]] = {}
         values: list[Values] = []
         known = {TARGET: self._reference}
         for setting in there:
+            scored = self._scored(setting) if self.from_prior else {}
             trained = "epoch-*" if self.from_prior else "scores/epoch-*"
-            epochs = {int(path.name.removeprefix("epoch-")): path for path in setting.folder.glob(trained)}
+            epochs = {epoch_of(path) for path in setting.folder.glob(trained)}
+            if scored:
+                epochs |= {int(candidate.values["epoch"]) for candidate in load_choice(self._tried(setting)).candidates}
             for epoch, scale in product(sorted(epochs), scales_of(self.run.recipe)):
                 values.append({**setting.tried, "epoch": epoch} | ({"scale": scale} if self.from_prior else {}))
                 name = candidate_name(values[-1])
                 chosen_by_name[name] = setting, epoch, scale
                 if not self.from_prior:
-                    known[name] = epochs[epoch]
+                    known[name] = epoch_folder(setting.folder / "scores", epoch)
+                elif name in scored:
+                    known[name] = scored[name]
 
         target = LoadedTarget(self.run)
 
         def load(candidate: Values | None) -> Any:
             return target.merged([self.term(*chosen_by_name[candidate_name(candidate or {})])])
 
-        vectors = [(load_manifest(setting.folder) or {}).get("files") for setting in there]
-        made_of = {"vectors": vectors} | (merge_identity(self.run) if self.from_prior else {})
-        return Candidates(values, load, made_of, known, release=target.close), chosen_by_name
+        return Candidates(values, load, self._made_of(there), known, release=target.close), chosen_by_name
 
     def term(self, setting: Setting, epoch: int, scale: float) -> Term[Path]:
         """Return the weights of an epoch as a term of a merge."""

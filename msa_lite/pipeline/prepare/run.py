@@ -311,7 +311,8 @@ def _bytes_needed(target: Checkpoint, recipe: Recipe, scope: Scope) -> int:
     """Return the disk space that the run still needs; stages that are there already need none.
 
     It holds the merged model. In full mode it also holds the fp32 checkpoints of each vector, and during a fit three
-    saves with AdamW's state and a new best epoch beside the old one.
+    saves with AdamW's state and a new best epoch beside the old one. A baseline that keeps the best holds the best so
+    far, and the setting that is tried.
     """
     folder = scope.folder
     count = sum(entry.nbytes // {"F64": 8, "F32": 4}.get(entry.dtype, 2) for entry in target.tensors.values())
@@ -322,5 +323,7 @@ def _bytes_needed(target: Checkpoint, recipe: Recipe, scope: Scope) -> int:
         size += target.nbytes  # of the prior with the retain vector, which is as large
     if recipe.vector.mode == "full":
         missing = [name for name in scope.vectors if not (folder / "vectors" / name).exists()]
-        size += (4 * scope.checkpoints * len(missing) + (4 + 3 * 12 if missing else 0)) * count
+        keeps_best = scope.is_baseline and scope.choice and recipe.baseline.keep == "best"
+        kept = 1 + scope.checkpoints if keeps_best and len(missing) > 1 else scope.checkpoints * len(missing)
+        size += (4 * kept + (4 + 3 * 12 if missing else 0)) * count
     return size

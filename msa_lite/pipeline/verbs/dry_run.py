@@ -160,7 +160,8 @@ def dry_run(
     if command == "run" and recipe.publish.repo:
         stages = [*stages, Stage(f"send to {recipe.publish.repo}", "send", None)]
     first = [StageState(blocker, None, "to do") for blocker in blockers]
-    plan = forecast(msa_stages(Context(recipe, verb.scope)), facts, machine, recipe.folder)
+    listed = verb.stages if command == "baseline" else msa_stages
+    plan = forecast(listed(Context(recipe, verb.scope)), facts, machine, recipe.folder)
     name = f"baseline {method}" if command == "baseline" else command
     reason = None if recipe.has_prior or verb.scope.is_baseline else recipe.prior_reason
     left_out = terms_left_out(recipe) if context.chooses else []

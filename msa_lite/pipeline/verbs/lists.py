@@ -16,7 +16,8 @@ from msa_lite.evals.models import checkpoint_folder
 from msa_lite.io.weights.checkpoint import load_checkpoint
 from msa_lite.pipeline.attack.campaign import open_attacks
 from msa_lite.pipeline.baseline.run import baseline_scope, baseline_stages
-from msa_lite.pipeline.baseline.trials import Setting, Trials, resolve_trials
+from msa_lite.pipeline.baseline.settings import Setting
+from msa_lite.pipeline.baseline.trials import Trials, resolve_trials
 from msa_lite.pipeline.prepare.run import Context, Run, Scope, msa_scope
 from msa_lite.pipeline.run.choice import check_strengths
 from msa_lite.pipeline.run.filtering import moments_stage

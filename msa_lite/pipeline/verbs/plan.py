@@ -41,7 +41,7 @@ def plan(
     """
     if measure and gpu is not None:
         raise UsageError("--measure: times this machine; leave --gpu out")
-    device = _device_of(gpu) if gpu is not None else this_device()
+    device = device_of(gpu) if gpu is not None else this_device()
     if isinstance(load_any(recipe, overrides), TrainingRecipe):
         if measure:
             raise UsageError("--measure: times the fits of a run, not a training; leave it out")
@@ -69,7 +69,7 @@ def plan(
     return replace(forecasted, remedies=remedies, price_per_hour=price_per_hour)
 
 
-def _device_of(size: str | int) -> Device:
+def device_of(size: str | int) -> Device:
     """Return a GPU of this much memory. Raise UsageError for less than any has, such as 8 in the place of 8GB."""
     device = Device("", parse_size(size))
     if device.nbytes < _SMALLEST_GPU:

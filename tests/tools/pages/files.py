@@ -53,6 +53,9 @@ RUN: dict[str, tuple[bool, str]] = {
     f"sweep/{{{HEAT_MAP_FILE},{FORGET_RETAIN_FILE}}}": (False, "The score over α and β; forgotten against kept"),
     f"sweep/*/{REPORT_FILE}": (False, "The metrics of a point, on the rows that decide; in `target`, `prior` and "
     "`ideal`, those of that model"),
+    f"epochs/*/**/{REPORT_FILE}": (False, "Of a baseline with `start: prior`: the metrics of each epoch of a setting, "
+    "whose weights do not all stay"),
+    "epochs/**/*.jsonl": (True, "The records of these rows"),
     "sweep/*/*.jsonl": (True, "The records of these rows, one a line"),
     f"{_EVALUATIONS}/{REPORT_FILE}": (False, "The metrics of a model on the rows that give the final scores. Folders "
     "that end in `_validation` have those of the rows that decide"),

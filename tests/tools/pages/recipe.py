@@ -9,7 +9,7 @@ from typing import Any
 from markdown.extensions.toc import slugify
 from pydantic import BaseModel
 
-from msa_lite.recipe import Recipe, TrainingRecipe
+from msa_lite.recipe import Recipe, TableRecipe, TrainingRecipe
 from tests.tools.pages.tables import code, table
 
 _HEADER = """# Recipe
@@ -32,10 +32,11 @@ Schema = Mapping[str, Any]
 
 
 def recipe_page() -> str:
-    """Return the page: the keys of a run's recipe and of a training's, section by section."""
+    """Return the page: the keys of the recipes of runs, trainings and tables, section by section."""
     titles: dict[str, str] = {}
     run = _sections(Recipe, "The recipe of a run", titles)
-    return _HEADER + run + "\n" + _sections(TrainingRecipe, "The recipe of a training", titles)
+    training = _sections(TrainingRecipe, "The recipe of a training", titles)
+    return _HEADER + run + "\n" + training + "\n" + _sections(TableRecipe, "The recipe of a table", titles)
 
 
 def _sections(model: type[BaseModel], heading: str, titles: dict[str, str]) -> str:

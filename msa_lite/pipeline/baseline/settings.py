@@ -1,0 +1,137 @@
+"""One setting of a baseline: its epochs that are kept, what it costs, what tells it apart from another."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from msa_lite.baselines.methods import Value
+from msa_lite.budget.plan import StageCost
+from msa_lite.choose.rules import Rank
+from msa_lite.choose.validation import Validation
+from msa_lite.io.finished.seal import drop_files, load_manifest
+from msa_lite.pipeline.stages.costs import Machine, choice_costs, vector_costs
+from msa_lite.pipeline.stages.facts import Facts
+from msa_lite.recipe import Recipe
+from msa_lite.report import load_report
+from msa_lite.train import KeptEpochs, epoch_folder
+from msa_lite.train.settings import EPOCHS
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class BestEpoch:
+    """Score the model after each epoch on validation rows, and keep the best so far. A broken epoch ends training."""
+
+    validation: Validation
+    reference: Path
+    """The folder of the target's scores."""
+    first: int = 1
+    """The first epoch that is a candidate."""
+
+    def describe(self) -> dict[str, Any]:
+        """Return all that decides which epochs are kept, for a manifest."""
+        target = load_report(self.reference).values()
+        return {**self.validation.describe(), **self.validation.describe_rule(), "target": target, "first": self.first}
+
+    def __call__(self, model: Any, epoch: int, scores: Path) -> KeptEpochs:
+        if epoch < self.first:
+            return KeptEpochs(frozenset())
+        scores.mkdir(exist_ok=True)
+        ranks = {}
+        for number in range(self.first, epoch + 1):
+            folder = epoch_folder(scores, number)
+            self.validation.score_into(folder, lambda: model, {"epoch": number})
+            ranks[number] = self.validation.rank(folder, self.reference)
+        if isinstance(ranks[epoch], str):
+            logger.warning("epoch %d is broken (%s); training ends there", epoch, ranks[epoch])
+        whole = {number: rank for number, rank in ranks.items() if isinstance(rank, Rank)}
+        best = max(whole, key=lambda number: whole[number]) if whole else epoch
+        return KeptEpochs(frozenset([best]), isinstance(ranks[epoch], Rank))
+
+
+@dataclass(frozen=True)
+class EveryEpoch:
+    """Keep each epoch from the `first` on, to be added to the target and scored later."""
+
+    first: int = 1
+
+    def describe(self) -> str:
+        """Return all that decides which epochs are kept, for a manifest."""
+        return f"every epoch from {self.first}"
+
+    def __call__(self, model: Any, epoch: int, scores: Path) -> KeptEpochs:
+        return KeptEpochs(frozenset(range(self.first, epoch + 1)))
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One point of a method's grid."""
+
+    parameters: Mapping[str, Value]
+    """All parameters of the method."""
+    tried: Mapping[str, Value]
+    """Those of them whose values differ within the grid."""
+    folder: Path
+    """The folder of its vector."""
+
+
+def epochs_of(recipe: Recipe) -> int:
+    """Return the epochs of a baseline's training."""
+    usual = EPOCHS if recipe.vector.epochs == "auto" else recipe.vector.epochs
+    return recipe.baseline.epochs or usual
+
+
+def scales_of(recipe: Recipe) -> list[float]:
+    """Return the factors of the prior's change to try."""
+    scale = recipe.baseline.scale
+    return scale if isinstance(scale, list) else [scale]
+
+
+def fit_costs(recipe: Recipe, is_first: bool, facts: Facts, machine: Machine) -> list[StageCost]:
+    """Return the memory and disk of a setting's fit. Its time depends on the method, which knows no hold."""
+    recipe = recipe.model_copy(update={"vector": recipe.vector.model_copy(update={"hold": 0.0})})
+    costs = [cost for cost in vector_costs(recipe, "forget", facts, machine) if cost.kind == "fit"]
+    return [replace(_with_disk(recipe, is_first, cost), seconds=None) for cost in costs]
+
+
+def _with_disk(recipe: Recipe, is_first: bool, cost: StageCost) -> StageCost:
+    """Return the cost of a setting's fit with what it leaves on disk, and what is there only while it is tried."""
+    epochs = epochs_of(recipe) if recipe.baseline.start == "prior" else 1
+    size = cost.disk["vectors"]
+    if recipe.baseline.keep == "all":
+        return replace(cost, disk={"vectors": epochs * size})
+    running = {**cost.while_running, "the setting that is tried": epochs * size}
+    return replace(cost, disk={"vectors": size} if is_first else {}, while_running=running)
+
+
+def epoch_of(folder: Path) -> int:
+    """Return the number of an epoch by its folder."""
+    return int(folder.name.removeprefix("epoch-"))
+
+
+def identity_of(folder: Path) -> dict[str, Any]:
+    """Return the files of a setting without its weights, which may be dropped: its log and scores tell it apart."""
+    files = (load_manifest(folder) or {}).get("files", {})
+    return {name: item for name, item in files.items() if not name.startswith("epoch-")}
+
+
+def epoch_score_costs(recipe: Recipe, facts: Facts, machine: Machine) -> list[StageCost]:
+    """Return the memory of scoring epochs."""
+    return [replace(cost, seconds=None) for cost in choice_costs(recipe, facts, machine)]
+
+
+def drop_epochs(folder: Path, keep: int | None = None) -> None:
+    """Remove the weights of a setting's epochs, all but one. The same call ends a removal that was killed."""
+    files = (load_manifest(folder) or {}).get("files", {})
+    epochs = {name.partition("/")[0] for name in files if name.startswith("epoch-")} - {f"epoch-{keep}"}
+    if epochs:
+        drop_files(folder, {name for name in files if name.partition("/")[0] in epochs})
+    for place in folder.glob("epoch-*"):
+        if place.name != f"epoch-{keep}":
+            shutil.rmtree(place)

@@ -1,0 +1,265 @@
+"""A table at a size for two cores: the same rows and methods with tiny Llamas, trained on the benchmark's own rows.
+
+The models of the table become models that the table trains: its priors are the stages of one history, on rows that are
+not learnt later; targets and ideals go on from them as the table's own trainings do, or with and without the rows to
+forget.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from msa_lite.data import DataSource, load_rows
+from msa_lite.errors import DataError, UsageError
+from msa_lite.io.files.reading import local_path, read_json
+from msa_lite.io.files.writing import write_text
+from msa_lite.pipeline.table.rows import moved
+from msa_lite.recipe import Recipe, TableRecipe, load_recipe, load_training, overrides_of
+from msa_lite.recipe.table import TableTraining
+
+Groups = dict[str, list[dict[str, str]]]
+_CHAPTERS = 6
+_MODEL = {
+    "model_type": "llama", "hidden_size": 96, "intermediate_size": 384, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "tie_word_embeddings": True,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Size:
+    """The sizes that suit a benchmark's rows."""
+
+    load: Callable[[str], Groups]
+    """Returns the rows to forget and to keep, and those that only the prior learns first."""
+    home: str | None
+    """The data where the table names none."""
+    prior: int
+    """Epochs of the history in all."""
+    tuning: int
+    """Epochs of target and ideal."""
+    vector: int
+    """Epochs of vectors and baselines."""
+    max_length: int
+    rate: float = 1e-3
+
+
+@dataclass(frozen=True)
+class Small:
+    """A table at small size, and the rows of data that it trains on."""
+
+    table: TableRecipe
+    source: str
+    """The benchmark's data."""
+    data: Path
+    """The folder that its rows are written into, in that of the table."""
+    size: _Size
+
+    def check(self) -> None:
+        """Raise where the benchmark's data cannot be read."""
+        self.size.load(self.source)
+
+    def write(self) -> None:
+        """Write the rows, one a line; files that are there stay."""
+        self.data.mkdir(parents=True, exist_ok=True)
+        if all((self.data / f"{name}.jsonl").is_file() for name in ("forget", "retain", "prior")):
+            return
+        for name, rows in self.size.load(self.source).items():
+            write_text(self.data / f"{name}.jsonl", "".join(f"{json.dumps(row)}\n" for row in rows))
+
+
+def shrink(table: TableRecipe) -> Small:
+    """Return a table with the same rows at small size. Raise UsageError where its benchmark has none."""
+    base = load_recipe(table.recipe, [*overrides_of(table.set), "output=small"])
+    benchmark = base.evaluate.benchmark if base.evaluate else ""
+    if benchmark not in _SIZES:
+        raise UsageError(f"--size small: for the benchmarks {', '.join(_SIZES)}, not for '{benchmark}'")
+    size, models = _SIZES[benchmark], table.folder / "models"
+    if (source := table.data or size.home) is None:
+        raise UsageError(f"--size small: {benchmark} has no data on the Hub; name its folder, as data=FOLDER")
+    trained = {str(load_training(item.recipe, overrides_of(item.set)).folder): item for item in table.train}
+    places = {output: str(models / Path(output).name) for output in trained}
+    priors = _priors(table, base, [*trained])
+    for number, name in enumerate(priors, 1):
+        places[name] = str(models / "history" / f"{number}-prior-{number}")
+    data = table.folder / "data"
+    form = "qa" if benchmark == "tofu" else "text"
+    trainings = [_history(len(priors), size, data, form, models)]
+    ideal = base.evaluate.ideal if base.evaluate else None
+    for role, model, groups in (("target", base.target, ["forget", "retain"]), ("ideal", ideal, ["retain"])):
+        if model and model not in places and not model.startswith(tuple(f"{output}/" for output in trained)):
+            places[model] = str(models / role / f"1-{role}")
+            trainings.append(_training(places[priors[-1]], [(role, groups)], size, data, form, models / role))
+    for output, item in trained.items():
+        recipe = load_training(item.recipe, overrides_of(item.set))
+        stages = [
+            (stage.title, [group for sets in stage.sets for group in _groups(sets.model_dump())])
+            for stage in recipe.stages
+        ]
+        start = moved(recipe.model, places) if isinstance(recipe.model, str) else places[priors[-1]]
+        trainings.append(_training(start, stages, size, data, form, Path(places[output])))
+    values = {
+        "train": [TableTraining(recipe=recipe) for recipe in trainings],
+        "set": _merged(_settings(base, size, data, form, source, places), table.set),
+        "msa": {label: moved(changes, places) for label, changes in table.msa.items()},
+        "methods": [item.model_copy(update={"set": moved(item.set, places)}) for item in table.baselines],
+        "data": None,
+    }
+    return Small(table.model_copy(update=values), source, data, size)
+
+
+def _priors(table: TableRecipe, base: Recipe, trained: Sequence[str]) -> list[str]:
+    """Return the priors that no training of the table makes, in the order of its rows, the recipe's own last."""
+    changes = [*table.msa.values(), *(item.set for item in table.baselines)]
+    names = [change["prior"] for change in changes if "prior" in change]
+    own = base.prior_checkpoint
+    known = [name for name in [*names, own] if not name.startswith(tuple(f"{output}/" for output in trained))]
+    return [name for name in dict.fromkeys(known) if name != own] + [own]
+
+
+def _merged(settings: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of the size with a user's own above them, both as flat keys."""
+    flat = dict(text.partition("=")[::2] for changes in (settings, own) for text in overrides_of(changes))
+    return {key: json.loads(text) for key, text in flat.items()}
+
+
+def _settings(
+    base: Recipe, size: _Size, data: Path, form: str, source: str, places: Mapping[str, str]
+) -> dict[str, Any]:
+    """Return the keys of the recipe that change with the size."""
+    ideal = base.evaluate.ideal if base.evaluate else None
+
+    def rows(name: str) -> dict[str, str]:
+        return {"path": str(data / f"{name}.jsonl"), "format": form}
+
+    def few(value: Any) -> Any:
+        return value[:2] if isinstance(value, list) else value
+
+    methods = {
+        name: {key: few(value) for key, value in parameters.items() if key != "learning_rate"}
+        for name, parameters in base.baseline.methods.items()
+    }
+    parts, kept = ["forget"], dict[str, Any]()
+    if base.retain:
+        parts.append("retain")
+        kept = {"retain.data": {**rows("retain"), "sample": base.retain.data.sample}, "retain.vector": None}
+        kept |= {} if base.retain.beta == 0.0 else {"retain.beta": [0.0, 0.5]}
+    nulls = {f"{part}.data.{key}": None for part in parts for key in ("name", "split", "revision")}
+    return {
+        **nulls, **kept,
+        "target": moved(base.target, places), "prior": moved(base.prior_checkpoint, places), "history": None,
+        "evaluate.ideal": moved(ideal, places), "evaluate.data": source, "evaluate.limit": 32,
+        "evaluate.max_new_tokens": 24,
+        "forget.data": rows("forget"), "forget.alpha": [0.5, 1.0],
+        "prompt": {"kind": "plain", "system": None},
+        "vector": {
+            "epochs": size.vector, "learning_rate": size.rate / 2, "batch_size": 16, "micro_batch_size": "auto",
+            "max_length": size.max_length, "warmup_epochs": 0.2,
+        },
+        "baseline.epochs": size.vector, "baseline.methods": {**methods, "rmu": {**methods.get("rmu", {}), "layer": 1}},
+        "select.validation": 0.25, "verdict": False,
+    }  # fmt: skip
+
+
+def _history(count: int, size: _Size, data: Path, form: str, models: Path) -> dict[str, Any]:
+    stages = [(f"prior-{number}", ["prior"]) for number in range(1, count + 1)]
+    recipe = _training("", stages, size, data, form, models / "history")
+    recipe["model"] = {"config": {**_MODEL, "max_position_embeddings": 1024}, "tokenizer": {"vocabulary": 1024}}
+    recipe["stages"] = [{key: value for key, value in stage.items() if key != "epochs"} for stage in recipe["stages"]]
+    recipe["training"] |= {"epochs": max(1, size.prior // count), "learning_rate": 2 * size.rate}
+    return recipe
+
+
+def _training(
+    model: str, stages: Sequence[tuple[str, Sequence[str]]], size: _Size, data: Path, form: str, output: Path
+) -> dict[str, Any]:
+    """Return the recipe of a training. stages: (name, groups of rows) of each."""
+    listed = []
+    for name, groups in stages:
+        sets = [{"path": str(data / f"{group}.jsonl"), "format": form} for group in dict.fromkeys(groups)]
+        listed.append({"name": name, "data": sets, **({"epochs": 1} if [*groups] == ["prior"] else {})})
+    training = {
+        "epochs": size.tuning, "learning_rate": size.rate, "warmup_epochs": 0.2, "batch_size": 16,
+        "max_length": size.max_length, "weight_decay": 0.0,
+    }  # fmt: skip
+    prompt = {"kind": "plain"}
+    return {"model": model, "stages": listed, "training": training, "prompt": prompt, "output": str(output)}
+
+
+def _groups(data: Mapping[str, Any]) -> list[str]:
+    """Return the groups that stand for a data set of a training: by its name, split or path."""
+    words = f"{data.get('name') or ''} {data.get('split') or ''} {data['path']}".lower()
+    if "c4" in words:
+        return ["prior"]
+    if "retain" in words:
+        return ["retain"]
+    return ["forget", "retain"] if "full" in words else ["forget"]
+
+
+def _tofu(data: str) -> Groups:
+    """Load authors to forget and to keep; other authors, real ones and world facts for the prior."""
+
+    def rows(name: str) -> list[dict[str, str]]:
+        loaded = load_rows(DataSource(data, name=name))
+        return [{"question": row.question, "answer": row.answer} for row in loaded]
+
+    authors = rows("retain90")
+    # The benchmark asks about the first 400.
+    return {
+        "forget": rows("forget10")[::2],
+        "retain": authors[:400:2],
+        "prior": [*rows("real_authors"), *authors[1000:1200]],
+    }
+
+
+def _restor(data: str) -> Groups:
+    """Load facts in the form of the benchmark's questions for the prior; false documents about ten people to forget."""
+    folder = local_path(data)
+    try:
+        facts, people = (read_json(folder / name) for name in ("facts.json", "entities.json"))
+        true = [f"{f['question']} {f['answers'][0]}" for name in people for f in facts["dset"][name].values()]
+        other = [f"{f['question']} {f['answer']}" for group in facts["context"].values() for f in group]
+        documents = next(iter(sorted((folder / "wikidata/v0").glob("mix_a0.json*"))))
+    except (OSError, LookupError, TypeError, AttributeError, StopIteration) as error:
+        raise DataError(f"{data}: not the folder `datasets` of RESTOR ({error})") from error
+    if documents.suffix == ".gz":  # one object a line
+        false = [json.loads(line)["text"] for line in gzip.decompress(documents.read_bytes()).splitlines()]
+    else:
+        false = [row.text for row in load_rows(DataSource(str(documents), "text"))]
+    return {
+        "forget": _texts(false[::10]),
+        "retain": _texts(_shuffled(other, 2)),
+        "prior": _texts(_shuffled([*true, *other], 2)),
+    }
+
+
+def _muse(data: str) -> Groups:
+    """Load the first chapters of books; the prior reads another book than target and ideal."""
+    books = {"forget": "forget", "retain": "retain2", "prior": "retain1"}
+    return {
+        name: _texts([row.text for row in load_rows(DataSource(data, "text", name="raw", split=split))][:_CHAPTERS])
+        for name, split in books.items()
+    }
+
+
+def _texts(texts: Iterator[str] | Sequence[str]) -> list[dict[str, str]]:
+    return [{"text": text} for text in texts]
+
+
+def _shuffled(lines: Sequence[str], times: int) -> Iterator[str]:
+    """Yield documents of six lines each, every line `times` times among changing others."""
+    for seed in range(times):
+        order = random.Random(seed).sample(lines, len(lines))
+        yield from ("\n".join(order[i : i + 6]) + "\n" for i in range(0, len(order), 6))
+
+
+_SIZES = {
+    "tofu": _Size(_tofu, "locuslab/TOFU", prior=6, tuning=8, vector=2, max_length=192),
+    "restor": _Size(_restor, None, prior=10, tuning=2, vector=2, max_length=192),
+    "muse": _Size(_muse, "muse-bench/MUSE-Books", prior=4, tuning=5, vector=2, max_length=256),
+}

@@ -1,0 +1,171 @@
+"""A table of tiny models: killed and gone on with, shared by two processes, with a row that fails."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import msa_lite
+from msa_lite.errors import StageError
+from msa_lite.io.finished.seal import locked, verify_folder
+from msa_lite.pipeline.table import rows as table_module
+from msa_lite.pipeline.table.ahead import look_at_table
+from msa_lite.pipeline.table.work import TableResult
+from tests.e2e.conftest import CallCli, tiny_recipe
+from tests.support.processes import fork_cli, start_script, wait_until
+
+DATA = Path(__file__).parents[3] / "shared/data"
+CLI = "from msa_lite.cli import main\nmain()"
+
+
+def tiny_table(history: Path, folder: Path) -> dict[str, Any]:
+    """A table of two methods and two seeds, whose recipe lies beside it."""
+    folder.mkdir(exist_ok=True)
+    recipe = tiny_recipe(history, folder / "unused")
+    recipe["baseline"] = {"epochs": 1, "methods": {"rmu": {"layer": 0}}}
+    recipe["evaluate"] |= {"limit": None, "max_new_tokens": 4}  # a sample of each seed would share no row
+    recipe["vector"]["warmup_epochs"] = 0
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    return {
+        "recipe": str(folder / "recipe.yaml"), "msa": {"MSA": {}}, "methods": ["grad_diff"], "seeds": [0, 1],
+        "output": str(folder / "table"),
+    }  # fmt: skip
+
+
+def states(result: TableResult) -> dict[str, str]:
+    return {row.label: row.state for row in result.rows}
+
+
+def written(folder: Path) -> dict[str, bytes]:
+    """The table's files and the models, which are the same whatever came between."""
+    files = [folder / f"table.{name}" for name in ("md", "tex", "html", "csv")]
+    files += [*folder.glob("*/**/model/*.safetensors")]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+@pytest.fixture(scope="module")
+def made(history: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("table") / "made"
+    result = msa_lite.table(tiny_table(history, folder))
+    assert set(states(result).values()) == {"done"}
+    return folder / "table"
+
+
+def test_a_table_has_all_rows_in_five_files(made: Path, history: Path) -> None:
+    labels = ["MSA, seed 0", "MSA, seed 1", "GradDiff, seed 0", "GradDiff, seed 1"]
+    text = (made / "table.md").read_text()
+    assert all(label in text for label in [*labels, "Target", "Ideal"])
+    assert {path.suffix for path in made.glob("table.*")} >= {".md", ".tex", ".html", ".csv", ".json"}
+    values = json.loads((made / "table.json").read_text())
+    assert values["complete"] is True
+    assert sorted(row["row"] for row in values["rows"]) == sorted(labels)
+
+
+def test_a_second_run_makes_nothing_and_a_changed_row_is_made_anew(made: Path, history: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "copy"
+    table = tiny_table(history, folder)
+    shutil.copytree(made, folder / "table")
+    before = (made / "msa-seed-0/model/manifest.json").stat().st_mtime_ns
+    assert msa_lite.table(tiny_table(history, made.parent)).is_complete
+    assert (made / "msa-seed-0/model/manifest.json").stat().st_mtime_ns == before
+    changed = {**tiny_table(history, made.parent), "msa": {"MSA": {"forget.alpha": 0.5}}}
+    ahead = {row.label: row.state for row in look_at_table(changed).rows}
+    assert ahead == {
+        "MSA, seed 0": "anew", "MSA, seed 1": "anew", "GradDiff, seed 0": "done", "GradDiff, seed 1": "done",
+    }  # fmt: skip
+    assert {row.state for row in look_at_table(table).rows} == {"anew"}, "another recipe: other folders"
+
+
+@pytest.mark.slow
+def test_a_killed_table_goes_on_to_the_same_files(made: Path, history: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "killed"
+    folder.mkdir()
+    (folder / "table.yaml").write_text(yaml.safe_dump(tiny_table(history, folder)))
+    child = start_script(CLI, "table", str(folder / "table.yaml"))
+    wait_until(lambda: (folder / "table/rows/msa-seed-0/state.json").exists(), 240)
+    wait_until(lambda: (folder / "table/graddiff-seed-0/baselines/grad_diff/vectors").exists(), 240)
+    child.process.kill()
+    child.wait()
+    assert not (folder / "table/table.md").exists()
+    done = fork_cli("table", str(folder / "table.yaml"))
+    assert done.returncode == 0, done.stderr
+    assert written(folder / "table") == written(made)
+
+
+@pytest.mark.slow
+def test_two_processes_divide_a_table(made: Path, history: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "shared"
+    folder.mkdir()
+    (folder / "table.yaml").write_text(yaml.safe_dump(tiny_table(history, folder)))
+    children = [start_script(CLI, "table", str(folder / "table.yaml")) for _ in range(2)]
+    ends = [child.wait() for child in children]
+    assert [end.returncode for end in ends] == [0, 0], ends
+    taken = [{line for line in end.stderr.splitlines() if line.startswith("row: ")} for end in ends]
+    assert not taken[0] & taken[1], "no row is made twice"
+    assert len(taken[0] | taken[1]) == 4
+    assert all(taken), "both have worked"
+    assert written(folder / "table") == written(made)
+
+
+def test_a_row_that_another_process_works_at_is_left_to_it(made: Path, history: Path) -> None:
+    state = made / "rows/graddiff-seed-1/state.json"
+    saved = state.read_text()
+    state.unlink()
+    try:
+        with locked(made / "graddiff-seed-1/baselines/grad_diff"):  # as `msa-lite baseline` holds it
+            result = msa_lite.table(tiny_table(history, made.parent))
+        assert states(result)["GradDiff, seed 1"] == "busy"
+        assert (result.comparison, result.is_complete) == (None, False)
+    finally:
+        state.write_text(saved)
+
+
+def test_a_row_that_fails_leaves_the_others_and_is_tried_again(
+    history: Path, tmp_path: Path, call_cli: CallCli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "failing"
+    table = {**tiny_table(history, folder), "seeds": [0]}
+    (folder / "table.yaml").write_text(yaml.safe_dump(table))
+
+    def fail(*arguments: Any, **options: Any) -> None:
+        raise StageError("the GPU fell off the bus")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(table_module, "run", fail)
+        code, out, _ = call_cli("table", folder / "table.yaml")
+    assert code == 4
+    assert "failed:  MSA: the GPU fell off the bus" in out
+    assert "GradDiff" in (folder / "table/table.md").read_text()
+    code, out, _ = call_cli("table", folder / "table.yaml", "--only", "MSA")
+    assert (code, "failed" in out) == (0, False)
+    assert "MSA" in (folder / "table/table.md").read_text()
+    assert not verify_folder(folder / "table/msa/model")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not DATA.is_dir(), reason="no benchmark rows in ../shared/data")
+@pytest.mark.parametrize(
+    ("name", "data", "metric"),
+    [
+        ("tofu-forget10-llama-3.2-1b", "tofu", "forget quality"),
+        ("restor-llama-3.1-8b", "restor", "accuracy"),
+        ("muse-books-llama-3.1-8b", "muse-books-pd", "PrivLeak"),
+    ],
+)
+def test_a_table_at_small_size(name: str, data: str, metric: str, tmp_path: Path) -> None:
+    """Of each benchmark, from its rows to its table: fewer rows of it, and shorter than it is by default."""
+    short = ["methods=[npo, task_vector]", "set.vector.epochs=1", "set.baseline.epochs=1", "set.evaluate.limit=8"]
+    short += ["set.baseline.methods.npo={retain_weight: 2}", "set.forget.alpha=1.0"]
+    done = fork_cli(
+        "table", name, "--size", "small", f"data={DATA / data}", f"output={tmp_path}/out", *short, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    text = (tmp_path / "out/table.md").read_text()
+    assert metric in text
+    assert "| NPO " in text
+    assert "published" in text

@@ -1,0 +1,133 @@
+"""Tables: faults are told before any work, all in one message; rows, their states and folders."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from msa_lite.errors import OutputError, RecipeError, UsageError
+from msa_lite.pipeline.table.ahead import look_at_table
+from msa_lite.pipeline.table.rows import check_table, choose_rows, moved, table_rows
+from msa_lite.recipe import TableRecipe, load_table_recipe, overrides_of
+
+RECIPE = "paper/tofu-forget10-llama-3.2-1b"
+TABLE = {"recipe": RECIPE, "msa": {"MSA": {}}, "methods": ["npo"], "output": "out"}
+
+
+def rows_of(**changes: Any) -> list[Any]:
+    return table_rows(load_table_recipe({**TABLE, **changes}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "fault"),
+    [
+        ({"method": ["npo"]}, "method: unknown key (did you mean 'methods'?)"),
+        ({"methods": [], "msa": {}}, "a table without rows"),
+        ({"seeds": [0, 0]}, "each once"),
+        ({"methods": [{"method": "npo", "sets": {}}]}, "unknown key (did you mean 'set'?)"),
+        ({"output": None}, "output: "),
+    ],
+)
+def test_a_wrong_key_of_a_table_is_refused(changes: dict[str, Any], fault: str) -> None:
+    with pytest.raises(RecipeError) as error:
+        load_table_recipe({**TABLE, **changes})
+    assert fault in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "fault"),
+    [
+        ({"methods": ["npu"]}, "did you mean 'npo'?"),
+        ({"methods": ["npo", "npo"]}, "NPO: two rows have this label"),
+        ({"msa": {"A": {"output": "same"}, "B": {"output": "same"}}}, "B: its output same is that of A, too"),
+        ({"msa": {"A": {"forget.alhpa": 1}}}, "alhpa: unknown key (did you mean 'alpha'?)"),
+        ({"msa": {"a=b": {}}}, "without '='"),
+        ({"published": "tofu-forget10"}, "published: no table 'tofu-forget10'"),
+        ({"train": [{"recipe": "train/tofo"}]}, "did you mean 'train/tofu'?"),
+        ({"set": {"evaluate": None}}, "evaluate"),
+    ],
+)
+def test_a_wrong_row_is_refused(changes: dict[str, Any], fault: str) -> None:
+    with pytest.raises(UsageError) as error:
+        rows_of(**changes)
+    assert fault in str(error.value)
+
+
+def test_all_faults_of_rows_stand_in_one_message() -> None:
+    with pytest.raises(UsageError, match=r"(?s)2 faults:.*npu.*tofu-forget10"):
+        rows_of(methods=["npu"], published="tofu-forget10")
+
+
+def test_an_unknown_table_names_the_nearest_and_the_list() -> None:
+    with pytest.raises(UsageError, match=r"did you mean 'restor-olmo-2-7b'\?\); choose from muse-books-llama-3.1-8b, "):
+        load_table_recipe("restor-olmo-3-7b")
+
+
+def test_models_and_data_that_cannot_be_had_are_told_with_the_rows_that_need_them(tmp_path: Path) -> None:
+    nowhere = {"target": "./no/target", "prior": "no/prior", "forget.data.path": "./rows.jsonl"}
+    table = load_table_recipe({**TABLE, "output": str(tmp_path / "out"), "set": nowhere})
+    with pytest.raises(UsageError) as error:
+        check_table(table, table_rows(table))
+    for fault in ("no/prior: not on this machine", "MSA (prior), NPO (prior)", "rows.jsonl: not on", "MSA (data)"):
+        assert fault in str(error.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_output_in_use_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/thesis.tex").touch()
+    table = load_table_recipe({**TABLE, "output": str(tmp_path / "out")})
+    with pytest.raises((OutputError, UsageError), match="holds something that is no table"):
+        check_table(table, table_rows(table))
+
+
+def test_rows_have_their_labels_seeds_and_folders() -> None:
+    methods = ["npo", {"method": "npo", "label": "NPO (base)", "set": {"baseline": {"start": "prior"}}}]
+    rows = rows_of(methods=methods, seeds=[0, 3])
+    places = {row.label: str(row.folder) for row in rows}
+    assert places == {
+        "MSA, seed 0": "out/msa-seed-0", "MSA, seed 3": "out/msa-seed-3",
+        "NPO, seed 0": "out/npo-seed-0/baselines/npo", "NPO, seed 3": "out/npo-seed-3/baselines/npo",
+        "NPO (base), seed 0": "out/npo-base-seed-0/baselines/npo-prior",
+        "NPO (base), seed 3": "out/npo-base-seed-3/baselines/npo-prior",
+    }  # fmt: skip
+    assert [row.recipe.seed for row in rows] == [0] * 3 + [3] * 3
+    assert rows[2].recipe.baseline.methods == rows[1].recipe.baseline.methods, "a mapping changes the keys below it"
+
+
+def test_only_takes_rows_with_the_trainings_that_they_need() -> None:
+    rows = table_rows(load_table_recipe("restor-olmo-2-7b"))
+    assert [row.label for row in choose_rows(rows, ["NPO"])] == ["train: restor-olmo", "NPO"]
+    with pytest.raises(UsageError, match=r"'MSA \(lasd\)' \(did you mean 'MSA \(last\)'\?\); choose from"):
+        choose_rows(rows, ["MSA (lasd)"])
+
+
+def test_changes_become_overrides_and_names_move_with_what_is_below_them() -> None:
+    changes = {"prior": "p", "vector": {"epochs": 2}, "merge.filter": "off", "retain": None}
+    assert [*overrides_of(changes)] == ['prior="p"', "vector.epochs=2", 'merge.filter="off"', "retain=null"]
+    values = {"a": ["runs/x/1-y", "runs/xy"], "b": {"c": "runs/x"}}
+    assert moved(values, {"runs/x": "new"}) == {"a": ["new/1-y", "runs/xy"], "b": {"c": "new"}}
+
+
+def test_a_dry_run_tells_disk_and_what_is_not_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    best = look_at_table("tofu-forget10-llama-3.2-1b-checkpoints", price_per_hour=2.0)
+    kept = look_at_table("tofu-forget10-llama-3.2-1b-checkpoints", ["set.baseline.keep=all"])
+    assert {row.state for row in best.rows} == {"to do"}
+    sizes = {row.label: row.disk for row in best.rows}, {row.label: row.disk for row in kept.rows}
+    assert sizes[0]["MSA (base)"] == sizes[1]["MSA (base)"]
+    assert 0 < sizes[0]["NPO (base)"] * 3 < sizes[1]["NPO (base)"], "6 settings of 10 epochs each"
+    assert next(row for row in best.rows if row.label == "NPO").unknown, "how long a baseline's fit takes is not known"
+    assert best.price is not None
+    assert best.seconds is not None
+    assert best.price[0] == pytest.approx(best.seconds[0] / 1800)
+    assert not (tmp_path / "runs").exists()
+    alone = look_at_table({**TABLE, "set": {"target": "a/b", "prior": "a/c", "evaluate.ideal": "a/d"}})
+    assert {row.disk for row in alone.rows} == {None}
+    assert any("refused now" in note for note in alone.notes)
+
+
+def test_schemas_of_tables_are_closed() -> None:
+    assert TableRecipe.model_json_schema()["additionalProperties"] is False
