@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,11 @@ import torch
 
 from msa_lite.baselines.methods import METHODS
 from msa_lite.io.models import heads as precision
+from msa_lite.train import FitSettings
+from msa_lite.train.model import load_trainable
+from msa_lite.train.rungs import Rung
 from tests.gpu import cases
-from tests.support.fits import VOCABULARY
+from tests.support.fits import VOCABULARY, assert_same_bits, steps_at
 
 Make = Callable[..., Path]
 SIZES = {"hidden_size": 64, "intermediate_size": 128}  # 4-bit blocks have 64 weights
@@ -65,3 +69,21 @@ def test_gpus_without_bf16_scale_the_loss(
         cpu = cases.on_cpu("fit_losses", prior, tmp_path / f"{mode}-cpu", mode)
         assert losses[0] == pytest.approx(cpu[0], rel=0.02)
         assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize("mode", ["lora", "qlora"])
+def test_layers_that_stream_give_the_bits_of_resident_ones(make_checkpoint: Make, tmp_path: Path, mode: str) -> None:
+    """Copies on a stream of their own come in time, and never while the former layer still computes."""
+    sizes = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 8, "tie_word_embeddings": False}
+    prior, settings = make_checkpoint("llama", **sizes), FitSettings(mode, lora_rank=4, lora_alpha=8)  # type: ignore[arg-type]
+    rung = Rung(2, checkpointing=True)
+    streamed = replace(rung, layers_streamed=True)
+    wanted = steps_at(load_trainable(prior, settings), rung)
+    for spill in (None, tmp_path):
+        model = load_trainable(prior, settings, spill=spill)
+        assert_same_bits(steps_at(model, streamed), wanted)
+        homes = [home for of_layer in model.msa_lite_streams._homes for home in of_layer]
+        assert all(home.is_pinned() for home in homes)
+        assert all(parameter.device.type == "cuda" for parameter in model.parameters())
+    losses, _ = steps_at(load_trainable(prior, settings), replace(streamed, head_streamed=True))
+    assert losses == pytest.approx(wanted[0], rel=1e-3)

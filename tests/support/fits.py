@@ -19,7 +19,9 @@ from msa_lite.data import IGNORE, Example
 from msa_lite.io.console.progress import Progress, silent
 from msa_lite.io.weights.hub import fetch
 from msa_lite.train import FitSettings, KeptEpochs, VectorFit, run_fit
+from msa_lite.train.plain import PlainLoss
 from msa_lite.train.reference import in_chunks, make_batch
+from msa_lite.train.rungs import Rung, set_up
 from tests.support.models import tiny_tokenizer
 
 VOCABULARY = 150
@@ -228,3 +230,20 @@ def out_of_memory(epoch: int, limit: int) -> Callable[[Sequence[int], int, int],
             raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB")
 
     return check
+
+
+def steps_at(model: Any, rung: Rung, objective: Any = None) -> tuple[list[float], dict[str, Any]]:
+    """The losses of two steps at a rung, and the gradients that they leave together."""
+    set_up(model, rung)
+    loss = objective or PlainLoss(ROWS, 0)
+    loss.prepare(model.train())
+    losses = [loss.step(model, range(len(ROWS)), epoch, 2, lambda value: value.backward()).item() for epoch in (0, 1)]
+    return losses, {name: p.grad for name, p in model.named_parameters() if p.requires_grad and p.grad is not None}
+
+
+def assert_same_bits(ours: tuple[list[float], dict[str, Any]], wanted: tuple[list[float], dict[str, Any]]) -> None:
+    assert ours[0] == wanted[0]
+    assert ours[1].keys() == wanted[1].keys()
+    assert any(bool(gradient.any()) for gradient in wanted[1].values())
+    different = [name for name, gradient in wanted[1].items() if not torch.equal(ours[1][name], gradient)]
+    assert not different

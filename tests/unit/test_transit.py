@@ -19,7 +19,7 @@ from msa_lite.train.model import load_trainable
 from msa_lite.train.plain import PlainLoss
 from msa_lite.train.rungs import Rung, can_stream, set_up
 from tests.support.families import tiny_family
-from tests.support.fits import ROWS, SETTINGS
+from tests.support.fits import ROWS, SETTINGS, assert_same_bits, steps_at
 from tests.support.models import save_checkpoint, tiny_model
 
 Make = Callable[..., Path]
@@ -36,23 +36,6 @@ def priors(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("priors")
     made = {kind: save_checkpoint(folder / kind, tiny_model(kind, **sizes)) for kind, sizes in DEEP.items()}
     return made | {kind: save_checkpoint(folder / kind, tiny_family(kind)) for kind in ("qwen2_moe", "mamba")}
-
-
-def steps_of(model: Any, rung: Rung, objective: Any = None) -> tuple[list[float], dict[str, Any]]:
-    """The losses of two steps at a rung, and the gradients that they leave together."""
-    set_up(model, rung)
-    loss = objective or PlainLoss(ROWS, 0)
-    loss.prepare(model.train())
-    losses = [loss.step(model, range(len(ROWS)), epoch, 2, lambda value: value.backward()).item() for epoch in (0, 1)]
-    return losses, {name: p.grad for name, p in model.named_parameters() if p.requires_grad and p.grad is not None}
-
-
-def assert_same_bits(ours: tuple[list[float], dict[str, Any]], wanted: tuple[list[float], dict[str, Any]]) -> None:
-    assert ours[0] == wanted[0]
-    assert ours[1].keys() == wanted[1].keys()
-    assert any(bool(gradient.any()) for gradient in wanted[1].values())
-    different = [name for name, gradient in wanted[1].items() if not torch.equal(ours[1][name], gradient)]
-    assert not different
 
 
 def load_aligned(folder: Path, settings: Any) -> Any:
@@ -82,9 +65,9 @@ def test_losses_and_gradients_are_those_of_resident_layers(
 ) -> None:
     settings, rung = replace(SETTINGS, mode=mode), Rung(2, checkpointing)
     streamed = replace(rung, layers_streamed=True)
-    wanted = steps_of(load_aligned(priors[kind], settings), rung)
-    assert_same_bits(steps_of(load_trainable(priors[kind], settings), streamed), wanted)
-    assert_same_bits(steps_of(load_trainable(priors[kind], settings, spill=tmp_path), streamed), wanted)
+    wanted = steps_at(load_aligned(priors[kind], settings), rung)
+    assert_same_bits(steps_at(load_trainable(priors[kind], settings), streamed), wanted)
+    assert_same_bits(steps_at(load_trainable(priors[kind], settings, spill=tmp_path), streamed), wanted)
 
 
 @pytest.mark.parametrize(
@@ -94,7 +77,7 @@ def test_a_held_fit_and_few_adapters_are_the_same_too(mode: Any, targets: Any, p
     """The reference runs without gradients in between; without an adapter behind it, a 4-bit layer saves nothing."""
     settings = replace(SETTINGS, mode=mode, lora_targets=targets)
     both = [
-        steps_of(load_aligned(priors["llama"], settings), rung, HeldLoss(ROWS, ROWS[::-1], 2.0, 0, 0))
+        steps_at(load_aligned(priors["llama"], settings), rung, HeldLoss(ROWS, ROWS[::-1], 2.0, 0, 0))
         for rung in (Rung(2, True), Rung(2, True, layers_streamed=True))
     ]
     assert_same_bits(both[1], both[0])
@@ -121,7 +104,7 @@ def test_only_two_layers_are_on_the_device_and_nothing_of_an_earlier_one_is_left
     order: list[int] = []
     monkeypatch.setattr(transit, "empty_bytes", noted)
     monkeypatch.setattr(Transit, "_copy", spoilt)
-    losses, _ = steps_of(model, Rung(2, True, layers_streamed=True))
+    losses, _ = steps_at(model, Rung(2, True, layers_streamed=True))
     assert all(loss == loss for loss in losses)
     *homes, first, second = made
     assert len(homes) == 5
@@ -161,13 +144,13 @@ def test_layers_come_in_time_for_a_pass_up_and_a_pass_down(priors: dict[str, Pat
 def test_layers_beyond_ram_wait_in_files_that_leave_nothing(
     priors: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wanted = steps_of(load_aligned(priors["llama"], SETTINGS), Rung(2))
+    wanted = steps_at(load_aligned(priors["llama"], SETTINGS), Rung(2))
     monkeypatch.setattr(streaming, "free_ram", lambda: 60_000)
     monkeypatch.setattr(waiting, "_file_system", lambda folder: "ext4")
     places: list[Any] = []
     file_memory = waiting.file_memory
     monkeypatch.setattr(transit, "file_memory", lambda *given: (places.append(given), file_memory(*given))[1])
-    ours = steps_of(load_trainable(priors["llama"], SETTINGS, spill=tmp_path), Rung(2, layers_streamed=True))
+    ours = steps_at(load_trainable(priors["llama"], SETTINGS, spill=tmp_path), Rung(2, layers_streamed=True))
     assert 0 < len(places) < 5
     assert_same_bits(ours, wanted)
     assert not [*tmp_path.iterdir()]
@@ -186,11 +169,11 @@ def test_a_disk_that_fills_up_is_told(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_a_head_in_blocks_of_rows_differs_by_rounding_alone(
     priors: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wanted = steps_of(load_trainable(priors["llama"], SETTINGS), Rung(2, layers_streamed=True))
+    wanted = steps_at(load_trainable(priors["llama"], SETTINGS), Rung(2, layers_streamed=True))
     monkeypatch.setattr(ends, "BLOCK", 32 * 4 * 7)  # seven rows of 32 weights; the vocabulary is no multiple
     rows = ends.Rows(torch.randn(150, 32), torch.device("cpu"))
     assert torch.equal(torch.cat([block.clone() for _, block in rows.each()]), rows.matrix)
-    losses, gradients = steps_of(
+    losses, gradients = steps_at(
         load_trainable(priors["llama"], SETTINGS), Rung(2, layers_streamed=True, head_streamed=True)
     )
     assert losses == pytest.approx(wanted[0], rel=1e-6)
