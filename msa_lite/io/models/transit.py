@@ -156,8 +156,6 @@ class Transit:
         """Return 1 where the layers are met upwards, -1 where downwards."""
         if number == 0 or not self._is_fit:
             self._direction = 1
-        elif number == len(self._layers) - 1:
-            self._direction = -1
         elif number != self._last:
             self._direction = 1 if number > self._last else -1
         self._last = number
