@@ -21,6 +21,7 @@ from msa_lite.io.weights.adapter import ADAPTER_CONFIG, Adapter, read_factors
 from msa_lite.io.weights.checkpoint import Checkpoint, TensorEntry, load_checkpoint
 from msa_lite.io.weights.hub import Source
 from msa_lite.io.weights.vocabulary import AddedRows, cut_adapter, extend, without_added_rows
+from msa_lite.train.adapted import speed_up
 
 if TYPE_CHECKING:
     from msa_lite.train.settings import FitSettings
@@ -57,7 +58,7 @@ def load_trainable(folder: Path, settings: FitSettings, added: AddedRows | None 
         _widen_vectors(model, folder)
     if precision == "fp16":  # its range is too small for the sum of all layers
         model.get_input_embeddings().register_forward_hook(lambda module, inputs, states: states.float())
-    return with_adapter(model, settings, precision)
+    return speed_up(with_adapter(model, settings, precision))
 
 
 def _is_stored_in(folder: Path, precision: NumberFormat) -> bool:
