@@ -22,6 +22,7 @@ from msa_lite.io.weights.adapter import ADAPTER_CONFIG, Adapter, read_factors
 from msa_lite.io.weights.checkpoint import Checkpoint, TensorEntry, load_checkpoint
 from msa_lite.io.weights.hub import Source
 from msa_lite.io.weights.vocabulary import AddedRows, cut_adapter, extend, without_added_rows
+from msa_lite.train.adapted import speed_up
 
 if TYPE_CHECKING:
     from msa_lite.train.settings import FitSettings
@@ -65,7 +66,7 @@ def load_trainable(
         _widen_vectors(model, folder)
     if precision == "fp16":  # its range is too small for the sum of all layers
         model.get_input_embeddings().register_forward_hook(lambda module, inputs, states: states.float())
-    model = with_adapter(model, settings, precision)
+    model = speed_up(with_adapter(model, settings, precision))
     if spill is not None:
         stream_fit(model, device, spill)
     return model

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
-from itertools import takewhile
+from functools import cache, partial
+from itertools import accumulate, takewhile
 from typing import Any, TypeAlias
 
 from msa_lite.data import IGNORE, Example, group_rows, pass_tokens, to_batch
 from msa_lite.io.models.heads import Halves, autocast, split_model
+from msa_lite.train.packed import can_pack, packing, run_packed
 
 _WORTH_SHARING = 8  # tokens; for less, a pass of their own costs more than it saves
+_PADDED_ATTENTION = 16  # of packed rows attention alone is padded, a sixteenth of the work
 _TOLERANCE = 0.05  # of the largest state: far above what bf16 and 4-bit kernels round, far below what a leak changes
 
 
@@ -159,6 +163,7 @@ class PlainLoss:
     """The token that fills up rows of a batch."""
     _halves: Halves | None = field(default=None, init=False)
     _shares: bool = field(default=False, init=False)
+    _packs: bool = field(default=False, init=False)
 
     @property
     def longest(self) -> int:
@@ -170,9 +175,10 @@ class PlainLoss:
         return {}
 
     def prepare(self, model: Any) -> None:
-        """Split the model, and check whether rows may share their beginning."""
-        self._halves = split_model(model)
-        self._shares = can_share(self._halves)
+        """Split the model, and check whether rows may share their beginning, and stand in one sequence."""
+        self._halves = halves = split_model(model)
+        self._shares = can_share(halves)
+        self._packs = can_pack(halves, partial(Beginning.run, halves) if self._shares else None)
 
     def release(self) -> None:
         """Let go of the model."""
@@ -185,13 +191,16 @@ class PlainLoss:
         examples = [self.examples[i] for i in rows if count_labels(self.examples[i])]
         labels = sum(map(count_labels, examples))
         total = torch.zeros((), device=model.device)
-        beginning = self._run_beginning(model, examples)
-        start = beginning.tokens if beginning else 0
-        budget, per_pass = micro * self.longest - start, pass_tokens(model.device)
-        for chosen in group_rows([len(e.ids) - start for e in examples], budget, per_pass):
-            total += self._run(model, [examples[i] for i in chosen], beginning, labels, backward)
-        if beginning:
-            beginning.backward()
+        packs = self._packs and not _has_router_loss(model)
+        with packing(self._halves) if packs and self._halves else nullcontext():
+            beginning = self._run_beginning(model, examples)
+            start = beginning.tokens if beginning else 0
+            budget, per_pass = micro * self.longest - start, pass_tokens(model.device)
+            run, per_pass = (self._run_packed, _PADDED_ATTENTION * per_pass) if packs else (self._run, per_pass)
+            for chosen in group_rows([len(e.ids) - start for e in examples], budget, per_pass):
+                total += run(model, [examples[i] for i in chosen], beginning, labels, backward)
+            if beginning:
+                beginning.backward()
         return total
 
     def _run_beginning(self, model: Any, examples: Sequence[Example]) -> Beginning | None:
@@ -215,13 +224,38 @@ class PlainLoss:
         halves = self._halves
         assert halves is not None, "prepare comes first"
         batch = to_batch(examples, self.pad, model.device)
-        if getattr(model.config, "output_router_logits", False):  # the model adds a loss of its router to its own
+        if _has_router_loss(model):  # the model adds a loss of its router to its own
             loss = model(**batch, use_cache=False, num_items_in_batch=labels).loss
             backward(loss)
             return loss.detach()
         with autocast(model):
             states = run_rows(halves, batch, beginning)
         return _backward_of_labels(halves, *label_states(states, examples), labels, backward)
+
+    def _run_packed(
+        self,
+        model: Any,
+        examples: Sequence[Example],
+        beginning: Beginning | None,
+        labels: int,
+        backward: _Backward,
+    ) -> Any:
+        """Run one pass as `_run` does, of rows one after another and up to the token that predicts their last label."""
+        import torch
+
+        halves, start = self._halves, beginning.tokens if beginning else 0
+        assert halves is not None, "prepare comes first"
+        ids = [e.ids[start : _labelled(e)[-1]] for e in examples]
+        with autocast(model):
+            states = run_packed(halves, ids, beginning)
+        firsts = list(accumulate(map(len, ids), initial=-start - 1))
+        places = [first + t for first, e in zip(firsts, examples, strict=False) for t in _labelled(e)]
+        targets = torch.tensor([e.labels[t] for e in examples for t in _labelled(e)], device=states.device)
+        return _backward_of_labels(halves, states[torch.tensor(places)], targets, labels, backward)
+
+
+def _has_router_loss(model: Any) -> bool:
+    return bool(getattr(model.config, "output_router_logits", False))
 
 
 def _backward_of_labels(halves: Halves, states: Any, targets: Any, labels: int, backward: _Backward) -> Any:
@@ -231,14 +265,13 @@ def _backward_of_labels(halves: Halves, states: Any, targets: Any, labels: int, 
     gradients of all states through the body. So the head runs once, and neither logits nor their gradients pile up.
     """
     import torch
-    from torch.nn.functional import cross_entropy
 
     total, gradients = torch.zeros((), device=states.device), []
     for block in halves.blocks(len(states)):
         leaf = states[block].detach().requires_grad_()
         with autocast(halves.model):
             logits = halves.logits(leaf)
-        loss = cross_entropy(logits, targets[block], reduction="sum") / labels
+        loss = _summed_loss().apply(logits, targets[block]) / labels
         backward(loss)
         total += loss.detach()
         gradients.append(leaf.grad)
@@ -246,3 +279,26 @@ def _backward_of_labels(halves: Halves, states: Any, targets: Any, labels: int, 
     if states.requires_grad:  # not where the head alone is trained
         states.backward(torch.cat(gradients))
     return total
+
+
+@cache
+def _summed_loss() -> Any:
+    """Return an autograd function of (n, v) logits and (n,) targets: Σ −log p.
+
+    The gradient of the logits takes the place of their log-probabilities, where torch's loss makes two more tensors.
+    """
+    import torch
+
+    class SummedLoss(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, logits: Any, targets: Any) -> Any:
+            ctx.targets, ctx.log_p = targets[:, None], logits.log_softmax(-1)
+            return -ctx.log_p.gather(1, ctx.targets).sum()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Any) -> Any:
+            of_logits, ctx.log_p = ctx.log_p.exp_(), None
+            of_logits.scatter_add_(1, ctx.targets, -torch.ones_like(ctx.targets, dtype=of_logits.dtype))
+            return of_logits.mul_(gradient), None
+
+    return SummedLoss

@@ -19,12 +19,14 @@ from msa_lite.io.models import heads
 from msa_lite.io.models.heads import split_model
 from msa_lite.train import plain
 from msa_lite.train import plain as beginnings
+from msa_lite.train.packed import run_packed
 from msa_lite.train.plain import Beginning, PlainLoss, can_share, common_beginning, run_rows
 from msa_lite.train.until import measure_loss
 from tests.support.fits import PAD, ragged_rows, with_adapter
 from tests.support.models import VOCABULARY, tiny_model
 from tests.support.plain import KINDS, SPECIAL, wide_model
 
+PACKED = {*KINDS, "granite"}  # the others have a window, or more than plain attention
 PLAIN = {"gpt2": {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}}  # no dropout
 
 
@@ -70,7 +72,12 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, int]]]:
         noted.append((beginning.tokens if beginning else 0, len(batch["input_ids"])))
         return run_rows(halves, batch, beginning)
 
+    def run_one_after_another(halves: Any, ids: Any, beginning: Any = None) -> Any:
+        noted.append((beginning.tokens if beginning else 0, len(ids)))
+        return run_packed(halves, ids, beginning)
+
     monkeypatch.setattr(plain, "run_rows", run)
+    monkeypatch.setattr(plain, "run_packed", run_one_after_another)
     return noted
 
 
@@ -93,8 +100,10 @@ def test_a_step_has_the_loss_and_gradients_of_all_logits(
         wanted, expected = train_wholly(model, rows), gradients(model)
         made = PlainLoss(rows, PAD)
         made.prepare(model)
-        for micro in (7, 2):
+        assert made._packs == (kind in PACKED)
+        for micro, packs in ((7, True), (2, True), (2, False)):
             runs.clear()
+            made._packs &= packs
             assert float(made.step(model, range(7), 0, micro, backward)) == pytest.approx(wanted, rel=1e-6)
             assert_alike(gradients(model), expected)
             assert sum(count for _, count in runs) == 6  # the row without labels does not run
