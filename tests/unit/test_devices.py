@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from msa_lite.budget.needs import Need
+from msa_lite.budget.plan import StageCost
 from msa_lite.budget.speed import Device
-from msa_lite.errors import UsageError
-from msa_lite.io.models import devices
+from msa_lite.errors import MismatchError, UsageError
+from msa_lite.io.models import devices, waiting
 from msa_lite.pipeline.stages import forecast as planning_check
 
 GB = 10**9
@@ -121,3 +126,26 @@ def test_the_runs_own_check_counts_what_others_leave(monkeypatch: pytest.MonkeyP
     assert device.name == "Tesla T4: other processes hold 8.0 GB of 16.0 GB"
     monkeypatch.setattr(planning_check, "bytes_of_others", lambda: 0)
     assert planning_check._free_device() == Device("Tesla T4", 16 * GB)
+
+
+@pytest.mark.parametrize(
+    ("kind", "force", "refused"), [("fit", False, True), ("scores", False, True), ("fit", True, False)]
+)
+def test_layers_without_room_to_wait_in_are_refused_before_work(
+    kind: Any, force: bool, refused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cost = StageCost(f"the {kind}", kind, Need({"weights": GB}), waiting=14 * GB)
+    stage: Any = SimpleNamespace(cost=lambda facts, machine: [cost], folder=tmp_path / "not-there-yet" / "vector")
+    monkeypatch.setattr(planning_check, "_free_device", lambda: Device("Tesla T4", 16 * GB))
+    monkeypatch.setattr(planning_check, "free_ram", lambda: 8 * GB)
+    monkeypatch.setattr(waiting, "_file_system", lambda folder: "ext4")
+    monkeypatch.setattr(waiting.shutil, "disk_usage", lambda folder: SimpleNamespace(free=GB))
+    check: Any = partial(planning_check.check_memory, [stage], None, 1, lambda machine: iter(()), force)
+    if refused:
+        with pytest.raises(
+            MismatchError, match=f"the {kind}: layers of 14 GB would wait in RAM, of which 8 GB are free"
+        ):
+            check()
+        assert not (tmp_path / "not-there-yet").exists()
+    monkeypatch.setattr(waiting.shutil, "disk_usage", lambda folder: SimpleNamespace(free=8 * GB))
+    assert check() is None  # the rest waits in a file
