@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import takewhile
 from typing import Any, TypeAlias
 
 from msa_lite.data import IGNORE, Example, group_rows, pass_tokens, to_batch
 from msa_lite.io.models.heads import Halves, autocast, split_model
+from msa_lite.train.share import ALONE, Share, run_passes, shortest
 
 _WORTH_SHARING = 8  # tokens; for less, a pass of their own costs more than it saves
 _TOLERANCE = 0.05  # of the largest state: far above what bf16 and 4-bit kernels round, far below what a leak changes
@@ -159,6 +161,7 @@ class PlainLoss:
     """The token that fills up rows of a batch."""
     _halves: Halves | None = field(default=None, init=False)
     _shares: bool = field(default=False, init=False)
+    _share: Share = field(default=ALONE, init=False)
 
     @property
     def longest(self) -> int:
@@ -169,10 +172,10 @@ class PlainLoss:
         """Return nothing: a manifest names only objectives in place of this one."""
         return {}
 
-    def prepare(self, model: Any) -> None:
-        """Split the model, and check whether rows may share their beginning."""
-        self._halves = split_model(model)
-        self._shares = can_share(self._halves)
+    def prepare(self, model: Any, share: Share = ALONE) -> None:
+        """Split the model, and check whether rows may share their beginning: not if they are divided."""
+        self._share, self._halves = share, split_model(model)
+        self._shares = share.is_whole and can_share(self._halves)
 
     def release(self) -> None:
         """Let go of the model."""
@@ -184,6 +187,8 @@ class PlainLoss:
 
         examples = [self.examples[i] for i in rows if count_labels(self.examples[i])]
         labels = sum(map(count_labels, examples))
+        if not self._share.is_whole:
+            return self._run_divided(model, examples or self.examples[:1], max(1, labels), micro, backward)
         total = torch.zeros((), device=model.device)
         beginning = self._run_beginning(model, examples)
         start = beginning.tokens if beginning else 0
@@ -193,6 +198,29 @@ class PlainLoss:
         if beginning:
             beginning.backward()
         return total
+
+    def _run_divided(
+        self, model: Any, examples: Sequence[Example], labels: int, micro: int, backward: _Backward
+    ) -> Any:
+        """Run this process's share of a step's rows. labels: those of the whole step."""
+        from torch.nn.functional import cross_entropy
+
+        halves = self._halves
+        assert halves is not None, "prepare comes first"
+
+        def loss(rows: Sequence[int]) -> Any:
+            chosen = [examples[i] for i in rows]
+            batch = to_batch(chosen, self.pad, model.device)
+            if getattr(model.config, "output_router_logits", False):
+                return model(**batch, use_cache=False, num_items_in_batch=labels).loss
+            with autocast(model):
+                states = label_states(run_rows(halves, batch), chosen)
+                return halves.map_logits(partial(cross_entropy, reduction="none"), *states).sum() / labels
+
+        lengths = [len(example.ids) for example in examples]
+        passes = self._share.passes(lengths, micro * self.longest, pass_tokens(model.device))
+        spare = shortest(examples, [count_labels(example) for example in examples])
+        return run_passes(self._share, model, passes, spare, loss, backward)
 
     def _run_beginning(self, model: Any, examples: Sequence[Example]) -> Beginning | None:
         """Run what all rows begin with, if it is long enough and the model allows it."""
