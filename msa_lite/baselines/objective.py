@@ -238,7 +238,7 @@ class BaselineObjective:
             self._halves = split_model(model)
         if self.cache is not None:
             self._reference_scores = self.cache.values(model, self.pad, share)
-        if self.full and self._runs_reference:
+        if self.full and self.method.runs_reference(self.parameters):
             self._frozen = share.freeze(model, self._frozen_layers)
         if self._halves is not None:
             self._reference_halves = split_model(self._frozen) if self._frozen is not None else self._halves
@@ -288,12 +288,6 @@ class BaselineObjective:
     @property
     def _retain_rows(self) -> Sequence[Example]:
         return self.retain if self._retains else ()
-
-    @property
-    def _runs_reference(self) -> bool:
-        """Check whether a step runs the reference."""
-        by_retain = self.method.takes == "activations" or self.parameters.get("retain_loss") == "kl"
-        return self.method.reference == "logits" or (self._retains and by_retain)
 
     @property
     def _repeats_defect(self) -> bool:

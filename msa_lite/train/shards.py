@@ -120,7 +120,9 @@ def run_lent(model: Any, peers: Peers, work: Callable[[], T]) -> T:
     The work may run any forward passes without gradients: whenever a layer is about to run, the others gather it, too.
     Its MsaError is raised in all of them.
     """
-    layers = decoder_layers(model)
+    from torch.distributed.fsdp import FSDPModule
+
+    layers = [module for module in model.modules() if isinstance(module, FSDPModule) and module is not model]
     model.unshard()
     try:
         if peers.first:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
@@ -15,15 +16,15 @@ from msa_lite.baselines.methods import METHODS, Value
 from msa_lite.baselines.objective import BaselineObjective, ReferenceCache, draw_answers
 from msa_lite.budget.plan import StageCost
 from msa_lite.choose.candidates import TARGET, Candidates, Values
-from msa_lite.choose.rules import Rank
-from msa_lite.choose.validation import Validation
 from msa_lite.data import Example, encode_qa, pad_id
 from msa_lite.errors import NotFiniteError, UsageError
-from msa_lite.io.console.progress import Progress
+from msa_lite.io.console.progress import Progress, silent
+from msa_lite.io.finished.manifest import is_finished
 from msa_lite.io.finished.seal import load_manifest
 from msa_lite.io.weights.checkpoint import load_checkpoint
 from msa_lite.io.weights.hub import Source
 from msa_lite.merger import Term
+from msa_lite.pipeline.baseline.epochs import BestEpoch, EveryEpoch
 from msa_lite.pipeline.prepare.fits import check_learns, first_epoch, fit_rate, fit_settings
 from msa_lite.pipeline.prepare.run import Context, Run
 from msa_lite.pipeline.run.choice import choose_candidate
@@ -31,65 +32,20 @@ from msa_lite.pipeline.run.filtering import filter_stage, moments_stage
 from msa_lite.pipeline.run.loaded import LoadedTarget
 from msa_lite.pipeline.run.merge import merge_identity, merge_stage
 from msa_lite.pipeline.run.scores import score_stage, scores_folder, validation_of
-from msa_lite.pipeline.run.vectors import row_hashes, tracking_of
+from msa_lite.pipeline.run.vectors import check_shares, row_hashes, tracking_of
 from msa_lite.pipeline.stages.costs import Machine, choice_costs, vector_costs
 from msa_lite.pipeline.stages.facts import Facts
 from msa_lite.pipeline.stages.stage import Stage
 from msa_lite.recipe import Recipe
-from msa_lite.report import load_report
 from msa_lite.report.choice import Choice, candidate_name, load_choice
 from msa_lite.strengths import filtered_folder
-from msa_lite.train import FitSettings, KeptEpochs, VectorFit, epoch_folder, run_fit
+from msa_lite.train import FitSettings, VectorFit, epoch_folder, run_fit
 from msa_lite.train.settings import EPOCHS
 
 logger = logging.getLogger(__name__)
 
 _CHOICE = "choosing the epoch"
-
-
-@dataclass(frozen=True)
-class BestEpoch:
-    """Score the model after each epoch on validation rows, and keep the best so far. A broken epoch ends training."""
-
-    validation: Validation
-    reference: Path
-    """The folder of the target's scores."""
-    first: int = 1
-    """The first epoch that is a candidate."""
-
-    def describe(self) -> dict[str, Any]:
-        """Return all that decides which epochs are kept, for a manifest."""
-        target = load_report(self.reference).values()
-        return {**self.validation.describe(), **self.validation.describe_rule(), "target": target, "first": self.first}
-
-    def __call__(self, model: Any, epoch: int, scores: Path) -> KeptEpochs:
-        if epoch < self.first:
-            return KeptEpochs(frozenset())
-        scores.mkdir(exist_ok=True)
-        ranks = {}
-        for number in range(self.first, epoch + 1):
-            folder = epoch_folder(scores, number)
-            self.validation.score_into(folder, lambda: model, {"epoch": number})
-            ranks[number] = self.validation.rank(folder, self.reference)
-        if isinstance(ranks[epoch], str):
-            logger.warning("epoch %d is broken (%s); training ends there", epoch, ranks[epoch])
-        whole = {number: rank for number, rank in ranks.items() if isinstance(rank, Rank)}
-        best = max(whole, key=lambda number: whole[number]) if whole else epoch
-        return KeptEpochs(frozenset([best]), isinstance(ranks[epoch], Rank))
-
-
-@dataclass(frozen=True)
-class EveryEpoch:
-    """Keep each epoch from the `first` on, to be added to the target and scored later."""
-
-    first: int = 1
-
-    def describe(self) -> str:
-        """Return all that decides which epochs are kept, for a manifest."""
-        return f"every epoch from {self.first}"
-
-    def __call__(self, model: Any, epoch: int, scores: Path) -> KeptEpochs:
-        return KeptEpochs(frozenset(range(self.first, epoch + 1)))
+FIT_SETTING = "fit a baseline's setting"  # the order to train it with all others
 
 
 @dataclass(frozen=True)
@@ -127,16 +83,26 @@ def resolve_trials(context: Context, settings: Sequence[Setting]) -> Trials:
     return Trials(context, [with_rate(setting) for setting in settings])
 
 
-def _fit_costs(recipe: Recipe, facts: Facts, machine: Machine) -> list[StageCost]:
+def _fit_costs(
+    recipe: Recipe, method: str, parameters: Mapping[str, Value], facts: Facts, machine: Machine
+) -> list[StageCost]:
     """Return the memory of a setting's fit. Its time depends on the method, which knows no hold."""
+    layers = min(1.0, (int(parameters.get("layer", facts.shapes["prior"].layers)) + 1) / facts.shapes["prior"].layers)
+    reference = layers if METHODS[method].runs_reference(parameters) else 0.0
     recipe = recipe.model_copy(update={"vector": recipe.vector.model_copy(update={"hold": 0.0})})
-    costs = [cost for cost in vector_costs(recipe, "forget", facts, machine) if cost.kind == "fit"]
+    costs = [cost for cost in vector_costs(recipe, "forget", facts, machine, reference) if cost.kind == "fit"]
     return [replace(cost, seconds=None) for cost in costs]
 
 
 def _choice_costs(recipe: Recipe, facts: Facts, machine: Machine) -> list[StageCost]:
     """Return the memory of scoring epochs."""
     return [replace(cost, seconds=None) for cost in choice_costs(recipe, facts, machine)]
+
+
+def help_fit(settings: Sequence[Setting], run: Run, name: str) -> None:
+    """Train a setting with the first process, which decides what comes of it."""
+    with suppress(NotFiniteError):
+        resolve_trials(Context.of(run), settings).fit_with_all(name, silent)
 
 
 @dataclass(frozen=True)
@@ -190,6 +156,9 @@ class Trials:
         check_learns(self.run, ["forget"], epochs=epochs_of(self.run.recipe))
         if cache := self._cache():
             cache.check()
+        if self.is_shared:
+            for setting in self.settings:
+                check_shares(self.run.crew, self._settings_of(setting))
         if not self.context.chooses:
             logger.warning(
                 "%s: no questions to choose an epoch by, so the last one is taken; evaluate.forget can give some",
@@ -214,7 +183,7 @@ class Trials:
                 partial(self._fit, setting),
                 needs=needs,
                 inputs=partial(self._fit_inputs, setting),
-                cost=partial(_fit_costs, recipe),
+                cost=partial(_fit_costs, recipe, self.method, setting.parameters),
             )
             for setting in self.settings
         ]
@@ -254,13 +223,40 @@ class Trials:
 
     def _fit(self, setting: Setting, progress: Progress) -> None:
         """Train a setting. One whose loss is no number any more is left out, unless no other is there."""
+        crew = self.run.crew
         try:
-            run_fit(self._fit_of(setting), setting.folder, progress)
+            if not self.is_shared:
+                run_fit(self._fit_of(setting), setting.folder, progress)
+            elif not is_finished(setting.folder, self._fit_inputs(setting)):
+                with crew.helped(FIT_SETTING, {"name": setting.folder.name}):
+                    self.fit_with_all(setting.folder.name, progress)
         except NotFiniteError as error:
             self.failed.append(setting)
             if len(self.failed) == len(self.settings):
                 raise
             logger.warning("%s; it is left out of the choice", error)
+
+    @property
+    def is_shared(self) -> bool:
+        """True where all processes of a launcher train each setting together."""
+        return self.run.recipe.vector.mode == "full" and not self.run.crew.is_alone
+
+    def fit_with_all(self, name: str, progress: Progress) -> None:
+        """Train the setting with this folder's name by all processes of the crew; each of them has to call it.
+
+        Raise NotFiniteError, in all of them, where the loss is no number any more.
+        """
+        from msa_lite.train.sharded import fit_sharded
+
+        setting = next(setting for setting in self.settings if setting.folder.name == name)
+        fault: NotFiniteError | None = None
+        with self.run.crew.group():  # which an error would not leave
+            try:
+                fit_sharded(self._fit_of(setting), setting.folder, progress)
+            except NotFiniteError as error:
+                fault = error
+        if fault is not None:
+            raise fault
 
     def _fit_inputs(self, setting: Setting) -> dict[str, Any]:
         """Return all that decides the vector of a setting."""
