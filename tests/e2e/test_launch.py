@@ -213,8 +213,8 @@ def test_stages_are_trained_by_all_processes(history: Path, tmp_path: Path) -> N
 
 def test_a_full_baseline_is_trained_by_all_processes(path: str, tmp_path: Path) -> None:
     """Its epochs are scored after each of them; a setting whose loss is no number is left out of the choice."""
-    method = ["baseline", "undial", path, "--json", *FULL, "baseline.epochs=2", "baseline.compat=[]"]
-    method += ["baseline.methods.undial={learning_rate: [1.0e-3, 1.0e+30], retain_weight: 0.5}"]
+    method = ["baseline", "undial", path, "--json", *FULL, "baseline.epochs=2"]
+    method += ["baseline.methods={undial: {learning_rate: [1.0e-3, 1.0e+12], retain_weight: 0.5}}"]
     outcomes = {}
     for name, command in (("together", TORCHRUN), ("alone", [])):
         done = launch(*command, "-m", "msa_lite", *method, f"output={tmp_path / name}")
