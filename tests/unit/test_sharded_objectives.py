@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -92,6 +94,35 @@ def fit_all(rank: int, cases: list[str], prior: Path, folder: Path) -> None:
         fit_sharded(fit_of(case, prior, folder), folder / case)
 
 
+def dies(rank: int, prior: Path, folder: Path) -> None:
+    """Fit with a choice of epochs, but the second process is killed in the second epoch."""
+    from msa_lite.train.sharded import _Steps
+
+    own = _Steps._step
+
+    def killed(self: Any, rows: Any, epoch: int, step: int) -> Any:
+        if (rank, step) == (1, 4):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return own(self, rows, epoch, step)
+
+    _Steps._step = killed  # type: ignore[method-assign]
+    fit_all(rank, ["undial"], prior, folder)
+
+
+def breaks(rank: int, prior: Path, folder: Path, step: int) -> None:
+    """Fit with a choice of epochs; the loss of the second process is no number from a step on."""
+    from msa_lite.train.sharded import _Steps
+
+    own = _Steps._step
+
+    def broken(self: Any, rows: Any, epoch: int, number: int) -> Any:
+        values = own(self, rows, epoch, number)
+        return {**values, "loss": float("nan")} if number >= step else values
+
+    _Steps._step = broken  # type: ignore[method-assign]
+    fit_all(rank, ["grad_diff"], prior, folder)
+
+
 def log(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "train_log.jsonl").read_text().splitlines()]
 
@@ -125,3 +156,25 @@ def test_every_objective_gives_the_vector_of_one_process(make_checkpoint: Make, 
         assert [path.name for path in trained(two / case)] == [path.name for path in trained(one / case)]
         mine, other = ((folder / case / "scores/epoch-2.json").read_text() for folder in (two, one))
         assert json.loads(mine) == pytest.approx(json.loads(other), rel=1e-5)
+
+
+def test_a_stopped_fit_goes_on_with_its_reference_and_its_scores(make_checkpoint: Make, tmp_path: Path) -> None:
+    prior, killed, whole = make_checkpoint("llama"), tmp_path / "killed", tmp_path / "whole"
+    assert [outcome.error for outcome in run_together(dies, prior, killed)] == ["StageError", "killed"]
+    assert sorted(path.name for path in (killed / "undial.partial").glob("epoch-*")) == ["epoch-1"]
+    for folder in (killed, whole):
+        assert run_together(fit_all, ["undial"], prior, folder) == DONE
+    assert [path.name for path in trained(killed / "undial")] == [path.name for path in trained(whole / "undial")]
+    for mine, other in zip(trained(killed / "undial"), trained(whole / "undial"), strict=True):
+        assert_close(weights(mine), weights(other))
+    assert log(killed / "undial") == log(whole / "undial")
+
+
+def test_a_loss_that_is_no_number_leaves_the_epochs_before_it(make_checkpoint: Make, tmp_path: Path) -> None:
+    prior = make_checkpoint("llama")
+    assert run_together(breaks, prior, tmp_path / "late", 4) == DONE
+    assert [path.name for path in trained(tmp_path / "late/grad_diff")] == ["epoch-1"]
+    for outcome in run_together(breaks, prior, tmp_path / "early", 1):
+        assert outcome.error == "NotFiniteError"
+        assert outcome.value.count("nothing was kept") == 1
+    assert not (tmp_path / "early").exists() or not list((tmp_path / "early").iterdir())
