@@ -57,6 +57,11 @@ class Method:
                 weights["retain_loss"] = "nll"
         return self.keywords | dict(self.layer_parameters) | weights
 
+    def runs_reference(self, parameters: Mapping[str, Value]) -> bool:
+        """Check whether a step runs the reference. Log-probabilities are computed once, before the first step."""
+        by_retain = self.takes == "activations" or parameters.get("retain_loss") == "kl"
+        return self.reference == "logits" or (bool(parameters.get("retain_weight")) and by_retain)
+
 
 METHODS = {
     "grad_ascent": Method(losses.grad_ascent, "labels", retain_weight=None),

@@ -1,10 +1,10 @@
-"""The objective of a method, step by step, and its reference: log-probabilities on disk, no second model."""
+"""The objective of a method, step by step, and its reference: log-probabilities on disk, or a second model."""
 
 from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Any
 from msa_lite.baselines import losses
 from msa_lite.baselines.losses import layer_activations, sequence_log_probs
 from msa_lite.baselines.methods import METHODS, Method, Value
-from msa_lite.data import IGNORE, Example, group_rows, hash_ids, pass_tokens
+from msa_lite.data import IGNORE, Example, hash_ids, pass_tokens
 from msa_lite.errors import MismatchError
 from msa_lite.io.files.writing import write_json
 from msa_lite.io.finished.manifest import is_finished, stage_folder
@@ -25,12 +25,12 @@ from msa_lite.train.reference import (
     Batch,
     ChosenLogits,
     answer_logits,
-    freeze_copy,
     in_chunks,
     kl_divergence,
     make_batch,
     reference_of,
 )
+from msa_lite.train.share import ALONE, Share, run_passes, shortest
 
 ANSWERS = (
     "I don't know.",
@@ -88,19 +88,27 @@ class ReferenceCache:
                 f"({ours}); remove that folder, or choose another output"
             )
 
-    def values(self, model: Any, pad: int) -> dict[str, list[float]]:
-        """Return log-probabilities by set, one per row: from the folder, or computed with `model`, the reference."""
+    def values(self, model: Any, pad: int, share: Share = ALONE) -> dict[str, list[float]]:
+        """Return log-probabilities by set, one per row: from the folder, or computed with `model`, the reference.
+
+        Of several processes, each computes them all, since each has only a part of the model; the first one writes.
+        """
         import torch
 
-        if not is_finished(self.folder, self.inputs):
-            with stage_folder(self.folder, "reference", self.inputs) as partial, torch.no_grad():
-                training = model.training
-                model.eval()
-                with autocast(model):
-                    scores = {name: _score(model, examples, pad) for name, examples in self.sets.items()}
-                model.train(training)
-                write_json(partial / _FILE, scores)
-        return json.loads((self.folder / _FILE).read_text("utf-8"))
+        if not share.in_first(lambda: is_finished(self.folder, self.inputs)):
+            training = model.training
+            model.eval()
+            with torch.no_grad(), autocast(model):
+                scores = share.forward(
+                    model, lambda: {name: _score(model, examples, pad) for name, examples in self.sets.items()}
+                )
+            model.train(training)
+            share.in_first(lambda: self._write(scores))
+        return share.in_first(lambda: json.loads((self.folder / _FILE).read_text("utf-8")))
+
+    def _write(self, scores: Mapping[str, Sequence[float]]) -> None:
+        with stage_folder(self.folder, "reference", self.inputs) as partial:
+            write_json(partial / _FILE, scores)
 
 
 def _score(model: Any, examples: Sequence[Example], pad: int) -> list[float]:
@@ -146,24 +154,27 @@ class _Term:
     beside: Sequence[Sequence[Example]] = ()
     """Other examples of each row, which run in batches of the same rows."""
 
-    def run(self, model: Any, rows: Sequence[int], micro: int, longest: int, backward: Backward) -> Any:
-        """Run the term over `rows`, pass by pass, each with its backward pass; return its detached value.
+    def run(
+        self, model: Any, rows: Sequence[int], micro: int, longest: int, backward: Backward, share: Share = ALONE
+    ) -> Any:
+        """Run this process's share of `rows`, pass by pass, each with its backward pass; return its detached value.
 
         longest: the tokens that each of `micro` rows may have.
         """
         counts, size = [self._count(self.examples[i]) for i in rows], max(1, micro // self.passes)
+        passes: Sequence[Sequence[int]]
         if self.in_order:
-            chunks: Iterable[Sequence[int]] = in_chunks(range(len(rows)), size)
+            passes = share.passes_in_order(len(rows), size)
         else:
             lengths = [max(len(examples[i].ids) for examples in (self.examples, *self.beside)) for i in rows]
-            chunks = group_rows(lengths, size * longest, pass_tokens(model.device))
-        total: Any = 0.0
-        for chunk in chunks:
-            share = sum(counts[i] for i in chunk) / sum(counts)
-            value = self.weight * share * self.loss(model, [rows[i] for i in chunk])
-            backward(value)
-            total = total + value.detach()
-        return total
+            passes = share.passes(lengths, size * longest, pass_tokens(model.device))
+
+        def loss(chunk: Sequence[int]) -> Any:
+            part = sum(counts[i] for i in chunk) / sum(counts)
+            return self.weight * part * self.loss(model, [rows[i] for i in chunk])
+
+        spare = shortest([self.examples[i] for i in rows], counts)
+        return run_passes(share, model, passes, spare, loss, backward)
 
     def _count(self, example: Example) -> int:
         if self.mean_over == "labels":
@@ -192,6 +203,7 @@ class BaselineObjective:
     """True to repeat open-unlearning's defect."""
     full: bool = False
     """True when all weights are trained, so that the reference must be a second model."""
+    _share: Share = field(default=ALONE, init=False)
     _model: Any = field(default=None, init=False)
     _frozen: Any = field(default=None, init=False)
     _halves: Any = field(default=None, init=False)
@@ -219,15 +231,15 @@ class BaselineObjective:
             **{name: hash_ids(examples) for name, examples in rows.items()},
         }
 
-    def prepare(self, model: Any) -> None:
+    def prepare(self, model: Any, share: Share = ALONE) -> None:
         """Get the reference ready."""
-        self._model = model
+        self._model, self._share = model, share
         if self.method.takes != "activations":
             self._halves = split_model(model)
         if self.cache is not None:
-            self._reference_scores = self.cache.values(model, self.pad)
-        if self.full and self._runs_reference:
-            self._frozen = freeze_copy(model, self._frozen_layers)
+            self._reference_scores = self.cache.values(model, self.pad, share)
+        if self.full and self.method.runs_reference(self.parameters):
+            self._frozen = share.freeze(model, self._frozen_layers)
         if self._halves is not None:
             self._reference_halves = split_model(self._frozen) if self._frozen is not None else self._halves
 
@@ -237,10 +249,10 @@ class BaselineObjective:
 
     def step(self, model: Any, rows: Sequence[int], epoch: int, micro: int, backward: Backward) -> Any:
         """Run γ · loss of the forget rows, then λ · loss of their retain rows, as `train.Objective` describes."""
-        total = self._forget_term.run(model, list(rows), micro, self.longest, backward)
+        total = self._forget_term.run(model, list(rows), micro, self.longest, backward, self._share)
         if self._retains:
             drawn = self.draw(epoch)[list(rows)].tolist()
-            total = total + self._retain_term.run(model, drawn, micro, self.longest, backward)
+            total = total + self._retain_term.run(model, drawn, micro, self.longest, backward, self._share)
         return total
 
     def draw(self, epoch: int) -> Any:
@@ -276,12 +288,6 @@ class BaselineObjective:
     @property
     def _retain_rows(self) -> Sequence[Example]:
         return self.retain if self._retains else ()
-
-    @property
-    def _runs_reference(self) -> bool:
-        """Check whether a step runs the reference."""
-        by_retain = self.method.takes == "activations" or self.parameters.get("retain_loss") == "kl"
-        return self.method.reference == "logits" or (self._retains and by_retain)
 
     @property
     def _repeats_defect(self) -> bool:

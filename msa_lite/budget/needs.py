@@ -67,8 +67,8 @@ class FitCase:
     on_gpu: bool = True
     shards: int = 1
     """Processes that share weights, gradients and states in full mode."""
-    held: bool = False
-    """True for a fit with a reference, which in full mode is a second copy of the weights."""
+    reference: float = 0.0
+    """The part of the layers that a frozen second model has, as which full mode holds a reference; 0 without one."""
 
 
 def rungs(shape: Shape, case: FitCase, micros: Sequence[int]) -> list[Rung]:
@@ -76,6 +76,8 @@ def rungs(shape: Shape, case: FitCase, micros: Sequence[int]) -> list[Rung]:
 
     micros: rows of a forward pass, falling.
     """
+    if case.shards > 1:  # which has no other way
+        return [Rung(micro, checkpointing=True) for micro in micros]
     first = [Rung(micros[0]), Rung(micros[0], checkpointing=True)]
     if case.mode != "full" and shape.head:
         first.append(replace(first[-1], embedding_on_cpu=True))
@@ -119,7 +121,8 @@ def fit_need(shape: Shape, case: FitCase, rung: Rung, accumulates: bool = True) 
         "temporaries": 4 * head + (2 * tokens * layer.residual * shape.hidden if head else 0),
     }
     if case.shards > 1:  # each layer is put together for its turn; embedding and head stay so
-        whole = {"gathered": 2 * (shape.embedding + shape.head + 2 * shape.in_linear // shape.layers)}
+        ends = (shape.embedding + shape.head) * (2 if case.reference else 1)
+        whole = {"gathered": 2 * (ends + 2 * shape.in_linear // shape.layers)}
         forward, held = forward | whole, held | whole
     moments = [forward | at_logits, forward | at_head, forward | at_layer, held | at_end, held]
     if rung.checkpointing and not head:  # the first layer, when the others have their gradients
@@ -144,7 +147,10 @@ def static_bytes(shape: Shape, case: FitCase, rung: Rung) -> dict[str, int]:
         parts = {part: nbytes / case.shards for part, nbytes in parts.items()}
     else:
         parts["adapters"] = 4 * trained
-    parts |= {"reference": 4 * shape.weights} if case.held and case.mode == "full" else {}
+    if case.reference and case.mode == "full":
+        width = 2 if case.shards > 1 and case.halves else 4  # in shards it is kept as it is multiplied
+        left_out = (1 - case.reference) * shape.in_linear
+        parts["reference"] = width * (shape.weights - left_out) / case.shards
     fixed = {"context": CONTEXT} if case.on_gpu else {"process": PROCESS}
     return {part: int(nbytes) for part, nbytes in parts.items()} | fixed
 

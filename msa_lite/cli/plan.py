@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from msa_lite.cli.help import Command, complete_recipe, takes_json, takes_overrides
@@ -11,6 +13,14 @@ from msa_lite.cli.help import Command, complete_recipe, takes_json, takes_overri
 @click.argument("recipe", shell_complete=complete_recipe)
 @takes_overrides
 @click.option("--gpu", metavar="SIZE", help="Plan for a GPU with this much memory, such as 8GB.  [default: this one]")
+@click.option("--baseline", metavar="METHOD", help="Plan `msa-lite baseline METHOD` in the place of the run.")
+@click.option(
+    "--processes",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Processes of `accelerate launch`, each with such a GPU; they divide fits in full mode.",
+)
 @click.option("--price-per-hour", type=click.FloatRange(min=0), help="Price of the machine, for the cost of the run.")
 @click.option("--measure", is_flag=True, help="Load the prior and time a few steps on this machine.")
 @takes_json
@@ -20,6 +30,8 @@ def plan_command(
     recipe: str,
     overrides: tuple[str, ...],
     gpu: str | None,
+    baseline: str | None,
+    processes: int,
     price_per_hour: float | None,
     measure: bool,
     as_json: bool,
@@ -38,6 +50,7 @@ def plan_command(
     msa-lite plan my.yaml
     msa-lite plan my.yaml --gpu 8GB vector.mode=qlora
     msa-lite plan my.yaml --measure
+    msa-lite plan my.yaml --gpu 80GB --processes 2 --baseline undial vector.mode=full
     msa-lite plan my.yaml --gpu 80GB --price-per-hour 1.8 --json
     """
 
@@ -50,7 +63,8 @@ def plan_command(
         quieten_libraries(verbose)
     elif not verbose:
         quieten_loggers()
-    result = plan(recipe, overrides, gpu=gpu, price_per_hour=price_per_hour, measure=measure)
+    options: dict[str, Any] = {"gpu": gpu, "baseline": baseline, "processes": processes}
+    result = plan(recipe, overrides, **options, price_per_hour=price_per_hour, measure=measure)
     if as_json:
         print_json(result)
     else:

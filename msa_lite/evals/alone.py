@@ -54,6 +54,7 @@ def decode_alone(runner: Runner, batch: PromptBatch, choose: Choose) -> list[lis
         ids = torch.tensor([prompt], device=runner.device)
         with torch.inference_mode(), _plain_settings(runner.model):
             runner.model.generate(
+                synced_gpus=False,  # transformers would wait for other processes that share the weights
                 input_ids=ids,
                 attention_mask=torch.ones_like(ids) if batch.hidden is None else (ids != batch.hidden).long(),
                 max_new_tokens=tokens,

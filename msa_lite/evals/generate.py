@@ -189,6 +189,7 @@ def _sample(
     most = decoding.max_length or ids.shape[1] + decoding.max_new_tokens
     with torch.inference_mode():
         output = runner.model.generate(
+            synced_gpus=False,  # transformers would wait for other processes that share the weights
             input_ids=ids,
             attention_mask=mask,
             do_sample=True,

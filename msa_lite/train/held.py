@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from msa_lite.data import Example, group_rows, hash_ids, pass_tokens
+from msa_lite.data import Example, hash_ids, pass_tokens
 from msa_lite.io.models.heads import split_model
 from msa_lite.train.plain import PlainLoss, count_labels
-from msa_lite.train.reference import answer_logits, freeze_copy, kl_divergence, make_batch, reference_of
+from msa_lite.train.reference import answer_logits, kl_divergence, make_batch, reference_of
+from msa_lite.train.share import ALONE, Share, run_passes, shortest
 
 
 @dataclass
@@ -35,6 +36,7 @@ class HeldLoss:
     full: bool = False
     """True where all weights are trained."""
     _plain: PlainLoss = field(init=False)
+    _share: Share = field(default=ALONE, init=False)
     _model: Any = field(default=None, init=False)
     _frozen: Any = field(default=None, init=False)
     _halves: Any = field(default=None, init=False)
@@ -53,11 +55,11 @@ class HeldLoss:
         """Return what the manifest records."""
         return {"hold": self.weight, "retain": hash_ids(self.retain), "seed": self.seed}
 
-    def prepare(self, model: Any) -> None:
+    def prepare(self, model: Any, share: Share = ALONE) -> None:
         """Get the reference ready, before the model changes."""
-        self._plain.prepare(model)
-        self._model, self._halves = model, split_model(model)
-        self._frozen = freeze_copy(model) if self.full else None
+        self._plain.prepare(model, share)
+        self._model, self._share, self._halves = model, share, split_model(model)
+        self._frozen = share.freeze(model) if self.full else None
         self._reference = split_model(self._frozen) if self.full else self._halves
 
     def release(self) -> None:
@@ -69,15 +71,16 @@ class HeldLoss:
         """Run the rows of a step, then rows to keep, as `train.Objective` describes."""
         total = self._plain.step(model, rows, epoch, micro, backward)
         drawn = [self.retain[i] for i in self._draw(epoch)[list(rows)]]
-        labels = sum(map(count_labels, drawn))
+        counts = [count_labels(example) for example in drawn]
+
+        def loss(rows: Sequence[int]) -> Any:
+            part = sum(counts[i] for i in rows) / sum(counts)
+            return self._divergence([drawn[i] for i in rows]) * (self.weight * part)
+
         # The reference's logits beside the model's own take as much memory as a second row does.
         budget = max(1, micro // 2) * self.longest
-        for chosen in group_rows([len(example.ids) for example in drawn], budget, pass_tokens(model.device)):
-            batch = [drawn[i] for i in chosen]
-            loss = self._divergence(batch) * (self.weight * sum(map(count_labels, batch)) / labels)
-            backward(loss)
-            total = total + loss.detach()
-        return total
+        passes = self._share.passes([len(example.ids) for example in drawn], budget, pass_tokens(model.device))
+        return total + run_passes(self._share, model, passes, shortest(drawn, counts), loss, backward)
 
     def _draw(self, epoch: int) -> np.ndarray:
         """Draw a row to keep for each row to learn, uniformly with replacement, anew in each epoch."""

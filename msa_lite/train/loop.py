@@ -158,7 +158,7 @@ class Loop:
             state = json.loads((saves[-1] / "trainer_state.json").read_text("utf-8"))
             step, epoch = state["global_step"], round(state["epoch"])
         cut_log(self.partial / LOG, step)
-        self._keep_epochs(range(epoch + 1))  # others were written after the save, perhaps half
+        self.keep_epochs(range(epoch + 1))  # others were written after the save, perhaps half
         trainer = self.make_trainer(model)  # which puts the model on its device
         try:
             if self.open_fit is not None:
@@ -206,19 +206,24 @@ class Loop:
 
         Raise NotFiniteError where the model's outputs or weights are no numbers.
         """
-        assert self.after_epoch is not None
         if write and (name := broken_weight(model)):  # before scoring: an epoch that is not kept must leave no scores
             raise NotFiniteError(f"{name} is no number")
         training = model.training
-        with autocast(model):  # as the Trainer has it, also for parts of the model that it does not call
-            choice = self.after_epoch(model.eval(), epoch, self.partial / SCORES)
+        choice = self.choose_epochs(model.eval(), epoch)
         model.train(training)
         if write and epoch in choice.epochs:
             self._save(model, epoch_folder(self.partial, epoch))
-        self._keep_epochs(choice.epochs)
+        self.keep_epochs(choice.epochs)
         return choice
 
-    def _keep_epochs(self, epochs: Container[int]) -> None:
+    def choose_epochs(self, model: Any, epoch: int) -> KeptEpochs:
+        """Ask `after_epoch` which epochs to keep. model: in eval mode."""
+        assert self.after_epoch is not None
+        with autocast(model):  # as the Trainer has it, also for parts of the model that it does not call
+            return self.after_epoch(model, epoch, self.partial / SCORES)
+
+    def keep_epochs(self, epochs: Container[int]) -> None:
+        """Remove the weights of the other epochs."""
         for folder in self.partial.glob("epoch-*"):
             if int(folder.name.removeprefix("epoch-")) not in epochs:
                 shutil.rmtree(folder)

@@ -1,20 +1,16 @@
-"""Each process's share of a step: which rows it runs in which pass, forward and backward."""
+"""The order of the rows in an epoch, and how many of them a process runs at a time."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
-from msa_lite.data import Example, group_rows, to_batch
 from msa_lite.errors import StageError
 from msa_lite.io.models.devices import free_memory, is_out_of_memory
-from msa_lite.io.models.heads import Halves
 from msa_lite.train.loop import Loop
-from msa_lite.train.plain import count_labels, label_states, run_rows
-from msa_lite.train.rungs import CPU_TOKENS
-from msa_lite.train.shards import Peers
+from msa_lite.train.peers import Peers
+from msa_lite.train.plain import count_labels
+from msa_lite.train.rungs import CPU_TOKENS, longest_first
 
 logger = logging.getLogger(__name__)
 
@@ -28,24 +24,6 @@ def epoch_order(rows: int, seed: int, epoch: int) -> list[int]:
     return list(sampler)
 
 
-def deal(
-    rows: Sequence[int], lengths: Sequence[int], count: int, budget: int, per_pass: int = 0
-) -> list[list[list[int]]]:
-    """Return the passes of each process for a step's rows, equally many for all; an empty one has no row to run.
-
-    lengths: tokens of each row of the data. budget, per_pass: as in `group_rows`. The rows go round the processes by
-    length, so that all have about the same work.
-    """
-    by_length = sorted(rows, key=lambda row: -lengths[row])
-    passes = []
-    for rank in range(count):
-        hand = by_length[rank::count]
-        groups = group_rows([lengths[row] for row in hand], budget, per_pass)
-        passes.append([[hand[i] for i in group] for group in groups])
-    most = max(1, *map(len, passes))
-    return [[*hand, *([] for _ in range(most - len(hand)))] for hand in passes]
-
-
 def check_batch(batch: int, count: int) -> str | None:
     """Return what is wrong with a batch size for so many processes, or None."""
     if batch % count == 0:
@@ -55,56 +33,7 @@ def check_batch(batch: int, count: int) -> str | None:
     return f"batch_size {batch} cannot be divided among {count} processes; use {sizes}, or another number of processes"
 
 
-Loss = Callable[[Sequence[Example], int], Any]
-"""A function loss(examples, labels): their summed −log p, divided by the labels of the whole step."""
-
-
-def make_loss(model: Any, is_split: bool, pad: int) -> Loss:
-    """Return the loss of rows of a model in shards.
-
-    is_split: True where logits can be made apart from the model, of labelled positions alone and block by block.
-    """
-    from torch.distributed.fsdp import register_fsdp_forward_method
-    from torch.nn.functional import cross_entropy
-
-    if not is_split:
-        return lambda examples, labels: (
-            model(**to_batch(examples, pad, model.device), use_cache=False, num_items_in_batch=labels).loss
-        )
-    halves = Halves(model, model.base_model, model.get_output_embeddings())
-
-    def loss_of_rows(examples: Sequence[Example], labels: int) -> Any:
-        states = run_rows(halves, to_batch(examples, pad, model.device))
-        losses = halves.map_logits(partial(cross_entropy, reduction="none"), *label_states(states, examples))
-        return losses.sum() / labels
-
-    model.loss_of_rows = loss_of_rows
-    register_fsdp_forward_method(model, "loss_of_rows")  # the head's weights are gathered around it
-    return model.loss_of_rows
-
-
-def run_passes(loss: Loss, examples: Sequence[Example], passes: Sequence[Sequence[int]], labels: int) -> Any:
-    """Run forward and backward passes of these rows; return their detached loss.
-
-    An empty pass runs a short row and counts for nothing, since all processes have to make equally many passes.
-    """
-    import torch.distributed as dist
-
-    total: Any = 0.0
-    for rows in passes:
-        value = loss([examples[row] for row in rows] or [_shortest(examples)], max(1, labels))
-        value = value if rows else 0 * value
-        (value * dist.get_world_size()).backward()  # FSDP takes the mean of the processes' gradients
-        total = total + value.detach()
-    return total
-
-
-def _shortest(examples: Sequence[Example]) -> Example:
-    """Return the shortest row that has labels."""
-    return min((e for e in examples if count_labels(e)), key=lambda e: len(e.ids))
-
-
-def choose_micro(loop: Loop, model: Any, loss: Loss, peers: Peers) -> int:
+def choose_micro(loop: Loop, model: Any, peers: Peers) -> int:
     """Return the rows of a forward pass: on GPUs, as many as fit into memory when they are the longest rows.
 
     All processes try the same rows, so they run out of memory alike. Raise StageError where not even one row fits.
@@ -118,7 +47,7 @@ def choose_micro(loop: Loop, model: Any, loss: Loss, peers: Peers) -> int:
     if on_cpu:
         return sizes[0]
     for size in sizes:
-        if _fits(loop, model, loss, size, peers):
+        if _fits(loop, model, size, peers):
             return size
         logger.info("%s: %d rows at a time do not fit into GPU memory", loop.label, size)
     raise StageError(
@@ -127,16 +56,17 @@ def choose_micro(loop: Loop, model: Any, loss: Loss, peers: Peers) -> int:
     )
 
 
-def _fits(loop: Loop, model: Any, loss: Loss, micro: int, peers: Peers) -> bool:
+def _fits(loop: Loop, model: Any, micro: int, peers: Peers) -> bool:
     """Run the longest rows once, forward and backward; return whether all processes had enough memory for it.
 
     Raise StageError where only some of them had: they wait for the others in the midst of a pass, and cannot go on.
     """
-    rows = [row for row, example in enumerate(loop.examples) if count_labels(example)]
-    longest = sorted(rows, key=lambda row: -len(loop.examples[row].ids))[:micro]
+    longest = [row for row in longest_first(loop.examples) if count_labels(loop.examples[row])][:micro]
+    rows = [row for row in longest for _ in range(peers.count)]  # each process runs all of them
     is_enough = True
     try:
-        run_passes(loss, loop.examples, [longest], 1)
+        model.train()
+        loop.objective.step(model, rows, 0, micro, lambda loss: loss.backward())
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 from msa_lite.data import IGNORE, Example, group_rows, pass_tokens, to_batch
 from msa_lite.io.models.heads import Halves, autocast, split_model
 from msa_lite.train.packed import can_pack, packing, run_packed
+from msa_lite.train.share import ALONE, Share, run_passes, shortest
 
 _WORTH_SHARING = 8  # tokens; for less, a pass of their own costs more than it saves
 _PADDED_ATTENTION = 16  # of packed rows attention alone is padded, a sixteenth of the work
@@ -164,6 +165,7 @@ class PlainLoss:
     _halves: Halves | None = field(default=None, init=False)
     _shares: bool = field(default=False, init=False)
     _packs: bool = field(default=False, init=False)
+    _share: Share = field(default=ALONE, init=False)
 
     @property
     def longest(self) -> int:
@@ -174,11 +176,15 @@ class PlainLoss:
         """Return nothing: a manifest names only objectives in place of this one."""
         return {}
 
-    def prepare(self, model: Any) -> None:
-        """Split the model, and check whether rows may share their beginning, and stand in one sequence."""
-        self._halves = halves = split_model(model)
-        self._shares = can_share(halves)
-        self._packs = can_pack(halves, partial(Beginning.run, halves) if self._shares else None)
+    def prepare(self, model: Any, share: Share = ALONE) -> None:
+        """Split the model, and check whether rows may share their beginning, and stand in one sequence.
+
+        They may not if they are divided.
+        """
+        self._share, self._halves = share, split_model(model)
+        self._shares = share.is_whole and can_share(self._halves)
+        beginning = partial(Beginning.run, self._halves) if self._shares else None
+        self._packs = share.is_whole and can_pack(self._halves, beginning)
 
     def release(self) -> None:
         """Let go of the model."""
@@ -190,6 +196,8 @@ class PlainLoss:
 
         examples = [self.examples[i] for i in rows if count_labels(self.examples[i])]
         labels = sum(map(count_labels, examples))
+        if not self._share.is_whole:
+            return self._run_divided(model, examples or self.examples[:1], max(1, labels), micro, backward)
         total = torch.zeros((), device=model.device)
         packs = self._packs and not _has_router_loss(model)
         with packing(self._halves) if packs and self._halves else nullcontext():
@@ -202,6 +210,29 @@ class PlainLoss:
             if beginning:
                 beginning.backward()
         return total
+
+    def _run_divided(
+        self, model: Any, examples: Sequence[Example], labels: int, micro: int, backward: _Backward
+    ) -> Any:
+        """Run this process's share of a step's rows. labels: those of the whole step."""
+        from torch.nn.functional import cross_entropy
+
+        halves = self._halves
+        assert halves is not None, "prepare comes first"
+
+        def loss(rows: Sequence[int]) -> Any:
+            chosen = [examples[i] for i in rows]
+            batch = to_batch(chosen, self.pad, model.device)
+            if _has_router_loss(model):
+                return model(**batch, use_cache=False, num_items_in_batch=labels).loss
+            with autocast(model):
+                states = label_states(run_rows(halves, batch), chosen)
+                return halves.map_logits(partial(cross_entropy, reduction="none"), *states).sum() / labels
+
+        lengths = [len(example.ids) for example in examples]
+        passes = self._share.passes(lengths, micro * self.longest, pass_tokens(model.device))
+        spare = shortest(examples, [count_labels(example) for example in examples])
+        return run_passes(self._share, model, passes, spare, loss, backward)
 
     def _run_beginning(self, model: Any, examples: Sequence[Example]) -> Beginning | None:
         """Run what all rows begin with, if it is long enough and the model allows it."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
 from msa_lite.io.models.heads import Compute, choose_precision
+from msa_lite.train.share import ALONE, Share
 
 
 @dataclass(frozen=True)
@@ -139,8 +140,11 @@ class Objective(Protocol):
     def describe(self) -> dict[str, Any]:
         """Return what the manifest records. Two objectives are the same when this is equal."""
 
-    def prepare(self, model: Any) -> None:
-        """Keep what is needed of the loaded model before it changes; called at every start, of a resumed fit too."""
+    def prepare(self, model: Any, share: Share = ALONE) -> None:
+        """Keep what is needed of the loaded model before it changes; called at every start, of a resumed fit too.
+
+        share: of this process in each step.
+        """
 
     def release(self) -> None:
         """Free what `prepare` kept. The fit is over, or begins again with another model because memory ran out."""
@@ -149,7 +153,8 @@ class Objective(Protocol):
         """Run the forward and backward passes of one optimiser step; return the detached loss.
 
         model: as `prepare` got it, perhaps wrapped. rows: indices of examples. epoch: counted from 0. micro: so many of
-        the longest rows fit into memory. A pass may hold more rows, but not more tokens, padding included.
+        the longest rows fit into memory. A pass may hold more rows, but not more tokens, padding included. Of several
+        processes, each gets all rows of the step, runs its share of them, and returns its part of the loss.
         """
 
 

@@ -14,44 +14,35 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from msa_lite.data import pad_id, pass_tokens
+from msa_lite.data import pad_id
 from msa_lite.errors import MsaError, NotFiniteError, UsageError
 from msa_lite.io.console.libraries import require
 from msa_lite.io.console.progress import Progress, silent, tell
 from msa_lite.io.finished.manifest import is_finished, stage_folder
-from msa_lite.io.models.devices import avoid_fragments
+from msa_lite.io.models.devices import avoid_fragments, free_memory
 from msa_lite.io.models.heads import choose_precision
 from msa_lite.train.fit import VectorFit
-from msa_lite.train.loop import LOG, SAVE_SECONDS, SAVES, Loop, cut_log
+from msa_lite.train.loop import LOG, SAVE_SECONDS, SAVES, Loop, cut_log, epoch_folder
 from msa_lite.train.model import save_model
-from msa_lite.train.passes import (
-    Loss,
-    check_batch,
-    choose_micro,
-    count_labels,
-    deal,
-    epoch_order,
-    make_loss,
-    run_passes,
-)
+from msa_lite.train.passes import check_batch, choose_micro, epoch_order
+from msa_lite.train.peers import Peers, told_of_losses
 from msa_lite.train.settings import FitSettings
 from msa_lite.train.shards import (
     MOMENTS,
-    Peers,
+    ShardShare,
     find_broken,
     gather_model,
     load_shards,
     newest_save,
     read_save,
-    told_of_losses,
+    run_lent,
     write_save,
 )
 from msa_lite.train.tracking import Line
-from msa_lite.train.until import OpenFit, Until, measure_loss, sample_examples
+from msa_lite.train.until import OpenFit, Until
 
 logger = logging.getLogger(__name__)
 
@@ -61,12 +52,12 @@ def fit_sharded(fit: VectorFit, out: str | Path, progress: Progress = silent) ->
 
     All processes call this alike, with torch.distributed initialised (nccl for GPUs, else gloo). The folder, its
     manifest and its log are those of `run_fit`. A stopped fit goes on after its last save, with any number of
-    processes. The host of the first process needs 4 bytes of memory a weight. No objective and no choice of epochs.
+    processes. The host of the first process needs 4 bytes of memory a weight. What happens after an epoch happens in
+    the first process, to which the others lend their shards.
 
     Raise UsageError for settings that several processes cannot take, MismatchError where the processes have different
     inputs, StageError when another process dies, NotFiniteError when the loss is no longer finite.
     """
-    assert (fit.objective or fit.after_epoch) is None, "several processes minimise the plain loss, to the end"
     require("train")
     avoid_fragments()
     with told_of_losses(fit.label):
@@ -83,7 +74,12 @@ def fit_sharded(fit: VectorFit, out: str | Path, progress: Progress = silent) ->
                 lambda: stack.enter_context(stage_folder(out, "vector", inputs, facts, resumable=True))
             )
             loop = fit.loop(folder, progress)
-            facts |= _run_until(loop, fit.until, peers) if fit.until else {"micro_batch_size": _fit(loop, None, peers)}
+            try:
+                run = _run_until(loop, fit.until, peers) if fit.until else {"micro_batch_size": _fit(loop, None, peers)}
+            finally:
+                loop.objective.release()
+                free_memory()
+            facts |= run
             if peers.first:
                 fit.write_files(folder)
             peers.in_first(stack.close)
@@ -109,32 +105,25 @@ def check_sharded(settings: FitSettings, count: int) -> None:
 
 @dataclass
 class _SharedOpenFit:
-    """An open-ended fit that all processes measure, and that the first one decides on."""
+    """An open-ended fit that the first process measures and decides on."""
 
     loop: Loop
     """Its `open_fit` is the first process's; None in the others."""
     peers: Peers
-    micro: int = 1
-    """Rows of one forward pass, from `begin` on."""
     saved_at: float = field(default_factory=time.monotonic)
 
     def begin(self, model: Any, epoch: int, step: int, micro: int) -> None:
         """Measure the prior, unless that is done."""
-        self.micro, open_fit = micro, self.loop.open_fit
-        is_new = self.peers.share(open_fit is not None and open_fit.course.start is None)
-        if open_fit is not None:
-            open_fit.begin(model, epoch, step, micro)
-        elif is_new:
-            self._join(model)
-        model.reshard()  # a forward pass leaves the embedding gathered, until a backward pass
+
+        def begin() -> None:
+            assert self.loop.open_fit is not None
+            self.loop.open_fit.begin(model, epoch, step, micro)
+
+        run_lent(model, self.peers, begin)
 
     def after_epoch(self, model: Any, epoch: int, step: int) -> tuple[bool, bool]:
         """Measure; return whether the fit goes on, and whether to save it. Raise NotFiniteError as `Loop.measure`."""
-        if self.loop.open_fit is None:
-            self._join(model)
-        decision = self.peers.in_first(lambda: self._decide(model, epoch, step))
-        model.reshard()
-        return decision
+        return run_lent(model, self.peers, lambda: self._decide(model, epoch, step))
 
     def _decide(self, model: Any, epoch: int, step: int) -> tuple[bool, bool]:
         goes_on = self.loop.measure(model, epoch, step)
@@ -142,11 +131,6 @@ class _SharedOpenFit:
         if is_due:
             self.saved_at = time.monotonic()
         return goes_on, is_due
-
-    def _join(self, model: Any) -> None:
-        """Take part in the first process's measurement."""
-        loop = self.loop
-        measure_loss(model, sample_examples(loop.examples, loop.settings.seed), pad_id(loop.tokenizer), self.micro)
 
 
 def _run_until(loop: Loop, until: Until, peers: Peers) -> dict[str, Any]:
@@ -194,40 +178,81 @@ def _run_until(loop: Loop, until: Until, peers: Peers) -> dict[str, Any]:
 def _fit(loop: Loop, shared: _SharedOpenFit | None, peers: Peers) -> int:
     """Train, from the last whole save where there is one, and write the weights; return the micro-batch."""
     settings, saves = loop.settings, loop.partial / SAVES
-    save, epoch, step = peers.in_first(lambda: _take_up(loop.partial))
-    model, is_split = load_shards(loop.source, settings, peers)
+    save, epoch, step = peers.in_first(lambda: _take_up(loop))
+    model = load_shards(loop.source, settings, peers)
     optimizer = _make_optimizer(model, settings, peers)
-    loss = make_loss(model, is_split, pad_id(loop.tokenizer))
-    micro = choose_micro(loop, model, loss, peers)
-    steps = _Steps(loop, model, loss, optimizer, _make_schedule(loop, optimizer), peers, micro)
+    loop.objective.prepare(model, ShardShare.of(loop.source, peers))
+    model.reset_iter_state()  # passes that were tried may have failed
+    model.reshard()
+    micro = choose_micro(loop, model, peers)
+    steps = _Steps(loop, model, optimizer, _make_schedule(loop, optimizer), peers, micro)
     if save:
         read_save(save, model, optimizer, peers)
     if shared is not None:
         shared.begin(model, epoch, step, micro)
-    goes_on = True
+    goes_on = not (save and loop.after_epoch) or _finish_epoch(loop, model, epoch, peers, write=False)
     with loop.tracking.lines(loop.label) as report:  # whose trackers begin with the first line, so in the first process
         while goes_on and epoch < settings.epochs:
-            step = steps.run_epoch(epoch, step, report)
-            epoch, is_due = epoch + 1, True
-            if shared is not None:
-                goes_on, is_due = shared.after_epoch(model, epoch, step)
+            try:
+                step = steps.run_epoch(epoch, step, report)
+                epoch, is_due = epoch + 1, True
+                if shared is not None:
+                    goes_on, is_due = shared.after_epoch(model, epoch, step)
+                elif loop.after_epoch is not None:
+                    goes_on = _finish_epoch(loop, model, epoch, peers)
+            except NotFiniteError as error:
+                if loop.after_epoch is None:
+                    raise
+                _end_early(loop, error, peers)
+                break
             if is_due:
                 write_save(saves, model, optimizer, epoch, step, peers)
     if peers.first:
         loop.progress(loop.label, step, step)
-    if name := find_broken(model, peers):
-        raise loop.failure(f"{name} is no number after training")
-    whole = gather_model(model, loop.source, peers)
-    if whole is not None:
-        save_model(whole, loop.source, loop.partial, loop.tokenizer, settings)
+    if loop.after_epoch is None:
+        if name := find_broken(model, peers):
+            raise loop.failure(f"{name} is no number after training")
+        _write_model(loop, model, loop.partial, peers)
+    if peers.first:
         shutil.rmtree(saves, ignore_errors=True)
     peers.share()  # the others go on when all is written
     return micro
 
 
-def _take_up(folder: Path) -> tuple[Path | None, int, int]:
+def _finish_epoch(loop: Loop, model: Any, epoch: int, peers: Peers, write: bool = True) -> bool:
+    """Decide on an epoch as `Loop.finish_epoch` does; return whether the fit goes on."""
+    if write and (name := find_broken(model, peers)):
+        raise NotFiniteError(f"{name} is no number after epoch {epoch}")
+    training = model.training
+    model.eval()
+    choice = run_lent(model, peers, lambda: loop.choose_epochs(model, epoch))
+    model.train(training)
+    if write and epoch in choice.epochs:
+        _write_model(loop, model, epoch_folder(loop.partial, epoch), peers)
+    peers.in_first(lambda: loop.keep_epochs(choice.epochs))
+    return choice.go_on
+
+
+def _end_early(loop: Loop, error: NotFiniteError, peers: Peers) -> None:
+    """Keep the epochs before a fault. Raise the error of a fit that has none to keep."""
+    if not peers.in_first(lambda: [path.name for path in loop.partial.glob("epoch-*")]):
+        raise loop.failure(str(error)) from error
+    if peers.first:
+        logger.warning("%s: %s; earlier epochs are kept", loop.label, error)
+
+
+def _write_model(loop: Loop, model: Any, folder: Path, peers: Peers) -> None:
+    """Write the whole model into a folder, from the first process."""
+    whole = gather_model(model, loop.source, peers)
+    if whole is not None:
+        save_model(whole, loop.source, folder, loop.tokenizer, loop.settings)
+
+
+def _take_up(loop: Loop) -> tuple[Path | None, int, int]:
     """Return the save to go on from, its epoch and step; remove what a stopped fit left that is of no use."""
+    folder = loop.partial
     save, epoch, step = newest_save(folder / SAVES)
+    loop.keep_epochs(range(epoch + 1))  # others were written after the save, perhaps half
     if save is None:
         shutil.rmtree(folder / SAVES, ignore_errors=True)
     cut_log(folder / LOG, step)
@@ -267,18 +292,12 @@ class _Steps:
 
     loop: Loop
     model: Any
-    loss: Loss
     optimizer: Any
     factor: Callable[[int], float]
     """The part of the learning rate that a step has."""
     peers: Peers
     micro: int
     """Rows of one forward pass."""
-
-    @cached_property
-    def _sizes(self) -> tuple[list[int], list[int]]:
-        """Return the tokens and the labels of each row."""
-        return [len(e.ids) for e in self.loop.examples], [count_labels(e) for e in self.loop.examples]
 
     def run_epoch(self, epoch: int, step: int, report: Callable[[Line], None]) -> int:
         """Run the steps of an epoch, counted from 0, after `step` earlier ones; return the number of steps by then."""
@@ -289,31 +308,31 @@ class _Steps:
         order = epoch_order(len(loop.examples), loop.settings.seed, epoch)
         self.model.train()
         for start in range(0, len(order), size):
-            values = self._step(order[start : start + size], step)
+            values = self._step(order[start : start + size], epoch, step)
             step += 1
             line = {"step": step, "epoch": epoch + (start // size + 1) / loop.steps_per_epoch} | values
             if not all(math.isfinite(values[key]) for key in ("loss", "grad_norm")):
                 fault = f"the loss is {values['loss']} (gradient norm {values['grad_norm']}) at step {step}"
-                raise loop.failure(fault)
+                raise loop.failure(fault) if loop.after_epoch is None else NotFiniteError(fault)
             if peers.first:
                 loop.write_log(line)
                 report({f"train/{name}": value for name, value in line.items()})
                 tell(loop.progress, loop.label, step, loop.likely_steps, f"loss {values['loss']:.3g}")
         return step
 
-    def _step(self, rows: Sequence[int], step: int) -> dict[str, float]:
+    def _step(self, rows: Sequence[int], epoch: int, step: int) -> dict[str, float]:
         """Take one step on these rows; return its loss, norm and rate."""
         import torch
 
-        loop, peers = self.loop, self.peers
-        lengths, counts = self._sizes
-        labelled = [row for row in rows if counts[row]]
-        budget, per_pass = self.micro * loop.objective.longest, pass_tokens(peers.device)
-        passes = deal(labelled, lengths, peers.count, budget, per_pass)[peers.rank]
+        peers, model = self.peers, self.model
         for group in self.optimizer.param_groups:
             group["lr"] = self._rate(step)
-        loss = peers.sum(run_passes(self.loss, loop.examples, passes, sum(counts[row] for row in rows)))
-        norm: Any = torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)  # of weights in shards: a DTensor
+
+        def backward(loss: Any) -> None:
+            (loss * peers.count).backward()  # FSDP takes the mean of the processes' gradients
+
+        loss = peers.sum(self.loop.objective.step(model, rows, epoch, self.micro, backward))
+        norm: Any = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # of weights in shards: a DTensor
         self.optimizer.step()
         self.optimizer.zero_grad()
         return {"loss": float(loss), "grad_norm": float(norm.full_tensor()), "learning_rate": self._rate(step)}

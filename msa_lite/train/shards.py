@@ -1,26 +1,27 @@
-"""Weights, gradients and optimiser states divided among processes by FSDP2, and how these processes agree."""
+"""Weights, gradients and optimiser states divided among processes by FSDP2, and what passes between their shards."""
 
 from __future__ import annotations
 
 import json
-import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from msa_lite.errors import MismatchError, MsaError, StageError, UsageError, join_faults
-from msa_lite.io.files.writing import digest, write_json
-from msa_lite.io.models.devices import is_out_of_memory
-from msa_lite.io.models.heads import choose_precision, note_precision, split_model
+from msa_lite.errors import StageError, UsageError, join_faults
+from msa_lite.io.files.writing import write_json
+from msa_lite.io.models.heads import NumberFormat, choose_precision, dtype_of, note_precision, noted_precision
 from msa_lite.io.models.loading import check_model, load_whole
 from msa_lite.io.weights.checkpoint import load_checkpoint
 from msa_lite.io.weights.hub import Source
 from msa_lite.io.weights.vocabulary import extend
 from msa_lite.train.loop import SAVED_WHOLE, whole_saves
+from msa_lite.train.peers import Peers
+from msa_lite.train.reference import freeze_copy
 from msa_lite.train.rungs import checkpoint_layers
+from msa_lite.train.share import Share
 
 if TYPE_CHECKING:
     from msa_lite.train.settings import FitSettings
@@ -28,161 +29,140 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_LOST = ("gloo", "nccl", "connection closed", "connection reset", "broken pipe", "socket timeout", "tcpstore")
-
-
-@dataclass(frozen=True)
-class Peers:
-    """This process among those of a fit.
-
-    Tensors go over the default group of torch.distributed. What one process decides goes over a group of its own on the
-    CPU. There the others may wait for hours, and notice at once when a process dies.
-    """
-
-    rank: int
-    """Its number, from 0. The first one writes the files."""
-    count: int
-    """The number of processes."""
-    device: Any
-    """The torch.device of its share of the model."""
-    talk: Any
-    """The group on the CPU."""
-
-    @classmethod
-    def join(cls) -> Peers:
-        """Return the peers of this process; all of them call it. torch.distributed must be initialised."""
-        from datetime import timedelta
-
-        import torch
-        import torch.distributed as dist
-
-        device = torch.device("cpu")
-        if "cuda:nccl" in dist.get_backend_config():
-            local = int(os.environ.get("LOCAL_RANK", dist.get_rank()))
-            device = torch.device("cuda", local % torch.cuda.device_count())
-            torch.cuda.set_device(device)
-        # Long: the first process may measure a large target, or write a large model.
-        talk = dist.new_group(backend="gloo", timeout=timedelta(days=2))
-        return cls(dist.get_rank(), dist.get_world_size(), device, talk)
-
-    def leave(self) -> None:
-        """Give the CPU's group up."""
-        import torch.distributed as dist
-
-        dist.destroy_process_group(self.talk)
-
-    @property
-    def first(self) -> bool:
-        """True for the process that writes files."""
-        return self.rank == 0
-
-    def share(self, value: Any = None) -> Any:
-        """Return the value that the first process has, in all of them."""
-        import torch.distributed as dist
-
-        box = [value if self.first else None]
-        dist.broadcast_object_list(box, 0, group=self.talk)
-        return box[0]
-
-    def in_first(self, work: Callable[[], T]) -> T:
-        """Run the work in the first process; return its result, or raise its MsaError, in all of them."""
-        result: Any = None
-        error: MsaError | None = None
-        if self.first:
-            try:
-                result = work()
-            except MsaError as failure:
-                error = failure
-        result, error = self.share((result, error))
-        if error is not None:
-            raise error
-        return result
-
-    def collect(self, value: Any) -> list[Any]:
-        """Return the values of all processes, by rank."""
-        import torch.distributed as dist
-
-        values = [None] * self.count
-        dist.all_gather_object(values, value, group=self.talk)
-        return values
-
-    def sum(self, value: Any) -> Any:
-        """Return the sum of a tensor over all processes."""
-        import torch.distributed as dist
-
-        dist.all_reduce(value)
-        return value
-
-    def check_same(self, inputs: Mapping[str, Any]) -> None:
-        """Raise MismatchError, in all processes, where their inputs differ."""
-        hashes = self.collect({name: digest(value) for name, value in inputs.items()})
-        faults = [
-            f"{name}: not the same in process {rank} as in process 0"
-            for rank, of_rank in enumerate(hashes)
-            for name in sorted(hashes[0].keys() | of_rank.keys())
-            if hashes[0].get(name) != of_rank.get(name)
-        ]
-        if faults:
-            raise MismatchError(
-                join_faults(
-                    "the processes of this fit have different inputs; give each machine the same recipe and files:",
-                    faults,
-                )
-            )
-
-
-@contextmanager
-def told_of_losses(label: str) -> Iterator[None]:
-    """Raise StageError in the place of the errors that follow the death of another process."""
-    import torch.distributed as dist
-
-    try:
-        yield
-    except RuntimeError as error:
-        if is_out_of_memory(error):  # NCCL's words for it name NCCL, too
-            raise
-        if not (isinstance(error, dist.DistError) or any(word in str(error).lower() for word in _LOST)):
-            raise
-        raise StageError(
-            f"{label}: another process of this fit has stopped, so this one stops too; its own message says why. Run "
-            f"the same command again to go on after the last save ({' '.join(str(error).split())[:200]})"
-        ) from error
-
-
 MOMENTS = ("exp_avg", "exp_avg_sq")  # of AdamW, for each weight
 _STATE = "state.json"
 _KIND, _KEPT = "step", 2  # of saves
 
 
-def load_shards(source: Source, settings: FitSettings, peers: Peers) -> tuple[Any, bool]:
-    """Load the prior, divided among the processes, ready to train; seed the random numbers.
-
-    Return it, and whether its logits can be made apart from the model.
-    """
-    import torch
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+def load_shards(source: Source, settings: FitSettings, peers: Peers) -> Any:
+    """Load the prior, divided among the processes, ready to train; seed the random numbers."""
+    from torch.distributed.fsdp import register_fsdp_forward_method
     from transformers import set_seed
 
     set_seed(settings.seed)
     loaded: list[Any] = []  # in the first process alone
     peers.in_first(lambda: loaded.append(_load_on_host(source)))
-    whole = loaded[0] if loaded else None
-    model = _bare_model(source)
-    precision = choose_precision(settings.compute)
+    model, precision = _bare_model(source), choose_precision(settings.compute)
+    if peers.device.type == "cuda":
+        checkpoint_layers(model)
+    _divide(model, precision, peers)
+    model.run_gathered = lambda work: work()
+    register_fsdp_forward_method(model, "run_gathered")  # the weights of embedding and head are gathered around it
+    _fill(model, loaded[0] if loaded else None, peers)
+    model.run_gathered(lambda: None)  # so that FSDP knows which of its modules is the outermost
+    model.reshard()
+    source.check_unchanged()
+    return note_precision(model, precision)
+
+
+def _divide(model: Any, precision: NumberFormat, peers: Peers) -> None:
+    """Divide a model without weights among the processes: each layer, and the rest. Its weights are not set yet."""
+    import torch
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
     options: dict[str, Any] = {"mesh": init_device_mesh(peers.device.type, (peers.count,))}
     if precision == "bf16":
         options["mp_policy"] = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    if peers.device.type == "cuda":
-        checkpoint_layers(model)
     for layer in decoder_layers(model):
         fully_shard(layer, **options)
     fully_shard(model, **options)
     model.to_empty(device=peers.device)
     model.tie_weights()
-    _fill(model, whole, peers)
-    source.check_unchanged()
-    return note_precision(model, precision), peers.share(whole is not None and _is_split(whole))
+
+
+@dataclass(frozen=True)
+class ShardShare(Share):
+    """The share of a process whose model is in shards."""
+
+    source: Source | None = None
+    """The prior, for its architecture."""
+    peers: Peers | None = None
+
+    @classmethod
+    def of(cls, source: Source, peers: Peers) -> ShardShare:
+        """Return the share of this process."""
+        return cls(peers.rank, peers.count, source, peers)
+
+    def forward(self, model: Any, work: Callable[[], T]) -> T:
+        """Run forward passes with embedding and head gathered; layers are gathered one by one."""
+        return model.run_gathered(work)
+
+    def freeze(self, model: Any, layers: int | None = None) -> Any:
+        """Copy the shards as they are now. Weights are in the precision of the products, which see no others."""
+        assert self.source is not None
+        assert self.peers is not None
+        model.reshard()
+        precision = noted_precision(model)
+        copy = freeze_copy(_bare_model(self.source), layers)
+        for parameter in copy.parameters():
+            parameter.data = parameter.data.to(dtype_of(precision))
+        _divide(copy, precision, self.peers)
+        weights, buffers = dict(model.named_parameters()), dict(model.named_buffers())
+        for name, parameter in copy.named_parameters():
+            parameter.detach().to_local().copy_(weights[name].detach().to_local())
+        for name, buffer in copy.named_buffers():
+            buffer.copy_(buffers[name])
+        return note_precision(copy, precision)
+
+    def in_first(self, work: Callable[[], T]) -> T:
+        """Run the work in the first process; return its result, or raise its MsaError, in all of them."""
+        assert self.peers is not None
+        return self.peers.in_first(work)
+
+
+_END = -1  # in the place of a layer's number
+
+
+def run_lent(model: Any, peers: Peers, work: Callable[[], T]) -> T:
+    """Run work in the first process, to which the others lend their shards; return its result in all of them.
+
+    The work may run any forward passes without gradients: whenever a layer is about to run, the others gather it, too.
+    Its MsaError is raised in all of them.
+    """
+    from torch.distributed.fsdp import FSDPModule
+
+    layers = [module for module in model.modules() if isinstance(module, FSDPModule) and module is not model]
+    model.unshard()
+    try:
+        if peers.first:
+            return peers.in_first(lambda: _announced(layers, peers, work))
+        while (number := _tell(peers)) != _END:
+            layers[number].unshard()
+            layers[number].reshard()
+        return peers.in_first(work)
+    finally:
+        model.reset_iter_state()
+        model.reshard()
+
+
+def _announced(layers: Sequence[Any], peers: Peers, work: Callable[[], T]) -> T:
+    """Do the work of the first process; before a layer runs, tell the others which one it is."""
+
+    def announce(number: int, layer: Any) -> None:
+        layer.reshard()  # after a pass that failed it may be gathered still
+        _tell(peers, number)
+
+    hooks = [
+        layer.register_forward_pre_hook(lambda module, args, n=number: announce(n, module), prepend=True)
+        for number, layer in enumerate(layers)
+    ]
+    try:
+        return work()
+    finally:
+        for hook in hooks:
+            hook.remove()
+        _tell(peers, _END)
+
+
+def _tell(peers: Peers, number: int = 0) -> int:
+    """Return the number that the first process has, in all of them; quicker than `Peers.share`."""
+    import torch
+    import torch.distributed as dist
+
+    box = torch.tensor([number])
+    dist.broadcast(box, 0, group=peers.talk)
+    return int(box)
 
 
 def decoder_layers(model: Any) -> list[Any]:
@@ -202,12 +182,6 @@ def _load_on_host(source: Source) -> Any:
     if source.added:
         extend(model, source.added)
     return model
-
-
-def _is_split(whole: Any) -> bool:
-    """Check whether a model's logits can be made apart from it; not if a router adds a loss of its own."""
-    has_router_loss = getattr(whole.config, "output_router_logits", False)
-    return not has_router_loss and split_model(note_precision(whole, "fp32")).body is not None
 
 
 def _bare_model(source: Source) -> Any:

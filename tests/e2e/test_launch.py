@@ -211,6 +211,27 @@ def test_stages_are_trained_by_all_processes(history: Path, tmp_path: Path) -> N
         assert tracked.read_text().splitlines() == [f"{line['step']} {line['loss']}" for line in log]
 
 
+def test_a_full_baseline_is_trained_by_all_processes(path: str, tmp_path: Path) -> None:
+    """Its epochs are scored after each of them; a setting whose loss is no number is left out of the choice."""
+    method = ["baseline", "undial", path, "--json", *FULL, "baseline.epochs=2"]
+    method += ["baseline.methods={undial: {learning_rate: [1.0e-3, 1.0e+12], retain_weight: 0.5}}"]
+    outcomes = {}
+    for name, command in (("together", TORCHRUN), ("alone", [])):
+        done = launch(*command, "-m", "msa_lite", *method, f"output={tmp_path / name}")
+        assert done.returncode == 0, done.stderr
+        assert "it is left out of the choice" in done.stderr
+        assert "one process trains" not in done.stderr
+        outcomes[name] = json.loads(done.stdout)
+    assert outcomes["together"]["chosen"] == outcomes["alone"]["chosen"]
+    trained = [sorted((tmp_path / name).glob("baselines/undial/vectors/*/epoch-*")) for name in outcomes]
+    assert trained[0]
+    for mine, other in zip(*trained, strict=True):
+        assert mine.name == other.name
+        tensors, others = (load_file(folder / "model.safetensors") for folder in (mine, other))
+        for tensor, values in others.items():
+            np.testing.assert_allclose(tensors[tensor], values, rtol=1e-5, atol=1e-5, err_msg=tensor)
+
+
 def test_a_baseline_and_a_probe_work_and_other_commands_are_run_once(path: str, tmp_path: Path) -> None:
     done = launch(*TORCHRUN, "-m", "msa_lite", "baseline", "grad_diff", path, "--json", "baseline.epochs=2")
     assert done.returncode == 0, done.stderr

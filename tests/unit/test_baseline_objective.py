@@ -14,11 +14,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from msa_lite.baselines import losses, objective
+from msa_lite.baselines import losses
 from msa_lite.baselines.methods import METHODS, Method, Value, settings_grid
 from msa_lite.baselines.objective import BaselineObjective, ReferenceCache
 from msa_lite.data import IGNORE, Example
 from msa_lite.io.weights.hub import Source
+from msa_lite.train import share
 from msa_lite.train.reference import Batch, make_batch, per_position
 from tests.support.fits import PAD, VOCABULARY, ragged_rows, with_adapter
 from tests.support.models import tiny_model
@@ -263,13 +264,13 @@ def test_a_second_model_is_held_only_where_a_step_runs_it(
     name: str, changes: dict[str, Any], copied: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     layers: list[int | None] = []
-    copy = objective.freeze_copy
+    copy = share.freeze_copy
 
     def watch(model: Any, count: int | None = None) -> Any:
         layers.append(count)
         return copy(model, count)
 
-    monkeypatch.setattr(objective, "freeze_copy", watch)
+    monkeypatch.setattr(share, "freeze_copy", watch)
     for full in (False, True):
         made, model = objective_of(point(name, **changes), name, tmp_path, full), to_train(full)
         made.prepare(model)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from msa_lite.train.passes import check_batch, deal, epoch_order
+from msa_lite.train.passes import check_batch, epoch_order
 from msa_lite.train.shards import decoder_layers
+from msa_lite.train.share import deal
 from tests.support.models import tiny_model
 
 LENGTHS = [5, 9, 2, 7, 7, 3, 8, 1, 6, 4]

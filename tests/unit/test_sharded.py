@@ -22,7 +22,8 @@ from msa_lite.io.weights.checkpoint import load_checkpoint
 from msa_lite.io.weights.hub import Source, fetch
 from msa_lite.io.weights.vocabulary import find_added_rows
 from msa_lite.train import FitSettings, Until, VectorFit, fit_vector, run_fit
-from msa_lite.train.shards import told_of_losses
+from msa_lite.train.peers import told_of_losses
+from msa_lite.train.plain import PlainLoss
 from tests.support.fits import assert_close, ragged_rows, steps_of, weights
 from tests.support.models import tiny_tokenizer
 from tests.support.processes import Ended, run_together
@@ -66,7 +67,8 @@ def dies(rank: int, who: int, step: int, prior: Path, out: Path) -> None:
 
 def checkpointed(rank: int, prior: Path, out: Path) -> None:
     """Fit as on GPUs, where activations are made again in the backward pass, a model that makes its own loss."""
-    from msa_lite.train import shards
+    from msa_lite.io.models import heads
+    from msa_lite.train import plain, shards
 
     own = shards._bare_model
 
@@ -75,7 +77,7 @@ def checkpointed(rank: int, prior: Path, out: Path) -> None:
         shards.checkpoint_layers(model)
         return model
 
-    shards._bare_model, shards._is_split = bare, lambda whole: False
+    shards._bare_model, plain.split_model = bare, lambda model: heads.Halves(model, None, None)
     sharded(rank, prior, out)
 
 
@@ -288,34 +290,52 @@ def test_arithmetic_in_bf16_leaves_weights_in_fp32(make_checkpoint: Make, tmp_pa
     assert any((t != t.bfloat16().float()).any() for t in found.values())
 
 
+class Cramped(PlainLoss):
+    """The plain loss on a GPU where a pass of more rows than the limit runs out of memory."""
+
+    limit, full, sizes = 0, True, list[int]()
+
+    def step(self, model: Any, rows: Any, epoch: int, micro: int, backward: Any) -> Any:
+        def noted(loss: Any) -> None:
+            if micro > self.limit and self.full:
+                raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB")
+            backward(loss)
+
+        self.sizes = [*self.sizes, micro]
+        return super().step(model, rows, epoch, micro, noted)
+
+
 def chosen_micro(rank: int, prior: Path, limit: int) -> list[int]:
     """Choose a micro-batch where passes of more rows than the limit run out of memory, as on a GPU."""
     from msa_lite.data import pad_id
     from msa_lite.io.console.progress import silent
     from msa_lite.train.loop import Loop
-    from msa_lite.train.passes import choose_micro, make_loss
-    from msa_lite.train.plain import PlainLoss
-    from msa_lite.train.shards import Peers, load_shards
+    from msa_lite.train.passes import choose_micro
+    from msa_lite.train.peers import Peers
+    from msa_lite.train.shards import ShardShare, load_shards
 
-    peers, source, pad, sizes = Peers.join(), fetch(str(prior)), pad_id(tiny_tokenizer()), []
-    model, is_split = load_shards(source, SETTINGS, peers)
-    own = make_loss(model, is_split, pad)
-
-    def loss(examples: Any, labels: int) -> Any:
-        sizes.append(len(examples))
-        value = own(examples, labels)
-        if len(examples) > limit:
-            raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB")
-        return value
-
-    plain, settings = PlainLoss(ROWS, pad), replace(SETTINGS, batch_size=8)
-    loop = Loop(source, ROWS, tiny_tokenizer(), settings, prior, "vector", plain, None, silent)
+    peers, source, loss = Peers.join(), fetch(str(prior)), Cramped(ROWS, pad_id(tiny_tokenizer()))
+    model = load_shards(source, SETTINGS, peers)
+    loss.prepare(model, ShardShare.of(source, peers))
+    loss.limit = limit
+    settings = replace(SETTINGS, batch_size=8)
+    loop = Loop(source, ROWS, tiny_tokenizer(), settings, prior, "vector", loss, None, silent)
     on_gpu = replace(peers, device=type("Device", (), {"type": "cuda"}))
-    micro = choose_micro(loop, model, loss, on_gpu)
-    own(ROWS[:1], 1).backward()  # the model works after passes that failed
-    assert is_split
+    micro = choose_micro(loop, model, on_gpu)
+    loss.full = False
+    loss.step(model, range(4), 0, 1, lambda value: value.backward())  # the model works after passes that failed
     assert all(parameter.grad is not None for parameter in model.parameters())
-    return [micro, *sizes]
+    return [micro, *loss.sizes[:-1]]
+
+
+class FullInOne(PlainLoss):
+    """A loss for which the second process alone has no memory."""
+
+    rank = 0
+
+    def step(self, model: Any, rows: Any, epoch: int, micro: int, backward: Any) -> Any:
+        if self.rank == 1:
+            raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB")
 
 
 def only_one_is_full(rank: int, prior: Path) -> None:
@@ -325,17 +345,13 @@ def only_one_is_full(rank: int, prior: Path) -> None:
     from msa_lite.io.console.progress import silent
     from msa_lite.train.loop import Loop
     from msa_lite.train.passes import choose_micro
-    from msa_lite.train.plain import PlainLoss
-    from msa_lite.train.shards import Peers
+    from msa_lite.train.peers import Peers
 
-    def loss(examples: Any, labels: int) -> Any:
-        if rank == 1:
-            raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB")
-        return torch.zeros((), requires_grad=True)
-
-    loop = Loop(fetch(str(prior)), ROWS, None, SETTINGS, prior, "vector", PlainLoss(ROWS, 0), None, silent)
+    loss = FullInOne(ROWS, 0)
+    loss.rank = rank
+    loop = Loop(fetch(str(prior)), ROWS, None, SETTINGS, prior, "vector", loss, None, silent)
     on_gpu = replace(Peers.join(), device=type("Device", (), {"type": "cuda"}))
-    choose_micro(loop, None, loss, on_gpu)
+    choose_micro(loop, torch.nn.Linear(1, 1), on_gpu)
 
 
 def test_a_process_that_alone_runs_out_of_memory_ends_all(make_checkpoint: Make) -> None:

@@ -77,6 +77,11 @@ def note_precision(model: Any, precision: NumberFormat) -> Any:
     return model
 
 
+def noted_precision(model: Any) -> NumberFormat:
+    """Return a model's noted precision; without a note, the device's best."""
+    return getattr(model, _NOTE, None) or choose_precision()
+
+
 def autocast(model: Any) -> Any:
     """Return the context of forward passes that the Trainer does not run, in the model's noted precision.
 
@@ -84,7 +89,7 @@ def autocast(model: Any) -> Any:
     """
     import torch
 
-    precision = getattr(model, _NOTE, None) or choose_precision()
+    precision = noted_precision(model)
     enabled = precision != "fp32"
     return torch.autocast(model.device.type, dtype_of(precision) if enabled else torch.bfloat16, enabled=enabled)
 

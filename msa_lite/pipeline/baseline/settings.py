@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from msa_lite.baselines.methods import Value
+from msa_lite.baselines.methods import METHODS, Value
 from msa_lite.budget.plan import StageCost
 from msa_lite.choose.rules import Rank
 from msa_lite.choose.validation import Validation
@@ -93,10 +93,15 @@ def scales_of(recipe: Recipe) -> list[float]:
     return scale if isinstance(scale, list) else [scale]
 
 
-def fit_costs(recipe: Recipe, is_first: bool, facts: Facts, machine: Machine) -> list[StageCost]:
+def fit_costs(
+    recipe: Recipe, method: str, setting: Setting, is_first: bool, facts: Facts, machine: Machine
+) -> list[StageCost]:
     """Return the memory and disk of a setting's fit. Its time depends on the method, which knows no hold."""
+    layers = facts.shapes["prior"].layers
+    used = min(1.0, (int(setting.parameters.get("layer", layers)) + 1) / layers)
+    reference = used if METHODS[method].runs_reference(setting.parameters) else 0.0
     recipe = recipe.model_copy(update={"vector": recipe.vector.model_copy(update={"hold": 0.0})})
-    costs = [cost for cost in vector_costs(recipe, "forget", facts, machine) if cost.kind == "fit"]
+    costs = [cost for cost in vector_costs(recipe, "forget", facts, machine, reference) if cost.kind == "fit"]
     return [replace(_with_disk(recipe, is_first, cost), seconds=None) for cost in costs]
 
 

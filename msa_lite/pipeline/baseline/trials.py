@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
@@ -19,7 +20,8 @@ from msa_lite.choose.choice import choose, scored_before
 from msa_lite.choose.rules import Rank
 from msa_lite.data import Example, encode_qa, pad_id
 from msa_lite.errors import NotFiniteError, StageError, UsageError
-from msa_lite.io.console.progress import Progress, notices
+from msa_lite.io.console.progress import Progress, notices, silent
+from msa_lite.io.finished.manifest import is_finished
 from msa_lite.io.finished.seal import load_manifest
 from msa_lite.io.weights.checkpoint import load_checkpoint
 from msa_lite.io.weights.hub import Source
@@ -43,7 +45,7 @@ from msa_lite.pipeline.run.filtering import filter_stage, moments_stage
 from msa_lite.pipeline.run.loaded import LoadedTarget
 from msa_lite.pipeline.run.merge import merge_identity, merge_stage
 from msa_lite.pipeline.run.scores import score_stage, scores_folder, validation_of
-from msa_lite.pipeline.run.vectors import row_hashes, tracking_of
+from msa_lite.pipeline.run.vectors import check_shares, row_hashes, tracking_of
 from msa_lite.pipeline.stages.stage import Stage
 from msa_lite.report.choice import Choice, candidate_name, load_choice
 from msa_lite.strengths import filtered_folder
@@ -52,6 +54,7 @@ from msa_lite.train import FitSettings, VectorFit, epoch_folder, run_fit
 logger = logging.getLogger(__name__)
 
 _CHOICE = "choosing the epoch"
+FIT_SETTING = "fit a baseline's setting"  # the order to train it with all others
 
 
 def resolve_trials(context: Context, settings: Sequence[Setting]) -> Trials:
@@ -63,6 +66,12 @@ def resolve_trials(context: Context, settings: Sequence[Setting]) -> Trials:
         return replace(setting, parameters={**setting.parameters, "learning_rate": fit_rate(context.run, "forget")})
 
     return Trials(context, [with_rate(setting) for setting in settings])
+
+
+def help_fit(settings: Sequence[Setting], run: Run, name: str) -> None:
+    """Train a setting with the first process, which decides what comes of it."""
+    with suppress(NotFiniteError):
+        resolve_trials(Context.of(run), settings).fit_with_all(name, silent)
 
 
 @dataclass(frozen=True)
@@ -116,6 +125,9 @@ class Trials:
         check_learns(self.run, ["forget"], epochs=epochs_of(self.run.recipe))
         if cache := self._cache():
             cache.check()
+        if self.is_shared:
+            for setting in self.settings:
+                check_shares(self.run.crew, self._settings_of(setting))
         if not self.context.chooses:
             logger.warning(
                 "%s: no questions to choose an epoch by, so the last one is taken; evaluate.forget can give some",
@@ -140,7 +152,7 @@ class Trials:
                 partial(self._fit, setting),
                 needs=needs,
                 inputs=partial(self._fit_inputs, setting),
-                cost=partial(fit_costs, recipe, setting is self.settings[0]),
+                cost=partial(fit_costs, recipe, self.method, setting, setting is self.settings[0]),
             )
             for setting in self.settings
         ]
@@ -184,7 +196,11 @@ class Trials:
             for folder in (setting.folder, self._tried(setting)):  # on other rows, which its weights are not here for
                 shutil.rmtree(folder, ignore_errors=True)
         try:
-            run_fit(self._fit_of(setting), setting.folder, progress)
+            if not self.is_shared:
+                run_fit(self._fit_of(setting), setting.folder, progress)
+            elif not is_finished(setting.folder, self._fit_inputs(setting)):
+                with self.run.crew.helped(FIT_SETTING, {"name": setting.folder.name}):
+                    self.fit_with_all(setting.folder.name, progress)
         except NotFiniteError as error:
             self.failed.append(setting)
             if len(self.failed) == len(self.settings):
@@ -235,6 +251,28 @@ class Trials:
         """Return the identities of the models and vectors that candidates are made from."""
         vectors = {"vectors": [identity_of(setting.folder) for setting in settings]}
         return vectors | (merge_identity(self.run) if self.from_prior else {})
+
+    @property
+    def is_shared(self) -> bool:
+        """True where all processes of a launcher train each setting together."""
+        return self.run.recipe.vector.mode == "full" and not self.run.crew.is_alone
+
+    def fit_with_all(self, name: str, progress: Progress) -> None:
+        """Train the setting with this folder's name by all processes of the crew; each of them has to call it.
+
+        Raise NotFiniteError, in all of them, where the loss is no number any more.
+        """
+        from msa_lite.train.sharded import fit_sharded
+
+        setting = next(setting for setting in self.settings if setting.folder.name == name)
+        fault: NotFiniteError | None = None
+        with self.run.crew.group():  # which an error would not leave
+            try:
+                fit_sharded(self._fit_of(setting), setting.folder, progress)
+            except NotFiniteError as error:
+                fault = error
+        if fault is not None:
+            raise fault
 
     def _fit_inputs(self, setting: Setting) -> dict[str, Any]:
         """Return all that decides the vector of a setting."""

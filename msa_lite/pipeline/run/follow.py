@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 from msa_lite.io.console.progress import notices, silent
@@ -19,17 +20,20 @@ from msa_lite.pipeline.run.vectors import FIT, FIT_SHARDED, fit_alone, fit_with_
 from msa_lite.recipe import Recipe
 
 
-def follow_run(crew: Crew, recipe: Recipe, scope: Scope) -> None:
+def follow_run(
+    crew: Crew, recipe: Recipe, scope: Scope, more: Mapping[str, Callable[..., None]] = MappingProxyType({})
+) -> None:
     """Do what the first process orders for the run of a recipe, until it has ended it.
 
-    Followers do not repeat the first process's warnings.
+    Followers do not repeat the first process's warnings. more: tasks that the first process does, too, by name; each
+    takes the run and its arguments.
     """
     runs: list[Run] = []
 
     def do(task: str, arguments: Mapping[str, Any]) -> Any:
-        with muted() if task in _ALIKE else nullcontext():
+        with muted() if task in {*_ALIKE, *more} else nullcontext():
             if task != PREPARE:
-                return _TASKS[task](runs[0], **arguments)
+                return {**_TASKS, **more}[task](runs[0], **arguments)
             runs.append(replace(prepare(recipe, scope), crew=crew))
             return run_inputs(runs[0])
 

@@ -133,11 +133,6 @@ def are_fitted_together(run: Run, names: Sequence[str]) -> bool:
 def check_processes(run: Run) -> None:
     """Raise UsageError, before any work, if the processes of the crew cannot fit a vector of all weights together."""
     if run.recipe.vector.mode == "full":
-        if run.recipe.hold and not run.crew.is_alone:
-            raise UsageError(
-                f"vector.hold: {run.crew.ranks.count} processes cannot hold a fit of all weights; start one, or choose "
-                "vector.mode lora"
-            )
         for name in run.recipe.vector_names:
             check_shares(run.crew, fit_settings(run, name))
 

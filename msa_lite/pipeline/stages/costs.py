@@ -98,7 +98,7 @@ class FitSize:
 
 def fit_cost(shape: Shape, size: FitSize, machine: Machine, vector: str | None = None) -> StageCost:
     """Return the cost of a fit on the first rung of the ladder that fits the device. vector: its name, of a run."""
-    case = replace(size.case, shards=machine.processes)
+    case = replace(size.case, shards=machine.processes if size.case.mode == "full" else 1)
     rung, need = choose_rung(shape, case, size.batch, size.micro, machine.device)
     steps = machine.measured.fits.get(vector) if machine.measured and vector else None
     times, load, peak, waiting = None, 0.0, None, waiting_bytes(shape, case, rung)
@@ -120,8 +120,11 @@ def fit_cost(shape: Shape, size: FitSize, machine: Machine, vector: str | None =
     return StageCost(size.what, "fit", need, vector, times, how, peak, waiting=waiting, while_running=files)
 
 
-def vector_costs(recipe: Recipe, name: str, facts: Facts, machine: Machine) -> list[StageCost]:
-    """Return the cost of fitting a vector; where its end is open, that of measuring the target first."""
+def vector_costs(recipe: Recipe, name: str, facts: Facts, machine: Machine, reference: float = 0.0) -> list[StageCost]:
+    """Return the cost of fitting a vector; where its end is open, that of measuring the target first.
+
+    reference: the part of the layers that the fit's frozen second model has, in full mode.
+    """
     costs, rows, prior = [], facts.rows.get(name), facts.shapes["prior"]
     if recipe.vector_of(name).epochs == "auto":
         need, streamed = _scoring(facts.shapes["target"], machine, recipe.vector.mode == "qlora")
@@ -133,6 +136,7 @@ def vector_costs(recipe: Recipe, name: str, facts: Facts, machine: Machine) -> l
             times = seconds, seconds
         costs.append(StageCost("the target's loss", "goal", need, None, times, "the goal of the fits"))
     size = vector_size(recipe, name, rows, machine.device)
+    size = replace(size, case=replace(size.case, reference=reference))
     if recipe.hold and name == "forget":
         size = _held(size, facts.rows.get("retain"), recipe.vector.max_length)
     fit = fit_cost(prior, size, machine, name)
@@ -147,7 +151,7 @@ def _held(size: FitSize, retain: RowFacts | None, most_tokens: int) -> FitSize:
     per_row = [rows.tokens / rows.count for rows in (retain, size.rows) if rows]
     longest = max(size.case.longest, min(retain.longest, most_tokens) if retain else 0)
     ratio = per_row[0] / per_row[-1] if per_row else 1.0
-    return replace(size, case=replace(size.case, longest=longest, held=True), held=ratio)
+    return replace(size, case=replace(size.case, longest=longest, reference=1.0), held=ratio)
 
 
 def moments_costs(recipe: Recipe, facts: Facts, machine: Machine) -> list[StageCost]:

@@ -112,7 +112,7 @@ def find_remedies(
         return forecast(build(changed), facts, machine, recipe.folder)
 
     highest, enough = plan(recipe).peak.need.nbytes, list[set[str]]()
-    for overrides, harm in _changes(recipe):
+    for overrides, harm in _changes(recipe, machine.processes):
         if any(change <= {*overrides} for change in enough):  # some of it fits already
             continue
         try:
@@ -124,12 +124,16 @@ def find_remedies(
             yield Remedy(tuple(overrides), harm, peak, changed.fits)
 
 
-def _changes(recipe: Recipe) -> Iterator[tuple[list[str], str]]:
-    """Yield changes by harm: first those that leave the result as it is, last those that change it most."""
+def _changes(recipe: Recipe, processes: int) -> Iterator[tuple[list[str], str]]:
+    """Yield changes by harm: first those that leave the result as it is, last those that change it most.
+
+    processes: those that share a full fit, whose optimiser cannot have 8 bits then.
+    """
     spec = recipe.vector
     if spec.micro_batch_size != "auto":
         yield ["vector.micro_batch_size=auto"], "no change of the result"
-    if spec.optimizer == "adamw" or (spec.optimizer == "auto" and spec.mode != "qlora"):
+    is_divided = spec.mode == "full" and processes > 1
+    if not is_divided and (spec.optimizer == "adamw" or (spec.optimizer == "auto" and spec.mode != "qlora")):
         yield ["vector.optimizer=adamw_8bit"], "nearly no change of the result"
     modes = {"full": ["lora", "qlora"], "lora": ["qlora"], "qlora": []}[spec.mode]
     half = max(8, spec.max_length // 2)

@@ -12,14 +12,14 @@ from msa_lite.merger.bounds import parse_size
 from msa_lite.pipeline.prepare.earlier import open_earlier
 from msa_lite.pipeline.prepare.models import check_fit_ahead
 from msa_lite.pipeline.prepare.questions import terms_left_out
-from msa_lite.pipeline.prepare.run import Context, msa_scope
-from msa_lite.pipeline.run.msa import msa_stages
+from msa_lite.pipeline.prepare.run import Context
 from msa_lite.pipeline.staged.plan import plan_training
 from msa_lite.pipeline.stages.costs import Machine
 from msa_lite.pipeline.stages.facts import find_facts
 from msa_lite.pipeline.stages.forecast import enough_processes, find_remedies, forecast
 from msa_lite.pipeline.stages.measure import measure_times
 from msa_lite.pipeline.stages.stage import Stage
+from msa_lite.pipeline.verbs.lists import find_verb
 from msa_lite.recipe import Recipe, RecipeSource, TrainingRecipe, load_any, load_recipe
 
 _SMALLEST_GPU = 100_000_000  # bytes
@@ -32,12 +32,16 @@ def plan(
     gpu: str | int | None = None,
     price_per_hour: float | None = None,
     measure: bool = False,
+    baseline: str | None = None,
+    processes: int = 1,
 ) -> Plan:
     """Predict memory, disk and time of each stage of a run or a training, from headers and configs; read no weights.
 
     gpu: the memory of a GPU, such as "8GB", in the place of this machine's device. price_per_hour: of that device.
-    measure: load the prior and time a few steps on this machine, for times in the place of estimates. Raise UsageError
-    where neither target nor prior can be found, on this machine or on the Hub, and as `open_earlier`.
+    measure: load the prior and time a few steps on this machine, for times in the place of estimates. baseline: the
+    method to plan, in the place of MSA. processes: those of a launcher, each with such a GPU; they divide full fits.
+    Raise UsageError where neither target nor prior can be found, on this machine or on the Hub, for a training with a
+    baseline or several processes, and as `open_earlier`.
     """
     if measure and gpu is not None:
         raise UsageError("--measure: times this machine; leave --gpu out")
@@ -45,22 +49,25 @@ def plan(
     if isinstance(load_any(recipe, overrides), TrainingRecipe):
         if measure:
             raise UsageError("--measure: times the fits of a run, not a training; leave it out")
+        if baseline is not None or processes > 1:
+            raise UsageError("--baseline and --processes: plan a run, not a training; leave them out")
         return plan_training(recipe, overrides, device, price_per_hour)
     loaded = load_recipe(recipe, overrides)
     open_earlier(loaded)  # the run would refuse them
-    facts, scope = find_facts(loaded), msa_scope(loaded)
+    verb = find_verb("run", loaded) if baseline is None else find_verb("baseline", loaded, baseline)
+    facts, scope = find_facts(loaded), verb.scope
     check_fit_ahead(loaded, facts.heads)
 
     def build(recipe: Recipe) -> list[Stage]:
-        return msa_stages(Context(recipe, scope))
+        return verb.stages(Context(recipe, scope))
 
-    machine = Machine(device, measured=measure_times(loaded, facts) if measure else None)
+    machine = Machine(device, processes, measured=measure_times(loaded, facts) if measure else None)
     forecasted = forecast(build(loaded), facts, machine, loaded.folder)
     if not loaded.has_prior and (reason := loaded.prior_reason):
         forecasted = replace(forecasted, notes=[reason, *forecasted.notes])
     if scope.choice:
         forecasted = replace(forecasted, notes=[*terms_left_out(loaded), *forecasted.notes])
-    is_shared = loaded.vector.mode == "full" and not loaded.hold
+    is_shared = loaded.vector.mode == "full" and processes == 1
     if is_shared and (count := enough_processes(build(loaded), facts, device)):
         launch = f"accelerate launch --num_processes {count} -m msa_lite"
         note = f"{count} of these GPUs hold the fits in full mode together: {launch}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -19,6 +20,7 @@ from msa_lite.merger import Merged, MergedAdapter
 from msa_lite.merger.filtering import MOMENTS_FOLDER, Moments, load_moments
 from msa_lite.pipeline.attack.campaign import open_attacks
 from msa_lite.pipeline.attack.run import run_attacks
+from msa_lite.pipeline.baseline.trials import FIT_SETTING, help_fit
 from msa_lite.pipeline.prepare.earlier import rebuild_command
 from msa_lite.pipeline.prepare.run import Context, Run
 from msa_lite.pipeline.run.choice import chosen_strengths
@@ -195,9 +197,9 @@ def run_baseline(
     verb = find_verb("baseline", recipe, method, force=force)
     with gathered([method, recipe.model_dump(mode="json")]) as crew:
         if not crew.first:
-            follow_run(crew, recipe, verb.scope)
+            follow_run(crew, recipe, verb.scope, {FIT_SETTING: partial(help_fit, verb.settings)})
             return None
-        if verb.settings and not crew.is_alone:
+        if verb.settings and not crew.is_alone and recipe.vector.mode != "full":
             notices.info("%s: one process trains; the others help with the scores", method)
         return _run(recipe, verb, progress, crew)
     return None
