@@ -352,6 +352,7 @@ def peak(
         mock.patch.object(train_model, "load_whole", load),
         mock.patch.object(train_model, "load_checkpoint", return_value=headers),
         mock.patch.object(plain, "can_share", return_value=False),  # no two rows begin alike
+        mock.patch.object(plain, "can_pack", return_value=False),  # as on a GPU
         without_memory(sizes["vocab_size"], fake) as ledger,
         _states_on_host(ledger),
         _layers_on_host(ledger),
