@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 from msa_lite.data import IGNORE, Example, group_rows, pass_tokens, to_batch
 from msa_lite.io.models.heads import Halves, autocast, split_model
-from msa_lite.train.share import ALONE, Share, run_passes, shortest
+from msa_lite.train.share import ALONE, StepShare, run_passes, shortest
 
 _WORTH_SHARING = 8  # tokens; for less, a pass of their own costs more than it saves
 _TOLERANCE = 0.05  # of the largest state: far above what bf16 and 4-bit kernels round, far below what a leak changes
@@ -161,7 +161,7 @@ class PlainLoss:
     """The token that fills up rows of a batch."""
     _halves: Halves | None = field(default=None, init=False)
     _shares: bool = field(default=False, init=False)
-    _share: Share = field(default=ALONE, init=False)
+    _share: StepShare = field(default=ALONE, init=False)
 
     @property
     def longest(self) -> int:
@@ -172,7 +172,7 @@ class PlainLoss:
         """Return nothing: a manifest names only objectives in place of this one."""
         return {}
 
-    def prepare(self, model: Any, share: Share = ALONE) -> None:
+    def prepare(self, model: Any, share: StepShare = ALONE) -> None:
         """Split the model, and check whether rows may share their beginning: not if they are divided."""
         self._share, self._halves = share, split_model(model)
         self._shares = share.is_whole and can_share(self._halves)
