@@ -84,6 +84,11 @@ class ShardShare(StepShare):
         """Return the share of this process."""
         return cls(peers.rank, peers.count, source, peers)
 
+    @property
+    def is_whole(self) -> bool:
+        """False, even for a process that is alone: FSDP has to know of each forward pass."""
+        return False
+
     def forward(self, model: Any, work: Callable[[], _T]) -> _T:
         """Run forward passes with embedding and head gathered; layers are gathered one by one."""
         return model.run_gathered(work)

@@ -23,8 +23,8 @@ class StepShare:
 
     @property
     def is_whole(self) -> bool:
-        """True for a process that is alone."""
-        return self.count == 1
+        """True where the process has the whole model, and runs all rows."""
+        return True
 
     def passes(self, lengths: Sequence[int], budget: int, per_pass: int) -> list[list[int]]:
         """Return the passes of this process over a step's rows, as places in `lengths`.
