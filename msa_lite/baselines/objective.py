@@ -30,7 +30,7 @@ from msa_lite.train.reference import (
     make_batch,
     reference_of,
 )
-from msa_lite.train.share import ALONE, Share, run_passes, shortest
+from msa_lite.train.share import ALONE, StepShare, run_passes, shortest
 
 ANSWERS = (
     "I don't know.",
@@ -88,7 +88,7 @@ class ReferenceCache:
                 f"({ours}); remove that folder, or choose another output"
             )
 
-    def values(self, model: Any, pad: int, share: Share = ALONE) -> dict[str, list[float]]:
+    def values(self, model: Any, pad: int, share: StepShare = ALONE) -> dict[str, list[float]]:
         """Return log-probabilities by set, one per row: from the folder, or computed with `model`, the reference.
 
         Of several processes, each computes them all, since each has only a part of the model; the first one writes.
@@ -155,7 +155,7 @@ class _Term:
     """Other examples of each row, which run in batches of the same rows."""
 
     def run(
-        self, model: Any, rows: Sequence[int], micro: int, longest: int, backward: Backward, share: Share = ALONE
+        self, model: Any, rows: Sequence[int], micro: int, longest: int, backward: Backward, share: StepShare = ALONE
     ) -> Any:
         """Run this process's share of `rows`, pass by pass, each with its backward pass; return its detached value.
 
@@ -203,7 +203,7 @@ class BaselineObjective:
     """True to repeat open-unlearning's defect."""
     full: bool = False
     """True when all weights are trained, so that the reference must be a second model."""
-    _share: Share = field(default=ALONE, init=False)
+    _share: StepShare = field(default=ALONE, init=False)
     _model: Any = field(default=None, init=False)
     _frozen: Any = field(default=None, init=False)
     _halves: Any = field(default=None, init=False)
@@ -231,7 +231,7 @@ class BaselineObjective:
             **{name: hash_ids(examples) for name, examples in rows.items()},
         }
 
-    def prepare(self, model: Any, share: Share = ALONE) -> None:
+    def prepare(self, model: Any, share: StepShare = ALONE) -> None:
         """Get the reference ready."""
         self._model, self._share = model, share
         if self.method.takes != "activations":

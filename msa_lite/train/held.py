@@ -13,7 +13,7 @@ from msa_lite.data import Example, hash_ids, pass_tokens
 from msa_lite.io.models.heads import split_model
 from msa_lite.train.plain import PlainLoss, count_labels
 from msa_lite.train.reference import answer_logits, kl_divergence, make_batch, reference_of
-from msa_lite.train.share import ALONE, Share, run_passes, shortest
+from msa_lite.train.share import ALONE, StepShare, run_passes, shortest
 
 
 @dataclass
@@ -36,7 +36,7 @@ class HeldLoss:
     full: bool = False
     """True where all weights are trained."""
     _plain: PlainLoss = field(init=False)
-    _share: Share = field(default=ALONE, init=False)
+    _share: StepShare = field(default=ALONE, init=False)
     _model: Any = field(default=None, init=False)
     _frozen: Any = field(default=None, init=False)
     _halves: Any = field(default=None, init=False)
@@ -55,7 +55,7 @@ class HeldLoss:
         """Return what the manifest records."""
         return {"hold": self.weight, "retain": hash_ids(self.retain), "seed": self.seed}
 
-    def prepare(self, model: Any, share: Share = ALONE) -> None:
+    def prepare(self, model: Any, share: StepShare = ALONE) -> None:
         """Get the reference ready, before the model changes."""
         self._plain.prepare(model, share)
         self._model, self._share, self._halves = model, share, split_model(model)

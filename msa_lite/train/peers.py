@@ -12,7 +12,7 @@ from msa_lite.errors import MismatchError, MsaError, StageError, join_faults
 from msa_lite.io.files.writing import digest
 from msa_lite.io.models.devices import is_out_of_memory
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 _LOST = ("gloo", "nccl", "connection closed", "connection reset", "broken pipe", "socket timeout", "tcpstore")
 
@@ -70,7 +70,7 @@ class Peers:
         dist.broadcast_object_list(box, 0, group=self.talk)
         return box[0]
 
-    def in_first(self, work: Callable[[], T]) -> T:
+    def in_first(self, work: Callable[[], _T]) -> _T:
         """Run the work in the first process; return its result, or raise its MsaError, in all of them."""
         result: Any = None
         error: MsaError | None = None

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 from msa_lite.data import IGNORE, Example, group_rows, pass_tokens, to_batch
 from msa_lite.io.models.heads import Halves, autocast, split_model
 from msa_lite.train.packed import can_pack, packing, run_packed
-from msa_lite.train.share import ALONE, Share, run_passes, shortest
+from msa_lite.train.share import ALONE, StepShare, run_passes, shortest
 
 _WORTH_SHARING = 8  # tokens; for less, a pass of their own costs more than it saves
 _PADDED_ATTENTION = 16  # of packed rows attention alone is padded, a sixteenth of the work
@@ -165,7 +165,7 @@ class PlainLoss:
     _halves: Halves | None = field(default=None, init=False)
     _shares: bool = field(default=False, init=False)
     _packs: bool = field(default=False, init=False)
-    _share: Share = field(default=ALONE, init=False)
+    _share: StepShare = field(default=ALONE, init=False)
 
     @property
     def longest(self) -> int:
@@ -176,7 +176,7 @@ class PlainLoss:
         """Return nothing: a manifest names only objectives in place of this one."""
         return {}
 
-    def prepare(self, model: Any, share: Share = ALONE) -> None:
+    def prepare(self, model: Any, share: StepShare = ALONE) -> None:
         """Split the model, and check whether rows may share their beginning, and stand in one sequence.
 
         They may not if they are divided.

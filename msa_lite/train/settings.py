@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
 from msa_lite.io.models.heads import Compute, choose_precision
-from msa_lite.train.share import ALONE, Share
+from msa_lite.train.share import ALONE, StepShare
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ class Objective(Protocol):
     def describe(self) -> dict[str, Any]:
         """Return what the manifest records. Two objectives are the same when this is equal."""
 
-    def prepare(self, model: Any, share: Share = ALONE) -> None:
+    def prepare(self, model: Any, share: StepShare = ALONE) -> None:
         """Keep what is needed of the loaded model before it changes; called at every start, of a resumed fit too.
 
         share: of this process in each step.

@@ -21,13 +21,13 @@ from msa_lite.train.loop import SAVED_WHOLE, whole_saves
 from msa_lite.train.peers import Peers
 from msa_lite.train.reference import freeze_copy
 from msa_lite.train.rungs import checkpoint_layers
-from msa_lite.train.share import Share
+from msa_lite.train.share import StepShare
 
 if TYPE_CHECKING:
     from msa_lite.train.settings import FitSettings
 
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 MOMENTS = ("exp_avg", "exp_avg_sq")  # of AdamW, for each weight
 _STATE = "state.json"
@@ -72,7 +72,7 @@ def _divide(model: Any, precision: NumberFormat, peers: Peers) -> None:
 
 
 @dataclass(frozen=True)
-class ShardShare(Share):
+class ShardShare(StepShare):
     """The share of a process whose model is in shards."""
 
     source: Source | None = None
@@ -84,7 +84,12 @@ class ShardShare(Share):
         """Return the share of this process."""
         return cls(peers.rank, peers.count, source, peers)
 
-    def forward(self, model: Any, work: Callable[[], T]) -> T:
+    @property
+    def is_whole(self) -> bool:
+        """False, even for a process that is alone: FSDP has to know of each forward pass."""
+        return False
+
+    def forward(self, model: Any, work: Callable[[], _T]) -> _T:
         """Run forward passes with embedding and head gathered; layers are gathered one by one."""
         return model.run_gathered(work)
 
@@ -105,7 +110,7 @@ class ShardShare(Share):
             buffer.copy_(buffers[name])
         return note_precision(copy, precision)
 
-    def in_first(self, work: Callable[[], T]) -> T:
+    def in_first(self, work: Callable[[], _T]) -> _T:
         """Run the work in the first process; return its result, or raise its MsaError, in all of them."""
         assert self.peers is not None
         return self.peers.in_first(work)
@@ -114,7 +119,7 @@ class ShardShare(Share):
 _END = -1  # in the place of a layer's number
 
 
-def run_lent(model: Any, peers: Peers, work: Callable[[], T]) -> T:
+def run_lent(model: Any, peers: Peers, work: Callable[[], _T]) -> _T:
     """Run work in the first process, to which the others lend their shards; return its result in all of them.
 
     The work may run any forward passes without gradients: whenever a layer is about to run, the others gather it, too.
@@ -136,7 +141,7 @@ def run_lent(model: Any, peers: Peers, work: Callable[[], T]) -> T:
         model.reshard()
 
 
-def _announced(layers: Sequence[Any], peers: Peers, work: Callable[[], T]) -> T:
+def _announced(layers: Sequence[Any], peers: Peers, work: Callable[[], _T]) -> _T:
     """Do the work of the first process; before a layer runs, tell the others which one it is."""
 
     def announce(number: int, layer: Any) -> None:

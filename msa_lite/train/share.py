@@ -9,11 +9,11 @@ from typing import Any, TypeVar
 from msa_lite.data import Example, group_rows
 from msa_lite.train.reference import freeze_copy, in_chunks
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
-class Share:
+class StepShare:
     """The share of a process that is alone. `shards.ShardShare` is that of a process among several."""
 
     rank: int = 0
@@ -23,8 +23,8 @@ class Share:
 
     @property
     def is_whole(self) -> bool:
-        """True for a process that is alone."""
-        return self.count == 1
+        """True where the process has the whole model, and runs all rows."""
+        return True
 
     def passes(self, lengths: Sequence[int], budget: int, per_pass: int) -> list[list[int]]:
         """Return the passes of this process over a step's rows, as places in `lengths`.
@@ -41,7 +41,7 @@ class Share:
         hand = chunks[self.rank :: self.count]
         return [*hand, *([] for _ in range(-(-len(chunks) // self.count) - len(hand)))]
 
-    def forward(self, model: Any, work: Callable[[], T]) -> T:
+    def forward(self, model: Any, work: Callable[[], _T]) -> _T:
         """Run forward passes of the model, up to a loss for one backward pass; return what `work` returns."""
         return work()
 
@@ -49,12 +49,12 @@ class Share:
         """Copy the model as it is now, or only its first layers, to be a reference."""
         return freeze_copy(model, layers)
 
-    def in_first(self, work: Callable[[], T]) -> T:
+    def in_first(self, work: Callable[[], _T]) -> _T:
         """Run the work in the first process; return its result in all of them."""
         return work()
 
 
-ALONE = Share()
+ALONE = StepShare()
 
 
 def deal(
@@ -76,7 +76,7 @@ def deal(
 
 
 def run_passes(
-    share: Share,
+    share: StepShare,
     model: Any,
     passes: Sequence[Sequence[int]],
     spare: int,

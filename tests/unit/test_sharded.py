@@ -56,10 +56,10 @@ def dies(rank: int, who: int, step: int, prior: Path, out: Path) -> None:
 
     own = _Steps._step
 
-    def killed(self: Any, rows: Any, number: int) -> Any:
+    def killed(self: Any, rows: Any, epoch: int, number: int) -> Any:
         if (rank, number) == (who, step):
             os.kill(os.getpid(), signal.SIGKILL)
-        return own(self, rows, number)
+        return own(self, rows, epoch, number)
 
     _Steps._step = killed  # type: ignore[method-assign]
     sharded(rank, prior, out)
