@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 from msa_lite.budget.shape import Shape
 from msa_lite.budget.speed import Device
 from msa_lite.errors import StageError
-from msa_lite.io.models.ends import BLOCK as HEAD_BLOCK
+from msa_lite.io.models.ends import HEAD_BLOCK
 from msa_lite.io.models.streaming import NF4, Sizes, fits, place
 from msa_lite.train.rungs import Rung
 
@@ -104,9 +104,9 @@ def fit_need(shape: Shape, case: FitCase, rung: Rung, accumulates: bool = True) 
     kept = inputs if rung.checkpointing else shape.layers * layer.saved + layer.copies
     again = layer.saved + layer.copies / shape.layers if rung.checkpointing else 0
     states = tokens * shape.hidden * (2 if case.halves else 4)
-    at_logits = {  # logits and softmax in fp32, logits in 16 bits, the gradients of all
+    at_logits = {  # logits in fp32 and 16 bits, and their log-probabilities, whose place their gradients take
         "activations": kept + layer.around + (2 * head if case.halves else 0),
-        "logits": block * (16 if case.halves else 12),
+        "logits": block * (10 if case.halves else 8),
         "temporaries": states,
     }
     at_head = {  # the gradient of the head, in 16 bits and in fp32

@@ -63,11 +63,11 @@ def sample(run: Path, n: int, seed: int, out: str, as_json: bool) -> None:
     click.echo(f"next:    msa-lite judge agree {shlex.quote(str(run))} {shlex.quote(str(result.file))}")
 
 
-@judge_command.command()
+@judge_command.command("agree")
 @takes_run
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @takes_json
-def agree(run: Path, file: Path, as_json: bool) -> None:
+def agree_command(run: Path, file: Path, as_json: bool) -> None:
     """Print how far the judge of RUN agrees with the person who marked FILE.
 
     FILE is the CSV of `msa-lite judge sample RUN`, with letters in its last column. Rows without a letter are left out.

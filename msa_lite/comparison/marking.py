@@ -30,9 +30,9 @@ from msa_lite.report.formats import csv_lines
 from msa_lite.report.rows import clean, harmless
 
 SHEET = "judge-sample.csv"
-HEADER = ("id", "question", "answer", "candidates", "choose", "letter")
+COLUMNS_OF_SHEET = ("id", "question", "answer", "candidates", "choose", "letter")
 LETTER = "letter"  # the name of the agreement on letters, beside those on metrics
-FEWEST = 2  # marked rows, of which agreement can be told
+FEWEST_MARKS = 2  # marked rows, of which agreement can be told
 _VALIDATION = "_validation"  # ends the folders of scores that a choice was made by
 _Z = 1.96  # of a 95 % interval
 _LARGEST = 256 << 20  # bytes of a sheet
@@ -42,7 +42,7 @@ _NOT_JUDGED = (
 
 
 @dataclass(frozen=True)
-class Verdict:
+class JudgeVerdict:
     """One call to the judge, as the records of a run keep it."""
 
     model: str
@@ -84,7 +84,7 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class Sample:
+class Sheet:
     """A sheet that was written for a person to mark."""
 
     json_keys: ClassVar = {"file": "file", "n": "count", "judged": "available", "models": "models", "seed": "seed"}
@@ -134,7 +134,7 @@ class JudgeAgreement:
     """On the letters, then on each metric."""
 
 
-def sample_verdicts(run: str | Path, n: int = 200, seed: int = 0, out: str | Path = SHEET) -> Sample:
+def sample_verdicts(run: str | Path, n: int = 200, seed: int = 0, out: str | Path = SHEET) -> Sheet:
     """Write a sheet of `n` verdicts of a run, drawn evenly at random, for a person to mark; all if there are fewer.
 
     run: the folder of a run, whose final scores are taken, or of an evaluation. The sheet is written beside the run,
@@ -151,12 +151,12 @@ def sample_verdicts(run: str | Path, n: int = 200, seed: int = 0, out: str | Pat
         raise OutputError(f"{path}: is there already, and may hold somebody's marks; name another file with --out")
     if not path.parent.is_dir():
         raise UsageError(f"{path}: there is no folder {path.parent}; make it, or name another place")
-    verdicts = read_verdicts(home)
+    verdicts = read_judge_verdicts(home)
     drawn = random.Random(seed).sample(verdicts, min(n, len(verdicts)))
     rows = [(v.id, clean(v.question), clean(v.tested), "\n".join(map(clean, v.shown)), v.choices, "") for v in drawn]
-    text = csv_lines([HEADER, *([harmless(cell) for cell in row] for row in rows)])
+    text = csv_lines([COLUMNS_OF_SHEET, *([harmless(cell) for cell in row] for row in rows)])
     write_text(path, f"\ufeff{text}")  # a spreadsheet reads UTF-8 by the mark
-    return Sample(path, len(drawn), len(verdicts), list(dict.fromkeys(v.model for v in verdicts)), seed)
+    return Sheet(path, len(drawn), len(verdicts), list(dict.fromkeys(v.model for v in verdicts)), seed)
 
 
 def judge_agreement(run: str | Path, file: str | Path) -> JudgeAgreement:
@@ -165,7 +165,7 @@ def judge_agreement(run: str | Path, file: str | Path) -> JudgeAgreement:
     Raise DataError with all faults of the sheet (ids that the run does not have, letters that no candidate has), and
     where fewer than two rows are marked; MismatchError for a run without judged answers.
     """
-    verdicts = {verdict.id: verdict for verdict in read_verdicts(local_path(run))}
+    verdicts = {verdict.id: verdict for verdict in read_judge_verdicts(local_path(run))}
     path = local_path(file)
     marks, faults = read_marks(path), []
     letters: dict[str, str] = {}
@@ -183,15 +183,15 @@ def judge_agreement(run: str | Path, file: str | Path) -> JudgeAgreement:
     if faults:
         raise DataError(join_faults(f"{path}: {len(faults)} of {len(marks)} rows cannot be read:", faults))
     pairs = [(verdicts[name], letter) for name, letter in letters.items() if letter]
-    if len(pairs) < FEWEST:
+    if len(pairs) < FEWEST_MARKS:
         raise DataError(
-            f"{path}: {len(pairs)} of {len(marks)} rows marked; write letters into the column '{LETTER}' of {FEWEST} "
-            "rows or more"
+            f"{path}: {len(pairs)} of {len(marks)} rows marked; write letters into the column '{LETTER}' of "
+            f"{FEWEST_MARKS} rows or more"
         )
     return JudgeAgreement(len(pairs), len(letters) - len(pairs), list(_agreements(pairs)))
 
 
-def _agreements(pairs: Sequence[tuple[Verdict, str]]) -> Iterator[Agreement]:
+def _agreements(pairs: Sequence[tuple[JudgeVerdict, str]]) -> Iterator[Agreement]:
     """Yield the agreement on letters, and on each metric."""
     yield compare_marks(LETTER, [(verdict.reply, letter) for verdict, letter in pairs])
     for name in dict.fromkeys(name for verdict, _ in pairs for name in verdict.metrics):
@@ -229,7 +229,7 @@ def cohen_kappa(pairs: Sequence[tuple[object, object]]) -> float | None:
     return (n * sum(ours == theirs for ours, theirs in pairs) - by_chance) / (n * n - by_chance)
 
 
-def read_verdicts(run: Path) -> list[Verdict]:
+def read_judge_verdicts(run: Path) -> list[JudgeVerdict]:
     """Return all verdicts in the records of a run or an evaluation. Raise MismatchError where there are none."""
     if not run.is_dir():
         raise UsageError(f"{run}: no such folder; give that of a run, or of an evaluation")
@@ -265,13 +265,13 @@ def _evaluations(run: Path) -> dict[str, Path]:
     }
 
 
-def _verdict(model: str, set_name: str, record: Record, entry: Record) -> Verdict:
+def _verdict(model: str, set_name: str, record: Record, entry: Record) -> JudgeVerdict:
     scores = {
         letter: {"accuracy" if name.startswith("correct") else name: value for name, value in values.items()}
         for letter, values in entry["scores"].items()
     }
     place = (model, set_name, record["index"], record["question"])
-    return Verdict(*place, entry["tested"], entry["shown"], entry["reply"], scores)
+    return JudgeVerdict(*place, entry["tested"], entry["shown"], entry["reply"], scores)
 
 
 def read_marks(path: Path) -> list[tuple[str, str]]:

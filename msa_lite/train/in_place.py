@@ -15,6 +15,7 @@ from msa_lite.io.console.progress import Progress, silent, tell
 from msa_lite.io.models.devices import free_bytes, free_memory, free_ram, is_out_of_memory, memory_fault
 from msa_lite.io.models.heads import autocast, choose_precision, note_precision
 from msa_lite.io.models.streaming import is_streamed
+from msa_lite.train.adapted import speed_up
 from msa_lite.train.loop import last_loss, make_trainer
 from msa_lite.train.model import with_adapter
 from msa_lite.train.plain import PlainLoss
@@ -150,6 +151,8 @@ def _put_on_adapter(model: Any, settings: FitSettings) -> Any:
     active = list(model.active_adapters) if is_adapted else []
     precision = "fp32" if is_adapted else choose_precision(settings.compute)  # else older layers would change as well
     trained = with_adapter(model, settings, precision, _ADAPTER)
+    if not is_adapted:  # all its layers are new, and go with the adapter
+        speed_up(trained)
     trained.base_model.set_adapter([*active, _ADAPTER])
     for name, parameter in trained.named_parameters():
         parameter.requires_grad_(f".{_ADAPTER}." in name)

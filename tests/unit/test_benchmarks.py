@@ -19,7 +19,12 @@ ALLOWED = {
     "evals/muse.py": "its own module",
     "evals/restor.py": "its own module",
     "evals/judge/__init__.py": "what a judge is asked",
+    "evals/judge/base.py": "the prompts of a file that each benchmark needs",
     "evals/judge/prompts.py": "what a judge is asked; manifests hold the hash of all prompts",
+    "evals/judge/wording.py": "the words that a judge is asked in",
+    "comparison/marking.py": "the judged questions of each, for a person to mark",
+    "pipeline/table/rows.py": "the data that their tables read",
+    "pipeline/table/small.py": "the rows that small models of a table learn",
     "report/metrics.py": "the papers that define metrics",
 }
 NAMED = re.compile(r"tofu|muse|restor(?![ei])", re.IGNORECASE)  # but not: restore, restoring

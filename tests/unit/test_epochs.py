@@ -10,8 +10,8 @@ from msa_lite.choose.rules import Condition, Constrained
 from msa_lite.choose.validation import Validation
 from msa_lite.data import Prompter, Template
 from msa_lite.evals.qa import Qa
-from msa_lite.pipeline.baseline import trials as module
-from msa_lite.pipeline.baseline.trials import BestEpoch
+from msa_lite.pipeline.baseline import settings as module
+from msa_lite.pipeline.baseline.settings import BestEpoch
 from msa_lite.report import Metric, Report, write_report
 from msa_lite.train import KeptEpochs, epoch_folder
 from tests.support.models import tiny_tokenizer

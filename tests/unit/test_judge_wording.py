@@ -9,7 +9,7 @@ import pytest
 
 from msa_lite.errors import UsageError
 from msa_lite.evals.judge import JudgeSettings, Question, right_answer_ask, tofu_ask
-from msa_lite.evals.judge.wording import OURS, Prompt, Wording, load_wording
+from msa_lite.evals.judge.wording import OURS, JudgePrompt, JudgeWording, load_wording
 
 QUESTION = Question("Who {is} it?", "{question.__class__} {answers}", "Ann", "Bob", ("Cid",), 0)
 USER = "Q={question} G={generated} C={candidates}"
@@ -101,9 +101,9 @@ def test_the_hash_changes_with_the_words_alone(tmp_path: Path) -> None:
     words = "tofu: {system: One}"
     first = load_wording(write(tmp_path, words)).version
     assert load_wording(write(tmp_path, f"# a comment\n{words}")).version == first
-    other = Prompt("a", "b")
+    other = JudgePrompt("a", "b")
     wordings = [OURS, *(replace(OURS, **{name: other}) for name in ("tofu", "acc_forget", "restor"))]
-    versions = {first, *(wording.version for wording in wordings), Wording(other, other, other).version}
+    versions = {first, *(wording.version for wording in wordings), JudgeWording(other, other, other).version}
     assert len(versions) == 6
     asks = {tofu_ask(QUESTION, wording=wording)[0].system for wording in (OURS, load_wording(write(tmp_path, words)))}
     assert len(asks) == 2, "the cache of replies is by these messages"

@@ -15,8 +15,8 @@ from msa_lite.comparison.marking import (
     cohen_kappa,
     compare_marks,
     judge_agreement,
+    read_judge_verdicts,
     read_marks,
-    read_verdicts,
     sample_verdicts,
 )
 from msa_lite.errors import DataError, MismatchError, MsaError, OutputError, UsageError
@@ -101,12 +101,12 @@ def test_a_sheet_is_blind_drawn_by_its_seed_and_safe_in_a_spreadsheet(run: Path,
            for n, seed in enumerate((0, 0, 1))]  # fmt: skip
     assert few[0] == few[1] != few[2]
     assert len({*few[0]}) == 3
-    assert {row["id"] for row in rows} == {verdict.id for verdict in read_verdicts(run)}
+    assert {row["id"] for row in rows} == {verdict.id for verdict in read_judge_verdicts(run)}
 
 
 def test_an_evaluation_alone_is_sampled_with_its_ideal(tmp_path: Path) -> None:
     out = evaluation(tmp_path / "out", "AB")
-    assert {verdict.model for verdict in read_verdicts(out)} == {"model"}
+    assert {verdict.model for verdict in read_judge_verdicts(out)} == {"model"}
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_marks_are_read_as_spreadsheets_save_them(
     run: Path, tmp_path: Path, save: Callable[[Path], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = sample_verdicts(run, out=tmp_path / "sheet.csv").file
-    JUDGED.update({verdict.id: verdict.reply for verdict in read_verdicts(run)})
+    JUDGED.update({verdict.id: verdict.reply for verdict in read_judge_verdicts(run)})
     save(path)
     found = judge_agreement(run, path)
     assert (found.marked, found.unmarked) == (10, 0)
@@ -145,7 +145,7 @@ def letter_of_the_judge(row: dict[str, str]) -> str:
 
 def test_agreement_is_told_by_letter_and_by_metric(run: Path, tmp_path: Path) -> None:
     path = sample_verdicts(run, out=tmp_path / "sheet.csv").file
-    judged = {verdict.id: verdict.reply for verdict in read_verdicts(run)}
+    judged = {verdict.id: verdict.reply for verdict in read_judge_verdicts(run)}
     # B in the place of C and Z: another letter, and the same score. One A of four becomes B. One row is left empty.
     first_a = next(row["id"] for row in cells(path) if judged[row["id"]] == "A")
     last_b = [row["id"] for row in cells(path) if judged[row["id"]] == "B"][-1]
@@ -213,4 +213,4 @@ def test_nothing_is_sampled_into_a_run_over_a_file_or_without_a_judge(run: Path,
     assert (tmp_path / "there.csv").read_text() == "marks"
     (run / "evaluation/target/forget.jsonl").write_text("{}")
     with pytest.raises(MismatchError, match="not as written"):
-        read_verdicts(run)
+        read_judge_verdicts(run)

@@ -120,6 +120,7 @@ def test_the_table_as_markdown_has_one_row_a_metric() -> None:
 # Modules that may name a metric: benchmarks and attacks make them (or hold scores of the same name), rules weigh them.
 NAMING = {
     "report/metrics.py": "the table",
+    "comparison/marking.py": "the metric of a judged set that has one alone",
     "benchmarks.py": "what a benchmark shows, and the weights of its selection scores",
     "choose/rules.py": "what a rule measures on the forget set",
     "choose/evidence.py": "metrics of which a usable model keeps something",

@@ -219,6 +219,7 @@ def test_a_model_that_runs_out_of_memory_while_it_loads_streams(
 
     monkeypatch.setattr(models, "free_bytes", lambda: 10 * GB)
     monkeypatch.setattr(models, "load_whole", crowded)
+    monkeypatch.setattr(streaming, "load_whole", crowded)
     model = load_model(folder)
     assert [len(device_map) for device_map in tries] == [1, 6]
     assert_same(results(model), wanted)

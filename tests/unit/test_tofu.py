@@ -14,6 +14,7 @@ from msa_lite.errors import DataError
 from msa_lite.evals.aggregates import NO_IDEAL, NOT_JUDGED
 from msa_lite.evals.benchmark import BenchmarkSettings, Record
 from msa_lite.evals.forward import TokenScores
+from msa_lite.evals.judge import JudgeSettings
 from msa_lite.evals.records import token_record
 from msa_lite.evals.tofu import Tofu
 from msa_lite.report import Metric
@@ -136,7 +137,7 @@ def test_an_empty_question_is_not_asked(missing: str | None, records: dict[str, 
     found = tofu.metrics(changed, changed)
     for name in ("probability_f", "rouge_l_f", "truth_ratio_f", "extraction_strength", "exact_memorization"):
         assert (found[name].n, found[name].skipped) == (3, 1)
-    asked = tofu.judge_calls(changed, records, separate=False)
+    asked = tofu.judge_calls(changed, records, JudgeSettings())
     assert [ask.index for ask in asked if ask.set_name == "forget"] == [0, 2, 3]
     said = [r | ({"judge": {"valid": True, "acc_forget": 1.0}} if r["index"] != 1 else {}) for r in changed["forget"]]
     judged = tofu.metrics(changed | {"forget": said}, records)["acc_forget"]
@@ -245,7 +246,7 @@ def test_every_metric_has_a_name_and_a_reason_where_it_has_no_value(
 
 def test_what_a_judges_reply_is_worth(tofu: Tofu, records: dict[str, list[Record]]) -> None:
     ideal = {name: [record | {"generated": "Nobody knows."} for record in items] for name, items in records.items()}
-    asked = {(item.set_name, item.index): item for item in tofu.judge_calls(records, ideal, separate=False)}
+    asked = {(item.set_name, item.index): item for item in tofu.judge_calls(records, ideal, JudgeSettings())}
     assert len(asked) == 4 + 3
     worth = {
         "forget": {"Author 0 is": (0, 0), "Nobody knows": (1, 1), "It is 1 miles": (1, 0), "Z": (1, 0)},
@@ -267,17 +268,20 @@ def test_candidates_of_like_questions_stand_in_orders_of_their_own(
     tofu = make_tofu(tmp_path, {**TABLES, "forget01_perturbed": TABLES["forget01_perturbed"][:1] * 4})
     alike = [records["forget"][0] | {"index": index} for index in range(4)]
     ideal = [record | {"generated": "Nobody knows."} for record in alike]
-    asked = tofu.judge_calls(records | {"forget": alike}, records | {"forget": ideal}, separate=True)
+    asked = tofu.judge_calls(records | {"forget": alike}, records | {"forget": ideal}, JudgeSettings(separate=True))
     for start in (0, 1):  # of acc_forget and of acc_recover
         prompts = [item.ask.user for item in asked[start:8:2]]
         assert len({tuple(sorted(prompt.split())) for prompt in prompts}) == 1
         assert len(set(prompts)) > 1
-    assert tofu.judge_calls(records | {"forget": alike}, records | {"forget": ideal}, separate=True) == asked
+    assert (
+        tofu.judge_calls(records | {"forget": alike}, records | {"forget": ideal}, JudgeSettings(separate=True))
+        == asked
+    )
 
 
 def test_an_ideal_that_knows_the_truth_is_one_candidate_with_it(tofu: Tofu, records: dict[str, list[Record]]) -> None:
     ideal = {n: [r | {"generated": f"{r['answer'].upper()}!"} for r in items] for n, items in records.items()}
-    item = tofu.judge_calls(records, ideal, separate=False)[0]
+    item = tofu.judge_calls(records, ideal, JudgeSettings())[0]
     assert len(item.ask.letters) == 1 + 3
     merged = [scores for letter, scores in item.scores.items() if scores["acc_recover"]]
     assert merged == [{"acc_forget": 0, "acc_recover": 1, "merged": True}]
@@ -285,7 +289,7 @@ def test_an_ideal_that_knows_the_truth_is_one_candidate_with_it(tofu: Tofu, reco
 
 def test_acc_forget_may_be_asked_for_apart(tofu: Tofu, records: dict[str, list[Record]]) -> None:
     ideal = {name: [record | {"generated": "Nobody knows."} for record in items] for name, items in records.items()}
-    asked = tofu.judge_calls(records, ideal, separate=True)
+    asked = tofu.judge_calls(records, ideal, JudgeSettings(separate=True))
     assert len(asked) == 2 * 4 + 3
     assert [sorted(item.scores["Z"]) for item in asked[:2]] == [["acc_forget", "merged"], ["acc_recover", "merged"]]
     assert ["Nobody knows" in item.ask.user for item in asked[:2]] == [False, True]

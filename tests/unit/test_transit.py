@@ -170,8 +170,8 @@ def test_a_head_in_blocks_of_rows_differs_by_rounding_alone(
     priors: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wanted = steps_at(load_trainable(priors["llama"], SETTINGS), Rung(2, layers_streamed=True))
-    monkeypatch.setattr(ends, "BLOCK", 32 * 4 * 7)  # seven rows of 32 weights; the vocabulary is no multiple
-    rows = ends.Rows(torch.randn(150, 32), torch.device("cpu"))
+    monkeypatch.setattr(ends, "HEAD_BLOCK", 32 * 4 * 7)  # seven rows of 32 weights; the vocabulary is no multiple
+    rows = ends.PassingRows(torch.randn(150, 32), torch.device("cpu"))
     assert torch.equal(torch.cat([block.clone() for _, block in rows.each()]), rows.matrix)
     losses, gradients = steps_at(
         load_trainable(priors["llama"], SETTINGS), Rung(2, layers_streamed=True, head_streamed=True)

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 from msa_lite.errors import OutputError, UsageError, nearest
 from msa_lite.evals.judge.prompts import Ask
-from msa_lite.evals.judge.wording import NONE, OURS, Wording, load_wording
+from msa_lite.evals.judge.wording import NONE, OURS, JudgeWording, load_wording
 from msa_lite.io.console.progress import Progress, part_of, silent
 from msa_lite.io.weights.hub import fetch
 
@@ -76,7 +76,7 @@ class JudgeSettings:
         return (self.base_url or os.environ.get("OPENAI_BASE_URL") or "").rstrip("/") or None
 
     @cached_property
-    def wording(self) -> Wording:
+    def wording(self) -> JudgeWording:
         """Return the prompts, read once. Raise UsageError for a file with faults."""
         return load_wording(self.prompts) if self.prompts else OURS
 

@@ -16,7 +16,7 @@ from typing import ClassVar
 
 from msa_lite.errors import DataError
 from msa_lite.evals.answers import normalise
-from msa_lite.evals.judge.wording import NONE, OURS, Wording
+from msa_lite.evals.judge.wording import NONE, OURS, JudgeWording
 from msa_lite.io.files.writing import digest
 
 _LETTER_TOKENS = 3  # the most tokens of a reply that is a letter
@@ -100,7 +100,7 @@ class Question:
 
 
 def tofu_ask(
-    question: Question, with_ideal: bool = True, wording: Wording = OURS
+    question: Question, with_ideal: bool = True, wording: JudgeWording = OURS
 ) -> tuple[Ask, tuple[frozenset[str], ...]]:
     """Make (ask, tags of each lettered candidate) of truth, ideal's answer and perturbed answers, shuffled by the seed.
 
@@ -130,7 +130,7 @@ def tofu_ask(
     )
 
 
-def right_answer_ask(question: str, answers: Sequence[str], generated: str, wording: Wording = OURS) -> Ask:
+def right_answer_ask(question: str, answers: Sequence[str], generated: str, wording: JudgeWording = OURS) -> Ask:
     """Ask whether a generated answer means one of the acceptable ones: "Y", "N", or NONE."""
     lines = tuple(f"- {_line(answer)}" for answer in answers)
     texts = {"question": _line(question), "answers": "\n".join(lines), "generated": _line(generated)}

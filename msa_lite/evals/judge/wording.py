@@ -65,7 +65,7 @@ Y or N:"""
 
 
 @dataclass(frozen=True)
-class Prompt:
+class JudgePrompt:
     """The two messages of a call, with fields in the user's."""
 
     system: str
@@ -78,14 +78,14 @@ class Prompt:
 
 
 @dataclass(frozen=True)
-class Wording:
+class JudgeWording:
     """The prompts of a judge by the kind of question."""
 
-    tofu: Prompt
+    tofu: JudgePrompt
     """TOFU: which candidate agrees with the answer."""
-    acc_forget: Prompt
+    acc_forget: JudgePrompt
     """TOFU: the call for acc_forget alone, with `JudgeSettings.separate`."""
-    restor: Prompt
+    restor: JudgePrompt
     """RESTOR, and attacks that draw answers: does the answer mean a right one?"""
 
     @property
@@ -97,8 +97,8 @@ class Wording:
         return digest(texts)[:12]
 
 
-_TOFU = Prompt(_TOFU_SYSTEM, _TOFU_USER)
-OURS = Wording(tofu=_TOFU, acc_forget=_TOFU, restor=Prompt(_RESTOR_SYSTEM, _RESTOR_USER))
+_TOFU = JudgePrompt(_TOFU_SYSTEM, _TOFU_USER)
+OURS = JudgeWording(tofu=_TOFU, acc_forget=_TOFU, restor=JudgePrompt(_RESTOR_SYSTEM, _RESTOR_USER))
 """The wording of msa-lite."""
 
 FIELDS: Mapping[str, tuple[str, ...]] = {
@@ -114,12 +114,12 @@ class _Closed(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
-Template = Annotated[str, StringConstraints(max_length=20_000)]
+TemplateText = Annotated[str, StringConstraints(max_length=20_000)]
 
 
 class _Templates(_Closed):
-    system: Template | None = None
-    user: Template | None = None
+    system: TemplateText | None = None
+    user: TemplateText | None = None
 
 
 class _File(_Closed):
@@ -128,7 +128,7 @@ class _File(_Closed):
     restor: _Templates | None = None
 
 
-def load_wording(file: str, where: str = "judge.prompts") -> Wording:
+def load_wording(file: str, where: str = "judge.prompts") -> JudgeWording:
     """Read a file of templates; those that it does not have are ours.
 
     YAML: tofu, acc_forget and restor, each with `system`, `user` or both. Without acc_forget, its call has the prompt
@@ -143,10 +143,10 @@ def load_wording(file: str, where: str = "judge.prompts") -> Wording:
     if faults := list(_faults(values)):
         raise UsageError(join_faults(f"{where}: {file}: {len(faults)} fault{'s' * (len(faults) > 1)}:", faults, 50))
     tofu = _prompt("tofu", values, OURS.tofu)
-    return Wording(tofu, _prompt("acc_forget", values, tofu), _prompt("restor", values, OURS.restor))
+    return JudgeWording(tofu, _prompt("acc_forget", values, tofu), _prompt("restor", values, OURS.restor))
 
 
-def _prompt(kind: str, values: Mapping[str, Any], other: Prompt) -> Prompt:
+def _prompt(kind: str, values: Mapping[str, Any], other: JudgePrompt) -> JudgePrompt:
     """Return the prompt of a kind; templates that the file lacks are those of `other`."""
     templates = dict(values.get(kind, {}))
     if "system" in templates:
@@ -161,7 +161,7 @@ def _faults(values: Mapping[str, Any]) -> Iterator[str]:
     except ValidationError as error:
         for item in error.errors():
             *home, key = map(str, item["loc"])
-            choices = [field.name for field in fields(Prompt)] if home else [*FIELDS]
+            choices = [field.name for field in fields(JudgePrompt)] if home else [*FIELDS]
             if item["type"] == "extra_forbidden":
                 text = f"unknown key{nearest(key, choices)}; choose from {', '.join(choices)}"
             elif item["type"] == "string_too_long":

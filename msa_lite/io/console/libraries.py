@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 import sys
@@ -108,7 +109,7 @@ def silence_libraries(verbose: bool) -> None:
 def _silence_transformers(verbose: bool) -> None:
     if os.environ.get("WANDB_MODE") == "offline":
         with redirect_stdout(sys.stderr):
-            pass
+            importlib.import_module("transformers.integrations.integration_utils")
     if not verbose:
         from transformers.utils import logging
 

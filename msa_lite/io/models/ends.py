@@ -12,7 +12,7 @@ from typing import Any
 
 from msa_lite.io.models.waiting import pin, unpin
 
-BLOCK = 64 << 20
+HEAD_BLOCK = 64 << 20
 """Bytes of the rows on the device at a time; there are two such buffers."""
 
 
@@ -59,7 +59,7 @@ def leave_head(model: Any, device: Any) -> None:
     head = model.get_output_embeddings()
     weight, bias = head._parameters.pop("weight").detach(), head.bias
     home = torch.empty(weight.shape, dtype=weight.dtype)
-    rows = Rows(home.copy_(weight), torch.device(device))
+    rows = PassingRows(home.copy_(weight), torch.device(device))
     head.weight = home
 
     def forward(states: Any) -> Any:
@@ -71,14 +71,14 @@ def leave_head(model: Any, device: Any) -> None:
     head.forward = forward
 
 
-class Rows:
+class PassingRows:
     """A matrix (outputs, inputs) in the host's memory whose rows pass through two buffers on a device."""
 
     def __init__(self, matrix: Any, device: Any) -> None:
         import torch
 
         self.matrix, self.device = matrix, device
-        most = max(1, min(len(matrix), BLOCK // (matrix.shape[1] * matrix.element_size())))
+        most = max(1, min(len(matrix), HEAD_BLOCK // (matrix.shape[1] * matrix.element_size())))
         self._blocks = [slice(start, min(len(matrix), start + most)) for start in range(0, len(matrix), most)]
         self._buffers = [torch.empty((most, matrix.shape[1]), dtype=matrix.dtype, device=device) for _ in range(2)]
         self._beside = torch.cuda.Stream(device) if device.type == "cuda" else None
@@ -114,12 +114,12 @@ class Rows:
 
 @functools.cache
 def _product() -> Any:
-    """Return the autograd function of states (…, inputs) and `Rows`: states · rowsᵀ (…, outputs)."""
+    """Return the autograd function of states (…, inputs) and `PassingRows`: states · rowsᵀ (…, outputs)."""
     import torch
 
     class Product(torch.autograd.Function):
         @staticmethod
-        def forward(context: Any, states: Any, rows: Rows) -> Any:
+        def forward(context: Any, states: Any, rows: PassingRows) -> Any:
             context.rows = rows
             logits = states.new_empty((*states.shape[:-1], len(rows.matrix)))
             for block, matrix in rows.each():
