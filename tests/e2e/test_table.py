@@ -168,7 +168,7 @@ def test_a_table_at_small_size(
     monkeypatch.setitem(small_module._SIZES, benchmark, short)
     keys = [f"data={DATA / data}", f"output={tmp_path}/out", "set.evaluate.limit=8", "set.forget.alpha=1.0"]
     keys += ["set.baseline.methods.npo={retain_weight: 2}"]
-    code, out, err = call_cli("table", name, "--size", "small", "--only", f"{row},NPO", *keys)
+    code, _, err = call_cli("table", name, "--size", "small", "--only", f"{row},NPO", *keys)
     assert code == 0, err
     text = (tmp_path / "out/table.md").read_text()
     assert metric in text
