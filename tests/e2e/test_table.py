@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import msa_lite
 from msa_lite.errors import StageError
 from msa_lite.io.finished.seal import locked, verify_folder
 from msa_lite.pipeline.table import rows as table_module
+from msa_lite.pipeline.table import small as small_module
 from msa_lite.pipeline.table.ahead import look_at_table
 from msa_lite.pipeline.table.work import TableResult
 from tests.e2e.conftest import CallCli, tiny_recipe
@@ -150,22 +152,26 @@ def test_a_row_that_fails_leaves_the_others_and_is_tried_again(
 @pytest.mark.slow
 @pytest.mark.skipif(not DATA.is_dir(), reason="no benchmark rows in ../shared/data")
 @pytest.mark.parametrize(
-    ("name", "data", "metric"),
+    ("name", "row", "data", "metric"),
     [
-        ("tofu-forget10-llama-3.2-1b", "tofu", "forget quality"),
-        ("restor-llama-3.1-8b", "restor", "accuracy"),
-        ("muse-books-llama-3.1-8b", "muse-books-pd", "PrivLeak"),
+        ("tofu-forget10-llama-3.2-1b", "MSA (instruct)", "tofu", "forget quality"),
+        ("restor-llama-3.1-8b", "MSA (instruct)", "restor", "accuracy"),
+        ("muse-books-llama-3.1-8b", "MSA (base)", "muse-books-pd", "PrivLeak"),
     ],
 )
-def test_a_table_at_small_size(name: str, data: str, metric: str, tmp_path: Path) -> None:
-    """Of each benchmark, from its rows to its table: fewer rows of it, and shorter than it is by default."""
-    short = ["methods=[npo, task_vector]", "set.vector.epochs=1", "set.baseline.epochs=1", "set.evaluate.limit=8"]
-    short += ["set.baseline.methods.npo={retain_weight: 2}", "set.forget.alpha=1.0"]
-    done = fork_cli(
-        "table", name, "--size", "small", f"data={DATA / data}", f"output={tmp_path}/out", *short, cwd=tmp_path
-    )
-    assert done.returncode == 0, done.stderr
+def test_a_table_at_small_size(
+    name: str, row: str, data: str, metric: str, tmp_path: Path, call_cli: CallCli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of each benchmark, from its rows to its table: two rows of it, with models that have learnt next to nothing."""
+    benchmark = name.partition("-")[0]
+    short = replace(small_module._SIZES[benchmark], prior=1, tuning=1, vector=1)
+    monkeypatch.setitem(small_module._SIZES, benchmark, short)
+    keys = [f"data={DATA / data}", f"output={tmp_path}/out", "set.evaluate.limit=8", "set.forget.alpha=1.0"]
+    keys += ["set.baseline.methods.npo={retain_weight: 2}"]
+    code, _, err = call_cli("table", name, "--size", "small", "--only", f"{row},NPO", *keys)
+    assert code == 0, err
     text = (tmp_path / "out/table.md").read_text()
     assert metric in text
+    assert f"| {row} " in text
     assert "| NPO " in text
     assert "published" in text

@@ -43,7 +43,7 @@ def test_a_wrong_key_of_a_table_is_refused(changes: dict[str, Any], fault: str) 
         ({"methods": ["npo", "npo"]}, "NPO: two rows have this label"),
         ({"msa": {"A": {"output": "same"}, "B": {"output": "same"}}}, "B: its output same is that of A, too"),
         ({"msa": {"A": {"forget.alhpa": 1}}}, "alhpa: unknown key (did you mean 'alpha'?)"),
-        ({"msa": {"a=b": {}}}, "without '='"),
+        ({"msa": {"a=b": {}}}, "takes no '='"),
         ({"published": "tofu-forget10"}, "published: no table 'tofu-forget10'"),
         ({"train": [{"recipe": "train/tofo"}]}, "did you mean 'train/tofu'?"),
         ({"set": {"evaluate": None}}, "evaluate"),
@@ -70,7 +70,12 @@ def test_models_and_data_that_cannot_be_had_are_told_with_the_rows_that_need_the
     table = load_table_recipe({**TABLE, "output": str(tmp_path / "out"), "set": nowhere})
     with pytest.raises(UsageError) as error:
         check_table(table, table_rows(table))
-    for fault in ("no/prior: not on this machine", "MSA (prior), NPO (prior)", "rows.jsonl: not on", "MSA (data)"):
+    for fault in (
+        "no/prior: neither on this machine",
+        "the prior of all 2 rows",
+        "rows.jsonl: neither",
+        "the data of all 2 rows",
+    ):
         assert fault in str(error.value)
     assert not (tmp_path / "out").exists()
 

@@ -29,6 +29,16 @@ from msa_lite.report.formats import Cell, Section, TextTable
 UNKNOWN = "not known"
 
 
+Span = tuple[float, float]
+"""The lowest and the highest estimate."""
+
+
+def _sum(spans: Iterable[Span | None]) -> Span | None:
+    """Return the sum of the spans that are known; None where none is."""
+    known = [span for span in spans if span]
+    return (math.fsum(low for low, _ in known), math.fsum(high for _, high in known)) if known else None
+
+
 @dataclass(frozen=True)
 class RowAhead:
     """What a table would do with a row."""
@@ -41,8 +51,8 @@ class RowAhead:
     label: str
     state: State
     folder: Path
-    seconds: tuple[float, float] | None = None
-    """The shortest and the longest time of the stages whose time is known; None where none is."""
+    seconds: Span | None = None
+    """The time of the stages whose time is known; None where none is."""
     unknown: int = 0
     """The number of stages whose time is not known."""
     kept: int | None = None
@@ -77,10 +87,9 @@ class TableAhead:
         return [row for row in self.rows if row.state != "done"]
 
     @property
-    def seconds(self) -> tuple[float, float] | None:
-        """Return the shortest and the longest time of what is left, as far as it is known; None where none is."""
-        known = [row.seconds for row in self.left if row.seconds]
-        return (math.fsum(low for low, _ in known), math.fsum(high for _, high in known)) if known else None
+    def seconds(self) -> Span | None:
+        """Return the time of what is left, as far as it is known; None where none is."""
+        return _sum(row.seconds for row in self.left)
 
     @property
     def disk(self) -> int:
@@ -88,15 +97,11 @@ class TableAhead:
         return sum(row.kept or 0 for row in self.left) + max((row.running for row in self.left), default=0)
 
     @property
-    def price(self) -> tuple[float, float] | None:
-        """Return the lowest and the highest price of the known time; None without the price of an hour."""
-        return self.price_of(self.seconds)
-
-    def price_of(self, seconds: tuple[float, float] | None) -> tuple[float, float] | None:
-        """Return the lowest and the highest price of a time."""
-        if self.price_per_hour is None or seconds is None:
+    def price(self) -> Span | None:
+        """Return the price of the known time; None without the price of an hour."""
+        if self.price_per_hour is None or self.seconds is None:
             return None
-        return seconds[0] / 3600 * self.price_per_hour, seconds[1] / 3600 * self.price_per_hour
+        return self.seconds[0] / 3600 * self.price_per_hour, self.seconds[1] / 3600 * self.price_per_hour
 
 
 def look_at_table(
@@ -144,11 +149,11 @@ def _look(row: RunRow, starts: Mapping[Path, Any], machine: Machine) -> RowAhead
         return RowAhead(row.label, state, row.folder, unknown=1, notes=[str(error).splitlines()[0]])
     plan = forecast(stages, facts, machine, row.folder)
     costs = [cost for stage in stages for cost in stage.cost(facts, machine)]
-    known = [cost.seconds for cost in costs if cost.seconds]
-    seconds = (math.fsum(low for low, _ in known), math.fsum(high for _, high in known)) if known else None
+    unknown = sum(not cost.seconds for cost in costs)
     kept = sum(size for cost in costs for size in cost.disk.values()) + facts.written_out
     running = max((sum(cost.while_running.values()) for cost in costs), default=0)
-    return RowAhead(row.label, state, row.folder, seconds, len(costs) - len(known), kept, running, plan.notes)
+    seconds = _sum(cost.seconds for cost in costs)
+    return RowAhead(row.label, state, row.folder, seconds, unknown, kept, running, plan.notes)
 
 
 def _with_starts(recipe: Recipe, starts: Mapping[Path, Any]) -> Recipe:
@@ -166,34 +171,25 @@ def _with_starts(recipe: Recipe, starts: Mapping[Path, Any]) -> Recipe:
 
 def ahead_table(ahead: TableAhead) -> TextTable:
     """Return the rows with their states, as a table."""
-    priced = ahead.price_per_hour is not None
-    rows = [_cells(row, ahead, priced) for row in ahead.rows]
-    headings = ["row", "state", "time", "disk", *["price"] * priced]
-    return TextTable(headings, [Section(rows)], f"what would be done in {ahead.folder}", ahead.notes, left=2)
+    rows = [[Cell(text) for text in _cells(row)] for row in ahead.rows]
+    title = f"what would be done in {ahead.folder}"
+    return TextTable(["row", "state", "time", "disk"], [Section(rows)], title, ahead.notes, left=2)
 
 
-def _cells(row: RowAhead, ahead: TableAhead, priced: bool) -> list[Cell]:
-    time = UNKNOWN if row.seconds is None else time_span(row.seconds)
-    if row.seconds and row.unknown:
-        time += f" + {UNKNOWN}"
-    disk = UNKNOWN if row.disk is None else readable(row.disk)
-    cells = [row.label, row.state, "–" if row.state == "done" else time, "–" if row.state == "done" else disk]
-    return [Cell(text) for text in (*cells, *[_price(ahead.price_of(row.seconds), row.unknown)] * priced)]
-
-
-def _price(price: tuple[float, float] | None, unknown: int) -> str:
-    if price is None:
-        return UNKNOWN
-    low, high = (f"{value:.2f}" for value in price)
-    return (low if low == high else f"{low} to {high}") + f" + {UNKNOWN}" * (unknown > 0)
+def _cells(row: RowAhead) -> list[str]:
+    if row.state == "done":
+        return [row.label, row.state, "–", "–"]
+    time = UNKNOWN if row.seconds is None else time_span(row.seconds) + f" + {UNKNOWN}" * (row.unknown > 0)
+    return [row.label, row.state, time, UNKNOWN if row.disk is None else readable(row.disk)]
 
 
 def ahead_lines(ahead: TableAhead) -> Iterator[str]:
     """Yield the lines below the table: all that is left, its time, disk and price."""
-    left, unknown = ahead.left, sum(row.unknown > 0 for row in ahead.left)
-    more = f", and of {unknown} rows at least a part is {UNKNOWN}" if unknown else ""
-    yield f"left:    {len(left)} of {len(ahead.rows)} rows and trainings"
+    unknown = sum(row.unknown > 0 for row in ahead.left)
+    more = f"; in {unknown} rows the time of some stages is {UNKNOWN}" if unknown else ""
+    yield f"left:    {len(ahead.left)} of {len(ahead.rows)} rows and trainings"
     yield f"time:    {UNKNOWN if ahead.seconds is None else time_span(ahead.seconds)}{more}"
     yield f"disk:    {readable(ahead.disk)}, and what is downloaded"
     if ahead.price_per_hour is not None:
-        yield f"price:   {_price(ahead.price, unknown)}"
+        price = "{:.2f} to {:.2f}".format(*ahead.price) if ahead.price else UNKNOWN
+        yield f"price:   {price}{', without these stages' if ahead.price and unknown else ''}"

@@ -97,7 +97,7 @@ def table_rows(table: TableRecipe) -> list[RunRow]:
     for number, training in enumerate(table.train):
         with faults.gathered(f"train.{number}: "):
             recipe = load_training(training.recipe, overrides_of(training.set))
-            recipe = load_training(_with_data(recipe.model_dump(mode="json"), _homes(table)))
+            recipe = load_training(moved(recipe.model_dump(mode="json"), _homes(table)))
             name = f"train: {recipe.folder.name}"
             rows.append(RunRow(name, "train", recipe, recipe.folder, _place(table, name)))
     for seed in table.seeds:
@@ -123,11 +123,11 @@ def _wanted(table: TableRecipe) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
 
 def _row(table: TableRecipe, label: str, kind: str, changes: Mapping[str, Any], seed: int) -> RunRow:
     if "=" in label or not _slug(label):
-        raise UsageError("a label of letters or digits, without '=', is wanted")
+        raise UsageError("a label needs a letter or a digit, and takes no '='")
     home = str(table.folder / _slug(label))
     overrides = [*overrides_of(table.set), f"seed={seed}", f"output={home}", *overrides_of(changes)]
     recipe = load_recipe(table.recipe, overrides)
-    values = _with_data(recipe.model_dump(mode="json"), _homes(table))
+    values = moved(recipe.model_dump(mode="json"), _homes(table))
     if table.data and recipe.evaluate:
         values["evaluate"]["data"] = table.data
     recipe = load_recipe(values)
@@ -144,10 +144,6 @@ def _homes(table: TableRecipe) -> dict[str, str]:
         return {}
     homes = [benchmark_class(name).home for name in ("tofu", "muse")]
     return {home: table.data for home in (*homes, _RESTOR) if home}
-
-
-def _with_data(values: dict[str, Any], homes: Mapping[str, str]) -> dict[str, Any]:
-    return moved(values, homes) if homes else values
 
 
 def moved(value: Moved, places: Mapping[str, str]) -> Moved:
@@ -220,22 +216,23 @@ def check_table(table: TableRecipe, rows: Sequence[RunRow], made: Path | None = 
         if isinstance(row.recipe, TrainingRecipe)
         for number, stage in enumerate(row.recipe.stages, 1)
     }
-    absent: dict[str, list[str]] = {}
+    absent: dict[tuple[str, str], list[str]] = {}
     with offline_where_unreachable():
         heads = {name for row in rows for name in _models(row).values() if _text(name) not in stages}
         missing = {name for name in sorted(heads) if not _can_be_had(name)}
     for row in rows:
         for role, name in _models(row).items():
             if name in missing:
-                absent.setdefault(name, []).append(f"{row.label} ({role})")
+                absent.setdefault((name, role), []).append(row.label)
         for path in _data(row):
             is_made = made is not None and local_path(path).parent == made
             if not is_made and not local_path(path).exists() and not is_remote(path):
-                absent.setdefault(path, []).append(f"{row.label} (data)")
+                absent.setdefault((path, "data"), []).append(row.label)
         with faults.gathered(f"{row.label}: "):
             check_run_folder(row.recipe.folder, "training" if row.kind == "train" else "run")
-    for name, uses in absent.items():
-        faults.append(UsageError(f"{name}: not on this machine, nor to be had from the Hub; {', '.join(uses)}"))
+    for (name, role), labels in absent.items():
+        users = f"all {len(rows)} rows" if len(rows) == len(labels) > 1 else ", ".join(dict.fromkeys(labels))
+        faults.append(UsageError(f"{name}: neither on this machine nor to be had from the Hub; the {role} of {users}"))
     faults.check()
 
 
@@ -260,11 +257,11 @@ def _data(row: RunRow) -> Iterator[str]:
 def _check_folder(folder: Path) -> None:
     """Raise OutputError unless a folder is absent, empty, or that of a table."""
     if folder.exists() and not folder.is_dir():
-        raise OutputError(f"{folder}: a file is in the way; choose another output")
+        raise OutputError(f"{folder}: a file is in the way; choose another folder, as output=FOLDER")
     file = folder / TABLE_FILE
     is_ours = file.is_file() and read_text(file).startswith(HEADER)
     if folder.is_dir() and any(folder.iterdir()) and not is_ours:
-        raise OutputError(f"{folder}: holds something that is no table of msa-lite; choose another output")
+        raise OutputError(f"{folder}: holds something that is no table of msa-lite; choose another, as output=FOLDER")
 
 
 def choose_rows(rows: Sequence[RunRow], only: Sequence[str]) -> list[RunRow]:

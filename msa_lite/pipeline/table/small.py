@@ -81,7 +81,7 @@ def shrink(table: TableRecipe) -> Small:
         raise UsageError(f"--size small: for the benchmarks {', '.join(_SIZES)}, not for '{benchmark}'")
     size, models = _SIZES[benchmark], table.folder / "models"
     if (source := table.data or size.home) is None:
-        raise UsageError(f"--size small: {benchmark} has no data on the Hub; name its folder, as data=FOLDER")
+        raise UsageError(f"--size small: {benchmark} has no data on the Hub; try data={benchmark}/datasets, its folder")
     trained = {str(load_training(item.recipe, overrides_of(item.set)).folder): item for item in table.train}
     places = {output: str(models / Path(output).name) for output in trained}
     priors = _priors(table, base, [*trained])
