@@ -123,8 +123,8 @@ def test_data_of_the_table_takes_the_place_of_the_usual_data() -> None:
 
 
 def test_a_dry_run_takes_the_size_of_a_model_that_is_not_trained_yet_from_what_it_starts_from() -> None:
-    rows = {row.label: row for row in look_at_table("restor-llama-3.1-8b").rows}
-    assert (rows["NPO"].disk or 0) > 10**9
+    rows = {row.label: row for row in look_at_table("tofu-c4-forget10-llama-3.2-1b").rows}
+    assert (rows["MSA (TOFU)"].disk or 0) > 10**9, "its prior is a stage of a training of the table"
 
 
 def test_changes_become_overrides_and_names_move_with_what_is_below_them() -> None:
