@@ -18,7 +18,7 @@ from msa_lite.io.console.progress import Progress, notices, silent
 from msa_lite.io.files.writing import write_json, write_text
 from msa_lite.io.finished.seal import locked
 from msa_lite.io.launch.crew import Ranks
-from msa_lite.pipeline.table.rows import TABLE_HEADER, TABLE_FILE, RunRow, check_table, choose_rows, table_rows
+from msa_lite.pipeline.table.rows import TABLE_FILE, TABLE_HEADER, RunRow, check_table, choose_rows, table_rows
 from msa_lite.pipeline.table.small import Small, shrink
 from msa_lite.recipe import TableRecipe, TableSource, dump_recipe, load_table_recipe
 
