@@ -17,7 +17,7 @@ import msa_lite
 from msa_lite.errors import MismatchError, MsaError, OutputError, UsageError
 from msa_lite.io.files.writing import hash_file, json_form
 from msa_lite.io.finished.seal import verify_folder
-from tests.e2e.conftest import PEOPLE, SHORT
+from tests.e2e.conftest import PEOPLE, SHORT, CallCli
 from tests.e2e.test_baseline import short_recipe
 from tests.support.processes import fork_script
 
@@ -293,7 +293,7 @@ def test_only_the_weights_of_the_best_epoch_stay_and_the_choice_is_that_of_all(
     assert verify_folder(narrow.folder / "sweep") == []
 
 
-def test_a_removal_of_weights_that_was_killed_is_ended(knowing: Path, tmp_path: Path) -> None:
+def test_a_removal_of_weights_that_was_killed_is_ended(knowing: Path, tmp_path: Path, call_cli: CallCli) -> None:
     recipe = short_recipe(knowing, tmp_path / "run")
     recipe["baseline"] = {"keep": "all", "methods": {"npo": {"learning_rate": [1e-2, 3e-2]}}}
     first = msa_lite.run_baseline("npo", recipe)
@@ -308,3 +308,10 @@ def test_a_removal_of_weights_that_was_killed_is_ended(knowing: Path, tmp_path: 
     assert (second.chosen, log.stat().st_mtime_ns) == (first.chosen, marks)
     assert not list(losers[0].glob("epoch-*"))
     assert verify_folder(losers[0]) == []
+
+    record = json.loads((second.folder / "record.json").read_text())
+    assert "npo" in json.dumps(record)
+    assert call_cli("verify", second.folder)[0] == 0
+    assert call_cli("purge", second.folder, "--yes")[0] == 0
+    assert not list((second.folder / "vectors").rglob("*.safetensors")), "the best epoch holds the data, too"
+    assert call_cli("verify", second.folder)[0] == 0

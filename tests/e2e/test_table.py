@@ -166,8 +166,14 @@ def test_a_table_at_small_size(
     benchmark = name.partition("-")[0]
     short = replace(small_module._SIZES[benchmark], prior=1, tuning=1, vector=1)
     monkeypatch.setitem(small_module._SIZES, benchmark, short)
-    keys = [f"data={DATA / data}", f"output={tmp_path}/out", "set.evaluate.limit=8", "set.forget.alpha=1.0"]
-    keys += ["set.baseline.methods.npo={retain_weight: 2}"]
+    keys = [
+        f"data={DATA / data}",
+        f"output={tmp_path}/out",
+        "set.evaluate.limit=8",
+        "set.evaluate.max_new_tokens=4",
+        "set.forget.alpha=1.0",
+    ]
+    keys += ["set.evaluate.max_new_tokens=4", "set.baseline.methods.npo={retain_weight: 2}"]
     code, _, err = call_cli("table", name, "--size", "small", "--only", f"{row},NPO", *keys)
     assert code == 0, err
     text = (tmp_path / "out/table.md").read_text()

@@ -109,6 +109,24 @@ def test_only_takes_rows_with_the_trainings_that_they_need() -> None:
         choose_rows(rows, ["MSA (lasd)"])
 
 
+def test_only_takes_trainings_of_trainings_too(tmp_path: Path) -> None:
+    first = {"recipe": "train/tofu", "set": {"output": f"{tmp_path}/first"}}
+    second = {"recipe": "train/tofu", "set": {"output": f"{tmp_path}/second", "model": f"{tmp_path}/first/1-tofu"}}
+    rows = rows_of(train=[first, second], msa={"MSA": {"target": f"{tmp_path}/second/1-tofu"}})
+    assert [row.label for row in choose_rows(rows, ["MSA"])] == ["train: first", "train: second", "MSA"]
+    assert [row.label for row in choose_rows(rows, ["NPO"])] == ["NPO"]
+
+
+def test_data_of_the_table_takes_the_place_of_the_usual_data() -> None:
+    row = rows_of(data="./tofu", set={"evaluate.data": None})[0]
+    assert (row.recipe.forget.data.path, row.recipe.evaluate.data) == ("./tofu", "./tofu")
+
+
+def test_a_dry_run_takes_the_size_of_a_model_that_is_not_trained_yet_from_what_it_starts_from() -> None:
+    rows = {row.label: row for row in look_at_table("tofu-c4-forget10-llama-3.2-1b").rows}
+    assert (rows["MSA (TOFU)"].disk or 0) > 10**9, "its prior is a stage of a training of the table"
+
+
 def test_changes_become_overrides_and_names_move_with_what_is_below_them() -> None:
     changes = {"prior": "p", "vector": {"epochs": 2}, "merge.filter": "off", "retain": None}
     assert [*overrides_of(changes)] == ['prior="p"', "vector.epochs=2", 'merge.filter="off"', "retain=null"]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +16,7 @@ from msa_lite.io.files.writing import write_text
 from msa_lite.io.finished.seal import locked
 from msa_lite.pipeline.table import rows as rows_module
 from msa_lite.pipeline.table import work as work_module
+from msa_lite.pipeline.table.ahead import look_at_table
 from msa_lite.pipeline.table.rows import table_rows
 from msa_lite.pipeline.table.work import TableResult, table
 from msa_lite.recipe import load_table_recipe
@@ -28,10 +32,10 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple
 
     def make(recipe: Any, folder: Path, result: str) -> None:
         made.append(folder.name)
-        if folder.name in broken:
-            raise StageError(f"{folder.name} fell off the bus")
         (folder / result).parent.mkdir(parents=True, exist_ok=True)
         write_text(folder / result, "{}")
+        if folder.name in broken:  # late: an older result may be there
+            raise StageError(f"{folder.name} fell off the bus")
 
     def run(recipe: Any, **options: Any) -> None:
         make(recipe, recipe.folder, "evaluation/unlearned/report.json")
@@ -104,6 +108,49 @@ def test_a_row_that_another_process_makes_is_left_to_it(work: Any, tmp_path: Pat
     assert not (tmp_path / "table/table.json").exists(), "the last process writes the table"
     assert work()[1] == ["npo"]
     assert (tmp_path / "table/table.json").is_file()
+
+
+def test_a_row_waits_for_a_training_of_another_process(
+    work: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    training = table_rows(load_table_recipe(plan(tmp_path)))[0]
+    other = ExitStack()
+    other.enter_context(locked(training.place))
+
+    def finish(seconds: float) -> None:
+        (training.folder / "1-tofu").mkdir(parents=True)
+        training.leave(1.0)
+        other.close()
+
+    monkeypatch.setattr(work_module, "time", SimpleNamespace(sleep=finish, monotonic=time.monotonic))
+    result, made = work()
+    assert made == ["npo", "msa", "undial"]
+    assert result.is_complete
+
+
+def test_a_row_that_ends_elsewhere_before_it_is_taken_is_not_made(
+    work: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    training = table_rows(load_table_recipe(plan(tmp_path)))[0]
+
+    @contextmanager
+    def late(place: Path) -> Iterator[None]:
+        with locked(place):
+            if place == training.place:
+                (training.folder / "1-tofu").mkdir(parents=True, exist_ok=True)
+                training.leave(1.0)
+            yield
+
+    monkeypatch.setattr(work_module, "locked", late)
+    assert work()[1] == ["msa", "npo", "undial"]
+
+
+def test_a_dry_run_tells_what_is_done_and_what_is_made_anew(work: Any, tmp_path: Path) -> None:
+    work(only=("MSA",))
+    ahead = look_at_table(plan(tmp_path))
+    assert [row.state for row in ahead.rows] == ["done", "done", "to do", "to do"]
+    ahead = look_at_table({**plan(tmp_path), "msa": {"MSA": {}}})
+    assert [row.state for row in ahead.rows] == ["done", "anew", "to do", "to do"]
 
 
 def test_only_makes_the_rows_that_it_names_and_what_they_need(work: Any) -> None:

@@ -312,8 +312,9 @@ class Trials:
         """Return the best setting, epoch and scale on the validation rows.
 
         Its weights may have been dropped, where a grid had a better setting that is no more in it: they are made again.
+        Raise StageError if they do not stay then, either.
         """
-        while True:
+        for _ in range(len(self.settings) + 1):
             choice = choose_candidate(self.run, self._candidates()[0], "the epoch", progress)
             setting, epoch, _ = self.chosen()
             if epoch_folder(setting.folder, epoch).is_dir():
@@ -321,6 +322,7 @@ class Trials:
             notices.info("%s: its weights were dropped; it is trained again", setting.folder.name)
             shutil.rmtree(setting.folder)
             self._fit(setting, progress)
+        raise StageError(f"{setting.folder}: the weights of epoch {epoch} did not stay; try baseline.keep=all")
 
     def chosen(self) -> tuple[Setting, int, float]:
         """Return (setting, epoch, scale) as they were chosen. Without scores that is the last epoch."""

@@ -28,7 +28,7 @@ from msa_lite.report import REPORT_FILE
 
 Moved = TypeVar("Moved")
 TABLE_FILE = "table.yaml"
-HEADER = "# A table of msa-lite"
+TABLE_HEADER = "# A table of msa-lite"
 _STATES = "rows"  # the folder with the state of each row, and its lock
 _RESTOR = "restor/datasets"  # where the shipped recipes expect RESTOR's data; it is no repository
 
@@ -259,7 +259,7 @@ def _check_folder(folder: Path) -> None:
     if folder.exists() and not folder.is_dir():
         raise OutputError(f"{folder}: a file is in the way; choose another folder, as output=FOLDER")
     file = folder / TABLE_FILE
-    is_ours = file.is_file() and read_text(file).startswith(HEADER)
+    is_ours = file.is_file() and read_text(file).startswith(TABLE_HEADER)
     if folder.is_dir() and any(folder.iterdir()) and not is_ours:
         raise OutputError(f"{folder}: holds something that is no table of msa-lite; choose another, as output=FOLDER")
 

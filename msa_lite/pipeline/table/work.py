@@ -18,7 +18,7 @@ from msa_lite.io.console.progress import Progress, notices, silent
 from msa_lite.io.files.writing import write_json, write_text
 from msa_lite.io.finished.seal import locked
 from msa_lite.io.launch.crew import Ranks
-from msa_lite.pipeline.table.rows import HEADER, TABLE_FILE, RunRow, check_table, choose_rows, table_rows
+from msa_lite.pipeline.table.rows import TABLE_FILE, TABLE_HEADER, RunRow, check_table, choose_rows, table_rows
 from msa_lite.pipeline.table.small import Small, shrink
 from msa_lite.recipe import TableRecipe, TableSource, dump_recipe, load_table_recipe
 
@@ -113,7 +113,7 @@ def table(
     check_table(loaded, wanted, small.data if small else None)
     loaded.folder.mkdir(parents=True, exist_ok=True)
     with _writing(loaded.folder):
-        write_text(loaded.folder / TABLE_FILE, f"{HEADER}: as resolved.\n{dump_recipe(loaded)}")
+        write_text(loaded.folder / TABLE_FILE, f"{TABLE_HEADER}: as resolved.\n{dump_recipe(loaded)}")
         if small:
             small.write()
     work = _Work(wanted, progress, force)
