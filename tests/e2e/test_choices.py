@@ -120,7 +120,7 @@ def labels(method: str, recipe: dict[str, Any], *overrides: str) -> set[str]:
 
 
 def test_an_epoch_whose_change_is_added_is_chosen_anew_for_another_target(small: dict[str, Any], history: Path) -> None:
-    small["baseline"] = {"start": "prior", "epochs": 2}
+    small["baseline"] = {"start": "prior", "epochs": 2, "keep": "all"}  # else the weights of other epochs are gone
     assert {"grad_diff", "choosing the epoch"} <= labels("grad_diff", small)
     override = f"target={history / 'ideal'}"
     found = labels("grad_diff", small, override)

@@ -21,6 +21,8 @@ ABSENT = {
     "prompt.json": "prompt: auto",
     "purged.json": "msa-lite purge",
     "evaluation/{target,prior,ideal,unlearned}/judge_prompts.yaml": "evaluate.judge.prompts",
+    "epochs/*/**/report.json": "baseline.start: prior",
+    "epochs/**/*.jsonl": "baseline.start: prior",
     "adapter/*": "merge.as: adapter",
     "history/": "demo",
     "{target,prior}/": "an adapter as target",

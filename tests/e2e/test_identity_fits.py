@@ -58,7 +58,7 @@ BASELINE: dict[str, tuple[str, Any, dict[str, Any]]] = {
 
 
 # Candidates' values, which are in the identity of the choice; and rows, which are in that of the objective.
-OF_NO_FIT = {"scale", *(f"alternatives.{name}" for name in leaves(Data) - {"path"})}
+OF_NO_FIT = {"scale", "keep", *(f"alternatives.{name}" for name in leaves(Data) - {"path"})}
 
 
 def test_every_option_of_a_baseline_is_here() -> None:

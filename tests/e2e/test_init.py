@@ -196,7 +196,7 @@ LLAMA_1B = {
         (80, 500, {"mode": "full"}, "of 80 GB (a GPU), adapters (lora) "),
         (80, 20, {"mode": "lora"}, "of disk"),
         (12, 500, {"mode": "lora"}, "of 12 GB (a GPU); all weights (full) would need 21.9 GB"),
-        (3, 500, {"mode": "qlora"}, "lora alone 3.6 GB (the prior is in 4 bits)"),
+        (3, 500, {"mode": "lora"}, "of 3 GB (a GPU); all weights (full) would need 21.9 GB"),  # its layers stream
         (1, 500, {"mode": "lora"}, "more than 1 GB (a GPU) has"),
     ],
 )
