@@ -14,7 +14,7 @@ import numpy as np
 
 from msa_lite.data import IGNORE, Example, Prompter, Shots
 from msa_lite.errors import StageError
-from msa_lite.evals.models import Runner, can_divide, check_numbers
+from msa_lite.evals.models import Runner, check_numbers
 
 MAX_TOKENS = 2048  # of a text behind its prompt; longer texts are cut
 
@@ -104,6 +104,20 @@ class _Past:
         cache.layers = [copy(layer) for layer in cache.layers]
         cache.batch_select_indices(chosen)
         return _Past(cache, self.mask[chosen])
+
+
+def known_beginning(prompt: Sequence[int], text: Example, scores: TokenScores) -> list[int]:
+    """Return the first tokens that the model itself would say after a prompt, as the scores of a text tell.
+
+    They are the text's tokens behind the prompt, up to the first one that is not the likeliest. Nothing is known where
+    the text does not begin with the prompt, or tokens right behind it are not scored.
+    """
+    start = len(prompt)
+    behind = text.labels[start:]
+    if not start or text.ids[:start] != list(prompt) or IGNORE in behind:
+        return []
+    before = sum(label != IGNORE for label in text.labels[1:start])
+    return [token for token, _ in takewhile(lambda pair: pair[1], zip(behind, scores.matches[before:], strict=True))]
 
 
 Within = Callable[[Sequence[Example], int], AbstractContextManager[Any]]
@@ -217,6 +231,8 @@ def _run_shared(runner: Runner, rows: Sequence[list[int]], hidden: int | None) -
     None if the model keeps no cache that texts can go on from.
     """
     import torch
+
+    from msa_lite.evals.cache import can_divide
 
     common = common_start(rows)
     once = len(rows) > 1 and common >= WORTH_SHARING

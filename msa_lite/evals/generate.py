@@ -48,28 +48,72 @@ def generate(
     prompts: Sequence[list[int]],
     decoding: Decoding,
     *,
+    known: Sequence[list[int]] = (),
     hidden: int | None = None,
     end: int | None = None,
 ) -> Iterator[list[tuple[int, list[str]]]]:
     """Yield (index of the prompt, its answers: one, or `samples`), a batch at a time, in no particular order.
 
     prompts: token ids. Answers end at the model's own end tokens and the tokenizer's. They are decoded without special
-    tokens, cut at the first stop string and stripped, and never go beyond the model's window. hidden: a token id that
-    no position may attend to (`compat.mask_eq_pad`); None for the right mask, which comes from lengths. end: another
-    token that ends answers: the chat template's end of turn, which models tuned from a base model may not name.
+    tokens, cut at the first stop string and stripped, and never go beyond the model's window. known: the tokens that
+    each greedy answer is known to begin with (`forward.known_beginning`); they are read at once, not one by one.
+    hidden: a token id that no position may attend to (`compat.mask_eq_pad`); None for the right mask, which comes from
+    lengths. end: another token that ends answers: the chat template's end of turn, which models tuned from a base model
+    may not name.
     """
     ends = _ends(runner, tokenizer, end)
+    begun = [_Begun(prompt, [], False) for prompt in prompts]
+    if known and not decoding.samples:
+        begun = [_begin(runner, tokenizer, p, k, decoding, ends) for p, k in zip(prompts, known, strict=True)]
 
     def answer(batch: Sequence[int]) -> list[list[str]]:
-        ids = [prompts[i] for i in batch]
         if decoding.samples:
-            return _sample(runner, tokenizer, ids, decoding, ends)
-        return [[text] for text in _decode(runner, tokenizer, ids, decoding, ends, likeliest, hidden)]
+            return _sample(runner, tokenizer, [prompts[i] for i in batch], decoding, ends)
+        rows = [begun[i] for i in batch]
+        return [[text] for text in _decode(runner, tokenizer, rows, decoding, ends, likeliest, hidden)]
 
     check_batches(runner, tokenizer, prompts)
-    todo = sorted(range(len(prompts)), key=lambda i: (-len(prompts[i]), i))
-    for batch, texts in _in_batches(runner, todo, prompts.__getitem__, decoding, answer):
+    if whole := [i for i, row in enumerate(begun) if row.ended]:
+        yield [
+            (i, [_finish(tokenizer.decode(begun[i].tokens, skip_special_tokens=True), decoding.stop)]) for i in whole
+        ]
+    todo = sorted((i for i, row in enumerate(begun) if not row.ended), key=lambda i: (-len(begun[i].ids), i))
+    for batch, texts in _in_batches(runner, todo, lambda i: begun[i].ids, decoding, answer):
         yield list(zip(batch, texts, strict=True))
+
+
+@dataclass(frozen=True)
+class _Begun:
+    """A prompt, and the beginning of its answer."""
+
+    prompt: list[int]
+    tokens: list[int]
+    """The first tokens of the answer."""
+    ended: bool
+    """True where they are the whole answer."""
+
+    @property
+    def ids(self) -> list[int]:
+        """Return the tokens that the next one follows."""
+        return self.prompt + self.tokens
+
+
+def _begin(
+    runner: Runner, tokenizer: Any, prompt: list[int], known: list[int], decoding: Decoding, ends: Sequence[int]
+) -> _Begun:
+    """Return a prompt with the part of the known tokens that belongs to its answer."""
+    room = max(0, _room(runner, prompt, decoding))
+    tokens = list(takewhile(lambda token: token not in ends, known))
+    ended = len(tokens) < len(known) or len(tokens) >= room
+    if decoding.stop and tokens:
+        text = tokenizer.decode(tokens, skip_special_tokens=True)
+        ended = ended or any(word in text for word in decoding.stop)
+    return _Begun(prompt, tokens[:room], ended)
+
+
+def _room(runner: Runner, prompt: Sequence[int], decoding: Decoding) -> int:
+    """Return the most tokens of an answer; 0 or less for a prompt that fills the window."""
+    return min(decoding.max_new_tokens, (runner.window or 1 << 60) - len(prompt))
 
 
 def sample_answers(
@@ -95,9 +139,9 @@ def sample_answers(
     def answer(batch: Sequence[tuple[int, int]]) -> list[str]:
         rows = [np.random.default_rng([decoding.seed, *pair]).random(decoding.max_new_tokens) for pair in batch]
         points = torch.tensor(np.array(rows, np.float32), device=runner.device)
-        ids = [prompts[i] for i, _ in batch]
+        begun = [_Begun(prompts[i], [], False) for i, _ in batch]
         return _decode(
-            runner, tokenizer, ids, decoding, ends, lambda logits, rows, step: _drawn(logits, points[rows, step])
+            runner, tokenizer, begun, decoding, ends, lambda logits, rows, step: _drawn(logits, points[rows, step])
         )
 
     check_batches(runner, tokenizer, prompts)
@@ -156,7 +200,7 @@ def _drawn(logits: Any, points: Any) -> Any:
 def _decode(
     runner: Runner,
     tokenizer: Any,
-    prompts: Sequence[list[int]],
+    rows: Sequence[_Begun],
     decoding: Decoding,
     ends: Sequence[int],
     choose: Choose,
@@ -164,8 +208,9 @@ def _decode(
 ) -> list[str]:
     """Return an answer to each prompt, by our own loop or, where that goes wrong, by transformers'."""
     decode = decode_alone if runner.batched is False else decode_together
-    room = [min(decoding.max_new_tokens, (runner.window or 1 << 60) - len(prompt)) for prompt in prompts]
-    answers = decode(runner, PromptBatch(tokenizer, prompts, room, decoding.stop, ends, hidden), choose)
+    room = [_room(runner, row.prompt, decoding) - len(row.tokens) for row in rows]
+    batch = PromptBatch(tokenizer, [row.ids for row in rows], room, decoding.stop, ends, hidden)
+    answers = [row.tokens + rest for row, rest in zip(rows, decode(runner, batch, choose), strict=True)]
     return [_finish(tokenizer.decode(answer, skip_special_tokens=True), decoding.stop) for answer in answers]
 
 

@@ -229,14 +229,6 @@ def _scoring_dtype(folder: Path, four_bit: bool, dtype: str | None) -> Any:
     return getattr(torch, dtype) if dtype else "auto"
 
 
-def can_divide(cache: Any) -> bool:
-    """Check whether rows can be taken out of a cache: one of keys and values alone. Mamba's layers keep states."""
-    from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
-
-    kinds = (DynamicLayer, DynamicSlidingWindowLayer)
-    return type(cache) is DynamicCache and all(type(layer) in kinds for layer in cache.layers)
-
-
 @dataclass
 class Runner:
     """A loaded model and the size of its batches."""

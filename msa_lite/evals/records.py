@@ -12,7 +12,7 @@ from typing import Any
 from msa_lite.data import sample_rows
 from msa_lite.evals import scoring
 from msa_lite.evals.benchmark import Benchmark, Item, ItemSet, Record, Records
-from msa_lite.evals.forward import TokenScores, score_bundles
+from msa_lite.evals.forward import TokenScores, known_beginning, score_bundles
 from msa_lite.evals.generate import generate
 from msa_lite.evals.models import Runner, load_model
 from msa_lite.io.console.progress import Progress, silent
@@ -147,7 +147,11 @@ class _Set:
                 yield len(batch)
 
     def lines(self, runner: Runner, benchmark: Benchmark) -> Iterator[list[Record]]:
-        """Yield batches of lines {index, scores} and {index, generated}."""
+        """Yield batches of lines {index, scores} and {index, generated}.
+
+        Scores go first: they tell how far the model recites a text, and so how its own answer begins.
+        """
+        known: dict[int, list[int]] = {}
         hidden = _hidden_token(benchmark)
         es_floor = "es_floor" in benchmark.compat
         drop_last = self.items.ends or "drop_last_token" in benchmark.compat
@@ -161,6 +165,9 @@ class _Set:
             lines = []
             for at, scores in batch:
                 item, token_scores = self.texts[numbers[at]], iter(scores)
+                if item.prompt and hidden is None:
+                    told = zip(bundles[numbers[at]], scores, strict=True)
+                    known[item.index] = max((known_beginning(item.prompt, *pair) for pair in told), key=len, default=[])
                 named = {
                     name: [token_record(next(token_scores), drop_last, es_floor) for _ in group]
                     for name, group in item.texts.items()
@@ -174,8 +181,11 @@ class _Set:
         yield [_too_long(item, "generated", None, window) for item in self.prompts if len(item.prompt or ()) >= window]
         fitting_items = [item for item in self.prompts if len(item.prompt or ()) < window]
         prompts = [item.prompt or [] for item in fitting_items]
+        beginnings = [known.get(item.index, []) for item in fitting_items]
         end = benchmark.prompter.end
-        for generated in generate(runner, benchmark.tokenizer, prompts, decoding, hidden=hidden, end=end):
+        for generated in generate(
+            runner, benchmark.tokenizer, prompts, decoding, known=beginnings, hidden=hidden, end=end
+        ):
             yield [
                 {"index": fitting_items[at].index, "generated": answers if decoding.samples else answers[0]}
                 for at, answers in generated

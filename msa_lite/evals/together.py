@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from msa_lite.evals.forward import WORTH_SHARING, common_start
-from msa_lite.evals.models import Runner, can_divide, check_numbers
+from msa_lite.evals.models import Runner, check_numbers
 
 _LEAVE = 0.75  # take ended rows out when at most this part goes on; taking out copies the cache
 
@@ -94,6 +94,8 @@ def decode_together(runner: Runner, batch: PromptBatch, choose: Choose) -> list[
     """Return the tokens of an answer to each prompt. Prompts that are equal run once."""
     import torch
 
+    from msa_lite.evals.cache import can_divide, make_room
+
     last = torch.tensor([*batch.ends] or [-1], device=runner.device)
     limits = torch.tensor(batch.room, device=runner.device)
     answers: list[list[int]] = [[] for _ in batch.prompts]
@@ -103,6 +105,7 @@ def decode_together(runner: Runner, batch: PromptBatch, choose: Choose) -> list[
     with torch.inference_mode():
         rows = _run_prompts(runner, [batch.prompts[i] for i in fitting], batch.hidden)
         rows.numbers = torch.tensor(fitting, device=runner.device)
+        make_room(rows.cache)
         alive = torch.ones_like(rows.numbers, dtype=torch.bool)
         for step in range(max(batch.room)):
             chosen = choose(runner.halves.logits(rows.states), rows.numbers, step)
@@ -126,6 +129,8 @@ def decode_together(runner: Runner, batch: PromptBatch, choose: Choose) -> list[
 def _run_prompts(runner: Runner, prompts: Sequence[list[int]], hidden: int | None) -> _Rows:
     """Run prompts up to their last token, equal ones once."""
     import torch
+
+    from msa_lite.evals.cache import can_divide
 
     distinct = {tuple(prompt): place for place, prompt in enumerate(dict.fromkeys(map(tuple, prompts)))}
     rows = _run_distinct(runner, [list(prompt) for prompt in distinct], hidden)
@@ -163,7 +168,8 @@ def _run_beginning(runner: Runner, prompts: Sequence[list[int]], hidden: int | N
     ([], None).
     """
     import torch
-    from transformers.cache_utils import DynamicLayer
+
+    from msa_lite.evals.cache import keeps_all
 
     shared = min(common_start(prompts), min(map(len, prompts)) - 1)
     if len(prompts) < 2 or shared < WORTH_SHARING or "position_ids" not in runner.halves.arguments:
@@ -175,7 +181,7 @@ def _run_beginning(runner: Runner, prompts: Sequence[list[int]], hidden: int | N
     positions = (mask.cumsum(-1) - 1).clamp_min(0)
     with torch.inference_mode():
         _, cache = _forward(runner, ids, mask, positions, None)
-        if not can_divide(cache) or any(type(layer) is not DynamicLayer for layer in cache.layers):
+        if not keeps_all(cache):
             return [], None
         cache.batch_repeat_interleave(len(prompts))
     return prompts[0][:shared], cache

@@ -1,15 +1,18 @@
-"""Time and peak memory of TOFU's evaluation beside a plain loop in the manner of open-unlearning, on a CPU in fp32.
+"""Time and peak memory of an evaluation beside a plain loop in the manner of open-unlearning, on a CPU in fp32.
 
-    python tests/benchmarks/bench_evaluate.py --data TOFU_FOLDER [--template chat|plain] [--vocabulary 32768]
-                                              [--work DIR] [--model FOLDER] [--limit N] [--threads 1] [--repeats 3]
+    python tests/benchmarks/bench_evaluate.py --data FOLDER [--suite tofu|muse] [--template chat|plain]
+        [--vocabulary 32768] [--work DIR] [--epochs N] [--model FOLDER] [--limit N] [--threads 1] [--repeats 3]
 
 Linux only. The model is a small Llama (hidden 256, 4 layers, 4 heads) that is made in DIR and learns the forget set and
-as many retain rows for a few epochs, so that it answers in sentences and stops, as models do that TOFU is asked of. Its
+as many retain rows for some epochs, so that it answers in sentences and stops, as models do that TOFU is asked of; or
+MUSE's passages, and answers to its questions. The longer it learns, the more it recites, and the less is left to
+generate, since the scores of an answer tell how far a model recites it; both ends of that are worth measuring. Its
 tokenizer has 4096 tokens; the vocabulary is then filled up with tokens that no text holds, as most of a large one is.
 Prompts are Llama 3's chat with its system message and date, or "Question: ... Answer:".
 
 The plain loop does as open-unlearning does: one metric after another, each in a pass of its own over its rows in file
-order, 32 at a time, padded to the longest, logits and softmax at every position; answers by `generate` of transformers.
+order, 32 at a time (texts of MUSE 4), padded to the longest, logits and softmax at every position; answers by
+`generate` of transformers.
 What open-unlearning shares is shared: truth ratio, forget quality and model utility take what passes for probabilities
 gave. It also has the model work out a loss that nobody reads; that is left out. Both sides get the same token ids;
 tokenizing the data, loading, and ROUGE, which are the same for both, are not timed.
@@ -51,15 +54,17 @@ from msa_lite.data import (
     to_batch,
 )
 from msa_lite.evals import scoring
-from msa_lite.evals.benchmark import BenchmarkSettings
-from msa_lite.evals.forward import score_bundles
-from msa_lite.evals.generate import Decoding, generate
+from msa_lite.evals.benchmark import Benchmark, BenchmarkSettings
+from msa_lite.evals.forward import known_beginning, score_bundles
+from msa_lite.evals.generate import generate
 from msa_lite.evals.models import Runner, load_model
+from msa_lite.evals.muse import Muse
 from msa_lite.evals.records import token_record
-from msa_lite.evals.tofu import MAX_NEW_TOKENS, Tofu
+from msa_lite.evals.tofu import Tofu
 
 SIDES, PARTS = ("plain", "msa-lite"), ("teacher-forced", "generation")
-ROWS = 32  # of a batch of the plain loop
+ROWS = {"tofu": 32, "muse": 4}  # of a batch of the plain loop
+SUITES = {"tofu": Tofu, "muse": Muse}
 TOKENS = 4096
 CHAT = (
     "{{ bos_token }}{% for m in messages %}<|start_header_id|>{{ m['role'] }}<|end_header_id|>\n\n"
@@ -67,6 +72,7 @@ CHAT = (
     "{{ m['content'] }}<|eot_id|>{% endfor %}"
     "{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"
 )
+Told = dict[tuple[str, int], list[int]]  # (set, place) → what the scores tell of an answer's beginning
 Values = dict[str, dict[str, Any]]  # "set/row/text/number" → scores, "set/row" → {"answer": ...}
 
 
@@ -77,22 +83,34 @@ def make_model(options: argparse.Namespace) -> Path:
     from msa_lite.train import FitSettings, fit_vector
 
     work, template = options.work, options.template
-    rows = load_rows(DataSource(options.data, name="forget10"))
-    rows += load_rows(DataSource(options.data, name="retain90"))[: len(rows)]
-    start = work / f"start-{template}"
+    if options.suite == "tofu":
+        rows = load_rows(DataSource(options.data, name="forget10"))
+        rows += load_rows(DataSource(options.data, name="retain90"))[: len(rows)]
+    else:
+        sides = ("forget_qa", "retain_qa")
+        rows = [row for side in sides for row in load_rows(DataSource(options.data, name="knowmem", split=side))]
+    start = work / f"start-{options.suite}-{template}"
     if not start.exists():
         # Of the words that all prompts hold each is one token, as in a large tokenizer.
         same = (
             "system user assistant Cutting Knowledge Date: December 2023\nToday Date: 10 Apr 2025\n\n" + SYSTEM_PROMPT
         )
-        write_start(start, template, [text for row in rows for text in (f" {row.question}", f" {row.answer}", same)])
+        texts = [text for row in rows for text in (f" {row.question}", f" {row.answer}", same)]
+        if options.suite == "muse":
+            raw = (load_rows(DataSource(options.data, "text", name="raw", split=s)) for s in ("forget", "holdout"))
+            texts += [row.text for part in raw for row in part]
+        write_start(start, template, texts)
     tokenizer = AutoTokenizer.from_pretrained(start)
-    examples = encode_qa(rows, Prompter.build(tokenizer, "default", Template()))
+    prompter = Prompter.build(tokenizer, "default", Template())
+    examples = encode_qa(rows, prompter)
+    if options.suite == "muse":
+        passages = Muse.load(prompter, BenchmarkSettings(options.data)).sets["verbmem"].items
+        examples += [text for item in passages for text in item.texts["text"]]
     settings = FitSettings("full", epochs=options.epochs, learning_rate=2e-3, weight_decay=0, batch_size=16)
-    trained = work / f"trained-{template}"
+    trained = work / f"trained-{options.suite}-{template}-{options.epochs}"
     with progress_bars() as progress:
         fit_vector(str(start), examples, trained, tokenizer=tokenizer, settings=settings, progress=progress)
-    folder = work / f"model-{template}-{options.vocabulary}"
+    folder = work / f"model-{options.suite}-{template}-{options.epochs}-{options.vocabulary}"
     if not folder.exists():
         model = AutoModelForCausalLM.from_pretrained(trained)
         model.resize_token_embeddings(options.vocabulary)  # rows that are the mean of all others: never the likeliest
@@ -138,33 +156,42 @@ def write_start(folder: Path, template: str, texts: Sequence[str]) -> None:
     tokenizer.save_pretrained(folder)
 
 
-def plain_scores(model: Any, benchmark: Tofu) -> Values:
-    """Probabilities of all answers, then the two memorization metrics of the forget set, a pass for each."""
+def plain_scores(model: Any, benchmark: Benchmark, told: Told) -> Values:
+    """Of TOFU probabilities of all answers, of MUSE two scores of membership, then two of memorization, a pass each."""
     values: Values = {}
+    tofu = benchmark.name == "tofu"
+    firsts = {"probability": probabilities} if tofu else {"min_k": min_k, "min_k_pp": min_k_pp}
     for name, part in benchmark.sets.items():
+        if name == "verbmem":
+            continue
         groups: dict[tuple[str, int], dict[int, Example]] = {}
         for item in part.items:
             for key, texts in item.texts.items():
                 for number, text in enumerate(texts):
                     groups.setdefault((key, number), {})[item.index] = text
         for (key, number), rows in groups.items():
-            for index, found in plain_pass(model, rows, probabilities):
-                values[f"{name}/{index}/{key}/{number}"] = {"probability": found}
-    answers = {item.index: item.texts["answer"][0] for item in benchmark.sets["forget"].items}
+            for score, reduce in firsts.items():
+                for index, found in plain_pass(model, rows, reduce, ROWS[benchmark.name]):
+                    values.setdefault(f"{name}/{index}/{key}/{number}", {})[score] = found
+    name, key = ("forget", "answer") if tofu else ("verbmem", "text")
+    answers = {item.index: item.texts[key][0] for item in benchmark.sets[name].items}
     for metric in (scoring.extraction_strength, scoring.exact_memorization):
-        for index, matches in plain_pass(model, answers, argmax_matches):
-            values[f"forget/{index}/answer/0"][metric.__name__] = metric(matches[:-1])
+        for index, matches in plain_pass(model, answers, argmax_matches, ROWS[benchmark.name]):
+            found = metric(matches[:-1] if tofu else matches)
+            values.setdefault(f"{name}/{index}/{key}/0", {})[metric.__name__] = found
     return values
 
 
-def plain_pass(model: Any, texts: dict[int, Example], reduce: Callable[[Any, Any], list[Any]]) -> list[tuple[int, Any]]:
-    """(index, what `reduce` makes of logits and labels) of every text, 32 at a time, as they come."""
+def plain_pass(
+    model: Any, texts: dict[int, Example], reduce: Callable[[Any, Any], list[Any]], count: int
+) -> list[tuple[int, Any]]:
+    """(index, what `reduce` makes of logits and labels) of every text, `count` at a time, as they come."""
     import torch
 
     rows = list(texts.items())
     found: list[tuple[int, Any]] = []
-    for start in range(0, len(rows), ROWS):
-        some = rows[start : start + ROWS]
+    for start in range(0, len(rows), count):
+        some = rows[start : start + count]
         batch = to_batch([text for _, text in some], 0)
         labels = batch.pop("labels")
         with torch.no_grad():
@@ -192,38 +219,72 @@ def argmax_matches(logits: Any, labels: Any) -> list[np.ndarray]:
     ]
 
 
-def plain_answers(model: Any, benchmark: Tofu) -> Values:
+def min_k(logits: Any, labels: Any) -> list[float | None]:
+    """Min-K of each row."""
+    chances = logits.log_softmax(-1)
+    rows = zip(chances, labels, strict=True)
+    return [
+        scoring.min_k(row[known != IGNORE].gather(-1, known[known != IGNORE, None])[:, 0].numpy())
+        for row, known in rows
+    ]
+
+
+def min_k_pp(logits: Any, labels: Any) -> list[float | None]:
+    """Min-K++ of each row."""
+    found = []
+    for row, known in zip(logits, labels, strict=True):
+        chances, tokens = row[known != IGNORE].log_softmax(-1), known[known != IGNORE, None]
+        likely = chances.exp()
+        mean = (likely * chances).sum(-1)
+        deviation = ((likely * chances.square()).sum(-1) - mean.square()).clamp_min(1e-6).sqrt()
+        found.append(scoring.min_k_pp(((chances.gather(-1, tokens)[:, 0] - mean) / deviation).numpy()))
+    return found
+
+
+def plain_answers(model: Any, benchmark: Benchmark, told: Told) -> Values:
     """Greedy answers by transformers' own loop, 32 questions at a time, padded on the left."""
     import torch
 
     values: Values = {}
     end = benchmark.tokenizer.eos_token_id
     for name, part in benchmark.sets.items():
-        for start in range(0, len(part.items), ROWS):
-            items = part.items[start : start + ROWS]
+        if part.decoding is None:
+            continue
+        stop = {"stop_strings": [*part.decoding.stop], "tokenizer": benchmark.tokenizer} if part.decoding.stop else {}
+        for start in range(0, len(part.items), 32):
+            items = part.items[start : start + 32]
             prompts = [item.prompt or [] for item in items]
             width = max(map(len, prompts))
             ids = torch.tensor([[end] * (width - len(p)) + p for p in prompts])
             mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts])
             output = model.generate(
-                ids, attention_mask=mask, max_new_tokens=MAX_NEW_TOKENS, do_sample=False, pad_token_id=end
+                ids,
+                attention_mask=mask,
+                max_new_tokens=part.decoding.max_new_tokens,
+                do_sample=False,
+                pad_token_id=end,
+                **stop,
             )
             texts = benchmark.tokenizer.batch_decode(output[:, width:], skip_special_tokens=True)
+            for word in part.decoding.stop:
+                texts = [text.partition(word)[0] for text in texts]
             values |= {
                 f"{name}/{item.index}": {"answer": text.strip()} for item, text in zip(items, texts, strict=True)
             }
     return values
 
 
-def own_scores(model: Any, benchmark: Tofu) -> Values:
+def own_scores(model: Any, benchmark: Benchmark, told: Told) -> Values:
     """The same by msa-lite, with all that its records keep of a text."""
     values: Values = {}
     runner = Runner(model)
     for name, part in benchmark.sets.items():
         bundles = [[text for group in item.texts.values() for text in group] for item in part.items]
-        for batch in score_bundles(runner, bundles):
+        for batch in score_bundles(runner, bundles, with_z=part.with_z):
             for at, scores in batch:
                 item, left = part.items[at], iter(scores)
+                pairs = zip(bundles[at], scores, strict=True)
+                told[name, at] = max((known_beginning(item.prompt or [], *pair) for pair in pairs), key=len, default=[])
                 for key, texts in item.texts.items():
                     for number in range(len(texts)):
                         record = token_record(next(left), part.ends, False)
@@ -231,13 +292,16 @@ def own_scores(model: Any, benchmark: Tofu) -> Values:
     return values
 
 
-def own_answers(model: Any, benchmark: Tofu) -> Values:
-    """The same answers by msa-lite."""
+def own_answers(model: Any, benchmark: Benchmark, told: Told) -> Values:
+    """The same answers by msa-lite, from where the scores leave off."""
     values: Values = {}
     runner = Runner(model)
     for name, part in benchmark.sets.items():
+        if part.decoding is None:
+            continue
         prompts = [item.prompt or [] for item in part.items]
-        for batch in generate(runner, benchmark.tokenizer, prompts, Decoding(MAX_NEW_TOKENS)):
+        known = [told.get((name, at), []) for at in range(len(prompts))]
+        for batch in generate(runner, benchmark.tokenizer, prompts, part.decoding, known=known):
             values |= {f"{name}/{part.items[at].index}": {"answer": texts[0]} for at, texts in batch}
     return values
 
@@ -254,16 +318,17 @@ def run_side(side: str, options: argparse.Namespace) -> dict[str, Any]:
     torch.set_num_threads(options.threads)
     model = load_model(options.model)
     tokenizer = transformers.AutoTokenizer.from_pretrained(options.model)
-    benchmark = Tofu.load(
-        Prompter.build(tokenizer, "default", Template()), BenchmarkSettings(options.data, limit=options.limit)
-    )
-    benchmark.sets.pop("holdout", None)  # type: ignore[attr-defined]
-    model(input_ids=torch.tensor([benchmark.sets["forget"].items[0].prompt]))  # not counted
+    prompter = Prompter.build(tokenizer, "default", Template())
+    benchmark: Benchmark = SUITES[options.suite].load(prompter, BenchmarkSettings(options.data, limit=options.limit))
+    benchmark = benchmark.only({*benchmark.sets} - {"holdout"})
+    prompts = [item.prompt for part in benchmark.sets.values() for item in part.items if item.prompt]
+    model(input_ids=torch.tensor(prompts[:1]))  # not counted
+    told: Told = {}
     result: dict[str, Any] = {"before": memory("VmRSS")}
     for part, run in zip(PARTS, RUNS[side], strict=True):
         Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
         start, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_SELF)
-        values = run(model, benchmark)
+        values = run(model, benchmark, told)
         wall, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_SELF)
         user, system = after.ru_utime - before.ru_utime, after.ru_stime - before.ru_stime
         result[part] = {"wall": wall, "user": user, "cpu": user + system, "peak": memory("VmHWM"), "values": values}
@@ -272,6 +337,7 @@ def run_side(side: str, options: argparse.Namespace) -> dict[str, Any]:
     texts = [(item, text) for item in items for group in item.texts.values() for text in group]
     result["prompt"] = float(np.mean([len(item.prompt or []) for item in items]))
     result["scored"] = float(np.mean([len(text.ids) - len(item.prompt or []) for item, text in texts]))
+    result["told"] = float(np.mean([len(known) for known in told.values()] or [0]))
     return result | {"lengths": lengths}
 
 
@@ -286,8 +352,11 @@ def compare(plain: dict[str, Any], own: dict[str, Any]) -> str:
     answers, other_answers = (side["generation"]["values"] for side in (plain, own))
     assert scores.keys() == others.keys()
     assert answers.keys() == other_answers.keys()
-    far = max(abs(scores[key]["probability"] - others[key]["probability"]) for key in scores)
-    found = [f"probabilities of {len(scores)} answers differ by at most {far:.1e}"]
+    found = []
+    for metric in ("probability", "min_k", "min_k_pp"):
+        if keys := [key for key in scores if scores[key].get(metric) is not None]:
+            far = max(abs(scores[key][metric] - others[key][metric]) for key in keys)
+            found.append(f"{metric} of {len(keys)} texts differs by at most {far:.1e}")
     for metric in ("extraction_strength", "exact_memorization"):
         keys = [key for key in scores if metric in scores[key]]
         differ = sum(scores[key][metric] != others[key][metric] for key in keys)
@@ -317,7 +386,7 @@ def measure(options: argparse.Namespace) -> None:
     runs: dict[str, list[dict[str, Any]]] = {side: [] for side in SIDES}
     for repeat in range(options.repeats):
         for side in SIDES[:: -1 if repeat % 2 else 1]:
-            arguments = ["--side", side, "--data", options.data, "--model", options.model]
+            arguments = ["--side", side, "--suite", options.suite, "--data", options.data, "--model", options.model]
             arguments += ["--threads", options.threads, *(["--limit", options.limit] if options.limit else [])]
             environment = os.environ | {"OMP_WAIT_POLICY": "PASSIVE"}
             command = [sys.executable, __file__, *map(str, arguments)]
@@ -329,10 +398,9 @@ def measure(options: argparse.Namespace) -> None:
     first = runs["msa-lite"][0]
     print(f"prompts have {first['prompt']:.0f} tokens in the mean, answers that are scored {first['scored']:.0f}")
     lengths = np.array(first["lengths"])
-    longest = np.mean(lengths >= MAX_NEW_TOKENS - 1)
     print(
-        f"generated answers: {lengths.mean():.0f} tokens in the mean, 90 % at most {np.quantile(lengths, 0.9):.0f}, "
-        f"{longest:.1%} stopped at {MAX_NEW_TOKENS}"
+        f"generated answers: {lengths.mean():.0f} tokens in the mean, 90 % at most {np.quantile(lengths, 0.9):.0f}, of "
+        f"which the scores tell {first['told']:.0f}"
     )
     print(compare(runs["plain"][0], first))
     print_table(runs)
@@ -341,7 +409,8 @@ def measure(options: argparse.Namespace) -> None:
 def main() -> None:
     """Parse, make the model, measure."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", default=Tofu.home, help="TOFU as a folder in Hub layout, or its Hub id")
+    parser.add_argument("--suite", choices=SUITES, default="tofu")
+    parser.add_argument("--data", help="the suite's data as a folder in Hub layout; without it, those of the Hub")
     parser.add_argument("--work", type=Path, default=Path("runs/bench-evaluate"), help="where models are made and kept")
     parser.add_argument("--template", choices=("chat", "plain"), default="chat")
     parser.add_argument("--vocabulary", type=int, default=TOKENS)
@@ -352,6 +421,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    options.data = options.data or SUITES[options.suite].home
     if options.side:
         print(json.dumps(run_side(options.side, options)))
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from itertools import takewhile
 from pathlib import Path
@@ -86,6 +87,15 @@ def plain_scores(model: Any, text: Example, hidden: int | None = None) -> TokenS
         matches.append(scores.argmax() == text.labels[t])
         z.append((scores[text.labels[t]] - mean) / max(deviation, 1e-3))
     return TokenScores(np.array(log_probs), np.array(matches, bool), np.array(z))
+
+
+def plain_tokens(model: Any, prompt: Sequence[int], tokens: int) -> list[int]:
+    """What `generate` of transformers appends to one prompt, greedily, the end token included."""
+    import torch
+
+    with torch.inference_mode():
+        output = model.generate(torch.tensor([prompt]), max_new_tokens=tokens, do_sample=False, pad_token_id=2)
+    return list(output[0, len(prompt) :].tolist())
 
 
 def plain_answer(model: Any, tokenizer: Any, prompt: list[int], tokens: int, hidden: int | None = None) -> str:

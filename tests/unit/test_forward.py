@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from msa_lite.data import IGNORE, Example, Template
 from msa_lite.errors import StageError
-from msa_lite.evals.forward import TokenScores, score_bundles
+from msa_lite.evals.forward import TokenScores, known_beginning, score_bundles
 from msa_lite.evals.models import Runner, load_model
 from msa_lite.io.models import heads
 from tests.support.benchmark_data import PLAIN, make_prompter
@@ -161,6 +161,26 @@ def test_a_uniform_prediction_is_no_surprise_either_way() -> None:
 def test_min_k_pp_is_not_worked_out_where_nobody_asks() -> None:
     batch = next(iter(score_bundles(Runner(wide_model("llama")), BUNDLES[:1])))
     assert all(one.z is None for one in batch[0][1])
+
+
+@pytest.mark.parametrize(
+    ("prompt", "labels", "matches", "known"),
+    [
+        ([0, 5], [IGNORE, IGNORE, 6, 7, 8], [True, True, True], [6, 7, 8]),
+        ([0, 5], [IGNORE, IGNORE, 6, 7, 8], [True, False, True], [6]),
+        ([0, 5], [IGNORE, IGNORE, 6, 7, 8], [False, True, True], []),
+        ([0, 5], [IGNORE, 5, 6, 7, 8], [False, True, True, False], [6, 7]),  # the prompt is scored, too
+        ([0, 4], [IGNORE, IGNORE, 6, 7, 8], [True, True, True], []),  # another prompt
+        ([0, 5], [IGNORE, IGNORE, IGNORE, 7, 8], [True, True], []),  # nobody knows about the token behind it
+        ([0, 5, 6, 7, 8], [IGNORE, IGNORE, 6, 7, 8], [True, True, True], []),
+        ([], [IGNORE, 5, 6, 7, 8], [True] * 4, []),
+    ],
+)
+def test_scores_tell_how_far_a_model_recites_a_text(
+    prompt: list[int], labels: list[int], matches: list[bool], known: list[int]
+) -> None:
+    scores = TokenScores(np.zeros(len(matches)), np.array(matches))
+    assert known_beginning(prompt, Example(0, [0, 5, 6, 7, 8], labels), scores) == known
 
 
 @pytest.mark.parametrize("options", [{}, {"target_modules": ["q_proj", "lm_head"]}, {"modules_to_save": ["lm_head"]}])

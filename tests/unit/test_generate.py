@@ -14,7 +14,17 @@ from msa_lite.evals.generate import Decoding, generate
 from msa_lite.evals.models import Runner
 from tests.support.benchmark_data import make_prompter
 from tests.support.models import tiny_model
-from tests.support.plain import KINDS, SPECIAL, WIDE, WINDOW, Crowded, broken_model, plain_answer, wide_model
+from tests.support.plain import (
+    KINDS,
+    SPECIAL,
+    WIDE,
+    WINDOW,
+    Crowded,
+    broken_model,
+    plain_answer,
+    plain_tokens,
+    wide_model,
+)
 
 ALL = 10**6
 TOKENS = 12
@@ -33,8 +43,9 @@ def answers(
     hidden: int | None = None,
     tokenizer: Any = PROMPTER.tokenizer,
     batched: bool | None = True,
+    known: Sequence[list[int]] = (),
 ) -> list[list[str]]:
-    batches = generate(Runner(model, budget, batched), tokenizer, prompts, decoding, hidden=hidden)
+    batches = generate(Runner(model, budget, batched), tokenizer, prompts, decoding, known=known, hidden=hidden)
     found = dict(pair for batch in batches for pair in batch)
     return [found[i] for i in range(len(prompts))]
 
@@ -45,14 +56,8 @@ def plain(model: Any, hidden: int | None = None, prompts: Sequence[list[int]] = 
 
 def model_that_ends(kind: str) -> Any:
     """A model whose end tokens come at different places of its answers to PROMPTS, and for some not at all."""
-    import torch
-
     model = copy.deepcopy(wide_model(kind))
-    seen = []
-    for prompt in PROMPTS[:5]:
-        with torch.inference_mode():
-            output = model.generate(torch.tensor([prompt]), max_new_tokens=TOKENS, do_sample=False, pad_token_id=2)
-        seen.append(output[0, len(prompt) :].tolist())
+    seen = [plain_tokens(model, prompt, TOKENS) for prompt in PROMPTS[:5]]
     model.generation_config.eos_token_id = [1, seen[0][2], seen[1][6], seen[2][0]]
     return model
 
@@ -78,6 +83,35 @@ def test_rows_that_have_ended_leave_the_batch(kind: str) -> None:
     assert rows[0] == len(PROMPTS)
     assert sum(rows) < 0.9 * TOKENS * len(PROMPTS)
     assert sorted(rows, reverse=True) == rows
+
+
+@pytest.mark.parametrize("batched", [True, False])
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "mistral", "lfm2"])
+def test_a_beginning_that_is_known_is_not_generated(kind: str, batched: bool) -> None:
+    model = model_that_ends(kind)
+    whole, wanted = [plain_tokens(model, prompt, TOKENS) for prompt in PROMPTS], plain(model)
+    known = [tokens[:count] for count, tokens in enumerate(whole)]
+    assert answers(model, known=known, batched=batched) == wanted
+    with Crowded(model) as seen:
+        assert answers(model, known=whole, batched=batched) == wanted
+    assert not seen.shapes
+    with Crowded(model) as seen:
+        answers(model, PROMPTS[3:4], known=[whole[3][:-2]], batched=batched)
+    assert len(seen.shapes) == 2
+
+
+def test_a_known_beginning_goes_no_further_than_the_answer() -> None:
+    model = wide_model("llama")
+    more = [plain_tokens(model, prompt, 2 * TOKENS) for prompt in PROMPTS]
+    assert answers(model, known=more) == plain(model)  # cut at the most tokens of an answer
+    stop = (answers(model)[0][0][4:6],)
+    decoding = Decoding(TOKENS, stop)
+    with Crowded(model) as seen:
+        found = answers(model, PROMPTS[:1], decoding, known=[more[0][: TOKENS - 1]])
+    assert found == answers(model, PROMPTS[:1], decoding)
+    assert not seen.shapes  # the stop string is in what is known
+    full = (PROMPTS[1] * WINDOW)[:WINDOW]
+    assert answers(model, [full], known=[[5, 6]]) == [[""]]
 
 
 def test_rows_stay_where_the_model_keeps_states() -> None:

@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from msa_lite.data import Row
+from msa_lite.data import IGNORE, Example, Row
+from msa_lite.evals import records as records_module
 from msa_lite.evals.benchmark import Benchmark, Record
 from msa_lite.evals.models import Runner, load_model
 from msa_lite.evals.qa import Qa, load_qa
@@ -21,7 +22,7 @@ from msa_lite.evals.records import collect_records, read_records, run_items, tak
 from msa_lite.io.launch.crew import Ranks, stand_alone
 from msa_lite.io.weights.hub import Source, fetch
 from tests.support.benchmark_data import make_prompter
-from tests.support.plain import WIDE, WINDOW, plain_answer, wide_model
+from tests.support.plain import WIDE, WINDOW, Crowded, plain_answer, plain_tokens, wide_model
 
 ROWS = [
     *(Row(i, "Where is it? " * (1 + i % 3), f"It is over there at {i}." * (1 + i % 2)) for i in range(5)),
@@ -115,6 +116,28 @@ def test_batches_and_order_leave_no_trace(
     turned = {name: replace(items, items=list(items.items)[::-1]) for name, items in qa.sets.items()}
     backwards = {name: run_items(runner, replace(qa, sets=turned), name)[::-1] for name in qa.sets}
     assert_same(backwards, wanted)
+
+
+def test_what_a_model_recites_is_not_generated_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, prompter = wide_model("llama"), make_prompter()
+    # Its own answers as those of the rows, of one only the beginning: random letters are not read as they were said.
+    items = load_qa({"forget": ROWS[:3]}, prompter, 6).sets["forget"].items
+    recited = []
+    for item, count in zip(items, (6, 6, 3), strict=True):
+        assert item.prompt
+        ids = item.prompt + plain_tokens(model, item.prompt, 6)[:count]
+        text = Example(item.index, ids, [IGNORE] * len(item.prompt) + ids[len(item.prompt) :])
+        recited.append(replace(item, texts={"answer": (text,)}))
+    qa = load_qa({"forget": ROWS[:3]}, prompter, 6)
+    qa = replace(qa, sets={"forget": replace(qa.sets["forget"], items=recited)})
+    with Crowded(model) as seen:
+        found = run_items(Runner(model, batched=True), qa, "forget")
+    steps = [shape for shape in seen.shapes if shape[1] == 1]
+    assert steps == [(1, 1)] * 2  # of the three new tokens of one row, the first follows from reading it
+    monkeypatch.setattr(records_module, "known_beginning", lambda *pair: [])
+    with Crowded(model) as seen:
+        assert run_items(Runner(model, batched=True), qa, "forget") == found
+    assert len([shape for shape in seen.shapes if shape[1] == 1]) == 5
 
 
 def test_records_survive_being_written(wanted: dict[str, list[Record]], tmp_path: Path) -> None:
