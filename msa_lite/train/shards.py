@@ -6,7 +6,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -75,14 +75,14 @@ def _divide(model: Any, precision: NumberFormat, peers: Peers) -> None:
 class ShardShare(StepShare):
     """The share of a process whose model is in shards."""
 
-    source: Source | None = None
+    source: Source = field(kw_only=True)
     """The prior, for its architecture."""
-    peers: Peers | None = None
+    peers: Peers = field(kw_only=True)
 
     @classmethod
     def of(cls, source: Source, peers: Peers) -> ShardShare:
         """Return the share of this process."""
-        return cls(peers.rank, peers.count, source, peers)
+        return cls(peers.rank, peers.count, source=source, peers=peers)
 
     @property
     def is_whole(self) -> bool:
@@ -95,8 +95,6 @@ class ShardShare(StepShare):
 
     def freeze(self, model: Any, layers: int | None = None) -> Any:
         """Copy the shards as they are now. Weights are in the precision of the products, which see no others."""
-        assert self.source is not None
-        assert self.peers is not None
         model.reshard()
         precision = noted_precision(model)
         copy = freeze_copy(_bare_model(self.source), layers)
@@ -112,7 +110,6 @@ class ShardShare(StepShare):
 
     def in_first(self, work: Callable[[], _T]) -> _T:
         """Run the work in the first process; return its result, or raise its MsaError, in all of them."""
-        assert self.peers is not None
         return self.peers.in_first(work)
 
 
@@ -260,9 +257,12 @@ def write_save(saves: Path, model: Any, optimizer: Any, epoch: int, step: int, p
 
     folder = saves / f"{_KIND}-{step}"
     peers.in_first(lambda: _make_anew(folder))
-    writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
+    states = dict(_states(model, optimizer))
+    # A file for each weight and its moments: the writer has all of a file in the host's memory, twice.
+    files = {name: 1 + place // (1 + len(MOMENTS)) for place, name in enumerate(states)}
+    writer = HuggingFaceStorageWriter(str(folder), fqn_to_index_mapping=files, save_distributed=True)
     with _told_of_faults(folder):
-        dcp.save(dict(_states(model, optimizer)), storage_writer=writer, process_group=peers.talk)
+        dcp.save(states, storage_writer=writer, process_group=peers.talk)
     peers.in_first(lambda: _finish_save(folder, epoch, step))
 
 
