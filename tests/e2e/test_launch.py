@@ -99,6 +99,17 @@ def assert_like(run: Path, alone: Path) -> None:
     assert not list(run.rglob("*.part*"))
 
 
+def assert_same_weights(folder: Path, other: Path, rate: float) -> None:
+    """Weights that differ by rounding alone: by a thousandth of a step of AdamW, which is `rate`, in the mean square.
+
+    AdamW scales up the noise of gradients that are nearly 0, so that single weights may differ by more.
+    """
+    weights, others = (load_file(one / "model.safetensors") for one in (folder, other))
+    assert weights.keys() == others.keys()
+    for name, values in others.items():
+        assert np.sqrt(np.square(weights[name] - values).mean()) <= 1e-3 * rate, name
+
+
 def test_two_processes_do_a_run_as_one_does(path: str, alone: Path, tmp_path: Path) -> None:
     done = launch(*TORCHRUN, *changed(tmp_path, SHARES), path, "--json", SHARES=f"{tmp_path}/shares")
     assert done.returncode == 0, done.stderr
@@ -169,10 +180,7 @@ def test_full_vectors_are_fitted_by_all_processes(path: str, tmp_path: Path) -> 
     assert [(folder / "manifest.json").stat().st_mtime_ns for folder in folders] == made
     run_vectors(path, overrides=[*FULL, f"output={tmp_path}/alone"])
     for name in ("forget", "retain"):
-        mine, other = (load_file(tmp_path / one / f"vectors/{name}/model.safetensors") for one in ("run", "alone"))
-        assert mine.keys() == other.keys()
-        for tensor, values in other.items():
-            np.testing.assert_allclose(mine[tensor], values, rtol=1e-5, atol=1e-5, err_msg=tensor)
+        assert_same_weights(*(tmp_path / one / "vectors" / name for one in ("run", "alone")), rate=1e-3)
     refused = launch(*TORCHRUN, "-m", "msa_lite", "vector", path, *FULL, "vector.batch_size=7")
     assert "error: batch_size 7 cannot be divided" in refused.stderr
     assert "exitcode  : 2" in refused.stderr
@@ -200,10 +208,7 @@ def test_stages_are_trained_by_all_processes(history: Path, tmp_path: Path) -> N
         trained[name] = [Path(one["folder"]) for one in json.loads(done.stdout)["stages"]]
         assert [folder.name for folder in trained[name]] == ["0-start", "1-first", "2-second"]
     for mine, other in zip(trained["together"], trained["alone"], strict=True):
-        tensors, others = (load_file(folder / "model.safetensors") for folder in (mine, other))
-        assert tensors.keys() == others.keys()
-        for key, values in tensors.items():
-            np.testing.assert_allclose(values, others[key], rtol=1e-5, atol=1e-5, err_msg=key)
+        assert_same_weights(mine, other, rate=5e-3)
     for folder in trained["together"][1:]:
         log = [json.loads(line) for line in (folder / "train_log.jsonl").read_text().splitlines()]
         (tracked,) = (tmp_path / "together/tracking" / folder.name).iterdir()
@@ -227,9 +232,7 @@ def test_a_full_baseline_is_trained_by_all_processes(path: str, tmp_path: Path) 
     assert trained[0]
     for mine, other in zip(*trained, strict=True):
         assert mine.name == other.name
-        tensors, others = (load_file(folder / "model.safetensors") for folder in (mine, other))
-        for tensor, values in others.items():
-            np.testing.assert_allclose(tensors[tensor], values, rtol=1e-5, atol=1e-5, err_msg=tensor)
+        assert_same_weights(mine, other, rate=1e-3)
 
 
 def test_a_baseline_and_a_probe_work_and_other_commands_are_run_once(path: str, tmp_path: Path) -> None:
