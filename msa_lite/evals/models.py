@@ -40,6 +40,7 @@ logger = logging.getLogger(__name__)
 # Of one batch; halved on a GPU until it fits. Where layers stream, a batch that does not fit has cost minutes.
 _START_TOKENS = {"cpu": 2048, "cuda": 65536}
 _STREAMED_TOKENS = 8192
+_CORE_BYTES = 1 << 20  # of logits that are worked on at a time: a softmax of more waits for memory
 _CACHED = {"cpu": 4, "cuda": 1}  # times the budget may be in a cache; on a CPU, a step of few rows costs nearly as much
 
 
@@ -268,8 +269,18 @@ class Runner:
         return getattr(self.model.config, "max_position_embeddings", None)
 
     def blocks(self, states: Any) -> Iterator[tuple[slice, Any]]:
-        """Yield (slice, fp32 logits) over (n, ·) states, in blocks small enough for memory."""
-        return ((part, self.halves.logits(states[part])) for part in self.halves.blocks(len(states)))
+        """Yield (slice, fp32 logits) over (n, ·) states.
+
+        They are made in blocks small enough for memory, and on a CPU handed out in parts that stay in a core's cache.
+        """
+        for block in self.halves.blocks(len(states)):
+            logits = self.halves.logits(states[block])
+            rows = len(logits)
+            if self.device.type == "cpu":
+                rows = max(1, _CORE_BYTES // (logits.shape[-1] * logits.element_size()))
+            for start in range(0, len(logits), rows):
+                part = logits[start : start + rows]
+                yield slice(block.start + start, block.start + start + len(part)), part
 
     def close(self) -> None:
         """Free the model's memory now, for the next model. Hooks make it part of reference cycles."""
