@@ -16,11 +16,12 @@ from typing import Any, Literal
 
 from msa_lite.errors import MismatchError, UsageError
 from msa_lite.evals.benchmark import Benchmark, JudgeCall, Record, Records
+from msa_lite.evals.engine import ENGINE_FILE, TRANSFORMERS, VLLM, Engine, engine_of, made_by, why_not
 from msa_lite.evals.judge import JudgeSettings, Ruling, open_judge
 from msa_lite.evals.models import model_identity
 from msa_lite.evals.records import collect_records, read_records, take_rows, write_records
 from msa_lite.io.console.progress import Progress, silent
-from msa_lite.io.files.reading import local_path
+from msa_lite.io.files.reading import local_path, read_object
 from msa_lite.io.files.writing import canonical_json, digest
 from msa_lite.io.finished.manifest import is_finished, partial_folder, stage_folder
 from msa_lite.io.finished.seal import load_manifest, verify_folder
@@ -55,13 +56,14 @@ def evaluate_benchmark(
     label: str = "scores",
     progress: Progress = silent,
     collect: Collect | None = None,
+    engine: Engine = TRANSFORMERS,
 ) -> Report | None:
     """Score a model. Write `SET.jsonl` records, report.json and a manifest into `out`.
 
     An ideal that is a model is scored first, into `out`/ideal. A folder made from the same inputs is read instead.
     After a stop, finished items are not run again. method: what made the model, for the report. earlier: folders
     of evaluations, whose records are copied where they come from the same model and questions. collect: runs the model,
-    in the place of `collect_records` in this process.
+    in the place of `collect_records` in this process. engine: what runs it; a check of this engine comes before.
 
     Return None in the processes of `accelerate launch` that only help. Raise what `check_comparable` and the judge
     raise.
@@ -69,21 +71,24 @@ def evaluate_benchmark(
     ranks = Ranks.current()
     if isinstance(ideal, Path):
         check_comparable(ideal, benchmark, out)
-    inputs = evaluation_inputs(source, benchmark, ideal, judge, method)
-    subject = {name: inputs[name] for name in ("model", "questions")}
+    inputs = evaluation_inputs(source, benchmark, ideal, judge, method, engine)
+    subject: dict[str, Any] = {name: inputs[name] for name in ("model", "questions", "engine") if name in inputs}
     ranks.check_same(digest(inputs))  # before some of them find their own inputs done, and leave
     if is_finished(out, inputs):
         return load_report(out) if ranks.first else None
     open_judge(judge)  # raises before any work where it lacks something
     check_device()
+    if engine != TRANSFORMERS and (reason := why_not(source, benchmark)):
+        logger.warning("%s: %s, so transformers runs it, not %s", source.name, reason, engine)
+    wanted, engine = engine, engine_of(engine, source, benchmark)
 
     def collect_all(folder: Path) -> dict[str, list[Record]]:
         if isinstance(ideal, Source):
             own: dict[str, Any] = {"ideal": "itself", "judge": judge, "label": "scores: ideal", "progress": progress}
-            evaluate_benchmark(ideal, benchmark, folder / "ideal", **own)
+            evaluate_benchmark(ideal, benchmark, folder / "ideal", **own, engine=wanted)
         if collect:
             return collect(source, benchmark, folder, label, progress)
-        return collect_records(source, benchmark, folder, ranks, label, progress)
+        return collect_records(source, benchmark, folder, ranks, label, progress, engine)
 
     if not ranks.first:
         progress = silent
@@ -103,6 +108,8 @@ def evaluate_benchmark(
         if judge.prompts:
             shutil.copyfile(local_path(judge.prompts), partial / PROMPTS_FILE)
         about = {"model": subject["model"]} | ({"method": method} if method else {})
+        if engine == VLLM:
+            about["engine"] = read_object(partial / ENGINE_FILE)
         return write_scores(partial, benchmark, records, reference, judge, about, progress)
 
 
@@ -112,15 +119,21 @@ def evaluation_inputs(
     ideal: Ideal = None,
     judge: JudgeSettings = NO_JUDGE,
     method: Mapping[str, Any] | None = None,
+    engine: Engine = TRANSFORMERS,
 ) -> dict[str, Any]:
-    """Return all that decides an evaluation, as its manifest records it. Arguments as of `evaluate_benchmark`."""
+    """Return all that decides an evaluation, as its manifest records it. Arguments as of `evaluate_benchmark`.
+
+    transformers is not named, so that evaluations from before there was another engine stay valid.
+    """
     inputs = {
         "model": model_identity(source),
         "questions": benchmark.describe(),
         "ideal": ideal_identity(ideal),
         "judge": judge.describe(),
     }
-    return inputs | ({"method": method} if method else {})
+    engine = engine_of(engine, source, benchmark)
+    named = {} if engine == TRANSFORMERS else {"engine": engine}
+    return inputs | ({"method": method} if method else {}) | named
 
 
 def write_scores(
@@ -230,11 +243,17 @@ def _take_over(folders: Sequence[Path], partial: Path, benchmark: Benchmark, sub
     """Copy the records, and the ideal's, of finished folders that differ only in the judge or the ideal.
 
     Of folders that also asked other rows in the same way, those of the same rows are taken, if the benchmark's rows
-    stand alone. The first folder is the one that is being made anew.
+    stand alone. The first folder is the one that is being made anew. Only records of the same engine are taken.
     """
     wanted = json.loads(canonical_json(subject))
     for folder in folders:
         inputs = (load_manifest(folder) or {}).get("inputs", {})
+        if inputs.get("engine") != wanted.get("engine"):
+            continue
+        if "engine" in wanted and made_by(partial) in (None, made_by(folder)):
+            shutil.copy(folder / ENGINE_FILE, partial)
+        elif "engine" in wanted:
+            continue
         if any(inputs.get(key) != value for key, value in wanted.items()):
             if inputs and folder == folders[0]:
                 logger.warning("%s: holds scores of another model, or on other questions, and is made anew", folder)

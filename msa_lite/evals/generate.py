@@ -58,7 +58,7 @@ def generate(
     no position may attend to (`compat.mask_eq_pad`); None for the right mask, which comes from lengths. end: another
     token that ends answers: the chat template's end of turn, which models tuned from a base model may not name.
     """
-    ends = _ends(runner, tokenizer, end)
+    ends = end_tokens(runner, tokenizer, end)
 
     def answer(batch: Sequence[int]) -> list[list[str]]:
         ids = [prompts[i] for i in batch]
@@ -90,7 +90,7 @@ def sample_answers(
     """
     import torch
 
-    ends = _ends(runner, tokenizer, end)
+    ends = end_tokens(runner, tokenizer, end)
 
     def answer(batch: Sequence[tuple[int, int]]) -> list[str]:
         rows = [np.random.default_rng([decoding.seed, *pair]).random(decoding.max_new_tokens) for pair in batch]
@@ -135,7 +135,7 @@ def _in_batches(
         yield batch, texts
 
 
-def _ends(runner: Runner, tokenizer: Any, end: int | None) -> list[int]:
+def end_tokens(runner: Runner, tokenizer: Any, end: int | None) -> list[int]:
     """Return the tokens that end answers: `end`, the tokenizer's and the model's own."""
     own = runner.model.generation_config.eos_token_id
     return sorted({end, tokenizer.eos_token_id, *(own if isinstance(own, list) else [own])} - {None})
@@ -166,10 +166,10 @@ def _decode(
     decode = decode_alone if runner.batched is False else decode_together
     room = [min(decoding.max_new_tokens, (runner.window or 1 << 60) - len(prompt)) for prompt in prompts]
     answers = decode(runner, PromptBatch(tokenizer, prompts, room, decoding.stop, ends, hidden), choose)
-    return [_finish(tokenizer.decode(answer, skip_special_tokens=True), decoding.stop) for answer in answers]
+    return [finish_answer(tokenizer.decode(answer, skip_special_tokens=True), decoding.stop) for answer in answers]
 
 
-def _finish(text: str, stop: tuple[str, ...]) -> str:
+def finish_answer(text: str, stop: tuple[str, ...]) -> str:
     """Return the text before its first stop string, stripped."""
     return text[: min((at for word in stop if (at := text.find(word)) >= 0), default=len(text))].strip()
 
@@ -202,5 +202,5 @@ def _sample(
     # Cut here: an end token that the tokenizer does not call special would be decoded.
     drawn = [list(takewhile(lambda token: token not in ends, row)) for row in output[:, ids.shape[1] :].tolist()]
     texts = tokenizer.batch_decode(drawn, skip_special_tokens=True)
-    answers = [_finish(text, decoding.stop) for text in texts]
+    answers = [finish_answer(text, decoding.stop) for text in texts]
     return [answers[i : i + decoding.samples] for i in range(0, len(answers), decoding.samples)]
