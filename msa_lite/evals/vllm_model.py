@@ -96,7 +96,7 @@ class VllmModel:
 
     def stop(self) -> None:
         """End vLLM's processes, which gives its memory back."""
-        self.llm.llm_engine.engine_core.shutdown()
+        self.llm.llm_engine.engine_core.shutdown(timeout=60)
 
     def takes_text(self, part: ItemSet, item: Item) -> bool:
         """Check whether it can score the texts of an item."""
