@@ -30,6 +30,7 @@ from msa_lite.evals.suite import HarnessTasks, evaluate
 from msa_lite.evals.vllm_model import VllmModel
 from msa_lite.io.weights.hub import Source, fetch
 from msa_lite.report import Report
+from msa_lite.report.reports import notes
 from tests.support.benchmark_data import make_prompter
 from tests.support.models import make_lora
 from tests.support.plain import WIDE
@@ -84,8 +85,8 @@ def assert_close(one: Any, other: Any) -> None:
         assert one == (pytest.approx(other, rel=1e-4) if isinstance(one, float) else other)
 
 
-def shift(model: Any) -> None:
-    """Change a model as a bug of an engine would: its logits lean to one token."""
+def sharpen(model: Any) -> None:
+    """Change a model as a wrong kernel would: its logits are half as large again."""
     with torch.no_grad():
         model.model.norm.weight.mul_(1.5)
 
@@ -100,6 +101,7 @@ def test_both_engines_make_the_same_records_and_the_report_says_which(
     assert caplog.messages == []
     facts = facts_of(tmp_path / "vllm")
     assert report.settings["engine"] == facts
+    assert "run by vLLM 0.32.0" in " ".join(notes({"unlearned": report}))
     assert facts["ran"] == {"answers": ["forget", "retain"], "texts": ["forget", "retain"]}
     assert (facts["version"], facts["dtype"], facts["why_not"]) == ("0.32.0", "float32", None)
     sample = facts["sample"]
@@ -119,12 +121,13 @@ def test_both_engines_make_the_same_records_and_the_report_says_which(
 def test_a_model_that_differs_in_vllm_is_run_by_transformers_with_a_warning(
     source: Source, qa: Qa, vllm: StandIn, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    vllm.change = shift
+    vllm.change = sharpen
     report = scored(source, qa, tmp_path / "vllm")
     assert len(vllm.params) == 16
     assert vllm.running == 0
     assert "log-probabilities differ" in caplog.text
     assert "log-probabilities differ" in report.settings["engine"]["why_not"]
+    assert "run by transformers" in " ".join(notes({"unlearned": report}))
     assert facts_of(tmp_path / "vllm")["ran"] == {"answers": [], "texts": []}
     scored(source, qa, tmp_path / "plain", "transformers")
     assert records_of(qa, tmp_path / "vllm") == records_of(qa, tmp_path / "plain")
@@ -206,7 +209,7 @@ def test_what_vllm_has_run_before_it_stopped_agreeing_is_run_again(
         scored(source, qa, tmp_path / "out")
     [part] = (tmp_path / "out.partial").glob("forget.*.part")
     part.write_text(part.read_text().replace('"loss": ', '"loss": 1'))
-    vllm.fails_at, vllm.change = None, shift
+    vllm.fails_at, vllm.change = None, sharpen
     scored(source, qa, tmp_path / "out")
     scored(source, qa, tmp_path / "plain", "transformers")
     assert records_of(qa, tmp_path / "out") == records_of(qa, tmp_path / "plain")
@@ -219,7 +222,7 @@ def test_a_stop_after_the_warning_leaves_the_rest_to_transformers(
         if done:
             raise KeyboardInterrupt
 
-    vllm.change = shift
+    vllm.change = sharpen
     with pytest.raises(KeyboardInterrupt):
         scored(source, qa, tmp_path / "out", progress=stop)
     vllm.change = lambda model: None
@@ -299,10 +302,11 @@ def test_adapters_and_hidden_tokens_and_samples_stay_with_transformers(
     source: Source, qa: Qa, vllm: StandIn, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     adapter = make_lora(source.folder, tmp_path / "adapter")
+    sampled = replace(qa.sets["forget"], with_z=True, decoding=Decoding(4, samples=2))
     cases = [
         (fetch(str(adapter)), qa),
         (source, replace(qa, compat=frozenset({"mask_eq_pad"}))),
-        (source, replace(qa, sets={"forget": replace(qa.sets["forget"], with_z=True, decoding=Decoding(4, samples=2))})),
+        (source, replace(qa, sets={"forget": sampled})),
     ]
     for model_source, benchmark in cases:
         assert why_not(model_source, benchmark)
