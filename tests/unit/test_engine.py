@@ -152,6 +152,7 @@ def vllm_model(answer: list[int], *log_probs: float) -> Any:
         ([5, 7, 8], 5e-4, "float32", True),
         ([5, 7, 8], 5e-2, "float32", False),
         ([5, 7, 8], 5e-2, "bfloat16", True),
+        ([5, 7, 8], 0.5, "bfloat16", False),
         ([7, 6], 5e-4, "float32", False),
         ([5], 5e-4, "float32", True),  # it ended there
         ([5, 6, 7], 5e-4, "float32", False),
@@ -169,8 +170,9 @@ def test_answers_may_differ_from_a_near_tie_on(answer: list[int], gap: float, dt
         ((-1.0, -1.0, -1.0005), "float32", True),
         ((-1.0, -1.0, -1.002), "float32", False),
         ((-1.0003, -1.0003, -1.0003), "float32", False),  # small, but all of them
-        ((-1.0, -1.0, -1.1), "bfloat16", True),
-        ((-1.0, -1.0, -1.3), "bfloat16", False),
+        ((-1.0, -1.0, -1.2), "bfloat16", True),
+        ((-1.0, -1.0, -2.1), "bfloat16", False),
+        ((-1.2, -1.2, -1.2), "bfloat16", False),
     ],
 )
 def test_log_probabilities_agree_within_the_tolerance(log_probs: tuple[float, ...], dtype: str, fits: bool) -> None:
