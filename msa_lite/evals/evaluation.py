@@ -248,21 +248,22 @@ def _take_over(folders: Sequence[Path], partial: Path, benchmark: Benchmark, sub
     wanted = json.loads(canonical_json(subject))
     for folder in folders:
         inputs = (load_manifest(folder) or {}).get("inputs", {})
-        if inputs.get("engine") != wanted.get("engine"):
+        is_same = all(inputs.get(key) == wanted.get(key) for key in ("model", "questions", "engine"))
+        if inputs and not is_same and folder == folders[0]:
+            what = "of another model, or on other questions"
+            if inputs.get("engine") != wanted.get("engine"):
+                what = "by another engine"
+            logger.warning("%s: holds scores %s, and is made anew", folder, what)
+        if not (is_same or (benchmark.by_row and _asks_alike(inputs, wanted))):
             continue
-        if "engine" in wanted and made_by(partial) in (None, made_by(folder)):
-            shutil.copy(folder / ENGINE_FILE, partial)
-        elif "engine" in wanted:
+        if "engine" in wanted and not _takes_over_engine(folder, partial):
             continue
-        if any(inputs.get(key) != value for key, value in wanted.items()):
-            if inputs and folder == folders[0]:
-                logger.warning("%s: holds scores of another model, or on other questions, and is made anew", folder)
-            if benchmark.by_row and _asks_alike(inputs, wanted):
-                lost = _changed(folder)
-                for name in benchmark.sets:
-                    file = folder / f"{name}.jsonl"
-                    if file.is_file() and file.name not in lost and not (partial / file.name).is_file():
-                        take_rows(benchmark, name, read_records(file), partial)
+        if not is_same:
+            lost = _changed(folder)
+            for name in benchmark.sets:
+                file = folder / f"{name}.jsonl"
+                if file.is_file() and file.name not in lost and not (partial / file.name).is_file():
+                    take_rows(benchmark, name, read_records(file), partial)
             continue
         changed = _changed(folder)
         for name in (f"{name}.jsonl" for name in benchmark.sets):
@@ -272,8 +273,19 @@ def _take_over(folders: Sequence[Path], partial: Path, benchmark: Benchmark, sub
             shutil.copytree(folder / "ideal", partial / "ideal")
 
 
+def _takes_over_engine(folder: Path, partial: Path) -> bool:
+    """Copy what a folder's records were run by; return False where others in the partial folder were run otherwise."""
+    maker = made_by(folder)
+    if maker is None or made_by(partial) not in (None, maker):
+        return False
+    shutil.copy(folder / ENGINE_FILE, partial)
+    return True
+
+
 def _asks_alike(inputs: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
     """Check whether two evaluations differ in nothing but their rows, and the name of the part that these are."""
+    if inputs.get("engine") != wanted.get("engine"):
+        return False
     asked = [{**part.get("questions", {}), "sets": None, "split": None} for part in (inputs, wanted)]
     if None in (lengths := [questions.get("max_new_tokens") for questions in asked]) and lengths != [None, None]:
         asked = [questions | {"max_new_tokens": None} for questions in asked]  # texts are not answered
