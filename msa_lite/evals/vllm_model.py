@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import os
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
@@ -31,6 +33,24 @@ _ENVIRONMENT = {
     "VLLM_LOGGING_STREAM": "ext://sys.stderr",  # results go to stdout
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # CUDA and OpenMP do not survive a fork
 }
+# A process of its own that outlives ours: after a kill, nobody else would end vLLM's, which keep the GPU's memory.
+_WATCH = """
+import os, select, sys, psutil
+
+ours, others = psutil.Process(int(sys.argv[1])), {os.getpid(), *map(int, sys.argv[2:])}
+started = {}
+while not select.select([sys.stdin], [], [], 1)[0]:
+    try:
+        started.update((p.pid, p) for p in ours.children(recursive=True) if p.pid not in others)
+    except psutil.Error:
+        pass
+for process in started.values() if sys.stdin.read() != "done" else ():
+    try:
+        if "resource_tracker" not in " ".join(process.cmdline()):  # it cleans up, and ends by itself
+            process.kill()
+    except psutil.Error:
+        pass
+"""
 
 
 def load_vllm(name: str = "vllm") -> Any:
@@ -41,6 +61,17 @@ def load_vllm(name: str = "vllm") -> Any:
         return importlib.import_module(name)
     except Exception as error:  # built for another torch or CUDA, it fails in many ways
         raise UsageError(f"engine vllm: the vLLM that is installed cannot be loaded: {first_line(error)}") from error
+
+
+def _start_watch() -> subprocess.Popen[str]:
+    import psutil
+
+    others = [str(child.pid) for child in psutil.Process().children(recursive=True)]
+    command = [sys.executable, "-c", _WATCH, str(os.getpid()), *others]
+    # In a session of its own, since Ctrl-C is for those that work.
+    return subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, start_new_session=True
+    )
 
 
 def first_line(error: BaseException) -> str:
@@ -70,6 +101,8 @@ class VllmModel:
     """The most tokens that the model was made for; None if its config does not say."""
     most: int
     """The most tokens of a text with the one that vLLM adds, or of a prompt with its answer."""
+    watch: subprocess.Popen[str]
+    """Ends vLLM's processes if this one is killed."""
 
     @classmethod
     def start(cls, folder: Path, dtype: str, ends: Sequence[int], window: int | None, most: int) -> VllmModel:
@@ -80,23 +113,31 @@ class VllmModel:
             if free is None
             else {"gpu_memory_utilization": _GPU_SHARE * min(1.0, free / total_bytes())}
         )
-        llm = load_vllm().LLM(
-            model=str(folder),
-            skip_tokenizer_init=True,
-            load_format="safetensors",  # never a pickle
-            generation_config="vllm",  # none of the settings that a model comes with
-            dtype=dtype,
-            max_model_len=most,
-            enable_prefix_caching=True,
-            enforce_eager=True,  # to compile takes longer than a benchmark's answers
-            use_tqdm_on_load=False,
-            **memory,
-        )
-        return cls(llm, ends, window, most)
+        kind, watch = load_vllm().LLM, _start_watch()
+        try:
+            llm = kind(
+                model=str(folder),
+                skip_tokenizer_init=True,
+                load_format="safetensors",  # never a pickle
+                generation_config="vllm",  # none of the settings that a model comes with
+                dtype=dtype,
+                max_model_len=most,
+                enable_prefix_caching=True,
+                enforce_eager=True,  # to compile takes longer than a benchmark's answers
+                use_tqdm_on_load=False,
+                **memory,
+            )
+        except BaseException:
+            watch.communicate("done")
+            raise
+        return cls(llm, ends, window, most, watch)
 
     def stop(self) -> None:
         """End vLLM's processes, which gives its memory back."""
-        self.llm.llm_engine.engine_core.shutdown(timeout=60)
+        try:
+            self.llm.llm_engine.engine_core.shutdown(timeout=60)
+        finally:
+            self.watch.communicate("done")
 
     def takes_text(self, part: ItemSet, item: Item) -> bool:
         """Check whether it can score the texts of an item."""

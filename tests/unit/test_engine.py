@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.util import find_spec
@@ -12,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 
@@ -201,6 +204,33 @@ def test_vllm_that_stops_in_the_middle_ends_and_a_rerun_goes_on(
     scored(source, qa, tmp_path / "out")
     asked = sum(len(part.scored) + len(part.answered) for part in qa.sets.values())
     assert len(vllm.params) - before == 16 + asked - len(qa.sets["forget"].scored)
+
+
+KILLED = """
+import os, subprocess, sys, time
+from msa_lite.evals.vllm_model import _start_watch
+other = subprocess.Popen(["sleep", "60"], stdout=subprocess.DEVNULL)
+_start_watch()
+child = subprocess.Popen(["sleep", "60"], stdout=subprocess.DEVNULL)
+print(other.pid, child.pid, flush=True)
+time.sleep(3)
+os.kill(os.getpid(), 9)
+"""
+
+
+def test_what_a_killed_process_started_for_vllm_ends_and_nothing_else() -> None:
+    done = subprocess.run([sys.executable, "-c", KILLED], stdout=subprocess.PIPE, text=True, check=False)
+    other, child = (psutil.Process(int(pid)) for pid in done.stdout.split())
+    try:
+        for _ in range(200):
+            if not child.is_running() or child.status() == psutil.STATUS_ZOMBIE:
+                break
+            time.sleep(0.05)
+        else:
+            raise AssertionError("it still runs")
+        assert other.is_running()
+    finally:
+        other.kill()
 
 
 def test_what_vllm_has_run_before_it_stopped_agreeing_is_run_again(
