@@ -183,6 +183,15 @@ def test_log_probabilities_agree_within_the_tolerance(log_probs: tuple[float, ..
     assert (agreement.fault is None) == fits
 
 
+@pytest.mark.parametrize(("count", "fits"), [(0, True), (1, False), (3, False)])
+def test_the_likeliest_tokens_agree(count: int, fits: bool) -> None:
+    model = vllm_model([5, 6])
+    [scores] = model.score([])
+    scores.matches[:count] = False
+    agreement = engine._compare(reference(9.0), model)
+    assert (agreement.fault is None, agreement.ranks) == (fits, count)
+
+
 def test_vllm_that_does_not_start_leaves_everything_to_transformers(
     source: Source, qa: Qa, vllm: StandIn, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -327,6 +336,7 @@ def test_answers_end_where_those_of_transformers_end(source: Source, vllm: Stand
     model = VllmModel.start(source.folder, "float32", ends, WINDOW, WINDOW)
     assert dict(pair for batch in model.generate(prompter.tokenizer, prompts, decoding) for pair in batch) == wanted
     assert len({len(answer) for (answer,) in wanted.values()}) > 1
+    assert {(*(p.stop_token_ids or ()), p.ignore_eos, p.temperature) for p in vllm.params} == {(*ends, True, 0.0)}
     model.stop()
 
 
