@@ -61,7 +61,7 @@ def generate(
     lengths. end: another token that ends answers: the chat template's end of turn, which models tuned from a base model
     may not name.
     """
-    ends = _ends(runner, tokenizer, end)
+    ends = end_tokens(runner, tokenizer, end)
     begun = [_Begun(prompt, [], False) for prompt in prompts]
     if known and not decoding.samples:
         begun = [_begin(runner, tokenizer, p, k, decoding, ends) for p, k in zip(prompts, known, strict=True)]
@@ -75,7 +75,8 @@ def generate(
     check_batches(runner, tokenizer, prompts)
     if whole := [i for i, row in enumerate(begun) if row.ended]:
         yield [
-            (i, [_finish(tokenizer.decode(begun[i].tokens, skip_special_tokens=True), decoding.stop)]) for i in whole
+            (i, [finish_answer(tokenizer.decode(begun[i].tokens, skip_special_tokens=True), decoding.stop)])
+            for i in whole
         ]
     todo = sorted((i for i, row in enumerate(begun) if not row.ended), key=lambda i: (-len(begun[i].ids), i))
     for batch, texts in _in_batches(runner, todo, lambda i: begun[i].ids, decoding, answer):
@@ -134,7 +135,7 @@ def sample_answers(
     """
     import torch
 
-    ends = _ends(runner, tokenizer, end)
+    ends = end_tokens(runner, tokenizer, end)
 
     def answer(batch: Sequence[tuple[int, int]]) -> list[str]:
         rows = [np.random.default_rng([decoding.seed, *pair]).random(decoding.max_new_tokens) for pair in batch]
@@ -179,7 +180,7 @@ def _in_batches(
         yield batch, texts
 
 
-def _ends(runner: Runner, tokenizer: Any, end: int | None) -> list[int]:
+def end_tokens(runner: Runner, tokenizer: Any, end: int | None) -> list[int]:
     """Return the tokens that end answers: `end`, the tokenizer's and the model's own."""
     own = runner.model.generation_config.eos_token_id
     return sorted({end, tokenizer.eos_token_id, *(own if isinstance(own, list) else [own])} - {None})
@@ -211,10 +212,10 @@ def _decode(
     room = [_room(runner, row.prompt, decoding) - len(row.tokens) for row in rows]
     batch = PromptBatch(tokenizer, [row.ids for row in rows], room, decoding.stop, ends, hidden)
     answers = [row.tokens + rest for row, rest in zip(rows, decode(runner, batch, choose), strict=True)]
-    return [_finish(tokenizer.decode(answer, skip_special_tokens=True), decoding.stop) for answer in answers]
+    return [finish_answer(tokenizer.decode(answer, skip_special_tokens=True), decoding.stop) for answer in answers]
 
 
-def _finish(text: str, stop: tuple[str, ...]) -> str:
+def finish_answer(text: str, stop: tuple[str, ...]) -> str:
     """Return the text before its first stop string, stripped."""
     return text[: min((at for word in stop if (at := text.find(word)) >= 0), default=len(text))].strip()
 
@@ -247,5 +248,5 @@ def _sample(
     # Cut here: an end token that the tokenizer does not call special would be decoded.
     drawn = [list(takewhile(lambda token: token not in ends, row)) for row in output[:, ids.shape[1] :].tolist()]
     texts = tokenizer.batch_decode(drawn, skip_special_tokens=True)
-    answers = [_finish(text, decoding.stop) for text in texts]
+    answers = [finish_answer(text, decoding.stop) for text in texts]
     return [answers[i : i + decoding.samples] for i in range(0, len(answers), decoding.samples)]

@@ -95,6 +95,9 @@ class Evaluate(Closed):
     """A model that never saw the forget set, shown beside the unlearned one; some metrics need it."""
     judge: JudgeKeys = JudgeKeys()
     """The judge of generated answers."""
+    engine: Literal["transformers", "vllm"] = "transformers"
+    """What runs the models on the test rows. vllm: where it is installed, on a GPU; a sample is run by both first, and
+    transformers goes on if they differ. Candidates of a choice, checks and attacks run by transformers."""
     compat: list[str] = []
     """Deviations of published code to repeat: open-unlearning, a benchmark's name, or single switches."""
     limit: int | None = Field(None, ge=1, lt=2**63)

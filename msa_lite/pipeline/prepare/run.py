@@ -13,6 +13,7 @@ from msa_lite.benchmarks import OWN
 from msa_lite.data import DataSource, Example, Prompter, Row, encode, shorten
 from msa_lite.evals.benchmark import Benchmark, benchmark_class
 from msa_lite.evals.dataset import pinned_data
+from msa_lite.evals.engine import check_architecture, check_engine
 from msa_lite.evals.judge import JudgeSettings, open_judge
 from msa_lite.evals.models import check_source
 from msa_lite.evals.qa import Qa
@@ -235,6 +236,7 @@ def prepare(recipe: Recipe, scope: Scope, progress: Progress = silent) -> Run:
         judge = judge_settings(recipe.evaluate.judge)
         open_judge(judge)  # it may lack a key
         judge.check_prompts(recipe.evaluate.benchmark)
+        check_engine(recipe.evaluate.engine)
     # From here on the checks need torch and transformers, which take seconds to load.
     check_device()
     check_mode(recipe.vector.mode, compute=recipe.vector.compute)
@@ -242,6 +244,9 @@ def prepare(recipe: Recipe, scope: Scope, progress: Progress = silent) -> Run:
     if scope.start == "prior":
         check_apart(sources["target"], sources["prior"])
     check_earlier(recipe, earlier, sources)
+    for name in ("target", "ideal"):
+        if recipe.evaluate and name in sources:
+            check_architecture(recipe.evaluate.engine, sources[name])
     target = load_checkpoint(sources["target"].folder)
     prior = load_checkpoint(sources["prior"].folder)
     check_lora_targets(recipe, target, prior)

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from msa_lite.choose.rules import LeastExtraction
 from msa_lite.choose.validation import Validation
 from msa_lite.evals.benchmark import Benchmark, Record
+from msa_lite.evals.engine import TRANSFORMERS, Engine, engine_of
 from msa_lite.evals.evaluation import NO_JUDGE, Collect, Ideal, evaluate_benchmark, evaluation_inputs
 from msa_lite.evals.records import collect_records
 from msa_lite.io.console.progress import Progress
@@ -19,6 +20,7 @@ from msa_lite.pipeline.prepare.run import Context, Run
 from msa_lite.pipeline.run.folder import BASELINES
 from msa_lite.pipeline.stages.costs import score_costs
 from msa_lite.pipeline.stages.stage import Stage, free
+from msa_lite.recipe import Recipe
 from msa_lite.report import Report
 
 Split = Literal["validation", "test"]
@@ -57,6 +59,7 @@ def score_model(
         earlier=[*checked_folders(run, name), *evaluations_beside(run, folder.name), *beside],
         label=_label(name, split),
         progress=progress,
+        engine=_engine(run.recipe, split),
     )
     assert report is not None, "the first process has it"
     return report
@@ -80,7 +83,8 @@ def score_stage(
     def inputs() -> Mapping[str, Any]:
         run = context.run
         rows, yardsticks = asked(run, name, split), _yardsticks(run, name, split)
-        return evaluation_inputs(_source(run, name), rows, **yardsticks, method=method())
+        engine = _engine(run.recipe, split)
+        return evaluation_inputs(_source(run, name), rows, **yardsticks, method=method(), engine=engine)
 
     final = split == "test" and name != "prior"
     return Stage(
@@ -126,6 +130,11 @@ def scores_folder(run: Run | Context, name: str, split: Split) -> Path:
     return run.scope.folder / "evaluation" / f"{name}{ending}"
 
 
+def _engine(recipe: Recipe, split: Split) -> Engine:
+    """Return what runs the models on these rows: transformers where they are held against candidates, which it runs."""
+    return recipe.evaluate.engine if recipe.evaluate and split == "test" else TRANSFORMERS
+
+
 def _source(run: Run, name: str) -> Source:
     """Return a model of the run; the unlearned one as it was written."""
     return run.sources[name] if name in run.sources else fetch(str(run.folder / run.recipe.merge.form))
@@ -138,7 +147,8 @@ def _collected(run: Run, name: str, split: Split) -> Collect:
         source: Source, benchmark: Benchmark, folder: Path, label: str, progress: Progress
     ) -> dict[str, list[Record]]:
         with run.crew.helped(COLLECT, {"name": name, "split": split, "folder": str(folder)}):
-            return collect_records(source, benchmark, folder, run.crew.ranks, label, progress)
+            engine = engine_of(_engine(run.recipe, split), source, benchmark)
+            return collect_records(source, benchmark, folder, run.crew.ranks, label, progress, engine)
 
     return collect
 

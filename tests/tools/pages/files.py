@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from msa_lite.evals.engine import ENGINE_FILE
 from msa_lite.evals.evaluation import PROMPTS_FILE
 from msa_lite.io.finished.seal import CARD_FILE, MANIFEST, MERGEKIT_FILE
 from msa_lite.io.weights.adapter import ADAPTER_CONFIG
@@ -65,6 +66,8 @@ RUN: dict[str, tuple[bool, str]] = {
     f"{_EVALUATIONS}/*.jsonl": (True, "The records of these rows: question, answer, generated answer, scores, the "
     "judge's letters with the candidates that it saw"),
     f"{_EVALUATIONS}/{PROMPTS_FILE}": (False, "With `evaluate.judge.prompts`: a copy of that file"),
+    f"{_EVALUATIONS}/{ENGINE_FILE}": (False, "With `evaluate.engine: vllm`: what vLLM ran, and how it compared with "
+    "transformers on a sample"),
     f"probe/**/{REPORT_FILE}": (False, "Whether a model has seen the forget set before"),
     "probe/**/*.jsonl": (True, "The records of the probe"),
     f"{BASELINES}/METHOD/": (True, "The run of `msa-lite baseline METHOD`; a folder like this one"),
