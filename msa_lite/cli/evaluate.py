@@ -121,6 +121,9 @@ def evaluate_command(
     if options["engine"]:
         arguments["engine"] = options["engine"]
     if dry_run:
+        from msa_lite.evals.engine import TRANSFORMERS, check_engine
+
+        check_engine(options["engine"] or TRANSFORMERS)
         _print_dry_run(model, out, arguments["questions"], options["ideal"], recipe, as_json)
         return
     judge = JudgeSettings(
