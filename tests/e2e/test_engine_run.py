@@ -10,7 +10,6 @@ import pytest
 
 import msa_lite
 from msa_lite.errors import UsageError
-from msa_lite.evals import engine as engines
 from msa_lite.evals.engine import ENGINE_FILE
 from msa_lite.evals.records import read_records
 from msa_lite.io.finished.seal import load_manifest
@@ -77,10 +76,10 @@ def test_the_command_takes_an_engine_or_the_recipes(
 
 
 def test_a_dry_run_refuses_an_engine_that_cannot_work(
-    history: Path, monkeypatch: pytest.MonkeyPatch, call_cli: CallCli, tmp_path: Path
+    history: Path, vllm: StandIn, call_cli: CallCli, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(engines.importlib.util, "find_spec", lambda name: None)
+    vllm.device = "none"
     arguments = ["evaluate", history / "target", "--forget", history / "data/forget.jsonl", "--out", tmp_path / "out"]
     code, _, stderr = call_cli(*arguments, "--engine", "vllm", "--dry-run")
     assert code == 2
-    assert "vLLM is not installed" in stderr
+    assert "no GPU" in stderr
