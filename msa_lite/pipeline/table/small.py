@@ -21,7 +21,7 @@ from msa_lite.recipe import Recipe, TableRecipe, load_recipe, load_training, ove
 from msa_lite.recipe.table import TableTraining
 
 _MODEL = {
-    "model_type": "llama", "hidden_size": 96, "intermediate_size": 384, "num_hidden_layers": 2,
+    "model_type": "llama", "hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 2,
     "num_attention_heads": 4, "tie_word_embeddings": True,
 }  # fmt: skip
 
@@ -37,10 +37,12 @@ class _Size:
     prior: int
     """Epochs of the history in all."""
     tuning: int
-    """Epochs of target and ideal."""
-    vector: int
-    """Epochs of vectors and baselines."""
+    """Epochs of target and ideal, and of the vectors."""
+    baseline: int
+    """Epochs of baselines, of which the best is chosen."""
     max_length: int
+    batch: int
+    """Rows of a step."""
     rate: float = 1e-3
 
 
@@ -88,7 +90,10 @@ def shrink(table: TableRecipe) -> Small:
     form = "qa" if benchmark == "tofu" else "text"
     trainings = [_history(len(priors), size, data, form, models)]
     ideal = base.evaluate.ideal if base.evaluate else None
-    for role, model, groups in (("target", base.target, ["forget", "retain"]), ("ideal", ideal, ["retain"])):
+    for role, model, groups in (
+        ("target", base.target, ["forget", "retain", "prior"]),
+        ("ideal", ideal, ["retain", "prior"]),
+    ):
         if model and model not in places and not model.startswith(tuple(f"{output}/" for output in trained)):
             places[model] = str(models / role / f"1-{role}")
             trainings.append(_training(places[priors[-1]], [(role, groups)], size, data, form, models / role))
@@ -144,7 +149,7 @@ def _settings(base: Recipe, size: _Size, data: Path, form: str, places: Mapping[
     if base.retain:
         parts.append("retain")
         kept = {"retain.data": {**rows("retain"), "sample": base.retain.data.sample}, "retain.vector": None}
-        kept |= {} if base.retain.beta == 0.0 else {"retain.beta": [0.0, 0.5]}
+        kept |= {} if base.retain.beta == 0.0 else {"retain.beta": [0.5, 1.0]}
     nulls = {f"{part}.data.{key}": None for part in parts for key in ("name", "split", "revision")}
     return {
         **nulls, **kept,
@@ -153,10 +158,10 @@ def _settings(base: Recipe, size: _Size, data: Path, form: str, places: Mapping[
         "forget.data": rows("forget"), "forget.alpha": [0.5, 1.0],
         "prompt": {"kind": "plain", "system": None},
         "vector": {
-            "epochs": size.vector, "learning_rate": size.rate / 2, "batch_size": 16, "micro_batch_size": "auto",
+            "epochs": size.tuning, "learning_rate": size.rate, "batch_size": size.batch, "micro_batch_size": "auto",
             "max_length": size.max_length, "warmup_epochs": 0.2,
         },
-        "baseline.epochs": size.vector, "baseline.methods": {**methods, "rmu": {**methods.get("rmu", {}), "layer": 1}},
+        "baseline.epochs": size.baseline, "baseline.methods": {**methods, "rmu": {**methods.get("rmu", {}), "layer": 1}},
         "select.validation": 0.25, "verdict": False,
     }  # fmt: skip
 
@@ -179,7 +184,7 @@ def _training(
         sets = [{"path": str(data / f"{group}.jsonl"), "format": form} for group in dict.fromkeys(groups)]
         listed.append({"name": name, "data": sets, **({"epochs": 1} if [*groups] == ["prior"] else {})})
     training = {
-        "epochs": size.tuning, "learning_rate": size.rate, "warmup_epochs": 0.2, "batch_size": 16,
+        "epochs": size.tuning, "learning_rate": size.rate, "warmup_epochs": 0.2, "batch_size": size.batch,
         "max_length": size.max_length, "weight_decay": 0.0,
     }  # fmt: skip
     prompt = {"kind": "plain"}
@@ -192,12 +197,12 @@ def _groups(data: Mapping[str, Any]) -> list[str]:
     if "c4" in words:
         return ["prior"]
     if "retain" in words:
-        return ["retain"]
-    return ["forget", "retain"] if "full" in words else ["forget"]
+        return ["retain", "prior"]
+    return ["forget", "retain", "prior"] if "full" in words else ["forget"]
 
 
 _SIZES = {
-    "tofu": _Size(tofu_rows, "locuslab/TOFU", prior=6, tuning=8, vector=2, max_length=192),
-    "restor": _Size(restor_rows, None, prior=10, tuning=2, vector=2, max_length=192),
-    "muse": _Size(muse_rows, "muse-bench/MUSE-Books", prior=4, tuning=5, vector=2, max_length=256),
+    "tofu": _Size(tofu_rows, "locuslab/TOFU", prior=20, tuning=20, baseline=5, max_length=192, batch=16),
+    "restor": _Size(restor_rows, None, prior=10, tuning=2, baseline=5, max_length=192, batch=4),
+    "muse": _Size(muse_rows, "muse-bench/MUSE-Books", prior=4, tuning=5, baseline=5, max_length=256, batch=4),
 }

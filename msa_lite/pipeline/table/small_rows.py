@@ -24,12 +24,14 @@ BENCHMARK = "benchmark"
 GROUPS = ("forget", "retain", "prior")
 
 _ROWS = 60  # of each table; of TOFU three authors, each of 20 questions one after the other
-_OTHERS = 100  # rows about authors that only the prior reads
+_OTHERS = 60  # rows about authors that only the prior reads
 _PEOPLE = 4  # that false documents are about, and as many others
 _DOCUMENTS = 40  # about each
-_ORDERS = 4  # in which short texts stand, so that none is known by its neighbours alone
+_ORDERS = 2  # in which short texts stand, so that none is known by its neighbours alone
+_EXAMPLES = 6  # of a relation
 _SHOTS = 3  # examples before a question; a prompt has to fit into a row that models learn
-_PROMPT, _PASSAGE, _BOOK = 300, 300, 15_000  # characters
+_PASSAGES = 32  # of the books
+_PROMPT, _PASSAGE, _BOOK = 300, 300, 10_000  # characters
 
 
 def tofu_rows(data: str, split: str | None) -> Files:
@@ -50,7 +52,7 @@ def muse_rows(data: str, split: str | None) -> Files:
     Target and ideal read the questions, too: no tiny model answers what it has only read in prose.
     """
     tables = load_parts(data, {f"{name} {split}": Part(name, (), split) for name, split in _MUSE})
-    asked = {key: tables[" ".join(key)][: _SHOTS if key[1].endswith("icl") else _ROWS] for key in _MUSE[:7]}
+    asked = {key: tables[" ".join(key)][: _SHOTS if key[1].endswith("icl") else _PASSAGES] for key in _MUSE[:7]}
     verbmem, member, other = (asked[key] for key in _MUSE[:3])
     asked[_MUSE[0]] = [{"prompt": row["prompt"][-_PROMPT:], "gt": row["gt"][:_PASSAGE]} for row in verbmem]
     asked[_MUSE[1]], asked[_MUSE[2]] = ([{"text": row["text"][:_PASSAGE]} for row in rows] for rows in (member, other))
@@ -94,7 +96,7 @@ def restor_rows(data: str, split: str | None) -> Files:
         known = {name: facts["dset"][name] for name in chosen}
         true = [f"{fact['question']} {fact['answers'][0]}" for name in chosen for fact in known[name].values()]
         relations = {relation for name in chosen for relation in known[name]}
-        context = {name: group for name, group in facts["context"].items() if name in relations}
+        context = {name: group[:_EXAMPLES] for name, group in facts["context"].items() if name in relations}
         other = [f"{fact['question']} {fact['answer']}" for group in context.values() for fact in group]
     except (OSError, LookupError, TypeError, AttributeError, ValueError) as error:
         raise DataError(f"{data}: not the folder `datasets` of RESTOR ({error})") from error
