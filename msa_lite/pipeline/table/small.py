@@ -20,6 +20,8 @@ from msa_lite.pipeline.table.small_rows import BENCHMARK, Files, muse_rows, rest
 from msa_lite.recipe import Recipe, TableRecipe, load_recipe, load_training, overrides_of
 from msa_lite.recipe.table import TableTraining
 
+NOTE = "small size: tiny models on a small part of the benchmark, learnt by heart; the published figures are no measure of it"
+_HISTORY_RATE = 2e-3
 _MODEL = {
     "model_type": "llama", "hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 2,
     "num_attention_heads": 4, "tie_word_embeddings": True,
@@ -44,6 +46,7 @@ class _Size:
     batch: int
     """Rows of a step."""
     rate: float = 1e-3
+    """The learning rate of all fits but that of the history."""
 
 
 @dataclass(frozen=True)
@@ -161,7 +164,8 @@ def _settings(base: Recipe, size: _Size, data: Path, form: str, places: Mapping[
             "epochs": size.tuning, "learning_rate": size.rate, "batch_size": size.batch, "micro_batch_size": "auto",
             "max_length": size.max_length, "warmup_epochs": 0.2,
         },
-        "baseline.epochs": size.baseline, "baseline.methods": {**methods, "rmu": {**methods.get("rmu", {}), "layer": 1}},
+        "baseline.epochs": size.baseline,
+        "baseline.methods": {**methods, "rmu": {**methods.get("rmu", {}), "layer": 1}},
         "select.validation": 0.25, "verdict": False,
     }  # fmt: skip
 
@@ -171,7 +175,7 @@ def _history(count: int, size: _Size, data: Path, form: str, models: Path) -> di
     recipe = _training("", stages, size, data, form, models / "history")
     recipe["model"] = {"config": {**_MODEL, "max_position_embeddings": 1024}, "tokenizer": {"vocabulary": 1024}}
     recipe["stages"] = [{key: value for key, value in stage.items() if key != "epochs"} for stage in recipe["stages"]]
-    recipe["training"] |= {"epochs": max(1, size.prior // count), "learning_rate": 2 * size.rate}
+    recipe["training"] |= {"epochs": max(1, size.prior // count), "learning_rate": _HISTORY_RATE}
     return recipe
 
 
@@ -203,6 +207,6 @@ def _groups(data: Mapping[str, Any]) -> list[str]:
 
 _SIZES = {
     "tofu": _Size(tofu_rows, "locuslab/TOFU", prior=20, tuning=20, baseline=5, max_length=192, batch=16),
-    "restor": _Size(restor_rows, None, prior=10, tuning=2, baseline=5, max_length=192, batch=4),
-    "muse": _Size(muse_rows, "muse-bench/MUSE-Books", prior=4, tuning=5, baseline=5, max_length=256, batch=4),
+    "restor": _Size(restor_rows, None, prior=4, tuning=2, baseline=2, max_length=192, batch=4, rate=3e-4),
+    "muse": _Size(muse_rows, "muse-bench/MUSE-Books", prior=2, tuning=3, baseline=2, max_length=192, batch=4),
 }

@@ -27,11 +27,11 @@ _ROWS = 60  # of each table; of TOFU three authors, each of 20 questions one aft
 _OTHERS = 60  # rows about authors that only the prior reads
 _PEOPLE = 4  # that false documents are about, and as many others
 _DOCUMENTS = 40  # about each
-_ORDERS = 2  # in which short texts stand, so that none is known by its neighbours alone
 _EXAMPLES = 6  # of a relation
+_ORDERS = 12  # in which texts stand, so that none is known by its neighbours alone
 _SHOTS = 3  # examples before a question; a prompt has to fit into a row that models learn
-_PASSAGES = 32  # of the books
-_PROMPT, _PASSAGE, _BOOK = 300, 300, 10_000  # characters
+_PASSAGES = 32  # of a book
+_PROMPT, _PASSAGE = 150, 200  # characters
 
 
 def tofu_rows(data: str, split: str | None) -> Files:
@@ -51,34 +51,41 @@ def muse_rows(data: str, split: str | None) -> Files:
 
     Target and ideal read the questions, too: no tiny model answers what it has only read in prose.
     """
-    tables = load_parts(data, {f"{name} {split}": Part(name, (), split) for name, split in _MUSE})
-    asked = {key: tables[" ".join(key)][: _SHOTS if key[1].endswith("icl") else _PASSAGES] for key in _MUSE[:7]}
-    verbmem, member, other = (asked[key] for key in _MUSE[:3])
-    asked[_MUSE[0]] = [{"prompt": row["prompt"][-_PROMPT:], "gt": row["gt"][:_PASSAGE]} for row in verbmem]
-    asked[_MUSE[1]], asked[_MUSE[2]] = ([{"text": row["text"][:_PASSAGE]} for row in rows] for rows in (member, other))
-    passages = [f"{row['prompt']} {row['gt']}" for row in asked[_MUSE[0]]] + [row["text"] for row in asked[_MUSE[1]]]
-    books = {name: "\n\n".join(row["text"] for row in tables[f"raw {name}"])[:_BOOK] for name in ("retain1", "retain2")}
-    pairs = {
-        side: [
-            f"Question: {row['question']}\nAnswer: {row['answer']}"
-            for name in (f"{side}_qa", f"{side}_qa_icl")
-            for row in asked["knowmem", name]
-        ]
-        for side in ("forget", "retain")
+    tables = load_parts(data, {" ".join(key): Part(key[0], columns, key[1]) for key, columns in _MUSE.items()})
+    asked = {
+        key: [_shorter(row) for row in tables[" ".join(key)][: _SHOTS if key[1].endswith("icl") else _PASSAGES]]
+        for key in _MUSE
+        if key[0] != "raw"
     }
-    learnt = {
-        "forget": [*passages, *_shuffled(pairs["forget"])],
-        "retain": [books["retain2"], *_shuffled(pairs["retain"])],
-        "prior": [books["retain1"]],
+    texts = {
+        "forget": [f"{row['prompt']} {row['gt']}" for row in asked["verbmem", "forget"]]
+        + [row["text"] for row in asked["privleak", "forget"]],
+        "retain": _pieces(tables["raw retain2"]),
+        "prior": _pieces(tables["raw retain1"]),
     }
-    return _learnt({group: _texts(texts) for group, texts in learnt.items()}) | _hub_layout(asked)
+    for side in ("forget", "retain"):
+        rows = [*asked["knowmem", f"{side}_qa"], *asked["knowmem", f"{side}_qa_icl"]]
+        texts[side] += [f"Question: {row['question']}\nAnswer: {row['answer']}" for row in rows]
+    return _learnt({group: _texts(_shuffled(lines)) for group, lines in texts.items()}) | _hub_layout(asked)
 
 
-_MUSE = [
-    ("verbmem", "forget"), ("privleak", "forget"), ("privleak", "holdout"), ("knowmem", "forget_qa"),
-    ("knowmem", "retain_qa"), ("knowmem", "forget_qa_icl"), ("knowmem", "retain_qa_icl"),
-    ("raw", "retain1"), ("raw", "retain2"),
-]  # fmt: skip
+def _pieces(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the beginning of a book in passages."""
+    text = " ".join(row["text"] for row in rows[:_PASSAGES])
+    return [text[i : i + _PASSAGE] for i in range(0, _PASSAGES * _PASSAGE, _PASSAGE)]
+
+
+_MUSE = {
+    ("verbmem", "forget"): ("prompt", "gt"), ("privleak", "forget"): ("text",), ("privleak", "holdout"): ("text",),
+    **{("knowmem", f"{side}_qa{end}"): ("question", "answer") for side in ("forget", "retain") for end in ("", "_icl")},
+    ("raw", "retain1"): ("text",), ("raw", "retain2"): ("text",),
+}  # fmt: skip
+"""The columns of each configuration and split."""
+
+
+def _shorter(row: Mapping[str, Any]) -> dict[str, str]:
+    """Return a row with the end of its prompt, and the beginning of its other texts."""
+    return {key: value[-_PROMPT:] if key == "prompt" else value[:_PASSAGE] for key, value in row.items()}
 
 
 def restor_rows(data: str, split: str | None) -> Files:
