@@ -164,7 +164,7 @@ def test_a_table_at_small_size(
 ) -> None:
     """Of each benchmark, from its rows to its table: two rows of it, with models that have learnt next to nothing."""
     benchmark = name.partition("-")[0]
-    short = replace(small_module._SIZES[benchmark], prior=1, tuning=1, baseline=1)
+    short = replace(small_module._SIZES[benchmark], prior=1, tuning=1)
     monkeypatch.setitem(small_module._SIZES, benchmark, short)
     keys = [
         f"data={DATA / data}",

@@ -20,7 +20,7 @@ from msa_lite.pipeline.table.small_rows import BENCHMARK, Files, muse_rows, rest
 from msa_lite.recipe import Recipe, TableRecipe, load_recipe, load_training, overrides_of
 from msa_lite.recipe.table import TableTraining
 
-NOTE = "small size: tiny models on a small part of the benchmark, learnt by heart; the published figures are no measure of it"
+NOTE = "small size: tiny models know a small part of the benchmark by heart; published figures are no measure of them"
 _HISTORY_RATE = 2e-3
 _MODEL = {
     "model_type": "llama", "hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 2,
@@ -40,8 +40,6 @@ class _Size:
     """Epochs of the history in all."""
     tuning: int
     """Epochs of target and ideal, and of the vectors."""
-    baseline: int
-    """Epochs of baselines, of which the best is chosen."""
     max_length: int
     batch: int
     """Rows of a step."""
@@ -164,7 +162,7 @@ def _settings(base: Recipe, size: _Size, data: Path, form: str, places: Mapping[
             "epochs": size.tuning, "learning_rate": size.rate, "batch_size": size.batch, "micro_batch_size": "auto",
             "max_length": size.max_length, "warmup_epochs": 0.2,
         },
-        "baseline.epochs": size.baseline,
+        "baseline.epochs": min(5, size.tuning),
         "baseline.methods": {**methods, "rmu": {**methods.get("rmu", {}), "layer": 1}},
         "select.validation": 0.25, "verdict": False,
     }  # fmt: skip
@@ -206,7 +204,7 @@ def _groups(data: Mapping[str, Any]) -> list[str]:
 
 
 _SIZES = {
-    "tofu": _Size(tofu_rows, "locuslab/TOFU", prior=20, tuning=20, baseline=5, max_length=192, batch=16),
-    "restor": _Size(restor_rows, None, prior=4, tuning=2, baseline=2, max_length=192, batch=4, rate=3e-4),
-    "muse": _Size(muse_rows, "muse-bench/MUSE-Books", prior=2, tuning=3, baseline=2, max_length=192, batch=4),
+    "tofu": _Size(tofu_rows, "locuslab/TOFU", prior=20, tuning=20, max_length=192, batch=16),
+    "restor": _Size(restor_rows, None, prior=4, tuning=2, max_length=192, batch=4, rate=3e-4),
+    "muse": _Size(muse_rows, "muse-bench/MUSE-Books", prior=2, tuning=3, max_length=192, batch=4),
 }
