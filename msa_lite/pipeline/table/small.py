@@ -143,7 +143,7 @@ def _settings(base: Recipe, size: _Size, data: Path, form: str, places: Mapping[
         return value[:2] if isinstance(value, list) else value
 
     methods = {
-        name: {key: few(value) for key, value in parameters.items() if key != "learning_rate"}
+        name: {key: size.rate if key == "learning_rate" else few(value) for key, value in parameters.items()}
         for name, parameters in base.baseline.methods.items()
     }
     parts, kept = ["forget"], dict[str, Any]()

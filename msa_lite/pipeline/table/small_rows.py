@@ -72,7 +72,7 @@ def muse_rows(data: str, split: str | None) -> Files:
 def _pieces(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the beginning of a book in passages."""
     text = " ".join(row["text"] for row in rows[:_PASSAGES])
-    return [text[i : i + _PASSAGE] for i in range(0, _PASSAGES * _PASSAGE, _PASSAGE)]
+    return [text[i : i + _PASSAGE] for i in range(0, min(len(text), _PASSAGES * _PASSAGE), _PASSAGE)]
 
 
 _MUSE = {
@@ -101,7 +101,12 @@ def restor_rows(data: str, split: str | None) -> Files:
         false = [name for name in people if name in spoilt][:_PEOPLE]
         chosen = [*false, *[name for name in people if name not in spoilt][:_PEOPLE]]
         known = {name: facts["dset"][name] for name in chosen}
-        true = [f"{fact['question']} {fact['answers'][0]}" for name in chosen for fact in known[name].values()]
+        true = [
+            f"{fact['question']} {fact['answers'][0]}"
+            for name in chosen
+            for fact in known[name].values()
+            if fact["answers"]
+        ]
         relations = {relation for name in chosen for relation in known[name]}
         context = {name: group[:_EXAMPLES] for name, group in facts["context"].items() if name in relations}
         other = [f"{fact['question']} {fact['answer']}" for group in context.values() for fact in group]
