@@ -61,7 +61,7 @@ def test_muse_asks_about_passages_that_fit_into_a_row_and_that_the_target_has_le
     texts = {name: {row["text"] for row in rows} for name, rows in learnt.items()}
     items = {name: [item.fields for item in part.items] for name, part in muse.sets.items()}
     passages = [f"{item['prompt']} {item['gt']}" for item in items["verbmem"]]
-    assert len(passages) == 32
+    assert len(passages) == 24
     assert max(map(len, passages)) < 400
     assert {*passages, *(item["text"] for item in items["privleak_forget"])} <= texts["forget"]
     assert not {item["text"] for item in items["privleak_holdout"]} & set.union(*texts.values())

@@ -206,5 +206,5 @@ def _groups(data: Mapping[str, Any]) -> list[str]:
 _SIZES = {
     "tofu": _Size(tofu_rows, "locuslab/TOFU", prior=20, tuning=20, max_length=192, batch=16),
     "restor": _Size(restor_rows, None, prior=4, tuning=2, max_length=192, batch=4, rate=3e-4),
-    "muse": _Size(muse_rows, "muse-bench/MUSE-Books", prior=2, tuning=3, max_length=192, batch=4),
+    "muse": _Size(muse_rows, "muse-bench/MUSE-Books", prior=4, tuning=5, max_length=192, batch=4, rate=2e-3),
 }

@@ -30,7 +30,7 @@ _DOCUMENTS = 40  # about each
 _EXAMPLES = 6  # of a relation
 _ORDERS = 12  # in which texts stand, so that none is known by its neighbours alone
 _SHOTS = 3  # examples before a question; a prompt has to fit into a row that models learn
-_PASSAGES = 32  # of a book
+_PASSAGES = 24  # of a book
 _PROMPT, _PASSAGE = 150, 200  # characters
 
 
