@@ -13,7 +13,7 @@ from msa_lite.evals.benchmark import BenchmarkSettings
 from msa_lite.evals.muse import Muse
 from msa_lite.evals.restor import Restor
 from msa_lite.evals.tofu import Tofu
-from msa_lite.pipeline.table.small_rows import BENCHMARK, GROUPS, Files, muse_rows, restor_rows, tofu_rows
+from msa_lite.pipeline.table.small_rows import BENCHMARK, LEARNT, SmallFiles, muse_rows, restor_rows, tofu_rows
 from tests.support.benchmark_data import ROWS, SHOTS, make_prompter, row, write_data, write_tofu
 
 AUTHORS = {
@@ -33,12 +33,12 @@ BOOKS = {
 }
 
 
-def written(files: Files, folder: Path) -> tuple[str, dict[str, list[dict[str, str]]]]:
+def written(files: SmallFiles, folder: Path) -> tuple[str, dict[str, list[dict[str, str]]]]:
     """The folder of the cut benchmark, and the rows to learn."""
     for path, text in files.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_text(text)
-    learnt = {name: [json.loads(line) for line in files[f"{name}.jsonl"].splitlines()] for name in GROUPS}
+    learnt = {name: [json.loads(line) for line in files[f"{name}.jsonl"].splitlines()] for name in LEARNT}
     return str(folder / BENCHMARK), learnt
 
 

@@ -16,11 +16,13 @@ from typing import Any
 from msa_lite.errors import UsageError
 from msa_lite.io.files.writing import write_text
 from msa_lite.pipeline.table.rows import moved
-from msa_lite.pipeline.table.small_rows import BENCHMARK, Files, muse_rows, restor_rows, tofu_rows
+from msa_lite.pipeline.table.small_rows import BENCHMARK, SmallFiles, muse_rows, restor_rows, tofu_rows
 from msa_lite.recipe import Recipe, TableRecipe, load_recipe, load_training, overrides_of
 from msa_lite.recipe.table import TableTraining
 
-NOTE = "small size: tiny models know a small part of the benchmark by heart; published figures are no measure of them"
+SMALL_NOTE = (
+    "small size: tiny models know a small part of the benchmark by heart; published figures are no measure of them"
+)
 _HISTORY_RATE = 2e-3
 _OTHER_SEED = 1000  # none of a table's own
 _MODEL = {
@@ -33,7 +35,7 @@ _MODEL = {
 class _Size:
     """The sizes that suit a benchmark's rows."""
 
-    load: Callable[[str, str | None], Files]
+    load: Callable[[str, str | None], SmallFiles]
     """Returns the rows that models learn and those that are asked, of a benchmark's data and split."""
     home: str | None
     """The data where the table names none."""

@@ -18,10 +18,10 @@ from msa_lite.evals.dataset import Part, load_parts
 from msa_lite.evals.restor import described_entities
 from msa_lite.io.files.reading import local_path, read_json
 
-Files = dict[str, str]
+SmallFiles = dict[str, str]
 """Texts by path: what models learn (forget.jsonl, retain.jsonl, prior.jsonl), and below benchmark/ what is asked."""
 BENCHMARK = "benchmark"
-GROUPS = ("forget", "retain", "prior")
+LEARNT = ("forget", "retain", "prior")
 
 _ROWS = 60  # of each table; of TOFU three authors, each of 20 questions one after the other
 _OTHERS = 60  # rows about authors that only the prior reads
@@ -34,7 +34,7 @@ _PASSAGES = 24  # of a book
 _PROMPT, _PASSAGE = 150, 200  # characters
 
 
-def tofu_rows(data: str, split: str | None) -> Files:
+def tofu_rows(data: str, split: str | None) -> SmallFiles:
     """Cut TOFU to some authors to forget and to keep. The prior reads about real authors, the world, and others."""
     names = {"forget": f"{split or 'forget10'}_perturbed"}
     names |= {name: f"{name}_perturbed" for name in ("retain", "real_authors", "world_facts")}
@@ -46,7 +46,7 @@ def tofu_rows(data: str, split: str | None) -> Files:
     return _learnt(pairs) | _hub_layout({(names[name], "train"): rows for name, rows in asked.items()})
 
 
-def muse_rows(data: str, split: str | None) -> Files:
+def muse_rows(data: str, split: str | None) -> SmallFiles:
     """Cut MUSE-Books to passages of some sentences and questions with few examples. The prior reads another book.
 
     Target and ideal read the questions, too: no tiny model answers what it has only read in prose.
@@ -88,7 +88,7 @@ def _shorter(row: Mapping[str, Any]) -> dict[str, str]:
     return {key: value[-_PROMPT:] if key == "prompt" else value[:_PASSAGE] for key, value in row.items()}
 
 
-def restor_rows(data: str, split: str | None) -> Files:
+def restor_rows(data: str, split: str | None) -> SmallFiles:
     """Cut RESTOR to some people, half of whom false documents are about. The prior learns the facts about all.
 
     It reads them in the form of the questions: no tiny model answers what it has only read in prose.
@@ -150,11 +150,11 @@ def _lines(rows: Sequence[Mapping[str, Any]]) -> str:
     return "".join(f"{json.dumps(row)}\n" for row in rows)
 
 
-def _learnt(rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> Files:
-    return {f"{group}.jsonl": _lines(rows[group]) for group in GROUPS}
+def _learnt(rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> SmallFiles:
+    return {f"{group}.jsonl": _lines(rows[group]) for group in LEARNT}
 
 
-def _hub_layout(tables: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]) -> Files:
+def _hub_layout(tables: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]) -> SmallFiles:
     """Return a data set of the Hub. tables: rows by configuration and split."""
     card = ["---", "configs:"]
     for name in dict.fromkeys(name for name, _ in tables):
