@@ -152,19 +152,26 @@ def test_a_row_that_fails_leaves_the_others_and_is_tried_again(
 @pytest.mark.slow
 @pytest.mark.skipif(not DATA.is_dir(), reason="no benchmark rows in ../shared/data")
 @pytest.mark.parametrize(
-    ("name", "row", "data", "metric"),
+    ("name", "row", "data", "metric", "epochs"),
     [
-        ("tofu-forget10-llama-3.2-1b", "MSA (instruct)", "tofu", "forget quality"),
-        ("restor-llama-3.1-8b", "MSA (instruct)", "restor", "accuracy"),
-        ("muse-books-llama-3.1-8b", "MSA (base)", "muse-books-pd", "PrivLeak"),
+        ("tofu-forget10-llama-3.2-1b", "MSA (instruct)", "tofu", "forget quality", 6),  # after one, nothing is kept
+        ("restor-llama-3.1-8b", "MSA (instruct)", "restor", "accuracy", 1),
+        ("muse-books-llama-3.1-8b", "MSA (base)", "muse-books-pd", "PrivLeak", 1),
     ],
 )
 def test_a_table_at_small_size(
-    name: str, row: str, data: str, metric: str, tmp_path: Path, call_cli: CallCli, monkeypatch: pytest.MonkeyPatch
+    name: str,
+    row: str,
+    data: str,
+    metric: str,
+    epochs: int,
+    tmp_path: Path,
+    call_cli: CallCli,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Of each benchmark, from its rows to its table: two rows of it, with models that have learnt next to nothing."""
+    """Of each benchmark, from its rows to its table: two rows of it, with models that have learnt little."""
     benchmark = name.partition("-")[0]
-    short = replace(small_module._SIZES[benchmark], prior=1, tuning=1, vector=1)
+    short = replace(small_module._SIZES[benchmark], prior=1, tuning=epochs)
     monkeypatch.setitem(small_module._SIZES, benchmark, short)
     keys = [
         f"data={DATA / data}",
@@ -173,7 +180,7 @@ def test_a_table_at_small_size(
         "set.evaluate.max_new_tokens=4",
         "set.forget.alpha=1.0",
     ]
-    keys += ["set.evaluate.max_new_tokens=4", "set.baseline.methods.npo={retain_weight: 2}"]
+    keys += ["set.baseline.methods.npo={retain_weight: 2}"]
     code, _, err = call_cli("table", name, "--size", "small", "--only", f"{row},NPO", *keys)
     assert code == 0, err
     text = (tmp_path / "out/table.md").read_text()

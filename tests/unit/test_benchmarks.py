@@ -24,7 +24,8 @@ ALLOWED = {
     "evals/judge/wording.py": "the words that a judge is asked in",
     "comparison/marking.py": "the judged questions of each, for a person to mark",
     "pipeline/table/rows.py": "the data that their tables read",
-    "pipeline/table/small.py": "the rows that small models of a table learn",
+    "pipeline/table/small.py": "the sizes that suit each",
+    "pipeline/table/small_rows.py": "the rows that small models of a table learn and are asked",
     "report/metrics.py": "the papers that define metrics",
 }
 NAMED = re.compile(r"tofu|muse|restor(?![ei])", re.IGNORECASE)  # but not: restore, restoring

@@ -205,4 +205,6 @@ def test_a_small_table_has_the_same_rows_and_trains_all_its_models(name: str) ->
             assert row.recipe.evaluate
             assert {Path(str(m)) for m in (row.recipe.target, row.recipe.prior, row.recipe.evaluate.ideal)} <= made
             assert Path(row.recipe.forget.data.path).parent == small.data
+            rates = {keys.get("learning_rate") for keys in row.recipe.baseline.methods.values()} - {None}
+            assert rates <= {row.recipe.vector.learning_rate}, "no rate of a large model"
     assert table.output == f"runs/table/{name}-small"

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from msa_lite.errors import OutputError, RecipeError, UsageError
+from msa_lite.pipeline.stages.facts import ABSENT
 from msa_lite.pipeline.table.ahead import look_at_table
 from msa_lite.pipeline.table.rows import check_table, choose_rows, moved, table_rows
 from msa_lite.recipe import TableRecipe, load_table_recipe, overrides_of
@@ -143,6 +144,7 @@ def test_a_dry_run_tells_disk_and_what_is_not_known(tmp_path: Path, monkeypatch:
     assert sizes[0]["MSA (base)"] == sizes[1]["MSA (base)"]
     assert 0 < sizes[0]["NPO (base)"] * 3 < sizes[1]["NPO (base)"], "6 settings of 10 epochs each"
     assert next(row for row in best.rows if row.label == "NPO").unknown, "how long a baseline's fit takes is not known"
+    assert sum(ABSENT in note for note in best.notes) == 1, "two priors of one size"
     assert best.price is not None
     assert best.seconds is not None
     assert best.price[0] == pytest.approx(best.seconds[0] / 1800)

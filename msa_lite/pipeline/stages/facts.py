@@ -76,6 +76,10 @@ class Facts:
     """Bytes of models that the run first writes out whole, in its folder (`written_out_as`)."""
 
 
+ABSENT = ": not on this machine yet, or not given by the Hub; its sizes are "
+"""What a note says between models and the place that their sizes are taken from."""
+
+
 def find_facts(recipe: Recipe) -> Facts:
     """Find models and rows of a recipe. Raise UsageError where no model's sizes are known.
 
@@ -139,7 +143,7 @@ def find_shapes(
             shapes[role] = shapes[lender]
             borrowed.setdefault(f"those of the {lender}", []).append(f"{role} {names[role]}")
     for lender, models in borrowed.items():
-        notes.append(f"{', '.join(models)}: not on this machine yet, or not given by the Hub; its sizes are {lender}")
+        notes.append(f"{', '.join(models)}{ABSENT}{lender}")
     return shapes, download, tuple(missing)
 
 

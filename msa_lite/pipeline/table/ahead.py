@@ -16,7 +16,7 @@ from msa_lite.io.files.reading import local_path
 from msa_lite.pipeline.prepare.run import Context
 from msa_lite.pipeline.staged.plan import find_training_facts, training_stages
 from msa_lite.pipeline.stages.costs import Machine
-from msa_lite.pipeline.stages.facts import find_facts
+from msa_lite.pipeline.stages.facts import ABSENT, find_facts
 from msa_lite.pipeline.stages.forecast import forecast
 from msa_lite.pipeline.stages.stage import State
 from msa_lite.pipeline.table.rows import RunRow, check_table, choose_rows
@@ -27,6 +27,7 @@ from msa_lite.recipe import Recipe, TableSource, TrainingRecipe
 from msa_lite.report.formats import Cell, Section, TextTable
 
 UNKNOWN = "not known"
+UNTRAINED = "time and disk of rows whose models the table trains are not known before it has done so"
 
 
 Span = tuple[float, float]
@@ -129,8 +130,19 @@ def look_at_table(
     starts = {row.folder.resolve(): row.recipe.model for row in wanted if isinstance(row.recipe, TrainingRecipe)}
     machine = Machine(this_device() if gpu is None else device_of(gpu))
     ahead = [_look(row, starts, machine) for row in wanted]
-    notes += dict.fromkeys(note for row in ahead for note in row.notes)
+    notes += _gathered(note for row in ahead for note in row.notes)
     return TableAhead(loaded.folder, ahead, price_per_hour, notes)
+
+
+def _gathered(notes: Iterable[str]) -> list[str]:
+    """Return each note once; rows that name other models with the same sizes have one note for all of them."""
+    gathered: dict[str, dict[str, None]] = {}
+    for note in notes:
+        models, sign, lender = note.partition(ABSENT)
+        names = [model.partition(" ")[2] for model in models.split(", ")]  # without their roles
+        gathered.setdefault(sign + lender, {}).update(dict.fromkeys(names if sign else [note]))
+    own = gathered.pop("", {})
+    return [f"{', '.join(models)}{rest}" for rest, models in gathered.items()] + [*own]
 
 
 def _look(row: RunRow, starts: Mapping[Path, Any], machine: Machine) -> RowAhead:
@@ -146,7 +158,8 @@ def _look(row: RunRow, starts: Mapping[Path, Any], machine: Machine) -> RowAhead
             verb = find_verb("run", recipe) if row.kind == "msa" else find_verb("baseline", recipe, row.kind)
             stages, facts = verb.stages(Context(recipe, verb.scope)), find_facts(_with_starts(recipe, starts))
     except MsaError as error:
-        return RowAhead(row.label, state, row.folder, unknown=1, notes=[str(error).splitlines()[0]])
+        note = UNTRAINED if row.needs else str(error).splitlines()[0].rstrip(":")
+        return RowAhead(row.label, state, row.folder, unknown=1, notes=[note])
     plan = forecast(stages, facts, machine, row.folder)
     costs = [cost for stage in stages for cost in stage.cost(facts, machine)]
     unknown = sum(not cost.seconds for cost in costs)

@@ -7,26 +7,26 @@ forget.
 
 from __future__ import annotations
 
-import gzip
 import json
-import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from msa_lite.data import DataSource, load_rows
-from msa_lite.errors import DataError, UsageError
-from msa_lite.io.files.reading import local_path, read_json
+from msa_lite.errors import UsageError
 from msa_lite.io.files.writing import write_text
 from msa_lite.pipeline.table.rows import moved
+from msa_lite.pipeline.table.small_rows import BENCHMARK, SmallFiles, muse_rows, restor_rows, tofu_rows
 from msa_lite.recipe import Recipe, TableRecipe, load_recipe, load_training, overrides_of
 from msa_lite.recipe.table import TableTraining
 
-Groups = dict[str, list[dict[str, str]]]
-_CHAPTERS = 6
+SMALL_NOTE = (
+    "small size: tiny models know a small part of the benchmark by heart; published figures are no measure of them"
+)
+_HISTORY_RATE = 2e-3
+_OTHER_SEED = 1000  # none of a table's own
 _MODEL = {
-    "model_type": "llama", "hidden_size": 96, "intermediate_size": 384, "num_hidden_layers": 2,
+    "model_type": "llama", "hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 2,
     "num_attention_heads": 4, "tie_word_embeddings": True,
 }  # fmt: skip
 
@@ -35,18 +35,19 @@ _MODEL = {
 class _Size:
     """The sizes that suit a benchmark's rows."""
 
-    load: Callable[[str], Groups]
-    """Returns the rows to forget and to keep, and those that only the prior learns first."""
+    load: Callable[[str, str | None], SmallFiles]
+    """Returns the rows that models learn and those that are asked, of a benchmark's data and split."""
     home: str | None
     """The data where the table names none."""
     prior: int
     """Epochs of the history in all."""
     tuning: int
-    """Epochs of target and ideal."""
-    vector: int
-    """Epochs of vectors and baselines."""
+    """Epochs of target and ideal, and of the vectors."""
     max_length: int
+    batch: int
+    """Rows of a step."""
     rate: float = 1e-3
+    """The learning rate of all fits but that of the history."""
 
 
 @dataclass(frozen=True)
@@ -56,21 +57,23 @@ class Small:
     table: TableRecipe
     source: str
     """The benchmark's data."""
+    split: str | None
+    """The split of the data."""
     data: Path
     """The folder that its rows are written into, in that of the table."""
     size: _Size
 
     def check(self) -> None:
         """Raise where the benchmark's data cannot be read."""
-        self.size.load(self.source)
+        self.size.load(self.source, self.split)
 
     def write(self) -> None:
         """Write the rows, one a line; files that are there stay."""
-        self.data.mkdir(parents=True, exist_ok=True)
-        if all((self.data / f"{name}.jsonl").is_file() for name in ("forget", "retain", "prior")):
-            return
-        for name, rows in self.size.load(self.source).items():
-            write_text(self.data / f"{name}.jsonl", "".join(f"{json.dumps(row)}\n" for row in rows))
+        files = {self.data / path: text for path, text in self.size.load(self.source, self.split).items()}
+        for path, text in files.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if not path.exists():
+                write_text(path, text)
 
 
 def shrink(table: TableRecipe) -> Small:
@@ -91,7 +94,10 @@ def shrink(table: TableRecipe) -> Small:
     form = "qa" if benchmark == "tofu" else "text"
     trainings = [_history(len(priors), size, data, form, models)]
     ideal = base.evaluate.ideal if base.evaluate else None
-    for role, model, groups in (("target", base.target, ["forget", "retain"]), ("ideal", ideal, ["retain"])):
+    for role, model, groups in (
+        ("target", base.target, ["forget", "retain", "prior"]),
+        ("ideal", ideal, ["retain", "prior"]),
+    ):
         if model and model not in places and not model.startswith(tuple(f"{output}/" for output in trained)):
             places[model] = str(models / role / f"1-{role}")
             trainings.append(_training(places[priors[-1]], [(role, groups)], size, data, form, models / role))
@@ -103,14 +109,17 @@ def shrink(table: TableRecipe) -> Small:
         ]
         start = moved(recipe.model, places) if isinstance(recipe.model, str) else places[priors[-1]]
         trainings.append(_training(start, stages, size, data, form, Path(places[output])))
+        # In the same order, a vector would be the very change of a target that learnt nothing but the rows to forget.
+        trainings[-1]["seed"] = _OTHER_SEED
     values = {
         "train": [TableTraining(recipe=recipe) for recipe in trainings],
-        "set": _merged(_settings(base, size, data, form, source, places), table.set),
+        "set": _merged(_settings(base, size, data, form, places), table.set),
         "msa": {label: moved(changes, places) for label, changes in table.msa.items()},
         "methods": [item.model_copy(update={"set": moved(item.set, places)}) for item in table.baselines],
         "data": None,
     }
-    return Small(table.model_copy(update=values), source, data, size)
+    split = base.evaluate.split if base.evaluate else None
+    return Small(table.model_copy(update=values), source, split, data, size)
 
 
 def _priors(table: TableRecipe, base: Recipe, trained: Sequence[str]) -> list[str]:
@@ -128,9 +137,7 @@ def _merged(settings: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, An
     return {key: json.loads(text) for key, text in flat.items()}
 
 
-def _settings(
-    base: Recipe, size: _Size, data: Path, form: str, source: str, places: Mapping[str, str]
-) -> dict[str, Any]:
+def _settings(base: Recipe, size: _Size, data: Path, form: str, places: Mapping[str, str]) -> dict[str, Any]:
     """Return the keys of the recipe that change with the size."""
     ideal = base.evaluate.ideal if base.evaluate else None
 
@@ -141,27 +148,27 @@ def _settings(
         return value[:2] if isinstance(value, list) else value
 
     methods = {
-        name: {key: few(value) for key, value in parameters.items() if key != "learning_rate"}
+        name: {key: size.rate if key == "learning_rate" else few(value) for key, value in parameters.items()}
         for name, parameters in base.baseline.methods.items()
     }
     parts, kept = ["forget"], dict[str, Any]()
     if base.retain:
         parts.append("retain")
         kept = {"retain.data": {**rows("retain"), "sample": base.retain.data.sample}, "retain.vector": None}
-        kept |= {} if base.retain.beta == 0.0 else {"retain.beta": [0.0, 0.5]}
+        kept |= {} if base.retain.beta == 0.0 else {"retain.beta": [0.5, 1.0]}
     nulls = {f"{part}.data.{key}": None for part in parts for key in ("name", "split", "revision")}
     return {
         **nulls, **kept,
         "target": moved(base.target, places), "prior": moved(base.prior_checkpoint, places), "history": None,
-        "evaluate.ideal": moved(ideal, places), "evaluate.data": source, "evaluate.limit": 32,
-        "evaluate.max_new_tokens": 24,
+        "evaluate.ideal": moved(ideal, places), "evaluate.data": str(data / BENCHMARK), "evaluate.max_new_tokens": 60,
         "forget.data": rows("forget"), "forget.alpha": [0.5, 1.0],
         "prompt": {"kind": "plain", "system": None},
         "vector": {
-            "epochs": size.vector, "learning_rate": size.rate / 2, "batch_size": 16, "micro_batch_size": "auto",
+            "epochs": size.tuning, "learning_rate": size.rate, "batch_size": size.batch, "micro_batch_size": "auto",
             "max_length": size.max_length, "warmup_epochs": 0.2,
         },
-        "baseline.epochs": size.vector, "baseline.methods": {**methods, "rmu": {**methods.get("rmu", {}), "layer": 1}},
+        "baseline.epochs": min(5, size.tuning),
+        "baseline.methods": {**methods, "rmu": {**methods.get("rmu", {}), "layer": 1}},
         "select.validation": 0.25, "verdict": False,
     }  # fmt: skip
 
@@ -171,7 +178,7 @@ def _history(count: int, size: _Size, data: Path, form: str, models: Path) -> di
     recipe = _training("", stages, size, data, form, models / "history")
     recipe["model"] = {"config": {**_MODEL, "max_position_embeddings": 1024}, "tokenizer": {"vocabulary": 1024}}
     recipe["stages"] = [{key: value for key, value in stage.items() if key != "epochs"} for stage in recipe["stages"]]
-    recipe["training"] |= {"epochs": max(1, size.prior // count), "learning_rate": 2 * size.rate}
+    recipe["training"] |= {"epochs": max(1, size.prior // count), "learning_rate": _HISTORY_RATE}
     return recipe
 
 
@@ -184,7 +191,7 @@ def _training(
         sets = [{"path": str(data / f"{group}.jsonl"), "format": form} for group in dict.fromkeys(groups)]
         listed.append({"name": name, "data": sets, **({"epochs": 1} if [*groups] == ["prior"] else {})})
     training = {
-        "epochs": size.tuning, "learning_rate": size.rate, "warmup_epochs": 0.2, "batch_size": 16,
+        "epochs": size.tuning, "learning_rate": size.rate, "warmup_epochs": 0.2, "batch_size": size.batch,
         "max_length": size.max_length, "weight_decay": 0.0,
     }  # fmt: skip
     prompt = {"kind": "plain"}
@@ -197,69 +204,14 @@ def _groups(data: Mapping[str, Any]) -> list[str]:
     if "c4" in words:
         return ["prior"]
     if "retain" in words:
-        return ["retain"]
-    return ["forget", "retain"] if "full" in words else ["forget"]
+        return ["retain", "prior"]
+    return ["forget", "retain", "prior"] if "full" in words else ["forget"]
 
 
-def _tofu(data: str) -> Groups:
-    """Load authors to forget and to keep; other authors, real ones and world facts for the prior."""
-
-    def rows(name: str) -> list[dict[str, str]]:
-        loaded = load_rows(DataSource(data, name=name))
-        return [{"question": row.question, "answer": row.answer} for row in loaded]
-
-    authors = rows("retain90")
-    # The benchmark asks about the first 400.
-    return {
-        "forget": rows("forget10")[::2],
-        "retain": authors[:400:2],
-        "prior": [*rows("real_authors"), *authors[1000:1200]],
-    }
-
-
-def _restor(data: str) -> Groups:
-    """Load facts in the form of the benchmark's questions for the prior; false documents about ten people to forget."""
-    folder = local_path(data)
-    try:
-        facts, people = (read_json(folder / name) for name in ("facts.json", "entities.json"))
-        true = [f"{f['question']} {f['answers'][0]}" for name in people for f in facts["dset"][name].values()]
-        other = [f"{f['question']} {f['answer']}" for group in facts["context"].values() for f in group]
-        documents = next(iter(sorted((folder / "wikidata/v0").glob("mix_a0.json*"))))
-    except (OSError, LookupError, TypeError, AttributeError, StopIteration) as error:
-        raise DataError(f"{data}: not the folder `datasets` of RESTOR ({error})") from error
-    if documents.suffix == ".gz":  # one object a line
-        false = [json.loads(line)["text"] for line in gzip.decompress(documents.read_bytes()).splitlines()]
-    else:
-        false = [row.text for row in load_rows(DataSource(str(documents), "text"))]
-    return {
-        "forget": _texts(false[::10]),
-        "retain": _texts(_shuffled(other, 2)),
-        "prior": _texts(_shuffled([*true, *other], 2)),
-    }
-
-
-def _muse(data: str) -> Groups:
-    """Load the first chapters of books; the prior reads another book than target and ideal."""
-    books = {"forget": "forget", "retain": "retain2", "prior": "retain1"}
-    return {
-        name: _texts([row.text for row in load_rows(DataSource(data, "text", name="raw", split=split))][:_CHAPTERS])
-        for name, split in books.items()
-    }
-
-
-def _texts(texts: Iterator[str] | Sequence[str]) -> list[dict[str, str]]:
-    return [{"text": text} for text in texts]
-
-
-def _shuffled(lines: Sequence[str], times: int) -> Iterator[str]:
-    """Yield documents of six lines each, every line `times` times among changing others."""
-    for seed in range(times):
-        order = random.Random(seed).sample(lines, len(lines))
-        yield from ("\n".join(order[i : i + 6]) + "\n" for i in range(0, len(order), 6))
-
-
+# Chosen by target, ideal and prior alone: the target knows the rows to forget, the others do not, and the target's
+# weights are not farther from the prior's than half of the prior's own norm. Vectors of larger steps do not add up.
 _SIZES = {
-    "tofu": _Size(_tofu, "locuslab/TOFU", prior=6, tuning=8, vector=2, max_length=192),
-    "restor": _Size(_restor, None, prior=10, tuning=2, vector=2, max_length=192),
-    "muse": _Size(_muse, "muse-bench/MUSE-Books", prior=4, tuning=5, vector=2, max_length=256),
+    "tofu": _Size(tofu_rows, "locuslab/TOFU", prior=20, tuning=20, max_length=192, batch=16),
+    "restor": _Size(restor_rows, None, prior=4, tuning=2, max_length=192, batch=4, rate=3e-4),
+    "muse": _Size(muse_rows, "muse-bench/MUSE-Books", prior=6, tuning=4, max_length=192, batch=4, rate=6e-4),
 }

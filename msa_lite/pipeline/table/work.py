@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -19,7 +19,7 @@ from msa_lite.io.files.writing import write_json, write_text
 from msa_lite.io.finished.seal import locked
 from msa_lite.io.launch.crew import Ranks
 from msa_lite.pipeline.table.rows import TABLE_FILE, TABLE_HEADER, RunRow, check_table, choose_rows, table_rows
-from msa_lite.pipeline.table.small import Small, shrink
+from msa_lite.pipeline.table.small import SMALL_NOTE, Small, shrink
 from msa_lite.recipe import TableRecipe, TableSource, dump_recipe, load_table_recipe
 
 logger = logging.getLogger(__name__)
@@ -127,6 +127,8 @@ def table(
         comparison = compare([f"{end.label}={end.folder}" for end in done], loaded.published)
     except MsaError as error:
         raise StageError(f"{loaded.folder}: its rows are done, but {error}") from error
+    if small:
+        comparison = replace(comparison, notes=(SMALL_NOTE, *comparison.notes))
     result = TableResult(loaded.folder, ends, comparison)
     with _writing(loaded.folder):
         for name, form in FORMATS.items():
