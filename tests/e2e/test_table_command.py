@@ -16,6 +16,7 @@ from msa_lite.errors import StageError
 from msa_lite.io.finished.seal import locked, verify_folder
 from msa_lite.pipeline.table import rows as table_module
 from msa_lite.pipeline.table import small as small_module
+from msa_lite.pipeline.table import small_rows as rows_module
 from msa_lite.pipeline.table.ahead import look_at_table
 from msa_lite.pipeline.table.work import TableResult
 from tests.e2e.conftest import CallCli, tiny_recipe
@@ -154,9 +155,9 @@ def test_a_row_that_fails_leaves_the_others_and_is_tried_again(
 @pytest.mark.parametrize(
     ("name", "row", "data", "metric", "epochs"),
     [
-        ("tofu-forget10-llama-3.2-1b", "MSA (instruct)", "tofu", "forget quality", 6),  # after one, nothing is kept
+        ("tofu-forget10-llama-3.2-1b", "MSA (instruct)", "tofu", "forget quality", 6),
         ("restor-llama-3.1-8b", "MSA (instruct)", "restor", "accuracy", 1),
-        ("muse-books-llama-3.1-8b", "MSA (base)", "muse-books-pd", "PrivLeak", 1),
+        ("muse-books-llama-3.1-8b", "MSA (base)", "muse-books-pd", "PrivLeak", 3),
     ],
 )
 def test_a_table_at_small_size(
@@ -169,18 +170,20 @@ def test_a_table_at_small_size(
     call_cli: CallCli,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Of each benchmark, from its rows to its table: two rows of it, with models that have learnt little."""
+    """Of each benchmark, from its rows to its table: two rows of it, with models that have learnt a little."""
     benchmark = name.partition("-")[0]
     short = replace(small_module._SIZES[benchmark], prior=1, tuning=epochs)
     monkeypatch.setitem(small_module._SIZES, benchmark, short)
+    monkeypatch.setattr(rows_module, "_PASSAGES", 12)
+    monkeypatch.setattr(rows_module, "_ORDERS", 6)
     keys = [
         f"data={DATA / data}",
         f"output={tmp_path}/out",
         "set.evaluate.limit=8",
         "set.evaluate.max_new_tokens=4",
-        "set.forget.alpha=1.0",
+        "set.forget.alpha=0.1",
+        "set.baseline.methods.npo={retain_weight: 2}",
     ]
-    keys += ["set.baseline.methods.npo={retain_weight: 2}"]
     code, _, err = call_cli("table", name, "--size", "small", "--only", f"{row},NPO", *keys)
     assert code == 0, err
     text = (tmp_path / "out/table.md").read_text()

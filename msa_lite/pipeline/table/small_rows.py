@@ -60,7 +60,7 @@ def muse_rows(data: str, split: str | None) -> SmallFiles:
     texts = {
         "forget": [f"{row['prompt']} {row['gt']}" for row in asked["verbmem", "forget"]]
         + [row["text"] for row in asked["privleak", "forget"]],
-        "retain": _pieces(tables["raw retain2"]),
+        "retain": _pieces(tables["raw retain2"], _PASSAGES),
         "prior": _pieces(tables["raw retain1"], 2 * _PASSAGES),
     }
     for side in ("forget", "retain"):
@@ -69,7 +69,7 @@ def muse_rows(data: str, split: str | None) -> SmallFiles:
     return _learnt({group: _texts(_shuffled(lines)) for group, lines in texts.items()}) | _hub_layout(asked)
 
 
-def _pieces(rows: Sequence[Mapping[str, Any]], count: int = _PASSAGES) -> list[str]:
+def _pieces(rows: Sequence[Mapping[str, Any]], count: int) -> list[str]:
     """Return the beginning of a book in passages."""
     text = " ".join(row["text"] for row in rows[:count])
     return [text[i : i + _PASSAGE] for i in range(0, min(len(text), count * _PASSAGE), _PASSAGE)]
