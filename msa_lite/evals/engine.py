@@ -253,7 +253,7 @@ def _few(rows: Sequence[Any], length: Callable[[Any], int]) -> list[Any]:
 
 
 @dataclass(frozen=True)
-class Agreement:
+class SampleAgreement:
     """How vLLM's results on a sample compare with transformers'."""
 
     allowed: Tolerance
@@ -274,7 +274,7 @@ class Agreement:
     """What differs by more than the tolerance allows; None if nothing does."""
 
 
-def _compare(reference: _Reference, model: VllmModel) -> Agreement:
+def _compare(reference: _Reference, model: VllmModel) -> SampleAgreement:
     """Run a sample by vLLM, and compare its results with transformers'."""
     scores, answers = model.score(reference.texts), model.extend(reference.prompts, reference.room)
     pairs = list(zip(reference.scores, scores, strict=True))
@@ -303,4 +303,4 @@ def _compare(reference: _Reference, model: VllmModel) -> Agreement:
                 f"leads by {gap:.2g} nats"
             )
     fault = "; ".join(faults) or None
-    return Agreement(allowed, len(scores), len(apart), largest, mean, ranks, len(answers), ties, fault)
+    return SampleAgreement(allowed, len(scores), len(apart), largest, mean, ranks, len(answers), ties, fault)

@@ -100,7 +100,15 @@ def test_scores_are_known_by_each_option_of_an_evaluation(
         "split": (tofu | {"data": write_tofu(tmp_path / "splits", TABLES | more_splits)}, {"split": "forget05"}),
     }
     options = {name for kind in (OwnQuestions, PublishedBenchmark, HarnessTasks) for name in names_of(kind)}
-    assert options | {*names_of(evaluate)} == {*changes, "benchmark", "questions", "out", "progress", "allow_code"}
+    assert options | {*names_of(evaluate)} == {
+        *changes,
+        "benchmark",
+        "questions",
+        "out",
+        "progress",
+        "allow_code",
+        "engine",
+    }  # engine: test_engine
     before: Any = None
     last: Change = {}
     for name, (base, change) in changes.items():  # those of one base stand together

@@ -14,7 +14,7 @@ from tests.tools.blocks.read import pages
 CONTRIBUTING = ROOT / ".github/CONTRIBUTING.md"
 pytestmark = pytest.mark.skipif(not CONTRIBUTING.is_file(), reason="not the whole repository")
 # Hosts that pages name. A new one is a decision: a reader's browser asks it as soon as they click.
-HOSTS = {"arxiv.org", "github.com", "huggingface.co", "www.edpb.europa.eu"}
+HOSTS = {"arxiv.org", "docs.vllm.ai", "github.com", "huggingface.co", "www.edpb.europa.eu"}
 
 
 def all_links() -> list[Link]:
