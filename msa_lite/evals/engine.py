@@ -49,7 +49,7 @@ _ANSWER = 64  # tokens of an answer of the check
 
 @dataclass(frozen=True)
 class Tolerance:
-    """How far two engines may be apart that both round rightly."""
+    """Limits of the difference between two engines that both round rightly."""
 
     largest: float
     """The most that a token's log-probability may differ by, in nats."""
@@ -111,6 +111,13 @@ def engine_of(engine: Engine, source: Source, benchmark: Benchmark) -> Engine:
     return VLLM if engine == VLLM and why_not(source, benchmark) is None else TRANSFORMERS
 
 
+def settle_engine(engine: Engine, source: Source, benchmark: Benchmark) -> Engine:
+    """Return the engine that an evaluation counts as; warn where it is not the one asked for."""
+    if engine == VLLM and (reason := why_not(source, benchmark)):
+        logger.warning("%s: %s, so transformers runs it, not %s", source.name, reason, engine)
+    return engine_of(engine, source, benchmark)
+
+
 def made_by(folder: Path) -> str | None:
     """Return what has run an evaluation that asked for vLLM: None, nothing yet; the reason in its place; or "vllm"."""
     path = folder / ENGINE_FILE
@@ -165,7 +172,7 @@ def _start(source: Source, benchmark: Benchmark, reference: _Reference) -> VllmM
 
 @dataclass(frozen=True)
 class _Reference:
-    """What transformers makes of a sample, and what vLLM has to know of the model."""
+    """The results of transformers on a sample, and all that vLLM has to know of the model."""
 
     texts: Sequence[Example]
     scores: Sequence[TokenScores]
@@ -254,10 +261,10 @@ def _few(rows: Sequence[Any], length: Callable[[Any], int]) -> list[Any]:
 
 @dataclass(frozen=True)
 class SampleAgreement:
-    """How vLLM's results on a sample compare with transformers'."""
+    """A comparison of vLLM's results on a sample with those of transformers."""
 
     allowed: Tolerance
-    """What they may be apart, by the model's dtype."""
+    """The limits for the model's dtype."""
     texts: int
     tokens: int
     """The tokens of these texts that were scored."""

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from msa_lite.errors import MismatchError, UsageError
 from msa_lite.evals.benchmark import Benchmark, JudgeCall, Record, Records
-from msa_lite.evals.engine import ENGINE_FILE, TRANSFORMERS, VLLM, Engine, engine_of, made_by, why_not
+from msa_lite.evals.engine import ENGINE_FILE, TRANSFORMERS, VLLM, Engine, engine_of, made_by, settle_engine
 from msa_lite.evals.judge import JudgeSettings, Ruling, open_judge
 from msa_lite.evals.models import model_identity
 from msa_lite.evals.records import collect_records, read_records, take_rows, write_records
@@ -78,9 +78,7 @@ def evaluate_benchmark(
         return load_report(out) if ranks.first else None
     open_judge(judge)  # raises before any work where it lacks something
     check_device()
-    if engine != TRANSFORMERS and (reason := why_not(source, benchmark)):
-        logger.warning("%s: %s, so transformers runs it, not %s", source.name, reason, engine)
-    wanted, engine = engine, engine_of(engine, source, benchmark)
+    wanted, engine = engine, settle_engine(engine, source, benchmark)
 
     def collect_all(folder: Path) -> dict[str, list[Record]]:
         if isinstance(ideal, Source):
@@ -98,15 +96,12 @@ def evaluate_benchmark(
     facts = {"sources": {"model": source.pinned()}}
     with stage_folder(out, EVALUATION_KIND, inputs, facts, resumable=True, resume_key=subject) as partial:
         _take_over([out, *earlier], partial, benchmark, subject)
-        if not isinstance(ideal, Source):
-            for name in ("ideal", "ideal.partial"):
-                shutil.rmtree(partial / name, ignore_errors=True)
+        for name in () if isinstance(ideal, Source) else ("ideal", "ideal.partial"):
+            shutil.rmtree(partial / name, ignore_errors=True)
         ranks.wait()
         records = collect_all(partial)
         reference = _ideal_records(partial, ideal, benchmark, records)
-        (partial / PROMPTS_FILE).unlink(missing_ok=True)
-        if judge.prompts:
-            shutil.copyfile(local_path(judge.prompts), partial / PROMPTS_FILE)
+        _copy_prompts(judge, partial)
         about = {"model": subject["model"]} | ({"method": method} if method else {})
         if engine == VLLM:
             about["engine"] = read_object(partial / ENGINE_FILE)
@@ -290,6 +285,13 @@ def _asks_alike(inputs: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
     if None in (lengths := [questions.get("max_new_tokens") for questions in asked]) and lengths != [None, None]:
         asked = [questions | {"max_new_tokens": None} for questions in asked]  # texts are not answered
     return inputs.get("model") == wanted["model"] and asked[0] == asked[1]
+
+
+def _copy_prompts(judge: JudgeSettings, folder: Path) -> None:
+    """Keep a copy of the judge's wording beside its verdicts, and none of an earlier judge's."""
+    (folder / PROMPTS_FILE).unlink(missing_ok=True)
+    if judge.prompts:
+        shutil.copyfile(local_path(judge.prompts), folder / PROMPTS_FILE)
 
 
 def _ideal_records(partial: Path, ideal: Ideal, benchmark: Benchmark, own: Records) -> Records | None:

@@ -62,29 +62,29 @@ def generate(
     may not name.
     """
     ends = end_tokens(runner, tokenizer, end)
-    begun = [_Begun(prompt, [], False) for prompt in prompts]
+    starts = [_Start(prompt, [], False) for prompt in prompts]
     if known and not decoding.samples:
-        begun = [_begin(runner, tokenizer, p, k, decoding, ends) for p, k in zip(prompts, known, strict=True)]
+        starts = [_start_of(runner, tokenizer, p, k, decoding, ends) for p, k in zip(prompts, known, strict=True)]
 
     def answer(batch: Sequence[int]) -> list[list[str]]:
         if decoding.samples:
             return _sample(runner, tokenizer, [prompts[i] for i in batch], decoding, ends)
-        rows = [begun[i] for i in batch]
+        rows = [starts[i] for i in batch]
         return [[text] for text in _decode(runner, tokenizer, rows, decoding, ends, likeliest, hidden)]
 
     check_batches(runner, tokenizer, prompts)
-    if whole := [i for i, row in enumerate(begun) if row.ended]:
+    if ended := [i for i, row in enumerate(starts) if row.ended]:
         yield [
-            (i, [finish_answer(tokenizer.decode(begun[i].tokens, skip_special_tokens=True), decoding.stop)])
-            for i in whole
+            (i, [finish_answer(tokenizer.decode(starts[i].tokens, skip_special_tokens=True), decoding.stop)])
+            for i in ended
         ]
-    todo = sorted((i for i, row in enumerate(begun) if not row.ended), key=lambda i: (-len(begun[i].ids), i))
-    for batch, texts in _in_batches(runner, todo, lambda i: begun[i].ids, decoding, answer):
+    todo = sorted((i for i, row in enumerate(starts) if not row.ended), key=lambda i: (-len(starts[i].ids), i))
+    for batch, texts in _in_batches(runner, todo, lambda i: starts[i].ids, decoding, answer):
         yield list(zip(batch, texts, strict=True))
 
 
 @dataclass(frozen=True)
-class _Begun:
+class _Start:
     """A prompt, and the beginning of its answer."""
 
     prompt: list[int]
@@ -99,9 +99,9 @@ class _Begun:
         return self.prompt + self.tokens
 
 
-def _begin(
+def _start_of(
     runner: Runner, tokenizer: Any, prompt: list[int], known: list[int], decoding: Decoding, ends: Sequence[int]
-) -> _Begun:
+) -> _Start:
     """Return a prompt with the part of the known tokens that belongs to its answer."""
     room = max(0, _room(runner, prompt, decoding))
     tokens = list(takewhile(lambda token: token not in ends, known))
@@ -109,7 +109,7 @@ def _begin(
     if decoding.stop and tokens:
         text = tokenizer.decode(tokens, skip_special_tokens=True)
         ended = ended or any(word in text for word in decoding.stop)
-    return _Begun(prompt, tokens[:room], ended)
+    return _Start(prompt, tokens[:room], ended)
 
 
 def _room(runner: Runner, prompt: Sequence[int], decoding: Decoding) -> int:
@@ -140,9 +140,9 @@ def sample_answers(
     def answer(batch: Sequence[tuple[int, int]]) -> list[str]:
         rows = [np.random.default_rng([decoding.seed, *pair]).random(decoding.max_new_tokens) for pair in batch]
         points = torch.tensor(np.array(rows, np.float32), device=runner.device)
-        begun = [_Begun(prompts[i], [], False) for i, _ in batch]
+        starts = [_Start(prompts[i], [], False) for i, _ in batch]
         return _decode(
-            runner, tokenizer, begun, decoding, ends, lambda logits, rows, step: _drawn(logits, points[rows, step])
+            runner, tokenizer, starts, decoding, ends, lambda logits, rows, step: _drawn(logits, points[rows, step])
         )
 
     check_batches(runner, tokenizer, prompts)
@@ -201,7 +201,7 @@ def _drawn(logits: Any, points: Any) -> Any:
 def _decode(
     runner: Runner,
     tokenizer: Any,
-    rows: Sequence[_Begun],
+    rows: Sequence[_Start],
     decoding: Decoding,
     ends: Sequence[int],
     choose: Choose,

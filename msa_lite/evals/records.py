@@ -211,8 +211,9 @@ class _Set:
             for at, scores in batch:
                 item, token_scores = self.texts[numbers[at]], iter(scores)
                 if item.prompt and hidden is None:
-                    told = zip(bundles[numbers[at]], scores, strict=True)
-                    known[item.index] = max((known_beginning(item.prompt, *pair) for pair in told), key=len, default=[])
+                    pairs = zip(bundles[numbers[at]], scores, strict=True)
+                    beginnings = (known_beginning(item.prompt, *pair) for pair in pairs)
+                    known[item.index] = max(beginnings, key=len, default=[])
                 named = {
                     name: [token_record(next(token_scores), drop_last, es_floor) for _ in group]
                     for name, group in item.texts.items()
@@ -226,8 +227,8 @@ class _Set:
         yield [_too_long(item, "generated", None, window) for item in self.prompts if len(item.prompt or ()) >= window]
         fitting_items = [item for item in self.prompts if len(item.prompt or ()) < window]
         prompts = [item.prompt or [] for item in fitting_items]
-        beginnings = [known.get(item.index, []) for item in fitting_items]
-        for generated in answer_with(runner, benchmark, prompts, decoding, beginnings, hidden):
+        starts = [known.get(item.index, []) for item in fitting_items]
+        for generated in answer_with(runner, benchmark, prompts, decoding, starts, hidden):
             yield [
                 {"index": fitting_items[at].index, "generated": answers if decoding.samples else answers[0]}
                 for at, answers in generated

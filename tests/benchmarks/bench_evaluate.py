@@ -35,22 +35,19 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from answering_model import TOKENS, make_model
 
-from msa_lite.cli.output import progress_bars, quieten_libraries
+from msa_lite.cli.output import quieten_libraries
 from msa_lite.data import (
     IGNORE,
-    SYSTEM_PROMPT,
-    DataSource,
     Example,
     Prompter,
     Template,
-    encode_qa,
-    load_rows,
     to_batch,
 )
 from msa_lite.evals import scoring
@@ -65,98 +62,11 @@ from msa_lite.evals.tofu import Tofu
 SIDES, PARTS = ("plain", "msa-lite"), ("teacher-forced", "generation")
 ROWS = {"tofu": 32, "muse": 4}  # of a batch of the plain loop
 SUITES = {"tofu": Tofu, "muse": Muse}
-TOKENS = 4096
-CHAT = (
-    "{{ bos_token }}{% for m in messages %}<|start_header_id|>{{ m['role'] }}<|end_header_id|>\n\n"
-    "{% if m['role'] == 'system' %}Cutting Knowledge Date: December 2023\nToday Date: {{ date_string }}\n\n{% endif %}"
-    "{{ m['content'] }}<|eot_id|>{% endfor %}"
-    "{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"
-)
-Told = dict[tuple[str, int], list[int]]  # (set, place) → what the scores tell of an answer's beginning
+Beginnings = dict[tuple[str, int], list[int]]  # (set, place) → what the scores tell of an answer's beginning
 Values = dict[str, dict[str, Any]]  # "set/row/text/number" → scores, "set/row" → {"answer": ...}
 
 
-def make_model(options: argparse.Namespace) -> Path:
-    """The folder of a small Llama that has learnt TOFU rows, made unless it is there."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    from msa_lite.train import FitSettings, fit_vector
-
-    work, template = options.work, options.template
-    if options.suite == "tofu":
-        rows = load_rows(DataSource(options.data, name="forget10"))
-        rows += load_rows(DataSource(options.data, name="retain90"))[: len(rows)]
-    else:
-        sides = ("forget_qa", "retain_qa")
-        rows = [row for side in sides for row in load_rows(DataSource(options.data, name="knowmem", split=side))]
-    start = work / f"start-{options.suite}-{template}"
-    if not start.exists():
-        # Of the words that all prompts hold each is one token, as in a large tokenizer.
-        same = (
-            "system user assistant Cutting Knowledge Date: December 2023\nToday Date: 10 Apr 2025\n\n" + SYSTEM_PROMPT
-        )
-        texts = [text for row in rows for text in (f" {row.question}", f" {row.answer}", same)]
-        if options.suite == "muse":
-            raw = (load_rows(DataSource(options.data, "text", name="raw", split=s)) for s in ("forget", "holdout"))
-            texts += [row.text for part in raw for row in part]
-        write_start(start, template, texts)
-    tokenizer = AutoTokenizer.from_pretrained(start)
-    prompter = Prompter.build(tokenizer, "default", Template())
-    examples = encode_qa(rows, prompter)
-    if options.suite == "muse":
-        passages = Muse.load(prompter, BenchmarkSettings(options.data)).sets["verbmem"].items
-        examples += [text for item in passages for text in item.texts["text"]]
-    settings = FitSettings("full", epochs=options.epochs, learning_rate=2e-3, weight_decay=0, batch_size=16)
-    trained = work / f"trained-{options.suite}-{template}-{options.epochs}"
-    with progress_bars() as progress:
-        fit_vector(str(start), examples, trained, tokenizer=tokenizer, settings=settings, progress=progress)
-    folder = work / f"model-{options.suite}-{template}-{options.epochs}-{options.vocabulary}"
-    if not folder.exists():
-        model = AutoModelForCausalLM.from_pretrained(trained)
-        model.resize_token_embeddings(options.vocabulary)  # rows that are the mean of all others: never the likeliest
-        model.config.use_cache = True
-        tokenizer.save_pretrained(folder)
-        model.save_pretrained(folder)
-    return folder
-
-
-def write_start(folder: Path, template: str, texts: Sequence[str]) -> None:
-    """Random weights, and a tokenizer made from the texts."""
-    import torch
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-
-    special = ["<|begin_of_text|>", "<|eot_id|>", "<|start_header_id|>", "<|end_header_id|>"]
-    inner = Tokenizer(models.BPE())
-    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    inner.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=TOKENS, special_tokens=special, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
-    )
-    inner.train_from_iterator(texts, trainer)
-    if template == "plain":
-        inner.post_processor = processors.TemplateProcessing(
-            single=f"{special[0]} $A", special_tokens=[(special[0], 0)]
-        )
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, bos_token=special[0], eos_token=special[1])
-    tokenizer.chat_template = CHAT if template == "chat" else None
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=256,
-        intermediate_size=1024,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        bos_token_id=0,
-        eos_token_id=1,
-        tie_word_embeddings=True,
-    )
-    torch.manual_seed(0)
-    LlamaForCausalLM(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-
-
-def plain_scores(model: Any, benchmark: Benchmark, told: Told) -> Values:
+def plain_scores(model: Any, benchmark: Benchmark, beginnings: Beginnings) -> Values:
     """Of TOFU probabilities of all answers, of MUSE two scores of membership, then two of memorization, a pass each."""
     values: Values = {}
     tofu = benchmark.name == "tofu"
@@ -241,7 +151,7 @@ def min_k_pp(logits: Any, labels: Any) -> list[float | None]:
     return found
 
 
-def plain_answers(model: Any, benchmark: Benchmark, told: Told) -> Values:
+def plain_answers(model: Any, benchmark: Benchmark, beginnings: Beginnings) -> Values:
     """Greedy answers by transformers' own loop, 32 questions at a time, padded on the left."""
     import torch
 
@@ -274,7 +184,7 @@ def plain_answers(model: Any, benchmark: Benchmark, told: Told) -> Values:
     return values
 
 
-def own_scores(model: Any, benchmark: Benchmark, told: Told) -> Values:
+def own_scores(model: Any, benchmark: Benchmark, beginnings: Beginnings) -> Values:
     """The same by msa-lite, with all that its records keep of a text."""
     values: Values = {}
     runner = Runner(model)
@@ -284,7 +194,9 @@ def own_scores(model: Any, benchmark: Benchmark, told: Told) -> Values:
             for at, scores in batch:
                 item, left = part.items[at], iter(scores)
                 pairs = zip(bundles[at], scores, strict=True)
-                told[name, at] = max((known_beginning(item.prompt or [], *pair) for pair in pairs), key=len, default=[])
+                beginnings[name, at] = max(
+                    (known_beginning(item.prompt or [], *pair) for pair in pairs), key=len, default=[]
+                )
                 for key, texts in item.texts.items():
                     for number in range(len(texts)):
                         record = token_record(next(left), part.ends, False)
@@ -292,7 +204,7 @@ def own_scores(model: Any, benchmark: Benchmark, told: Told) -> Values:
     return values
 
 
-def own_answers(model: Any, benchmark: Benchmark, told: Told) -> Values:
+def own_answers(model: Any, benchmark: Benchmark, beginnings: Beginnings) -> Values:
     """The same answers by msa-lite, from where the scores leave off."""
     values: Values = {}
     runner = Runner(model)
@@ -300,7 +212,7 @@ def own_answers(model: Any, benchmark: Benchmark, told: Told) -> Values:
         if part.decoding is None:
             continue
         prompts = [item.prompt or [] for item in part.items]
-        known = [told.get((name, at), []) for at in range(len(prompts))]
+        known = [beginnings.get((name, at), []) for at in range(len(prompts))]
         for batch in generate(runner, benchmark.tokenizer, prompts, part.decoding, known=known):
             values |= {f"{name}/{part.items[at].index}": {"answer": texts[0]} for at, texts in batch}
     return values
@@ -323,12 +235,12 @@ def run_side(side: str, options: argparse.Namespace) -> dict[str, Any]:
     benchmark = benchmark.only({*benchmark.sets} - {"holdout"})
     prompts = [item.prompt for part in benchmark.sets.values() for item in part.items if item.prompt]
     model(input_ids=torch.tensor(prompts[:1]))  # not counted
-    told: Told = {}
+    beginnings: Beginnings = {}
     result: dict[str, Any] = {"before": memory("VmRSS")}
     for part, run in zip(PARTS, RUNS[side], strict=True):
         Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
         start, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_SELF)
-        values = run(model, benchmark, told)
+        values = run(model, benchmark, beginnings)
         wall, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_SELF)
         user, system = after.ru_utime - before.ru_utime, after.ru_stime - before.ru_stime
         result[part] = {"wall": wall, "user": user, "cpu": user + system, "peak": memory("VmHWM"), "values": values}
@@ -337,7 +249,7 @@ def run_side(side: str, options: argparse.Namespace) -> dict[str, Any]:
     texts = [(item, text) for item in items for group in item.texts.values() for text in group]
     result["prompt"] = float(np.mean([len(item.prompt or []) for item in items]))
     result["scored"] = float(np.mean([len(text.ids) - len(item.prompt or []) for item, text in texts]))
-    result["told"] = float(np.mean([len(known) for known in told.values()] or [0]))
+    result["known"] = float(np.mean([len(known) for known in beginnings.values()] or [0]))
     return result | {"lengths": lengths}
 
 
@@ -400,7 +312,7 @@ def measure(options: argparse.Namespace) -> None:
     lengths = np.array(first["lengths"])
     print(
         f"generated answers: {lengths.mean():.0f} tokens in the mean, 90 % at most {np.quantile(lengths, 0.9):.0f}, of "
-        f"which the scores tell {first['told']:.0f}"
+        f"which the scores tell {first['known']:.0f}"
     )
     print(compare(runs["plain"][0], first))
     print_table(runs)

@@ -232,11 +232,7 @@ def prepare(recipe: Recipe, scope: Scope, progress: Progress = silent) -> Run:
     found = find_models(recipe, scope.start)
     data, all_rows = load_data(recipe, scope.method)
     all_rows, notes = separate_sets(all_rows)
-    if recipe.evaluate:
-        judge = judge_settings(recipe.evaluate.judge)
-        open_judge(judge)  # it may lack a key
-        judge.check_prompts(recipe.evaluate.benchmark)
-        check_engine(recipe.evaluate.engine)
+    _check_scorers(recipe)
     # From here on the checks need torch and transformers, which take seconds to load.
     check_device()
     check_mode(recipe.vector.mode, compute=recipe.vector.compute)
@@ -244,9 +240,7 @@ def prepare(recipe: Recipe, scope: Scope, progress: Progress = silent) -> Run:
     if scope.start == "prior":
         check_apart(sources["target"], sources["prior"])
     check_earlier(recipe, earlier, sources)
-    for name in ("target", "ideal"):
-        if recipe.evaluate and name in sources:
-            check_architecture(recipe.evaluate.engine, sources[name])
+    _check_architectures(recipe, sources)
     target = load_checkpoint(sources["target"].folder)
     prior = load_checkpoint(sources["prior"].folder)
     check_lora_targets(recipe, target, prior)
@@ -287,6 +281,22 @@ def prepare(recipe: Recipe, scope: Scope, progress: Progress = silent) -> Run:
         prompt_search=search,
         notes=notes,
     )
+
+
+def _check_scorers(recipe: Recipe) -> None:
+    """Raise where the judge or the engine that a recipe names cannot work here."""
+    if recipe.evaluate:
+        judge = judge_settings(recipe.evaluate.judge)
+        open_judge(judge)  # it may lack a key
+        judge.check_prompts(recipe.evaluate.benchmark)
+        check_engine(recipe.evaluate.engine)
+
+
+def _check_architectures(recipe: Recipe, sources: Mapping[str, Source]) -> None:
+    """Raise MismatchError where the engine of a recipe does not know a model that it is to run."""
+    for name in ("target", "ideal"):
+        if recipe.evaluate and name in sources:
+            check_architecture(recipe.evaluate.engine, sources[name])
 
 
 def _check_ids(sources: Mapping[str, Source], examples: Mapping[str, list[Example]], questions: Questions) -> None:

@@ -42,7 +42,7 @@ def _sum(spans: Iterable[Span | None]) -> Span | None:
 
 @dataclass(frozen=True)
 class RowAhead:
-    """What a table would do with a row."""
+    """The work that a table would do for a row."""
 
     json_keys: ClassVar = {
         "row": "label", "state": "state", "folder": "folder", "seconds": "seconds", "unknown?": "unknown",
@@ -71,7 +71,7 @@ class RowAhead:
 
 @dataclass(frozen=True)
 class TableAhead:
-    """What a table would do."""
+    """The work that a table would do."""
 
     json_keys: ClassVar = {
         "output": "folder", "rows": "rows", "seconds": "seconds", "disk": "disk", "price": "price", "notes": "notes",

@@ -30,7 +30,7 @@ _POLL = 5.0  # seconds between two looks at what others make
 
 @dataclass(frozen=True)
 class RowEnd:
-    """How a row stands once the work has ended."""
+    """The state of a row once the work has ended."""
 
     json_keys: ClassVar = {
         "row": "label",
