@@ -34,7 +34,9 @@ ARROWS = {
     "counts": set[str](),
     "strengths": set[str](),
     "io": {"counts", "errors"},
-    "recipe": {"attack_names", "benchmarks", "closed", "conditions", "counts", "errors", "evidence_names", "io", "strengths"},
+    "recipe": {
+        "attack_names", "benchmarks", "closed", "conditions", "counts", "errors", "evidence_names", "io", "strengths",
+    },
     "data": {"errors", "io"},
     "report": {"attack_names", "benchmarks", "errors", "evidence_names", "io"},
     "record": {"closed", "errors", "io", "report"},
@@ -47,7 +49,7 @@ ARROWS = {
     "attacks": {"attack_names", "data", "errors", "evals", "io", "report", "train"},
     "evidence": {"data", "errors", "evals", "evidence_names", "io", "report"},
     "publish": {"errors", "io", "report"},
-    "comparison": {"benchmarks", "errors", "evals", "io", "report"},
+    "comparison": {"benchmarks", "errors", "evals", "evidence_names", "io", "report"},
     "choose": {"benchmarks", "conditions", "data", "errors", "evals", "io", "report", "strengths"},
     "pipeline": {
         "attack_names", "attacks", "baselines", "benchmarks", "budget", "choose", "comparison", "data", "demo",
