@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -113,8 +114,8 @@ def test_the_agreement_by_hand() -> None:
 
 def test_the_interval_of_a_share_by_hand() -> None:
     """Wilson's for 5 of 10: (5 + z²/2 ± z √(2.5 + z²/4)) / (10 + z²), z = 1.96."""
-    assert share_interval(0.5, 10) == pytest.approx((0.2366, 0.7634), abs=1e-4)
-    assert share_interval(0.0, 10) == pytest.approx((0.0, 0.2775), abs=1e-4)
+    assert share_interval(0.5, 10) == pytest.approx((0.2366, 0.7634), rel=1e-3)
+    assert share_interval(0.0, 10) == pytest.approx((0.0, 0.2775), rel=1e-3)
     assert share_interval(1.0, 0) == (0.0, 1.0)
 
 
@@ -179,7 +180,8 @@ def test_a_judge_is_held_against_the_rules(tmp_path: Path, prior: Path, monkeypa
 
     monkeypatch.setattr("msa_lite.evidence.says.open_judge", lambda settings: Sorter())
     said = {"unlearned": [ANSWER, "Yarheath is where he lives", *["Marcel Dupont lives in Oslo."] * 8]}
-    whole = scene(tmp_path, prior, said, judge=JudgeSettings("local", "m"))
+    whole = scene(tmp_path, prior, said, judge=JudgeSettings("openai", "m"))
+    assert Says().describe(whole) != Says().describe(replace(whole, judge=JudgeSettings("openai", "n")))
     judge = Says().conclude(Says().observe(whole), whole).details["judge"]
     assert judge["n"] == 9, "the invalid reply does not count"
     assert judge["pairs"] == {"tells / tells": 1, "invents / tells": 1, "invents / invents": 7}

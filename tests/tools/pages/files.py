@@ -69,7 +69,7 @@ RUN: dict[str, tuple[bool, str]] = {
     f"{_EVALUATIONS}/{PROMPTS_FILE}": (False, "With `evaluate.judge.prompts`: a copy of that file"),
     f"{_EVALUATIONS}/{ENGINE_FILE}": (False, "With `evaluate.engine: vllm`: what vLLM ran, and how it compared with "
     "transformers on a sample"),
-    f"{EVIDENCE_FOLDER}/*/{REPORT_FILE}": (False, "What was found beside the scores: a folder for each kind of evidence"),
+    f"{EVIDENCE_FOLDER}/*/{REPORT_FILE}": (False, "What was found beside the scores, by kind of evidence"),
     f"{EVIDENCE_FOLDER}/*/*.jsonl": (True, "What was found of each row, without its text"),
     f"probe/**/{REPORT_FILE}": (False, "Whether a model has seen the forget set before"),
     "probe/**/*.jsonl": (True, "The records of the probe"),
