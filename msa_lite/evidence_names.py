@@ -64,7 +64,8 @@ EVIDENCE: dict[str, EvidenceEntry] = {
         "relative three-sample test, arXiv 2601.19755 and 1511.04581",
         {
             "losses": FigureEntry(
-                "nearer by losses", "position between target (−1) and control (+1) by the losses of forget rows"
+                "nearer by losses",
+                "position between target (−1) and control (+1) by the answers' probabilities",
             ),
             "states": FigureEntry(
                 "nearer by hidden states",

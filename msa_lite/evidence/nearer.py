@@ -12,12 +12,19 @@ apart alone does: the level. The position is
 
     (mean δ of forget rows − mean δ of level rows) / (mean γ of forget rows − mean γ of level rows)
 
-It is −1 where U is T, +1 where U is C, and 2 λ − 1 where u = t + λ (c − t). p: the chance of so large a numerator
-where subjects are dealt to forget and level rows at random, two-sided. Rows about one subject stay together.
+It is −1 where U is T, +1 where U is C, and 2 λ − 1 where u = t + λ (c − t). Nearer is not near: a model that is thrown
+far beyond C has a high position, too. So the rest says how far it is from C, as a share of the way from T:
 
-Features are the mean loss of the answer's tokens; and the outputs of four layers, at a quarter, half, three quarters
-and the end of the model, each the mean over the answer's tokens, with layers weighed by their mean square in the
-target.
+    (mean |u − c|² of forget rows − that of level rows) / (mean γ of forget rows − mean γ of level rows)
+
+0: at the control; 1: as far as the target; above: away from both. p: the chance of so large a numerator of the position
+where subjects are dealt to forget and level rows at random, two-sided. Each subject counts once, by the mean of its
+rows.
+
+Features are the probability of the answer, exp(− mean loss of its tokens), since a loss has no bound, and on the first
+real model one row of 72 decided all (the rest and equal weights of subjects came then, too; they only take away); and
+the outputs of four layers, at a quarter, half, three quarters and the end of the model, each the mean over the answer's
+tokens, with layers weighed by their mean square in the target.
 """
 
 from __future__ import annotations
@@ -47,6 +54,7 @@ _DRAWS = 9_999
 _DEPTHS = 4  # layers that are looked at
 _FILE = "rows"
 _FEATURES = {"losses": "losses", "states": "hidden states"}
+_NEAR = {"target": "nearer to the target", "neither": "away from both", "undecided": UNDECIDED}
 
 
 @dataclass(frozen=True)
@@ -55,6 +63,8 @@ class RelativeTest:
 
     position: float | None
     """−1: at the target, +1: at the control. None where target and control do not differ more than on level rows."""
+    rest: float | None
+    """The distance from the control, as a share of the target's: 0 at the control, 1 as far as the target."""
     interval: tuple[float, float] | None
     """Its 95 % interval, by a seeded bootstrap over subjects."""
     p: float
@@ -63,11 +73,13 @@ class RelativeTest:
     """Of the hypothesis that target and control differ no more on forget rows than on level rows, one-sided."""
 
     @property
-    def outcome(self) -> Literal["control", "target", "undecided"]:
-        """Return the model that the unlearned one is nearer to, if that is shown."""
-        if self.position is None or self.p >= LEVEL:
+    def outcome(self) -> Literal["control", "target", "neither", "undecided"]:
+        """Return the model that the unlearned one is nearer to, if that is shown; "neither" if it is away from both."""
+        if self.position is None or self.rest is None or self.p >= LEVEL:
             return "undecided"
-        return "control" if self.position > 0 else "target"
+        if self.position < 0:
+            return "target"
+        return "control" if self.rest < 1 else "neither"
 
 
 def relative_test(
@@ -79,39 +91,39 @@ def relative_test(
     for forget rows, False for level rows. units: (rows,) the number of each row's subject; one subject has rows of one
     side alone. Time and memory grow with draws × subjects.
     """
-    values = np.stack([distances[:, 0] - distances[:, 1], distances[:, 2]])
+    values = np.stack([distances[:, 0] - distances[:, 1], distances[:, 2], distances[:, 1]])
     names, codes = np.unique(units, return_inverse=True)
-    counts = np.bincount(codes, minlength=len(names)).astype(np.float64)
-    sums = np.stack([np.bincount(codes, row, minlength=len(names)) for row in values])
+    counts = np.bincount(codes, minlength=len(names))
+    means = np.stack([np.bincount(codes, row, minlength=len(names)) / counts for row in values])
     sides = np.array([bool(is_forget[codes == at].any()) for at in range(len(names))])
     generator = np.random.default_rng(seed)
     orders = generator.permuted(np.tile(sides, (draws, 1)), axis=1)
 
     def contrast(chosen: np.ndarray) -> np.ndarray:
-        """Return the (…, 2) means of both values over the chosen units, minus those over the others."""
+        """Return the (…, 3) means of the values over the chosen subjects, minus those over the others."""
         weights = chosen.astype(np.float64)
-        inside, outside = weights @ counts, (1 - weights) @ counts
-        return (weights @ sums.T) / inside[..., None] - ((1 - weights) @ sums.T) / outside[..., None]
+        inside, outside = (side @ means.T / side.sum(axis=-1, keepdims=True) for side in (weights, 1 - weights))
+        return np.asarray(inside - outside)
 
     own, drawn = contrast(sides), contrast(orders)
-    slack = 1e-12 * np.abs(sums).sum(axis=1)  # of equal sums in another order
+    slack = 1e-12 * np.abs(means).sum(axis=1)  # of equal sums in another order
     p = (1 + int((np.abs(drawn[:, 0]) >= abs(own[0]) - slack[0]).sum())) / (1 + draws)
     p_apart = (1 + int((drawn[:, 1] >= own[1] - slack[1]).sum())) / (1 + draws)
     if p_apart >= LEVEL or own[1] <= 0:
-        return RelativeTest(None, None, p, p_apart)
-    return RelativeTest(float(own[0] / own[1]), _interval(sums, counts, sides, generator), p, p_apart)
+        return RelativeTest(None, None, None, p, p_apart)
+    position, rest = float(own[0] / own[1]), float(own[2] / own[1])
+    return RelativeTest(position, rest, _interval(means, sides, generator), p, p_apart)
 
 
 def _interval(
-    sums: np.ndarray, counts: np.ndarray, sides: np.ndarray, generator: np.random.Generator, draws: int = 2_000
+    means: np.ndarray, sides: np.ndarray, generator: np.random.Generator, draws: int = 2_000
 ) -> tuple[float, float]:
     """Return the 95 % percentile interval of the position; subjects of each side are redrawn among themselves."""
-    difference: np.ndarray | float = 0.0
-    for side, sign in ((True, 1.0), (False, -1.0)):
-        places = np.flatnonzero(sides == side)
-        redrawn = places[generator.integers(0, len(places), (draws, len(places)))]
-        difference = difference + sign * sums[:, redrawn].sum(axis=2) / counts[redrawn].sum(axis=1)
-    assert isinstance(difference, np.ndarray), "both sides have subjects"
+    places = [np.flatnonzero(sides == side) for side in (True, False)]
+    forget, level = (
+        means[:, of_side[generator.integers(0, len(of_side), (draws, len(of_side)))]].mean(axis=2) for of_side in places
+    )
+    difference = forget - level
     ratios = difference[0] / np.where(difference[1] > 0, difference[1], np.nan)
     low, high = np.nanpercentile(ratios, [2.5, 97.5])
     return float(low), float(high)
@@ -195,7 +207,8 @@ class Nearer(EvidenceKind):
             if test.position is not None
         }
         details = {
-            name: {"p": test.p, "p_apart": test.p_apart, "outcome": test.outcome} for name, test in tests.items()
+            name: {"p": test.p, "p_apart": test.p_apart, "rest": test.rest, "outcome": test.outcome}
+            for name, test in tests.items()
         } | {"subjects": [len({*units[is_forget]}), len({*units[~is_forget]})], "level": _level_set(scene)}
         return EvidenceFinding(
             self.name, _outcome(tests, control), _sentence(tests, control), control, count,
@@ -238,24 +251,24 @@ def _chosen(scene: Scene, name: str) -> list[Item]:
 
 
 def _features(scene: Scene, name: str, texts: Sequence[Example]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the (rows, 1, 1) losses and the (rows, layers, width) hidden states of texts in a model."""
+    """Return the (rows, 1, 1) probabilities and the (rows, layers, width) hidden states of texts in a model."""
     source = scene.sources[name]
     runner = Runner(load_model(source.folder, added=source.added))
     source.check_unchanged()
     try:
         layers = [round((at + 1) * len(find_layers(runner.model)) / _DEPTHS) - 1 for at in range(_DEPTHS)]
-        losses, states = np.zeros((len(texts), 1, 1)), list[Any]([None] * len(texts))
+        probabilities, states = np.zeros((len(texts), 1, 1)), list[Any]([None] * len(texts))
         for group in group_texts([len(predicting_places(text)) for text in texts]):
             chosen = [Example(at, text.ids, text.labels) for at, text in enumerate(texts[group])]
             outputs: list[list[Any]] = [[] for _ in chosen]
             within = partial(keep_states, runner.halves.model, outputs)
             for batch in score_bundles(runner, [[text] for text in chosen], within=within):
                 for at, (scores,) in batch:
-                    losses[group.start + at] = -float(np.mean(scores.log_probs, dtype=np.float64))
+                    probabilities[group.start + at] = np.exp(np.mean(scores.log_probs, dtype=np.float64))
             for at, of_layers in enumerate(outputs):
                 rows = [of_layers[max(0, layer)].float().mean(dim=0) for layer in layers]
                 states[group.start + at] = np.stack([row.cpu().numpy() for row in rows])
-        return losses, np.stack(states).astype(np.float64)
+        return probabilities, np.stack(states).astype(np.float64)
     finally:
         runner.close()
 
@@ -275,7 +288,7 @@ def _distances(target: np.ndarray, unlearned: np.ndarray, control: np.ndarray) -
 
 def _outcome(tests: Mapping[str, RelativeTest], control: str | None) -> str:
     """Return the answer in a few words: one for both features, or one for each where they differ."""
-    words = {"control": f"nearer to the {control}", "target": "nearer to the target", "undecided": UNDECIDED}
+    words = {"control": f"nearer to the {control}", **_NEAR}
     told = {name: test.outcome for name, test in tests.items() if test.outcome != "undecided"}
     if not told:
         return UNDECIDED
@@ -285,10 +298,14 @@ def _outcome(tests: Mapping[str, RelativeTest], control: str | None) -> str:
 
 
 def _sentence(tests: Mapping[str, RelativeTest], control: str | None) -> str:
-    words = {"control": f"nearer to the {control}", "target": "nearer to the target", "undecided": UNDECIDED}
+    words = {"control": f"nearer to the {control}", **_NEAR}
     parts = []
     for name, test in tests.items():
-        why = f"target and {control} hardly differ, p {test.p_apart:.2g}"
-        figures = why if test.position is None else f"position {test.position:+.2f}, p {test.p:.2g}"
+        figures = f"target and {control} hardly differ, p {test.p_apart:.2g}"
+        if test.position is not None:
+            figures = f"position {test.position:+.2f}, p {test.p:.2g}, rest {test.rest:.2f}"
         parts.append(f"by {_FEATURES[name]} {words[test.outcome]} ({figures})")
-    return f"On the forget rows the unlearned model is {'; '.join(parts)}. −1 is the target, +1 the {control}."
+    return (
+        f"On the forget rows the unlearned model is {'; '.join(parts)}. Position: −1 is the target, +1 the {control}. "
+        f"Rest: 0 is the {control}, 1 as far from it as the target."
+    )

@@ -43,6 +43,7 @@ def made_up(weight: float, noise: float = 0.0, gap: float = 4.0, seed: int = 0) 
 def test_the_position_is_where_the_model_lies_between_target_and_control(weight: float) -> None:
     result = relative_test(*made_up(weight))
     assert result.position == pytest.approx(2 * weight - 1, rel=1e-9, abs=1e-9)
+    assert result.rest == pytest.approx((1 - weight) ** 2, rel=1e-9, abs=1e-9)
     assert result.outcome == ("undecided" if weight == 0.5 else "control" if weight > 0.5 else "target")
 
 
@@ -65,6 +66,22 @@ def test_false_alarms_are_as_rare_as_the_level_says() -> None:
     """A model half-way is at neither: 5 of 100 tests may say otherwise; 12 would come by chance once in 250 times."""
     outcomes = [relative_test(*made_up(0.5, noise=1.0, seed=seed), draws=499).outcome for seed in range(100)]
     assert sum(outcome != "undecided" for outcome in outcomes) < 12
+
+
+def test_a_model_that_is_thrown_beyond_the_control_is_away_from_both() -> None:
+    """At λ = 1.9 it is 0.81 of the way from the control that the target is; at λ = 2.1, 1.21."""
+    assert [relative_test(*made_up(weight)).outcome for weight in (1.9, 2.1)] == ["control", "neither"]
+
+
+def test_a_subject_counts_once_however_many_rows_it_has() -> None:
+    distances, is_forget, units = made_up(0.9, noise=1.0)
+    more = np.concatenate([np.arange(len(units)), *[np.flatnonzero(units == 0)] * 20])
+    once, often = (
+        relative_test(distances, is_forget, units),
+        relative_test(distances[more], is_forget[more], units[more]),
+    )
+    assert once.position == pytest.approx(often.position)
+    assert once.p == often.p
 
 
 def test_rows_of_one_subject_count_together() -> None:
