@@ -15,6 +15,7 @@ from msa_lite.pipeline.run.folder import BASELINES, HISTORY, TRACKING
 from msa_lite.pipeline.run.report import MARKDOWN_FILE
 from msa_lite.record.seal import KEY_FILE, RECORD_FILE, SIGNATURE_FILE
 from msa_lite.report.choice import CHOICE_FILE, CHOICE_TABLE
+from msa_lite.report.evidence import EVIDENCE_FOLDER
 from msa_lite.report.maps import FORGET_RETAIN_FILE, HEAT_MAP_FILE
 from msa_lite.report.provenance import PURGED_FILE, RECIPE_FILE
 from msa_lite.report.reports import REPORT_FILE
@@ -68,6 +69,8 @@ RUN: dict[str, tuple[bool, str]] = {
     f"{_EVALUATIONS}/{PROMPTS_FILE}": (False, "With `evaluate.judge.prompts`: a copy of that file"),
     f"{_EVALUATIONS}/{ENGINE_FILE}": (False, "With `evaluate.engine: vllm`: what vLLM ran, and how it compared with "
     "transformers on a sample"),
+    f"{EVIDENCE_FOLDER}/*/{REPORT_FILE}": (False, "What was found beside the scores, by kind of evidence"),
+    f"{EVIDENCE_FOLDER}/*/*.jsonl": (True, "What was found of each row, without its text"),
     f"probe/**/{REPORT_FILE}": (False, "Whether a model has seen the forget set before"),
     "probe/**/*.jsonl": (True, "The records of the probe"),
     f"{BASELINES}/METHOD/": (True, "The run of `msa-lite baseline METHOD`; a folder like this one"),
