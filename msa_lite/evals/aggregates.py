@@ -71,7 +71,7 @@ def membership_metrics(sides: Sides, ideal: Sides | None) -> dict[str, Metric]:
     metrics = {}
     for key in ("min_k", "min_k_pp"):
         gap = f"{key}_gap"
-        metrics[key] = _auc_metric(key, [column(records, key) for records in sides], lambda auc: auc)
+        metrics[key] = auc_metric(key, [column(records, key) for records in sides], lambda auc: auc)
         metrics[gap] = _beside_ideal(gap, key, sides, ideal, lambda auc, ideal_auc: abs(auc - ideal_auc))
     return metrics
 
@@ -96,12 +96,17 @@ def _beside_ideal(
     if ideal_auc is None:
         return missing_metric(name, "one of the ideal's two sides has no items")
     scores = [column(records, key) for records in sides]
-    return _auc_metric(name, scores, lambda auc: value_of(auc, ideal_auc), note)
+    return auc_metric(name, scores, lambda auc: value_of(auc, ideal_auc), note)
 
 
-def _auc_metric(
+def auc_metric(
     name: str, sides: Sequence[Sequence[float | None]], value_of: Callable[[float], float], note: str | None = None
 ) -> Metric:
+    """Return a metric of the AUC of telling two sides apart by scores, with a bootstrapped standard error.
+
+    sides: scores of what was learnt and of what was not, higher for what looks unlearnt. value_of: what becomes of the
+    AUC. Scores that are None are left out and counted.
+    """
     samples = [np.array([score for score in side if score is not None], np.float64) for side in sides]
 
     def statistic(*drawn: np.ndarray) -> float | None:

@@ -26,6 +26,13 @@ class Part:
     """The split; None where there is one."""
     optional: bool = False
     """True where the table may be absent."""
+    file: str | None = None
+    """Its file in the folder, for data that is published as files; configuration and split do not count then."""
+
+    @property
+    def name(self) -> str:
+        """The part in words."""
+        return f"file '{self.file}'" if self.file else f"configuration '{self.configuration}'"
 
 
 def load_parts(data: str, parts: Mapping[str, Part]) -> dict[str, Table]:
@@ -39,27 +46,30 @@ def load_parts(data: str, parts: Mapping[str, Part]) -> dict[str, Table]:
     configurations = _configurations(source)
     tables, faults = {}, []
     for name, part in parts.items():
-        if configurations and part.configuration not in configurations:
+        file = local_path(path) / part.file if part.file else None
+        if not file.is_file() if file else configurations and part.configuration not in configurations:
             if not part.optional:
-                faults.append(f"no configuration '{part.configuration}'")
+                faults.append(f"no {part.name}")
             continue
+        place = DataSource(path, name=part.configuration, split=part.split, revision=source.revision)
         try:
-            table = load_table(DataSource(path, name=part.configuration, split=part.split, revision=source.revision))
+            table = load_table(DataSource(str(file)) if file else place)
         except MsaError as error:
-            if not configurations:
+            if not configurations and not file:
                 if part.optional:
                     continue
                 raise
-            faults.append(f"configuration '{part.configuration}': {str(error).removeprefix(f'{path}: ')}")
+            faults.append(f"{part.name}: {str(error).removeprefix(f'{file or path}: ')}")
             continue
         lacking = [column for column in part.columns if column not in table.column_names]
         if lacking:
-            faults.append(f"configuration '{part.configuration}': no column {', '.join(map(repr, lacking))}")
+            faults.append(f"{part.name}: no column {', '.join(map(repr, lacking))}")
         elif not len(table):
-            faults.append(f"configuration '{part.configuration}': no rows")
-        tables[name] = table.to_list()
+            faults.append(f"{part.name}: no rows")
+        tables[name] = [*table]
     if faults:
-        there = f"; there are {', '.join(configurations)}" if configurations else ""
+        named = configurations and not all(part.file for part in parts.values())
+        there = f"; there are {', '.join(configurations)}" if named else ""
         raise DataError(join_faults(f"{path}: not the data set that is needed{there}", dict.fromkeys(faults), limit=20))
     return tables
 

@@ -8,8 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from click import ClickException
 
 from msa_lite.baselines.methods import check_grids, check_method
+from msa_lite.cli.evaluate import evaluate_command
 from msa_lite.comparison.published import load_published, published_tables
 from msa_lite.errors import RecipeError, UsageError
 from msa_lite.evals.aggregates import resolve_compat
@@ -75,7 +77,12 @@ def check_command(words: list[str]) -> Recipe | TrainingRecipe | TableRecipe | N
         return None
     assert tool == "msa-lite", words
     if rest[0] == "compare":
-        load_published(rest[rest.index("--published") + 1])
+        if "--published" in rest:
+            load_published(rest[rest.index("--published") + 1])
+        return None
+    if rest[0] == "evaluate":
+        with evaluate_command.make_context("evaluate", rest[1:]) as context:
+            assert context.params["out"]
         return None
     if rest[0] == "table":
         return load_table_recipe(rest[1], [word for word in rest[2:] if "=" in word])
@@ -96,8 +103,9 @@ def check_command(words: list[str]) -> Recipe | TrainingRecipe | TableRecipe | N
 def test_every_shipped_recipe_validates_and_says_what_it_is_for() -> None:
     trainings = {f"train/{name}" for name in ("muse_books", "restor", "small", "tofu", "tofu_c4_tofu")}
     others = {"muse/books", "muse/news", "quickstart", "quickstart-smollm2", "tofu/forget05", "tofu/forget10"}
+    others |= {"lume/olmo-1b", "lume/olmo-7b", "rwku/stephen-king", "wmdp/cyber"}
     papers = {f"{kind}/{name}" for kind in ("paper", "table") for name in published_tables()}
-    assert len(SHIPPED) == 35
+    assert len(SHIPPED) == 39
     assert SHIPPED.keys() == others | trainings | papers
     for name, path in SHIPPED.items():
         recipe = load_any(path)
@@ -125,6 +133,7 @@ def test_every_command_in_a_recipes_comments_is_right(name: str) -> None:
         ("for m in npo nop; do msa-lite baseline $m paper/restor-olmo-2-7b; done", UsageError),
         ("… retain.vector.mode=lora", RecipeError),
         ("… evaluate.compat=[smapling]", UsageError),
+        ("msa-lite evaluate model --benchmark lmue --out scores", ClickException),
     ],
 )
 def test_a_wrong_command_would_be_found(line: str, error: type[Exception]) -> None:
