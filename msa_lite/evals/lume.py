@@ -9,8 +9,8 @@ The task's final score is the mean of three numbers. Two are made here, `task_ag
 the accuracy on MMLU, which the harness's task `mmlu` gives.
 
 Two points are ours, since nothing published says them. In scores of given answers, a blank stands between input and
-output; the script joins them without one. And the verdict counts a question as recited where the right answer stands
-in the generated one, which is stricter on the model than the task's equality.
+output; the script joins them without one. And the verdict counts a row as recited where the right answer stands in the
+generated one, or nine of ten of its words do in order. That is stricter on the model than the task's equality.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from msa_lite.data import Prompter
 from msa_lite.errors import DataError, UsageError, join_faults, nearest
@@ -44,9 +44,9 @@ from msa_lite.evals.outcome import RECITED, Yardstick, is_recited, yardstick_of_
 from msa_lite.io.files.reading import local_path
 from msa_lite.report import Metric
 
-TASKS = ("Task1", "Task2", "Task3")
-SPLITS = ("all", "train", "validation")
-DECODING = Decoding(256)
+_TASKS = ("Task1", "Task2", "Task3")
+_SPLITS = ("all", "train", "validation")
+_DECODING = Decoding(256)
 _COLUMNS = ("id", "input", "output", "task")
 _KINDS = {"sc": "regurgitation", "qa": "knowledge"}  # in an id, with the name of the score
 _ID = re.compile(r'"?(.+?)"?(sc|qa)\d+')  # document, kind, number; some documents stand in quotes
@@ -55,8 +55,11 @@ _REPOSITORY = "https://github.com/amazon-science/lume-llm-unlearning"
 
 
 def _is_recited(record: Record) -> bool:
-    """Check whether an answer has the right one in it, or an end of a document 90 % of the right words in order."""
-    return is_recited(record) or (record["kind"] == "sc" and (record.get("rouge_l") or 0.0) >= RECITED)
+    """Check whether an answer has the right one in it, or 90 % of its words in order, as long ends of documents may.
+
+    It takes records of own rows as well: the prior, a control, answers the recipe's forget rows.
+    """
+    return is_recited(record) or (record.get("rouge_l") or 0.0) >= RECITED
 
 
 @dataclass(frozen=True)
@@ -81,9 +84,9 @@ class Lume(Benchmark):
         unknown split, DataError that names every file, split and column that is missing, or every row of another form.
         Not scored and counted as skipped: empty outputs, and items that are longer than the model's window.
         """
-        split = SPLITS[0] if settings.split is None else settings.split
-        if split not in SPLITS:
-            raise UsageError(f"lume has no split '{split}'{nearest(split, SPLITS)}; choose from {', '.join(SPLITS)}")
+        split = _SPLITS[0] if settings.split is None else settings.split
+        if split not in _SPLITS:
+            raise UsageError(f"lume has no split '{split}'{nearest(split, _SPLITS)}; choose from {', '.join(_SPLITS)}")
         if settings.data is None or (split == "all" and not local_path(settings.data).is_dir()):
             where = f"{settings.data}: no such folder" if settings.data else "lume: where is its data"
             raise UsageError(
@@ -101,7 +104,7 @@ class Lume(Benchmark):
         sets = {}
         for side in parts:
             items = [_item(tokenizer, i, row) for i, row in sampled(tables[side], settings)]
-            sets[side] = ItemSet(items, DECODING, ends=False)
+            sets[side] = ItemSet(items, _DECODING, ends=False)
         for name in _MEMBERS if tables.keys() >= {*_MEMBERS} else ():
             rows = sampled(tables[name], settings)
             items = [text_item(tokenizer, i, str(row.get("document") or "")) for i, row in rows]
@@ -136,7 +139,7 @@ class Lume(Benchmark):
             for kind, stem in _KINDS.items():
                 name = f"{stem}_{side[0]}"
                 metrics[name] = mean_metric(name, _scores(records[side], kind))
-                for task in TASKS:
+                for task in _TASKS:
                     name = f"{stem}_{task.lower()}_{side[0]}"
                     values = _scores([r for r in records[side] if r["task"] == task], kind)
                     metrics[name] = mean_metric(name, values)
@@ -172,8 +175,8 @@ def _check(data: str, tables: Mapping[str, Table]) -> None:
         for index, row in enumerate(rows):
             if not _ID.fullmatch(str(row.get("id"))):
                 faults.append(f"{side}, row {index}: the id {row.get('id')!r} does not end in sc or qa and a number")
-            if row.get("task") not in TASKS:
-                faults.append(f"{side}, row {index}: the task {row.get('task')!r} is none of {', '.join(TASKS)}")
+            if row.get("task") not in _TASKS:
+                faults.append(f"{side}, row {index}: the task {row.get('task')!r} is none of {', '.join(_TASKS)}")
             if not str(row.get("input") or "").strip():
                 faults.append(f"{side}, row {index}: no input")
     if faults:
