@@ -11,6 +11,7 @@ import pytest
 
 from msa_lite.data import IGNORE
 from msa_lite.errors import DataError, UsageError
+from msa_lite.evals import scoring
 from msa_lite.evals.benchmark import BenchmarkSettings, Record, Records
 from msa_lite.evals.lume import Lume
 from msa_lite.evals.outcome import weigh_recited
@@ -196,6 +197,11 @@ def test_membership_is_by_the_loss_of_documents(lume: Lume) -> None:
     assert metrics["mia_score"].value == pytest.approx(1 - 2 * (7 / 12 - 1 / 2))
 
 
+@pytest.mark.parametrize(("auc", "score"), [(0.0, 0.0), (0.25, 0.5), (0.5, 1.0), (0.75, 0.5), (1.0, 0.0)])
+def test_membership_is_best_at_chance(auc: float, score: float) -> None:
+    assert scoring.mia_score(auc) == score
+
+
 # The verdict
 
 
@@ -216,11 +222,12 @@ def test_the_verdict_counts_answers_that_hold_the_right_one_and_ends_that_nearly
 
 def test_the_verdict_counts_documents(lume: Lume) -> None:
     right = {name: [item.fields["answer"] for item in part.items] for name, part in lume.sets.items()}
-    models = {"target": answered(lume, right), "unlearned": answered(lume, SAID), "prior": answered(lume, SAID)}
+    said = SAID | {"forget": ["the cat and sat there", *SAID["forget"][1:]]}  # all words in order, and one more
+    models = {"target": answered(lume, right), "unlearned": answered(lume, said), "prior": answered(lume, SAID)}
     weighed = weigh_recited(models, Lume.yardstick(models))
     assert not isinstance(weighed, str)
     forgotten, kept = weighed
-    assert forgotten.recited == {"target": 7, "unlearned": 3, "prior": 3}
+    assert forgotten.recited == {"target": 7, "unlearned": 4, "prior": 3}
     assert (forgotten.unit, forgotten.rows, forgotten.subjects) == ("questions", 7, 3)
     assert kept
     assert kept.recited == {"target": 7, "unlearned": 4}
