@@ -1,0 +1,222 @@
+"""Where an update lies: against float64 arithmetic by hand, in known weights and elsewhere, and what is undecided."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from msa_lite.errors import FormatError, MismatchError, UsageError
+from msa_lite.evidence.weights import (
+    KnownStage,
+    auc_of_sizes,
+    count_hits,
+    find_stage,
+    locate_update,
+    why_undecided,
+)
+from msa_lite.io.finished.manifest import stage_folder
+from msa_lite.io.weights.known import KNOWN_FILE, KnownWeights, known_text
+
+Weights = Mapping[str, torch.Tensor]
+Make = Callable[..., Path]
+KNOWN = KnownWeights((r"layers\.0\.mlp\..*",), 0.3, 5)
+
+
+def mask(name: str, value: torch.Tensor, known: KnownWeights = KNOWN) -> torch.Tensor:
+    is_named = bool(known.among([name])) if ".layers.0.mlp." in name else False
+    entries = known.entries(name, 0, value.numel()) if is_named else np.zeros(value.numel(), np.bool_)
+    return torch.from_numpy(entries).view(value.shape)
+
+
+def noise(value: torch.Tensor, name: str, seed: int = 0) -> torch.Tensor:
+    return torch.randn(value.shape, generator=torch.Generator().manual_seed(seed + sum(name.encode()))).to(value.dtype)
+
+
+def changed(folder: Path, out: Path, change: Callable[[str, torch.Tensor], torch.Tensor]) -> Path:
+    """A copy of a checkpoint with other weights."""
+    shutil.copytree(folder, out)
+    tensors = load_file(folder / "model.safetensors")
+    save_file(
+        {name: change(name, value).contiguous() for name, value in tensors.items()},
+        out / "model.safetensors",
+        {"format": "pt"},
+    )
+    return out
+
+
+@pytest.fixture
+def before(make_checkpoint: Make) -> Path:
+    return make_checkpoint("llama")
+
+
+@pytest.fixture
+def target(before: Path, tmp_path: Path) -> Path:
+    """What a stage that changed the known weights makes of it, with its manifest and the file of the known weights."""
+    out = tmp_path / "models/2-people"
+    with stage_folder(out, "vector", {}, {"sources": {"prior": str(before)}}) as partial:
+        made = changed(before, tmp_path / "made", lambda name, x: torch.where(mask(name, x), x + noise(x, name) / 9, x))
+        shutil.copytree(made, partial, dirs_exist_ok=True)
+        (partial / KNOWN_FILE).write_text(known_text({"2-people": KNOWN}))
+    return out
+
+
+def flat(folder: Path) -> np.ndarray:
+    tensors = load_file(folder / "model.safetensors")
+    return np.concatenate([tensors[name].double().numpy().ravel() for name in sorted(tensors)])
+
+
+def flat_mask(folder: Path) -> np.ndarray:
+    tensors = load_file(folder / "model.safetensors")
+    return np.concatenate([mask(name, tensors[name]).numpy().ravel() for name in sorted(tensors)])
+
+
+def locate(target: Path, unlearned: Path) -> Any:
+    return locate_update(target, unlearned, find_stage(target))
+
+
+def test_the_exact_undo_lies_in_the_known_weights_and_takes_all_back(target: Path, before: Path) -> None:
+    place = locate(target, before)
+    known = int(flat_mask(before).sum())
+    assert (place.known, place.changed, place.largest) == (known, known, known)
+    assert (place.precision, place.recall, place.energy, place.auc) == (1, 1, 1, 1)
+    assert place.cosine == pytest.approx(1, abs=1e-12)
+    assert place.undone == pytest.approx(1, abs=1e-12)
+    assert place.chance < place.touched < 0.31
+
+
+def test_an_update_elsewhere_hits_nothing_and_takes_nothing_back(target: Path, tmp_path: Path) -> None:
+    other = changed(target, tmp_path / "other", lambda name, x: torch.where(mask(name, x), x, x + noise(x, name)))
+    place = locate(target, other)
+    assert (place.precision, place.recall, place.energy, place.auc, place.undone) == (0, 0, 0, 0, 0)
+    assert place.cosine == 0
+    assert place.cosine_known is None  # nothing of it is there
+    apart = changed(target, tmp_path / "apart", lambda name, x: x + noise(x, name) if "layers.1." in name else x)
+    place = locate(target, apart)
+    assert (place.precision, place.recall, place.touched) == (0, 0, 0)
+    assert place.auc < 0.5
+
+
+def test_a_random_update_of_all_weights_is_at_chance(target: Path, tmp_path: Path) -> None:
+    place = locate(target, changed(target, tmp_path / "random", lambda name, x: x + noise(x, name, 9)))
+    width = 4 * (place.chance / place.known) ** 0.5
+    assert place.precision == place.recall == pytest.approx(place.chance, abs=width)
+    assert place.energy == pytest.approx(place.chance, abs=2 * width)
+    assert place.touched == place.chance
+    assert place.auc == pytest.approx(0.5, abs=4 * (1 / 12 / place.known) ** 0.5)
+    assert abs(place.cosine_known) < 4 / place.known**0.5
+
+
+def test_a_half_undo_under_noise_is_what_float64_says(target: Path, before: Path, tmp_path: Path) -> None:
+    stored = load_file(before / "model.safetensors")
+
+    def change(name: str, x: torch.Tensor) -> torch.Tensor:
+        return x + (stored[name] - x) / 2 + noise(x, name, 4) * 0.03
+
+    unlearned = changed(target, tmp_path / "half", change)
+    place = locate(target, unlearned)
+    m, update, undo = flat_mask(before), flat(unlearned) - flat(target), flat(before) - flat(target)
+    sizes = np.abs(update)
+    order = np.argsort(-sizes, kind="stable")[: m.sum()]
+    assert place.weights == len(m)
+    assert place.precision == place.recall == pytest.approx(m[order].mean(), abs=2e-3)
+    assert place.energy == pytest.approx((update[m] ** 2).sum() / (update**2).sum(), rel=1e-5)
+    pairs = (sizes[m][:, None] > sizes[~m][None]).mean()
+    assert place.auc == pytest.approx(pairs, abs=1e-3)
+    assert place.undone == pytest.approx(update @ undo / (undo @ undo), rel=1e-5)
+    assert place.cosine == pytest.approx(update @ undo / np.sqrt((update @ update) * (undo @ undo)), rel=1e-5)
+    inside = update[m]
+    assert place.cosine_known == pytest.approx(inside @ undo[m] / np.sqrt(inside @ inside * (undo @ undo)), rel=1e-5)
+    assert 0.4 < place.undone < 0.6
+    assert place.chance < place.precision < 1
+
+
+def test_the_target_itself_has_no_update(target: Path) -> None:
+    place = locate(target, target)
+    assert (place.precision, place.recall, place.energy, place.touched, place.undone) == (None, 0, None, None, 0)
+    assert place.auc == 0.5
+
+
+def test_small_blocks_and_bf16_give_the_same(
+    target: Path, before: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unlearned = changed(target, tmp_path / "random", lambda name, x: x + noise(x, name, 9))
+    whole = locate(target, unlearned)
+    monkeypatch.setattr("msa_lite.evidence.weights._BLOCK", 100)
+    for key, value in asdict(locate(target, unlearned)).items():
+        assert value == pytest.approx(asdict(whole)[key], rel=1e-9), key
+    rounded = changed(unlearned, tmp_path / "bf16", lambda name, x: x.bfloat16())
+    assert locate(target, rounded).auc == pytest.approx(whole.auc, abs=0.02)
+
+
+def test_sizes_by_hand() -> None:
+    others, known = np.array([3, 0, 2, 1]), np.array([0, 1, 2, 1])
+    # Largest first: one of each, two of each, one known, three others.
+    assert [count_hits(others, known, n) for n in (0, 1, 2, 4, 6, 7, 10)] == pytest.approx([0, 0.5, 1, 2, 3, 4, 4])
+    assert auc_of_sizes(others, known) == pytest.approx((1 * 3 + 2 * (3 + 1) + 1 * (5 + 0.5)) / 24)
+    assert auc_of_sizes(others, np.zeros(4, int)) is None
+
+
+@pytest.mark.parametrize("gone", ["before", "manifest"])
+def test_without_the_models_of_the_stage_the_place_is_known_but_not_the_direction(
+    gone: str, target: Path, before: Path, tmp_path: Path
+) -> None:
+    unlearned, moved = shutil.copytree(before, tmp_path / "unlearned"), tmp_path / "elsewhere/model"
+    shutil.copytree(target, moved)
+    if gone == "before":
+        manifest = json.loads((target / "manifest.json").read_text())
+        manifest["sources"]["prior"] = str(tmp_path / "gone")
+        (target / "manifest.json").write_text(json.dumps(manifest))
+        moved = target
+    place = locate(moved, unlearned)
+    assert place.precision == 1
+    assert (place.cosine, place.cosine_known, place.undone) == (None, None, None)
+
+
+def test_of_a_later_model_the_stage_is_found_beside_it(target: Path, before: Path, tmp_path: Path) -> None:
+    later = changed(target, target.parent / "3-later", lambda name, x: x + noise(x, name) / 50)
+    stage = find_stage(later)
+    assert stage == KnownStage("2-people", KNOWN, before, target)
+    update = flat(before) - flat(later)
+    undo = flat(before) - flat(target)
+    assert locate_update(later, before, stage).undone == pytest.approx(update @ undo / (undo @ undo), rel=1e-5)
+
+
+def test_a_target_without_known_weights_is_undecided_before_any_work(
+    before: Path, target: Path, tmp_path: Path
+) -> None:
+    for folder in (before, tmp_path / "nowhere"):
+        assert why_undecided(folder).startswith("no known weights")
+        with pytest.raises(UsageError, match="no known weights"):
+            find_stage(folder)
+    assert why_undecided(target) is None
+
+
+def test_of_several_stages_one_is_named(target: Path) -> None:
+    (target / KNOWN_FILE).write_text(known_text({"2-people": KNOWN, "3-more": KnownWeights(("norm.weight",))}))
+    with pytest.raises(UsageError, match="2-people, 3-more"):
+        find_stage(target)
+    with pytest.raises(UsageError, match="no stage '4'"):
+        find_stage(target, "4")
+    assert find_stage(target, "3-more").weights.tensors == ("norm.weight",)
+
+
+def test_models_that_do_not_fit_are_refused(target: Path, before: Path, tmp_path: Path, make_checkpoint: Make) -> None:
+    stage = find_stage(target)
+    with pytest.raises(MismatchError, match=r"embed_tokens\.weight: \(\d+, 64\)"):
+        locate_update(target, make_checkpoint("llama", hidden_size=64), stage)
+    with pytest.raises(UsageError, match="'q' fits no weight"):
+        locate_update(target, before, replace(stage, weights=KnownWeights(("q",))))
+    with pytest.raises(MismatchError, match=r"changed \d+ weights that are not the known ones"):
+        locate_update(target, before, replace(stage, weights=replace(KNOWN, seed=6)))
+    broken = changed(target, tmp_path / "broken", lambda name, x: x / 0 if name.endswith("norm.weight") else x)
+    with pytest.raises(FormatError, match="NaN or infinite"):
+        locate_update(target, broken, stage)
