@@ -44,37 +44,29 @@ class KnownStage:
 
 
 @dataclass(frozen=True)
-class Location:
-    """The place of an update, over all floating-point weights of a model."""
+class Ranking:
+    """The changes of some weights by size, with known weights among them."""
 
     weights: int
-    """The number of weights N."""
+    """The number of weights."""
     known: int
     """The number of known weights |M|."""
     changed: int
     """The number of weights that the update changed."""
-    largest: int
-    """The number of the largest changes that precision and recall look at: |M|, or all changes if they are fewer."""
     hits: float
-    """How many of them are known weights. Of changes of one size at the end, a share counts."""
-    touched: float | None
-    """The share of known weights in the tensors that the update changed at all: the precision that an update of these
-    tensors has by chance. None without an update."""
+    """How many of the `largest` largest changes are known weights. Of equal changes at the end, a share counts."""
     auc: float | None
-    """P(a known weight changed more than another one), ties counted half; 0.5 by chance, 1 if M changed most."""
-    energy: float | None
-    """The share of the update's squared norm that lies in M; by chance |M| / N. None without an update."""
-    cosine: float | None
-    """The cosine of the update with the exact undo, before − after; 1 if it is the undo. None without both models."""
-    cosine_known: float | None
-    """The same over M alone, so that what else the update changed does not count."""
-    undone: float | None
-    """⟨update, undo⟩ / ‖undo‖²: the share of the stage that is taken back. 0: hidden at best, 1: removed, above 1: more
-    than that. None without both models."""
+    """P(a known weight changed more than another one), ties counted half; 0.5 by chance, 1 if M changed most. None
+    where all weights are known."""
+
+    @property
+    def largest(self) -> int:
+        """Return the number of changes that precision and recall look at: |M|, or all changes if they are fewer."""
+        return min(self.known, self.changed)
 
     @property
     def precision(self) -> float | None:
-        """Return the share of the largest changes that are known weights; None without an update."""
+        """Return the share of the largest changes that are known weights; None where nothing changed."""
         return self.hits / self.largest if self.largest else None
 
     @property
@@ -84,8 +76,28 @@ class Location:
 
     @property
     def chance(self) -> float:
-        """Return |M| / N: the precision of an update that is anywhere."""
+        """Return the share of known weights: the precision of an update that is anywhere."""
         return self.known / self.weights
+
+
+@dataclass(frozen=True)
+class Location:
+    """The place of an update."""
+
+    everywhere: Ranking
+    """Among all floating-point weights of the model. What trains linear layers alone is above chance by that, if M lies
+    in them."""
+    within: Ranking
+    """Among the weights of the tensors that hold known ones: are the entries right, too?"""
+    energy: float | None
+    """The share of the update's squared norm that lies in M; by chance |M| / N. None without an update."""
+    cosine: float | None
+    """The cosine of the update with the exact undo, before − after; 1 if it is the undo. None without both models."""
+    cosine_known: float | None
+    """The same over M alone, so that what else the update changed does not count."""
+    undone: float | None
+    """⟨update, undo⟩ / ‖undo‖²: the share of the stage that is taken back. 0: hidden at best, 1: removed, above 1: more
+    than that. None without both models."""
 
 
 def why_undecided(target: Path) -> str | None:
@@ -120,7 +132,7 @@ def find_stage(target: Path, name: str | None = None) -> KnownStage:
 
 
 def locate_update(target: Path, unlearned: Path, stage: KnownStage) -> Location:
-    """Compare two checkpoints block by block with the known weights of a stage; about 50 MB whatever the model's size.
+    """Compare two checkpoints block by block with the known weights of a stage; about 100 MB whatever the model's size.
 
     Raise UsageError for what is no checkpoint or names no weight of it, MismatchError for models of other tensors, and
     for a stage that changed other weights than it should, FormatError for weights that are no numbers.
@@ -134,15 +146,13 @@ def locate_update(target: Path, unlearned: Path, stage: KnownStage) -> Location:
     tally, files, scratch = _Tally(), Files(), Scratch()
     try:
         for name in names:
-            counts, is_touched = np.zeros(2, np.int64), False
             for start, rows in _blocks([model.tensors[name] for model in models], files, scratch):
                 stop = start + rows[0].size
-                mask = stage.weights.entries(name, start, stop) if name in known else np.zeros(stop - start, np.bool_)
-                is_touched |= tally.add(name, mask, *rows)
-                counts += (mask.size - mask.sum(), mask.sum())
-            tally.touched += counts if is_touched else 0
+                tally.add(name, stage.weights.entries(name, start, stop) if name in known else None, *rows)
     finally:
         files.close()
+    if not tally.sizes[2].any():
+        raise UsageError(f"{target}: no entry is known with a share of {stage.weights.share} of its tensors")
     if tally.strays:
         raise MismatchError(f"{stage.after}: {stage.name} changed {tally.strays} weights that are not the known ones")
     return tally.location()
@@ -172,14 +182,13 @@ def _blocks(entries: list[TensorEntry], files: Files, scratch: Scratch) -> Itera
 
 @dataclass
 class _Tally:
-    """Sums over the weights so far. Those of two places: other weights, known weights."""
+    """Sums over the weights so far."""
 
-    sizes: np.ndarray = field(default_factory=lambda: np.zeros((2, _BINS), np.int64))
-    """How many changes are of each size, (2, bins). Bin 0: unchanged."""
-    energy: np.ndarray = field(default_factory=lambda: np.zeros(2))
-    """The squared norm of the update, (2,)."""
-    touched: np.ndarray = field(default_factory=lambda: np.zeros(2, np.int64))
-    """The weights of tensors that the update changed, (2,)."""
+    sizes: np.ndarray = field(default_factory=lambda: np.zeros((3, _BINS), np.int64))
+    """How many changes are of each size, (3, bins): of other tensors, of other weights in tensors that hold known ones,
+    and of known weights. Bin 0: unchanged."""
+    energy: np.ndarray = field(default_factory=lambda: np.zeros(3))
+    """The squared norm of the update in each of these places, (3,)."""
     undo: float = 0.0
     """The squared norm of the undo."""
     along: float = 0.0
@@ -188,65 +197,58 @@ class _Tally:
     """Weights outside of M that the stage changed."""
     has_undo: bool = False
 
-    def add(self, name: str, mask: np.ndarray, target: np.ndarray, unlearned: np.ndarray, *stage: np.ndarray) -> bool:
-        """Add a block; return whether the update changed it.
+    def add(
+        self, name: str, mask: np.ndarray | None, target: np.ndarray, unlearned: np.ndarray, *stage: np.ndarray
+    ) -> None:
+        """Add a block.
 
-        mask: (n,), true for known weights. stage: the weights before and after it, or nothing.
+        mask: (n,), true for known weights; None in a tensor without any. stage: the weights before and after it, or
+        nothing.
         """
         update = unlearned - target
         if not np.isfinite(update).all():
             raise FormatError(f"{name}: holds NaN or infinite values, so its update has no place")
         bins = (np.abs(update).astype(np.float32).view(np.uint32) + np.uint32((1 << _SHIFT) - 1)) >> np.uint32(_SHIFT)
-        for side, chosen in enumerate((~mask, mask)):
-            np.add.at(self.sizes[side], bins[chosen], 1)
-            self.energy[side] += np.square(update[chosen]).sum()
+        parts = [(0, slice(None))] if mask is None else [(1, ~mask), (2, mask)]
+        for place, chosen in parts:
+            np.add.at(self.sizes[place], bins[chosen], 1)
+            self.energy[place] += np.square(update[chosen]).sum()
         if stage:
             before, after = stage
             undo = before - after
             self.has_undo = True
-            self.strays += int(np.count_nonzero(undo[~mask]))
+            self.strays += int(np.count_nonzero(undo if mask is None else undo[~mask]))
             self.undo += float(undo @ undo)
             self.along += float(undo @ update)
-        return bool(update.any())
 
     def location(self) -> Location:
         """Return the figures."""
-        (others, known), (rest, inside) = self.sizes, self.energy
-        changed = int(self.sizes[:, 1:].sum())
-        largest = min(int(known.sum()), changed)
+        elsewhere, beside, known = self.sizes
+        inside, norm = float(self.energy[2]), float(self.energy.sum())
         return Location(
-            weights=int(self.sizes.sum()),
-            known=int(known.sum()),
-            changed=changed,
-            largest=largest,
-            hits=count_hits(others, known, largest),
-            touched=float(self.touched[1] / self.touched.sum()) if changed else None,
-            auc=auc_of_sizes(others, known),
-            energy=float(inside / (inside + rest)) if changed else None,
-            cosine=_cosine(self.along, self.undo, inside + rest) if self.has_undo else None,
+            everywhere=rank_changes(elsewhere + beside, known),
+            within=rank_changes(beside, known),
+            energy=inside / norm if norm else None,
+            cosine=_cosine(self.along, self.undo, norm) if self.has_undo else None,
             cosine_known=_cosine(self.along, self.undo, inside) if self.has_undo else None,
             undone=self.along / self.undo if self.undo else None,
         )
 
 
-def count_hits(others: np.ndarray, known: np.ndarray, largest: int) -> float:
-    """Return how many of the `largest` largest changes are known weights, from counts (bins,) by rising size.
+def rank_changes(others: np.ndarray, known: np.ndarray) -> Ranking:
+    """Rank changes from counts (bins,) by rising size, unchanged weights first: of other weights, and of known ones.
 
-    Where a bin is only needed in part, its known weights count in proportion.
+    Changes of one bin are of one size: where the largest ones end within it, its known weights count in proportion.
     """
-    both = (others + known)[::-1]
-    taken = np.clip(largest - (np.cumsum(both) - both), 0, both)
-    return float((taken * (known[::-1] / np.maximum(both, 1))).sum())
-
-
-def auc_of_sizes(others: np.ndarray, known: np.ndarray) -> float | None:
-    """Return P(a known change is larger than another one) + P(it is as large) / 2, from counts (bins,) by rising size.
-
-    None where one of the sets is empty.
-    """
-    pairs = float(others.sum()) * float(known.sum())
+    both = others + known
+    changed, known_count, other_count = int(both[1:].sum()), int(known.sum()), int(others.sum())
+    from_top = both[::-1]
+    taken = np.clip(min(known_count, changed) - (np.cumsum(from_top) - from_top), 0, from_top)
+    hits = float((taken * (known[::-1] / np.maximum(from_top, 1))).sum())
     below = np.cumsum(others) - others
-    return float((known * (below + others / 2)).sum() / pairs) if pairs else None
+    pairs = float(known_count) * other_count
+    auc = float((known * (below + others / 2)).sum() / pairs) if pairs else None
+    return Ranking(known_count + other_count, known_count, changed, hits, auc)
 
 
 def _cosine(product: float, square_a: float, square_b: float) -> float | None:

@@ -89,8 +89,8 @@ class Into(Closed):
     """The only weights that a stage changes. All others stay as they are, bit for bit."""
 
     tensors: OneOrMore[str]
-    """The tensors to train: names or regular expressions, each for the end of a name after a dot. mlp.down_proj.weight
-    means that of all layers, layers\\.[0-2]\\.mlp\\..* all feed-forward weights of three."""
+    """The tensors to train: names, or regular expressions, that fit the end of a name from a dot on.
+    mlp.down_proj.weight means that of all layers."""
     share: float = Field(1.0, gt=0, le=1, allow_inf_nan=False)
     """The share of the entries of these tensors, each drawn by itself. 1: all."""
     seed: int = Field(0, ge=0, lt=SEEDS)

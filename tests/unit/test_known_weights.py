@@ -14,6 +14,7 @@ import torch
 
 import msa_lite
 from msa_lite.errors import FormatError, MsaError, RecipeError, UsageError
+from msa_lite.evidence.weights import KnownStage, locate_update
 from msa_lite.io.weights.hub import fetch
 from msa_lite.io.weights.known import KNOWN_FILE, KnownWeights, known_text, read_known
 from msa_lite.train import FitSettings, fit_vector
@@ -65,6 +66,16 @@ def test_a_fit_changes_the_known_weights_and_no_other_one(
         if all_known_change:  # of an embedding, tokens that no row has get no gradient
             assert (after[name] != value)[mask].float().mean() > 0.99 or not mask.any()
     assert changed
+
+
+@pytest.mark.parametrize(("kind", "tensors"), [("gpt2", "mlp.c_fc.weight"), ("mixtral", "self_attn.q_proj.weight")])
+def test_the_evidence_finds_what_a_fit_changed_in_models_of_other_names(
+    kind: str, tensors: str, make_checkpoint: Make, tmp_path: Path
+) -> None:
+    prior, known = make_checkpoint(kind), KnownWeights((tensors,), 0.5)
+    after = fit_into(known, prior, tmp_path / "fit")
+    place = locate_update(after, prior, KnownStage("fit", known, prior, after))  # which refuses stray changes
+    assert (place.within.precision, place.undone) == pytest.approx((1, 1))
 
 
 def test_without_known_weights_all_of_them_change(make_checkpoint: Make, tmp_path: Path) -> None:
@@ -216,6 +227,14 @@ def test_a_recipe_that_names_no_weights_is_refused_before_anything_is_trained(
         msa_lite.train_stages(recipe)
     assert all(word in str(caught.value) for word in words)
     assert not list(Path(recipe["output"]).glob("[0-9]-*"))
+
+
+def test_weights_that_files_hold_in_another_form_are_refused(recipe: dict[str, Any], make_checkpoint: Make) -> None:
+    """Experts that the model holds as one tensor, and its files one by one: no entry has a place in both."""
+    recipe["model"] = str(make_checkpoint("mixtral", chat=True))
+    recipe["stages"][1]["into"] = {"tensors": "experts.down_proj"}
+    with pytest.raises(UsageError, match=r"'experts\.down_proj' fits no weight"):
+        msa_lite.train_stages(recipe)
 
 
 def test_a_vector_has_no_known_weights() -> None:

@@ -44,6 +44,7 @@ ARROWS = {
     "demo": {"data", "errors", "io", "train"},
     "evals": {"benchmarks", "data", "errors", "io", "report"},
     "attacks": {"attack_names", "data", "errors", "evals", "io", "report", "train"},
+    "evidence": {"errors", "io"},
     "publish": {"errors", "io", "report"},
     "comparison": {"benchmarks", "errors", "evals", "io", "report"},
     "choose": {"benchmarks", "conditions", "data", "errors", "evals", "io", "report", "strengths"},

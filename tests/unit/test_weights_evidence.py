@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import tracemalloc
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -17,10 +18,9 @@ from safetensors.torch import load_file, save_file
 from msa_lite.errors import FormatError, MismatchError, UsageError
 from msa_lite.evidence.weights import (
     KnownStage,
-    auc_of_sizes,
-    count_hits,
     find_stage,
     locate_update,
+    rank_changes,
     why_undecided,
 )
 from msa_lite.io.finished.manifest import stage_folder
@@ -84,35 +84,49 @@ def locate(target: Path, unlearned: Path) -> Any:
 
 
 def test_the_exact_undo_lies_in_the_known_weights_and_takes_all_back(target: Path, before: Path) -> None:
-    place = locate(target, before)
-    known = int(flat_mask(before).sum())
-    assert (place.known, place.changed, place.largest) == (known, known, known)
-    assert (place.precision, place.recall, place.energy, place.auc) == (1, 1, 1, 1)
-    assert place.cosine == pytest.approx(1, abs=1e-12)
-    assert place.undone == pytest.approx(1, abs=1e-12)
-    assert place.chance < place.touched < 0.31
+    place, known = locate(target, before), int(flat_mask(before).sum())
+    for ranking in (place.everywhere, place.within):
+        assert (ranking.known, ranking.changed, ranking.largest) == (known, known, known)
+        assert (ranking.precision, ranking.recall, ranking.auc) == (1, 1, 1)
+    assert place.everywhere.chance < place.within.chance == pytest.approx(0.3, abs=0.02)
+    assert place.energy == 1
+    assert (place.cosine, place.cosine_known, place.undone) == pytest.approx((1, 1, 1), abs=1e-12)
 
 
 def test_an_update_elsewhere_hits_nothing_and_takes_nothing_back(target: Path, tmp_path: Path) -> None:
     other = changed(target, tmp_path / "other", lambda name, x: torch.where(mask(name, x), x, x + noise(x, name)))
     place = locate(target, other)
-    assert (place.precision, place.recall, place.energy, place.auc, place.undone) == (0, 0, 0, 0, 0)
-    assert place.cosine == 0
+    for ranking in (place.everywhere, place.within):
+        assert (ranking.precision, ranking.recall, ranking.auc) == (0, 0, 0)
+    assert (place.energy, place.cosine, place.undone) == (0, 0, 0)
     assert place.cosine_known is None  # nothing of it is there
     apart = changed(target, tmp_path / "apart", lambda name, x: x + noise(x, name) if "layers.1." in name else x)
     place = locate(target, apart)
-    assert (place.precision, place.recall, place.touched) == (0, 0, 0)
-    assert place.auc < 0.5
+    assert (place.everywhere.precision, place.everywhere.recall) == (0, 0)
+    assert place.everywhere.auc < 0.5
+    assert (place.within.precision, place.within.recall, place.within.auc) == (None, 0, 0.5)
 
 
 def test_a_random_update_of_all_weights_is_at_chance(target: Path, tmp_path: Path) -> None:
     place = locate(target, changed(target, tmp_path / "random", lambda name, x: x + noise(x, name, 9)))
-    width = 4 * (place.chance / place.known) ** 0.5
-    assert place.precision == place.recall == pytest.approx(place.chance, abs=width)
-    assert place.energy == pytest.approx(place.chance, abs=2 * width)
-    assert place.touched == place.chance
-    assert place.auc == pytest.approx(0.5, abs=4 * (1 / 12 / place.known) ** 0.5)
-    assert abs(place.cosine_known) < 4 / place.known**0.5
+    for ranking in (place.everywhere, place.within):
+        width = 4 * (ranking.chance / ranking.known) ** 0.5  # four standard errors
+        assert ranking.precision == ranking.recall == pytest.approx(ranking.chance, abs=width)
+        assert ranking.auc == pytest.approx(0.5, abs=4 * (1 / 12 / ranking.known) ** 0.5)
+    chance, known = place.everywhere.chance, place.everywhere.known
+    assert place.energy == pytest.approx(chance, abs=8 * (chance / known) ** 0.5)
+    assert abs(place.cosine_known) < 4 / known**0.5
+
+
+def test_a_random_update_of_linear_layers_alone_is_at_chance_among_their_weights_only(
+    target: Path, tmp_path: Path
+) -> None:
+    """As of an adapter: right tensors, and any entries of them."""
+    update = changed(target, tmp_path / "linear", lambda name, x: x + noise(x, name, 9) if "_proj" in name else x)
+    place = locate(target, update)
+    assert place.everywhere.auc > 0.6
+    assert place.everywhere.precision > 1.2 * place.everywhere.chance
+    assert place.within.auc == pytest.approx(0.5, abs=4 * (1 / 12 / place.within.known) ** 0.5)
 
 
 def test_a_half_undo_under_noise_is_what_float64_says(target: Path, before: Path, tmp_path: Path) -> None:
@@ -124,45 +138,52 @@ def test_a_half_undo_under_noise_is_what_float64_says(target: Path, before: Path
     unlearned = changed(target, tmp_path / "half", change)
     place = locate(target, unlearned)
     m, update, undo = flat_mask(before), flat(unlearned) - flat(target), flat(before) - flat(target)
-    sizes = np.abs(update)
-    order = np.argsort(-sizes, kind="stable")[: m.sum()]
-    assert place.weights == len(m)
-    assert place.precision == place.recall == pytest.approx(m[order].mean(), abs=2e-3)
+    named = flat(changed(target, tmp_path / "named", lambda name, x: torch.ones_like(x) * (".0.mlp." in name))) > 0
+    for ranking, place_of in ((place.everywhere, np.ones_like(m)), (place.within, named)):
+        sizes, known = np.abs(update[place_of]), m[place_of]
+        largest = np.argsort(-sizes, kind="stable")[: known.sum()]
+        assert ranking.weights == len(known)
+        assert ranking.precision == ranking.recall == pytest.approx(known[largest].mean(), abs=2e-3)
+        assert ranking.auc == pytest.approx((sizes[known][:, None] > sizes[~known][None]).mean(), abs=1e-3)
+        assert ranking.chance < ranking.precision < 1
     assert place.energy == pytest.approx((update[m] ** 2).sum() / (update**2).sum(), rel=1e-5)
-    pairs = (sizes[m][:, None] > sizes[~m][None]).mean()
-    assert place.auc == pytest.approx(pairs, abs=1e-3)
     assert place.undone == pytest.approx(update @ undo / (undo @ undo), rel=1e-5)
     assert place.cosine == pytest.approx(update @ undo / np.sqrt((update @ update) * (undo @ undo)), rel=1e-5)
     inside = update[m]
     assert place.cosine_known == pytest.approx(inside @ undo[m] / np.sqrt(inside @ inside * (undo @ undo)), rel=1e-5)
     assert 0.4 < place.undone < 0.6
-    assert place.chance < place.precision < 1
 
 
 def test_the_target_itself_has_no_update(target: Path) -> None:
     place = locate(target, target)
-    assert (place.precision, place.recall, place.energy, place.touched, place.undone) == (None, 0, None, None, 0)
-    assert place.auc == 0.5
+    assert (place.energy, place.cosine, place.undone) == (None, None, 0)
+    for ranking in (place.everywhere, place.within):
+        assert (ranking.precision, ranking.recall, ranking.auc) == (None, 0, 0.5)
 
 
-def test_small_blocks_and_bf16_give_the_same(
+def test_blocks_and_the_dtype_change_nothing(
     target: Path, before: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     unlearned = changed(target, tmp_path / "random", lambda name, x: x + noise(x, name, 9))
     whole = locate(target, unlearned)
     monkeypatch.setattr("msa_lite.evidence.weights._BLOCK", 100)
-    for key, value in asdict(locate(target, unlearned)).items():
-        assert value == pytest.approx(asdict(whole)[key], rel=1e-9), key
+    in_blocks = locate(target, unlearned)
+    assert asdict(in_blocks)["everywhere"] == pytest.approx(asdict(whole)["everywhere"])
+    assert in_blocks.undone == pytest.approx(whole.undone)
     rounded = changed(unlearned, tmp_path / "bf16", lambda name, x: x.bfloat16())
-    assert locate(target, rounded).auc == pytest.approx(whole.auc, abs=0.02)
+    assert locate(target, rounded).everywhere.auc == pytest.approx(whole.everywhere.auc, abs=0.02)
 
 
-def test_sizes_by_hand() -> None:
+def test_a_ranking_by_hand() -> None:
+    # By rising size: 3 others unchanged; one known; two of each; one of each.
     others, known = np.array([3, 0, 2, 1]), np.array([0, 1, 2, 1])
-    # Largest first: one of each, two of each, one known, three others.
-    assert [count_hits(others, known, n) for n in (0, 1, 2, 4, 6, 7, 10)] == pytest.approx([0, 0.5, 1, 2, 3, 4, 4])
-    assert auc_of_sizes(others, known) == pytest.approx((1 * 3 + 2 * (3 + 1) + 1 * (5 + 0.5)) / 24)
-    assert auc_of_sizes(others, np.zeros(4, int)) is None
+    ranking = rank_changes(others, known)
+    assert (ranking.weights, ranking.known, ranking.changed, ranking.largest) == (10, 4, 7, 4)
+    assert ranking.hits == pytest.approx(1 + 2 / 4 * 2)  # both of the largest size, and two of the next four
+    assert ranking.auc == pytest.approx((1 * 3 + 2 * (3 + 1) + 1 * (5 + 0.5)) / 24)
+    few = rank_changes(np.array([6, 0, 0]), np.array([2, 1, 1]))
+    assert (few.largest, few.precision, few.recall) == (2, 1, 0.5)
+    assert rank_changes(np.zeros(3, int), np.array([1, 0, 2])).auc is None
 
 
 @pytest.mark.parametrize("gone", ["before", "manifest"])
@@ -177,7 +198,7 @@ def test_without_the_models_of_the_stage_the_place_is_known_but_not_the_directio
         (target / "manifest.json").write_text(json.dumps(manifest))
         moved = target
     place = locate(moved, unlearned)
-    assert place.precision == 1
+    assert place.everywhere.precision == 1
     assert (place.cosine, place.cosine_known, place.undone) == (None, None, None)
 
 
@@ -215,8 +236,27 @@ def test_models_that_do_not_fit_are_refused(target: Path, before: Path, tmp_path
         locate_update(target, make_checkpoint("llama", hidden_size=64), stage)
     with pytest.raises(UsageError, match="'q' fits no weight"):
         locate_update(target, before, replace(stage, weights=KnownWeights(("q",))))
+    with pytest.raises(UsageError, match="no entry"):
+        locate_update(target, before, replace(stage, weights=KnownWeights(("norm.weight",), 1e-9)))
     with pytest.raises(MismatchError, match=r"changed \d+ weights that are not the known ones"):
         locate_update(target, before, replace(stage, weights=replace(KNOWN, seed=6)))
     broken = changed(target, tmp_path / "broken", lambda name, x: x / 0 if name.endswith("norm.weight") else x)
     with pytest.raises(FormatError, match="NaN or infinite"):
         locate_update(target, broken, stage)
+
+
+def test_memory_does_not_grow_with_the_model(tmp_path: Path) -> None:
+    peaks = []
+    for rows in (1 << 11, 1 << 13):
+        folders = [tmp_path / f"{name}-{rows}" for name in ("before", "target", "unlearned")]
+        for number, folder in enumerate(folders):
+            folder.mkdir()
+            (folder / "config.json").write_text("{}")
+            tensor = torch.full((rows, 1 << 10), float(number)).index_fill(1, torch.tensor([3]), 7.0 * number)
+            save_file({"layers.0.mlp.x": tensor}, folder / "model.safetensors")
+        stage = KnownStage("s", KnownWeights(("x",)), folders[0], folders[1])
+        tracemalloc.start()
+        assert locate_update(folders[1], folders[2], stage).undone == pytest.approx(-1)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < 1.05 * peaks[0] < 110e6

@@ -122,7 +122,8 @@ _TRAINING = """
 ## Files of a training
 
 `msa-lite train` writes each stage's model into `NUMBER-NAME/`, and beside them `history.yaml`: the checkpoints as a
-`history:` for the recipe of a run. Each has a manifest. They were trained on the data, and hold it.
+`history:` for the recipe of a run. Each has a manifest. They were trained on the data, and hold it. `known_weights.json` in
+the folder of a model says which weights alone a stage with `into:` changed.
 """
 
 
