@@ -27,7 +27,7 @@ def test_the_example_locates_updates_in_a_tiny_history(
     assert read_known(tmp_path / "seed-3/models/3-forget")["3-forget"].seed == 3
     *unlearned, undo = rows
     for row in unlearned:
-        assert row["chance"] < row["chance_within"] == pytest.approx(0.05, abs=0.01)
+        assert row["chance"] < row["chance_within"] == pytest.approx(0.05, rel=0.2)
         assert row["precision"] < 0.5
         assert row["undone"] != 0
     assert [undo[key] for key in ("precision", "auc", "precision_within", "energy")] == [1, 1, 1, 1]

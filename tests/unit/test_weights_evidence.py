@@ -88,9 +88,9 @@ def test_the_exact_undo_lies_in_the_known_weights_and_takes_all_back(target: Pat
     for ranking in (place.everywhere, place.within):
         assert (ranking.known, ranking.changed, ranking.largest) == (known, known, known)
         assert (ranking.precision, ranking.recall, ranking.auc) == (1, 1, 1)
-    assert place.everywhere.chance < place.within.chance == pytest.approx(0.3, abs=0.02)
+    assert place.everywhere.chance < place.within.chance == pytest.approx(0.3, rel=0.07)
     assert place.energy == 1
-    assert (place.cosine, place.cosine_known, place.undone) == pytest.approx((1, 1, 1), abs=1e-12)
+    assert (place.cosine, place.cosine_known, place.undone) == pytest.approx((1, 1, 1), rel=1e-12)
 
 
 def test_an_update_elsewhere_hits_nothing_and_takes_nothing_back(target: Path, tmp_path: Path) -> None:
@@ -111,10 +111,11 @@ def test_a_random_update_of_all_weights_is_at_chance(target: Path, tmp_path: Pat
     place = locate(target, changed(target, tmp_path / "random", lambda name, x: x + noise(x, name, 9)))
     for ranking in (place.everywhere, place.within):
         width = 4 * (ranking.chance / ranking.known) ** 0.5  # four standard errors
-        assert ranking.precision == ranking.recall == pytest.approx(ranking.chance, abs=width)
-        assert ranking.auc == pytest.approx(0.5, abs=4 * (1 / 12 / ranking.known) ** 0.5)
+        assert ranking.precision == ranking.recall
+        assert abs(ranking.precision - ranking.chance) < width
+        assert abs(ranking.auc - 0.5) < 4 * (1 / 12 / ranking.known) ** 0.5
     chance, known = place.everywhere.chance, place.everywhere.known
-    assert place.energy == pytest.approx(chance, abs=8 * (chance / known) ** 0.5)
+    assert abs(place.energy - chance) < 8 * (chance / known) ** 0.5
     assert abs(place.cosine_known) < 4 / known**0.5
 
 
@@ -126,7 +127,7 @@ def test_a_random_update_of_linear_layers_alone_is_at_chance_among_their_weights
     place = locate(target, update)
     assert place.everywhere.auc > 0.6
     assert place.everywhere.precision > 1.2 * place.everywhere.chance
-    assert place.within.auc == pytest.approx(0.5, abs=4 * (1 / 12 / place.within.known) ** 0.5)
+    assert abs(place.within.auc - 0.5) < 4 * (1 / 12 / place.within.known) ** 0.5
 
 
 def test_a_half_undo_under_noise_is_what_float64_says(target: Path, before: Path, tmp_path: Path) -> None:
@@ -143,8 +144,8 @@ def test_a_half_undo_under_noise_is_what_float64_says(target: Path, before: Path
         sizes, known = np.abs(update[place_of]), m[place_of]
         largest = np.argsort(-sizes, kind="stable")[: known.sum()]
         assert ranking.weights == len(known)
-        assert ranking.precision == ranking.recall == pytest.approx(known[largest].mean(), abs=2e-3)
-        assert ranking.auc == pytest.approx((sizes[known][:, None] > sizes[~known][None]).mean(), abs=1e-3)
+        assert ranking.precision == ranking.recall == pytest.approx(known[largest].mean(), rel=5e-3)
+        assert ranking.auc == pytest.approx((sizes[known][:, None] > sizes[~known][None]).mean(), rel=1e-3)
         assert ranking.chance < ranking.precision < 1
     assert place.energy == pytest.approx((update[m] ** 2).sum() / (update**2).sum(), rel=1e-5)
     assert place.undone == pytest.approx(update @ undo / (undo @ undo), rel=1e-5)
@@ -171,7 +172,7 @@ def test_blocks_and_the_dtype_change_nothing(
     assert asdict(in_blocks)["everywhere"] == pytest.approx(asdict(whole)["everywhere"])
     assert in_blocks.undone == pytest.approx(whole.undone)
     rounded = changed(unlearned, tmp_path / "bf16", lambda name, x: x.bfloat16())
-    assert locate(target, rounded).everywhere.auc == pytest.approx(whole.everywhere.auc, abs=0.02)
+    assert locate(target, rounded).everywhere.auc == pytest.approx(whole.everywhere.auc, rel=0.05)
 
 
 def test_a_ranking_by_hand() -> None:
