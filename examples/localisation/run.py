@@ -20,6 +20,7 @@ from typing import Any
 import msa_lite
 from msa_lite.demo import make_groups
 from msa_lite.evidence.weights import find_stage, locate_update
+from msa_lite.pipeline.verbs.run import RunResult
 
 PEOPLE = {"prior": 80, "retain": 16, "forget": 6, "holdout": 6}
 EPOCHS = {"people": 12, "keep": 20, "forget": 40}
@@ -33,12 +34,17 @@ METHODS: dict[str, dict[str, Any]] = {  # keys of the recipe; a name without "ms
     "msa-held": {},  # the tool's defaults: LoRA with a hold and a filter
     **{name: {"vector": {"hold": 0}} for name in ("task_vector", "npo", "grad_diff", "rmu", "undial")},
 }
-UNDO = "exact undo"
-COLUMNS = {
-    "precision": "precision = recall", "chance": "by chance", "auc": "AUC",
-    "precision_within": "precision in the right tensors", "chance_within": "by chance", "auc_within": "AUC there",
-    "energy": "energy share", "cosine": "cosine", "cosine_known": "cosine in M", "undone": "undone",
-    "left": "left", "relearnt": "left after relearning",
+TARGET, UNDO = "target", "exact undo"
+TABLES = {
+    "In which weights?": {
+        "precision": "precision = recall", "chance": "by chance", "auc": "AUC",
+        "precision_within": "precision, right tensors", "chance_within": "by chance", "auc_within": "AUC, right tensors",
+        "energy": "energy share",
+    },
+    "Removed or hidden?": {
+        "forget": "told", "retain": "kept", "cosine": "cosine", "cosine_known": "cosine in M", "undone": "undone",
+        "left": "left", "relearnt": "left after relearning",
+    },
 }  # fmt: skip
 
 
@@ -76,8 +82,8 @@ def make_models(folder: Path, seed: int, tiny: bool) -> Path:
     return result.folder
 
 
-def unlearn(folder: Path, name: str, seed: int, tiny: bool) -> Path:
-    """Run a method; return the folder of its model."""
+def unlearn(folder: Path, name: str, seed: int, tiny: bool) -> RunResult:
+    """Run a method; return its folder and its scores."""
     models = folder / "models"
     recipe = {
         "target": str(models / "3-forget"),
@@ -99,7 +105,7 @@ def unlearn(folder: Path, name: str, seed: int, tiny: bool) -> Path:
     is_msa = name.startswith("msa")
     run = msa_lite.run(recipe, changes) if is_msa else msa_lite.run_baseline(name, recipe, changes)
     assert run is not None
-    return run.folder / "model"
+    return run
 
 
 def relearn(unlearned: Mapping[str, Path]) -> dict[str, tuple[float | None, float | None]]:
@@ -125,15 +131,20 @@ def relearn(unlearned: Mapping[str, Path]) -> dict[str, tuple[float | None, floa
 
 
 def run_seed(folder: Path, seed: int, methods: Sequence[str], tiny: bool) -> list[dict[str, Any]]:
-    """Return a row of the table for each method, and for the exact undo."""
+    """Return a row of the table for the target, for each method, and for the exact undo."""
     models = make_models(folder, seed, tiny)
     target, stage = models / "3-forget", find_stage(models / "3-forget")
-    unlearned = {name: unlearn(folder, name, seed, tiny) for name in methods}
-    left = relearn(unlearned) | {UNDO: (0.0, 0.0)}  # of the ideal, by definition
+    runs = {name: unlearn(folder, name, seed, tiny) for name in methods}
+    unlearned = {name: run.folder / "model" for name, run in runs.items()}
+    left = relearn(unlearned) | {TARGET: (1.0, None), UNDO: (0.0, 0.0)}  # of target and ideal, by definition
+    of_first = runs[methods[0]].reports
+    reports = {TARGET: of_first["target"], **{n: run.reports["unlearned"] for n, run in runs.items()}}
+    reports[UNDO] = of_first["ideal"]
     table = []
-    for name, model in [*unlearned.items(), (UNDO, models / "2-keep")]:
+    for name, model in {TARGET: target, **unlearned, UNDO: models / "2-keep"}.items():
         place = locate_update(target, model, stage)
         row: dict[str, Any] = {"seed": seed, "method": name}
+        row |= {key: reports[name].metrics[f"accuracy_{key[0]}"].value for key in ("forget", "retain")}
         for ranking, end in ((place.everywhere, ""), (place.within, "_within")):
             row |= {f"{key}{end}": getattr(ranking, key) for key in ("precision", "chance", "auc")}
         row |= {key: getattr(place, key) for key in ("energy", "cosine", "cosine_known", "undone")}
@@ -141,14 +152,14 @@ def run_seed(folder: Path, seed: int, methods: Sequence[str], tiny: bool) -> lis
     return table
 
 
-def as_markdown(table: Sequence[Mapping[str, Any]]) -> str:
-    """Return the means over seeds, with the lowest and the highest value."""
-    lines = [f"| method | {' | '.join(COLUMNS.values())} |", f"|---|{'---:|' * len(COLUMNS)}"]
+def as_markdown(table: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> str:
+    """Return the means over seeds of some columns, with the lowest and the highest value."""
+    lines = [f"| method | {' | '.join(columns.values())} |", f"|---|{'---:|' * len(columns)}"]
     for name in dict.fromkeys(row["method"] for row in table):
         cells = []
-        for key in COLUMNS:
+        for key in columns:
             values = [f for row in table if row["method"] == name and (f := row[key]) is not None]
-            mean = f"{sum(values) / len(values):.2f}" if values else "–"
+            mean = f"{sum(values) / len(values):.3f}" if values else "–"
             low, high = (f"{end:.2f}" for end in (min(values), max(values))) if values else ("", "")
             cells.append(f"{mean} ({low} to {high})" if low != high else mean)
         lines.append(f"| {name} | {' | '.join(cells)} |")
@@ -169,7 +180,8 @@ def main() -> None:
         table += run_seed(arguments.out / f"seed-{seed}", seed, arguments.methods, arguments.tiny)
         (arguments.out / "scores.jsonl").write_text("".join(json.dumps(row) + "\n" for row in table))
         print(f"seed {seed}: {(time.process_time() - begin) / 60:.1f} minutes of one core")
-    print(as_markdown(table))
+    for title, columns in TABLES.items():
+        print(f"\n{title}\n\n{as_markdown(table, columns)}")
 
 
 if __name__ == "__main__":

@@ -23,9 +23,10 @@ def test_the_example_locates_updates_in_a_tiny_history(
     monkeypatch.setattr(sys, "argv", ["run.py", *arguments])
     runpy.run_path(str(EXAMPLE / "run.py"), run_name="__main__")
     rows = [json.loads(line) for line in (tmp_path / "scores.jsonl").read_text().splitlines()]
-    assert [row["method"] for row in rows] == [*methods, "exact undo"]
+    assert [row["method"] for row in rows] == ["target", *methods, "exact undo"]
     assert read_known(tmp_path / "seed-3/models/3-forget")["3-forget"].seed == 3
-    *unlearned, undo = rows
+    target, *unlearned, undo = rows
+    assert (target["precision"], target["auc"], target["undone"]) == (None, 0.5, 0)
     for row in unlearned:
         assert row["chance"] < row["chance_within"] == pytest.approx(0.05, rel=0.2)
         assert row["precision"] < 0.5
@@ -33,11 +34,12 @@ def test_the_example_locates_updates_in_a_tiny_history(
     assert [undo[key] for key in ("precision", "auc", "precision_within", "energy")] == [1, 1, 1, 1]
     assert [undo[key] for key in ("cosine", "undone")] == pytest.approx([1, 1])
     out = capsys.readouterr().out
-    assert all(f"| {name} |" in out for name in (*methods, "exact undo"))
+    assert all(out.count(f"| {name} |") == 2 for name in ("target", *methods, "exact undo"))
 
 
 def test_the_table_of_the_results_is_that_of_the_scores() -> None:
     rows = [json.loads(line) for line in (EXAMPLE / "scores.jsonl").read_text().splitlines()]
     names = runpy.run_path(str(EXAMPLE / "run.py"))
-    assert [row["seed"] for row in rows] == sorted([0, 1, 2] * (len(names["METHODS"]) + 1))
-    assert names["as_markdown"](rows) in (EXAMPLE / "RESULTS.md").read_text()
+    assert [row["seed"] for row in rows] == sorted([0, 1, 2] * (len(names["METHODS"]) + 2))
+    for columns in names["TABLES"].values():
+        assert names["as_markdown"](rows, columns) in (EXAMPLE / "RESULTS.md").read_text()
