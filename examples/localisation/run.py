@@ -38,7 +38,7 @@ TARGET, UNDO = "target", "exact undo"
 TABLES = {
     "In which weights?": {
         "precision": "precision = recall", "chance": "by chance", "auc": "AUC",
-        "precision_within": "precision, right tensors", "chance_within": "by chance", "auc_within": "AUC, right tensors",
+        "precision_within": "precision within", "chance_within": "by chance", "auc_within": "AUC within",
         "energy": "energy share",
     },
     "Removed or hidden?": {

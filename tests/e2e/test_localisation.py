@@ -18,7 +18,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples/localisation"
 def test_the_example_locates_updates_in_a_tiny_history(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    methods = ["msa-full", "msa-lora", "undial"]
+    methods = ["msa-full", "undial"]
     arguments = ["--tiny", "--seeds", "3", "--methods", *methods, "--out", str(tmp_path)]
     monkeypatch.setattr(sys, "argv", ["run.py", *arguments])
     runpy.run_path(str(EXAMPLE / "run.py"), run_name="__main__")
