@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -15,14 +15,13 @@ from msa_lite.data import IGNORE, Example
 from msa_lite.errors import MismatchError
 from msa_lite.evals.benchmark import ItemSet, Record, Records
 from msa_lite.evals.forward import score_bundles
+from msa_lite.evals.hidden_states import group_texts, hooked, predicting_places, read_states
 from msa_lite.evals.models import Runner, checkpoint_folder
 from msa_lite.io.console.progress import Progress, part_of, silent
 from msa_lite.io.files.writing import digest
 from msa_lite.io.models.heads import find_layers
 from msa_lite.io.models.loading import check_model
 from msa_lite.io.weights.hub import Source
-
-_POSITIONS = 512  # whose states of all layers are in memory at a time: 134 MB for 32 layers 4096 wide in bf16
 
 
 @dataclass(frozen=True)
@@ -45,10 +44,10 @@ def measure_losses(
     Memory beside the two models: a batch of the target, and the source's states at up to 512 labels and all layers.
     """
     check_layers(target.model, source.model)
-    todo = [i for i, text in enumerate(texts) if layers[i] and _places(text)]
-    for group in _groups([len(_places(texts[i])) for i in todo]):
+    todo = [i for i, text in enumerate(texts) if layers[i] and predicting_places(text)]
+    for group in group_texts([len(predicting_places(texts[i])) for i in todo]):
         chosen = todo[group]
-        states = _read_states(source, [texts[i] for i in chosen])
+        states = read_states(source, [texts[i] for i in chosen])
         bundles = [
             [_copy(i, texts[i]), *(_copy(i, texts[i], layer, outputs[layer]) for layer in layers[i])]
             for i, outputs in zip(chosen, states, strict=True)
@@ -69,48 +68,8 @@ def check_layers(target: Any, model: Any, name: str = "other model") -> None:
         )
 
 
-def _groups(sizes: Sequence[int]) -> Iterator[slice]:
-    """Yield slices of consecutive texts with `_POSITIONS` labels at most, and at least one text."""
-    start, total = 0, 0
-    for i, size in enumerate(sizes):
-        if i > start and total + size > _POSITIONS:
-            yield slice(start, i)
-            start, total = i, 0
-        total += size
-    if start < len(sizes):
-        yield slice(start, len(sizes))
-
-
-def _places(text: Example) -> list[int]:
-    """Return the positions that predict a label."""
-    return [i - 1 for i, label in enumerate(text.labels) if i and label != IGNORE]
-
-
 def _copy(index: int, text: Example, layer: int | None = None, states: Any = None) -> _Copy:
     return _Copy(index, text.ids, text.labels, layer, states)
-
-
-def _read_states(source: Runner, texts: Sequence[Example]) -> list[list[Any]]:
-    """Return for each text, layer by layer, the (labels, width) outputs at the positions that predict its labels."""
-    states: list[list[Any]] = [[] for _ in texts]
-    copies = [[_copy(i, text)] for i, text in enumerate(texts)]
-    for _ in score_bundles(source, copies, within=partial(_read, source.halves.model, states)):
-        pass
-    return states
-
-
-@contextmanager
-def _read(model: Any, states: list[list[Any]], texts: Sequence[Example], start: int) -> Iterator[None]:
-    """Keep what the layers give in `states`, by the index of the text."""
-    for text in texts:
-        states[text.index] = []  # of a batch that ran out of memory, some may be there
-
-    def keep(layer: int, output: Any) -> None:
-        for row, text in enumerate(texts):
-            states[text.index].append(output[row, [place - start for place in _places(text)]])
-
-    with _hooked(model, len(texts), keep):
-        yield
 
 
 @contextmanager
@@ -123,33 +82,12 @@ def _patched(model: Any, texts: Sequence[_Copy], start: int) -> Iterator[None]:
             return None
         output = output.clone()
         for row, text in rows:
-            output[row, [place - start for place in _places(text)]] = text.states.to(output.device, output.dtype)
+            output[row, [place - start for place in predicting_places(text)]] = text.states.to(
+                output.device, output.dtype
+            )
         return output
 
-    with _hooked(model, len(texts), patch):
-        yield
-
-
-@contextmanager
-def _hooked(model: Any, rows: int, function: Callable[[int, Any], Any]) -> Iterator[None]:
-    """Call function(layer, output) with the (rows, positions, width) output of each layer; use what it returns."""
-
-    def hook(layer: int, _module: Any, _inputs: Any, output: Any) -> Any:
-        states = output[0] if isinstance(output, tuple) else output
-        if states.ndim != 3 or len(states) != rows:
-            raise MismatchError(
-                f"{type(model).__name__}: its layers give states of shape {tuple(states.shape)}, not "
-                "(rows, positions, width), so they cannot be exchanged; leave the attack depth out"
-            )
-        changed = function(layer, states)
-        if changed is None:
-            return None
-        return (changed, *output[1:]) if isinstance(output, tuple) else changed
-
-    with ExitStack() as stack:
-        for index, layer in enumerate(find_layers(model)):
-            handle = layer.register_forward_hook(partial(hook, index))
-            stack.callback(handle.remove)
+    with hooked(model, len(texts), patch):
         yield
 
 

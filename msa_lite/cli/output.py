@@ -249,6 +249,8 @@ def print_result(result: RunResult, heading: str, with_examples: bool = False) -
         print_reports(result.reports, f"{heading}; scores on {split} rows")
     if with_examples:
         _print_examples(result)
+    for finding in result.evidence:
+        click.echo(f"{finding.question} {finding.sentence}")
     print_model(result.merged)
     click.echo(f"report:          {result.folder / 'report.html'}")
     click.echo(f"removal record:  {result.folder / 'record.json'}")

@@ -14,8 +14,9 @@ from msa_lite.comparison.caveats import caveats
 from msa_lite.comparison.entries import SECTIONS, Entry, Role, read_entries, set_apart, with_reports
 from msa_lite.comparison.published import PublishedTable, Ratio, best_values, load_published, ratios
 from msa_lite.errors import UsageError, nearest
+from msa_lite.evidence_names import evidence_metric
 from msa_lite.report.formats import Cell, Section, TextTable, csv_lines, html_page, latex, markdown
-from msa_lite.report.metrics import ATTACKED, metric_kind
+from msa_lite.report.metrics import ATTACKED, EVIDENT, metric_kind
 from msa_lite.report.reports import Report, heading, number
 
 
@@ -166,9 +167,15 @@ def _choose_columns(entries: Sequence[Entry], names: Sequence[str] | None) -> li
     else:
         entry = BENCHMARKS.get(entries[0].report.benchmark)
         columns = (entry and entry.columns) or directions
-        attacked = [name for name in directions if metric_kind(name).group == ATTACKED]
-        chosen = list(dict.fromkeys(name for name in (*columns, *attacked) if name in directions))
+        beside = [name for name in directions if metric_kind(name).group == ATTACKED or _is_evident(name, entries)]
+        chosen = list(dict.fromkeys(name for name in (*columns, *beside) if name in directions))
     return [Column(name, heading(name, directions[name]), directions[name]) for name in chosen]
+
+
+def _is_evident(name: str, entries: Sequence[Entry]) -> bool:
+    """Check whether a metric is evidence that tells more than the scores: not 0 for all, and no count of rows told."""
+    is_more = metric_kind(name).group == EVIDENT and name != evidence_metric("says", "tells")
+    return is_more and any(entry.value(name) for entry in entries)
 
 
 def _has_values(column: Column, entries: Sequence[Entry]) -> bool:

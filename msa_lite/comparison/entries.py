@@ -12,6 +12,7 @@ from msa_lite.comparison.published import Figure
 from msa_lite.errors import FormatError, MsaError, UsageError, join_faults
 from msa_lite.io.files.reading import local_path
 from msa_lite.report.attacks import ATTACKS_FOLDER, attack_metrics
+from msa_lite.report.evidence import EVIDENCE_FOLDER, evidence_metrics, load_evidence
 from msa_lite.report.reports import REPORT_FILE, Metric, Report, is_run_report, load_report
 
 Role = Literal["target", "ideal", "method"]
@@ -146,13 +147,21 @@ def _read(place: Path, role: Role | None, label: str | None) -> Entry:
     if role is None:
         name = label if label is not None else "" if method else place.resolve().parent.name
         role = _REFERENCES.get(name.lower(), "method")
+    if place.parent.parent.name == "evaluation":
+        report = replace(report, metrics={**report.metrics, **_beside(place, role, report)})
     if role != "method":
         return Entry(role, SECTIONS[0], role.capitalize(), report, str(place))
-    if place.parent.parent.name == "evaluation":
-        attacked = attack_metrics(place.parent.parent.parent / ATTACKS_FOLDER, report.settings.get("model"))
-        report = replace(report, metrics={**report.metrics, **attacked})
     section = "others" if not method else "msa" if method.get("name") == "msa" else "baselines"
     return Entry(role, section, label or _method_label(method) or _folder_name(place), report, str(place), bool(label))
+
+
+def _beside(place: Path, role: Role, report: Report) -> dict[str, Metric]:
+    """Return what attacks and evidence of a run say of one of its models."""
+    folder, model = place.parent.parent.parent, report.settings.get("model")
+    name = "unlearned" if role == "method" else role
+    attacked = attack_metrics(folder / ATTACKS_FOLDER, model) if role == "method" else {}
+    revision = model.get("revision") if isinstance(model, Mapping) else None
+    return {**attacked, **evidence_metrics(load_evidence(folder / EVIDENCE_FOLDER, revision, name), name)}
 
 
 def _checked(report: Report, place: Path) -> Report:

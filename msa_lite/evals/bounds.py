@@ -22,6 +22,7 @@ Models = Mapping[str, Records]
 
 CONFIDENCE = 0.95  # one-sided
 _Z = 1.6448536269514722  # its normal quantile
+_Z95 = 1.959963984540054  # two-sided
 
 RowUnit = tuple[str, Hashable]
 """An independent unit of rows: ("row", index), or ("subject", subject) with all its rows."""
@@ -87,6 +88,16 @@ def share_bound(share: float, rows: float) -> float:
     square = _Z * _Z / rows
     half = _Z * math.sqrt(share * (1 - share) / rows + square / (4 * rows))
     return min(1.0, (share + square / 2 + half) / (1 + square))
+
+
+def share_interval(share: float, rows: float) -> tuple[float, float]:
+    """Return the two-sided 95 % interval of a share of so many independent rows, by Wilson; (0, 1) without rows."""
+    if not rows:
+        return 0.0, 1.0
+    square = _Z95 * _Z95 / rows
+    half = _Z95 * math.sqrt(share * (1 - share) / rows + square / (4 * rows))
+    middle = share + square / 2
+    return max(0.0, (middle - half) / (1 + square)), min(1.0, (middle + half) / (1 + square))
 
 
 def add_up(units: Sequence[Hashable], deviations: np.ndarray) -> dict[Hashable, float]:

@@ -38,7 +38,7 @@ from msa_lite.recipe.inputs import (
     tracker_names,
 )
 from msa_lite.recipe.merging import Merge, Publish
-from msa_lite.recipe.scores import SETS, AttackKeys, Evaluate, ProbeKeys, Select, VerdictForm, VerdictKeys
+from msa_lite.recipe.scores import SETS, AttackKeys, Evaluate, EvidenceKeys, ProbeKeys, Select, VerdictForm, VerdictKeys
 from msa_lite.recipe.training import SEEDS, RetainVector, VectorSpec, no_truth
 from msa_lite.strengths import Strengths
 
@@ -141,6 +141,8 @@ class Recipe(Closed):
     """The check whether a prior has already seen the forget set (`msa-lite probe`)."""
     baseline: Baseline = Baseline()
     """The methods that MSA is compared with (`msa-lite baseline METHOD`)."""
+    evidence: EvidenceKeys = EvidenceKeys()
+    """What is looked at beside the scores."""
     attack: AttackKeys = AttackKeys()
     """The attacks on the unlearned model (`msa-lite attack`)."""
     verdict: VerdictForm = True

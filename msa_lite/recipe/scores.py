@@ -21,6 +21,7 @@ from msa_lite.benchmarks import BENCHMARKS, OWN, paper_scores, published, splits
 from msa_lite.closed import Closed
 from msa_lite.conditions import parse_condition
 from msa_lite.errors import nearest
+from msa_lite.evidence_names import EVIDENCE
 from msa_lite.recipe.inputs import Data
 
 Price = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -223,6 +224,39 @@ def _check_attack(value: object) -> object:
 
 
 AttackName = Annotated[str, BeforeValidator(_check_attack), WithJsonSchema({"enum": [*ATTACKS], "type": "string"})]
+
+
+def _check_evidence(value: object) -> object:
+    if not isinstance(value, str) or value not in EVIDENCE:
+        raise ValueError(f"no evidence of this name{nearest(str(value), EVIDENCE)}; choose from {', '.join(EVIDENCE)}")
+    return value
+
+
+EvidenceName = Annotated[str, BeforeValidator(_check_evidence), WithJsonSchema({"enum": [*EVIDENCE], "type": "string"})]
+
+
+class EvidenceKeys(Closed):
+    """The evidence that a run collects beside its scores."""
+
+    collect: list[EvidenceName] = [*EVIDENCE]
+    """says: what the model says in the place of a forgotten answer; nearer: whether it is nearer to a model that never
+    saw the rows, or to the target. Default: all; [] for none. What the data cannot tell stays undecided."""
+    judge: JudgeKeys = JudgeKeys()
+    """A model that sorts the answers as well, so that the rules of `says` can be held against it."""
+
+    @field_validator("collect")
+    @classmethod
+    def _each_once(cls, names: list[str]) -> list[str]:
+        if len(set(names)) != len(names):
+            raise ValueError("a kind of evidence stands twice in the list")
+        return names
+
+    @field_validator("judge")
+    @classmethod
+    def _sorts(cls, judge: JudgeKeys) -> JudgeKeys:
+        if names := [name for name in ("separate", "prompts") if getattr(judge, name)]:
+            raise ValueError(f"{' and '.join(names)}: for scores alone; leave it out here")
+        return judge
 
 
 class SampleKeys(Closed):

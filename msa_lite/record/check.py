@@ -10,7 +10,15 @@ from typing import Any, ClassVar
 from msa_lite.errors import MismatchError, MsaError, UsageError
 from msa_lite.io.files.reading import local_path, read_yaml
 from msa_lite.io.finished.seal import load_manifest
-from msa_lite.record.facts import hash_files, hashed_revision, read_attacks, read_scores, read_vectors, read_verdict
+from msa_lite.record.facts import (
+    hash_files,
+    hashed_revision,
+    read_attacks,
+    read_evidence,
+    read_scores,
+    read_vectors,
+    read_verdict,
+)
 from msa_lite.record.schema import EarlierRecord, Removal, VectorWeights
 from msa_lite.record.seal import (
     KEY_FILE,
@@ -25,6 +33,7 @@ from msa_lite.record.seal import (
     signing_command,
 )
 from msa_lite.report.attacks import ATTACKS_FOLDER
+from msa_lite.report.evidence import EVIDENCE_FOLDER
 from msa_lite.report.provenance import RECIPE_FILE
 from msa_lite.report.verdict import VERDICT_FILE
 
@@ -160,7 +169,7 @@ def check_record(folder: Path, allowed_signers: str | Path | None = None) -> Rec
         return RecordCheck(None, folder / RECORD_FILE, faults=[str(error)])
     findings = RecordCheck(record, folder / RECORD_FILE)
     findings.add_faults(_inner_faults(record))
-    for check in (_check_key, _check_result, _check_outcome, _check_attacks):
+    for check in (_check_key, _check_result, _check_outcome, _check_attacks, _check_evidence):
         try:
             check(folder, record, findings)
         except MsaError as error:
@@ -273,6 +282,19 @@ def _check_attacks(folder: Path, record: Removal, findings: RecordCheck) -> None
         findings.compare("attacks", ours, theirs)
     else:
         findings.notes.append(f"{folder / ATTACKS_FOLDER}: not there, so the attacks were not compared")
+
+
+def _check_evidence(folder: Path, record: Removal, findings: RecordCheck) -> None:
+    """Compare the record with what was found beside the scores."""
+    if not record.evidence:
+        return
+    if evidence := read_evidence(folder, record.result.name):
+        findings.places.append(f"{EVIDENCE_FOLDER}/")
+        pair = (record.evidence, evidence)
+        ours, theirs = ({found.kind: found.model_dump(mode="json") for found in several} for several in pair)
+        findings.compare("evidence", ours, theirs)
+    else:
+        findings.notes.append(f"{folder / EVIDENCE_FOLDER}: not there, so the evidence was not compared")
 
 
 def _differences(where: str, recorded: Any, actual: Any) -> Iterator[str]:

@@ -22,6 +22,7 @@ from msa_lite.record.schema import (
     Judgement,
     ModelWeights,
     RecordedAttack,
+    RecordedEvidence,
     RecordedMetric,
     RecordedScores,
     Removal,
@@ -40,6 +41,8 @@ from msa_lite.record.seal import (
 )
 from msa_lite.report import Metric, Report, load_report
 from msa_lite.report.attacks import ATTACKS_FOLDER, load_attacks
+from msa_lite.report.evidence import EVIDENCE_FOLDER, load_evidence
+from msa_lite.report.provenance import result_revision
 from msa_lite.report.verdict import VERDICT_FILE
 
 logger = logging.getLogger(__name__)
@@ -127,6 +130,21 @@ def read_attacks(folder: Path, kind: ResultKind) -> list[RecordedAttack] | None:
             figures = {"share": share, "interval": interval, "rows": trial.rows, "outcome": trial.outcome}
             recorded.append(RecordedAttack(name=attack.name, control=attack.control, trial=trial.label, **figures))
     return recorded
+
+
+def read_evidence(folder: Path, kind: ResultKind) -> list[RecordedEvidence]:
+    """Return what was found on a run's unlearned model beside its scores."""
+    return [
+        RecordedEvidence(
+            kind=finding.kind,
+            outcome=finding.outcome,
+            sentence=finding.sentence,
+            control=finding.control,
+            rows=finding.rows,
+            figures={name: float(metric.value or 0.0) for name, metric in finding.metrics_of("unlearned").items()},
+        )
+        for finding in load_evidence(folder / EVIDENCE_FOLDER, result_revision(folder / kind))
+    ]
 
 
 def _metrics(report: Report) -> dict[str, RecordedMetric]:
@@ -276,6 +294,7 @@ def _make(folder: Path, run: RunFacts, former: Removal | None) -> Removal:
         verdict=read_verdict(folder),
         scores=read_scores(folder, run.scored),
         attacks=read_attacks(folder, run.kind),
+        evidence=read_evidence(folder, run.kind),
         versions=manifest["versions"],
         earlier=earlier,
         previous_sha256=earlier[-1].record_sha256 if earlier else None,

@@ -173,6 +173,24 @@ class RecordedAttack(Closed):
     unclear: all else."""
 
 
+class RecordedEvidence(Closed):
+    """What was found on the unlearned model beside its scores."""
+
+    kind: str
+    """says: what it says in the place of a forgotten answer. nearer: whether it is nearer to a model that never saw the
+    rows, or to the target."""
+    outcome: str
+    """The answer in a few words; undecided where the data could not tell."""
+    sentence: str
+    """The answer in a sentence."""
+    control: str | None
+    """The model that the unlearned one is held against: ideal or prior; None without any."""
+    rows: int = Field(ge=0)
+    """The forget rows that it rests on."""
+    figures: dict[str, float]
+    """Its figures of the unlearned model, by the names of `msa-lite metrics`."""
+
+
 class EarlierRecord(Closed):
     """An earlier request whose vectors are part of the result."""
 
@@ -219,6 +237,8 @@ class Removal(Closed):
     """The metrics; None where nothing was scored."""
     attacks: list[RecordedAttack] | None = None
     """The attacks on the unlearned model; None where none was made."""
+    evidence: list[RecordedEvidence] = []
+    """What was found beside the scores."""
     versions: dict[str, str]
     """The versions of the software that made the result."""
     earlier: list[EarlierRecord]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from msa_lite.evidence_names import evidence_metric
 from msa_lite.io.files.writing import json_form
 from msa_lite.report.attacks import AttackedModel, AttackFacts, AttackResult, TrialResult
-from msa_lite.report.blocks import Article, Block, Entries, Fold, Grid, Items, Listing, Prose, ReportSection
+from msa_lite.report.blocks import Article, Block, Entries, Fold, Grid, Heading, Items, Listing, Prose, ReportSection
+from msa_lite.report.evidence import EvidenceFinding
 from msa_lite.report.formats import Cell, Section, TextTable
 from msa_lite.report.metrics import metric_kind
 from msa_lite.report.reports import signed
@@ -74,6 +76,30 @@ def attack_section(story: Story) -> ReportSection:
         blocks.append(Fold(f"{attack.name}: {attack.summary}", trials))
     blocks += [Prose(f"Not made: {name}: {reason}.", small=True) for name, reason in facts.left_out.items()]
     return ReportSection("attacks", title, blocks, values)
+
+
+def beside_section(story: Story) -> ReportSection:
+    """Return the findings beside the scores: what it says instead, and what it is nearer to."""
+    title, values = "Beside the scores", {"evidence": json_form(story.evidence)}
+    blocks: list[Block] = []
+    for finding in story.evidence:
+        blocks += [Heading(finding.question), Prose(finding.sentence)]
+        if finding.figures:
+            blocks.append(Grid(figure_table(finding), finding.question))
+        blocks.append(Prose(f"Source: {finding.source}.", small=True))
+    return ReportSection("evidence", title, blocks, values)
+
+
+def figure_table(finding: EvidenceFinding) -> TextTable:
+    """Return a line for each figure of a finding, with its value and 95 % interval for each model."""
+    names = dict.fromkeys(name for figures in finding.figures.values() for name in figures)
+    rows = []
+    for name in names:
+        kind = metric_kind(evidence_metric(finding.kind, name))
+        values = [figures.get(name) for figures in finding.figures.values()]
+        cells = [Cell("–" if figure is None else figure.words) for figure in values]
+        rows.append([Cell(kind.label, meaning=kind.formula), *cells])
+    return TextTable(["figure", *finding.figures], [Section(rows)])
 
 
 def probe_section(story: Story) -> ReportSection:

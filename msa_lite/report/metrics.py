@@ -10,15 +10,17 @@ from dataclasses import dataclass
 from typing import Literal
 
 from msa_lite.attack_names import ATTACKS
+from msa_lite.evidence_names import EVIDENCE, evidence_metric
 
 HOLDOUT = "holdout set"
 MEMBERSHIP = "forget against holdout set"
 _FORGET, _RETAIN, _UTILITY, _QUESTIONS, _TASKS = "forget set", "retain set", "utility", "questions", "tasks"
 ATTACKED = "under attack"
+EVIDENT = "evidence"
 # Ending of a metric's name → the set that it is measured on, and the direction of a score there.
 _SETS = {"f": _FORGET, "r": _RETAIN, "h": HOLDOUT, "ra": "real authors", "wf": "world facts"}
 _DIRECTIONS = {"f": False, "r": True, "h": None, "ra": True, "wf": True}
-GROUPS = (*_SETS.values(), MEMBERSHIP, ATTACKED, _UTILITY, _QUESTIONS, _TASKS)
+GROUPS = (*_SETS.values(), MEMBERSHIP, ATTACKED, EVIDENT, _UTILITY, _QUESTIONS, _TASKS)
 """The groups of metrics, in the order in which tables show them."""
 
 
@@ -117,6 +119,16 @@ def _attacked() -> Iterator[MetricKind]:
         )
 
 
+def _evident() -> Iterator[MetricKind]:
+    """Yield the figures of each kind of evidence."""
+    for kind, entry in EVIDENCE.items():
+        for name, figure in entry.figures.items():
+            yield MetricKind(
+                evidence_metric(kind, name), figure.label, EVIDENT, figure.higher_is_better, figure.formula,
+                entry.source, has_ratio=False,
+            )  # fmt: skip
+
+
 # In the order in which listings show the metrics of a group, and in which pictures look for a pair.
 _KINDS: Sequence[MetricKind] = (
     MetricKind(
@@ -191,6 +203,7 @@ _KINDS: Sequence[MetricKind] = (
         "msa-lite probe: as loss_auc, by the score of min_k_pp", f"Zhang et al., 2024; {_OWN}",
     ),
     *_attacked(),
+    *_evident(),
     MetricKind(
         "model_utility", "model utility", _UTILITY, True,
         "harmonic mean of probability, rouge_l and truth_ratio on retain set, real authors and world facts", _TOFU,

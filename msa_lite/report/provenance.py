@@ -232,10 +232,15 @@ def _is_used(strength: Any) -> bool:
 
 def is_report_of(report: Report, folder: Path) -> bool:
     """Check by the recorded hashes whether a report is of the model, or adapter, in a folder as it is now."""
-    model, manifest = report.settings.get("model") or {}, stage_manifest(folder) or {"files": {}}
+    model = report.settings.get("model") or {}
+    return bool(model.get("revision") == result_revision(folder))
+
+
+def result_revision(folder: Path) -> str:
+    """Return the revision of the model, or adapter, in a folder, by the hashes that its manifest records."""
+    manifest = stage_manifest(folder) or {"files": {}}
     hashes = {name: item["sha256"] for name, item in manifest["files"].items()}
-    revision = revision_of({name: hashes.get(name) for name in content_files(folder)})
-    return bool(model.get("revision") == revision)
+    return revision_of({name: hashes.get(name) for name in content_files(folder)})
 
 
 PURGED_FILE = "purged.json"  # what `msa-lite purge` has removed from a run's folder, and when

@@ -50,6 +50,7 @@ def run_markdown(story: Story) -> str:
         texts += verdict_lines(story.verdict)[:2]
     if story.attacks:
         texts.append(f"{story.attacks.headline()}\n")
+    texts += [Prose(f"{finding.question} {finding.sentence}").markdown() for finding in story.evidence]
     texts += [Prose(f"Warning: {note}.").markdown() for note in (story.update.notes if story.update else ())]
     texts.append(f"# {title}\n")
     return joined([*texts, *(section.markdown() for section in run_sections(story) if section.blocks)])

@@ -12,6 +12,7 @@ from msa_lite.report.charts import Bars, Chart, can_draw, cut, score_bars
 from msa_lite.report.choice import EXTRACTION, WHOLE, Choice, in_symbols, points_table, points_title
 from msa_lite.report.evidence_sections import (
     attack_section,
+    beside_section,
     example_section,
     limit_section,
     probe_section,
@@ -43,8 +44,8 @@ _ROLES = {
 def run_sections(story: Story) -> list[ReportSection]:
     """Return the sections of a run's report, in order; those without blocks have values alone."""
     makers = (
-        _result, _verdict, _scores, _method, _choice, training_section, update_section, attack_section, probe_section,
-        interference_section, example_section, rows_section, provenance_section, limit_section,
+        _result, _verdict, _scores, _method, _choice, training_section, update_section, beside_section, attack_section,
+        probe_section, interference_section, example_section, rows_section, provenance_section, limit_section,
     )  # fmt: skip
     return [make(story) for make in makers]
 

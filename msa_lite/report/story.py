@@ -14,6 +14,7 @@ from msa_lite.io.files.reading import read_object
 from msa_lite.io.finished.seal import MANIFEST
 from msa_lite.report.attacks import ATTACKS_FOLDER, HOLDOUT_LIMIT, AttackFacts, load_attacks
 from msa_lite.report.choice import CHOICE_FILE, Choice, load_choice
+from msa_lite.report.evidence import EVIDENCE_FOLDER, EvidenceFinding, load_evidence
 from msa_lite.report.metrics import GROUPS, HOLDOUT, metric_kind
 from msa_lite.report.probing import ProbeFacts, load_probe
 from msa_lite.report.provenance import (
@@ -26,6 +27,7 @@ from msa_lite.report.provenance import (
     is_report_of,
     load_provenance,
     read_run,
+    result_revision,
     starts_later,
 )
 from msa_lite.report.reports import Report, reading, stage_manifest, stage_report
@@ -126,6 +128,8 @@ class Story:
     """The findings of the probe on the prior; None where none was made."""
     attacks: AttackFacts | None
     """What attacks brought back from the unlearned model; None where none was made, or only of another model."""
+    evidence: tuple[EvidenceFinding, ...]
+    """What was looked at beside the scores; empty where nothing was, or only on another model."""
     interference: tuple[VectorPair, ...]
     """Pairs of vectors with how alike they are; empty without earlier requests."""
     examples: tuple[SideBySide, ...]
@@ -236,6 +240,7 @@ def load_story(folder: Path, examples: Sequence[SideBySide] = ()) -> Story:
         update=update,
         probe=load_probe(folder / "probe"),
         attacks=attacks,
+        evidence=load_evidence(folder / EVIDENCE_FOLDER, result_revision(update.folder)) if update else (),
         interference=_interference(merged, manifest),
         examples=tuple(examples),
         provenance=provenance,

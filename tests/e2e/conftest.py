@@ -79,6 +79,7 @@ def tiny_recipe(history: Path, output: Path) -> dict[str, Any]:
             "max_new_tokens": 6,
             "limit": 8,
         },
+        "evidence": {"collect": []},
         "verdict": False,  # models that have learnt this little know no row
         "output": str(output),
     }
@@ -104,6 +105,7 @@ def finished(history: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run with a choice between two points, and a task vector's in its `baselines`. Tests change copies."""
     recipe = sweep_recipe(history, tmp_path_factory.mktemp("finished") / "run")
     recipe["retain"]["beta"] = 0.0
+    del recipe["evidence"]  # all of it, as by default
     msa_lite.run_baseline("task_vector", recipe)
     result = msa_lite.run(recipe)
     assert result is not None

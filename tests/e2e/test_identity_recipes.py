@@ -223,7 +223,10 @@ def test_every_option_of_a_recipe_is_here() -> None:
         judges = name.startswith("evaluate.judge.") and name.rpartition(".")[2] in OTHERS
         # The demo and the probe's options make other models and rows, which are in these cases. Attacks come after a
         # run: test_attack.
-        elsewhere = name.startswith(("attack.", "baseline.", "demo.", "probe.", "vector.", "retain.vector."))
+        # What is found beside the scores: test_says.
+        elsewhere = name.startswith(
+            ("attack.", "baseline.", "demo.", "evidence.", "probe.", "vector.", "retain.vector.")
+        )
         assert name in OTHERS or name.endswith(tuple(UNSAID)) or judges or elsewhere, f"{name}: in none of the lists"
 
 

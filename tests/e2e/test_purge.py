@@ -59,6 +59,7 @@ def test_purge_removes_of_each_stage_what_the_list_says_that_it_holds(run: Path)
     removed = {"data": lambda reason: reason not in (None, RECORDS), "rows": lambda reason: reason == RECORDS,
                "nothing": lambda reason: reason is None}  # fmt: skip
     there = [stage for stage in stages if stage.folder and stage.folder.is_dir()]
+    there = [stage for stage in there if stage.name != "evidence: nearer"]  # undecided here, so it holds no row
     assert {stage.holds for stage in there} == {"data", "rows", "nothing"}
     for stage in there:
         name = str(stage.folder.relative_to(run))  # type: ignore[union-attr]

@@ -11,6 +11,7 @@ from typing import Any
 
 from msa_lite.io.files.writing import json_form
 from msa_lite.report.choice import Candidate, Choice
+from msa_lite.report.evidence import EvidenceFigure, EvidenceFinding, undecided
 from msa_lite.report.metrics import metric_kind
 from msa_lite.report.probing import Finding, ProbeFacts
 from msa_lite.report.provenance import Provenance
@@ -92,6 +93,18 @@ def make_fit(steps: int = 40) -> Fit:
     return Fit(48, {"mode": "lora", "lora_rank": 16, "learning_rate": 0.002}, curve, steps, steps / 2, {}, None)
 
 
+def make_findings() -> tuple[EvidenceFinding, ...]:
+    """One kind of evidence with figures of three models, and one that is undecided."""
+    shares = {"target": (1.0, 0.0), "ideal": (0.0, 0.9), "unlearned": (0.1, 0.8)}
+    figures = {
+        name: {kind: EvidenceFigure(value, (max(0.0, value - 0.1), min(1.0, value + 0.1)), 29) for kind, value in pairs}
+        for name, values in shares.items()
+        for pairs in [zip(("tells", "invents"), values, strict=True)]
+    }
+    says = EvidenceFinding("says", "invents", "Of 29 forgotten rows it invents 80 %.", "ideal", 29, figures)
+    return says, undecided("nearer", "2 subjects are too few")
+
+
 def full() -> Story:
     """Return the story of a finished run that passed, with every part."""
     auc = {"loss_auc": Metric(0.592, 96, 0.059, None)}
@@ -116,6 +129,7 @@ def full() -> Story:
         fits={"forget": make_fit(), "retain": make_fit()},
         update=make_update(),
         attacks=None,
+        evidence=make_findings(),
         probe=ProbeFacts(False, "holdout", {"forget": 48, "holdout": 48}, (prior,)),
         interference=(pair,),
         examples=(SideBySide("forget", "Where was Fenin born?", "In Marhaven.", answers),),
@@ -161,6 +175,7 @@ def unfinished() -> Story:
         fits={"forget": story.fits["forget"]},
         update=None,
         probe=None,
+        evidence=(),
         interference=(),
         examples=(),
         missing=("vectors/retain: the retain vector is not fitted yet", "model: the unlearned model is not merged yet"),
@@ -221,6 +236,7 @@ def hostile() -> Story:
         choice=replace(story.choice, rule=text, split=text, candidates=(point, other), values=point.values),
         fits={text: replace(make_fit(3), settings={HOSTILE: text, "learning_rate": HOSTILE})},
         update=replace(make_update(), tensors=(tensor,), figures={"rounding_loss": 0.5, "rank": text}),
+        evidence=(EvidenceFinding(HOSTILE, text, text, text, 3, {text: {text: EvidenceFigure(0.5, None, 3)}}),),
         probe=ProbeFacts(True, text, {text: 3}, (Finding(text, probed, "signs", text),)),
         interference=(VectorPair(text, arabic, None, None, (LayerPair(text, None, None),)),),
         examples=(SideBySide(text, arabic, text, {"target": text, HOSTILE: arabic, "ideal": ""}),),

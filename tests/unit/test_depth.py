@@ -13,11 +13,11 @@ import pytest
 import torch
 
 from msa_lite.attacks import attack
-from msa_lite.attacks import depth as patching
 from msa_lite.attacks.attack import Ground, Subject
 from msa_lite.attacks.depth import Depth, depth_score
 from msa_lite.data import IGNORE, Row
 from msa_lite.errors import MismatchError
+from msa_lite.evals import hidden_states
 from msa_lite.evals.models import Runner
 from msa_lite.io.models.heads import find_layers
 from msa_lite.io.weights.hub import Source, fetch
@@ -179,7 +179,7 @@ def test_batches_and_other_rows_do_not_matter(kind: str, monkeypatch: pytest.Mon
     ideal, unlearned = (moved(target, seed) for seed in (1, 2))
     wanted = attacked(unlearned, target, ideal)
     for budget, positions in ((1, 512), (40, 512), (10**6, 1), (10**6, 20)):
-        monkeypatch.setattr(patching, "_POSITIONS", positions)
+        monkeypatch.setattr(hidden_states, "_POSITIONS", positions)
         assert_alike(attacked(unlearned, target, ideal, budget=budget), wanted)
     alone = [record for row in ROWS[:3] for record in attacked(unlearned, target, ideal, [row])]
     assert_alike(alone, wanted[:3])

@@ -21,6 +21,7 @@ from msa_lite.evals.probe import Probe
 from msa_lite.evals.qa import Qa
 from msa_lite.evals.restor import QUESTIONS, Restor
 from msa_lite.evals.tofu import Tofu
+from msa_lite.evidence_names import EVIDENCE, evidence_metric
 from msa_lite.report import Metric
 from msa_lite.report.metrics import GROUPS, METRICS, MetricKind, attack_metric, metric_kind
 from msa_lite.report.reports import heading
@@ -56,7 +57,8 @@ def reported() -> dict[str, tuple[Metric, Metric]]:
 def test_what_benchmarks_report_has_an_entry_and_no_entry_is_unused() -> None:
     assert {benchmark_class(name) for name in BENCHMARKS} | {Probe} == SETS.keys()
     attacks = {attack_metric(name) for name in ATTACKS}
-    assert reported().keys() | attacks == METRICS.keys()
+    evidence = {evidence_metric(kind, figure) for kind, entry in EVIDENCE.items() for figure in entry.figures}
+    assert reported().keys() | attacks | evidence == METRICS.keys()
 
 
 def test_benchmarks_and_published_tables_name_no_other_metrics() -> None:

@@ -92,8 +92,8 @@ def test_people_who_hear_the_page_get_its_order_and_its_numbers(name: str, pages
 def test_the_sentence_comes_first_then_the_picture_then_the_rest(pages: dict[str, str]) -> None:
     ids = [one for one in _Outline(pages["full"]).values("id") if re.fullmatch("[a-z]+", one)]
     assert ids == [
-        "result", "verdict", "scores", "method", "choice", "training", "update", "probe", "interference", "examples",
-        "provenance", "limits",
+        "result", "verdict", "scores", "method", "choice", "training", "update", "evidence", "probe", "interference",
+        "examples", "provenance", "limits",
     ]  # fmt: skip
     page = pages["full"]
     assert page.index("still answers 1 of the 29") < page.index(">PASS<") < page.index("<svg") < page.index("<table")

@@ -48,7 +48,7 @@ logger = logging.getLogger(__name__)
 
 
 _MOST = 5
-_IDLE = ("publish.", "request", "track", "attack")  # these decide nothing about the model
+_IDLE = ("publish.", "request", "track", "attack", "evidence")  # these decide nothing about the model
 
 
 def warn_of_changes(folder: Path, recipe: str) -> None:

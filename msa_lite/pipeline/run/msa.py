@@ -14,6 +14,7 @@ from msa_lite.pipeline.prepare.earlier import earlier_terms, open_earlier
 from msa_lite.pipeline.prepare.models import whole_target
 from msa_lite.pipeline.prepare.run import Context, Run
 from msa_lite.pipeline.run.choice import CHOICE, choice_stages, chosen_strengths, recorded_points, rescore_stages
+from msa_lite.pipeline.run.evidence import evidence_stages
 from msa_lite.pipeline.run.filtering import filter_stages
 from msa_lite.pipeline.run.knowledge import check_stages
 from msa_lite.pipeline.run.merge import merge_stage, run_terms
@@ -37,7 +38,7 @@ def msa_stages(context: Context, accept: bool = False) -> list[Stage]:
         return context.scope.describe(context.recipe, chosen_strengths(context.run).values)
 
     merged = _up_to_merge(context, accept, probe=context.scope.method == "msa")
-    return unique([*merged, *score_stages(context, describe)])
+    return unique([*merged, *score_stages(context, describe), *evidence_stages(context)])
 
 
 def sweep_stages(context: Context) -> list[Stage]:

@@ -21,12 +21,12 @@ from msa_lite.io.finished.seal import load_manifest, why_unfinished
 from msa_lite.pipeline.stages.costs import Machine
 from msa_lite.pipeline.stages.facts import Facts
 
-Kind = Literal["make", "check", "fit", "measure", "choose", "merge", "score", "attack", "send"]
+Kind = Literal["make", "check", "fit", "measure", "choose", "merge", "score", "observe", "attack", "send"]
 State = Literal["done", "to do", "anew"]
 Holds = Literal["data", "rows", "nothing"]
 _HOLDS: Mapping[Kind, Holds] = {
     "make": "data", "fit": "data", "measure": "data", "check": "rows", "choose": "rows", "score": "rows",
-    "attack": "rows", "merge": "nothing", "send": "nothing",
+    "observe": "rows", "attack": "rows", "merge": "nothing", "send": "nothing",
 }  # fmt: skip
 _MOST = 5  # reasons of a stage
 

@@ -20,6 +20,7 @@ from msa_lite.pipeline.baseline.settings import Setting
 from msa_lite.pipeline.baseline.trials import Trials, resolve_trials
 from msa_lite.pipeline.prepare.run import Context, Run, Scope, msa_scope
 from msa_lite.pipeline.run.choice import check_strengths
+from msa_lite.pipeline.run.evidence import check_evidence
 from msa_lite.pipeline.run.filtering import moments_stage
 from msa_lite.pipeline.run.msa import msa_stages, sweep_stages, vector_stages
 from msa_lite.pipeline.run.probe import check_probe, probe_scope, probe_stages
@@ -90,9 +91,12 @@ def find_verb(
         scope = replace(scope, force=force)
         if settings:
             return Verb(
-                scope, partial(_baseline, settings), [partial(_check_baseline, settings), _check_attacks], settings
+                scope,
+                partial(_baseline, settings),
+                [partial(_check_baseline, settings), _check_attacks, check_evidence],
+                settings,
             )
-        return Verb(scope, msa_stages, [check_strengths, _check_attacks, check_licence])
+        return Verb(scope, msa_stages, [check_strengths, _check_attacks, check_evidence, check_licence])
     scope = replace(msa_scope(recipe), force=force)
     if command == "probe":
         if not recipe.has_prior:
@@ -107,7 +111,8 @@ def find_verb(
     if command == "sweep":
         _check_sweep(recipe)
         return Verb(scope, sweep_stages, [check_strengths])
-    return Verb(scope, lambda context: msa_stages(context, accept), [check_strengths, _check_attacks, check_licence])
+    checks = [check_strengths, _check_attacks, check_evidence, check_licence]
+    return Verb(scope, lambda context: msa_stages(context, accept), checks)
 
 
 def _rough_cost(stage: Stage, facts: Facts, machine: Machine) -> list[StageCost]:

@@ -24,6 +24,7 @@ from msa_lite.pipeline.baseline.trials import FIT_SETTING, help_fit
 from msa_lite.pipeline.prepare.earlier import rebuild_command
 from msa_lite.pipeline.prepare.run import Context, Run
 from msa_lite.pipeline.run.choice import chosen_strengths
+from msa_lite.pipeline.run.evidence import findings_of
 from msa_lite.pipeline.run.folder import claimed
 from msa_lite.pipeline.run.follow import follow_run
 from msa_lite.pipeline.run.merge import merge_precision, run_terms
@@ -37,6 +38,7 @@ from msa_lite.recipe import Recipe, RecipeSource, load_recipe
 from msa_lite.report import Report, load_report
 from msa_lite.report.attacks import AttackFacts, attack_summary
 from msa_lite.report.choice import SYMBOLS, Choice, candidate_name, load_choice
+from msa_lite.report.evidence import EvidenceFinding
 from msa_lite.report.rows import SideBySide
 from msa_lite.report.verdict import Verdict
 from msa_lite.strengths import Strengths
@@ -50,8 +52,8 @@ class RunResult:
 
     json_keys: ClassVar = {
         "verdict": "verdict", "no_verdict?": "no_verdict", "output": "folder", "method": "method", "**": "strengths",
-        "chosen": "chosen", "model": "merged", "metrics": "metrics", "attacks?": "attack_values",
-        "published?": "published",
+        "chosen": "chosen", "model": "merged", "metrics": "metrics", "evidence?": "evidence_values",
+        "attacks?": "attack_values", "published?": "published",
     }  # fmt: skip
 
     folder: Path
@@ -70,6 +72,8 @@ class RunResult:
     """The reason why there is no verdict, where there is none."""
     examples: Sequence[SideBySide] = ()
     """Questions with what target, unlearned model and ideal say. They hold the data."""
+    evidence: Sequence[EvidenceFinding] = ()
+    """What was found beside the scores."""
     attacks: AttackFacts | None = None
     """What attacks brought back, if the recipe says to make some."""
     published: Published | None = None
@@ -104,6 +108,11 @@ class RunResult:
     def metrics(self) -> dict[str, Any]:
         """Return the values of all metrics by model."""
         return {name: report.values() for name, report in self.reports.items()}
+
+    @property
+    def evidence_values(self) -> dict[str, Any]:
+        """Return the outcome of each kind of evidence, with its sentence."""
+        return {found.kind: {"outcome": found.outcome, "sentence": found.sentence} for found in self.evidence}
 
     @property
     def attack_values(self) -> dict[str, Any] | None:
@@ -220,7 +229,7 @@ def _run(recipe: Recipe, verb: Verb, progress: Progress, crew: Crew, show_exampl
     verdict, reason = (None, findings.verdict) if isinstance(findings.verdict, str) else (findings.verdict, None)
     reports = {name: results[key] for name in ("target", "ideal", "unlearned") if (key := f"scores: {name}") in results}
     result = RunResult(run.folder, run.scope.method, chosen, results["merge"], reports, verdict, reason)
-    return replace(result, examples=findings.examples, attacks=attacks)
+    return replace(result, examples=findings.examples, evidence=findings_of(results), attacks=attacks)
 
 
 def _chosen(context: Context, verb: Verb) -> tuple[Values, Sequence[Row]]:

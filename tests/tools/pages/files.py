@@ -15,6 +15,7 @@ from msa_lite.pipeline.run.folder import BASELINES, HISTORY, TRACKING
 from msa_lite.pipeline.run.report import MARKDOWN_FILE
 from msa_lite.record.seal import KEY_FILE, RECORD_FILE, SIGNATURE_FILE
 from msa_lite.report.choice import CHOICE_FILE, CHOICE_TABLE
+from msa_lite.report.evidence import EVIDENCE_FOLDER
 from msa_lite.report.maps import FORGET_RETAIN_FILE, HEAT_MAP_FILE
 from msa_lite.report.provenance import PURGED_FILE, RECIPE_FILE
 from msa_lite.report.reports import REPORT_FILE
@@ -68,6 +69,8 @@ RUN: dict[str, tuple[bool, str]] = {
     f"{_EVALUATIONS}/{PROMPTS_FILE}": (False, "With `evaluate.judge.prompts`: a copy of that file"),
     f"{_EVALUATIONS}/{ENGINE_FILE}": (False, "With `evaluate.engine: vllm`: what vLLM ran, and how it compared with "
     "transformers on a sample"),
+    f"{EVIDENCE_FOLDER}/*/{REPORT_FILE}": (False, "What was found beside the scores, by kind of evidence"),
+    f"{EVIDENCE_FOLDER}/*/*.jsonl": (True, "What was found of each row, without its text"),
     f"probe/**/{REPORT_FILE}": (False, "Whether a model has seen the forget set before"),
     "probe/**/*.jsonl": (True, "The records of the probe"),
     f"{BASELINES}/METHOD/": (True, "The run of `msa-lite baseline METHOD`; a folder like this one"),
@@ -122,8 +125,8 @@ _TRAINING = """
 ## Files of a training
 
 `msa-lite train` writes each stage's model into `NUMBER-NAME/`, and beside them `history.yaml`: the checkpoints as a
-`history:` for the recipe of a run. Each has a manifest. They were trained on the data, and hold it. `known_weights.json` in
-the folder of a model says which weights alone a stage with `into:` changed.
+`history:` for the recipe of a run. Each has a manifest. They were trained on the data, and hold it. In the
+folder of a model, `known_weights.json` says which weights alone a stage with `into:` changed.
 """
 
 

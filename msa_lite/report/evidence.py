@@ -1,0 +1,123 @@
+"""Hold what a kind of evidence found in a run, and read it from evidence/KIND/report.json."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from msa_lite.evidence_names import EVIDENCE, evidence_metric
+from msa_lite.report.metrics import metric_kind
+from msa_lite.report.reports import REPORT_FILE, Z95, Metric, Report, reading, stage_report
+
+EVIDENCE_FOLDER = "evidence"
+UNDECIDED = "undecided"
+
+
+@dataclass(frozen=True)
+class EvidenceFigure:
+    """One number of evidence about one model."""
+
+    value: float
+    interval: tuple[float, float] | None
+    """Its 95 % interval, rows of one subject together; None where none can be given."""
+    n: int
+    """The rows, or weights, that it rests on."""
+
+    @property
+    def words(self) -> str:
+        """Return the value with its interval: "0.85 (0.72 to 0.93)"."""
+        ends = "" if self.interval is None else f" ({self.interval[0]:.2f} to {self.interval[1]:.2f})"
+        return f"{self.value:.2f}{ends}"
+
+    @property
+    def metric(self) -> Metric:
+        """Return the figure as a metric without a direction; half the interval's width is 1.96 standard errors."""
+        width = None if self.interval is None else (self.interval[1] - self.interval[0]) / (2 * Z95)
+        return Metric(self.value, self.n, width, None)
+
+
+@dataclass(frozen=True)
+class EvidenceFinding:
+    """The answer of one kind of evidence on one run."""
+
+    kind: str
+    """Its name in `msa_lite.evidence_names.EVIDENCE`."""
+    outcome: str
+    """The answer in a word or three; `UNDECIDED` where the data cannot tell."""
+    sentence: str
+    """The answer for somebody who knows nothing of statistics; where it is undecided, the reason."""
+    control: str | None
+    """The model or rows that the unlearned model is held against: ideal, holdout, prior; None without any."""
+    rows: int
+    """The forget rows that it rests on."""
+    figures: Mapping[str, Mapping[str, EvidenceFigure]] = field(default_factory=dict)
+    """The figures by model, then by name as in the table of evidence."""
+    details: Mapping[str, Any] = field(default_factory=dict)
+    """More numbers, JSON-able: statistics, p-values, counts by rule."""
+
+    @property
+    def question(self) -> str:
+        """Return the question that it answers."""
+        return EVIDENCE[self.kind].question if self.kind in EVIDENCE else self.kind
+
+    @property
+    def source(self) -> str:
+        """Return the publication that it follows."""
+        return EVIDENCE[self.kind].source if self.kind in EVIDENCE else ""
+
+    def metrics_of(self, model: str) -> dict[str, Metric]:
+        """Return the figures of a model as metrics, with the names and directions of the table of metrics."""
+        metrics = {}
+        for name, figure in self.figures.get(model, {}).items():
+            metric, key = figure.metric, evidence_metric(self.kind, name)
+            metrics[key] = Metric(metric.value, metric.n, metric.stderr, metric_kind(key).higher_is_better)
+        return metrics
+
+
+def undecided(kind: str, reason: str, rows: int = 0, details: Mapping[str, Any] | None = None) -> EvidenceFinding:
+    """Return the finding of evidence that cannot be given, with the reason."""
+    return EvidenceFinding(kind, UNDECIDED, f"Undecided: {reason}.", None, rows, details=details or {})
+
+
+def evidence_report(finding: EvidenceFinding, models: Mapping[str, Any]) -> Report:
+    """Return report.json of a finding: each figure of each model as a metric, and everything as settings.
+
+    models: the identities of the models by name, as evaluations name theirs.
+    """
+    metrics = {
+        f"{name}.{model}": metric for model in finding.figures for name, metric in finding.metrics_of(model).items()
+    }
+    about = {"question": finding.question, "source": finding.source, "models": dict(models)}
+    return Report("evidence", finding.kind, metrics, {**about, **asdict(finding)})
+
+
+def load_evidence(folder: Path, revision: str | None, model: str = "unlearned") -> tuple[EvidenceFinding, ...]:
+    """Load the findings of a run from its folder `evidence`, in the order of the table. Raise FormatError.
+
+    revision: that of the model of this name; findings on another one are left out.
+    """
+    findings = []
+    for kind in EVIDENCE:
+        report = stage_report(folder / kind)
+        if report is None:
+            continue
+        with reading(folder / kind / REPORT_FILE):
+            models = report.settings["models"]
+            if models.get(model, {}).get("revision") == revision:
+                findings.append(finding_of(report))
+    return tuple(findings)
+
+
+def finding_of(report: Report) -> EvidenceFinding:
+    """Return what evidence/KIND/report.json says. Raise KeyError or ValueError where it has another form."""
+    from pydantic import TypeAdapter
+
+    keys = ("kind", "outcome", "sentence", "control", "rows", "figures", "details")
+    return TypeAdapter(EvidenceFinding).validate_python({key: report.settings[key] for key in keys})
+
+
+def evidence_metrics(findings: Sequence[EvidenceFinding], model: str) -> dict[str, Metric]:
+    """Return all figures of a model as columns of a table."""
+    return {name: metric for finding in findings for name, metric in finding.metrics_of(model).items()}

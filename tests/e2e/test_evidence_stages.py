@@ -1,0 +1,102 @@
+"""A run collects evidence beside its scores; report, record and comparison show it, and a purge takes its rows."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import msa_lite
+from msa_lite.errors import MsaError
+from msa_lite.evidence.evidence import Scene
+from msa_lite.evidence.nearer import Nearer
+from msa_lite.evidence_names import ANSWER_KINDS, EVIDENCE
+from msa_lite.io.weights.hub import fetch
+from msa_lite.pipeline.prepare.run import msa_scope, prepare
+from msa_lite.recipe import load_recipe
+from msa_lite.record.seal import load_record
+from tests.e2e.conftest import CallCli, tiny_recipe
+
+
+def test_report_record_and_comparison_show_what_was_found(finished: Path, call_cli: CallCli) -> None:
+    report = json.loads((finished / "report.json").read_text())
+    found = {finding["kind"]: finding for finding in report["evidence"]}
+    assert found.keys() == EVIDENCE.keys()
+    says = found["says"]["figures"]["unlearned"]
+    assert sum(figure["value"] for figure in says.values()) == pytest.approx(1)
+    assert "What does it say instead?" in (finished / "report.md").read_text()
+    recorded = {one.kind: one for one in load_record(finished / "record.json").evidence}
+    assert recorded["says"].figures == {f"says_{kind}": says[kind]["value"] for kind in ANSWER_KINDS}
+    assert recorded["nearer"].sentence == found["nearer"]["sentence"]
+    code, out, _ = call_cli("compare", finished, "--format", "csv")
+    assert code == 0
+    rows = list(csv.DictReader(out.splitlines()))
+    shown = [f"says_{kind}" for kind in ANSWER_KINDS if f"says_{kind}" in rows[0]]
+    assert shown
+    assert all(row[name] for row in rows for name in shown), "target and ideal stand beside both methods"
+    assert len(rows) == 4
+    assert call_cli("verify", finished)[0] == 0
+
+
+def test_a_rerun_collects_nothing_again_and_another_model_all(
+    finished: Path, monkeypatch: pytest.MonkeyPatch, call_cli: CallCli
+) -> None:
+    before = (finished / "record.json").read_bytes()
+    ahead = json.loads(call_cli("run", finished / "recipe.yaml", "--dry-run", "--json")[1])
+    states = {stage["stage"]: stage["state"] for stage in ahead["stages"]}
+    assert {kind: states[f"evidence: {kind}"] for kind in EVIDENCE} == dict.fromkeys(EVIDENCE, "done")
+    with monkeypatch.context() as patch:
+        patch.setattr("msa_lite.evidence.says.Says.observe", None)
+        patch.setattr("msa_lite.evidence.nearer.Nearer.observe", None)
+        assert call_cli("run", finished / "recipe.yaml")[0] == 0
+    assert (finished / "record.json").read_bytes() == before
+    changed = json.loads(call_cli("run", finished / "recipe.yaml", "--dry-run", "--json", "forget.alpha=0.25")[1])
+    states = {stage["stage"]: stage["state"] for stage in changed["stages"]}
+    assert states["evidence: says"] == "anew"
+
+
+@pytest.mark.parametrize("is_like", ["target", "ideal"])
+def test_on_trained_models_the_target_and_the_ideal_are_found(knowing: Path, tmp_path: Path, is_like: str) -> None:
+    recipe = tiny_recipe(knowing, tmp_path / "run")
+    recipe["evaluate"]["limit"] = None
+    run = prepare(loaded := load_recipe(recipe), msa_scope(loaded))
+    assert run.test is not None
+    sources = {name: fetch(str(knowing / name)) for name in ("target", "ideal")}
+    scene = Scene(run.test, sources | {"unlearned": sources[is_like]})
+    assert Nearer().lacking(scene) == ""
+    finding = Nearer().conclude(Nearer().observe(scene), scene)
+    assert finding.outcome == f"nearer to the {is_like}"
+    sign = 1 if is_like == "ideal" else -1
+    values = [figure.value for figure in finding.figures["unlearned"].values()]
+    assert values == pytest.approx([sign] * len(values))
+    assert values
+
+
+def test_what_cannot_be_told_is_said_before_work_and_stays_undecided(
+    recipe: dict[str, Any], tmp_path: Path, call_cli: CallCli
+) -> None:
+    del recipe["evidence"], recipe["evaluate"]["ideal"], recipe["evaluate"]["holdout"]
+    file = tmp_path / "recipe.yaml"
+    file.write_text(yaml.safe_dump(recipe))
+    code, _, err = call_cli("run", file, "--dry-run")
+    assert code == 0
+    assert "nearer stays undecided" in err
+    assert not (tmp_path / "run").exists()
+    result = msa_lite.run(recipe)
+    assert result is not None
+    outcomes = {finding.kind: finding.outcome for finding in result.evidence}
+    assert outcomes["nearer"] == "undecided"
+    assert outcomes["says"] != "undecided"
+
+
+def test_a_recipe_can_leave_evidence_out_and_names_must_be_right(recipe: dict[str, Any]) -> None:
+    recipe["evidence"] = {"collect": ["say"]}
+    with pytest.raises(MsaError, match=r"evidence\.collect.*says"):
+        load_recipe(recipe)
+    recipe["evidence"] = {"collect": ["says", "says"]}
+    with pytest.raises(MsaError, match="twice"):
+        load_recipe(recipe)

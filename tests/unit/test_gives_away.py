@@ -1,0 +1,88 @@
+"""The page of what is given away: its table and its figure are those of the stored scores."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import gives_away
+import pytest
+
+
+def stored(*seeds: int, history: str = "small") -> list[dict[str, Any]]:
+    """Scores of two seeds in which every model gives away a tenth more than the one before it."""
+    return [
+        {
+            "history": history,
+            "seed": seed,
+            "panels": {
+                panel: {
+                    model: [at / 10 + seed / 10, 0.05, 24]
+                    for at, model in enumerate(gives_away.MODELS)
+                    if (panel, model) != ("depth", "npo")
+                }
+                for panel in gives_away.PANELS
+            },
+            "relearning": {model: {"0": 0.1, "3": 0.5, "6": 0.4} for model in gives_away.MODELS},
+        }
+        for seed in seeds
+    ]
+
+
+def test_a_figure_is_the_mean_over_seeds_or_has_the_error_of_one() -> None:
+    assert gives_away.mean_of(stored(0, 1), "prompt", "unlearned") == pytest.approx((0.25, 0.0707), rel=1e-3)
+    assert gives_away.mean_of(stored(0), "prompt", "unlearned") == pytest.approx((0.2, 0.098))
+    assert gives_away.mean_of(stored(0), "depth", "npo") is None
+
+
+def test_the_table_has_a_line_for_each_model_of_each_history() -> None:
+    lines = gives_away.table([*stored(0, 1), *stored(0, history="smollm2")]).splitlines()
+    assert len(lines) == 2 + 2 * len(gives_away.MODELS)
+    cells = [cell.strip() for cell in lines[-1].split("|")[1:-1]]
+    assert cells[:2] == [gives_away.HISTORIES["smollm2"], "NPO"]
+    assert cells[2] == "0.50 ± 0.10"
+    assert cells[-1] == "0.50"
+    assert cells[2 + list(gives_away.PANELS).index("depth")] == "–"
+
+
+def test_the_same_scores_give_the_same_picture_and_other_ones_another(tmp_path: Path) -> None:
+    pictures = []
+    for at, scores in enumerate((stored(0, 1), stored(0, 1), stored(0))):
+        gives_away.save(gives_away.draw(scores), tmp_path / f"{at}.svg")
+        pictures.append((tmp_path / f"{at}.svg").read_bytes())
+    assert pictures[0] == pictures[1] != pictures[2]
+
+
+def test_what_reports_say_is_collected(tmp_path: Path) -> None:
+    runs = {name: tmp_path / name for name in gives_away.METHODS}
+    names = [*gives_away.MODELS]
+
+    def put(path: Path, metrics: dict[str, float]) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        values = {name: {"value": value, "stderr": 0.1, "n": 24} for name, value in metrics.items()}
+        path.write_text(json.dumps({"metrics": values}))
+
+    home = runs["unlearned"]
+    for panel in gives_away.PANELS.values():
+        if panel.attack != "evidence":
+            values = {f"{panel.metric}.{name}": at / 10 for at, name in enumerate(names)}
+            put(home / f"attacks/{panel.attack}/report.json", values)
+    for model, run in runs.items():
+        put(
+            run / "evidence/says/report.json",
+            {f"{'says_invents'}.{own}": 0.9 for own in ("unlearned", "target", "ideal")},
+        )
+        assert model in names
+    put(home / "attacks/relearn/report.json",
+        {"plain.extraction_strength.npo": 0.1, "part step 3.extraction_strength.npo": 0.4})  # fmt: skip
+    values = gives_away.collect(runs)
+    assert values["panels"]["prompt"] == {name: [at / 10, 0.1, 24] for at, name in enumerate(names)}
+    assert values["panels"]["invents"] == {name: [0.9, 0.1, 24] for name in names}
+    assert values["relearning"]["npo"] == {"0": 0.1, "3": 0.4}
+
+
+def test_the_page_shows_the_stored_scores() -> None:
+    page = gives_away.PAGE.read_text("utf-8")
+    assert gives_away.with_table(page, gives_away.table(gives_away.load())) == page
+    assert page.count(gives_away.MARKS[0]) == page.count(gives_away.MARKS[1]) == 1
