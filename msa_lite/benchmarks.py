@@ -84,7 +84,8 @@ BENCHMARKS: dict[str, BenchmarkEntry] = {
     ),
     "muse": BenchmarkEntry(
         "msa_lite.evals.muse.Muse",
-        "MUSE-Books, a series of books (Shi et al., 2024)",
+        "MUSE, a series of books or news articles (Shi et al., 2024)",
+        splits="books or news",
         columns=(
             "extraction_strength", "exact_memorization", "verbmem_f", "min_k", "min_k_pp", "knowmem_r", "privleak",
         ),

@@ -45,6 +45,9 @@ class Ground:
     rewordings: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Other wordings of the questions by name ("paraphrased", "German"), one for each of the `forget` rows; "" where
     there is none."""
+    references: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """The right answers to such wordings, by the same names: those of another language. Where there are none, the rows'
+    own."""
 
     def benchmark(self, sets: Collection[str] = ("forget", "holdout")) -> Qa:
         """Return the rows of some sets as questions and texts to score."""
@@ -55,7 +58,8 @@ class Ground:
         """Return what decides the records of an attack on these rows, JSON-able. reads: as of the attack."""
         parts: dict[str, Any] = {name: rows_identity(getattr(self, name)) for name in reads if name != "rewordings"}
         if "rewordings" in reads:
-            parts["rewordings"] = {name: digest(list(questions)) for name, questions in self.rewordings.items()}
+            wordings = self.rewordings.items()
+            parts["rewordings"] = {name: digest([*asked, *self.references.get(name, ())]) for name, asked in wordings}
         settings = {"max_new_tokens": self.max_new_tokens, "max_length": self.max_length, "seed": self.seed}
         return {"questions": self.benchmark().describe(), **parts, **settings}
 

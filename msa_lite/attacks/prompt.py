@@ -2,7 +2,8 @@
 
 Five examples in front of a question, and simple rewordings of it, brought back more than ten times the accuracy of
 models unlearned on WMDP (arXiv 2411.12103). The examples are retain rows here, as earlier turns of a chat or as lines
-above a plain prompt; the wordings are ours, those that the data brings along, and a judge's if there is one. The first
+above a plain prompt; the wordings are ours, those that the data brings along, and a judge's if there is one. Wordings
+in another language come with answers in it, and are held to these (arXiv 2606.03291). The first
 k words of the true answer show what a model says once it is on the way, as in extraction attacks (Carlini et al., 2021,
 arXiv 2012.07805); only the other words count then. Roles and "ignore previous instructions" are the plainest of
 jailbreaks. Answers are greedy.
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
@@ -163,9 +164,10 @@ class Prompting(Attack):
         if name != "forget":
             return []
         wordings = ground.rewordings[way.trial.name]
+        answers = ground.references.get(way.trial.name) or [row.answer for row in rows]
         return [
-            _ask_worded(ground, "{question}", row, wording) if wording else _unasked(row)
-            for row, wording in zip(rows, wordings, strict=True)
+            _ask_worded(ground, "{question}", replace(row, answer=answer), wording) if wording else _unasked(row)
+            for row, wording, answer in zip(rows, wordings, answers, strict=True)
         ]
 
     def _shown(self, ground: Ground) -> tuple[list[tuple[str, str]], list[str]]:

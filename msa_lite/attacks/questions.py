@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from msa_lite.attacks.attack import Cost, Ground, Subject
 from msa_lite.data import Row, Shots
-from msa_lite.evals import answers, scoring
+from msa_lite.evals import answers
 from msa_lite.evals.benchmark import Record
 from msa_lite.evals.forward import common_start
 from msa_lite.evals.generate import Decoding, generate
@@ -118,7 +118,7 @@ def score_text(question: PromptedRow, text: str) -> Record:
     """Return the scores of an answer: `accuracy` (the whole reference stands in it) and `rouge_l` (recall)."""
     return {
         "accuracy": answers.accuracy(question.reference, text),
-        "rouge_l": scoring.rouge_l_recall(question.reference, text),
+        "rouge_l": answers.rouge_l_recall(question.reference, text),
     }
 
 

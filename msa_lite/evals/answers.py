@@ -11,7 +11,7 @@ Case, white space, quotes and closing punctuation do not count. Signs do: −400
 
 A reference stands in an answer only where both ends are open (`Tokens.is_open`): no other word, number or sign touches
 it there. So 400 is not found in −400, in 400 % or in 1.400, but in 400 euros. This rule is msa-lite's own; no
-benchmark publishes it.
+benchmark publishes it. ROUGE-L is TOFU's and MUSE's, but for scripts that its package does not read.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ import re
 import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
+from typing import Any
 
 RULE = "words and signs"
 """The name of this rule in manifests. Change it with the rule, so that scores by the former one are made anew."""
@@ -203,3 +205,53 @@ def containment(answers: Iterable[str], generated: str) -> float:
     tokens = split_answer(generated)
     wanted = (split_answer(answer).words for answer in answers)
     return float(any(words and tokens.contains(words) for words in wanted))
+
+
+class _Words:
+    """The tokenizer of ROUGE-L for scripts that the rouge-score package has no word in."""
+
+    @staticmethod
+    def tokenize(text: str) -> list[str]:
+        return split_answer(text).words
+
+
+@cache
+def _rouge(stem: bool, other: bool) -> Any:
+    from rouge_score.rouge_scorer import RougeScorer
+
+    return RougeScorer(["rougeL"], use_stemmer=stem, tokenizer=_Words() if other else None)
+
+
+def is_other_script(text: str) -> bool:
+    """Return True if less than half of a text's letters and digits are a-z, A-Z or 0-9.
+
+    The rouge-score package drops all others. Of Chinese, Arabic or Russian nothing is left, so that a perfect answer
+    scores 0. German or Vietnamese keep most letters, though an ö splits its word.
+    """
+    characters = [char for char in text if char.isalnum()]
+    return 2 * sum(map(str.isascii, characters)) < len(characters)
+
+
+def rouge_l_recall(reference: str, generated: str) -> float:
+    """Return the ROUGE-L recall of a generated answer, |LCS| / |reference| in words, Porter stemmer; in [0, 1].
+
+    TOFU's ROUGE, by the rouge-score package, which counts [a-z0-9] alone. References in another script
+    (`is_other_script`) are counted in the tokens of `split_answer`, without a stemmer: single characters in Chinese,
+    Japanese or Thai. For TOFU in Chinese, arXiv 2606.03291 gives the package a tokenizer of dictionary words, so its
+    values differ; for Russian it gives none, so that its ROUGE is 0 there.
+    """
+    return float(_rouge(True, is_other_script(reference)).score(reference, generated)["rougeL"].recall)
+
+
+def rouge_l_f1(reference: str, generated: str, stem: bool = True) -> float:
+    """Return ROUGE-L F1, 2·|LCS| / (|reference| + |generated|) in words; in [0, 1]. Package and words as the recall's.
+
+    MUSE's verbatim and knowledge memorization (Shi et al., 2024). stem: the Porter stemmer, which open-unlearning uses
+    and MUSE's own code does not (it also gives percent).
+    """
+    return float(_rouge(stem, is_other_script(reference)).score(reference, generated)["rougeL"].fmeasure)
+
+
+def has_word(text: str) -> bool:
+    """Return True if a text has a letter, a digit or an underscore, so that ROUGE-L has something to count."""
+    return re.search(r"\w", text) is not None

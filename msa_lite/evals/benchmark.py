@@ -18,6 +18,7 @@ from typing import Any, ClassVar, Literal
 from msa_lite.benchmarks import BENCHMARKS
 from msa_lite.data import Example, Prompter, pad_id, sample_rows
 from msa_lite.errors import DataError, UsageError, join_faults
+from msa_lite.evals import answers
 from msa_lite.evals.bounds import Models, Record, Records
 from msa_lite.evals.forward import completion
 from msa_lite.evals.generate import Decoding
@@ -115,7 +116,7 @@ class Benchmark(ABC):
     name: ClassVar[str]
     """Its name in `msa_lite.benchmarks.BENCHMARKS`."""
     home: ClassVar[str | None] = None
-    """The data set that `load` takes by default; None where it has to be named."""
+    """The data set that `load` takes by default; None where it has to be named. See `home_of`."""
     prompted: ClassVar[bool] = True
     """False where questions are asked as they are, without the prompt of a recipe."""
     fields: ClassVar[Collection[str]] = ("question", "answer", "text")
@@ -146,6 +147,11 @@ class Benchmark(ABC):
         raise NotImplementedError(f"{cls.name} has no data of its own")
 
     @classmethod
+    def home_of(cls, split: str | None) -> str | None:
+        """Return the data set that `load` takes by default for a split; None where it has to be named."""
+        return cls.home
+
+    @classmethod
     def wordings(cls, settings: BenchmarkSettings, questions: Sequence[str]) -> dict[str, list[str]]:
         """Return other wordings of questions about the forget set by name, one for each; none where the data has none.
 
@@ -166,13 +172,15 @@ class Benchmark(ABC):
 
     def describe(self) -> dict[str, Any]:
         """Return what is asked and how, JSON-able. Two evaluations are comparable when this is equal."""
+        texts = (value for part in self.sets.values() for item in part.items for value in item.fields.values())
+        other = any(isinstance(text, str) and answers.is_other_script(text) for text in texts)
         return {
             "benchmark": self.name,
             "split": self.split,
             "prompt": self.prompter.describe(),
             "sets": {name: part.describe() for name, part in self.sets.items()},
             "compat": sorted(self.compat),
-        }
+        } | ({"rouge_words": answers.RULE} if other else {})
 
     def only(self, names: Collection[str]) -> Benchmark:
         """Return the benchmark with only these sets."""

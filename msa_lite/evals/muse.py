@@ -1,20 +1,25 @@
-"""MUSE-Books (Shi et al., 2024): books of which one series is to be forgotten, and texts to keep.
+"""MUSE (Shi et al., 2024): books of which one series is to be forgotten, or news articles; and texts to keep.
 
 Three questions are asked of a model. Does it repeat the books word for word (verbmem)? Does it know what stands in them
 and in the texts to keep (knowmem)? Do its probabilities show that it has read them (privleak)? The metrics are
 those of open-unlearning's re-implementation, from which the MSA paper's numbers come. All of them are in 0…1 where
 MUSE's own code, muse_bench, prints percent; only PrivLeak is in percent in both.
+
+MUSE-Books and MUSE-News have one layout. News has two more configurations: `scal`, forget sets that grow, and `sust`,
+disjoint ones for one request after another. They change what a model forgets, not what it is asked. MUSE looks at the
+trend of a metric over them (§3.1, C5 and C6); a comparison of runs shows that.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Any, ClassVar
 
 from msa_lite.data import Prompter, Shots
-from msa_lite.errors import UsageError
-from msa_lite.evals import scoring
+from msa_lite.errors import UsageError, nearest
+from msa_lite.evals import answers
 from msa_lite.evals.aggregates import Sides, mean_metric, membership_metrics, privleak_metric
 from msa_lite.evals.benchmark import (
     Benchmark,
@@ -28,7 +33,7 @@ from msa_lite.evals.benchmark import (
     text_item,
 )
 from msa_lite.evals.bounds import Models
-from msa_lite.evals.dataset import Part, Table, load_parts, sampled
+from msa_lite.evals.dataset import Part, Table, load_parts, sampled, split_revision
 from msa_lite.evals.forward import completion
 from msa_lite.evals.generate import Decoding
 from msa_lite.evals.outcome import RECITED, Yardstick
@@ -38,6 +43,7 @@ _VERBMEM = Decoding(128)
 _KNOWMEM = Decoding(32, stop=("\n\n", "\nQuestion", "Question:"))
 _PRIVLEAK = ("privleak_forget", "privleak_holdout")
 _REFERENCE = {"verbmem": "gt", "knowmem_forget": "answer", "knowmem_retain": "answer"}  # field that answers are held to
+_HOMES = {"books": "muse-bench/MUSE-Books", "news": "muse-bench/MUSE-News"}
 _PARTS = {
     "verbmem": Part("verbmem", ("prompt", "gt"), "forget"),
     "knowmem_forget": Part("knowmem", ("question", "answer"), "forget_qa"),
@@ -75,7 +81,7 @@ class Muse(Benchmark):
     """The benchmark over loaded texts and questions."""
 
     name = "muse"
-    home: ClassVar[str] = "muse-bench/MUSE-Books"
+    home: ClassVar[str] = _HOMES["books"]
     fields = ("question", "answer", "prompt", "gt", "text")
     forget_set = _YARDSTICK.forget_set
     sides = _PRIVLEAK
@@ -90,19 +96,26 @@ class Muse(Benchmark):
     preset = ("no_stemmer", "short_reference", "trailing_blank")
 
     @classmethod
+    def home_of(cls, split: str | None) -> str:
+        return _HOMES.get(split or "", cls.home)
+
+    @classmethod
     def load(cls, prompter: Prompter, settings: BenchmarkSettings) -> Muse:
-        """Load MUSE-Books, or a data set of the same layout.
+        """Load MUSE-Books, MUSE-News (split news), or a data set of the same layout.
+
+        Without a split, it is news for data of MUSE-News' name, otherwise books.
 
         Questions follow all of the data set's own examples (ten), and no prompt is cut. Open-unlearning cuts plain ones
         to 512 tokens, so that a long one loses its question. Passages and texts are scored over their first
         `MAX_TOKENS` tokens. Not scored and counted as skipped: empty passages and texts, those without a token to
         predict, answers whose reference has no word, and items that are longer than the model's window. Raises
-        UsageError for a split other than books, DataError that names every configuration, split and column that the
-        data set lacks.
+        UsageError for an unknown split, DataError that names every configuration, split and column that the data set
+        lacks.
         """
-        if settings.split not in (None, "books"):
-            raise UsageError(f"muse has no split '{settings.split}'; choose books, or leave it out")
-        tables = load_parts(settings.data or cls.home, _PARTS)
+        split = _split_of(settings.data) if settings.split is None else settings.split
+        if split not in _HOMES:
+            raise UsageError(f"muse has no split '{split}'{nearest(split, _HOMES)}; choose from {', '.join(_HOMES)}")
+        tables = load_parts(settings.data or _HOMES[split], _PARTS)
         rows = {name: sampled(table, settings) for name, table in tables.items() if not name.startswith("shots")}
         tokenizer = prompter.tokenizer
         sets = {"verbmem": ItemSet([_passage(tokenizer, i, row) for i, row in rows["verbmem"]], _VERBMEM, ends=False)}
@@ -114,15 +127,15 @@ class Muse(Benchmark):
             sets[name] = ItemSet(
                 [text_item(tokenizer, i, str(row["text"] or "")) for i, row in rows[name]], with_z=True, ends=False
             )
-        return cls("books", sets, prompter, settings.compat)
+        return cls(split, sets, prompter, settings.compat)
 
     def complete(self, set_name: str, record: Record) -> Record:
         if set_name in _REFERENCE:
             reference = self._reference(set_name, record[_REFERENCE[set_name]])
             generated = record.get("generated")
-            scored = generated is not None and scoring.has_word(reference)
+            scored = generated is not None and answers.has_word(reference)
             stem = "no_stemmer" not in self.compat
-            record["rouge_l_f1"] = scoring.rouge_l_f1(reference, str(generated), stem) if scored else None
+            record["rouge_l_f1"] = answers.rouge_l_f1(reference, str(generated), stem) if scored else None
         return record if set_name.startswith("knowmem") else record | flat_scores(record, "text")
 
     @staticmethod
@@ -173,6 +186,11 @@ class Muse(Benchmark):
             return text
         ids = self.tokenizer(text)["input_ids"][: _VERBMEM.max_new_tokens]
         return str(self.tokenizer.decode(ids, skip_special_tokens=True))
+
+
+def _split_of(data: str | None) -> str:
+    name = PurePath(split_revision(data)[0]).name if data else ""
+    return next((split for split, home in _HOMES.items() if PurePath(home).name == name), "books")
 
 
 def _passage(tokenizer: Any, index: int, row: Mapping[str, Any]) -> Item:

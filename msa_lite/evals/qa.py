@@ -8,7 +8,7 @@ from typing import Any
 
 from msa_lite.benchmarks import OWN
 from msa_lite.data import Example, Prompter, Row, encode_qa
-from msa_lite.evals import answers, scoring
+from msa_lite.evals import answers
 from msa_lite.evals.aggregates import mean_metric
 from msa_lite.evals.benchmark import (
     Benchmark,
@@ -48,7 +48,7 @@ class Qa(Benchmark):
             return record | flat_scores(record, "text")
         record |= flat_scores(record)
         answer, generated = record["answer"], record["generated"]
-        record["rouge_l"] = None if generated is None else scoring.rouge_l_recall(answer, generated)
+        record["rouge_l"] = None if generated is None else answers.rouge_l_recall(answer, generated)
         record["accuracy"] = None if generated is None else answers.accuracy(answer, generated)
         return record
 

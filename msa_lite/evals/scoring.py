@@ -9,11 +9,8 @@ item". Such items are left out of means and counted. Logarithms are natural.
 from __future__ import annotations
 
 import math
-import re
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache
-from typing import Any
 
 import numpy as np
 
@@ -115,38 +112,6 @@ def min_k_pp(z: np.ndarray, share: float = 0.4) -> float | None:
     z: (N,) without the last token; μ_t and σ_t are the mean and deviation of log p(v) over the vocabulary under p.
     """
     return min_k(z, share)
-
-
-# Scores of an item's texts
-
-
-@cache
-def _rouge(stem: bool) -> Any:
-    from rouge_score.rouge_scorer import RougeScorer
-
-    return RougeScorer(["rougeL"], use_stemmer=stem)
-
-
-def rouge_l_recall(reference: str, generated: str) -> float:
-    """Return the ROUGE-L recall of a generated answer, |LCS| / |reference| in words, Porter stemmer; in [0, 1].
-
-    TOFU's ROUGE, by the rouge-score package. Only [a-z0-9] counts there, so texts in other scripts score 0.
-    """
-    return float(_rouge(True).score(reference, generated)["rougeL"].recall)
-
-
-def rouge_l_f1(reference: str, generated: str, stem: bool = True) -> float:
-    """Return ROUGE-L F1, 2·|LCS| / (|reference| + |generated|) in words; in [0, 1]. Package and limits as the recall's.
-
-    MUSE's verbatim and knowledge memorization (Shi et al., 2024). stem: the Porter stemmer, which open-unlearning uses
-    and MUSE's own code does not (it also gives percent).
-    """
-    return float(_rouge(stem).score(reference, generated)["rougeL"].fmeasure)
-
-
-def has_word(text: str) -> bool:
-    """Return True if a text has a letter, a digit or an underscore, so that ROUGE-L has something to count."""
-    return re.search(r"\w", text) is not None
 
 
 # Scores of a set of items

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from msa_lite.data import Prompter
 from msa_lite.errors import DataError, UsageError, nearest
-from msa_lite.evals import scoring
+from msa_lite.evals import answers, scoring
 from msa_lite.evals.aggregates import (
     NO_IDEAL,
     harmonic_metric,
@@ -132,8 +132,8 @@ class Tofu(Benchmark):
             record["probability"], [text["probability"] for text in wrong_texts]
         )
         generated = record.get("generated")
-        answered = generated is not None and scoring.has_word(record["answer"])
-        record["rouge_l"] = scoring.rouge_l_recall(record["answer"], str(generated)) if answered else None
+        answered = generated is not None and answers.has_word(record["answer"])
+        record["rouge_l"] = answers.rouge_l_recall(record["answer"], str(generated)) if answered else None
         return record
 
     @staticmethod

@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 
 from msa_lite.data import Example
-from msa_lite.evals import answers, scoring
+from msa_lite.evals import answers
 from msa_lite.evals.benchmark import Item, Record
 from msa_lite.evals.bounds import effective_rows, share_interval, unit_of_rows
 from msa_lite.evals.forward import score_bundles
@@ -125,7 +125,7 @@ def classify(question: str, answer: str, generated: str, is_broken: bool = False
     """Return (kind of the answer, the rule that says so). is_broken: as the prior finds it (rule 4)."""
     if answers.accuracy(answer, generated):
         return "tells", "contains the answer"
-    if scoring.has_word(answer) and scoring.rouge_l_recall(answer, generated) >= RECITED:
+    if answers.has_word(answer) and answers.rouge_l_recall(answer, generated) >= RECITED:
         return "tells", "has the answer's words"
     if fault := garbled_form(question, answer, generated):
         return "garbles", fault

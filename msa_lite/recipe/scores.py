@@ -271,7 +271,7 @@ class PromptKeys(Closed):
 
     rewordings: list[Data] = []
     """Other wordings of the forget rows' questions, in other languages perhaps: one row for each forget row, in the
-    same order."""
+    same order. Answers are held to those that stand there."""
     judge: JudgeKeys = JudgeKeys()
     """A model that rewords each question in three ways. It gets the questions, and not the answers."""
 

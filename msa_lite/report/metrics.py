@@ -139,7 +139,8 @@ _KINDS: Sequence[MetricKind] = (
     *_on_sets("f r", "knowmem", "knowmem", "ROUGE-L F1 of the answer with the right one, after ten examples", _MUSE),
     *_on_sets(
         "f r h ra wf", "rouge_l", "ROUGE-L recall",
-        "longest common subsequence of words with the right answer / words of the right answer",
+        "longest common subsequence of words with the right answer / words of the right answer; in scripts that the "
+        "published package drops, by the words of accuracy",
         _TOFU, pair=True,
     ),
     *_on_sets(

@@ -20,6 +20,7 @@ from msa_lite.errors import MsaError, StageError, UsageError
 from msa_lite.evals.benchmark import Records
 from msa_lite.pipeline.attack import run as attacking
 from msa_lite.pipeline.attack.campaign import Campaign, open_attacks
+from msa_lite.pipeline.attack.ground import limit_ground
 from msa_lite.pipeline.baseline.run import baseline_scope
 from msa_lite.pipeline.prepare.run import msa_scope, prepare
 from msa_lite.pipeline.run.folder import open_run
@@ -103,6 +104,21 @@ def test_rewordings_of_files_with_one_name_stand_side_by_side(copy: Path) -> Non
     files = ", ".join(f"{{path: {copy}/{name}/re_worded.jsonl}}" for name in "ab")
     ground = planned(copy, ["prompt"], f"attack.prompt.rewordings=[{files}]").ground
     assert ground.rewordings == {"re-worded": ["a?"] * 4, "re-worded 2": ["b?"] * 4}
+    assert ground.references == {}  # the answers are the rows' own
+
+
+def test_rewordings_with_answers_of_their_own_are_held_to_these(copy: Path) -> None:
+    rows = Path(yaml.safe_load((copy / "recipe.yaml").read_text())["forget"]["data"]["path"]).read_text().splitlines()
+    asked = [json.dumps({"question": f"{i}?", "answer": f"Antwort {i}"}) for i in range(len(rows))]
+    (copy / "German.jsonl").write_text("\n".join(asked))
+    keys = f"attack.prompt.rewordings=[{{path: {copy}/German.jsonl}}]"
+    whole = planned(copy, ["prompt"], keys, "attack.rows=400").ground
+    few = limit_ground(whole, 2)
+    for ground in (whole, few):
+        numbers = [row.index for row in ground.forget]
+        assert ground.rewordings["German"] == [f"{i}?" for i in numbers]
+        assert ground.references == {"German": [f"Antwort {i}" for i in numbers]}
+    assert len(few.forget) == 2 < len(whole.forget)
 
 
 def test_all_forget_rows_are_attacked_also_those_that_the_choice_was_made_by(copy: Path) -> None:

@@ -1,10 +1,11 @@
-"""A small data set of MUSE-Books' layout, and what renders its prompts."""
+"""Small data sets of MUSE-Books' and MUSE-News' layout, and what renders their prompts."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,15 @@ ROWS: dict[tuple[str, str], list[dict[str, Any]]] = {
     ("knowmem", "retain_qa_icl"): SHOTS[::-1],
     ("privleak", "forget"): [{"text": f"It is over there, {i} cats sat."} for i in range(4)],
     ("privleak", "holdout"): [{"text": f"No dog has run away on day {i}!"} for i in range(4)],
+}
+FOLDS = range(1, 5)
+ARTICLES = [[{"text": f"Article {fold}.{i}: it was said that {i} cats sat there."} for i in range(2)] for fold in FOLDS]
+NEWS: dict[tuple[str, str], list[dict[str, Any]]] = {
+    **ROWS,
+    **{("scal", f"forget_{fold}"): list(chain(*ARTICLES[:fold])) for fold in FOLDS},  # each holds the one before
+    **{("sust", f"forget_{fold}"): ARTICLES[fold - 1] for fold in FOLDS},  # they share no row
+    ("train", "forget"): list(chain(*ARTICLES)),
+    ("train", "retain1"): [{"text": f"Nothing of it was said on day {i}."} for i in range(3)],
 }
 Rows = Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]
 

@@ -204,6 +204,20 @@ def test_rewordings_are_of_the_forget_rows_alone_and_any_leaves_them_out_beside_
     assert [record["trial"] for record in alone["any"]["forget"][:2]] == ["direct", "direct"]
 
 
+def test_an_answer_in_another_language_is_held_to_the_one_given_for_it() -> None:
+    german = {"German": [f"Wer ist das, {i}?" for i in range(4)]}
+    plain = make_ground(rewordings=german)
+    held = make_ground(rewordings=german, references={"German": [f"Antwort {i}" for i in range(4)]})
+    (way,) = (way for way in Prompting()._ways(held) if way.trial.name == "German")
+    asked = {
+        name: Prompting()._questions(way, ground, "forget", FORGET) for name, ground in (("a", plain), ("b", held))
+    }
+    assert [question.reference for question in asked["a"]] == [row.answer for row in FORGET]
+    assert [question.reference for question in asked["b"]] == [f"Antwort {i}" for i in range(4)]
+    assert [question.prompt for question in asked["a"]] == [question.prompt for question in asked["b"]]
+    assert plain.describe(["rewordings"]) != held.describe(["rewordings"])  # so records are made anew
+
+
 def test_leak_at_k_against_numbers_by_hand_and_the_mean_over_subsets() -> None:
     # 10 samples, 3 leaks: 1 − 7·6/(10·9) for two, 1 − 7·6·5/(10·9·8) for three.
     leaks = [1.0] * 3 + [0.0] * 7

@@ -147,8 +147,8 @@ def test_everything_that_lacks_is_named_at_once(tmp_path: Path) -> None:
 def test_wrong_names_are_wrong_usage(data: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no such file or folder"):
         Muse.load(make_prompter(), BenchmarkSettings(str(tmp_path / "none")))
-    with pytest.raises(UsageError, match="muse has no split 'news'"):
-        Muse.load(make_prompter(), BenchmarkSettings(data, "news"))
+    with pytest.raises(UsageError, match=r"muse has no split 'new' \(did you mean 'news'\?\); choose from"):
+        Muse.load(make_prompter(), BenchmarkSettings(data, "new"))
 
 
 # Metrics by hand

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from msa_lite.evals import scoring
+from msa_lite.evals import answers, scoring
 
 
 def test_probability_is_the_geometric_mean_over_all_answer_tokens() -> None:
@@ -87,21 +87,21 @@ def test_exact_memorization_is_the_share_of_right_tokens() -> None:
 
 def test_rouge_l_recall_stems_and_counts_the_reference() -> None:
     # LCS of (the, cat, sit, down) and (the, cat, sit) after stemming is 3 of the reference's 4 words.
-    assert scoring.rouge_l_recall("The cats sitting down", "the cat sits") == pytest.approx(3 / 4)
-    assert scoring.rouge_l_recall("red", "a long answer with red in it") == 1.0
-    assert scoring.rouge_l_recall("", "anything") == 0.0
-    assert scoring.rouge_l_recall("words", "") == 0.0
+    assert answers.rouge_l_recall("The cats sitting down", "the cat sits") == pytest.approx(3 / 4)
+    assert answers.rouge_l_recall("red", "a long answer with red in it") == 1.0
+    assert answers.rouge_l_recall("", "anything") == 0.0
+    assert answers.rouge_l_recall("words", "") == 0.0
 
 
 def test_rouge_l_f1_counts_both_texts() -> None:
     # (the, cat, sit, down) against (the, cat, sit): LCS 3, so 2 · 3 / (4 + 3); unstemmed LCS 1, so 2 / 7
-    assert scoring.rouge_l_f1("The cats sitting down", "the cat sits") == pytest.approx(6 / 7)
-    assert scoring.rouge_l_f1("The cats sitting down", "the cat sits", stem=False) == pytest.approx(2 / 7)
-    assert scoring.rouge_l_f1("", "") == 0.0
+    assert answers.rouge_l_f1("The cats sitting down", "the cat sits") == pytest.approx(6 / 7)
+    assert answers.rouge_l_f1("The cats sitting down", "the cat sits", stem=False) == pytest.approx(2 / 7)
+    assert answers.rouge_l_f1("", "") == 0.0
 
 
 def test_a_text_without_a_word_is_told() -> None:
-    assert [scoring.has_word(text) for text in ("_", "5", "ก", "", "…")] == [True] * 3 + [False] * 2
+    assert [answers.has_word(text) for text in ("_", "5", "ก", "", "…")] == [True] * 3 + [False] * 2
 
 
 def test_min_k_is_the_mean_surprise_of_the_least_likely_tokens() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from msa_lite.benchmarks import paper_scores
 from msa_lite.choose.rules import PaperScore
-from msa_lite.evals import scoring
+from msa_lite.evals import answers, scoring
 
 many = settings(max_examples=50)
 matches = st.lists(st.booleans(), min_size=1, max_size=30).map(np.array)
@@ -74,9 +74,9 @@ def test_min_k_lies_between_the_mean_and_the_least_likely_token(values: np.ndarr
 @many
 @given(words, words)
 def test_rouge_lies_within_0_and_1_and_f1_is_symmetric(first: str, second: str) -> None:
-    assert 0 <= scoring.rouge_l_recall(first, second) <= 1
-    assert scoring.rouge_l_f1(first, second) == pytest.approx(scoring.rouge_l_f1(second, first))
-    assert scoring.rouge_l_f1(first, first) == float(bool(first))
+    assert 0 <= answers.rouge_l_recall(first, second) <= 1
+    assert answers.rouge_l_f1(first, second) == pytest.approx(answers.rouge_l_f1(second, first))
+    assert answers.rouge_l_f1(first, first) == float(bool(first))
 
 
 @many

@@ -50,8 +50,10 @@ def make_ground(run: Run) -> Ground:
     holdout = [row for row in holdout or _loaded_holdout(run) if bool(row.text) == is_text]
     # A published benchmark may ask in its own form.
     prompter = next((benchmark.prompter for benchmark in questions if _rows([benchmark], "forget")), run.prompter)
+    rewordings, references = _rewordings(run, forget)
     return Ground(
-        rewordings=_rewordings(run, forget),
+        rewordings=rewordings,
+        references=references,
         forget=forget,
         retain=run.retain,
         holdout=holdout,
@@ -75,6 +77,7 @@ def limit_ground(ground: Ground, rows: int) -> Ground:
         forget=[ground.forget[at] for at in places],
         holdout=sample_rows(ground.holdout, max(rows, _HOLDOUT), ground.seed),
         rewordings={name: [questions[at] for at in places] for name, questions in ground.rewordings.items()},
+        references={name: [answers[at] for at in places] for name, answers in ground.references.items()},
     )
 
 
@@ -104,14 +107,15 @@ def _row(item: Item) -> Row | None:
     return Row(item.index, fields["question"], fields["answer"], earlier=earlier, system=system, about=about)
 
 
-def _rewordings(run: Run, forget: Sequence[Row]) -> dict[str, list[str]]:
+def _rewordings(run: Run, forget: Sequence[Row]) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
     """Return other wordings of the forget rows' questions by name: the benchmark's own, and those of the recipe.
 
-    Raise DataError for a set that has not one row for each row of the data that the forget rows are from.
+    With them, the right answers to those of the recipe, by name, where they are not the rows' own. Raise DataError for
+    a set that has not one row for each row of the data that the forget rows are from.
     """
     if any(row.text for row in forget):
-        return {}
-    rewordings, settings = dict[str, list[str]](), run.recipe.evaluate
+        return {}, {}
+    rewordings, references, settings = dict[str, list[str]](), dict[str, list[str]](), run.recipe.evaluate
     if settings and run.test:
         published = BenchmarkSettings(settings.data, settings.split)
         rewordings |= type(run.test).wordings(published, [row.question for row in forget])
@@ -127,8 +131,11 @@ def _rewordings(run: Run, forget: Sequence[Row]) -> dict[str, list[str]]:
                 )
             name = _free_name(data.name or Path(data.path).stem, rewordings)
             rewordings[name] = [rows[row.index].question for row in forget]
+            answers = [rows[row.index].answer or row.answer for row in forget]
+            if answers != [row.answer for row in forget]:
+                references[name] = answers
     faults.check()
-    return rewordings
+    return rewordings, references
 
 
 def _free_name(name: str, taken: Collection[str]) -> str:

@@ -311,7 +311,7 @@ def _check_ids(sources: Mapping[str, Source], examples: Mapping[str, list[Exampl
 def _pin_benchmark(recipe: Recipe) -> Recipe:
     """Return the recipe with its benchmark's data named, and pinned to a commit of the Hub."""
     evaluate = recipe.evaluate
-    home = evaluate and (evaluate.data or benchmark_class(evaluate.benchmark).home)
+    home = evaluate and (evaluate.data or benchmark_class(evaluate.benchmark).home_of(evaluate.split))
     if not evaluate or not home:
         return recipe
     return recipe.model_copy(update={"evaluate": evaluate.model_copy(update={"data": pinned_data(home)})})

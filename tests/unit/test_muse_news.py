@@ -1,0 +1,116 @@
+"""MUSE-News: its data beside that of MUSE-Books, its forget sets, and both curves against values worked out by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from msa_lite.comparison.compare import compare
+from msa_lite.data import DataSource, load_rows
+from msa_lite.errors import MismatchError
+from msa_lite.evals.benchmark import BenchmarkSettings, Records
+from msa_lite.evals.muse import Muse
+from msa_lite.pipeline.prepare.run import _pin_benchmark
+from msa_lite.recipe import load_recipe
+from msa_lite.report import Report, write_report
+from tests.support.benchmark_data import FOLDS, NEWS, ROWS, make_prompter, write_data
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_data(tmp_path_factory.mktemp("data") / "MUSE-News", NEWS)
+
+
+def load(data: str, split: str | None = None) -> Muse:
+    return Muse.load(make_prompter(), BenchmarkSettings(data, split))
+
+
+# The data
+
+
+def test_news_is_asked_as_books_and_reports_tell_them_apart(data: str, tmp_path: Path) -> None:
+    books = load(write_data(tmp_path / "copy", ROWS))
+    news = load(data)
+    assert (books.split, news.split, load(data, "books").split) == ("books", "news", "books")
+    assert load(str(tmp_path / "copy"), "news").split == "news"
+    assert news.describe() == books.describe() | {"split": "news"}
+
+
+@pytest.mark.parametrize(
+    ("evaluate", "home"),
+    [
+        ({}, "muse-bench/MUSE-Books"),
+        ({"split": "books"}, "muse-bench/MUSE-Books"),
+        ({"split": "news"}, "muse-bench/MUSE-News"),
+        ({"split": "news", "data": "mine/copy"}, "mine/copy"),
+    ],
+)
+def test_a_run_takes_the_data_of_its_split(
+    evaluate: dict[str, str], home: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("msa_lite.pipeline.prepare.run.pinned_data", lambda place: f"{place}@commit")
+    rows = {"data": {"path": "rows.jsonl"}}
+    recipe = load_recipe(
+        {"target": "t", "prior": "p", "forget": rows, "output": "o", "evaluate": {"benchmark": "muse", **evaluate}}
+    )
+    pinned = _pin_benchmark(recipe).evaluate
+    assert pinned
+    assert pinned.data == f"{home}@commit"
+
+
+def forget_rows(data: str, *overrides: str) -> set[str]:
+    """The texts that the shipped recipe forgets, read from a folder in the place of the Hub."""
+    place = load_recipe("muse/news", overrides).forget.data
+    assert place.path == "muse-bench/MUSE-News"
+    return {row.text for row in load_rows(DataSource(data, name=place.name, split=place.split, format="text"))}
+
+
+def test_the_recipes_forget_sets_grow_or_follow_one_another(data: str) -> None:
+    first = forget_rows(data)
+    grown = [forget_rows(data, f"forget.data.split=forget_{fold}") for fold in FOLDS]
+    assert [len(rows) for rows in grown] == [2, 4, 6, 8]
+    assert first == grown[0] < grown[1] < grown[2] < grown[3]
+    sust = "forget.data.name=sust"
+    requests = [first, *(forget_rows(data, sust, f"forget.data.split=forget_{fold}") for fold in FOLDS[1:])]
+    assert [len(rows) for rows in requests] == [2, 2, 2, 2]
+    assert set.union(*requests) == grown[-1]  # disjoint, since their sizes add up
+
+
+# The curves: knowmem_r, as MUSE's figure 6, over growing sets or after each request. "Aunt Em" is asked for.
+SAID = [
+    ("aunt em", 1.0),
+    ("Aunt Em Gale", 4 / 5),  # 2 words of 3 said and 2 wanted: 2·2/(3 + 2)
+    ("aunt", 2 / 3),  # 1 word of 1 said and 2 wanted: 2·1/(1 + 2)
+    ("a cat", 0.0),
+]
+TARGET, IDEAL = ("Aunt Em", 1.0), ("Aunt Em, or a cat", 4 / 7)  # 2 words of 5 said and 2 wanted: 2·2/(5 + 2)
+
+
+def put_report(folder: Path, said: str, split: str = "news") -> str:
+    """The report of a model that gives one answer to the question about what is to be kept."""
+    muse = Muse(split, {}, make_prompter())
+    record = muse.complete("knowmem_retain", {"index": 0, "answer": "Aunt Em", "generated": said})
+    names = ("verbmem", "knowmem_forget", "privleak_forget", "privleak_holdout")
+    records: Records = {"knowmem_retain": [record]} | {name: [] for name in names}
+    folder.mkdir()
+    write_report(Report("muse", split, Muse.metrics(records, None), muse.describe()), folder)
+    return str(folder)
+
+
+def test_a_curve_is_a_comparison_in_the_order_given(tmp_path: Path) -> None:
+    sizes = ["0.8M", "1.7M", "2.5M", "10M"]  # not in the order of the alphabet
+    for place, said in (("target", TARGET), ("ideal", IDEAL)):
+        put_report(tmp_path / place, said[0])
+    points = [f"{size}={put_report(tmp_path / size, said)}" for size, (said, _) in zip(sizes, SAID, strict=True)]
+    curve = compare([*points, tmp_path / "target", tmp_path / "ideal"], metrics=["knowmem_r"])
+    assert [row.label for row in curve.rows] == ["Target", "Ideal", *sizes]
+    values = [row.cells["knowmem_r"].value for row in curve.rows]
+    assert values == pytest.approx([TARGET[1], IDEAL[1], *(value for _, value in SAID)])
+    assert curve.title == "muse, news"
+
+
+def test_news_and_books_do_not_stand_in_one_curve(tmp_path: Path) -> None:
+    places = [put_report(tmp_path / split, "aunt em", split) for split in ("news", "books")]
+    with pytest.raises(MismatchError, match="split"):
+        compare(places)
