@@ -19,7 +19,7 @@ from typing import Any
 
 import msa_lite
 from msa_lite.demo import make_groups
-from msa_lite.evidence.weights import find_stage, locate_update
+from msa_lite.evidence.location import find_stage, locate_update
 from msa_lite.pipeline.verbs.run import RunResult
 
 PEOPLE = {"prior": 80, "retain": 16, "forget": 6, "holdout": 6}

@@ -238,9 +238,10 @@ EvidenceName = Annotated[str, BeforeValidator(_check_evidence), WithJsonSchema({
 class EvidenceKeys(Closed):
     """The evidence that a run collects beside its scores."""
 
-    collect: list[EvidenceName] = [*EVIDENCE]
+    collect: list[EvidenceName] = [name for name, entry in EVIDENCE.items() if entry.by_default]
     """says: what the model says in the place of a forgotten answer; nearer: whether it is nearer to a model that never
-    saw the rows, or to the target. Default: all; [] for none. What the data cannot tell stays undecided."""
+    saw the rows, or to the target; weights: whether the weights changed that hold the rows, of a target that was
+    trained with `into`. [] for none. What the data cannot tell stays undecided."""
     judge: JudgeKeys = JudgeKeys()
     """A model that sorts the answers as well, so that the rules of `says` can be held against it."""
 

@@ -178,7 +178,7 @@ class RecordedEvidence(Closed):
 
     kind: str
     """says: what it says in the place of a forgotten answer. nearer: whether it is nearer to a model that never saw the
-    rows, or to the target."""
+    rows, or to the target. weights: whether the weights changed that hold the rows."""
     outcome: str
     """The answer in a few words; undecided where the data could not tell."""
     sentence: str

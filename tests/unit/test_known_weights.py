@@ -14,7 +14,7 @@ import torch
 
 import msa_lite
 from msa_lite.errors import FormatError, MsaError, RecipeError, UsageError
-from msa_lite.evidence.weights import KnownStage, locate_update
+from msa_lite.evidence.location import KnownStage, locate_update
 from msa_lite.io.weights.hub import fetch
 from msa_lite.io.weights.known import KNOWN_FILE, KnownWeights, known_text, read_known
 from msa_lite.train import FitSettings, fit_vector

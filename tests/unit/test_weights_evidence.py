@@ -16,17 +16,23 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from msa_lite.errors import FormatError, MismatchError, UsageError
-from msa_lite.evidence.weights import (
+from msa_lite.evals.qa import load_qa
+from msa_lite.evidence.evidence import Scene
+from msa_lite.evidence.location import (
     KnownStage,
     find_stage,
     locate_update,
     rank_changes,
     why_undecided,
 )
+from msa_lite.evidence.weights import ChangedWeights
+from msa_lite.evidence_names import EVIDENCE
 from msa_lite.io.finished.manifest import stage_folder
+from msa_lite.io.weights.hub import fetch
 from msa_lite.io.weights.known import KNOWN_FILE, KnownWeights, known_text
+from msa_lite.report.evidence import EvidenceFinding
 
-Weights = Mapping[str, torch.Tensor]
+Tensors = Mapping[str, torch.Tensor]
 Make = Callable[..., Path]
 KNOWN = KnownWeights((r"layers\.0\.mlp\..*",), 0.3, 5)
 
@@ -167,7 +173,7 @@ def test_blocks_and_the_dtype_change_nothing(
 ) -> None:
     unlearned = changed(target, tmp_path / "random", lambda name, x: x + noise(x, name, 9))
     whole = locate(target, unlearned)
-    monkeypatch.setattr("msa_lite.evidence.weights._BLOCK", 100)
+    monkeypatch.setattr("msa_lite.evidence.location._BLOCK", 100)
     in_blocks = locate(target, unlearned)
     assert asdict(in_blocks)["everywhere"] == pytest.approx(asdict(whole)["everywhere"])
     assert in_blocks.undone == pytest.approx(whole.undone)
@@ -261,3 +267,26 @@ def test_memory_does_not_grow_with_the_model(tmp_path: Path) -> None:
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert peaks[1] < 1.05 * peaks[0] < 110e6
+
+
+def wired(target: Path, unlearned: Path) -> EvidenceFinding:
+    """What the evidence of a run says of these two models."""
+    scene = Scene(load_qa({}, None, 8), {"target": fetch(str(target)), "unlearned": fetch(str(unlearned))})  # type: ignore[arg-type]
+    assert ChangedWeights().lacking(scene) == ""
+    return ChangedWeights().conclude(ChangedWeights().observe(scene), scene)
+
+
+def test_a_run_tells_the_undo_from_an_update_elsewhere(target: Path, before: Path, tmp_path: Path) -> None:
+    undo = wired(target, before)
+    assert undo.outcome == "mostly removed"
+    values = {name: figure.value for name, figure in undo.figures["unlearned"].items()}
+    assert values == pytest.approx(dict.fromkeys(EVIDENCE["weights"].figures, 1.0))
+    away = changed(target, tmp_path / "away", lambda name, x: torch.where(mask(name, x), x, x + noise(x, name)))
+    elsewhere = wired(target, away)
+    assert elsewhere.outcome == "mostly elsewhere"
+    assert elsewhere.figures["unlearned"]["undone"].value == 0
+
+
+def test_a_run_whose_target_has_no_known_weights_is_undecided_before_work(before: Path) -> None:
+    scene = Scene(load_qa({}, None, 8), {"target": fetch(str(before))})  # type: ignore[arg-type]
+    assert "no known weights" in ChangedWeights().lacking(scene)
