@@ -203,3 +203,12 @@ def containment(answers: Iterable[str], generated: str) -> float:
     tokens = split_answer(generated)
     wanted = (split_answer(answer).words for answer in answers)
     return float(any(words and tokens.contains(words) for words in wanted))
+
+
+def choice(right: str, wrong: str, generated: str) -> float:
+    """Return 1 when the generation names the right one of two, and not the wrong one; otherwise 0.
+
+    A word that only one of the two names has is enough. Both names, or none, are no choice.
+    """
+    said, rights, wrongs = (set(split_answer(text).words) for text in (generated, right, wrong))
+    return float(bool(said & (rights - wrongs)) and not said & (wrongs - rights))
