@@ -31,6 +31,7 @@ _VAGUE = "nothing in it tells its subject apart"
 _GIVEN_AWAY = 0.25  # of an answer's own words: with more of them in the question, that would answer itself
 _FEWEST = 3  # rows in whose questions a name stands, to be taken for a subject where no column says so
 _LONGEST_NAME = 5  # words
+# ruff: noqa: SIM905
 # Words of English questions that hardly any other language has, so that one of them is enough.
 _ENGLISH = frozenset(
     "what who whom whose which where when why how the does did were would could should tell about with from this that "
@@ -240,7 +241,7 @@ class _Kind(NamedTuple):
     """Ask about a fact of a set; the number is its place among the facts of the set."""
 
 
-KINDS: Mapping[str, _Kind] = {
+CORNER_KINDS: Mapping[str, _Kind] = {
     "reversed": _Kind("asked for the subject", _ask_reversed),
     "multi-hop": _Kind("named by another fact alone", _ask_chain),
     "alias": _Kind("named by a part of the name", _ask_alias),
@@ -279,7 +280,7 @@ def make_corners(ground: Ground, kinds: Sequence[str]) -> list[Corner]:
     sets = {name: _find_facts(rows, pools[name]) for name, rows in attacked(ground)}
     corners = []
     for kind in kinds:
-        asked = {name: _ask_set(KINDS[kind], facts) for name, facts in sets.items()}
+        asked = {name: _ask_set(CORNER_KINDS[kind], facts) for name, facts in sets.items()}
         reasons = [reason for name, questions in asked.items() if (reason := _too_few(name, questions))]
         guess = None
         names = [question.reference for question in asked["forget"].values() if not question.fault]
@@ -287,7 +288,7 @@ def make_corners(ground: Ground, kinds: Sequence[str]) -> list[Corner]:
             guess = 0.5 if kind == "comparison" else max(Counter(names).values(), default=0) / max(1, len(names))
         if guess == 1.0:
             reasons.append("all rows are about one subject, so its name is no answer to anything")
-        trial = Trial(kind, KINDS[kind].label, is_summary=guess is not None, guess=guess)
+        trial = Trial(kind, CORNER_KINDS[kind].label, is_summary=guess is not None, guess=guess)
         questions = {row: question for of_set in asked.values() for row, question in of_set.items()}
         corners.append(Corner(trial, questions, "; ".join(reasons)))
     return corners

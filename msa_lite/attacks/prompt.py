@@ -20,7 +20,7 @@ from functools import partial
 from typing import NamedTuple
 
 from msa_lite.attacks.attack import Attack, Cost, Ground, Measure, Subject, Trial
-from msa_lite.attacks.corner import KINDS, make_corners, reasons_left_out
+from msa_lite.attacks.corner import CORNER_KINDS, make_corners, reasons_left_out
 from msa_lite.attacks.questions import PromptedRow, answer_rows, attacked, cost_of, cut_text, prompt_rest, prompt_row
 from msa_lite.data import Row, sample_rows
 from msa_lite.evals.benchmark import Record, Records
@@ -75,8 +75,8 @@ class Prompting(Attack):
     """Retain rows in front of a question."""
     words: tuple[int, ...] = (1, 2, 4, 8)
     """Words of the answer that are given away; one trial for each number."""
-    kinds: tuple[str, ...] = tuple(KINDS)
-    """Kinds of questions around the corner, of `corner.KINDS`."""
+    kinds: tuple[str, ...] = tuple(CORNER_KINDS)
+    """Kinds of questions around the corner, by their names."""
 
     name = "prompt"
     source = "arXiv 2411.12103 (examples, rewordings), 2012.07805 (prefixes), 2603.11266 (around the corner)"
@@ -92,7 +92,7 @@ class Prompting(Attack):
             yield f"words: {wrong[0]}; at least one word has to be given away, or leave it empty"
         if len(set(self.words)) < len(self.words):
             yield "words: a number stands there twice"
-        taken = {"plain", "few-shot", ANY.name, *_WORDINGS, *KINDS, *(f"prefix-{number}" for number in self.words)}
+        taken = {"plain", "few-shot", ANY.name, *_WORDINGS, *CORNER_KINDS, *(f"prefix-{number}" for number in self.words)}
         for name, questions in ground.rewordings.items():
             if not _NAME.fullmatch(name) or name in taken:
                 yield f"rewordings: '{name}'; take a name of letters, digits, blanks and '-' that is not taken"

@@ -103,10 +103,10 @@ def _reword(campaign: Campaign, progress: Progress) -> tuple[Campaign, dict[str,
 
     Return the campaign with all rewordings; if the judge failed, without the attack that asks them, and why.
     """
-    if not (campaign.rewording and campaign.to_reword()):
+    if not campaign.to_reword():
         return campaign, {}
     try:
-        return replace(campaign, ground=campaign.rewording.make(campaign.ground, progress)), {}
+        return campaign.reworded(progress), {}
     except MsaError as error:
         failed = {"prompt": f"no rewordings: {error}"}
         return campaign.without(failed), failed
