@@ -133,8 +133,9 @@ def _find_fact(row: Row, counts: Mapping[str, int]) -> _Fact | str:
 
 def _subject(row: Row, counts: Mapping[str, int]) -> str:
     """Return whom a question is about: as its source says, or else the name in it that most rows ask about; or ""."""
-    if row.about and _pattern(row.about).search(row.question):
-        return row.about
+    named = _pattern(row.about).search(row.question) if row.about else None
+    if named and named[0][0].isupper():  # a number, or a field such as "history", is no name
+        return named[0]
     names = [name for name in _names(row.question) if counts[name] >= _FEWEST]
     return max(names, key=lambda name: (counts[name], len(name)), default="")
 

@@ -92,7 +92,8 @@ class Prompting(Attack):
             yield f"words: {wrong[0]}; at least one word has to be given away, or leave it empty"
         if len(set(self.words)) < len(self.words):
             yield "words: a number stands there twice"
-        taken = {"plain", "few-shot", ANY.name, *_WORDINGS, *CORNER_KINDS, *(f"prefix-{number}" for number in self.words)}
+        taken = {"plain", "few-shot", ANY.name, *_WORDINGS, *CORNER_KINDS}
+        taken |= {f"prefix-{number}" for number in self.words}
         for name, questions in ground.rewordings.items():
             if not _NAME.fullmatch(name) or name in taken:
                 yield f"rewordings: '{name}'; take a name of letters, digits, blanks and '-' that is not taken"

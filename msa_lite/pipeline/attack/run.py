@@ -134,7 +134,12 @@ def _with_earlier(campaign: Campaign, facts: AttackFacts) -> tuple[AttackFacts, 
             else:
                 results[result.name] = result
                 models = recorded | models
-    left_out = {name: reason for name, reason in left_out.items() if name not in results}
+    # The parts of an attack that is left out as a whole need no word.
+    left_out = {
+        name: reason
+        for name, reason in left_out.items()
+        if name not in results and ("," not in name or name.partition(",")[0] not in left_out)
+    }
     return AttackFacts(tuple(results[name] for name in ATTACKS if name in results), left_out), models
 
 
