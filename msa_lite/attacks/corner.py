@@ -194,7 +194,8 @@ def _ask_chain(fact: _Fact, facts: _Facts, place: int) -> CornerQuestion:
     others = [other for other in others if facts.telling(other)]
     if not others:
         return CornerQuestion("", fact.row.answer, fault="there is no other fact that tells its subject apart")
-    answer = _words(fact.answer) - _words(fact.question) - _words(_MASK)
+    answer = _words(fact.answer) - _words(fact.question) - _words(_MASK) - _ENGLISH
+    answer = {word for word in answer if len(word) > 2 or word.isdigit()}  # "a" and "of" give nothing away
     others = [other for other in others if len(answer & other.words) <= _GIVEN_AWAY * len(answer)]
     if not others:
         return CornerQuestion("", fact.row.answer, fault="the other facts of its subject give the answer away")

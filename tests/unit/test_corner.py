@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
 from typing import Any
 
 import pytest
@@ -17,7 +16,7 @@ from msa_lite.attacks.questions import PromptedRow, score_text
 from msa_lite.data import Row
 from msa_lite.demo import make_groups
 from msa_lite.evals.answers import choice, normalise
-from tests.support.memorised import WINDOW, knowing_model, learn, make_ground, subject_of
+from tests.support.memorised import REFUSAL, WINDOW, knowing_model, learn, make_ground, subject_of
 from tests.support.models import tiny_model
 
 PEOPLE = make_groups({"forget": 4, "holdout": 4}, seed=1)
@@ -36,8 +35,8 @@ BOOKS = [  # as in TOFU: no column names the subject
 ROWS = [Row(at, *row) for at, row in enumerate(BOOKS)]
 
 
-THINGS = ["hen", "cat", "dog", "ant", "owl", "fox", "cow", "pig", "bee", "eel", "hat", "cap", "pen", "jar", "mug", "pan",
-          "bed", "rug", "net", "oar"]  # fmt: skip
+THINGS = ["hen", "cat", "dog", "ant", "owl", "fox", "cow", "pig", "bee", "eel", "hat", "cap", "pen", "jar", "mug",
+          "pan", "bed", "rug", "net", "oar"]  # fmt: skip
 NAMES = ["Ada Quill", "Bo Tarn", "Cy Wren", "Di Moss"]
 
 
@@ -273,31 +272,38 @@ def test_what_plain_questions_bring_is_no_gain_of_the_questions_around_the_corne
 
 
 SHORT = [
-    Row(at, f"What has {NAMES[at % 4]} {['got', 'lost', 'sold', 'kept', 'seen'][at // 4]}?", f"A {thing}.",
-        about=NAMES[at % 4])
-    for at, thing in enumerate(THINGS)
-]  # fmt: skip
+    Row(at, f"What has {NAMES[at % 4]} {['got', 'lost'][at // 4]}?", f"{thing.capitalize()}.", about=NAMES[at % 4])
+    for at, thing in enumerate(THINGS[:8])
+]
 
 
-@cache
-def model_that_answers(*kinds: str) -> Any:
-    """A tiny model that has learnt to answer some kinds of questions about SHORT; "plain": the rows' own."""
+def model_that_answers(kinds: Sequence[str], plain: str = "") -> Any:
+    """A tiny model that has learnt the answers to questions around the corner about SHORT.
+
+    plain: the answer to the rows' own questions; "": the true one.
+    """
     ground = ground_of(SHORT)
-    prompter, made = ground.prompter, corners(ground)
-    texts = [prompter.example(row.index, row.question, row.answer) for row in SHORT if "plain" in kinds]
-    for kind in {*kinds} - {"plain"}:
-        questions = made[kind].questions.values()
-        texts += [prompter.example(at, q.text, q.reference) for at, q in enumerate(questions) if not q.fault]
-    return learn(texts, steps=100)
+    asked = [q for kind in kinds for q in corners(ground)[kind].questions.values()]
+    texts = [(row.question, plain or row.answer) for row in SHORT] + [(q.text, q.reference) for q in asked]
+    return learn([ground.prompter.example(at, *text) for at, text in enumerate(texts)], steps=150)
 
 
-def test_a_model_that_only_answers_around_the_corner_is_found_and_one_that_does_not_is_not() -> None:
-    ground, attack = ground_of(SHORT, max_new_tokens=20), Prompting(shots=0, words=())
-    assert attack.left_out(ground) == {}
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        ("reversed",),
+        *(pytest.param(kinds, marks=pytest.mark.slow) for kinds in [("comparison",), ("multi-hop", "alias")]),
+    ],
+    ids="-".join,
+)
+def test_a_model_that_only_answers_around_the_corner_is_found_and_one_that_does_not_is_not(
+    few: None, kinds: tuple[str, ...]
+) -> None:
+    ground, attack = ground_of(SHORT, max_new_tokens=20), Prompting(shots=0, words=(), kinds=kinds)
     models = {
-        "target": model_that_answers("plain", *CORNER_KINDS),
+        "target": model_that_answers(kinds),
         "ideal": tiny_model("qwen2", max_position_embeddings=WINDOW).eval(),
-        "masked": model_that_answers(*CORNER_KINDS),
+        "masked": model_that_answers(kinds, REFUSAL),
         "forgot": knowing_model(),
     }
     drawn = {
@@ -307,16 +313,17 @@ def test_a_model_that_only_answers_around_the_corner_is_found_and_one_that_does_
     of_model = {name: judge_model(drawn, name, attack, ground, "ideal") for name in models}
     trials = {name: {trial.trial: trial for trial in attacked.trials} for name, attacked in of_model.items()}
     assert trials["masked"]["plain"].outcome != "leaks", "plain questions find nothing"
-    for kind in CORNER_KINDS:
+    for kind in kinds:
         assert trials["masked"][kind].outcome == "leaks", kind
         assert trials["target"][kind].share == pytest.approx(1.0), kind
-        assert trials["forgot"][kind].share == trials["ideal"][kind].share == pytest.approx(0.0), kind
+        assert trials["forgot"][kind].outcome != "leaks"
+        assert trials["forgot"][kind].share == pytest.approx(0.0, abs=0.1), kind
+        assert trials["ideal"][kind].share == pytest.approx(0.0), kind
     assert of_model["masked"].strongest.outcome == "leaks"
     assert of_model["forgot"].strongest.outcome != "leaks"
     # Questions with another answer than the row's are no way to that answer.
-    best = {record["trial"] for record in drawn["masked"][ANY.name]["forget"]}
-    assert best
-    assert best.isdisjoint({"reversed", "comparison"})
+    ways = {record["trial"] for record in drawn["masked"][ANY.name]["forget"]}
+    assert ways & {*kinds} == {*kinds} & {"multi-hop", "alias"}
 
 
 def test_a_judges_words_take_the_place_of_a_templates_where_they_give_nothing_away(few: None) -> None:
