@@ -115,12 +115,15 @@ def test_a_row_that_no_template_fits_is_skipped_with_the_reason(few: None, row: 
         ("comparison", Row(50, "What does Bo Tarn write?", "Bo Tarn writes."), "tells its subject apart"),
         ("multi-hop", Row(50, "What does Cy Wren do?", "Weave.", about="Cy Wren"), "no other fact"),
         ("alias", Row(50, "What does Plato do?", "Weave.", about="Plato"), "no part of the name"),
+        ("multi-hop", Row(50, "What does Cy Wren do?", "He weaves.", about="Cy Wren"), "give the answer away"),
     ],
 )
 def test_a_question_that_would_tell_too_much_or_too_little_is_not_asked(
     few: None, kind: str, row: Row, words: str
 ) -> None:
-    question = corners(ground_of([*ROWS, row]))[kind].questions[row]
+    same = Row(51, "How does Cy Wren live?", "He weaves mats.", about="Cy Wren")
+    rows = [*ROWS, row, *([same] if "give" in words else [])]
+    question = corners(ground_of(rows))[kind].questions[row]
     assert words in question.fault
     assert bool(words) == bool(question.fault)
 
@@ -323,7 +326,7 @@ def test_a_model_that_only_answers_around_the_corner_is_found_and_one_that_does_
     assert of_model["forgot"].strongest.outcome != "leaks"
     # Questions with another answer than the row's are no way to that answer.
     ways = {record["trial"] for record in drawn["masked"][ANY.name]["forget"]}
-    assert ways & {*kinds} == {*kinds} & {"multi-hop", "alias"}
+    assert bool(ways & {*kinds}) == ("alias" in kinds)
 
 
 def test_a_judges_words_take_the_place_of_a_templates_where_they_give_nothing_away(few: None) -> None:
