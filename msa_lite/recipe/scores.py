@@ -275,6 +275,15 @@ class PromptKeys(Closed):
     same order. Answers are held to those that stand there."""
     judge: JudgeKeys = JudgeKeys()
     """A model that rewords each question in three ways. It gets the questions, and not the answers."""
+    corner: Literal["templates", "judge"] = "templates"
+    """Who words the questions around the corner. templates: msa-lite. judge: the model of `judge` rewords those of the
+    templates; they hold questions and answers of the rows, which it gets to see then."""
+
+    @model_validator(mode="after")
+    def _has_judge(self) -> PromptKeys:
+        if self.corner == "judge" and self.judge.kind == "none":
+            raise ValueError("corner: judge: there is no judge; give attack.prompt.judge, or leave it at templates")
+        return self
 
     @field_validator("judge")
     @classmethod
