@@ -15,7 +15,7 @@ from msa_lite.comparison.entries import SECTIONS, Entry, Role, read_entries, set
 from msa_lite.comparison.published import PublishedTable, Ratio, best_values, load_published, ratios
 from msa_lite.errors import UsageError, nearest
 from msa_lite.report.formats import Cell, Section, TextTable, csv_lines, html_page, latex, markdown
-from msa_lite.report.metrics import ATTACKED, metric_kind
+from msa_lite.report.metrics import ATTACKED, EARLIER_GROUP, metric_kind
 from msa_lite.report.reports import Report, heading, number
 
 
@@ -166,8 +166,8 @@ def _choose_columns(entries: Sequence[Entry], names: Sequence[str] | None) -> li
     else:
         entry = BENCHMARKS.get(entries[0].report.benchmark)
         columns = (entry and entry.columns) or directions
-        attacked = [name for name in directions if metric_kind(name).group == ATTACKED]
-        chosen = list(dict.fromkeys(name for name in (*columns, *attacked) if name in directions))
+        more = [name for name in directions if metric_kind(name).group in (EARLIER_GROUP, ATTACKED)]
+        chosen = list(dict.fromkeys(name for name in (*columns, *more) if name in directions))
     return [Column(name, heading(name, directions[name]), directions[name]) for name in chosen]
 
 
