@@ -54,16 +54,21 @@ class EarlierFacts:
         return f"{text} ({', '.join(counts)})."
 
     @property
-    def warning(self) -> str | None:
-        """Return what comes back, of which requests; None where nothing does."""
+    def reason(self) -> str | None:
+        """Return what comes back, without folders, which a record must not name; None where nothing does."""
         if not self.back or self.scored is None:
             return None
-        places = ", ".join(f"{run}: {count}" for run, count in self.back.items())
         does = "row of earlier requests comes" if self.came_back == 1 else "rows of earlier requests come"
         return (
             f"{self.came_back} of {self.scored.rows} {does} back: forgotten by the model of the own request, and "
-            f"recited by this one ({places})"
+            "recited by this one"
         )
+
+    @property
+    def warning(self) -> str | None:
+        """Return what comes back, with the runs of these requests; None where nothing does."""
+        places = ", ".join(f"{run}: {count}" for run, count in self.back.items())
+        return self.reason and f"{self.reason} ({places})"
 
     @property
     def notes(self) -> list[str]:

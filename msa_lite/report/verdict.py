@@ -129,7 +129,7 @@ def make_verdict(
     failures = [*_failures(forgotten, kept, margins), *sure]
     shortfalls = [*_shortfalls(forgotten, kept, margins), *likely]
     outcome: Outcome = "FAIL" if failures else "PARTLY" if shortfalls else "PASS"
-    back = [earlier.warning] if earlier and earlier.warning else []
+    back = [earlier.reason] if earlier and earlier.reason else []
     reasons = (*failures, *shortfalls, *_cautions(forgotten, kept), *back, *remarks)
     return Verdict(outcome, counts_sentence(forgotten, kept), reasons, forgotten, kept, margins, earlier)
 

@@ -174,6 +174,7 @@ def _outcome(run: Run, manifest: dict[str, Any], chosen: Values) -> dict[str, An
     return {
         "sentence": story.sentence,
         "basis": basis_of(story.verdict, story.reports),
+        **({"earlier": story.earlier_rows.headline} if story.earlier_rows else {}),
         "verdict": story.outcome,
         "reasons": verdict.get("reasons", []),
         "method": run.scope.method,
