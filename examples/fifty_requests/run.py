@@ -19,15 +19,15 @@ import os
 import shutil
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-from figures import write_figure
-from results import Request, read_request, write_results
-from world import METHODS, World, make_world, recipe_of, run_folder
+from request_figure import write_figure
+from request_results import Last, Request, read_request, score_all, write_results
+from request_world import METHODS, World, make_world, recipe_of, run_folder
 
 import msa_lite
 
@@ -88,6 +88,17 @@ def handle(world: World, method: str, number: int) -> Request:
     return read_request(folder, method, number, len(world.requests[number - 1]), json.loads(done.read_text()))
 
 
+def last_scores(world: World, methods: Sequence[str]) -> dict[str, Last]:
+    """Ask the last model of each method the rows of all requests."""
+    rows, count = world.folder / "rows/all.jsonl", len(world.requests)
+    return {
+        method: score_all(
+            run_folder(world, method, count) / "model", rows, world.folder / "last" / method, world.tokens
+        )
+        for method in methods
+    }
+
+
 def main() -> None:
     """Run all requests, and write results, figure and tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -107,7 +118,7 @@ def main() -> None:
         for number in range(1, arguments.requests + 1):
             handled.append(handle(world, method, number))
             print(handled[-1].line, flush=True)
-    write_results(world, handled, arguments.out)
+    write_results(handled, last_scores(world, arguments.methods), arguments.out)
     write_figure(handled, arguments.out / "requests.svg")
     print(f"results: {arguments.out / 'RESULTS.md'}")
 

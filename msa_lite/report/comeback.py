@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from msa_lite.benchmarks import EARLIER_COLUMNS
 from msa_lite.report.reports import Metric, stage_report
 from msa_lite.report.sentence import Forgotten
 
@@ -106,9 +107,5 @@ def earlier_metrics(evaluation: Path, model: str, scored: object) -> dict[str, M
     report = stage_report(evaluation / EARLIER_SET / model)
     if report is None or report.settings.get("model") != scored:
         return {}
-    columns = _COLUMNS if "accuracy_e" in report.metrics else _TEXT_COLUMNS
-    return {name: report.metrics[name] for name in columns if name in report.metrics}
-
-
-_COLUMNS = ("accuracy_e", "extraction_strength_e")
-_TEXT_COLUMNS = ("exact_memorization_e", "extraction_strength_e")
+    columns = next((names for names in EARLIER_COLUMNS if report.metrics.keys() >= {*names}), ())
+    return {name: report.metrics[name] for name in columns}

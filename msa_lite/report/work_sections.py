@@ -195,7 +195,7 @@ def interference_section(story: Story) -> ReportSection:
             layers = {layer.layer: layer for layer in pair.layers}
             label = f"{names}, layer by layer"
             blocks += [Fold(label, [_likeness("layer", layers, label, "wide")])] if layers else []
-    values = {"interference": json_form(story.interference), "earlier_rows": json_form(story.earlier_rows)}
+    values = {"earlier_rows": json_form(story.earlier_rows), "interference": json_form(story.interference)}
     return ReportSection("interference", "Earlier requests", [*_again(story), *blocks], values)
 
 

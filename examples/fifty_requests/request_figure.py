@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from results import NAMES, Request
+from request_results import NAMES, Request
 
 _STYLES = {"msa": ("#1b7837", "o"), "npo": ("#7b3294", "s"), "grad_diff": ("#a6611a", "^")}
 _FONT = 9

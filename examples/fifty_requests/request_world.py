@@ -33,6 +33,11 @@ class World:
     seed: int
     small: bool
 
+    @property
+    def tokens(self) -> int:
+        """Return the most tokens of an answer."""
+        return 4 if self.small else 30
+
     def make_models(self) -> None:
         """Make prior, target and ideal, unless they are there: the target learnt all requests' rows, the ideal none."""
         settings = _SMALL if self.small else HistorySettings(seed=self.seed)
@@ -87,7 +92,7 @@ def recipe_of(world: World, method: str, number: int) -> dict[str, Any]:
             "ideal": str(models / "ideal"),
             "holdout": {"path": str(rows / "holdout.jsonl")},
             "retain": {"path": str(rows / "scored.jsonl")},
-            "max_new_tokens": 4 if world.small else 30,
+            "max_new_tokens": world.tokens,
         },
         "verdict": "off",
         "request": f"request {number}",
