@@ -244,7 +244,11 @@ def load_story(folder: Path, examples: Sequence[SideBySide] = ()) -> Story:
         interference=_interference(merged, manifest),
         examples=tuple(examples),
         provenance=provenance,
-        warnings=(*(update.notes if update else ()), *(choice.doubts if choice else ())),
+        warnings=(
+            *(update.notes if update else ()),
+            *(choice.doubts if choice else ()),
+            *([again.warning] if again and again.warning else []),
+        ),
         limits=_limits(reports, verdict, earlier if again is None else (), attacks, is_purged(folder), is_filtered),
         missing=after_purge(folder, _missing(provenance.form, wanted, reports, fits, choice, update, verdict)),
         earlier_rows=again,

@@ -108,6 +108,7 @@ def test_rows_that_come_back_are_warned_of_with_their_request(
     assert facts.back == {str(run): known}
     assert str(facts.warning) in caplog.text
     assert f"{facts.warning}." in (later / "report.md").read_text()
+    assert facts.warning in load_story(later).warnings, "at the top of the report"
     verdict = json.loads((later / "verdict.json").read_text())
     assert verdict["outcome"] == "FAIL"
     assert facts.reason in verdict["reasons"]
@@ -165,6 +166,17 @@ def test_a_purged_run_whose_model_is_the_target_is_told_as_unscored(knowing: Pat
     assert drawn is not None
     assert (drawn.questions, len(drawn.unscored)) == (None, 1)
     assert "was purged on" in drawn.unscored[run]
+
+
+def test_a_purge_removes_the_records_of_earlier_rows_and_keeps_their_counts(second: Path, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(second, tmp_path / "copy"))
+    records = list((run / "evaluation/earlier").glob("*/*.jsonl"))
+    assert len(records) == 3
+    facts, listed = facts_of(run), purge(run)
+    assert any("evaluation/earlier" in place for place in listed.elsewhere)
+    purge(run, remove=True)
+    assert [path for path in records if path.exists()] == []
+    assert facts_of(run) == facts
 
 
 def test_no_more_rows_than_the_number_are_asked_and_no_scores_mean_no_rows(
