@@ -96,8 +96,8 @@ def score_all(model: Path, rows: Path, out: Path, max_new_tokens: int) -> Last:
     return Last(round((metric.value or 0.0) * metric.n), metric.n)
 
 
-def write_results(handled: Sequence[Request], last: Mapping[str, Last], folder: Path) -> None:
-    """Write the lines of all requests, and RESULTS.md. last: by method."""
+def write_results(handled: Sequence[Request], last: Mapping[str, Last], folder: Path, machine: str) -> None:
+    """Write the lines of all requests, and RESULTS.md. last: by method. machine: what they were measured on."""
     (folder / FILE).write_text("".join(json.dumps(asdict(request)) + "\n" for request in handled), "utf-8")
     (folder / LAST).write_text(json.dumps({name: asdict(one) for name, one in last.items()}) + "\n", "utf-8")
     scores, costs = tables_of(handled, last)
@@ -120,9 +120,9 @@ def write_results(handled: Sequence[Request], last: Mapping[str, Last], folder: 
         "further request, ± its standard error, over the requests that ask a full sample of earlier rows; until the "
         "sample is full, each request asks a few rows more than the one before.",
         costs,
-        f"Measured on {platform.machine()}, Python {platform.python_version()}, with `OMP_NUM_THREADS=1` on a machine "
-        "of two cores that others used as well: seconds say little, and CPU seconds are noisy, too. Each request is a "
-        "process of its own; its peak holds about 600 MB of libraries. `requests.jsonl` has a line for each request.",
+        f"Measured on {machine}, Python {platform.python_version()}. Where others use the machine, seconds say little, "
+        "and CPU seconds rise, too. Each request is a process of its own; its peak holds about 600 MB of libraries. "
+        "`requests.jsonl` has a line for each request.",
     ]
     (folder / "RESULTS.md").write_text("\n\n".join(text) + "\n", "utf-8")
 

@@ -16,6 +16,7 @@ import gc
 import importlib
 import json
 import os
+import platform
 import shutil
 import time
 import traceback
@@ -106,6 +107,7 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS, help="(default: all)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--small", action="store_true", help="a model that learns next to nothing, to try the script")
+    parser.add_argument("--machine", default=platform.machine(), help="what RESULTS.md says of the machine")
     parser.add_argument("--out", type=Path, default=Path("runs/fifty-requests"))
     arguments = parser.parse_args()
     world = make_world(arguments.out, arguments.requests, arguments.seed, arguments.small)
@@ -118,7 +120,7 @@ def main() -> None:
         for number in range(1, arguments.requests + 1):
             handled.append(handle(world, method, number))
             print(handled[-1].line, flush=True)
-    write_results(handled, last_scores(world, arguments.methods), arguments.out)
+    write_results(handled, last_scores(world, arguments.methods), arguments.out, arguments.machine)
     write_figure(handled, arguments.out / "requests.svg")
     print(f"results: {arguments.out / 'RESULTS.md'}")
 

@@ -15,9 +15,9 @@ from pathlib import Path
 from msa_lite.data import Prompter, Row, load_rows, shorten
 from msa_lite.errors import MsaError
 from msa_lite.evals.qa import Qa, load_qa
-from msa_lite.io.files.reading import local_path, read_objects
+from msa_lite.io.files.reading import local_path
 from msa_lite.io.files.writing import digest
-from msa_lite.pipeline.prepare.earlier import EarlierRun
+from msa_lite.pipeline.prepare.earlier import EarlierRun, forget_list, read_hashes
 from msa_lite.pipeline.prepare.questions import source_of
 from msa_lite.recipe import Recipe, load_recipe
 from msa_lite.report.comeback import EARLIER_SET
@@ -66,11 +66,8 @@ class _Request:
     @classmethod
     def open(cls, folder: Path, recipe: Recipe) -> _Request:
         """Return a request; without a list of its rows, as a baseline's run, the rows are read."""
-        listed = folder / "vectors" / "forget" / "rows.jsonl"
-        if listed.is_file():
-            hashes = [str(row["sha256"]) for row in read_objects(listed, "sha256")]
-        else:
-            hashes = [row.sha256 for row in _read(recipe)]
+        listed = forget_list(folder)
+        hashes = read_hashes(listed) if listed.is_file() else [row.sha256 for row in _read(recipe)]
         return cls(folder, recipe, tuple(dict.fromkeys(hashes)))
 
     def rows(self, prompter: Prompter) -> dict[str, Row]:
