@@ -17,6 +17,7 @@ FILE = "requests.jsonl"
 LAST = "last.json"
 _CHOSEN = ("alpha", "beta", "filter", "epoch")
 _WINDOW = 10  # requests that the first and the last figures are a mean of
+_SPENT = 5  # requests in a row that keep nothing, after which a method ends
 _COSTS = {"cpu_seconds": "CPU seconds", "peak_mb": "peak MB", "disk_mb": "disk MB"}
 
 
@@ -42,6 +43,8 @@ class Request:
     """The share of the rows to keep that the new model answers right."""
     kept_rouge: float
     """ROUGE-L recall on the rows to keep."""
+    kept_rows: int
+    """Rows to keep that were scored, without those that α, β or the epoch was chosen by."""
     seconds: float
     cpu_seconds: float
     peak_mb: float
@@ -84,9 +87,16 @@ def read_request(folder: Path, method: str, number: int, rows: int, cost: Mappin
         back=sum(again["back"].values()),
         kept=scores["accuracy_r"]["value"],
         kept_rouge=scores["rouge_l_r"]["value"],
+        kept_rows=scores["accuracy_r"]["n"],
         strengths={key: value for key, value in report["strengths"].items() if key in _CHOSEN},
         **{key: round(value, 2) for key, value in cost.items()},
     )
+
+
+def is_spent(handled: Sequence[Request]) -> bool:
+    """Check whether the last models of a method keep nothing, so that there is nothing to go on with."""
+    last = handled[-_SPENT:]
+    return len(last) == _SPENT and not any(request.kept for request in last)
 
 
 def score_all(model: Path, rows: Path, out: Path, max_new_tokens: int) -> Last:
@@ -110,11 +120,12 @@ def write_results(handled: Sequence[Request], last: Mapping[str, Last], folder: 
         "learnt them. Settings were fixed before any score was seen: MSA with the quickstart's (α, β and the filter by "
         "the default search), the others with the same adapters and 10 epochs, of which the default rule chooses one. "
         "MSA merges the vectors of all requests into the first target; NPO and GradDiff train on from the model of the "
-        "request before. One seed.",
+        "request before, and end after five requests in a row that keep nothing. One seed.",
         "![Scores and cost of each request](requests.svg)",
         "Recited: the whole right answer stands in the greedy answer. Earlier rows: the sample of at most 60 that each "
         "run asks again. Came back: forgotten by the model of its own request, recited by a later one, not by the "
-        f"ideal. Kept: right answers on 40 rows to keep that no vector and no baseline learns, {ends}.",
+        f"ideal. Kept: right answers on {handled[0].kept_rows} rows to keep that no vector and no baseline learns and "
+        f"nothing was chosen by, {ends}.",
         scores,
         f"## Cost of a request\n\nMeans, {ends}. Growth: the slope of a straight line, in percent of the mean for each "
         "further request, ± its standard error, over the requests that ask a full sample of earlier rows; until the "
@@ -138,10 +149,17 @@ def tables_of(handled: Sequence[Request], last: Mapping[str, Last]) -> tuple[str
     """Return the tables of RESULTS.md: scores, and costs."""
     by_method = {name: [request for request in handled if request.method == name] for name in NAMES}
     by_method = {name: requests for name, requests in by_method.items() if requests}
-    heads = ["method", "own rows recited", "earlier rows recited, last request", "rows of all requests, last model"]
+    heads = [
+        "method",
+        "requests",
+        "own rows recited",
+        "earlier rows recited, last request",
+        "rows of all requests, last model",
+    ]
     scores = [
         [
             NAMES[name],
+            str(len(requests)),
             _share(sum(r.recited for r in requests), sum(r.rows for r in requests)),
             _share(requests[-1].earlier_recited, requests[-1].earlier_scored),
             _share(last[name].recited, last[name].rows) if name in last else "–",

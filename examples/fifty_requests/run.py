@@ -20,14 +20,14 @@ import platform
 import shutil
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 from request_figure import write_figure
-from request_results import Last, Request, read_request, score_all, write_results
+from request_results import Last, Request, is_spent, read_request, score_all, write_results
 from request_world import METHODS, World, make_world, recipe_of, run_folder
 
 import msa_lite
@@ -89,15 +89,22 @@ def handle(world: World, method: str, number: int) -> Request:
     return read_request(folder, method, number, len(world.requests[number - 1]), json.loads(done.read_text()))
 
 
-def last_scores(world: World, methods: Sequence[str]) -> dict[str, Last]:
-    """Ask the last model of each method the rows of all requests."""
-    rows, count = world.folder / "rows/all.jsonl", len(world.requests)
-    return {
-        method: score_all(
-            run_folder(world, method, count) / "model", rows, world.folder / "last" / method, world.tokens
-        )
-        for method in methods
-    }
+def handle_all(world: World, method: str) -> list[Request]:
+    """Handle all requests by one method; it ends where nothing is left that it could keep (`is_spent`)."""
+    handled: list[Request] = []
+    for number in range(1, len(world.requests) + 1):
+        handled.append(handle(world, method, number))
+        print(handled[-1].line, flush=True)
+        if is_spent(handled):
+            print(f"{method}: ended here, nothing is kept any more", flush=True)
+            break
+    return handled
+
+
+def score_last(world: World, last: Request) -> Last:
+    """Ask the last model of a method the rows of all requests."""
+    model, out = run_folder(world, last.method, last.number) / "model", world.folder / "last" / last.method
+    return score_all(model, world.folder / "rows/all.jsonl", out, world.tokens)
 
 
 def main() -> None:
@@ -115,12 +122,10 @@ def main() -> None:
         importlib.import_module(name)
     gc.freeze()
     measured(world.make_models, world.folder)
-    handled: list[Request] = []
-    for method in arguments.methods:
-        for number in range(1, arguments.requests + 1):
-            handled.append(handle(world, method, number))
-            print(handled[-1].line, flush=True)
-    write_results(handled, last_scores(world, arguments.methods), arguments.out, arguments.machine)
+    by_method = {method: handle_all(world, method) for method in arguments.methods}
+    handled = [request for requests in by_method.values() for request in requests]
+    last = {method: score_last(world, requests[-1]) for method, requests in by_method.items()}
+    write_results(handled, last, arguments.out, arguments.machine)
     write_figure(handled, arguments.out / "requests.svg")
     print(f"results: {arguments.out / 'RESULTS.md'}")
 
