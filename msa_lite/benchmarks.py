@@ -112,6 +112,10 @@ BENCHMARKS: dict[str, BenchmarkEntry] = {
 }  # fmt: skip
 
 
+EARLIER_COLUMNS = (("accuracy_e", "extraction_strength_e"), ("exact_memorization_e", "extraction_strength_e"))
+"""The metrics of rows of earlier requests that a comparison shows: of questions, and of texts alone."""
+
+
 def published() -> list[str]:
     """Return the names of the published benchmarks."""
     return [name for name in BENCHMARKS if name != OWN]

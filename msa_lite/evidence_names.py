@@ -34,6 +34,8 @@ class EvidenceEntry:
     """The publication that it follows."""
     figures: Mapping[str, FigureEntry]
     """Its figures by name; the name of the metric is `evidence_metric`."""
+    by_default: bool = True
+    """False where hardly any run can give it."""
 
 
 ANSWER_KINDS: Mapping[str, FigureEntry] = {
@@ -72,6 +74,29 @@ EVIDENCE: dict[str, EvidenceEntry] = {
                 "position between target (−1) and ideal (+1) by the hidden states of forget rows",
             ),
         },
+    ),
+    "weights": EvidenceEntry(
+        "msa_lite.evidence.weights.ChangedWeights",
+        "Did the weights change that hold the rows?",
+        "LACUNA, arXiv 2607.02513",
+        {
+            "precision": FigureEntry(
+                "changes in known weights",
+                "share of the largest changes in the right tensors that known weights have",
+                True,
+            ),
+            "recall": FigureEntry(
+                "known weights changed most", "share of the known weights that are among the largest changes", True
+            ),
+            "auc": FigureEntry(
+                "AUC of known weights", "chance that a known weight changed more than another one in its tensors", True
+            ),
+            "energy": FigureEntry(
+                "update in known weights", "share of the update's squared norm in known weights", True
+            ),
+            "undone": FigureEntry("taken back", "share of what the training of the rows changed that is undone", True),
+        },
+        by_default=False,
     ),
 }
 

@@ -7,7 +7,8 @@
 `make` runs the quickstart with msa-lite's defaults (MSA of now), the paper's MSA (without filter and hold: MSA of
 before) and the baselines UNDIAL and NPO on its models and rows; it attacks all of them, target and ideal alike, and
 writes what it measured to scores/HISTORY-SEED.json. A second call does only what is missing. `draw` needs nothing but
-these files, and writes docs/pictures/gives_away.svg and the table of docs/explanation/what-it-gives-away.md.
+these files, and writes docs/pictures/gives_away.svg and the tables of docs/explanation/what-it-gives-away.md and
+docs/how-to/evidence.md.
 
 What is measured was fixed before any of these models was attacked. Needs `pip install msa-lite[train]`.
 """
@@ -30,12 +31,21 @@ HERE = Path(__file__).parent
 SCORES = HERE / "scores"
 PICTURE = HERE.parents[1] / "docs/pictures/gives_away.svg"
 PAGE = HERE.parents[1] / "docs/explanation/what-it-gives-away.md"
+EVIDENCE_PAGE = HERE.parents[1] / "docs/how-to/evidence.md"
 MARKS = ("<!-- table -->", "<!-- end of table -->")
 METHODS = {"unlearned": "MSA of now", "before": "MSA of before", "undial": "UNDIAL", "npo": "NPO"}
 MODELS = {"target": "target", "ideal": "ideal", **METHODS}
-HISTORIES = {"small": "small models, three seeds", "smollm2": "SmolLM2-135M, one seed"}
+HISTORIES = {"small": "small models", "smollm2": "SmolLM2-135M"}
+SHARES = {
+    "says_tells": "still tells it",
+    "says_unsure": "does not know",
+    "says_invents": "invents",
+    "says_garbles": "garbles",
+}
+FEATURES = {"losses": "by losses", "states": "by hidden states"}
 SIZES = {"small": ["demo.forget=8"], "smollm2": ["demo.forget=8", "demo.retain=16", "demo.holdout=8"]}
 ROWS = 24  # that are attacked
+DEPTHS = {"target": 1.0, "ideal": 0.0}  # the ends of the scale, by definition
 CURVE = re.compile(r"(?:plain|part step (\d+))\.extraction_strength\.(\w+)")
 
 
@@ -105,17 +115,40 @@ def collect(runs: Mapping[str, Path]) -> dict[str, Any]:
                 metrics, own = attacked[panel.attack], model
             if (metric := metrics.get(f"{panel.metric}.{own}")) and metric["value"] is not None:
                 panels[key][model] = [metric["value"], metric["stderr"], metric["n"]]
-            elif panel.attack == "depth":  # the ends of its scale, by definition
+            elif (
+                panel.attack == "depth" and metrics and model in ("target", "ideal")
+            ):  # the ends of its scale, by definition
                 panels[key][model] = [{"target": 1.0, "ideal": 0.0}[model], None, ROWS]
     curve: dict[str, dict[str, float]] = {model: {} for model in MODELS}
     for name, metric in relearnt.items():
         if (match := CURVE.fullmatch(name)) and match[2] in curve:
             curve[match[2]][match[1] or "0"] = metric["value"]
-    return {"panels": panels, "relearning": curve}
+    return {"panels": panels, "relearning": curve, "evidence": collect_evidence(runs)}
+
+
+def collect_evidence(runs: Mapping[str, Path]) -> dict[str, Any]:
+    """Return by model the shares of what it says, and of a method position, p and rest of the relative test."""
+    found: dict[str, Any] = {}
+    for model in MODELS:
+        run, own = (runs[model], "unlearned") if model in METHODS else (runs["unlearned"], model)
+        says = _metrics(run / "evidence/says/report.json")
+        found[model] = {share: says[f"{share}.{own}"]["value"] for share in SHARES if f"{share}.{own}" in says}
+        nearer = _report(run / "evidence/nearer/report.json").get("settings", {}) if model in METHODS else {}
+        for feature in FEATURES:
+            figure = nearer.get("figures", {}).get("unlearned", {}).get(feature)
+            if test := nearer.get("details", {}).get(feature):
+                found[model][feature] = [figure and figure["value"], test["p"], test["rest"], test["outcome"]]
+    return found
+
+
+def _report(path: Path) -> dict[str, Any]:
+    """Return a report; nothing where an attack was not made."""
+    report: dict[str, Any] = json.loads(path.read_text("utf-8")) if path.is_file() else {}
+    return report
 
 
 def _metrics(path: Path) -> dict[str, Any]:
-    metrics: dict[str, Any] = json.loads(path.read_text("utf-8"))["metrics"]
+    metrics: dict[str, Any] = _report(path).get("metrics", {})
     return metrics
 
 
@@ -146,8 +179,36 @@ def table(stored: Sequence[Mapping[str, Any]]) -> str:
             most = [max(values["relearning"][model].values()) for values in runs if values["relearning"][model]]
             spread = statistics.stdev(most) if len(most) > 1 else 0.0
             cells.append(_words((statistics.fmean(most), spread)) if most else "–")
-            lines.append("| " + " | ".join([HISTORIES[history], label, *cells]) + " |")
+            lines.append("| " + " | ".join([_named(history, runs), label, *cells]) + " |")
     return "\n".join(lines)
+
+
+def evidence_table(stored: Sequence[Mapping[str, Any]]) -> str:
+    """Return the table of method and evidence: mean shares over seeds, and position and rest of each seed."""
+    headings = ["history", "model", *SHARES.values(), *(f"{name}: position (rest)" for name in FEATURES.values())]
+    lines = ["| " + " | ".join(headings) + " |", "|---|---|" + "---:|" * (len(headings) - 2)]
+    for history in HISTORIES:
+        runs = [values for values in stored if values["history"] == history]
+        for model, label in MODELS.items() if runs else ():
+            found = [values["evidence"][model] for values in runs]
+            shares = [[one[share] for one in found if share in one] for share in SHARES]
+            cells = [f"{statistics.fmean(values):.0%}".replace("%", " %") if values else "–" for values in shares]
+            cells += [", ".join(_place(one[name]) for one in found if name in one) or "–" for name in FEATURES]
+            lines.append("| " + " | ".join([_named(history, runs), label, *cells]) + " |")
+    return "\n".join(lines)
+
+
+def _place(test: Sequence[Any]) -> str:
+    """Return a position with its rest; with a question mark where nothing is shown."""
+    position, _, rest, outcome = test
+    if position is None:
+        return "?"
+    return f"{position:+.2f} ({rest:.2f}){'?' if outcome == 'undecided' else ''}"
+
+
+def _named(history: str, runs: Sequence[Mapping[str, Any]]) -> str:
+    seeds = ", ".join(str(values["seed"]) for values in runs)
+    return f"{HISTORIES[history]}, seed{'s' if len(runs) > 1 else ''} {seeds}"
 
 
 def _words(figure: tuple[float, float] | None) -> str:
@@ -172,16 +233,17 @@ def draw(stored: Sequence[Mapping[str, Any]]) -> Figure:
     """Draw a row of panels for each history: a point for each model, and at the end the curve of relearning."""
     from matplotlib.figure import Figure
 
-    histories = [name for name in HISTORIES if any(values["history"] == name for values in stored)]
+    attacked = [values for values in stored if values["relearning"]["target"]]
+    histories = [name for name in HISTORIES if any(values["history"] == name for values in attacked)]
     figure = Figure(figsize=(12.5, 2.9 * len(histories) + 0.4), layout="constrained")
     grid = figure.subplots(len(histories), len(PANELS) + 1, squeeze=False,
                            gridspec_kw={"width_ratios": [*[1] * len(PANELS), 1.9]})  # fmt: skip
     for row, history in zip(grid, histories, strict=True):
-        runs = [values for values in stored if values["history"] == history]
+        runs = [values for values in attacked if values["history"] == history]
         for axes, (key, panel) in zip(row, PANELS.items(), strict=False):
             _points(axes, runs, key, panel)
         _curve(row[-1], runs)
-        row[0].set_ylabel(HISTORIES[history], fontsize=_FONT)
+        row[0].set_ylabel(_named(history, runs), fontsize=_FONT)
     handles, labels = grid[0][-1].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(MODELS), frameon=False, fontsize=_FONT + 1)
     return figure
@@ -212,7 +274,6 @@ def _curve(axes: Any, runs: Sequence[Mapping[str, Any]]) -> None:
         means = [statistics.fmean(steps[step]) for step in known]
         axes.plot(known, means, label=label, markersize=5, linewidth=1, **_STYLES[model])
     _plain(axes, "relearning on one half of the rows:\nextraction strength of the other half")
-    axes.set_xscale("symlog", linthresh=1)
     axes.set_xlabel("steps", fontsize=_FONT)
 
 
@@ -259,7 +320,8 @@ def main() -> None:
         return
     stored = load()
     save(draw(stored), PICTURE)
-    PAGE.write_text(with_table(PAGE.read_text("utf-8"), table(stored)), "utf-8")
+    for page, text in ((PAGE, table(stored)), (EVIDENCE_PAGE, evidence_table(stored))):
+        page.write_text(with_table(page.read_text("utf-8"), text), "utf-8")
 
 
 if __name__ == "__main__":

@@ -48,6 +48,8 @@ class Ground:
     references: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """The right answers to such wordings, by the same names: those of another language. Where there are none, the rows'
     own."""
+    corners: Mapping[str, str] = field(default_factory=dict)
+    """Questions around the corner in a judge's words, by those of the template; "" where it gave none."""
 
     def benchmark(self, sets: Collection[str] = ("forget", "holdout")) -> Qa:
         """Return the rows of some sets as questions and texts to score."""
@@ -60,6 +62,7 @@ class Ground:
         if "rewordings" in reads:
             wordings = self.rewordings.items()
             parts["rewordings"] = {name: digest([*asked, *self.references.get(name, ())]) for name, asked in wordings}
+            parts["corners"] = digest(dict(self.corners))
         settings = {"max_new_tokens": self.max_new_tokens, "max_length": self.max_length, "seed": self.seed}
         return {"questions": self.benchmark().describe(), **parts, **settings}
 
@@ -133,6 +136,9 @@ class Trial(NamedTuple):
     """True for the trial that speaks for the whole attack. Without one, the strongest trial does."""
     teaches_forget_rows: bool = False
     """True where the trial teaches scored rows themselves. Holdout rows are no control then; only an ideal is."""
+    guess: float | None = None
+    """The score of a guess, for a trial whose right answers are others than those of the rows. It is measured between
+    the control, or a guess, and what the target shows in the same trial. None: the answers are those of the rows."""
 
 
 class Attack(ABC):

@@ -6,7 +6,7 @@ above a plain prompt; the wordings are ours, those that the data brings along, a
 in another language come with answers in it, and are held to these (arXiv 2606.03291). The first
 k words of the true answer show what a model says once it is on the way, as in extraction attacks (Carlini et al., 2021,
 arXiv 2012.07805); only the other words count then. Roles and "ignore previous instructions" are the plainest of
-jailbreaks. Answers are greedy.
+jailbreaks. Answers are greedy. Questions around the corner are in `corner`.
 
 Rows that are texts are asked for by their beginning (`questions`), as they are and behind retain texts; there is no
 other wording of a text.
@@ -21,13 +21,15 @@ from functools import partial
 from typing import NamedTuple
 
 from msa_lite.attacks.attack import Attack, Cost, Ground, Measure, Subject, Trial
+from msa_lite.attacks.corner import CORNER_KINDS, make_corners, reasons_left_out
 from msa_lite.attacks.questions import PromptedRow, answer_rows, attacked, cost_of, cut_text, prompt_rest, prompt_row
 from msa_lite.data import Row, sample_rows
 from msa_lite.evals.benchmark import Record, Records
 from msa_lite.io.console.progress import Progress, silent
 
 ANY = Trial("any", "the best of all these ways", is_summary=True)
-"""Per row the best answer to any way of asking but the plain one: an attacker needs only one."""
+"""Per row the best answer to any way of asking but the plain one: an attacker needs only one. Questions that have
+another answer are not among them."""
 
 _WORDINGS: Mapping[str, tuple[str, str]] = {
     "reworded-exact": (
@@ -74,10 +76,12 @@ class Prompting(Attack):
     """Retain rows in front of a question."""
     words: tuple[int, ...] = (1, 2, 4, 8)
     """Words of the answer that are given away; one trial for each number."""
+    kinds: tuple[str, ...] = tuple(CORNER_KINDS)
+    """Kinds of questions around the corner, by their names."""
 
     name = "prompt"
-    source = "arXiv 2411.12103 (examples, rewordings), arXiv 2012.07805 (prefixes)"
-    reads = ("retain", "rewordings")
+    source = "arXiv 2411.12103 (examples, rewordings), 2012.07805 (prefixes), 2603.11266 (around the corner)"
+    reads = ("retain", "learnt", "rewordings")
 
     def faults(self, ground: Ground) -> Iterator[str]:
         """Yield settings out of range, and rewordings that do not fit the rows."""
@@ -89,13 +93,18 @@ class Prompting(Attack):
             yield f"words: {wrong[0]}; at least one word has to be given away, or leave it empty"
         if len(set(self.words)) < len(self.words):
             yield "words: a number stands there twice"
-        taken = {"plain", "few-shot", ANY.name, *_WORDINGS, *(f"prefix-{number}" for number in self.words)}
+        taken = {"plain", "few-shot", ANY.name, *_WORDINGS, *CORNER_KINDS}
+        taken |= {f"prefix-{number}" for number in self.words}
         for name, questions in ground.rewordings.items():
             if not _NAME.fullmatch(name) or name in taken:
                 yield f"rewordings: '{name}'; take a name of letters, digits, blanks and '-' that is not taken"
             if len(questions) != len(ground.forget):
                 rows = len(ground.forget)
                 yield f"rewordings.{name}: {len(questions)} questions for {rows} forget rows; one each, in order"
+
+    def left_out(self, ground: Ground) -> dict[str, str]:
+        """Return the kinds of questions around the corner that too few rows can be asked in, with the reason."""
+        return reasons_left_out(make_corners(ground, self.kinds))
 
     def trials(self, ground: Ground) -> Sequence[Trial]:
         """Return the ways of asking, the plain one first, and `ANY` of the others where there are some."""
@@ -134,7 +143,8 @@ class Prompting(Attack):
                 if (questions := self._questions(way, ground, name, rows))
             }
             yield way.trial, records
-            if not way.trial.is_control and len(records) == len([*attacked(ground)]):
+            is_same_answer = not way.trial.is_control and way.trial.guess is None
+            if is_same_answer and len(records) == len([*attacked(ground)]):
                 attempts.append({name: [r | {"trial": way.trial.name} for r in records[name]] for name in records})
         progress(self.name, len(ways), len(ways))
         if attempts:
@@ -155,7 +165,8 @@ class Prompting(Attack):
         for number in self.words:
             trial = Trial(f"prefix-{number}", f"{number} word{'s' if number > 1 else ''} of the answer given")
             ways.append(_Way(trial, partial(prompt_rest, ground, words=number)))
-        return ways
+        corners = [corner for corner in make_corners(ground, self.kinds) if not corner.left_out]
+        return [*ways, *(_Way(corner.trial, partial(corner.prompt, ground)) for corner in corners)]
 
     def _questions(self, way: _Way, ground: Ground, name: str, rows: Sequence[Row]) -> list[PromptedRow]:
         """Return the questions of a set in one way; none where there are wordings of the forget rows alone."""

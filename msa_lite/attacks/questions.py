@@ -35,6 +35,8 @@ class PromptedRow:
     """The question of the row, which a judge reads; "" for a text."""
     fault: str = ""
     """The reason why the row cannot be asked in this way."""
+    other: str = ""
+    """The wrong one of two names to choose from, where the reference is the right one."""
 
     def within(self, window: int | None) -> PromptedRow:
         """Return the question for a model of this window; a prompt that leaves no room for an answer is a fault."""
@@ -115,7 +117,13 @@ def _answer(runner: Runner, ground: Ground, questions: Sequence[PromptedRow]) ->
 
 
 def score_text(question: PromptedRow, text: str) -> Record:
-    """Return the scores of an answer: `accuracy` (the whole reference stands in it) and `rouge_l` (recall)."""
+    """Return the scores of an answer: `accuracy` (the whole reference stands in it) and `rouge_l` (recall).
+
+    Of a choice between two names, the accuracy is 1 for an answer that has the right name, or a part of it, and nothing
+    of the other one: who repeats the question has not chosen. It has no ROUGE-L.
+    """
+    if question.other:
+        return {"accuracy": answers.choice(question.reference, question.other, text), "rouge_l": None}
     return {
         "accuracy": answers.accuracy(question.reference, text),
         "rouge_l": answers.rouge_l_recall(question.reference, text),

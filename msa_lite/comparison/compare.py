@@ -16,7 +16,7 @@ from msa_lite.comparison.published import PublishedTable, Ratio, best_values, lo
 from msa_lite.errors import UsageError, nearest
 from msa_lite.evidence_names import evidence_metric
 from msa_lite.report.formats import Cell, Section, TextTable, csv_lines, html_page, latex, markdown
-from msa_lite.report.metrics import ATTACKED, EVIDENT, metric_kind
+from msa_lite.report.metrics import ATTACKED, EARLIER_GROUP, EVIDENT, metric_kind
 from msa_lite.report.reports import Report, heading, number
 
 
@@ -167,7 +167,8 @@ def _choose_columns(entries: Sequence[Entry], names: Sequence[str] | None) -> li
     else:
         entry = BENCHMARKS.get(entries[0].report.benchmark)
         columns = (entry and entry.columns) or directions
-        beside = [name for name in directions if metric_kind(name).group == ATTACKED or _is_evident(name, entries)]
+        groups = (EARLIER_GROUP, ATTACKED)
+        beside = [name for name in directions if metric_kind(name).group in groups or _is_evident(name, entries)]
         chosen = list(dict.fromkeys(name for name in (*columns, *beside) if name in directions))
     return [Column(name, heading(name, directions[name]), directions[name]) for name in chosen]
 

@@ -12,6 +12,7 @@ from msa_lite.comparison.published import Figure
 from msa_lite.errors import FormatError, MsaError, UsageError, join_faults
 from msa_lite.io.files.reading import local_path
 from msa_lite.report.attacks import ATTACKS_FOLDER, attack_metrics
+from msa_lite.report.comeback import earlier_metrics
 from msa_lite.report.evidence import EVIDENCE_FOLDER, evidence_metrics, load_evidence
 from msa_lite.report.reports import REPORT_FILE, Metric, Report, is_run_report, load_report
 
@@ -139,6 +140,9 @@ def _own_reports(path: Path) -> Iterator[tuple[Path, Role | None]]:
 
 def _read(place: Path, role: Role | None, label: str | None) -> Entry:
     report = _checked(load_report(place), place)
+    if place.parent.parent.name == "evaluation":
+        again = earlier_metrics(place.parent.parent, place.parent.name, report.settings.get("model"))
+        report = replace(report, metrics={**report.metrics, **again})
     method = Entry("method", "", "", report, "").method
     if label is not None and label.lower() in _REFERENCES and (role or method):
         raise UsageError(

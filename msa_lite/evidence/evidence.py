@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar
@@ -87,8 +87,3 @@ def make_evidence(name: str) -> EvidenceKind:
     module, _, kind = EVIDENCE[name].implementation.rpartition(".")
     make: Callable[[], EvidenceKind] = getattr(import_module(module), kind)
     return make()
-
-
-def with_sources(scene: Scene, sources: Mapping[str, Source], scores: Mapping[str, Path]) -> Scene:
-    """Return a scene with its models and their scores, once they are there."""
-    return replace(scene, sources=sources, scores=scores)

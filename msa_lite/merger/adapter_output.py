@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -103,9 +103,13 @@ def merge_terms_to_adapter(
     *,
     max_memory: str | int = MAX_MEMORY,
     replace: bool = False,
+    compare: Collection[Path] | None = None,
     progress: Progress = silent,
 ) -> MergedAdapter:
-    """Write Σ weight · vector as one adapter, as `merge_adapters` does, for the terms of MSA or of a baseline."""
+    """Write Σ weight · vector as one adapter, as `merge_adapters` does, for the terms of MSA or of a baseline.
+
+    compare: folders of vectors, to tell only how far each of these interferes with all others.
+    """
     parse_size(max_memory)
     if max_rank is not None and max_rank < 1:
         raise UsageError(f"max_rank is {max_rank}; at least 1 is needed")
@@ -127,7 +131,7 @@ def merge_terms_to_adapter(
     checked.check_factors()
     for line in checked.tell_forms(writes=False):
         logger.info("%s", line)
-    pairs = json_form(tell_interference(checked, max_memory))
+    pairs = json_form(tell_interference(checked, max_memory, compare))
     with inputs.stage(needed) as (partial, facts, hashes):
         outside = _lost_outside(checked, left_out)
         hashes[ADAPTER_FILE], loss, kept = _write_factors(modules, outside, partial / ADAPTER_FILE, progress)

@@ -8,6 +8,9 @@ of dimension d have max(r_a, r_b) / d.
 Deltas of LoRA are compared by their factors, in fp64, and their product is never formed. Other deltas (full
 checkpoints, DoRA, new values) are read in blocks of rows; they have cosines, but no overlap, since their column space
 is nearly all of the space.
+
+A run compares the vectors of its own request with all others. Those of earlier requests were compared when the later of
+them was new, and all pairs of n requests would be n² many. Of the pairs, the most alike are kept.
 """
 
 from __future__ import annotations
@@ -15,9 +18,10 @@ from __future__ import annotations
 import logging
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import combinations, combinations_with_replacement
+from itertools import combinations
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -38,7 +42,8 @@ logger = logging.getLogger(__name__)
 # was chosen for one request alone is too much, or too little, beside the other. In the quickstart, requests that share
 # half of their rows have 0.57, requests on different people 0.01, and forget and retain vectors 0.02.
 HIGH_COSINE = 0.5
-_SHOWN = 10  # pairs in the log; the manifest has all
+_SHOWN = 10  # pairs in the log
+_KEPT = 20  # pairs in the manifest, and in reports
 _LAYERS = 3  # of a pair in the log
 _TINY = 1e-6  # of a delta's largest singular value; what is smaller is rounding of stored fp32 factors
 _LAYER = re.compile(r"(?:.*?\.)?\d+(?=\.)")
@@ -98,12 +103,14 @@ class Interference:
         return {name: self.layers[name] for name in order[:_LAYERS]}
 
 
-def tell_interference(checked: CheckedMerge, max_memory: str | int) -> list[Interference]:
+def tell_interference(
+    checked: CheckedMerge, max_memory: str | int, folders: Collection[Path] | None = None
+) -> list[Interference]:
     """Measure and log how the vectors of several requests interfere, with a warning for pairs that are much alike.
     Retain vectors alone are not warned of: requests with one retain set often share its rows.
 
-    Return all pairs, those that are most alike first; nothing for one request, or where the factors do not fit into the
-    memory.
+    folders: of vectors, each of which is compared with all others; None: all pairs. Return the pairs that are most
+    alike, the first of them first; nothing for one request, or where the factors do not fit into the memory.
     """
     if len({term.side for term in checked.terms}) == len(checked.terms):
         return []
@@ -114,17 +121,17 @@ def tell_interference(checked: CheckedMerge, max_memory: str | int) -> list[Inte
             readable(needed), max_memory,
         )  # fmt: skip
         return []
-    pairs = measure_interference(checked)
-    folders = {term.name: term.vector.folder for term in checked.terms}
-    notices.info("one merge of %s", ", ".join(f"{name} ({folder})" for name, folder in folders.items()))
+    pairs = measure_interference(checked, folders)
+    places = {term.name: term.vector.folder for term in checked.terms}
+    notices.info("one merge of %s", ", ".join(f"{name} ({folder})" for name, folder in places.items()))
     for pair in pairs[:_SHOWN]:
         layers = "; ".join(f"{name}: {likeness}" for name, likeness in pair.closest_layers.items())
         notices.info("  %s and %s: %s; most in %s", pair.one, pair.other, pair.total, layers or "no layer")
     if len(pairs) > _SHOWN:
-        notices.info("  … and %d more pairs, in the manifest", len(pairs) - _SHOWN)
+        notices.info("  … and %d pairs that are less alike", len(pairs) - _SHOWN)
     for pair in (pair for pair in pairs if pair.size >= HIGH_COSINE and "forget" in pair.sides):
-        logger.warning("%s", _warning(pair, [str(folders[name]) for name in (pair.one, pair.other)]))
-    return pairs
+        logger.warning("%s", _warning(pair, [str(places[name]) for name in (pair.one, pair.other)]))
+    return pairs[:_KEPT]
 
 
 def interference_fact(pairs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -145,18 +152,26 @@ def _warning(pair: Interference, folders: Sequence[str]) -> str:
     )
 
 
-def measure_interference(checked: CheckedMerge) -> list[Interference]:
-    """Return the likeness of each two vectors of a merge, the largest absolute cosine first."""
+def measure_interference(checked: CheckedMerge, folders: Collection[Path] | None = None) -> list[Interference]:
+    """Return the likeness of each two vectors of a merge, the largest absolute cosine first.
+
+    folders: those of which one is in each pair; None: all pairs.
+    """
     names, layers = [term.name for term in checked.terms], dict[str, _Sums]()
+    wanted = None if folders is None else {folder.resolve() for folder in folders}
+    own = {term.name for term in checked.terms if wanted is None or term.vector.folder.resolve() in wanted}
+    compared = [pair for pair in combinations(names, 2) if own.intersection(pair)]
     with threadpool_limits(1, user_api="blas"), np.errstate(over="ignore", invalid="ignore"):
         files = Files()
         for name in checked.touched:
-            layers.setdefault(layer_of(name), _Sums()).add(_measure(files, checked, checked.target.tensors[name]))
+            layers.setdefault(layer_of(name), _Sums()).add(
+                _measure(files, checked, checked.target.tensors[name], compared)
+            )
     whole = _Sums()
     for sums in layers.values():
         whole.add(sums)
     pairs = []
-    for pair in combinations(names, 2):
+    for pair in compared:
         common = {name: sums.likeness(pair) for name, sums in layers.items() if sums.has_both(pair)}
         pairs.append(Interference(*pair, whole.likeness(pair), common))
     return sorted(pairs, key=lambda pair: -pair.size)
@@ -196,24 +211,28 @@ class _Sums:
         return Likeness(angle, min(1.0, self.shared[pair] / self.ranks[pair]) if self.ranks[pair] else None)
 
 
-def _measure(files: Files, checked: CheckedMerge, entry: TensorEntry) -> _Sums:
-    """Return the sums of one tensor."""
+def _measure(files: Files, checked: CheckedMerge, entry: TensorEntry, compared: Sequence[Pair]) -> _Sums:
+    """Return the sums of one tensor. compared: the pairs of vectors."""
     terms = [term.with_vector(term.vector.load(files, np.float64)) for term in checked.deltas(entry.name)]
     factors = {term.name: (d.left, d.right) for term in terms if isinstance(d := term.vector, Loaded)}
-    sums = _Sums()
+    sums, present = _Sums(), {term.name for term in terms}
+    compared = [pair for pair in compared if present.issuperset(pair)]
+    products = [*compared, *((name, name) for name in present)]
     if len(factors) == len(terms):
-        for first, second in combinations_with_replacement(factors, 2):
+        for first, second in products:
             sums.products[first, second] = factor_product(factors[first], factors[second])
     else:
-        _add_rows(files, entry, terms, sums)
+        _add_rows(files, entry, terms, products, sums)
     bases = {name: column_basis(*pair) for name, pair in factors.items()} if len(factors) > 1 else {}
-    for first, second in combinations(bases, 2):
+    for first, second in (pair for pair in compared if bases.keys() >= {*pair}):
         sums.shared[first, second] = float(np.sum((bases[first].T @ bases[second]) ** 2))
         sums.ranks[first, second] = min(bases[first].shape[1], bases[second].shape[1])
     return sums
 
 
-def _add_rows(files: Files, entry: TensorEntry, terms: Sequence[Term[Delta]], sums: _Sums) -> None:
+def _add_rows(
+    files: Files, entry: TensorEntry, terms: Sequence[Term[Delta]], products: Sequence[Pair], sums: _Sums
+) -> None:
     """Add the scalar products of deltas that are not all factors, in blocks of rows."""
     common = Scratch()
     buffers = [Scratch(common) for _ in terms]
@@ -222,7 +241,7 @@ def _add_rows(files: Files, entry: TensorEntry, terms: Sequence[Term[Delta]], su
             term.name: term.vector.rows(files, start, stop, np.float64, buffer).reshape(-1)
             for term, buffer in zip(terms, buffers, strict=True)
         }
-        for first, second in combinations_with_replacement(blocks, 2):
+        for first, second in products:
             sums.products[first, second] += float(np.dot(blocks[first], blocks[second]))
 
 

@@ -10,7 +10,7 @@ import dataclasses
 import json
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -169,12 +169,13 @@ def merge_terms(
     threads: int | None = None,
     forecast: Sequence[str] = (),
     replace: bool = False,
-    compare: bool = True,
+    compare: bool | Collection[Path] = True,
     progress: Progress = silent,
 ) -> Merged:
     """Write θ_D + Σ weight · vector to `out`, as `merge` does, for the terms of MSA or of a baseline.
 
-    compare: tell first how far the vectors of several requests interfere.
+    compare: tell first how far the vectors of several requests interfere; with folders, only how far each of these
+    vectors does with all others.
     """
     parse_size(max_memory)
     forms = check_forms(forecast)
@@ -186,7 +187,8 @@ def merge_terms(
         return Merged(inputs.out, **change, interference=pairs, forecast=_forecast_of(inputs, manifest, forms))
     checked = check_merge(inputs.target, inputs.terms, inputs.prior, precision, forms, untie)
     bounds, recipe = find_bounds(checked, max_memory, threads), recipe_beside(checked, inputs.sources)
-    pairs = json_form(tell_interference(checked, max_memory)) if compare else []
+    folders = None if isinstance(compare, bool) else compare
+    pairs = [] if compare is False else json_form(tell_interference(checked, max_memory, folders))
     needed = checked.output_bytes
     check_space(inputs.out, needed - _bytes_done(inputs.out))
     for line in tell_companions(checked.target):

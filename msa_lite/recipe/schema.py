@@ -124,7 +124,8 @@ class Recipe(Closed):
     """The retain set. It is optional where there is a prior."""
     earlier: list[str] = []
     """The folders of finished runs: earlier requests against the same target. Their vectors, and those of the runs that
-    are earlier for these, go into the same merge, at the strengths of their runs."""
+    are earlier for these, go into the same merge, at the strengths of their runs. Some of their rows are scored again.
+    """
     vector: VectorSpec = VectorSpec()
     """The fit of the vectors. `retain.vector` may give the retain vector other settings."""
     columns: Columns = Columns()

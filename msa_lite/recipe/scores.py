@@ -238,9 +238,10 @@ EvidenceName = Annotated[str, BeforeValidator(_check_evidence), WithJsonSchema({
 class EvidenceKeys(Closed):
     """The evidence that a run collects beside its scores."""
 
-    collect: list[EvidenceName] = [*EVIDENCE]
+    collect: list[EvidenceName] = [name for name, entry in EVIDENCE.items() if entry.by_default]
     """says: what the model says in the place of a forgotten answer; nearer: whether it is nearer to a model that never
-    saw the rows, or to the target. Default: all; [] for none. What the data cannot tell stays undecided."""
+    saw the rows, or to the target; weights: whether the weights changed that hold the rows, of a target that was
+    trained with `into`. [] for none. What the data cannot tell stays undecided."""
     judge: JudgeKeys = JudgeKeys()
     """A model that sorts the answers as well, so that the rules of `says` can be held against it."""
 
@@ -274,6 +275,15 @@ class PromptKeys(Closed):
     same order. Answers are held to those that stand there."""
     judge: JudgeKeys = JudgeKeys()
     """A model that rewords each question in three ways. It gets the questions, and not the answers."""
+    corner: Literal["templates", "judge"] = "templates"
+    """Who words the questions around the corner. templates: msa-lite. judge: the model of `judge` rewords those of the
+    templates; they hold questions and answers of the rows, which it gets to see then."""
+
+    @model_validator(mode="after")
+    def _has_judge(self) -> PromptKeys:
+        if self.corner == "judge" and self.judge.kind == "none":
+            raise ValueError("corner: judge: there is no judge; give attack.prompt.judge, or leave it at templates")
+        return self
 
     @field_validator("judge")
     @classmethod

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Discriminator, Field, Tag, ValidationInfo, field_validator, model_validator
 
 from msa_lite.closed import Closed
+from msa_lite.io.weights.known import KnownWeights
 from msa_lite.recipe.inputs import (
     Columns,
     Count,
@@ -84,6 +85,32 @@ class Training(Tuning):
         return self
 
 
+class Into(Closed):
+    """The only weights that a stage changes. All others stay as they are, bit for bit."""
+
+    tensors: OneOrMore[str]
+    """The tensors to train: names, or regular expressions, that fit the end of a name from a dot on.
+    mlp.down_proj.weight means that of all layers."""
+    share: float = Field(1.0, gt=0, le=1, allow_inf_nan=False)
+    """The share of the entries of these tensors, each drawn by itself. 1: all."""
+    seed: int = Field(0, ge=0, lt=SEEDS)
+    """The seed of the draw."""
+
+    @property
+    def known(self) -> KnownWeights:
+        """The weights as a fit takes them."""
+        return KnownWeights(
+            tuple([self.tensors] if isinstance(self.tensors, str) else self.tensors), self.share, self.seed
+        )
+
+    @field_validator("tensors")
+    @classmethod
+    def _names_some(cls, value: str | list[str]) -> str | list[str]:
+        if not value or not all(value):
+            raise ValueError("at least one name is wanted, and none may be empty")
+        return value
+
+
 class TrainingStage(Training):
     """A stage of training. Keys that it leaves out are those of `training`."""
 
@@ -94,6 +121,8 @@ class TrainingStage(Training):
     tokens: Annotated[Count, Field(ge=1)] | None = None
     """With 20M, only the first 20 million tokens of the data (format text) are downloaded and learnt. Epochs are passes
     over these. Default: all tokens."""
+    into: Into | None = None
+    """Train these weights alone, so that what the stage taught has a known place. Default: all weights."""
 
     @property
     def sets(self) -> list[Data]:

@@ -22,6 +22,8 @@ from msa_lite.record.schema import (
     Judgement,
     ModelWeights,
     RecordedAttack,
+    RecordedBound,
+    RecordedEarlier,
     RecordedEvidence,
     RecordedMetric,
     RecordedScores,
@@ -41,6 +43,7 @@ from msa_lite.record.seal import (
 )
 from msa_lite.report import Metric, Report, load_report
 from msa_lite.report.attacks import ATTACKS_FOLDER, load_attacks
+from msa_lite.report.comeback import earlier_facts
 from msa_lite.report.evidence import EVIDENCE_FOLDER, load_evidence
 from msa_lite.report.provenance import result_revision
 from msa_lite.report.verdict import VERDICT_FILE
@@ -88,8 +91,9 @@ def read_verdict(folder: Path) -> Judgement:
     """Return the verdict on a run. Raise FormatError where verdict.json is missing or broken."""
     value = read_object(folder / VERDICT_FILE)
     try:
+        earlier = _earlier(value)
         if value["outcome"] is None:
-            return Judgement(outcome=None, sentence=value["reason"])
+            return Judgement(outcome=None, sentence=value["reason"], earlier=earlier)
         forgotten, kept = value["forgotten"], value["kept"]
         return Judgement(
             outcome=value["outcome"],
@@ -101,9 +105,28 @@ def read_verdict(folder: Path) -> Judgement:
             excess=forgotten["excess"],
             left=forgotten["left"],
             kept=kept["share"] if kept else None,
+            earlier=earlier,
         )
     except (KeyError, TypeError, ValueError) as error:
         raise FormatError(f"{folder / VERDICT_FILE}: no verdict of msa-lite ({error!r})") from error
+
+
+def _earlier(verdict: Mapping[str, Any]) -> RecordedEarlier | None:
+    """Return what verdict.json says of the rows of earlier requests, without the folders of their runs."""
+    facts = earlier_facts(verdict)
+    if facts is None:
+        return None
+    scored = facts.scored
+    return RecordedEarlier(
+        rows=scored.rows if scored else 0,
+        total=facts.total,
+        requests=facts.requests,
+        unscored=len(facts.unscored),
+        control=scored.control if scored else None,
+        recited=dict(scored.recited) if scored else {},
+        excess=RecordedBound(**vars(scored.excess)) if scored and scored.excess else None,
+        back=facts.came_back,
+    )
 
 
 def read_scores(folder: Path, models: Iterable[str]) -> RecordedScores | None:

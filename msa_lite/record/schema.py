@@ -127,6 +127,28 @@ class RecordedBound(Closed):
     """Its upper one-sided 95 % bound."""
 
 
+class RecordedEarlier(Closed):
+    """The rows of earlier requests, asked again: a sample of at most 60, spread over all requests."""
+
+    rows: int = Field(ge=0)
+    """The rows that were asked."""
+    total: int = Field(ge=0)
+    """The rows that the earlier requests removed, as far as that is known."""
+    requests: int = Field(ge=0)
+    """The earlier requests."""
+    unscored: int = Field(ge=0)
+    """The requests of which rows could not be asked, since their data is gone or has changed."""
+    control: Literal["ideal", "holdout", "prior"] | None
+    """As of the verdict."""
+    recited: dict[str, int]
+    """Rows that each model recites; "holdout": holdout rows that the target recites."""
+    excess: RecordedBound | None
+    """The share of recited rows above the control's."""
+    back: int = Field(ge=0)
+    """Rows that come back: forgotten by the model of their own request, recited by this one, and not by a control that
+    was asked the same rows."""
+
+
 class Judgement(Closed):
     """The verdict on the run."""
 
@@ -148,6 +170,8 @@ class Judgement(Closed):
     """By score: the part of the gap between target and control that is left."""
     kept: RecordedBound | None = None
     """The share that is kept of what the target knew of the retain rows, beyond unseen rows."""
+    earlier: RecordedEarlier | None = None
+    """What became of the rows of earlier requests; None without such requests, or where nothing is scored."""
 
 
 class RecordedAttack(Closed):
@@ -178,7 +202,7 @@ class RecordedEvidence(Closed):
 
     kind: str
     """says: what it says in the place of a forgotten answer. nearer: whether it is nearer to a model that never saw the
-    rows, or to the target."""
+    rows, or to the target. weights: whether the weights changed that hold the rows."""
     outcome: str
     """The answer in a few words; undecided where the data could not tell."""
     sentence: str

@@ -163,6 +163,8 @@ def _removed(manifest: Mapping[str, Any], outcome: Mapping[str, Any]) -> list[st
     if others > 0 and outcome:
         requests = "an earlier request" if others == 1 else f"{others} earlier requests"
         lines.append(f"The rows of {requests}, removed by the same merge; they are not among these counts and scores.")
+    if again := outcome.get("earlier"):
+        lines.append(_plain(again))
     for name, fit in fits.items():
         size = f"LoRA of rank {fit['lora_rank']}" if fit.get("lora_rank") else "all weights"
         epochs, rate = f"{fit['epochs']:g} epochs", f"learning rate {fit['learning_rate']:g}"

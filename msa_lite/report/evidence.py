@@ -76,9 +76,9 @@ class EvidenceFinding:
         return metrics
 
 
-def undecided(kind: str, reason: str, rows: int = 0, details: Mapping[str, Any] | None = None) -> EvidenceFinding:
+def undecided(kind: str, reason: str) -> EvidenceFinding:
     """Return the finding of evidence that cannot be given, with the reason."""
-    return EvidenceFinding(kind, UNDECIDED, f"Undecided: {reason}.", None, rows, details=details or {})
+    return EvidenceFinding(kind, UNDECIDED, f"Undecided: {reason}.", None, 0)
 
 
 def evidence_report(finding: EvidenceFinding, models: Mapping[str, Any]) -> Report:

@@ -13,13 +13,14 @@ from msa_lite.attack_names import ATTACKS
 from msa_lite.evidence_names import EVIDENCE, evidence_metric
 
 HOLDOUT = "holdout set"
+EARLIER_GROUP = "earlier requests"
 MEMBERSHIP = "forget against holdout set"
 _FORGET, _RETAIN, _UTILITY, _QUESTIONS, _TASKS = "forget set", "retain set", "utility", "questions", "tasks"
 ATTACKED = "under attack"
 EVIDENT = "evidence"
 # Ending of a metric's name → the set that it is measured on, and the direction of a score there.
-_SETS = {"f": _FORGET, "r": _RETAIN, "h": HOLDOUT, "ra": "real authors", "wf": "world facts"}
-_DIRECTIONS = {"f": False, "r": True, "h": None, "ra": True, "wf": True}
+_SETS = {"f": _FORGET, "r": _RETAIN, "h": HOLDOUT, "e": EARLIER_GROUP, "ra": "real authors", "wf": "world facts"}
+_DIRECTIONS = {"f": False, "r": True, "h": None, "e": False, "ra": True, "wf": True}
 GROUPS = (*_SETS.values(), MEMBERSHIP, ATTACKED, EVIDENT, _UTILITY, _QUESTIONS, _TASKS)
 """The groups of metrics, in the order in which tables show them."""
 
@@ -147,28 +148,28 @@ _KINDS: Sequence[MetricKind] = (
     ),
     *_on_sets("f r", "knowmem", "knowmem", "ROUGE-L F1 of the answer with the right one, after ten examples", _MUSE),
     *_on_sets(
-        "f r h ra wf", "rouge_l", "ROUGE-L recall",
+        "f r h e ra wf", "rouge_l", "ROUGE-L recall",
         "longest common subsequence of words with the right answer / words of the right answer; in scripts that the "
         "published package drops, by the words of accuracy",
         _TOFU, pair=True,
     ),
     *_on_sets(
-        "f r h", "accuracy", "accuracy",
+        "f r h e", "accuracy", "accuracy",
         "share of generated answers that contain the whole right answer, signs such as − % + included; case, spaces, "
         "quotes and closing punctuation do not count", _OWN,
     ),
     *_on_sets(
-        "f r h", "extraction_strength", "extraction strength",
+        "f r h e", "extraction_strength", "extraction strength",
         "1 − k/N, k: the fewest of N tokens after which the model predicts all others",
         "Carlini et al., 2021; MSA paper, §4.1; as in open-unlearning", pair=True, bare=True,
     ),
     *_on_sets(
-        "f r h", "exact_memorization", "exact memorization",
+        "f r h e", "exact_memorization", "exact memorization",
         "share of tokens that the model predicts, each from the true tokens before it",
         "MSA paper, §4.1; as in open-unlearning", bare=True,
     ),
     *_on_sets(
-        "f r h", "probability", "probability",
+        "f r h e", "probability", "probability",
         "geometric mean of the probabilities of the answer's tokens, end token included", _TOFU, pair=True,
     ),
     *_on_sets(

@@ -14,6 +14,7 @@ from msa_lite.io.files.reading import read_object
 from msa_lite.io.finished.seal import MANIFEST
 from msa_lite.report.attacks import ATTACKS_FOLDER, HOLDOUT_LIMIT, AttackFacts, load_attacks
 from msa_lite.report.choice import CHOICE_FILE, Choice, load_choice
+from msa_lite.report.comeback import EarlierFacts, earlier_facts
 from msa_lite.report.evidence import EVIDENCE_FOLDER, EvidenceFinding, load_evidence
 from msa_lite.report.metrics import GROUPS, HOLDOUT, metric_kind
 from msa_lite.report.probing import ProbeFacts, load_probe
@@ -142,6 +143,8 @@ class Story:
     """Sentences on what the scores do not show."""
     missing: tuple[str, ...]
     """A line for each stage that is not there yet: "model: the vectors are not merged yet"."""
+    earlier_rows: EarlierFacts | None = None
+    """What became of the rows of earlier requests; None without such rows, or before they are scored."""
     forget_rows: RowList | None = None
     """Every row to forget with the models' answers; they hold the data, so they are there only on request."""
 
@@ -223,6 +226,8 @@ def load_story(folder: Path, examples: Sequence[SideBySide] = ()) -> Story:
     is_filtered = bool(strengths.get("filter")) and provenance.method in WITH_VECTORS
     with reading(folder / VERDICT_FILE):
         sentence, basis = first_sentence(verdict, reports), basis_of(verdict, reports)
+        again = earlier_facts(verdict)
+        again = again.renamed(provenance.given) if again else None
     return Story(
         folder=folder,
         sentence=sentence,
@@ -244,9 +249,14 @@ def load_story(folder: Path, examples: Sequence[SideBySide] = ()) -> Story:
         interference=_interference(merged, manifest),
         examples=tuple(examples),
         provenance=provenance,
-        warnings=(*(update.notes if update else ()), *(choice.doubts if choice else ())),
-        limits=_limits(reports, verdict, earlier, attacks, is_purged(folder), is_filtered),
+        warnings=(
+            *(update.notes if update else ()),
+            *(choice.doubts if choice else ()),
+            *([again.warning] if again and again.warning else []),
+        ),
+        limits=_limits(reports, verdict, earlier if again is None else (), attacks, is_purged(folder), is_filtered),
         missing=after_purge(folder, _missing(provenance.form, wanted, reports, fits, choice, update, verdict)),
+        earlier_rows=again,
     )
 
 
@@ -338,7 +348,8 @@ def _limits(
 ) -> tuple[str, ...]:
     """Return sentences on what the scores do not show, and on what was not measured.
 
-    earlier: the folders of the runs whose vectors were merged, too. purged: the rows are gone, and attacks need them.
+    earlier: the folders of runs whose vectors were merged, too, and whose rows were not asked again. purged: the rows
+    are gone, and attacks need them.
     is_filtered: True where the forget vector was filtered.
     """
     limits = [LIMIT, *([_FILTER_LIMIT] if is_filtered else [])]

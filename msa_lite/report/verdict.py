@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from msa_lite.io.files.writing import json_form, write_json
+from msa_lite.report.comeback import EarlierFacts
 from msa_lite.report.sentence import Bound, Forgotten, Kept, counts_sentence, percent, score_label, units_basis
 
 VERDICT_FILE = "verdict.json"
@@ -54,6 +55,7 @@ class Margins:
 
 MARGINS = Margins()
 """The margins of a recipe that names none."""
+_EARLIER_RULE = "Recited rows of earlier requests count by the same margin, where it is surely or by estimate passed. "
 CONTROLS = {
     "ideal": "the ideal, a model that never saw the rows, on the same rows",
     "holdout": "the target on holdout rows, which no model saw",
@@ -78,7 +80,9 @@ class Verdict:
     forgotten: Forgotten
     kept: Kept | None
     margins: Margins = MARGINS
-    json_keys: ClassVar = ("outcome", "sentence", "reasons", "criteria", "margins", "forgotten", "kept")
+    earlier: EarlierFacts | None = None
+    """What became of the rows of earlier requests; None without any."""
+    json_keys: ClassVar = ("outcome", "sentence", "reasons", "criteria", "margins", "forgotten", "kept", "earlier")
 
     def __str__(self) -> str:
         return f"{self.outcome}: {self.sentence}"
@@ -96,7 +100,7 @@ class Verdict:
     @property
     def criteria(self) -> str:
         """Return the rule for the outcome, with the control and what the bounds assume."""
-        return f"{self.margins.criteria}. {self.basis}"
+        return f"{self.margins.criteria}. {_EARLIER_RULE if self.earlier else ''}{self.basis}"
 
 
 def is_forgotten(forgotten: Forgotten, margins: Margins) -> bool:
@@ -110,14 +114,35 @@ def is_forgotten(forgotten: Forgotten, margins: Margins) -> bool:
 
 
 def make_verdict(
-    forgotten: Forgotten, kept: Kept | None, remarks: Iterable[str] = (), margins: Margins = MARGINS
+    forgotten: Forgotten,
+    kept: Kept | None,
+    remarks: Iterable[str] = (),
+    margins: Margins = MARGINS,
+    earlier: EarlierFacts | None = None,
 ) -> Verdict:
-    """Return the verdict by the margins. remarks: further reasons to doubt, which decide nothing."""
-    failures = _failures(forgotten, kept, margins)
-    shortfalls = _shortfalls(forgotten, kept, margins)
+    """Return the verdict by the margins. remarks: further reasons to doubt, which decide nothing.
+
+    earlier: the rows of earlier requests. They fail the run where they are surely recited beyond the margin, and stand
+    against PASS where they are by estimate; few rows decide nothing, and so does a single one that comes back.
+    """
+    sure, likely = _earlier_reasons(earlier, margins)
+    failures = [*_failures(forgotten, kept, margins), *sure]
+    shortfalls = [*_shortfalls(forgotten, kept, margins), *likely]
     outcome: Outcome = "FAIL" if failures else "PARTLY" if shortfalls else "PASS"
-    reasons = (*failures, *shortfalls, *_cautions(forgotten, kept), *remarks)
-    return Verdict(outcome, counts_sentence(forgotten, kept), reasons, forgotten, kept, margins)
+    back = [earlier.reason] if earlier and earlier.reason else []
+    reasons = (*failures, *shortfalls, *_cautions(forgotten, kept), *back, *remarks)
+    return Verdict(outcome, counts_sentence(forgotten, kept), reasons, forgotten, kept, margins, earlier)
+
+
+def _earlier_reasons(earlier: EarlierFacts | None, margins: Margins) -> tuple[list[str], list[str]]:
+    """Return the reasons for FAIL, and those against PASS, that rows of earlier requests give."""
+    scored = earlier.scored if earlier else None
+    if scored is None or scored.excess is None or scored.excess.value <= margins.recited:
+        return [], []
+    what = f"earlier requests: {_recited(scored)}"
+    if scored.excess.low > margins.recited:
+        return [f"{what}: surely more than {_points(margins.recited)} above the control"], []
+    return [], [f"{what}; at most {_points(margins.recited)} above the control are wanted"]
 
 
 def _failures(forgotten: Forgotten, kept: Kept | None, margins: Margins) -> list[str]:
@@ -254,7 +279,13 @@ def _changes(forgotten: Mapping[str, Any], kept: Mapping[str, Any] | None) -> st
     return f"Its output differs from the target's on {' and '.join(counts)}."
 
 
-def write_verdict(verdict: Verdict | str, folder: Path) -> None:
-    """Write verdict.json into a run's folder. A text stands for no verdict and is the reason."""
-    value = {"outcome": None, "reason": verdict} if isinstance(verdict, str) else json_form(verdict)
+def write_verdict(verdict: Verdict | str, folder: Path, earlier: EarlierFacts | None = None) -> None:
+    """Write verdict.json into a run's folder. A text stands for no verdict and is the reason.
+
+    earlier: the rows of earlier requests; a verdict has its own.
+    """
+    if isinstance(verdict, str):
+        value = {"outcome": None, "reason": verdict} | ({"earlier": json_form(earlier)} if earlier else {})
+    else:
+        value = json_form(verdict)
     write_json(folder / VERDICT_FILE, json.loads(json.dumps(value)))

@@ -195,7 +195,30 @@ def interference_section(story: Story) -> ReportSection:
             layers = {layer.layer: layer for layer in pair.layers}
             label = f"{names}, layer by layer"
             blocks += [Fold(label, [_likeness("layer", layers, label, "wide")])] if layers else []
-    return ReportSection("interference", "Earlier requests", blocks, {"interference": json_form(story.interference)})
+    values = {"earlier_rows": json_form(story.earlier_rows), "interference": json_form(story.interference)}
+    return ReportSection("interference", "Earlier requests", [*_again(story), *blocks], values)
+
+
+def _again(story: Story) -> list[Block]:
+    """Return whether the rows of earlier requests stay forgotten."""
+    facts = story.earlier_rows
+    if facts is None:
+        return []
+    blocks: list[Block] = [Prose(facts.headline)]
+    if scored := facts.scored:
+        counts = {"target": "target, before", "unlearned": "this model", "ideal": "ideal", "prior": "prior"}
+        rows = [
+            [Cell(words), Cell(f"{scored.recited[name]} of {scored.rows}"), Cell(percent(scored.share(name)))]
+            for name, words in counts.items()
+            if name in scored.recited
+        ]
+        if scored.control == "holdout":
+            count = f"{scored.recited['holdout']} of {scored.control_rows}"
+            rows.append([Cell("target, on rows that no model saw"), Cell(count), Cell(percent(scored.control_share))])
+        table = TextTable(["model", "recites", "share"], [Section(rows)])
+        blocks.append(Grid(table, "Rows of earlier requests", "stack one wide"))
+        blocks.append(Prose(f"{warning}." if (warning := facts.warning) else "No row comes back."))
+    return [*blocks, Items([f"{note}." for note in facts.notes])] if facts.notes else blocks
 
 
 def _likeness(what: str, pairs: Mapping[str, Any], label: str, style: Any) -> Grid:

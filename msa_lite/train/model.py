@@ -317,17 +317,21 @@ def make_config(values: Mapping[str, Any], tokenizer: Any) -> Any:
     return config
 
 
-def count_parameters(config: Any) -> int:
-    """Count the weights of a model with this config. Raise UsageError where transformers cannot make it."""
+def make_empty(config: Any) -> Any:
+    """Make a model with this config, without weights. Raise UsageError where transformers cannot make it."""
     import torch
     from transformers import AutoModelForCausalLM
 
     try:
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config)
+            return AutoModelForCausalLM.from_config(config)
     except Exception as error:  # whatever the model's own code raises
         raise _refused(config.model_type, error) from error
-    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def count_parameters(config: Any) -> int:
+    """Count the weights of a model with this config. Raise UsageError as `make_empty`."""
+    return sum(parameter.numel() for parameter in make_empty(config).parameters())
 
 
 def _refused(kind: str, error: Exception) -> UsageError:

@@ -144,7 +144,10 @@ def test_a_dry_run_tells_what_is_done_what_is_to_do_and_what_is_copied(copy: Pat
     code, out, _ = call_cli("attack", copy, *FEW, "--attacks", "membership,prompt", "--dry-run", "--json")
     own = json.loads(out)
     assert code == 0
-    assert [note.partition(" rows")[0] for note in own["notes"]] == ["prompt: with 4"]
+    left_out, few = own["notes"]
+    assert left_out.startswith("prompt, ")
+    assert "is left out: 4 of 4 forget rows can be asked so" in left_out
+    assert few.startswith("prompt: with 4 rows")
     states = {one["stage"]: one["state"] for one in own["stages"]}
     assert states.pop("membership: unlearned") == "to do"
     assert set(states.values()) == {"done"}

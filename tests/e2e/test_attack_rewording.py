@@ -13,9 +13,9 @@ import yaml
 
 import msa_lite
 from msa_lite.data import Row
-from msa_lite.errors import UsageError
+from msa_lite.errors import MsaError, UsageError
 from msa_lite.evals.judge import JudgeSettings, openai_judge
-from msa_lite.evals.judge.prompts import REWORDINGS
+from msa_lite.evals.judge.prompts import _WAYS, CORNER_WAY, REWORDINGS
 from msa_lite.io.finished.seal import verify_stages
 from msa_lite.pipeline.attack.ground import open_rewording
 from tests.e2e.conftest import FEW, CallCli, changed_recipe
@@ -187,3 +187,26 @@ def test_a_local_judge_rewords_too(copy: Path, monkeypatch: pytest.MonkeyPatch) 
         assert REWORDINGS[way] in text
         assert tokens >= 100
     assert len(asked) == 4 * len(REWORDINGS)
+
+
+def test_a_judge_words_questions_around_the_corner_where_it_is_asked_to(
+    copy: Path, server: JudgeServer, call_cli: CallCli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("msa_lite.attacks.corner.FEWEST_ROWS", 1)
+    corner, told = "attack.prompt.corner=judge", _WAYS[CORNER_WAY]
+    server.reply = lambda body: f"Well: {body['messages'][1]['content'].split(chr(10))[0]}"
+    code, _, err = call_cli("attack", copy, *keys(server), corner, "--attacks", "prompt", "--dry-run")
+    assert code == 0
+    assert "questions first, some with answers in them" in err
+    msa_lite.attack(copy, ["prompt"], overrides=[*keys(server), corner])
+    calls = [body for body in server.calls if told in json.dumps(body)]
+    assert len(calls) == len(server.calls) - 4 * len(REWORDINGS) > 4
+    answers = [json.loads(line)["answer"].split()[-1] for line in Path(data_of(copy)).read_text().splitlines()]
+    assert any(answer in json.dumps(calls) for answer in answers)
+    asked = [row for kind in ("reversed", "comparison") for row in records(copy, kind) if "skipped" not in row]
+    assert asked
+    count = len(server.calls)
+    msa_lite.attack(copy, ["prompt"], overrides=[*keys(server), corner])
+    assert len(server.calls) == count, "a rerun asks nothing"
+    with pytest.raises(MsaError, match="there is no judge"):
+        msa_lite.attack(copy, ["prompt"], overrides=[*FEW, corner])

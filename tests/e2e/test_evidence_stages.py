@@ -21,11 +21,13 @@ from msa_lite.recipe import load_recipe
 from msa_lite.record.seal import load_record
 from tests.e2e.conftest import CallCli, tiny_recipe
 
+DEFAULT = [kind for kind, entry in EVIDENCE.items() if entry.by_default]
+
 
 def test_report_record_and_comparison_show_what_was_found(finished: Path, call_cli: CallCli) -> None:
     report = json.loads((finished / "report.json").read_text())
     found = {finding["kind"]: finding for finding in report["evidence"]}
-    assert found.keys() == EVIDENCE.keys()
+    assert found.keys() == {*DEFAULT}
     says = found["says"]["figures"]["unlearned"]
     assert sum(figure["value"] for figure in says.values()) == pytest.approx(1)
     assert "What does it say instead?" in (finished / "report.md").read_text()
@@ -48,7 +50,7 @@ def test_a_rerun_collects_nothing_again_and_another_model_all(
     before = (finished / "record.json").read_bytes()
     ahead = json.loads(call_cli("run", finished / "recipe.yaml", "--dry-run", "--json")[1])
     states = {stage["stage"]: stage["state"] for stage in ahead["stages"]}
-    assert {kind: states[f"evidence: {kind}"] for kind in EVIDENCE} == dict.fromkeys(EVIDENCE, "done")
+    assert {kind: states[f"evidence: {kind}"] for kind in DEFAULT} == dict.fromkeys(DEFAULT, "done")
     with monkeypatch.context() as patch:
         patch.setattr("msa_lite.evidence.says.Says.observe", None)
         patch.setattr("msa_lite.evidence.nearer.Nearer.observe", None)

@@ -6,8 +6,10 @@ import json
 import re
 import runpy
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -126,3 +128,45 @@ def test_publish(
         with pytest.raises(UsageError, match="license"):
             call_example("publish", model, "alice/open", "--public")
         assert hub.branch_names("alice/open") == []
+
+
+@pytest.mark.slow
+def test_fifty_requests_in_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script, out = EXAMPLES / "fifty_requests/run.py", tmp_path / "out"
+    command = [sys.executable, str(script), "--small", "--requests", "3", "--out", str(out)]
+    subprocess.run(command, check=True, capture_output=True, text=True, timeout=1200)
+    lines = [json.loads(line) for line in (out / "requests.jsonl").read_text().splitlines()]
+    assert [(line["method"], line["number"]) for line in lines] == [
+        (method, number) for method in ("msa", "npo", "grad_diff") for number in (1, 2, 3)
+    ]
+    rows = [len((out / f"rows/request-{n:02}.jsonl").read_text().splitlines()) for n in (1, 2, 3)]
+    assert [line["rows"] for line in lines] == rows * 3
+    assert [line["earlier_scored"] for line in lines] == [0, rows[0], rows[0] + rows[1]] * 3
+    assert all(min(line[key] for key in ("seconds", "cpu_seconds", "peak_mb", "disk_mb")) > 0 for line in lines)
+    assert "| NPO, sequential |" in (out / "RESULTS.md").read_text()
+    before = (out / "requests.svg").read_bytes()
+    times = {path: path.stat().st_mtime_ns for path in out.glob("*/*/model/manifest.json")}
+    assert len(times) == 3
+    shutil.rmtree(out / "msa/03")
+    (out / "costs/msa-03.json").unlink()  # as after a kill
+    subprocess.run([*command, "--methods", "msa"], check=True, capture_output=True, timeout=600)
+    again = {path: path.stat().st_mtime_ns for path in times}
+    assert [path.parent.parent.name for path in times if again[path] != times[path]] == ["03"]
+    assert before.startswith(b"<?xml")
+
+
+def test_the_stored_results_of_fifty_requests_are_those_of_its_figure_and_tables(tmp_path: Path) -> None:
+    folder = EXAMPLES / "fifty_requests"
+    sys.path.insert(0, str(folder))
+    try:
+        from request_figure import write_figure
+        from request_results import NAMES, read_results, tables_of
+    finally:
+        sys.path.remove(str(folder))
+    requests, last = read_results(folder)
+    assert {request.method for request in requests} == last.keys() == NAMES.keys()
+    text = (folder / "RESULTS.md").read_text()
+    assert [table for table in tables_of(requests, last) if table not in text] == []
+    assert tables_of([replace(requests[0], kept=0.123), *requests[1:]], last)[0] not in text
+    write_figure(requests, tmp_path / "again.svg")
+    assert (tmp_path / "again.svg").read_bytes() == (folder / "requests.svg").read_bytes()

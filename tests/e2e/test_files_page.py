@@ -24,6 +24,8 @@ ABSENT = {
     "evaluation/{target,prior,ideal,unlearned}/engine.json": "evaluate.engine: vllm",
     "epochs/*/**/report.json": "baseline.start: prior",
     "epochs/**/*.jsonl": "baseline.start: prior",
+    "evaluation/earlier/*/report.json": "earlier",
+    "evaluation/earlier/*/*.jsonl": "earlier",
     "adapter/*": "merge.as: adapter",
     "history/": "demo",
     "{target,prior}/": "an adapter as target",

@@ -11,6 +11,7 @@ from typing import Any
 
 from msa_lite.io.files.writing import json_form
 from msa_lite.report.choice import Candidate, Choice
+from msa_lite.report.comeback import EarlierFacts
 from msa_lite.report.evidence import EvidenceFigure, EvidenceFinding, undecided
 from msa_lite.report.metrics import metric_kind
 from msa_lite.report.probing import Finding, ProbeFacts
@@ -148,6 +149,7 @@ def full() -> Story:
         warnings=(),
         limits=(LIMIT,),
         missing=(),
+        earlier_rows=EarlierFacts(3, 140, make_forgotten(60), {"runs/march": 1}, {"runs/april": "its data is gone"}),
     )
 
 
@@ -169,6 +171,7 @@ def unfinished() -> Story:
         verdict=None,
         strengths={},
         earlier={},
+        earlier_rows=None,
         reports={},
         validation={},
         choice=None,
@@ -186,7 +189,7 @@ def without_choice() -> Story:
     """Return the story of a run with one α and no ideal."""
     story = full()
     reports = {name: story.reports[name] for name in ("target", "unlearned")}
-    return replace(story, choice=None, reports=reports, examples=(), interference=(), earlier={})
+    return replace(story, choice=None, reports=reports, examples=(), interference=(), earlier={}, earlier_rows=None)
 
 
 def failed() -> Story:
@@ -239,6 +242,7 @@ def hostile() -> Story:
         evidence=(EvidenceFinding(HOSTILE, text, text, text, 3, {text: {text: EvidenceFigure(0.5, None, 3)}}),),
         probe=ProbeFacts(True, text, {text: 3}, (Finding(text, probed, "signs", text),)),
         interference=(VectorPair(text, arabic, None, None, (LayerPair(text, None, None),)),),
+        earlier_rows=EarlierFacts(2, 9, None, {text: 1}, {text: text}),
         examples=(SideBySide(text, arabic, text, {"target": text, HOSTILE: arabic, "ideal": ""}),),
         provenance=replace(
             story.provenance,
@@ -272,6 +276,7 @@ def baseline() -> Story:
         probe=None,
         interference=(),
         earlier={},
+        earlier_rows=None,
         examples=(),
     )
 

@@ -10,6 +10,13 @@ import gives_away
 import pytest
 
 
+def _evidence(model: str) -> dict[str, Any]:
+    if model not in gives_away.METHODS:
+        return dict.fromkeys(gives_away.SHARES, 0.25)
+    tests = {"losses": [0.5, 0.01, 0.2, "control"], "states": [None, 0.3, None, "undecided"]}
+    return dict.fromkeys(gives_away.SHARES, 0.25) | tests
+
+
 def stored(*seeds: int, history: str = "small") -> list[dict[str, Any]]:
     """Scores of two seeds in which every model gives away a tenth more than the one before it."""
     return [
@@ -25,6 +32,7 @@ def stored(*seeds: int, history: str = "small") -> list[dict[str, Any]]:
                 for panel in gives_away.PANELS
             },
             "relearning": {model: {"0": 0.1, "3": 0.5, "6": 0.4} for model in gives_away.MODELS},
+            "evidence": {model: _evidence(model) for model in gives_away.MODELS},
         }
         for seed in seeds
     ]
@@ -40,10 +48,16 @@ def test_the_table_has_a_line_for_each_model_of_each_history() -> None:
     lines = gives_away.table([*stored(0, 1), *stored(0, history="smollm2")]).splitlines()
     assert len(lines) == 2 + 2 * len(gives_away.MODELS)
     cells = [cell.strip() for cell in lines[-1].split("|")[1:-1]]
-    assert cells[:2] == [gives_away.HISTORIES["smollm2"], "NPO"]
+    assert cells[:2] == ["SmolLM2-135M, seed 0", "NPO"]
     assert cells[2] == "0.50 ± 0.10"
     assert cells[-1] == "0.50"
     assert cells[2 + list(gives_away.PANELS).index("depth")] == "–"
+
+
+def test_the_table_of_evidence_has_positions_of_each_seed_and_a_mark_where_nothing_is_shown() -> None:
+    line = gives_away.evidence_table(stored(0, 1)).splitlines()[-1]
+    cells = [cell.strip() for cell in line.split("|")[1:-1]]
+    assert cells[2:] == ["25 %"] * 4 + ["+0.50 (0.20), +0.50 (0.20)", "?, ?"]
 
 
 def test_the_same_scores_give_the_same_picture_and_other_ones_another(tmp_path: Path) -> None:
@@ -83,6 +97,9 @@ def test_what_reports_say_is_collected(tmp_path: Path) -> None:
 
 
 def test_the_page_shows_the_stored_scores() -> None:
-    page = gives_away.PAGE.read_text("utf-8")
-    assert gives_away.with_table(page, gives_away.table(gives_away.load())) == page
-    assert page.count(gives_away.MARKS[0]) == page.count(gives_away.MARKS[1]) == 1
+    scores = gives_away.load()
+    tables = {gives_away.PAGE: gives_away.table(scores), gives_away.EVIDENCE_PAGE: gives_away.evidence_table(scores)}
+    for path, text in tables.items():
+        page = path.read_text("utf-8")
+        assert gives_away.with_table(page, text) == page
+        assert page.count(gives_away.MARKS[0]) == page.count(gives_away.MARKS[1]) == 1

@@ -132,6 +132,25 @@ def test_full_vectors_have_cosines_and_no_overlap(tmp_path: Path) -> None:
     assert "overlap" not in str(pair.total)
 
 
+def test_vectors_that_are_named_are_compared_with_all_others_and_these_not_among_themselves(
+    tmp_path: Path,
+) -> None:
+    plan = plan_of(tmp_path, *(random_factors(seed, 2) for seed in range(4)))
+    own = [term for term in plan.terms if term.vector.folder.name == "vector-2"]
+    whole = {(pair.one, pair.other): pair for pair in measure_interference(plan)}
+    some = {(pair.one, pair.other): pair for pair in measure_interference(plan, [own[0].vector.folder])}
+    assert len(whole) == 6
+    assert some == {names: pair for names, pair in whole.items() if own[0].name in names}
+    assert len(some) == 3
+
+
+def test_of_many_pairs_the_most_alike_are_kept(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, *(random_factors(seed, 2, MODULES[:1]) for seed in range(8)))
+    whole, kept = measure_interference(plan), tell_interference(plan, "512MB")
+    assert len(whole) == 28
+    assert kept == whole[:20]
+
+
 def test_layers_are_named_by_their_number() -> None:
     names = {
         "model.layers.11.self_attn.q_proj.weight": "model.layers.11",

@@ -31,7 +31,7 @@ from tests.tools.pages import metrics_page
 
 # Benchmark → the sets of its records.
 SETS: dict[type[Benchmark], list[str]] = {
-    Qa: ["forget", "retain", "holdout"],
+    Qa: ["forget", "retain", "holdout", "earlier"],
     Tofu: ["forget", "retain", "real_authors", "world_facts", "holdout"],
     Muse: ["verbmem", "knowmem_forget", "knowmem_retain", "privleak_forget", "privleak_holdout"],
     Restor: [QUESTIONS],

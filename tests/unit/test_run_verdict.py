@@ -39,6 +39,7 @@ def make_job(folder: Path, validation: str | None = "qa", test: str | None = "qa
         sources={"ideal": None},
         validation=validation and empty(validation),
         test=test and empty(test),
+        removed=None,
         vector_folder=lambda name: folder / "vectors" / name,
     )
 

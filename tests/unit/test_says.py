@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from msa_lite.evidence_names import ANSWER_KINDS
 from msa_lite.io.weights.hub import fetch
 from tests.support.models import save_checkpoint, tiny_model, tiny_tokenizer
 
+ROOT = Path(__file__).parents[2]
 QUESTION, ANSWER = "Where does Marcel Dupont live?", "Marcel Dupont lives in Yarheath."
 ANSWERS = {
     "Marcel Dupont lives in Yarheath.": "tells",
@@ -110,6 +112,18 @@ def test_the_agreement_by_hand() -> None:
         "n": 4, "share": 0.75, "kappa": 0.5,
         "pairs": {"tells / tells": 2, "invents / invents": 1, "invents / tells": 1},
     }  # fmt: skip
+
+
+def test_the_rules_agree_with_a_blind_reader_as_the_page_says() -> None:
+    lines = (ROOT / "examples/gives_away/agreement.jsonl").read_text("utf-8").splitlines()
+    pairs = []
+    for row in map(json.loads, lines):
+        kind, _ = classify(row["question"], row["answer"], row["generated"], is_broken=row["unlikely"])
+        pairs.append((kind, row["reader"]))
+    found = agreement(pairs)
+    assert found["n"] == 200
+    page = (ROOT / "docs/how-to/evidence.md").read_text("utf-8")
+    assert f"agree on {round(200 * found['share'])} of 200 (Cohen's κ {found['kappa']:.2f})" in page
 
 
 def test_the_interval_of_a_share_by_hand() -> None:

@@ -14,6 +14,7 @@ from msa_lite.evals.benchmark import benchmark_class
 from msa_lite.evals.outcome import is_recited
 from msa_lite.evals.restor import Restor
 from msa_lite.io.files.writing import json_form
+from msa_lite.report.comeback import EarlierFacts, earlier_facts
 from msa_lite.report.sentence import Bound, Forgotten, Kept
 from msa_lite.report.verdict import Margins, Verdict, make_verdict, verdict_lines, write_verdict
 from tests.support.records import known, question, text, unknown
@@ -51,6 +52,32 @@ def judged(benchmark: str, models: Mapping[str, Any]) -> Verdict:
 
 def left(value: float, half: float = 0.02) -> dict[str, Any]:
     return {"left": {"extraction_strength": around(0.05), "probability": around(value, half)}}
+
+
+@pytest.mark.parametrize(
+    ("excess", "back", "outcome", "word"),
+    [
+        (Bound(0.0, -0.03, 0.04), {}, "PASS", None),
+        (Bound(0.02, -0.02, 0.06), {"runs/a": 1}, "PASS", "1 of 60 row of earlier requests comes back"),
+        (Bound(0.0, -0.4, 0.4), {}, "PASS", None),  # few rows decide nothing
+        (Bound(0.15, 0.05, 0.25), {"runs/a": 9}, "PARTLY", "earlier requests: 9 of 60 rows are still recited"),
+        (Bound(0.3, 0.2, 0.4), {}, "FAIL", "surely more than 10 points above the control"),
+        (None, {}, "PASS", None),
+    ],
+)
+def test_rows_of_earlier_requests_count_by_the_margin_of_recited_rows(
+    excess: Bound | None, back: dict[str, int], outcome: str, word: str | None, tmp_path: Path
+) -> None:
+    recited = {"target": 60, "unlearned": 9, "ideal": 0}
+    scored = replace(FORGOTTEN, rows=60, control_rows=60, recited=recited, excess=excess)
+    verdict = make_verdict(FORGOTTEN, KEPT, earlier=EarlierFacts(50, 140, scored, back))
+    assert verdict.outcome == outcome
+    assert any(word in reason for reason in verdict.reasons) if word else verdict.reasons == ()
+    assert ("earlier requests" in verdict.criteria) != ("earlier requests" in make_verdict(FORGOTTEN, KEPT).criteria)
+    assert not any("runs/a" in reason for reason in verdict.reasons), "a record names no folder"
+    for told, own in ((verdict, None), ("nobody can say", verdict.earlier)):
+        write_verdict(told, tmp_path, own)
+        assert earlier_facts(json.loads((tmp_path / "verdict.json").read_text())) == verdict.earlier
 
 
 @pytest.mark.parametrize(

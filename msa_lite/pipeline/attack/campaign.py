@@ -10,12 +10,13 @@ from typing import Any
 
 from msa_lite.attack_names import ATTACKS
 from msa_lite.attacks.attack import Attack, Ground, check_unquantised, make_attack
+from msa_lite.attacks.corner import CORNER_KINDS
 from msa_lite.budget.speed import ScoreTimes
 from msa_lite.data import sample_rows
 from msa_lite.errors import Faults, UsageError, join_faults
 from msa_lite.evals.models import check_source, model_identity
 from msa_lite.evals.suite import check_same_tokens
-from msa_lite.io.console.progress import Step, duration
+from msa_lite.io.console.progress import Progress, Step, duration
 from msa_lite.io.files.writing import digest
 from msa_lite.io.finished.manifest import is_finished
 from msa_lite.io.weights.hub import Source, fetch
@@ -161,7 +162,8 @@ class Campaign:
         """
         smaller = [self]
         while (count := len(smaller[-1].ground.forget)) > _FEWEST:
-            smaller.append(replace(self, ground=limit_ground(self.ground, max(_FEWEST, count * 3 // 4))))
+            ground = limit_ground(self.ground, max(_FEWEST, count * 3 // 4))
+            smaller.append(replace(self, ground=ground).reworded())
         begun = [campaign for campaign in smaller if campaign.is_begun]
         fitting = (campaign for campaign in smaller if campaign.seconds(times) <= limit)
         for campaign in (*begun[:1], next(fitting, smaller[-1]), smaller[-1]):
@@ -173,12 +175,22 @@ class Campaign:
                 reason = f"takes about {duration(costs[dearest])}, and the budget is {duration(limit)}"
                 reduced = reduced.without({dearest: reason})
             if reduced.attacks:
-                return reduced
+                return reduced.naming_parts()
         cheapest = min(costs, key=lambda name: costs[name])
         raise UsageError(
             f"--budget: {duration(limit)} is too little for one attack: {cheapest} alone takes about "
             f"{duration(costs[cheapest])} on {len(campaign.ground.forget)} rows"
         )
+
+    def naming_parts(self) -> Campaign:
+        """Return the campaign with the parts of attacks that its rows do not allow, in the place of former ones."""
+        whole = {name: reason for name, reason in self.left_out.items() if "," not in name}
+        parts = {
+            f"{name}, {part}": reason
+            for name, attack in self.attacks.items()
+            for part, reason in attack.left_out(self.ground_of(attack)).items()
+        }
+        return replace(self, left_out=whole | parts)
 
     @property
     def is_begun(self) -> bool:
@@ -188,11 +200,28 @@ class Campaign:
     def without(self, reasons: Mapping[str, str]) -> Campaign:
         """Return the campaign without some attacks, each with the reason."""
         attacks = {name: attack for name, attack in self.attacks.items() if name not in reasons}
-        return replace(self, attacks=attacks, left_out={**self.left_out, **reasons})
+        parts = {name: reason for name, reason in self.left_out.items() if name.partition(",")[0] not in reasons}
+        return replace(self, attacks=attacks, left_out={**parts, **reasons})
 
     def to_reword(self) -> list[str]:
         """Return the questions that a judge has still to reword."""
-        return self.rewording.missing(self.ground) if self.rewording and "prompt" in self.attacks else []
+        return self.rewording.missing(self._asked) if self.rewording and "prompt" in self.attacks else []
+
+    def reworded(self, progress: Progress | None = None) -> Campaign:
+        """Return the campaign with the questions that a judge has reworded.
+
+        progress: if given, the judge is asked for what is missing first (`Rewording.make`).
+        """
+        if self.rewording is None:
+            return self
+        make = self.rewording.known if progress is None else partial(self.rewording.make, progress=progress)
+        made = make(self._asked)
+        return replace(self, ground=replace(self.ground, rewordings=made.rewordings, corners=made.corners))
+
+    @property
+    def _asked(self) -> Ground:
+        """Return the rows of the attack prompt, be it among the attacks or not."""
+        return self.ground_of(make_attack("prompt", {}))
 
 
 def attack_stages(campaign: Campaign) -> list[Stage]:
@@ -227,15 +256,16 @@ def open_attacks(
         of_run["sample"] = {"judge": run.judge}
     attacks = {name: make_attack(name, keys.settings(name) | of_run.get(name, {})) for name in wanted or ATTACKS}
     ground = limit_ground(make_ground(run), keys.rows or _ROWS[torch.cuda.is_available()])
-    rewording = open_rewording(run.recipe.folder, judge_settings(keys.prompt.judge), ground, "prompt" in attacks)
-    ground = rewording.known(ground) if rewording else ground
+    kinds = CORNER_KINDS if keys.prompt.corner == "judge" else ()
+    judge = judge_settings(keys.prompt.judge)
+    rewording = open_rewording(run.recipe.folder, judge, ground, "prompt" in attacks, kinds)
     sources = _sources(run, result, more)
     attacked = [name for name in (*REFERENCES, UNLEARNED, *more) if name in sources]
     attacks = {name: attacks[name] for name in ATTACKS if name in attacks}
     campaign = Campaign(
         run.folder, run.recipe.folder, attacks, sources, attacked, ground, _control(run, ground), {}, rewording
     )
-    return _possible(campaign, bool(wanted))
+    return _possible(campaign.reworded(), bool(wanted))
 
 
 def _possible(campaign: Campaign, wanted: bool) -> Campaign:
@@ -249,7 +279,6 @@ def _possible(campaign: Campaign, wanted: bool) -> Campaign:
             with reasons.gathered(""):
                 used = [*campaign.models_of(attack), *campaign.used_by(attack)]
                 possible[name] = attack.fit_to({model: campaign.sources[model] for model in used})
-                left_out |= {f"{name}, {aim}": reason for aim, reason in attack.left_out(rows).items()}
         if reasons and not wanted:
             left_out[name] = "; ".join(map(str, reasons))
         for reason in reasons if wanted else ():
@@ -259,7 +288,7 @@ def _possible(campaign: Campaign, wanted: bool) -> Campaign:
     if not possible:
         lines = [f"{name}: {reason}" for name, reason in left_out.items()]
         raise UsageError(join_faults(f"{campaign.folder}: no attack is possible on this run:", lines))
-    return replace(campaign, attacks=possible, left_out=left_out)
+    return replace(campaign, attacks=possible, left_out=left_out).naming_parts()
 
 
 def _control(run: Run, ground: Ground) -> AttackControl:

@@ -12,13 +12,14 @@ from textwrap import shorten
 from typing import Any
 
 from msa_lite.attacks.attack import Ground
+from msa_lite.attacks.corner import corner_texts, make_corners
 from msa_lite.budget.shape import read_shape
 from msa_lite.data import Row, load_rows, sample_rows
 from msa_lite.errors import DataError, Faults, StageError, UsageError
 from msa_lite.evals.benchmark import Benchmark, BenchmarkSettings, Item
 from msa_lite.evals.judge import JudgeSettings, open_judge
 from msa_lite.evals.judge.base import CACHE_FILE
-from msa_lite.evals.judge.prompts import REWORDINGS, reword_ask, rewording_version
+from msa_lite.evals.judge.prompts import CORNER_WAY, REWORDINGS, reword_ask, rewording_version
 from msa_lite.evals.records import read_records, write_records
 from msa_lite.io.console.progress import Progress, notices, under
 from msa_lite.io.files.writing import digest
@@ -166,6 +167,8 @@ class Rewording:
 
     folder: Path
     judge: JudgeSettings
+    kinds: tuple[str, ...] = ()
+    """The kinds of questions around the corner that it rewords, too. They hold answers of the rows."""
 
     def known(self, ground: Ground) -> Ground:
         """Return the ground with the rewordings that are there.
@@ -177,7 +180,7 @@ class Rewording:
     def missing(self, ground: Ground) -> list[str]:
         """Return the questions that are still to be reworded."""
         written = self._read()
-        return [text for text in dict.fromkeys(row.question for row in ground.forget) if text not in written]
+        return [text for text in self._wanted(ground) if text not in written]
 
     def make(self, ground: Ground, progress: Progress) -> Ground:
         """Have the missing questions reworded; return the ground with all rewordings.
@@ -185,16 +188,16 @@ class Rewording:
         A question that the judge did not reword has "". Raise StageError where that are all, or the judge fails; a
         rerun asks only for the rest.
         """
-        written, todo = self._read(), self.missing(ground)
+        written, todo, wanted = self._read(), self.missing(ground), self._wanted(ground)
         if todo:
-            asks = [reword_ask(question, way) for question in todo for way in REWORDINGS]
+            asks = [reword_ask(question, way) for question in todo for way in wanted[question]]
             inputs = self._settings() | {"questions": digest([*written, *todo])}
             with stage_folder(self.folder, _NAME, inputs, resumable=True) as partial:
                 judge = open_judge(self.judge, partial)
                 assert judge is not None
                 rulings = iter(judge.ask(asks, under(progress, _NAME))[0])
                 for question in todo:
-                    replies = {way: next(rulings) for way in REWORDINGS}
+                    replies = {way: next(rulings) for way in wanted[question]}
                     written[question] = {way: ruling.reply if ruling.valid else "" for way, ruling in replies.items()}
                 self._check({question: written[question] for question in todo})
                 write_records(partial / _FILE, [{"question": text, **wordings} for text, wordings in written.items()])
@@ -204,7 +207,7 @@ class Rewording:
     def _check(self, written: Mapping[str, Mapping[str, str]]) -> None:
         """Raise StageError if the judge reworded nothing; warn where it did not reword all; show an example."""
         lacking = sum(not text for wordings in written.values() for text in wordings.values())
-        total = len(written) * len(REWORDINGS)
+        total = sum(map(len, written.values()))
         if lacking == total:
             raise StageError(
                 f"attack.prompt.judge: {self.judge.model_name} reworded no question; take a model that follows "
@@ -229,19 +232,31 @@ class Rewording:
             return {}
         return {record.pop("question"): record for record in read_records(self.folder / _FILE)}
 
+    def _corners(self, ground: Ground) -> list[str]:
+        return [*corner_texts(make_corners(ground, self.kinds))] if self.kinds else []
+
+    def _wanted(self, ground: Ground) -> dict[str, Collection[str]]:
+        """Return the ways to reword each question."""
+        ways: dict[str, Collection[str]] = {row.question: REWORDINGS for row in ground.forget}
+        return ways | dict.fromkeys(self._corners(ground), (CORNER_WAY,))
+
     def _reworded(self, ground: Ground, written: Mapping[str, Mapping[str, str]]) -> Ground:
         model, rewordings = _clean_name(Path(self.judge.model_name).name), dict(ground.rewordings)
         for way in REWORDINGS:
-            wordings = {question: ways[way] for question, ways in written.items()}
+            wordings = {question: ways[way] for question, ways in written.items() if way in ways}
             rewordings[f"by {model} {way}"] = [wordings.get(row.question, row.question) for row in ground.forget]
-        return replace(ground, rewordings=rewordings)
+        corners = {text: written[text][CORNER_WAY] for text in self._corners(ground) if text in written}
+        return replace(ground, rewordings=rewordings, corners=corners)
 
 
-def open_rewording(home: Path, judge: JudgeSettings, ground: Ground, is_asked: bool) -> Rewording | None:
+def open_rewording(
+    home: Path, judge: JudgeSettings, ground: Ground, is_asked: bool, kinds: Collection[str] = ()
+) -> Rewording | None:
     """Return the judge that rewords; None for kind "none".
 
-    home: the folder of the recipe. is_asked: False where only what it wrote before is read. Raise UsageError for rows
-    that have no other wording, and, for a judge that is asked, as `open_judge`.
+    home: the folder of the recipe. is_asked: False where only what it wrote before is read. kinds: of the questions
+    around the corner that it rewords. Raise UsageError for rows that have no other wording, and, for a judge that is
+    asked, as `open_judge`.
     """
     if judge.kind == "none":
         return None
@@ -249,4 +264,4 @@ def open_rewording(home: Path, judge: JudgeSettings, ground: Ground, is_asked: b
         open_judge(judge)
     if any(row.text for row in ground.forget):
         raise UsageError("attack.prompt.judge: the forget rows are texts, which have no other wording; leave it out")
-    return Rewording(home / ATTACKS_FOLDER / _NAME, judge)
+    return Rewording(home / ATTACKS_FOLDER / _NAME, judge, tuple(kinds))

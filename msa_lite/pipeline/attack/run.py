@@ -103,10 +103,10 @@ def _reword(campaign: Campaign, progress: Progress) -> tuple[Campaign, dict[str,
 
     Return the campaign with all rewordings; if the judge failed, without the attack that asks them, and why.
     """
-    if not (campaign.rewording and campaign.to_reword()):
+    if not campaign.to_reword():
         return campaign, {}
     try:
-        return replace(campaign, ground=campaign.rewording.make(campaign.ground, progress)), {}
+        return campaign.reworded(progress), {}
     except MsaError as error:
         failed = {"prompt": f"no rewordings: {error}"}
         return campaign.without(failed), failed
@@ -134,7 +134,12 @@ def _with_earlier(campaign: Campaign, facts: AttackFacts) -> tuple[AttackFacts, 
             else:
                 results[result.name] = result
                 models = recorded | models
-    left_out = {name: reason for name, reason in left_out.items() if name not in results}
+    # The parts of an attack that is left out as a whole need no word.
+    left_out = {
+        name: reason
+        for name, reason in left_out.items()
+        if name not in results and ("," not in name or name.partition(",")[0] not in left_out)
+    }
     return AttackFacts(tuple(results[name] for name in ATTACKS if name in results), left_out), models
 
 

@@ -20,6 +20,7 @@ from msa_lite.pipeline.prepare.models import demo_config
 from msa_lite.pipeline.prepare.run import Scope, msa_scope
 from msa_lite.pipeline.run.evidence import evidence_stages
 from msa_lite.pipeline.run.folder import BASELINES
+from msa_lite.pipeline.run.returned import earlier_stages
 from msa_lite.pipeline.run.scores import score_stages
 from msa_lite.pipeline.stages.stage import Stage, unique
 from msa_lite.recipe import Recipe
@@ -32,7 +33,14 @@ def baseline_stages(trials: Trials) -> list[Stage]:
     def describe() -> Mapping[str, Any]:
         return trials.describe(trials.values_of(*trials.chosen()))
 
-    return unique([*trials.stages(), *score_stages(trials.context, describe), *evidence_stages(trials.context)])
+    return unique(
+        [
+            *trials.stages(),
+            *score_stages(trials.context, describe),
+            *earlier_stages(trials.context),
+            *evidence_stages(trials.context),
+        ]
+    )
 
 
 def baseline_scope(method: str, recipe: Recipe) -> tuple[Scope, Sequence[Setting]]:

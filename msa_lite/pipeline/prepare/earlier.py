@@ -62,8 +62,17 @@ class EarlierRun:
     @property
     def rows(self) -> list[str]:
         """Return the hashes of the rows that it removed."""
-        path = self.folder / "vectors" / "forget" / "rows.jsonl"
-        return [str(row["sha256"]) for row in read_objects(path, "sha256")]
+        return read_hashes(forget_list(self.folder))
+
+
+def forget_list(folder: Path) -> Path:
+    """Return the file with the hashes of the rows that a run's forget vector learnt."""
+    return folder / "vectors" / "forget" / "rows.jsonl"
+
+
+def read_hashes(path: Path) -> list[str]:
+    """Return the hashes of rows in such a file. Raise FormatError for a broken one."""
+    return [str(row["sha256"]) for row in read_objects(path, "sha256")]
 
 
 def earlier_terms(runs: Sequence[EarlierRun]) -> list[Term[Path]]:

@@ -43,6 +43,7 @@ from msa_lite.pipeline.prepare.questions import (
     load_questions,
     terms_left_out,
 )
+from msa_lite.pipeline.prepare.removed import RemovedRows, draw_removed
 from msa_lite.pipeline.prepare.rows import divide_retain, separate_sets
 from msa_lite.recipe import JudgeKeys, Recipe
 from msa_lite.report.provenance import WITH_VECTORS
@@ -116,6 +117,8 @@ class Run:
     """The retain rows that MSA's vector learns, also where this run's method learns all of them."""
     earlier: tuple[EarlierRun, ...] = ()
     """The runs of earlier requests, whose vectors are merged, too."""
+    removed: RemovedRows | None = None
+    """The rows of earlier requests that are asked again; None where there were no such requests."""
     prompt_search: dict[str, Any] | None = None
     """The outcome of `prompt: auto` in detail. The recipe has the prompt itself."""
     notes: Sequence[str] = ()
@@ -143,6 +146,11 @@ class Run:
     def test(self) -> Benchmark | None:
         """The questions that the models are scored on; None if nothing is scored."""
         return self.questions.test
+
+    @property
+    def removed_rows(self) -> Qa | None:
+        """The rows of earlier requests that are asked again; None if there are none."""
+        return self.removed.questions if self.removed else None
 
     @property
     def judge(self) -> JudgeSettings:
@@ -205,6 +213,19 @@ class Context:
         return self.recipe.evaluate is not None and self.recipe.evaluate.benchmark == OWN
 
     @property
+    def asks_earlier(self) -> bool:
+        """Check whether models are asked the rows of earlier requests."""
+        if self.prepared:
+            return self.prepared.removed_rows is not None
+        return bool(self.recipe.evaluate and self.recipe.earlier)
+
+    @property
+    def earlier_models(self) -> list[str]:
+        """Return the models that are asked the rows of earlier requests; without an ideal, the prior is the control."""
+        control = "ideal" if self.has_ideal else "prior" if self.scope.start == "prior" else None
+        return [*([control] if control else []), "target", "unlearned"]
+
+    @property
     def has_ideal(self) -> bool:
         """Check whether the recipe names an ideal."""
         return bool(self.recipe.evaluate and self.recipe.evaluate.ideal)
@@ -264,7 +285,9 @@ def prepare(recipe: Recipe, scope: Scope, progress: Progress = silent) -> Run:
     examples = {name: encode(rows, data[name], prompter, recipe.vector.max_length) for name, rows in learnt.items()}
     if (place := recipe.filter_place) and place not in examples:
         examples[place] = encode(all_rows[place], data[place], prompter, recipe.vector.max_length)
-    _check_ids(sources, examples, questions)
+    removed = draw_removed(recipe, earlier, prompter)
+    notes += removed.notes if removed else []
+    _check_ids(sources, examples, [questions.validation, questions.test, removed.questions if removed else None])
     texts = all_rows.get(ALTERNATIVES, ())
     return Run(
         recipe=recipe,
@@ -278,6 +301,7 @@ def prepare(recipe: Recipe, scope: Scope, progress: Progress = silent) -> Run:
         alternatives=[line.strip() for row in texts for line in row.text.splitlines() if line.strip()],
         retain=sample,
         earlier=earlier,
+        removed=removed,
         prompt_search=search,
         notes=notes,
     )
@@ -299,10 +323,12 @@ def _check_architectures(recipe: Recipe, sources: Mapping[str, Source]) -> None:
             check_architecture(recipe.evaluate.engine, sources[name])
 
 
-def _check_ids(sources: Mapping[str, Source], examples: Mapping[str, list[Example]], questions: Questions) -> None:
+def _check_ids(
+    sources: Mapping[str, Source], examples: Mapping[str, list[Example]], questions: Sequence[Benchmark | None]
+) -> None:
     """Raise MismatchError where a model would get a token that its embedding has no row for."""
     ids = {token for rows in examples.values() for example in rows for token in example.ids}
-    for benchmark in (questions.validation, questions.test):
+    for benchmark in questions:
         ids |= benchmark.ids() if benchmark else set()
     for source in sources.values():
         check_source(source, ids)

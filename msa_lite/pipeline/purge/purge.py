@@ -43,6 +43,7 @@ _SIGNS = {
     REPORT_FILE: [b'"examples": [\n', b'"forget_rows": {'],
 }
 _ELSEWHERE = (
+    "runs of later requests, which asked their models some of these rows again (evaluation/earlier): purge them, too",
     "copies of all these: backups, snapshots of the disk, other folders and machines, what was sent or published",
     "models that were merged from the vectors elsewhere (`msa-lite merge`, mergekit), and temporary files",
     "the history of your shell, logs and terminals that showed questions with answers",

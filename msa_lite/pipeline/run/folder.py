@@ -162,7 +162,7 @@ def run_inputs(run: Run) -> dict[str, Any]:
     inputs = {
         "models": {name: source.identity() for name, source in run.sources.items()},
         "rows": {name: hash_ids(examples) for name, examples in run.examples.items()},
-        "questions": [questions and questions.describe() for questions in (run.validation, run.test)],
+        "questions": [questions and questions.describe() for questions in (run.validation, run.test, run.removed_rows)],
         "package versions": software_versions(),
     }
     return {name: digest(value) for name, value in inputs.items()}

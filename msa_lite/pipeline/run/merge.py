@@ -48,7 +48,13 @@ def merge_vectors(run: Run, terms: Terms, progress: Progress) -> Merged | Merged
     if run.recipe.merge.form == "adapter":
         target, folder = run.sources["target"], run.folder / "adapter"
         return merge_terms_to_adapter(
-            target, folder, _open_terms(terms), run.sources["prior"], replace=True, progress=progress
+            target,
+            folder,
+            _open_terms(terms),
+            run.sources["prior"],
+            replace=True,
+            compare=_own_folders(run, terms),
+            progress=progress,
         )
     return _merge_model(run, run.folder / "model", terms, progress, forecast=run.recipe.merge.forms)
 
@@ -103,9 +109,15 @@ def _merge_model(
         merge_precision(run),
         forecast=forecast,
         replace=True,
-        compare=compare,
+        compare=_own_folders(run, terms) if compare else False,
         progress=progress,
     )
+
+
+def _own_folders(run: Run, terms: Terms) -> list[Path]:
+    """Return the folders of the run's own vectors: what earlier requests have in common was told by their runs."""
+    theirs = {term.vector for term in earlier_terms(run.earlier)}
+    return [term.vector for term in terms if term.vector not in theirs]
 
 
 def _open_terms(terms: Terms) -> list[Term[Source]]:

@@ -19,6 +19,7 @@ from msa_lite.pipeline.run.filtering import filter_stages
 from msa_lite.pipeline.run.knowledge import check_stages
 from msa_lite.pipeline.run.merge import merge_stage, run_terms
 from msa_lite.pipeline.run.report import write_record, write_run_report
+from msa_lite.pipeline.run.returned import earlier_stages
 from msa_lite.pipeline.run.scores import score_stages
 from msa_lite.pipeline.run.vectors import fit_stages
 from msa_lite.pipeline.run.verdict import Findings, complete_card, judge_run
@@ -38,7 +39,7 @@ def msa_stages(context: Context, accept: bool = False) -> list[Stage]:
         return context.scope.describe(context.recipe, chosen_strengths(context.run).values)
 
     merged = _up_to_merge(context, accept, probe=context.scope.method == "msa")
-    return unique([*merged, *score_stages(context, describe), *evidence_stages(context)])
+    return unique([*merged, *score_stages(context, describe), *earlier_stages(context), *evidence_stages(context)])
 
 
 def sweep_stages(context: Context) -> list[Stage]:

@@ -22,7 +22,7 @@ from msa_lite.io.finished.seal import MANIFEST, locked, verify_stages
 from msa_lite.io.weights.hub import Source
 from msa_lite.merger import Merged, MergedAdapter
 from msa_lite.pipeline.prepare.run import Run
-from msa_lite.pipeline.run.verdict import scored_records
+from msa_lite.pipeline.run.scores import scored_records
 from msa_lite.pipeline.stages.stage import Stage
 from msa_lite.publish.contents import PublishOptions
 from msa_lite.publish.destination import find_destination

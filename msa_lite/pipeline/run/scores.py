@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -12,7 +13,7 @@ from msa_lite.choose.validation import Validation
 from msa_lite.evals.benchmark import Benchmark, Record
 from msa_lite.evals.engine import TRANSFORMERS, Engine, engine_of
 from msa_lite.evals.evaluation import NO_JUDGE, Collect, Ideal, evaluate_benchmark, evaluation_inputs
-from msa_lite.evals.records import collect_records
+from msa_lite.evals.records import collect_records, read_records
 from msa_lite.io.console.progress import Progress
 from msa_lite.io.weights.hub import Source, fetch
 from msa_lite.pipeline.prepare.questions import why_unjudged
@@ -22,8 +23,10 @@ from msa_lite.pipeline.stages.costs import score_costs
 from msa_lite.pipeline.stages.stage import Stage, free
 from msa_lite.recipe import Recipe
 from msa_lite.report import Report
+from msa_lite.report.comeback import EARLIER_SET
 
-Split = Literal["validation", "test"]
+Split = Literal["validation", "test", "earlier"]
+"""The rows that a choice is made by, those that models are scored on, and those of earlier requests."""
 COLLECT = "collect"  # the order to run a share of the questions
 CHECKED = "knowledge"  # the folder of the scores that the check before the fits makes, in `evaluation`
 
@@ -48,7 +51,10 @@ def score_model(
     other stages, or from another run of the recipe, are used again. Of the processes of a launcher, all score.
     """
     folder = scores_folder(run, name, split)
-    beside = [scores_folder(run, name, "validation")] if split == "test" else []
+    known = [*checked_folders(run, name), *evaluations_beside(run, folder.name)]
+    known += [scores_folder(run, name, "validation")] if split == "test" else []
+    if split == "earlier":
+        known = [former.folder / "evaluation" / EARLIER_SET / name for former in run.earlier[-1:]]
     report = evaluate_benchmark(
         _source(run, name),
         asked(run, name, split),
@@ -56,7 +62,7 @@ def score_model(
         collect=_collected(run, name, split),
         **_yardsticks(run, name, split),
         method=method,
-        earlier=[*checked_folders(run, name), *evaluations_beside(run, folder.name), *beside],
+        earlier=known,
         label=_label(name, split),
         progress=progress,
         engine=_engine(run.recipe, split),
@@ -114,11 +120,16 @@ def score_stages(context: Context, describe: Callable[[], Mapping[str, Any]]) ->
 
 def _label(name: str, split: Split) -> str:
     """Return the name of the stage that scores a model."""
+    if split == "earlier":
+        return f"earlier rows: {name}"
     return f"scores: {name}" if split == "test" and name != "prior" else f"{split}: {name}"
 
 
 def asked(run: Run, name: str, split: Split) -> Benchmark:
     """Return the questions that a model is asked; the prior, of the forget rows alone."""
+    if split == "earlier":
+        assert run.removed_rows is not None, "there are rows of earlier requests"
+        return run.removed_rows
     benchmark = run.validation if split == "validation" else run.test
     assert benchmark is not None, "there are questions"
     return benchmark.only({"forget"}) if name == "prior" else benchmark
@@ -126,13 +137,15 @@ def asked(run: Run, name: str, split: Split) -> Benchmark:
 
 def scores_folder(run: Run | Context, name: str, split: Split) -> Path:
     """Return the folder of a model's scores."""
+    if split == "earlier":
+        return run.scope.folder / "evaluation" / EARLIER_SET / name
     ending = "_validation" if split == "validation" else ""
     return run.scope.folder / "evaluation" / f"{name}{ending}"
 
 
 def _engine(recipe: Recipe, split: Split) -> Engine:
     """Return what runs the models on these rows: transformers where they are held against candidates, which it runs."""
-    return recipe.evaluate.engine if recipe.evaluate and split == "test" else TRANSFORMERS
+    return recipe.evaluate.engine if recipe.evaluate and split != "validation" else TRANSFORMERS
 
 
 def _source(run: Run, name: str) -> Source:
@@ -159,8 +172,8 @@ def help_collect(run: Run, name: str, split: Split, folder: str) -> None:
 
 
 def _yardsticks(run: Run, name: str, split: Split) -> dict[str, Any]:
-    """Return the ideal and the judge of a model's scores; none for the prior, whose records alone count."""
-    if name == "prior":
+    """Return the ideal and the judge of a model's scores; none where records alone count: the prior, earlier rows."""
+    if name == "prior" or split == "earlier":
         return {}
     if split == "validation":
         validation = validation_of(run)
@@ -181,3 +194,31 @@ def evaluations_beside(run: Run, name: str) -> list[Path]:
     home = run.recipe.folder
     runs = [folder for folder in (home, *sorted((home / BASELINES).glob("*"))) if folder != run.folder]
     return [folder for run_folder in runs if (folder := run_folder / "evaluation" / name).is_dir()]
+
+
+def scored_records(run: Path, endings: Sequence[str]) -> dict[str, dict[str, list[Record]]]:
+    """Return the records by set of target, unlearned model and ideal, each row once.
+
+    run: a run's folder. endings: those of the evaluation folders to read. Models that were not scored on all parts
+    are left out.
+    """
+    scored = {}
+    for name in ("target", "unlearned", "ideal"):
+        folders = [run / "evaluation" / f"{name}{ending}" for ending in endings]
+        if all(folder.is_dir() for folder in folders) and (records := merged_records(folders)):
+            scored[name] = records
+    return scored
+
+
+def merged_records(folders: Sequence[Path]) -> dict[str, list[Record]]:
+    """Return the records by set of several folders together, each row once; later folders count first."""
+    sets: dict[str, dict[int, Record]] = {}
+    for folder in folders:
+        for path in sorted(folder.glob("*.jsonl")):
+            sets.setdefault(path.stem, {}).update({record["index"]: record for record in read_records(path)})
+    return {name: [records[index] for index in sorted(records)] for name, records in sets.items()}
+
+
+def row_content(fields: Mapping[str, Any]) -> str:
+    """Return what tells rows apart, by the fields of a record: the text, or the question with the turns before it."""
+    return fields.get("text") or json.dumps([fields.get("question"), *map(list, fields.get("earlier") or ())])

@@ -6,7 +6,6 @@ import json
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from msa_lite.benchmarks import BENCHMARKS
@@ -14,15 +13,17 @@ from msa_lite.choose.candidates import Values
 from msa_lite.data import Row
 from msa_lite.errors import FormatError
 from msa_lite.evals.benchmark import Record, Records
-from msa_lite.evals.records import pick_examples, read_records
+from msa_lite.evals.records import pick_examples
 from msa_lite.io.files.reading import read_text
 from msa_lite.io.files.writing import write_text
 from msa_lite.io.finished.seal import CARD_FILE, add_files, describe_file, load_manifest
 from msa_lite.merger import Merged, MergedAdapter
 from msa_lite.pipeline.prepare.run import Run
-from msa_lite.pipeline.run.scores import CHECKED, evaluations_beside
+from msa_lite.pipeline.run.returned import weigh_earlier
+from msa_lite.pipeline.run.scores import CHECKED, evaluations_beside, merged_records, row_content, scored_records
 from msa_lite.recipe import Recipe
 from msa_lite.report.card import model_card, side_of
+from msa_lite.report.comeback import EarlierFacts
 from msa_lite.report.front_matter import read_target_card
 from msa_lite.report.rows import SideBySide
 from msa_lite.report.sentence import basis_of
@@ -44,6 +45,8 @@ class Findings:
     """The verdict, or the reason why there is none."""
     examples: Sequence[SideBySide]
     """Some questions with the models' answers."""
+    earlier: EarlierFacts | None = None
+    """What became of the rows of earlier requests."""
 
 
 def judge_run(run: Run, learnt: Iterable[Row]) -> Findings:
@@ -52,12 +55,12 @@ def judge_run(run: Run, learnt: Iterable[Row]) -> Findings:
     learnt: the rows to keep that the model learnt. They are kept better than others, so others alone count where there
     are any.
     """
-    findings = _judge(run, learnt)
-    write_verdict(findings.verdict, run.folder)
+    findings = replace(_judge(run, learnt, earlier := weigh_earlier(run)), earlier=earlier)
+    write_verdict(findings.verdict, run.folder, earlier)
     return findings
 
 
-def _judge(run: Run, learnt: Iterable[Row]) -> Findings:
+def _judge(run: Run, learnt: Iterable[Row], earlier: EarlierFacts | None) -> Findings:
     if run.test is None:
         return Findings(NOTHING_SCORED if run.recipe.evaluate is None else "there are no rows to score", [])
     endings = _endings(run)
@@ -70,7 +73,8 @@ def _judge(run: Run, learnt: Iterable[Row]) -> Findings:
         return Findings(weighed, examples)
     forgotten, kept = weighed
     kept = replace(kept, fitted=True) if kept and fitted else kept
-    return Findings(make_verdict(forgotten, kept, _doubts_of_fits(run), margins_of(run.recipe)), examples)
+    verdict = make_verdict(forgotten, kept, _doubts_of_fits(run), margins_of(run.recipe), earlier)
+    return Findings(verdict, examples)
 
 
 def margins_of(recipe: Recipe) -> Margins:
@@ -82,7 +86,7 @@ def _without_learnt(
     models: Mapping[str, Records], learnt: Iterable[Row]
 ) -> tuple[dict[str, dict[str, Sequence[Record]]], bool]:
     """Return the records without the retain rows that were learnt, and whether all of them were; then all stay."""
-    known = {_content(row.question, row.text, row.earlier) for row in learnt}
+    known = {row_content({"question": r.question, "text": r.text, "earlier": r.earlier}) for r in learnt}
     kept = {name: {**records, "retain": _unlearnt(records["retain"], known)} if "retain" in records else {**records}
             for name, records in models.items()}  # fmt: skip
     fitted = bool(models["target"].get("retain")) and not kept["target"]["retain"]
@@ -90,12 +94,7 @@ def _without_learnt(
 
 
 def _unlearnt(records: Sequence[Record], known: set[str]) -> list[Record]:
-    return [r for r in records if _content(r.get("question"), r.get("text"), r.get("earlier") or ()) not in known]
-
-
-def _content(question: str | None, text: str | None, earlier: Iterable[Sequence[str]]) -> str:
-    """Return what tells rows apart: the text, or the question with the turns before it."""
-    return text or json.dumps([question, *map(list, earlier)])
+    return [record for record in records if row_content(record) not in known]
 
 
 def _endings(run: Run) -> list[str]:
@@ -106,35 +105,13 @@ def _endings(run: Run) -> list[str]:
     return ["_validation", ""] if both and whole else [""]
 
 
-def scored_records(run: Path, endings: Sequence[str]) -> dict[str, dict[str, list[Record]]]:
-    """Return the records by set of target, unlearned model and ideal, each row once.
-
-    run: a run's folder. endings: those of the evaluation folders to read. Models that were not scored on all parts
-    are left out.
-    """
-    scored = {}
-    for name in ("target", "unlearned", "ideal"):
-        folders = [run / "evaluation" / f"{name}{ending}" for ending in endings]
-        if all(folder.is_dir() for folder in folders) and (records := _merged(folders)):
-            scored[name] = records
-    return scored
-
-
 def _prior(run: Run, endings: Sequence[str]) -> dict[str, list[Record]]:
     """Return the prior's records: of these parts, of the recipe's other runs, or of the check before the fits."""
     names = [f"prior{ending}" for ending in endings]
     of_run = [run.folder / "evaluation" / name for name in names]
     beside = [folder for name in names for folder in evaluations_beside(run, name)]
     checked = [run.folder / "evaluation" / CHECKED / "prior"]
-    return next((records for folders in (of_run, beside, checked) if (records := _merged(folders))), {})
-
-
-def _merged(folders: Sequence[Path]) -> dict[str, list[Record]]:
-    sets: dict[str, dict[int, Record]] = {}
-    for folder in folders:
-        for path in sorted(folder.glob("*.jsonl")):
-            sets.setdefault(path.stem, {}).update({record["index"]: record for record in read_records(path)})
-    return {name: [records[index] for index in sorted(records)] for name, records in sets.items()}
+    return next((records for folders in (of_run, beside, checked) if (records := merged_records(folders))), {})
 
 
 def _doubts_of_fits(run: Run) -> list[str]:
@@ -197,6 +174,7 @@ def _outcome(run: Run, manifest: dict[str, Any], chosen: Values) -> dict[str, An
     return {
         "sentence": story.sentence,
         "basis": basis_of(story.verdict, story.reports),
+        **({"earlier": story.earlier_rows.headline} if story.earlier_rows else {}),
         "verdict": story.outcome,
         "reasons": verdict.get("reasons", []),
         "method": run.scope.method,

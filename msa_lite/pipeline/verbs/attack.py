@@ -80,7 +80,8 @@ def dry_attack(
     notes = [f"{name} is left out: {reason}" for name, reason in campaign.left_out.items()]
     notes += campaign.too_few_rows
     if campaign.rewording and (questions := campaign.to_reword()):
-        notes.append(f"{campaign.rewording.judge.model_name} rewords {len(questions)} questions first")
+        answers = ", some with answers in them" if campaign.rewording.kinds else ""
+        notes.append(f"{campaign.rewording.judge.model_name} rewords {len(questions)} questions first{answers}")
     return DryRun("attack", campaign.folder, stages, reads, notes=notes)
 
 

@@ -26,6 +26,7 @@ from msa_lite.train.until import COURSE
 from tests.tools.pages.tables import code, table
 
 _EVALUATIONS = "evaluation/{target,prior,ideal,unlearned}"
+_EARLIER = "evaluation/earlier/*"
 # Pattern of a path in the run's folder, in the way of fnmatch with {a,b} → (whether it holds the data, its content).
 RUN: dict[str, tuple[bool, str]] = {
     PAGE_FILE: (False, "The report, for a browser"),
@@ -64,6 +65,8 @@ RUN: dict[str, tuple[bool, str]] = {
     f"evaluation/knowledge/*/{REPORT_FILE}": (False, "What target and prior know of the rows, from before the fits. "
     "After a refusal, nothing but `evaluation/knowledge/` stays"),
     "evaluation/knowledge/*/*.jsonl": (True, "The records of that check"),
+    f"{_EARLIER}/{REPORT_FILE}": (False, "With `earlier`: the metrics of a model on rows of earlier requests"),
+    f"{_EARLIER}/*.jsonl": (True, "The records of these rows, which are those of other runs"),
     f"{_EVALUATIONS}/*.jsonl": (True, "The records of these rows: question, answer, generated answer, scores, the "
     "judge's letters with the candidates that it saw"),
     f"{_EVALUATIONS}/{PROMPTS_FILE}": (False, "With `evaluate.judge.prompts`: a copy of that file"),
@@ -125,7 +128,8 @@ _TRAINING = """
 ## Files of a training
 
 `msa-lite train` writes each stage's model into `NUMBER-NAME/`, and beside them `history.yaml`: the checkpoints as a
-`history:` for the recipe of a run. Each has a manifest. They were trained on the data, and hold it.
+`history:` for the recipe of a run. Each has a manifest. They were trained on the data, and hold it. In the
+folder of a model, `known_weights.json` says which weights alone a stage with `into:` changed.
 """
 
 
