@@ -39,9 +39,7 @@ class EvidenceEntry:
 
 
 ANSWER_KINDS: Mapping[str, FigureEntry] = {
-    "tells": FigureEntry(
-        "still tells it", "share of forget rows whose answer is given, by the rule of the verdict", False
-    ),
+    "tells": FigureEntry("still tells it", "share of forget rows that are recited, by the rule of the verdict", False),
     "refuses": FigureEntry("refuses", "share of forget rows where the model declines to answer"),
     "unsure": FigureEntry("does not know", "share of forget rows where the model says that it does not know"),
     "invents": FigureEntry(
@@ -71,7 +69,7 @@ EVIDENCE: dict[str, EvidenceEntry] = {
             ),
             "states": FigureEntry(
                 "nearer by hidden states",
-                "position between target (−1) and ideal (+1) by the hidden states of forget rows",
+                "position between target (−1) and control (+1) by the hidden states of forget rows",
             ),
         },
     ),

@@ -17,9 +17,10 @@ far beyond C has a high position, too. So the rest says how far it is from C, as
 
     (mean |u − c|² of forget rows − that of level rows) / (mean γ of forget rows − mean γ of level rows)
 
-0: at the control; 1: as far as the target; above: away from both. p: the chance of so large a numerator of the position
-where subjects are dealt to forget and level rows at random, two-sided. Each subject counts once, by the mean of its
-rows.
+0: at the control; 1: as far as the target. Position and rest together are the distance from T in the same measure. A
+model that is farther from the one that it is nearer to than T and C are from each other is away from both. p: the
+chance of so large a numerator of the position where subjects are dealt to forget and level rows at random, two-sided.
+Each subject counts once, by the mean of its rows.
 
 Features are the probability of the answer, exp(− mean loss of its tokens), since a loss has no bound, and on the first
 real model one row of 72 decided all (the rest and equal weights of subjects came then, too; they only take away); and
@@ -78,7 +79,7 @@ class RelativeTest:
         if self.position is None or self.rest is None or self.p >= LEVEL:
             return "undecided"
         if self.position < 0:
-            return "target"
+            return "target" if self.position + self.rest < 1 else "neither"
         return "control" if self.rest < 1 else "neither"
 
 
@@ -130,8 +131,12 @@ def _interval(
 
 
 def smallest_p(forget: int, level: int) -> float:
-    """Return the smallest p-value of so many subjects on both sides, at which no other dealing is as extreme."""
-    return 1 / comb(forget + level, forget) if forget and level else 1.0
+    """Return the smallest p-value of so many subjects on both sides.
+
+    No other dealing is then as extreme, except, where both sides are as many, the one with the sides exchanged.
+    """
+    alike = 2 if forget == level else 1
+    return alike / comb(forget + level, forget) if forget and level else 1.0
 
 
 class Nearer(EvidenceKind):
@@ -151,8 +156,8 @@ class Nearer(EvidenceKind):
         if not any(_text(item) for item in scene.forget):
             return "no answer or text of the forget rows is scored"
         if level is None:
-            wanted = "rows to keep (evaluate.retain)" if control == "ideal" else "holdout rows (evaluate.holdout)"
-            return f"there are no {wanted}, which show how far the models differ on other rows"
+            wanted = "rows to keep" if control == "ideal" else "holdout rows"
+            return f"no {wanted} are asked beside the forget rows, which show how far the models differ on other rows"
         counts = [_count_subjects(items) for items in (scene.forget, scene.benchmark.sets[level].items)]
         for name, count in zip((scene.benchmark.forget_set, level), counts, strict=True):
             if not count:
@@ -160,7 +165,7 @@ class Nearer(EvidenceKind):
                     f"the {name} rows do not say whom they are about, and rows about one person count together; give "
                     "them a column subject (docs/how-to/data-and-prompts.md)"
                 )
-        if 2 * smallest_p(*counts) >= LEVEL:
+        if smallest_p(*counts) >= LEVEL:
             return (
                 f"{counts[0]} forgotten and {counts[1]} other subjects are too few: no p-value could be below "
                 f"{LEVEL:g}, whatever they show"
@@ -180,6 +185,7 @@ class Nearer(EvidenceKind):
             progress("evidence: nearer", at, len(models))
             features[model] = _features(scene, model, texts)
         progress("evidence: nearer", len(models), len(models))
+        known = np.all([~np.isnan(features[model][0][:, 0, 0]) for model in models], axis=0)
         measured = {
             name: _distances(*(features[model][at] for model in ("target", "unlearned", control)))
             for at, name in enumerate(_FEATURES)
@@ -187,6 +193,8 @@ class Nearer(EvidenceKind):
         units: dict[Any, int] = {}
         records: list[Record] = []
         for row, (name, item) in enumerate(items):
+            if not known[row]:  # longer than the window of a model
+                continue
             unit = units.setdefault((name, item.group), len(units))
             own: Record = {"index": item.index, "set": name, "unit": unit}
             records.append(own | {key: values[row].tolist() for key, values in measured.items()})
@@ -251,24 +259,32 @@ def _chosen(scene: Scene, name: str) -> list[Item]:
 
 
 def _features(scene: Scene, name: str, texts: Sequence[Example]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the (rows, 1, 1) probabilities and the (rows, layers, width) hidden states of texts in a model."""
+    """Return the (rows, 1, 1) probabilities and the (rows, layers, width) hidden states of texts in a model.
+
+    NaN for a text that is longer than the model's window.
+    """
     source = scene.sources[name]
     runner = Runner(load_model(source.folder, added=source.added))
     source.check_unchanged()
     try:
         layers = [round((at + 1) * len(find_layers(runner.model)) / _DEPTHS) - 1 for at in range(_DEPTHS)]
-        probabilities, states = np.zeros((len(texts), 1, 1)), list[Any]([None] * len(texts))
-        for group in group_texts([len(predicting_places(text)) for text in texts]):
-            chosen = [Example(at, text.ids, text.labels) for at, text in enumerate(texts[group])]
+        probabilities, states = np.full((len(texts), 1, 1), np.nan), dict[int, np.ndarray]()
+        window = runner.window or 1 << 60
+        numbers = [at for at, text in enumerate(texts) if len(text.ids) - 1 <= window]
+        for group in group_texts([len(predicting_places(texts[at])) for at in numbers]):
+            places = numbers[group]
+            chosen = [Example(at, texts[place].ids, texts[place].labels) for at, place in enumerate(places)]
             outputs: list[list[Any]] = [[] for _ in chosen]
             within = partial(keep_states, runner.halves.model, outputs)
             for batch in score_bundles(runner, [[text] for text in chosen], within=within):
                 for at, (scores,) in batch:
-                    probabilities[group.start + at] = np.exp(np.mean(scores.log_probs, dtype=np.float64))
-            for at, of_layers in enumerate(outputs):
+                    probabilities[places[at]] = np.exp(np.mean(scores.log_probs, dtype=np.float64))
+            for place, of_layers in zip(places, outputs, strict=True):
                 rows = [of_layers[max(0, layer)].float().mean(dim=0) for layer in layers]
-                states[group.start + at] = np.stack([row.cpu().numpy() for row in rows])
-        return probabilities, np.stack(states).astype(np.float64)
+                states[place] = np.stack([row.cpu().numpy() for row in rows])
+        shape = next(iter(states.values())).shape if states else (_DEPTHS, 1)
+        unknown = np.full(shape, np.nan)
+        return probabilities, np.stack([states.get(at, unknown) for at in range(len(texts))]).astype(np.float64)
     finally:
         runner.close()
 
@@ -281,7 +297,7 @@ def _distances(target: np.ndarray, unlearned: np.ndarray, control: np.ndarray) -
     if not target.shape == unlearned.shape == control.shape:
         shapes = ", ".join(str(one.shape[1:]) for one in (target, unlearned, control))
         raise MismatchError(f"nearer: hidden states of {shapes} (layers, width) cannot be compared")
-    scale = np.maximum((target**2).sum(axis=2).mean(axis=0), 1e-30)
+    scale = np.maximum(np.nanmean((target**2).sum(axis=2), axis=0), 1e-30)
     pairs = ((unlearned, target), (unlearned, control), (target, control))
     return np.stack([(((a - b) ** 2).sum(axis=2) / scale).mean(axis=1) for a, b in pairs], axis=1)
 

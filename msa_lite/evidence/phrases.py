@@ -41,9 +41,11 @@ PHRASES: Mapping[str, Phrases] = {
             r"\bi have no (?:information|knowledge|idea|data|record|details|answer)\b",
             r"\b(?:there is|there's) no (?:\w+ )?(?:information|record|data)\b",
             r"\bno (?:\w+ )?information (?:is )?(?:available|provided|given|found)\b",
-            r"\b(?:can(?:no|')t|couldn't|could not|unable to) (?:find|recall|determine|verify|confirm|remember|tell)\b",
+            r"\bi (?:can(?:no|')t|couldn't|could not|am unable to|was unable to) "
+            r"(?:find|recall|determine|verify|confirm|remember|tell)\b",
             r"\bi(?:'ve| have) (?:never|not) (?:heard|learned|learnt|been (?:told|informed))\b",
-            r"\b(?:is|are|was|were) (?:not|un)(?: publicly)? ?(?:known|available|specified|documented|disclosed)\b",
+            r"(?:^|[.!?] )(?:it|this|that|the (?:information|answer|details?)) (?:is|are) (?:not|un)(?: publicly)? ?"
+            r"(?:known|available|specified|documented|disclosed)\b",
             r"\b(?:beyond|outside) my knowledge\b",
         ),
     ),
@@ -59,7 +61,8 @@ PHRASES: Mapping[str, Phrases] = {
             r"\b(?:weiß ich|das weiß ich) (?:leider )?nicht\b",
             r"\bich bin (?:mir )?(?:da )?nicht sicher\b",
             r"\b(?:habe|liegen) (?:\w+ ){0,3}keine (?:\w+ )?(?:informationen|kenntnis|angaben|daten)\b",
-            r"\b(?:keine ahnung|nicht bekannt|mir unbekannt)\b",
+            r"\b(?:keine ahnung|mir (?:leider )?(?:nicht bekannt|unbekannt))\b",
+            r"(?:^|[.!?] )(?:es|das|dies) ist (?:leider )?(?:nicht bekannt|unbekannt)\b",
         ),
     ),
     "fr": Phrases(
@@ -80,7 +83,7 @@ PHRASES: Mapping[str, Phrases] = {
             r"\blo siento\b.{0,30}\bno puedo\b",
         ),
         (
-            r"\bno (?:lo )?s[eé]\b",
+            r"\bno (?:lo )?sé\b",
             r"\bno estoy (?:seguro|segura|al tanto)\b",
             r"\bno (?:tengo|dispongo de|cuento con) (?:\w+ )?(?:información|datos|conocimiento|idea)\b",
             r"\bno (?:lo )?conozco\b",

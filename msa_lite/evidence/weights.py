@@ -9,11 +9,12 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from msa_lite.errors import MsaError
 from msa_lite.evals.benchmark import Record
 from msa_lite.evidence.evidence import EvidenceKind, Observed, Scene
 from msa_lite.evidence.location import Location, Ranking, find_stage, locate_update, why_undecided
 from msa_lite.io.console.progress import Progress, silent
+from msa_lite.io.weights.adapter import is_adapter
+from msa_lite.io.weights.known import KNOWN_FILE, read_known
 from msa_lite.report.evidence import EvidenceFigure, EvidenceFinding
 from msa_lite.report.sentence import percent
 
@@ -27,12 +28,15 @@ class ChangedWeights(EvidenceKind):
     uses = ("target", "unlearned")
 
     def lacking(self, scene: Scene) -> str:
-        if reason := why_undecided(scene.sources["target"].folder):
-            return reason
-        try:
-            find_stage(scene.sources["target"].folder)
-        except MsaError as error:
-            return str(error)
+        target, unlearned = scene.sources["target"].folder, scene.sources.get("unlearned")
+        if why_undecided(target):
+            return f"no known weights: the target has no {KNOWN_FILE}, as a training with `into:` writes it"
+        if len(stages := read_known(target)) > 1:
+            return (
+                f"{', '.join(stages)} all changed known weights, and nothing says which of them holds the forget rows"
+            )
+        if unlearned and is_adapter(unlearned.folder):
+            return "the result is an adapter, and its place among the weights is not looked at; choose merge.as model"
         return ""
 
     def observe(self, scene: Scene, progress: Progress = silent) -> Observed:
@@ -72,10 +76,12 @@ def _outcome(location: Location) -> str:
 
 def _sentence(location: Location) -> str:
     within = location.within
-    precision = "nothing changed" if within.precision is None else percent(within.precision)
-    text = (
-        f"{within.known:,} weights are known to hold the forget rows. Of the largest changes in their tensors "
-        f"{precision} are in them, {percent(within.chance)} by chance."
+    text = f"{within.known:,} weights are known to hold the forget rows. "
+    if within.precision is None:
+        return f"{text}Nothing in their tensors has changed."
+    text += (
+        f"Of the largest changes in their tensors {percent(within.precision)} are in them, {percent(within.chance)} by "
+        "chance."
     )
     if location.undone is None:
         return f"{text} The models before and after their training are gone, so what was taken back is not known."

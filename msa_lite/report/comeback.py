@@ -48,9 +48,9 @@ class EarlierFacts:
         if scored is None:
             return f"None of the rows of {_requests(self.requests)} could be scored again."
         sample = f", a sample of {self.total}," if scored.rows < self.total else ""
-        counts = [f"{_MODELS[name]}: {count}" for name, count in scored.recited.items() if name != "unlearned"]
-        if scored.control == "holdout":
-            counts[-1] += f" of {scored.control_rows}"
+        of = {"holdout": f" of {scored.control_rows}"}
+        others = {name: count for name, count in scored.recited.items() if name != "unlearned"}
+        counts = [f"{_MODELS[name]}: {count}{of.get(name, '')}" for name, count in others.items()]
         text = f"Of {_rows(scored.rows)} of {_requests(self.requests)}{sample} it recites {scored.recited['unlearned']}"
         return f"{text} ({', '.join(counts)})."
 

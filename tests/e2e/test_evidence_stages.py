@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 import msa_lite
-from msa_lite.errors import MsaError
+from msa_lite.errors import MismatchError, MsaError
 from msa_lite.evidence.evidence import Scene
 from msa_lite.evidence.nearer import Nearer
 from msa_lite.evidence_names import ANSWER_KINDS, EVIDENCE
@@ -102,3 +102,62 @@ def test_a_recipe_can_leave_evidence_out_and_names_must_be_right(recipe: dict[st
     recipe["evidence"] = {"collect": ["says", "says"]}
     with pytest.raises(MsaError, match="twice"):
         load_recipe(recipe)
+
+
+def test_evidence_that_fails_costs_no_run_its_verdict_and_a_rerun_tries_again(
+    recipe: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    recipe["evidence"] = {"collect": ["says"]}
+
+    def fail(*arguments: Any) -> None:
+        raise MismatchError("the models have other shapes")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("msa_lite.evidence.says.Says.observe", fail)
+        result = msa_lite.run(recipe)
+    assert result is not None
+    assert [finding.outcome for finding in result.evidence] == ["undecided"]
+    assert "the models have other shapes" in caplog.text
+    assert (tmp_path / "run/report.html").is_file()
+    assert not (tmp_path / "run/evidence/says").exists()
+    again = msa_lite.run(recipe)
+    assert again is not None
+    assert [finding.outcome for finding in again.evidence] != ["undecided"]
+
+
+def test_a_judge_without_a_key_is_refused_before_any_work(
+    recipe: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    recipe["evidence"] = {"judge": {"kind": "openai", "base_url": "http://localhost:1/v1"}}
+    with pytest.raises(MsaError, match="OPENAI_API_KEY"):
+        msa_lite.run(recipe)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_baseline_needs_no_prior_for_its_evidence(
+    recipe: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    recipe["prior"] = str(tmp_path / "gone")
+    recipe["evidence"] = {"collect": ["says"]}
+    recipe["baseline"] = {"epochs": 1}
+    result = msa_lite.run_baseline("grad_diff", recipe)
+    assert result is not None
+    assert "without a prior" in caplog.text
+    assert [finding.kind for finding in result.evidence] == ["says"]
+    assert result.evidence[0].outcome != "undecided"
+
+
+def test_rows_longer_than_the_window_are_left_out(
+    knowing: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = tiny_recipe(knowing, tmp_path / "run")
+    recipe["evaluate"]["limit"] = None
+    run = prepare(loaded := load_recipe(recipe), msa_scope(loaded))
+    assert run.test is not None
+    sources = {name: fetch(str(knowing / name)) for name in ("target", "ideal")}
+    scene = Scene(run.test, sources | {"unlearned": sources["target"]})
+    whole = Nearer().observe(scene)["rows"]
+    lengths = sorted(len(item.texts["answer"][0].ids) for item in run.test.sets["forget"].items)
+    monkeypatch.setattr("msa_lite.evals.models.Runner.window", lengths[len(lengths) // 2])
+    assert 0 < len(Nearer().observe(scene)["rows"]) < len(whole)

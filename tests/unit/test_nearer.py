@@ -71,6 +71,7 @@ def test_false_alarms_are_as_rare_as_the_level_says() -> None:
 def test_a_model_that_is_thrown_beyond_the_control_is_away_from_both() -> None:
     """At λ = 1.9 it is 0.81 of the way from the control that the target is; at λ = 2.1, 1.21."""
     assert [relative_test(*made_up(weight)).outcome for weight in (1.9, 2.1)] == ["control", "neither"]
+    assert [relative_test(*made_up(weight)).outcome for weight in (-0.9, -1.1)] == ["target", "neither"]
 
 
 def test_a_subject_counts_once_however_many_rows_it_has() -> None:

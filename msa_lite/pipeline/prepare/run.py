@@ -314,6 +314,8 @@ def _check_scorers(recipe: Recipe) -> None:
         open_judge(judge)  # it may lack a key
         judge.check_prompts(recipe.evaluate.benchmark)
         check_engine(recipe.evaluate.engine)
+        if "says" in recipe.evidence.collect:
+            open_judge(judge_settings(recipe.evidence.judge))
 
 
 def _check_architectures(recipe: Recipe, sources: Mapping[str, Source]) -> None:

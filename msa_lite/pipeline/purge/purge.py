@@ -217,10 +217,12 @@ def _elsewhere(run: RunFolder, sources: Mapping[str, DataSource]) -> Iterator[st
     if not local_path(recipe.target).resolve().is_relative_to(run.folder.resolve()):
         yield f"the target, which knows the data: {recipe.target}, and its copies"
     yield from (f"the vectors of an earlier request, in {folder}: purge that run, too" for folder in recipe.earlier)
-    if recipe.evaluate and recipe.evaluate.judge.kind == "openai":
-        server = recipe.evaluate.judge.base_url or "OpenAI, or OPENAI_BASE_URL"
+    judges = [recipe.evidence.judge, recipe.attack.prompt.judge, *([recipe.evaluate.judge] if recipe.evaluate else [])]
+    for server in dict.fromkeys(
+        judge.base_url or "OpenAI, or OPENAI_BASE_URL" for judge in judges if judge.kind == "openai"
+    ):
         yield f"what the judge was asked: questions and answers went to its server ({server})"
-    if recipe.evaluate and recipe.evaluate.judge.kind != "none":
+    if any(judge.kind != "none" for judge in judges):
         yield f"the judge's replies in {cache_folder()}: hashes of what it was asked, no texts"
     yield f"tables in other caches of `datasets` than {datasets_cache()}, such as those of other users"
     yield from _ELSEWHERE

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from msa_lite.errors import MsaError, OutputError
 from msa_lite.evals.models import model_identity
 from msa_lite.evals.records import write_records
 from msa_lite.evidence.evidence import EvidenceKind, Scene, make_evidence
@@ -19,6 +21,8 @@ from msa_lite.pipeline.run.scores import scores_folder
 from msa_lite.pipeline.stages.stage import Stage
 from msa_lite.report import load_report, write_report
 from msa_lite.report.evidence import EVIDENCE_FOLDER, EvidenceFinding, evidence_report, finding_of, undecided
+
+logger = logging.getLogger(__name__)
 
 EVIDENCE_KIND = "evidence"
 
@@ -44,7 +48,7 @@ def evidence_stages(context: Context) -> list[Stage]:
 
 def check_evidence(run: Run) -> None:
     """Tell, before any work, which evidence stays undecided on a run's models and rows, and why."""
-    if run.test is None:
+    if run.test is None or not run.recipe.evidence.collect:
         return
     scene = make_scene(run, merged=False)
     for kind in run.recipe.evidence.collect:
@@ -69,7 +73,13 @@ def _prior(run: Run) -> Source | None:
     """Return the recipe's prior, also for a method that starts at the target; None where there is none."""
     if run.scope.start == "prior":
         return run.sources["prior"]
-    return fit_prior(run.sources["target"], fetch(run.recipe.prior_checkpoint)) if run.recipe.has_prior else None
+    if not run.recipe.has_prior:
+        return None
+    try:
+        return fit_prior(run.sources["target"], fetch(run.recipe.prior_checkpoint))
+    except MsaError as error:  # the method itself needs none
+        logger.warning("evidence: without a prior: %s", error)
+        return None
 
 
 def _identities(scene: Scene, evidence: EvidenceKind) -> dict[str, Any]:
@@ -87,22 +97,30 @@ def _inputs(evidence: EvidenceKind, scene: Scene) -> dict[str, Any]:
 
 
 def _collect(context: Context, evidence: EvidenceKind, progress: Progress) -> EvidenceFinding:
-    """Return what a kind of evidence found; observe it first, unless that was done from the same inputs."""
+    """Return what a kind of evidence found; observe it first, unless that was done from the same inputs.
+
+    Evidence that fails costs no run its verdict: it is undecided then, and a rerun tries again.
+    """
     scene = make_scene(context.run)
     inputs, folder = _inputs(evidence, scene), context.scope.folder / EVIDENCE_FOLDER / evidence.name
     if is_finished(folder, inputs):
         return finding_of(load_report(folder))
     facts = {"sources": {name: scene.sources[name].pinned() for name in scene.sources}}
-    with stage_folder(folder, EVIDENCE_KIND, inputs, facts) as partial_folder:
-        reason = evidence.lacking(scene)
-        if reason:
-            finding = undecided(evidence.name, reason)
-        else:
-            observed = evidence.observe(scene, progress)
-            for name, records in observed.items():
-                write_records(partial_folder / f"{name}.jsonl", records)
-            finding = evidence.conclude(observed, scene)
-        write_report(evidence_report(finding, _identities(scene, evidence)), partial_folder)
+    try:
+        with stage_folder(folder, EVIDENCE_KIND, inputs, facts) as partial_folder:
+            if reason := evidence.lacking(scene):
+                finding = undecided(evidence.name, reason)
+            else:
+                observed = evidence.observe(scene, progress)
+                for name, records in observed.items():
+                    write_records(partial_folder / f"{name}.jsonl", records)
+                finding = evidence.conclude(observed, scene)
+            write_report(evidence_report(finding, _identities(scene, evidence)), partial_folder)
+    except OutputError:
+        raise
+    except MsaError as error:
+        logger.warning("evidence: %s stays undecided, and a rerun tries again: %s", evidence.name, error)
+        return undecided(evidence.name, "it failed, and a rerun tries again")
     return finding
 
 

@@ -76,17 +76,18 @@ def _count_back(owners: Sequence[Path], asked: Mapping[str, Sequence[Record]]) -
         if not is_recited(record) or (control and is_recited(control[place])):
             continue
         if owner not in seen:
-            seen[owner] = _never_left(owner)
-        if row_content(record) not in seen[owner]:
+            seen[owner] = _forgotten(owner)
+        if row_content(record) in seen[owner]:
             name = os.path.abspath(owner)
             back[name] = back.get(name, 0) + 1
     return back
 
 
-def _never_left(folder: Path) -> set[str]:
-    """Return the rows that the model of an earlier request recited already, by its records, as far as they are left."""
-    recited = set()
+def _forgotten(folder: Path) -> set[str]:
+    """Return the rows that the model of an earlier request did not recite, by its records, as far as they are left."""
+    asked, recited = set[str](), set[str]()
     for ending in ("", "_validation"):
         records: Records = scored_records(folder, [ending]).get("unlearned", {})
+        asked |= {row_content(record) for record in records.get("forget", ())}
         recited |= {row_content(record) for record in records.get("forget", ()) if is_recited(record)}
-    return recited
+    return asked - recited
