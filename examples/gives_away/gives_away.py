@@ -158,6 +158,11 @@ def load(folder: Path = SCORES) -> list[dict[str, Any]]:
     return sorted(stored, key=lambda values: (list(HISTORIES).index(values["history"]), values["seed"]))
 
 
+def attacked_of(stored: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the stored scores of models that were attacked, not only looked at by the runs themselves."""
+    return [values for values in stored if values["relearning"]["target"]]
+
+
 def mean_of(stored: Iterable[Mapping[str, Any]], panel: str, model: str) -> tuple[float, float] | None:
     """Return mean and spread of a model's figure: over seeds, of one seed its 1.96 standard errors. None without it."""
     figures = [values["panels"][panel][model] for values in stored if model in values["panels"][panel]]
@@ -233,7 +238,7 @@ def draw(stored: Sequence[Mapping[str, Any]]) -> Figure:
     """Draw a row of panels for each history: a point for each model, and at the end the curve of relearning."""
     from matplotlib.figure import Figure
 
-    attacked = [values for values in stored if values["relearning"]["target"]]
+    attacked = attacked_of(stored)
     histories = [name for name in HISTORIES if any(values["history"] == name for values in attacked)]
     figure = Figure(figsize=(12.5, 2.9 * len(histories) + 0.4), layout="constrained")
     grid = figure.subplots(len(histories), len(PANELS) + 1, squeeze=False,
@@ -293,8 +298,11 @@ def save(figure: Figure, path: Path) -> None:
 
     with matplotlib.rc_context({"svg.hashsalt": "msa-lite", "svg.fonttype": "none", "font.family": "sans-serif"}):
         figure.savefig(path, format="svg", metadata={"Date": None, "Creator": None})
-    lines = path.read_text("utf-8").splitlines()
-    path.write_text("\n".join(line.rstrip() for line in lines) + "\n", "utf-8")
+    text = re.sub(
+        r"<\?xml.*?\?>\s*|<!DOCTYPE.*?>\s*|<metadata>.*?</metadata>\s*", "", path.read_text("utf-8"), flags=re.DOTALL
+    )
+    text = text.replace(' xmlns:xlink="http://www.w3.org/1999/xlink"', "").replace("xlink:href", "href")
+    path.write_text("\n".join(line.rstrip() for line in text.splitlines()) + "\n", "utf-8")
 
 
 def with_table(page: str, text: str) -> str:
@@ -320,7 +328,7 @@ def main() -> None:
         return
     stored = load()
     save(draw(stored), PICTURE)
-    for page, text in ((PAGE, table(stored)), (EVIDENCE_PAGE, evidence_table(stored))):
+    for page, text in ((PAGE, table(attacked_of(stored))), (EVIDENCE_PAGE, evidence_table(stored))):
         page.write_text(with_table(page.read_text("utf-8"), text), "utf-8")
 
 

@@ -26,6 +26,18 @@ _PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
     "Llama-3.2-1B": (
         {"hidden_size": 2048, "num_hidden_layers": 16, "num_attention_heads": 32, "num_key_value_heads": 8,
          "head_dim": 64, "intermediate_size": 8192, "vocab_size": 128256, "tie_word_embeddings": True}, 2),
+    "Meta-Llama-3-8B": (
+        {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
+         "intermediate_size": 14336, "vocab_size": 128256, "tie_word_embeddings": False}, 2),
+    "zephyr-7b-beta": (
+        {"model_type": "mistral", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
+         "num_key_value_heads": 8, "intermediate_size": 14336, "vocab_size": 32000, "tie_word_embeddings": False}, 2),
+    "OLMo-1B-0724": (
+        {"model_type": "olmo", "hidden_size": 2048, "num_hidden_layers": 16, "num_attention_heads": 16,
+         "num_key_value_heads": 16, "intermediate_size": 8192, "vocab_size": 50304, "tie_word_embeddings": False}, 4),
+    "OLMo-7B-0724": (
+        {"model_type": "olmo", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
+         "num_key_value_heads": 32, "intermediate_size": 11008, "vocab_size": 50304, "tie_word_embeddings": False}, 4),
     "Llama-3.1-8B": (
         {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
          "intermediate_size": 14336, "vocab_size": 128256, "tie_word_embeddings": False}, 2),

@@ -98,7 +98,10 @@ def test_what_reports_say_is_collected(tmp_path: Path) -> None:
 
 def test_the_page_shows_the_stored_scores() -> None:
     scores = gives_away.load()
-    tables = {gives_away.PAGE: gives_away.table(scores), gives_away.EVIDENCE_PAGE: gives_away.evidence_table(scores)}
+    tables = {
+        gives_away.PAGE: gives_away.table(gives_away.attacked_of(scores)),
+        gives_away.EVIDENCE_PAGE: gives_away.evidence_table(scores),
+    }
     for path, text in tables.items():
         page = path.read_text("utf-8")
         assert gives_away.with_table(page, text) == page
