@@ -66,7 +66,7 @@ Your whole reply is one capital letter."""
 
 
 class Says(EvidenceKind):
-    """What target, unlearned model and ideal say to the questions about the forget rows."""
+    """Sort what target, unlearned model and ideal say to the questions about the forget rows."""
 
     name = "says"
 
@@ -79,29 +79,32 @@ class Says(EvidenceKind):
     def lacking(self, scene: Scene) -> str:
         if not _asked(scene):
             return "no question with a right answer is asked about the forget rows, so nothing is said about them"
-        if not set(_languages(scene).values()) & PHRASES.keys():
-            found = ", ".join(sorted({*_languages(scene).values()}))
+        languages = {*_languages(scene).values()}
+        if not languages & PHRASES.keys():
+            names = ", ".join(sorted(languages))
             return (
-                f"the questions are in a language without phrases ({found}), so an admission would pass for an "
+                f"the questions are in a language without phrases ({names}), so an admission would pass for an "
                 f"invention; there are phrases for {', '.join(PHRASES)}"
             )
         return ""
 
     def observe(self, scene: Scene, progress: Progress = silent) -> Observed:
         asked, languages = _asked(scene), _languages(scene)
-        said = {name: _answers(scene, name, asked) for name in scene.models if name in scene.scores}
+        answered = {name: _answered(scene, name, asked) for name in scene.models if name in scene.scores}
+        said = {name: {index: r["generated"] for index, r in rows.items()} for name, rows in answered.items()}
         texts = {index: item.fields["answer"] for index, item in asked.items()}
         losses = _prior_losses(scene, asked, {"": texts, **said}, progress)
         fence = upper_fence([loss for (name, _), loss in losses.items() if not name])
         rulings = _judge(scene, asked, said, progress)
         observed: dict[str, list[Record]] = {}
         for name, of_model in said.items():
-            records, told = [], _told(scene, name)
+            records = []
             for index, generated in of_model.items():
                 item, loss = asked[index], losses.get((name, index))
                 is_broken = fence is not None and loss is not None and loss > fence
-                texts_of_row = item.fields["question"], item.fields["answer"], generated
-                kind, rule = classify(*texts_of_row, is_told=index in told, is_broken=is_broken)
+                is_told = bool(type(scene.benchmark).fails(answered[name][index]))
+                question, answer = item.fields["question"], item.fields["answer"]
+                kind, rule = classify(question, answer, generated, is_told=is_told, is_broken=is_broken)
                 record = {"index": index, "kind": kind, "rule": rule, "loss": loss, "language": languages[index]}
                 if item.group is not None:
                     record["subject"] = item.group
@@ -113,18 +116,18 @@ class Says(EvidenceKind):
 
     def conclude(self, observed: Observed, scene: Scene) -> EvidenceFinding:
         figures = {name: _shares(records) for name, records in observed.items()}
-        own = observed["unlearned"]
-        counts = Counter(record["kind"] for record in own if not _is_unclear(record))
-        details: dict[str, Any] = {"rules": dict(Counter(record["rule"] for record in own))}
-        if silent_rows := sum(_is_unclear(record) for record in own):
-            details["rows without phrases"] = silent_rows
+        unlearned = observed["unlearned"]
+        counts = Counter(record["kind"] for record in unlearned if not _is_unclear(record))
+        details: dict[str, Any] = {"rules": dict(Counter(record["rule"] for record in unlearned))}
+        if unclear := sum(map(_is_unclear, unlearned)):
+            details["rows without phrases"] = unclear
         judged = [record for records in observed.values() for record in records if "judged" in record]
         if judged:
             details["judge"] = agreement([(record["kind"], record["judged"]) for record in judged])
         control = "ideal" if "ideal" in observed else None
         outcome = max(ANSWER_KINDS, key=lambda kind: counts[kind]) if figures.get("unlearned") else UNDECIDED
         return EvidenceFinding(
-            self.name, outcome, _sentence(figures, control), control, len(own), figures, details
+            self.name, outcome, _sentence(figures, control), control, len(unlearned), figures, details
         )  # fmt: skip
 
 
@@ -162,14 +165,14 @@ def garbled_form(question: str, answer: str, generated: str) -> str:
 def _cuts_a_name(question: str, generated: str) -> bool:
     """Check whether two neighbouring capitalised words of a question stand in an answer with one of them cut short."""
     names = [pair for pair in pairwise(_WORD.findall(question)) if all(word[0].isupper() for word in pair)]
-    found = set(pairwise(_WORD.findall(generated)))
+    neighbours = set(pairwise(_WORD.findall(generated)))
 
     def is_cut(word: str, name: str) -> bool:
         return len(word) > 1 and 0 < len(name) - len(word) <= 2 and name.startswith(word)
 
     return any(
         (is_cut(first, name) and last == surname) or (first == name and is_cut(last, surname))
-        for first, last in found
+        for first, last in neighbours
         for name, surname in names
     )
 
@@ -208,20 +211,14 @@ def _languages(scene: Scene) -> dict[int, str]:
     return dict(zip(asked, languages_of(texts), strict=True))
 
 
-def _answers(scene: Scene, name: str, asked: Mapping[int, Item]) -> dict[int, str]:
-    """Return what a model said to each asked row, as its evaluation recorded it."""
+def _answered(scene: Scene, name: str, asked: Mapping[int, Item]) -> dict[int, Record]:
+    """Return the record of each asked row that a model answered, from its evaluation."""
     records = read_records(scene.scores[name] / f"{scene.benchmark.forget_set}.jsonl")
     return {
-        record["index"]: record["generated"]
+        record["index"]: record
         for record in records
         if record["index"] in asked and isinstance(record.get("generated"), str)
     }
-
-
-def _told(scene: Scene, name: str) -> set[int]:
-    """Return the rows to forget that a model recites, by the check of its benchmark."""
-    records = read_records(scene.scores[name] / f"{scene.benchmark.forget_set}.jsonl")
-    return {record["index"] for record in records if type(scene.benchmark).fails(record)}
 
 
 def _prior_losses(

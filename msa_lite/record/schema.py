@@ -198,7 +198,7 @@ class RecordedAttack(Closed):
 
 
 class RecordedEvidence(Closed):
-    """What was found on the unlearned model beside its scores."""
+    """A finding on the unlearned model beside its scores."""
 
     kind: str
     """says: what it says in the place of a forgotten answer. nearer: whether it is nearer to a model that never saw the

@@ -349,8 +349,7 @@ def _limits(
     """Return sentences on what the scores do not show, and on what was not measured.
 
     earlier: the folders of runs whose vectors were merged, too, and whose rows were not asked again. purged: the rows
-    are gone, and attacks need them.
-    is_filtered: True where the forget vector was filtered.
+    are gone, and attacks need them. is_filtered: True where the forget vector was filtered.
     """
     limits = [LIMIT, *([_FILTER_LIMIT] if is_filtered else [])]
     if not reports:

@@ -81,20 +81,26 @@ def make_trainer(
         dataloader_pin_memory=False,  # of indices
         **options,
     )
-    callbacks = [callback]
-    if settings.known:
-        decaying = Trainer.get_decay_parameter_names(None, model)
-        callbacks.append(train_known(model, settings.known, settings.weight_decay, decaying))
     arguments._n_gpu = min(arguments.n_gpu, 1)  # a process trains on one GPU; DataParallel would spread it over all
     trainer = ObjectiveTrainer(
         model=model,
         args=arguments,
-        callbacks=callbacks,
+        callbacks=[callback, *_callbacks_of_known(model, settings)],
         train_dataset=list(range(rows)),
         data_collator=lambda batch: {"rows": list(batch)},
     )
     trainer.remove_callback(PrinterCallback)
     return trainer
+
+
+def _callbacks_of_known(model: Any, settings: FitSettings) -> list[Any]:
+    """Return what a fit of known weights needs besides; nothing for other fits."""
+    from transformers import Trainer
+
+    if not settings.known:
+        return []
+    decaying = Trainer.get_decay_parameter_names(None, model)  # it looks at the model alone
+    return [train_known(model, settings.known, settings.weight_decay, decaying)]
 
 
 def last_loss(state: Any) -> str:

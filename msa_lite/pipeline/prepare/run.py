@@ -262,11 +262,7 @@ def prepare(recipe: Recipe, scope: Scope, progress: Progress = silent) -> Run:
         check_apart(sources["target"], sources["prior"])
     check_earlier(recipe, earlier, sources)
     _check_architectures(recipe, sources)
-    target = load_checkpoint(sources["target"].folder)
-    prior = load_checkpoint(sources["prior"].folder)
-    check_lora_targets(recipe, target, prior)
-    check_fit(recipe, target, prior)
-    check_space(scope.folder, _bytes_needed(target, recipe, scope))
+    _check_checkpoints(recipe, scope, sources)
 
     tokenizer = open_reader(sources["target"], recipe.target)
     notes += limits_of_evidence(recipe, all_rows, scope.sample)
@@ -282,13 +278,12 @@ def prepare(recipe: Recipe, scope: Scope, progress: Progress = silent) -> Run:
     check_readings(sources, tokenizer, learnt["forget"])
     questions = load_questions(recipe, all_rows, scope.choice, prompter)
     notes += terms_left_out(recipe) if questions.validation else []
-    examples = {name: encode(rows, data[name], prompter, recipe.vector.max_length) for name, rows in learnt.items()}
-    if (place := recipe.filter_place) and place not in examples:
-        examples[place] = encode(all_rows[place], data[place], prompter, recipe.vector.max_length)
-    removed = draw_removed(recipe, earlier, prompter)
-    notes += removed.notes if removed else []
+    place = recipe.filter_place
+    encoded = learnt | ({place: all_rows[place]} if place and place not in learnt else {})
+    examples = {name: encode(rows, data[name], prompter, recipe.vector.max_length) for name, rows in encoded.items()}
+    if removed := draw_removed(recipe, earlier, prompter):
+        notes += removed.notes
     _check_ids(sources, examples, [questions.validation, questions.test, removed.questions if removed else None])
-    texts = all_rows.get(ALTERNATIVES, ())
     return Run(
         recipe=recipe,
         scope=scope,
@@ -298,13 +293,26 @@ def prepare(recipe: Recipe, scope: Scope, progress: Progress = silent) -> Run:
         rows=learnt,
         examples=examples,
         questions=questions,
-        alternatives=[line.strip() for row in texts for line in row.text.splitlines() if line.strip()],
+        alternatives=_alternatives(all_rows.get(ALTERNATIVES, ())),
         retain=sample,
         earlier=earlier,
         removed=removed,
         prompt_search=search,
         notes=notes,
     )
+
+
+def _check_checkpoints(recipe: Recipe, scope: Scope, sources: Mapping[str, Source]) -> None:
+    """Raise where target and prior, by their headers, cannot be tuned as the recipe says, or the disk is too small."""
+    target, prior = (load_checkpoint(sources[name].folder) for name in ("target", "prior"))
+    check_lora_targets(recipe, target, prior)
+    check_fit(recipe, target, prior)
+    check_space(scope.folder, _bytes_needed(target, recipe, scope))
+
+
+def _alternatives(rows: Sequence[Row]) -> list[str]:
+    """Return the answers that a recipe gives for dpo, one a line of its texts."""
+    return [line.strip() for row in rows for line in row.text.splitlines() if line.strip()]
 
 
 def _check_scorers(recipe: Recipe) -> None:
