@@ -157,7 +157,7 @@ class Nearer(EvidenceKind):
             return "no answer or text of the forget rows is scored"
         if level is None:
             wanted = "rows to keep" if control == "ideal" else "holdout rows"
-            return f"no {wanted} are asked beside the forget rows, which show how far the models differ on other rows"
+            return f"no {wanted} are asked; they would show how far the models differ on other rows"
         counts = [_count_subjects(items) for items in (scene.forget, scene.benchmark.sets[level].items)]
         for name, count in zip((scene.benchmark.forget_set, level), counts, strict=True):
             if not count:
