@@ -43,6 +43,7 @@ _SECTIONS = {
         "report": ("reports", "Write the report of a run: a page, Markdown and JSON."),
         "compare": ("reports", "Put reports side by side, as in the paper."),
         "ask": ("ask", "Ask the models of a run a question, side by side."),
+        "web": ("web", "Ask the models of a run in a page of the browser."),
         "metrics": ("reports", "Explain the metrics of reports."),
     },
     "Hand on": {
