@@ -19,7 +19,6 @@ from msa_lite.io.finished.seal import load_manifest, verify_folder
 from msa_lite.merger import mergekit_recipe
 from msa_lite.merger.with_mergekit import merge_with_mergekit
 
-pytest.importorskip("mergekit", reason="mergekit is not installed")
 Make = Callable[..., Path]
 
 

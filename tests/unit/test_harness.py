@@ -22,7 +22,6 @@ from msa_lite.report import Metric, load_report
 from tests.support.merges import edit_adapter
 from tests.support.models import tiny_tokenizer
 
-pytest.importorskip("lm_eval")
 Make = Callable[..., Path]
 QUESTIONS = [f"Where is it{' now' * (i % 3)}, {i}?" for i in range(9)]
 CHOICES = ["over there", "it is here at home", "Where", "is it at all over there"]
