@@ -290,5 +290,5 @@ def test_names_are_looked_up_before_anything_is_loaded(folder: Path, monkeypatch
     with pytest.raises(UsageError, match="no such folder of tasks"):
         check_tasks(["places"], folder / "elsewhere")
     monkeypatch.setitem(sys.modules, "lm_eval", None)
-    with pytest.raises(UsageError, match=r"pip install 'msa-lite\[lm-eval\]'"):
+    with pytest.raises(UsageError, match=r"pip install .*\[lm-eval\]"):
         check_tasks(["places"], folder)
