@@ -226,7 +226,6 @@ def test_rescaled_adapters_give_the_merged_models_logits(
 @pytest.fixture
 def four_bits(make_checkpoint: Make, make_adapter: Make) -> tuple[Path, Make]:
     """A target for 4 bits, and what makes adapters for it."""
-    pytest.importorskip("bitsandbytes")
     shape = {"hidden_size": 64, "intermediate_size": 64}  # whole blocks of 64 weights
     return make_checkpoint("llama", **shape), partial(make_adapter, "llama", model=shape)
 

@@ -82,11 +82,7 @@ ANSWERED = (
 
 
 def has_browser() -> bool:
-    """Check whether chromium, its driver and selenium are installed."""
-    try:
-        import selenium  # noqa: F401
-    except ImportError:
-        return False
+    """Check whether chromium and its driver are installed."""
     return bool(shutil.which("chromium") and shutil.which("chromedriver"))
 
 

@@ -41,9 +41,9 @@ GROUPS: dict[str, tuple[Message, ...]] = {
             "`msa-lite --help` lists the commands, `msa-lite recipes list` the shipped recipes.",
         ),
         (
-            "…: pip install 'msa-lite[…]'",
+            "…: pip install …",
             "The plain installation has no torch. This command needs more packages.",
-            "Install the extra that the message names.",
+            "Run this command: it installs what is missing from where msa-lite came.",
         ),
         (
             "…: no such folder, and it could not be fetched from the Hub (…)",
