@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from msa_lite.cli.help import Group, complete_recipe, complete_shipped, takes_json, takes_overrides
+from msa_lite.cli.completion import complete_recipe, complete_shipped
+from msa_lite.cli.help import Group, takes_json, takes_overrides
 
 if TYPE_CHECKING:
     from msa_lite.recipe import Recipe, TableRecipe, TrainingRecipe

@@ -376,7 +376,7 @@ def _locate(location: Sequence[int | str], root: type[BaseModel]) -> tuple[str, 
     model: type[BaseModel] | None = None
     keys: list[str] = []
     for step in location:
-        members = dict(_members(kind))
+        members = dict(type_members(kind))
         if isinstance(step, str) and step in members:
             kind = members[step]
             continue
@@ -394,14 +394,14 @@ def _locate(location: Sequence[int | str], root: type[BaseModel]) -> tuple[str, 
     return ".".join(keys), model
 
 
-def _members(annotation: Any, tag: object = None) -> Iterator[tuple[object, Any]]:
+def type_members(annotation: Any, tag: object = None) -> Iterator[tuple[object, Any]]:
     """Give the types of a union, each by its tag, or by itself if it has none."""
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         for member in typing.get_args(annotation):
-            yield from _members(member)
+            yield from type_members(member)
     elif typing.get_origin(annotation) is Annotated:
         kind, *notes = typing.get_args(annotation)
-        yield from _members(kind, next((note.tag for note in notes if isinstance(note, Tag)), None))
+        yield from type_members(kind, next((note.tag for note in notes if isinstance(note, Tag)), None))
     else:
         yield tag or str(annotation), annotation
 
