@@ -262,7 +262,8 @@ def read_mergekit(recipe: Path) -> tuple[dict[str, Any], str]:
 @takes_overrides
 @strength_options
 @click.option("--dtype", type=_DTYPES, default="same", show_default=True, help="The stored dtype; same: the target's.")
-def mergekit_command(recipe: str | None, overrides: tuple[str, ...], dtype: str, **options: Any) -> None:
+@takes_json
+def mergekit_command(recipe: str | None, overrides: tuple[str, ...], dtype: str, as_json: bool, **options: Any) -> None:
     """Print a merge as YAML for mergekit.
 
     Its first lines hold the command that runs it. It is the merge of RECIPE's run, whose vectors are fitted already, or
@@ -278,8 +279,7 @@ def mergekit_command(recipe: str | None, overrides: tuple[str, ...], dtype: str,
     if recipe is None:
         if options["target"] is None:
             raise UsageError("give a recipe, or --target with the other options of `merge`")
-        click.echo(mergekit_recipe(**read_strengths(options), dtype=dtype), nl=False)
-        return
+        return _print_recipe(mergekit_recipe(**read_strengths(options), dtype=dtype), as_json)
     clash = [f"--{name}" for name, value in options.items() if value not in (None, ())]
     if clash or dtype != "same":
         raise UsageError(
@@ -292,4 +292,17 @@ def mergekit_command(recipe: str | None, overrides: tuple[str, ...], dtype: str,
         click.echo(loaded.prior_reason, err=True)
     from msa_lite.pipeline.run.msa import merge_arguments
 
-    click.echo(mergekit_recipe(**merge_arguments(loaded)), nl=False)
+    return _print_recipe(mergekit_recipe(**merge_arguments(loaded)), as_json)
+
+
+def _print_recipe(text: str, as_json: bool) -> None:
+    """Print a recipe for mergekit; as JSON with the command that runs it, which stands in its comments."""
+    from msa_lite.cli.output import print_data, print_json
+    from msa_lite.io.files.reading import parse_yaml
+
+    if not as_json:
+        print_data(text)
+        return
+    lines = (line.removeprefix("#").strip() for line in text.splitlines() if line.startswith("#"))
+    command = next(line for line in lines if line.startswith("mergekit-yaml "))
+    print_json({"command": command, "text": text, "recipe": parse_yaml(text, "mergekit")})

@@ -12,7 +12,7 @@ import yaml
 import msa_lite
 from msa_lite.budget.speed import Device
 from msa_lite.errors import MismatchError
-from msa_lite.recipe.load import shipped_recipes
+from msa_lite.recipe.shipped import shipped_recipes
 from tests.e2e.conftest import CallCli
 
 FITS_ALONE = ("evaluate=null", "forget.alpha=1.0", "retain.beta=0.5")

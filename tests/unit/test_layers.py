@@ -56,7 +56,7 @@ ARROWS = {
         "errors", "evals", "evidence", "io", "merger", "publish", "recipe", "record", "report", "strengths", "train",
     },
     "cli": {
-        "baselines", "benchmarks", "budget", "comparison", "data", "errors", "evals", "io", "merger",
+        "attack_names", "baselines", "benchmarks", "budget", "comparison", "data", "errors", "evals", "io", "merger",
         "pipeline", "publish", "recipe", "record", "report",
     },
     "__main__": {"cli"},
