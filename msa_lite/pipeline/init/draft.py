@@ -6,6 +6,7 @@ import json
 import os
 import shlex
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from pathlib import Path
@@ -17,6 +18,8 @@ from msa_lite.errors import Faults, MismatchError, MsaError, UsageError, join_fa
 from msa_lite.io.console.libraries import require
 from msa_lite.io.console.progress import readable
 from msa_lite.io.files.reading import local_path, parse_yaml, read_text
+from msa_lite.io.weights.hub import is_remote
+from msa_lite.io.weights.offline import offline_reason, offline_where_unreachable
 from msa_lite.merger.vectors import compare_checkpoints
 from msa_lite.pipeline.init.inspect import ModelFacts, SetFacts, guess_prior, inspect_model, inspect_set
 from msa_lite.pipeline.prepare.rows import separate_sets
@@ -149,6 +152,13 @@ def init_recipe(file: str, wishes: Wishes, may_replace: bool = False) -> Draft:
     path = local_path(file)
     check_new_file(path, may_replace)
     wishes = replace(wishes, output=wishes.output or f"runs/{path.stem}")
+    names = [name for name in (wishes.target, wishes.prior) if name]
+    with offline_where_unreachable() if any(map(is_remote, names)) else nullcontext():
+        return _draft(path, file, wishes)
+
+
+def _draft(path: Path, file: str, wishes: Wishes) -> Draft:
+    """Look at models and data, and write the recipe."""
     wishes, why_prior = _with_prior(wishes)
     faults, models, sets = Faults(), dict[str, ModelFacts](), dict[str, SetFacts]()
     for name in ("target", "prior"):
@@ -194,9 +204,10 @@ def _with_prior(wishes: Wishes) -> tuple[Wishes, str]:
     except MsaError as error:
         raise UsageError(f"--prior is needed: {error}") from error
     if guess is None:
+        reason = f"; {wishes.target} was not looked up, offline ({reason})" if (reason := offline_reason()) else ""
         raise UsageError(
             f"--prior is needed: neither an adapter_config.json nor the card of {wishes.target} names the model that "
-            "it was tuned from"
+            f"it was tuned from{reason}"
         )
     return replace(wishes, prior=guess[0]), f"named by {guess[1]} of the target"
 
