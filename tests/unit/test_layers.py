@@ -57,7 +57,7 @@ ARROWS = {
     },
     "web": {"errors", "evidence_names", "io", "pipeline", "report", "strengths"},
     "cli": {
-        "baselines", "benchmarks", "budget", "comparison", "data", "errors", "evals", "io", "merger",
+        "attack_names", "baselines", "benchmarks", "budget", "comparison", "data", "errors", "evals", "io", "merger",
         "pipeline", "publish", "recipe", "record", "report", "web",
     },
     "__main__": {"cli"},
