@@ -287,7 +287,7 @@ def photograph(page: Path, out: Path, width: int = 1100, height: int = 1250) -> 
         capture_output=True,
     )
     with Image.open(out) as picture:
-        picture.convert("RGB").quantize(64).save(out, optimize=True)
+        picture.convert("RGB").quantize(64, Image.Quantize.MAXCOVERAGE).save(out, optimize=True)
 
 
 if __name__ == "__main__":
