@@ -79,6 +79,20 @@ ANSWERED = (
     "[...document.querySelectorAll('.answer')].every(card => / s$/.test(card.querySelector('.muted').textContent))"
 )
 """True in the page of `msa-lite web` once every model has answered."""
+_BROKEN = """
+const broken = [], range = document.createRange();
+const walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+while (walk.nextNode()) {
+  const text = walk.currentNode;
+  if (text.parentElement.closest('svg, pre, .hash') || !text.parentElement.checkVisibility()) continue;
+  for (const word of text.data.matchAll(/(?<![^\\s(])\\p{L}+(?![^\\s.,:;)])/gu)) {
+    range.setStart(text, word.index);
+    range.setEnd(text, word.index + word[0].length);
+    if (new Set([...range.getClientRects()].map(box => box.top)).size > 1) broken.push(word[0]);
+  }
+}
+return broken;
+"""
 
 
 def has_browser() -> bool:
@@ -119,6 +133,10 @@ class Browser:
     def overflow(self) -> list[str]:
         """Return what sticks out of the page or, in a picture, is cut off."""
         return list(self._driver.execute_script(_WIDE))
+
+    def broken(self) -> list[str]:
+        """Return the words, of letters alone, that stand on two lines; paths, hashes and the like may."""
+        return list(self._driver.execute_script(_BROKEN))
 
     def faint(self) -> list[str]:
         """Return the texts whose contrast is below 4.5, each with it."""

@@ -316,7 +316,7 @@ def _shrink(picture: Path) -> None:
     from PIL import Image
 
     with Image.open(picture) as image:
-        image.convert("RGB").quantize(64).save(picture, optimize=True)
+        image.convert("RGB").quantize(64, Image.Quantize.MAXCOVERAGE).save(picture, optimize=True)
 
 
 if __name__ == "__main__":
