@@ -206,8 +206,8 @@ class Recipe(Closed):
             raise ValueError("baseline.start: there is no prior; name one, or leave start at target")
         if self.evaluate and self.evaluate.benchmark == OWN and not (self.evaluate.ideal or self.evaluate.holdout):
             raise ValueError(
-                "evaluate.holdout: without a prior or an ideal, nothing shows what a model says that never saw the "
-                "rows; give evaluate.holdout, similar rows that no model has learnt"
+                "evaluate.holdout: without a prior or an ideal, there is no control for the verdict; give "
+                "evaluate.holdout, similar rows that no model has learnt"
             )
         return self
 

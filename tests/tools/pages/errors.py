@@ -76,8 +76,8 @@ GROUPS: dict[str, tuple[Message, ...]] = {
             "Name the model that you fine-tuned, or see [No prior at all](../how-to/choose-prior.md#no-prior-at-all).",
         ),
         (
-            "evaluate.holdout: without a prior or an ideal, nothing shows what a model says that never saw the rows; "
-            "give evaluate.holdout, similar rows that no model has learnt",
+            "evaluate.holdout: without a prior or an ideal, there is no control for the verdict; give "
+            "evaluate.holdout, similar rows that no model has learnt",
             "The recipe has neither `prior` nor `history`, and no other control.",
             "Give similar rows that no model has learnt, or an ideal.",
         ),
