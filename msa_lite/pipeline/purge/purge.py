@@ -175,7 +175,7 @@ def _remove(run: RunFolder, listed: Purge, rows: RowTexts) -> None:
     if faults:
         write_json(file, note)
         raise StageError(
-            join_faults(f"{run.folder}: not all could be removed; the same command goes on with it:", faults, limit=50)
+            join_faults(f"{run.folder}: not all could be removed; repeat the command for the rest:", faults, limit=50)
         )
     write_json(file, note | {"ended": utc(time.time())})
 

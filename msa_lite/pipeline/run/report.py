@@ -254,9 +254,7 @@ def publish_model(
     if wishes.repo is None:
         return None
     if verdict is not None and verdict.outcome == "FAIL" and not accept:
-        notices.warning(
-            "not published: the verdict is FAIL; `msa-lite publish %s … --accept` sends it all the same", folder
-        )
+        notices.warning("not published: the verdict is FAIL; `msa-lite publish %s … --accept` sends it anyway", folder)
         return None
     options = PublishOptions(
         public=not wishes.private,
