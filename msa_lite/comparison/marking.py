@@ -135,12 +135,11 @@ class JudgeAgreement:
 
 
 def sample_verdicts(run: str | Path, n: int = 200, seed: int = 0, out: str | Path = SHEET) -> Sheet:
-    """Write a sheet of `n` verdicts of a run, drawn evenly at random, for a person to mark; all if there are fewer.
+    """Write a sheet of `n` verdicts of a run, drawn evenly at random (or all), for a person to mark.
 
-    run: the folder of a run, whose final scores are taken, or of an evaluation. The sheet is written beside the run,
-    not into it: it holds questions and answers, and `purge` does not know of it. Raise UsageError for a place inside
-    the run, OutputError where the file is there already (it may hold marks), MismatchError for a run without judged
-    answers.
+    run: the folder of a run, for its final scores, or of an evaluation. The sheet holds questions and answers, and
+    `purge` does not know it, so it is written outside the run. Raise UsageError for a place inside the run, OutputError
+    if the file exists (it may hold marks), MismatchError for a run without judged answers.
     """
     home, path = local_path(run), local_path(out)
     if n < 1:

@@ -134,11 +134,11 @@ def evaluate(
     limit: the most rows of each set, a seeded sample.
     prompt: the form of questions (`PromptSettings`), or its kind: "default", "chat", "plain", or, for own questions,
     "auto".
-    engine: transformers, or vllm, where it is installed: it runs what it can, once a sample agrees with transformers.
-    tokenizer: a folder or repo[@revision] with the tokenizer to use instead of the model's own, which may have none.
+    engine: transformers, or vllm, which runs the items that it can, once a sample agrees with transformers.
+    tokenizer: a folder or repo[@revision] whose tokenizer replaces the model's own.
 
-    Write records and report.json into `out`, those of an ideal that is scored into `out`/ideal. Each process of
-    `accelerate launch` calls it; all but the first get no reports. Raise UsageError for arguments that do not go
+    Write records and report.json into `out`, those of a scored ideal into `out`/ideal. Each process of
+    `accelerate launch` calls it; only the first gets reports. Raise UsageError for arguments that do not go
     together, before a model is loaded.
     """
     require("train")

@@ -142,11 +142,10 @@ class Draft:
 
 
 def init_recipe(file: str, wishes: Wishes, may_replace: bool = False) -> Draft:
-    """Write a commented recipe to a new file. may_replace: it may replace a file.
+    """Write a commented recipe to a file. may_replace: allow an existing file.
 
-    Models, data and prior are looked at first, and one error names all faults: a model or data set that is not there,
-    columns that are not known, target and prior that are the same or do not fit. The recipe is checked as the loader
-    checks it before it is written.
+    Inspect models, data and prior first. One error names all faults: missing models or data sets, unknown columns,
+    target and prior that are the same or do not fit. Validate the recipe before writing it.
     """
     require("train")
     path = local_path(file)

@@ -76,8 +76,8 @@ def check_memory(
         return
     plan = replace(plan, remedies=tuple(remedies(machine)))
     if plan.is_hopeless and not force:
-        raise MismatchError(f"{plan.refusal}. --force runs it all the same; `msa-lite plan` shows each stage")
-    logger.warning("%s. It is tried all the same", plan.refusal)
+        raise MismatchError(f"{plan.refusal}. --force runs it anyway; `msa-lite plan` shows each stage")
+    logger.warning("%s. The run tries it anyway", plan.refusal)
 
 
 def _check_waiting(stage: Stage, cost: StageCost) -> None:
