@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, BinaryIO, TextIO
 
 import click
 
+from msa_lite.cli.again import offers
 from msa_lite.errors import MsaError, UsageError
 from msa_lite.io.console.terminal import SafeText
 from msa_lite.io.files.writing import disk_fault
@@ -29,8 +30,10 @@ _PATIENCE = 20.0  # seconds; the first process may take that long to end
 _CLOSED = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
-def report_error(error: BaseException, verbose: bool, rank: int = 0) -> int:
-    """Print what a command raised on stderr; return the exit status.
+def report_error(error: BaseException, verbose: bool, rank: int = 0, command: click.Command | None = None) -> int:
+    """Print what a command raised on stderr, with the commands that go on; return the exit status.
+
+    command: the one that raised it.
 
     rank: the number of the process. The first one of a launcher prints the errors that all have, and the launcher then
     ends the others. One that is still there after some seconds has an error of its own.
@@ -47,7 +50,7 @@ def report_error(error: BaseException, verbose: bool, rank: int = 0) -> int:
         _print_usage(error)
         return _say(error.format_message(), 2)
     if isinstance(error, MsaError):
-        return _say(str(error), error.exit_code)
+        return _say("\n".join([str(error), *offers(error, command)]), error.exit_code)
     if isinstance(error, (click.Abort, KeyboardInterrupt)):
         click.echo(f"interrupted; {_RESUME}", err=True)
         return 130
