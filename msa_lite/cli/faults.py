@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 
 _RESUME = "finished stages stay, the same command resumes"
 _PATIENCE = 20.0  # seconds; the first process may take that long to end
-_CLOSED = (errno.EACCES, errno.EPERM, errno.EROFS)
+_CLOSED = dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "you need the right to read and write there")
+_ODD = dict.fromkeys((errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP), "choose another place")
+_ADVICE = _CLOSED | _ODD  # by the system's error about a place
 
 
 def report_error(error: BaseException, verbose: bool, rank: int = 0, command: click.Command | None = None) -> int:
@@ -64,11 +66,11 @@ def report_error(error: BaseException, verbose: bool, rank: int = 0, command: cl
     if isinstance(error, FileNotFoundError) and _is_nowhere():  # the libraries ask for it as they are loaded
         return _say("the working folder is gone; change into another one", UsageError.exit_code)
     full = disk_fault(error)
-    place = error.filename if isinstance(error, OSError) and error.errno in _CLOSED else None
+    place = error.filename if isinstance(error, OSError) and error.errno in _ADVICE else None
     if (full is None and place is None) or verbose:
         traceback.print_exception(error)
     if place is not None and isinstance(error, OSError):
-        return _say(f"{place}: {error.strerror}; you need the right to read and write there; {_RESUME}", 4)
+        return _say(f"{place}: {error.strerror}; {_ADVICE[error.errno or 0]}; {_RESUME}", 4)
     if full is not None:
         return _say(f"{full} (the disk is full, or a limit on it is reached; make room); {_RESUME}", 4)
     return _say(f"{error} (this was not expected and may be a bug); {_RESUME}", 4)
