@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from msa_lite.cli.again import again
 from msa_lite.io.console.display import Display, Notices, log_to
 from msa_lite.io.console.libraries import require, silence_libraries
 from msa_lite.io.console.terminal import as_is, make_console
@@ -293,8 +294,8 @@ def exit_code(result: RunResult, accept: bool) -> int:
     if result.verdict is None or result.verdict.outcome != "FAIL" or accept:
         return 0
     click.echo(
-        f"FAIL: {result.verdict.sentence} The model is written; exit code 1 (--accept, or `verdict: off` in the "
-        "recipe, makes it 0)",
+        f"FAIL: {result.verdict.sentence} The model is written; exit code 1. `verdict: off` in the recipe makes it 0, "
+        f"and so does {again('--accept')}",
         err=True,
     )
     return 1

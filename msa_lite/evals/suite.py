@@ -31,7 +31,7 @@ from msa_lite.evals.qa import load_qa
 from msa_lite.io.console.libraries import require
 from msa_lite.io.console.progress import Progress, notices, silent
 from msa_lite.io.files.reading import local_path
-from msa_lite.io.files.writing import output_path
+from msa_lite.io.files.writing import check_writable, output_path
 from msa_lite.io.launch.crew import Ranks
 from msa_lite.io.weights.checkpoint import load_checkpoint
 from msa_lite.io.weights.hub import Source, fetch, fetch_tokenizer
@@ -146,6 +146,7 @@ def evaluate(
     _check_arguments(questions, prompting, ideal, judge, engine)
     check_engine(engine)
     folder = output_path(out)
+    check_writable(folder)
     if isinstance(questions, HarnessTasks):
         from msa_lite.evals.harness import evaluate_harness
 

@@ -222,6 +222,7 @@ def _read(source: RecipeSource | TableRecipe, overrides: Iterable[str]) -> tuple
             values = resolve_paths(values, path.parent)
     for override in overrides:
         values = set_key(values, override)
+    _check_paths({"output": values.get("output")}, name)  # alone: other paths may begin with it
     filled = _fill_output(values, values.get("output"))
     _check_paths(filled, name)
     return name, filled

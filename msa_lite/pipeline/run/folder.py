@@ -18,7 +18,7 @@ from msa_lite.errors import FormatError, MsaError, OutputError, RecipeError
 from msa_lite.io.console.libraries import require
 from msa_lite.io.console.progress import Progress, notices
 from msa_lite.io.files.reading import parse_yaml, read_text
-from msa_lite.io.files.writing import digest, write_json, write_text
+from msa_lite.io.files.writing import check_writable, digest, write_json, write_text
 from msa_lite.io.finished.manifest import software_versions
 from msa_lite.io.finished.seal import LOCK, MANIFEST, PURGING, leaves, locked
 from msa_lite.io.launch.crew import Crew
@@ -186,6 +186,7 @@ def claim(
     """
     require("train")
     check_run_folder(folder, kind)
+    check_writable(folder / RECIPE_FILE)
     is_new, is_first = not folder.exists(), first is not None or home_of(folder).exists()
     with ExitStack() as locks:
         if is_first:

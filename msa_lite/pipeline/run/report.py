@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
@@ -254,7 +255,8 @@ def publish_model(
     if wishes.repo is None:
         return None
     if verdict is not None and verdict.outcome == "FAIL" and not accept:
-        notices.warning("not published: the verdict is FAIL; `msa-lite publish %s … --accept` sends it anyway", folder)
+        words = ["msa-lite", "publish", str(folder), wishes.repo, *([] if wishes.private else ["--public"]), "--accept"]
+        notices.warning("not published: the verdict is FAIL; to send it anyway: %s", shlex.join(words))
         return None
     options = PublishOptions(
         public=not wishes.private,
