@@ -111,8 +111,15 @@ def execute(
     Each does only what is missing or was made from other inputs. An error leaves what is finished in place. planned:
     the shortest and the longest time of stages, by name, to show beside what they take.
     """
-    announce(progress, steps(stages, planned))
-    return {stage.name: stage.run(progress) for stage in stages}
+    listed, results = steps(stages, planned), dict[str, Any]()
+    announce(progress, listed)
+    unasked = {step.label for step in listed if not step.amount}
+    for stage in stages:
+        is_new = stage.folder is not None and not stage.folder.exists()
+        results[stage.name] = stage.run(progress)
+        if is_new and stage.name in unasked:  # all its rows were asked before, so it has shown nothing
+            progress(stage.name, 1, 1)
+    return results
 
 
 def steps(stages: Iterable[Stage], planned: Mapping[str, tuple[float, float]] | None = None) -> list[Step]:
