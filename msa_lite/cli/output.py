@@ -153,7 +153,8 @@ def print_table(table: TextTable, dense: bool = False) -> None:
 
 def print_dry_run(result: DryRun, as_json: bool) -> None:
     """Print a dry run on stdout, as JSON or as a table with remarks."""
-    from msa_lite.budget.plan import plan_lines, time_span
+    from msa_lite.budget.plan import plan_lines
+    from msa_lite.io.console.progress import time_span
     from msa_lite.report.formats import Cell, Section, TextTable
 
     if as_json:

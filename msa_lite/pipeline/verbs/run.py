@@ -32,6 +32,7 @@ from msa_lite.pipeline.run.msa import finish_run, learnt_rows
 from msa_lite.pipeline.run.report import check_publishing, drop_report, publish_model
 from msa_lite.pipeline.run.scores import scores_folder
 from msa_lite.pipeline.stages.stage import execute
+from msa_lite.pipeline.verbs.ahead import announce_demo, times_of_run
 from msa_lite.pipeline.verbs.lists import Verb, find_verb
 from msa_lite.publish.upload import Published
 from msa_lite.recipe import Recipe, RecipeSource, load_recipe
@@ -216,11 +217,12 @@ def run_baseline(
 
 def _run(recipe: Recipe, verb: Verb, progress: Progress, crew: Crew, show_examples: bool = False) -> RunResult:
     """Execute the stages of a run, of MSA or of a baseline; then its attacks."""
+    machine = announce_demo(recipe, verb, progress)
     with claimed(recipe, verb.scope, progress, verb.check, crew=crew) as run:
         drop_report(run.folder)
         context = Context.of(run)
         stages = verb.stages(context)
-        results = execute(stages, progress)
+        results = execute(stages, progress, times_of_run(run, stages, machine))
         chosen, learnt = _chosen(context, verb)
         findings = finish_run(run, stages, chosen, results["merge"], learnt, show_examples)
         attacks = _attack(run, results["merge"], progress, findings.examples if show_examples else ())
@@ -279,11 +281,12 @@ def sweep(
         if not crew.first:
             follow_run(crew, recipe, verb.scope)
             return None
+        machine = announce_demo(recipe, verb, progress)
         with claimed(recipe, verb.scope, progress, verb.check, crew=crew) as run:
             model, out = run.folder / recipe.merge.form, run.folder / "sweep"
-            former = load_manifest(model)
+            former, stages = load_manifest(model), verb.stages(Context.of(run))
             try:
-                results = execute(verb.stages(Context.of(run)), progress)
+                results = execute(stages, progress, times_of_run(run, stages, machine))
             finally:
                 if load_manifest(model) != former:
                     drop_report(run.folder)  # it is that of another model
@@ -318,8 +321,10 @@ def run_vectors(
         if not crew.first:
             follow_run(crew, recipe, verb.scope)
             return None
+        machine = announce_demo(recipe, verb, progress)
         with claimed(recipe, verb.scope, progress, verb.check, crew=crew) as run:
-            execute(verb.stages(Context.of(run)), progress)
+            stages = verb.stages(Context.of(run))
+            execute(stages, progress, times_of_run(run, stages, machine))
             return [run.vector_folder(name) for name in (recipe.vector_names if which == "all" else [which])]
     return None
 
@@ -338,7 +343,9 @@ def run_moments(
         if not crew.first:
             follow_run(crew, recipe, verb.scope)
             return None
+        machine = announce_demo(recipe, verb, progress)
         with claimed(recipe, verb.scope, progress, verb.check, crew=crew) as run:
-            execute(verb.stages(Context.of(run)), progress)
+            stages = verb.stages(Context.of(run))
+            execute(stages, progress, times_of_run(run, stages, machine))
             return load_moments(run.folder / MOMENTS_FOLDER)
     return None
