@@ -45,7 +45,7 @@ class DataError(MsaError):
 
 
 class ColumnsError(DataError):
-    """A data set whose columns are not known by their names."""
+    """A data set with unknown column names."""
 
     def __init__(self, message: str, columns: list[str] | None = None) -> None:
         super().__init__(message)
@@ -75,7 +75,7 @@ class MismatchError(MsaError):
 
 
 class OutputError(MsaError):
-    """The output folder is taken by something else, or its disk is too small."""
+    """The output folder holds something else, or its disk is too small."""
 
     exit_code = 3
 
@@ -85,11 +85,11 @@ class BusyError(OutputError):
 
 
 class StageError(MsaError):
-    """A stage failed while it worked; finished stages stay, and a rerun resumes."""
+    """A stage failed during its work; finished stages stay, and a rerun resumes."""
 
 
 class NotFiniteError(StageError):
-    """A model's loss, weights or outputs are NaN or infinite: it was driven too far."""
+    """A model's loss, weights or outputs are NaN or infinite: it was changed too much."""
 
 
 def causes(error: BaseException | None, by_chance: bool = False) -> Iterator[BaseException]:

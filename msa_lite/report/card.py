@@ -133,7 +133,7 @@ def _about(manifest: Mapping[str, Any]) -> list[str]:
             f"remove and to keep, λ = {listed}"
         )
     is_update = manifest["kind"] == "adapter"
-    result = "θ_u is what the model before becomes with this adapter on it" if is_update else "θ_u is this model"
+    result = "θ_u is the model before with this adapter on it" if is_update else "θ_u is this model"
     return [*lines, f"```text\n{formula}\n```", f"{', '.join(legend)}. {result}."]
 
 
@@ -184,7 +184,7 @@ def _scores(outcome: Mapping[str, Any]) -> list[str]:
     ideal = (
         "*Ideal* is a model that never saw the data."
         if "ideal" in present
-        else "No model that never saw the data was given, so nothing says how low the forget scores should go."
+        else "No ideal (a model that never saw the data) was given, so there is no aim for the forget scores."
     )
     return [
         "## Scores",
@@ -296,7 +296,7 @@ def _provenance(manifest: Mapping[str, Any]) -> list[str]:
         "\n".join(["| | | revision |", "|---|---|---|", *lines]),
         f"Licence: that of the model before, {_plain(named)}."
         if named
-        else "Licence: not known, since the model before has no card that names one; ask its owner.",
+        else "Licence: unknown, because the card of the model before names none; ask its owner.",
         f"Made with {_versions(manifest)}.",
     ]
 

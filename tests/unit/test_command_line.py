@@ -124,6 +124,21 @@ def test_the_quickstart_takes_the_options_of_a_run_and_a_model_in_place_of_a_rec
     assert first == second
 
 
+@pytest.mark.parametrize(("part", "function"), [("vectors", "_fit_vectors"), ("sweep", "_choose")])
+def test_a_run_stops_after_a_part_as_the_command_of_that_part_does(
+    part: str, function: str, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+    monkeypatch.setattr(runs, function, lambda invocation, *which: calls.append((invocation.recipe, *which)))
+    assert call("run", "quickstart", "--until", part)[0] == 0
+    assert call({"vectors": "vector"}.get(part, part), "quickstart")[0] == 0
+    assert len(calls) == 2
+    assert calls[0] == calls[1]
+    status, _, err = call("run", "quickstart", "--until", part, "--accept")
+    assert (status, len(calls)) == (2, 2)
+    assert "leave out --accept" in err
+
+
 @pytest.mark.parametrize("status", [3, None])
 def test_the_exit_status_is_what_the_command_returns(
     status: int | None, call: Call, as_run: Callable[[Any], None]
@@ -262,6 +277,16 @@ def complete(line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
         ("msa-lite recipes copy tofu/forget10 m", {"file,m"}, set()),
         ("msa-lite run my.yaml --dry", {"plain,--dry-run"}, set()),
         ("msa-lite nonsense --", {"plain,--help"}, set()),
+        ("msa-lite run my.yaml v", {"plain,vector.", "plain,verdict="}, {"plain,vector.mode="}),
+        ("msa-lite my.yaml vector.lora.", {"plain,vector.lora.rank="}, {"plain,vector.mode="}),
+        ("msa-lite my.yaml vector.mode=", {"plain,vector.mode=qlora"}, {"plain,vector.mode=auto"}),
+        ("msa-lite my.yaml vector.mode = q", {"plain,qlora"}, {"plain,full"}),  # as bash cuts it
+        ("msa-lite my.yaml verdict =", {"plain,true", "plain,false"}, set()),
+        ("msa-lite train my.yaml s", {"plain,stages=", "plain,seed="}, {"plain,select."}),
+        ("msa-lite attack . ", {"plain,attack."}, {"plain,vector."}),
+        ("msa-lite attack . --attacks prompt,", {"plain,prompt,quantise"}, {"plain,prompt,prompt"}),
+        ("msa-lite compare --metrics rouge_l_f,model_u", {"plain,rouge_l_f,model_utility"}, set()),
+        ("msa-lite merge --rounding ", {"plain,stochastic"}, set()),
     ],
 )
 def test_the_shell_completes_commands_recipes_and_methods(

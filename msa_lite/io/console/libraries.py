@@ -30,6 +30,7 @@ _EXTRAS = {
     "qlora": ("vector.mode qlora needs bitsandbytes", ("bitsandbytes",)),
     "judge": ("a judge of kind 'openai' needs the openai package", ("openai",)),
     "smollm2": ("the Hub does not give SmolLM2, and reading it out of a package needs gguf", ("gguf",)),
+    "web": ("a page in the browser needs starlette and uvicorn", (*_TRAIN, "starlette", "uvicorn")),
     "mergekit": ("mergekit is not installed", ("mergekit",)),
     "lm-eval": ("the benchmark lm-eval needs lm-evaluation-harness", ("lm_eval",)),
 }

@@ -37,7 +37,7 @@ RECORDS = "questions, answers and scores of single rows"
 _STAGES = {
     "moments": "the inputs of the target's layers on the rows, from which texts could be guessed",
     "vectors": "what training on the rows changed: with it the data can be put back",
-    "reference": "what a model gave to single rows",
+    "reference": "a model's log-probabilities of single rows",
     HISTORY: "the demo's data, and models that were trained on it",
     WRITTEN_OUT[0]: "the target, which knows the data, written out whole",
     WRITTEN_OUT[1]: "the prior, written out whole",

@@ -49,8 +49,8 @@ _ELSEWHERE = (
     "the history of your shell, logs and terminals that showed questions with answers",
 )
 AFTER = (
-    "after that, no later request can name the run under `earlier`: it starts from the unlearned model instead, and "
-    "the run is not made again from its recipe"
+    "after that, no later request can name the run under `earlier`: it starts from the unlearned model instead. The "
+    "recipe cannot repeat the run"
 )
 
 

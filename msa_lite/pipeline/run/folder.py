@@ -64,8 +64,8 @@ def warn_of_changes(folder: Path, recipe: str) -> None:
     if changes:
         more = [f"… and {len(changes) - _MOST} more"] if len(changes) > _MOST else []
         logger.warning(
-            "%s: changed since the last run: %s. The run makes anew what depends on it, and replaces %s/ if its "
-            "weights change; the former one stays until the new one is verified",
+            "%s: changed since the last run: %s. The run repeats the stages that depend on it. If the weights "
+            "change, it replaces %s/ once the new one is verified",
             folder,
             ", ".join([*changes[:_MOST], *more]),
             results[0],

@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 ROWS = 64  # of each set
 SHOWN = 2  # rows with the target's answers in a message
 _CAUSES = "Wrong rows? Wrong model, or target and prior exchanged? Was it trained on them too little to recite any?"
-GO_ON = "to go on all the same: `msa-lite run --accept`, or `verdict: off` in the recipe"
+GO_ON = "to continue anyway: `msa-lite run --accept`, or `verdict: off` in the recipe"
 
 
 def check_stages(context: Context, accept: bool = False, probe: bool = False) -> list[Stage]:

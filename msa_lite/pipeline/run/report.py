@@ -59,7 +59,7 @@ def report_run(folder: str | Path, show_examples: bool = False, rows: bool = Fal
     read_run(folder)
     _check_unchanged(folder)
     with locked(folder) if show_examples else nullcontext():  # or rows would come back that a purge has just removed
-        listed = _rows(folder) if rows else None
+        listed = forget_rows(folder) if rows else None
         examples = _examples(folder) if show_examples else ()
         story = write_run_report(folder, examples, listed if show_examples else None)
     return replace(story, forget_rows=listed)
@@ -105,7 +105,7 @@ def _examples(folder: Path) -> list[SideBySide]:
         return pick_examples(kind, models, seed) if "target" in models else []
 
 
-def _rows(folder: Path) -> RowList:
+def forget_rows(folder: Path) -> RowList:
     """Return all rows to forget. Raise UsageError, with what is missing, where the unlearned model has no records."""
     story = load_story(folder)
     day = purge_day(folder)

@@ -156,13 +156,13 @@ def _state(stage: Stage, pending: Sequence[str]) -> tuple[State, list[str]]:
     if stage.folder is None:
         return "to do", []
     if os.path.lexists(previous_folder(stage.folder)):
-        return "anew", ["a stop came while it was replaced; the run settles that first"]
+        return "anew", ["the last run stopped while replacing it; this run first restores a whole one"]
     if load_manifest(stage.folder) is None:
         return "to do", ["goes on where it stopped"] if partial_folder(stage.folder).is_dir() else []
     if pending:
         return "anew", [f"made of: {', '.join(pending)}"]
     if stage.inputs is None:
-        return "anew", ["unless it was made of the same"]
+        return "anew", ["its inputs are not known yet; kept if they are the same"]
     reasons = why_unfinished(stage.folder, stage.inputs())
     more = [f"… and {len(reasons) - _MOST} more"] if len(reasons) > _MOST else []
     return ("anew", [*reasons[:_MOST], *more]) if reasons else ("done", [])

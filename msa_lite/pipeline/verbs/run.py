@@ -261,7 +261,7 @@ def _tell_how_to_rebuild(run: Run) -> None:
     terms = run_terms(run, chosen_strengths(run))
     precision = merge_precision(run) if run.recipe.merge.form == "model" else None
     command = rebuild_command(run.sources["target"], run.sources["prior"], terms, precision)
-    notices.info("the same model from nothing (leave a request out to drop it): %s", command)
+    notices.info("to merge the same model by hand (leave a request out to drop it): %s", command)
 
 
 def sweep(
