@@ -34,7 +34,8 @@ RUN: dict[str, tuple[bool, str]] = {
     REPORT_FILE: (False, "The same for programs; [its keys](report.md)"),
     VERDICT_FILE: (False, "PASS, PARTLY or FAIL, with the sentence, the criteria and the counts"),
     RECORD_FILE: (False, "The [removal record](removal-record.md)"),
-    KEY_FILE: (False, "The key of the hashed rows in the record. With it, guesses about the rows can be confirmed: only for an auditor whom you trust"),
+    KEY_FILE: (False, "The key of the hashed rows in the record. With it, guesses about the rows can be confirmed: only "
+    "for an auditor whom you trust"),
     SIGNATURE_FILE: (False, "Your signature of the record, if you signed it"),
     RECIPE_FILE: (False, "The recipe as resolved: defaults filled in, revisions pinned"),
     PROMPT_FILE: (True, "With `prompt: auto`: the target's score in each form"),
