@@ -11,8 +11,9 @@ import yaml
 
 import msa_lite
 from msa_lite.budget.speed import Device
-from msa_lite.errors import MismatchError
+from msa_lite.errors import MismatchError, StageError
 from msa_lite.pipeline.stages import measure as measuring
+from msa_lite.pipeline.stages.facts import RowFacts
 from msa_lite.recipe.shipped import shipped_recipes
 from tests.e2e.conftest import CallCli
 
@@ -217,6 +218,28 @@ def test_a_model_that_takes_long_is_measured_only_on_demand(
     assert any("are estimates" in note and "--measure" in note for note in notes)
     notes = json.loads(call_cli("plan", path, "--measure", "--json")[1])["notes"]
     assert any("are measured" in note for note in notes)
+
+
+@pytest.mark.parametrize("error", [StageError("no step of the fit is possible"), MemoryError()])
+def test_a_plan_is_made_where_no_step_can_be_timed(
+    error: Exception, path: Path, call_cli: CallCli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(measuring, "time_steps", fail)
+    code, out, err = call_cli("plan", path, "--json")
+    assert code == 0, err
+    assert any("are estimates" in note for note in json.loads(out)["notes"])
+    monkeypatch.setattr(measuring, "free_ram", lambda: 1000)
+    assert any("are free" in note for note in json.loads(call_cli("plan", path, "--json")[1])["notes"])
+
+
+def test_made_rows_have_tokens_of_every_vocabulary_and_are_not_too_many() -> None:
+    rows = measuring.made_rows(RowFacts(10**9, 4096, 4096 * 10**9))
+    assert len(rows) < 10**5
+    assert {len(row.ids) for row in rows} == {4096}
+    assert max(rows[0].ids) < 64
 
 
 def test_what_cannot_be_measured_is_refused_in_a_line(path: Path, history: Path, call_cli: CallCli) -> None:

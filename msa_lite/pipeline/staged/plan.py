@@ -19,7 +19,7 @@ from msa_lite.pipeline.prepare.prompt import prompt_settings
 from msa_lite.pipeline.prepare.questions import load_set
 from msa_lite.pipeline.stages.costs import MOST_SAVES, SAVE, fit_cost, full_size
 from msa_lite.pipeline.stages.facts import Facts, RowFacts, find_shapes, read_heads, without_warnings
-from msa_lite.pipeline.stages.forecast import enough_processes, forecast
+from msa_lite.pipeline.stages.forecast import enough_processes, forecast, try_to_measure
 from msa_lite.pipeline.stages.machine import Machine
 from msa_lite.pipeline.stages.measure import (
     made_rows,
@@ -78,9 +78,10 @@ def plan_training(
     """
     recipe = load_training(source, overrides)
     stages, facts = training_stages(recipe), find_training_facts(recipe)
-    reason = why_training_unmeasured(recipe, facts) if measure is None else ""
-    is_measured = not reason if measure is None else measure
-    machine = Machine(device, measured=measure_training(recipe, facts, measure is None) if is_measured else None)
+    measured, reason = measure_training(recipe, facts, brief=False) if measure else None, ""
+    if measure is None and not (reason := why_training_unmeasured(recipe, facts)):
+        measured, reason = try_to_measure(partial(measure_training, recipe, facts))
+    machine = Machine(device, measured=measured)
     if count := enough_processes(stages, facts, device):
         launch = f"accelerate launch --num_processes {count} -m msa_lite train"
         facts.notes.append(f"{count} of these GPUs hold the training together: {launch}")

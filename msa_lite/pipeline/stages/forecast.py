@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import shutil
 import tempfile
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from msa_lite.budget.plan import Plan, Remedy, StageCost, combine_costs, disk_of
 from msa_lite.budget.speed import Device, Measured, this_device
 from msa_lite.errors import ALL_THE_SAME, MismatchError, MsaError, RecipeError, StageError, with_retries
 from msa_lite.io.files.writing import nearest_place
-from msa_lite.io.models.devices import bytes_of_others, free_ram, host_memory
+from msa_lite.io.models.devices import bytes_of_others, free_memory, free_ram, host_memory, is_out_of_memory
 from msa_lite.io.models.waiting import check_room
 from msa_lite.pipeline.stages.facts import Facts
 from msa_lite.pipeline.stages.machine import Machine
@@ -71,11 +72,24 @@ def with_times(stages: Sequence[Stage], facts: Facts, machine: Machine, measure:
     estimated = planned_times(left, facts, machine)
     if sum(map(sum, estimated.values())) / 2 <= _WORTH:
         return machine
+    measured, reason = try_to_measure(measure)
+    if measured is None:
+        logger.debug("times are estimates: %s", reason)
+    return replace(machine, measured=measured)
+
+
+def try_to_measure(measure: Callable[[], Measured]) -> tuple[Measured | None, str]:
+    """Return measured times; or None and the reason why there are none: no step fits into memory, say."""
     try:
-        return replace(machine, measured=measure())
+        return measure(), ""
     except MsaError as error:
-        logger.debug("times are estimates: %s", error)
-        return machine
+        return None, str(error).splitlines()[0]
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        traceback.clear_frames(error.__traceback__)  # they hold weights
+    free_memory()
+    return None, "steps do not fit into memory"
 
 
 def planned_times(stages: Sequence[Stage], facts: Facts, machine: Machine) -> dict[str, tuple[float, float]]:

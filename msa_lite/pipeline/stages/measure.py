@@ -18,8 +18,9 @@ from msa_lite.evals.forward import score_bundles
 from msa_lite.evals.generate import Decoding, generate
 from msa_lite.evals.models import Runner, load_model
 from msa_lite.io.console.libraries import has
-from msa_lite.io.models.devices import avoid_fragments
+from msa_lite.io.models.devices import avoid_fragments, free_ram
 from msa_lite.io.weights.hub import Source, fetch, fetch_tokenizer
+from msa_lite.io.weights.offline import offline
 from msa_lite.pipeline.prepare.fits import step_settings
 from msa_lite.pipeline.prepare.models import demo_config
 from msa_lite.pipeline.stages.facts import Facts, RowFacts, batch_size, find_headers, has_history
@@ -35,6 +36,9 @@ _STEP = 0.4  # seconds that a step of a CPU may take by estimate, where its whol
 _STEPS = 1.5  # seconds after which no further step begins
 _TEXTS = {"cpu": 16, "cuda": 64}  # of a batch that is scored and answered
 _TOKENS = 8  # of each answer
+_MADE, _TOKENS_MADE = 10_000, 32  # rows that stand for others, more than a batch; the different tokens in them
+_BYTES = {"full": 16}  # of a fit for each weight on a CPU: in fp32, with gradient and two moments; else 4
+_ROOM = 0.8  # the part of the free memory that a measurement may take
 _PROMPT = 4  # tokens of a prompt: a token of an answer takes little longer after a long one
 
 
@@ -60,9 +64,14 @@ def why_long(shape: Shape, rows: Mapping[str, RowFacts], mode: str) -> str:
         return "the rows of the fits cannot be read"
     if not has("train"):
         return "the libraries that train are not installed"
-    speed, device = speed_of(this_device()), this_device()
-    longest = max(size.tokens / size.count for size in rows.values())
-    steps = 0.0 if device.is_gpu else 2 * max(_STEP, fit_seconds(shape, mode, False, longest, speed))
+    device = this_device()
+    speed, needed = speed_of(device), _BYTES.get(mode, 4) * shape.weights
+    if not device.is_gpu and needed > _ROOM * free_ram():  # nothing catches it there
+        return f"timing steps takes {gigabytes(needed)} of memory, and {gigabytes(free_ram())} are free"
+    # The longest row is among the steps, alone in its batch if need be.
+    lengths = [max(size.tokens / size.count for size in rows.values()), max(size.longest for size in rows.values())]
+    steps = sum(max(_STEP, fit_seconds(shape, mode, False, length, speed)) for length in lengths)
+    steps = 0.0 if device.is_gpu else steps
     answers = score_seconds(shape, _TEXTS["cpu"], _PROMPT, _TOKENS, _TEXTS["cpu"], speed)
     if 2 * shape.stored / _LOADED + steps + answers <= MOST_SECONDS:
         return ""
@@ -132,9 +141,10 @@ def is_new_demo(recipe: Recipe) -> bool:
 
 
 def opened(model: str, tokenizer: str) -> tuple[Source, Any]:
-    """Return a model that is on this machine, with a tokenizer."""
-    place = fetch_tokenizer(tokenizer)
-    return fetch(model, by_content=False), open_tokenizer(place.folder, place.name)
+    """Return a model that is on this machine, with a tokenizer. A newer commit of the Hub's is not downloaded."""
+    with offline():
+        place = fetch_tokenizer(tokenizer)
+        return fetch(model, by_content=False), open_tokenizer(place.folder, place.name)
 
 
 @contextmanager
@@ -147,9 +157,9 @@ def random_model(values: Mapping[str, Any]) -> Iterator[tuple[Source, Any]]:
 
 
 def made_rows(size: RowFacts) -> list[Example]:
-    """Return rows that stand for those that are not there yet: as many, of the mean length, of any tokens."""
-    ids = [3 + place for place in range(size.tokens // size.count)]
-    return [Example(index, ids, ids) for index in range(size.count)]
+    """Return rows that stand for those that are not there yet: of the mean length, of tokens that any model has."""
+    ids = [3 + place % _TOKENS_MADE for place in range(size.tokens // size.count)]
+    return [Example(index, ids, ids) for index in range(min(size.count, _MADE))]
 
 
 def time_scores(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 
 from msa_lite.budget.plan import Plan
 from msa_lite.budget.speed import Device, this_device
@@ -16,7 +17,7 @@ from msa_lite.pipeline.prepare.run import Context
 from msa_lite.pipeline.run.demo import demo_stages
 from msa_lite.pipeline.staged.plan import plan_training
 from msa_lite.pipeline.stages.facts import find_facts
-from msa_lite.pipeline.stages.forecast import enough_processes, find_remedies, forecast
+from msa_lite.pipeline.stages.forecast import enough_processes, find_remedies, forecast, try_to_measure
 from msa_lite.pipeline.stages.machine import Machine
 from msa_lite.pipeline.stages.measure import measure_run, why_run_unmeasured
 from msa_lite.pipeline.stages.stage import Stage
@@ -62,9 +63,10 @@ def plan(
     def build(recipe: Recipe) -> list[Stage]:
         return [*demo_stages(recipe), *verb.stages(Context(recipe, scope))]
 
-    reason = why_run_unmeasured(loaded, facts) if measure is None else ""
-    is_measured = not reason if measure is None else measure
-    machine = Machine(device, processes, measure_run(loaded, facts, brief=measure is None) if is_measured else None)
+    measured, reason = measure_run(loaded, facts, brief=False) if measure else None, ""
+    if measure is None and not (reason := why_run_unmeasured(loaded, facts)):
+        measured, reason = try_to_measure(partial(measure_run, loaded, facts))
+    machine = Machine(device, processes, measured)
     forecasted = forecast(build(loaded), facts, machine, loaded.folder, reason)
     if not loaded.has_prior and (choice := loaded.prior_reason):
         forecasted = replace(forecasted, notes=[choice, *forecasted.notes])
