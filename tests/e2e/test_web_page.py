@@ -121,6 +121,13 @@ def test_a_run_without_models_is_refused_and_one_without_vectors_keeps_its_stren
 ) -> None:
     copy = tmp_path / "run"
     shutil.copytree(finished, copy)
+    recipe = copy / "recipe.yaml"
+    text = recipe.read_text()
+    recipe.write_text(text.replace("alpha:\n  - 0.5\n  - 1.0", "alpha: 0.25"))  # as a run that stopped early leaves it
+    former = open_panel(copy, several=True)
+    assert former.points is None
+    assert "goes on" in former.fixed, "the page would call its strengths those of the model"
+    recipe.write_text(text)
     shutil.rmtree(copy / "vectors")
     panel = open_panel(copy, several=True)
     assert panel.points is None

@@ -60,6 +60,11 @@ def open_merged_points(run: RunFolder, target: Source) -> MergedPoints:
     chosen = strengths_of(recipe, folder)
     if chosen is None:
         raise UsageError(f"the run has not chosen its strengths yet; `msa-lite {folder / RECIPE_FILE}` goes on")
+    if not _is_merged_at(run, chosen):
+        raise UsageError(
+            f"the run stopped after its strengths changed to {chosen}, and its model has former ones; "
+            f"`msa-lite {folder / RECIPE_FILE}` goes on"
+        )
     there = [0.0, *(strength for strength in recipe.filters if strength)]
     filters = tuple(s for s in there if _is_there(filtered_folder(folder, s) if s else folder / "vectors" / "forget"))
     if not filters:
@@ -72,6 +77,14 @@ def open_merged_points(run: RunFolder, target: Source) -> MergedPoints:
     prior = fetch(recipe.prior, by_content=False)
     loaded = LoadedTarget(target, prior, recipe_precision(recipe), _refuse)
     return MergedPoints(run, chosen, filters, has_retain, open_earlier(recipe), loaded)
+
+
+def _is_merged_at(run: RunFolder, strengths: Strengths) -> bool:
+    """Check whether the run's model was merged at these strengths, by its manifest."""
+    manifest = load_manifest(run.result) or {"inputs": {}}
+    inputs, weights = manifest["inputs"], run.recipe.weights(strengths)
+    recorded = inputs.get("strengths") or {"forget": inputs.get("alpha"), "retain": inputs.get("beta")}
+    return all((recorded.get(name) or 0.0) == abs(weights[name]) for name in weights)
 
 
 def _is_there(vector: Path) -> bool:
