@@ -10,11 +10,13 @@ from typing import Any, Literal, TypeVar
 
 import click
 
-from msa_lite.cli.help import complete_recipe, takes_dry_run, takes_json, takes_overrides
+from msa_lite.cli.completion import complete_recipe
+from msa_lite.cli.help import takes_dry_run, takes_json, takes_overrides
 from msa_lite.io.launch.crew import Ranks
 
 Body = Callable[..., int | None]
 Result = TypeVar("Result")
+PARTS = {"vectors": "vector", "sweep": "sweep"}  # the command that does a part of a run, by `run --until`
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,8 @@ def takes_recipe(
             if not dry_run:
                 return body(invocation, **options)
             choices = {name: options[name] for name in ("method", "which") if name in options}
-            invocation.dry_run("run" if named else str(context.info_name), **choices)
+            name = PARTS.get(options.get("until") or "", "run" if named else str(context.info_name))
+            invocation.dry_run(name, **choices)
             return None
 
         if checks:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from msa_lite.cli.again import again
 from msa_lite.io.console.display import Display, Notices, log_to
 from msa_lite.io.console.libraries import require, silence_libraries
 from msa_lite.io.console.terminal import as_is, make_console
@@ -152,7 +153,8 @@ def print_table(table: TextTable, dense: bool = False) -> None:
 
 def print_dry_run(result: DryRun, as_json: bool) -> None:
     """Print a dry run on stdout, as JSON or as a table with remarks."""
-    from msa_lite.budget.plan import plan_lines, time_span
+    from msa_lite.budget.plan import plan_lines
+    from msa_lite.io.console.progress import time_span
     from msa_lite.report.formats import Cell, Section, TextTable
 
     if as_json:
@@ -293,8 +295,8 @@ def exit_code(result: RunResult, accept: bool) -> int:
     if result.verdict is None or result.verdict.outcome != "FAIL" or accept:
         return 0
     click.echo(
-        f"FAIL: {result.verdict.sentence} The model is written; exit code 1 (--accept, or `verdict: off` in the "
-        "recipe, makes it 0)",
+        f"FAIL: {result.verdict.sentence} The model is written; exit code 1. `verdict: off` in the recipe makes it 0, "
+        f"and so does {again('--accept')}",
         err=True,
     )
     return 1

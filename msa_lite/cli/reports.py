@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from msa_lite.cli.completion import complete_names, metric_names, published_names
 from msa_lite.cli.help import Command, read_names, takes_json, takes_run
 
 if TYPE_CHECKING:
@@ -76,8 +77,18 @@ def _print_report(run: Path, story: Story) -> None:
 @click.option(
     "--format", "form", type=click.Choice(["md", "tex", "csv", "html"]), help="Print this instead of a terminal table."
 )
-@click.option("--published", metavar="TABLE", help="A table of the MSA paper to put below; a wrong name lists them.")
-@click.option("--metrics", help="Columns, separated by commas; those of the paper by default.")
+@click.option(
+    "--published",
+    metavar="TABLE",
+    shell_complete=complete_names(published_names),
+    help="A table of the MSA paper to put below; a wrong name lists them.",
+)
+@click.option(
+    "--metrics",
+    metavar="NAMES",
+    shell_complete=complete_names(metric_names),
+    help="Columns, with commas between them (`msa-lite metrics`).  [default: those of the paper]",
+)
 @takes_json
 def compare_command(
     paths: tuple[str, ...], form: str | None, published: str | None, metrics: str | None, as_json: bool

@@ -20,6 +20,8 @@ from msa_lite.report.reports import Metric, number, signed
 from msa_lite.report.update import Fit
 
 WIDTH = 340  # units
+COLOURS_FILE = Path(__file__).parent / "templates/colours.css"
+"""The colours of pages, by day and by night."""
 # Colours that stand for the page's variables until the chart is written; matplotlib leaves pure black out of its SVG.
 INK, MUTED, RULE, SURFACE, ACCENT, TARGET, UNLEARNED, IDEAL = (f"#01010{i}" for i in range(8))
 _VARIABLES = {
@@ -53,7 +55,7 @@ class Chart:
 
     def as_file(self) -> str:
         """Return the picture as a file of its own: the page's colours by day, with its caption."""
-        style = (Path(__file__).parent / "templates/report.css").read_text("utf-8")
+        style = COLOURS_FILE.read_text("utf-8")
         colours: dict[str, str] = {}
         for name, colour in re.findall(r"--([\w-]+): (#\w+)", style):
             colours.setdefault(name, colour)  # those by day come first

@@ -134,7 +134,7 @@ def test_a_run_over_texts_continues_what_is_written(
         prompts.extend(ids)
         return generate(runner, tokenizer, ids, *settings, **options)
 
-    monkeypatch.setattr("msa_lite.pipeline.ask.generate", keep)
+    monkeypatch.setattr("msa_lite.pipeline.ask.panel.generate", keep)
     assert set(panel.answers("Otan Wenmere").answers) == {"target", "unlearned"}
     assert prompts == [panel.prompter.tokenizer("Otan Wenmere")["input_ids"]] * 2
 
@@ -153,7 +153,7 @@ def test_models_too_large_to_stay_are_loaded_for_each_question(
     for _ in range(2):
         panel.answers(question, note)
     assert len(loads) == 3
-    monkeypatch.setattr("accelerate.utils.get_max_memory", lambda: {"cpu": 1000, 0: 1000})
+    monkeypatch.setattr("accelerate.utils.get_max_memory", lambda: {"cpu": 300_000, 0: 300_000})
     panel = open_panel(finished, several=True)
     assert not panel.stays
     for _ in range(2):

@@ -85,7 +85,8 @@ def test_what_decides_a_stage_is_not_known_while_an_input_is_not_here(done: dict
     stages = states(done, "run", "evaluate.ideal=some/model")
     assert stages["fetch the ideal"] == "to do"
     assert stages["forget vector"] == "anew"
-    assert reasons(done, "run", "evaluate.ideal=some/model")["forget vector"] == "unless it was made of the same"
+    why = reasons(done, "run", "evaluate.ideal=some/model")["forget vector"]
+    assert why == "its inputs are not known yet; kept if they are the same"
 
 
 @pytest.mark.slow
@@ -186,6 +187,7 @@ def test_what_is_not_here_yet_is_told_and_nothing_is_made(tmp_path: Path, call_c
     status, out, err = call_cli("quickstart", f"output={tmp_path / 'run'}", "--dry-run", "--json")
     assert status == 0, err
     values = json.loads(out)
-    assert values["stages"][0]["stage"] == "make the models and data of the demo"
+    assert values["stages"][0]["stage"] == "history: prior"
     assert {stage["state"] for stage in values["stages"]} == {"to do"}
+    assert all(stage["seconds"] for stage in values["stages"])
     assert not (tmp_path / "run").exists()

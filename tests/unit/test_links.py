@@ -5,14 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import pytest
-
 from tests.tools.arrows import ROOT
 from tests.tools.blocks.links import Link, anchors, broken, links_of
 from tests.tools.blocks.read import pages
 
 CONTRIBUTING = ROOT / ".github/CONTRIBUTING.md"
-pytestmark = pytest.mark.skipif(not CONTRIBUTING.is_file(), reason="not the whole repository")
 # Hosts that pages name. A new one is a decision: a reader's browser asks it as soon as they click.
 HOSTS = {"arxiv.org", "docs.vllm.ai", "github.com", "huggingface.co", "www.edpb.europa.eu"}
 

@@ -33,11 +33,15 @@ def test_no_file_names_a_path_of_somebodys_machine() -> None:
     assert [f"{path}: {p}" for path, text in files.items() for p in MACHINE_PATHS if p in text] == []
 
 
-@pytest.mark.skipif(not (ROOT / ".ci").exists(), reason="not the whole repository")
 def test_the_slow_tests_that_a_plain_run_leaves_out_are_run_with_every_change() -> None:
     assert "not slow" in (ROOT / "pyproject.toml").read_text()
     commands = [line for line in (ROOT / ".ci/run").read_text().splitlines() if line.startswith("pytest ")]
     assert commands == ["pytest -n 2 --dist worksteal -m slow"]
+
+
+def test_no_test_is_skipped_for_want_of_a_package_that_the_extra_test_brings() -> None:
+    sources = [path.read_text() for path in sorted((ROOT / "tests").rglob("*.py")) if path != Path(__file__)]
+    assert {name for source in sources for name in re.findall(r"importorskip\(\"(\w+)", source)} == {"vllm"}
 
 
 def can_fail(function: ast.AST) -> bool:

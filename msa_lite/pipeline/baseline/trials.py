@@ -163,7 +163,7 @@ class Trials:
             self._choose,
             needs=names,
             inputs=lambda: self._candidates()[0].inputs(validation_of(self.run)),
-            cost=partial(epoch_score_costs, recipe),
+            cost=partial(epoch_score_costs, recipe, len(self.settings)),
             amount=len(self.settings) * epochs_of(recipe) * len(scales_of(recipe)) + 1,
         )
         chosen = [choice] if context.chooses else []
@@ -366,7 +366,7 @@ class Trials:
                 elif name in scored:
                     known[name] = scored[name]
 
-        target = LoadedTarget(self.run)
+        target = LoadedTarget.of(self.run)
 
         def load(candidate: Values | None) -> Any:
             return target.merged([self.term(*chosen_by_name[candidate_name(candidate or {})])])
