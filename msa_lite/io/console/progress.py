@@ -23,6 +23,8 @@ class Step:
     """"fit", "score", …: steps of one kind take the same time for each unit of `amount`."""
     amount: float = 1.0
     """The work in it: for "fit" rows · epochs, for "score" questions."""
+    purpose: str = ""
+    """What it is for, in a clause."""
 
 
 class Watcher(ABC):

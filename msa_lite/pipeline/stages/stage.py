@@ -20,6 +20,7 @@ from msa_lite.io.finished.manifest import partial_folder, previous_folder
 from msa_lite.io.finished.seal import load_manifest, why_unfinished
 from msa_lite.pipeline.stages.costs import Machine
 from msa_lite.pipeline.stages.facts import Facts
+from msa_lite.pipeline.stages.words import explain_stage
 
 Kind = Literal["make", "check", "fit", "measure", "choose", "merge", "score", "observe", "attack", "send"]
 State = Literal["done", "to do", "anew"]
@@ -121,11 +122,12 @@ def steps(stages: Iterable[Stage]) -> list[Step]:
     asked: dict[str, set[str]] = {}
     for stage in stages:
         if stage.asks is None:
-            shown += [Step(stage.name, stage.kind, stage.amount)] if stage.amount else []
+            shown += [Step(stage.name, stage.kind, stage.amount, explain_stage(stage.name))] if stage.amount else []
             continue
         model, benchmark = stage.asks
         if not benchmark.by_row:
-            shown.append(Step(stage.name, "score", sum(len(item_set.items) for item_set in benchmark.sets.values())))
+            count = sum(len(item_set.items) for item_set in benchmark.sets.values())
+            shown.append(Step(stage.name, "score", count, explain_stage(stage.name)))
             continue
         rows = {
             f"{name} {row_key(benchmark, item.fields)}"
@@ -133,7 +135,7 @@ def steps(stages: Iterable[Stage]) -> list[Step]:
             for item in item_set.items
         }
         if new := rows - asked.setdefault(model, set()):
-            shown.append(Step(stage.name, "score", len(new)))
+            shown.append(Step(stage.name, "score", len(new), explain_stage(stage.name)))
         asked[model] |= rows
     return shown
 
