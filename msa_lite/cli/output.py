@@ -148,7 +148,7 @@ def print_table(table: TextTable, dense: bool = False) -> None:
     console = make_console()
     if not console.is_terminal:
         console.width = 9999
-    console.print(terminal_table(table, dense), highlight=False)
+    console.print(terminal_table(table, dense, whole=not console.is_terminal), highlight=False)
 
 
 def print_dry_run(result: DryRun, as_json: bool) -> None:
