@@ -20,6 +20,7 @@ from msa_lite.io.finished.manifest import partial_folder, previous_folder
 from msa_lite.io.finished.seal import load_manifest, why_unfinished
 from msa_lite.pipeline.stages.facts import Facts
 from msa_lite.pipeline.stages.machine import Machine
+from msa_lite.pipeline.stages.words import explain_stage
 
 Kind = Literal["make", "check", "fit", "measure", "choose", "merge", "score", "observe", "attack", "send"]
 State = Literal["done", "to do", "anew"]
@@ -136,7 +137,7 @@ def steps(stages: Iterable[Stage], planned: Mapping[str, tuple[float, float]] | 
         if stage.asks:
             kind, amount = "score", _new_questions(*stage.asks, asked)
         if stage.amount:
-            shown.append(Step(stage.name, kind, amount, times.get(stage.name)))
+            shown.append(Step(stage.name, kind, amount, times.get(stage.name), explain_stage(stage.name)))
     return shown
 
 
