@@ -285,10 +285,11 @@ class _Steps:
 
     def followed_by(self, steps: Sequence[Step]) -> _Steps:
         """Return the steps that come next, in the same count if they are among those announced before."""
-        ended, pending = list(self._steps.values())[: self._at], list(self._steps)[self._at :]
-        if not any(step.label in pending for step in steps):
+        pending, known = list(self._steps)[self._at :], {step.label: step for step in steps}
+        if not known.keys() & {*pending}:
             return _Steps(steps)
-        new = _Steps([*ended, *steps])
+        listed = [known.pop(label, step) for label, step in self._steps.items()]
+        new = _Steps([*listed, *known.values()])
         new._at, new._rates, new._done, new._between = self._at, self._rates, self._done, self._between
         return new
 

@@ -105,15 +105,19 @@ def unique(stages: Iterable[Stage]) -> list[Stage]:
 
 
 def execute(
-    stages: Sequence[Stage], progress: Progress, planned: Mapping[str, tuple[float, float]] | None = None
+    stages: Sequence[Stage],
+    progress: Progress,
+    planned: Mapping[str, tuple[float, float]] | None = None,
+    later: Sequence[Step] = (),
 ) -> dict[str, Any]:
     """Do the stages in their order; return what each gave back, by its name.
 
     Each does only what is missing or was made from other inputs. An error leaves what is finished in place. planned:
-    the shortest and the longest time of stages, by name, to show beside what they take.
+    the shortest and the longest time of stages, by name, to show beside what they take. later: what follows them in the
+    same count.
     """
     listed, results = steps(stages, planned), dict[str, Any]()
-    announce(progress, listed)
+    announce(progress, [*listed, *later])
     unasked = {step.label for step in listed if not step.amount}
     for stage in stages:
         is_new = stage.folder is not None and not stage.folder.exists()
