@@ -156,7 +156,8 @@ def test_a_fault_is_told_and_the_next_question_is_answered(port: int) -> None:
     [
         "", "[]", "{", '{"question": 1}', '{"question": " "}', '{"question": "q", "strengths": {"alpha": "x"}}',
         '{"question": "q", "strengths": {"alpha": -1}}', '{"question": "q", "strengths": {"alpha": NaN}}',
-        '{"question": "q", "strengths": {"alpha": 1' + 400 * "0" + "}}", '{"question": "q", "strengths": 3}', '{"question": "q", "models": 3}', "[" * 100_000,
+        '{"question": "q", "strengths": {"alpha": 1' + 400 * "0" + "}}", '{"question": "q", "strengths": 3}',
+        '{"question": "q", "models": 3}', "[" * 100_000,
     ],
 )  # fmt: skip
 def test_a_request_that_is_no_question_is_refused(body: str) -> None:
