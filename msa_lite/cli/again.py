@@ -11,6 +11,7 @@ from msa_lite.errors import MsaError
 from msa_lite.io.launch.crew import Ranks
 
 _TYPED: list[str] = []  # the words of this process's command
+_CLASHES = {"--accept": "--until"}  # by an option: the one that a command refuses beside it
 
 
 def remember(args: Sequence[str]) -> None:
@@ -30,7 +31,9 @@ def again(*words: str) -> str:
 
 def offers(error: BaseException, command: click.Command | None) -> Iterator[str]:
     """Yield a line for each way out that an error offers and the command knows: "to …: msa-lite …"."""
+    typed = {word.partition("=")[0] for word in _TYPED}
     options = {name for parameter in command.params for name in parameter.opts} if command else set()
+    options -= {name for name, other in _CLASHES.items() if other in typed}
     for purpose, words in error.retries.items() if isinstance(error, MsaError) else ():
         known = all(word in options for word in words if word.startswith("--"))
         if known and not set(words) <= set(_TYPED):

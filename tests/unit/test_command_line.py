@@ -188,6 +188,7 @@ def test_without_a_command_the_help_is_printed_and_no_error(arguments: list[str]
         ("run my.yaml", allowed_by(MismatchError("no"), "--accept"), ["{words} --accept"]),
         ("run my.yaml --accept", allowed_by(MismatchError("no"), "--accept"), []),
         ("run my.yaml -- a=1", allowed_by(MismatchError("no"), "--force"), ["run my.yaml --force -- a=1"]),
+        ("run my.yaml --until=sweep", allowed_by(MismatchError("no"), "--accept"), []),  # which are refused together
         ("sweep my.yaml", allowed_by(MismatchError("no"), "--accept"), []),  # which has no such option
         ("run my.yaml", with_retries(MismatchError("no"), {"to fit": ["vector.mode=qlora"], "or": ["--force"]}),
          ["{words} vector.mode=qlora", "{words} --force"]),

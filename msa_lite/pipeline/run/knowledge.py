@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 SHOWN = 2  # rows with the target's answers in a message
 _CAUSES = "Wrong rows? Wrong model, or target and prior exchanged? Was it trained on them too little to recite any?"
-GO_ON = "--accept, or `verdict: off` in the recipe, makes this a warning"
+GO_ON = "`verdict: off` in the recipe makes this a warning, and so does --accept for a whole run"
 
 
 def check_stages(context: Context, accept: bool = False, probe: bool = False) -> list[Stage]:
