@@ -246,6 +246,12 @@ def test_a_plan_is_made_where_no_step_can_be_timed(
     assert any("are free" in note for note in json.loads(call_cli("plan", path, "--json")[1])["notes"])
 
 
+def test_a_prior_that_a_run_first_merges_into_its_base_is_planned_by_estimates(grid: dict[str, Any]) -> None:
+    (adapter,) = msa_lite.run_vectors(grid, "forget") or ()
+    plan = msa_lite.plan(grid, [f"prior={adapter}", f"output={adapter.parents[2] / 'other'}"])
+    assert any("are estimates" in note and "(an adapter)" in note for note in plan.notes)
+
+
 def test_made_rows_have_tokens_of_every_vocabulary_and_are_not_too_many() -> None:
     rows = measuring.made_rows(RowFacts(10**9, 4096, 4096 * 10**9))
     assert len(rows) < 10**5

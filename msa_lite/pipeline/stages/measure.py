@@ -18,11 +18,12 @@ from msa_lite.evals.forward import score_bundles
 from msa_lite.evals.generate import Decoding, generate
 from msa_lite.evals.models import Runner, load_model
 from msa_lite.io.console.libraries import has
+from msa_lite.io.files.reading import local_path
 from msa_lite.io.models.devices import avoid_fragments, free_ram
 from msa_lite.io.weights.hub import Source, fetch, fetch_tokenizer
 from msa_lite.io.weights.offline import offline
 from msa_lite.pipeline.prepare.fits import step_settings
-from msa_lite.pipeline.prepare.models import demo_config
+from msa_lite.pipeline.prepare.models import demo_config, written_out_as
 from msa_lite.pipeline.stages.facts import Facts, RowFacts, batch_size, find_headers, has_history
 from msa_lite.recipe import Demo, Recipe
 from msa_lite.train import FitSettings, check_mode
@@ -84,6 +85,8 @@ def why_impossible(model: str | None, rows: Mapping[str, RowFacts]) -> str:
     checkpoint = find_headers(model) if model else None
     if model and (checkpoint is None or not checkpoint.shards):
         return f"{model}, which the fits start from, is not on this machine"
+    if model and local_path(model).is_dir() and (form := written_out_as(model)):
+        return f"{model}, which the fits start from, is written out whole first ({form})"
     return "" if rows else "the rows of the fits cannot be read"
 
 
