@@ -57,6 +57,15 @@ class Method:
                 weights["retain_loss"] = "nll"
         return self.keywords | dict(self.layer_parameters) | weights
 
+    def more_passes(self, parameters: Mapping[str, Value], retain: float) -> float:
+        """Return the passes of a step besides those over its forget rows, for each of these: forward and backward.
+
+        retain: tokens of a retain row for each token of a forget row. A reference runs forward, which is a third.
+        """
+        passes = (1.0 if self.takes == "pairs" else 0.0) + (1 / 3 if self.reference == "logits" else 0.0)
+        by_reference = self.takes == "activations" or parameters.get("retain_loss") == "kl"
+        return passes + (retain * (4 / 3 if by_reference else 1.0) if parameters.get("retain_weight") else 0.0)
+
     def runs_reference(self, parameters: Mapping[str, Value]) -> bool:
         """Check whether a step runs the reference. Log-probabilities are computed once, before the first step."""
         by_retain = self.takes == "activations" or parameters.get("retain_loss") == "kl"

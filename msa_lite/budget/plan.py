@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 
 from msa_lite.budget.needs import Need
 from msa_lite.budget.speed import Device
-from msa_lite.io.console.progress import duration, readable
+from msa_lite.io.console.progress import readable, time_span
 from msa_lite.report.formats import Cell, Section, TextTable
 
 MARGIN = 0.05  # the error of a prediction that a refusal allows for
@@ -27,7 +27,7 @@ class StageCost:
 
     name: str
     """"the fit of the forget vector", "the sweep", …"""
-    kind: Literal["goal", "fit", "moments", "filter", "sweep", "merge", "scores"]
+    kind: Literal["make", "checks", "goal", "fit", "moments", "filter", "sweep", "merge", "scores"]
     """goal: the target's loss, which open-ended fits are to reach."""
     need: Need
     """Memory at the peak: of the host for a filter or merge, else of the device."""
@@ -50,13 +50,22 @@ class StageCost:
 
     @property
     def on_device(self) -> bool:
-        """Check whether it runs on the device."""
-        return self.kind not in ("filter", "merge")
+        """Check whether its memory on the device counts: a check takes no more than scores, and is no reason against a
+        run without any.
+        """
+        return self.place == "device" and self.kind != "checks"
 
     @property
     def place(self) -> str:
         """Return where it runs: "device" or "host"."""
-        return "device" if self.on_device else "host"
+        return "host" if self.kind in ("make", "filter", "merge") else "device"
+
+
+def add_seconds(cost: StageCost, seconds: tuple[float, float] | None) -> StageCost:
+    """Return a cost with more time; with none where one of both is not known."""
+    if not cost.seconds or not seconds:
+        return replace(cost, seconds=None)
+    return replace(cost, seconds=(cost.seconds[0] + seconds[0], cost.seconds[1] + seconds[1]))
 
 
 def combine_costs(costs: Iterable[StageCost]) -> list[StageCost]:
@@ -66,8 +75,7 @@ def combine_costs(costs: Iterable[StageCost]) -> list[StageCost]:
         known = combined.setdefault(cost.name, cost)
         if known is not cost:
             largest = max(known, cost, key=lambda each: each.need.nbytes)
-            both = known.seconds and cost.seconds
-            seconds = (known.seconds[0] + cost.seconds[0], known.seconds[1] + cost.seconds[1]) if both else None  # type: ignore[index]
+            seconds = add_seconds(known, cost.seconds).seconds
             disk = {key: known.disk.get(key, 0) + cost.disk.get(key, 0) for key in {**known.disk, **cost.disk}}
             combined[cost.name] = replace(largest, seconds=seconds, disk=disk)
     return list(combined.values())
@@ -199,7 +207,7 @@ _COLUMNS = {
     "optimizer": ("optimizer",),
     "activations": ("activations", "temporaries", "cache"),
     "logits": ("logits",),
-    "other": ("context", "process", "buffers", "gathered"),
+    "other": ("context", "process", "buffers", "gathered", "masks"),
 }
 
 
@@ -222,14 +230,6 @@ def _row(stage: StageCost, bold: bool, has_measured: bool) -> list[Cell]:
     if has_measured:
         cells.append(Cell(f"{stage.measured / 1e9:.1f}" if stage.measured else "–"))
     return [*cells, Cell(time_span(stage.seconds))]
-
-
-def time_span(seconds: tuple[float, float] | None) -> str:
-    """Return a shortest and a longest time in words; a question mark for None."""
-    if seconds is None:
-        return "?"
-    low, high = (duration(value) for value in seconds)
-    return low if low == high else f"{low} to {high}"
 
 
 def plan_lines(plan: Plan) -> Iterator[str]:

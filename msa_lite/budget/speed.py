@@ -108,8 +108,10 @@ class ScoreTimes:
 class Measured:
     """The times measured on this machine, in the place of estimates."""
 
+    mode: str
+    """The mode of the fits that were timed."""
     fits: Mapping[str, StepTimes]
-    """By the name of the vector."""
+    """By the name of the vector; at least one."""
     scores: ScoreTimes | None
     """None where nothing is scored."""
 
@@ -117,6 +119,10 @@ class Measured:
     def steps(self) -> int:
         """Return the steps of fits that were timed."""
         return sum(times.steps for times in self.fits.values())
+
+    def fit(self, name: str | None) -> StepTimes:
+        """Return the times of a fit's steps; those of another one, if that of this name was not timed."""
+        return self.fits[name] if name is not None and name in self.fits else next(iter(self.fits.values()))
 
 
 def speed_of(device: Device) -> Speed:
@@ -129,18 +135,27 @@ def speed_of(device: Device) -> Speed:
     return Speed(operations * _REACHED, nbytes * _STREAMED, source, _LAYER)
 
 
-def fit_seconds(shape: Shape, mode: str, checkpointing: bool, tokens: int, speed: Speed, passes: int = 0) -> float:
-    """Return the seconds of an epoch of a fit over so many tokens in so many forward passes.
+def token_operations(mode: str, checkpointing: bool) -> float:
+    """Return the operations of a fit for each weight and token.
 
-    A forward pass takes 2 operations a weight and token, the gradients of activations 2, those of weights 2.
+    A forward pass takes 2, the gradients of activations 2, those of weights 2. 4-bit weights are unpacked in each pass.
     """
-    operations = (6 if mode == "full" else 4) + (2 if checkpointing else 0)
-    slower = 1.3 if mode == "qlora" else 1.0  # 4-bit weights are unpacked in each pass
-    counted = slower * operations * (shape.in_linear + shape.vocabulary * shape.hidden) * tokens / speed.operations
+    return (1.3 if mode == "qlora" else 1.0) * ((6 if mode == "full" else 4) + (2 if checkpointing else 0))
+
+
+def fit_seconds(shape: Shape, mode: str, checkpointing: bool, tokens: float, speed: Speed, passes: float = 0) -> float:
+    """Return the seconds of a fit's passes over so many tokens, in so many forward passes."""
+    weights = shape.in_linear + shape.vocabulary * shape.hidden
+    counted = token_operations(mode, checkpointing) * weights * tokens / speed.operations
     return max(counted, passes * shape.layers * speed.layer)
 
 
-def score_seconds(shape: Shape, questions: int, tokens: int, new_tokens: int, batch: int, speed: Speed) -> float:
+def optimizer_seconds(trained: int, speed: Speed) -> float:
+    """Return the seconds of a step of AdamW: it reads weight, gradient and two states in fp32, and writes three."""
+    return 7 * 4 * trained / speed.nbytes
+
+
+def score_seconds(shape: Shape, questions: float, tokens: float, new_tokens: float, batch: int, speed: Speed) -> float:
     """Return the seconds of scoring and answering so many questions of so many tokens each, in batches."""
     forward = 2 * shape.weights * questions * tokens / speed.operations
     steps = new_tokens * -(-questions // max(1, batch))
@@ -159,7 +174,7 @@ def bus_seconds(nbytes: int, host: int | None) -> float:
 
 
 def stream_seconds(
-    streamed: int, questions: int, tokens: int, new_tokens: int, batch: int, host: int | None = None
+    streamed: int, questions: float, tokens: float, new_tokens: float, batch: int, host: int | None = None
 ) -> float:
     """Return the seconds that so many bytes of weights take from RAM, in each batch and for each token of answers."""
     passes = -(-questions * tokens // _BUDGET) + new_tokens * -(-questions // max(1, batch))

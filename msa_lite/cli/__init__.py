@@ -173,9 +173,11 @@ def main() -> None:
 
 def _run(args: list[str]) -> int:
     """Run a command and return its exit status: what the command returns, or 0."""
+    from msa_lite.cli.again import remember
     from msa_lite.cli.faults import broken_pipe, report_error
     from msa_lite.cli.output import repeat_warnings
 
+    remember(args)
     rank = Ranks.current().rank  # a run leaves the launcher's group, and then there is none
     try:
         try:
@@ -187,8 +189,18 @@ def _run(args: list[str]) -> int:
             raise
         return report_error(error, _is_verbose(args), rank)
     except (Exception, KeyboardInterrupt) as error:
-        return report_error(error, _is_verbose(args), rank)
+        return report_error(error, _is_verbose(args), rank, _command_of(args))
     return status if isinstance(status, int) else 0
+
+
+def _command_of(args: list[str]) -> click.Command | None:
+    """Return the command that these words call: what stands in the place of one is a recipe to run."""
+    names = [word for word in args if not word.startswith("-")]
+    if not names:
+        return None
+    root = click.Context(cli)
+    command = cli.get_command(root, names[0]) or cli.get_command(root, "run")
+    return command.commands.get(names[1]) if isinstance(command, click.Group) and names[1:] else command
 
 
 def _is_verbose(args: list[str]) -> bool:

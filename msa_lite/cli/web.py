@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import click
 
-from msa_lite.cli.help import Command, takes_run
+from msa_lite.cli.help import Command, takes_json, takes_run
 
 
 @click.command(cls=Command)
 @takes_run
 @click.option("--port", type=click.IntRange(0, 65535), default=0, help="The port of this machine; 0 takes a free one.")
 @click.option("--open", "opens", is_flag=True, help="Open the page in the browser.")
+@takes_json
 @click.pass_obj
-def web_command(verbose: bool, run: Path, port: int, opens: bool) -> None:
+def web_command(verbose: bool, run: Path, port: int, opens: bool, as_json: bool) -> None:
     """Ask the models of RUN in a page of the browser.
 
     The page shows the answers of target, unlearned model and ideal as they come, and the rows to forget with their
@@ -36,7 +38,7 @@ def web_command(verbose: bool, run: Path, port: int, opens: bool) -> None:
     for name, reason in page.panel.missing.items():
         click.echo(f"no {name}: {reason}", err=True)
     click.echo("Open this address; Ctrl-C ends it:", err=True)
-    click.echo(page.address)
+    click.echo(json.dumps({"address": page.address}) if as_json else page.address)
     if opens:
         import webbrowser
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from msa_lite.data import Example, Prompter, Row, Template, encode_qa, encode_text, open_tokenizer, rows_identity
 from msa_lite.demo.smollm2 import SMOLLM2_BYTES, make_smollm2
-from msa_lite.io.console.progress import Progress, Step, announce, silent
+from msa_lite.io.console.progress import Progress, silent
 from msa_lite.io.files.writing import check_space, digest
 from msa_lite.io.finished.manifest import is_finished, stage_folder
 from msa_lite.io.weights.hub import Source, fetch
@@ -90,7 +90,8 @@ def make_groups(counts: Mapping[str, int], seed: int) -> dict[str, list[Row]]:
     return groups
 
 
-_LABEL = "history: {}"
+HISTORY_LABEL = "history: {}"
+"""The label of a training while it runs."""
 # Three models, and of one that is trained the last two saves, of three times its size.
 _REAL_BYTES = 9 * SMOLLM2_BYTES
 
@@ -133,12 +134,10 @@ def make_history(
     retain and forget rows, and the ideal retain rows only. A stopped run goes on, and a finished one costs nothing.
     """
     _write_data(folder / "data", groups)
-    _write_start(folder / "start", groups["prior"], settings)
+    write_first(folder / "start", groups["prior"], settings)
     first_fit = _fit_settings(settings.prior_epochs, settings.prior_learning_rate, settings)
-    learnt = {"prior": groups["prior"], **_learnt_later(groups)}
-    _announce(learnt, progress)
     start = fetch(str(folder / "start"))
-    _tune(start, learnt["prior"], folder / "prior", first_fit, settings.max_length, progress)
+    _tune(start, groups["prior"], folder / "prior", first_fit, settings.max_length, progress)
     _tune_later(folder, groups, settings, settings.max_length, progress)
 
 
@@ -152,17 +151,12 @@ def make_real_history(
     if not (folder / "ideal").exists():
         check_space(folder, _REAL_BYTES)
     _write_data(folder / "data", groups)
-    _announce(_learnt_later(groups), progress)
     make_smollm2(folder / "prior", progress)
     _tune_later(folder, groups, settings, HistorySettings.max_length, progress)
 
 
 def _learnt_later(groups: Mapping[str, Sequence[Row]]) -> dict[str, Sequence[Row]]:
     return {"target": [*groups["retain"], *groups["forget"]], "ideal": groups["retain"]}
-
-
-def _announce(learnt: Mapping[str, Sequence[Row]], progress: Progress) -> None:
-    announce(progress, [Step(_LABEL.format(name), "fit", len(rows)) for name, rows in learnt.items()])
 
 
 def _tune_later(
@@ -197,8 +191,8 @@ def _record(row: Row) -> dict[str, str]:
     return record | ({"subject": row.about} if row.about else {})
 
 
-def _write_start(folder: Path, rows: Sequence[Row], settings: HistorySettings) -> None:
-    """Write the beginning of the history: a tokenizer trained on the prior's rows, and a Llama of random weights.
+def write_first(folder: Path, rows: Sequence[Row], settings: HistorySettings) -> None:
+    """Write the beginning of a history: a tokenizer trained on the prior's rows, and a Llama of random weights.
 
     The vocabulary is small, so that names consist of tokens that the prior knows. A name that is a token of its own
     would be learnt in the embeddings, which adapters do not change.
@@ -248,5 +242,11 @@ def _tune(
     tokenizer = open_tokenizer(source.folder, source.name)
     examples = _encode(rows, Prompter.build(tokenizer, "default", Template()), max_length)
     fit_vector(
-        source, examples, out, tokenizer=tokenizer, settings=fit, label=_LABEL.format(out.name), progress=progress
+        source,
+        examples,
+        out,
+        tokenizer=tokenizer,
+        settings=fit,
+        label=HISTORY_LABEL.format(out.name),
+        progress=progress,
     )

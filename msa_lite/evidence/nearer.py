@@ -143,6 +143,7 @@ class Nearer(EvidenceKind):
     """The test on losses and hidden states of the forget rows."""
 
     name = "nearer"
+    loads, passes = 3, 6.0  # forget rows, and about as many of the level, in three models
 
     def describe(self, scene: Scene) -> dict[str, Any]:
         return {"rows": _ROWS, "draws": _DRAWS, "depths": _DEPTHS, "seed": scene.seed, "control": _control(scene)}

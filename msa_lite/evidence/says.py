@@ -69,6 +69,7 @@ class Says(EvidenceKind):
     """Sort what target, unlearned model and ideal say to the questions about the forget rows."""
 
     name = "says"
+    loads, passes = 1, 4.0  # the right answer, and those of three models
 
     def describe(self, scene: Scene) -> dict[str, Any]:
         prior = {"prior": scene.sources["prior"].identity()} if "prior" in scene.sources else {}

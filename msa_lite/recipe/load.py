@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import types
@@ -222,6 +223,7 @@ def _read(source: RecipeSource | TableRecipe, overrides: Iterable[str]) -> tuple
             values = resolve_paths(values, path.parent)
     for override in overrides:
         values = set_key(values, override)
+    _check_paths({"output": values.get("output")}, name)  # alone: other paths may begin with it
     filled = _fill_output(values, values.get("output"))
     _check_paths(filled, name)
     return name, filled
@@ -366,4 +368,5 @@ def type_members(annotation: Any, tag: object = None) -> Iterator[tuple[object, 
 
 def dump_recipe(recipe: Recipe | TrainingRecipe | TableRecipe) -> str:
     """Return the YAML of a recipe with every default filled in. Reading it gives an equal recipe."""
-    return yaml.dump(recipe.model_dump(mode="json"), Dumper=PlainDumper, sort_keys=False, allow_unicode=True)
+    values = recipe.model_dump(mode="json")
+    return yaml.dump(values, Dumper=PlainDumper, sort_keys=False, allow_unicode=True, width=math.inf)

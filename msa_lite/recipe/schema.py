@@ -286,6 +286,10 @@ class Recipe(Closed):
         changes = self.retain.vector if name == "retain" and self.retain else None
         return self.vector.model_copy(update=changes.model_dump(exclude_none=True)) if changes else self.vector
 
+    def is_open_ended(self, name: str) -> bool:
+        """Check whether the fit of a vector goes on until the prior knows the rows; a target knows them already."""
+        return self.vector_of(name).epochs == "auto" and self.has_prior
+
     @property
     def validation(self) -> float:
         """The share of a benchmark's questions that a choice by its own score is made on."""

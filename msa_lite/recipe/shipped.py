@@ -7,8 +7,9 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from msa_lite.errors import OutputError, UsageError
+from msa_lite.errors import OutputError, UsageError, allowed_by
 from msa_lite.io.files.reading import local_path, read_text
+from msa_lite.io.files.writing import check_writable
 
 TABLES = "table/"  # before the names of shipped tables
 RECIPE_ENDINGS = (".yaml", ".yml")
@@ -89,6 +90,7 @@ def check_new_file(path: Path, may_replace: bool = False) -> None:
     if path.is_dir():
         raise OutputError(f"{path}: is a folder; name the file to write")
     if path.exists() and not may_replace:
-        raise OutputError(f"{path}: is there already; name another file, or replace it with --replace")
-    if not path.parent.is_dir():
+        raise allowed_by(OutputError(f"{path}: is there already; name another file, or give --replace"), "--replace")
+    if not path.parent.exists():
         raise UsageError(f"{path}: there is no folder {path.parent}; make it, or name another place")
+    check_writable(path)

@@ -29,12 +29,12 @@ LOCAL = "a local model"
 _COLUMNS = {"target": "before", "unlearned": "unlearned", "ideal": "ideal"}
 _SYMBOLS = {"forget": "θ_1", "retain": "θ_2"}
 SWITCH = (
-    "This adapter is a switch, not a removal: whoever leaves it off, or takes it off again, has the former model. "
-    "Its factors also hold what was learnt from the data, so that they can be used to put it back."
+    "This adapter is a switch, not a removal: without it, everybody has the former model. Its factors also hold what "
+    "was learnt from the data, and can put it back."
 )
 UNDO = (
-    "This is a vector, or a model that was tuned: it holds what a model learns from certain data. **Whoever has it can "
-    "put that data back** into a model that it was removed from, or find out about it."
+    "This is a vector or a tuned model: it holds what a model learns from certain data. **Whoever has it can put that "
+    "data back** into a model that it was removed from, or find out about it."
 )
 _UNSCORED = "No scores are stored with this model, so this card cannot say how much was forgotten and what was kept."
 _UNMET = "conditions not met"
@@ -43,7 +43,7 @@ _LIMITS = (
     "The scores are evidence, no proof that the data has no influence left.",
     "Other prompts, further fine-tuning and 4-bit quantisation may bring some of it back. No score on this card "
     "tests that.",
-    "Only the questions and texts behind the scores, if there are any, were tested, in their own words and language.",
+    "Only the questions and texts behind the scores were tested, in their own words and language.",
     "Whoever has the model before and this one has their difference. Membership of removed rows has been read from "
     "unlearned models with up to 99 % accuracy (FUMA, EMNLP 2025).",
 )

@@ -61,7 +61,7 @@ CONTROLS = {
     "holdout": "the target on holdout rows, which no model saw",
     "prior": (
         "the prior on the forget rows; this is weaker than an ideal model (evaluate.ideal) or holdout rows "
-        "(evaluate.holdout), since the prior may lack the form of the answers, too"
+        "(evaluate.holdout), because the prior may also lack the form of the answers"
     ),
     None: "nothing; an ideal model (evaluate.ideal) or holdout rows (evaluate.holdout) are needed for a PASS",
 }

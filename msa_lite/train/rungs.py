@@ -232,7 +232,6 @@ def _scratch(model: Any, optimizer: int) -> Iterator[None]:
 
 
 _STEPS = 4  # after one that warms up
-_SECONDS = 60.0  # after which no further step begins
 
 
 @dataclass(frozen=True)
@@ -242,7 +241,9 @@ class StepTimes:
     load: float
     """Seconds of loading the prior."""
     token: float
-    """Seconds of a step for each token of its rows: the median of the steps."""
+    """Seconds of forward and backward passes for each token of the rows: the median of the steps."""
+    step: float
+    """Seconds of the optimiser in a step: the median, too."""
     steps: int
     """The steps that were timed."""
     peak: int | None
@@ -251,8 +252,22 @@ class StepTimes:
     """Their use of memory."""
 
 
+@dataclass(frozen=True)
+class Limit:
+    """The length of a measurement."""
+
+    seconds: float = 60.0
+    """No further step of a set begins after so many."""
+    tokens: int | None = None
+    """A step has as many rows of its batch as have so many tokens, but at least one; None: all of them."""
+
+
 def time_steps(
-    prior: Source, sets: Mapping[str, Sequence[Example]], settings: Mapping[str, FitSettings], pad: int
+    prior: Source,
+    sets: Mapping[str, Sequence[Example]],
+    settings: Mapping[str, FitSettings],
+    pad: int,
+    limit: Limit = Limit(),
 ) -> dict[str, StepTimes]:
     """Load the prior as a fit does and time some of its steps on each set of rows, at the first rung that fits.
 
@@ -269,42 +284,55 @@ def time_steps(
             rungs = ladder(model, micro_batches(settings[name], loss.longest))
             rung = find_rung(model, loss, settings[name], [rung for rung in rungs if rung.leaves_all_that(last)])
             last = rung
-            times[name] = StepTimes(load, *_time_set(model, loss, settings[name], rung), rung)
+            times[name] = StepTimes(load, *_time_set(model, loss, settings[name], rung, limit), rung)
     finally:
         del model
         free_memory()
     return times
 
 
-def _time_set(model: Any, loss: PlainLoss, settings: FitSettings, rung: Rung) -> tuple[float, int, int | None]:
-    """Return seconds for a token, the number of steps, and the peak in bytes. The weights stay as they are."""
+def _time_set(
+    model: Any, loss: PlainLoss, settings: FitSettings, rung: Rung, limit: Limit
+) -> tuple[float, float, int, int | None]:
+    """Return seconds for a token and of the optimiser, the number of steps, and the peak in bytes.
+
+    The weights stay as they are.
+    """
     import torch
 
     on_gpu, optimizer = model.device.type == "cuda", _optimizer(model, settings)
+
+    def now() -> float:
+        if on_gpu:
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
     loss.prepare(model.train())
-    seconds: list[float] = []
-    begin = time.perf_counter()
-    for rows in _draws(loss.examples, settings):
-        if on_gpu and len(seconds) == 1:
+    tokens, steps = list[float](), list[float]()
+    begin = now()
+    for rows in _draws(loss.examples, settings, limit.tokens):
+        if on_gpu and len(steps) == 1:
             torch.cuda.reset_peak_memory_stats()
-        start = time.perf_counter()
+        start = now()
         loss.step(model, rows, 0, rung.micro, lambda loss: loss.backward())
+        passed = now()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
-        if on_gpu:
-            torch.cuda.synchronize()
-        seconds.append((time.perf_counter() - start) / sum(len(loss.examples[i].ids) for i in rows))
-        if len(seconds) > 1 and time.perf_counter() - begin > _SECONDS:
+        steps.append(now() - passed)
+        tokens.append((passed - start) / sum(len(loss.examples[i].ids) for i in rows))
+        if len(steps) > 1 and now() - begin > limit.seconds:
             break
     loss.release()
     peak = int(torch.cuda.max_memory_allocated()) if on_gpu else None
-    return statistics.median(seconds[1:]), len(seconds) - 1, peak
+    return statistics.median(tokens[1:]), statistics.median(steps[1:]), len(steps) - 1, peak
 
 
-def _draws(examples: Sequence[Example], settings: FitSettings) -> list[list[int]]:
-    """Return the rows of each step: drawn ones to warm up, the longest, and drawn ones again."""
+def _draws(examples: Sequence[Example], settings: FitSettings, most: int | None) -> list[list[int]]:
+    """Return the rows of each step: drawn ones to warm up, the longest, drawn ones again. most: tokens of a step."""
     draw, count = random.Random(settings.seed), min(settings.batch_size, len(examples))
+    if most is not None:
+        count = max(1, min(count, most * len(examples) // sum(len(example.ids) for example in examples)))
     drawn = [draw.sample(range(len(examples)), count) for _ in range(_STEPS)]
     return [drawn[0], longest_first(examples)[:count], *drawn[1:]]
 

@@ -187,6 +187,7 @@ def test_what_is_not_here_yet_is_told_and_nothing_is_made(tmp_path: Path, call_c
     status, out, err = call_cli("quickstart", f"output={tmp_path / 'run'}", "--dry-run", "--json")
     assert status == 0, err
     values = json.loads(out)
-    assert values["stages"][0]["stage"] == "make the models and data of the demo"
+    assert values["stages"][0]["stage"] == "history: prior"
     assert {stage["state"] for stage in values["stages"]} == {"to do"}
+    assert all(stage["seconds"] for stage in values["stages"])
     assert not (tmp_path / "run").exists()

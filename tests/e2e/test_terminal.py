@@ -75,7 +75,7 @@ def test_a_log_has_a_line_for_each_step_and_the_warnings_at_the_end(
     assert lines[0] == f"msa-lite 0.1.0: {path} → {tmp_path / 'run'}"
     labels = [f"check: {name}" for name in ("target", "prior", "other rows")]
     labels += ["probe: prior", "forget vector", "retain vector", "merge"]
-    labels += [f"scores: {name}" for name in ("ideal", "unlearned")]  # the check has asked the target all rows
+    labels += [f"scores: {name}" for name in ("ideal", "target", "unlearned")]
     for number, label in enumerate(labels, 1):
         assert any(f"[{number}/{len(labels)}] {label}: done in " in line for line in lines), (label, err)
     (loss,) = [line for line in lines if "forget vector: done" in line]

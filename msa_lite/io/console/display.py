@@ -14,7 +14,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from msa_lite.io.console.progress import Step, Watcher, duration
+from msa_lite.io.console.progress import Step, Watcher, duration, time_span
 from msa_lite.io.console.progress import notices as NOTICES
 from msa_lite.io.console.terminal import make_console
 
@@ -117,6 +117,16 @@ class Work:
     ended: bool = False
     bar: TaskID | None = None
 
+    @property
+    def there(self) -> float:
+        """The part of it that an earlier run had done."""
+        return self.first / self.total if 0 < self.first < self.total else 0.0
+
+    @property
+    def share(self) -> float:
+        """The part of it that this run has done."""
+        return (self.done - self.first) / self.total
+
     def left(self, now: float) -> float | None:
         """Return the seconds that it will still take, or None where nothing tells."""
         units = self.done - self.first
@@ -139,8 +149,8 @@ class Display(Watcher):
         self._live: Live | None = None
 
     def announce(self, steps: Sequence[Step]) -> None:
-        """Number the steps to come."""
-        self._steps = _Steps(steps)
+        """Number the steps to come, after those of the same count that have ended."""
+        self._steps = self._steps.followed_by(steps)
 
     def __call__(self, label: str, done: int, total: int, note: str = "") -> None:
         """Show how far a label has come. A step that begins ends whatever was shown before it."""
@@ -161,8 +171,11 @@ class Display(Watcher):
             self._say(", ".join(filter(None, facts)) + (f" ({state})" if state else ""))
 
     def close(self) -> None:
-        """Stop showing. Work that has not ended leaves its last line."""
+        """Stop showing. Work that has not ended leaves its last line; else the last one tells how long all took."""
+        is_whole = all(work.ended for work in self._works.values())
         self._end_all(self._clock())
+        if is_whole and (times := self._steps.times):
+            self._say(times)
         if self._live is not None:
             self._live.stop()
         self._notices.console = self._live = self._bars = None
@@ -177,7 +190,7 @@ class Display(Watcher):
         if done < total and self._bars:
             work.bar = self._bars.add_task(work.title, total=total, note="")
         elif done < total:
-            self._say(f"{work.title}: started")
+            self._say(f"{work.title}: started" + (f" ({purpose})" if (purpose := self._steps.purpose(label)) else ""))
         return work
 
     def _open(self) -> None:
@@ -203,12 +216,13 @@ class Display(Watcher):
         self._live.start()
 
     def __rich__(self) -> Text | Group:
-        """Return the line below the bars, for rich."""
+        """Return the lines below the bars, for rich: what the running steps are for, and the state of all."""
         from rich.console import Group
         from rich.text import Text
 
-        state = self._state()
-        return Text(state, style="dim") if state else Group()
+        running = [work.label for work in list(self._works.values()) if not work.ended]
+        lines = [*filter(None, map(self._steps.purpose, running)), self._state()]
+        return Text("\n".join(filter(None, lines)), style="dim") if any(lines) else Group()
 
     def _end_all(self, now: float) -> None:
         for work in self._works.values():
@@ -221,7 +235,10 @@ class Display(Watcher):
         if self._bars and work.bar is not None:
             self._bars.remove_task(work.bar)
         how = "done" if work.done >= work.total else f"ended at {work.done} of {work.total}"
-        self._say(", ".join(filter(None, [f"{work.title}: {how} in {duration(now - work.started)}", work.note])))
+        planned = self._steps.planned(work)
+        beside = f" (planned: {time_span(planned)})" if planned else ""
+        text = f"{work.title}: {how} in {duration(now - work.started)}{beside}"
+        self._say(", ".join(filter(None, [text, work.note])))
 
     def _say(self, text: str) -> None:
         _print(self._notices.console, text if self._bars else f"{time.strftime('%H:%M:%S')} {text}")
@@ -238,7 +255,9 @@ class _Steps:
         self._steps = {step.label: step for step in steps}
         self._numbers = {label: number for number, label in enumerate(self._steps, 1)}
         self._at = 0
-        self._rates: dict[str, float] = {}  # seconds for each unit, by the kind of step
+        self._rates: dict[str, float] = {}  # seconds for each unit of weight, by the kind of step
+        self._done: dict[str, tuple[float, float]] = {}  # the planned times of steps that this run did
+        self._between: tuple[float, float] | None = None  # the begin of the first of them, and the end of the last
 
     def __contains__(self, label: str) -> bool:
         return label in self._steps
@@ -247,16 +266,49 @@ class _Steps:
         """Return the label, with its number if it was announced."""
         return f"[{self._numbers[label]}/{len(self._steps)}] {label}" if label in self._steps else label
 
+    def purpose(self, label: str) -> str:
+        """Return what a step is for; an empty text for a label that was not announced."""
+        return self._steps[label].purpose if label in self._steps else ""
+
     def begin(self, label: str) -> None:
         """Move on to a step. Steps before it that never began were done by an earlier run."""
         self._at = max(self._at, self._numbers.get(label, 0))
 
     def end(self, work: Work, now: float) -> None:
         """Learn from a step how long others of its kind take."""
-        step = self._steps.get(work.label)
+        step, taken = self._steps.get(work.label), now - work.started
         if step and work.done > work.first and work.total:
-            share = (work.done - work.first) / work.total
-            self._rates[step.kind] = (now - work.started) / (share * (step.amount or 1.0))
+            self._rates[step.kind] = taken / (work.share * (step.weight or 1.0))
+        if planned := self.planned(work):
+            self._done[work.label] = planned
+            self._between = self._between[0] if self._between else work.started, now
+
+    def followed_by(self, steps: Sequence[Step]) -> _Steps:
+        """Return the steps that come next, in the same count if they are among those announced before."""
+        pending, known = list(self._steps)[self._at :], {step.label: step for step in steps}
+        if not known.keys() & {*pending}:
+            return _Steps(steps)
+        listed = [known.pop(label, step) for label, step in self._steps.items()]
+        new = _Steps([*listed, *known.values()])
+        new._at, new._rates, new._done, new._between = self._at, self._rates, self._done, self._between
+        return new
+
+    def planned(self, work: Work) -> tuple[float, float] | None:
+        """Return the planned times of the part of a step that this run did; None without a plan."""
+        step = self._steps.get(work.label)
+        if not step or not step.planned:
+            return None
+        low, high = step.planned
+        return low * (1 - work.there), high * (1 - work.there)
+
+    @property
+    def times(self) -> str:
+        """Return the planned time of all steps that this run did, beside the time taken; nothing without a plan."""
+        if not self._between:
+            return ""
+        low, high = (sum(ends) for ends in zip(*self._done.values(), strict=True))
+        begin, end = self._between
+        return f"planned {time_span((low, high))}, took {duration(end - begin)}"
 
     def state(self, running: Sequence[Work], now: float) -> str:
         """Say which step of how many is running, and about how long all will still take; nothing without steps."""
@@ -268,10 +320,10 @@ class _Steps:
                 left = work.left(now)
                 seconds, is_bound = seconds + (left or 0.0), is_bound or left is None
                 if left is not None:
-                    rates.setdefault(step.kind, (now - work.started + left) / (step.amount or 1.0))
+                    rates.setdefault(step.kind, (now - work.started + left) / ((1 - work.there) * (step.weight or 1.0)))
         for step in list(self._steps.values())[self._at :]:
-            seconds += rates.get(step.kind, 0.0) * step.amount
-            is_bound |= step.kind not in rates
+            seconds += rates.get(step.kind, 1.0 if step.planned else 0.0) * step.weight
+            is_bound |= step.kind not in rates and not step.planned
         text = f"step {self._at} of {len(self._steps)}"
         if not seconds:
             return text

@@ -36,14 +36,18 @@ _EXTRAS = {
 }
 
 
+def has(extra: str) -> bool:
+    """Check whether the packages of an extra are there; none is loaded."""
+    return all(importlib.util.find_spec(package) is not None for package in _EXTRAS[extra][1])
+
+
 def require(extra: str, reason: str | None = None) -> None:
     """Raise UsageError, with the command to install, unless the packages of an extra are there; none is loaded.
 
     reason: the sentence to give in the place of the extra's own.
     """
-    usual, packages = _EXTRAS[extra]
-    if any(importlib.util.find_spec(package) is None for package in packages):
-        raise UsageError(f"{reason or usual}: pip install {_requirement(extra)}")
+    if not has(extra):
+        raise UsageError(f"{reason or _EXTRAS[extra][0]}: pip install {_requirement(extra)}")
 
 
 def _requirement(extra: str) -> str:

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 notices = logging.getLogger("msa_lite.notices")
 """Lines that everybody should see, such as the prompt in use; at level INFO."""
 
+_EQUAL = 1.1  # a longest time that is no more times the shortest tells no more than the shortest
+
 Progress = Callable[[str, int, int], None]
 """A callback progress(label, done, total). In a label's last call, done equals total."""
 
@@ -22,7 +24,16 @@ class Step:
     kind: str
     """"fit", "score", …: steps of one kind take the same time for each unit of `amount`."""
     amount: float = 1.0
-    """The work in it: for "fit" rows · epochs, for "score" questions."""
+    """The work in it: rows to tune on, questions to ask. Of a step with `planned`, these seconds count instead."""
+    planned: tuple[float, float] | None = None
+    """The shortest and the longest time by prediction, in seconds; None where none was made."""
+    purpose: str = ""
+    """What it is for, in a clause."""
+
+    @property
+    def weight(self) -> float:
+        """Return the work in it, beside that of other steps of its kind."""
+        return sum(self.planned) / 2 if self.planned else self.amount
 
 
 class Watcher(ABC):
@@ -34,7 +45,10 @@ class Watcher(ABC):
 
     @abstractmethod
     def announce(self, steps: Sequence[Step]) -> None:
-        """Take the steps to come, in their order. Steps that are finished already are never called."""
+        """Take the steps to come, in their order. Steps that are finished already are never called.
+
+        A list that goes on with the steps of the one before, known better by now, belongs to the same count.
+        """
 
 
 def silent(label: str, done: int, total: int) -> None:
@@ -69,6 +83,15 @@ def duration(seconds: float) -> str:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)
     return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def time_span(seconds: tuple[float, float] | None) -> str:
+    """Format a shortest and a longest time for people, as one where they are about equal; a question mark for None."""
+    if seconds is None:
+        return "?"
+    low, high = seconds
+    texts = [duration(value) for value in seconds]
+    return texts[1] if high <= _EQUAL * low or texts[0] == texts[1] else f"{texts[0]} to {texts[1]}"
 
 
 def under(progress: Progress, label: str) -> Progress:

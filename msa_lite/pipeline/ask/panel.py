@@ -98,8 +98,8 @@ class Panel:
             raise UsageError("the question is empty")
         prompter = self.prompter
         ids = list(prompter.tokenizer(question)["input_ids"]) if self.continues else prompter.prompt(question)
-        runner = self._runner(name, progress, strengths if name == _UNLEARNED else None)
-        try:
+        try:  # `progress` may raise once a model is loaded
+            runner = self._runner(name, progress, strengths if name == _UNLEARNED else None)
             if runner.window is not None and len(ids) >= runner.window:
                 raise UsageError(
                     f"the question has {len(ids)} tokens with its prompt, and the {name} model has room for "
@@ -155,8 +155,8 @@ class Panel:
 def ask(folder: str | Path, question: str, progress: Progress = silent) -> Answers:
     """Return the greedy answers of a run's target, unlearned model and ideal to a question, in the run's prompt.
 
-    Raise UsageError for a folder that is no run and for a question that is empty or too long, OutputError for a run
-    without an unlearned model. A target or ideal that is not there is left out, with the reason.
+    Leave out a missing target or ideal, with the reason. Raise UsageError for a folder that is no run and for a
+    question that is empty or too long, OutputError for a run without an unlearned model.
     """
     return open_panel(folder).answers(question, progress)
 

@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from msa_lite.baselines.methods import METHODS, Value
-from msa_lite.budget.plan import StageCost
+from msa_lite.budget.plan import StageCost, add_seconds
 from msa_lite.choose.rules import Rank
 from msa_lite.choose.validation import Validation
 from msa_lite.io.finished.seal import drop_files, load_manifest
-from msa_lite.pipeline.stages.costs import Machine, choice_costs, vector_costs
+from msa_lite.pipeline.stages.asking import candidates_costs
+from msa_lite.pipeline.stages.costs import vector_costs
 from msa_lite.pipeline.stages.facts import Facts
+from msa_lite.pipeline.stages.machine import Machine
 from msa_lite.recipe import Recipe
 from msa_lite.report import load_report
 from msa_lite.train import KeptEpochs, epoch_folder
@@ -96,13 +98,25 @@ def scales_of(recipe: Recipe) -> list[float]:
 def fit_costs(
     recipe: Recipe, method: str, setting: Setting, is_first: bool, facts: Facts, machine: Machine
 ) -> list[StageCost]:
-    """Return the memory and disk of a setting's fit. Its time depends on the method, which knows no hold."""
-    layers = facts.shapes["prior"].layers
-    used = min(1.0, (int(setting.parameters.get("layer", layers)) + 1) / layers)
-    reference = used if METHODS[method].runs_reference(setting.parameters) else 0.0
-    recipe = recipe.model_copy(update={"vector": recipe.vector.model_copy(update={"hold": 0.0})})
-    costs = [cost for cost in vector_costs(recipe, "forget", facts, machine, reference) if cost.kind == "fit"]
-    return [replace(_with_disk(recipe, is_first, cost), seconds=None) for cost in costs]
+    """Return the cost of a setting's fit, with the scores of its epochs where these are candidates by themselves."""
+    layers, parameters = facts.shapes["prior"].layers, setting.parameters
+    used = min(1.0, (int(parameters.get("layer", layers)) + 1) / layers)
+    reference = used if METHODS[method].runs_reference(parameters) else 0.0
+    more = METHODS[method].more_passes(parameters, _tokens_per_row(facts))
+    fixed = {"hold": 0.0, "epochs": epochs_of(recipe)}  # a baseline knows neither a hold nor an open end
+    fitted = recipe.model_copy(update={"vector": recipe.vector.model_copy(update=fixed)})
+    (cost,) = vector_costs(fitted, "forget", facts, machine, reference, more)
+    if "validation" in facts.asked and recipe.baseline.start == "target":
+        (scores,) = candidates_costs(recipe, epochs_of(recipe), facts, machine)
+        cost = add_seconds(cost, scores.seconds)
+    return [_with_disk(recipe, is_first, cost)]
+
+
+def _tokens_per_row(facts: Facts) -> float:
+    """Return the tokens of a retain row for each token of a forget row; 1 where they are not known."""
+    sets = [facts.rows.get(name) for name in ("retain", "forget")]
+    per_row = [size.tokens / size.count for size in sets if size and size.count]
+    return per_row[0] / per_row[1] if len(per_row) == 2 else 1.0
 
 
 def _with_disk(recipe: Recipe, is_first: bool, cost: StageCost) -> StageCost:
@@ -126,9 +140,10 @@ def identity_of(folder: Path) -> dict[str, Any]:
     return {name: item for name, item in files.items() if not name.startswith("epoch-")}
 
 
-def epoch_score_costs(recipe: Recipe, facts: Facts, machine: Machine) -> list[StageCost]:
-    """Return the memory of scoring epochs."""
-    return [replace(cost, seconds=None) for cost in choice_costs(recipe, facts, machine)]
+def epoch_score_costs(recipe: Recipe, settings: int, facts: Facts, machine: Machine) -> list[StageCost]:
+    """Return the cost of scoring epochs that were trained from the prior; others were scored when they were trained."""
+    count = epochs_of(recipe) * len(scales_of(recipe)) * settings if recipe.baseline.start == "prior" else 0
+    return candidates_costs(recipe, count, facts, machine)
 
 
 def drop_epochs(folder: Path, keep: int | None = None) -> None:

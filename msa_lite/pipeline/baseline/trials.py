@@ -163,7 +163,7 @@ class Trials:
             self._choose,
             needs=names,
             inputs=lambda: self._candidates()[0].inputs(validation_of(self.run)),
-            cost=partial(epoch_score_costs, recipe),
+            cost=partial(epoch_score_costs, recipe, len(self.settings)),
             amount=len(self.settings) * epochs_of(recipe) * len(scales_of(recipe)) + 1,
         )
         chosen = [choice] if context.chooses else []

@@ -12,11 +12,11 @@ from functools import reduce
 from pathlib import Path
 from typing import Any, ClassVar
 
-from msa_lite.budget.plan import Plan, gigabytes, time_span
+from msa_lite.budget.plan import Plan, gigabytes
 from msa_lite.budget.speed import this_device
 from msa_lite.errors import Faults, MismatchError, MsaError, UsageError, join_faults
 from msa_lite.io.console.libraries import require
-from msa_lite.io.console.progress import readable
+from msa_lite.io.console.progress import readable, time_span
 from msa_lite.io.files.reading import local_path, parse_yaml, read_text
 from msa_lite.io.weights.hub import is_remote
 from msa_lite.io.weights.offline import offline_reason, offline_where_unreachable
@@ -25,9 +25,9 @@ from msa_lite.pipeline.init.inspect import ModelFacts, SetFacts, guess_prior, in
 from msa_lite.pipeline.prepare.rows import separate_sets
 from msa_lite.pipeline.prepare.run import Context, msa_scope
 from msa_lite.pipeline.run.msa import msa_stages
-from msa_lite.pipeline.stages.costs import Machine
 from msa_lite.pipeline.stages.facts import find_facts
 from msa_lite.pipeline.stages.forecast import find_remedies, forecast
+from msa_lite.pipeline.stages.machine import Machine
 from msa_lite.pipeline.stages.stage import Stage
 from msa_lite.recipe import SETS, Recipe, check_new_file, load_recipe, relative_paths, set_key, write_with_schema
 
@@ -142,11 +142,10 @@ class Draft:
 
 
 def init_recipe(file: str, wishes: Wishes, may_replace: bool = False) -> Draft:
-    """Write a commented recipe to a new file. may_replace: it may replace a file.
+    """Write a commented recipe to a file. may_replace: allow an existing file.
 
-    Models, data and prior are looked at first, and one error names all faults: a model or data set that is not there,
-    columns that are not known, target and prior that are the same or do not fit. The recipe is checked as the loader
-    checks it before it is written.
+    Inspect models, data and prior first. One error names all faults: missing models or data sets, unknown columns,
+    target and prior that are the same or do not fit. Validate the recipe before writing it.
     """
     require("train")
     path = local_path(file)

@@ -20,7 +20,7 @@ def is_open_ended(run: Run, name: str) -> bool:
 
     It is not if the target itself is tuned, which knows the rows from the start. Then `epochs: auto` is a number.
     """
-    return run.recipe.vector_of(name).epochs == "auto" and run.scope.start == "prior" and run.scope.method == "msa"
+    return run.recipe.is_open_ended(name) and run.scope.start == "prior" and run.scope.method == "msa"
 
 
 def fit_settings(run: Run, name: str, **changes: Any) -> FitSettings:

@@ -320,12 +320,16 @@ _PEOPLE = ("prior", "retain", "forget", "holdout")
 
 def make_demo(demo: Demo | RealDemo, folder: Path, seed: int, progress: Progress) -> None:
     """Make the history of a demo in a folder. A finished one costs nothing."""
-    values = demo.model_dump(exclude={"model"})
-    groups = make_groups({name: values.pop(name) for name in _PEOPLE if name in values}, seed)
+    groups, values = make_groups(demo_people(demo), seed), demo.model_dump(exclude={"model", *_PEOPLE})
     if isinstance(demo, RealDemo):
         make_real_history(folder, groups, TuningSettings(**values, seed=seed), progress)
     else:
         make_history(folder, groups, HistorySettings(**values, seed=seed), progress)
+
+
+def demo_people(demo: Demo | RealDemo) -> dict[str, int]:
+    """Return the number of people in each group of a demo."""
+    return {name: getattr(demo, name) for name in _PEOPLE if hasattr(demo, name)}
 
 
 def demo_config(demo: Demo | RealDemo) -> dict[str, Any]:

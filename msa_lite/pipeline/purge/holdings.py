@@ -45,7 +45,7 @@ _STAGES = {
 }  # whole folders of stages, by the first folder of their path
 _RESULTS = {
     "model": "the unlearned model",
-    "adapter": "the result of the run. It is a switch: whoever takes it off the target has the data back",
+    "adapter": "the result of the run. It is a switch: the target without it knows the data",
     "model.previous": "the unlearned model from before, which a kill has left",
     "adapter.previous": "the adapter from before, which a kill has left",
 }
@@ -55,7 +55,7 @@ _KEPT = {
     RECIPE_FILE: "names the data, and does not hold it",
     **dict.fromkeys(REPORT_FILES, "scores and counts"),
     VERDICT_FILE: "counts",
-    RECORD_FILE: "the removal record: keyed hashes of the rows, which nobody can guess without the key",
+    RECORD_FILE: "the removal record: keyed hashes of the rows, useless without the key",
     SIGNATURE_FILE: "the signature of the record",
     KEY_FILE: "without it nobody can tell whether a row was among those removed; keep it to yourself",
     PURGED_FILE: "what was removed, and when",

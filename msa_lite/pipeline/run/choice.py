@@ -30,7 +30,7 @@ from msa_lite.pipeline.run.loaded import LoadedTarget
 from msa_lite.pipeline.run.merge import merge_identity, run_terms
 from msa_lite.pipeline.run.scores import score_model, score_stage, scores_folder, validation_of
 from msa_lite.pipeline.run.vectors import check_processes, tracking_of
-from msa_lite.pipeline.stages.costs import SEARCHED, choice_costs
+from msa_lite.pipeline.stages.asking import SEARCHED, choice_costs
 from msa_lite.pipeline.stages.stage import Stage
 from msa_lite.recipe import Recipe
 from msa_lite.report import REPORT_FILE

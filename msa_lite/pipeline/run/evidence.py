@@ -18,6 +18,7 @@ from msa_lite.io.weights.hub import Source, fetch
 from msa_lite.pipeline.prepare.models import fit_prior
 from msa_lite.pipeline.prepare.run import Context, Run, judge_settings
 from msa_lite.pipeline.run.scores import scores_folder
+from msa_lite.pipeline.stages.asking import evidence_costs
 from msa_lite.pipeline.stages.stage import Stage
 from msa_lite.report import load_report, write_report
 from msa_lite.report.evidence import EVIDENCE_FOLDER, EvidenceFinding, evidence_report, finding_of, undecided
@@ -41,6 +42,7 @@ def evidence_stages(context: Context) -> list[Stage]:
                 partial(_collect, context, evidence),
                 needs=[f"scores: {name}" for name in context.scored],
                 inputs=lambda evidence=evidence: _inputs(evidence, make_scene(context.run)),  # type: ignore[misc]
+                cost=partial(evidence_costs, "the evidence", evidence.loads, evidence.passes),
             )
         )
     return stages

@@ -11,25 +11,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from msa_lite.budget.plan import StageCost
-from msa_lite.budget.shape import shape_of_config
 from msa_lite.data import hash_ids, rows_identity
 from msa_lite.errors import FormatError, MsaError, OutputError, RecipeError
 from msa_lite.io.console.libraries import require
 from msa_lite.io.console.progress import Progress, notices
 from msa_lite.io.files.reading import parse_yaml, read_text
-from msa_lite.io.files.writing import digest, write_json, write_text
+from msa_lite.io.files.writing import check_writable, digest, write_json, write_text
 from msa_lite.io.finished.manifest import software_versions
 from msa_lite.io.finished.seal import LOCK, MANIFEST, PURGING, leaves, locked
 from msa_lite.io.launch.crew import Crew
 from msa_lite.io.launch.gathering import agree
-from msa_lite.pipeline.prepare.models import WRITTEN_OUT, demo_config, make_demo
+from msa_lite.pipeline.prepare.models import WRITTEN_OUT, make_demo
 from msa_lite.pipeline.prepare.prompt import PROMPT_FILE
 from msa_lite.pipeline.prepare.run import Run, Scope, prepare
-from msa_lite.pipeline.stages.costs import Machine, fit_cost, full_size
-from msa_lite.pipeline.stages.facts import Facts, demo_rows, has_history
-from msa_lite.pipeline.stages.forecast import check_memory
-from msa_lite.pipeline.stages.stage import Stage
+from msa_lite.pipeline.run.demo import HISTORY, check_demo_memory
 from msa_lite.recipe import Recipe, TrainingRecipe, absolute_paths, dump_recipe, given_paths, load_recipe, moved_paths
 from msa_lite.recipe.load import load_any
 from msa_lite.record.seal import KEY_FILE, make_key
@@ -42,7 +37,6 @@ from msa_lite.report.provenance import (
     read_run,
     recorded_revisions,
 )
-from msa_lite.train import FitSettings
 
 logger = logging.getLogger(__name__)
 
@@ -101,7 +95,6 @@ def _shown(value: object) -> str:
 
 
 BASELINES = "baselines"  # runs of baselines lie in here, each in a folder of its own
-HISTORY = "history"  # of the demo
 TRACKING = "tracking"  # files of trackers
 
 
@@ -140,23 +133,6 @@ def claimed(
         yield run
 
 
-def check_demo_memory(recipe: Recipe, force: bool) -> None:
-    """Raise MismatchError, or warn, if the target of a demo that is not made yet does not fit into memory."""
-    demo = recipe.demo
-    if demo is None or has_history(recipe):
-        return
-    rows = demo_rows(demo.retain + demo.forget)
-    settings = FitSettings(epochs=demo.tuning_epochs, batch_size=demo.batch_size, micro_batch_size=demo.batch_size)
-
-    def cost(facts: Facts, machine: Machine) -> list[StageCost]:
-        size = full_size("the training of the target of the demo", rows, settings, rows.longest, machine.device)
-        return [fit_cost(facts.shapes["target"], size, machine)]
-
-    stage = Stage("target of the demo", "fit", recipe.folder / HISTORY / "target", cost=cost)
-    facts = Facts({"target": shape_of_config(demo_config(demo), "the demo's model")}, {"forget": rows})
-    check_memory([stage], facts, 1, lambda machine: iter(()), force)
-
-
 def run_inputs(run: Run) -> dict[str, Any]:
     """Return hashes of all that a run starts from, by name. They are the same in all processes of a launcher."""
     inputs = {
@@ -186,6 +162,7 @@ def claim(
     """
     require("train")
     check_run_folder(folder, kind)
+    check_writable(folder / RECIPE_FILE)
     is_new, is_first = not folder.exists(), first is not None or home_of(folder).exists()
     with ExitStack() as locks:
         if is_first:

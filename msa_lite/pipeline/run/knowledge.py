@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
+from msa_lite.budget.plan import StageCost
 from msa_lite.data import load_rows, sample_rows
-from msa_lite.errors import MismatchError
+from msa_lite.errors import MismatchError, allowed_by
 from msa_lite.evals.benchmark import Benchmark, ItemSet, Record
 from msa_lite.evals.evaluation import evaluate_benchmark, evaluation_inputs
 from msa_lite.evals.knowledge import Fault, find_fault, known, weak_sets
@@ -20,6 +21,9 @@ from msa_lite.io.console.progress import Progress
 from msa_lite.io.files.writing import canonical_json
 from msa_lite.pipeline.prepare.run import Context, Run
 from msa_lite.pipeline.run.scores import CHECKED, checked_folders, evaluations_beside, score_stage, scores_folder
+from msa_lite.pipeline.stages.asking import CHECKED_ROWS, CHECKS, asking_costs, evidence_costs
+from msa_lite.pipeline.stages.facts import Facts
+from msa_lite.pipeline.stages.machine import Machine
 from msa_lite.pipeline.stages.stage import Stage
 from msa_lite.report.probing import read_verdicts
 from msa_lite.report.rows import SideBySide, examples_text
@@ -27,10 +31,9 @@ from msa_lite.report.rows import SideBySide, examples_text
 logger = logging.getLogger(__name__)
 
 
-ROWS = 64  # of each set
 SHOWN = 2  # rows with the target's answers in a message
 _CAUSES = "Wrong rows? Wrong model, or target and prior exchanged? Was it trained on them too little to recite any?"
-GO_ON = "to continue anyway: `msa-lite run --accept`, or `verdict: off` in the recipe"
+GO_ON = "--accept, or `verdict: off` in the recipe, makes this a warning"
 
 
 def check_stages(context: Context, accept: bool = False, probe: bool = False) -> list[Stage]:
@@ -53,7 +56,11 @@ def check_stages(context: Context, accept: bool = False, probe: bool = False) ->
     validation = [score_stage(context, name, "validation", needs.get(name, ())) for name in scored]
     home = context.scope.folder / "evaluation" / CHECKED
     if context.prepared is None:
-        return [*(Stage(_label(name), "check", home / name) for name in names), *validation]
+        return [
+            *(Stage(_label(name), "check", home / name, cost=_cost(context, name)) for name in names),
+            *(cheap_probe(context) if probe else []),
+            *validation,
+        ]
     check = _Check(context.run, accept)
     stages = [
         Stage(
@@ -62,6 +69,7 @@ def check_stages(context: Context, accept: bool = False, probe: bool = False) ->
             home / name,
             partial(check.ask, name),
             inputs=partial(evaluation_inputs, context.run.sources[model], check.questions[name]),
+            cost=_cost(context, name),
             asks=(model, check.questions[name]),
         )
         for name, model in names.items()
@@ -75,6 +83,12 @@ def _models_by_name(context: Context) -> dict[str, str]:
     evaluate = context.recipe.evaluate
     has_others = context.prepared or context.recipe.retain or (evaluate and (evaluate.retain or evaluate.holdout))
     return {"target": "target", "prior": "prior", **({"others": "target"} if has_others else {})}
+
+
+def _cost(context: Context, name: str) -> Callable[[Facts, Machine], list[StageCost]]:
+    """Return the cost of a part of the check."""
+    model, part = ("target", "others") if name == "others" else (name, "check")
+    return partial(asking_costs, context.recipe, CHECKS, model, part, ())  # type: ignore[arg-type]
 
 
 def _label(name: str) -> str:
@@ -109,7 +123,7 @@ class _Check:
         if self._strict:
             place = self._run.folder / "evaluation"
             kept = f"nothing was fitted; the scores stay in {place}, and a rerun takes them up"
-            raise MismatchError(f"{message}\n{GO_ON}\n{kept}")
+            raise allowed_by(MismatchError(f"{message}\n{GO_ON}\n{kept}"), "--accept")
         logger.warning("%s", message)
 
 
@@ -124,7 +138,7 @@ def _score(run: Run, name: str, questions: Benchmark, progress: Progress) -> dic
 
 
 def _asked(run: Run) -> Qa:
-    """Return at most `ROWS` rows of each set: of those that are scored, or else of those that the vectors learn."""
+    """Return `CHECKED_ROWS` rows of each set at most: of those that are scored, or else of those that are learnt."""
     seed = run.recipe.seed
     benchmarks = [
         benchmark
@@ -132,7 +146,8 @@ def _asked(run: Run) -> Qa:
         if isinstance(benchmark, Qa) and "forget" in benchmark.sets
     ]
     if not benchmarks:
-        rows = {name: sample_rows(run.rows[name], ROWS, seed) for name in ("forget", "retain") if name in run.rows}
+        learnt = [name for name in ("forget", "retain") if name in run.rows]
+        rows = {name: sample_rows(run.rows[name], CHECKED_ROWS, seed) for name in learnt}
         most = run.recipe.max_new_tokens
         return load_qa(rows, run.prompter, most, "check")
     names = dict.fromkeys(name for benchmark in benchmarks for name in benchmark.sets)
@@ -149,7 +164,7 @@ def _united(item_sets: Sequence[ItemSet], seed: int) -> ItemSet:
     """Return a sample of the items of several parts of a set, each once."""
     items = {canonical_json(dict(item.fields)): item for item_set in reversed(item_sets) for item in item_set.items}
     in_order = sorted(items.values(), key=lambda item: item.index)
-    return replace(item_sets[0], items=sample_rows(in_order, ROWS, seed))
+    return replace(item_sets[0], items=sample_rows(in_order, CHECKED_ROWS, seed))
 
 
 def _message(run: Run, fault: Fault, forget: Sequence[Record]) -> str:
@@ -189,6 +204,7 @@ def _worst(forget: Sequence[Record]) -> list[SideBySide]:
 
 
 PROBE_FOLDER = "probe"
+PROBED = "probe: prior"
 COMPARED_WITH = {"holdout": "holdout rows", "paraphrased": "paraphrases of them"}
 CHEAP_ROWS = 64  # of each side, for a run's own probe: it takes seconds, and shows rows that were learnt
 
@@ -217,16 +233,23 @@ def cheap_probe(context: Context) -> list[Stage]:
 
     Nothing where there are no rows to compare with. The scores stay in OUTPUT/probe/cheap, so a rerun loads no model.
     """
-    if context.prepared is None or (rows := probe_rows(context.run)) is None:
+    folder = context.scope.folder / PROBE_FOLDER / "cheap" / "prior"
+    cost = partial(evidence_costs, CHECKS, 1, 2.0)  # forget rows, and about as many others
+    if context.prepared is None:
+        evaluate = context.recipe.evaluate
+        is_told = context.recipe.probe.against or (evaluate and evaluate.holdout)
+        return [Stage(PROBED, "check", folder, cost=cost)] if is_told else []
+    if (rows := probe_rows(context.run)) is None:
         return []
     few = rows.sampled(CHEAP_ROWS, context.recipe.seed, with_z=False)
     return [
         Stage(
-            "probe: prior",
+            PROBED,
             "check",
-            context.scope.folder / PROBE_FOLDER / "cheap" / "prior",
+            folder,
             lambda progress: _warn_of_signs(context.run, few, progress),
             inputs=lambda: probe_inputs(context.run.sources["prior"], few),
+            cost=cost,
             amount=2 * CHEAP_ROWS,
         )
     ]

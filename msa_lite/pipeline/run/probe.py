@@ -18,10 +18,13 @@ from msa_lite.pipeline.prepare.models import fit_prior
 from msa_lite.pipeline.prepare.run import Context, Run, Scope, msa_scope
 from msa_lite.pipeline.run.folder import claimed
 from msa_lite.pipeline.run.knowledge import COMPARED_WITH, PROBE_FOLDER, probe_rows
+from msa_lite.pipeline.stages.asking import evidence_costs
 from msa_lite.pipeline.stages.stage import Stage, execute
 from msa_lite.recipe import Recipe, RecipeSource, load_recipe
 from msa_lite.report.metrics import metric_kind
 from msa_lite.report.probing import SIGN, Finding, read_verdicts
+
+_COST = partial(evidence_costs, "the probe", 1, 2.0)  # forget rows, and about as many others
 
 
 @dataclass(frozen=True)
@@ -102,7 +105,7 @@ def probe_stages(context: Context) -> list[Stage]:
     """Return the stages of a probe, one a model; of inputs that are not here yet, only the prior's is known."""
     folder = context.scope.folder / PROBE_FOLDER
     if context.prepared is None:
-        return [Stage("probe: prior", "check", folder / "prior")]
+        return [Stage("probe: prior", "check", folder / "prior", cost=_COST)]
     return _stages(context.run, _models(context.run))
 
 
@@ -115,6 +118,7 @@ def _stages(run: Run, sources: Mapping[str, Source]) -> list[Stage]:
             folder / name,
             partial(probe_model, source, rows, folder / name, f"probe: {name}"),
             inputs=partial(probe_inputs, source, rows),
+            cost=_COST,
         )
         for name, source in sources.items()
     ]

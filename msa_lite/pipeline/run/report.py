@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
@@ -49,10 +50,10 @@ def report_run(folder: str | Path, show_examples: bool = False, rows: bool = Fal
     """Write report.html, report.md and report.json of a run, finished or not, into its folder. Return its story.
 
     show_examples: add ten questions with the models' answers, which hold the data. rows: list every row to forget in
-    the returned story (`forget_rows`); only with show_examples are they also in the files. Raise UsageError for what is
-    no run, and for rows of a run that has none or was purged, MismatchError for a run whose files are not as they were
-    written, FormatError for broken files, and OutputError for examples of a run in which a process works; nothing
-    is written then.
+    the returned story (`forget_rows`); only with show_examples are they also in the files. Raise before anything
+    is written: UsageError for a folder that is no run, and for rows of a run that has none or was purged; MismatchError
+    for files that changed since they were written; FormatError for broken files; OutputError for examples of a run in
+    which a process works.
     """
     folder = local_path(folder)
     require("train", "the pictures of a report need matplotlib")
@@ -254,9 +255,8 @@ def publish_model(
     if wishes.repo is None:
         return None
     if verdict is not None and verdict.outcome == "FAIL" and not accept:
-        notices.warning(
-            "not published: the verdict is FAIL; `msa-lite publish %s … --accept` sends it all the same", folder
-        )
+        words = ["msa-lite", "publish", str(folder), wishes.repo, *([] if wishes.private else ["--public"]), "--accept"]
+        notices.warning("not published: the verdict is FAIL; to send it anyway: %s", shlex.join(words))
         return None
     options = PublishOptions(
         public=not wishes.private,

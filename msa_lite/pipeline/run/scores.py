@@ -19,8 +19,8 @@ from msa_lite.io.weights.hub import Source, fetch
 from msa_lite.pipeline.prepare.questions import why_unjudged
 from msa_lite.pipeline.prepare.run import Context, Run
 from msa_lite.pipeline.run.folder import BASELINES
-from msa_lite.pipeline.stages.costs import score_costs
-from msa_lite.pipeline.stages.stage import Stage, free
+from msa_lite.pipeline.stages.asking import CHECKS, QuestionPart, asking_costs
+from msa_lite.pipeline.stages.stage import Stage
 from msa_lite.recipe import Recipe
 from msa_lite.report import Report
 from msa_lite.report.comeback import EARLIER_SET
@@ -100,7 +100,7 @@ def score_stage(
         lambda progress: score_model(context.run, name, split, progress, method()),
         needs=needs,
         inputs=inputs,
-        cost=partial(score_costs, context.recipe, name) if final else free,
+        cost=partial(asking_costs, context.recipe, _plan_name(split, final), name, split, _asked_before(context, name)),
         asks=(name, asked(context.prepared, name, split)) if context.prepared else None,
     )
 
@@ -116,6 +116,22 @@ def score_stages(context: Context, describe: Callable[[], Mapping[str, Any]]) ->
         stages += [score_stage(context, "prior", "validation")] if context.chooses_by_rows else []
         stages.append(score_stage(context, "prior", "test"))
     return stages
+
+
+def _plan_name(split: Split, final: bool) -> str:
+    """Return the name that such stages have together in a plan."""
+    if split == "earlier":
+        return "the earlier rows"
+    return "the scores" if final else CHECKS
+
+
+def _asked_before(context: Context, name: str) -> list[QuestionPart]:
+    """Return the parts of the questions that a model is asked before this one or after it: each row is asked once."""
+    is_chosen = context.chooses and (context.chooses_by_rows or name != "target")
+    parts: list[QuestionPart] = ["validation"] if is_chosen else []
+    if context.scope.start == "prior" and name in ("target", "prior"):
+        parts += ["check", "others"] if name == "target" else ["check"]
+    return parts
 
 
 def _label(name: str, split: Split) -> str:

@@ -1,79 +1,37 @@
-"""The cost of each kind of stage: memory, disk and time, from headers and row counts alone."""
+"""The cost of fits, merges, filters and what they need: memory, disk and time, from headers and row counts alone."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from typing import Any
 
-from msa_lite.budget.needs import (
-    CONTEXT,
-    FitCase,
-    Need,
-    fit_need,
-    head_bytes,
-    rungs,
-    score_need,
-    stream_layers,
-    waiting_bytes,
-)
-from msa_lite.budget.plan import StageCost, gigabytes
+from msa_lite.budget.needs import CONTEXT, FitCase, Need, fit_need, head_bytes, rungs, waiting_bytes
+from msa_lite.budget.plan import StageCost
 from msa_lite.budget.shape import Linear, Shape
-from msa_lite.budget.speed import (
-    Device,
-    Measured,
-    Speed,
-    bus_seconds,
-    fit_seconds,
-    score_seconds,
-    speed_of,
-    stream_seconds,
-)
-from msa_lite.io.models.devices import host_memory
+from msa_lite.budget.speed import Device, bus_seconds
 from msa_lite.io.models.waiting import RAM_SHARE
-from msa_lite.pipeline.stages.facts import Facts, RowFacts, batch_size
+from msa_lite.pipeline.stages.asking import scoring_need
+from msa_lite.pipeline.stages.facts import Facts, RowFacts, batch_size, trained_weights
+from msa_lite.pipeline.stages.machine import Machine
 from msa_lite.recipe import Recipe
 from msa_lite.train.moments import HELD, MOST_LABELS
 from msa_lite.train.rungs import CPU_TOKENS, Rung
 from msa_lite.train.settings import EPOCHS, most_epochs
+from msa_lite.train.until import SAMPLE
 
-SEARCHED = 10  # points of a search
+SAVE = 12  # bytes that a save takes for each weight that is trained
 MOST_SAVES = 3  # of a fit on disk at a time: two, and a third until the oldest is removed
+_MERGED = 4e8  # bytes of a target that are merged, compared and hashed a second
 _MERGE = 512_000_000  # bytes of a merge (`merger.checked.MAX_MEMORY`)
-_QUESTIONS = 400  # of a published benchmark, where the recipe sets no limit
-_LONGEST_QUESTION = 512  # tokens
-_TEXT, _ANSWER = 100, 200  # tokens of a question with all answers that are scored, at most of one that is generated
-_BATCH = 64  # questions
+_OPEN = (
+    "the fit of the {} vector ends once the prior knows its rows, which nothing tells before: its time is for {} to {} "
+    "epochs. It may take more, or other learning rates, too; `vector.epochs` as a number makes it known"
+)
 _HELD = 4 / 3  # the passes of a row that holds a fit, the reference's among them, for those of a row that is learnt
+_USUAL = (4, 12)  # epochs of open-ended fits: 6 of a small new model, 8 or 9 of SmolLM2-135M; they may take 60
+_MEASURED = 0.5  # the passes of a row whose loss is measured, for those of a row that is learnt
 _FLOPS = 2e10  # of one core a second, in fp64: 2.3e10 on an EPYC of 2023
 _MANY = 1 << 20  # tokens, more than a layer has inputs
-_FASTER = "select.four_bit=true holds the sweep's target on the GPU in 4 bits, which is much faster"
-
-
-@dataclass(frozen=True)
-class Machine:
-    """The place where stages run."""
-
-    device: Device
-    """The device that tunes and scores."""
-    processes: int = 1
-    """Those that share a fit of all weights."""
-    measured: Measured | None = None
-    """Times in the place of estimates."""
-
-    @property
-    def speed(self) -> Speed:
-        """Return the speed of the device."""
-        return speed_of(self.device)
-
-    @property
-    def host(self) -> int | None:
-        """Return the bytes of RAM; None where they are not known, as for another machine's GPU."""
-        return host_memory() if self.device.name else None
-
-    @property
-    def load_seconds(self) -> float:
-        """Return the seconds of loading a model to score, where they were measured."""
-        return self.measured.scores.load if self.measured and self.measured.scores else 0.0
 
 
 @dataclass(frozen=True)
@@ -92,8 +50,8 @@ class FitSize:
     """Rows of an optimiser step."""
     micro: int | str
     """Rows of a forward pass, or "auto"."""
-    held: float = 0.0
-    """The tokens of rows that hold the fit, for each token of the fit's own."""
+    more: float = 0.0
+    """The passes besides those over its own rows, for each token of them: over rows that hold it, or rows to keep."""
 
 
 def fit_cost(shape: Shape, size: FitSize, machine: Machine, vector: str | None = None) -> StageCost:
@@ -101,48 +59,53 @@ def fit_cost(shape: Shape, size: FitSize, machine: Machine, vector: str | None =
     case = replace(size.case, shards=machine.processes if size.case.mode == "full" else 1)
     rung, need = choose_rung(shape, case, size.batch, size.micro, machine.device)
     steps = machine.measured.fits.get(vector) if machine.measured and vector else None
-    times, load, peak, waiting = None, 0.0, None, waiting_bytes(shape, case, rung)
-    if steps:
-        rung, load, peak = steps.rung, steps.load, steps.peak and steps.peak + CONTEXT
+    times, peak, waiting = None, None, waiting_bytes(shape, case, rung)
+    if steps and machine.device.is_gpu:
+        rung, peak = steps.rung, steps.peak and steps.peak + CONTEXT
         need = fit_need(shape, case, rung)
     if size.rows:
-        passes = -(-size.rows.count // rung.micro)
-        once = fit_seconds(shape, case.mode, rung.checkpointing, size.rows.tokens, machine.speed, passes)
-        once = size.rows.tokens * steps.token if steps else once
+        once = machine.pass_seconds(shape, case.mode, rung, size.rows.tokens, size.rows.count, vector)
         if not steps:
             passed = 2 * waiting + 2 * head_bytes(shape, case, rung)  # forward, and again backward
-            once = max(once, passes * bus_seconds(passed, machine.host))
-        once *= 1 + size.held * _HELD
-        times = load + size.epochs[0] * once, load + size.epochs[1] * once
+            once = max(once, -(-size.rows.count // rung.micro) * bus_seconds(passed, machine.host))
+        adapters = sum(linear.adapter(case.rank) for linear in shape.adapted(case.targets))
+        trained = shape.weights if case.mode == "full" else adapters
+        once = (1 + size.more) * once + machine.save_seconds(SAVE * trained)
+        once += -(-size.rows.count // size.batch) * machine.step_seconds(case.mode, trained, vector)
+        begin = machine.begin_seconds(shape) + machine.save_seconds(4 * trained)
+        times = machine.span(begin + size.epochs[0] * once, begin + size.epochs[1] * once)
     how = f"{rung}; the longest row has {case.longest} tokens"
     in_file = max(0, waiting - int(RAM_SHARE * machine.host)) if machine.host else 0
     files = {"layers without room in RAM": in_file} if in_file else {}
     return StageCost(size.what, "fit", need, vector, times, how, peak, waiting=waiting, while_running=files)
 
 
-def vector_costs(recipe: Recipe, name: str, facts: Facts, machine: Machine, reference: float = 0.0) -> list[StageCost]:
+def vector_costs(
+    recipe: Recipe, name: str, facts: Facts, machine: Machine, reference: float = 0.0, more: float = 0.0
+) -> list[StageCost]:
     """Return the cost of fitting a vector; where its end is open, that of measuring the target first.
 
-    reference: the part of the layers that the fit's frozen second model has, in full mode.
+    reference: the part of the layers that the fit's frozen second model has, in full mode. more: see `FitSize`.
     """
     costs, rows, prior = [], facts.rows.get(name), facts.shapes["prior"]
-    if recipe.vector_of(name).epochs == "auto":
-        need, streamed = _scoring(facts.shapes["target"], machine, recipe.vector.mode == "qlora")
+    if recipe.is_open_ended(name):
+        target = facts.shapes["target"]
+        need, streamed = scoring_need(target, machine, recipe.vector.mode == "qlora")
         times = None
         if rows:
-            seconds = machine.load_seconds + _score_seconds(
-                facts.shapes["target"], 1, rows.tokens, 0, streamed, machine
-            )
-            times = seconds, seconds
+            asked = machine.ask_seconds(target, rows.count, rows.tokens, 0, streamed)
+            times = machine.span(machine.begin_seconds(target) + asked)
         costs.append(StageCost("the target's loss", "goal", need, None, times, "the goal of the fits"))
     size = vector_size(recipe, name, rows, machine.device)
-    size = replace(size, case=replace(size.case, reference=reference))
+    size = replace(size, case=replace(size.case, reference=reference), more=size.more + more)
     if recipe.hold and name == "forget":
         size = _held(size, facts.rows.get("retain"), recipe.vector.max_length)
     fit = fit_cost(prior, size, machine, name)
+    if recipe.is_open_ended(name):
+        fit = replace(fit, notes=[_OPEN.format(name, *size.epochs)])
     trained = trained_weights(recipe, prior)
     disk = {"vectors": 4 * trained}
-    files = {**fit.while_running, "saves of a fit": MOST_SAVES * 12 * trained}
+    files = {**fit.while_running, "saves of a fit": MOST_SAVES * SAVE * trained}
     return [*costs, replace(fit, disk=disk, while_running=files)]
 
 
@@ -151,19 +114,20 @@ def _held(size: FitSize, retain: RowFacts | None, most_tokens: int) -> FitSize:
     per_row = [rows.tokens / rows.count for rows in (retain, size.rows) if rows]
     longest = max(size.case.longest, min(retain.longest, most_tokens) if retain else 0)
     ratio = per_row[0] / per_row[-1] if per_row else 1.0
-    return replace(size, case=replace(size.case, longest=longest, reference=1.0), held=ratio)
+    return replace(size, case=replace(size.case, longest=longest, reference=1.0), more=size.more + ratio * _HELD)
 
 
 def moments_costs(recipe: Recipe, facts: Facts, machine: Machine) -> list[StageCost]:
     """Return the cost of measuring the inputs of the target's layers: one or a few forward passes over the rows."""
     shape, tokens = facts.shapes["target"], _tokens(facts)
-    need, streamed = _scoring(shape, machine)
+    need, streamed = scoring_need(shape, machine)
     kept = [min(count, MOST_LABELS) for count in tokens]
     disk = sum(4 * linear.count * linear.inputs * min(count, linear.inputs) for linear in _fed(shape) for count in kept)
     times = None
     if facts.rows:
-        seconds = machine.load_seconds + _score_seconds(shape, 1, sum(tokens), 0, streamed, machine)
-        times = seconds, seconds * -(-disk // HELD)  # where roots do not fit into memory at once, the rows run again
+        seconds, begin = machine.ask_seconds(shape, 1, sum(tokens), 0, streamed), machine.begin_seconds(shape)
+        often = -(-disk // HELD)  # where roots do not fit into memory at once, the rows run again
+        times = machine.span(begin + seconds, begin + seconds * often)
     cost = StageCost("the moments", "moments", need, None, times, "the inputs of the target's layers")
     return [replace(cost, disk={"moments": disk})]
 
@@ -176,7 +140,7 @@ def filter_costs(recipe: Recipe, facts: Facts, machine: Machine) -> list[StageCo
     right = 2 if recipe.vector.mode == "full" else 0
     work = sum(linear.count * size**2 * ((1 + right) * linear.inputs + size) for linear, size in sizes)
     memory = max((8 * linear.inputs * 6 * size for linear, size in sizes), default=0)
-    times = (work / _FLOPS / 8, work / _FLOPS) if facts.rows else None
+    times = machine.span(machine.begin_seconds(shape) + work / _FLOPS / 4) if facts.rows else None
     disk = 4 * trained_weights(recipe, facts.shapes["prior"])
     need = Need({"buffers": memory})
     cost = StageCost("the filter", "filter", need, None, times, "layer by layer, in RAM")
@@ -194,22 +158,14 @@ def _fed(shape: Shape) -> list[Linear]:
     return [linear for linear in shape.linear if linear.name not in ("k_proj", "v_proj", "up_proj")]
 
 
-def choice_costs(recipe: Recipe, facts: Facts, machine: Machine) -> list[StageCost]:
-    """Return the cost of scoring all points of a choice on one loaded target."""
-    times = (len(recipe.points) or SEARCHED) * (1 + len(recipe.select.under))
-    cost = _scored("sweep", recipe, facts, "target", times, machine, recipe.select.four_bit)
-    hint = cost.waiting > 0 and recipe.vector.mode != "full"
-    return [replace(cost, notes=(_FASTER,)) if hint else cost]
-
-
 def merge_costs(recipe: Recipe, facts: Facts, machine: Machine) -> list[StageCost]:
     """Return the cost of the merge: block by block, in RAM."""
     target, prior = facts.shapes["target"], facts.shapes["prior"]
-    seconds = target.stored / 2e8
+    seconds = machine.begin_seconds(target) + target.stored / _MERGED
     width = {"same": target.width, "float32": 4.0}.get(recipe.merge.dtype, 2.0)
     adapters = 4 * trained_weights(recipe, prior) * len(recipe.vector_names)
     size = int(width * target.weights) if recipe.merge.form == "model" else adapters
-    need, times = Need({"buffers": _MERGE}), (seconds / 4, seconds)
+    need, times = Need({"buffers": _MERGE}), machine.span(seconds)
     return [
         StageCost("the merge", "merge", need, None, times, "block by block, in RAM", disk={"unlearned model": size})
     ]
@@ -218,23 +174,9 @@ def merge_costs(recipe: Recipe, facts: Facts, machine: Machine) -> list[StageCos
 def start_costs(facts: Facts, machine: Machine) -> list[StageCost]:
     """Return the cost of merging the retain vector into the prior."""
     prior = facts.shapes["prior"]
-    seconds = prior.stored / 2e8
+    seconds = machine.begin_seconds(prior) + prior.stored / _MERGED
     need, disk = Need({"buffers": _MERGE}), {"start of the forget vector": prior.stored}
-    return [StageCost("the start", "merge", need, None, (seconds / 4, seconds), "block by block, in RAM", disk=disk)]
-
-
-def score_costs(recipe: Recipe, model: str, facts: Facts, machine: Machine) -> list[StageCost]:
-    """Return the cost of the scores of a model: "target", "ideal" or "unlearned", which is as large as the target."""
-    model = model if model in facts.shapes else "target"
-    return [_scored("scores", recipe, facts, model, 1, machine)]
-
-
-def trained_weights(recipe: Recipe, prior: Shape) -> int:
-    """Return the number of weights that a fit trains: of its adapters, or all."""
-    spec = recipe.vector
-    if spec.mode == "full":
-        return prior.weights
-    return sum(linear.adapter(spec.lora.rank) for linear in prior.adapted(spec.lora.targets))
+    return [StageCost("the start", "merge", need, None, machine.span(seconds), "block by block, in RAM", disk=disk)]
 
 
 def vector_size(recipe: Recipe, name: str, rows: RowFacts | None, device: Device) -> FitSize:
@@ -251,8 +193,12 @@ def vector_size(recipe: Recipe, name: str, rows: RowFacts | None, device: Device
         eight_bit=uses_eight_bit(recipe, device),
     )
     case = on_device(case, spec.compute, device)
-    span = (1, most) if epochs == "auto" else (epochs, epochs)
-    return FitSize(f"the fit of the {name} vector", case, rows, span, batch, spec.micro_batch_size)
+    fixed = EPOCHS if epochs == "auto" else epochs
+    span, more = (fixed, fixed), 0.0
+    if recipe.is_open_ended(name):  # it measures the loss on a sample after each epoch
+        span = min(_USUAL[0], most), min(_USUAL[1], most)
+        more = _MEASURED * (min(SAMPLE, rows.count) / rows.count if rows else 1.0)
+    return FitSize(f"the fit of the {name} vector", case, rows, span, batch, spec.micro_batch_size, more)
 
 
 def full_size(what: str, rows: RowFacts | None, settings: Any, most_tokens: int, device: Device) -> FitSize:
@@ -289,50 +235,3 @@ def choose_rung(shape: Shape, case: FitCase, batch: int, micro: int | str, devic
     ladder = [(rung, fit_need(shape, case, rung)) for rung in rungs(shape, case, sizes)]
     fitting = (pair for pair in ladder if pair[1].nbytes <= device.nbytes)
     return next(fitting, min(ladder, key=lambda pair: pair[1].nbytes))
-
-
-def _scored(
-    kind: str, recipe: Recipe, facts: Facts, model: str, times: int, machine: Machine, four_bit: bool = False
-) -> StageCost:
-    """Return the cost of scoring a model several times. kind: "sweep" or "scores"."""
-    shape, evaluate = facts.shapes[model], recipe.evaluate
-    assert evaluate is not None, "something is scored"
-    limit, sets = evaluate.limit or _QUESTIONS, list(facts.rows.values())
-    if evaluate.benchmark == "qa" and sets:
-        questions = sum(min(rows.count, limit) for rows in sets)
-    else:
-        questions = 4 * min(limit, _QUESTIONS)
-    if kind == "sweep":
-        questions = max(1, round(questions * recipe.validation))
-    need, streamed = _scoring(shape, machine, four_bit)
-    answer = min(evaluate.max_new_tokens, _ANSWER)
-    seconds = times * _score_seconds(shape, questions, _TEXT, answer, streamed, machine) + machine.load_seconds
-    how = "batches grow with free memory"
-    if streamed:
-        how = f"slow: {gigabytes(streamed)} of weights stream from RAM"
-    if four_bit:
-        how = "in 4 bits, with the adapters beside it"
-        need = need.plus("adapters", 4 * trained_weights(recipe, shape) * len(recipe.vector_names))
-    return StageCost(f"the {kind}", kind, need, None, (seconds, seconds), how, waiting=streamed)  # type: ignore[arg-type]
-
-
-def _score_seconds(
-    shape: Shape, questions: int, tokens: int, new_tokens: int, streamed: int, machine: Machine
-) -> float:
-    """Return the seconds of scoring questions of so many tokens each, and of answers of so many."""
-    if machine.measured and (times := machine.measured.scores):
-        return questions * (tokens * times.token + new_tokens * times.new_token)
-    seconds = score_seconds(shape, questions, tokens, new_tokens, _BATCH, machine.speed)
-    return seconds + stream_seconds(streamed, questions, tokens, new_tokens, _BATCH, machine.host)
-
-
-def _scoring(shape: Shape, machine: Machine, four_bit: bool = False) -> tuple[Need, int]:
-    """Return the need of scoring with the smallest batches, and the bytes of weights that stream from RAM.
-
-    Larger batches take what is free.
-    """
-    device = machine.device
-    width = min(shape.width, 4.0) if device.is_gpu else 4.0
-    width = 2.0 if four_bit and device.is_gpu else width
-    need = score_need(shape, _LONGEST_QUESTION, width, on_gpu=device.is_gpu, four_bit=four_bit)
-    return stream_layers(shape, need, device, four_bit)

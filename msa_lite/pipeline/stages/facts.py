@@ -8,9 +8,11 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from msa_lite.benchmarks import OWN
 from msa_lite.budget.shape import Shape, published_shape, read_shape, shape_of_config
-from msa_lite.data import DataSource, Example, Row, encode, open_tokenizer
+from msa_lite.data import IGNORE, DataSource, Example, Prompter, Row, encode, open_tokenizer
 from msa_lite.errors import MsaError, UsageError, join_faults
+from msa_lite.evals.benchmark import Benchmark, Item
 from msa_lite.io.files.reading import local_path
 from msa_lite.io.weights.adapter import base_name, is_bare_adapter
 from msa_lite.io.weights.checkpoint import Checkpoint, load_checkpoint
@@ -23,35 +25,71 @@ from msa_lite.io.weights.hub import (
 )
 from msa_lite.io.weights.offline import offline_reason, offline_where_unreachable
 from msa_lite.io.weights.quantised import dequantised, hides_shapes
-from msa_lite.pipeline.prepare.models import WRITTEN_OUT, demo_config, written_out_as
+from msa_lite.pipeline.prepare.earlier import forget_list, read_hashes
+from msa_lite.pipeline.prepare.models import WRITTEN_OUT, demo_config, demo_people, written_out_as
 from msa_lite.pipeline.prepare.prompt import find_prompter
-from msa_lite.pipeline.prepare.questions import limits_of_evidence, load_set
-from msa_lite.pipeline.prepare.rows import separate_sets
-from msa_lite.recipe import Recipe
+from msa_lite.pipeline.prepare.questions import Questions, WhenToChoose, limits_of_evidence, load_questions, load_set
+from msa_lite.pipeline.prepare.removed import EARLIER_ROWS
+from msa_lite.pipeline.prepare.rows import divide_retain, separate_sets
+from msa_lite.recipe import SETS, Demo, RealDemo, Recipe
 from msa_lite.train.settings import MOST_BATCH, auto_batch
 
 logger = logging.getLogger(__name__)
 
 
-_QUESTION = 60  # tokens of a question with its answer, where the rows cannot be read
+_QUESTION, _ANSWER = 60, 15  # tokens of a question with its answer, and of the answer, where rows cannot be read
+_OWN_QUESTION = 28  # the same, in the tokens of a demo's new model
+_PUBLISHED = 400  # questions of each of the four sets of a published benchmark, where the recipe sets no limit
+_LEARNT = ("forget", "retain")  # the places of rows that vectors learn
 _PERSON = 6  # rows of a person of the demo
 
 
 @dataclass(frozen=True)
 class RowFacts:
-    """The rows of a fit."""
+    """The rows of a fit, or the questions of a set."""
 
     count: int
     longest: int
     """Tokens of the longest row."""
     tokens: int
-    """Tokens of all rows."""
+    """Tokens of all rows; of questions, with those of the prompts that are answered."""
+    answers: int = 0
+    """Tokens of all right answers that a model is to give; 0 of texts."""
 
     @classmethod
     def of(cls, examples: Sequence[Example]) -> RowFacts:
         """Return the facts of rows as token ids."""
         lengths = [len(example.ids) for example in examples]
-        return cls(len(lengths), max(lengths), sum(lengths))
+        return cls(len(lengths), max(lengths, default=0), sum(lengths))
+
+    @classmethod
+    def rough(cls, count: int, tokens: int = 0) -> RowFacts:
+        """Return the facts of so many questions that cannot be read yet. tokens: of one with its answer, if known."""
+        return cls(count, _QUESTION, 2 * (tokens or _QUESTION) * count, _ANSWER * count)
+
+    def part(self, count: float) -> RowFacts:
+        """Return the facts of so many of the rows; they need not be whole, as an average."""
+        share = count / self.count if self.count else 0.0
+        return RowFacts(round(count), self.longest, round(self.tokens * share), round(self.answers * share))
+
+
+AskedSets = Mapping[str, Mapping[str, RowFacts]]
+"""The questions by part ("validation", "test", "earlier") and set."""
+
+
+def questions_of(benchmark: Benchmark | None) -> dict[str, RowFacts]:
+    """Return the questions of a benchmark, by set."""
+    return {name: _questions_of(part.items) for name, part in benchmark.sets.items()} if benchmark else {}
+
+
+def _questions_of(items: Sequence[Item]) -> RowFacts:
+    texts = [text for item in items for group in item.texts.values() for text in group]
+    answered = [item for item in items if item.prompt is not None]
+    right = [next((text for group in item.texts.values() for text in group), None) for item in answered]
+    answers = sum(sum(label != IGNORE for label in text.labels) for text in right if text)
+    tokens = sum(len(text.ids) for text in texts) + sum(len(item.prompt or ()) for item in answered)
+    longest = max((len(text.ids) for text in texts), default=0)
+    return RowFacts(len(items), longest, tokens, answers)
 
 
 @dataclass(frozen=True)
@@ -74,14 +112,18 @@ class Facts:
     """The models whose headers could be read."""
     written_out: int = 0
     """Bytes of models that the run first writes out whole, in its folder (`written_out_as`)."""
+    asked: AskedSets = field(default_factory=dict)
+    """The questions that models are scored on; empty where they are not known."""
 
 
 ABSENT = ": not on this machine yet, or not given by the Hub; its sizes are "
 """What a note says between models and the place that their sizes are taken from."""
 
 
-def find_facts(recipe: Recipe) -> Facts:
+def find_facts(recipe: Recipe, choice: WhenToChoose | None = None) -> Facts:
     """Find models and rows of a recipe. Raise UsageError where no model's sizes are known.
+
+    choice: True if something is chosen on validation rows; None: as the recipe says.
 
     A model that is not here yet has the published sizes of its family, or those of the other model; a note says so.
     """
@@ -98,9 +140,15 @@ def find_facts(recipe: Recipe) -> Facts:
         shapes.setdefault("prior", shapes["target"])
         roles = [role for role in WRITTEN_OUT if role in names and not (recipe.folder / role).is_dir()]
         written_out = sum(shapes[role].stored for role in roles if written_out_as(names[role]))
-        examples = _find_examples(recipe, notes)
+        sets = _load_rows(recipe, notes)
+        prompter = _find_prompter(recipe, sets, notes)
+    examples = _encode_rows(recipe, sets, prompter) if prompter else {}
     rows = match_forget(recipe, {name: RowFacts.of(set_examples) for name, set_examples in examples.items()})
-    return Facts(shapes, rows, download, notes, examples, missing, heads, written_out)
+    is_chosen = recipe.has_choice if choice is None else choice
+    asked = _find_asked(recipe, {place: set_rows for place, (_, set_rows) in sets.items()}, is_chosen, prompter)
+    if recipe.earlier and recipe.evaluate:
+        asked = {**asked, "earlier": {"forget": RowFacts.rough(_count_earlier(recipe))}}
+    return Facts(shapes, rows, download, notes, examples, missing, heads, written_out, asked)
 
 
 def _data_places(recipe: Recipe) -> list[str]:
@@ -204,23 +252,76 @@ def _load_rows(recipe: Recipe, notes: list[str]) -> dict[str, tuple[DataSource, 
     return {place: (sources[place], set_rows) for place, set_rows in rows.items()}
 
 
-def _find_examples(recipe: Recipe, notes: list[str]) -> dict[str, Sequence[Example]]:
-    """Return the rows of each vector as token ids. Add a note where they cannot be read, or the tokenizer cannot."""
-    loaded = {name: set_rows for name, set_rows in _load_rows(recipe, notes).items() if name in ("forget", "retain")}
-    rows: dict[str, Sequence[Example]] = {}
-    if not loaded:
-        return rows
+SetRows = Mapping[str, tuple[DataSource, list[Row]]]
+
+
+def _find_prompter(recipe: Recipe, sets: SetRows, notes: list[str]) -> Prompter | None:
+    """Return what renders the rows; None, with a note, where there is no tokenizer or no rows to render."""
+    if not (learnt := [name for name in sets if name in _LEARNT]):
+        return None
     try:
         place = fetch_tokenizer(recipe.tokenizer or _with_tokenizer(recipe.target))
-        prompter = find_prompter(recipe, open_tokenizer(place.folder, place.name))
-        for name, (source, set_rows) in loaded.items():
-            with without_warnings():
-                rows[name] = encode(set_rows, source, prompter, recipe.vector.max_length)
+        return find_prompter(recipe, open_tokenizer(place.folder, place.name))
     except (MsaError, ImportError) as error:
-        missing = " and ".join(name for name in loaded if name not in rows)
-        reason = str(error).splitlines()[0]
+        reason, missing = str(error).splitlines()[0], " and ".join(learnt)
         notes.append(f"{missing} rows could not be read ({reason}); they are taken to be as long as max_length allows")
-    return rows
+        return None
+
+
+def _encode_rows(recipe: Recipe, sets: SetRows, prompter: Prompter) -> dict[str, Sequence[Example]]:
+    """Return the rows that vectors learn, and those that a filter leaves as they are, as token ids."""
+    places = [place for place in (*_LEARNT, recipe.filter_place) if place is not None and place in sets]
+    with without_warnings():
+        return {place: encode(sets[place][1], sets[place][0], prompter, recipe.vector.max_length) for place in places}
+
+
+def _find_asked(
+    recipe: Recipe, rows: Mapping[str, list[Row]], choice: WhenToChoose, prompter: Prompter | None
+) -> AskedSets:
+    """Return the questions that models are scored on: as a run divides them, or as far as the recipe tells of them."""
+    evaluate = recipe.evaluate
+    if evaluate is None:
+        return {}
+    if prompter and evaluate.benchmark == OWN and "forget" in rows:
+        with suppress(MsaError), without_warnings():
+            learnt = {"retain": divide_retain(recipe, rows).scored} if "retain" in rows else {}
+            return asked_of(load_questions(recipe, {**rows, **learnt}, choice, prompter))
+    return rough_asked(recipe, {place: len(set_rows) for place, set_rows in rows.items()}, choice)
+
+
+def asked_of(questions: Questions) -> AskedSets:
+    """Return the questions of a prepared recipe."""
+    parts = {"validation": questions.validation, "test": questions.test}
+    return {name: questions_of(benchmark) for name, benchmark in parts.items()}
+
+
+def _count_earlier(recipe: Recipe) -> int:
+    """Return the rows of earlier requests that are asked again, as far as their runs list them."""
+    count = 0
+    for folder in map(local_path, recipe.earlier):
+        with suppress(MsaError, OSError):
+            count += len(read_hashes(forget_list(folder)))
+    return min(EARLIER_ROWS, count)
+
+
+def rough_asked(recipe: Recipe, counts: Mapping[str, int], choice: WhenToChoose, tokens: int = 0) -> AskedSets:
+    """Return the questions of a recipe whose rows, or whose benchmark, cannot be read.
+
+    counts: rows by place. tokens: see `RowFacts.rough`.
+    """
+    assert recipe.evaluate is not None, "something is scored"
+    limit = recipe.evaluate.limit or _PUBLISHED
+    sizes = {"questions": 4 * min(limit, _PUBLISHED)}
+    if recipe.evaluate.benchmark == OWN:
+        sizes = {name: counts.get(f"evaluate.{name}", counts.get(name, 0)) for name in SETS}
+        sizes = {name: min(count, recipe.evaluate.limit or count) for name, count in sizes.items() if count}
+    test = {name: RowFacts.rough(count, tokens) for name, count in sizes.items()}
+    if not choice:
+        return {"test": test}
+    divided = {name: size for name, size in test.items() if name not in ("forget", "holdout")}
+    chosen = {name: size.part(recipe.validation * size.count) for name, size in divided.items()}
+    left = {name: size.part((1 - recipe.validation) * size.count) for name, size in divided.items()}
+    return {"validation": {**test, **chosen}, "test": {**test, **left}}
 
 
 def _with_tokenizer(model: str) -> str:
@@ -241,7 +342,7 @@ def match_forget(recipe: Recipe, rows: dict[str, RowFacts]) -> dict[str, RowFact
 @contextmanager
 def without_warnings() -> Iterator[None]:
     """Leave out the warnings about rows, which the run itself tells."""
-    parent = logging.getLogger("msa_lite.data")
+    parent = logging.getLogger("msa_lite")
     level = parent.level
     parent.setLevel(logging.ERROR)
     try:
@@ -255,16 +356,33 @@ def _demo_facts(recipe: Recipe) -> Facts:
     demo = recipe.demo
     assert demo is not None, "checked"
     shape = shape_of_config(demo_config(demo), "the demo's model")
-    people = {"forget": demo.forget, "retain": demo.retain}
-    rows = {name: demo_rows(count) for name, count in people.items()}
-    names = ("target", "prior", "ideal")
-    return Facts(dict.fromkeys(names, shape), match_forget(recipe, rows), 0, ["the demo makes its models first"])
+    rows = {name: demo_rows(demo, count) for name, count in demo_people(demo).items() if name in _LEARNT}
+    counts = {name: _PERSON * people for name, people in demo_people(demo).items()}
+    if recipe.retain and recipe.retain.data.sample:  # the rows that the sample leaves are scored
+        counts["retain"] = max(0, counts["retain"] - counts["forget"])
+    asked = rough_asked(recipe, counts, recipe.has_choice, _tokens_of(demo)) if recipe.evaluate else {}
+    shapes = dict.fromkeys(("target", "prior", "ideal"), shape)
+    notes = ["the demo makes its models first"]
+    return Facts(shapes, match_forget(recipe, rows), 0, notes, asked=asked)
 
 
-def demo_rows(people: int) -> RowFacts:
+def demo_rows(demo: Demo | RealDemo, people: int) -> RowFacts:
     """Return the rows of so many people of a demo, as far as they are known before they are made."""
     count = _PERSON * people
-    return RowFacts(count, _QUESTION, _QUESTION * count)
+    return RowFacts(count, _QUESTION, _tokens_of(demo) * count)
+
+
+def _tokens_of(demo: Demo | RealDemo) -> int:
+    """Return the tokens of a demo's row: a new model has a tokenizer of its own, and no chat template."""
+    return _OWN_QUESTION if isinstance(demo, Demo) else _QUESTION
+
+
+def trained_weights(recipe: Recipe, prior: Shape) -> int:
+    """Return the number of weights that a fit trains: of its adapters, or all."""
+    spec = recipe.vector
+    if spec.mode == "full":
+        return prior.weights
+    return sum(linear.adapter(spec.lora.rank) for linear in prior.adapted(spec.lora.targets))
 
 
 def batch_size(recipe: Recipe, name: str, rows: RowFacts | None) -> int:

@@ -10,25 +10,30 @@ from dataclasses import replace
 from pathlib import Path
 
 from msa_lite.budget.plan import Plan, Remedy, StageCost, combine_costs, disk_of, gigabytes
-from msa_lite.budget.speed import Device, this_device
-from msa_lite.errors import MismatchError, RecipeError, StageError
+from msa_lite.budget.speed import Device, Measured, this_device
+from msa_lite.errors import ALL_THE_SAME, MismatchError, MsaError, RecipeError, StageError, with_retries
 from msa_lite.io.files.writing import nearest_place
 from msa_lite.io.models.devices import bytes_of_others, free_ram, host_memory
 from msa_lite.io.models.waiting import check_room
-from msa_lite.pipeline.stages.costs import Machine
 from msa_lite.pipeline.stages.facts import Facts
-from msa_lite.pipeline.stages.stage import Stage
+from msa_lite.pipeline.stages.machine import Machine
+from msa_lite.pipeline.stages.stage import Stage, stage_seconds
 from msa_lite.recipe import Recipe, load_recipe
 
 logger = logging.getLogger(__name__)
 
+_WORTH = 60.0  # seconds
 
-def forecast(stages: Sequence[Stage], facts: Facts, machine: Machine, folder: Path) -> Plan:
-    """Return the memory, disk and time of a list of stages. folder: that of the run, for the free space on its disk."""
+
+def forecast(stages: Sequence[Stage], facts: Facts, machine: Machine, folder: Path, unmeasured: str = "") -> Plan:
+    """Return the memory, disk and time of a list of stages. folder: that of the run, for the free space on its disk.
+
+    unmeasured: why times are estimates, where that is worth telling.
+    """
     costs = [cost for stage in stages for cost in stage.cost(facts, machine)]
     rough = dict.fromkeys(f"{shape.name}: {shape.rough}" for shape in facts.shapes.values() if shape.rough)
     notes = [*facts.notes, *(f"{line}: its activations are a rough estimate" for line in rough)]
-    notes += [_time_note(machine), *dict.fromkeys(note for cost in costs for note in cost.notes)]
+    notes += [_time_note(machine, unmeasured), *dict.fromkeys(note for cost in costs for note in cost.notes)]
     ahead = {"download": facts.download, "models written out": facts.written_out}
     disk = disk_of(costs) | {name: size for name, size in ahead.items() if size}
     free = shutil.disk_usage(nearest_place(folder)).free
@@ -44,17 +49,42 @@ def enough_processes(stages: Sequence[Stage], facts: Facts, device: Device) -> i
     return None
 
 
-def _time_note(machine: Machine) -> str:
+def _time_note(machine: Machine, unmeasured: str) -> str:
     """Return the sentence on where the times of a plan come from."""
     measured, name = machine.measured, machine.device.name
     if measured is None:
-        advice = "; `msa-lite plan --measure` times a few real steps" if name else ""
+        reason = f": {unmeasured}" if unmeasured else ""
         return (
             f"times are estimates, from operations and bytes at the speed that {machine.speed.source}; they may be off "
-            f"by a factor of 2{advice}"
+            f"by a factor of 2{reason}"
         )
     scores = "scores and answers" if measured.scores else "no scores"
-    return f"times are measured on this machine ({name}): {measured.steps} steps of fits, and {scores}"
+    return (
+        f"times are measured on this machine ({name}): {measured.steps} steps of fits, and {scores}; programs that run "
+        "beside it change them"
+    )
+
+
+def with_times(stages: Sequence[Stage], facts: Facts, machine: Machine, measure: Callable[[], Measured]) -> Machine:
+    """Return a machine with measured times where stages are left that take more than a minute by estimate."""
+    left = [stage for stage in stages if stage.folder and not stage.folder.exists()]
+    estimated = planned_times(left, facts, machine)
+    if sum(map(sum, estimated.values())) / 2 <= _WORTH:
+        return machine
+    try:
+        return replace(machine, measured=measure())
+    except MsaError as error:
+        logger.debug("times are estimates: %s", error)
+        return machine
+
+
+def planned_times(stages: Sequence[Stage], facts: Facts, machine: Machine) -> dict[str, tuple[float, float]]:
+    """Return the shortest and the longest time of each stage by its name, of those that take any that is known."""
+    times = {}
+    for stage in stages:
+        if seconds := stage_seconds(stage, facts, machine):
+            times[stage.name] = seconds
+    return times
 
 
 def check_memory(
@@ -76,8 +106,11 @@ def check_memory(
         return
     plan = replace(plan, remedies=tuple(remedies(machine)))
     if plan.is_hopeless and not force:
-        raise MismatchError(f"{plan.refusal}. --force runs it all the same; `msa-lite plan` shows each stage")
-    logger.warning("%s. It is tried all the same", plan.refusal)
+        change = next((change.overrides for change in plan.remedies if change.fits), None)
+        retries = {"to run what fits": change} if change else {}
+        error = MismatchError(f"{plan.refusal}. `msa-lite plan` shows each stage")
+        raise with_retries(error, {**retries, ALL_THE_SAME: ["--force"]})
+    logger.warning("%s. The run tries it anyway", plan.refusal)
 
 
 def _check_waiting(stage: Stage, cost: StageCost) -> None:

@@ -18,8 +18,9 @@ from msa_lite.evals.records import row_key
 from msa_lite.io.console.progress import Progress, Step, announce
 from msa_lite.io.finished.manifest import partial_folder, previous_folder
 from msa_lite.io.finished.seal import load_manifest, why_unfinished
-from msa_lite.pipeline.stages.costs import Machine
 from msa_lite.pipeline.stages.facts import Facts
+from msa_lite.pipeline.stages.machine import Machine
+from msa_lite.pipeline.stages.words import explain_stage
 
 Kind = Literal["make", "check", "fit", "measure", "choose", "merge", "score", "observe", "attack", "send"]
 State = Literal["done", "to do", "anew"]
@@ -103,39 +104,65 @@ def unique(stages: Iterable[Stage]) -> list[Stage]:
     return list(named.values())
 
 
-def execute(stages: Sequence[Stage], progress: Progress) -> dict[str, Any]:
+def execute(
+    stages: Sequence[Stage],
+    progress: Progress,
+    planned: Mapping[str, tuple[float, float]] | None = None,
+    later: Sequence[Step] = (),
+) -> dict[str, Any]:
     """Do the stages in their order; return what each gave back, by its name.
 
-    Each does only what is missing or was made from other inputs. An error leaves what is finished in place.
+    Each does only what is missing or was made from other inputs. An error leaves what is finished in place. planned:
+    the shortest and the longest time of stages, by name, to show beside what they take. later: what follows them in the
+    same count.
     """
-    announce(progress, steps(stages))
-    return {stage.name: stage.run(progress) for stage in stages}
+    listed, results = steps(stages, planned), dict[str, Any]()
+    announce(progress, [*listed, *later])
+    unasked = {step.label for step in listed if not step.amount}
+    for stage in stages:
+        is_new = stage.folder is not None and not stage.folder.exists()
+        results[stage.name] = stage.run(progress)
+        if is_new and stage.name in unasked:  # all its rows were asked before, so it has shown nothing
+            progress(stage.name, 1, 1)
+    return results
 
 
-def steps(stages: Iterable[Stage]) -> list[Step]:
-    """Return the stages as steps of a progress display.
+def steps(stages: Iterable[Stage], planned: Mapping[str, tuple[float, float]] | None = None) -> list[Step]:
+    """Return the stages as steps of a progress display. planned: see `execute`.
 
-    Questions that an earlier stage asks the same model do not count again; a stage without any others is left out.
+    Questions that an earlier stage asks the same model do not count again. Such a stage keeps its number all the same,
+    so that the count is that of the stages, which is known before any row is read.
     """
     shown: list[Step] = []
     asked: dict[str, set[str]] = {}
+    times = planned or {}
     for stage in stages:
-        if stage.asks is None:
-            shown += [Step(stage.name, stage.kind, stage.amount)] if stage.amount else []
-            continue
-        model, benchmark = stage.asks
-        if not benchmark.by_row:
-            shown.append(Step(stage.name, "score", sum(len(item_set.items) for item_set in benchmark.sets.values())))
-            continue
-        rows = {
-            f"{name} {row_key(benchmark, item.fields)}"
-            for name, item_set in benchmark.sets.items()
-            for item in item_set.items
-        }
-        if new := rows - asked.setdefault(model, set()):
-            shown.append(Step(stage.name, "score", len(new)))
-        asked[model] |= rows
+        kind, amount = stage.kind, stage.amount
+        if stage.asks:
+            kind, amount = "score", _new_questions(*stage.asks, asked)
+        if stage.amount:
+            shown.append(Step(stage.name, kind, amount, times.get(stage.name), explain_stage(stage.name)))
     return shown
+
+
+def _new_questions(model: str, benchmark: Benchmark, asked: dict[str, set[str]]) -> int:
+    """Return the number of questions that a model was not asked yet. asked: those that it was, which grow."""
+    if not benchmark.by_row:
+        return sum(len(item_set.items) for item_set in benchmark.sets.values())
+    sets = benchmark.sets.items()
+    rows = {f"{name} {row_key(benchmark, item.fields)}" for name, item_set in sets for item in item_set.items}
+    new = rows - asked.setdefault(model, set())
+    asked[model] |= rows
+    return len(new)
+
+
+def stage_seconds(stage: Stage, facts: Facts, machine: Machine) -> tuple[float, float] | None:
+    """Return the shortest and the longest time of a stage; None where it is not known."""
+    times = [cost.seconds for cost in stage.cost(facts, machine)]
+    known = [seconds for seconds in times if seconds]
+    if not known or len(known) < len(times):
+        return None
+    return sum(low for low, _ in known), sum(high for _, high in known)
 
 
 def look_ahead(stages: Iterable[Stage], facts: Facts | None = None, machine: Machine | None = None) -> list[StageState]:
@@ -144,9 +171,7 @@ def look_ahead(stages: Iterable[Stage], facts: Facts | None = None, machine: Mac
     for stage in stages:
         pending = {earlier.name for earlier in ahead if earlier.state != "done"}
         state, reasons = _state(stage, [name for name in stage.needs if name in pending])
-        costs = stage.cost(facts, machine) if facts and machine else ()
-        times = [cost.seconds for cost in costs if cost.seconds]
-        seconds = (sum(low for low, _ in times), sum(high for _, high in times)) if times else None
+        seconds = stage_seconds(stage, facts, machine) if facts and machine else None
         ahead.append(StageState(stage.name, stage.folder, state, reasons, seconds))
     return ahead
 

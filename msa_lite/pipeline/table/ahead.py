@@ -8,16 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from msa_lite.budget.plan import time_span
 from msa_lite.budget.speed import this_device
 from msa_lite.errors import MsaError
-from msa_lite.io.console.progress import readable
+from msa_lite.io.console.progress import readable, time_span
 from msa_lite.io.files.reading import local_path
 from msa_lite.pipeline.prepare.run import Context
 from msa_lite.pipeline.staged.plan import find_training_facts, training_stages
-from msa_lite.pipeline.stages.costs import Machine
 from msa_lite.pipeline.stages.facts import ABSENT, find_facts
 from msa_lite.pipeline.stages.forecast import forecast
+from msa_lite.pipeline.stages.machine import Machine
 from msa_lite.pipeline.stages.stage import State
 from msa_lite.pipeline.table.rows import RunRow, check_table, choose_rows
 from msa_lite.pipeline.table.work import Size, open_table

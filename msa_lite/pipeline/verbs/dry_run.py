@@ -27,16 +27,24 @@ from msa_lite.pipeline.prepare.models import WRITTEN_OUT, check_fit_ahead, writt
 from msa_lite.pipeline.prepare.prompt import PROMPT_FILE
 from msa_lite.pipeline.prepare.questions import source_of, terms_left_out
 from msa_lite.pipeline.prepare.run import Context, prepare
+from msa_lite.pipeline.run.demo import demo_stages
 from msa_lite.pipeline.run.folder import check_run_folder
 from msa_lite.pipeline.run.knowledge import PROBE_FOLDER
 from msa_lite.pipeline.run.msa import msa_stages
 from msa_lite.pipeline.run.report import MARKDOWN_FILE, check_publishing
-from msa_lite.pipeline.staged.plan import find_training_facts, training_stages
+from msa_lite.pipeline.staged.plan import (
+    find_training_facts,
+    measure_training,
+    training_stages,
+    why_training_unmeasured,
+)
 from msa_lite.pipeline.staged.prepare import kept_file
 from msa_lite.pipeline.staged.training import training_ahead
-from msa_lite.pipeline.stages.costs import Machine, score_costs
+from msa_lite.pipeline.stages.asking import asking_costs
 from msa_lite.pipeline.stages.facts import Facts, find_facts, find_headers, has_history
-from msa_lite.pipeline.stages.forecast import forecast
+from msa_lite.pipeline.stages.forecast import forecast, with_times
+from msa_lite.pipeline.stages.machine import Machine
+from msa_lite.pipeline.stages.measure import measure_run, why_run_unmeasured
 from msa_lite.pipeline.stages.stage import Stage, StageState, look_ahead
 from msa_lite.pipeline.verbs.lists import CommandName, find_verb
 from msa_lite.recipe import Recipe, RecipeSource, TrainingRecipe, load_recipe, load_training
@@ -135,7 +143,7 @@ def dry_run(
     command: its name; "train" takes the recipe of a training. method: the method of `baseline`. which: the vector of
     `vector`. force: as of the command.
 
-    Raise what the command raises before its work, as far as that can be told without downloading weights.
+    Raise what the command raises before its work, as far as this is known without downloading weights.
     """
     require("train")
     if command == "train":
@@ -143,9 +151,11 @@ def dry_run(
     recipe = load_recipe(recipe, overrides)
     verb = find_verb(command, recipe, method, which, force=force)
     check_run_folder(recipe.folder, "run")
-    facts, machine = find_facts(recipe), Machine(this_device())
+    facts, machine = find_facts(recipe, verb.scope.choice), Machine(this_device())
     whole, blockers = _find_blockers(recipe, facts, every_checkpoint=command == "probe")
-    if blockers:
+    made = demo_stages(recipe)
+    is_early = bool(blockers or made)  # so the inputs cannot be prepared
+    if is_early:
         open_earlier(recipe)
         check_fit_ahead(recipe, facts.heads)
         context = Context(recipe, verb.scope)
@@ -154,20 +164,21 @@ def dry_run(
         if command == "run":
             check_publishing(recipe)
         verb.check(context.run)
-    stages = verb.stages(context)
-    if blockers:  # so what decides them is not known
+    stages = [*made, *verb.stages(context)]
+    if is_early:  # so what decides them is not known
         stages = [replace(stage, inputs=None) for stage in stages]
     if command == "run" and recipe.publish.repo:
         stages = [*stages, Stage(f"send to {recipe.publish.repo}", "send", None)]
     first = [StageState(blocker, None, "to do") for blocker in blockers]
+    if command != "probe" and not why_run_unmeasured(recipe, facts):
+        machine = with_times(stages, facts, machine, partial(measure_run, recipe, facts))
     listed = verb.stages if command == "baseline" else msa_stages
-    plan = forecast(listed(Context(recipe, verb.scope)), facts, machine, recipe.folder)
+    plan = forecast([*made, *listed(Context(recipe, verb.scope))], facts, machine, recipe.folder)
     name = f"baseline {method}" if command == "baseline" else command
     reason = None if recipe.has_prior or verb.scope.is_baseline else recipe.prior_reason
     left_out = terms_left_out(recipe) if context.chooses else []
-    notes = [*([reason] if reason else []), *left_out, *plan.notes, *([_LATER] if blockers else [])]
-    known = command not in ("baseline", "probe")  # how long these train or score depends on more than is counted
-    ahead = [*first, *(look_ahead(stages, facts, machine) if known else look_ahead(stages))]
+    notes = [*([reason] if reason else []), *left_out, *plan.notes, *([_LATER] if is_early else [])]
+    ahead = [*first, *look_ahead(stages, facts, machine)]
     return DryRun(name, verb.scope.folder, ahead, _readings(recipe, facts), plan, notes)
 
 
@@ -183,8 +194,8 @@ def _find_blockers(recipe: Recipe, facts: Facts, every_checkpoint: bool) -> tupl
     if every_checkpoint and recipe.history:
         heads = {item.checkpoint: find_headers(item.checkpoint) for item in recipe.history.checkpoints}
         blockers += [f"fetch {name}" for name, head in heads.items() if head is None or not head.shards]
-    if recipe.demo is not None and not _demo_is_made(recipe):
-        blockers.append("make the models and data of the demo")
+    if recipe.demo is not None and not _demo_is_made(recipe) and has_history(recipe):
+        blockers.append("make the models and data of the demo anew")
     recipe, ahead = _with_written_out(recipe)
     for role, kind in ahead.items():
         is_adapter = kind == "an adapter"
@@ -208,8 +219,9 @@ def dry_evaluation(model: str, out: str, sets: Mapping[str, str], ideal: str | N
     stages = [Stage("scores", "score", folder), *([Stage("scores: ideal", "score", folder / "ideal")] if ideal else [])]
     if recipe is None:
         return DryRun("evaluate", folder, look_ahead(stages), reads)
-    whole, machine = find_facts(recipe), Machine(this_device())
-    stages = [replace(stage, cost=partial(score_costs, recipe, "unlearned")) for stage in stages]
+    whole, machine = find_facts(recipe, choice=False), Machine(this_device())
+    cost = partial(asking_costs, recipe, "the scores", "unlearned", "test", ())
+    stages = [replace(stage, cost=cost) for stage in stages]
     notes = forecast(stages, whole, machine, folder).notes
     return DryRun("evaluate", folder, look_ahead(stages, whole, machine), reads, notes=notes)
 
@@ -224,6 +236,8 @@ def _dry_training(recipe: TrainingRecipe, force: bool) -> DryRun:
         source, kept = source_of(stage.sets[0], recipe.columns), kept_file(stage, recipe.columns, recipe.folder)
         if stage.tokens is not None and is_remote_data(source) and not kept.is_file():
             blockers.append(f"download {stage.tokens} tokens of {source.path}")
+    if not why_training_unmeasured(recipe, facts):
+        machine = with_times(stages, facts, machine, partial(measure_training, recipe, facts))
     plan = forecast(stages, facts, machine, recipe.folder)
     ahead = look_ahead(stages, facts, machine)
     if not blockers:

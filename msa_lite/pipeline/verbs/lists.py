@@ -25,9 +25,9 @@ from msa_lite.pipeline.run.filtering import moments_stage
 from msa_lite.pipeline.run.msa import msa_stages, sweep_stages, vector_stages
 from msa_lite.pipeline.run.probe import check_probe, probe_scope, probe_stages
 from msa_lite.pipeline.run.report import check_licence
-from msa_lite.pipeline.stages.costs import Machine
-from msa_lite.pipeline.stages.facts import Facts, RowFacts
+from msa_lite.pipeline.stages.facts import Facts, RowFacts, asked_of, questions_of
 from msa_lite.pipeline.stages.forecast import check_memory, find_remedies
+from msa_lite.pipeline.stages.machine import Machine
 from msa_lite.pipeline.stages.stage import Stage
 from msa_lite.recipe import Recipe
 from msa_lite.report.provenance import WITH_VECTORS
@@ -123,7 +123,9 @@ def facts_of_run(run: Run) -> Facts:
     """Return what a plan of a prepared run is made of: its models by their headers, its rows as they are learnt."""
     checkpoints = {name: load_checkpoint(checkpoint_folder(source.folder)) for name, source in run.sources.items()}
     shapes = {name: read_shape(checkpoint, run.sources[name].name) for name, checkpoint in checkpoints.items()}
-    return Facts(shapes, {name: RowFacts.of(examples) for name, examples in run.examples.items()})
+    rows = {name: RowFacts.of(examples) for name, examples in run.examples.items()}
+    asked = {**asked_of(run.questions), "earlier": questions_of(run.removed_rows)}
+    return Facts(shapes, rows, examples=run.examples, asked=asked)
 
 
 def _baseline(settings: Sequence[Setting], context: Context) -> list[Stage]:

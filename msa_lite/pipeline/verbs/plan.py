@@ -13,11 +13,12 @@ from msa_lite.pipeline.prepare.earlier import open_earlier
 from msa_lite.pipeline.prepare.models import check_fit_ahead
 from msa_lite.pipeline.prepare.questions import terms_left_out
 from msa_lite.pipeline.prepare.run import Context
+from msa_lite.pipeline.run.demo import demo_stages
 from msa_lite.pipeline.staged.plan import plan_training
-from msa_lite.pipeline.stages.costs import Machine
 from msa_lite.pipeline.stages.facts import find_facts
 from msa_lite.pipeline.stages.forecast import enough_processes, find_remedies, forecast
-from msa_lite.pipeline.stages.measure import measure_times
+from msa_lite.pipeline.stages.machine import Machine
+from msa_lite.pipeline.stages.measure import measure_run, why_run_unmeasured
 from msa_lite.pipeline.stages.stage import Stage
 from msa_lite.pipeline.verbs.lists import find_verb
 from msa_lite.recipe import Recipe, RecipeSource, TrainingRecipe, load_any, load_recipe
@@ -31,40 +32,42 @@ def plan(
     *,
     gpu: str | int | None = None,
     price_per_hour: float | None = None,
-    measure: bool = False,
+    measure: bool | None = None,
     baseline: str | None = None,
     processes: int = 1,
 ) -> Plan:
-    """Predict memory, disk and time of each stage of a run or a training, from headers and configs; read no weights.
+    """Predict memory, disk and time of each stage of a run or a training, from headers and configs.
 
-    gpu: the memory of a GPU, such as "8GB", in the place of this machine's device. price_per_hour: of that device.
-    measure: load the prior and time a few steps on this machine, for times in the place of estimates. baseline: the
-    method to plan, in the place of MSA. processes: those of a launcher, each with such a GPU; they divide full fits.
-    Raise UsageError where neither target nor prior can be found, on this machine or on the Hub, for a training with a
-    baseline or several processes, and as `open_earlier`.
+    gpu: the memory of a GPU, such as "8GB", instead of this machine's device. price_per_hour: of that device. measure:
+    load the model and time a few steps on this machine, instead of estimating times; None: if the model is here and
+    that takes no more than about 5 seconds. baseline: the method to plan, instead of MSA. processes: those of a
+    launcher, each with such a GPU; they divide full fits. Raise UsageError if neither target nor prior is found, on
+    this machine or on the Hub, for a training with a baseline or several processes, and as `open_earlier`.
     """
     if measure and gpu is not None:
         raise UsageError("--measure: times this machine; leave --gpu out")
     device = device_of(gpu) if gpu is not None else this_device()
+    measure = False if gpu is not None else measure
     if isinstance(load_any(recipe, overrides), TrainingRecipe):
-        if measure:
-            raise UsageError("--measure: times the fits of a run, not a training; leave it out")
         if baseline is not None or processes > 1:
             raise UsageError("--baseline and --processes: plan a run, not a training; leave them out")
-        return plan_training(recipe, overrides, device, price_per_hour)
+        return plan_training(recipe, overrides, device, price_per_hour, measure)
     loaded = load_recipe(recipe, overrides)
     open_earlier(loaded)  # the run would refuse them
     verb = find_verb("run", loaded) if baseline is None else find_verb("baseline", loaded, baseline)
-    facts, scope = find_facts(loaded), verb.scope
+    scope = verb.scope
+    facts = find_facts(loaded, scope.choice)
     check_fit_ahead(loaded, facts.heads)
 
     def build(recipe: Recipe) -> list[Stage]:
-        return verb.stages(Context(recipe, scope))
+        return [*demo_stages(recipe), *verb.stages(Context(recipe, scope))]
 
-    machine = Machine(device, processes, measured=measure_times(loaded, facts) if measure else None)
-    forecasted = forecast(build(loaded), facts, machine, loaded.folder)
-    if not loaded.has_prior and (reason := loaded.prior_reason):
-        forecasted = replace(forecasted, notes=[reason, *forecasted.notes])
+    reason = why_run_unmeasured(loaded, facts) if measure is None else ""
+    is_measured = not reason if measure is None else measure
+    machine = Machine(device, processes, measure_run(loaded, facts, brief=measure is None) if is_measured else None)
+    forecasted = forecast(build(loaded), facts, machine, loaded.folder, reason)
+    if not loaded.has_prior and (choice := loaded.prior_reason):
+        forecasted = replace(forecasted, notes=[choice, *forecasted.notes])
     if scope.choice:
         forecasted = replace(forecasted, notes=[*terms_left_out(loaded), *forecasted.notes])
     is_shared = loaded.vector.mode == "full" and processes == 1

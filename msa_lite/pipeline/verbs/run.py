@@ -32,6 +32,7 @@ from msa_lite.pipeline.run.msa import finish_run, learnt_rows
 from msa_lite.pipeline.run.report import check_publishing, drop_report, publish_model
 from msa_lite.pipeline.run.scores import scores_folder
 from msa_lite.pipeline.stages.stage import execute
+from msa_lite.pipeline.verbs.ahead import announce_demo, attack_steps, times_of_run
 from msa_lite.pipeline.verbs.lists import Verb, find_verb
 from msa_lite.publish.upload import Published
 from msa_lite.recipe import Recipe, RecipeSource, load_recipe
@@ -170,9 +171,9 @@ def run(
 
     accept: only warn if the target does not know the rows to forget, or the prior does. show_examples: put ten
     questions with the models' answers into the report. force: only warn if the device's memory is too small by
-    prediction. Raise before anything is written if the recipe or its inputs are at fault. Later errors leave finished
-    stages in place, and a rerun resumes. A verdict of FAIL raises nothing. Return None in the processes of a launcher
-    other than the first: they fit, score and try points with it.
+    prediction. Raise before anything is written for faults of the recipe or its inputs. Later errors leave finished
+    stages in place, and a rerun resumes. A verdict of FAIL raises nothing. Under a launcher all processes work, and
+    only the first returns a result; the others return None.
     """
     recipe = load_recipe(recipe, overrides)
     check_grids(recipe.baseline.methods)
@@ -196,10 +197,10 @@ def run_baseline(
     *,
     force: bool = False,
 ) -> RunResult | None:
-    """Run a method that MSA is compared with on a recipe's models and data, and score it in the same way.
+    """Run a baseline on a recipe's models and data, and score it in the same way as MSA.
 
     The run goes into `baselines/METHOD` of the recipe's output (`METHOD-prior` with `start: prior`). Raise before
-    anything is written if method, recipe or inputs are at fault. force: only warn if the device's memory is too small
+    anything is written for faults of method, recipe or inputs. force: only warn if the device's memory is too small
     by prediction. Return None in the processes of a launcher but the first.
     """
     recipe = load_recipe(recipe, overrides)
@@ -216,11 +217,12 @@ def run_baseline(
 
 def _run(recipe: Recipe, verb: Verb, progress: Progress, crew: Crew, show_examples: bool = False) -> RunResult:
     """Execute the stages of a run, of MSA or of a baseline; then its attacks."""
+    machine = announce_demo(recipe, verb, progress)
     with claimed(recipe, verb.scope, progress, verb.check, crew=crew) as run:
         drop_report(run.folder)
         context = Context.of(run)
         stages = verb.stages(context)
-        results = execute(stages, progress)
+        results = execute(stages, progress, times_of_run(run, stages, machine), attack_steps(run))
         chosen, learnt = _chosen(context, verb)
         findings = finish_run(run, stages, chosen, results["merge"], learnt, show_examples)
         attacks = _attack(run, results["merge"], progress, findings.examples if show_examples else ())
@@ -279,11 +281,12 @@ def sweep(
         if not crew.first:
             follow_run(crew, recipe, verb.scope)
             return None
+        machine = announce_demo(recipe, verb, progress)
         with claimed(recipe, verb.scope, progress, verb.check, crew=crew) as run:
             model, out = run.folder / recipe.merge.form, run.folder / "sweep"
-            former = load_manifest(model)
+            former, stages = load_manifest(model), verb.stages(Context.of(run))
             try:
-                results = execute(verb.stages(Context.of(run)), progress)
+                results = execute(stages, progress, times_of_run(run, stages, machine))
             finally:
                 if load_manifest(model) != former:
                     drop_report(run.folder)  # it is that of another model
@@ -318,8 +321,10 @@ def run_vectors(
         if not crew.first:
             follow_run(crew, recipe, verb.scope)
             return None
+        machine = announce_demo(recipe, verb, progress)
         with claimed(recipe, verb.scope, progress, verb.check, crew=crew) as run:
-            execute(verb.stages(Context.of(run)), progress)
+            stages = verb.stages(Context.of(run))
+            execute(stages, progress, times_of_run(run, stages, machine))
             return [run.vector_folder(name) for name in (recipe.vector_names if which == "all" else [which])]
     return None
 
@@ -329,7 +334,7 @@ def run_moments(
 ) -> Moments | None:
     """Measure the inputs of the layers of a recipe's target, on its rows to forget and to keep, into RUN/moments.
 
-    `filter_vector` takes them. Return what was measured; None in the processes of a launcher but the first. force: only
+    `filter_vector` takes them. Return the moments; None in the processes of a launcher but the first. force: only
     warn if the device's memory is too small by prediction. Raise UsageError for a recipe without a retain set.
     """
     recipe = load_recipe(recipe, overrides)
@@ -338,7 +343,9 @@ def run_moments(
         if not crew.first:
             follow_run(crew, recipe, verb.scope)
             return None
+        machine = announce_demo(recipe, verb, progress)
         with claimed(recipe, verb.scope, progress, verb.check, crew=crew) as run:
-            execute(verb.stages(Context.of(run)), progress)
+            stages = verb.stages(Context.of(run))
+            execute(stages, progress, times_of_run(run, stages, machine))
             return load_moments(run.folder / MOMENTS_FOLDER)
     return None

@@ -14,6 +14,7 @@ from msa_lite.pipeline.prepare.prompt import PROMPT_FILE
 from msa_lite.pipeline.run.folder import BASELINES, HISTORY, TRACKING
 from msa_lite.pipeline.run.report import MARKDOWN_FILE
 from msa_lite.record.seal import KEY_FILE, RECORD_FILE, SIGNATURE_FILE
+from msa_lite.report.attacks import ATTACKS_FOLDER
 from msa_lite.report.choice import CHOICE_FILE, CHOICE_TABLE
 from msa_lite.report.evidence import EVIDENCE_FOLDER
 from msa_lite.report.maps import FORGET_RETAIN_FILE, HEAT_MAP_FILE
@@ -34,7 +35,8 @@ RUN: dict[str, tuple[bool, str]] = {
     REPORT_FILE: (False, "The same for programs; [its keys](report.md)"),
     VERDICT_FILE: (False, "PASS, PARTLY or FAIL, with the sentence, the criteria and the counts"),
     RECORD_FILE: (False, "The [removal record](removal-record.md)"),
-    KEY_FILE: (False, "The key of the hashed rows in the record. Keep it to yourself"),
+    KEY_FILE: (False, "The key of the hashed rows in the record. With it, guesses about the rows can be "
+    "confirmed: only for an auditor whom you trust"),
     SIGNATURE_FILE: (False, "Your signature of the record, if you signed it"),
     RECIPE_FILE: (False, "The recipe as resolved: defaults filled in, revisions pinned"),
     PROMPT_FILE: (True, "With `prompt: auto`: the target's score in each form"),
@@ -77,6 +79,7 @@ RUN: dict[str, tuple[bool, str]] = {
     f"probe/**/{REPORT_FILE}": (False, "Whether a model has seen the forget set before"),
     "probe/**/*.jsonl": (True, "The records of the probe"),
     f"{BASELINES}/METHOD/": (True, "The run of `msa-lite baseline METHOD`; a folder like this one"),
+    f"{ATTACKS_FOLDER}/": (True, "With `msa-lite attack`: each attack's report, its answers, and rows in other words"),
     f"{HISTORY}/": (True, "With `demo:`: the models and rows that the run made first"),
     f"{{{','.join(WRITTEN_OUT)}}}/": (True, "A target or prior that was a LoRA adapter, merged into its base"),
     f"{TRACKING}/": (False, "The files of `track: tensorboard`"),

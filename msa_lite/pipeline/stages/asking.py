@@ -1,0 +1,148 @@
+"""The cost of stages that ask models questions: checks, scores, the choice among points, evidence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal
+
+from msa_lite.budget.needs import Need, score_need, stream_layers
+from msa_lite.budget.plan import StageCost, gigabytes
+from msa_lite.budget.shape import Shape
+from msa_lite.pipeline.stages.facts import Facts, RowFacts, trained_weights
+from msa_lite.pipeline.stages.machine import Machine
+from msa_lite.recipe import Recipe
+
+SEARCHED = 10  # points of a search
+CHECKS = "the checks"  # the name of checks in a plan
+CHECKED_ROWS = 64  # of each set, for the check before a run
+_LONGEST = 512  # tokens of a question with its answer
+_LONGER = 1.5  # the length of a model's answers beside right ones: some models know no end
+_FASTER = "select.four_bit=true holds the sweep's target on the GPU in 4 bits, which is much faster"
+
+QuestionPart = Literal["check", "others", "validation", "test", "earlier"]
+"""The questions of a stage: the check's about forget rows, its others, or those of a part of `Facts.asked`."""
+
+
+def asking_costs(
+    recipe: Recipe,
+    what: str,
+    model: str,
+    part: QuestionPart,
+    before: Sequence[QuestionPart],
+    facts: Facts,
+    machine: Machine,
+) -> list[StageCost]:
+    """Return the cost of asking a model a part of the questions.
+
+    what: the name of such stages in a plan. before: the parts that earlier stages have asked it; rows that stand in one
+    of them are not asked again.
+    """
+    shape = facts.shapes.get(model, facts.shapes["target"])  # the unlearned model is as large as the target
+    sets = _unasked(facts, part, before)
+    need, streamed = scoring_need(shape, machine)
+    if model == "prior":
+        sets = {name: size for name, size in sets.items() if name == "forget"}
+    seconds = _seconds(recipe, shape, sets.values(), streamed, machine)
+    how = f"slow: {gigabytes(streamed)} of weights stream from RAM" if streamed else "batches grow with free memory"
+    return [StageCost(what, _kind(what), need, None, seconds, how, waiting=streamed)]
+
+
+def choice_costs(recipe: Recipe, facts: Facts, machine: Machine) -> list[StageCost]:
+    """Return the cost of scoring all points of a choice on one loaded target."""
+    points = (len(recipe.points) or SEARCHED) * (1 + len(recipe.select.under))
+    return candidates_costs(recipe, points, facts, machine)
+
+
+def candidates_costs(recipe: Recipe, count: int, facts: Facts, machine: Machine) -> list[StageCost]:
+    """Return the cost of scoring so many candidates on the validation rows, one after the other in one target."""
+    shape, four_bit = facts.shapes["target"], recipe.select.four_bit
+    need, streamed = scoring_need(shape, machine, four_bit)
+    how, notes = "batches grow with free memory", list[str]()
+    if streamed:
+        how = f"slow: {gigabytes(streamed)} of weights stream from RAM"
+        notes = [_FASTER] if recipe.vector.mode != "full" else []
+    if four_bit:
+        how = "in 4 bits, with the adapters beside it"
+        need = need.plus("adapters", 4 * trained_weights(recipe, shape) * len(recipe.vector_names))
+    sets = [size.part(count * size.count) for name, size in _asked(facts, "validation").items() if name != "holdout"]
+    seconds = _seconds(recipe, shape, sets, streamed, machine)
+    return [StageCost("the sweep", "sweep", need, None, seconds, how, waiting=streamed, notes=notes)]
+
+
+def evidence_costs(what: str, loads: int, passes: float, facts: Facts, machine: Machine) -> list[StageCost]:
+    """Return the cost of evidence, or of a probe.
+
+    what: the name of such stages in a plan. loads: the models that it runs. passes: over the forget rows, of all of
+    them.
+    """
+    shape = facts.shapes["target"]
+    need, streamed = scoring_need(shape, machine)
+    forget = _asked(facts, "test").get("forget", RowFacts(0, 0, 0))
+    questions, tokens = passes * forget.count, passes * forget.tokens / 2  # without the prompts of answers
+    seconds = machine.ask_seconds(shape, questions, tokens, 0, streamed) + loads * machine.begin_seconds(shape)
+    return [StageCost(what, _kind(what), need, None, machine.span(seconds), "of each model", waiting=streamed)]
+
+
+def _kind(what: str) -> Literal["checks", "scores"]:
+    return "checks" if what == CHECKS else "scores"
+
+
+def scoring_need(shape: Shape, machine: Machine, four_bit: bool = False) -> tuple[Need, int]:
+    """Return the need of scoring with the smallest batches, and the bytes of weights that stream from RAM.
+
+    Larger batches take what is free.
+    """
+    device = machine.device
+    width = min(shape.width, 4.0) if device.is_gpu else 4.0
+    width = 2.0 if four_bit and device.is_gpu else width
+    need = score_need(shape, _LONGEST, width, on_gpu=device.is_gpu, four_bit=four_bit)
+    return stream_layers(shape, need, device, four_bit)
+
+
+def _seconds(
+    recipe: Recipe, shape: Shape, asked: Iterable[RowFacts], streamed: int, machine: Machine
+) -> tuple[float, float]:
+    """Return the shortest and the longest time of asking a model some questions; nothing where there are none."""
+    sets = list(asked)
+    questions = sum(size.count for size in sets)
+    if not questions:
+        return 0.0, 0.0
+    answers = sum(min(recipe.max_new_tokens * size.count, _LONGER * size.answers) for size in sets)
+    tokens = sum(size.tokens for size in sets)
+    return machine.span(machine.begin_seconds(shape) + machine.ask_seconds(shape, questions, tokens, answers, streamed))
+
+
+def _asked(facts: Facts, part: str) -> Mapping[str, RowFacts]:
+    """Return the questions of a part, by set."""
+    return facts.asked.get(part, {})
+
+
+def _unasked(facts: Facts, part: QuestionPart, before: Sequence[QuestionPart]) -> dict[str, RowFacts]:
+    """Return the questions of a part that no earlier stage has asked the same model, by set, on average."""
+    if part in ("check", "others"):
+        whole = _distinct(facts)
+        own = {name: size for name, size in whole.items() if (name == "forget") == (part == "check")}
+        return {name: size.part(min(CHECKED_ROWS, size.count)) for name, size in own.items()}
+    unasked = {}
+    for name, size in _asked(facts, part).items():
+        count, every = float(size.count), _distinct(facts).get(name, size).count
+        if name in ("forget", "retain", "holdout") and part != "earlier":  # published questions are asked anew
+            other = "validation" if part == "test" else "test"
+            is_same = _asked(facts, other).get(name) == size  # the whole set is in both parts
+            count *= 0.0 if is_same and other in before else 1.0
+            count *= 1 - min(CHECKED_ROWS, every) / every if {"check", "others"} & {*before} and every else 1.0
+        unasked[name] = size.part(count)
+    return unasked
+
+
+def _distinct(facts: Facts) -> dict[str, RowFacts]:
+    """Return the questions of both parts together, by set; where nothing is scored, the rows that vectors learn."""
+    if not facts.asked:
+        return {name: RowFacts.rough(size.count, size.tokens // size.count) for name, size in facts.rows.items()}
+    parts = [_asked(facts, part) for part in ("validation", "test")]
+    sets = {}
+    for name in dict.fromkeys(name for part in parts for name in part):
+        sizes = [part[name] for part in parts if name in part]
+        is_same = len(sizes) == 1 or sizes[0] == sizes[1]
+        sets[name] = sizes[0] if is_same else sizes[0].part(sum(size.count for size in sizes))
+    return sets
