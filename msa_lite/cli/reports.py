@@ -152,4 +152,4 @@ def metrics_command(as_json: bool) -> None:
         for kind in (kind for kind in METRICS.values() if kind.group == group):
             table.add_row(kind.name, kind.best, f"{escape(kind.formula)}. [dim]{escape(kind.source)}[/dim]")
     # Without a terminal, in one line a metric.
-    make_console(width=None if sys.stdout.isatty() else 250).print(table, highlight=False)
+    make_console(width=None if sys.stdout.isatty() else 9999).print(table, highlight=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import types
@@ -367,4 +368,5 @@ def type_members(annotation: Any, tag: object = None) -> Iterator[tuple[object, 
 
 def dump_recipe(recipe: Recipe | TrainingRecipe | TableRecipe) -> str:
     """Return the YAML of a recipe with every default filled in. Reading it gives an equal recipe."""
-    return yaml.dump(recipe.model_dump(mode="json"), Dumper=PlainDumper, sort_keys=False, allow_unicode=True)
+    values = recipe.model_dump(mode="json")
+    return yaml.dump(values, Dumper=PlainDumper, sort_keys=False, allow_unicode=True, width=math.inf)

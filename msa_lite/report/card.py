@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from msa_lite.report.choice import score_heading, shown_score, value_text
+from msa_lite.report.citation import PAPER, PAPER_URL
 from msa_lite.report.formats import escape_markdown
 from msa_lite.report.front_matter import (
     CardOptions,
@@ -134,7 +135,8 @@ def _about(manifest: Mapping[str, Any]) -> list[str]:
         )
     is_update = manifest["kind"] == "adapter"
     result = "θ_u is the model before with this adapter on it" if is_update else "θ_u is this model"
-    return [*lines, f"```text\n{formula}\n```", f"{', '.join(legend)}. {result}."]
+    source = [f"The method is from [{PAPER}]({PAPER_URL})."] if is_msa else []
+    return [*lines, f"```text\n{formula}\n```", f"{', '.join(legend)}. {result}.", *source]
 
 
 def side_of(term: Mapping[str, Any]) -> str:

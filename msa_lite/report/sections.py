@@ -10,6 +10,7 @@ from msa_lite.io.files.writing import json_form
 from msa_lite.report.blocks import Block, Entries, Fold, Grid, Only, Pictures, Prose, ReportSection
 from msa_lite.report.charts import Chart, Dots, can_draw, cut, score_dots
 from msa_lite.report.choice import EXTRACTION, WHOLE, Choice, in_symbols, points_table, points_title
+from msa_lite.report.citation import PAPER
 from msa_lite.report.evidence_sections import (
     attack_section,
     beside_section,
@@ -187,7 +188,7 @@ def _method(story: Story) -> ReportSection:
     method: Mapping[str, Any] = settings_of if isinstance(settings_of, Mapping) else {}
     hold = method.get("hold")
     facts |= {"hold of the forget vector's fit": f"h = {hold:g}" if isinstance(hold, float) else ""}
-    facts |= {"choice of the prior": story.provenance.reason or ""}
+    facts |= {"choice of the prior": story.provenance.reason or "", "paper": PAPER if is_msa else ""}
     blocks: list[Block] = [Prose(how), Entries({name: text for name, text in facts.items() if text})]
     if method.get("compat"):
         blocks.append(Prose(f"It repeats known deviations of: {', '.join(map(str, method['compat']))}."))

@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from msa_lite.errors import UsageError
+from msa_lite.errors import MsaError, UsageError
 from msa_lite.io.console.libraries import require
 from msa_lite.pipeline.ask import Panel, open_panel
 from msa_lite.report.charts import COLOURS_FILE
@@ -101,7 +101,10 @@ def make_app(panel: Panel, desk: Desk, token: str) -> Any:
         return Route(address, send)
 
     def send_facts(request: Any) -> Response:  # no coroutine: it reads files, in a thread of its own
-        return JSONResponse(page_facts(panel), headers=_HEADERS)
+        try:
+            return JSONResponse(page_facts(panel), headers=_HEADERS)
+        except MsaError as error:  # a file of the run was broken, or removed, while the page is served
+            return JSONResponse({"error": str(error)}, 500, _HEADERS)
 
     async def send_answers(request: Any) -> Response:
         try:
@@ -143,7 +146,7 @@ def read_question(body: bytes, known: Sequence[str]) -> tuple[str, Strengths | N
         text, strengths = values["question"], values.get("strengths")
         numbers = None if strengths is None else Strengths.of(strengths)
         models = [name for name in known if name in values.get("models", known)]
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
         raise UsageError(
             'expected {"question": text, "strengths": {"alpha", "beta", "filter"} or null, "models": [names]}'
         ) from error

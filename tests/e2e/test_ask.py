@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,18 @@ def test_an_adapter_is_asked_on_its_target(recipe: dict[str, Any]) -> None:
     assert result is not None
     question = records(result.folder, "unlearned")[0]["question"]
     assert msa_lite.ask(result.folder, question).answers == scored(result.folder, question)
+
+
+def test_a_model_that_nobody_waits_for_any_more_does_not_stay_in_memory(finished: Path) -> None:
+    panel = replace(open_panel(finished, several=True), stays=False)
+
+    def leave(label: str, done: float, total: float) -> None:
+        if done >= total:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        panel.answer("target", "Who?", leave)
+    assert not panel._loaded
 
 
 def test_lines_of_a_pipe_are_asked_one_by_one_and_a_faulty_one_stops_nobody(

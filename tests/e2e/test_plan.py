@@ -100,6 +100,17 @@ def test_a_hold_takes_time_and_with_all_weights_a_second_copy(mode: str, grid: d
     assert [*fits("vector.start=retain")] == ["retain", "forget"]
 
 
+def test_each_stage_of_a_baseline_has_a_time_and_a_step_with_more_passes_takes_longer(grid: dict[str, Any]) -> None:
+    def fit(method: str, *overrides: str) -> float:
+        plan = msa_lite.plan(grid, ["baseline.epochs=9000", *overrides], baseline=method, measure=False)
+        assert all(stage.seconds for stage in plan.stages), method
+        return next(stage for stage in plan.stages if stage.kind == "fit").seconds[1]  # type: ignore[index]
+
+    alone, kept = fit("grad_ascent"), fit("grad_diff")
+    assert alone < kept < fit("dpo")
+    assert kept < fit("grad_diff", "baseline.methods.grad_diff.retain_loss=kl")
+
+
 def test_models_that_cannot_be_reached_are_named(call_cli: CallCli, path: Path) -> None:
     code, out, err = call_cli(
         "plan", path, "--gpu", "8GB", "target=some/model", "prior=some/other", "evaluate.ideal=null"

@@ -188,6 +188,20 @@ def test_everything_works_by_keyboard(address: str, finished: Path, window: Brow
 
 
 @needs_browser
+def test_strengths_that_change_during_an_answer_leave_no_model_unanswered(
+    address: str, finished: Path, window: Browser
+) -> None:
+    window.open_address(address)
+    window.wait(READY)
+    window.keys("#question", first_row(finished)["question"])
+    other = "document.querySelector('.spot[aria-pressed=false]').dispatchEvent(new Event('click'))"
+    window.run(f"document.getElementById('ask').requestSubmit(); {other}")
+    window.wait(ANSWERED)
+    texts = window.run(f"return {TEXTS}")
+    assert (texts["target"], texts["ideal"]) == (generated(finished, "target"), generated(finished, "ideal"))
+
+
+@needs_browser
 def test_rows_are_searched_filtered_and_asked(address: str, finished: Path, window: Browser) -> None:
     window.open_address(address)
     window.wait(READY)

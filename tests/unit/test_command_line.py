@@ -25,6 +25,7 @@ from msa_lite.errors import Faults, MismatchError, MsaError, StageError, UsageEr
 from msa_lite.io.console.display import Notices
 from msa_lite.io.files.writing import disk_fault
 from msa_lite.recipe import load_recipe
+from msa_lite.report.formats import Cell, Section, TextTable
 
 Call = Callable[..., tuple[int, str, str]]
 
@@ -138,6 +139,13 @@ def test_a_run_stops_after_a_part_as_the_command_of_that_part_does(
     status, _, err = call("run", "quickstart", "--until", part, "--accept")
     assert (status, len(calls)) == (2, 2)
     assert "leave out --accept" in err
+
+
+def test_no_text_is_folded_where_there_is_no_terminal(call: Call, capsys: pytest.CaptureFixture[str]) -> None:
+    path = "a folder/of many words/" * 20
+    output.print_table(TextTable(["stage", "folder"], [Section([[Cell("merge"), Cell(path)]])], left=2))
+    assert path in capsys.readouterr().out
+    assert f"output: {path}\n" in call("recipes", "validate", "quickstart", f"output={path}")[1]
 
 
 @pytest.mark.parametrize("status", [3, None])

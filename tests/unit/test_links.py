@@ -15,7 +15,7 @@ HOSTS = {"arxiv.org", "docs.vllm.ai", "github.com", "huggingface.co", "www.edpb.
 
 
 def all_links() -> list[Link]:
-    return [link for page in [*pages(), CONTRIBUTING] for link in links_of(page)]
+    return [link for page in [*pages(), CONTRIBUTING, ROOT / "SECURITY.md"] for link in links_of(page)]
 
 
 def test_no_link_leads_nowhere() -> None:

@@ -140,6 +140,12 @@ def test_an_answer_stops_where_its_page_is_closed(port: int, panel: Slow) -> Non
     assert [e["answer"] for e in all_events(port, "who?") if "answer" in e] == ["target", "unlearned"]
 
 
+def test_a_run_that_cannot_be_read_is_told_to_the_page(port: int) -> None:
+    with reply(port, f"/{TOKEN}/run.json") as response:
+        assert response.status == 500
+        assert json.loads(response.read())["error"]
+
+
 def test_a_fault_is_told_and_the_next_question_is_answered(port: int) -> None:
     assert {"error": "out of memory"} in all_events(port, "faulty")
     assert any("answer" in event for event in all_events(port, "who?"))
@@ -150,7 +156,8 @@ def test_a_fault_is_told_and_the_next_question_is_answered(port: int) -> None:
     [
         "", "[]", "{", '{"question": 1}', '{"question": " "}', '{"question": "q", "strengths": {"alpha": "x"}}',
         '{"question": "q", "strengths": {"alpha": -1}}', '{"question": "q", "strengths": {"alpha": NaN}}',
-        '{"question": "q", "strengths": 3}', '{"question": "q", "models": 3}', "[" * 100_000,
+        '{"question": "q", "strengths": {"alpha": 1' + 400 * "0" + "}}", '{"question": "q", "strengths": 3}',
+        '{"question": "q", "models": 3}', "[" * 100_000,
     ],
 )  # fmt: skip
 def test_a_request_that_is_no_question_is_refused(body: str) -> None:

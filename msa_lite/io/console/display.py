@@ -190,7 +190,7 @@ class Display(Watcher):
         if done < total and self._bars:
             work.bar = self._bars.add_task(work.title, total=total, note="")
         elif done < total:
-            self._say(f"{work.title}: started")
+            self._say(f"{work.title}: started" + (f" ({purpose})" if (purpose := self._steps.purpose(label)) else ""))
         return work
 
     def _open(self) -> None:
@@ -216,12 +216,13 @@ class Display(Watcher):
         self._live.start()
 
     def __rich__(self) -> Text | Group:
-        """Return the line below the bars, for rich."""
+        """Return the lines below the bars, for rich: what the running steps are for, and the state of all."""
         from rich.console import Group
         from rich.text import Text
 
-        state = self._state()
-        return Text(state, style="dim") if state else Group()
+        running = [work.label for work in list(self._works.values()) if not work.ended]
+        lines = [*filter(None, map(self._steps.purpose, running)), self._state()]
+        return Text("\n".join(filter(None, lines)), style="dim") if any(lines) else Group()
 
     def _end_all(self, now: float) -> None:
         for work in self._works.values():
@@ -265,6 +266,10 @@ class _Steps:
         """Return the label, with its number if it was announced."""
         return f"[{self._numbers[label]}/{len(self._steps)}] {label}" if label in self._steps else label
 
+    def purpose(self, label: str) -> str:
+        """Return what a step is for; an empty text for a label that was not announced."""
+        return self._steps[label].purpose if label in self._steps else ""
+
     def begin(self, label: str) -> None:
         """Move on to a step. Steps before it that never began were done by an earlier run."""
         self._at = max(self._at, self._numbers.get(label, 0))
@@ -280,10 +285,11 @@ class _Steps:
 
     def followed_by(self, steps: Sequence[Step]) -> _Steps:
         """Return the steps that come next, in the same count if they are among those announced before."""
-        ended, pending = list(self._steps.values())[: self._at], list(self._steps)[self._at :]
-        if not any(step.label in pending for step in steps):
+        pending, known = list(self._steps)[self._at :], {step.label: step for step in steps}
+        if not known.keys() & {*pending}:
             return _Steps(steps)
-        new = _Steps([*ended, *steps])
+        listed = [known.pop(label, step) for label, step in self._steps.items()]
+        new = _Steps([*listed, *known.values()])
         new._at, new._rates, new._done, new._between = self._at, self._rates, self._done, self._between
         return new
 

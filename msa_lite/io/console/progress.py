@@ -27,6 +27,8 @@ class Step:
     """The work in it: rows to tune on, questions to ask. Of a step with `planned`, these seconds count instead."""
     planned: tuple[float, float] | None = None
     """The shortest and the longest time by prediction, in seconds; None where none was made."""
+    purpose: str = ""
+    """What it is for, in a clause."""
 
     @property
     def weight(self) -> float:

@@ -98,8 +98,8 @@ class Panel:
             raise UsageError("the question is empty")
         prompter = self.prompter
         ids = list(prompter.tokenizer(question)["input_ids"]) if self.continues else prompter.prompt(question)
-        runner = self._runner(name, progress, strengths if name == _UNLEARNED else None)
-        try:
+        try:  # `progress` may raise once a model is loaded
+            runner = self._runner(name, progress, strengths if name == _UNLEARNED else None)
             if runner.window is not None and len(ids) >= runner.window:
                 raise UsageError(
                     f"the question has {len(ids)} tokens with its prompt, and the {name} model has room for "

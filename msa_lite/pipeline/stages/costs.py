@@ -23,7 +23,12 @@ SAVE = 12  # bytes that a save takes for each weight that is trained
 MOST_SAVES = 3  # of a fit on disk at a time: two, and a third until the oldest is removed
 _MERGED = 4e8  # bytes of a target that are merged, compared and hashed a second
 _MERGE = 512_000_000  # bytes of a merge (`merger.checked.MAX_MEMORY`)
+_OPEN = (
+    "the fit of the {} vector ends once the prior knows its rows, which nothing tells before: its time is for {} to {} "
+    "epochs. It may take more, or other learning rates, too; `vector.epochs` as a number makes it known"
+)
 _HELD = 4 / 3  # the passes of a row that holds a fit, the reference's among them, for those of a row that is learnt
+_USUAL = (4, 12)  # epochs of open-ended fits: 6 of a small new model, 8 or 9 of SmolLM2-135M; they may take 60
 _MEASURED = 0.5  # the passes of a row whose loss is measured, for those of a row that is learnt
 _FLOPS = 2e10  # of one core a second, in fp64: 2.3e10 on an EPYC of 2023
 _MANY = 1 << 20  # tokens, more than a layer has inputs
@@ -96,6 +101,8 @@ def vector_costs(
     if recipe.hold and name == "forget":
         size = _held(size, facts.rows.get("retain"), recipe.vector.max_length)
     fit = fit_cost(prior, size, machine, name)
+    if recipe.is_open_ended(name):
+        fit = replace(fit, notes=[_OPEN.format(name, *size.epochs)])
     trained = trained_weights(recipe, prior)
     disk = {"vectors": 4 * trained}
     files = {**fit.while_running, "saves of a fit": MOST_SAVES * SAVE * trained}
@@ -189,7 +196,8 @@ def vector_size(recipe: Recipe, name: str, rows: RowFacts | None, device: Device
     fixed = EPOCHS if epochs == "auto" else epochs
     span, more = (fixed, fixed), 0.0
     if recipe.is_open_ended(name):  # it measures the loss on a sample after each epoch
-        span, more = (1, most), _MEASURED * (min(SAMPLE, rows.count) / rows.count if rows else 1.0)
+        span = min(_USUAL[0], most), min(_USUAL[1], most)
+        more = _MEASURED * (min(SAMPLE, rows.count) / rows.count if rows else 1.0)
     return FitSize(f"the fit of the {name} vector", case, rows, span, batch, spec.micro_batch_size, more)
 
 

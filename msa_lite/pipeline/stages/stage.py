@@ -20,6 +20,7 @@ from msa_lite.io.finished.manifest import partial_folder, previous_folder
 from msa_lite.io.finished.seal import load_manifest, why_unfinished
 from msa_lite.pipeline.stages.facts import Facts
 from msa_lite.pipeline.stages.machine import Machine
+from msa_lite.pipeline.stages.words import explain_stage
 
 Kind = Literal["make", "check", "fit", "measure", "choose", "merge", "score", "observe", "attack", "send"]
 State = Literal["done", "to do", "anew"]
@@ -104,15 +105,19 @@ def unique(stages: Iterable[Stage]) -> list[Stage]:
 
 
 def execute(
-    stages: Sequence[Stage], progress: Progress, planned: Mapping[str, tuple[float, float]] | None = None
+    stages: Sequence[Stage],
+    progress: Progress,
+    planned: Mapping[str, tuple[float, float]] | None = None,
+    later: Sequence[Step] = (),
 ) -> dict[str, Any]:
     """Do the stages in their order; return what each gave back, by its name.
 
     Each does only what is missing or was made from other inputs. An error leaves what is finished in place. planned:
-    the shortest and the longest time of stages, by name, to show beside what they take.
+    the shortest and the longest time of stages, by name, to show beside what they take. later: what follows them in the
+    same count.
     """
     listed, results = steps(stages, planned), dict[str, Any]()
-    announce(progress, listed)
+    announce(progress, [*listed, *later])
     unasked = {step.label for step in listed if not step.amount}
     for stage in stages:
         is_new = stage.folder is not None and not stage.folder.exists()
@@ -136,7 +141,7 @@ def steps(stages: Iterable[Stage], planned: Mapping[str, tuple[float, float]] | 
         if stage.asks:
             kind, amount = "score", _new_questions(*stage.asks, asked)
         if stage.amount:
-            shown.append(Step(stage.name, kind, amount, times.get(stage.name)))
+            shown.append(Step(stage.name, kind, amount, times.get(stage.name), explain_stage(stage.name)))
     return shown
 
 

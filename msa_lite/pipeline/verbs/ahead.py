@@ -8,8 +8,9 @@ from functools import partial
 
 from msa_lite.budget.speed import this_device
 from msa_lite.errors import FormatError
-from msa_lite.io.console.progress import Progress, announce
+from msa_lite.io.console.progress import Progress, Step, announce
 from msa_lite.io.launch.crew import Crew
+from msa_lite.pipeline.attack.campaign import attack_label, open_attacks
 from msa_lite.pipeline.prepare.run import Context, Run
 from msa_lite.pipeline.run.demo import demo_stages
 from msa_lite.pipeline.stages.facts import Facts, find_facts
@@ -52,6 +53,13 @@ def times_of_run(run: Run, stages: Sequence[Stage], machine: Machine | None = No
         logger.debug("the times are not predicted: %s", error)
         return {}
     return planned_times(stages, facts, machine or _machine(run.recipe, stages, facts, run.crew))
+
+
+def attack_steps(run: Run) -> list[Step]:
+    """Return the attacks that a run's recipe ends it with, as steps; their times are measured once there is a model."""
+    if not run.recipe.attack.attacks:
+        return []
+    return [Step(attack_label(name, model), "attack") for name, model in open_attacks(run, None).pairs()]
 
 
 def _machine(recipe: Recipe, stages: Sequence[Stage], facts: Facts, crew: Crew) -> Machine:

@@ -32,7 +32,7 @@ from msa_lite.pipeline.run.msa import finish_run, learnt_rows
 from msa_lite.pipeline.run.report import check_publishing, drop_report, publish_model
 from msa_lite.pipeline.run.scores import scores_folder
 from msa_lite.pipeline.stages.stage import execute
-from msa_lite.pipeline.verbs.ahead import announce_demo, times_of_run
+from msa_lite.pipeline.verbs.ahead import announce_demo, attack_steps, times_of_run
 from msa_lite.pipeline.verbs.lists import Verb, find_verb
 from msa_lite.publish.upload import Published
 from msa_lite.recipe import Recipe, RecipeSource, load_recipe
@@ -222,7 +222,7 @@ def _run(recipe: Recipe, verb: Verb, progress: Progress, crew: Crew, show_exampl
         drop_report(run.folder)
         context = Context.of(run)
         stages = verb.stages(context)
-        results = execute(stages, progress, times_of_run(run, stages, machine))
+        results = execute(stages, progress, times_of_run(run, stages, machine), attack_steps(run))
         chosen, learnt = _chosen(context, verb)
         findings = finish_run(run, stages, chosen, results["merge"], learnt, show_examples)
         attacks = _attack(run, results["merge"], progress, findings.examples if show_examples else ())

@@ -13,9 +13,10 @@ let request = null; // that of the answers that are under way
 
 async function load() {
   const response = await fetch("run.json");
-  const facts = await response.json();
-  if (!response.ok) throw new Error(facts.error);
-  return facts;
+  const facts = await response.json().catch(() => ({}));
+  if (response.ok) return facts;
+  byId("sentence").textContent = facts.error || "The run cannot be read; the terminal of msa-lite web says why.";
+  throw new Error(facts.error);
 }
 
 function showRun() {
@@ -61,7 +62,9 @@ function setStrengths(values, again = true) {
   byId("point").textContent = values
     ? `${inWords(values)}, merged in memory. Nothing is written. Answers of the rows below are those of the run.`
     : `${inWords(run.strengths.chosen)}: the model that the run wrote. Click on a point, or move a slider, for any other.`;
-  if (again && asked) ask(asked, ["unlearned"]);
+  if (!again || !asked) return;
+  const waiting = Object.keys(cards).filter((name) => cards[name].card.classList.contains("busy"));
+  ask(asked, [...new Set([...waiting, "unlearned"])]); // the answers that this stops begin again
 }
 
 async function ask(question, models) {
@@ -76,7 +79,10 @@ async function ask(question, models) {
     const body = JSON.stringify({ question, strengths, models });
     const response = await fetch("answers", { method: "POST", body, signal: mine.signal });
     if (!response.ok) throw new Error((await response.json()).error);
-    for await (const event of events(response.body)) show(event, models);
+    for await (const event of events(response.body)) {
+      mine.signal.throwIfAborted(); // an event that came before the stop is not shown after it
+      show(event, models);
+    }
     byId("spoken").textContent = models.map((name) => `${name}: ${cards[name].text.textContent}`).join(". ");
   } catch (error) {
     if (mine.signal.aborted) return settle(models, "stopped", mine);
