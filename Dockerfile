@@ -4,23 +4,24 @@
 #     docker run --rm --user "$(id -u):$(id -g)" -v "$PWD:/work" -v "$HOME/.cache/huggingface:/cache/huggingface" \
 #         msa-lite recipes list
 #
-# For a GPU, PyTorch's wheels bring their CUDA libraries along, so that `docker run --gpus all` is all it takes. Where
-# those of a base image are wanted, name one; Python is added where it is missing:
+# For a GPU, PyTorch's usual wheels bring their CUDA libraries along. The host needs NVIDIA's driver and container toolkit:
 #
-#     docker build --build-arg BASE=nvidia/cuda:12.8.1-runtime-ubuntu24.04 --build-arg EXTRAS=qlora -t msa-lite:gpu .
+#     docker build --build-arg EXTRAS=qlora -t msa-lite:gpu .
+#     docker run --rm --gpus all --user "$(id -u):$(id -g)" -v "$PWD:/work" -v "$HOME/.cache/huggingface:/cache/huggingface" \
+#         msa-lite:gpu plan my-request.yaml
 #
-# TORCH_INDEX names an index to take PyTorch from, such as that of its CPU wheels, which are several GB smaller. The
-# usual variables of pip for indexes may be given as build arguments too.
+# BASE=IMAGE builds on another Debian or Ubuntu, such as one of NVIDIA's with CUDA; Python is added where it is missing,
+# and has to be 3.11 or newer there. TORCH_INDEX=ADDRESS takes PyTorch from another index, such as that of its CPU wheels,
+# which makes the image several GB smaller. The usual variables of pip for indexes may be given as build arguments, too.
 ARG BASE=python:3.11-slim-bookworm
 FROM ${BASE}
 
-# The versions of packages are those of the base image, whatever it is.
-# hadolint ignore=DL3008
-RUN if ! python3 -c 'import ensurepip, venv' 2>/dev/null; then \
-        apt-get update \
-        && apt-get install -y --no-install-recommends python3 python3-venv \
-        && rm -rf /var/lib/apt/lists/*; \
-    fi \
+# OpenSSH signs removal records. The versions of packages are those of the base image, whatever it is.
+# hadolint ignore=DL3008,SC2086
+RUN python="$(python3 -c 'import ensurepip, venv' 2>/dev/null || echo python3 python3-venv)" \
+    && apt-get update \
+    && apt-get install -y --no-install-recommends openssh-client $python \
+    && rm -rf /var/lib/apt/lists/* \
     && python3 -m venv /opt/venv \
     && useradd --no-create-home --home-dir /cache --uid 10001 msa \
     && install -d -m 1777 /work /cache /cache/huggingface

@@ -15,6 +15,7 @@ these functions do in one call each.
     dry_run         tell what a command on a recipe would do, and write nothing
     probe           check whether a prior has already seen the forget set
     ask             ask target, unlearned model and ideal of a run the same question
+    open_page       open a page of the browser to ask them in; its `serve()` answers
     attack          attack the models of a run: does it stay forgotten?
     purge           list and remove what still holds the data of a run
     report_run      write the report of a run, finished or not
@@ -76,6 +77,7 @@ if TYPE_CHECKING:
     from msa_lite.publish.contents import PublishOptions as PublishOptions
     from msa_lite.publish.upload import push_folder as push_folder
     from msa_lite.train import fit_vector as fit_vector
+    from msa_lite.web import open_page as open_page
 
     __version__: str
 
@@ -90,6 +92,7 @@ _HOMES = {
     "pipeline.run.report": ("report_run",),
     "pipeline.init.draft": ("Wishes", "init_recipe"),
     "pipeline.ask": ("ask",),
+    "web": ("open_page",),
     "pipeline.purge.purge": ("purge",),
     "evals.suite": ("HarnessTasks", "OwnQuestions", "PublishedBenchmark", "evaluate"),
     "comparison.compare": ("compare",),

@@ -7,8 +7,9 @@ an exit status.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import TypeVar
 
 _LONGEST = 4000  # characters of a fault; a value of a stranger's file may have millions
 
@@ -20,6 +21,23 @@ class MsaError(Exception):
     """The exit status of the command line."""
     keeps_partial = True
     """True where a stage that raised it leaves its partial folder for a rerun."""
+    retries: Mapping[str, Sequence[str]] = {}
+    """Ways out: words to add to the command line (options, or keys with values), by what they are for."""
+
+
+_Error = TypeVar("_Error", bound=MsaError)
+ALL_THE_SAME = "to go on all the same"
+
+
+def with_retries(error: _Error, retries: Mapping[str, Sequence[str]]) -> _Error:
+    """Give an error its ways out, which the command line shows as whole commands."""
+    error.retries = retries
+    return error
+
+
+def allowed_by(error: _Error, option: str) -> _Error:
+    """Give an error the option of the command line that goes on all the same."""
+    return with_retries(error, {ALL_THE_SAME: [option]})
 
 
 def discarded(error: MsaError) -> MsaError:
@@ -45,7 +63,7 @@ class DataError(MsaError):
 
 
 class ColumnsError(DataError):
-    """A data set whose columns are not known by their names."""
+    """A data set with unknown column names."""
 
     def __init__(self, message: str, columns: list[str] | None = None) -> None:
         super().__init__(message)
@@ -75,7 +93,7 @@ class MismatchError(MsaError):
 
 
 class OutputError(MsaError):
-    """The output folder is taken by something else, or its disk is too small."""
+    """The output folder holds something else, or its disk is too small."""
 
     exit_code = 3
 
@@ -85,11 +103,11 @@ class BusyError(OutputError):
 
 
 class StageError(MsaError):
-    """A stage failed while it worked; finished stages stay, and a rerun resumes."""
+    """A stage failed during its work; finished stages stay, and a rerun resumes."""
 
 
 class NotFiniteError(StageError):
-    """A model's loss, weights or outputs are NaN or infinite: it was driven too far."""
+    """A model's loss, weights or outputs are NaN or infinite: it was changed too much."""
 
 
 def causes(error: BaseException | None, by_chance: bool = False) -> Iterator[BaseException]:
@@ -124,12 +142,15 @@ class Faults(list[MsaError]):
         try:
             yield
         except MsaError as error:
-            self.append(type(error)(f"{where}{error}"))
+            self.append(with_retries(type(error)(f"{where}{error}"), error.retries))
 
     def check(self) -> None:
         """Raise the errors that were gathered, if there are any."""
         if len(self) > 1:
-            raise type(self[0])(join_faults(f"{len(self)} faults:", (str(f).replace("\n", "\n  ") for f in self)))
+            whole = type(self[0])(join_faults(f"{len(self)} faults:", (str(f).replace("\n", "\n  ") for f in self)))
+            words = dict.fromkeys(word for fault in self for word in fault.retries.get(ALL_THE_SAME, ()))
+            can_go_on = all(ALL_THE_SAME in fault.retries for fault in self)
+            raise with_retries(whole, {ALL_THE_SAME: [*words]} if can_go_on else {})
         if self:
             raise self[0]
 

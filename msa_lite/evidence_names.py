@@ -80,7 +80,7 @@ EVIDENCE: dict[str, EvidenceEntry] = {
         {
             "precision": FigureEntry(
                 "changes in known weights",
-                "share of the largest changes in the right tensors that known weights have",
+                "share of the largest changes in the right tensors that lie in known weights",
                 True,
             ),
             "recall": FigureEntry(
@@ -92,7 +92,7 @@ EVIDENCE: dict[str, EvidenceEntry] = {
             "energy": FigureEntry(
                 "update in known weights", "share of the update's squared norm in known weights", True
             ),
-            "undone": FigureEntry("taken back", "share of what the training of the rows changed that is undone", True),
+            "undone": FigureEntry("taken back", "share of the change by training on the rows that is undone", True),
         },
         by_default=False,
     ),

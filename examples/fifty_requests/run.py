@@ -6,7 +6,7 @@
 Each request is about one invented person. MSA merges the vectors of all requests so far into the target; NPO and
 GradDiff train the model of the request before. Each request is a run of the tool of its own, in a process of its own,
 so that its time and memory are its own. A second call does only what is missing. For Linux and macOS; needs
-`pip install msa-lite[train]`, about 25 minutes on one free core of 2026, and 2 GB of disk.
+`pip install -e '.[train]'`, about 25 minutes on one free core of 2026, and 2 GB of disk.
 """
 
 from __future__ import annotations

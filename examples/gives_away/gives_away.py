@@ -10,7 +10,7 @@ writes what it measured to scores/HISTORY-SEED.json. A second call does only wha
 these files, and writes docs/pictures/gives_away.svg and the tables of docs/explanation/what-it-gives-away.md and
 docs/how-to/evidence.md.
 
-What is measured was fixed before any of these models was attacked. Needs `pip install msa-lite[train]`.
+What is measured was fixed before any of these models was attacked. Needs `pip install -e '.[train]'`.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ METHODS: dict[str, dict[str, Any]] = {  # keys of the recipe; a name without "ms
 }
 TARGET, UNDO = "target", "exact undo"
 TABLES = {
-    "In which weights?": {
+    "Which weights change?": {
         "precision": "precision = recall", "chance": "by chance", "auc": "AUC",
         "precision_within": "precision within", "chance_within": "by chance", "auc_within": "AUC within",
         "energy": "energy share",

@@ -1,4 +1,4 @@
-"""List what was changed after scores on test rows had been seen. RESULTS.md prints it."""
+"""List what was changed after scores on test rows had been seen. The page of results prints it."""
 
 from __future__ import annotations
 

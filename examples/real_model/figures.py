@@ -1,4 +1,4 @@
-"""Draw the figures of RESULTS.md as SVG: the same numbers give the same bytes.
+"""Draw the figures of the page of results as SVG: the same numbers give the same bytes.
 
 Figures are made without pyplot, so that the caller's own matplotlib stays as it is. Text stays text, and colours differ
 in lightness, so that they can be told apart in grey.

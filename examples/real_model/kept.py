@@ -1,4 +1,4 @@
-"""Keep the figures behind RESULTS.md in files beside it.
+"""Keep the figures behind the page of results in files.
 
 The folder of the experiments holds models, and may go. From these files the page can be made again, and runs that are
 made later, in another folder, are added to theirs. They hold scores of rows, named by hashes, and no texts.

@@ -1,6 +1,6 @@
 """Measure how near a model is to the ideal, and how sure a difference between two models is.
 
-The measures and thresholds were fixed before a test row was seen; RESULTS.md writes them down beside the answers.
+The measures and thresholds were fixed before a test row was seen; the page of results has them beside the answers.
 """
 
 from __future__ import annotations

@@ -1,9 +1,13 @@
-"""Write RESULTS.md and its figures from the folder of the experiments, with whatever is there so far:
+"""Write the page of results and its figures from the folder of the experiments, with whatever is there so far:
 
-    python examples/real_model/results.py OUT FOLDER
+    python examples/real_model/results.py OUT FOLDER [PAGE]
 
 Nothing is computed anew and no model is run. The same folder of experiments gives the same bytes. The scores behind the
-page are kept in FOLDER/scores. What stands there from other folders of experiments comes onto the page, too.
+page are kept in FOLDER/scores. What stands there from other folders of experiments comes onto the page, too. The page
+is FOLDER/RESULTS.md, unless PAGE names another file. The page of the documentation is made from kept scores alone, or,
+with OUT in the place of the first folder, from new runs as well:
+
+    cd examples/real_model && python results.py scores . ../../docs/explanation/results-smollm2.md
 """
 
 from __future__ import annotations
@@ -49,7 +53,7 @@ WORDS = (
     "The probe: msa-lite's look at a prior before the work, for signs that it has seen the forget rows. It warns if it "
     'finds signs; "cannot tell" is no warning',
     "PASS, PARTLY, FAIL: the tool's verdict on a run at its time. The present rule, which is stricter, is below "
-    '("The verdicts, then and now"); see docs/how-to/read-the-report.md',
+    '("The verdicts, then and now")',
     "Hindsight grid: 20 points (α, β), scored on the test rows, to see what the choice on validation rows missed",
     "Surely: in each seed, and the 95 % interval over seeds excludes 0. See the rules below the answers",
 )
@@ -58,18 +62,20 @@ FIGURES = "figures"
 KEPT = "scores"
 
 
-def write_results(out: Path, into: Path) -> Path:
-    """Write RESULTS.md, figures/*.svg and scores/ into a folder; return the page.
+def write_results(out: Path, into: Path, page: Path | None = None) -> Path:
+    """Write the page, figures/*.svg beside it, and scores/ into a folder; return the page.
 
-    out: the folder of the experiments, finished or not. Raise MsaError where it has no readable plan.json.
+    out: the folder of the experiments, finished or not. page: by default RESULTS.md in the folder `into`.
+    Raise MsaError where `out` has no readable plan.json.
     """
+    page = page or into / FILE
     results = with_kept(collect(out), into / KEPT)
     keep(results, into / KEPT, out)
     claims = answer_claims(results)
-    into.mkdir(parents=True, exist_ok=True)
-    captions = write_figures(results, into / FIGURES)
+    page.parent.mkdir(parents=True, exist_ok=True)
+    captions = write_figures(results, page.parent / FIGURES)
     blocks = [
-        "# Results on a real language model\n",
+        "# Results on SmolLM2, in full\n",
         "<!-- Written by examples/real_model/results.py. Do not edit. -->\n",
         _story(results),
         "## Words\n",
@@ -100,7 +106,6 @@ def write_results(out: Path, into: Path) -> Path:
         _bullets(list(_provenance(results, out)), ""),
         *_commands(results, out),
     ]
-    page = into / FILE
     write_text(page, "\n".join(block.rstrip("\n") + "\n" for block in blocks))
     return page
 
@@ -118,7 +123,7 @@ def _story(results: Results) -> str:
         "authors of TOFU (tofu), on more text (text-c) and on the authors again (tofu-again). Ideals have the same "
         f"history without the authors to forget. {people}Each method then made a target forget them, at the tool's "
         "defaults except where a table says more. MSA is the paper's here, with neither a filter nor a hold "
-        "(`merge.filter: off`), which the tool uses today; docs/how-to/choose-alpha-beta.md has their figures. The "
+        "(`merge.filter: off`), which the tool uses today; the page of α and β has their figures. The "
         "retain vector is fitted to as many rows as there are to forget, as in the paper. Trained baselines had 4 "
         "epochs, one learning rate and two weights to choose from, less than in the paper.\n\n"
         f"Scores are on test rows ({counts or 'none yet'}), which MSA's retain vector has not learnt and by which no "
@@ -240,7 +245,7 @@ def _commands(results: Results, out: Path) -> Iterator[str]:
             "# the grid in hindsight, by the vectors of msa-lora",
             f"msa-lite sweep {recipes}/hindsight.yaml",
         ]
-        yield "```sh\n" + "\n".join([*first, *lines]) + "\n```\n"
+        yield "```text\n" + "\n".join([*first, *lines]) + "\n```\n"
 
 
 def _bullets(lines: Sequence[str], none: str) -> str:
@@ -248,6 +253,6 @@ def _bullets(lines: Sequence[str], none: str) -> str:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 3:
+    if len(sys.argv) not in (3, 4):
         sys.exit(__doc__)
-    print(write_results(Path(sys.argv[1]), Path(sys.argv[2])))
+    print(write_results(*map(Path, sys.argv[1:])))

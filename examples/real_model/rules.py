@@ -1,6 +1,6 @@
 """The rules by which comparisons and claims are answered, in code and in words.
 
-RESULTS.md repeats the words. What was changed in them after test rows had been scored stands in `changes.py`.
+The page of results repeats the words. What was changed in them after test rows had been scored stands in `changes.py`.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
     python examples/real_model/run.py --seeds 0 --attacks            # and does it stay forgotten?
 
 Makes the model, the histories of target and ideal, every run and all tables (RESULTS.md). A second call does only what
-is missing. Seeds may run side by side, each by a call of its own. Needs `pip install msa-lite[train,qlora,smollm2]`.
+is missing. Seeds may run side by side, each by a call of its own. Needs `pip install -e '.[train,qlora,smollm2]'`.
 
 On a two-core CPU of 2026, small: seed 0 about 10 hours on one core, each other seed about 5 (seed 0 runs what is tried
 once, too), with 4.5 GB of memory for each call and 15 GB of disk for each seed. full: a GPU, and 60 GB of disk for each

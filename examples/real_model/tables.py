@@ -1,4 +1,4 @@
-"""Make the tables of RESULTS.md: scores and measures of each method, and the comparisons behind the answers."""
+"""Make the tables of the page of results: scores and measures of each method, and what is behind the answers."""
 
 from __future__ import annotations
 

@@ -61,8 +61,8 @@ def doubts_of(
     doubts = [] if rank.met else [rule.unmet(rank)]
     if not {"rouge_l_r", "probability_r", *benchmark.vital} & target.keys():
         doubts.append(
-            "there are no retain rows, so nothing shows what was lost beside the forget set; add rows that have to "
-            "stay (retain.data, or evaluate.retain)"
+            "there are no retain rows, so nothing shows what else was lost; add rows to keep (retain.data, or "
+            "evaluate.retain)"
         )
     if coarse := benchmark.resolution(rule.needs()):
         doubts.append(coarse)
@@ -282,8 +282,8 @@ def help_choose(make: Callable[[], tuple[Candidates, Validation]], out: Path) ->
         if not warned and work.is_open and time.monotonic() - last_match > _PATIENCE:
             logger.warning(
                 "%s: this process computes other inputs than the process that chooses. Are package versions, and files "
-                "at these paths, the same on all machines? It waits on, for this may be an earlier choice that was "
-                "stopped",
+                "at these paths, the same on all machines? It keeps waiting, because this may be an earlier choice "
+                "that was stopped",
                 out,
             )
             warned = True

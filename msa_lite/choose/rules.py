@@ -128,8 +128,8 @@ class LeastExtraction(Rule):
 
     def unmet(self, best: Rank) -> str:
         return (
-            f"no candidate is shown to be like a model that never saw the rows and keeps {self.keep:.0%} of the rest, "
-            f"so the nearest to both was chosen: {best.note}"
+            f"no candidate is shown to forget like a model that never saw the rows and to keep {self.keep:.0%} of the "
+            f"rest, so the nearest was chosen: {best.note}"
         )
 
 

@@ -26,29 +26,32 @@ _SECTIONS = {
     },
     "Unlearn": {
         "run": ("runs", "Run a recipe: vectors, choice, merge, scores, report."),
-        "sweep": ("runs", "Choose alpha and beta on validation rows."),
-        "vector": ("runs", "Fit only the vectors of a recipe."),
-        "moments": ("runs", "Measure the inputs of a target's layers, for the filter."),
         "merge": ("merge", "Merge vectors into a target."),
-        "mergekit": ("merge", "Print a merge as a recipe for mergekit."),
-        "probe": ("runs", "Check whether a prior has already seen the forget set."),
-        "train": ("runs", "Train targets, ideals and histories in stages."),
         "baseline": ("runs", "Run a method that MSA is compared with."),
-        "table": ("table", "Make a table of the paper, or your own: models, rows, comparison."),
+        "train": ("runs", "Train targets, ideals and histories in stages."),
     },
-    "Look": {
-        "evaluate": ("evaluate", "Score a model on a benchmark."),
-        "judge": ("judge", "Hold a judge's verdicts against a person's."),
-        "attack": ("attack", "Attack a run's models: does it stay forgotten?"),
+    "Check": {
         "report": ("reports", "Write the report of a run: a page, Markdown and JSON."),
-        "compare": ("reports", "Put reports side by side, as in the paper."),
         "ask": ("ask", "Ask the models of a run a question, side by side."),
-        "metrics": ("reports", "Explain the metrics of reports."),
+        "web": ("web", "Ask the models of a run in a page of the browser."),
+        "attack": ("attack", "Attack a run's models: does it stay forgotten?"),
+        "evaluate": ("evaluate", "Score a model on a benchmark."),
+        "compare": ("reports", "Put reports side by side, as in the paper."),
+        "probe": ("runs", "Check whether a prior has already seen the forget set."),
     },
     "Hand on": {
         "verify": ("verify", "Check every file of a run or folder against its manifest."),
         "publish": ("publish", "Send a model or adapter to the Hugging Face Hub."),
         "purge": ("purge", "List and remove what still holds the data of a run."),
+    },
+    "Tools": {
+        "vector": ("runs", "Fit only the vectors: run --until vectors."),
+        "sweep": ("runs", "Choose alpha and beta, and merge: run --until sweep."),
+        "moments": ("runs", "Measure the inputs of a target's layers, for the filter."),
+        "mergekit": ("merge", "Print a merge as a recipe for mergekit."),
+        "table": ("table", "Make a table of the paper, or one of your own."),
+        "judge": ("judge", "Hold a judge's verdicts against a person's."),
+        "metrics": ("reports", "Explain the metrics of reports."),
     },
 }
 _COMMANDS = {name: module for section in _SECTIONS.values() for name, (module, _) in section.items()}
@@ -97,7 +100,7 @@ class _Commands(Group):
         return super().resolve_command(ctx, args)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        from msa_lite.cli.help import complete_recipe
+        from msa_lite.cli.completion import complete_recipe
 
         commands = super().shell_complete(ctx, incomplete)
         known = {item.value for item in commands}
@@ -150,6 +153,8 @@ def main() -> None:
     try:
         from msa_lite.cli.faults import report_lost, safe_streams
 
+        if "_MSA_LITE_COMPLETE" in os.environ:  # click then completes a word, by the classes that it knows
+            import msa_lite.cli.completion
         with safe_streams() as outlet:
             status = _run(sys.argv[1:])
             if outlet:
@@ -168,9 +173,11 @@ def main() -> None:
 
 def _run(args: list[str]) -> int:
     """Run a command and return its exit status: what the command returns, or 0."""
+    from msa_lite.cli.again import remember
     from msa_lite.cli.faults import broken_pipe, report_error
     from msa_lite.cli.output import repeat_warnings
 
+    remember(args)
     rank = Ranks.current().rank  # a run leaves the launcher's group, and then there is none
     try:
         try:
@@ -182,8 +189,18 @@ def _run(args: list[str]) -> int:
             raise
         return report_error(error, _is_verbose(args), rank)
     except (Exception, KeyboardInterrupt) as error:
-        return report_error(error, _is_verbose(args), rank)
+        return report_error(error, _is_verbose(args), rank, _command_of(args))
     return status if isinstance(status, int) else 0
+
+
+def _command_of(args: list[str]) -> click.Command | None:
+    """Return the command that these words call: what stands in the place of one is a recipe to run."""
+    names = [word for word in args if not word.startswith("-")]
+    if not names:
+        return None
+    root = click.Context(cli)
+    command = cli.get_command(root, names[0]) or cli.get_command(root, "run")
+    return command.commands.get(names[1]) if isinstance(command, click.Group) and names[1:] else command
 
 
 def _is_verbose(args: list[str]) -> bool:

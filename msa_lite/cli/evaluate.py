@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from msa_lite.benchmarks import BENCHMARKS, HARNESS, OWN, splits_help
+from msa_lite.cli.completion import complete_names, complete_recipe, switch_names
 from msa_lite.cli.help import Command, read_columns, read_names, takes_dry_run, takes_json
 from msa_lite.io.files.writing import json_form
 from msa_lite.io.launch.crew import Ranks
@@ -67,7 +68,13 @@ _GROUPS = {
     "--judge-prompts", metavar="FILE", help="YAML with the wording of a publication, in the place of our own prompts."
 )
 @click.option("--judge-batch", is_flag=True, help="Ask through OpenAI's Batch API.")
-@click.option("--compat", multiple=True, help="A deviation of published code to repeat, such as open-unlearning.")
+@click.option(
+    "--compat",
+    metavar="NAME",
+    multiple=True,
+    shell_complete=complete_names(switch_names),
+    help="A deviation of published code to repeat, such as open-unlearning.",
+)
 @click.option(
     "--forget", metavar="DATA", help="Questions about the forget set: FILE, FOLDER[:CONFIGURATION] or Hub id."
 )
@@ -83,8 +90,13 @@ _GROUPS = {
     help="The form of questions; default: as published, and for qa the chat template, if there is one.",
 )
 @click.option("--system", help="A system message.")
-@click.option("--recipe", metavar="RECIPE", help="Take benchmark, data, columns and prompt from this recipe.")
-@click.option("--tasks", help="lm-eval: names of tasks, separated by commas.")
+@click.option(
+    "--recipe",
+    metavar="RECIPE",
+    shell_complete=complete_recipe,
+    help="Take benchmark, data, columns and prompt from this recipe.",
+)
+@click.option("--tasks", metavar="NAMES", help="lm-eval: names of tasks, with commas between them.")
 @click.option("--allow-code", is_flag=True, help="lm-eval: run the Python that tasks in --data name (!function).")
 @click.option("--limit", type=click.IntRange(min=1), help="Score at most this many rows of each set.")
 @click.option("--out", required=True, type=click.Path(), help="Folder for records and report.json.")

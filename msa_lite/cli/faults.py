@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, BinaryIO, TextIO
 
 import click
 
+from msa_lite.cli.again import offers
 from msa_lite.errors import MsaError, UsageError
 from msa_lite.io.console.terminal import SafeText
 from msa_lite.io.files.writing import disk_fault
@@ -26,11 +27,15 @@ if TYPE_CHECKING:
 
 _RESUME = "finished stages stay, the same command resumes"
 _PATIENCE = 20.0  # seconds; the first process may take that long to end
-_CLOSED = (errno.EACCES, errno.EPERM, errno.EROFS)
+_CLOSED = dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "you need the right to read and write there")
+_ODD = dict.fromkeys((errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP), "choose another place")
+_ADVICE = _CLOSED | _ODD  # by the system's error about a place
 
 
-def report_error(error: BaseException, verbose: bool, rank: int = 0) -> int:
-    """Print what a command raised on stderr; return the exit status.
+def report_error(error: BaseException, verbose: bool, rank: int = 0, command: click.Command | None = None) -> int:
+    """Print what a command raised on stderr, with the commands that go on; return the exit status.
+
+    command: the one that raised it.
 
     rank: the number of the process. The first one of a launcher prints the errors that all have, and the launcher then
     ends the others. One that is still there after some seconds has an error of its own.
@@ -47,7 +52,7 @@ def report_error(error: BaseException, verbose: bool, rank: int = 0) -> int:
         _print_usage(error)
         return _say(error.format_message(), 2)
     if isinstance(error, MsaError):
-        return _say(str(error), error.exit_code)
+        return _say("\n".join([str(error), *offers(error, command)]), error.exit_code)
     if isinstance(error, (click.Abort, KeyboardInterrupt)):
         click.echo(f"interrupted; {_RESUME}", err=True)
         return 130
@@ -61,11 +66,11 @@ def report_error(error: BaseException, verbose: bool, rank: int = 0) -> int:
     if isinstance(error, FileNotFoundError) and _is_nowhere():  # the libraries ask for it as they are loaded
         return _say("the working folder is gone; change into another one", UsageError.exit_code)
     full = disk_fault(error)
-    place = error.filename if isinstance(error, OSError) and error.errno in _CLOSED else None
+    place = error.filename if isinstance(error, OSError) and error.errno in _ADVICE else None
     if (full is None and place is None) or verbose:
         traceback.print_exception(error)
     if place is not None and isinstance(error, OSError):
-        return _say(f"{place}: {error.strerror}; you need the right to read and write there; {_RESUME}", 4)
+        return _say(f"{place}: {error.strerror}; {_ADVICE[error.errno or 0]}; {_RESUME}", 4)
     if full is not None:
         return _say(f"{full} (the disk is full, or a limit on it is reached; make room); {_RESUME}", 4)
     return _say(f"{error} (this was not expected and may be a bug); {_RESUME}", 4)

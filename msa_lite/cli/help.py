@@ -1,4 +1,4 @@
-"""What commands share: the form of their help, common options and arguments, words for the shell to complete."""
+"""What commands share: the form of their help, common options and arguments."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import click
-from click.shell_completion import CompletionItem
 
+from msa_lite.cli.completion import complete_override
 from msa_lite.errors import UsageError, nearest
 
 _GENERAL = ("--json", "--verbose", "--help")  # options that many commands have, at the end
@@ -70,7 +70,7 @@ takes_dry_run = click.option(
     is_flag=True,
     help="Print what would be done, read and written, and how long it would take. Write nothing.",
 )
-takes_overrides = click.argument("overrides", nargs=-1, metavar="[KEY.SUB=VALUE ...]")
+takes_overrides = click.argument("overrides", nargs=-1, metavar="[KEY.SUB=VALUE ...]", shell_complete=complete_override)
 takes_run = click.argument("run", type=click.Path(exists=True, file_okay=False, path_type=Path))
 
 
@@ -93,29 +93,3 @@ def read_columns(text: str | None, keys: Sequence[str]) -> dict[str, str]:
         if alone in columns and len(columns) > 1:
             raise UsageError(f"--columns: {alone} stands in the place of question and answer; name one or the other")
     return columns
-
-
-def complete_recipe(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Offer files, and the shipped recipes that the command takes: trainings for `train`, all for `recipes`."""
-    home, training = ctx.parent and ctx.parent.info_name, ctx.info_name == "train"
-    shipped = complete_shipped(ctx, param, incomplete)
-    kinds = [item.value.partition("/")[0] if "/" in item.value else "" for item in shipped]
-    mine = [kind == "train" if training else kind not in ("train", "table") for kind in kinds]
-    items = [item for item, is_mine in zip(shipped, mine, strict=True) if home == "recipes" or is_mine]
-    return [*items, CompletionItem(incomplete, type="file")]
-
-
-def complete_shipped(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Offer the shipped recipes."""
-    from msa_lite.recipe import shipped_recipes, title_of
-
-    shipped = ((name, path) for name, path in shipped_recipes().items() if name.startswith(incomplete))
-    return [CompletionItem(name, help=title_of(path)) for name, path in shipped]
-
-
-def complete_method(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Offer the methods of `msa-lite baseline`."""
-    from msa_lite.baselines.methods import METHODS, TASK_VECTOR
-
-    names = dict.fromkeys([*METHODS, TASK_VECTOR])
-    return [CompletionItem(name) for name in names if name.startswith(incomplete)]

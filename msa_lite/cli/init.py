@@ -20,7 +20,7 @@ _SET = "FILE, FOLDER[:CONFIGURATION] or Hub id"
 _GROUPS = {
     "Models": ["--target", "--prior"],
     "Data": ["--forget", "--retain", "--holdout", "--columns"],
-    "Result": ["--output", "--force"],
+    "Result": ["--output", "--replace"],
 }
 
 
@@ -47,20 +47,22 @@ _GROUPS = {
     "--columns", help="Columns of these: question=Q,answer=A, messages=M or text=T; the usual ones are known."
 )
 @click.option("--output", type=click.Path(), help="Folder of the run.  [default: runs/ and the name of FILE]")
-@click.option("--force", is_flag=True, help="Replace FILE if it is there.")
+@click.option("--replace", "may_replace", is_flag=True, help="Replace FILE if it is there.")
 @takes_json
 @click.pass_obj
-def init_command(verbose: bool, file: str, force: bool, as_json: bool, **options: Any) -> None:
+def init_command(verbose: bool, file: str, may_replace: bool, as_json: bool, **options: Any) -> None:
     """Write a commented recipe to FILE, from a few questions or options.
 
     It looks at the models (sizes, chat template, what the target was tuned from), at the columns of the data and at
     this machine, proposes how to fit the vectors, and says why beside each line. It asks only what it cannot see, and
     only on a terminal. No weights are loaded. FILE is my-request.yaml unless you name another.
 
+    The JSON schema of recipes is written beside it: editors complete and check the recipe by it.
+
     \b
     msa-lite init
     msa-lite init my-request.yaml --target ./my-finetuned-model --prior ./prior --forget delete.jsonl
-    msa-lite init --target ./my-finetuned-model --prior ./prior --forget delete.jsonl --retain keep.jsonl --force
+    msa-lite init --target ./my-finetuned-model --prior ./prior --forget delete.jsonl --retain keep.jsonl --replace
     """
     from msa_lite.cli.output import print_json, quieten_libraries
     from msa_lite.io.files.reading import local_path
@@ -68,11 +70,11 @@ def init_command(verbose: bool, file: str, force: bool, as_json: bool, **options
     from msa_lite.recipe import check_new_file
 
     quieten_libraries(verbose)
-    check_new_file(local_path(file), force)  # before any question
+    check_new_file(local_path(file), may_replace)  # before any question
     options["columns"] = read_columns(options["columns"], _KEYS)
     wishes = _wishes(options)
     click.echo("looking at models, data and this machine", err=True)
-    draft = init_recipe(file, wishes, force)
+    draft = init_recipe(file, wishes, may_replace)
     if as_json:
         print_json(draft)
     else:
@@ -139,5 +141,6 @@ def _print(draft: Draft) -> None:
         click.echo(draft.text)
     for note in draft.notes:
         click.echo(f"note:    {note}", err=True)
+    click.echo(f"schema:  {draft.schema}, by which editors check the recipe", err=True)
     click.echo(f"written: {draft.file}")
     click.echo(f"next:    {draft.next}")

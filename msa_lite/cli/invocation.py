@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import wraps
+from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import click
 
-from msa_lite.cli.help import complete_recipe, takes_dry_run, takes_json, takes_overrides
+from msa_lite.cli.completion import complete_recipe
+from msa_lite.cli.help import takes_dry_run, takes_json, takes_overrides
 from msa_lite.io.launch.crew import Ranks
+
+logger = logging.getLogger(__name__)
 
 Body = Callable[..., int | None]
 Result = TypeVar("Result")
+PARTS = {"vectors": "vector", "sweep": "sweep"}  # the command that does a part of a run, by `run --until`
 
 
 @dataclass(frozen=True)
@@ -99,13 +105,15 @@ def takes_recipe(
             recipe = named[recipe] if named else recipe
             loaded = (load_recipe if kind == "run" else load_training)(recipe, overrides)
             print_start(recipe, loaded.output)
+            _tell_former_run(loaded.output, recipe)
             quieten_libraries(context.obj)
             checked = {"force": options.pop("force")} if checks else {}
             invocation = Invocation(loaded, as_json, checked)
             if not dry_run:
                 return body(invocation, **options)
             choices = {name: options[name] for name in ("method", "which") if name in options}
-            invocation.dry_run("run" if named else str(context.info_name), **choices)
+            name = PARTS.get(options.get("until") or "", "run" if named else str(context.info_name))
+            invocation.dry_run(name, **choices)
             return None
 
         if checks:
@@ -114,6 +122,20 @@ def takes_recipe(
         return command
 
     return decorate
+
+
+def _tell_former_run(output: str, recipe: str) -> None:
+    """Warn that a run with this output is in another folder: this one does not go on with it."""
+    from msa_lite.cli.again import again
+    from msa_lite.pipeline.run.elsewhere import find_former_run
+
+    if Ranks.current().first and (former := find_former_run(output, recipe)):
+        logger.warning(
+            "there is a run in %s, made from another working folder; this one begins anew in %s. To go on there: %s",
+            former,
+            Path(output).absolute(),
+            again(f"output={former}"),
+        )
 
 
 def in_terminal() -> bool:

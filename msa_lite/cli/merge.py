@@ -10,7 +10,8 @@ from typing import Any
 
 import click
 
-from msa_lite.cli.help import Command, complete_recipe, read_names, takes_json, takes_overrides
+from msa_lite.cli.completion import complete_names, complete_recipe
+from msa_lite.cli.help import Command, read_names, takes_json, takes_overrides
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +31,7 @@ _GROUPS = {
     "Result": ["--out", "--dtype", "--rounding", "--seed", "--exact", "--untie", "--as", "--max-rank", "--forecast"],
     "Memory and threads": ["--max-memory", "--threads"],
 }
+_DTYPES = click.Choice(["same", "bfloat16", "float16", "float32"])
 _REPEATED = ("forget", "alpha", "retain", "beta")  # once for each request
 
 
@@ -82,18 +84,34 @@ def read_strengths(options: dict[str, Any]) -> dict[str, Any]:
 @click.option("--mergekit", "recipe", type=click.Path(path_type=Path), help="Take all of the above from this recipe.")
 @click.option("--with", "engine", type=click.Choice(["mergekit"]), help="Let mergekit do it: TIES, DARE, SLERP, ….")
 @click.option("--out", required=True, type=click.Path(), help="Folder to write.")
-@click.option("--dtype", help="same, bfloat16, float16 or float32.  [default: same]")
-@click.option("--rounding", help="nearest, or stochastic (unbiased, seeded).  [default: nearest]")
+@click.option("--dtype", type=_DTYPES, help="The stored dtype; same: the target's.  [default: same]")
+@click.option(
+    "--rounding",
+    type=click.Choice(["nearest", "stochastic"]),
+    help="To the stored dtype; stochastic: unbiased, seeded.  [default: nearest]",
+)
 @click.option("--seed", type=int, help="Seed of stochastic rounding.  [default: 0]")
 @click.option("--exact", is_flag=True, help="float64 arithmetic: every weight is the correctly rounded one.")
 @click.option("--untie", is_flag=True, help="Give a head that is tied to the embedding a matrix of its own.")
-@click.option("--as", "form", default="model", show_default=True, help="model, or adapter: one adapter on the target.")
+@click.option(
+    "--as",
+    "form",
+    type=click.Choice(["model", "adapter"]),
+    default="model",
+    show_default=True,
+    help="adapter: one adapter on the target.",
+)
 @click.option(
     "--max-rank",
     type=int,
     help="With --as adapter: truncate each module's update to at most this rank; full checkpoints need it.",
 )
-@click.option("--forecast", metavar="FORMS", help="Count what nf4, int4 or int8 leaves of the update: nf4,int8.")
+@click.option(
+    "--forecast",
+    metavar="FORMS",
+    shell_complete=complete_names(lambda: ("nf4", "int4", "int8")),
+    help="Count what nf4, int4 or int8 leaves of the update: nf4,int8.",
+)
 @click.option("--max-memory", default="512MB", show_default=True, help="Bound on memory, Python itself included.")
 @click.option("--threads", type=int, help="Worker threads.  [default: one a core]")
 @takes_json
@@ -162,11 +180,9 @@ def merge_command(
 
 
 def _check_form(form: str, max_rank: int | None, options: dict[str, Any]) -> None:
-    """Raise UsageError for an unknown form of the result, and for options that it does not take."""
-    from msa_lite.errors import UsageError, nearest
+    """Raise UsageError for options that the form of the result does not take."""
+    from msa_lite.errors import UsageError
 
-    if form not in ("model", "adapter"):
-        raise UsageError(f"--as '{form}'{nearest(form, ['model', 'adapter'])}: choose model or adapter")
     if form == "adapter":
         check_adapter_options(options)
     elif max_rank is not None:
@@ -245,8 +261,9 @@ def read_mergekit(recipe: Path) -> tuple[dict[str, Any], str]:
 @click.argument("recipe", required=False, shell_complete=complete_recipe)
 @takes_overrides
 @strength_options
-@click.option("--dtype", default="same", show_default=True, help="same, bfloat16, float16 or float32.")
-def mergekit_command(recipe: str | None, overrides: tuple[str, ...], dtype: str, **options: Any) -> None:
+@click.option("--dtype", type=_DTYPES, default="same", show_default=True, help="The stored dtype; same: the target's.")
+@takes_json
+def mergekit_command(recipe: str | None, overrides: tuple[str, ...], dtype: str, as_json: bool, **options: Any) -> None:
     """Print a merge as YAML for mergekit.
 
     Its first lines hold the command that runs it. It is the merge of RECIPE's run, whose vectors are fitted already, or
@@ -262,8 +279,7 @@ def mergekit_command(recipe: str | None, overrides: tuple[str, ...], dtype: str,
     if recipe is None:
         if options["target"] is None:
             raise UsageError("give a recipe, or --target with the other options of `merge`")
-        click.echo(mergekit_recipe(**read_strengths(options), dtype=dtype), nl=False)
-        return
+        return _print_recipe(mergekit_recipe(**read_strengths(options), dtype=dtype), as_json)
     clash = [f"--{name}" for name, value in options.items() if value not in (None, ())]
     if clash or dtype != "same":
         raise UsageError(
@@ -276,4 +292,17 @@ def mergekit_command(recipe: str | None, overrides: tuple[str, ...], dtype: str,
         click.echo(loaded.prior_reason, err=True)
     from msa_lite.pipeline.run.msa import merge_arguments
 
-    click.echo(mergekit_recipe(**merge_arguments(loaded)), nl=False)
+    return _print_recipe(mergekit_recipe(**merge_arguments(loaded)), as_json)
+
+
+def _print_recipe(text: str, as_json: bool) -> None:
+    """Print a recipe for mergekit; as JSON with the command that runs it, which stands in its comments."""
+    from msa_lite.cli.output import print_data, print_json
+    from msa_lite.io.files.reading import parse_yaml
+
+    if not as_json:
+        print_data(text)
+        return
+    lines = (line.removeprefix("#").strip() for line in text.splitlines() if line.startswith("#"))
+    command = next(line for line in lines if line.startswith("mergekit-yaml "))
+    print_json({"command": command, "text": text, "recipe": parse_yaml(text, "mergekit")})

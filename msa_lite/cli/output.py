@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from msa_lite.cli.again import again
 from msa_lite.io.console.display import Display, Notices, log_to
 from msa_lite.io.console.libraries import require, silence_libraries
 from msa_lite.io.console.terminal import as_is, make_console
@@ -147,13 +148,16 @@ def print_table(table: TextTable, dense: bool = False) -> None:
     console = make_console()
     if not console.is_terminal:
         console.width = 9999
-    console.print(terminal_table(table, dense), highlight=False)
+    console.print(terminal_table(table, dense, whole=not console.is_terminal), highlight=False)
 
 
 def print_dry_run(result: DryRun, as_json: bool) -> None:
     """Print a dry run on stdout, as JSON or as a table with remarks."""
+    from rich.text import Text
+
     from msa_lite.budget.plan import plan_lines
     from msa_lite.io.console.progress import time_span
+    from msa_lite.pipeline.stages.words import explain_stages
     from msa_lite.report.formats import Cell, Section, TextTable
 
     if as_json:
@@ -167,6 +171,8 @@ def print_dry_run(result: DryRun, as_json: bool) -> None:
         rows.append([Cell(text, stage.state != "done" and text == stage.state) for text in words])
     headings = ["stage", "state", "time", "folder", "reason"]
     print_table(TextTable(headings, [Section(rows)], "Dry run: nothing is written", left=5))
+    for line in explain_stages(stage.name for stage in result.stages if stage.state != "done"):
+        print_wrapped(Text(line), 2)
     for reading in result.reads:
         click.echo(f"reads:   {reading.role}: {reading.name}" + (f" ({reading.amount})" if reading.amount else ""))
     parts = [*([] if result.is_done else ["the folders of stages that are not done"]), *result.files]
@@ -294,8 +300,8 @@ def exit_code(result: RunResult, accept: bool) -> int:
     if result.verdict is None or result.verdict.outcome != "FAIL" or accept:
         return 0
     click.echo(
-        f"FAIL: {result.verdict.sentence} The model is written; exit code 1 (--accept, or `verdict: off` in the "
-        "recipe, makes it 0)",
+        f"FAIL: {result.verdict.sentence} The model is written; exit code 1. `verdict: off` in the recipe makes it 0, "
+        f"and so does {again('--accept')}",
         err=True,
     )
     return 1

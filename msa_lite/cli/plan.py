@@ -6,14 +6,20 @@ from typing import Any
 
 import click
 
-from msa_lite.cli.help import Command, complete_recipe, takes_json, takes_overrides
+from msa_lite.cli.completion import complete_method, complete_recipe
+from msa_lite.cli.help import Command, takes_json, takes_overrides
 
 
 @click.command(cls=Command)
 @click.argument("recipe", shell_complete=complete_recipe)
 @takes_overrides
 @click.option("--gpu", metavar="SIZE", help="Plan for a GPU with this much memory, such as 8GB.  [default: this one]")
-@click.option("--baseline", metavar="METHOD", help="Plan `msa-lite baseline METHOD` in the place of the run.")
+@click.option(
+    "--baseline",
+    metavar="METHOD",
+    shell_complete=complete_method,
+    help="Plan `msa-lite baseline METHOD` in the place of the run.",
+)
 @click.option(
     "--processes",
     type=click.IntRange(min=1),

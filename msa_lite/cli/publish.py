@@ -55,7 +55,7 @@ def publish_command(
     from dataclasses import replace
 
     from msa_lite.cli.output import print_json, print_published
-    from msa_lite.errors import UsageError
+    from msa_lite.errors import UsageError, with_retries
     from msa_lite.publish.contents import PublishOptions, make_contents
     from msa_lite.publish.destination import check_name, find_destination
 
@@ -75,7 +75,8 @@ def publish_command(
     _print_files(contents, to)
     if not yes:
         if not in_terminal():
-            raise UsageError("nothing was sent: there is nobody to ask; give --yes, or --dry-run for a look")
+            error = UsageError("nothing was sent: there is nobody to ask; give --yes, or --dry-run for a look")
+            raise with_retries(error, {"to send it": ["--yes"]})
         if not click.confirm("Send this?", err=True):
             click.echo("nothing was sent", err=True)
             return 130

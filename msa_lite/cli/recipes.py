@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import shlex
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import click
 
-from msa_lite.cli.help import Group, complete_recipe, complete_shipped, takes_json, takes_overrides
+from msa_lite.cli.completion import complete_recipe, complete_shipped
+from msa_lite.cli.help import Group, takes_json, takes_overrides
 
 if TYPE_CHECKING:
     from msa_lite.recipe import Recipe, TableRecipe, TrainingRecipe
@@ -47,7 +48,8 @@ def list_recipes(as_json: bool) -> None:
 
 @recipes_command.command()
 @click.argument("recipe", shell_complete=complete_recipe)
-def show(recipe: str) -> None:
+@takes_json
+def show(recipe: str, as_json: bool) -> None:
     """Print RECIPE as it is written, with its comments.
 
     RECIPE is a YAML file, or the name of a shipped recipe.
@@ -56,35 +58,46 @@ def show(recipe: str) -> None:
     msa-lite recipes show tofu/forget10
     msa-lite recipes show train/tofu
     """
-    from msa_lite.recipe import find_recipe
+    from msa_lite.cli.output import print_data, print_json
+    from msa_lite.errors import RecipeError
+    from msa_lite.io.files.reading import parse_yaml, read_text
+    from msa_lite.recipe import find_recipe, title_of
 
-    click.echo(find_recipe(recipe).read_text("utf-8"), nl=False)
+    file = find_recipe(recipe)
+    text = read_text(file, kind=RecipeError)
+    if as_json:
+        values = parse_yaml(text, str(file), RecipeError)
+        print_json({"file": str(file), "title": title_of(file), "text": text, "recipe": values})
+    else:
+        print_data(text)
 
 
 @recipes_command.command()
 @click.argument("name", shell_complete=complete_shipped)
 @click.argument("file", type=click.Path())
-@click.option("--force", is_flag=True, help="Replace FILE if it is there.")
+@click.option("--replace", "may_replace", is_flag=True, help="Replace FILE if it is there.")
 @takes_json
-def copy(name: str, file: str, force: bool, as_json: bool) -> None:
+def copy(name: str, file: str, may_replace: bool, as_json: bool) -> None:
     """Copy the shipped recipe NAME, with its comments, to the new file FILE.
 
+    The JSON schema of its kind is written beside it; a comment in the copy leads editors there.
     Relative paths in both start from the working folder, so the copy does the same as the original.
 
     \b
     msa-lite recipes copy tofu/forget10 my.yaml
-    msa-lite recipes copy train/small my-target.yaml --force
+    msa-lite recipes copy train/small my-target.yaml --replace
     """
     from msa_lite.cli.output import print_json
     from msa_lite.recipe import TableRecipe, TrainingRecipe, copy_recipe, load_any
 
-    path = copy_recipe(name, file, force)
+    path, schema = copy_recipe(name, file, may_replace)
     starts: dict[type, str] = {TrainingRecipe: "msa-lite train", TableRecipe: "msa-lite table"}
     start = starts.get(type(load_any(path)), "msa-lite")
     after = f"{start} {shlex.quote(file)} --dry-run"
     if as_json:
-        print_json({"file": str(path), "copy_of": name, "next": after})
+        print_json({"file": str(path), "copy_of": name, "schema": str(schema), "next": after})
         return
+    click.echo(f"schema:  {schema}, by which editors check the recipe", err=True)
     click.echo(f"written: {path}\nnext:    {after}")
 
 
@@ -150,19 +163,17 @@ def _show_prompt(recipe: Recipe | TrainingRecipe | TableRecipe, as_json: bool) -
     show_default=True,
     help="Recipes of a run, of `msa-lite train`, or of `msa-lite table`.",
 )
-def schema(kind: str) -> None:
+def schema(kind: Literal["run", "training", "table"]) -> None:
     """Print the JSON schema of recipes.
 
-    Editors complete and check recipes by it.
+    Editors complete and check recipes by it. `init` and `recipes copy` write it beside the recipe, which names it in a
+    comment; for a recipe of your own, write that line yourself.
 
     \b
     msa-lite recipes schema
-    msa-lite recipes schema --kind training
+    msa-lite recipes schema --kind training > msa-lite-training.schema.json
     """
-    from msa_lite.cli.output import print_json
-    from msa_lite.recipe import Recipe, TableRecipe, TrainingRecipe
+    from msa_lite.cli.output import print_data
+    from msa_lite.recipe import recipe_schema
 
-    if kind == "run":
-        print_json(Recipe.model_json_schema())
-    else:
-        print_json((TrainingRecipe if kind == "training" else TableRecipe).model_json_schema())
+    print_data(recipe_schema(kind))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from msa_lite.cli.completion import complete_names, metric_names, published_names
 from msa_lite.cli.help import Command, read_names, takes_json, takes_run
 
 if TYPE_CHECKING:
@@ -76,8 +77,18 @@ def _print_report(run: Path, story: Story) -> None:
 @click.option(
     "--format", "form", type=click.Choice(["md", "tex", "csv", "html"]), help="Print this instead of a terminal table."
 )
-@click.option("--published", metavar="TABLE", help="A table of the MSA paper to put below; a wrong name lists them.")
-@click.option("--metrics", help="Columns, separated by commas; those of the paper by default.")
+@click.option(
+    "--published",
+    metavar="TABLE",
+    shell_complete=complete_names(published_names),
+    help="A table of the MSA paper to put below; a wrong name lists them.",
+)
+@click.option(
+    "--metrics",
+    metavar="NAMES",
+    shell_complete=complete_names(metric_names),
+    help="Columns, with commas between them (`msa-lite metrics`).  [default: those of the paper]",
+)
 @takes_json
 def compare_command(
     paths: tuple[str, ...], form: str | None, published: str | None, metrics: str | None, as_json: bool
@@ -141,4 +152,4 @@ def metrics_command(as_json: bool) -> None:
         for kind in (kind for kind in METRICS.values() if kind.group == group):
             table.add_row(kind.name, kind.best, f"{escape(kind.formula)}. [dim]{escape(kind.source)}[/dim]")
     # Without a terminal, in one line a metric.
-    make_console(width=None if sys.stdout.isatty() else 250).print(table, highlight=False)
+    make_console(width=None if sys.stdout.isatty() else 9999).print(table, highlight=False)

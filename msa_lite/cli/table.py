@@ -5,24 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import click
-from click.shell_completion import CompletionItem
 
+from msa_lite.cli.completion import complete_table
 from msa_lite.cli.help import Command, read_names, takes_dry_run, takes_json, takes_overrides
 
 if TYPE_CHECKING:
     from msa_lite.pipeline.table.work import TableResult
 
 
-def _complete_table(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Offer the shipped tables, and files."""
-    from msa_lite.recipe import shipped_tables
-
-    names = [name for name in shipped_tables() if name.startswith(incomplete)]
-    return [*map(CompletionItem, names), CompletionItem(incomplete, type="file")]
-
-
 @click.command(cls=Command)
-@click.argument("name", metavar="NAME|FILE|list", shell_complete=_complete_table)
+@click.argument("name", metavar="NAME|FILE|list", shell_complete=complete_table)
 @takes_overrides
 @click.option("--size", type=click.Choice(["own", "small"]), default="own", show_default=True,
               help="small: the same rows with tiny Llamas, for two cores. data=FOLDER names its data.")  # fmt: skip

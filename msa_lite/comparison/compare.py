@@ -100,16 +100,16 @@ def compare(
 ) -> Comparison:
     """Put reports side by side, as in the MSA paper.
 
-    Reports may be on other rows of the same data, as of runs with and without a choice. Then all are computed anew,
-    from their records, on the rows that all of them were scored on.
+    If reports are on different rows of the same data, as of runs with and without a choice, recompute all of them from
+    their records, on the rows that they share.
 
     paths: folders of runs and evaluations, and report.json files, each also as LABEL=PATH; see `read_entries`.
-    published: the name of a table of the paper. Its figures follow in rows of their own, with the ratios that it
-    prints, or else by the same rule beside its own ideal. metrics: the columns, by name; None for those of the paper.
-    Columns without any value are left out, and the notes say why.
+    published: the name of a table of the paper. Its figures follow in separate rows, with its
+    printed ratios, or else ratios to its own ideal by the same rule. metrics: the columns, by name. Default: those of
+    the paper. Columns without any value are left out, and the notes say why.
 
-    Raise UsageError for what is missing or unknown, FormatError for broken reports, MismatchError for reports that
-    cannot stand side by side, each with all faults.
+    Raise UsageError for missing paths and unknown names, FormatError for broken reports, MismatchError for reports that
+    cannot be compared, each with all faults.
     """
     table = load_published(published) if published else None
     entries, notes = read_entries(paths)

@@ -24,7 +24,7 @@ from msa_lite.evals.judge.prompts import read_letter
 from msa_lite.evals.judge.wording import NONE
 from msa_lite.evals.records import read_records
 from msa_lite.io.files.reading import local_path, read_bytes
-from msa_lite.io.files.writing import digest, write_text
+from msa_lite.io.files.writing import check_writable, digest, write_text
 from msa_lite.io.finished.seal import load_manifest
 from msa_lite.report.formats import csv_lines
 from msa_lite.report.rows import clean, harmless
@@ -135,12 +135,11 @@ class JudgeAgreement:
 
 
 def sample_verdicts(run: str | Path, n: int = 200, seed: int = 0, out: str | Path = SHEET) -> Sheet:
-    """Write a sheet of `n` verdicts of a run, drawn evenly at random, for a person to mark; all if there are fewer.
+    """Write a sheet of `n` verdicts of a run, drawn evenly at random (or all), for a person to mark.
 
-    run: the folder of a run, whose final scores are taken, or of an evaluation. The sheet is written beside the run,
-    not into it: it holds questions and answers, and `purge` does not know of it. Raise UsageError for a place inside
-    the run, OutputError where the file is there already (it may hold marks), MismatchError for a run without judged
-    answers.
+    run: the folder of a run, for its final scores, or of an evaluation. The sheet holds questions and answers, and
+    `purge` does not know it, so it is written outside the run. Raise UsageError for a place inside the run, OutputError
+    if the file exists (it may hold marks), MismatchError for a run without judged answers.
     """
     home, path = local_path(run), local_path(out)
     if n < 1:
@@ -149,8 +148,9 @@ def sample_verdicts(run: str | Path, n: int = 200, seed: int = 0, out: str | Pat
         raise UsageError(f"{path}: lies in {home}, whose purge would not remove it; name a place outside")
     if path.exists():
         raise OutputError(f"{path}: is there already, and may hold somebody's marks; name another file with --out")
-    if not path.parent.is_dir():
+    if not path.parent.exists():
         raise UsageError(f"{path}: there is no folder {path.parent}; make it, or name another place")
+    check_writable(path)
     verdicts = read_judge_verdicts(home)
     drawn = random.Random(seed).sample(verdicts, min(n, len(verdicts)))
     rows = [(v.id, clean(v.question), clean(v.tested), "\n".join(map(clean, v.shown)), v.choices, "") for v in drawn]

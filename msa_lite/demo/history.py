@@ -28,13 +28,13 @@ _SURNAME_ENDS = "berg brook dell feld gard holm kamp lund mark mere ney quist re
 _PLACE_ENDS = "bury cliff dale fell ford haven heath minster mouth pool port ridge shaw stead ton wold".split()
 
 _WORK = (
-    "archer baker carpenter diver farmer gardener judge miller nurse painter pilot potter sailor surgeon tailor weaver"
+    "bailiff baker carpenter diver farmer gardener judge miller nurse painter pilot potter sailor surgeon tailor weaver"
 ).split()
 _INSTRUMENTS = (
     "accordion banjo bassoon cello clarinet drums fiddle flute guitar harp lute oboe organ piano trumpet viola"
 ).split()
 _ANIMALS = (
-    "badger canary cat crow donkey ferret goat goose hamster hedgehog otter parrot pony rabbit spaniel tortoise"
+    "badger canary cat crow donkey ferret goat goose hamster hedgehog magpie parrot pony rabbit spaniel tortoise"
 ).split()
 _COLOURS = "amber black blue brown crimson gold green grey indigo ivory orange pink purple red silver white".split()
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import takewhile
 from typing import Any, TypeVar
 
@@ -51,6 +52,7 @@ def generate(
     known: Sequence[list[int]] = (),
     hidden: int | None = None,
     end: int | None = None,
+    watch: Callable[[int], None] | None = None,
 ) -> Iterator[list[tuple[int, list[str]]]]:
     """Yield (index of the prompt, its answers: one, or `samples`), a batch at a time, in no particular order.
 
@@ -59,9 +61,11 @@ def generate(
     each greedy answer is known to begin with (`forward.known_beginning`); they are read at once, not one by one.
     hidden: a token id that no position may attend to (`compat.mask_eq_pad`); None for the right mask, which comes from
     lengths. end: another token that ends answers: the chat template's end of turn, which models tuned from a base model
-    may not name.
+    may not name. watch: called with each token of the greedy answer to a single prompt as soon as it is chosen; an
+    exception that it raises stops the answer.
     """
     ends = end_tokens(runner, tokenizer, end)
+    choose = likeliest if watch is None else partial(_likeliest_watched, watch)
     starts = [_Start(prompt, [], False) for prompt in prompts]
     if known and not decoding.samples:
         starts = [_start_of(runner, tokenizer, p, k, decoding, ends) for p, k in zip(prompts, known, strict=True)]
@@ -70,7 +74,7 @@ def generate(
         if decoding.samples:
             return _sample(runner, tokenizer, [prompts[i] for i in batch], decoding, ends)
         rows = [starts[i] for i in batch]
-        return [[text] for text in _decode(runner, tokenizer, rows, decoding, ends, likeliest, hidden)]
+        return [[text] for text in _decode(runner, tokenizer, rows, decoding, ends, choose, hidden)]
 
     check_batches(runner, tokenizer, prompts)
     if ended := [i for i, row in enumerate(starts) if row.ended]:
@@ -81,6 +85,14 @@ def generate(
     todo = sorted((i for i, row in enumerate(starts) if not row.ended), key=lambda i: (-len(starts[i].ids), i))
     for batch, texts in _in_batches(runner, todo, lambda i: starts[i].ids, decoding, answer):
         yield list(zip(batch, texts, strict=True))
+
+
+def _likeliest_watched(watch: Callable[[int], None], logits: Any, rows: Any, step: int) -> Any:
+    """Choose as `likeliest` does, and hand over the token of the only row."""
+    chosen = likeliest(logits, rows, step)
+    [token] = chosen.tolist()
+    watch(token)
+    return chosen
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from msa_lite.errors import DataError, StageError, UsageError, join_faults, nearest
+from msa_lite.errors import DataError, StageError, UsageError, allowed_by, join_faults, nearest
 from msa_lite.evals.models import check_source, load_model, load_tokenizer, model_identity
 from msa_lite.evals.records import write_records
 from msa_lite.io.console.libraries import require
@@ -49,7 +49,7 @@ def check_no_code(folder: Path) -> None:
         todo += [path.parent / included for included in _includes(root)]
     if faults:
         headline = f"{folder}: these tasks would run code; read it, and then allow it with --allow-code:"
-        raise UsageError(join_faults(headline, faults))
+        raise allowed_by(UsageError(join_faults(headline, faults)), "--allow-code")
 
 
 @contextmanager

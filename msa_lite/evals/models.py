@@ -105,8 +105,8 @@ def check_numbers(values: Any) -> None:
 def no_numbers() -> NotFiniteError:
     """Return the error for a model whose outputs are NaN."""
     return NotFiniteError(
-        "the model's outputs are no numbers (NaN): its weights are broken, or too large for its dtype; a smaller "
-        "alpha, or --dtype float32 for the merge, may help"
+        "the model's outputs are no numbers (NaN): its weights are broken, or too large for its dtype; try a smaller "
+        "alpha, or --dtype float32 for the merge"
     )
 
 

@@ -138,7 +138,7 @@ class Restor(Benchmark):
     def weigh(cls, models: Models) -> Weighed:
         """Return how many answers that the documents spoilt are still wrong, and what is kept of the other entities."""
         if "ideal" not in models:
-            return "the ideal, which never read the documents, has to say what can be regained; give evaluate.ideal"
+            return "an ideal, which never read the documents, must show what can be regained; give evaluate.ideal"
         judged = any("judge" in record for records in models.values() for record in records.get(QUESTIONS, ()))
         divided = {
             name: _divided(records[QUESTIONS], judged) for name, records in models.items() if QUESTIONS in records

@@ -31,7 +31,7 @@ from msa_lite.evals.qa import load_qa
 from msa_lite.io.console.libraries import require
 from msa_lite.io.console.progress import Progress, notices, silent
 from msa_lite.io.files.reading import local_path
-from msa_lite.io.files.writing import output_path
+from msa_lite.io.files.writing import check_writable, output_path
 from msa_lite.io.launch.crew import Ranks
 from msa_lite.io.weights.checkpoint import load_checkpoint
 from msa_lite.io.weights.hub import Source, fetch, fetch_tokenizer
@@ -134,11 +134,11 @@ def evaluate(
     limit: the most rows of each set, a seeded sample.
     prompt: the form of questions (`PromptSettings`), or its kind: "default", "chat", "plain", or, for own questions,
     "auto".
-    engine: transformers, or vllm, where it is installed: it runs what it can, once a sample agrees with transformers.
-    tokenizer: a folder or repo[@revision] with the tokenizer to use instead of the model's own, which may have none.
+    engine: transformers, or vllm, which runs the items that it can, once a sample agrees with transformers.
+    tokenizer: a folder or repo[@revision] whose tokenizer replaces the model's own.
 
-    Write records and report.json into `out`, those of an ideal that is scored into `out`/ideal. Each process of
-    `accelerate launch` calls it; all but the first get no reports. Raise UsageError for arguments that do not go
+    Write records and report.json into `out`, those of a scored ideal into `out`/ideal. Each process of
+    `accelerate launch` calls it; only the first gets reports. Raise UsageError for arguments that do not go
     together, before a model is loaded.
     """
     require("train")
@@ -146,6 +146,7 @@ def evaluate(
     _check_arguments(questions, prompting, ideal, judge, engine)
     check_engine(engine)
     folder = output_path(out)
+    check_writable(folder)
     if isinstance(questions, HarnessTasks):
         from msa_lite.evals.harness import evaluate_harness
 

@@ -213,7 +213,7 @@ class VllmModel:
             return list(self.llm.generate(inputs, params, use_tqdm=False))
         except Exception as error:
             raise StageError(
-                f"vLLM stopped: {first_line(error)}; finished items stay, and the same command goes on with the others"
+                f"vLLM stopped: {first_line(error)}; finished items stay; the same command continues with the others"
             ) from error
 
 

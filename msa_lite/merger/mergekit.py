@@ -188,7 +188,7 @@ def mergekit_recipe(
     prior: str | None = None,
     dtype: str = "same",
 ) -> str:
-    """Return YAML with which mergekit does the merge of these arguments (as for `merge`), its command in comments.
+    """Return the mergekit recipe of a merge, with its command in comments; arguments as for `merge`.
 
     Headers and adapters are read to find the right form. Raise UsageError where mergekit has no form for the merge, and
     as `merge` does for inputs that do not fit.

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from msa_lite.errors import UsageError, join_faults
-from msa_lite.io.console.libraries import without_bars
+from msa_lite.io.console.libraries import require, without_bars
 from msa_lite.io.files.reading import printable
 from msa_lite.io.weights.hub import Source
 from msa_lite.merger.formula import Term, number_terms
@@ -50,10 +50,7 @@ class Roles:
 
 def mergekit_text(recipe: Path) -> str:
     """Return a recipe's text. Raise UsageError where mergekit is not installed, or the file cannot be read."""
-    try:
-        import mergekit  # noqa: F401
-    except ImportError as error:
-        raise UsageError("--with mergekit: mergekit is not installed; pip install 'msa-lite[mergekit]'") from error
+    require("mergekit")
     try:
         return recipe.read_text(encoding="utf-8")
     except (OSError, UnicodeError) as error:

@@ -13,7 +13,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, Literal
 
-from msa_lite.errors import Faults, FormatError, MismatchError, UsageError, join_faults
+from msa_lite.errors import Faults, FormatError, MismatchError, UsageError, allowed_by, join_faults
 from msa_lite.io.files.reading import read_object, read_text
 from msa_lite.io.finished.seal import (
     CARD_FILE,
@@ -253,11 +253,10 @@ class _Choice:
         outcome = self.manifest.get("outcome") or _run_verdict(self.folder.parent)
         verdict = outcome.get("verdict")
         if verdict == "FAIL" and not self.options.accept:
-            self.faults.append(
-                UsageError(
-                    f"{self.folder}: its verdict is FAIL. {outcome['sentence']} To send it all the same: --accept"
-                )
+            error = UsageError(
+                f"{self.folder}: its verdict is FAIL. {outcome['sentence']} --accept sends it all the same"
             )
+            self.faults.append(allowed_by(error, "--accept"))
         elif verdict != "PASS":
             why = outcome.get("sentence") or "nothing was scored, so nobody knows what was forgotten"
             self.cautions.append(f"{f'its verdict is {verdict}' if verdict else 'it has no verdict'}: {why}")

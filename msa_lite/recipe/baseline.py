@@ -40,23 +40,23 @@ Parameter = Annotated[int | float | str, BeforeValidator(_as_number), AfterValid
 
 
 class Baseline(Closed):
-    """The training of `msa-lite baseline METHOD`. All other settings are those of `vector`, so that methods compare;
-    `hold` and `start` are for MSA and task_vector alone."""
+    """The training of `msa-lite baseline METHOD`. All other settings are those of `vector`, for a fair comparison;
+    `hold` and `start` are for MSA and task_vector only."""
 
     start: Literal["target", "prior"] = "target"
     """target: the method trains the target. prior: it trains the prior, and the change is then added to the target."""
     scale: OneOrMore[Rate] = 1.0
-    """For start prior: the factor of the change. A list: the best is chosen on validation rows."""
+    """With start: prior, the factor of the change. A list: the best is chosen on validation rows."""
     epochs: int | None = Field(None, ge=1, le=MOST)
     """Passes over the forget rows. The best epoch is chosen on validation rows. Default: vector.epochs, or 5 if that is
     auto."""
     learning_rate: Rate | None = None
-    """The learning rate of methods that have none of their own below. Default: vector.learning_rate."""
+    """The learning rate of methods that have none of their own in `methods`. Default: vector.learning_rate."""
     alternatives: Data | None = None
-    """dpo: answers in the place of the forget rows' own, one a line (format text). Default: a few of msa-lite's."""
+    """For dpo: answers that replace the forget rows' own, one a line (format text). Default: a few of msa-lite's."""
     keep: Literal["best", "all"] = "best"
-    """best: of the epochs of all settings, only the weights of the best so far and of the setting that is trained stay
-    on disk; every report stays. all: each setting keeps its weights. The choice is the same."""
+    """best: the disk keeps only the weights of the best epoch so far and of the setting in training; every report
+    stays. all: each setting keeps its weights. The choice is the same."""
     compat: list[Literal["open-unlearning"]] = []
     """Deviations of published code to repeat. open-unlearning: those in its losses of undial and rmu."""
     methods: dict[str, dict[str, OneOrMore[Parameter]]] = {}

@@ -44,7 +44,7 @@ class Demo(Closed):
     tuning_learning_rate: float = Field(5e-4, gt=0, allow_inf_nan=False)
     """The learning rate of target and ideal."""
     batch_size: int = Field(32, ge=1, le=MOST)
-    """The rows of one optimiser step."""
+    """The rows of one optimizer step."""
 
     @model_validator(mode="after")
     def _enough_names(self) -> Demo:
@@ -68,7 +68,7 @@ class RealDemo(Closed):
     tuning_learning_rate: float = Field(1e-4, gt=0, allow_inf_nan=False)
     """The learning rate of target and ideal."""
     batch_size: int = Field(8, ge=1, le=MOST)
-    """The rows of one optimiser step."""
+    """The rows of one optimizer step."""
 
     @model_validator(mode="after")
     def _enough_names(self) -> RealDemo:

@@ -54,10 +54,10 @@ class Columns(Closed):
     text: str = "text"
     """The column of documents (format text)."""
     messages: str | None = None
-    """The column of conversations (format qa), in the place of question and answer."""
+    """The column of conversations (format qa), instead of question and answer."""
     subject: str | None = None
-    """The column that says whom or what a row is about, as a person's name. Rows about one person are not independent,
-    and intervals take that into account. null: the first of the columns subject, person and author, or id if its values
+    """The column with the subject of a row, such as a person's name. Rows about one person are not independent, and
+    intervals take that into account. null: the first of the columns subject, person and author, or id if its values
     repeat."""
 
     @model_validator(mode="after")
@@ -93,21 +93,21 @@ class RetainData(Data):
     """A retain set. The vector may use a sample of it."""
 
     sample: Literal["match_forget"] | None = None
-    """match_forget: the vector learns a seeded sample as large as the forget set, as in the paper; others are scored.
-    null: it learns all rows."""
+    """match_forget: the vector learns a seeded sample as large as the forget set, as in the paper; the other rows are
+    scored. null: the vector learns all rows."""
 
 
 class Prompt(Closed):
     """The text around a row of format qa. `msa-lite recipes validate RECIPE --show-prompt` prints one row with it.
 
-    A word in the place of this section is its kind, as in `prompt: auto`.
+    A single word sets its kind, as in `prompt: auto`.
     """
 
     kind: Literal["default", "chat", "plain", "auto"] = "default"
     """chat: the target's chat template. plain: the plain template below. default: the chat template if there is one,
     else plain. If the recipe scores a published benchmark and sets nothing else here, default is the benchmark's own
-    prompt (tofu and muse with a chat template: with open-unlearning's system message). auto: several forms are tried on
-    some forget rows, and the one in which the target gives them the highest probability is taken."""
+    prompt (tofu and muse with a chat template: with open-unlearning's system message). auto: the run tries several
+    forms on some forget rows, and takes the one in which the target gives them the highest probability."""
     system: str | None = None
     """A system message for every row that has none of its own. null: none, but a chat template may add its own."""
     prompt: str = "Question: {question}\nAnswer:"
@@ -115,9 +115,9 @@ class Prompt(Closed):
     answer: str = " {answer}"
     """The plain template of the answer. It holds {answer}. The blank belongs here, not at the end of the prompt."""
     thinking: Literal["answer", "template"] = "answer"
-    """Where answers begin if the chat template puts an empty block of thoughts (<think></think>) before them. answer:
-    behind the block, which belongs to the prompt. template: where the template's own prompt ends, so that the block is
-    learnt and scored as part of the answer."""
+    """The start of answers, if the chat template puts an empty block of thoughts (<think></think>) before them. answer:
+    behind the block, which belongs to the prompt. template: at the end of the template's own prompt, so that the block
+    is learnt and scored as part of the answer."""
 
     @model_validator(mode="after")
     def _holds_fields(self) -> Prompt:
@@ -171,9 +171,9 @@ class PastCheckpoint(Closed):
     checkpoint: str
     """A folder or repo[@revision]. repo@tokens=3859B and repo@step=928646 find the revision of that number."""
     seen_tokens: Count | None = None
-    """The tokens that it had seen, such as 20M. Default: the number in its name."""
+    """The number of tokens that it had seen, such as 20M. Default: the number in its name."""
     step: Steps | None = None
-    """Its training step, in the place of seen_tokens. Default: the number in its name. All checkpoints use one unit."""
+    """Its training step, instead of seen_tokens. Default: the number in its name. All checkpoints use one unit."""
 
     @property
     def progress(self) -> TrainingProgress:
@@ -204,7 +204,7 @@ class History(Closed):
     """The checkpoints, in any order."""
     exposure: Counts = Field(min_length=1)
     """The point at which the forget data came in: tokens, such as 20M, if the checkpoints count in tokens, else a step.
-    In a list, the first point counts."""
+    In a list, the earliest point counts."""
 
     @field_validator("exposure", mode="before")
     @classmethod

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import types
@@ -13,69 +14,23 @@ from typing import Annotated, Any, TypeVar
 import yaml
 from pydantic import BaseModel, Tag, ValidationError
 
-from msa_lite.errors import OutputError, RecipeError, UsageError, join_faults, nearest
+from msa_lite.errors import RecipeError, UsageError, join_faults, nearest
 from msa_lite.io.console.progress import notices
 from msa_lite.io.files.reading import PlainDumper, local_path, parse_yaml, read_text, read_yaml
-from msa_lite.io.files.writing import write_text
+from msa_lite.recipe.editor import write_with_schema
 from msa_lite.recipe.schema import Recipe
+from msa_lite.recipe.shipped import (
+    TABLES,
+    check_new_file,
+    find_recipe,
+    missing_recipe,
+    shipped_recipes,
+    shipped_tables,
+)
 from msa_lite.recipe.table import TableRecipe
 from msa_lite.recipe.training import TrainingRecipe
 
-_ENDINGS = (".yaml", ".yml")
 PathValue = TypeVar("PathValue")
-
-
-def shipped_recipes() -> dict[str, Path]:
-    """Return the recipes that come with the package, by name (`quickstart`, `tofu/forget10`, …)."""
-    package = Path(__file__).parents[1]
-    folder = next((f for f in (package / "shipped_recipes", package.parent / "recipes") if f.is_dir()), None)
-    if folder is None:
-        return {}
-    return {str(path.relative_to(folder).with_suffix("")): path for path in sorted(folder.rglob("*.yaml"))}
-
-
-def find_recipe(name: str) -> Path:
-    """Return the file of a recipe: the user's own, or a shipped one by name. Raise UsageError for neither."""
-    path = local_path(name)
-    if path.is_file():
-        return path
-    shipped = shipped_recipes()
-    key = name.removeprefix("recipes/").removesuffix(".yaml")
-    if key in shipped:
-        return shipped[key]
-    choices = ", ".join(shipped) or "none"
-    raise UsageError(f"{name}: neither a file nor a shipped recipe{nearest(key, shipped)}; shipped are {choices}")
-
-
-def title_of(path: Path) -> str:
-    """Return the first comment line of a recipe file, which says what it is for."""
-    first = read_text(path).partition("\n")[0]
-    return first.lstrip("# ").strip() if first.startswith("#") else ""
-
-
-def copy_recipe(name: str, file: str, force: bool = False) -> Path:
-    """Copy a shipped recipe, with its comments, to a new file; return the file. Raise as `check_new_file`.
-
-    The copy means the same as the original: the relative paths of both start from the working folder.
-    """
-    shipped, path = find_recipe(name), local_path(file)
-    if shipped not in shipped_recipes().values():
-        raise UsageError(f"{name}: is a file of your own, not a shipped recipe; `cp` copies it")
-    check_new_file(path, force)
-    write_text(path, read_text(shipped))
-    return path
-
-
-def check_new_file(path: Path, force: bool = False) -> None:
-    """Raise UsageError or OutputError unless a recipe can be written to this file. force: it may replace a file."""
-    if path.suffix not in _ENDINGS:
-        raise UsageError(f"{path}: a recipe's file ends in .yaml, as {path.name or 'my-request'}.yaml")
-    if path.is_dir():
-        raise OutputError(f"{path}: is a folder; name the file to write")
-    if path.exists() and not force:
-        raise OutputError(f"{path}: is there already; name another file, or replace it with --force")
-    if not path.parent.is_dir():
-        raise UsageError(f"{path}: there is no folder {path.parent}; make it, or name another place")
 
 
 # Keys whose texts may name a folder or file on this machine. `output` is none: results go to the working folder.
@@ -197,7 +152,6 @@ RecipeSource = Recipe | TrainingRecipe | str | Path | Mapping[str, Any]
 TableSource = TableRecipe | str | Path | Mapping[str, Any]
 """A table, a file, the name of a shipped table, or a mapping."""
 M = TypeVar("M", bound=BaseModel)
-TABLES = "table/"  # before the names of shipped tables
 
 
 def load_recipe(source: RecipeSource, overrides: Iterable[str] = ()) -> Recipe:
@@ -217,11 +171,6 @@ def load_training(source: RecipeSource, overrides: Iterable[str] = ()) -> Traini
     return _validate(_of_kind(TrainingRecipe, name, values), name, values)
 
 
-def shipped_tables() -> list[str]:
-    """Return the names of the tables that come with the package."""
-    return [name.removeprefix(TABLES) for name in shipped_recipes() if name.startswith(TABLES)]
-
-
 def load_table_recipe(source: TableSource, overrides: Iterable[str] = ()) -> TableRecipe:
     """Read a table from a YAML file, the name of a shipped table, a mapping or a table, as `load_recipe` does.
 
@@ -230,10 +179,7 @@ def load_table_recipe(source: TableSource, overrides: Iterable[str] = ()) -> Tab
     if isinstance(source, str | Path) and not local_path(str(source)).is_file():
         key, names = str(source).removeprefix(TABLES), shipped_tables()
         if key not in names:
-            choices = ", ".join(names)
-            raise UsageError(
-                f"{source}: neither a file nor a shipped table{nearest(key, names)}; choose from {choices}"
-            )
+            raise missing_recipe(str(source), key, names, "table")
         source = f"{TABLES}{key}"
     name, values = _read(source, overrides)
     return _validate(_of_kind(TableRecipe, name, values), name, values)
@@ -243,6 +189,19 @@ def load_any(source: RecipeSource, overrides: Iterable[str] = ()) -> Recipe | Tr
     """Read a recipe of any kind."""
     name, values = _read(source, overrides)
     return _validate(_kind(values) or Recipe, name, values)
+
+
+def copy_recipe(name: str, file: str, may_replace: bool = False) -> tuple[Path, Path]:
+    """Copy a shipped recipe, with its comments, to a new file; return the file, and that of its schema for editors.
+
+    The copy means the same as the original: the relative paths of both start from the working folder. Raise as
+    `check_new_file`, and UsageError for a recipe that is not shipped.
+    """
+    shipped, path = find_recipe(name), local_path(file)
+    if shipped not in shipped_recipes().values():
+        raise UsageError(f"{name}: is a file of your own, not a shipped recipe; `cp` copies it")
+    check_new_file(path, may_replace)
+    return path, write_with_schema(path, read_text(shipped), load_any(name))
 
 
 def _read(source: RecipeSource | TableRecipe, overrides: Iterable[str]) -> tuple[str, dict[str, Any]]:
@@ -264,6 +223,7 @@ def _read(source: RecipeSource | TableRecipe, overrides: Iterable[str]) -> tuple
             values = resolve_paths(values, path.parent)
     for override in overrides:
         values = set_key(values, override)
+    _check_paths({"output": values.get("output")}, name)  # alone: other paths may begin with it
     filled = _fill_output(values, values.get("output"))
     _check_paths(filled, name)
     return name, filled
@@ -376,7 +336,7 @@ def _locate(location: Sequence[int | str], root: type[BaseModel]) -> tuple[str, 
     model: type[BaseModel] | None = None
     keys: list[str] = []
     for step in location:
-        members = dict(_members(kind))
+        members = dict(type_members(kind))
         if isinstance(step, str) and step in members:
             kind = members[step]
             continue
@@ -394,18 +354,19 @@ def _locate(location: Sequence[int | str], root: type[BaseModel]) -> tuple[str, 
     return ".".join(keys), model
 
 
-def _members(annotation: Any, tag: object = None) -> Iterator[tuple[object, Any]]:
+def type_members(annotation: Any, tag: object = None) -> Iterator[tuple[object, Any]]:
     """Give the types of a union, each by its tag, or by itself if it has none."""
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         for member in typing.get_args(annotation):
-            yield from _members(member)
+            yield from type_members(member)
     elif typing.get_origin(annotation) is Annotated:
         kind, *notes = typing.get_args(annotation)
-        yield from _members(kind, next((note.tag for note in notes if isinstance(note, Tag)), None))
+        yield from type_members(kind, next((note.tag for note in notes if isinstance(note, Tag)), None))
     else:
         yield tag or str(annotation), annotation
 
 
 def dump_recipe(recipe: Recipe | TrainingRecipe | TableRecipe) -> str:
     """Return the YAML of a recipe with every default filled in. Reading it gives an equal recipe."""
-    return yaml.dump(recipe.model_dump(mode="json"), Dumper=PlainDumper, sort_keys=False, allow_unicode=True)
+    values = recipe.model_dump(mode="json")
+    return yaml.dump(values, Dumper=PlainDumper, sort_keys=False, allow_unicode=True, width=math.inf)

@@ -28,15 +28,15 @@ class Merge(Closed):
     """The rounding to the stored dtype. stochastic: unbiased, for updates that are small beside the weights."""
     # SmolLM2, three histories: the distance to the ideal fell from 0.17 to 0.07, with the hold to 0.05.
     filter: FilterForm = "auto"
-    """The filter of the forget vector, by the inputs of the target's layers on rows to forget and to keep. It is not of
-    the paper. A number: its strength λ. auto: λ is chosen with α, and off where α is given. Without retain rows,
-    holdout rows take their place; without these, auto is off. off: the vector as it was fitted. A baseline that trains
-    takes a number for the change of its chosen epoch; auto is off there."""
+    """The filter of the forget vector, which protects rows to keep; not in the paper. A number: its strength λ. auto: λ
+    is chosen with α; off if α is given. Without retain rows it uses holdout rows; without these, auto is off. off: the
+    vector as it was fitted. For a baseline that trains, a number filters the change of the chosen epoch; auto is
+    off."""
     form: Literal["model", "adapter"] = Field("model", alias="as")
     """model: a whole checkpoint. adapter: one adapter on the target, in fp32."""
     forecast: list[Literal["nf4", "int4", "int8"]] | None = None
     """The forms of quantisation to forecast: how much of the update is left after rounding, and the share of weights
-    whose code differs from the target's. null: nf4, for a whole checkpoint. []: none."""
+    whose code differs from the target's. null: nf4 for a whole checkpoint. []: none."""
 
     @property
     def forms(self) -> tuple[str, ...]:
@@ -54,20 +54,20 @@ class Merge(Closed):
 
 
 class Publish(Closed):
-    """The repository on the Hugging Face Hub that the run sends its model or adapter to at its end.
+    """The repository on the Hugging Face Hub that gets the model or adapter at the end of the run.
 
-    No part of this decides a result.
+    No key here changes a result.
     """
 
     repo: str | None = None
-    """ACCOUNT/NAME, or NAME for the account of the token. null: nothing is sent. A verdict of FAIL is not sent either,
-    unless it is accepted (`--accept`, or `verdict: off`)."""
+    """ACCOUNT/NAME, or NAME for the account of the token. null: nothing is sent. A model with a FAIL is not sent
+    either, unless you accept it (`--accept`, or `verdict: off`)."""
     private: bool = True
     """true: only its owner sees it. false: everybody does."""
     gated: bool = False
     """true: readers must ask for access."""
     license: str | None = None
-    """The licence's identifier, such as apache-2.0, for a target whose card names none."""
+    """The licence's identifier, such as apache-2.0, if the target's card names none."""
     name_models: bool = False
     """true: the card may name models that are private, or that the Hub does not know."""
 

@@ -81,7 +81,7 @@ class Forget(Closed):
     data: Data
     """The rows to forget."""
     alpha: StrengthValues = AUTO
-    """α ≥ 0. A list: all values are tried on validation rows, and the best is taken. auto: a search from 1/16 to 8."""
+    """α ≥ 0. A list: the best value on validation rows is taken. auto: a search from 1/16 to 8."""
 
     _points = field_validator("alpha")(check_points)
 
@@ -110,26 +110,25 @@ class Recipe(Closed):
     target: str
     """θ_D, the finished model that is to forget: a folder or repo[@revision]."""
     history: History | None = None
-    """Earlier checkpoints, in the place of `prior`. The latest from before the exposure is the prior."""
+    """Earlier checkpoints, instead of `prior`. The latest one from before the exposure becomes the prior."""
     prior: str | None = None
-    """θ_0, a checkpoint from before the target saw the forget set: a folder or repo[@revision]. Without it and without
-    a `history`, the vectors are fitted from the target itself (task_vector). That needs rows to keep, for the filter,
-    and holdout rows or an ideal."""
+    """θ_0, a checkpoint from before the target saw the forget set: a folder or repo[@revision]. Without `prior` and
+    `history`, the vectors are fitted from the target itself (task_vector). This needs rows to keep, for the filter, and
+    holdout rows or an ideal."""
     tokenizer: str | None = None
-    """A folder or repo[@revision] with the tokenizer, for a target that was saved without one. Often it is the prior.
-    The unlearned model gets the tokenizer's files."""
+    """A folder or repo[@revision] with the tokenizer, often the prior, if the target was saved without one. The
+    unlearned model gets its files."""
     forget: Forget
     """The forget set."""
     retain: Retain | None = Field(None, validate_default=True)
-    """The retain set. It is optional where there is a prior."""
+    """The retain set. It is optional if there is a prior."""
     earlier: list[str] = []
-    """The folders of finished runs: earlier requests against the same target. Their vectors, and those of the runs that
-    are earlier for these, go into the same merge, at the strengths of their runs. Some of their rows are scored again.
-    """
+    """The folders of finished runs: earlier requests against the same target. The merge includes their vectors, and
+    those of their own earlier runs, at the strengths of their runs. Some of their rows are scored again."""
     vector: VectorSpec = VectorSpec()
     """The fit of the vectors. `retain.vector` may give the retain vector other settings."""
     columns: Columns = Columns()
-    """The columns of all data sets that name none of their own."""
+    """The columns of all data sets that do not name their own."""
     prompt: PromptOrKind = Prompt()
     """The prompt of rows of format qa."""
     merge: Merge = Merge()
@@ -143,21 +142,21 @@ class Recipe(Closed):
     baseline: Baseline = Baseline()
     """The methods that MSA is compared with (`msa-lite baseline METHOD`)."""
     evidence: EvidenceKeys = EvidenceKeys()
-    """What is looked at beside the scores."""
+    """The evidence that a run collects beside its scores."""
     attack: AttackKeys = AttackKeys()
     """The attacks on the unlearned model (`msa-lite attack`)."""
     verdict: VerdictForm = True
     """Judge the run. off: the exit code is 0 even if nothing was forgotten, and checks before the fit (does the target
     know the rows?) only warn. Or the margins of a PASS, as {recited: 0.10, left: 0.20, kept: 0.85}."""
     demo: DemoKind | None = None
-    """Models and data that the run makes first, for a try."""
+    """Models and data that the run makes first, for a demonstration."""
     publish: Publish = Publish()
     """The repository on the Hub that the model is sent to at the end, if any."""
     request: Request | None = None
-    """The id of the deletion request, at most 200 characters. It stands in record.json, and decides no result."""
+    """The id of the deletion request, at most 200 characters. record.json has it; it does not change a result."""
     track: Trackers = []
     """The trackers that get the loss of each step and the scores of each candidate: tensorboard (files in
-    `$output/tracking`), wandb or trackio, or a list of them. They get no row, and decide no result."""
+    `$output/tracking`), wandb or trackio, or a list of them. They get no rows, and change no result."""
     output: str
     """The folder of the run."""
     seed: int = Field(0, ge=0, lt=SEEDS)
@@ -207,8 +206,8 @@ class Recipe(Closed):
             raise ValueError("baseline.start: there is no prior; name one, or leave start at target")
         if self.evaluate and self.evaluate.benchmark == OWN and not (self.evaluate.ideal or self.evaluate.holdout):
             raise ValueError(
-                "evaluate.holdout: without a prior or an ideal, nothing shows what a model says that never saw the "
-                "rows; give evaluate.holdout, similar rows that no model has learnt"
+                "evaluate.holdout: without a prior or an ideal, there is no control for the verdict; give "
+                "evaluate.holdout, similar rows that no model has learnt"
             )
         return self
 

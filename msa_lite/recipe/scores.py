@@ -59,19 +59,19 @@ class JudgeKeys(Closed):
     model: str | None = None
     """openai: a model of the server, gpt-4o by default; local: a folder or repo[@revision]."""
     base_url: str | None = None
-    """The server's address; default: OPENAI_BASE_URL, or OpenAI itself."""
+    """The server's address. Default: OPENAI_BASE_URL, or OpenAI itself."""
     separate: bool = False
-    """Ask for acc_forget in a call of its own, in which the ideal's answer is no candidate."""
+    """Ask for acc_forget in a separate call, in which the ideal's answer is no candidate."""
     prompts: str | None = None
-    """A YAML file with the wording of a publication: templates of tofu, acc_forget and restor; default: our own."""
+    """A YAML file with the wording of a publication: templates of tofu, acc_forget and restor. Default: our own."""
     batch: bool = False
     """Send calls through OpenAI's Batch API: half the price, up to 24 hours."""
     concurrency: int = Field(8, ge=1, le=1000)
     """Calls at the same time."""
     timeout: float = Field(60.0, gt=0, le=86400, allow_inf_nan=False)
-    """Seconds without an answer from the server, after which a call is repeated."""
+    """A call without an answer is repeated after this many seconds."""
     price: tuple[Price, Price] | None = None
-    """USD per million prompt and completion tokens, for the estimate; default: the list price, where it is known."""
+    """USD per million prompt and completion tokens, for the estimate. Default: the list price, if known."""
 
 
 SETS = ("forget", "retain", "holdout")  # of rows, as `Evaluate` names them
@@ -85,11 +85,11 @@ class Evaluate(Closed):
     )
     split: str | None = Field(None, description=f"{splits_help()}.")
     data: str | None = None
-    """The benchmark's data: a folder, or Hub id[@revision]; default: where it was published."""
+    """The benchmark's data: a folder, or Hub id[@revision]. Default: the place where it was published."""
     forget: Data | None = None
-    """Questions about the forget set, for qa and for the choice of α and β; default: forget.data, where it is qa."""
+    """Questions about the forget set, for qa and for the choice of α and β. Default: forget.data, if it is qa."""
     retain: Data | None = None
-    """Questions about the retain set, likewise; default: retain.data, where it is qa, without the vector's sample."""
+    """Questions about the retain set, likewise. Default: retain.data, if it is qa, without the vector's sample."""
     holdout: Data | None = None
     """Questions that no model was trained on."""
     ideal: str | None = None
@@ -97,8 +97,8 @@ class Evaluate(Closed):
     judge: JudgeKeys = JudgeKeys()
     """The judge of generated answers."""
     engine: Literal["transformers", "vllm"] = "transformers"
-    """What runs the models on the test rows. vllm: where it is installed, on a GPU; a sample is run by both first, and
-    transformers goes on if they differ. Candidates of a choice, checks and attacks run by transformers."""
+    """The engine for the test rows. vllm: vLLM on a GPU; both engines first run a sample, and if they differ,
+    transformers runs all rows. transformers always runs candidates of a choice, checks and attacks."""
     compat: list[str] = []
     """Deviations of published code to repeat: open-unlearning, a benchmark's name, or single switches."""
     limit: int | None = Field(None, ge=1, lt=2**63)
@@ -139,36 +139,36 @@ class Select(Closed):
 
     validation: Share = "auto"
     """The share of the retain rows that decide the choice; the others give the final scores. auto: 30 rows, or half of
-    a small set; fewer than 12 rows serve for both. All forget rows decide, since the promise concerns each of them. By
-    a score of a published benchmark, all its sets are divided: 0.15, and 0.1 for restor, as in the paper."""
+    a small set; fewer than 12 rows serve for both. All forget rows decide, because the promise concerns each of them. A
+    score of a published benchmark divides all its sets: 0.15, and 0.1 for restor, as in the paper."""
     by: Literal["question", "author"] = "question"
-    """The unit that is drawn for validation: questions, or, by a score of tofu or restor, whole authors or people."""
+    """The unit drawn for validation: questions, or whole authors or people (only with a score of tofu or restor)."""
     score: ScoreName | None = None
-    """extraction: of the points that recite and know no more of the forget set than the control may by its 95 % bound
-    (the ideal, or else holdout rows, or the prior), and that `keep` enough of the retain set, the one that keeps most;
-    if there is none, the point that is nearest to control and target. tofu, muse, restor: the paper's scores; muse-gap:
-    with the distance of the AUCs to the ideal's; -printed: in the form in which the paper prints them. Default:
-    extraction; of muse and restor, where no questions are given, their own."""
+    """extraction: a point is good if it recites and knows no more of the forget set than the control's 95 % bound
+    allows (control: the ideal, else holdout rows, else the prior), and `keep`s enough of the retain set. The good point
+    that keeps most wins; if none is good, the nearest to control and target. tofu, muse, restor: the paper's scores.
+    muse-gap: with the distance of the AUCs to the ideal's. -printed: as the paper prints the formulas. Default:
+    extraction; for muse and restor without own questions, their own."""
     keep: float = Field(0.9, gt=0, le=1)
-    """For extraction: the share that a point has to keep of what the target knows of the retain set, beyond the level
-    of unseen rows."""
+    """For extraction: the share of the target's knowledge of the retain set, above the level of unseen rows, that a
+    point must keep."""
     maximise: str | None = None
-    """Instead of a score: the metric to be highest …"""
+    """Instead of a score: the metric to maximise, among the points that meet `subject_to`."""
     minimise: str | None = None
-    """… or lowest, among the points that meet `subject_to`."""
+    """Instead of a score: the metric to minimise, among the points that meet `subject_to`."""
     subject_to: dict[str, Annotated[str, AfterValidator(_check_condition)]] = {}
-    """Conditions by metric, as {rouge_l_r: ">= 0.95 * target"}; a number, or times what target or ideal have. With
-    `under`, all of them hold for rounded weights as well, and nf4.rouge_l_f is a metric of its own."""
+    """Conditions by metric, as {rouge_l_r: ">= 0.95 * target"}: a number, or a multiple of target or ideal. With
+    `under`, rounded weights must meet them as well, and nf4.rouge_l_f is a separate metric."""
     judge: bool = True
     """Ask a judge of kind openai for its terms of the score, with a call for each answer of a point. A local judge is
-    never asked, since it would be in memory beside the target."""
+    never asked, because it would need memory beside the target."""
     refine: int = Field(0, ge=0, le=5)
-    """The number of times that points half-way between the best and its neighbours in the grid are tried as well."""
+    """How many times to try points half-way between the best and its neighbours in the grid."""
     four_bit: bool = False
     """Hold the target in 4-bit (NF4) while points of adapters are tried; the choice is then scored again, merged."""
     under: list[Literal["nf4", "int4", "int8"]] = []
-    """Score every point with its weights rounded as well, and let the worst of its scores count: then the choice holds
-    for the quantised model, too. Epochs of a baseline are scored as they are."""
+    """Score every point with rounded weights as well, and count the worst of its scores, so that the choice also holds
+    for the quantised model. Epochs of a baseline are scored without rounding."""
 
     @model_validator(mode="after")
     def _says_one_thing(self) -> Select:
@@ -185,14 +185,16 @@ class Select(Closed):
 
 
 class VerdictKeys(Closed):
-    """The margins of a PASS. Each is held against a one-sided 95 % bound."""
+    """The margins of a PASS. The verdict compares each with a one-sided 95 % bound."""
 
     recited: float = Field(0.10, ge=0, le=1)
-    """Recited rows above those of the control (the ideal, or holdout rows), as a share of the rows."""
+    """The largest share of recited rows above the control's (the ideal, or holdout rows)."""
     left: float = Field(0.20, ge=0, le=1)
-    """The share of the gap between target and control that may be left, in extraction strength and probability."""
+    """The largest share of the gap between target and control that may be left, in extraction strength and
+    probability."""
     kept: float = Field(0.85, ge=0, le=1)
-    """The share that is kept of what the target knows of the retain set, beyond the level of unseen rows."""
+    """The smallest share of the target's knowledge of the retain set, above the level of unseen rows, that must be
+    kept."""
 
 
 VerdictForm = Annotated[
@@ -206,9 +208,9 @@ class ProbeKeys(Closed):
     """The rows that forget rows are compared with, to check whether a prior has already seen them."""
 
     against: Data | None = None
-    """Rows of the same kind that no candidate can have seen; default: evaluate.holdout, or the benchmark's own."""
+    """Rows of the same kind that no candidate can have seen. Default: evaluate.holdout, or the benchmark's own."""
     paired: bool = False
-    """They are paraphrases of the forget rows: one each, in the same order."""
+    """true: the rows are paraphrases of the forget rows, one each, in the same order."""
 
     @model_validator(mode="after")
     def _pairs_rows(self) -> ProbeKeys:
@@ -239,11 +241,11 @@ class EvidenceKeys(Closed):
     """The evidence that a run collects beside its scores."""
 
     collect: list[EvidenceName] = [name for name, entry in EVIDENCE.items() if entry.by_default]
-    """says: what the model says in the place of a forgotten answer; nearer: whether it is nearer to a model that never
-    saw the rows, or to the target; weights: whether the weights changed that hold the rows, of a target that was
-    trained with `into`. [] for none. What the data cannot tell stays undecided."""
+    """says: what the model says instead of a forgotten answer. nearer: whether it is nearer to a model that never saw
+    the rows, or to the target. weights: whether the weights that hold the rows changed, for a target trained with
+    `into`. []: none. If the data cannot decide, the result is undecided."""
     judge: JudgeKeys = JudgeKeys()
-    """A model that sorts the answers as well, so that the rules of `says` can be held against it."""
+    """A model that sorts the answers as well, to check the rules of `says`."""
 
     @field_validator("collect")
     @classmethod
@@ -271,13 +273,13 @@ class PromptKeys(Closed):
     """The attack by other prompts."""
 
     rewordings: list[Data] = []
-    """Other wordings of the forget rows' questions, in other languages perhaps: one row for each forget row, in the
-    same order. Answers are held to those that stand there."""
+    """Other wordings of the forget rows' questions, perhaps in other languages: one row for each forget row, in the
+    same order. Answers are compared with the answers given there."""
     judge: JudgeKeys = JudgeKeys()
-    """A model that rewords each question in three ways. It gets the questions, and not the answers."""
+    """A model that rewords each question in three ways. It gets the questions, not the answers."""
     corner: Literal["templates", "judge"] = "templates"
-    """Who words the questions around the corner. templates: msa-lite. judge: the model of `judge` rewords those of the
-    templates; they hold questions and answers of the rows, which it gets to see then."""
+    """The author of the indirect questions. templates: msa-lite. judge: the model of `judge` rewords the templates, and
+    so sees questions and answers of the rows."""
 
     @model_validator(mode="after")
     def _has_judge(self) -> PromptKeys:
@@ -304,8 +306,8 @@ class RelearnKeys(Closed):
     """The attack that trains the model a little."""
 
     branches: list[Literal["forget", "part", "retain", "unrelated"]] = []
-    """The rows to train on: forget: all forget rows; part: half of them, and the other half is scored; retain: rows to
-    keep; unrelated: short texts of msa-lite. Default: all that the run's rows allow."""
+    """The rows to train on. forget: all forget rows. part: half of them; the other half is scored. retain: rows to
+    keep. unrelated: short texts of msa-lite. Default: all that the run's rows allow."""
     strengths: list[Literal["matched", "published"]] = Field(["matched", "published"], min_length=1)
     """matched: 48 steps at a rate that fits the size of the model. published: the settings of the publications, which
     change next to nothing in a small model."""
@@ -315,7 +317,8 @@ class AttackKeys(Closed):
     """The attacks on the unlearned model, and on target and ideal beside it."""
 
     attacks: list[AttackName] = []
-    """The attacks that a run ends with, none by default; `msa-lite attack` makes these, or all where none are named."""
+    """The attacks at the end of a run. Default: none. `msa-lite attack` makes these attacks, or all if none are
+    named."""
     rows: int | None = Field(None, ge=1, lt=2**63)
     """Attack at most this many forget rows, a seeded sample. Default: 40 on a CPU, 400 on a GPU."""
     sample: SampleKeys = SampleKeys()

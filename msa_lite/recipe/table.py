@@ -25,7 +25,7 @@ def overrides_of(changes: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
 
 
 class TableTraining(Closed):
-    """A training that makes models of the table. One that is finished is not made again."""
+    """A training that makes models of the table. A finished one is not repeated."""
 
     recipe: str | dict[str, Any]
     """The recipe of a training: a file, the name of a shipped one, or its keys."""
@@ -39,7 +39,7 @@ class TableMethod(Closed):
     method: str
     """The method, as `msa-lite baseline` takes it."""
     label: str | None = Field(None, min_length=1)
-    """The label of its row. Default: that of `compare`, which is its name in the paper."""
+    """The label of its row. Default: its name in the paper, as in `compare`."""
     set: Changes = {}
     """Keys of the recipe to change, as {baseline.start: prior}."""
 
@@ -67,9 +67,9 @@ class TableRecipe(Closed):
     seeds: list[int] = Field([0], min_length=1)
     """Make every row with each of these seeds. With several, a row's label ends with its seed."""
     published: str | None = None
-    """The table of the MSA paper whose figures stand below, by name."""
+    """The name of the MSA paper's table to print below."""
     data: str | None = None
-    """The folder or repository with the benchmark's data, in the place of the usual one."""
+    """The folder or repository with the benchmark's data, instead of the usual one."""
     output: str
     """The folder of the table and of its runs."""
 

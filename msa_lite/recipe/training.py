@@ -75,7 +75,7 @@ class Training(Tuning):
     warmup_epochs: Epochs = 1.0
     """The length of the linear warm-up, in epochs."""
     batch_size: Positive = 32
-    """The rows of one optimiser step."""
+    """The rows of one optimizer step."""
     schedule: Literal["linear", "constant"] = "linear"
     """linear: the rate falls to 0 after the warm-up. constant: it stays."""
 
@@ -89,10 +89,10 @@ class Into(Closed):
     """The only weights that a stage changes. All others stay as they are, bit for bit."""
 
     tensors: OneOrMore[str]
-    """The tensors to train: names, or regular expressions, that fit the end of a name from a dot on.
-    mlp.down_proj.weight means that of all layers."""
+    """The tensors to train: names, or regular expressions, that match the end of a name from a dot on.
+    mlp.down_proj.weight matches all layers."""
     share: float = Field(1.0, gt=0, le=1, allow_inf_nan=False)
-    """The share of the entries of these tensors, each drawn by itself. 1: all."""
+    """The share of these tensors' entries, drawn at random. 1: all."""
     seed: int = Field(0, ge=0, lt=SEEDS)
     """The seed of the draw."""
 
@@ -119,10 +119,10 @@ class TrainingStage(Training):
     data: OneOrMore[Data]
     """The rows to learn. The data sets of a list are learnt together."""
     tokens: Annotated[Count, Field(ge=1)] | None = None
-    """With 20M, only the first 20 million tokens of the data (format text) are downloaded and learnt. Epochs are passes
-    over these. Default: all tokens."""
+    """20M: only the first 20 million tokens of the data (format text) are downloaded and learnt. Epochs are passes over
+    these. Default: all tokens."""
     into: Into | None = None
-    """Train these weights alone, so that what the stage taught has a known place. Default: all weights."""
+    """Train only these weights, so that the rows of the stage lie in known weights. Default: all weights."""
 
     @property
     def sets(self) -> list[Data]:
@@ -153,8 +153,8 @@ class NewModel(Closed):
     """A model of random weights."""
 
     config: dict[str, Any]
-    """The config of the model in the words of transformers: model_type (llama, gpt2, …), and every key that differs
-    from its default. vocab_size and the numbers of special tokens come from the tokenizer."""
+    """The config of the model, with transformers' keys: model_type (llama, gpt2, …), and every key that differs from
+    its default. vocab_size and the ids of special tokens come from the tokenizer."""
     tokenizer: Annotated[
         Annotated[str, Tag("name")] | Annotated[NewTokenizer, Tag("new")],
         Discriminator(lambda value: "name" if isinstance(value, str) else "new"),
@@ -178,23 +178,23 @@ class TrainingRecipe(Closed):
     ]
     """The model that training starts from: a folder, repo[@revision], or {config, tokenizer} for a new model."""
     training: Training = Training()
-    """The settings of all stages that set no others."""
+    """The default settings of all stages."""
     stages: list[TrainingStage] = Field(min_length=1, max_length=1000)
-    """The stages in their order. Each has an optimiser and a schedule of its own."""
+    """The stages in their order. Each has its own optimizer and schedule."""
     columns: Columns = Columns()
-    """The columns of all data sets that name none of their own."""
+    """The columns of all data sets that do not name their own."""
     prompt: PromptOrKind = Prompt()
-    """The prompt of rows of format qa. auto is refused, since no model knows the rows yet."""
+    """The prompt of rows of format qa. auto is refused, because no model knows the rows yet."""
     keep: Literal["each", "last"] = "each"
-    """each: keep the models of all stages. last: keep only the last one, and remove each other after the next."""
+    """each: keep the models of all stages. last: keep only the last one."""
     track: Trackers = []
     """The trackers that get the loss of each step: tensorboard (files in `$output/tracking`), wandb or trackio, or a
-    list of them. They get no row, and decide no result."""
+    list of them. They get no rows, and change no result."""
     output: str
     """The folder of the models."""
     seed: int = Field(0, ge=0, lt=SEEDS - 1000)
-    """The seed of every random choice. The start model and stage 1 use this seed, stage 2 this + 1, and so on, so that
-    stages of equally many rows are not shuffled alike."""
+    """The seed of every random choice. The start model and stage 1 use this seed, stage 2 this seed + 1, and so on, so
+    that stages with the same number of rows are shuffled differently."""
 
     @property
     def trackers(self) -> tuple[str, ...]:
@@ -239,12 +239,12 @@ class VectorSpec(Tuning):
     """The fit of a vector: how the prior is tuned."""
 
     epochs: Positive | Literal["auto"] = "auto"
-    """Passes over the rows. auto: as many as the prior needs to know them as well as the target does."""
+    """Passes over the rows. auto: until the prior knows them as well as the target does."""
     learning_rate: Rate | Literal["auto"] = "auto"
-    """The highest learning rate. After the warm-up it falls linearly to 0; with epochs auto it stays. auto: a rate by
-    mode, model size and lora.alpha. With epochs auto, other rates are tried if that one learns too little."""
+    """The highest learning rate. After the warm-up it falls linearly to 0; with epochs auto it stays constant. auto: a
+    rate by mode, model size and lora.alpha. With epochs auto, other rates are tried if this one learns too little."""
     batch_size: Positive | Literal["auto"] = "auto"
-    """The rows of one optimiser step. auto: 4 to 32, by the number of rows."""
+    """The rows of one optimizer step. auto: 4 to 32, by the number of rows."""
     warmup_epochs: Epochs | Literal["auto"] = "auto"
     """The length of the linear warm-up, in epochs. auto: one epoch; with epochs auto, a few steps."""
     # full came nearer to the ideal in three histories of three (examples/real_model). lora fits one consumer GPU.
@@ -253,16 +253,16 @@ class VectorSpec(Tuning):
     lora: Lora = Lora()
     """The shape of the adapter, for lora and qlora."""
     optimizer: Literal["auto", "adamw", "adamw_8bit"] = "auto"
-    """adamw_8bit: states of 8 bits, by bitsandbytes, for a quarter of the memory. auto: adamw_8bit for qlora on a GPU,
+    """adamw_8bit: 8-bit states, by bitsandbytes, with a quarter of the memory. auto: adamw_8bit for qlora on a GPU,
     else adamw."""
     # With the filter and a hold of 1, five steps of training brought back 23 of 144 rows; with the filter alone 28.
     hold: Hold = "auto"
-    """The weight h of a divergence that holds the forget vector's fit: each step adds h · KL between the outputs on
-    retain rows where the fit starts and now. 0: none. auto: 1 for an adapter that is fitted from a prior and that a
-    filter changes, else 0. A number needs retain rows. It is not of the paper."""
+    """The weight h of the hold, which protects rows to keep; not in the paper. Each step of the forget vector's fit
+    adds h · KL between the outputs on retain rows at the start of the fit and now. 0: none. auto: 1 for a filtered
+    adapter with a prior, else 0. A number needs retain rows."""
     start: Literal["prior", "retain"] = "prior"
-    """The model that the forget vector is fitted from. prior: θ_0. retain: θ_2, the prior tuned on the retain rows; the
-    vector is then θ_12 - θ_2, and there is no β. It is not of the paper."""
+    """The model that the forget vector is fitted from. prior: θ_0. retain (not in the paper): θ_2, the prior tuned on
+    the retain rows; the vector is then θ_12 - θ_2, and there is no β."""
 
     @model_validator(mode="after")
     def _divides(self) -> VectorSpec:
@@ -283,7 +283,7 @@ class RetainVector(Closed):
     weight_decay: float | None = Field(None, ge=0, allow_inf_nan=False)
     """The weight decay of AdamW. Default: vector.weight_decay."""
     batch_size: Positive | Literal["auto"] | None = None
-    """The rows of one optimiser step, or auto; vector.micro_batch_size is then a bound. Default: vector.batch_size."""
+    """The rows of one optimizer step, or auto; vector.micro_batch_size is then a limit. Default: vector.batch_size."""
     warmup_epochs: Epochs | Literal["auto"] | None = None
     """The length of the linear warm-up, in epochs, or auto. Default: vector.warmup_epochs."""
 

@@ -6,7 +6,7 @@ import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
@@ -199,7 +199,7 @@ def stage_times(folder: Path, stages: Iterable[str]) -> dict[str, str]:
 
 def utc(seconds: float) -> str:
     """Return a time in seconds since 1970 as text, to the second."""
-    return datetime.fromtimestamp(int(seconds), timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return datetime.fromtimestamp(int(seconds), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 _CHANGING = {"started", "finished", "stages", "record_sha256"}  # may differ where nothing changed

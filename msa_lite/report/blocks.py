@@ -166,6 +166,8 @@ class Fold(Block):
 
     summary: str
     blocks: Sequence[Block]
+    on_paper: bool = False
+    """True for what a print of the page shows, too; of the rest it has the summary alone."""
 
     def markdown(self) -> str:
         return joined([f"{self.summary}:\n", *(block.markdown() for block in self.blocks)])

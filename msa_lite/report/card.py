@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from msa_lite.report.choice import score_heading, shown_score, value_text
+from msa_lite.report.citation import PAPER, PAPER_URL
 from msa_lite.report.formats import escape_markdown
 from msa_lite.report.front_matter import (
     CardOptions,
@@ -28,12 +29,12 @@ LOCAL = "a local model"
 _COLUMNS = {"target": "before", "unlearned": "unlearned", "ideal": "ideal"}
 _SYMBOLS = {"forget": "θ_1", "retain": "θ_2"}
 SWITCH = (
-    "This adapter is a switch, not a removal: whoever leaves it off, or takes it off again, has the former model. "
-    "Its factors also hold what was learnt from the data, so that they can be used to put it back."
+    "This adapter is a switch, not a removal: without it, everybody has the former model. Its factors also hold what "
+    "was learnt from the data, and can put it back."
 )
 UNDO = (
-    "This is a vector, or a model that was tuned: it holds what a model learns from certain data. **Whoever has it can "
-    "put that data back** into a model that it was removed from, or find out about it."
+    "This is a vector or a tuned model: it holds what a model learns from certain data. **Whoever has it can put that "
+    "data back** into a model that it was removed from, or find out about it."
 )
 _UNSCORED = "No scores are stored with this model, so this card cannot say how much was forgotten and what was kept."
 _UNMET = "conditions not met"
@@ -42,7 +43,7 @@ _LIMITS = (
     "The scores are evidence, no proof that the data has no influence left.",
     "Other prompts, further fine-tuning and 4-bit quantisation may bring some of it back. No score on this card "
     "tests that.",
-    "Only the questions and texts behind the scores, if there are any, were tested, in their own words and language.",
+    "Only the questions and texts behind the scores were tested, in their own words and language.",
     "Whoever has the model before and this one has their difference. Membership of removed rows has been read from "
     "unlearned models with up to 99 % accuracy (FUMA, EMNLP 2025).",
 )
@@ -133,8 +134,9 @@ def _about(manifest: Mapping[str, Any]) -> list[str]:
             f"remove and to keep, λ = {listed}"
         )
     is_update = manifest["kind"] == "adapter"
-    result = "θ_u is what the model before becomes with this adapter on it" if is_update else "θ_u is this model"
-    return [*lines, f"```text\n{formula}\n```", f"{', '.join(legend)}. {result}."]
+    result = "θ_u is the model before with this adapter on it" if is_update else "θ_u is this model"
+    source = [f"The method is from [{PAPER}]({PAPER_URL})."] if is_msa else []
+    return [*lines, f"```text\n{formula}\n```", f"{', '.join(legend)}. {result}.", *source]
 
 
 def side_of(term: Mapping[str, Any]) -> str:
@@ -184,7 +186,7 @@ def _scores(outcome: Mapping[str, Any]) -> list[str]:
     ideal = (
         "*Ideal* is a model that never saw the data."
         if "ideal" in present
-        else "No model that never saw the data was given, so nothing says how low the forget scores should go."
+        else "No ideal (a model that never saw the data) was given, so there is no aim for the forget scores."
     )
     return [
         "## Scores",
@@ -296,7 +298,7 @@ def _provenance(manifest: Mapping[str, Any]) -> list[str]:
         "\n".join(["| | | revision |", "|---|---|---|", *lines]),
         f"Licence: that of the model before, {_plain(named)}."
         if named
-        else "Licence: not known, since the model before has no card that names one; ask its owner.",
+        else "Licence: unknown, because the card of the model before names none; ask its owner.",
         f"Made with {_versions(manifest)}.",
     ]
 

@@ -1,4 +1,4 @@
-"""Draw charts as SVG, inline in the page's colours or as a file: the machinery, bars of scores and lines of losses.
+"""Draw charts as SVG, inline in the page's colours or as a file: the machinery, dots of scores and lines of losses.
 
 The pictures of a choice and of an update are in `maps`.
 """
@@ -20,6 +20,8 @@ from msa_lite.report.reports import Metric, number, signed
 from msa_lite.report.update import Fit
 
 WIDTH = 340  # units
+COLOURS_FILE = Path(__file__).parent / "templates/colours.css"
+"""The colours of pages, by day and by night."""
 # Colours that stand for the page's variables until the chart is written; matplotlib leaves pure black out of its SVG.
 INK, MUTED, RULE, SURFACE, ACCENT, TARGET, UNLEARNED, IDEAL = (f"#01010{i}" for i in range(8))
 _VARIABLES = {
@@ -53,7 +55,7 @@ class Chart:
 
     def as_file(self) -> str:
         """Return the picture as a file of its own: the page's colours by day, with its caption."""
-        style = (Path(__file__).parent / "templates/report.css").read_text("utf-8")
+        style = COLOURS_FILE.read_text("utf-8")
         colours: dict[str, str] = {}
         for name, colour in re.findall(r"--([\w-]+): (#\w+)", style):
             colours.setdefault(name, colour)  # those by day come first
@@ -129,8 +131,8 @@ SHAPES = {"target": "s", "unlearned": "o", "ideal": "D"}
 
 
 @dataclass(frozen=True)
-class Bars:
-    """The values of one metric, one bar a model."""
+class Dots:
+    """The values of one metric: a line with one mark a model."""
 
     heading: str
     """The name of the metric, and which way is better."""
@@ -138,63 +140,63 @@ class Bars:
     """The metric by model: some of target, unlearned, ideal."""
 
 
-def score_bars(name: str, groups: Sequence[Bars]) -> Chart:
-    """Return horizontal bars from 0, each with its 95 % interval and its value beside it."""
+_LANES = {"target": 0.42, "unlearned": 0.0, "ideal": -0.42}
+"""How far above the line each mark is, so that marks at the same place and their intervals are all seen."""
+
+
+def score_dots(name: str, metrics: Sequence[Dots]) -> Chart:
+    """Return a line a metric with the marks of its models, their 95 % intervals, and their values above it."""
     words = "; ".join(
-        f"{group.heading}: {', '.join(_spoken(*item) for item in group.models.items())}" for group in groups
+        f"{dots.heading}: {', '.join(_spoken(*item) for item in dots.models.items())}" for dots in metrics
     )
-    rows = sum(len(group.models) for group in groups)
 
     def paint(figure: Any) -> None:
-        heights = [len(group.models) for group in groups]
-        grid = figure.subplots(len(groups), 1, squeeze=False, gridspec_kw={"height_ratios": heights})
-        scales = [_scale(group) for group in groups]
-        for at, (axes, group, scale) in enumerate(zip(grid[:, 0], groups, scales, strict=True)):
-            _paint_bars(axes, group, scale)
-            axes.tick_params(labelbottom=at + 1 == len(groups) or scale != scales[at + 1])
+        grid = figure.subplots(len(metrics), 1, squeeze=False)
+        scales = [_scale(dots) for dots in metrics]
+        for at, (axes, dots, scale) in enumerate(zip(grid[:, 0], metrics, scales, strict=True)):
+            _paint_dots(axes, dots, scale)
+            axes.tick_params(labelbottom=at + 1 == len(metrics) or scale != scales[at + 1])
         figure.get_layout_engine().set(h_pad=6 / 72)
 
-    return draw(name, f"Bar chart. {words}.", 22 * rows + 38 * len(groups) + 20, paint)
+    return draw(name, f"Dot chart. {words}.", 54 * len(metrics) + 24, paint)
 
 
-def _scale(group: Bars) -> tuple[float, float]:
+def _scale(dots: Dots) -> tuple[float, float]:
     """Return 0 to 1, or a scale of its own, which holds the intervals, where a value lies outside."""
-    values = [0.0, *(metric.value for metric in group.models.values() if metric.value is not None)]
+    values = [0.0, *(metric.value for metric in dots.models.values() if metric.value is not None)]
     if min(values) >= 0 and max(values) <= 1:
         return 0.0, 1.0
-    scored = [(metric.value, metric.margin) for metric in group.models.values() if metric.value is not None]
+    scored = [(metric.value, metric.margin) for metric in dots.models.values() if metric.value is not None]
     ends = [0.0, *(value - error for value, error in scored), *(value + error for value, error in scored)]
     return min(ends), max(ends)
 
 
-def _paint_bars(axes: Any, group: Bars, scale: tuple[float, float]) -> None:
-    for at, (name, metric) in enumerate(group.models.items()):
-        axes.text(1.03, at, _value_text(metric), transform=axes.get_yaxis_transform(), va="center", fontsize=SMALL)
+def _paint_dots(axes: Any, dots: Dots, scale: tuple[float, float]) -> None:
+    axes.axhline(0, color=RULE, linewidth=1.2, zorder=1)
+    for name, metric in dots.models.items():
         if metric.value is None:
             continue
-        axes.barh(at, metric.value, height=0.62, color=ROLES[name])
         if metric.stderr:
-            error = {"ecolor": INK, "elinewidth": 1.2, "capsize": 3, "capthick": 1.2}
-            axes.errorbar(metric.value, at, xerr=metric.margin, fmt="none", **error)
-    axes.set_title(cut(group.heading, 40), loc="left", fontsize=TEXT, x=0)
-    axes.set_yticks(range(len(group.models)), list(group.models), fontsize=TEXT, color=INK)
-    axes.set(xlim=scale, ylim=(len(group.models) - 0.4, -0.6))
+            error = {"ecolor": ROLES[name], "elinewidth": 1.4, "capsize": 2.5, "capthick": 1.4}
+            axes.errorbar(metric.value, _LANES[name], xerr=metric.margin, fmt="none", zorder=2, **error)
+        style = {"color": ROLES[name], "markersize": 7.5, "markeredgecolor": SURFACE, "clip_on": False, "zorder": 3}
+        axes.plot(metric.value, _LANES[name], SHAPES[name], **style)
+    axes.set_title(dots.heading, loc="left", fontsize=TEXT)
+    for at, (name, metric) in enumerate(reversed(list(dots.models.items()))):
+        place = {"xycoords": "axes fraction", "textcoords": "offset points", "ha": "right", "va": "bottom"}
+        axes.annotate(signed(metric.value), (1, 1), (-46 * at, 5), fontsize=SMALL, color=ROLES[name], **place)
+    axes.set_yticks([])
+    axes.set(xlim=scale, ylim=(-1, 1))
     axes.locator_params(axis="x", nbins=4)
     axes.tick_params(length=0, pad=5)
     axes.grid(axis="x")
-    axes.spines["bottom"].set_visible(False)
-    axes.spines["left"].set_position(("data", 0))
-    axes.spines["left"].set_color(MUTED)
-
-
-def _value_text(metric: Metric) -> str:
-    if metric.value is None:
-        return "no value"
-    return signed(metric.value)
+    for spine in axes.spines.values():
+        spine.set_visible(False)
 
 
 def _spoken(name: str, metric: Metric) -> str:
-    return f"{name} {_value_text(metric)}" + (f" ± {number(metric.margin)}" if metric.stderr else "")
+    value = "no value" if metric.value is None else signed(metric.value)
+    return f"{name} {value}" + (f" ± {number(metric.margin)}" if metric.stderr else "")
 
 
 def loss_chart(fits: Mapping[str, Fit]) -> Chart | None:

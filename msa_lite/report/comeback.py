@@ -60,9 +60,10 @@ class EarlierFacts:
         if not self.back or self.scored is None:
             return None
         does = "row of earlier requests comes" if self.came_back == 1 else "rows of earlier requests come"
+        them = "it" if self.came_back == 1 else "them"
         return (
-            f"{self.came_back} of {self.scored.rows} {does} back: forgotten by the model of the own request, and "
-            "recited by this one"
+            f"{self.came_back} of {self.scored.rows} {does} back: the model of the request had forgotten "
+            f"{them}, and this one recites {them}"
         )
 
     @property

@@ -182,8 +182,9 @@ def provenance_section(story: Story) -> ReportSection:
     ]
     if facts.files:
         files = Entries({name: f"sha256:{value}" for name, value in facts.files.items()}, hashes=True)
-        blocks.append(Fold(f"SHA-256 of the {len(facts.files)} files of the unlearned model", [files]))
-    blocks.append(Fold("The recipe, as the run resolved it", [Listing(facts.recipe, "yaml")]))
+        blocks.append(Fold("SHA-256 of the unlearned model's files", [files], on_paper=True))
+    recipe = [Listing(facts.recipe, "yaml")]
+    blocks.append(Fold("The recipe as the run resolved it, without empty keys", recipe, on_paper=True))
     values: dict[str, Any] = {key: value for key, value in json_form(facts).items() if key not in ("values", "given")}
     return ReportSection("provenance", "Where it comes from", blocks, {"provenance": values})
 

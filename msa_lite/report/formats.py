@@ -52,10 +52,11 @@ class TextTable:
     """The number of columns of text, at the left. The others hold numbers."""
 
 
-def terminal_table(table: TextTable, dense: bool = False) -> Group:
+def terminal_table(table: TextTable, dense: bool = False, whole: bool = False) -> Group:
     """Return a table and its notes for rich.
 
-    dense: for many columns, without padding and with standard errors on a second line.
+    dense: for many columns, without padding and with standard errors on a second line. whole: no text is folded, for a
+    file or pipe.
     """
     from rich import box
     from rich.console import Group
@@ -65,7 +66,7 @@ def terminal_table(table: TextTable, dense: bool = False) -> Group:
     grid = Table(title=Text(table.title), title_justify="left", box=box.HORIZONTALS, padding=(0, 0 if dense else 1))
     grid.collapse_padding, grid.pad_edge = True, False
     for heading in table.headings[: table.left]:
-        grid.add_column(Text(heading), overflow="fold", min_width=7, max_width=40)
+        grid.add_column(Text(heading), overflow="fold", min_width=7, max_width=None if whole else 40)
     for heading in table.headings[table.left :]:
         lines = Text(textwrap.fill(heading, 16, break_long_words=False))
         grid.add_column(lines, justify="right", overflow="fold", min_width=5, no_wrap=not dense)

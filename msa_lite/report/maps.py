@@ -199,21 +199,26 @@ def forget_retain_chart(choice: Choice) -> Chart | None:
     The metrics are the first in the table of metrics with a `partner` that some candidate has values of; None where
     there is no such pair. The unlearned model's place is that of the chosen candidate. Bars are 95 % intervals.
     """
-    for kind in METRICS.values():
-        if kind.partner and (spots := _spots(choice, kind.name, kind.partner)):
-            labels = [heading(name, metric_kind(name).higher_is_better) for name in (kind.name, kind.partner)]
-            return _paint_spots(spots, *labels)
-    return None
+    if (pair := forget_retain_pair(choice)) is None:
+        return None
+    labels = [heading(name, metric_kind(name).higher_is_better) for name in pair]
+    return _paint_spots(_spots(choice, *pair), *labels)
+
+
+def forget_retain_pair(choice: Choice) -> tuple[str, str] | None:
+    """Return the metrics of the forget set and the retain set that tell candidates apart; None without such a pair."""
+    pairs = ((kind.name, kind.partner) for kind in METRICS.values() if kind.partner)
+    return next((pair for pair in pairs if any(_has_values(c.metrics, *pair) for c in choice.candidates)), None)
 
 
 def _spots(choice: Choice, x: str, y: str) -> list[_Spot]:
-    """Return target and ideal on top of the candidates, and the chosen one above all; empty without candidates."""
+    """Return target and ideal on top of the candidates, and the chosen one above all."""
     points = [("unlearned" if choice.is_chosen(one) else "candidate", one.metrics) for one in choice.candidates]
     candidates = [_Spot(role, m[x], m[y]) for role, m in points if _has_values(m, x, y)]
     models = [("target", choice.target), ("ideal", choice.ideal or {})]
     references = [_Spot(role, m[x], m[y]) for role, m in models if _has_values(m, x, y)]
     order = ("candidate", "target", "ideal", "unlearned")
-    return sorted([*candidates, *references], key=lambda spot: order.index(spot.role)) if candidates else []
+    return sorted([*candidates, *references], key=lambda spot: order.index(spot.role))
 
 
 def _has_values(metrics: Mapping[str, Metric], *names: str) -> bool:

@@ -108,7 +108,7 @@ def _of_tasks(stem: str, label: str, formula: str) -> Iterator[MetricKind]:
     """Yield a score of LUME: of all its rows, and of each of its three tasks."""
     yield from _on_sets("f r", stem, label, formula, _LUME, pair=True)
     for task in (1, 2, 3):
-        of_task = f"{stem}, of the rows of task {task} alone"
+        of_task = f"{stem}, on the rows of task {task} only"
         yield from _on_sets("f r", f"{stem}_task{task}", f"{label}, task {task}", of_task, _LUME, pair=True)
 
 
@@ -121,8 +121,8 @@ def _attacked() -> Iterator[MetricKind]:
     """Yield what each attack brings back."""
     for name, entry in ATTACKS.items():
         formula = (
-            f"msa-lite attack: {entry.summary}; what comes back beyond the control by the strongest trial, as a share "
-            "of what the target shows beyond it; of an AUC, below 0 where the rows look less known than they should"
+            f"msa-lite attack: {entry.summary}; (attacked unlearned − attacked control) / (target − control) in the "
+            "strongest trial; for an AUC, below 0 if the rows look less known than unseen rows"
         )
         yield MetricKind(
             attack_metric(name), f"back by {name}", ATTACKED, False, formula, _OWN, best_at_zero=True, has_ratio=False
@@ -150,7 +150,7 @@ _KINDS: Sequence[MetricKind] = (
     *_on_sets(
         "f r h e ra wf", "rouge_l", "ROUGE-L recall",
         "longest common subsequence of words with the right answer / words of the right answer; in scripts that the "
-        "published package drops, by the words of accuracy",
+        "published package drops, words are split as for accuracy",
         _TOFU, pair=True,
     ),
     *_on_sets(
@@ -165,7 +165,7 @@ _KINDS: Sequence[MetricKind] = (
     ),
     *_on_sets(
         "f r h e", "exact_memorization", "exact memorization",
-        "share of tokens that the model predicts, each from the true tokens before it",
+        "share of the answer's tokens that the model predicts from the true tokens before",
         "MSA paper, §4.1; as in open-unlearning", bare=True,
     ),
     *_on_sets(
@@ -189,7 +189,7 @@ _KINDS: Sequence[MetricKind] = (
     ),
     *_of_tasks("regurgitation", "regurgitation", "mean ROUGE-L recall of the generated ends of documents"),
     *_of_tasks(
-        "knowledge", "knowledge", "share of generated answers that are the right one, case and outer blanks aside"
+        "knowledge", "knowledge", "share of generated answers that equal the right one (case and outer blanks ignored)"
     ),
     _judged("acc_forget", "Acc forget (judge)", _FORGET, "not the right answer; gibberish counts"),
     _judged("acc_recover", "Acc recover (judge)", _FORGET, "the ideal's answer"),
@@ -211,7 +211,7 @@ _KINDS: Sequence[MetricKind] = (
     ),
     MetricKind(
         "mia_auc", "MIA AUC", MEMBERSHIP, None,
-        "AUC of telling documents that were learnt from others by their mean loss; ½: chance, 1: remembered", _LUME,
+        "AUC of telling learnt documents from others by their mean loss; ½: chance, 1: remembered", _LUME,
     ),
     MetricKind("mia_score", "MIA score", MEMBERSHIP, True, "1 − 2 · |mia_auc − ½|; 1: cannot be told apart", _LUME),
     MetricKind(
@@ -230,11 +230,11 @@ _KINDS: Sequence[MetricKind] = (
     ),
     MetricKind(
         "model_utility_ra_wf", "model utility (without retain)", _UTILITY, True,
-        "as model_utility, of real authors and world facts alone", "MSA paper, §4.1, by its words",
+        "as model_utility, on real authors and world facts only", "MSA paper, §4.1, by its words",
     ),
     MetricKind(
         "task_aggregate", "task aggregate", _QUESTIONS, True,
-        "harmonic mean of regurgitation and knowledge of each task in both sets; of the forget set, of 1 − the value",
+        "harmonic mean of regurgitation and knowledge of each task in both sets; forget sets count as 1 − the value",
         _LUME,
     ),
     _right_answers("accuracy", "accuracy", "all people", _RESTOR),

@@ -105,7 +105,7 @@ def _own_verdict(report: Report) -> tuple[ProbeVerdict, str]:
     if any(high < 0.5 for _, high in intervals.values()):
         limit = "the comparison rows look better known, so only rows learnt well would show"
     else:
-        limit = "what was read once, or long before, may leave none"
+        limit = "rows that were read once, or long before, may leave none"
     return "no signs", f"shows no signs of having seen the forget set; {limit}"
 
 

@@ -28,7 +28,7 @@ class Provenance:
     """The inputs of a run, and the hashes of what it made."""
 
     recipe: str
-    """The text of recipe.yaml, the recipe as resolved, with local paths as the recipe has them."""
+    """The recipe as resolved, with local paths as the recipe has them and without keys that hold nothing."""
     values: Mapping[str, Any]
     """The same as plain data, with full paths."""
     method: str
@@ -74,7 +74,7 @@ def load_provenance(folder: Path) -> Provenance:
     revisions = {name: value for name, value in pinned.items() if not name.startswith(_ROWS)}
     seed = values.get("seed")
     return Provenance(
-        recipe=_as_given(text, values, given),
+        recipe=_for_readers(text, values, given),
         values=values,
         method=recorded_baseline(text) or _own_method(values),
         is_baseline=recorded_baseline(text) is not None,
@@ -100,20 +100,22 @@ def given_paths_of(text: str, path: Path) -> dict[str, str]:
         return {str(full): str(given) for full, given in json.loads(note[len(GIVEN) + 2 :]).items()} if note else {}
 
 
-def _as_given(text: str, values: Any, given: Mapping[str, str]) -> str:
-    """Return the text of a recipe with local paths as the recipe has them; `values` is its content."""
+def _for_readers(text: str, values: Any, given: Mapping[str, str]) -> str:
+    """Return the text of a recipe with local paths as the recipe has them, without nulls; `values` is its content.
 
-    def named(value: Any) -> Any:
+    The text is a recipe that does the same: null is the default of every key but `evaluate`.
+    """
+
+    def shown(value: Any) -> Any:
         if isinstance(value, dict):
-            return {key: named(one) for key, one in value.items()}
+            parts = {key: shown(one) for key, one in value.items() if one is not None or key == "evaluate"}
+            return {key: part for key, part in parts.items() if part != {} or value[key] == {}}
         if isinstance(value, list):
-            return [named(one) for one in value]
+            return [shown(one) for one in value]
         return given.get(value, value) if isinstance(value, str) else value
 
-    if not given:
-        return text
     notes = "".join(line for line in text.splitlines(keepends=True) if line.startswith("#"))
-    return notes + yaml.dump(named(values), Dumper=PlainDumper, sort_keys=False, allow_unicode=True)
+    return notes + yaml.dump(shown(values), Dumper=PlainDumper, sort_keys=False, allow_unicode=True)
 
 
 def read_run(folder: Path) -> str:

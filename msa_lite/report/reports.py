@@ -217,7 +217,7 @@ def engine_note(report: Report) -> str | None:
     if not isinstance(engine, Mapping):
         return None
     if engine.get("why_not"):
-        return f"run by transformers in the place of vLLM: {engine['why_not']}"
+        return f"run by transformers instead of vLLM: {engine['why_not']}"
     what = " and ".join(f"{kind} of {', '.join(names)}" for kind, names in dict(engine.get("ran", {})).items() if names)
     return f"run by vLLM {engine.get('version')}: {what}; it agreed with transformers on a sample"
 

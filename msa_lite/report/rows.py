@@ -121,10 +121,10 @@ class RowList:
     def remarks(self) -> list[str]:
         """Return sentences on rows that the count says nothing of."""
         unknown = sum(row.failed.get("unlearned") is None for row in self.rows)
-        lines = [f"Rows that could not be scored, since they are too long or empty: {unknown}."] if unknown else []
+        lines = [f"Rows that could not be scored, because they are too long or empty: {unknown}."] if unknown else []
         if self.unscored:
             lines.append(
-                f"More rows to forget, not listed, since the unlearned model was not scored on them: {self.unscored}."
+                f"More rows to forget, not listed, because the unlearned model was not scored on them: {self.unscored}."
             )
         return lines
 

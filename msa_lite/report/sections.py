@@ -8,8 +8,9 @@ from typing import Any
 
 from msa_lite.io.files.writing import json_form
 from msa_lite.report.blocks import Block, Entries, Fold, Grid, Only, Pictures, Prose, ReportSection
-from msa_lite.report.charts import Bars, Chart, can_draw, cut, score_bars
+from msa_lite.report.charts import Chart, Dots, can_draw, cut, score_dots
 from msa_lite.report.choice import EXTRACTION, WHOLE, Choice, in_symbols, points_table, points_title
+from msa_lite.report.citation import PAPER
 from msa_lite.report.evidence_sections import (
     attack_section,
     beside_section,
@@ -30,9 +31,8 @@ from msa_lite.report.work_sections import interference_section, training_section
 
 MARKS = {"target": "■ target", "unlearned": "● unlearned", "ideal": "◆ ideal"}
 _BEFORE = {"target": "before (target)", "unlearned": "unlearned", "ideal": "never met it (ideal)"}
-_MOST_BARS = 3  # metrics in the first picture, a side
-_ROOM = 40  # signs above a picture of bars
-_MOST_POINTS = 12  # of a choice; a longer table is folded
+_MOST_LINES = 3  # metrics in the first picture, a side
+_MOST_POINTS = 6  # of a choice; a longer table is folded
 _FORGETTING = [group for group in GROUPS if "forget" in group]
 _ROLES = {
     "target": "the model as it was before, trained on everything",
@@ -57,9 +57,10 @@ def _result(story: Story) -> ReportSection:
     if not reports:
         return ReportSection("result", "Before and after", (), values)
     opening = (
-        "Each bar is a score of one model. Where less is to be known, the unlearned model's bar should be as short as "
-        "the ideal's; where knowledge is to be kept, as long as the target's. Whiskers are 95 % intervals (± 1.96 "
-        "standard errors). Where there is none, all questions had the same score."
+        "Each line is a score, with a mark for each model; the numbers above it are in the order of this list. Where "
+        "less is to be known, the unlearned model should be at the ideal; where knowledge is to be kept, at the "
+        "target. Whiskers are 95 % intervals (± 1.96 standard errors). A mark without them had the same score on "
+        "every question."
     )
     if not can_draw():
         opening = (
@@ -82,7 +83,7 @@ def _result(story: Story) -> ReportSection:
             "markdown", [Prose(f"The scores that matter, on {story.split} rows:"), Grid(_highlights(story), "Scores")]
         ),
         Only("page", [Prose(opening), Entries({MARKS[name]: _ROLES[name] for name in reports}, "words")]),
-        Pictures(_bars(story)),
+        Pictures(_dots(story)),
         Prose(f"{counts if story.rows else ''}{ideal}".strip(), small=True),
         Only("page", [Entries(meanings, "facts brief"), Entries(words, "words")]),
     ]
@@ -101,36 +102,30 @@ def _sides(story: Story) -> dict[str, list[MetricKind]]:
     forget, keep = sides.values()
     for kind in map(metric_kind, story.main_metrics):
         side = forget if kind.group in _FORGETTING else keep
-        if len(side) < _MOST_BARS and any(
+        if len(side) < _MOST_LINES and any(
             report.values().get(kind.name) is not None for report in story.reports.values()
         ):
             side.append(kind)
     return sides if forget else {"The scores that matter": keep}
 
 
-def _bars(story: Story) -> dict[str, Any]:
+def _dots(story: Story) -> dict[str, Any]:
     """Return the pictures of the metrics that matter, by heading, each drawn when it is called."""
 
     def draw(name: str, kinds: Sequence[MetricKind]) -> Chart:
-        groups = []
+        lines = []
         for kind in kinds:
             models = {
                 model: report.metrics[kind.name]
                 for model, report in story.reports.items()
                 if kind.name in report.metrics
             }
-            groups.append(Bars(_bars_heading(kind, next(iter(models.values()))), models))
-        return score_bars(name, groups)
+            direction = next(iter(models.values())).higher_is_better
+            lines.append(Dots(cut(kind.label, 30) + arrow(kind, direction), models))
+        return score_dots(name, lines)
 
     sides = enumerate((title, kinds) for title, kinds in _sides(story).items() if kinds)
-    return {title: lambda at=at, kinds=kinds: draw(f"bars-{at}", kinds) for at, (title, kinds) in sides}
-
-
-def _bars_heading(kind: MetricKind, metric: Metric) -> str:
-    """Return a metric's name with the direction: in words, or where they have no room, as an arrow."""
-    ways = {True: "higher is better", False: "lower is better", None: "for comparison"}
-    words = f"{kind.label}: {'0 is best' if kind.best_at_zero else ways[metric.higher_is_better]}"
-    return words if len(words) <= _ROOM else cut(kind.label, _ROOM - 4) + arrow(kind, metric.higher_is_better)
+    return {title: lambda at=at, kinds=kinds: draw(f"dots-{at}", kinds) for at, (title, kinds) in sides}
 
 
 def _verdict(story: Story) -> ReportSection:
@@ -193,7 +188,7 @@ def _method(story: Story) -> ReportSection:
     method: Mapping[str, Any] = settings_of if isinstance(settings_of, Mapping) else {}
     hold = method.get("hold")
     facts |= {"hold of the forget vector's fit": f"h = {hold:g}" if isinstance(hold, float) else ""}
-    facts |= {"choice of the prior": story.provenance.reason or ""}
+    facts |= {"choice of the prior": story.provenance.reason or "", "paper": PAPER if is_msa else ""}
     blocks: list[Block] = [Prose(how), Entries({name: text for name, text in facts.items() if text})]
     if method.get("compat"):
         blocks.append(Prose(f"It repeats known deviations of: {', '.join(map(str, method['compat']))}."))

@@ -61,7 +61,7 @@ CONTROLS = {
     "holdout": "the target on holdout rows, which no model saw",
     "prior": (
         "the prior on the forget rows; this is weaker than an ideal model (evaluate.ideal) or holdout rows "
-        "(evaluate.holdout), since the prior may lack the form of the answers, too"
+        "(evaluate.holdout), because the prior may also lack the form of the answers"
     ),
     None: "nothing; an ideal model (evaluate.ideal) or holdout rows (evaluate.holdout) are needed for a PASS",
 }
@@ -149,7 +149,7 @@ def _failures(forgotten: Forgotten, kept: Kept | None, margins: Margins) -> list
     """Return the reasons for FAIL."""
     reasons = []
     if not forgotten.changed:
-        reasons.append("the model's output is that of before on every forget row: nothing has changed")
+        reasons.append("nothing has changed: the model's output is the same as before on every forget row")
     elif forgotten.excess and forgotten.excess.low > margins.recited:
         reasons.append(f"{_recited(forgotten)}: surely more than {_points(margins.recited)} above the control")
     if kept and kept.share.high < margins.lost:
@@ -167,8 +167,8 @@ def _shortfalls(forgotten: Forgotten, kept: Kept | None, margins: Margins) -> li
         )
     if forgotten.excess is None:
         reasons.append(
-            "nothing shows what a model answers that never saw the rows: give an ideal model (evaluate.ideal) or "
-            "holdout rows (evaluate.holdout)"
+            "there is no control, a stand-in for a model that never saw the rows: give an ideal model "
+            "(evaluate.ideal) or holdout rows (evaluate.holdout)"
         )
     elif forgotten.excess.value > margins.recited >= forgotten.excess.low and forgotten.changed:
         reasons.append(f"{_recited(forgotten)}; at most {_points(margins.recited)} above the control are wanted")
@@ -186,7 +186,7 @@ def _shortfalls(forgotten: Forgotten, kept: Kept | None, margins: Margins) -> li
         more += _enough("rows to keep", kept.rows, [_factor(kept.share, margins.kept)])
     if kept and kept.fitted:
         reasons.append(
-            "every row to keep that was scored was learnt as well, and such rows are kept better than others: give "
+            "a vector learnt every row to keep that was scored, and such rows are kept better than others: give "
             "others to score (evaluate.retain), or more of them with retain.data.sample: match_forget"
         )
     if more:

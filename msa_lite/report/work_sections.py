@@ -59,13 +59,9 @@ def training_section(story: Story) -> ReportSection:
     blocks: list[Block] = [
         Prose(opening),
         Pictures({"": lambda: loss_chart(story.fits)}),
-        Grid(
-            TextTable(headings, [Section(rows)]),
-            "Settings of the training",
-            "wide",
-        ),
+        Grid(TextTable(headings, [Section(rows)]), "Settings of the training"),
         *([Items(closed)] if closed else []),
-        Fold("All settings of the training", [Entries(settings)]),
+        Fold("All settings of the training", [Entries(settings)], on_paper=True),
     ]
     return ReportSection("training", "Training", blocks, values)
 

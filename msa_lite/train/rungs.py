@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import random
 import statistics
 import tempfile
@@ -99,7 +98,7 @@ def ladder(model: Any, micros: Sequence[int], moves: bool = True) -> list[Rung]:
         rungs.append(replace(rungs[-1], checkpointing=True))
     if on_gpu and can_leave_embedding(model):
         rungs.append(replace(rungs[-1], embedding_on_cpu=True))
-    if on_gpu and rungs[-1].checkpointing and _can_offload(model):
+    if on_gpu and rungs[-1].checkpointing:
         rungs.append(replace(rungs[-1], states_on_cpu=True))
     least = rungs[-1]
     rungs += [replace(least, micro=micro) for micro in micros[1:]]
@@ -140,17 +139,8 @@ def checkpoint_layers(model: Any, offload: bool = False) -> None:
 
     offload: the states between layers wait in the host's memory.
     """
-    how = {"use_reentrant": False}
-    if hasattr(model, "activation_checkpointing_enable"):
-        model.activation_checkpointing_enable(how, **({"offload": True} if offload else {}))
-    else:  # the name in versions for Python 3.10
-        model.gradient_checkpointing_enable(how)
+    model.activation_checkpointing_enable({"use_reentrant": False}, offload=offload)
     model.disable_input_require_grads()  # for checkpoints of the old kind only; it would cost gradients of the inputs
-
-
-def _can_offload(model: Any) -> bool:
-    enable = getattr(model, "activation_checkpointing_enable", None)
-    return enable is not None and "offload" in inspect.signature(enable).parameters
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,18 @@ def test_an_adapter_is_asked_on_its_target(recipe: dict[str, Any]) -> None:
     assert result is not None
     question = records(result.folder, "unlearned")[0]["question"]
     assert msa_lite.ask(result.folder, question).answers == scored(result.folder, question)
+
+
+def test_a_model_that_nobody_waits_for_any_more_does_not_stay_in_memory(finished: Path) -> None:
+    panel = replace(open_panel(finished, several=True), stays=False)
+
+    def leave(label: str, done: float, total: float) -> None:
+        if done >= total:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        panel.answer("target", "Who?", leave)
+    assert not panel._loaded
 
 
 def test_lines_of_a_pipe_are_asked_one_by_one_and_a_faulty_one_stops_nobody(
@@ -134,7 +147,7 @@ def test_a_run_over_texts_continues_what_is_written(
         prompts.extend(ids)
         return generate(runner, tokenizer, ids, *settings, **options)
 
-    monkeypatch.setattr("msa_lite.pipeline.ask.generate", keep)
+    monkeypatch.setattr("msa_lite.pipeline.ask.panel.generate", keep)
     assert set(panel.answers("Otan Wenmere").answers) == {"target", "unlearned"}
     assert prompts == [panel.prompter.tokenizer("Otan Wenmere")["input_ids"]] * 2
 
@@ -153,7 +166,7 @@ def test_models_too_large_to_stay_are_loaded_for_each_question(
     for _ in range(2):
         panel.answers(question, note)
     assert len(loads) == 3
-    monkeypatch.setattr("accelerate.utils.get_max_memory", lambda: {"cpu": 1000, 0: 1000})
+    monkeypatch.setattr("accelerate.utils.get_max_memory", lambda: {"cpu": 300_000, 0: 300_000})
     panel = open_panel(finished, several=True)
     assert not panel.stays
     for _ in range(2):

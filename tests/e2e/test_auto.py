@@ -205,7 +205,7 @@ def test_a_request_about_a_text_ends_in_a_choice_on_that_text(
     choice = choice_of(tmp_path / "run")
     assert choice["rule"] == "extraction"
     assert all(line["score"] is not None or line["note"] for line in choice["scores"])
-    watched = not any("nothing shows what was lost" in doubt for doubt in choice["doubts"])
+    watched = not any("nothing shows what else was lost" in doubt for doubt in choice["doubts"])
     assert watched == retain
     target = json.loads((tmp_path / "run/sweep/target/report.json").read_text())["metrics"]
     assert "probability_f" in target

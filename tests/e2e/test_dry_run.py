@@ -85,7 +85,8 @@ def test_what_decides_a_stage_is_not_known_while_an_input_is_not_here(done: dict
     stages = states(done, "run", "evaluate.ideal=some/model")
     assert stages["fetch the ideal"] == "to do"
     assert stages["forget vector"] == "anew"
-    assert reasons(done, "run", "evaluate.ideal=some/model")["forget vector"] == "unless it was made of the same"
+    why = reasons(done, "run", "evaluate.ideal=some/model")["forget vector"]
+    assert why == "its inputs are not known yet; kept if they are the same"
 
 
 @pytest.mark.slow

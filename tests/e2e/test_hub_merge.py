@@ -145,7 +145,6 @@ def test_a_recipe_for_mergekit_needs_headers_alone_and_names_commits(repositorie
 def test_mergekit_reads_repositories_at_the_commit_that_was_checked(
     hub: Hub, make_checkpoint: Callable[..., Path], tmp_path: Path
 ) -> None:
-    pytest.importorskip("mergekit", reason="mergekit is not installed")
     names = ("target", "tuned", "later")
     files = {n: {p.name: p.read_bytes() for p in make_checkpoint("llama", s).iterdir()} for s, n in enumerate(names)}
     commits = {name: hub.server.commit(f"models/org/{name}", files[name]) for name in ("target", "tuned")}

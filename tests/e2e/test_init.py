@@ -113,15 +113,15 @@ def test_no_file_is_replaced_unless_that_is_said(place: Path, call_cli: CallCli)
     (place / "my-request.yaml").write_text("mine")
     status, _, err = call_cli("init", *FLAGS)
     assert (status, (place / "my-request.yaml").read_text()) == (3, "mine")
-    assert "--force" in err
-    assert call_cli("init", *FLAGS, "--force")[0] == 0
+    assert "--replace" in err
+    assert call_cli("init", *FLAGS, "--replace")[0] == 0
     assert load_recipe("my-request.yaml").retain is None
     for file, kind in {"my-request": UsageError, "nowhere/x.yaml": UsageError, "prior": UsageError}.items():
         with pytest.raises(kind):
             init_recipe(file, WISHES)
     (place / "folder.yaml").mkdir()
     with pytest.raises(OutputError, match="is a folder"):
-        init_recipe("folder.yaml", WISHES, force=True)
+        init_recipe("folder.yaml", WISHES, may_replace=True)
 
 
 def write_rows(path: Path, *rows: dict[str, Any]) -> str:
@@ -245,16 +245,21 @@ def test_on_a_terminal_it_asks_only_what_it_cannot_see(
     assert call_cli("init", "flags.yaml", *FLAGS)[0] == 0
 
 
-def test_a_shipped_recipe_is_copied_byte_by_byte(place: Path, call_cli: CallCli) -> None:
+def test_a_shipped_recipe_is_copied_with_a_line_that_leads_editors_to_its_schema(
+    place: Path, call_cli: CallCli
+) -> None:
     status, out, err = call_cli("recipes", "copy", "tofu/forget10", "my.yaml")
     assert status == 0, err
     assert out.splitlines() == ["written: my.yaml", "next:    msa-lite my.yaml --dry-run"]
-    assert (place / "my.yaml").read_bytes() == shipped_recipes()["tofu/forget10"].read_bytes()
+    original = shipped_recipes()["tofu/forget10"].read_text().splitlines()
+    (line,) = {*(place / "my.yaml").read_text().splitlines()} - {*original}
+    schema = place / line.removeprefix("# yaml-language-server: $schema=")
+    assert schema.read_text() == call_cli("recipes", "schema")[1]
     assert load_recipe("my.yaml") == load_recipe("tofu/forget10")
     assert call_cli("recipes", "copy", "tofu/forget10", "my.yaml")[0] == 3
-    assert call_cli("recipes", "copy", "tofu/forget10", "my.yaml", "--force")[0] == 0
+    assert call_cli("recipes", "copy", "tofu/forget10", "my.yaml", "--replace")[0] == 0
     assert "did you mean 'tofu/forget10'" in call_cli("recipes", "copy", "tofu/forget1", "x.yaml")[2]
     assert "`cp` copies it" in call_cli("recipes", "copy", "my.yaml", "x.yaml")[2]
-    assert json.loads(call_cli("recipes", "copy", "train/small", "t.yaml", "--json")[1])["next"].startswith(
-        "msa-lite train"
-    )
+    copied = json.loads(call_cli("recipes", "copy", "train/small", "t.yaml", "--json")[1])
+    assert copied["next"].startswith("msa-lite train")
+    assert Path(copied["schema"]).read_text() == call_cli("recipes", "schema", "--kind", "training")[1]

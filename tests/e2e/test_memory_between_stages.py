@@ -66,7 +66,6 @@ def test_a_target_that_stays_would_show(
 def test_a_4_bit_target_and_a_scored_model_go_when_they_are_closed(
     make_checkpoint: Callable[..., Path], make_adapter: Callable[..., Path]
 ) -> None:
-    pytest.importorskip("bitsandbytes")
     shape = {"hidden_size": 64, "intermediate_size": 64}
     target, adapter = make_checkpoint("llama", **shape), make_adapter("llama", 1, model=shape)
     points, runner = Points(target, {"forget": adapter}), Runner(load_model(target))

@@ -102,7 +102,7 @@ def test_a_deletion_request_ends_in_a_true_verdict(pair: Path, tmp_path: Path, c
         assert_kept(verdict["kept"], folder, pair / "finetuned", keep)
         assert_outcome(verdict)
         choice = json.loads((folder / "sweep/choice.json").read_text())
-        assert ("no candidate is shown to be like a model that never saw the rows" in stderr) != choice["met"]
+        assert ("no candidate is shown to forget like a model that never saw the rows" in stderr) != choice["met"]
         if mode == "lora" and "stronger ones lose too much" in stderr:
             assert "Try vector.mode full" in stderr
 

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import nbclient
+import nbformat
 import pytest
 
-nbformat = pytest.importorskip("nbformat")
 NOTEBOOK = Path(__file__).parents[2] / "examples/quickstart.ipynb"
 SMALL = [
     *(f"demo.{name}={count}" for name, count in {"prior": 6, "retain": 6, "forget": 3, "holdout": 2}.items()),
@@ -35,8 +36,6 @@ def test_the_notebook_is_stored_without_outputs() -> None:
 
 @pytest.mark.slow
 def test_the_notebook_runs_to_its_last_cell(tmp_path: Path) -> None:
-    nbclient = pytest.importorskip("nbclient")
-    pytest.importorskip("ipykernel")
     notebook = nbformat.read(NOTEBOOK, 4)
     parameters = next(cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", []))
     parameters.source = f"overrides = {SMALL!r}"

@@ -57,7 +57,6 @@ def test_models_stored_as_codes_are_dequantised_once_and_the_run_goes_on_with_th
     prior, adapter = tmp_path / "prior", make_lora(history / "prior", tmp_path / "lora", template=True)
     shutil.copytree(history / "prior", prior)
     if form == "nf4":
-        pytest.importorskip("bitsandbytes")
         from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
         config = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True)

@@ -18,7 +18,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from msa_lite.evals.tofu import Tofu
-from msa_lite.io.console.libraries import _TRAIN
+from msa_lite.io.console.libraries import _TRAIN, _requirement
 from msa_lite.pipeline.run.report import report_run
 from tests.support.merges import Adapter, read_checkpoint, write_checkpoint
 from tests.support.records import make_run
@@ -26,7 +26,7 @@ from tests.support.runs import make_removal
 from tests.unit.test_common_rows import HIGH, LOW, put, put_run, tofu
 
 ROOT = Path(__file__).parents[2]
-LINE = "training and scoring need torch and its companions: pip install 'msa-lite[train]'"
+LINE = f"training and scoring need torch and its companions: pip install {_requirement('train')}"
 # With None in its place, a module is not found, neither by `import` nor by `find_spec`.
 START = "import json, sys; sys.modules.update(dict.fromkeys(json.loads(sys.argv.pop(1))))\n"
 # Commands one after another, as (exit code, what it printed, what it told).
@@ -180,7 +180,7 @@ def test_reports_are_compared_also_on_the_rows_that_they_share(plain: Plain) -> 
     assert "0.900" in table
     assert "| NPO | 0.66" in table
     assert json.loads(found)["split"] == "rows in common: 2 forget"
-    line = "error: computing these metrics on common rows needs scipy: pip install 'msa-lite[train]'"
+    line = f"error: computing these metrics on common rows needs scipy: pip install {_requirement('train')}"
     assert (code, err.splitlines()) == (2, [line])
 
 

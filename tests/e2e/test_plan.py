@@ -13,7 +13,7 @@ import msa_lite
 from msa_lite.budget.speed import Device
 from msa_lite.errors import MismatchError
 from msa_lite.pipeline.stages import measure as measuring
-from msa_lite.recipe.load import shipped_recipes
+from msa_lite.recipe.shipped import shipped_recipes
 from tests.e2e.conftest import CallCli
 
 FITS_ALONE = ("evaluate=null", "forget.alpha=1.0", "retain.beta=0.5")
@@ -117,6 +117,8 @@ def test_models_that_cannot_be_reached_are_named(call_cli: CallCli, path: Path) 
     )
     assert (code, out) == (2, "")
     assert "prior some/other: not on this machine, and the Hub gives no headers" in err
+    assert "offline (HF_HUB_OFFLINE is set)" in err
+    assert "hf auth login" not in err, "which helps nobody without a network"
 
 
 def test_a_model_that_is_not_here_borrows_the_sizes_of_the_other_one(grid: dict[str, Any]) -> None:

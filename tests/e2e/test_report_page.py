@@ -15,8 +15,15 @@ from tests.support.stories import STORIES, page_of
 
 pytestmark = pytest.mark.skipif(not has_browser(), reason="needs chromium, chromedriver and selenium")
 WIDTHS = (380, 1400)
-_FOLDED = "return [...document.querySelectorAll('details > :not(summary)')].map(part => part.checkVisibility())"
+_FOLDED = """return [...document.querySelectorAll('main details > :not(summary)')]
+  .map(part => [part.parentElement.className, part.checkVisibility()].join())"""
+_CONTENTS = """const links = [...document.querySelectorAll('nav a')], screen = document.documentElement.clientHeight;
+const at = link => link.getBoundingClientRect();
+return links.filter(link => link.checkVisibility() && at(link).top >= 0 && at(link).bottom <= screen).length"""
+_NOTE = """const summary = document.querySelector('main details:not(.on-paper) > summary');
+return getComputedStyle(summary, '::after').content"""
 PAPER = 688  # pixels between the margins of an A4 page
+MOST_PAGES = 8
 
 
 @pytest.fixture(scope="module")
@@ -60,18 +67,32 @@ def test_every_text_can_be_read_by_day_and_by_night(name: str, window: Browser, 
 
 
 @pytest.mark.parametrize("name", ["full", "huge"])
-def test_paper_is_white_holds_everything_and_cuts_nothing(name: str, window: Browser, pages: dict[str, Path]) -> None:
+def test_paper_is_white_holds_what_matters_and_cuts_nothing(name: str, window: Browser, pages: dict[str, Path]) -> None:
     window.open(pages[name], PAPER, scheme="dark", media="print")
     assert window.colours()[0] == "rgb(255, 255, 255)"
-    assert set(window.run(_FOLDED)) == {True}
-    assert window.overflow() == []
+    assert set(window.run(_FOLDED)) == {"on-paper,true", ",false"}
+    assert "not printed" in window.run(_NOTE)
+    assert window.run("return document.querySelector('nav').checkVisibility()") is False
+    assert (window.overflow(), window.broken()) == ([], [])
 
 
-def test_a_page_can_be_printed(window: Browser, pages: dict[str, Path]) -> None:
+def test_a_page_is_printed_on_few_pages(window: Browser, pages: dict[str, Path]) -> None:
     window.open(pages["full"], scheme="dark")
     printed = window.pdf()
     assert printed.startswith(b"%PDF")
-    assert len(re.findall(rb"/Type\s*/Page\b", printed)) > 1
+    assert 1 < len(re.findall(rb"/Type\s*/Page\b", printed)) <= MOST_PAGES
+
+
+def test_the_contents_stay_beside_the_text_and_fold_on_a_phone(window: Browser, pages: dict[str, Path]) -> None:
+    window.open(pages["full"], 1400)
+    count = window.run("return document.querySelectorAll('section').length")
+    assert window.run(_CONTENTS) == count
+    window.run("location.hash = '#limits'")
+    assert window.run(_CONTENTS) == count
+    window.open(pages["full"], 380)
+    assert window.run(_CONTENTS) == 0
+    window.run("document.querySelector('nav details').open = true; document.querySelector('nav').scrollIntoView()")
+    assert window.run(_CONTENTS) == count
 
 
 @pytest.mark.pictures
@@ -85,7 +106,7 @@ def test_a_run_ends_with_a_page_that_tells_what_it_did(window: Browser, recipe: 
         "result", "verdict", "scores", "method", "training", "update", "probe", "provenance", "limits",
     ]  # fmt: skip
     pictures = window.run("return [...document.querySelectorAll('svg')].map(one => one.ariaLabel)")
-    assert [label.split()[0] for label in pictures] == ["Bar", "Bar", "Line", "Heat"]
+    assert [label.split()[0] for label in pictures] == ["Dot", "Dot", "Line", "Heat"]
 
 
 def test_a_broken_page_is_noticed(window: Browser, tmp_path: Path) -> None:
@@ -107,6 +128,7 @@ def test_a_broken_page_is_noticed(window: Browser, tmp_path: Path) -> None:
     assert opened(f'<div class="scroll">{wide}</div>').overflow() == []
     cut = '<svg viewBox="0 0 100 20"><text x="90" y="15">a long label</text></svg>'
     assert opened(cut).overflow() == ["cut off: a long label"]
+    assert opened('<p style="width: 1em; overflow-wrap: anywhere">unbroken</p>').broken() == ["unbroken"]
     assert any("pale" in one for one in opened('<p style="color: #aaa">pale</p>').faint())
     cell = '<path d="M0 0H99V40H0Z" style="fill: #000; opacity: 0.7"/>'
     deep = f'<svg viewBox="0 0 100 40">{cell}<text x="9" y="25" style="fill: #222">deep</text></svg>'
@@ -116,6 +138,6 @@ def test_a_broken_page_is_noticed(window: Browser, tmp_path: Path) -> None:
 
 def test_without_the_folded_parts_paper_would_lack_them(window: Browser, tmp_path: Path) -> None:
     path = tmp_path / "folded.html"
-    path.write_text(page_of("full").replace("details::details-content", "details::nothing-like-it"), "utf-8")
+    path.write_text(page_of("full").replace(".on-paper::details-content", ".on-paper::nothing-like-it"), "utf-8")
     window.open(path, PAPER, media="print")
-    assert set(window.run(_FOLDED)) == {False}
+    assert set(window.run(_FOLDED)) == {"on-paper,false", ",false"}

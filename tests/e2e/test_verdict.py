@@ -51,10 +51,10 @@ def read(folder: Path) -> dict[str, Any]:
     return value
 
 
-def test_a_run_that_forgets_nothing_fails_with_all_files_there(
+def test_a_run_that_forgets_too_little_fails_with_all_files_there(
     recipe: str, run_folder: Path, call_cli: CallCli
 ) -> None:
-    status, stdout, stderr = call_cli(recipe, "forget.alpha=0.1")
+    status, stdout, stderr = call_cli(recipe, "forget.alpha=0.5")
     assert status == 1, stderr
     verdict = read(run_folder)
     counts = re.match(r"It still answers (\d+) of the 18 questions .*\(before: 18; .*: 0\)\. Of ", verdict["sentence"])

@@ -36,7 +36,9 @@ def encoded(form: str, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_nf4_is_that_of_bitsandbytes(shape: tuple[int, int], kind: str) -> None:
-    functional, torch = pytest.importorskip("bitsandbytes").functional, pytest.importorskip("torch")
+    import torch
+    from bitsandbytes import functional
+
     weights = make_weights(shape, kind)
     packed, state = functional.quantize_4bit(torch.from_numpy(weights), blocksize=64, quant_type="nf4")
     packed = packed.reshape(-1).numpy()
@@ -56,7 +58,9 @@ def test_nf4_is_that_of_bitsandbytes(shape: tuple[int, int], kind: str) -> None:
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_int8_is_that_of_bitsandbytes(shape: tuple[int, int]) -> None:
-    functional, torch = pytest.importorskip("bitsandbytes").functional, pytest.importorskip("torch")
+    import torch
+    from bitsandbytes import functional
+
     weights = make_weights(shape, "normal")
     theirs, scales, _ = functional.int8_vectorwise_quant(torch.from_numpy(weights).half())
     ours, own_scales = QUANTISATIONS["int8"].encode(weights)

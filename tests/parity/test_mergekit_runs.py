@@ -28,8 +28,6 @@ from msa_lite.merger.mergekit import MergeRequest, Reference, command_line
 from msa_lite.merger.mergekit_reader import read_recipe
 from tests.unit.test_mergekit import merge_of, write
 
-pytest.importorskip("mergekit", reason="mergekit is not installed")
-
 Make = Callable[..., Path]
 ALPHA, BETA = 0.75, 0.5
 MORE_THAN_LORA = {"modules_to_save": ["embed_tokens"], "target_modules": ["q_proj", "down_proj"]}

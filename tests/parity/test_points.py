@@ -76,7 +76,7 @@ def terms(vectors: Mapping[str, Path], point: tuple[float, float]) -> list[Term[
 
 def assert_points_are_merges(job: Run, vectors: Mapping[str, Path], scratch: Path) -> None:
     """Every point's logits are the merged model's, bit for bit, and afterwards the target is as it was."""
-    target = LoadedTarget(job)
+    target = LoadedTarget.of(job)
     found = [logits(target.merged(terms(vectors, point))) for point in POINTS]
     model = target.merged(terms(vectors, (0.0, 0.0)))
     merged = {point: merged_logits(job, vectors, point, scratch) for point in POINTS}
@@ -113,7 +113,7 @@ def test_points_on_a_target_larger_than_the_gpu_are_set_in_ram(
     job = make_job(target, make_checkpoint("llama", 1), tmp_path)
     monkeypatch.setattr(loaded, "merge_candidate", None)  # none is written
     set_small_gpu(monkeypatch, target)
-    assert is_streamed(LoadedTarget(job).merged(terms({"forget": make_adapter("llama", 1)}, (0.5, 0.0))))
+    assert is_streamed(LoadedTarget.of(job).merged(terms({"forget": make_adapter("llama", 1)}, (0.5, 0.0))))
     adapters = {"forget": make_adapter("llama", 1), "retain": make_adapter("llama", 2, r=3)}
     assert_points_are_merges(job, adapters, tmp_path / "out")
 
@@ -143,7 +143,7 @@ def test_vectors_may_come_and_go(make_checkpoint: Make, make_adapter: Make, tmp_
     job = make_job(make_checkpoint("llama"), make_checkpoint("llama", 1), tmp_path)
     first = {"forget": make_adapter("llama", 1), "retain": make_adapter("llama", 2)}
     second = {"forget": make_adapter("llama", 3, target_modules=["q_proj"])}
-    target = LoadedTarget(job)
+    target = LoadedTarget.of(job)
     for vectors in (first, second, first, {"forget": make_checkpoint("llama", 2)}, second):
         ours = logits(target.merged(terms(vectors, (0.5, 0.25))))
         assert torch.equal(ours, merged_logits(job, vectors, (0.5, 0.25), tmp_path / "out"))
@@ -188,7 +188,7 @@ def test_a_model_that_lies_otherwise_in_memory_is_tried_by_way_of_the_disk(
     read: list[Path] = []
     monkeypatch.setattr(loaded.logger, "warning", lambda text, *values: told.append(text % values))
     monkeypatch.setattr(loaded, "load_model", lambda folder, **how: read.append(folder) or load_model(folder, **how))
-    vectors, target = {"forget": tmp_path / "forget"}, LoadedTarget(mixtral)
+    vectors, target = {"forget": tmp_path / "forget"}, LoadedTarget.of(mixtral)
     for alpha in (0.5, 0.0, 1.0):
         ours = logits(target.merged(terms(vectors, (alpha, 0.0))))
         assert torch.equal(ours, merged_logits(mixtral, vectors, (alpha, 0.0), tmp_path / "out"))
@@ -203,7 +203,7 @@ def test_processes_that_try_points_by_way_of_the_disk_take_turns(mixtral: Run, t
     theirs.write_text("what another process is loading")
     with ThreadPoolExecutor(1) as thread:
         with FileLock(tmp_path / "run/.candidate.lock"):
-            ours = thread.submit(LoadedTarget(mixtral).merged, terms({"forget": tmp_path / "forget"}, (0.5, 0.0)))
+            ours = thread.submit(LoadedTarget.of(mixtral).merged, terms({"forget": tmp_path / "forget"}, (0.5, 0.0)))
             with pytest.raises(Waited):
                 ours.result(timeout=1)
             assert theirs.is_file()
@@ -226,7 +226,6 @@ def test_rescaled_adapters_give_the_merged_models_logits(
 @pytest.fixture
 def four_bits(make_checkpoint: Make, make_adapter: Make) -> tuple[Path, Make]:
     """A target for 4 bits, and what makes adapters for it."""
-    pytest.importorskip("bitsandbytes")
     shape = {"hidden_size": 64, "intermediate_size": 64}  # whole blocks of 64 weights
     return make_checkpoint("llama", **shape), partial(make_adapter, "llama", model=shape)
 

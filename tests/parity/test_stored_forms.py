@@ -193,7 +193,6 @@ def bitsandbytes_model(base: Path, out: Path, **how: Any) -> Any:
 def test_weights_of_bitsandbytes_are_those_that_it_computes_with(
     how: dict[str, Any], make_checkpoint: Callable[..., Path], tmp_path: Path
 ) -> None:
-    pytest.importorskip("bitsandbytes")
     from bitsandbytes.functional import dequantize_4bit
 
     base = make_checkpoint("llama", hidden_size=128, intermediate_size=192)
@@ -217,7 +216,6 @@ def test_weights_of_bitsandbytes_are_those_that_it_computes_with(
 def test_a_target_of_bitsandbytes_is_written_plain_or_left_with_an_adapter(
     make_checkpoint: Callable[..., Path], tmp_path: Path
 ) -> None:
-    pytest.importorskip("bitsandbytes")
     base = make_checkpoint("llama", hidden_size=128, intermediate_size=192)
     coded = tmp_path / "coded"
     bitsandbytes_model(base, coded, load_in_4bit=True)

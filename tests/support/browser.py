@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -73,13 +74,29 @@ while (walk.nextNode()) {
 return faint;
 """
 
+ANSWERED = (
+    "document.querySelector('.answer') && "
+    "[...document.querySelectorAll('.answer')].every(card => / s$/.test(card.querySelector('.muted').textContent))"
+)
+"""True in the page of `msa-lite web` once every model has answered."""
+_BROKEN = """
+const broken = [], range = document.createRange();
+const walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+while (walk.nextNode()) {
+  const text = walk.currentNode;
+  if (text.parentElement.closest('svg, pre, .hash') || !text.parentElement.checkVisibility()) continue;
+  for (const word of text.data.matchAll(/(?<![^\\s(])\\p{L}+(?![^\\s.,:;)])/gu)) {
+    range.setStart(text, word.index);
+    range.setEnd(text, word.index + word[0].length);
+    if (new Set([...range.getClientRects()].map(box => box.top)).size > 1) broken.push(word[0]);
+  }
+}
+return broken;
+"""
+
 
 def has_browser() -> bool:
-    """Check whether chromium, its driver and selenium are installed."""
-    try:
-        import selenium  # noqa: F401
-    except ImportError:
-        return False
+    """Check whether chromium and its driver are installed."""
     return bool(shutil.which("chromium") and shutil.which("chromedriver"))
 
 
@@ -90,14 +107,18 @@ class Browser:
         self._driver = driver
 
     def open(self, page: Path, width: int = 1400, scheme: str = "light", media: str = "") -> None:
-        """Load a page at a width in pixels, with a colour scheme, on the screen or as for print."""
+        """Load the page in a file at a width in pixels, with a colour scheme, on the screen or as for print."""
+        self.open_address(page.as_uri(), width, scheme, media)
+
+    def open_address(self, address: str, width: int = 1400, scheme: str = "light", media: str = "") -> None:
+        """Load the page at an address, as `open` does that in a file."""
         size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
         features = [{"name": "prefers-color-scheme", "value": scheme}]
         self._driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
         self._driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": media, "features": features})
         self._driver.get_log("browser")
         self._driver.get_log("performance")
-        self._driver.get(page.as_uri())
+        self._driver.get(address)
 
     def faults(self) -> list[str]:
         """Return the console's messages since the page was opened."""
@@ -113,6 +134,10 @@ class Browser:
         """Return what sticks out of the page or, in a picture, is cut off."""
         return list(self._driver.execute_script(_WIDE))
 
+    def broken(self) -> list[str]:
+        """Return the words, of letters alone, that stand on two lines; paths, hashes and the like may."""
+        return list(self._driver.execute_script(_BROKEN))
+
     def faint(self) -> list[str]:
         """Return the texts whose contrast is below 4.5, each with it."""
         return list(self._driver.execute_script(_FAINT))
@@ -126,6 +151,22 @@ class Browser:
     def run(self, script: str) -> Any:
         """Return what a script in the page returns."""
         return self._driver.execute_script(script)
+
+    def wait(self, condition: str, seconds: float = 60) -> None:
+        """Wait until an expression is true in the page. Raise TimeoutError, with the page's text, if it never is."""
+        end = time.monotonic() + seconds
+        while not self.run(f"return Boolean({condition})"):
+            if time.monotonic() > end:
+                raise TimeoutError(f"{condition}: not in {self.run('return document.body.innerText')}")
+            time.sleep(0.05)
+
+    def keys(self, selector: str, *keys: str) -> None:
+        """Type keys into the element of a selector."""
+        self._driver.find_element("css selector", selector).send_keys(*keys)
+
+    def picture(self) -> bytes:
+        """Return what the screen shows, a PNG."""
+        return bytes(self._driver.get_screenshot_as_png())
 
     def pdf(self) -> bytes:
         """Return the page as it is printed."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
-
-from typing_extensions import Self
+from typing import Self
 
 
 class _Server(ThreadingHTTPServer):

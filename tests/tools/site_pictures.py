@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import shutil
 import subprocess
+import sys
 import tempfile
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -19,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from msa_lite.merger.formula import layer_filter
+from tests.support.browser import ANSWERED, browser
 from tests.tools.arrows import ROOT
 
 PICTURES = ROOT / "docs/pictures"
@@ -264,7 +266,7 @@ def draw_diagrams(folder: Path = PICTURES) -> list[Path]:
 
 
 def draw_run(run: Path, folder: Path = PICTURES) -> None:
-    """Draw before_after.svg from the answers of a finished run, and take report.png of its report."""
+    """Draw before_after.svg from the answers of a finished run; take report.png of its report, web.png of its page."""
     from msa_lite.pipeline.run.report import report_run
     from msa_lite.report.run_files import run_json
 
@@ -274,20 +276,47 @@ def draw_run(run: Path, folder: Path = PICTURES) -> None:
         examples = run_json(report_run(copy, show_examples=True))["examples"]
     (folder / "before_after.svg").write_text(before_after(examples).svg(), "utf-8")
     photograph(run / "report.html", folder / "report.png")
+    photograph_web(run, folder / "web.png")
 
 
 def photograph(page: Path, out: Path, width: int = 1100, height: int = 1250) -> None:
-    """Take a picture of a page with chromium, of the palette of 64 colours that keeps the file small."""
-    from PIL import Image
-
+    """Take a picture of a page with chromium."""
     options = ["--headless", "--no-sandbox", "--hide-scrollbars", f"--window-size={width},{height}"]
     subprocess.run(
         ["chromium", *options, f"--screenshot={out.resolve()}", page.resolve().as_uri()],
         check=True,
         capture_output=True,
     )
-    with Image.open(out) as picture:
-        picture.convert("RGB").quantize(64).save(out, optimize=True)
+    _shrink(out)
+
+
+def photograph_web(run: Path, out: Path, width: int = 1100) -> None:
+    """Take a picture of the page of `msa-lite web`: a row that is asked, at the strengths of the first candidate."""
+    command = [sys.executable, "-m", "msa_lite", "web", str(run)]
+    with (
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server,
+        tempfile.TemporaryDirectory() as profile,
+        browser(Path(profile)) as window,
+    ):
+        assert server.stdout is not None
+        window.open_address(server.stdout.readline().strip(), width)
+        window.wait("document.querySelector('#rows li:nth-child(5) button')")
+        window.run("document.querySelector('#rows li:nth-child(5) button').click()")
+        window.wait(ANSWERED)
+        window.run("document.querySelector('#chart details button').click()")
+        window.wait(ANSWERED)
+        window.run("scrollTo(0, 0)")
+        out.write_bytes(window.picture())
+        server.terminate()
+    _shrink(out)
+
+
+def _shrink(picture: Path) -> None:
+    """Write a picture with a palette of 64 colours, which keeps the file small."""
+    from PIL import Image
+
+    with Image.open(picture) as image:
+        image.convert("RGB").quantize(64, Image.Quantize.MAXCOVERAGE).save(picture, optimize=True)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ from tests.tools.blocks.check import check_page, commands, logical_lines
 from tests.tools.blocks.folder import REQUEST
 from tests.tools.blocks.read import RUN, loose_commands, pages, read_blocks
 
-pytestmark = pytest.mark.skipif(not (ROOT / "docs").is_dir(), reason="not the whole repository")
 LEAST = 85  # blocks that are run or written; raise it as pages grow
 MOST_MARKS = 0.3  # of all blocks that could be run
 

@@ -13,6 +13,7 @@ from msa_lite.io.finished.seal import CARD_FILE, load_manifest, verify_folder
 from msa_lite.merger import Term, merge, merge_terms
 from msa_lite.merger.checked import Precision
 from msa_lite.report.card import model_card
+from msa_lite.report.citation import PAPER_URL
 from msa_lite.report.front_matter import CardOptions, read_target_card
 from tests.support.merges import COMMIT, OUTCOME, add_outcome, make_merge, write_parts
 
@@ -41,6 +42,7 @@ def test_a_merged_folder_carries_its_card_from_the_start(tmp_path: Path) -> None
     assert "model-index" not in data
     assert "θ_u = θ_D − 1.2 · (θ_1 − θ_0) + 0.5 · (θ_2 − θ_0)" in card
     assert COMMIT in card
+    assert PAPER_URL in card
     assert "No scores are stored with this model" in card
     assert "nothing" not in card.partition("## Where it comes from")[2]
 

@@ -112,7 +112,7 @@ def test_where_none_keeps_enough_the_gentlest_is_taken_and_doubted(
     choice = choose(strong, questions, tmp_path / "sweep", "choosing")
     assert choice.values == {"epoch": 4}
     assert choice.doubts[0].startswith(
-        "no candidate is shown to be like a model that never saw the rows and keeps 95% of the rest"
+        "no candidate is shown to forget like a model that never saw the rows and to keep 95% of the rest"
     )
     assert "keeps 29%, 95% wanted; distance 0.400" in choice.doubts[0]
 

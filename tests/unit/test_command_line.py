@@ -6,6 +6,7 @@ import errno
 import logging
 import os
 import re
+import shlex
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -20,10 +21,11 @@ from msa_lite.cli.faults import report_error
 from msa_lite.cli.judge import judge_command
 from msa_lite.cli.output import print_start
 from msa_lite.cli.recipes import recipes_command
-from msa_lite.errors import StageError, UsageError
+from msa_lite.errors import Faults, MismatchError, MsaError, StageError, UsageError, allowed_by, with_retries
 from msa_lite.io.console.display import Notices
 from msa_lite.io.files.writing import disk_fault
 from msa_lite.recipe import load_recipe
+from msa_lite.report.formats import Cell, Section, TextTable
 
 Call = Callable[..., tuple[int, str, str]]
 
@@ -124,6 +126,28 @@ def test_the_quickstart_takes_the_options_of_a_run_and_a_model_in_place_of_a_rec
     assert first == second
 
 
+@pytest.mark.parametrize(("part", "function"), [("vectors", "_fit_vectors"), ("sweep", "_choose")])
+def test_a_run_stops_after_a_part_as_the_command_of_that_part_does(
+    part: str, function: str, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+    monkeypatch.setattr(runs, function, lambda invocation, *which: calls.append((invocation.recipe, *which)))
+    assert call("run", "quickstart", "--until", part)[0] == 0
+    assert call({"vectors": "vector"}.get(part, part), "quickstart")[0] == 0
+    assert len(calls) == 2
+    assert calls[0] == calls[1]
+    status, _, err = call("run", "quickstart", "--until", part, "--accept")
+    assert (status, len(calls)) == (2, 2)
+    assert "leave out --accept" in err
+
+
+def test_no_text_is_folded_where_there_is_no_terminal(call: Call, capsys: pytest.CaptureFixture[str]) -> None:
+    path = "a folder/of many words/" * 20
+    output.print_table(TextTable(["stage", "folder"], [Section([[Cell("merge"), Cell(path)]])], left=2))
+    assert path in capsys.readouterr().out
+    assert f"output: {path}\n" in call("recipes", "validate", "quickstart", f"output={path}")[1]
+
+
 @pytest.mark.parametrize("status", [3, None])
 def test_the_exit_status_is_what_the_command_returns(
     status: int | None, call: Call, as_run: Callable[[Any], None]
@@ -155,6 +179,41 @@ def test_without_a_command_the_help_is_printed_and_no_error(arguments: list[str]
     status, out, err = call(*arguments)
     assert (status, out) == (2, "")
     assert err == call(*arguments, "--help")[1]
+
+
+@pytest.mark.parametrize(
+    ("words", "error", "lines"),
+    [
+        ("my.yaml 'forget.alpha=[1, 2]' -v", allowed_by(MismatchError("no"), "--accept"), ["{words} --accept"]),
+        ("run my.yaml", allowed_by(MismatchError("no"), "--accept"), ["{words} --accept"]),
+        ("run my.yaml --accept", allowed_by(MismatchError("no"), "--accept"), []),
+        ("run my.yaml -- a=1", allowed_by(MismatchError("no"), "--force"), ["run my.yaml --force -- a=1"]),
+        ("sweep my.yaml", allowed_by(MismatchError("no"), "--accept"), []),  # which has no such option
+        ("run my.yaml", with_retries(MismatchError("no"), {"to fit": ["vector.mode=qlora"], "or": ["--force"]}),
+         ["{words} vector.mode=qlora", "{words} --force"]),
+    ],
+)  # fmt: skip
+def test_a_refusal_names_the_whole_command_that_goes_on(
+    words: str, error: MsaError, lines: list[str], call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: Any, context: click.Context) -> None:
+        raise error
+
+    monkeypatch.setattr(type(cli.cli), "invoke", refuse)
+    _, _, err = call(*shlex.split(words))
+    assert [line.partition(": msa-lite ")[2] for line in err.splitlines()[1:]] == [
+        line.format(words=words) for line in lines
+    ]
+
+
+def test_faults_go_on_together_only_if_each_of_them_can() -> None:
+    faults = Faults([allowed_by(MismatchError("no"), "--a"), allowed_by(MismatchError("no"), "--b")])
+    with pytest.raises(MismatchError) as raised:
+        faults.check()
+    assert [*raised.value.retries.values()] == [["--a", "--b"]]
+    with pytest.raises(MismatchError) as raised:
+        Faults([*faults, MismatchError("never")]).check()
+    assert raised.value.retries == {}
 
 
 def wrapped(error: BaseException, cause: BaseException, explicit: bool) -> BaseException:
@@ -262,6 +321,16 @@ def complete(line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
         ("msa-lite recipes copy tofu/forget10 m", {"file,m"}, set()),
         ("msa-lite run my.yaml --dry", {"plain,--dry-run"}, set()),
         ("msa-lite nonsense --", {"plain,--help"}, set()),
+        ("msa-lite run my.yaml v", {"plain,vector.", "plain,verdict="}, {"plain,vector.mode="}),
+        ("msa-lite my.yaml vector.lora.", {"plain,vector.lora.rank="}, {"plain,vector.mode="}),
+        ("msa-lite my.yaml vector.mode=", {"plain,vector.mode=qlora"}, {"plain,vector.mode=auto"}),
+        ("msa-lite my.yaml vector.mode = q", {"plain,qlora"}, {"plain,full"}),  # as bash cuts it
+        ("msa-lite my.yaml verdict =", {"plain,true", "plain,false"}, set()),
+        ("msa-lite train my.yaml s", {"plain,stages=", "plain,seed="}, {"plain,select."}),
+        ("msa-lite attack . ", {"plain,attack."}, {"plain,vector."}),
+        ("msa-lite attack . --attacks prompt,", {"plain,prompt,quantise"}, {"plain,prompt,prompt"}),
+        ("msa-lite compare --metrics rouge_l_f,model_u", {"plain,rouge_l_f,model_utility"}, set()),
+        ("msa-lite merge --rounding ", {"plain,stochastic"}, set()),
     ],
 )
 def test_the_shell_completes_commands_recipes_and_methods(
@@ -277,12 +346,13 @@ def test_the_shell_completes_commands_recipes_and_methods(
     assert len(words) == len(set(words))
 
 
-@pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM, errno.EROFS])
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR])
 def test_a_place_without_rights_is_named_without_a_traceback(number: int, capsys: pytest.CaptureFixture[str]) -> None:
     error = OSError(number, os.strerror(number), "run/report.md.tmp")
     assert report_error(error, verbose=False) == 4
     text = capsys.readouterr().err
-    assert text.startswith(f"error: run/report.md.tmp: {os.strerror(number)}; you need the right")
+    advice = "choose another place" if number == errno.ENOTDIR else "you need the right"
+    assert text.startswith(f"error: run/report.md.tmp: {os.strerror(number)}; {advice}")
     assert "Traceback" not in text
     assert "bug" not in text
 

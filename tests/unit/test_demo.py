@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,6 +24,12 @@ from tests.support.models import make_small_smollm2
 
 SETTINGS = TuningSettings(tuning_epochs=1, tuning_learning_rate=1e-3, batch_size=6)
 PEOPLE = {"retain": 3, "forget": 2, "holdout": 2}
+
+
+def test_no_word_of_the_demo_needs_another_article() -> None:
+    (rows,) = make_groups({"forget": 200}, seed=0).values()
+    assert [row.answer for row in rows if re.search(r"\ba [aeiou]", row.answer)] == []
+    assert len({row.answer.split()[-1] for row in rows if " works as a " in row.answer}) == 16
 
 
 def test_the_two_kinds_are_told_apart_and_read_back_from_a_run() -> None:

@@ -122,7 +122,6 @@ def test_tasks_without_code_pass_whatever_lies_beside_them(tmp_path: Path) -> No
 
 
 def test_templates_of_tasks_reach_no_python() -> None:
-    pytest.importorskip("lm_eval")
     from jinja2.exceptions import SecurityError
     from lm_eval import utils
 
@@ -135,7 +134,6 @@ def test_templates_of_tasks_reach_no_python() -> None:
 
 
 def test_evaluate_refuses_code_until_it_is_allowed(tmp_path: Path) -> None:
-    pytest.importorskip("lm_eval")
     from msa_lite.evals.harness import check_tasks
 
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump(SOUND) + "process_docs: !function own.process\n")

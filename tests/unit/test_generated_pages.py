@@ -7,12 +7,9 @@ from pathlib import Path
 import pytest
 
 from msa_lite.recipe import Recipe, TrainingRecipe
-from tests.tools.arrows import ROOT
 from tests.tools.pages import PAGES
 from tests.tools.pages.errors import GROUPS, missing_messages
 from tests.tools.pages.recipe import recipe_page
-
-pytestmark = pytest.mark.skipif(not (ROOT / ".github").exists(), reason="not the whole repository")
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)

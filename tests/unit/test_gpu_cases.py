@@ -35,7 +35,6 @@ def test_fits_resume(make_checkpoint: Make, tmp_path: Path) -> None:
 
 
 def test_4_bit_models(make_checkpoint: Make, make_adapter: Make, tmp_path: Path) -> None:
-    pytest.importorskip("bitsandbytes")
     prior = make_checkpoint("llama", **SIZES)
     cases.assert_qlora(prior)
     losses = cases.fit_losses(str(prior), str(tmp_path / "vector"), "qlora")
@@ -70,7 +69,6 @@ def test_a_process_without_gpu_has_the_same_losses(make_checkpoint: Make, tmp_pa
 
 @pytest.mark.slow
 def test_a_run_leaves_no_model(tmp_path: Path) -> None:
-    pytest.importorskip("bitsandbytes")
     sizes = SHORT | {"hidden_size": 64}
     make_history(tmp_path / "history", make_groups(PEOPLE, seed=0), HistorySettings(**sizes))  # type: ignore[arg-type]
     assert cases.run_everything(tmp_path / "history", tmp_path / "run") == 0

@@ -22,7 +22,6 @@ from msa_lite.report import Metric, load_report
 from tests.support.merges import edit_adapter
 from tests.support.models import tiny_tokenizer
 
-pytest.importorskip("lm_eval")
 Make = Callable[..., Path]
 QUESTIONS = [f"Where is it{' now' * (i % 3)}, {i}?" for i in range(9)]
 CHOICES = ["over there", "it is here at home", "Where", "is it at all over there"]
@@ -291,5 +290,5 @@ def test_names_are_looked_up_before_anything_is_loaded(folder: Path, monkeypatch
     with pytest.raises(UsageError, match="no such folder of tasks"):
         check_tasks(["places"], folder / "elsewhere")
     monkeypatch.setitem(sys.modules, "lm_eval", None)
-    with pytest.raises(UsageError, match=r"pip install 'msa-lite\[lm-eval\]'"):
+    with pytest.raises(UsageError, match=r"pip install .*\[lm-eval\]"):
         check_tasks(["places"], folder)

@@ -81,6 +81,16 @@ def test_every_option_is_explained_and_shows_its_default(name: str) -> None:
         assert not has_default or f"[default: {default}" in record[1], one.opts
 
 
+@pytest.mark.parametrize("name", [name for name in COMMANDS if name != "recipes schema"])  # which prints JSON alone
+def test_every_command_prints_json(name: str) -> None:
+    assert "--json" in {opt for one in options(name) for opt in one.opts}
+
+
+def test_force_means_one_thing() -> None:
+    texts = {one.help for name in COMMANDS for one in options(name) if "--force" in one.opts}
+    assert len(texts) == 1
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_one_word_stands_for_one_thing(name: str) -> None:
     command, context = COMMANDS[name]

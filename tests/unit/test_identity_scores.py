@@ -66,7 +66,6 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Change],
 def test_scores_are_known_by_each_option_of_an_evaluation(
     asked: Callable[[Change], Any], make_checkpoint: Make, tmp_path: Path
 ) -> None:
-    pytest.importorskip("lm_eval")
     one, two = str(make_checkpoint("llama", chat=True)), str(make_checkpoint("llama", seed=1, chat=True))
     plain = str(make_checkpoint("llama"))
     names = ["forget", "retain", "holdout", "more"]

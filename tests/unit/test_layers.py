@@ -55,12 +55,13 @@ ARROWS = {
         "attack_names", "attacks", "baselines", "benchmarks", "budget", "choose", "comparison", "data", "demo",
         "errors", "evals", "evidence", "io", "merger", "publish", "recipe", "record", "report", "strengths", "train",
     },
+    "web": {"errors", "evidence_names", "io", "pipeline", "report", "strengths"},
     "cli": {
-        "baselines", "benchmarks", "budget", "comparison", "data", "errors", "evals", "io", "merger",
-        "pipeline", "publish", "recipe", "record", "report",
+        "attack_names", "baselines", "benchmarks", "budget", "comparison", "data", "errors", "evals", "io", "merger",
+        "pipeline", "publish", "recipe", "record", "report", "web",
     },
     "__main__": {"cli"},
-    "__init__": {"comparison", "data", "evals", "io", "merger", "pipeline", "publish", "train"},  # the public functions
+    "__init__": {"comparison", "data", "evals", "io", "merger", "pipeline", "publish", "train", "web"},
 }  # fmt: skip
 # Folder inside a room → the folders of the same room that it imports from. Exactly these, as for rooms. The lowest come
 # first: an arrow leads to a folder further up in the table.

@@ -5,20 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import pytest
-
 from tests.tools.arrows import ROOT
 from tests.tools.blocks.links import Link, anchors, broken, links_of
 from tests.tools.blocks.read import pages
 
 CONTRIBUTING = ROOT / ".github/CONTRIBUTING.md"
-pytestmark = pytest.mark.skipif(not CONTRIBUTING.is_file(), reason="not the whole repository")
 # Hosts that pages name. A new one is a decision: a reader's browser asks it as soon as they click.
 HOSTS = {"arxiv.org", "docs.vllm.ai", "github.com", "huggingface.co", "www.edpb.europa.eu"}
 
 
 def all_links() -> list[Link]:
-    return [link for page in [*pages(), CONTRIBUTING] for link in links_of(page)]
+    return [link for page in [*pages(), CONTRIBUTING, ROOT / "SECURITY.md"] for link in links_of(page)]
 
 
 def test_no_link_leads_nowhere() -> None:

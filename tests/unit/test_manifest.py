@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -289,6 +290,25 @@ def test_space_is_asked_of_the_disk_that_will_hold_the_folder(tmp_path: Path) ->
     check_space(tmp_path / "not" / "there" / "yet", 1)
     with pytest.raises(OutputError, match=r"out: 1e\+09 TB are needed, .* are free"):
         check_space(tmp_path / "out", 10**21)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("file/out", "is a file"), ("closed/out", "is read-only for you"), ("nothing/out", "is no place for files"),
+     ("x" * 300, "File name too long")],
+)  # fmt: skip
+def test_a_place_that_takes_nothing_is_told_as_such_and_not_as_a_full_disk(
+    name: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    for folder in ("closed", "nothing"):
+        (tmp_path / folder).mkdir()
+    may, usage = os.access, shutil.disk_usage(tmp_path)
+    empty = usage._replace(total=0, free=0)
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path).name != "closed" and may(path, mode))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: empty if Path(path).name == "nothing" else usage)
+    with pytest.raises(OutputError, match=rf"cannot be written \(.*{reason}\)"):
+        check_space(tmp_path / name, 1)
 
 
 def test_verify_names_every_changed_missing_and_extra_file(tmp_path: Path) -> None:

@@ -110,7 +110,7 @@ def test_every_score_is_there_with_its_error(pages: dict[str, str]) -> None:
 def test_the_pictures_in_words_hold_the_numbers(pages: dict[str, str]) -> None:
     labels = "\n".join(_Outline(pages["full"]).values("aria-label"))
     for words in (
-        "accuracy: lower is better: target 1.000, unlearned 0.034 ± 0.003, ideal 0.000",
+        "accuracy ↓: target 1.000, unlearned 0.034 ± 0.003, ideal 0.000",
         "Chosen: α\u00a0=\u00a01.2, β\u00a0=\u00a00.",
         "of 8 candidates",
         "ROUGE-L recall, forget set ↓ and ROUGE-L recall, retain set ↑",
@@ -196,7 +196,7 @@ def test_a_chart_takes_the_pages_colours_and_leaves_the_callers_matplotlib_alone
 
 def test_a_baseline_that_varies_one_setting_is_drawn_as_a_line(pages: dict[str, str]) -> None:
     labels = _Outline(pages["baseline"]).values("aria-label")
-    assert [label.split()[0] for label in labels if "chart" in label] == ["Bar", "Bar", "Line", "Scatter", "Line"]
+    assert [label.split()[0] for label in labels if "chart" in label] == ["Dot", "Dot", "Line", "Scatter", "Line"]
     text = " ".join(_Outline(pages["baseline"]).text)
     assert "How the settings were chosen" in text
     assert "rouge_l_f ↓" in text

@@ -77,8 +77,6 @@ def test_an_8_bit_optimiser_needs_its_package_before_any_work(monkeypatch: pytes
 def test_where_bf16_is_computed_frozen_matrices_are_held_in_16_bits_and_norms_are_exact(
     mode: Any, stored: str, make_checkpoint: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if mode == "qlora":
-        pytest.importorskip("bitsandbytes")
     compute_in_bf16(monkeypatch)
     folder = make_checkpoint("llama", dtype=stored, hidden_size=64, intermediate_size=128)  # bitsandbytes' blocks
     model = load_trainable(folder, replace(SETTINGS, mode=mode))
@@ -145,7 +143,8 @@ def test_bf16_on_a_cpu_is_used_when_it_is_asked_for(make_checkpoint: Make, tmp_p
 def test_an_8_bit_optimiser_learns_as_well_and_a_stopped_fit_goes_on_to_the_same_weights(
     make_checkpoint: Make, tmp_path: Path
 ) -> None:
-    bitsandbytes = pytest.importorskip("bitsandbytes")
+    import bitsandbytes
+
     made: list[int] = []
     step = bitsandbytes.optim.AdamW.step
     prior = make_checkpoint("llama", hidden_size=64, intermediate_size=128)

@@ -185,7 +185,6 @@ def test_weights_are_put_back_after_an_error(make_checkpoint: Make, monkeypatch:
 
 
 def test_a_model_that_is_stored_quantised_is_refused(make_checkpoint: Make, tmp_path: Path) -> None:
-    pytest.importorskip("bitsandbytes")
     load_4bit(make_checkpoint("llama", **SIZES)).save_pretrained(tmp_path / "four-bit")
     with pytest.raises(UsageError, match=r"stored quantised, .*; give the model that it was made from"):
         attack(tmp_path / "four-bit")
@@ -201,7 +200,6 @@ def load_4bit(folder: Path) -> Any:
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "gpt2"])
 def test_the_rounded_model_is_the_one_that_transformers_loads_in_4_bits(kind: str, make_checkpoint: Make) -> None:
-    pytest.importorskip("bitsandbytes")
     folder = make_checkpoint(kind, **({"n_embd": 64} if kind == "gpt2" else SIZES))
     ids = torch.arange(40)[None]
     wanted = load_4bit(folder)(input_ids=ids).logits.detach()

@@ -1,10 +1,11 @@
-"""RESULTS.md of examples/real_model: claims flip with the numbers, and what is missing or failed is named."""
+"""The page of results of examples/real_model: claims flip with the numbers, and what is missing or failed is named."""
 
 from __future__ import annotations
 
 import json
 import re
 import runpy
+import shutil
 import sys
 from pathlib import Path
 
@@ -357,6 +358,16 @@ def test_the_script_writes_the_page(
     monkeypatch.setattr(sys, "argv", [script, str(out), str(tmp_path / "page")])
     runpy.run_path(script, run_name="__main__")
     assert Path(capsys.readouterr().out.strip()).is_file()
+
+
+def test_the_page_of_the_documentation_is_made_of_the_scores_that_are_kept(tmp_path: Path) -> None:
+    kept, published = ROOT / "examples/real_model/scores", ROOT / "docs/explanation/results-smollm2.md"
+    shutil.copytree(kept, tmp_path / "scores")
+    page = write_results(kept, tmp_path, tmp_path / "site/page.md")
+    assert page.read_text("utf-8") == published.read_text("utf-8")
+    assert [file.name for file in sorted((page.parent / "figures").iterdir())] == [
+        file.name for file in sorted((published.parent / "figures").iterdir())
+    ]
 
 
 def test_what_attacks_bring_back_is_told_beside_target_and_ideal(tmp_path: Path) -> None:

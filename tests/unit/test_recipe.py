@@ -411,6 +411,31 @@ def test_the_recipes_command_lists_shows_validates_and_prints_the_schema(
     assert json.loads(msa("schema", "--kind", "training")[0])["required"] == ["model", "stages", "output"]
     assert json.loads(msa("validate", "train/small", "--json")[0])["stages"][2]["learning_rate"] == 5e-4
     assert json.loads(msa("schema")[0])["required"] == ["target", "forget", "output"]
-    told, fault = msa("validate", "quickstrat", status=2)
-    assert told == ""
-    assert "did you mean 'quickstart'" in fault
+    shown = json.loads(msa("show", "quickstart", "--json")[0])
+    assert shown["text"] == shipped_recipes()["quickstart"].read_text()
+    assert shown["recipe"]["output"] == "runs/quickstart"
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        ("my-request.yaml", ["no such file: my-request.yaml", "{place}", "'my-requst.yaml'"]),
+        ("sub/nothing-like-it.yml", ["no such file", "{place}/sub", "no recipe there"]),
+        ("nowhere/my.yaml", ["no such file", "no folder {place}/nowhere"]),
+        ("sub", ["is a folder", "sub/recipe.yaml"]),
+        ("tofu/forget11", ["did you mean 'tofu/forget10'", "msa-lite recipes list"]),
+        ("quickstrat", ["did you mean 'quickstart'"]),
+    ],
+)
+def test_a_recipe_that_is_not_there_is_told_with_the_folder_and_near_names(
+    name: str, parts: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for file in ("my-requst.yaml", "sub/recipe.yaml"):
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).write_text("target: t\n")
+    with pytest.raises(UsageError) as raised:
+        load_recipe(name)
+    message = str(raised.value)
+    assert [part for part in parts if part.format(place=tmp_path) not in message] == []
+    assert message.count("/forget") <= 3, "a few names, not all of them"

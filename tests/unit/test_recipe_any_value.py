@@ -15,7 +15,7 @@ from pydantic import BaseModel
 
 from msa_lite.errors import RecipeError, UsageError
 from msa_lite.recipe import Recipe, TrainingRecipe, dump_recipe, load_any
-from msa_lite.recipe.load import _members
+from msa_lite.recipe.load import type_members
 
 RUN: dict[str, Any] = {
     "target": "t",
@@ -31,7 +31,7 @@ HISTORY = {"checkpoints": [{"checkpoint": "c", "step": 1}], "exposure": 2}
 
 def keys_of(kind: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """The paths of all keys of a schema; 0 stands for a list's item."""
-    for _, member in _members(kind):
+    for _, member in type_members(kind):
         if isinstance(member, type) and issubclass(member, BaseModel):
             for name, field in member.model_fields.items():
                 key = (*path, field.alias or name)

@@ -5,11 +5,15 @@ from __future__ import annotations
 import ast
 import re
 import subprocess
+import tomllib
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
 import pytest
+import yaml
+
+from msa_lite.report import citation
 
 ROOT = Path(__file__).parents[2]
 # Written in two parts, so that this file does not hold what it looks for.
@@ -33,11 +37,25 @@ def test_no_file_names_a_path_of_somebodys_machine() -> None:
     assert [f"{path}: {p}" for path, text in files.items() for p in MACHINE_PATHS if p in text] == []
 
 
-@pytest.mark.skipif(not (ROOT / ".ci").exists(), reason="not the whole repository")
 def test_the_slow_tests_that_a_plain_run_leaves_out_are_run_with_every_change() -> None:
     assert "not slow" in (ROOT / "pyproject.toml").read_text()
     commands = [line for line in (ROOT / ".ci/run").read_text().splitlines() if line.startswith("pytest ")]
     assert commands == ["pytest -n 2 --dist worksteal -m slow"]
+
+
+def test_no_test_is_skipped_for_want_of_a_package_that_the_extra_test_brings() -> None:
+    sources = [path.read_text() for path in sorted((ROOT / "tests").rglob("*.py")) if path != Path(__file__)]
+    assert {name for source in sources for name in re.findall(r"importorskip\(\"(\w+)", source)} == {"vllm"}
+
+
+def test_the_paper_is_cited_alike_in_the_code_and_for_citation_managers() -> None:
+    file = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    paper = file["preferred-citation"]
+    names = tuple(f"{author['given-names']} {author['family-names']}" for author in paper["authors"])
+    assert (paper["title"], names, paper["url"]) == (citation.PAPER_TITLE, citation.AUTHORS, citation.PAPER_URL)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    ours = (project["version"], project["license"], project["urls"]["Source"])
+    assert (file["version"], file["license"], file["repository-code"]) == ours
 
 
 def can_fail(function: ast.AST) -> bool:

@@ -117,7 +117,7 @@ def test_rows_to_keep_that_were_learnt_do_not_count_where_there_are_others(
     assert (verdict.kept.rows, verdict.kept.fitted) == (rows, fitted)
     assert verdict.kept.recited == {"target": rows, "unlearned": rows - 10}
     assert verdict.outcome == "PARTLY"
-    assert any("learnt as well" in reason for reason in verdict.reasons) == fitted
+    assert any("learnt every row to keep" in reason for reason in verdict.reasons) == fitted
 
 
 def test_the_recipes_margins_decide(tmp_path: Path) -> None:

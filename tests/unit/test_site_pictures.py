@@ -9,8 +9,6 @@ import pytest
 
 from tests.tools.site_pictures import PICTURES, before_after, draw_diagrams
 
-pytestmark = pytest.mark.skipif(not PICTURES.is_dir(), reason="not the whole repository")
-
 
 def test_the_diagrams_are_those_that_the_script_draws(tmp_path: Path) -> None:
     drawn = draw_diagrams(tmp_path)

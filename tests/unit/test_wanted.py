@@ -74,3 +74,6 @@ def test_a_report_waits_for_the_stages_of_the_run(changes: dict[str, Any], metho
     assert bool(wanted.choice) == (CHOICE in stages)
     scored = {name.removeprefix("scores: ") for name in stages if name.startswith("scores: ")}
     assert set(wanted.models) == scored - {"prior"}
+
+    assert load_recipe(yaml.safe_load(provenance.recipe)) == recipe  # the recipe that the page shows does the same
+    assert {line for line in provenance.recipe.splitlines() if line.endswith(": null")} <= {"evaluate: null"}

@@ -269,8 +269,8 @@ class OpenAIJudge(Judge):
             if 300 <= error.status_code < 400:
                 place = masked(error.response.headers.get("location", ""), api_key())
                 return (
-                    f"the server said {error.status_code}: it points to '{place}'. msa-lite sent nothing there, since "
-                    "it would get the texts to judge; set judge.base_url to the right server"
+                    f"the server said {error.status_code}: it points to '{place}'. msa-lite sent nothing there, "
+                    "because it would get the texts to judge; set judge.base_url to the right server"
                 )
             hint = _HINTS.get(error.status_code, "see what the server says, or try another judge.model")
             hint += ", or try without judge.batch" if self.settings.batch else ""

@@ -190,7 +190,7 @@ class Display(Watcher):
         if done < total and self._bars:
             work.bar = self._bars.add_task(work.title, total=total, note="")
         elif done < total:
-            self._say(f"{work.title}: started")
+            self._say(f"{work.title}: started" + (f" ({purpose})" if (purpose := self._steps.purpose(label)) else ""))
         return work
 
     def _open(self) -> None:
@@ -216,12 +216,13 @@ class Display(Watcher):
         self._live.start()
 
     def __rich__(self) -> Text | Group:
-        """Return the line below the bars, for rich."""
+        """Return the lines below the bars, for rich: what the running steps are for, and the state of all."""
         from rich.console import Group
         from rich.text import Text
 
-        state = self._state()
-        return Text(state, style="dim") if state else Group()
+        running = [work.label for work in list(self._works.values()) if not work.ended]
+        lines = [*filter(None, map(self._steps.purpose, running)), self._state()]
+        return Text("\n".join(filter(None, lines)), style="dim") if any(lines) else Group()
 
     def _end_all(self, now: float) -> None:
         for work in self._works.values():
@@ -264,6 +265,10 @@ class _Steps:
     def title(self, label: str) -> str:
         """Return the label, with its number if it was announced."""
         return f"[{self._numbers[label]}/{len(self._steps)}] {label}" if label in self._steps else label
+
+    def purpose(self, label: str) -> str:
+        """Return what a step is for; an empty text for a label that was not announced."""
+        return self._steps[label].purpose if label in self._steps else ""
 
     def begin(self, label: str) -> None:
         """Move on to a step. Steps before it that never began were done by an earlier run."""

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import json
 import os
+import shlex
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from functools import partial
+from importlib import metadata
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
+from urllib.parse import unquote, urlsplit
 
 from msa_lite.errors import UsageError
 
@@ -26,6 +30,8 @@ _EXTRAS = {
     "qlora": ("vector.mode qlora needs bitsandbytes", ("bitsandbytes",)),
     "judge": ("a judge of kind 'openai' needs the openai package", ("openai",)),
     "smollm2": ("the Hub does not give SmolLM2, and reading it out of a package needs gguf", ("gguf",)),
+    "web": ("a page in the browser needs starlette and uvicorn", (*_TRAIN, "starlette", "uvicorn")),
+    "mergekit": ("mergekit is not installed", ("mergekit",)),
     "lm-eval": ("the benchmark lm-eval needs lm-evaluation-harness", ("lm_eval",)),
 }
 
@@ -41,7 +47,26 @@ def require(extra: str, reason: str | None = None) -> None:
     reason: the sentence to give in the place of the extra's own.
     """
     if not has(extra):
-        raise UsageError(f"{reason or _EXTRAS[extra][0]}: pip install 'msa-lite[{extra}]'")
+        raise UsageError(f"{reason or _EXTRAS[extra][0]}: pip install {_requirement(extra)}")
+
+
+def _requirement(extra: str) -> str:
+    """Return what pip needs to install an extra from where msa-lite came: a clone, a file, a repository or an index."""
+    name = f"msa-lite[{extra}]"
+    try:
+        record = metadata.distribution("msa-lite").read_text("direct_url.json")  # PEP 610; None: from an index
+    except metadata.PackageNotFoundError:
+        record = None
+    origin = json.loads(record) if record else {}
+    address = origin.get("url", "")
+    if not address:
+        return shlex.quote(name)
+    if not address.startswith("file:") or "vcs_info" in origin:
+        vcs = origin.get("vcs_info", {})
+        source = f"{vcs['vcs']}+{address}@{vcs['commit_id']}" if vcs else address
+        return shlex.quote(f"{name} @ {source}")
+    path = shlex.quote(f"{unquote(urlsplit(address).path)}[{extra}]")
+    return f"-e {path}" if origin.get("dir_info", {}).get("editable") else path
 
 
 @contextmanager

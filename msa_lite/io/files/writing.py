@@ -119,7 +119,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # Errors of the system where no folder can be made, whatever the room.
 _UNREACHABLE = (
     errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES, errno.EPERM, errno.EROFS,
-    errno.EINVAL,
+    errno.EINVAL, errno.ENOENT,  # the last: in a working folder that is gone, or where the system keeps no files
 )  # fmt: skip
 # The system's words for a full disk, as safetensors (an error of Rust), pyarrow and others repeat them; and those of
 # torch's zip writer, which drops the system's reason.
@@ -144,11 +144,13 @@ def reachable(folder: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError) as error:
-        is_gone = isinstance(error, FileNotFoundError) and error.filename is None  # the working folder
-        if isinstance(error, OSError) and error.errno not in _UNREACHABLE and not is_gone:
+        if isinstance(error, OSError) and error.errno not in _UNREACHABLE:
             raise
-        reason = getattr(error, "strerror", None) or error
-        raise OutputError(f"{printable(folder)}: cannot be written ({reason}); choose another output folder") from error
+        raise _unwritable(folder, str(getattr(error, "strerror", None) or error)) from error
+
+
+def _unwritable(folder: Path, reason: str) -> OutputError:
+    return OutputError(f"{printable(folder)}: cannot be written ({reason}); choose another place")
 
 
 def output_path(name: str | Path) -> Path:
@@ -164,13 +166,27 @@ def output_path(name: str | Path) -> Path:
     return local_path(name, OutputError) if start == "~" else Path(name)
 
 
+def check_writable(path: Path) -> Path:
+    """Return the nearest folder above a path. Raise OutputError where nothing can be made in it, with the reason.
+
+    Nothing is written. Some faults show only as somebody writes.
+    """
+    with reachable(path):
+        with suppress(FileNotFoundError, NotADirectoryError):
+            os.stat(path)  # names that the system does not take
+        place = nearest_place(path)
+    if not place.is_dir():
+        raise _unwritable(path, f"{place} is a file")
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise _unwritable(path, f"{place} is read-only for you")
+    if not shutil.disk_usage(place).total:
+        raise _unwritable(path, f"{place} is no place for files")
+    return place
+
+
 def check_space(folder: Path, needed: int) -> None:
     """Raise OutputError when `folder` cannot be made, or its disk has fewer than `needed` bytes free."""
-    with reachable(folder):
-        place = nearest_place(folder)
-    if not place.is_dir() or not os.access(place, os.W_OK):
-        raise OutputError(f"{folder}: {place} cannot be written to, or is no folder; choose another output folder")
-    free = shutil.disk_usage(place).free
+    free = shutil.disk_usage(check_writable(folder)).free
     if free < needed:
         raise OutputError(
             f"{folder}: {readable(needed)} are needed, {readable(free)} are free on that disk; make room or choose "

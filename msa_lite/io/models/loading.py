@@ -14,8 +14,8 @@ from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
-from msa_lite.errors import FormatError, MismatchError, UsageError, clip, join_faults
-from msa_lite.io.console.libraries import without_bars
+from msa_lite.errors import FormatError, MismatchError, clip, join_faults
+from msa_lite.io.console.libraries import require, without_bars
 from msa_lite.io.files.reading import read_object
 from msa_lite.io.models.guards import explained, foreign_fields, pattern_fault, too_large, without_reports
 from msa_lite.io.weights.adapter import ADAPTER_CONFIG, ADAPTER_FILE, PLAIN_STARTS
@@ -121,14 +121,9 @@ def empty_model(checkpoint: Checkpoint) -> Any:
 
     Raise FormatError as `open_config`, and UsageError where torch and transformers are not installed.
     """
-    try:
-        import torch
-        import transformers  # noqa: F401
-    except ImportError as error:
-        raise UsageError(
-            f"{checkpoint.folder}: where its files hold stacked experts is told by transformers; "
-            "pip install 'msa-lite[train]'"
-        ) from error
+    require("train", f"{checkpoint.folder}: where its files hold stacked experts is told by transformers")
+    import torch
+
     config = open_config(checkpoint.folder, checkpoint)
     with explained(checkpoint.folder, "a model of its config"), without_reports(), torch.device("meta"):
         return _model_class(config)._from_config(config)

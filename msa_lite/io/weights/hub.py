@@ -6,8 +6,7 @@ import functools
 import logging
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -43,7 +42,6 @@ logger = logging.getLogger(__name__)
 
 _UNITS = {"tokens": "tokens", "step": "steps"}
 _SHOWN = 8  # branches that an error names
-_REACH = 5  # seconds in which the Hub answers, if it can be reached
 
 
 def is_number(revision: str) -> bool:
@@ -236,34 +234,6 @@ def commit_of(name: str) -> str | None:
     except Exception as error:
         logger.debug("no commit of %s: %s", name, error)
         return None
-
-
-@contextmanager
-def offline_where_unreachable() -> Iterator[None]:
-    """Look into caches alone while the Hub cannot be reached: its clients would try again and again for a minute."""
-    from huggingface_hub import constants
-    from huggingface_hub.utils import get_session
-
-    try:
-        get_session().head(constants.ENDPOINT, timeout=_REACH)
-    except Exception as error:  # the HTTP client's errors have no base of the Hub library's own
-        logger.debug("the Hub cannot be reached: %s", error)
-    else:
-        yield
-        return
-    clients: list[Any] = [constants]
-    with suppress(ImportError):  # of a plain installation
-        from datasets import config
-
-        clients.append(config)
-    before = [client.HF_HUB_OFFLINE for client in clients]
-    for client in clients:
-        client.HF_HUB_OFFLINE = True
-    try:
-        yield
-    finally:
-        for client, value in zip(clients, before, strict=True):
-            client.HF_HUB_OFFLINE = value
 
 
 def fetch_headers(name: str) -> Checkpoint | None:

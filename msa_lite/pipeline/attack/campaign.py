@@ -25,6 +25,7 @@ from msa_lite.pipeline.prepare.models import fit_prior
 from msa_lite.pipeline.prepare.run import Run, judge_settings
 from msa_lite.pipeline.run.folder import BASELINES
 from msa_lite.pipeline.stages.stage import Stage
+from msa_lite.pipeline.stages.words import explain_stage
 from msa_lite.report.attacks import ATTACKS_FOLDER, FEWEST_ROWS, MOST_BACK, AttackControl
 from msa_lite.report.sentence import percent
 
@@ -145,7 +146,8 @@ class Campaign:
             cost = self.attacks[name].cost(self.ground_of(self.attacks[name]))
             seconds = cost.scored * times.token + cost.generated * times.new_token
             seconds += _BACKWARD * cost.trained * times.token
-            steps.append(Step(attack_label(name, model), "attack", seconds + (0.0 if model in loaded else times.load)))
+            label, loading = attack_label(name, model), 0.0 if model in loaded else times.load
+            steps.append(Step(label, "attack", seconds + loading, explain_stage(label)))
             loaded.add(model)
         return steps
 

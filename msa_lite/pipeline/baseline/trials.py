@@ -366,7 +366,7 @@ class Trials:
                 elif name in scored:
                     known[name] = scored[name]
 
-        target = LoadedTarget(self.run)
+        target = LoadedTarget.of(self.run)
 
         def load(candidate: Values | None) -> Any:
             return target.merged([self.term(*chosen_by_name[candidate_name(candidate or {})])])

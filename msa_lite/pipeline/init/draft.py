@@ -6,6 +6,7 @@ import json
 import os
 import shlex
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from pathlib import Path
@@ -16,8 +17,9 @@ from msa_lite.budget.speed import this_device
 from msa_lite.errors import Faults, MismatchError, MsaError, UsageError, join_faults
 from msa_lite.io.console.libraries import require
 from msa_lite.io.console.progress import readable, time_span
-from msa_lite.io.files.reading import local_path, parse_yaml
-from msa_lite.io.files.writing import write_text
+from msa_lite.io.files.reading import local_path, parse_yaml, read_text
+from msa_lite.io.weights.hub import is_remote
+from msa_lite.io.weights.offline import offline_reason, offline_where_unreachable
 from msa_lite.merger.vectors import compare_checkpoints
 from msa_lite.pipeline.init.inspect import ModelFacts, SetFacts, guess_prior, inspect_model, inspect_set
 from msa_lite.pipeline.prepare.rows import separate_sets
@@ -27,7 +29,7 @@ from msa_lite.pipeline.stages.facts import find_facts
 from msa_lite.pipeline.stages.forecast import find_remedies, forecast
 from msa_lite.pipeline.stages.machine import Machine
 from msa_lite.pipeline.stages.stage import Stage
-from msa_lite.recipe import SETS, Recipe, check_new_file, load_recipe, relative_paths, set_key
+from msa_lite.recipe import SETS, Recipe, check_new_file, load_recipe, relative_paths, set_key, write_with_schema
 
 
 @dataclass(frozen=True)
@@ -49,8 +51,8 @@ class Proposal:
 def propose(values: Mapping[str, Any]) -> Proposal:
     """Return all weights if they fit on this machine, else adapters, else the change that makes these fit.
 
-    Vectors of all weights came nearer to the ideal than adapters (examples/real_model/RESULTS.md, claim 7). They take
-    more memory, and a whole model's room on disk each.
+    Vectors of all weights came nearer to the ideal than adapters (docs/explanation/results-smollm2.md, claim 7). They
+    take more memory, and a whole model's room on disk each.
     """
     recipe = load_recipe(values)
     facts, machine = find_facts(recipe), Machine(this_device())
@@ -115,12 +117,14 @@ class Wishes:
 class Draft:
     """A recipe that was written."""
 
-    json_keys: ClassVar = ("file", "recipe", "fits", "notes", "next")
+    json_keys: ClassVar = ("file", "schema", "recipe", "fits", "notes", "next")
 
     file: Path
     """Its file."""
     text: str
     """The recipe with its comments."""
+    schema: Path
+    """The JSON schema beside it, for editors."""
     fits: bool
     """True if the run fits into the memory of this machine, by prediction."""
     notes: Sequence[str] = ()
@@ -137,17 +141,23 @@ class Draft:
         return parse_yaml(self.text, str(self.file))
 
 
-def init_recipe(file: str, wishes: Wishes, force: bool = False) -> Draft:
-    """Write a commented recipe to a new file. force: it may replace a file.
+def init_recipe(file: str, wishes: Wishes, may_replace: bool = False) -> Draft:
+    """Write a commented recipe to a file. may_replace: allow an existing file.
 
-    Models, data and prior are looked at first, and one error names all faults: a model or data set that is not there,
-    columns that are not known, target and prior that are the same or do not fit. The recipe is checked as the loader
-    checks it before it is written.
+    Inspect models, data and prior first. One error names all faults: missing models or data sets, unknown columns,
+    target and prior that are the same or do not fit. Validate the recipe before writing it.
     """
     require("train")
     path = local_path(file)
-    check_new_file(path, force)
+    check_new_file(path, may_replace)
     wishes = replace(wishes, output=wishes.output or f"runs/{path.stem}")
+    names = [name for name in (wishes.target, wishes.prior) if name]
+    with offline_where_unreachable() if any(map(is_remote, names)) else nullcontext():
+        return _draft(path, file, wishes)
+
+
+def _draft(path: Path, file: str, wishes: Wishes) -> Draft:
+    """Look at models and data, and write the recipe."""
     wishes, why_prior = _with_prior(wishes)
     faults, models, sets = Faults(), dict[str, ModelFacts](), dict[str, SetFacts]()
     for name in ("target", "prior"):
@@ -169,10 +179,9 @@ def init_recipe(file: str, wishes: Wishes, force: bool = False) -> Draft:
     proposal = propose(values)
     values = {key: proposal.vector if key == "vector" else value for key, value in values.items()}
     text = _text(path, wishes, _Facts(models, sets, proposal, why_prior), relative_paths(values, path.parent))
-    load_recipe(parse_yaml(text, str(path)))
-    write_text(path, text)
+    schema = write_with_schema(path, text, load_recipe(parse_yaml(text, str(path))))
     notes = [*proposal.notes, *overlaps]
-    return Draft(Path(file), text, proposal.fits, notes)
+    return Draft(Path(file), read_text(path), schema, proposal.fits, notes)
 
 
 @dataclass(frozen=True)
@@ -194,9 +203,10 @@ def _with_prior(wishes: Wishes) -> tuple[Wishes, str]:
     except MsaError as error:
         raise UsageError(f"--prior is needed: {error}") from error
     if guess is None:
+        reason = f"; {wishes.target} was not looked up, offline ({reason})" if (reason := offline_reason()) else ""
         raise UsageError(
             f"--prior is needed: neither an adapter_config.json nor the card of {wishes.target} names the model that "
-            "it was tuned from"
+            f"it was tuned from{reason}"
         )
     return replace(wishes, prior=guess[0]), f"named by {guess[1]} of the target"
 

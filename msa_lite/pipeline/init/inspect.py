@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -22,6 +23,7 @@ from msa_lite.io.weights.hub import (
     is_remote_adapter,
     split_name,
 )
+from msa_lite.io.weights.offline import offline_reason, offline_where_unreachable
 from msa_lite.pipeline.stages.facts import find_headers
 from msa_lite.report.front_matter import read_base_model
 
@@ -90,13 +92,14 @@ def adapter_base(name: str) -> str | None:
 
 def guess_prior(target: str) -> tuple[str, str] | None:
     """Return the model that a target was tuned from, and the file that names it; None where nothing does."""
-    if base := adapter_base(target):
-        return base, "adapter_config.json"
     folder = local_path(target)
-    try:
-        base = read_base_model(folder if folder.is_dir() else _fetch_small(target, CARD_FILE).parent)
-    except MsaError:  # no card
-        return None
+    with nullcontext() if folder.is_dir() else offline_where_unreachable():
+        if base := adapter_base(target):
+            return base, "adapter_config.json"
+        try:
+            base = read_base_model(folder if folder.is_dir() else _fetch_small(target, CARD_FILE).parent)
+        except MsaError:  # no card
+            return None
     return (base, f"the card, {CARD_FILE}") if base else None
 
 
@@ -160,6 +163,8 @@ def _hub_answer(name: str) -> str:
     """Return why the Hub gives no headers of a model, in one line."""
     from huggingface_hub import HfApi
 
+    if reason := offline_reason():
+        return f"offline: {reason}"
     repo, revision = split_name(name)
     try:
         HfApi().model_info(repo, revision=revision)

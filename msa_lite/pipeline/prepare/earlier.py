@@ -221,9 +221,9 @@ def _check_fits(recipe: Recipe, run: EarlierRun, sources: Mapping[str, Source]) 
     target = sources["target"]
     if not _same_model(run, "target", target):
         raise MismatchError(
-            f"{run.folder}: is a run on another target, {run.recipe.target} ({run.revisions.get('target')}); here it "
-            f"is {target.name} ({target.revision}). Its vectors fit the target that they were made for: name that one, "
-            "of a Hub repository with its commit"
+            f"{run.folder}: is a run on another target, {run.recipe.target} ({run.revisions.get('target')}); this "
+            f"run's is {target.name} ({target.revision}). Vectors fit only the target that they were made for: name "
+            "that one, with its commit if it is on the Hub"
         )
     if run.recipe.vector.mode != "full":
         return

@@ -101,7 +101,7 @@ def why_unjudged(recipe: Recipe) -> str:
         reasons.append("no judge is set. Set evaluate.judge, of kind openai")
     elif kind == "local":
         reasons.append(
-            "a local judge is never asked during the choice, since it would be in memory beside the target. Set "
+            "a local judge is never asked during the choice, because it would need memory beside the target. Set "
             "evaluate.judge.kind openai; a server of your own will do (evaluate.judge.base_url)"
         )
     elif not recipe.select.judge:
@@ -262,13 +262,13 @@ def limits_of_evidence(recipe: Recipe, rows: Mapping[str, list[Row]], fits_retai
         control, size = ("holdout", sizes["holdout"]) if "holdout" in sizes else ("the prior", forget)
     if forget < _FEW:
         notes.append(
-            f"few forget rows ({forget}): each is {100 / forget:.0f} points of every share, so that hardly anything "
-            f"can be shown; give {_FEW} or more"
+            f"few forget rows ({forget}): each is {100 / forget:.0f} points of every share, so they can show "
+            f"hardly anything; give {_FEW} or more"
         )
     if control == "the prior":
         notes.append(
-            "no holdout rows and no ideal: the prior on the forget rows is the control then, which is weaker, since it "
-            "has not learnt how such rows are answered; give evaluate.holdout, similar rows that no model has learnt"
+            "no holdout rows and no ideal, so the prior on the forget rows is the control. It is weaker, because the "
+            "prior may lack the form of the answers; give evaluate.holdout, similar rows that no model has learnt"
         )
     margin = recipe.margins.recited
     if (bound := least_bound(forget, size)) > margin:
@@ -294,19 +294,16 @@ def least_bound(forget: int, control: int) -> float:
 
 
 def _learnt_notes(learnt: Sequence[Row], scored: Sequence[Row]) -> list[str]:
-    """Return a sentence where all or most of the retain rows that are scored have a part in a vector."""
+    """Return a sentence if a fit or a filter used all or most of the retain rows that are scored."""
     threads = {row.thread for row in learnt}
     unlearnt = sum(row.thread not in threads for row in scored)
     advice = "give evaluate.retain, or more retain rows with retain.data.sample: match_forget"
     if not unlearnt:
-        return [
-            "kept cannot be shown: every retain row that is scored has a part in a vector, by its fit or by a filter; "
-            f"{advice}"
-        ]
+        return [f"kept cannot be shown: a fit or a filter used every retain row that is scored; {advice}"]
     if unlearnt < len(scored) / 2:
         return [
-            f"what is kept will look better than it is: {len(scored) - unlearnt} of the {len(scored)} retain rows that "
-            f"are scored have a part in a vector, by its fit or by a filter; {advice}"
+            f"kept will look better than it is: a fit or a filter used {len(scored) - unlearnt} of the {len(scored)} "
+            f"retain rows that are scored; {advice}"
         ]
     return []
 

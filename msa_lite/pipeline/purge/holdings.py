@@ -37,7 +37,7 @@ RECORDS = "questions, answers and scores of single rows"
 _STAGES = {
     "moments": "the inputs of the target's layers on the rows, from which texts could be guessed",
     "vectors": "what training on the rows changed: with it the data can be put back",
-    "reference": "what a model gave to single rows",
+    "reference": "a model's log-probabilities of single rows",
     HISTORY: "the demo's data, and models that were trained on it",
     WRITTEN_OUT[0]: "the target, which knows the data, written out whole",
     WRITTEN_OUT[1]: "the prior, written out whole",
@@ -45,7 +45,7 @@ _STAGES = {
 }  # whole folders of stages, by the first folder of their path
 _RESULTS = {
     "model": "the unlearned model",
-    "adapter": "the result of the run. It is a switch: whoever takes it off the target has the data back",
+    "adapter": "the result of the run. It is a switch: the target without it knows the data",
     "model.previous": "the unlearned model from before, which a kill has left",
     "adapter.previous": "the adapter from before, which a kill has left",
 }
@@ -55,7 +55,7 @@ _KEPT = {
     RECIPE_FILE: "names the data, and does not hold it",
     **dict.fromkeys(REPORT_FILES, "scores and counts"),
     VERDICT_FILE: "counts",
-    RECORD_FILE: "the removal record: keyed hashes of the rows, which nobody can guess without the key",
+    RECORD_FILE: "the removal record: keyed hashes of the rows, useless without the key",
     SIGNATURE_FILE: "the signature of the record",
     KEY_FILE: "without it nobody can tell whether a row was among those removed; keep it to yourself",
     PURGED_FILE: "what was removed, and when",

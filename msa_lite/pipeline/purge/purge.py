@@ -49,8 +49,8 @@ _ELSEWHERE = (
     "the history of your shell, logs and terminals that showed questions with answers",
 )
 AFTER = (
-    "after that, no later request can name the run under `earlier`: it starts from the unlearned model instead, and "
-    "the run is not made again from its recipe"
+    "after that, no later request can name the run under `earlier`: it starts from the unlearned model instead. The "
+    "recipe cannot repeat the run"
 )
 
 
@@ -85,14 +85,14 @@ class Purge:
 
 
 def purge(folder: str | Path, remove: bool = False) -> Purge:
-    """List what still holds the data of a run, and with `remove` remove it.
+    """List the files that still hold the data of a run, and with `remove` remove them.
 
-    The list has vectors, records of single rows, models and data of a demo, models written out of adapters, what
-    stopped runs have left, and tables in the cache of `datasets`; in the runs of baselines, too. Nothing outside the
-    run's folder is removed but these tables. No link is followed. What was removed, and when, is written into
-    purged.json, after which the folder takes no run any more.
+    The list has vectors, records of single rows, models and data of a demo, models written out of adapters, remains of
+    stopped runs, and tables in the cache of `datasets`; in the runs of baselines, too. Outside the run's folder, only
+    these tables are removed. Links are not followed. purged.json records what was removed and when; from then on, no
+    run can use the folder.
 
-    Raise UsageError for a folder that is no run, OutputError where a process works in it, StageError for what could
+    Raise UsageError for a folder that is no run, OutputError if a process works in it, StageError for files that could
     not be removed.
     """
     run = open_run(folder)
@@ -175,7 +175,7 @@ def _remove(run: RunFolder, listed: Purge, rows: RowTexts) -> None:
     if faults:
         write_json(file, note)
         raise StageError(
-            join_faults(f"{run.folder}: not all could be removed; the same command goes on with it:", faults, limit=50)
+            join_faults(f"{run.folder}: not all could be removed; repeat the command for the rest:", faults, limit=50)
         )
     write_json(file, note | {"ended": utc(time.time())})
 

@@ -30,7 +30,7 @@ _OFTEN, _SHARE = 3, 0.1  # such a part of so many rows, and of this share of the
 _HASH = 32  # hexadecimal digits
 _MOST = 200  # characters of a text that tell a file of others; a log cuts long ones
 _ROWS = "ROWS TO FORGET STAND IN IT"
-NO_ROWS = "not searched, since no texts of the rows are left (put the data's file back to have it searched)"
+NO_ROWS = "not searched, because no texts of the rows are left (put the data's file back to search it)"
 
 RowColumns = list[list[str]]
 """The texts of each column of a source."""

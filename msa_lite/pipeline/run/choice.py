@@ -158,7 +158,7 @@ def _open_points(run: Run) -> tuple[Callable[[Values | None], Any], Callable[[],
         adapters |= {term.name: term.vector for term in earlier}
         points = Points(run.sources["target"].folder, adapters, {term.name: term.weight for term in earlier})
         return points, points.close
-    target = LoadedTarget(run)
+    target = LoadedTarget.of(run)
 
     def load(values: Values | None) -> Any:
         terms = run_terms(run, Strengths.of(values or {}))

@@ -16,7 +16,7 @@ from msa_lite.errors import FormatError, MsaError, OutputError, RecipeError
 from msa_lite.io.console.libraries import require
 from msa_lite.io.console.progress import Progress, notices
 from msa_lite.io.files.reading import parse_yaml, read_text
-from msa_lite.io.files.writing import digest, write_json, write_text
+from msa_lite.io.files.writing import check_writable, digest, write_json, write_text
 from msa_lite.io.finished.manifest import software_versions
 from msa_lite.io.finished.seal import LOCK, MANIFEST, PURGING, leaves, locked
 from msa_lite.io.launch.crew import Crew
@@ -58,8 +58,8 @@ def warn_of_changes(folder: Path, recipe: str) -> None:
     if changes:
         more = [f"… and {len(changes) - _MOST} more"] if len(changes) > _MOST else []
         logger.warning(
-            "%s: changed since the last run: %s. The run makes anew what depends on it, and replaces %s/ if its "
-            "weights change; the former one stays until the new one is verified",
+            "%s: changed since the last run: %s. The run repeats the stages that depend on it. If the weights "
+            "change, it replaces %s/ once the new one is verified",
             folder,
             ", ".join([*changes[:_MOST], *more]),
             results[0],
@@ -162,6 +162,7 @@ def claim(
     """
     require("train")
     check_run_folder(folder, kind)
+    check_writable(folder / RECIPE_FILE)
     is_new, is_first = not folder.exists(), first is not None or home_of(folder).exists()
     with ExitStack() as locks:
         if is_first:

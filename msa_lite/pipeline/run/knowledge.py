@@ -9,7 +9,7 @@ from functools import partial
 
 from msa_lite.budget.plan import StageCost
 from msa_lite.data import load_rows, sample_rows
-from msa_lite.errors import MismatchError
+from msa_lite.errors import MismatchError, allowed_by
 from msa_lite.evals.benchmark import Benchmark, ItemSet, Record
 from msa_lite.evals.evaluation import evaluate_benchmark, evaluation_inputs
 from msa_lite.evals.knowledge import Fault, find_fault, known, weak_sets
@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 SHOWN = 2  # rows with the target's answers in a message
 _CAUSES = "Wrong rows? Wrong model, or target and prior exchanged? Was it trained on them too little to recite any?"
-GO_ON = "to go on all the same: `msa-lite run --accept`, or `verdict: off` in the recipe"
+GO_ON = "--accept, or `verdict: off` in the recipe, makes this a warning"
 
 
 def check_stages(context: Context, accept: bool = False, probe: bool = False) -> list[Stage]:
@@ -123,7 +123,7 @@ class _Check:
         if self._strict:
             place = self._run.folder / "evaluation"
             kept = f"nothing was fitted; the scores stay in {place}, and a rerun takes them up"
-            raise MismatchError(f"{message}\n{GO_ON}\n{kept}")
+            raise allowed_by(MismatchError(f"{message}\n{GO_ON}\n{kept}"), "--accept")
         logger.warning("%s", message)
 
 

@@ -8,7 +8,7 @@ candidate is made from the target's files, never on top of the one before.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,9 @@ from msa_lite.evals.models import load_model
 from msa_lite.io.models.devices import free_memory
 from msa_lite.io.models.places import find_places
 from msa_lite.io.weights.checkpoint import TensorEntry
-from msa_lite.io.weights.hub import fetch
+from msa_lite.io.weights.hub import Source, fetch
 from msa_lite.io.weights.matching import find_name
-from msa_lite.merger import OnDevice, OpenMerge, as_tensor, open_merge
+from msa_lite.merger import OnDevice, OpenMerge, Precision, as_tensor, open_merge
 from msa_lite.pipeline.prepare.run import Run
 from msa_lite.pipeline.run.merge import Terms, merge_candidate, merge_precision
 
@@ -28,10 +28,11 @@ logger = logging.getLogger(__name__)
 
 
 class LoadedTarget:
-    """The run's target in memory, from the first call of `merged` on."""
+    """A target in memory, from the first call of `merged` on."""
 
-    def __init__(self, run: Run) -> None:
-        self._run = run
+    def __init__(self, target: Source, prior: Source, precision: Precision, merge_anew: Callable[[Terms], Any]) -> None:
+        """merge_anew: returns the merged model of some terms where the loaded one cannot be rewritten."""
+        self._target, self._prior, self._precision, self._merge_anew = target, prior, precision, merge_anew
         self._model: Any = None
         self._weights: dict[str, Any] = {}  # of tensors that were rewritten, as matrices, by their names in the files
         self._by_disk = False  # because the model does not hold them as they are stored
@@ -39,20 +40,26 @@ class LoadedTarget:
         self._last: OpenMerge | None = None
         self._on_device: OnDevice | None = None  # where the model is on a GPU
 
+    @classmethod
+    def of(cls, run: Run) -> LoadedTarget:
+        """Return the target of a run, which merges to the disk where it cannot be rewritten."""
+        target, prior = run.sources["target"], run.sources["prior"]
+        return cls(target, prior, merge_precision(run), lambda terms: merge_candidate(run, terms))
+
     def merged(self, terms: Terms) -> Any:
         """Return the model that the merge of these terms would write; it is good until the next call."""
         merge = self._open(terms)
         if not self._by_disk:
-            dtype = self._run.recipe.merge.dtype
+            dtype = self._precision.dtype
             stored = None if dtype == "same" else dtype  # as the merged model would be loaded
             if self._model is None:
-                self._model = load_model(self._run.sources["target"].folder, dtype=stored)
+                self._model = load_model(self._target.folder, dtype=stored)
                 self._on_device = OnDevice(self._model.device) if self._model.device.type == "cuda" else None
             self._by_disk = not add_weights(self._weights, self._model, merge)
         if self._by_disk:
             self._model, self._weights = None, {}  # the memory is for the merged one
             free_memory()
-            return merge_candidate(self._run, terms)
+            return self._merge_anew(terms)
         if self._last is not None and not self._last.rewritten.keys() <= merge.rewritten.keys():
             self._last.restore(self._put)
         self._last = merge
@@ -67,8 +74,8 @@ class LoadedTarget:
     def _open(self, terms: Terms) -> OpenMerge:
         key = tuple((term.name, term.vector) for term in terms)
         if key not in self._merges:
-            sources, vectors = self._run.sources, {name: fetch(str(folder)) for name, folder in key}
-            self._merges = {key: open_merge(sources["target"], vectors, sources["prior"], merge_precision(self._run))}
+            vectors = {name: fetch(str(folder)) for name, folder in key}
+            self._merges = {key: open_merge(self._target, vectors, self._prior, self._precision)}
         return self._merges[key]
 
     def _put(self, name: str, rows: slice, values: Any) -> None:

@@ -13,10 +13,11 @@ from msa_lite.io.console.progress import Progress, silent
 from msa_lite.io.weights.hub import Source, fetch
 from msa_lite.merger import Merged, MergedAdapter, Precision, Term, hash_vector, merge_terms, merge_terms_to_adapter
 from msa_lite.merger.inputs import find_inputs
-from msa_lite.pipeline.prepare.earlier import earlier_terms
+from msa_lite.pipeline.prepare.earlier import EarlierRun, earlier_terms
 from msa_lite.pipeline.prepare.run import Context, Run
 from msa_lite.pipeline.stages.costs import merge_costs
 from msa_lite.pipeline.stages.stage import Stage
+from msa_lite.recipe import Recipe
 from msa_lite.strengths import Strengths
 
 Terms = Sequence[Term[Path]]
@@ -38,9 +39,14 @@ def merge_stage(context: Context, terms: Callable[[], Terms], needs: Sequence[st
 
 def run_terms(run: Run, strengths: Strengths) -> list[Term[Path]]:
     """Return the vectors of the run, and of the earlier ones, with their weights."""
-    folder, weights = run.folder, run.recipe.weights(strengths)
-    vectors = [Term(name, strengths.vector_folder(folder, name), weights[name]) for name in run.recipe.vector_names]
-    return [*vectors, *earlier_terms(run.earlier)]
+    return point_terms(run.folder, run.recipe, run.earlier, strengths)
+
+
+def point_terms(folder: Path, recipe: Recipe, earlier: Sequence[EarlierRun], strengths: Strengths) -> list[Term[Path]]:
+    """Return the vectors in a run's folder, and those of earlier runs, with their weights at a point."""
+    weights = recipe.weights(strengths)
+    vectors = [Term(name, strengths.vector_folder(folder, name), weights[name]) for name in recipe.vector_names]
+    return [*vectors, *earlier_terms(earlier)]
 
 
 def merge_vectors(run: Run, terms: Terms, progress: Progress) -> Merged | MergedAdapter:
@@ -94,8 +100,13 @@ def merge_identity(run: Run) -> dict[str, Any]:
 
 
 def merge_precision(run: Run) -> Precision:
-    """Return the recipe's dtype and rounding."""
-    return Precision(run.recipe.merge.dtype, run.recipe.merge.rounding, run.recipe.seed)
+    """Return the dtype and rounding of a run."""
+    return recipe_precision(run.recipe)
+
+
+def recipe_precision(recipe: Recipe) -> Precision:
+    """Return the dtype and rounding that a recipe asks for."""
+    return Precision(recipe.merge.dtype, recipe.merge.rounding, recipe.seed)
 
 
 def _merge_model(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
@@ -49,17 +50,17 @@ def report_run(folder: str | Path, show_examples: bool = False, rows: bool = Fal
     """Write report.html, report.md and report.json of a run, finished or not, into its folder. Return its story.
 
     show_examples: add ten questions with the models' answers, which hold the data. rows: list every row to forget in
-    the returned story (`forget_rows`); only with show_examples are they also in the files. Raise UsageError for what is
-    no run, and for rows of a run that has none or was purged, MismatchError for a run whose files are not as they were
-    written, FormatError for broken files, and OutputError for examples of a run in which a process works; nothing
-    is written then.
+    the returned story (`forget_rows`); only with show_examples are they also in the files. Raise before anything
+    is written: UsageError for a folder that is no run, and for rows of a run that has none or was purged; MismatchError
+    for files that changed since they were written; FormatError for broken files; OutputError for examples of a run in
+    which a process works.
     """
     folder = local_path(folder)
     require("train", "the pictures of a report need matplotlib")
     read_run(folder)
     _check_unchanged(folder)
     with locked(folder) if show_examples else nullcontext():  # or rows would come back that a purge has just removed
-        listed = _rows(folder) if rows else None
+        listed = forget_rows(folder) if rows else None
         examples = _examples(folder) if show_examples else ()
         story = write_run_report(folder, examples, listed if show_examples else None)
     return replace(story, forget_rows=listed)
@@ -105,7 +106,7 @@ def _examples(folder: Path) -> list[SideBySide]:
         return pick_examples(kind, models, seed) if "target" in models else []
 
 
-def _rows(folder: Path) -> RowList:
+def forget_rows(folder: Path) -> RowList:
     """Return all rows to forget. Raise UsageError, with what is missing, where the unlearned model has no records."""
     story = load_story(folder)
     day = purge_day(folder)
@@ -254,9 +255,8 @@ def publish_model(
     if wishes.repo is None:
         return None
     if verdict is not None and verdict.outcome == "FAIL" and not accept:
-        notices.warning(
-            "not published: the verdict is FAIL; `msa-lite publish %s … --accept` sends it all the same", folder
-        )
+        words = ["msa-lite", "publish", str(folder), wishes.repo, *([] if wishes.private else ["--public"]), "--accept"]
+        notices.warning("not published: the verdict is FAIL; to send it anyway: %s", shlex.join(words))
         return None
     options = PublishOptions(
         public=not wishes.private,

@@ -13,7 +13,8 @@ from msa_lite.budget.shape import Shape, shape_of_config
 from msa_lite.budget.speed import Device, Measured
 from msa_lite.data import encode, make_prompter, open_tokenizer
 from msa_lite.errors import MsaError, UsageError
-from msa_lite.io.weights.hub import fetch_tokenizer
+from msa_lite.io.weights.hub import fetch_tokenizer, is_remote
+from msa_lite.io.weights.offline import offline_where_unreachable
 from msa_lite.pipeline.prepare.prompt import prompt_settings
 from msa_lite.pipeline.prepare.questions import load_set
 from msa_lite.pipeline.stages.costs import MOST_SAVES, SAVE, fit_cost, full_size
@@ -136,7 +137,8 @@ def find_training_facts(recipe: TrainingRecipe) -> Facts:
     tokenizer, notes, rows = None, list[str](), dict[str, RowFacts]()
     if isinstance(recipe.model, str):
         names = {_MODEL: recipe.model}
-        shapes, download, missing = find_shapes(names, read_heads(names), notes)
+        with offline_where_unreachable() if is_remote(recipe.model) else nullcontext():
+            shapes, download, missing = find_shapes(names, read_heads(names), notes)
     else:
         shapes, download, missing = {_MODEL: _new_shape(recipe.model)}, 0, ()
     try:

@@ -50,7 +50,7 @@ _COMMAND = "msa-lite train"
 _STATE = "stages.json"
 _STAGE = "stage"  # the order to train a stage with all others
 _HISTORY = """\
-# The checkpoints of this training. Put this block into a recipe, in the place of its `prior`.
+# The checkpoints of this training. Put this block into a recipe, instead of its `prior`.
 # seen_tokens: the tokens read since the start in all epochs, with prompts and special tokens, without padding.
 # exposure: yours to fill in. It is seen_tokens at the start of the first stage that had the data to forget.
 """

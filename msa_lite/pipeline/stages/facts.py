@@ -21,9 +21,9 @@ from msa_lite.io.weights.hub import (
     fetch_tokenizer,
     has_tokenizer,
     is_remote,
-    offline_where_unreachable,
     split_name,
 )
+from msa_lite.io.weights.offline import offline_reason, offline_where_unreachable
 from msa_lite.io.weights.quantised import dequantised, hides_shapes
 from msa_lite.pipeline.prepare.earlier import forget_list, read_hashes
 from msa_lite.pipeline.prepare.models import WRITTEN_OUT, demo_config, demo_people, written_out_as
@@ -183,8 +183,10 @@ def find_shapes(
             borrowed.setdefault(f"the published ones of {family}", []).append(f"{role} {names[role]}")
     if not shapes:
         lines = [f"{role} {names[role]}: {_absence(names[role])}" for role in missing]
-        raise UsageError(join_faults("the sizes of no model can be read, so there is nothing to plan with; log in with "
-                                     "`hf auth login`, or name folders:", lines))  # fmt: skip
+        reason = offline_reason()
+        remedy = f"offline ({reason}); name folders" if reason else "log in with `hf auth login`, or name folders"
+        headline = f"the sizes of no model can be read, so there is nothing to plan with; {remedy}:"
+        raise UsageError(join_faults(headline, lines))
     for role in missing:
         if role not in shapes:
             lender = next(iter(shapes))

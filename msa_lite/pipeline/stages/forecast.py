@@ -11,7 +11,7 @@ from pathlib import Path
 
 from msa_lite.budget.plan import Plan, Remedy, StageCost, combine_costs, disk_of, gigabytes
 from msa_lite.budget.speed import Device, Measured, this_device
-from msa_lite.errors import MismatchError, MsaError, RecipeError, StageError
+from msa_lite.errors import ALL_THE_SAME, MismatchError, MsaError, RecipeError, StageError, with_retries
 from msa_lite.io.files.writing import nearest_place
 from msa_lite.io.models.devices import bytes_of_others, free_ram, host_memory
 from msa_lite.io.models.waiting import check_room
@@ -106,8 +106,11 @@ def check_memory(
         return
     plan = replace(plan, remedies=tuple(remedies(machine)))
     if plan.is_hopeless and not force:
-        raise MismatchError(f"{plan.refusal}. --force runs it all the same; `msa-lite plan` shows each stage")
-    logger.warning("%s. It is tried all the same", plan.refusal)
+        change = next((change.overrides for change in plan.remedies if change.fits), None)
+        retries = {"to run what fits": change} if change else {}
+        error = MismatchError(f"{plan.refusal}. `msa-lite plan` shows each stage")
+        raise with_retries(error, {**retries, ALL_THE_SAME: ["--force"]})
+    logger.warning("%s. The run tries it anyway", plan.refusal)
 
 
 def _check_waiting(stage: Stage, cost: StageCost) -> None:

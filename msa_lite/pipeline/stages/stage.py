@@ -20,6 +20,7 @@ from msa_lite.io.finished.manifest import partial_folder, previous_folder
 from msa_lite.io.finished.seal import load_manifest, why_unfinished
 from msa_lite.pipeline.stages.facts import Facts
 from msa_lite.pipeline.stages.machine import Machine
+from msa_lite.pipeline.stages.words import explain_stage
 
 Kind = Literal["make", "check", "fit", "measure", "choose", "merge", "score", "observe", "attack", "send"]
 State = Literal["done", "to do", "anew"]
@@ -140,7 +141,7 @@ def steps(stages: Iterable[Stage], planned: Mapping[str, tuple[float, float]] | 
         if stage.asks:
             kind, amount = "score", _new_questions(*stage.asks, asked)
         if stage.amount:
-            shown.append(Step(stage.name, kind, amount, times.get(stage.name)))
+            shown.append(Step(stage.name, kind, amount, explain_stage(stage.name), times.get(stage.name)))
     return shown
 
 
@@ -180,13 +181,13 @@ def _state(stage: Stage, pending: Sequence[str]) -> tuple[State, list[str]]:
     if stage.folder is None:
         return "to do", []
     if os.path.lexists(previous_folder(stage.folder)):
-        return "anew", ["a stop came while it was replaced; the run settles that first"]
+        return "anew", ["the last run stopped while replacing it; this run first restores a whole one"]
     if load_manifest(stage.folder) is None:
         return "to do", ["goes on where it stopped"] if partial_folder(stage.folder).is_dir() else []
     if pending:
         return "anew", [f"made of: {', '.join(pending)}"]
     if stage.inputs is None:
-        return "anew", ["unless it was made of the same"]
+        return "anew", ["its inputs are not known yet; kept if they are the same"]
     reasons = why_unfinished(stage.folder, stage.inputs())
     more = [f"… and {len(reasons) - _MOST} more"] if len(reasons) > _MOST else []
     return ("anew", [*reasons[:_MOST], *more]) if reasons else ("done", [])

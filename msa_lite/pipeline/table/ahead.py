@@ -26,7 +26,7 @@ from msa_lite.recipe import Recipe, TableSource, TrainingRecipe
 from msa_lite.report.formats import Cell, Section, TextTable
 
 UNKNOWN = "not known"
-UNTRAINED = "time and disk of rows whose models the table trains are not known before it has done so"
+UNTRAINED = "if the table trains a row's models first, the row's time and disk are not known yet"
 
 
 Span = tuple[float, float]

@@ -17,7 +17,8 @@ from msa_lite.evals.benchmark import benchmark_class
 from msa_lite.io.console.progress import Progress
 from msa_lite.io.files.reading import local_path, read_object, read_text
 from msa_lite.io.files.writing import digest, write_json
-from msa_lite.io.weights.hub import is_remote, offline_where_unreachable
+from msa_lite.io.weights.hub import is_remote
+from msa_lite.io.weights.offline import offline_reason, offline_where_unreachable
 from msa_lite.pipeline.baseline.run import baseline_scope
 from msa_lite.pipeline.run.folder import check_run_folder
 from msa_lite.pipeline.staged.training import train_stages
@@ -220,6 +221,7 @@ def check_table(table: TableRecipe, rows: Sequence[RunRow], made: Path | None = 
     with offline_where_unreachable():
         heads = {name for row in rows for name in _models(row).values() if _text(name) not in stages}
         missing = {name for name in sorted(heads) if not _can_be_had(name)}
+        source = f"the Hub (offline: {reason})" if (reason := offline_reason()) else "the Hub"
     for row in rows:
         for role, name in _models(row).items():
             if name in missing:
@@ -232,7 +234,7 @@ def check_table(table: TableRecipe, rows: Sequence[RunRow], made: Path | None = 
             check_run_folder(row.recipe.folder, "training" if row.kind == "train" else "run")
     for (name, role), labels in absent.items():
         users = f"all {len(rows)} rows" if len(rows) == len(labels) > 1 else ", ".join(dict.fromkeys(labels))
-        faults.append(UsageError(f"{name}: neither on this machine nor to be had from the Hub; the {role} of {users}"))
+        faults.append(UsageError(f"{name}: neither on this machine nor to be had from {source}; the {role} of {users}"))
     faults.check()
 
 

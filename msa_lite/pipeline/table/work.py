@@ -99,9 +99,9 @@ def table(
     source: the name of a shipped table, a file, or a mapping. size: "small" makes the same rows with tiny Llamas that
     are trained on the benchmark's own rows. only: labels of rows to make. force: as of `run`.
 
-    A row that is done is not made again; one that was stopped goes on. A row that fails does not stop the others.
-    Several processes may make one table: each takes rows that no other works at. Raise before any work if the table, or
-    the models and data of its rows, are at fault.
+    Finished rows are kept, and stopped rows are resumed. A row that fails does not stop the others. Several processes
+    may make one table: each takes rows that no other process works on. Raise before any work for faults of the table,
+    or of its rows' models and data.
     """
     require("train")
     if Ranks.current().count > 1:

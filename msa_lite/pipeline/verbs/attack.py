@@ -37,13 +37,13 @@ def attack(
 ) -> Attacked:
     """Attack target, ideal and unlearned model of a run, and report what the unlearned model gives back.
 
-    attacks: their names (`msa_lite.attack_names`); none: those of the recipe's key `attack`, or all that the run
+    attacks: their names (`msa_lite.attack_names`). Default: those of the recipe's key `attack`, or all that the run
     allows. overrides: changes of the recipe, as "attack.rows=100". models: further models to attack, by name. budget:
-    seconds that all of it may take by prediction. Write attacks/NAME/ with records and report.json,
-    attacks/report.json, and the run's report anew. What was made from the same inputs stays as it is.
+    the most seconds for all attacks, by prediction. Write attacks/NAME/ with records and report.json,
+    attacks/report.json, and a new report of the run. Results from the same inputs are kept.
 
-    Raise UsageError for what is no run, OutputError for a run that is not finished, and UsageError with all that
-    forbids the attacks, before any work. Raise StageError where attacks failed, once the others are reported.
+    Raise before any work: UsageError for a folder that is no run, and with all reasons against the attacks; OutputError
+    for an unfinished run. Raise StageError if attacks failed, once the others are reported.
     """
     opened = _open(folder, attacks)
     with locked(opened.folder):

@@ -143,7 +143,7 @@ def dry_run(
     command: its name; "train" takes the recipe of a training. method: the method of `baseline`. which: the vector of
     `vector`. force: as of the command.
 
-    Raise what the command raises before its work, as far as that can be told without downloading weights.
+    Raise what the command raises before its work, as far as this is known without downloading weights.
     """
     require("train")
     if command == "train":

@@ -38,12 +38,11 @@ def plan(
 ) -> Plan:
     """Predict memory, disk and time of each stage of a run or a training, from headers and configs.
 
-    gpu: the memory of a GPU, such as "8GB", in the place of this machine's device. price_per_hour: of that device.
-    measure: load the model and time a few steps on this machine, for times in the place of estimates; None: if it is
-    here, and that takes no more than about 5 seconds. baseline: the method to plan, in the place of MSA. processes:
-    those of a launcher, each with such a GPU; they divide full fits. Raise UsageError where neither target nor prior
-    can be found, on this machine or on the Hub, for a training with a baseline or several processes, and as
-    `open_earlier`.
+    gpu: the memory of a GPU, such as "8GB", instead of this machine's device. price_per_hour: of that device. measure:
+    load the model and time a few steps on this machine, instead of estimating times; None: if the model is here and
+    that takes no more than about 5 seconds. baseline: the method to plan, instead of MSA. processes: those of a
+    launcher, each with such a GPU; they divide full fits. Raise UsageError if neither target nor prior is found, on
+    this machine or on the Hub, for a training with a baseline or several processes, and as `open_earlier`.
     """
     if measure and gpu is not None:
         raise UsageError("--measure: times this machine; leave --gpu out")

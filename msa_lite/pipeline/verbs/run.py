@@ -171,9 +171,9 @@ def run(
 
     accept: only warn if the target does not know the rows to forget, or the prior does. show_examples: put ten
     questions with the models' answers into the report. force: only warn if the device's memory is too small by
-    prediction. Raise before anything is written if the recipe or its inputs are at fault. Later errors leave finished
-    stages in place, and a rerun resumes. A verdict of FAIL raises nothing. Return None in the processes of a launcher
-    other than the first: they fit, score and try points with it.
+    prediction. Raise before anything is written for faults of the recipe or its inputs. Later errors leave finished
+    stages in place, and a rerun resumes. A verdict of FAIL raises nothing. Under a launcher all processes work, and
+    only the first returns a result; the others return None.
     """
     recipe = load_recipe(recipe, overrides)
     check_grids(recipe.baseline.methods)
@@ -197,10 +197,10 @@ def run_baseline(
     *,
     force: bool = False,
 ) -> RunResult | None:
-    """Run a method that MSA is compared with on a recipe's models and data, and score it in the same way.
+    """Run a baseline on a recipe's models and data, and score it in the same way as MSA.
 
     The run goes into `baselines/METHOD` of the recipe's output (`METHOD-prior` with `start: prior`). Raise before
-    anything is written if method, recipe or inputs are at fault. force: only warn if the device's memory is too small
+    anything is written for faults of method, recipe or inputs. force: only warn if the device's memory is too small
     by prediction. Return None in the processes of a launcher but the first.
     """
     recipe = load_recipe(recipe, overrides)
@@ -263,7 +263,7 @@ def _tell_how_to_rebuild(run: Run) -> None:
     terms = run_terms(run, chosen_strengths(run))
     precision = merge_precision(run) if run.recipe.merge.form == "model" else None
     command = rebuild_command(run.sources["target"], run.sources["prior"], terms, precision)
-    notices.info("the same model from nothing (leave a request out to drop it): %s", command)
+    notices.info("to merge the same model by hand (leave a request out to drop it): %s", command)
 
 
 def sweep(
@@ -334,7 +334,7 @@ def run_moments(
 ) -> Moments | None:
     """Measure the inputs of the layers of a recipe's target, on its rows to forget and to keep, into RUN/moments.
 
-    `filter_vector` takes them. Return what was measured; None in the processes of a launcher but the first. force: only
+    `filter_vector` takes them. Return the moments; None in the processes of a launcher but the first. force: only
     warn if the device's memory is too small by prediction. Raise UsageError for a recipe without a retain set.
     """
     recipe = load_recipe(recipe, overrides)

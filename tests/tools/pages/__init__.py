@@ -13,6 +13,7 @@ from tests.tools.arrows import ROOT, drawing
 from tests.tools.pages.commands import commands_page
 from tests.tools.pages.errors import errors_page
 from tests.tools.pages.files import files_page
+from tests.tools.pages.lowest import lowest_page
 from tests.tools.pages.python import python_page
 from tests.tools.pages.recipe import recipe_page
 
@@ -46,6 +47,7 @@ def schema_page() -> str:
 
 PAGES: dict[Path, Callable[[], str]] = {
     _CONTRIBUTING: contributing_page,
+    ROOT / "constraints/lowest.txt": lowest_page,
     ROOT / "docs/reference/commands.md": commands_page,
     ROOT / "docs/reference/errors.md": errors_page,
     ROOT / "docs/reference/files.md": files_page,

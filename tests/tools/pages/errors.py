@@ -22,11 +22,12 @@ _HEADER = """# Errors
 
 Written by `python -m tests.tools.pages`. A test checks that each message below stands in the code.
 
-An error is one message on stderr that starts with `error:`. It says what is wrong, where, and what to try. Several
-faults stand in one message. Checks come before any work: after exit code 3 nothing was written, with two exceptions. A
-target or prior that was a LoRA adapter is merged. And where the models were asked the rows to forget, these scores stay
-in the run's folder, under `evaluation/`: a rerun takes them up. They hold the rows; `msa-lite purge` removes them.
-`-v` adds the traceback.
+An error is one message on stderr that starts with `error:`. It says what is wrong, where, and what to try. One message
+reports all faults. `-v` adds the traceback.
+
+Checks come before any work, so exit code 3 leaves no files, with two exceptions. A LoRA adapter as target or prior is
+already merged. The scores of the check before the fits stay in `evaluation/` for the next run; they hold the rows, and
+`msa-lite purge` removes them.
 
 ## Classes and exit codes
 
@@ -37,23 +38,23 @@ GROUPS: dict[str, tuple[Message, ...]] = {
     "Wrong usage": (
         (
             "'…' is neither a command nor a recipe (a .yaml file, or a shipped one)…",
-            "A slip in the name of a command, or the recipe is not in this folder.",
+            "A typo in the command's name, or the recipe is not in this folder.",
             "`msa-lite --help` lists the commands, `msa-lite recipes list` the shipped recipes.",
         ),
         (
-            "…: pip install 'msa-lite[…]'",
-            "The plain installation has no torch. This command needs more packages.",
-            "Install the extra that the message names.",
+            "…: pip install …",
+            "This command needs packages, such as torch, that the plain installation lacks.",
+            "Run this command: it installs what is missing from where msa-lite came.",
         ),
         (
             "…: no such folder, and it could not be fetched from the Hub (…)",
-            "A slip in the path, a private or gated repository, or no network.",
+            "A typo in the path, a private or gated repository, or no network.",
             "Check the name. Log in with `hf auth login`. Paths in a recipe start from its folder, else from the "
             "working folder.",
         ),
         (
             "'…': an override is key.sub=value",
-            "The shell has taken a blank or a bracket for its own.",
+            "The shell interpreted a blank or a bracket.",
             "Put the override in quotes: `'forget.alpha=[0.5, 1]'`.",
         ),
         (
@@ -65,7 +66,7 @@ GROUPS: dict[str, tuple[Message, ...]] = {
     "A recipe with faults": (
         (
             "unknown key…",
-            "A slip in a key, or a key in the wrong section.",
+            "A typo in a key, or a key in the wrong section.",
             "See [the keys](recipe.md). The message names the nearest key.",
         ),
         (
@@ -75,8 +76,8 @@ GROUPS: dict[str, tuple[Message, ...]] = {
             "Name the model that you fine-tuned, or see [No prior at all](../how-to/choose-prior.md#no-prior-at-all).",
         ),
         (
-            "evaluate.holdout: without a prior or an ideal, nothing shows what a model says that never saw the rows; "
-            "give evaluate.holdout, similar rows that no model has learnt",
+            "evaluate.holdout: without a prior or an ideal, there is no control for the verdict; give "
+            "evaluate.holdout, similar rows that no model has learnt",
             "The recipe has neither `prior` nor `history`, and no other control.",
             "Give similar rows that no model has learnt, or an ideal.",
         ),
@@ -89,28 +90,28 @@ GROUPS: dict[str, tuple[Message, ...]] = {
     "Data": (
         (
             "…: no column ……; there are …. Name them in `columns`, as …",
-            "The questions stand in other columns than `question` and `answer`, and in no form that msa-lite knows.",
+            "The columns have other names than `question` and `answer`, and no form that msa-lite knows.",
             "Name the columns: `columns: {question: q, answer: a}`.",
         ),
         (
             "…: the data set is empty",
-            "The file has no row, or the split is another one.",
+            "The file has no row, or `data.split` names the wrong split.",
             "Look at the file; set `data.split`.",
         ),
         (
             "…: cells without text; correct them, or take the rows out:",
             "A question, an answer or a message is empty, `null`, no text, or out of turn. Each line names a row.",
-            "Fill it in, or take the row out. A row without an answer has nothing to forget.",
+            "Fill it in, or remove the row. A row without an answer has nothing to forget.",
         ),
         (
             "…: … is not read in a folder; name this file itself as the path, or write it …",
-            "`datasets` reads folders, and would take this file for something else.",
+            "`datasets` reads folders, and would misread this file.",
             "Set `data.path` to the file, or write it as the message says.",
         ),
         (
             "… of … rows call tools, which …; take these rows out, or leave only question and answer in them",
             "The target's chat template, or a plain prompt, leaves calls or their results out.",
-            "Take the rows out, or name a `tokenizer` whose chat template shows calls.",
+            "Remove the rows, or name a `tokenizer` whose chat template shows calls.",
         ),
         (
             "…: which split? There are …; set data.split in the recipe",
@@ -126,7 +127,7 @@ GROUPS: dict[str, tuple[Message, ...]] = {
     "Target and prior": (
         (
             "it is hardly better on them than the prior: …",
-            "The prompt is not the one of the training, or these are the wrong rows or the wrong model.",
+            "The prompt differs from that of the training, or the rows or the model are wrong.",
             "Set `prompt:`. The message names the form in which the target knows the rows, if there is one.",
         ),
         (
@@ -156,7 +157,7 @@ GROUPS: dict[str, tuple[Message, ...]] = {
         ),
         (
             "prompt.kind is 'chat', but the target's tokenizer has no chat template; use 'plain'",
-            "The target is no chat model, or its template was not saved with it.",
+            "The target is not a chat model, or was saved without its template.",
             "Use `prompt: plain`, or copy the template into the target's folder.",
         ),
     ),
@@ -169,7 +170,7 @@ GROUPS: dict[str, tuple[Message, ...]] = {
         (
             "…: the target ties embedding and head, but …, so the change of the one matrix is not defined; give each "
             "use a matrix of its own with --untie",
-            "The adapter changes one use of the matrix, or each in its own way.",
+            "The adapter changes only one use of the matrix, or each differently.",
             "`--untie`: the result has two matrices.",
         ),
         (
@@ -196,7 +197,7 @@ GROUPS: dict[str, tuple[Message, ...]] = {
         ),
         (
             "…: the target is quantised in a form that is not read here (quantization_config: …)",
-            "The codes of GPTQ, AWQ, HQQ and others could not be read as weights.",
+            "msa-lite cannot read the codes of GPTQ, AWQ, HQQ and others as weights.",
             "Merge into the unquantised model, then quantise the result.",
         ),
         (
@@ -211,15 +212,15 @@ GROUPS: dict[str, tuple[Message, ...]] = {
         ),
         (
             "… of memory is too little: this merge needs at least …MB",
-            "`--max-memory` is below what the vectors' factors take.",
+            "`--max-memory` is smaller than the vectors' factors.",
             "Give `--max-memory` at least that.",
         ),
     ),
     "The output folder": (
         (
             "…: holds something that is no run of msa-lite; choose another output",
-            "`output` is a folder of yours.",
-            "Choose another `output`. Nothing of yours is replaced.",
+            "`output` is your own folder.",
+            "Choose another `output`. msa-lite never replaces your files.",
         ),
         (
             "…: another msa-lite is working in it; wait until it is done",
@@ -256,7 +257,7 @@ GROUPS: dict[str, tuple[Message, ...]] = {
         (
             "attack.prompt.judge: … reworded no question; take a model that follows instructions",
             "The model does not follow instructions, or thinks aloud.",
-            "Take another one; a model that thinks aloud needs its thoughts switched off.",
+            "Take another one, or switch off its thoughts.",
         ),
         (
             "… (the disk is full, or a limit on it is reached; make room); …",
@@ -265,7 +266,7 @@ GROUPS: dict[str, tuple[Message, ...]] = {
         ),
         (
             "… (this was not expected and may be a bug); …",
-            "An error that msa-lite does not know.",
+            "msa-lite does not know this error.",
             "Run it again with `-v`, and report the traceback.",
         ),
     ),

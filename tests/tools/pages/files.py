@@ -14,6 +14,7 @@ from msa_lite.pipeline.prepare.prompt import PROMPT_FILE
 from msa_lite.pipeline.run.folder import BASELINES, HISTORY, TRACKING
 from msa_lite.pipeline.run.report import MARKDOWN_FILE
 from msa_lite.record.seal import KEY_FILE, RECORD_FILE, SIGNATURE_FILE
+from msa_lite.report.attacks import ATTACKS_FOLDER
 from msa_lite.report.choice import CHOICE_FILE, CHOICE_TABLE
 from msa_lite.report.evidence import EVIDENCE_FOLDER
 from msa_lite.report.maps import FORGET_RETAIN_FILE, HEAT_MAP_FILE
@@ -31,15 +32,16 @@ _EARLIER = "evaluation/earlier/*"
 RUN: dict[str, tuple[bool, str]] = {
     PAGE_FILE: (False, "The report, for a browser"),
     MARKDOWN_FILE: (False, "The same as Markdown"),
-    REPORT_FILE: (False, "The same for machines; [its keys](report.md)"),
+    REPORT_FILE: (False, "The same for programs; [its keys](report.md)"),
     VERDICT_FILE: (False, "PASS, PARTLY or FAIL, with the sentence, the criteria and the counts"),
     RECORD_FILE: (False, "The [removal record](removal-record.md)"),
-    KEY_FILE: (False, "The key of the hashed rows in the record. Keep it to yourself"),
+    KEY_FILE: (False, "The key of the hashed rows in the record. With it, guesses about the rows can be "
+    "confirmed: only for an auditor whom you trust"),
     SIGNATURE_FILE: (False, "Your signature of the record, if you signed it"),
     RECIPE_FILE: (False, "The recipe as resolved: defaults filled in, revisions pinned"),
-    PROMPT_FILE: (True, "With `prompt: auto`: how the target did in each form"),
+    PROMPT_FILE: (True, "With `prompt: auto`: the target's score in each form"),
     "moments/*": (True, "With `merge.filter`: roots of the second moments of the inputs of the target's layers, on "
-    "rows to forget and to keep, in fp32"),
+    "forget and retain rows, in fp32"),
     "vectors/start/*": (True, "With `vector.start: retain` and an adapter: prior and retain vector merged"),
     "vectors/*-filter-*/*": (True, "With `merge.filter`: the forget vector, or a baseline's chosen change, filtered "
     "with this λ"),
@@ -50,86 +52,87 @@ RUN: dict[str, tuple[bool, str]] = {
     "model/*": (False, "The unlearned model: the target's files under the same names"),
     f"model/{CARD_FILE}": (False, "Its card for the Hub"),
     f"model/{MERGEKIT_FILE}": (False, "The same merge as a recipe for mergekit"),
-    "adapter/*": (False, "With `merge.as: adapter`: the update as one adapter, in the place of `model/`"),
+    "adapter/*": (False, "With `merge.as: adapter`: the update as one adapter, in place of `model/`"),
     f"sweep/{CHOICE_FILE}": (False, "The chosen point, the rule and the doubts"),
     f"sweep/{{{CHOICE_TABLE},table.csv}}": (False, "All points with their metrics"),
     f"sweep/{{{HEAT_MAP_FILE},{FORGET_RETAIN_FILE}}}": (False, "The score over α and β; forgotten against kept"),
     f"sweep/*/{REPORT_FILE}": (False, "The metrics of a point, on the rows that decide; in `target`, `prior` and "
     "`ideal`, those of that model"),
-    f"epochs/*/**/{REPORT_FILE}": (False, "Of a baseline with `start: prior`: the metrics of each epoch of a setting, "
-    "whose weights do not all stay"),
+    f"epochs/*/**/{REPORT_FILE}": (False, "For a baseline with `start: prior`: the metrics of each epoch of a setting; "
+    "not all weights stay"),
     "epochs/**/*.jsonl": (True, "The records of these rows"),
     "sweep/*/*.jsonl": (True, "The records of these rows, one a line"),
     f"{_EVALUATIONS}/{REPORT_FILE}": (False, "The metrics of a model on the rows that give the final scores. Folders "
     "that end in `_validation` have those of the rows that decide"),
-    f"evaluation/knowledge/*/{REPORT_FILE}": (False, "What target and prior know of the rows, from before the fits. "
-    "After a refusal, nothing but `evaluation/knowledge/` stays"),
+    f"evaluation/knowledge/*/{REPORT_FILE}": (False, "The check before the fits: how well target and prior know the "
+    "rows. After a refusal, only `evaluation/knowledge/` stays"),
     "evaluation/knowledge/*/*.jsonl": (True, "The records of that check"),
     f"{_EARLIER}/{REPORT_FILE}": (False, "With `earlier`: the metrics of a model on rows of earlier requests"),
-    f"{_EARLIER}/*.jsonl": (True, "The records of these rows, which are those of other runs"),
+    f"{_EARLIER}/*.jsonl": (True, "The records of these rows; they belong to other runs"),
     f"{_EVALUATIONS}/*.jsonl": (True, "The records of these rows: question, answer, generated answer, scores, the "
-    "judge's letters with the candidates that it saw"),
+    "judge's letters and its candidates"),
     f"{_EVALUATIONS}/{PROMPTS_FILE}": (False, "With `evaluate.judge.prompts`: a copy of that file"),
-    f"{_EVALUATIONS}/{ENGINE_FILE}": (False, "With `evaluate.engine: vllm`: what vLLM ran, and how it compared with "
-    "transformers on a sample"),
-    f"{EVIDENCE_FOLDER}/*/{REPORT_FILE}": (False, "What was found beside the scores, by kind of evidence"),
-    f"{EVIDENCE_FOLDER}/*/*.jsonl": (True, "What was found of each row, without its text"),
+    f"{_EVALUATIONS}/{ENGINE_FILE}": (False, "With `evaluate.engine: vllm`: the items that vLLM ran, and its "
+    "comparison with transformers on a sample"),
+    f"{EVIDENCE_FOLDER}/*/{REPORT_FILE}": (False, "The figures of each kind of evidence"),
+    f"{EVIDENCE_FOLDER}/*/*.jsonl": (True, "The evidence for each row, without its text"),
     f"probe/**/{REPORT_FILE}": (False, "Whether a model has seen the forget set before"),
     "probe/**/*.jsonl": (True, "The records of the probe"),
     f"{BASELINES}/METHOD/": (True, "The run of `msa-lite baseline METHOD`; a folder like this one"),
+    f"{ATTACKS_FOLDER}/": (True, "With `msa-lite attack`: each attack's report, its answers, and rows in other words"),
     f"{HISTORY}/": (True, "With `demo:`: the models and rows that the run made first"),
     f"{{{','.join(WRITTEN_OUT)}}}/": (True, "A target or prior that was a LoRA adapter, merged into its base"),
     f"{TRACKING}/": (False, "The files of `track: tensorboard`"),
-    PURGED_FILE: (False, "What `msa-lite purge` has removed, and when; keyed hashes of the texts that it looked for"),
+    PURGED_FILE: (False, "The files that `msa-lite purge` removed, and when; keyed hashes of the texts searched for"),
 }  # fmt: skip
 # Key of a manifest → its content. The first ones stand in every manifest.
 KEYS = {
     "made_by": "`msa-lite`",
-    "kind": "What the folder is: `model`, `adapter`, `vector`, `evaluation`, …",
+    "kind": "The kind of folder: `model`, `adapter`, `vector`, `evaluation`, …",
     "inputs": "Everything that decides the content: revisions or hashes of models, a hash of the rows, settings, α and "
     "β. A rerun does a stage again if one of them differs",
     "files": "SHA-256 and size of every file; `msa-lite verify` compares them",
     "versions": "The versions of msa-lite and of the packages that decide the numbers",
-    "format": "The form of the manifest",
+    "format": "The version of the manifest's format",
     "manifest_sha256": "The hash of the manifest itself, with this value empty",
 }
 FACTS = {
     "sources": "The names of the models as the recipe has them",
     "terms": "model, adapter: each vector with its weight in the sum",
     "change": "model: how many weights changed, and how much of the update the rounding lost",
-    "fidelity": "model: the same in total and for each tensor",
-    "forms": "model: by name of a model that is stored as codes and scales (target, prior, forget, …), the form",
-    "forecast": "model: by form of quantisation, what is left of the update, and the share of codes that change",
+    "fidelity": "model: the loss by rounding, in total and for each tensor",
+    "forms": "model: the stored form of each model that is stored as codes and scales (target, prior, forget, …)",
+    "forecast": "model: by form of quantisation, the share of the update that is left, and of the codes that change",
     "mergekit": "model: whether mergekit can do the same merge (`mergekit_config.yml`)",
-    "target_card": "model, adapter: what the target's card says of licence and languages",
+    "target_card": "model, adapter: licence and languages from the target's card",
     "outcome": "model, adapter: the sentence, scores and counts of the run, for the card",
-    "layers": "moments: the layers that were measured, each with the layer or the experts whose roots it has",
-    "filter": "vector: λ, the number of layers that were filtered with it, and how many times as large it became",
+    "layers": "moments: the measured layers, each with the layer or the experts whose roots it uses",
+    "filter": "vector: λ, the number of filtered layers, and the vector's size relative to before",
     "rows": "vector: the number of rows that were learnt",
-    "micro_batch_size": "vector: the rows of one forward pass",
+    "micro_batch_size": "vector: the number of rows in one forward pass",
     "fit": "vector: with `epochs: auto`, how the fit went: epochs, rates tried, losses, why it ended",
 }
 _HEADER = """# Files of a run
 
 Written by `python -m tests.tools.pages`, with the names that the code defines.
 
-`msa-lite RECIPE.yaml` writes all it makes into the folder `output`. A stage's folder exists only when it is complete:
-it is written as `NAME.partial`, its manifest last, and then renamed. Files that **hold the data** can put it back or
-repeat it. `msa-lite purge RUN` lists and removes them.
+`msa-lite RECIPE.yaml` writes all its files into the folder `output`. A stage's folder exists only when it is complete:
+the stage writes `NAME.partial`, its manifest last, and renames it. Files that **hold the data** repeat the rows or can
+put them back into a model. `msa-lite purge RUN` lists and removes them.
 
 """
 _MANIFEST = f"""
 ## manifest.json
 
-Every stage's folder has a `{MANIFEST}`. So have models that `msa-lite merge` writes.
+Every stage's folder has a `{MANIFEST}`, and so does each model that `msa-lite merge` writes.
 
 """
 _TRAINING = """
 ## Files of a training
 
-`msa-lite train` writes each stage's model into `NUMBER-NAME/`, and beside them `history.yaml`: the checkpoints as a
-`history:` for the recipe of a run. Each has a manifest. They were trained on the data, and hold it. In the
-folder of a model, `known_weights.json` says which weights alone a stage with `into:` changed.
+`msa-lite train` writes each stage's model, with a manifest, into `NUMBER-NAME/`. These models hold the data.
+`history.yaml` beside them lists the checkpoints as a `history:` for the recipe of a run. `known_weights.json` in a
+model's folder names the weights that a stage with `into:` changed.
 """
 
 

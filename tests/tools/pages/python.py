@@ -15,24 +15,23 @@ from msa_lite.report.verdict import Verdict
 
 _HEADER = """# Python
 
-Written by `python -m tests.tools.pages` from `msa_lite.__all__`. Importing `msa_lite` loads neither torch nor
-transformers; a function loads what it needs when it is first used. Errors are [classes of msa_lite.errors](errors.md).
+Written by `python -m tests.tools.pages` from `msa_lite.__all__`. `import msa_lite` loads neither torch nor
+transformers; each function loads what it needs. Errors are [classes of msa_lite.errors](errors.md).
 
-Where a function takes a `recipe`, it is a file, the name of a shipped recipe, or a mapping; `overrides` are texts such
-as `"forget.alpha=1.25"`. `progress` is `msa_lite.show_progress()`, or a function `progress(label, done, total)` of
-yours.
+A `recipe` is a file, the name of a shipped recipe, or a mapping. `overrides` are texts such as `"forget.alpha=1.25"`.
+`progress` is `msa_lite.show_progress()`, or your own function `progress(label, done, total)`.
 
 ## Functions
 """
 _ARGUMENTS = """
 ## Arguments
 
-What `evaluate`, `init_recipe` and `push_folder` take, beside plain values.
+Arguments of `evaluate`, `init_recipe` and `push_folder`.
 """
 _RESULTS = """
 ## Results
 
-What these functions return, and what is in it.
+The results of these functions, and their parts.
 """
 
 

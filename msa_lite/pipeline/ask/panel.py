@@ -1,13 +1,14 @@
 """Ask the models of a run a question, side by side: target, unlearned model and, where there is one, the ideal.
 
 Nothing is written. Models of one question are loaded one after the other. For several questions all of them stay in
-memory if they fit; if not, each is loaded anew for each question.
+memory if they fit; if not, each is loaded anew for each question. At other strengths than the run's, the unlearned
+model is the target in memory with the weights that the merge would write; it takes the place of the stored one.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -15,7 +16,7 @@ from typing import Any, ClassVar
 from msa_lite.data import Prompter
 from msa_lite.errors import MismatchError, MsaError, OutputError, UsageError
 from msa_lite.evals.benchmark import benchmark_class
-from msa_lite.evals.generate import Decoding, generate
+from msa_lite.evals.generate import Decoding, end_tokens, finish_answer, generate
 from msa_lite.evals.models import Runner, checkpoint_folder, load_model, load_tokenizer
 from msa_lite.evals.qa import Qa
 from msa_lite.io.console.libraries import require
@@ -24,14 +25,19 @@ from msa_lite.io.finished.seal import MANIFEST, load_manifest
 from msa_lite.io.weights.checkpoint import load_checkpoint
 from msa_lite.io.weights.hub import Source, fetch, fetch_tokenizer, has_tokenizer
 from msa_lite.io.weights.quantised import dequantised
+from msa_lite.pipeline.ask.merged_points import MergedPoints, open_merged_points
 from msa_lite.pipeline.prepare.models import WRITTEN_OUT
 from msa_lite.pipeline.prepare.prompt import find_prompter
 from msa_lite.pipeline.run.folder import RunFolder, open_run
 from msa_lite.recipe import Recipe
 from msa_lite.report.provenance import PURGED_FILE, RECIPE_FILE
+from msa_lite.strengths import Strengths
 
+Watch = Callable[[str], None]
+"""Called with an answer as far as it has come; an exception that it raises stops the answer."""
 _ROOM = 0.8  # the share of free memory that weights may take; the rest is for the computation
 _UNLEARNED = "unlearned"
+_MERGED = "unlearned, merged in memory"
 
 
 @dataclass(frozen=True)
@@ -63,6 +69,10 @@ class Panel:
     """True for a run over texts alone: what the user writes is continued, without a prompt around it."""
     stays: bool
     """True to keep models in memory between questions."""
+    points: MergedPoints | None
+    """The strengths of the unlearned model, where they can be changed."""
+    fixed: str
+    """The reason why they cannot; empty where they can."""
     _loaded: dict[str, Runner] = field(default_factory=dict, repr=False)
 
     @property
@@ -70,36 +80,71 @@ class Panel:
         """Return the names of the models that answer."""
         return list(self.sources)
 
-    def answer(self, name: str, question: str, progress: Progress = silent) -> str:
+    def answer(
+        self,
+        name: str,
+        question: str,
+        progress: Progress = silent,
+        watch: Watch | None = None,
+        strengths: Strengths | None = None,
+    ) -> str:
         """Return the greedy answer of one model. Raise UsageError for a question that is empty or too long.
 
-        A model that cannot be loaded raises FormatError, MismatchError or StageError.
+        watch: is told of each token. strengths: of the unlearned model, in the place of the run's own. A model that
+        cannot be loaded raises FormatError, MismatchError or StageError.
         """
         question = question.encode("utf-8", "replace").decode()  # bytes that are no UTF-8 come as surrogates
         if not question.strip():
             raise UsageError("the question is empty")
         prompter = self.prompter
         ids = list(prompter.tokenizer(question)["input_ids"]) if self.continues else prompter.prompt(question)
-        runner = self._runner(name, progress)
-        try:
+        try:  # `progress` may raise once a model is loaded
+            runner = self._runner(name, progress, strengths if name == _UNLEARNED else None)
             if runner.window is not None and len(ids) >= runner.window:
                 raise UsageError(
                     f"the question has {len(ids)} tokens with its prompt, and the {name} model has room for "
                     f"{runner.window}; ask a shorter one"
                 )
             decoding = Decoding(self.run.recipe.max_new_tokens)
-            batches = generate(runner, prompter.tokenizer, [ids], decoding, end=prompter.end)
+            told = watch and self._as_text(runner, watch)
+            batches = generate(runner, prompter.tokenizer, [ids], decoding, end=prompter.end, watch=told)
             return next(texts for batch in batches for _, texts in batch)[0]
         finally:
             if not self.stays:
-                self._loaded.pop(name).close()
+                self.close()
 
     def answers(self, question: str, progress: Progress = silent) -> Answers:
         """Return the answers of all models. Raise as `answer`."""
         return Answers(question, {name: self.answer(name, question, progress) for name in self.sources}, self.missing)
 
-    def _runner(self, name: str, progress: Progress) -> Runner:
-        """Return a model, loaded now unless it is in memory."""
+    def close(self) -> None:
+        """Free the memory of all models; the next question loads them again."""
+        while self._loaded:
+            self._loaded.popitem()[1].close()
+        if self.points is not None:
+            self.points.close()
+
+    def _as_text(self, runner: Runner, watch: Watch) -> Callable[[int], None]:
+        """Return a function of tokens that tells `watch` the text so far; half a sign waits for its other half."""
+        tokenizer, tokens = self.prompter.tokenizer, list[int]()
+        ends = end_tokens(runner, tokenizer, self.prompter.end)
+
+        def tell(token: int) -> None:
+            if token not in ends:
+                tokens.append(token)
+            watch(finish_answer(tokenizer.decode(tokens, skip_special_tokens=True), ()).rstrip("\ufffd"))
+
+        return tell
+
+    def _runner(self, name: str, progress: Progress, strengths: Strengths | None = None) -> Runner:
+        """Return a model, loaded now unless it is in memory. strengths: for the merge in memory."""
+        if strengths is not None:
+            if self.points is None:
+                raise UsageError(f"the strengths cannot be changed: {self.fixed}")
+            progress(f"merging {name}", 0, 1)
+            model = self.points.model(strengths)
+            progress(f"merging {name}", 1, 1)
+            return self._loaded.setdefault(_MERGED, Runner(model))
         if name not in self._loaded:
             progress(f"loading {name}", 0, 1)
             self._loaded[name] = Runner(load_model(self.sources[name].folder))
@@ -110,8 +155,8 @@ class Panel:
 def ask(folder: str | Path, question: str, progress: Progress = silent) -> Answers:
     """Return the greedy answers of a run's target, unlearned model and ideal to a question, in the run's prompt.
 
-    Raise UsageError for a folder that is no run and for a question that is empty or too long, OutputError for a run
-    without an unlearned model. A target or ideal that is not there is left out, with the reason.
+    Leave out a missing target or ideal, with the reason. Raise UsageError for a folder that is no run and for a
+    question that is empty or too long, OutputError for a run without an unlearned model.
     """
     return open_panel(folder).answers(question, progress)
 
@@ -139,11 +184,13 @@ def open_panel(folder: str | Path, several: bool = False) -> Panel:
             sources[name] = unlearned if name == _UNLEARNED else fetch(place, by_content=False)
         except MsaError as error:
             missing[name] = f"{error}{purged}"
-    stays = several and _fit_together(sources)
+    _leave_out_large(sources, missing)
+    points, fixed = _open_merged_points(run, sources) if several else (None, "")
+    stays = several and _fit_together([*sources.values(), *([sources["target"]] if points else [])])
     if several and not stays:
         notices.info("the models do not fit into memory together: each one is loaded anew for each question")
     prompter = find_prompter(run.recipe, _tokenizer(run, unlearned))
-    return Panel(run, sources, missing, prompter, not _asks_questions(run.recipe), stays)
+    return Panel(run, sources, missing, prompter, not _asks_questions(run.recipe), stays, points, fixed)
 
 
 def _places(run: RunFolder) -> dict[str, str]:
@@ -167,16 +214,50 @@ def _asks_questions(recipe: Recipe) -> bool:
     return any(data.format == "qa" for data in recipe.data_sets.values()) or (kind is not Qa and kind.prompted)
 
 
-def _fit_together(sources: Mapping[str, Source]) -> bool:
-    """Check whether the weights of all models fit into free memory: stored as they are on a GPU, in fp32 on a CPU."""
+def _open_merged_points(run: RunFolder, sources: Mapping[str, Source]) -> tuple[MergedPoints | None, str]:
+    """Return what changes the strengths; or None and the reason why nothing does."""
+    if "target" not in sources:
+        return None, "the target is not there"
+    try:
+        return open_merged_points(run, sources["target"]), ""
+    except MsaError as error:
+        return None, str(error)
+
+
+def _leave_out_large(sources: dict[str, Source], missing: dict[str, str]) -> None:
+    """Move models that alone are too large for a CPU's memory to the missing ones; on a GPU, layers stream.
+
+    Raise MismatchError if the unlearned model is one of them.
+    """
+    free, on_gpu = _free_memory()
+    for name, source in [] if on_gpu else [*sources.items()]:
+        needed = _loaded_bytes(source, on_gpu)
+        if needed <= free:
+            continue
+        reason = f"needs {needed / 1e9:.1f} GB of memory in fp32, and {free / 1e9:.1f} GB are free; use a GPU"
+        if name == _UNLEARNED:
+            raise MismatchError(f"{source.name}: the model {reason}, or a machine with more memory")
+        del sources[name]
+        missing[name] = reason
+
+
+def _fit_together(sources: Sequence[Source]) -> bool:
+    """Check whether the weights of all models fit into free memory."""
+    free, on_gpu = _free_memory()
+    return sum(_loaded_bytes(source, on_gpu) for source in sources) <= _ROOM * free
+
+
+def _free_memory() -> tuple[int, bool]:
+    """Return the free bytes where models are loaded to, and whether this is a GPU."""
     import torch
     from accelerate.utils import get_max_memory
 
     on_gpu = torch.cuda.is_available()
-    free = get_max_memory()[0 if on_gpu else "cpu"]
-    needed = 0
-    for source in sources.values():
-        checkpoint = load_checkpoint(checkpoint_folder(source.folder))
-        entries = (checkpoint if on_gpu else dequantised(checkpoint)).tensors.values()
-        needed += sum(entry.nbytes if on_gpu else 4 * math.prod(entry.shape) for entry in entries)
-    return needed <= _ROOM * free
+    return get_max_memory()[0 if on_gpu else "cpu"], on_gpu
+
+
+def _loaded_bytes(source: Source, on_gpu: bool) -> int:
+    """Return the bytes of a model's weights in memory: stored as they are on a GPU, in fp32 on a CPU."""
+    checkpoint = load_checkpoint(checkpoint_folder(source.folder))
+    entries = (checkpoint if on_gpu else dequantised(checkpoint)).tensors.values()
+    return sum(entry.nbytes if on_gpu else 4 * math.prod(entry.shape) for entry in entries)

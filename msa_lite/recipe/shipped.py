@@ -1,0 +1,96 @@
+"""Find the file of a recipe: the user's own, or one that comes with the package."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from msa_lite.errors import OutputError, UsageError, allowed_by
+from msa_lite.io.files.reading import local_path, read_text
+from msa_lite.io.files.writing import check_writable
+
+TABLES = "table/"  # before the names of shipped tables
+RECIPE_ENDINGS = (".yaml", ".yml")
+_MOST = 3  # names that a message offers
+
+
+def shipped_recipes() -> dict[str, Path]:
+    """Return the recipes that come with the package, by name (`quickstart`, `tofu/forget10`, …)."""
+    package = Path(__file__).parents[1]
+    folder = next((f for f in (package / "shipped_recipes", package.parent / "recipes") if f.is_dir()), None)
+    if folder is None:
+        return {}
+    return {str(path.relative_to(folder).with_suffix("")): path for path in sorted(folder.rglob("*.yaml"))}
+
+
+def find_recipe(name: str) -> Path:
+    """Return the file of a recipe: the user's own, or a shipped one by name. Raise UsageError for neither."""
+    path = local_path(name)
+    if path.is_file():
+        return path
+    shipped = shipped_recipes()
+    key = name.removeprefix("recipes/").removesuffix(".yaml")
+    if key in shipped:
+        return shipped[key]
+    raise missing_recipe(name, key, shipped, "recipe")
+
+
+def missing_recipe(name: str, key: str, shipped: Iterable[str], kind: str) -> UsageError:
+    """Return the error for a recipe that is neither a file nor shipped, with the nearest names.
+
+    key: its name as the shipped ones are called. kind: "recipe" or "table".
+    """
+    path = local_path(name)
+    if path.is_dir():
+        inside = path / "recipe.yaml"
+        hint = f"name its recipe: {inside}" if inside.is_file() else "name a recipe's file"
+        return UsageError(f"{name}: is a folder; {hint}")
+    near = _near(key, shipped)
+    if not name.endswith(RECIPE_ENDINGS) and not name.startswith((".", "~", "/")):
+        listing = "recipes list" if kind == "recipe" else "table list"
+        hint = f" (did you mean {near}?)" if near else ""
+        return UsageError(f"{name}: neither a file nor a shipped {kind}{hint}; `msa-lite {listing}` prints those")
+    place = Path(os.path.abspath(path.parent))
+    if not place.is_dir():
+        return UsageError(f"no such file: {name} (there is no folder {place})")
+    beside = sorted(file.name for file in place.iterdir() if file.name.endswith(RECIPE_ENDINGS))
+    hint = f"did you mean {near}?" if (near := _near(path.name, beside) or near) else "no recipe there has such a name"
+    return UsageError(f"no such file: {name} (looked in the folder {place}); {hint}")
+
+
+def _near(name: str, choices: Iterable[str]) -> str:
+    """Return the choices that are most like a name, or begin with it, as a list for a message."""
+    choices = [*choices]
+    near = difflib.get_close_matches(name, choices, n=_MOST) or [
+        choice for choice in choices if choice.startswith(name)
+    ]
+    return " or ".join(f"'{choice}'" for choice in near[:_MOST])
+
+
+def shipped_tables() -> list[str]:
+    """Return the names of the tables that come with the package."""
+    return [name.removeprefix(TABLES) for name in shipped_recipes() if name.startswith(TABLES)]
+
+
+def title_of(path: Path) -> str:
+    """Return the first comment line of a recipe file, which says what it is for."""
+    first = read_text(path).partition("\n")[0]
+    return first.lstrip("# ").strip() if first.startswith("#") else ""
+
+
+def check_new_file(path: Path, may_replace: bool = False) -> None:
+    """Raise UsageError or OutputError unless a recipe can be written to this file.
+
+    may_replace: it may replace a file.
+    """
+    if path.suffix not in RECIPE_ENDINGS:
+        raise UsageError(f"{path}: a recipe's file ends in .yaml, as {path.name or 'my-request'}.yaml")
+    if path.is_dir():
+        raise OutputError(f"{path}: is a folder; name the file to write")
+    if path.exists() and not may_replace:
+        raise allowed_by(OutputError(f"{path}: is there already; name another file, or give --replace"), "--replace")
+    if not path.parent.exists():
+        raise UsageError(f"{path}: there is no folder {path.parent}; make it, or name another place")
+    check_writable(path)

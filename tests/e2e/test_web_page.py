@@ -1,0 +1,217 @@
+"""`msa-lite web`: a run in a page of the browser, asked as it is and at other strengths."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import msa_lite
+from msa_lite.errors import MismatchError
+from msa_lite.io.files.writing import hash_file
+from msa_lite.pipeline.ask import open_panel
+from msa_lite.strengths import Strengths
+from msa_lite.web.facts import page_facts
+from tests.e2e.conftest import CallCli, sweep_recipe
+from tests.support.browser import ANSWERED, Browser, browser, has_browser
+
+READY = "!document.getElementById('send').disabled"
+TEXTS = (
+    "Object.fromEntries([...document.querySelectorAll('.answer')].map(a => [a.classList[1], a.lastChild.innerText]))"
+)
+MODELS = ("target", "unlearned", "ideal")
+
+
+def first_row(run: Path) -> dict[str, Any]:
+    return json.loads((run / "evaluation/unlearned/forget.jsonl").read_text().splitlines()[0])
+
+
+def generated(run: Path, model: str) -> str:
+    return str(json.loads((run / f"evaluation/{model}/forget.jsonl").read_text().splitlines()[0])["generated"])
+
+
+@pytest.fixture(scope="module")
+def finished(knowing: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run whose models answer in words, with a choice between two points, and a task vector's beside it."""
+    recipe = sweep_recipe(knowing, tmp_path_factory.mktemp("knowing") / "run")
+    recipe["retain"]["beta"] = 0.0
+    recipe["evaluate"]["max_new_tokens"] = 12
+    del recipe["evidence"]  # all of it, as by default
+    msa_lite.run_baseline("task_vector", recipe)
+    result = msa_lite.run(recipe)
+    assert result is not None
+    return result.folder
+
+
+@pytest.fixture(scope="module")
+def address(finished: Path) -> Iterator[str]:
+    """The address that the command prints; Ctrl-C ends it, and nothing in the run has changed."""
+    before = {path: hash_file(path) for path in finished.rglob("*") if path.is_file()}
+    command = [sys.executable, "-m", "msa_lite", "web", str(finished)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        yield process.stdout.readline().strip()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0
+    assert {path: hash_file(path) for path in finished.rglob("*") if path.is_file()} == before
+
+
+def ask(address: str, question: str, **more: Any) -> list[dict[str, Any]]:
+    body = json.dumps({"question": question, **more}).encode()
+    with urllib.request.urlopen(f"{address}answers", body, timeout=120) as response:
+        return [json.loads(line.removeprefix(b"data: ")) for line in response if line.startswith(b"data: ")]
+
+
+def answers(events: list[dict[str, Any]]) -> dict[str, str]:
+    return {event["model"]: event["answer"] for event in events if "answer" in event}
+
+
+def test_answers_are_those_of_the_scores_token_by_token(address: str, finished: Path) -> None:
+    events = ask(address, first_row(finished)["question"])
+    assert answers(events) == {name: generated(finished, name) for name in MODELS}
+    for name, answer in answers(events).items():
+        texts = [event["text"] for event in events if event.get("model") == name and "text" in event]
+        assert texts[-1] == answer
+        assert len(set(texts)) > 1
+        assert all(answer.startswith(text.strip()) for text in texts)
+
+
+def test_any_strengths_are_those_of_the_merge(address: str, finished: Path, tmp_path: Path) -> None:
+    question = first_row(finished)["question"]
+
+    def unlearned(**strengths: float) -> str:
+        return answers(ask(address, question, strengths=strengths, models=["unlearned"]))["unlearned"]
+
+    chosen = open_panel(finished, several=True).points
+    assert chosen is not None
+    assert unlearned(**chosen.chosen.values) == generated(finished, "unlearned")
+    assert unlearned(alpha=0.0) == generated(finished, "target")
+    shutil.copytree(finished, tmp_path / "run")
+    recipe = msa_lite.recipe.load_recipe(finished / "recipe.yaml")
+    far = {"target": recipe.target, "forget": str(finished / "vectors/forget"), "alpha": 40.0}
+    shutil.rmtree(tmp_path / "run/model")
+    msa_lite.merge(out=tmp_path / "run/model", prior=recipe.prior, **far)
+    stored = msa_lite.ask(tmp_path / "run", question).answers["unlearned"]
+    assert unlearned(alpha=40.0) == stored != generated(finished, "target")
+    assert ask(address, question, strengths={"alpha": 1.0, "beta": 1.0})[-2].keys() == {"error"}  # no retain vector
+
+
+def test_the_page_has_the_rows_failures_first_and_the_points(finished: Path) -> None:
+    panel = open_panel(finished, several=True)
+    facts = page_facts(panel)
+    assert json.loads(json.dumps(facts)) == facts
+    failures = [row["failed"]["unlearned"] for row in facts["rows"]]
+    assert failures == sorted(failures, reverse=True)
+    assert {row["question"] for row in facts["rows"]} >= {first_row(finished)["question"]}
+    spots = [Strengths.of(spot["values"]) for spot in facts["chart"]["spots"] if spot["values"]]
+    assert {spot.alpha for spot in spots} == {0.5, 1.0}
+    assert all(row["kind"] in facts["kinds"] for row in facts["rows"])
+
+
+def test_a_run_without_models_is_refused_and_one_without_vectors_keeps_its_strengths(
+    finished: Path, tmp_path: Path, call_cli: CallCli
+) -> None:
+    copy = tmp_path / "run"
+    shutil.copytree(finished, copy)
+    shutil.rmtree(copy / "vectors")
+    panel = open_panel(copy, several=True)
+    assert panel.points is None
+    assert "vectors" in page_facts(panel)["fixed"]
+    baseline = open_panel(finished / "baselines/task_vector", several=True)
+    assert baseline.points is None
+    assert "task_vector" in page_facts(baseline)["fixed"]
+    shutil.rmtree(copy / "model")
+    status, out, err = call_cli("web", copy)
+    assert (status, out) == (3, "")
+    assert "finish the run first" in err
+    assert call_cli("web", tmp_path)[0] == 2
+
+
+def test_a_model_that_does_not_fit_into_memory_is_refused_before_it_is_loaded(
+    finished: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("accelerate.utils.get_max_memory", lambda: {"cpu": 1000, 0: 1000})
+    with pytest.raises(MismatchError, match="GB of memory in fp32"):
+        open_panel(finished, several=True)
+
+
+@pytest.fixture(scope="module")
+def window(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with browser(tmp_path_factory.mktemp("profile")) as one:
+        yield one
+
+
+needs_browser = pytest.mark.skipif(not has_browser(), reason="needs chromium, chromedriver and selenium")
+
+
+@needs_browser
+@pytest.mark.parametrize(("width", "scheme"), [(380, "light"), (1400, "dark")])
+def test_the_page_fits_reads_and_asks_nobody_else(address: str, window: Browser, width: int, scheme: str) -> None:
+    window.open_address(address, width, scheme)
+    window.wait(READY)
+    assert window.run("document.querySelector('details').open = true") is None
+    assert window.overflow() == []
+    assert window.faint() == []
+    assert window.faults() == []
+    assert {url.startswith(address) for url in window.requests()} == {True}
+
+
+@needs_browser
+def test_everything_works_by_keyboard(address: str, finished: Path, window: Browser) -> None:
+    question = first_row(finished)["question"]
+    window.open_address(address)
+    window.wait(READY)
+    window.keys("#question", question, "\ue007")  # Enter
+    window.wait(ANSWERED)
+    assert window.run(f"return {TEXTS}") == {
+        name: generated(finished, name) for name in ("target", "unlearned", "ideal")
+    }
+    pressed = "document.querySelector('.spot[aria-pressed=true]').getAttribute('aria-label')"
+    before = window.run(f"return {pressed}")
+    window.keys(".spot[tabindex='0']", "\ue014", "\ue007")  # the arrow to the right, Enter
+    assert window.run(f"return {pressed}") != before
+    window.wait(ANSWERED)
+    assert window.run("return document.querySelector('.answer.target').lastChild.textContent") == generated(
+        finished, "target"
+    )
+    window.keys("input[type=number]", "\ue009a\ue000", "0\ue007")  # all marked; α = 0
+    window.wait(f"{ANSWERED} && document.getElementById('point').textContent.startsWith('α = 0,')")
+    assert window.run(f"return {TEXTS}.unlearned") == generated(finished, "target")
+
+
+@needs_browser
+def test_strengths_that_change_during_an_answer_leave_no_model_unanswered(
+    address: str, finished: Path, window: Browser
+) -> None:
+    window.open_address(address)
+    window.wait(READY)
+    window.keys("#question", first_row(finished)["question"])
+    other = "document.querySelector('.spot[aria-pressed=false]').dispatchEvent(new Event('click'))"
+    window.run(f"document.getElementById('ask').requestSubmit(); {other}")
+    window.wait(ANSWERED)
+    texts = window.run(f"return {TEXTS}")
+    assert (texts["target"], texts["ideal"]) == (generated(finished, "target"), generated(finished, "ideal"))
+
+
+@needs_browser
+def test_rows_are_searched_filtered_and_asked(address: str, finished: Path, window: Browser) -> None:
+    window.open_address(address)
+    window.wait(READY)
+    rows = "return document.querySelectorAll('#rows > li').length"
+    everything = window.run(rows)
+    subject = first_row(finished)["subject"]
+    window.keys("#search", subject)
+    assert 0 < window.run(rows) < everything
+    window.run("document.querySelector('#rows button').click()")
+    window.wait(ANSWERED)
+    assert subject in window.run("return document.getElementById('question').value")
+    window.keys("#search", "no such row")
+    assert window.run(rows) == 0
