@@ -147,7 +147,7 @@ class Campaign:
             seconds = cost.scored * times.token + cost.generated * times.new_token
             seconds += _BACKWARD * cost.trained * times.token
             label, loading = attack_label(name, model), 0.0 if model in loaded else times.load
-            steps.append(Step(label, "attack", seconds + loading, explain_stage(label)))
+            steps.append(Step(label, "attack", seconds + loading, purpose=explain_stage(label)))
             loaded.add(model)
         return steps
 
