@@ -7,6 +7,7 @@ import pytest
 from msa_lite.io.console.display import Display, Notices
 from msa_lite.io.console.progress import Step
 from msa_lite.pipeline.prepare.run import Context
+from msa_lite.pipeline.run.demo import demo_stages
 from msa_lite.pipeline.stages.words import explain_stage, explain_stages
 from msa_lite.pipeline.verbs.lists import find_verb
 from msa_lite.recipe import load_recipe, shipped_recipes
@@ -18,7 +19,7 @@ RUNS = [name for name in shipped_recipes() if not name.startswith(("train/", "ta
 def test_every_stage_of_a_shipped_recipe_is_explained(name: str) -> None:
     recipe = load_recipe(name)
     verb = find_verb("run", recipe)
-    names = [stage.name for stage in verb.stages(Context(recipe, verb.scope))]
+    names = [stage.name for stage in [*demo_stages(recipe), *verb.stages(Context(recipe, verb.scope))]]
     assert [stage for stage in names if not explain_stage(stage)] == []
     assert 0 < len(explain_stages(names)) <= len(names), "a line a kind of stage"
 

@@ -25,10 +25,10 @@ class Step:
     """"fit", "score", …: steps of one kind take the same time for each unit of `amount`."""
     amount: float = 1.0
     """The work in it: rows to tune on, questions to ask. Of a step with `planned`, these seconds count instead."""
-    planned: tuple[float, float] | None = None
-    """The shortest and the longest time by prediction, in seconds; None where none was made."""
     purpose: str = ""
     """What it is for, in a clause."""
+    planned: tuple[float, float] | None = None
+    """The shortest and the longest time by prediction, in seconds; None where none was made."""
 
     @property
     def weight(self) -> float:

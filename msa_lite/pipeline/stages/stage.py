@@ -141,7 +141,7 @@ def steps(stages: Iterable[Stage], planned: Mapping[str, tuple[float, float]] | 
         if stage.asks:
             kind, amount = "score", _new_questions(*stage.asks, asked)
         if stage.amount:
-            shown.append(Step(stage.name, kind, amount, times.get(stage.name), explain_stage(stage.name)))
+            shown.append(Step(stage.name, kind, amount, explain_stage(stage.name), times.get(stage.name)))
     return shown
 
 

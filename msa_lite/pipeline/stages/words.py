@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from msa_lite.attack_names import ATTACKS
 
 _WORDS: dict[str, str] = {
+    "model:": "the real chat model that the first try starts from is fetched",
+    "history:": "models of the first try learn invented people: the target more of them than prior and ideal",
     "check:": "before anything is fitted: the target must know the rows to forget, the prior must not",
     "probe:": "do the losses show that a model has seen the rows to forget?",
     "validation:": "scores on rows that are set apart for the choice of alpha and beta",
