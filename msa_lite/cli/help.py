@@ -70,18 +70,19 @@ class Folder(click.Path):
     """A folder that is there."""
 
     def __init__(self) -> None:
-        super().__init__(file_okay=False, path_type=Path)
+        super().__init__(exists=True, file_okay=False, path_type=Path)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return the folder. Raise UsageError for any other path, with the nearest name beside it."""
-        path = local_path(value)
-        if path.is_dir():
-            return path
-        if path.exists():
-            raise UsageError(f"{value}: is a file; name its folder")
-        beside = [item.name for item in path.parent.iterdir() if item.is_dir()] if path.parent.is_dir() else []
-        place = os.path.abspath(path.parent)
-        raise UsageError(f"no such folder: {value} (looked in {place}){nearest(path.name, beside)}")
+        try:
+            return super().convert(value, param, ctx)
+        except click.BadParameter as error:
+            path = local_path(value)
+            if path.exists():
+                raise UsageError(f"{value}: is no folder that can be read; name a folder") from error
+            place = Path(os.path.abspath(path.parent))
+            beside = [item.name for item in place.iterdir() if item.is_dir()] if place.is_dir() else []
+            raise UsageError(f"no such folder: {value} (looked in {place}){nearest(path.name, beside)}") from error
 
 
 takes_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
