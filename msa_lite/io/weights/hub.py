@@ -285,7 +285,9 @@ def explain(error: Exception) -> str:
     from huggingface_hub.errors import LocalEntryNotFoundError, RepositoryNotFoundError
 
     if isinstance(error, LocalEntryNotFoundError) and (reason := offline_reason()):
-        return f"offline: {reason}, and it is not in the cache of this machine"
+        variable, is_set, _ = reason.partition(" is set")
+        remedy = f"; {variable}=0 asks the Hub" if is_set else ""
+        return f"offline: {reason}, and it is not in the cache of this machine{remedy}"
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     text = without_login(" ".join(lines[:2])) or type(error).__name__  # the first may be but "404 Client Error."
     if isinstance(error, RepositoryNotFoundError):  # also when it is private or gated: the Hub does not tell
