@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import click
 
 from msa_lite.cli.completion import complete_override
 from msa_lite.errors import UsageError, nearest
+from msa_lite.io.files.reading import local_path
 
 _GENERAL = ("--json", "--verbose", "--help")  # options that many commands have, at the end
 _GENERAL_TITLE = "Printing and help"
@@ -64,6 +66,25 @@ def _write_help(text: str, formatter: click.HelpFormatter) -> None:
                 formatter.write(f"{'':>{formatter.current_indent}}{line.strip()}\n")
 
 
+class Folder(click.Path):
+    """A folder that is there."""
+
+    def __init__(self) -> None:
+        super().__init__(exists=True, file_okay=False, path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the folder. Raise UsageError for any other path, with the nearest name beside it."""
+        try:
+            return super().convert(value, param, ctx)
+        except click.BadParameter as error:
+            path = local_path(value)
+            if path.exists():
+                raise UsageError(f"{value}: is no folder that can be read; name a folder") from error
+            place = Path(os.path.abspath(path.parent))
+            beside = [item.name for item in place.iterdir() if item.is_dir()] if place.is_dir() else []
+            raise UsageError(f"no such folder: {value} (looked in {place}){nearest(path.name, beside)}") from error
+
+
 takes_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 takes_dry_run = click.option(
     "--dry-run",
@@ -71,7 +92,7 @@ takes_dry_run = click.option(
     help="Print what would be done, read and written, and how long it would take. Write nothing.",
 )
 takes_overrides = click.argument("overrides", nargs=-1, metavar="[KEY.SUB=VALUE ...]", shell_complete=complete_override)
-takes_run = click.argument("run", type=click.Path(exists=True, file_okay=False, path_type=Path))
+takes_run = click.argument("run", type=Folder())
 
 
 def read_names(text: str | None) -> list[str]:

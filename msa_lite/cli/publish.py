@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from msa_lite.cli.help import Command, takes_json
+from msa_lite.cli.help import Command, Folder, takes_json
 from msa_lite.cli.invocation import in_terminal
 from msa_lite.io.files.writing import json_form
 
@@ -25,7 +25,7 @@ _GROUPS = {
 
 
 @click.command(cls=Command, groups=_GROUPS)
-@click.argument("folder", metavar="FOLDER", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.argument("folder", metavar="FOLDER", type=Folder())
 @click.argument("repo")
 @click.option("--private/--public", "private", default=True, show_default=True, help="Who sees it: the owner, or all.")
 @click.option("--as", "form", type=click.Choice(["model", "adapter"]), help="The folder of a run to send.")

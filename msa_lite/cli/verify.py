@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from msa_lite.cli.help import Command, takes_json
+from msa_lite.cli.help import Command, Folder, takes_json
 
 if TYPE_CHECKING:
     from msa_lite.record.check import RecordCheck
@@ -29,7 +29,7 @@ def _print_schema(context: click.Context, option: click.Parameter, is_set: bool)
 
 
 @click.command(cls=Command)
-@click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.argument("folder", type=Folder())
 @click.option("--allowed-signers", type=click.Path(), help="OpenSSH's file of those who may sign record.json.")
 @click.option("--rows", type=click.Path(), help="Only tell which rows of this file were to be forgotten.")
 @click.option("--key", type=click.Path(), help="With --rows: a copy of the run's record.key.")

@@ -163,6 +163,8 @@ def test_the_exit_status_is_what_the_command_returns(
         (["merge", "--alpha", "much"], "Usage: msa-lite merge", "error: Invalid value for '--alpha': 'much' is not"),
         (["nonsense"], "", "error: 'nonsense' is neither a command nor a recipe"),
         (["compare", "nowhere"], "", "error: nowhere: "),
+        (["attack", "test"], "", "error: no such folder: test (looked in "),
+        (["verify", __file__], "", f"error: {__file__}: is no folder"),
     ],
 )
 def test_errors_have_one_form_whoever_finds_them(arguments: list[str], usage: str, message: str, call: Call) -> None:

@@ -35,6 +35,7 @@ from msa_lite.io.weights.companions import (
     name_in,
     needs_code,
 )
+from msa_lite.io.weights.offline import offline_reason
 from msa_lite.io.weights.vocabulary import AddedRows
 
 logger = logging.getLogger(__name__)
@@ -281,8 +282,12 @@ def check_download_space(checkpoints: Iterable[Checkpoint]) -> None:
 
 def explain(error: Exception) -> str:
     """Return an error of the Hub's client in one line, with what to try where the Hub refuses."""
-    from huggingface_hub.errors import RepositoryNotFoundError
+    from huggingface_hub.errors import LocalEntryNotFoundError, RepositoryNotFoundError
 
+    if isinstance(error, LocalEntryNotFoundError) and (reason := offline_reason()):
+        variable, is_set, _ = reason.partition(" is set")
+        remedy = f"; {variable}=0 asks the Hub" if is_set else ""
+        return f"offline: {reason}, and it is not in the cache of this machine{remedy}"
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     text = without_login(" ".join(lines[:2])) or type(error).__name__  # the first may be but "404 Client Error."
     if isinstance(error, RepositoryNotFoundError):  # also when it is private or gated: the Hub does not tell

@@ -203,10 +203,13 @@ def _with_prior(wishes: Wishes) -> tuple[Wishes, str]:
     except MsaError as error:
         raise UsageError(f"--prior is needed: {error}") from error
     if guess is None:
-        reason = f"; {wishes.target} was not looked up, offline ({reason})" if (reason := offline_reason()) else ""
+        target, reason = wishes.target, offline_reason()
+        if not local_path(target).is_dir() and (reason or not is_remote(target)):
+            why = f", and the Hub was not asked, offline ({reason})" if reason else ""
+            raise UsageError(f"--target {target}: no such folder{why}. --prior is needed, too, where no file names it")
         raise UsageError(
-            f"--prior is needed: neither an adapter_config.json nor the card of {wishes.target} names the model that "
-            f"it was tuned from{reason}"
+            f"--prior is needed: neither an adapter_config.json nor the card of {target} names the model that it was "
+            "tuned from"
         )
     return replace(wishes, prior=guess[0]), f"named by {guess[1]} of the target"
 

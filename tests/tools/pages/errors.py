@@ -42,6 +42,11 @@ GROUPS: dict[str, tuple[Message, ...]] = {
             "`msa-lite --help` lists the commands, `msa-lite recipes list` the shipped recipes.",
         ),
         (
+            "no such file: … (looked in the folder …); …",
+            "A typo in the name of your recipe, or another working folder.",
+            "The message names the folder, and files there with such a name.",
+        ),
+        (
             "…: pip install …",
             "This command needs packages, such as torch, that the plain installation lacks.",
             "Run this command: it installs what is missing from where msa-lite came.",
@@ -231,6 +236,11 @@ GROUPS: dict[str, tuple[Message, ...]] = {
             "…: … are needed, … are free on that disk; make room or choose another output folder",
             "The disk is too small for the result.",
             "Make room, or write to another disk.",
+        ),
+        (
+            "…: cannot be written (…); choose another place",
+            "The place is read-only, lies below a file, or has a name that the system does not take.",
+            "Choose a folder of your own.",
         ),
         (
             "…: its data was purged, and a run would fit the vectors again and write the rows down again",
