@@ -65,7 +65,7 @@ def test_every_option_of_a_baseline_is_here() -> None:
     assert {f"baseline.{name}" for name in leaves(Baseline) - OF_NO_FIT} == {n for n in BASELINE if "baseline." in n}
 
 
-def only_fits(stages: Sequence[Stage], progress: Any) -> None:
+def only_fits(stages: Sequence[Stage], progress: Any, *_: Any) -> None:
     for stage in stages:
         if stage.kind == "fit":
             stage.run(progress)
