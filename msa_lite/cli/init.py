@@ -36,7 +36,7 @@ _GROUPS = {
     "--prior",
     type=click.Path(),
     metavar="MODEL",
-    help="What you fine-tuned.  [default: the model that the target's files name]",
+    help="The model that you fine-tuned from.  [default: the model that the target's files name]",
 )
 @click.option("--forget", type=click.Path(), metavar="DATA", help=f"The rows to forget: {_SET}.")
 @click.option("--retain", type=click.Path(), metavar="DATA", help="Rows to keep, likewise.")

@@ -105,8 +105,8 @@ def add_weights(weights: dict[str, Any], model: Any, merge: OpenMerge) -> bool:
         weights |= new
         return True
     logger.warning(
-        "%s: the loaded model holds this tensor in another form than its file, so each candidate is merged to the "
-        "disk, scored and removed",
+        "%s: the loaded model holds this tensor in another form than its file, so strengths cannot be set in memory; a "
+        "run merges each candidate to the disk, scores it and removes it",
         min(wrong),
     )
     return False
