@@ -179,7 +179,7 @@ def check_writable(path: Path) -> Path:
         raise _unwritable(path, f"{place} is a file")
     if not os.access(place, os.W_OK | os.X_OK):
         raise _unwritable(path, f"{place} is read-only for you")
-    if not shutil.disk_usage(place).total:
+    if hasattr(os, "statvfs") and not os.statvfs(place).f_blocks:  # such as /proc
         raise _unwritable(path, f"{place} is no place for files")
     return place
 
