@@ -40,7 +40,15 @@ def web_command(verbose: bool, run: Path, port: int, opens: bool, as_json: bool)
     click.echo("Open this address; Ctrl-C ends it:", err=True)
     click.echo(json.dumps({"address": page.address}) if as_json else page.address)
     if opens:
-        import webbrowser
-
-        webbrowser.open(page.address)
+        _open_in_browser(page.address)
     page.serve()
+
+
+def _open_in_browser(address: str) -> None:
+    """Open an address by way of a file of this user: the arguments of a browser are seen by everybody on the machine."""
+    import tempfile
+    import webbrowser
+
+    with tempfile.NamedTemporaryFile("w", suffix=".html", prefix="msa-lite-", delete=False) as file:  # its mode is 0600
+        file.write(f'<!doctype html><meta http-equiv="refresh" content="0; url={address}">')
+    webbrowser.open(Path(file.name).as_uri())

@@ -35,7 +35,7 @@ function showRun() {
     const state = element("span", "muted", missing ? "" : "not asked yet");
     const text = element("p", "text", missing ? `Not there: ${missing}` : "");
     text.dir = "auto";
-    const card = element("article", `answer ${name}`, element("h3", "", `${MARKS[name]} ${name}`), state, text);
+    const card = element("article", `answer ${name}`, element("h2", "", `${MARKS[name]} ${name}`), state, text);
     byId("answers").append(card);
     cards[name] = { card, state, text, missing };
   }
@@ -83,7 +83,6 @@ async function ask(question, models) {
       mine.signal.throwIfAborted(); // an event that came before the stop is not shown after it
       show(event, models);
     }
-    byId("spoken").textContent = models.map((name) => `${name}: ${cards[name].text.textContent}`).join(". ");
   } catch (error) {
     if (mine.signal.aborted) return settle(models, "stopped", mine);
     const lost = error instanceof TypeError; // the word of fetch for a server that is gone
@@ -110,6 +109,7 @@ function show(event, models) {
   if (event.answer === undefined) return;
   cards[event.model].text.textContent = event.answer || "(nothing)";
   setState(event.model, `${event.seconds.toFixed(1)} s`, false);
+  byId("spoken").textContent = `${event.model}: ${cards[event.model].text.textContent}`; // for screen readers, once it is whole
 }
 
 function setState(name, state, busy, text) {
