@@ -45,7 +45,7 @@ def web_command(verbose: bool, run: Path, port: int, opens: bool, as_json: bool)
 
 
 def _open_in_browser(address: str) -> None:
-    """Open an address by way of a file of this user: the arguments of a browser are seen by everybody on the machine."""
+    """Open an address through a file of this user: everybody on the machine can see the arguments of a browser."""
     import tempfile
     import webbrowser
 
