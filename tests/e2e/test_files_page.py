@@ -31,6 +31,7 @@ ABSENT = {
     "{target,prior}/": "an adapter as target",
     "tracking/": "track",
     "baselines/METHOD/": "msa-lite baseline",
+    "attacks/": "msa-lite attack",
     "sweep/{heat_map.svg,forget_retain.svg}": "pictures, which tests leave out",
 }
 
