@@ -137,6 +137,8 @@ class Outlet(io.BufferedIOBase):
 
     def flush(self) -> None:
         """Flush; keep an error, and do not raise it."""
+        if self._stream.closed:  # by its owner; from 3.13 on, Python prints what a finalizer raises
+            return
         try:
             self._stream.flush()
         except OSError as error:

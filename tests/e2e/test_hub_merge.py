@@ -86,7 +86,7 @@ def test_an_adapter_is_fetched_and_compared_before_the_weights(repositories: Hub
 
 
 def test_a_full_disk_is_told_before_the_download(repositories: Hub, tmp_path: Path) -> None:
-    full = "import shutil, types\nshutil.disk_usage = lambda path: types.SimpleNamespace(free=1000)"
+    full = "import shutil, types\nshutil.disk_usage = lambda path: types.SimpleNamespace(total=2000, free=1000)"
     kind, message = merge(repositories, tmp_path / "out", full, forget="org/adapter")
     assert (kind, "are needed, 1 kB are free" in message) == ("OutputError", True)
     assert repositories.server.sent["model-00001-of-00002.safetensors"] < BIG / 2

@@ -207,7 +207,7 @@ def test_the_machine_decides_how_the_vectors_are_fitted(
     inputs = Facts(dict.fromkeys(("target", "prior"), shape), {"forget": RowFacts(24, 500, 6000)})
     monkeypatch.setattr("msa_lite.pipeline.init.draft.find_facts", lambda recipe: inputs)
     monkeypatch.setattr("msa_lite.pipeline.init.draft.this_device", lambda: Device("a GPU", round(size * 1e9)))
-    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=disk * 10**9))
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(total=10**12, free=disk * 10**9))
     draft = init_recipe("x.yaml", WISHES)
     assert draft.fits is (size > 1)
     assert bool(draft.notes) is not draft.fits

@@ -141,7 +141,7 @@ def test_an_input_is_never_written_to(make_checkpoint: Make, make_adapter: Make,
 def test_a_disk_that_is_too_small_is_told_before_anything_is_written(
     make_checkpoint: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=10))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(total=20, free=10))
     assert_refused(
         tmp_path / "out", OutputError, "are needed, 10 bytes are free", str(make_checkpoint("llama")), alpha=0
     )
