@@ -60,7 +60,7 @@ function setStrengths(values, again = true) {
   sliders.show(values || run.strengths.chosen);
   markPoint(byId("chart"), values || run.strengths.chosen);
   byId("point").textContent = values
-    ? `${inWords(values)}, merged in memory. Nothing is written. Answers of the rows below are those of the run.`
+    ? `${inWords(values)}, merged in memory; nothing is written. Verdict and rows on this page are of ${inWords(run.strengths.chosen)}.`
     : `${inWords(run.strengths.chosen)}: the model that the run wrote. Click on a point, or move a slider, for any other.`;
   if (!again || !asked) return;
   const waiting = Object.keys(cards).filter((name) => cards[name].card.classList.contains("busy"));
