@@ -52,7 +52,8 @@ RUN: dict[str, tuple[bool, str]] = {
     "model/*": (False, "The unlearned model: the target's files under the same names"),
     f"model/{CARD_FILE}": (False, "Its card for the Hub"),
     f"model/{MERGEKIT_FILE}": (False, "The same merge as a recipe for mergekit"),
-    "adapter/*": (False, "With `merge.as: adapter`: the update as one adapter, in place of `model/`"),
+    "adapter/*": (False, "With `merge.as: adapter`: the update as one adapter, in place of `model/`. Whoever has it "
+    "can reverse it"),
     f"sweep/{CHOICE_FILE}": (False, "The chosen point, the rule and the doubts"),
     f"sweep/{{{CHOICE_TABLE},table.csv}}": (False, "All points with their metrics"),
     f"sweep/{{{HEAT_MAP_FILE},{FORGET_RETAIN_FILE}}}": (False, "The score over α and β; forgotten against kept"),
