@@ -94,6 +94,8 @@ while (walk.nextNode()) {
 return broken;
 """
 
+_LAST = "the last of the messages"
+
 
 def has_browser() -> bool:
     """Check whether chromium and its driver are installed."""
@@ -121,8 +123,16 @@ class Browser:
         self._driver.get(address)
 
     def faults(self) -> list[str]:
-        """Return the console's messages since the page was opened."""
-        return [entry["message"] for entry in self._driver.get_log("browser")]
+        """Return the console's messages since the page was opened.
+
+        They come late: one of ours behind them shows that all are there.
+        """
+        self.run(f"console.error('{_LAST}')")
+        messages, end = list[str](), time.monotonic() + 30
+        while not any(_LAST in message for message in messages):
+            assert time.monotonic() < end, "the browser keeps its console to itself"
+            messages += [entry["message"] for entry in self._driver.get_log("browser")]
+        return [message for message in messages if _LAST not in message]
 
     def requests(self) -> list[str]:
         """Return the addresses that were asked for since the page was opened, without data: and the browser's own."""
