@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import click
@@ -39,16 +41,20 @@ def web_command(verbose: bool, run: Path, port: int, opens: bool, as_json: bool)
         click.echo(f"no {name}: {reason}", err=True)
     click.echo("Open this address; Ctrl-C ends it:", err=True)
     click.echo(json.dumps({"address": page.address}) if as_json else page.address)
-    if opens:
-        _open_in_browser(page.address)
-    page.serve()
+    with _opened_in_browser(page.address) if opens else nullcontext():
+        page.serve()
 
 
-def _open_in_browser(address: str) -> None:
+@contextmanager
+def _opened_in_browser(address: str) -> Iterator[None]:
     """Open an address through a file of this user: everybody on the machine can see the arguments of a browser."""
     import tempfile
     import webbrowser
 
     with tempfile.NamedTemporaryFile("w", suffix=".html", prefix="msa-lite-", delete=False) as file:  # its mode is 0600
         file.write(f'<!doctype html><meta http-equiv="refresh" content="0; url={address}">')
-    webbrowser.open(Path(file.name).as_uri())
+    try:
+        webbrowser.open(Path(file.name).as_uri())
+        yield
+    finally:
+        Path(file.name).unlink(missing_ok=True)
