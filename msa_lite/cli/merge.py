@@ -142,7 +142,6 @@ def merge_command(
     """
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # read when numpy loads; its own threads would only spin
     from msa_lite.cli.output import print_json, progress_bars
-    from msa_lite.errors import UsageError
     from msa_lite.merger import merge, merge_adapters
 
     filtering = options.pop("moments"), options.pop("filter_strength")
@@ -150,9 +149,7 @@ def merge_command(
     arguments = {name: options.pop(name) for name in names}
     _check_form(form, max_rank, {**options, "dtype": dtype})
     if recipe is not None:
-        clash = [f"--{name}" for name, value in {**arguments, "dtype": dtype}.items() if value not in (None, ())]
-        if clash:
-            raise UsageError(f"--mergekit already says {', '.join(clash)}; leave them out")
+        _check_alone({**arguments, "dtype": dtype})
     if engine:
         others = {**options, "as": form, "max-rank": max_rank}
         others |= {"filter": filtering[0], "filter-strength": filtering[1]}
@@ -177,6 +174,15 @@ def merge_command(
                 settings["forecast"] = read_names(settings["forecast"])
             result = merge(out=out, **arguments, **settings, progress=progress)
     return print_json(result) if as_json else _print(result)
+
+
+def _check_alone(options: dict[str, Any]) -> None:
+    """Raise UsageError for options that stand in a recipe of mergekit's, too."""
+    from msa_lite.errors import UsageError
+
+    clash = [f"--{name}" for name, value in options.items() if value not in (None, ())]
+    if clash:
+        raise UsageError(f"--mergekit already says {', '.join(clash)}; leave them out")
 
 
 def _check_form(form: str, max_rank: int | None, options: dict[str, Any]) -> None:

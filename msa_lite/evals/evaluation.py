@@ -103,8 +103,7 @@ def evaluate_benchmark(
         reference = _ideal_records(partial, ideal, benchmark, records)
         _copy_prompts(judge, partial)
         about = {"model": subject["model"]} | ({"method": method} if method else {})
-        if engine == VLLM:
-            about["engine"] = read_object(partial / ENGINE_FILE)
+        about |= {"engine": read_object(partial / ENGINE_FILE)} if engine == VLLM else {}
         return write_scores(partial, benchmark, records, reference, judge, about, progress)
 
 

@@ -103,7 +103,11 @@ def sweep_recipe(history: Path, output: Path) -> dict[str, Any]:
 @pytest.fixture(scope="session")
 def finished(history: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run with a choice between two points, and a task vector's in its `baselines`. Tests change copies."""
-    recipe = sweep_recipe(history, tmp_path_factory.mktemp("finished") / "run")
+    return finish(sweep_recipe(history, tmp_path_factory.mktemp("finished") / "run"))
+
+
+def finish(recipe: dict[str, Any]) -> Path:
+    """Run a recipe of `sweep_recipe` over two points, with a task vector in its `baselines`; return its folder."""
     recipe["retain"]["beta"] = 0.0
     del recipe["evidence"]  # all of it, as by default
     msa_lite.run_baseline("task_vector", recipe)

@@ -20,7 +20,7 @@ from msa_lite.io.files.writing import hash_file
 from msa_lite.pipeline.ask import open_panel
 from msa_lite.strengths import Strengths
 from msa_lite.web.facts import page_facts
-from tests.e2e.conftest import CallCli, sweep_recipe
+from tests.e2e.conftest import CallCli, finish, sweep_recipe
 from tests.support.browser import ANSWERED, Browser, browser, has_browser
 
 READY = "!document.getElementById('send').disabled"
@@ -42,13 +42,8 @@ def generated(run: Path, model: str) -> str:
 def finished(knowing: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run whose models answer in words, with a choice between two points, and a task vector's beside it."""
     recipe = sweep_recipe(knowing, tmp_path_factory.mktemp("knowing") / "run")
-    recipe["retain"]["beta"] = 0.0
     recipe["evaluate"]["max_new_tokens"] = 12
-    del recipe["evidence"]  # all of it, as by default
-    msa_lite.run_baseline("task_vector", recipe)
-    result = msa_lite.run(recipe)
-    assert result is not None
-    return result.folder
+    return finish(recipe)
 
 
 @pytest.fixture(scope="module")
