@@ -6,7 +6,7 @@ import base64
 import json
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -97,6 +97,16 @@ return broken;
 _LAST = "the last of the messages"
 
 
+def _comes_true(condition: Callable[[], bool], seconds: float) -> bool:
+    """Try a condition until it holds. Return whether it did within the time."""
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.05)
+    return True
+
+
 def has_browser() -> bool:
     """Check whether chromium and its driver are installed."""
     return bool(shutil.which("chromium") and shutil.which("chromedriver"))
@@ -128,10 +138,14 @@ class Browser:
         They come late: one of ours behind them shows that all are there.
         """
         self.run(f"console.error('{_LAST}')")
-        messages, end = list[str](), time.monotonic() + 30
-        while not any(_LAST in message for message in messages):
-            assert time.monotonic() < end, "the browser keeps its console to itself"
-            messages += [entry["message"] for entry in self._driver.get_log("browser")]
+        messages = list[str]()
+
+        def complete() -> bool:
+            messages.extend(entry["message"] for entry in self._driver.get_log("browser"))
+            return any(_LAST in message for message in messages)
+
+        if not _comes_true(complete, 60):
+            raise TimeoutError(f"the browser keeps its console to itself; so far: {messages}")
         return [message for message in messages if _LAST not in message]
 
     def requests(self) -> list[str]:
@@ -164,11 +178,8 @@ class Browser:
 
     def wait(self, condition: str, seconds: float = 60) -> None:
         """Wait until an expression is true in the page. Raise TimeoutError, with the page's text, if it never is."""
-        end = time.monotonic() + seconds
-        while not self.run(f"return Boolean({condition})"):
-            if time.monotonic() > end:
-                raise TimeoutError(f"{condition}: not in {self.run('return document.body.innerText')}")
-            time.sleep(0.05)
+        if not _comes_true(lambda: bool(self.run(f"return Boolean({condition})")), seconds):
+            raise TimeoutError(f"{condition}: not in {self.run('return document.body.innerText')}")
 
     def keys(self, selector: str, *keys: str) -> None:
         """Type keys into the element of a selector."""
