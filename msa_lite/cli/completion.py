@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 import click
-from click.shell_completion import BashComplete, CompletionItem, add_completion_class
+from click.shell_completion import BashComplete, CompletionItem, ZshComplete, add_completion_class
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -21,6 +21,18 @@ class _Bash(BashComplete):
     _PLAIN = "COMPREPLY+=($value)"
     source_template = BashComplete.source_template.replace(
         _PLAIN, f"{_PLAIN}\n            [[ $value == *[.=] ]] && compopt -o nospace"
+    )
+
+
+@add_completion_class
+class _Zsh(ZshComplete):
+    """Click's completion for zsh, which sets no blank there either."""
+
+    _PLAIN = "compadd -U -V unsorted -a completions"
+    source_template = ZshComplete.source_template.replace(
+        _PLAIN,
+        "compadd -U -V unsorted -S '' -- ${(M)completions:#*[.=]}\n"
+        "        compadd -U -V unsorted -- ${completions:#*[.=]}",
     )
 
 

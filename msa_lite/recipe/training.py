@@ -39,8 +39,9 @@ Hold = Annotated[
     Annotated[Literal["auto"], Tag("word")]
     | Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False), BeforeValidator(no_truth), Tag("number")],
     Discriminator(lambda value: "word" if value == "auto" else "number"),
+    BeforeValidator(lambda value: 0.0 if value in (False, "off") else value),  # YAML reads off as false
 ]
-"""auto, or h ≥ 0. A fault is reported for the form that the user wrote."""
+"""auto, or h ≥ 0; off is 0. A fault is reported for the form that the user wrote."""
 Epochs = Annotated[float, Field(ge=0, le=MOST, allow_inf_nan=False), BeforeValidator(no_truth)]
 """A length in epochs; 0 and fractions are allowed."""
 
@@ -258,8 +259,8 @@ class VectorSpec(Tuning):
     # With the filter and a hold of 1, five steps of training brought back 23 of 144 rows; with the filter alone 28.
     hold: Hold = "auto"
     """The weight h of the hold, which protects rows to keep; not in the paper. Each step of the forget vector's fit
-    adds h · KL between the outputs on retain rows at the start of the fit and now. 0: none. auto: 1 for a filtered
-    adapter with a prior, else 0. A number needs retain rows."""
+    adds h · KL between the outputs on retain rows at the start of the fit and now. 0 or off: none. auto: 1 for a
+    filtered adapter with a prior, else 0. A number needs retain rows."""
     start: Literal["prior", "retain"] = "prior"
     """The model that the forget vector is fitted from. prior: θ_0. retain (not in the paper): θ_2, the prior tuned on
     the retain rows; the vector is then θ_12 - θ_2, and there is no β."""

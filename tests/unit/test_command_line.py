@@ -349,6 +349,20 @@ def test_the_shell_completes_commands_recipes_and_methods(
     assert len(words) == len(set(words))
 
 
+@pytest.mark.parametrize(
+    ("shell", "line"),
+    [("bash", "[[ $value == *[.=] ]] && compopt -o nospace"), ("zsh", "-S '' -- ${(M)completions:#*[.=]}")],
+)
+def test_the_shell_sets_no_blank_after_a_part_of_a_key(
+    shell: str, line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("_MSA_LITE_COMPLETE", f"{shell}_source")
+    monkeypatch.setattr(sys, "argv", ["msa-lite"])
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert line in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR])
 def test_a_place_without_rights_is_named_without_a_traceback(number: int, capsys: pytest.CaptureFixture[str]) -> None:
     error = OSError(number, os.strerror(number), "run/report.md.tmp")

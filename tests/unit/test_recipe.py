@@ -116,6 +116,7 @@ TRIED = ([1.0, 4.0], 1.0)
         (["select.four_bit=true"], ([0.0], 0.0)),
         (["merge.filter=off"], ([0.0], 0.0)),
         (["merge.filter=2", "vector.hold=0"], ([2.0], 0.0)),
+        (["merge.filter=2", "vector.hold=off"], ([2.0], 0.0)),
         (["merge.filter=off", "vector.hold=0.5"], ([0.0], 0.5)),
         (["retain=null"], ([0.0], 0.0)),
         (["retain=null", "evaluate.holdout.path=h"], ([1.0, 4.0], 0.0)),  # holdout rows in their place
