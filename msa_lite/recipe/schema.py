@@ -339,11 +339,15 @@ class Recipe(Closed):
 
     @property
     def filter_notice(self) -> str | None:
-        """The sentence that tells of the filter and the hold before the work; None where there is neither."""
+        """The sentence that tells of the filter and the hold before the work, or why auto means neither; else None."""
         strengths = " and ".join(f"{strength:g}" for strength in self.filters if strength)
         parts = [f"the filter λ = {strengths}"] if strengths else []
         parts += [f"the hold h = {self.hold:g}"] if self.hold else []
-        return f"not of the paper: {', '.join(parts)} (merge.filter, vector.hold)" if parts else None
+        if parts:
+            return f"not of the paper: {', '.join(parts)} (merge.filter, vector.hold)"
+        if self.merge.filter != AUTO or not self.filter_place or self.select.four_bit or not any(self.alphas or []):
+            return None
+        return "no filter and no hold, because forget.alpha is given; merge.filter=1 turns them on (merge.filter: auto)"
 
     @property
     def starts_at_retain(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,6 +15,7 @@ from msa_lite.pipeline.run.folder import RunFolder
 from msa_lite.pipeline.run.report import forget_rows
 from msa_lite.report.choice import Choice, MetricsByName, Values
 from msa_lite.report.maps import forget_retain_pair
+from msa_lite.report.provenance import RECIPE_FILE
 from msa_lite.report.reports import heading, metric_kind
 from msa_lite.report.rows import ListedRow
 from msa_lite.report.run_files import PAGE_FILE
@@ -35,7 +37,7 @@ def page_facts(panel: Panel) -> dict[str, Any]:
         "continues": panel.continues,
         "prompt": "" if panel.continues else panel.prompter.sentence,
         "tokens": run.recipe.max_new_tokens,
-        "strengths": _strengths(panel.points, story.choice) if panel.points else None,
+        "strengths": _strengths(panel.points, story.choice) | {"command": _command(run)} if panel.points else None,
         "fixed": panel.fixed,
         "chart": story.choice and _chart(story.choice),
         "has_report": (run.folder / PAGE_FILE).is_file(),
@@ -61,6 +63,14 @@ def _strengths(points: MergedPoints, choice: Choice | None) -> dict[str, Any]:
         "filters": list(points.filters),
         "has_retain": points.has_retain,
     }
+
+
+def _command(run: RunFolder) -> str:
+    """Return the command that writes the model at {alpha}, {beta} and {filter}, from the vectors that are there."""
+    beta = ["retain.beta={beta}"] if run.recipe.retain else []
+    hold = f"vector.hold={run.recipe.hold:g}"  # auto changes with the strengths, and another hold needs another fit
+    keys = ["forget.alpha={alpha}", *beta, "merge.filter={filter}", hold]
+    return " ".join([shlex.join(["msa-lite", str(run.folder / RECIPE_FILE)]), *keys])
 
 
 def _chart(choice: Choice) -> dict[str, Any] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 import signal
 import subprocess
@@ -43,6 +44,7 @@ def finished(knowing: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run whose models answer in words, with a choice between two points, and a task vector's beside it."""
     recipe = sweep_recipe(knowing, tmp_path_factory.mktemp("knowing") / "run")
     recipe["evaluate"]["max_new_tokens"] = 12
+    recipe["merge"] = {"filter": 1.0}
     return finish(recipe)
 
 
@@ -97,6 +99,17 @@ def test_any_strengths_are_those_of_the_merge(address: str, finished: Path, tmp_
     stored = msa_lite.ask(tmp_path / "run", question).answers["unlearned"]
     assert unlearned(alpha=40.0) == stored != generated(finished, "target")
     assert ask(address, question, strengths={"alpha": 1.0, "beta": 1.0})[-2].keys() == {"error"}  # no retain vector
+
+
+def test_the_command_of_the_page_keeps_the_vectors(finished: Path) -> None:
+    command = page_facts(open_panel(finished, several=True))["strengths"]["command"]
+    for strength in (1.0, "off"):
+        words = shlex.split(command.format(alpha=0.75, beta=0, filter=strength))
+        dry_run = [sys.executable, "-m", "msa_lite", *words[1:], "--dry-run", "--json"]
+        done = subprocess.run(dry_run, stdout=subprocess.PIPE, text=True)
+        states = {stage["stage"]: stage["state"] for stage in json.loads(done.stdout)["stages"]}
+        assert (states["forget vector"], states["merge"]) == ("done", "anew")
+        assert states.get("filtered forget vector, λ = 1", "done") == "done"
 
 
 def test_the_page_has_the_rows_failures_first_and_the_points(finished: Path) -> None:
@@ -159,7 +172,8 @@ needs_browser = pytest.mark.skipif(not has_browser(), reason="needs chromium, ch
 def test_the_page_fits_reads_and_asks_nobody_else(address: str, window: Browser, width: int, scheme: str) -> None:
     window.open_address(address, width, scheme)
     window.wait(READY)
-    assert window.run("document.querySelector('details').open = true") is None
+    window.run("document.querySelector('details').open = true")
+    window.run("document.querySelector('.spot[aria-pressed=false]').dispatchEvent(new Event('click'))")
     assert window.overflow() == []
     assert window.faint() == []
     assert window.faults() == []
@@ -187,6 +201,10 @@ def test_everything_works_by_keyboard(address: str, finished: Path, window: Brow
     window.keys("input[type=number]", "\ue009a\ue000", "0\ue007")  # all marked; α = 0
     window.wait(f"{ANSWERED} && document.getElementById('point').textContent.startsWith('α = 0,')")
     assert window.run(f"return {TEXTS}.unlearned") == generated(finished, "target")
+    command = page_facts(open_panel(finished, several=True))["strengths"]["command"]
+    assert window.run("return document.getElementById('command').textContent") == command.format(
+        alpha=0, beta=0, filter=1
+    )
 
 
 @needs_browser

@@ -132,6 +132,24 @@ def test_filter_and_hold_are_on_where_there_are_rows_to_keep_and_a_search(
     assert load_recipe(yaml.safe_load(dump_recipe(recipe))) == recipe
 
 
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        ([], "vector.hold"),
+        (["forget.alpha=1"], "merge.filter=1"),  # who changes α alone would lose the filter unawares
+        (["forget.alpha=0"], None),
+        (["forget.alpha=1", "merge.filter=off"], None),
+        (["forget.alpha=1", "retain=null"], None),
+    ],
+    ids=str,
+)
+def test_a_run_tells_of_filter_and_hold_and_why_a_given_alpha_has_neither(
+    overrides: list[str], told: str | None
+) -> None:
+    notice = load_recipe({**SMALLEST, "retain": {"data": {"path": "r"}}}, overrides).filter_notice
+    assert notice is None if told is None else told in (notice or "")
+
+
 def test_a_key_of_a_thousand_parts_is_no_key() -> None:
     with pytest.raises(UsageError, match="1000 parts"):
         load_recipe(SMALLEST, [".".join(["a"] * 1000) + "=1"])

@@ -2,7 +2,7 @@
 import { drawChart, markPoint } from "./chart.js";
 import { showRows } from "./rows.js";
 import { makeSliders } from "./sliders.js";
-import { byId, element, inWords } from "./elements.js";
+import { asCommand, byId, element, inWords } from "./elements.js";
 
 const MARKS = { target: "■", unlearned: "●", ideal: "◆" };
 const run = await load();
@@ -62,6 +62,8 @@ function setStrengths(values, again = true) {
   byId("point").textContent = values
     ? `${inWords(values)}, merged in memory; nothing is written. Verdict and rows on this page are of ${inWords(run.strengths.chosen)}.`
     : `${inWords(run.strengths.chosen)}: the model that the run wrote. Click on a point, or move a slider, for any other.`;
+  byId("keep").hidden = !values;
+  if (values) byId("command").textContent = asCommand(run.strengths.command, values);
   if (!again || !asked) return;
   const waiting = Object.keys(cards).filter((name) => cards[name].card.classList.contains("busy"));
   ask(asked, [...new Set([...waiting, "unlearned"])]); // the answers that this stops begin again
