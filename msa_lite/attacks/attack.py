@@ -49,7 +49,7 @@ class Ground:
     """The right answers to such wordings, by the same names: those of another language. Where there are none, the rows'
     own."""
     corners: Mapping[str, str] = field(default_factory=dict)
-    """Questions around the corner in a judge's words, by those of the template; "" where it gave none."""
+    """Indirect questions in a judge's words, by those of the template; "" where it gave none."""
 
     def benchmark(self, sets: Collection[str] = ("forget", "holdout")) -> Qa:
         """Return the rows of some sets as questions and texts to score."""

@@ -1,4 +1,4 @@
-"""Ask for the forget rows around the corner: who is it, by way of another fact, by a part of the name, A or B.
+"""Ask for the forget rows indirectly: who is it, by way of another fact, by a part of the name, A or B.
 
 Unlearning may hold for the way from a subject to its fact alone. Chains of facts and other names of the subject bring
 back what plain questions do not (Shah et al., 2025, arXiv 2603.11266). As there, a chain ends in the fact that is asked
@@ -44,7 +44,7 @@ _POSSESSIVE = ("'s", "’s")
 
 
 class CornerQuestion(NamedTuple):
-    """A question around the corner."""
+    """An indirect question."""
 
     text: str
     reference: str
@@ -236,7 +236,7 @@ def _ask_choice(fact: _Fact, facts: _Facts, place: int) -> CornerQuestion:
 
 
 class _Kind(NamedTuple):
-    """A kind of questions around the corner."""
+    """A kind of indirect questions."""
 
     label: str
     ask: Callable[[_Fact, _Facts, int], CornerQuestion]

@@ -6,7 +6,7 @@ above a plain prompt; the wordings are ours, those that the data brings along, a
 in another language come with answers in it, and are held to these (arXiv 2606.03291). The first
 k words of the true answer show what a model says once it is on the way, as in extraction attacks (Carlini et al., 2021,
 arXiv 2012.07805); only the other words count then. Roles and "ignore previous instructions" are the plainest of
-jailbreaks. Answers are greedy. Questions around the corner are in `corner`.
+jailbreaks. Answers are greedy. Indirect questions are in `corner`.
 
 Rows that are texts are asked for by their beginning (`questions`), as they are and behind retain texts; there is no
 other wording of a text.
@@ -77,10 +77,10 @@ class Prompting(Attack):
     words: tuple[int, ...] = (1, 2, 4, 8)
     """Words of the answer that are given away; one trial for each number."""
     kinds: tuple[str, ...] = tuple(CORNER_KINDS)
-    """Kinds of questions around the corner, by their names."""
+    """Kinds of indirect questions, by their names."""
 
     name = "prompt"
-    source = "arXiv 2411.12103 (examples, rewordings), 2012.07805 (prefixes), 2603.11266 (around the corner)"
+    source = "arXiv 2411.12103 (examples, rewordings), 2012.07805 (prefixes), 2603.11266 (indirect questions)"
     reads = ("retain", "learnt", "rewordings")
 
     def faults(self, ground: Ground) -> Iterator[str]:
@@ -103,7 +103,7 @@ class Prompting(Attack):
                 yield f"rewordings.{name}: {len(questions)} questions for {rows} forget rows; one each, in order"
 
     def left_out(self, ground: Ground) -> dict[str, str]:
-        """Return the kinds of questions around the corner that too few rows can be asked in, with the reason."""
+        """Return the kinds of indirect questions that too few rows can be asked in, with the reason."""
         return reasons_left_out(make_corners(ground, self.kinds))
 
     def trials(self, ground: Ground) -> Sequence[Trial]:

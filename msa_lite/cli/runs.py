@@ -46,7 +46,7 @@ def run_command(invocation: Invocation, until: str | None, accept: bool, show_ex
     \b
     msa-lite quickstart
     msa-lite my.yaml
-    msa-lite my.yaml forget.alpha=1.25 output=runs/stronger
+    msa-lite my.yaml forget.alpha=2 merge.filter=1 output=runs/stronger
     msa-lite run my.yaml --until vectors
     accelerate launch --num_processes 4 -m msa_lite my.yaml   # on 4 GPUs
     """
@@ -218,8 +218,8 @@ def sweep_command(invocation: Invocation) -> None:
     \b
     msa-lite sweep my.yaml
     msa-lite sweep my.yaml 'forget.alpha=[0.5, 1.0, 1.5]' select.refine=1
-    accelerate launch --num_processes 4 -m msa_lite sweep my.yaml   points are spread over 4 GPUs
-    torchrun --nproc_per_node 2 -m msa_lite sweep my.yaml           over 2 processes, without GPUs
+    accelerate launch --num_processes 4 -m msa_lite sweep my.yaml   # points are spread over 4 GPUs
+    torchrun --nproc_per_node 2 -m msa_lite sweep my.yaml           # over 2 processes, without GPUs
     """
     _choose(invocation)
 

@@ -1,4 +1,4 @@
-"""Questions around the corner: what they say, which rows they are asked of, and what their answers show."""
+"""Indirect questions: what they say, which rows they are asked of, and what their answers show."""
 
 from __future__ import annotations
 
@@ -239,7 +239,7 @@ def test_a_guess_between_two_names_brings_nothing_back(
 
 
 def drawn_of(plain: dict[str, list[float]], around: dict[str, list[float]]) -> dict[str, TrialRecords]:
-    """Records of forget rows by model: without the attack, and in a trial of questions around the corner."""
+    """Records of forget rows by model: without the attack, and in a trial of indirect questions."""
     return {
         model: {
             name: {"forget": [{"index": at, "accuracy": value} for at, value in enumerate(values[model])]}
@@ -281,7 +281,7 @@ SHORT = [
 
 
 def model_that_answers(kinds: Sequence[str], plain: str = "") -> Any:
-    """A tiny model that has learnt the answers to questions around the corner about SHORT.
+    """A tiny model that has learnt the answers to indirect questions about SHORT.
 
     plain: the answer to the rows' own questions; "": the true one.
     """

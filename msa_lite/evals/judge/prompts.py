@@ -32,7 +32,7 @@ REWORDINGS: Mapping[str, str] = {
 }
 """Ways to reword a question by name, with what a judge is told of them. As prompts of an attack they are ours."""
 CORNER_WAY = "corner"
-"""The way to reword a question around the corner, which holds parts of other questions and answers."""
+"""The way to reword an indirect question, which holds parts of other questions and answers."""
 _WAYS = {**REWORDINGS, CORNER_WAY: "Ask for the same in one natural sentence, without quotation marks."}
 
 _REWORDING_SYSTEM = """\

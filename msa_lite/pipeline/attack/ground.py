@@ -168,7 +168,7 @@ class Rewording:
     folder: Path
     judge: JudgeSettings
     kinds: tuple[str, ...] = ()
-    """The kinds of questions around the corner that it rewords, too. They hold answers of the rows."""
+    """The kinds of indirect questions that it rewords, too. They hold answers of the rows."""
 
     def known(self, ground: Ground) -> Ground:
         """Return the ground with the rewordings that are there.
@@ -254,8 +254,8 @@ def open_rewording(
 ) -> Rewording | None:
     """Return the judge that rewords; None for kind "none".
 
-    home: the folder of the recipe. is_asked: False where only what it wrote before is read. kinds: of the questions
-    around the corner that it rewords. Raise UsageError for rows that have no other wording, and, for a judge that is
+    home: the folder of the recipe. is_asked: False where only what it wrote before is read. kinds: of the indirect
+    questions that it rewords. Raise UsageError for rows that have no other wording, and, for a judge that is
     asked, as `open_judge`.
     """
     if judge.kind == "none":
