@@ -5,14 +5,16 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Any
 
 from msa_lite.errors import MsaError
+from msa_lite.io.console.progress import notices
 from msa_lite.pipeline.ask import Panel
 from msa_lite.strengths import Strengths
 
+_SOON = 2.0  # seconds in which an answer stops; a model that is being loaded takes longer
 Emit = Callable[[Mapping[str, Any] | None], None]
 """Takes the events of an answer, from any thread; None is the end."""
 
@@ -42,6 +44,7 @@ class Desk:
         self._panel = panel
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="answers")
         self._open: list[OpenQuestion] = []
+        self._taken: list[Future[None]] = []
         self._lock = threading.Lock()
 
     def take(self, question: OpenQuestion) -> int:
@@ -49,7 +52,7 @@ class Desk:
         with self._lock:
             ahead = len(self._open)
             self._open.append(question)
-        self._thread.submit(self._answer, question)
+        self._taken = [*(one for one in self._taken if not one.done()), self._thread.submit(self._answer, question)]
         return ahead
 
     def close(self) -> None:
@@ -57,7 +60,10 @@ class Desk:
         with self._lock:
             for question in self._open:
                 question.stop.set()
-        self._thread.shutdown(cancel_futures=True)
+        self._thread.shutdown(wait=False, cancel_futures=True)
+        if wait([one for one in self._taken if not one.cancelled()], _SOON).not_done:
+            notices.info("a model is being loaded; msa-lite web ends once it is there")
+        self._thread.shutdown()
         self._panel.close()
 
     def _answer(self, question: OpenQuestion) -> None:

@@ -17,7 +17,7 @@ import uvicorn
 
 from msa_lite.errors import StageError, UsageError
 from msa_lite.strengths import Strengths
-from msa_lite.web.desk import Desk
+from msa_lite.web.desk import Desk, OpenQuestion
 from msa_lite.web.server import make_app, read_question
 
 TOKEN = "secret"
@@ -38,6 +38,9 @@ class Slow:
         self.strengths.append(strengths)
         if question == "faulty":
             raise StageError("out of memory")
+        if question == "deaf":  # as a model that is being loaded
+            self.began.set()
+            self.may_end.wait(WAIT)
         if question == "slow":
             self.began.set()
             try:
@@ -170,3 +173,24 @@ def test_a_question_without_end_is_refused(port: int) -> None:
         with reply(port, f"/{TOKEN}/answers", body) as response:
             assert response.status == 400
             assert "question" in json.loads(response.read())["error"]
+
+
+def test_a_load_that_holds_up_the_end_is_told(panel: Slow, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("msa_lite.web.desk._SOON", 0.05)
+    desk = Desk(panel)  # type: ignore[arg-type]
+    for _ in range(2):  # the second one never begins
+        desk.take(OpenQuestion("deaf", None, ["target"], lambda event: None))
+    assert panel.began.wait(WAIT)
+    monkeypatch.setattr("msa_lite.web.desk.notices", SimpleNamespace(info=lambda text: panel.may_end.set()))
+    desk.close()
+    assert panel.may_end.is_set()
+
+
+def test_nothing_is_told_where_nothing_holds_up_the_end(panel: Slow, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("msa_lite.web.desk.notices", None)
+    desk = Desk(panel)  # type: ignore[arg-type]
+    for _ in range(2):
+        desk.take(OpenQuestion("slow", None, ["target"], lambda event: None))
+    assert panel.began.wait(WAIT)
+    desk.close()
+    assert panel.stopped.is_set()
