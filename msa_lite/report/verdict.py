@@ -174,7 +174,7 @@ def _shortfalls(forgotten: Forgotten, kept: Kept | None, margins: Margins) -> li
         reasons.append(f"{_recited(forgotten)}; at most {_points(margins.recited)} above the control are wanted")
     if forgotten.changed:
         reasons += _left_over(forgotten, margins)
-        more += _enough("rows to forget, and of the control", forgotten.rows, _undecided(forgotten, margins))
+        more += _enough("rows to forget and as many of the control", forgotten.rows, _undecided(forgotten, margins))
     if kept is None:
         reasons.append(
             "no rows show what was kept: give rows to keep that the target knows (retain.data, or evaluate.retain only "
@@ -224,7 +224,7 @@ def _enough(what: str, rows: int, factors: Sequence[float]) -> list[str]:
     if not factors:
         return []
     if max(factors) > _MANY:
-        return [f"many more {what} than {rows}"]
+        return [f"many more than {rows} {what}"]
     return [f"about {math.ceil(rows * max(factors))} instead of {rows} {what}"]
 
 
