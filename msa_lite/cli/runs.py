@@ -217,7 +217,7 @@ def sweep_command(invocation: Invocation) -> None:
 
     \b
     msa-lite sweep my.yaml
-    msa-lite sweep my.yaml 'forget.alpha=[0.5, 1.0, 1.5]' select.refine=1
+    msa-lite sweep my.yaml 'forget.alpha=[1.0, 1.5, 2.0]' merge.filter=1 select.refine=1
     accelerate launch --num_processes 4 -m msa_lite sweep my.yaml   # points are spread over 4 GPUs
     torchrun --nproc_per_node 2 -m msa_lite sweep my.yaml           # over 2 processes, without GPUs
     """

@@ -6,7 +6,16 @@ import re
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from msa_lite.closed import Closed
 from msa_lite.io.weights.known import KnownWeights
@@ -36,10 +45,11 @@ Rate = Annotated[float, Field(gt=0, allow_inf_nan=False), BeforeValidator(no_tru
 Positive = Annotated[int, Field(ge=1, le=MOST), BeforeValidator(no_truth)]
 """A whole number ≥ 1."""
 Hold = Annotated[
-    Annotated[Literal["auto"], Tag("word")]
+    Annotated[Literal["auto", "off"], Tag("word")]
     | Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False), BeforeValidator(no_truth), Tag("number")],
-    Discriminator(lambda value: "word" if value == "auto" else "number"),
-    BeforeValidator(lambda value: 0.0 if value in (False, "off") else value),  # YAML reads off as false
+    Discriminator(lambda value: "word" if value in ("auto", "off") else "number"),
+    BeforeValidator(lambda value: "off" if value is False else value),  # as YAML reads off
+    AfterValidator(lambda value: 0.0 if value == "off" else value),
 ]
 """auto, or h ≥ 0; off is 0. A fault is reported for the form that the user wrote."""
 Epochs = Annotated[float, Field(ge=0, le=MOST, allow_inf_nan=False), BeforeValidator(no_truth)]

@@ -190,7 +190,7 @@ def _shortfalls(forgotten: Forgotten, kept: Kept | None, margins: Margins) -> li
             "others to score (evaluate.retain), or more of them with retain.data.sample: match_forget"
         )
     if more:
-        needs = " and ".join(more)
+        needs = ", and ".join(more)
         alone = f"undecided: too few rows; with {needs}, this result would pass"
         reasons.append(f"the rest is undecided: too few rows; {needs}, would settle it" if reasons else alone)
     return reasons

@@ -14,7 +14,7 @@ from msa_lite.io.console.progress import notices
 from msa_lite.pipeline.ask import Panel
 from msa_lite.strengths import Strengths
 
-_SOON = 2.0  # seconds in which an answer stops; a model that is being loaded takes longer
+_SOON = 2.0  # seconds in which most answers stop; the loading of a large model does not
 Emit = Callable[[Mapping[str, Any] | None], None]
 """Takes the events of an answer, from any thread; None is the end."""
 
@@ -62,7 +62,7 @@ class Desk:
                 question.stop.set()
         self._thread.shutdown(wait=False, cancel_futures=True)
         if wait([one for one in self._taken if not one.cancelled()], _SOON).not_done:
-            notices.info("a model is being loaded; msa-lite web ends once it is there")
+            notices.info("msa-lite web ends after the step that is under way, such as the loading of a model")
         self._thread.shutdown()
         self._panel.close()
 

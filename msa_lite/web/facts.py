@@ -65,12 +65,12 @@ def _strengths(points: MergedPoints, choice: Choice | None) -> dict[str, Any]:
     }
 
 
-def _command(run: RunFolder) -> str:
-    """Return the command that writes the model at {alpha}, {beta} and {filter}, from the vectors that are there."""
-    beta = ["retain.beta={beta}"] if run.recipe.retain else []
-    hold = f"vector.hold={run.recipe.hold:g}"  # auto changes with the strengths, and another hold needs another fit
-    keys = ["forget.alpha={alpha}", *beta, "merge.filter={filter}", hold]
-    return " ".join([shlex.join(["msa-lite", str(run.folder / RECIPE_FILE)]), *keys])
+def _command(run: RunFolder) -> dict[str, str]:
+    """Return the command that writes a point, from the vectors that are there: its start, and the keys of strengths."""
+    hold = f"vector.hold={run.recipe.hold}"  # auto changes with the strengths, and another hold needs another fit
+    start = ["msa-lite", str(run.folder / RECIPE_FILE), f"output={run.folder}", hold]
+    keys = {"alpha": "forget.alpha", **({"beta": "retain.beta"} if run.recipe.retain else {}), "filter": "merge.filter"}
+    return {"start": shlex.join(start), **keys}
 
 
 def _chart(choice: Choice) -> dict[str, Any] | None:

@@ -101,15 +101,19 @@ def test_any_strengths_are_those_of_the_merge(address: str, finished: Path, tmp_
     assert ask(address, question, strengths={"alpha": 1.0, "beta": 1.0})[-2].keys() == {"error"}  # no retain vector
 
 
-def test_the_command_of_the_page_keeps_the_vectors(finished: Path) -> None:
-    command = page_facts(open_panel(finished, several=True))["strengths"]["command"]
+def test_the_command_of_the_page_keeps_the_vectors_and_the_folder(finished: Path, tmp_path: Path) -> None:
+    moved = shutil.copytree(finished, tmp_path / "a {filter} run")  # its recipe still names the former place
+    command = page_facts(open_panel(moved, several=True))["strengths"]["command"]
     for strength in (1.0, "off"):
-        words = shlex.split(command.format(alpha=0.75, beta=0, filter=strength))
+        keys = {"alpha": 0.75, "beta": 0, "filter": strength}
+        words = [*shlex.split(command["start"]), *(f"{command[name]}={value}" for name, value in keys.items())]
         dry_run = [sys.executable, "-m", "msa_lite", *words[1:], "--dry-run", "--json"]
         done = subprocess.run(dry_run, stdout=subprocess.PIPE, text=True)
-        states = {stage["stage"]: stage["state"] for stage in json.loads(done.stdout)["stages"]}
+        ahead = json.loads(done.stdout)
+        assert Path(ahead["output"]) == moved
+        states = {stage["stage"]: stage["state"] for stage in ahead["stages"]}
         assert (states["forget vector"], states["merge"]) == ("done", "anew")
-        assert states.get("filtered forget vector, λ = 1", "done") == "done"
+        assert states.get("filtered forget vector, λ = 1") == (None if strength == "off" else "done")
 
 
 def test_the_page_has_the_rows_failures_first_and_the_points(finished: Path) -> None:
@@ -201,10 +205,13 @@ def test_everything_works_by_keyboard(address: str, finished: Path, window: Brow
     window.keys("input[type=number]", "\ue009a\ue000", "0\ue007")  # all marked; α = 0
     window.wait(f"{ANSWERED} && document.getElementById('point').textContent.startsWith('α = 0,')")
     assert window.run(f"return {TEXTS}.unlearned") == generated(finished, "target")
-    command = page_facts(open_panel(finished, several=True))["strengths"]["command"]
-    assert window.run("return document.getElementById('command').textContent") == command.format(
-        alpha=0, beta=0, filter=1
+    shown = "return document.getElementById('command').textContent"
+    start = page_facts(open_panel(finished, several=True))["strengths"]["command"]["start"]
+    assert window.run(shown) == f"{start} forget.alpha=0 retain.beta=0 merge.filter=1"
+    window.run(
+        "const s = document.querySelector('#sliders select'); s.value = '0'; s.dispatchEvent(new Event('change'))"
     )
+    assert window.run(shown).endswith(" merge.filter=off")
 
 
 @needs_browser

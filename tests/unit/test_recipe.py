@@ -136,7 +136,13 @@ def test_filter_and_hold_are_on_where_there_are_rows_to_keep_and_a_search(
     ("overrides", "told"),
     [
         ([], "vector.hold"),
-        (["forget.alpha=1"], "merge.filter=1"),  # who changes α alone would lose the filter unawares
+        (["forget.alpha=1"], "merge.filter=1 turns it on, and the hold"),  # who gives α alone would lose both unawares
+        (
+            ["forget.alpha=1", "vector.mode=full"],
+            "merge.filter=1 turns it on",
+        ),  # and no hold: a search has none, either
+        (["forget.alpha=1", "vector.hold=off"], "merge.filter=1 turns it on"),
+        (["forget.alpha=1", "vector.hold=0.5"], "hold h = 0.5 (merge.filter, vector.hold); no filter, because"),
         (["forget.alpha=0"], None),
         (["forget.alpha=1", "merge.filter=off"], None),
         (["forget.alpha=1", "retain=null"], None),
@@ -146,8 +152,12 @@ def test_filter_and_hold_are_on_where_there_are_rows_to_keep_and_a_search(
 def test_a_run_tells_of_filter_and_hold_and_why_a_given_alpha_has_neither(
     overrides: list[str], told: str | None
 ) -> None:
-    notice = load_recipe({**SMALLEST, "retain": {"data": {"path": "r"}}}, overrides).filter_notice
+    recipe = load_recipe({**SMALLEST, "retain": {"data": {"path": "r"}}}, overrides)
+    notice = recipe.filter_notice
     assert notice is None if told is None else told in (notice or "")
+    if told and "turns it on" in told:
+        filtered = load_recipe({**SMALLEST, "retain": {"data": {"path": "r"}}}, [*overrides, "merge.filter=1"])
+        assert ("and the hold" in (notice or "")) == (filtered.hold > recipe.hold)
 
 
 def test_a_key_of_a_thousand_parts_is_no_key() -> None:

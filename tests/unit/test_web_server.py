@@ -184,6 +184,7 @@ def test_a_load_that_holds_up_the_end_is_told(panel: Slow, monkeypatch: pytest.M
     monkeypatch.setattr("msa_lite.web.desk.notices", SimpleNamespace(info=lambda text: panel.may_end.set()))
     desk.close()
     assert panel.may_end.is_set()
+    assert len(panel.strengths) == 1
 
 
 def test_nothing_is_told_where_nothing_holds_up_the_end(panel: Slow, monkeypatch: pytest.MonkeyPatch) -> None:

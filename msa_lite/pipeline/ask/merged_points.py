@@ -71,7 +71,8 @@ def open_merged_points(run: RunFolder, target: Source) -> MergedPoints:
         raise UsageError(
             f"its vectors {'were purged' if (folder / PURGED_FILE).exists() else 'are not there any more'}"
         )
-    has_retain = "retain" in recipe.vector_names and _is_there(folder / "vectors" / "retain")
+    adds_retain = "retain" in recipe.vector_names and not recipe.starts_at_retain
+    has_retain = adds_retain and _is_there(folder / "vectors" / "retain")
     if recipe.prior is None:
         raise UsageError("the run has no prior")
     prior = fetch(recipe.prior, by_content=False)

@@ -100,7 +100,7 @@ class DryRun:
     reads: Sequence[Reading]
     """The models and data that it reads."""
     plan: Plan | None = None
-    """The prediction of memory, disk and time; None where there is nstage."""
+    """The prediction of memory, disk and time; None where no stage has one."""
     notes: Sequence[str] = field(default=())
     """Remarks, one line each."""
 
@@ -176,7 +176,8 @@ def dry_run(
     plan = forecast([*made, *listed(Context(recipe, verb.scope))], facts, machine, recipe.folder)
     name = f"baseline {method}" if command == "baseline" else command
     reason = None if recipe.has_prior or verb.scope.is_baseline else recipe.prior_reason
-    left_out = terms_left_out(recipe) if context.chooses else []
+    fits = command != "probe" and not verb.scope.is_baseline
+    left_out = [*(recipe.lost_filter if fits else []), *(terms_left_out(recipe) if context.chooses else [])]
     notes = [*([reason] if reason else []), *left_out, *plan.notes, *([_LATER] if is_early else [])]
     ahead = [*first, *look_ahead(stages, facts, machine)]
     return DryRun(name, verb.scope.folder, ahead, _readings(recipe, facts), plan, notes)

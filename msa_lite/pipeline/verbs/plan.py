@@ -70,8 +70,8 @@ def plan(
     forecasted = forecast(build(loaded), facts, machine, loaded.folder, reason)
     if not loaded.has_prior and (choice := loaded.prior_reason):
         forecasted = replace(forecasted, notes=[choice, *forecasted.notes])
-    if scope.choice:
-        forecasted = replace(forecasted, notes=[*terms_left_out(loaded), *forecasted.notes])
+    first = [*(loaded.lost_filter if baseline is None else []), *(terms_left_out(loaded) if scope.choice else [])]
+    forecasted = replace(forecasted, notes=[*first, *forecasted.notes])
     is_shared = loaded.vector.mode == "full" and processes == 1
     if is_shared and (count := enough_processes(build(loaded), facts, device)):
         launch = f"accelerate launch --num_processes {count} -m msa_lite"

@@ -26,10 +26,10 @@ export function inWords(values) {
     .map((name) => `${SYMBOLS[name]} = ${short(known[name])}`).join(", ");
 }
 
-// A command with strengths in the place of {alpha}, {beta} and {filter}.
-export function asCommand(command, { alpha = 0, beta = 0, filter = 0 }) {
+// The command that writes the model at these strengths. keys: of the recipe, by strength.
+export function asCommand({ start, ...keys }, { alpha = 0, beta = 0, filter = 0 }) {
   const values = { alpha, beta, filter: filter || "off" };
-  return command.replace(/\{(alpha|beta|filter)\}/g, (_, name) => String(values[name]));
+  return [start, ...Object.entries(keys).map(([name, key]) => `${key}=${values[name]}`)].join(" ");
 }
 
 export const isSamePoint = (a, b) => ["alpha", "beta", "filter"].every((name) => (a[name] || 0) === (b[name] || 0));
