@@ -11,9 +11,11 @@ import pytest
 from safetensors.numpy import load_file
 
 import msa_lite
-from msa_lite.errors import RecipeError
+from msa_lite.errors import RecipeError, UsageError
 from msa_lite.io.finished.seal import load_manifest
 from msa_lite.io.weights.hub import fetch
+from msa_lite.pipeline.ask import open_panel
+from msa_lite.strengths import Strengths
 from tests.e2e.conftest import CallCli
 
 ALPHA = 0.8
@@ -59,6 +61,10 @@ def test_an_adapter_starts_at_the_prior_with_the_retain_adapter_merged(later: di
     deltas = lora_deltas(folder / "vectors/forget")
     for name, value in target.items():
         np.testing.assert_allclose(unlearned[name], value - ALPHA * deltas.get(name, 0.0), atol=1e-6)
+    points = open_panel(folder, several=True).points
+    assert points is not None
+    with pytest.raises(UsageError, match="adds no retain vector"):  # what it has is in the forget vector's start
+        points.check(Strengths(ALPHA, 0.5))
 
 
 @pytest.mark.parametrize("strength", [None, 1.5])

@@ -28,7 +28,7 @@ class MergedPoints:
     filters: tuple[float, ...]
     """The λ whose forget vectors are there; 0 for the vector as it was fitted."""
     has_retain: bool
-    """True if there is a retain vector, so that β may be above 0."""
+    """True if there is a retain vector to add, so that β may be above 0."""
     _earlier: Sequence[EarlierRun]
     _loaded: LoadedTarget
 
@@ -37,7 +37,7 @@ class MergedPoints:
         if strengths.filter not in self.filters:
             raise UsageError(f"λ = {strengths.filter:g}: the run has no such vector, only λ = {_listed(self.filters)}")
         if strengths.beta and not self.has_retain:
-            raise UsageError("beta: the run has no retain vector, so beta can only be 0")
+            raise UsageError("beta: the run adds no retain vector, so beta can only be 0")
 
     def model(self, strengths: Strengths) -> Any:
         """Return the model at these strengths; it is good until the next call. Raise as `check`.
