@@ -44,7 +44,7 @@ def _fit_cost(recipe: Recipe, name: str, people: int, epochs: int, facts: Facts,
     """Return the cost of training a model of the demo, in all its weights."""
     demo = recipe.demo
     assert demo is not None, "there is one"
-    rows = demo_rows(demo, people)
+    rows = demo_rows(people)
     settings = FitSettings(epochs=epochs, batch_size=demo.batch_size, micro_batch_size=demo.batch_size)
     size = full_size(f"the training of the {name} of the demo", rows, settings, rows.longest, machine.device)
     return [fit_cost(facts.shapes[name], size, machine)]

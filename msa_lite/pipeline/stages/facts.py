@@ -31,14 +31,14 @@ from msa_lite.pipeline.prepare.prompt import find_prompter
 from msa_lite.pipeline.prepare.questions import Questions, WhenToChoose, limits_of_evidence, load_questions, load_set
 from msa_lite.pipeline.prepare.removed import EARLIER_ROWS
 from msa_lite.pipeline.prepare.rows import divide_retain, separate_sets
-from msa_lite.recipe import SETS, Demo, RealDemo, Recipe
+from msa_lite.recipe import SETS, Recipe
 from msa_lite.train.settings import MOST_BATCH, auto_batch
 
 logger = logging.getLogger(__name__)
 
 
 _QUESTION, _ANSWER = 60, 15  # tokens of a question with its answer, and of the answer, where rows cannot be read
-_OWN_QUESTION = 28  # the same, in the tokens of a demo's new model
+_DEMO_QUESTION = 28  # the same of a demo, beside what all rows begin with: that runs once for a step
 _PUBLISHED = 400  # questions of each of the four sets of a published benchmark, where the recipe sets no limit
 _LEARNT = ("forget", "retain")  # the places of rows that vectors learn
 _PERSON = 6  # rows of a person of the demo
@@ -356,25 +356,20 @@ def _demo_facts(recipe: Recipe) -> Facts:
     demo = recipe.demo
     assert demo is not None, "checked"
     shape = shape_of_config(demo_config(demo), "the demo's model")
-    rows = {name: demo_rows(demo, count) for name, count in demo_people(demo).items() if name in _LEARNT}
+    rows = {name: demo_rows(count) for name, count in demo_people(demo).items() if name in _LEARNT}
     counts = {name: _PERSON * people for name, people in demo_people(demo).items()}
     if recipe.retain and recipe.retain.data.sample:  # the rows that the sample leaves are scored
         counts["retain"] = max(0, counts["retain"] - counts["forget"])
-    asked = rough_asked(recipe, counts, recipe.has_choice, _tokens_of(demo)) if recipe.evaluate else {}
+    asked = rough_asked(recipe, counts, recipe.has_choice, _DEMO_QUESTION) if recipe.evaluate else {}
     shapes = dict.fromkeys(("target", "prior", "ideal"), shape)
     notes = ["the demo makes its models first"]
     return Facts(shapes, match_forget(recipe, rows), 0, notes, asked=asked)
 
 
-def demo_rows(demo: Demo | RealDemo, people: int) -> RowFacts:
+def demo_rows(people: int) -> RowFacts:
     """Return the rows of so many people of a demo, as far as they are known before they are made."""
     count = _PERSON * people
-    return RowFacts(count, _QUESTION, _tokens_of(demo) * count)
-
-
-def _tokens_of(demo: Demo | RealDemo) -> int:
-    """Return the tokens of a demo's row: a new model has a tokenizer of its own, and no chat template."""
-    return _OWN_QUESTION if isinstance(demo, Demo) else _QUESTION
+    return RowFacts(count, _QUESTION, _DEMO_QUESTION * count)
 
 
 def trained_weights(recipe: Recipe, prior: Shape) -> int:
