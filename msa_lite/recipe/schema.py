@@ -338,24 +338,6 @@ class Recipe(Closed):
         return AUTO_HOLD if is_held else 0.0
 
     @property
-    def filter_notice(self) -> str | None:
-        """The sentence that tells of the filter and the hold before the work; None where there is nothing to tell."""
-        strengths = " and ".join(f"{strength:g}" for strength in self.filters if strength)
-        parts = [f"the filter λ = {strengths}"] if strengths else []
-        parts += [f"the hold h = {self.hold:g}"] if self.hold else []
-        told = [f"not of the paper: {', '.join(parts)} (merge.filter, vector.hold)"] if parts else []
-        return "; ".join([*told, *self.lost_filter]) or None
-
-    @property
-    def lost_filter(self) -> list[str]:
-        """The sentence that a given α turns off the filter that a search would have; else nothing."""
-        if self.merge.filter != AUTO or not self.filter_place or self.select.four_bit or not any(self.alphas or []):
-            return []
-        filtered = self.model_copy(update={"merge": self.merge.model_copy(update={"filter": 1.0})})
-        both = ", and the hold with it" if filtered.hold > self.hold else ""
-        return [f"no filter, because forget.alpha is given; merge.filter=1 turns it on{both}"]
-
-    @property
     def starts_at_retain(self) -> bool:
         """Check whether the forget vector is fitted from the prior as tuned on the retain rows."""
         return self.vector.start == "retain"

@@ -22,6 +22,7 @@ from msa_lite.recipe import (
     load_training,
     shipped_recipes,
 )
+from msa_lite.recipe.remarks import filter_notice
 from msa_lite.strengths import Strengths
 
 SMALLEST: dict[str, Any] = {
@@ -153,7 +154,7 @@ def test_a_run_tells_of_filter_and_hold_and_why_a_given_alpha_has_neither(
     overrides: list[str], told: str | None
 ) -> None:
     recipe = load_recipe({**SMALLEST, "retain": {"data": {"path": "r"}}}, overrides)
-    notice = recipe.filter_notice
+    notice = filter_notice(recipe)
     assert notice is None if told is None else told in (notice or "")
     if told and "turns it on" in told:
         filtered = load_recipe({**SMALLEST, "retain": {"data": {"path": "r"}}}, [*overrides, "merge.filter=1"])

@@ -48,6 +48,7 @@ from msa_lite.pipeline.stages.measure import measure_run, why_run_unmeasured
 from msa_lite.pipeline.stages.stage import Stage, StageState, look_ahead
 from msa_lite.pipeline.verbs.lists import CommandName, find_verb
 from msa_lite.recipe import Recipe, RecipeSource, TrainingRecipe, load_recipe, load_training
+from msa_lite.recipe.remarks import lost_filter
 from msa_lite.record.seal import KEY_FILE, RECORD_FILE
 from msa_lite.report.attacks import ATTACKS_FOLDER
 from msa_lite.report.provenance import RECIPE_FILE
@@ -177,7 +178,7 @@ def dry_run(
     name = f"baseline {method}" if command == "baseline" else command
     reason = None if recipe.has_prior or verb.scope.is_baseline else recipe.prior_reason
     fits = command != "probe" and not verb.scope.is_baseline
-    left_out = [*(recipe.lost_filter if fits else []), *(terms_left_out(recipe) if context.chooses else [])]
+    left_out = [*(lost_filter(recipe) if fits else []), *(terms_left_out(recipe) if context.chooses else [])]
     notes = [*([reason] if reason else []), *left_out, *plan.notes, *([_LATER] if is_early else [])]
     ahead = [*first, *look_ahead(stages, facts, machine)]
     return DryRun(name, verb.scope.folder, ahead, _readings(recipe, facts), plan, notes)

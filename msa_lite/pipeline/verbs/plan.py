@@ -23,6 +23,7 @@ from msa_lite.pipeline.stages.measure import measure_run, why_run_unmeasured
 from msa_lite.pipeline.stages.stage import Stage
 from msa_lite.pipeline.verbs.lists import find_verb
 from msa_lite.recipe import Recipe, RecipeSource, TrainingRecipe, load_any, load_recipe
+from msa_lite.recipe.remarks import lost_filter
 
 _SMALLEST_GPU = 100_000_000  # bytes
 
@@ -70,7 +71,7 @@ def plan(
     forecasted = forecast(build(loaded), facts, machine, loaded.folder, reason)
     if not loaded.has_prior and (choice := loaded.prior_reason):
         forecasted = replace(forecasted, notes=[choice, *forecasted.notes])
-    first = [*(loaded.lost_filter if baseline is None else []), *(terms_left_out(loaded) if scope.choice else [])]
+    first = [*(lost_filter(loaded) if baseline is None else []), *(terms_left_out(loaded) if scope.choice else [])]
     forecasted = replace(forecasted, notes=[*first, *forecasted.notes])
     is_shared = loaded.vector.mode == "full" and processes == 1
     if is_shared and (count := enough_processes(build(loaded), facts, device)):
