@@ -17,14 +17,14 @@ _CHARACTERS = 2000  # of a row to compare
 _SHOWN = 48  # characters of a row to show in a message
 
 
-def open_tokenizer(folder: Path, name: str) -> Any:
-    """Load a model's tokenizer. name: of the model, for messages.
+def open_tokenizer(folder: Path, name: str, to_count: bool = False) -> Any:
+    """Load a model's tokenizer. name: of the model, for messages. to_count: see `read_tokenizer`.
 
     Raise NoTokenizerError if there is none, FormatError if it cannot be loaded.
     """
     if not has_tokenizer(folder):
         raise NoTokenizerError(f"{name}: was saved without a tokenizer")
-    return read_tokenizer(folder, name)
+    return read_tokenizer(folder, name, to_count)
 
 
 def check_same_ids(rows: Iterable[Row], target: Any, prior: Any, names: tuple[str, str]) -> None:

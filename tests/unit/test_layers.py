@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import ast
 import json
+import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+import msa_lite
+from msa_lite.io.finished.manifest import stage_folder
+from msa_lite.pipeline.prepare import models
 from tests.tools.arrows import (
     PACKAGE,
     find_circle,
@@ -188,10 +192,45 @@ print(json.dumps(loaded))
 """
 
 
-def test_help_and_listings_load_neither_torch_nor_transformers() -> None:
-    done = subprocess.run([sys.executable, "-c", CODE, *COMMANDS], capture_output=True, text=True, timeout=600)
+def loaded_by(*commands: str, cwd: Path | None = None) -> dict[str, set[str]]:
+    """Run commands one after the other in one new Python; return the heavy packages that are loaded after each."""
+    command = [sys.executable, "-c", CODE, *commands]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, cwd=cwd)
     assert done.returncode == 0, done.stderr
     loaded = json.loads(done.stdout.splitlines()[-1])
-    assert list(loaded) == ["import", *COMMANDS]
+    assert list(loaded) == ["import", *commands]
     assert "msa_lite" in loaded["import"]
-    assert {command: names for command in loaded if (names := HEAVY & set(loaded[command]))} == {}
+    return {command: HEAVY & set(names) for command, names in loaded.items()}
+
+
+def test_help_and_listings_load_neither_torch_nor_transformers() -> None:
+    assert loaded_by(*COMMANDS) == {name: set() for name in ("import", *COMMANDS)}
+
+
+def test_the_plan_of_a_run_that_is_there_counts_tokens_without_torch(
+    tmp_path: Path,
+    make_checkpoint: Callable[..., Path],
+    make_adapter: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = tmp_path / "runs/quickstart"
+    for name in ("target", "prior", "ideal"):
+        shutil.copytree(make_checkpoint("llama"), run / "history" / name)
+    (run / "history/data").mkdir()
+    for name in ("forget", "retain", "holdout"):
+        rows = [json.dumps({"question": f"Where is {name} {i}?", "answer": "It is over there."}) for i in range(9)]
+        (run / "history/data" / f"{name}.jsonl").write_text("\n".join(rows))
+    form = {"lora_rank": 16, "lora_alpha": 32.0, "lora_targets": ["gate_proj", "up_proj", "down_proj"]}
+    adapter = make_adapter("llama", r=16, lora_alpha=32, target_modules=form["lora_targets"])
+    with stage_folder(run / "vectors/forget", "vector", {"settings": {"mode": "lora", **form}}) as partial:
+        shutil.copytree(adapter, partial, dirs_exist_ok=True)
+    plan = "plan quickstart --gpu 8GB"
+    assert loaded_by(plan, cwd=tmp_path) == {"import": set(), plan: {"transformers"}}
+
+    asked = list[int]()  # the ranks of adapters that PEFT is asked about
+    planned = models.planned_adapter
+    monkeypatch.setattr(models, "planned_adapter", lambda p, fit: (asked.append(fit.lora_rank), planned(p, fit))[1])
+    monkeypatch.chdir(tmp_path)
+    for rank in (16, 8):
+        msa_lite.plan("quickstart", [f"vector.lora.rank={rank}"], gpu="8GB")
+    assert asked == [8], "the run has an adapter of rank 16"

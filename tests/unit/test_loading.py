@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import msa_lite
-from msa_lite.data import open_tokenizer
+from msa_lite.data import PromptSettings, Row, encode_qa, make_prompter, open_tokenizer
 from msa_lite.errors import FormatError, MismatchError, MsaError
 from msa_lite.evals import models
 from msa_lite.evals.models import check_source
@@ -285,6 +285,26 @@ def test_a_broken_tokenizer_is_refused(name: str, text: str, tmp_path: Path) -> 
         return
     with pytest.raises(FormatError):
         open_tokenizer(tmp_path, "m")
+
+
+@pytest.mark.parametrize("family", ["PreTrainedTokenizerFast", "GPT2Tokenizer", "Qwen2Tokenizer", "LlamaTokenizer"])
+def test_a_tokenizer_that_only_counts_makes_the_tokens_of_its_familys_class(family: str, tmp_path: Path) -> None:
+    import transformers
+
+    tokenizer = tiny_tokenizer(chat=True)
+    template = tokenizer.chat_template
+    if family != "PreTrainedTokenizerFast":
+        tokenizer.save_pretrained(tmp_path / "bytes")
+        model = json.loads((tmp_path / "bytes/tokenizer.json").read_text())["model"]
+        parts = {"vocab": model["vocab"], "merges": [tuple(pair) for pair in model["merges"]]}
+        tokenizer = getattr(transformers, family)(**parts, bos_token="<s>", eos_token="</s>", pad_token="<pad>")
+    tokenizer.chat_template = template
+    tokenizer.save_pretrained(tmp_path / "saved")
+    whole, counter = (open_tokenizer(tmp_path / "saved", "m", to_count=to_count) for to_count in (False, True))
+    assert (type(whole) is type(counter)) is (family == "PreTrainedTokenizerFast")
+    rows = [Row(i, text, f" {text}\n\n12") for i, text in enumerate(("Where is it?", "über  there", "1234"))]
+    examples = [encode_qa(rows, make_prompter(t, PromptSettings(), False), 64) for t in (whole, counter)]
+    assert examples[0] == examples[1]
 
 
 def test_a_tokenizer_with_code_of_its_own_is_not_asked_about(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -282,13 +282,16 @@ def attach_adapter(model: Any, folder: Path, name: str = "default") -> Any:
     return model
 
 
-def read_tokenizer(folder: Path, name: str) -> Any:
+def read_tokenizer(folder: Path, name: str, to_count: bool = False) -> Any:
     """Load a folder's tokenizer and try it on a word. name: the model's, for messages.
 
-    Raise FormatError where it cannot be loaded, or makes no ids.
+    to_count: without torch where tokenizer.json is there, for a plan, which only counts tokens. A class of its family
+    may still make other tokens than that file says. Raise FormatError where it cannot be loaded, or makes no ids.
     """
-    from transformers import AutoTokenizer
+    import transformers
 
+    by_file = to_count and (folder / "tokenizer.json").exists()
+    kind = transformers.PreTrainedTokenizerFast if by_file else transformers.AutoTokenizer
     for file in ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"):
         if (folder / file).exists():
             read_object(folder / file)
@@ -296,7 +299,7 @@ def read_tokenizer(folder: Path, name: str) -> Any:
         if (folder / file).exists() and (folder / file).stat().st_size > _LARGEST:
             raise FormatError(f"{folder / file}: has more than {_LARGEST} bytes, which is no tokenizer")
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        tokenizer = kind.from_pretrained(folder, trust_remote_code=False)
         ids = tokenizer("a word")["input_ids"]
         if not ids or not all(type(number) is int and number >= 0 for number in ids):
             raise ValueError(f"it turns 'a word' into {ids}")

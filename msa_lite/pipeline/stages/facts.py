@@ -261,7 +261,7 @@ def _find_prompter(recipe: Recipe, sets: SetRows, notes: list[str]) -> Prompter 
         return None
     try:
         place = fetch_tokenizer(recipe.tokenizer or _with_tokenizer(recipe.target))
-        return find_prompter(recipe, open_tokenizer(place.folder, place.name))
+        return find_prompter(recipe, open_tokenizer(place.folder, place.name, to_count=True))
     except (MsaError, ImportError) as error:
         reason, missing = str(error).splitlines()[0], " and ".join(learnt)
         notes.append(f"{missing} rows could not be read ({reason}); they are taken to be as long as max_length allows")
