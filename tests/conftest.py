@@ -6,6 +6,7 @@ import gc
 import importlib
 import logging
 import os
+import shutil
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -16,6 +17,12 @@ import hypothesis
 import pytest
 import yaml
 
+from tests.support.vary import WORLD, in_other_order, other_listings
+from tests.support.walls import raise_walls
+
+_BEGAN_IN = Path.cwd()
+_OWNS_WALLS = "PYTEST_XDIST_WORKER" not in os.environ
+_WALLS = raise_walls()  # before a library reads where its cache is
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # several workers share the cores
@@ -27,6 +34,48 @@ hypothesis.settings.register_profile("any machine", deadline=None)  # no test de
 hypothesis.settings.load_profile("any machine")
 
 Drawing = Callable[[], AbstractContextManager[None]]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Order the tests otherwise where that is asked for (`tests/support/vary.py`)."""
+    if WORLD:
+        items[:] = in_other_order(items)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _listings() -> Iterator[None]:
+    """List folders in another order where that is asked for."""
+    with other_listings() if WORLD else nullcontext():
+        yield
+
+
+def pytest_collection_finish() -> None:
+    """Leave the folder that the tests were started in, and begin to watch."""
+    os.chdir(_WALLS.working_folder)
+    _WALLS.watch()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown() -> Iterator[None]:
+    """Fail a test that used what belongs to whoever runs it, or left its files in the working folder."""
+    yield
+    os.chdir(_WALLS.working_folder)
+    left = sorted(os.listdir())
+    for name in left:
+        shutil.rmtree(name) if os.path.isdir(name) and not os.path.islink(name) else os.remove(name)
+    used = _WALLS.notes.read_text(encoding="utf-8").splitlines() if _WALLS.notes.exists() else []
+    _WALLS.notes.unlink(missing_ok=True)
+    if used or left:
+        pytest.fail(f"beyond the walls of tests/support/walls.py: {used[:5]}; left in the working folder: {left[:5]}")
+
+
+def pytest_unconfigure() -> None:
+    """Go back, and remove what the tests had in the place of home and caches."""
+    os.chdir(_BEGAN_IN)
+    if _OWNS_WALLS:
+        shutil.rmtree(_WALLS.place, ignore_errors=True)
+
+
 yaml.SafeDumper.ignore_aliases = lambda dumper, data: True  # what two recipes share is written out; aliases are refused
 
 

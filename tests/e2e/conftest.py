@@ -24,6 +24,7 @@ from tests.conftest import Drawing
 from tests.support.hub import HubServer
 from tests.support.hub_clients import Hub, HubPythons
 from tests.support.merges import contents, write_inputs
+from tests.support.vary import model_seed
 
 CallCli = Callable[..., tuple[int, str, str]]
 PEOPLE = {"prior": 6, "retain": 6, "forget": 3, "holdout": 2}
@@ -43,7 +44,7 @@ KNOWING: dict[str, Any] = SIZES | {
 @pytest.fixture(scope="session")
 def history(quick_fits: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("history")
-    make_history(folder, make_groups(PEOPLE, seed=0), HistorySettings(**SHORT))
+    make_history(folder, make_groups(PEOPLE, seed=0), HistorySettings(**SHORT, seed=model_seed(0)))
     return folder
 
 
@@ -51,7 +52,7 @@ def history(quick_fits: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def knowing(quick_fits: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A history whose target knows its rows by heart."""
     folder = tmp_path_factory.mktemp("knowing")
-    make_history(folder, make_groups(PEOPLE, seed=0), HistorySettings(**KNOWING, batch_size=8))
+    make_history(folder, make_groups(PEOPLE, seed=0), HistorySettings(**KNOWING, batch_size=8, seed=model_seed(0)))
     return folder
 
 
@@ -59,7 +60,7 @@ def knowing(quick_fits: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def learnt(quick_fits: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Models that know something, so that points differ and strong ones break."""
     folder = tmp_path_factory.mktemp("learnt")
-    rates = {"prior_learning_rate": 5e-3, "tuning_learning_rate": 1e-2, "batch_size": 8}
+    rates = {"prior_learning_rate": 5e-3, "tuning_learning_rate": 1e-2, "batch_size": 8, "seed": model_seed(0)}
     settings = HistorySettings(**SIZES, **rates, prior_epochs=5, tuning_epochs=15)  # type: ignore[arg-type]
     make_history(folder, make_groups(PEOPLE, seed=0), settings)
     return folder

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.support.vary import model_seed
+
 VOCABULARY = 320
 # Of each config, those that it knows. Names mean about the same in all families.
 SIZES: dict[str, Any] = {
@@ -200,7 +202,7 @@ def tiny_family(kind: str) -> Any:
     with torch.device("meta"):
         weights = sum(p.numel() for p in tf.AutoModelForCausalLM.from_config(config).parameters())
     assert weights < 4e7, f"{kind}: {weights} weights"
-    torch.manual_seed(0)
+    torch.manual_seed(model_seed(0))
     model = tf.AutoModelForCausalLM.from_config(config).float().eval()
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():

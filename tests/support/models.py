@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from msa_lite.io.weights.hub import tokenizer_files
+from tests.support.vary import model_seed
 
 VOCABULARY = 300
 
@@ -75,7 +76,7 @@ def tiny_model(kind: str, seed: int = 0, **changes: Any) -> Any:
     import torch
     from transformers import AutoModelForCausalLM
 
-    torch.manual_seed(seed)
+    torch.manual_seed(model_seed(seed))
     model = AutoModelForCausalLM.from_config(tiny_config(kind, **changes)).float()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -102,7 +103,7 @@ def tiny_vision_model(kind: str, seed: int = 0) -> Any:
             text_config=tf.MistralConfig(**text), vision_config=tf.PixtralVisionConfig(**sees, **pixtral)
         ),
     }[kind]()
-    torch.manual_seed(seed)
+    torch.manual_seed(model_seed(seed))
     return tf.AutoModelForImageTextToText.from_config(config).float()
 
 

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.support.vary import model_seed
+
 Rows = list[dict[str, str]]
 
 TEMPLATE = (
@@ -140,7 +142,7 @@ def _model(vocabulary: int, hidden: int) -> Any:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    torch.manual_seed(0)
+    torch.manual_seed(model_seed(0))
     config = LlamaConfig(
         vocab_size=vocabulary,
         hidden_size=hidden,

@@ -17,6 +17,7 @@ from msa_lite.evals import models
 from msa_lite.evals.forward import TokenScores
 from msa_lite.io.models.streaming import read_sizes
 from tests.support.models import VOCABULARY, tiny_model
+from tests.support.vary import model_seed
 
 WINDOW = 512
 # Wide weights, so that predictions differ from token to token and from one visible token to the next.
@@ -48,7 +49,7 @@ def wide_model(kind: str) -> Any:
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
     sizes |= {"num_key_value_heads": 2, "max_position_embeddings": WINDOW, "vocab_size": VOCABULARY}
     tokens = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2, "tie_word_embeddings": False}
-    torch.manual_seed(0)
+    torch.manual_seed(model_seed(0))
     return tf.AutoModelForCausalLM.from_config(getattr(tf, config)(**sizes, **tokens, **WIDE, **changes)).float().eval()
 
 

@@ -25,6 +25,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from tests.support.walls import standing_walls
+
 _CLI = "from msa_lite.cli import main\nmain()"
 _LIMIT = 300.0  # seconds after which a child is taken for one that hangs
 
@@ -108,6 +110,8 @@ def run_code(
     limit: int | None,
 ) -> None:
     """Run Python code in a child that was forked for it; its streams are files."""
+    if walls := standing_walls():
+        walls.watch()
     gc.freeze()  # a collection would go through all that is loaded, and a fit has several
     for number, path in enumerate(streams, 1):
         file = os.open(path, os.O_WRONLY | os.O_APPEND)
