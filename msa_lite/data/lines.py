@@ -6,6 +6,7 @@ import codecs
 import io
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -56,6 +57,9 @@ def _recoded(path: Path, stream: BinaryIO) -> Iterator[bytes]:
         yield from (line.encode() for line in iter(lambda: reader.readline(LONGEST), ""))
     except UnicodeError as error:
         raise DataError(f"{path}: begins as UTF-16, but goes on as something else, or is cut off ({error})") from error
+    finally:
+        with suppress(ValueError):  # whoever opened the file has closed it already
+            reader.detach()
 
 
 def whole_text(path: Path) -> str:

@@ -171,12 +171,11 @@ def run_packed(halves: Halves, ids: Sequence[Sequence[int]], beginning: Any = No
     """
     import torch
 
-    assert halves.body is not None
     layout = Layout.of([len(row) for row in ids], beginning.tokens if beginning else 0, halves.model.device)
-    cache = {"past_key_values": beginning.cache(1), "use_cache": True} if beginning else {"use_cache": False}
+    cache = beginning.cache(1) if beginning else None
     tokens = torch.tensor([token for row in ids for token in row], device=halves.model.device)
-    output = halves.body(input_ids=tokens[None], position_ids=layout.positions, packed_rows=layout, **cache)
-    return output.last_hidden_state[0]
+    places = {"position_ids": layout.positions, "packed_rows": layout}
+    return halves.run(cache, input_ids=tokens[None], use_cache=cache is not None, **places)[0][0]
 
 
 def can_pack(halves: Halves, start: Any = None) -> bool:

@@ -45,8 +45,7 @@ class Beginning:
         """Run the tokens."""
         import torch
 
-        assert halves.body is not None
-        cache = halves.body(input_ids=torch.tensor([ids], device=halves.model.device), use_cache=True).past_key_values
+        _, cache = halves.run(input_ids=torch.tensor([ids], device=halves.model.device), use_cache=True)
         roots = tuple(values for layer in cache.layers for values in (layer.keys, layer.values))
         leaves = tuple(root.detach().requires_grad_(root.requires_grad) for root in roots)
         return cls(len(ids), roots, leaves)
@@ -76,20 +75,13 @@ def run_rows(halves: Halves, batch: dict[str, Any], beginning: Beginning | None 
 
     if beginning is None:
         return halves.run(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], use_cache=False)[0]
-    assert halves.body is not None
     mask, start = batch["attention_mask"], beginning.tokens
     ids = batch["input_ids"][:, start:]
     # Padding repeats the last position: one beyond the model's window must not be looked up.
     places = torch.arange(mask.shape[1], device=mask.device)
     positions = torch.minimum(places, mask.sum(1, keepdim=True) - 1)[:, start:]
-    output = halves.body(
-        input_ids=ids,
-        attention_mask=mask,
-        position_ids=positions,
-        past_key_values=beginning.cache(len(ids)),
-        use_cache=True,
-    )
-    return output.last_hidden_state
+    cache = beginning.cache(len(ids))
+    return halves.run(cache, input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=True)[0]
 
 
 def label_states(states: Any, examples: Sequence[Example]) -> tuple[Any, Any]:
@@ -139,7 +131,7 @@ def can_share(halves: Halves) -> bool:
     mask = torch.ones_like(ids)
     mask[1, -3:] = 0
     with torch.no_grad(), autocast(model):
-        cache = halves.body(input_ids=ids[:1, :4], use_cache=True).get("past_key_values")
+        _, cache = halves.run(input_ids=ids[:1, :4], use_cache=True)
         if cache is None or any(type(layer) is not DynamicLayer for layer in getattr(cache, "layers", [None])):
             return False
         shared = run_rows(

@@ -111,7 +111,7 @@ class Bench:
         settings = FitSettings("full" if options.full else "lora", lora_rank=options.rank)
         self.model = load_trainable(options.model, settings).to("cuda" if self.cuda else "cpu").train()
         if self.cuda or options.checkpointing:
-            self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            self.model.activation_checkpointing_enable({"use_reentrant": False})
         self.folder = tempfile.TemporaryDirectory()
 
     def objective(self, name: str) -> BaselineObjective:

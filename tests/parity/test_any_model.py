@@ -117,7 +117,7 @@ def draw(number: int) -> Any:
     return pytest.param(*drawn, id=f"{number}: {', '.join(drawn)}", marks=[pytest.mark.slow] if number > 3 else [])
 
 
-@pytest.mark.parametrize(("family", "layout", "adapter"), map(draw, range(DRAWS)))
+@pytest.mark.parametrize(("family", "layout", "adapter"), [*map(draw, range(DRAWS))])
 def test_a_drawn_model_is_merged_as_peft_merges_it_and_scored_one_row_at_a_time(
     family: str, layout: str, adapter: str, tmp_path: Path
 ) -> None:

@@ -393,7 +393,7 @@ def _peer_trainer(settings: FitSettings, folder: Path, rung: Rung) -> Any:
         config = LoraConfig(task_type="CAUSAL_LM", r=rank, lora_alpha=alpha, target_modules=settings.lora_targets)
         model = get_peft_model(model, config)
     if rung.checkpointing:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
+        model.activation_checkpointing_enable({"use_reentrant": False})
     return Trainer(model, TrainingArguments(str(folder), bf16=True, report_to="none"))
 
 

@@ -49,7 +49,7 @@ def test_a_row_has_the_states_and_gradients_that_it_has_alone(kind: str, start: 
     alone.square().sum().backward()
     expected = model.get_input_embeddings().weight.grad.clone()
     if checkpointing and not start:  # with a cache, a checkpointed layer would hold its keys twice
-        model.train().gradient_checkpointing_enable({"use_reentrant": False})
+        model.train().activation_checkpointing_enable({"use_reentrant": False})
     states, gradient = first_row(halves, rows, start)
     torch.testing.assert_close(states, alone.detach(), rtol=1e-9, atol=1e-10)
     torch.testing.assert_close(gradient, expected, rtol=1e-9, atol=1e-9)

@@ -133,10 +133,10 @@ def test_the_loss_of_a_router_stays_the_models_own() -> None:
     for with_router in (True, False):
         model.config.output_router_logits = with_router
         made.prepare(model)
-        loss = made.step(model, range(3), 0, 3, backward)
+        loss = made.step(model, range(3), 0, 3, backward).item()
         batch = to_batch(rows, PAD)
-        assert float(loss) == pytest.approx(float(model(**batch, output_router_logits=with_router).loss), rel=1e-5)
-        losses.append(float(loss))
+        assert loss == pytest.approx(model(**batch, output_router_logits=with_router).loss.item(), rel=1e-5)
+        losses.append(loss)
     assert losses[0] > losses[1] + 0.5
 
 
@@ -223,7 +223,7 @@ def test_with_checkpointing_nothing_is_shared(runs: list[tuple[int, int]]) -> No
     made = PlainLoss(rows, PAD)
     made.prepare(model)
     runs.clear()  # of the check whether beginnings may be shared
-    model.gradient_checkpointing_enable({"use_reentrant": False})
+    model.activation_checkpointing_enable({"use_reentrant": False})
     model.train()
     assert float(made.step(model, range(7), 0, 4, backward)) == pytest.approx(wanted, rel=1e-6)
     assert_alike(gradients(model), expected)
