@@ -43,6 +43,13 @@ def test_the_slow_tests_that_a_plain_run_leaves_out_are_run_with_every_change() 
     assert commands == ["pytest -n 2 --dist worksteal -m slow"]
 
 
+def test_ci_runs_both_commands_of_the_readme_in_their_order() -> None:
+    readme, script = ((ROOT / name).read_text() for name in ("README.md", ".ci/run"))
+    commands = re.findall(r"^<!-- ci: (\w+) -->\n```bash\n.+\n```$", readme, re.MULTILINE)
+    assert commands == ["quickstart", "tests"]
+    assert re.findall(r'^run "\$(\w+)"$', script, re.MULTILINE) == commands
+
+
 def test_no_test_is_skipped_for_want_of_a_package_that_the_extra_test_brings() -> None:
     sources = [path.read_text() for path in sorted((ROOT / "tests").rglob("*.py")) if path != Path(__file__)]
     assert {name for source in sources for name in re.findall(r"importorskip\(\"(\w+)", source)} == {"vllm"}
