@@ -36,7 +36,7 @@ with msa_lite.show_progress() as progress:
         )
         reports[name] = scored["model"]
 
-# Names end in _f for the forget set and _r for the retain set. `msa-lite metrics` explains each of them.
+# Names end in _f for the forget set and _r for the retain set. docs/reference/metrics.md explains each.
 print(" ".join([f"{'metric':<24}", *(f"{name:>18}" for name in reports)]))
 for metric in next(iter(reports.values())).metrics:
     cells = [report.metrics[metric] for report in reports.values()]

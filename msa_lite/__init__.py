@@ -26,8 +26,6 @@ these functions do in one call each.
     filter_vector   keep what a vector changes on rows to forget, suppress what it changes on rows to keep
     mergekit_recipe print a merge as a recipe for mergekit
     evaluate        score a model on `OwnQuestions`, a `PublishedBenchmark` or `HarnessTasks`
-    sample_verdicts write verdicts of a judge into a CSV, for a person to mark
-    judge_agreement say how far a judge agrees with the person who marked them
     compare         put reports side by side, as in the paper
     push_folder     send a model or adapter to the Hugging Face Hub, by `PublishOptions`
 
@@ -46,8 +44,6 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 if TYPE_CHECKING:
     from msa_lite.comparison.compare import compare as compare
-    from msa_lite.comparison.marking import judge_agreement as judge_agreement
-    from msa_lite.comparison.marking import sample_verdicts as sample_verdicts
     from msa_lite.data import DataSource as DataSource
     from msa_lite.evals.suite import HarnessTasks as HarnessTasks
     from msa_lite.evals.suite import OwnQuestions as OwnQuestions
@@ -96,7 +92,6 @@ _HOMES = {
     "pipeline.purge.purge": ("purge",),
     "evals.suite": ("HarnessTasks", "OwnQuestions", "PublishedBenchmark", "evaluate"),
     "comparison.compare": ("compare",),
-    "comparison.marking": ("judge_agreement", "sample_verdicts"),
     "merger.filtering": ("filter_vector",),
     "merger": ("merge", "merge_adapters", "mergekit_recipe"),
     "publish.upload": ("push_folder",),

@@ -243,7 +243,7 @@ def _commands(results: Results, out: Path) -> Iterator[str]:
             "# once: run.py writes data and recipes, and the histories are trained",
             *(f"msa-lite train {recipes}/{name}.yaml" for name in ("target", "ideal")),
             "# the grid in hindsight, by the vectors of msa-lora",
-            f"msa-lite sweep {recipes}/hindsight.yaml",
+            f"msa-lite run {recipes}/hindsight.yaml --until sweep",
         ]
         yield "```text\n" + "\n".join([*first, *lines]) + "\n```\n"
 

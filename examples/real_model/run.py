@@ -174,7 +174,7 @@ class Seed:
             return
         say(f"seed {self.number}: the grid of α and β on test rows")
         folder = self.models.folder / HINDSIGHT_FOLDER
-        with self.state.timed(HINDSIGHT_FOLDER, file, f"msa-lite sweep {file.name}", folder):
+        with self.state.timed(HINDSIGHT_FOLDER, file, f"msa-lite run {file.name} --until sweep", folder):
             if not folder.exists():
                 copy_run(first, folder, ["vectors"])
             msa_lite.sweep(str(file), progress=self.progress)

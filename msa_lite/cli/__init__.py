@@ -45,18 +45,21 @@ _SECTIONS = {
         "purge": ("purge", "List and remove what still holds the data of a run."),
     },
     "Tools": {
-        "vector": ("runs", "Fit only the vectors: run --until vectors."),
-        "sweep": ("runs", "Choose alpha and beta, and merge: run --until sweep."),
-        "moments": ("runs", "Measure the inputs of a target's layers, for the filter."),
         "mergekit": ("merge", "Print a merge as a recipe for mergekit."),
         "table": ("table", "Make a table of the paper, or one of your own."),
-        "judge": ("judge", "Hold a judge's verdicts against a person's."),
-        "metrics": ("reports", "Explain the metrics of reports."),
     },
 }
 _COMMANDS = {name: module for section in _SECTIONS.values() for name, (module, _) in section.items()}
 # Commands that several processes of a launcher work on, or that know of them.
-_SHARED = {"quickstart", "run", "sweep", "vector", "moments", "train", "baseline", "probe", "evaluate"}
+_SHARED = {"quickstart", "run", "train", "baseline", "probe", "evaluate"}
+# Commands of before, with what does their work now.
+_GONE = {
+    "vector": "msa-lite run RECIPE --until vectors",
+    "sweep": "msa-lite run RECIPE --until sweep",
+    "moments": "msa-lite run RECIPE --until moments",
+    "metrics": "docs/reference/metrics.md explains each metric",
+    "judge": "examples/judge_agreement holds a judge against a person",
+}
 
 
 class _Commands(Group):
@@ -92,6 +95,8 @@ class _Commands(Group):
             if not name.endswith((".yaml", ".yml")) and name not in shipped:
                 if ctx.resilient_parsing:  # while the shell completes a word
                     return None, None, []
+                if name in _GONE:
+                    raise UsageError(f"'{name}' is no command any more: {_GONE[name]}")
                 hint = nearest(name, [*_COMMANDS, *shipped])
                 raise UsageError(f"'{name}' is neither a command nor a recipe (a .yaml file, or a shipped one){hint}")
             args = ["run", *args]

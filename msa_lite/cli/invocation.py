@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 Body = Callable[..., int | None]
 Result = TypeVar("Result")
-PARTS = {"vectors": "vector", "sweep": "sweep"}  # the command that does a part of a run, by `run --until`
+PARTS = {"moments": "moments", "vectors": "vector", "sweep": "sweep"}  # the verb of a part of a run, by `run --until`
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ def takes_recipe(
             invocation = Invocation(loaded, as_json, checked)
             if not dry_run:
                 return body(invocation, **options)
-            choices = {name: options[name] for name in ("method", "which") if name in options}
+            choices = {name: options[name] for name in ("method",) if name in options}
             name = PARTS.get(options.get("until") or "", "run" if named else str(context.info_name))
             invocation.dry_run(name, **choices)
             return None

@@ -1,8 +1,7 @@
-"""Commands on reports: write that of a run, put several side by side, explain their metrics."""
+"""Commands on reports: write that of a run, put several side by side."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -87,7 +86,7 @@ def _print_report(run: Path, story: Story) -> None:
     "--metrics",
     metavar="NAMES",
     shell_complete=complete_names(metric_names),
-    help="Columns, with commas between them (`msa-lite metrics`).  [default: those of the paper]",
+    help="Columns, with commas between them (docs/reference/metrics.md).  [default: those of the paper]",
 )
 @takes_json
 def compare_command(
@@ -118,38 +117,3 @@ def compare_command(
         print_data(FORMATS[form](comparison))
     else:
         print_table(comparison_table(comparison), dense=True)
-
-
-@click.command(cls=Command)
-@takes_json
-def metrics_command(as_json: bool) -> None:
-    """Explain the metrics of reports.
-
-    Each has a name, a direction, a definition and a source. Recipes and `compare` take these names. Tasks of
-    lm-evaluation-harness bring metrics of their own, TASK/METRIC.
-
-    \b
-    msa-lite RECIPE.yaml select.minimise=rouge_l_f
-    msa-lite compare runs/mine --metrics rouge_l_f,model_utility
-    """
-    from dataclasses import asdict
-
-    from msa_lite.cli.output import print_json
-    from msa_lite.io.console.terminal import make_console
-    from msa_lite.report.metrics import METRICS
-
-    if as_json:
-        print_json({name: asdict(kind) for name, kind in METRICS.items()})
-        return
-    from rich.markup import escape
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False)
-    for name in ("metric", "best", "meaning and source"):
-        table.add_column(name, no_wrap=name in ("metric", "best"))
-    for group in dict.fromkeys(kind.group for kind in METRICS.values()):
-        table.add_row(f"\n[bold]{group}[/bold]")
-        for kind in (kind for kind in METRICS.values() if kind.group == group):
-            table.add_row(kind.name, kind.best, f"{escape(kind.formula)}. [dim]{escape(kind.source)}[/dim]")
-    # Without a terminal, in one line a metric.
-    make_console(width=None if sys.stdout.isatty() else 9999).print(table, highlight=False)

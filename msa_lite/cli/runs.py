@@ -1,4 +1,4 @@
-"""Commands on the recipe of a run or a training: run, quickstart, vector, sweep, baseline, train, probe."""
+"""Commands on the recipe of a run or a training: run, quickstart, baseline, train, probe."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _QUICKSTARTS = {"new": "quickstart", "smollm2": "quickstart-smollm2"}  # recipes
 
 def _takes_run_options(body: F) -> F:
     """Give a command the options of a whole run."""
-    until = "Stop after this part: vectors are fitted; sweep: alpha and beta are chosen, and merged."
+    until = "Stop after this part: moments for the filter; vectors; sweep: alpha and beta are chosen, and merged."
     accept = "Exit with 0 whatever the verdict. Checks before the run only warn."
     show = "Put questions with the models' answers into the report and --json."
     options = [
@@ -41,13 +41,16 @@ def run_command(invocation: Invocation, until: str | None, accept: bool, show_ex
     RECIPE is a YAML file, or the name of a shipped recipe (`msa-lite recipes list`). KEY.SUB=VALUE changes one of its
     keys. A second run does only what is missing or has changed.
 
-    The verdict is printed first: PASS, PARTLY or FAIL. The exit code of FAIL is 1.
+    The verdict is printed first: PASS, PARTLY or FAIL. The exit code of FAIL is 1. --until stops before that, after
+    what is to be looked at: moments/, which `msa-lite merge --filter` takes; vectors/; or sweep/, with tables, pictures
+    and a report for each point. A later run goes on with them.
 
     \b
     msa-lite quickstart
     msa-lite my.yaml
     msa-lite my.yaml forget.alpha=2 merge.filter=1 output=runs/stronger
     msa-lite run my.yaml --until vectors
+    msa-lite run my.yaml --until sweep 'forget.alpha=[1.0, 1.5, 2.0]' merge.filter=1
     accelerate launch --num_processes 4 -m msa_lite my.yaml   # on 4 GPUs
     """
     return _run(invocation, until, accept, show_examples)
@@ -83,10 +86,7 @@ def _run(invocation: Invocation, until: str | None, accept: bool, show_examples:
     options = {"--accept": accept, "--show-examples": show_examples}
     if clash := [name for name, is_set in options.items() if is_set]:
         raise UsageError(f"--until {until}: ends before scores and verdict; leave out {' and '.join(clash)}")
-    if until == "vectors":
-        _fit_vectors(invocation, "all")
-    else:
-        _choose(invocation)
+    {"moments": _measure_moments, "vectors": _fit_vectors, "sweep": _choose}[until](invocation)
     return 0
 
 
@@ -142,56 +142,7 @@ def baseline_command(invocation: Invocation, method: str) -> None:
         print_result(result, f"{method}: " + ", ".join(f"{key} {value}" for key, value in result.chosen.items()))
 
 
-@click.command(cls=Command)
-@click.option(
-    "--which",
-    type=click.Choice(["forget", "retain", "all"]),
-    default="all",
-    show_default=True,
-    help="Which vector to fit; all: those that the recipe uses.",
-)
-@takes_recipe()
-def vector_command(invocation: Invocation, which: str) -> None:
-    """Fit the forget and retain vectors of RECIPE, and do nothing else.
-
-    Same as `msa-lite run RECIPE --until vectors`; --which fits one of them alone.
-
-    They go into vectors/ of the run's folder. RECIPE is a YAML file, or the name of a shipped recipe. KEY.SUB=VALUE
-    changes one of its keys. Vectors that are there already are kept, and `msa-lite run` on the same recipe goes on with
-    them.
-
-    \b
-    msa-lite vector my.yaml
-    msa-lite vector my.yaml --which forget vector.lora.rank=64
-    """
-    _fit_vectors(invocation, which)
-
-
-def _fit_vectors(invocation: Invocation, which: str) -> None:
-    from msa_lite.cli.output import print_json
-    from msa_lite.pipeline.verbs.run import run_vectors
-
-    folders = {folder.name: folder for folder in invocation.call(run_vectors, which=which)}
-    if invocation.as_json:
-        print_json({"vectors": folders})
-        return
-    for name, folder in folders.items():
-        click.echo(f"{name} vector: {folder}")
-
-
-@click.command(cls=Command)
-@takes_recipe()
-def moments_command(invocation: Invocation) -> None:
-    """Measure the inputs of a target's layers, on rows to forget and to keep.
-
-    The target and the rows are those of RECIPE: a YAML file, or the name of a shipped recipe. The moments go into
-    moments/ of the run's folder. `msa-lite merge --filter` takes them; a run with `merge.filter` measures them by
-    itself. They hold what the rows look like inside the model: `msa-lite purge` removes them.
-
-    \b
-    msa-lite moments my.yaml
-    msa-lite merge --target T --forget F --filter runs/mine/moments --filter-strength 1 --out ./unlearned
-    """
+def _measure_moments(invocation: Invocation) -> None:
     from msa_lite.cli.output import print_json
     from msa_lite.pipeline.verbs.run import run_moments
 
@@ -202,26 +153,16 @@ def moments_command(invocation: Invocation) -> None:
         click.echo(f"moments of {moments.count} layers: {moments.folder}")
 
 
-@click.command(cls=Command)
-@takes_recipe()
-def sweep_command(invocation: Invocation) -> None:
-    """Choose alpha and beta of RECIPE on validation rows; merge the best point.
+def _fit_vectors(invocation: Invocation) -> None:
+    from msa_lite.cli.output import print_json
+    from msa_lite.pipeline.verbs.run import run_vectors
 
-    Same as `msa-lite run RECIPE --until sweep`.
-
-    RECIPE is a YAML file, or the name of a shipped recipe. KEY.SUB=VALUE changes one of its keys. Vectors are fitted
-    once. Only the best point is merged, and then scored again. Test rows are left alone: `msa-lite run` on the same
-    recipe goes on with them. A sweep that was stopped goes on where it was.
-
-    Tables, pictures and a report for each point are in the run's sweep/ folder.
-
-    \b
-    msa-lite sweep my.yaml
-    msa-lite sweep my.yaml 'forget.alpha=[1.0, 1.5, 2.0]' merge.filter=1 select.refine=1
-    accelerate launch --num_processes 4 -m msa_lite sweep my.yaml   # points are spread over 4 GPUs
-    torchrun --nproc_per_node 2 -m msa_lite sweep my.yaml           # over 2 processes, without GPUs
-    """
-    _choose(invocation)
+    folders = {folder.name: folder for folder in invocation.call(run_vectors)}
+    if invocation.as_json:
+        print_json({"vectors": folders})
+        return
+    for name, folder in folders.items():
+        click.echo(f"{name} vector: {folder}")
 
 
 def _choose(invocation: Invocation) -> None:

@@ -95,13 +95,13 @@ class Moments:
 
 
 def load_moments(folder: Path) -> Moments:
-    """Open a folder that `msa-lite moments` has written.
+    """Open a folder that `run --until moments` has written.
 
     Raise UsageError where it is none, FormatError where files and manifest do not fit.
     """
     manifest = load_manifest(folder)
     if manifest is None or manifest["kind"] != MOMENTS_FOLDER:
-        raise UsageError(f"{folder}: holds no moments; `msa-lite moments RECIPE` measures them")
+        raise UsageError(f"{folder}: holds no moments; `msa-lite run RECIPE --until moments` measures them")
     entries = {e.name: e for path in sorted(folder.glob("*.safetensors")) for e in read_shard(path).tensors}
     try:
         layers = {
@@ -139,7 +139,7 @@ def filter_vector(
     """Write D C_f (C_f + λ C_r)⁻¹ for each layer of a vector to the folder `out`, unless it is there already.
 
     vector: a PEFT adapter, or a checkpoint, which needs the prior: a folder or `repo[@revision]`, as target and prior.
-    moments: a folder of `msa-lite moments`, measured at this target. strength: λ > 0. label: the step of the progress.
+    moments: a folder of `run --until moments`, measured at this target. strength: λ > 0. label: the step of progress.
     Return `out`.
 
     Layers that were not measured stay as they were fitted, and a warning says so. A checkpoint's change of embeddings,

@@ -212,7 +212,7 @@ class RecordedEvidence(Closed):
     rows: int = Field(ge=0)
     """The forget rows that it rests on."""
     figures: dict[str, float]
-    """Its figures of the unlearned model, by the names of `msa-lite metrics`."""
+    """Its figures of the unlearned model, by the names of docs/reference/metrics.md."""
 
 
 class EarlierRecord(Closed):

@@ -1,7 +1,7 @@
 """Make a history of TOFU authors for `tests.benchmarks.variants`: SmolLM2 as the prior, a target, an ideal.
 
     python -m tests.benchmarks.tofu_history RUN --data TOFU/full.json --seed 0     # other authors in each seed
-    msa-lite vector RUN.yaml merge.filter=off vector.hold=0
+    msa-lite run RUN.yaml --until vectors merge.filter=off vector.hold=0
     python -m tests.benchmarks.variants RUN
 
 Two authors to forget, five to keep and two whom no model meets, 20 rows each; six epochs in all weights at 1e-4.

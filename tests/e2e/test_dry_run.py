@@ -170,7 +170,7 @@ def test_the_command_prints_stages_inputs_outputs_and_time(
     assert status == 0, err
     for text in ("forget vector", "to do", "reads:   prior: ", "writes:  ", "vectors/forget", "time:    ", "disk:    "):
         assert text in out
-    status, out, err = call_cli("sweep", str(file), "--dry-run", "--json")
+    status, out, err = call_cli("run", str(file), "--until", "sweep", "--dry-run", "--json")
     assert status == 0, err
     values = json.loads(out)
     assert values["command"] == "sweep"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import runpy
 import shutil
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 import msa_lite
+from msa_lite.errors import DataError, OutputError
 from msa_lite.evals import tofu
 from msa_lite.evals.records import read_records
 from msa_lite.io.finished.seal import verify_folder
@@ -340,26 +342,22 @@ def test_the_wording_of_a_file_is_sent_recorded_and_scored_anew_when_it_changes(
 def test_a_persons_marks_are_held_against_the_judge(
     models: tuple[Path, Path], data: str, call_cli: CallCli, judge: JudgeServer, tmp_path: Path, monkeypatch: Any
 ) -> None:
-    out = tmp_path / "out"
+    out, sheet = tmp_path / "out", tmp_path / "judge-sample.csv"
     judge.reply = lambda body: "AB"[len(judge.calls) % 2]
     given = arguments(models, data, out, "--judge", "openai", "--judge-url", judge.url)
     assert call_cli("evaluate", *given)[0] == 0
-    monkeypatch.chdir(tmp_path)
-    code, said, err = call_cli("judge", "sample", str(out), "--n", "6")
-    assert code == 0, err
-    assert said.startswith("written: judge-sample.csv, 6 of 8 verdicts (model, ideal)\n")
-    assert said.endswith(f"next:    msa-lite judge agree {out} judge-sample.csv\n")
+    example = runpy.run_path(str(Path(__file__).parents[2] / "examples/judge_agreement/judge_agreement.py"))
+    sample, agree = example["sample_verdicts"], example["judge_agreement"]
+    written = sample(out, 6, out=sheet)
+    assert (written.count, written.available, written.models) == (6, 8, ["model", "ideal"])
     assert verify_folder(out) == []
-    sheet = tmp_path / "judge-sample.csv"
-    code, _, err = call_cli("judge", "sample", str(out))
-    assert (code, "may hold somebody's marks" in err) == (3, True)
-    code, _, err = call_cli("judge", "agree", str(out), str(sheet))
-    assert (code, "0 of 6 rows marked" in err) == (3, True)
+    with pytest.raises(OutputError, match="may hold somebody's marks"):
+        sample(out, out=sheet)
+    with pytest.raises(DataError, match="0 of 6 rows marked"):
+        agree(out, sheet)
     shown = sheet.read_text("utf-8-sig")
     sheet.write_text(re.sub(r',"(A to [A-Z], or Z for none)",$', r',"\1",A', shown, flags=re.M), "utf-8")
-    code, said, err = call_cli("judge", "agree", str(out), str(sheet), "--json")
-    assert code == 0, err
-    result = json.loads(said)
+    result = agree(out, sheet)
     letters = {
         record["question"]: record["verdicts"][0]["reply"]
         for folder in (out, out / "ideal")
@@ -367,12 +365,15 @@ def test_a_persons_marks_are_held_against_the_judge(
         for record in read_records(folder / f"{name}.jsonl")
     }
     assert {*letters.values()} == {"A", "B"}
-    assert (result["marked"], result["unmarked"]) == (6, 0)
-    letter = result["agreements"][0]
-    assert (letter["name"], letter["n"], letter["kappa"]) == ("letter", 6, 0.0), "one letter alone agrees by chance"
-    assert 0 < letter["low"] < letter["share"] < letter["high"] < 1
-    code, said, _ = call_cli("judge", "agree", str(out), str(sheet))
-    assert (code, "marked: 6 rows" in said, "95 % interval" in said) == (0, True, True)
+    assert (result.marked, result.unmarked) == (6, 0)
+    letter = result.agreements[0]
+    assert (letter.name, letter.n, letter.kappa) == ("letter", 6, 0.0), "one letter alone agrees by chance"
+    assert 0 < letter.low < letter.share < letter.high < 1
+    # 20 of A and A, 10 of A and B, 5 of B and A, 15 of B and B: p = .7, e = .5 (worked out by hand)
+    pairs = [("A", "A")] * 20 + [("A", "B")] * 10 + [("B", "A")] * 5 + [("B", "B")] * 15
+    assert example["cohen_kappa"](pairs) == pytest.approx(0.4)
+    monkeypatch.setattr("sys.argv", ["judge_agreement.py", "agree", str(out), str(sheet)])
+    example["main"]()
 
 
 def test_a_model_on_this_machine_may_be_the_judge(

@@ -328,7 +328,7 @@ def test_in_a_terminal_the_priors_tokenizer_is_offered(
     asked: list[str] = []
     for answer, code in ((False, 3), (True, 0)):
         monkeypatch.setattr("click.confirm", lambda text, answer=answer, **_: asked.append(text) or answer)
-        assert call_cli("vector", tmp_path / "r.yaml", "--which", "forget")[0] == code
+        assert call_cli("run", tmp_path / "r.yaml", "--until", "vectors")[0] == code
         assert (tmp_path / "run/vectors/forget").exists() == answer
     assert str(history / "prior") in asked[0]
 

@@ -184,18 +184,16 @@ def test_reports_are_compared_also_on_the_rows_that_they_share(plain: Plain) -> 
     assert (code, err.splitlines()) == (2, [line])
 
 
-def test_recipes_and_metrics_are_listed_and_recipes_checked(plain: Plain) -> None:
-    described, listed, resolved, schema, metrics = plain.printed(
+def test_recipes_are_listed_and_checked(plain: Plain) -> None:
+    described, listed, resolved, schema = plain.printed(
         ["merge", "--help"],
         ["recipes", "list"],
         ["recipes", "validate", "quickstart"],
         ["recipes", "schema"],
-        ["metrics"],
     )
     assert "--mergekit" in described
     assert "quickstart" in listed
     assert json.loads(schema)["title"] == "Recipe"
-    assert "extraction_strength" in metrics
     (plain.folder / "mine.yaml").write_text(resolved)
     assert plain.printed(["recipes", "validate", "mine.yaml"]) == [resolved]
 
@@ -217,8 +215,7 @@ def test_commands_that_need_more_say_what_to_install_before_any_work(plain: Plai
         ["ask", "."],
         ["quickstart"],
         ["run", "quickstart", "-v"],
-        ["vector", "quickstart"],
-        ["sweep", "quickstart"],
+        ["run", "quickstart", "--until", "vectors"],
         ["baseline", "npo", "quickstart"],
         ["probe", "quickstart"],
         ["train", "train/small"],

@@ -173,7 +173,7 @@ def test_a_run_that_cannot_fit_is_refused_before_any_work(
 
 @pytest.mark.usefixtures("small_gpu")
 def test_force_only_warns(path: Path, call_cli: CallCli, tmp_path: Path) -> None:
-    code, _, err = call_cli("vector", path, "--force", "--which", "forget", "vector.epochs=1")
+    code, _, err = call_cli("run", path, "--until", "vectors", "--force", "vector.epochs=1")
     assert code == 0
     assert "warning: the run does not fit on 0 GB (a small GPU): peak" in err
     assert (tmp_path / "run/vectors/forget/manifest.json").is_file()

@@ -197,7 +197,7 @@ def test_auto_is_settled_in_the_runs_recipe_and_not_asked_twice(
     given |= {"prompt": "auto", "vector": {"lora": {"rank": 1}, "epochs": 2, "warmup_epochs": 0}, "evaluate": None}
     given["forget"]["alpha"], given["retain"]["beta"] = 1.0, 0.0
     path = write(given, tmp_path)
-    code, _, err = call_cli("vector", path, "--which", "forget")
+    code, _, err = call_cli("run", path, "--until", "vectors")
     assert code == 0, err
     told = " ".join(err.split())
     assert "prompt: auto takes " in told
@@ -210,7 +210,7 @@ def test_auto_is_settled_in_the_runs_recipe_and_not_asked_twice(
     before = (tmp_path / "run/vectors/forget/manifest.json").read_text()
     monkeypatch.setattr(prompting, "rank_prompts", lambda *_: pytest.fail("asked twice"))
     for recipe in (path, str(tmp_path / "run/recipe.yaml")):
-        code, _, err = call_cli("vector", recipe, "--which", "forget")
+        code, _, err = call_cli("run", recipe, "--until", "vectors")
         assert code == 0, err
     assert (tmp_path / "run/vectors/forget/manifest.json").read_text() == before
     assert evaluation_arguments(load_recipe(path))["prompt"] == prompting.prompt_settings(written.prompt)

@@ -146,7 +146,7 @@ def test_full_mode_and_text_go_the_same_way(recipe: dict[str, Any], history: Pat
 
 def test_vectors_can_be_fitted_alone(recipe: dict[str, Any], tmp_path: Path, call_cli: CallCli) -> None:
     assert [path.name for path in run_vectors(recipe, "forget")] == ["forget"]
-    _, stdout, _ = call_cli("vector", write(recipe, tmp_path), "--json")
+    _, stdout, _ = call_cli("run", write(recipe, tmp_path), "--until", "vectors", "--json")
     assert set(json.loads(stdout)["vectors"]) == {"forget", "retain"}
     del recipe["retain"]
     with pytest.raises(UsageError, match="no retain set"):

@@ -42,7 +42,7 @@ def test_a_runs_merge_is_printed_for_mergekit_once_its_vectors_are_there(
     path.write_text(yaml.safe_dump(recipe))
     status, stdout, stderr = call_cli("mergekit", path)
     assert (status, stdout) == (2, "")
-    assert "not fitted yet; `msa-lite vector`" in stderr
+    assert "not fitted yet; `msa-lite run RECIPE --until vectors`" in stderr
     run_vectors(path)
     status, stdout, stderr = call_cli("mergekit", path)
     assert status == 0, stderr

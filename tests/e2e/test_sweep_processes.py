@@ -86,7 +86,7 @@ def scorers(stderr: str) -> dict[str, set[str]]:
 
 @pytest.mark.slow
 def test_processes_share_a_sweep_from_nothing(path: str, meeting: list[str], alone: Path, tmp_path: Path) -> None:
-    done = launch(*TORCHRUN, *meeting, "-v", "sweep", path, "--json")
+    done = launch(*TORCHRUN, *meeting, "-v", "run", path, "--until", "sweep", "--json")
     assert done.returncode == 0, done.stderr
     shares = scorers(done.stderr)
     assert len(shares) == 2
@@ -97,7 +97,7 @@ def test_processes_share_a_sweep_from_nothing(path: str, meeting: list[str], alo
 
 @pytest.mark.slow
 def test_a_fault_of_the_recipe_ends_all_processes(path: str, tmp_path: Path) -> None:
-    done = launch(*TORCHRUN, "-m", "msa_lite", "sweep", path, "forget.data.columns.question=none")
+    done = launch(*TORCHRUN, "-m", "msa_lite", "run", path, "--until", "sweep", "forget.data.columns.question=none")
     assert done.returncode != 0
     assert done.stdout == ""
     assert done.stderr.count("no column 'none'") == 1
@@ -108,7 +108,7 @@ def test_a_fault_of_the_recipe_ends_all_processes(path: str, tmp_path: Path) -> 
 def test_a_process_that_is_killed_ends_the_others_and_scores_stay(
     path: str, meeting: list[str], alone: Path, tmp_path: Path
 ) -> None:
-    done = launch(*TORCHRUN, *meeting, "sweep", path, KILLED="1")
+    done = launch(*TORCHRUN, *meeting, "run", path, "--until", "sweep", KILLED="1")
     assert done.returncode != 0
     assert "SIGKILL" in done.stderr  # torchrun names the process and its signal
     partial = tmp_path / "run/sweep.partial"
@@ -126,9 +126,10 @@ def test_machines_with_a_shared_disk_share_a_sweep(path: str, meeting: list[str]
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     node = ["-m", "torch.distributed.run", "--nnodes", "2", "--nproc_per_node", "1", "--master_addr", "127.0.0.1"]
+    sweep = ["-v", "run", path, "--until", "sweep"]
     with ThreadPoolExecutor(2) as threads:
         machines = [
-            threads.submit(launch, *node, "--master_port", port, "--node_rank", rank, *meeting, "-v", "sweep", path)
+            threads.submit(launch, *node, "--master_port", port, "--node_rank", rank, *meeting, *sweep)
             for rank in ("0", "1")
         ]
         done = [machine.result() for machine in machines]

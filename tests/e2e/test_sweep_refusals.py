@@ -46,7 +46,7 @@ def test_what_is_wrong_is_told_before_anything_is_written(
     overrides: list[str], told: str, grid: dict[str, Any], call_cli: CallCli, tmp_path: Path
 ) -> None:
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(grid))
-    found, said, err = call_cli("sweep", str(tmp_path / "recipe.yaml"), *overrides)
+    found, said, err = call_cli("run", str(tmp_path / "recipe.yaml"), "--until", "sweep", *overrides)
     assert (found, said) == (2, "")
     assert told in err
     assert "Traceback" not in err

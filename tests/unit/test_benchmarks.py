@@ -23,7 +23,6 @@ ALLOWED = {
     "evals/judge/base.py": "the prompts of a file that each benchmark needs",
     "evals/judge/prompts.py": "what a judge is asked; manifests hold the hash of all prompts",
     "evals/judge/wording.py": "the words that a judge is asked in",
-    "comparison/marking.py": "the judged questions of each, for a person to mark",
     "pipeline/table/rows.py": "the data that their tables read",
     "pipeline/table/small.py": "the sizes that suit each",
     "pipeline/table/small_rows.py": "the rows that small models of a table learn and are asked",

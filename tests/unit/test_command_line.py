@@ -18,7 +18,6 @@ import torch
 from msa_lite import cli
 from msa_lite.cli import output, runs
 from msa_lite.cli.faults import report_error
-from msa_lite.cli.judge import judge_command
 from msa_lite.cli.output import print_start
 from msa_lite.cli.recipes import recipes_command
 from msa_lite.errors import Faults, MismatchError, MsaError, StageError, UsageError, allowed_by, with_retries
@@ -85,7 +84,7 @@ def test_every_command_takes_verbose_and_stands_in_the_help(name: str, call: Cal
     assert f"  {name} " in call("--help")[1]
 
 
-_INNER = [f"recipes {name}" for name in recipes_command.commands] + [f"judge {name}" for name in judge_command.commands]
+_INNER = [f"recipes {name}" for name in recipes_command.commands]
 
 
 @pytest.mark.parametrize("name", [*cli._COMMANDS, *_INNER])
@@ -126,19 +125,34 @@ def test_the_quickstart_takes_the_options_of_a_run_and_a_model_in_place_of_a_rec
     assert first == second
 
 
-@pytest.mark.parametrize(("part", "function"), [("vectors", "_fit_vectors"), ("sweep", "_choose")])
-def test_a_run_stops_after_a_part_as_the_command_of_that_part_does(
-    part: str, function: str, call: Call, monkeypatch: pytest.MonkeyPatch
-) -> None:
+PARTS = {"moments": "_measure_moments", "vectors": "_fit_vectors", "sweep": "_choose"}
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_run_stops_after_a_part(part: str, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
-    monkeypatch.setattr(runs, function, lambda invocation, *which: calls.append((invocation.recipe, *which)))
+    monkeypatch.setattr(runs, PARTS[part], lambda invocation: calls.append(invocation.recipe))
     assert call("run", "quickstart", "--until", part)[0] == 0
-    assert call({"vectors": "vector"}.get(part, part), "quickstart")[0] == 0
-    assert len(calls) == 2
-    assert calls[0] == calls[1]
+    assert calls == [load_recipe("quickstart")]
     status, _, err = call("run", "quickstart", "--until", part, "--accept")
-    assert (status, len(calls)) == (2, 2)
+    assert (status, len(calls)) == (2, 1)
     assert "leave out --accept" in err
+
+
+@pytest.mark.parametrize(
+    ("command", "form"),
+    [
+        ("vector", "run RECIPE --until vectors"),
+        ("sweep", "run RECIPE --until sweep"),
+        ("moments", "run RECIPE --until moments"),
+        ("metrics", "docs/reference/metrics.md"),
+        ("judge", "examples/judge_agreement"),
+    ],
+)
+def test_a_command_of_before_is_refused_with_its_new_form(command: str, form: str, call: Call) -> None:
+    status, out, err = call(command, "quickstart")
+    assert (status, out) == (2, "")
+    assert form in err
 
 
 def test_no_text_is_folded_where_there_is_no_terminal(call: Call, capsys: pytest.CaptureFixture[str]) -> None:
@@ -191,7 +205,7 @@ def test_without_a_command_the_help_is_printed_and_no_error(arguments: list[str]
         ("run my.yaml --accept", allowed_by(MismatchError("no"), "--accept"), []),
         ("run my.yaml -- a=1", allowed_by(MismatchError("no"), "--force"), ["run my.yaml --force -- a=1"]),
         ("run my.yaml --until=sweep", allowed_by(MismatchError("no"), "--accept"), []),  # which are refused together
-        ("sweep my.yaml", allowed_by(MismatchError("no"), "--accept"), []),  # which has no such option
+        ("probe my.yaml", allowed_by(MismatchError("no"), "--accept"), []),  # which has no such option
         ("run my.yaml", with_retries(MismatchError("no"), {"to fit": ["vector.mode=qlora"], "or": ["--force"]}),
          ["{words} vector.mode=qlora", "{words} --force"]),
     ],

@@ -174,7 +174,6 @@ COMMANDS = (
     "compare --published restor-olmo-2-7b --format html",
     "recipes list",
     "plan quickstart --gpu 8GB",
-    "metrics",
 )
 CODE = """
 import json, runpy, sys

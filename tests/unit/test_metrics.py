@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import ast
-import json
 import re
 from itertools import chain
 
 import pytest
-from click.testing import CliRunner
 
 from msa_lite.attack_names import ATTACKS
 from msa_lite.benchmarks import BENCHMARKS
-from msa_lite.cli.reports import metrics_command
 from msa_lite.comparison.published import load_published, published_tables
 from msa_lite.evals.aggregates import NO_IDEAL, NOT_JUDGED
 from msa_lite.evals.benchmark import Benchmark, Records, benchmark_class
@@ -24,7 +21,7 @@ from msa_lite.evals.restor import QUESTIONS, Restor
 from msa_lite.evals.tofu import Tofu
 from msa_lite.evidence_names import EVIDENCE, evidence_metric
 from msa_lite.report import Metric
-from msa_lite.report.metrics import GROUPS, METRICS, MetricKind, attack_metric, metric_kind
+from msa_lite.report.metrics import GROUPS, METRICS, attack_metric, metric_kind
 from msa_lite.report.reports import heading
 from tests.tools.arrows import PACKAGE, sources
 from tests.tools.pages import metrics_page
@@ -105,15 +102,6 @@ def test_names_that_the_table_lacks_have_an_entry_made_of_them(name: str, group:
     assert heading(name, kind.higher_is_better) == shown
 
 
-def test_the_command_lists_every_metric() -> None:
-    table = CliRunner().invoke(metrics_command).output.splitlines()
-    names = [line.split()[0] for line in table if line.split()]
-    assert [name for name in names if name in METRICS] == [*METRICS]
-    assert {line.strip() for line in table} >= {kind.group for kind in METRICS.values()}
-    entries = json.loads(CliRunner().invoke(metrics_command, "--json").output)
-    assert {name: MetricKind(**entry) for name, entry in entries.items()} == METRICS
-
-
 def test_the_table_as_markdown_has_one_row_a_metric() -> None:
     lines = [line for line in metrics_page().splitlines() if line.startswith("|")]
     cells = [re.split(r" (?<!\\)\| ", line) for line in lines[2:]]
@@ -124,7 +112,6 @@ def test_the_table_as_markdown_has_one_row_a_metric() -> None:
 # Modules that may name a metric: benchmarks and attacks make them (or hold scores of the same name), rules weigh them.
 NAMING = {
     "report/metrics.py": "the table",
-    "comparison/marking.py": "the metric of a judged set that has one alone",
     "benchmarks.py": "what a benchmark shows, and the weights of its selection scores",
     "pipeline/table/small_rows.py": "a configuration of MUSE's data, which is called like its metric",
     "choose/rules.py": "what a rule measures on the forget set",

@@ -8,12 +8,12 @@ from tests.tools.count import code_lines, inner_arrows, totals
 
 # Today's totals. Lower one whenever it falls. Raising one is a decision: CONTRIBUTING lists each, with its reason.
 CEILING = {
-    "lines of the package": 42_871,
-    "modules": 340,
-    "lines of the tests": 55_640,
-    "words of the docs": 78_697,
-    "commands": 30,
-    "options": 187,
+    "lines of the package": 42_567,
+    "modules": 338,
+    "lines of the tests": 55_465,
+    "words of the docs": 77_483,
+    "commands": 24,
+    "options": 165,
     "keys of a recipe": 140,
 }
 

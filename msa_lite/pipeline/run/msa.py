@@ -114,7 +114,7 @@ def merge_arguments(recipe: Recipe) -> dict[str, Any]:
     vectors = {name: strengths.vector_folder(folder, name) for name, weight in own.items() if weight}
     missing = [str(path) for path in vectors.values() if load_manifest(path) is None]
     if missing:
-        raise UsageError(f"{' and '.join(missing)}: not fitted yet; `msa-lite vector` on the recipe does it")
+        raise UsageError(f"{' and '.join(missing)}: not fitted yet; `msa-lite run RECIPE --until vectors` does it")
     target = whole_target(recipe)
     prior = recipe.prior_checkpoint if recipe.has_prior else target
     models = {"target": target, "prior": prior, "dtype": recipe.merge.dtype}

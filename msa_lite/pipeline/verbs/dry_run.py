@@ -136,13 +136,12 @@ def dry_run(
     *,
     command: CommandName | Literal["train"] = "run",
     method: str = "msa",
-    which: str = "all",
     force: bool = False,
 ) -> DryRun:
     """Return what a command on a recipe would do. Nothing is written into its output.
 
-    command: its name; "train" takes the recipe of a training. method: the method of `baseline`. which: the vector of
-    `vector`. force: as of the command.
+    command: its name; "train" takes the recipe of a training. method: the method of `baseline`. force: as of
+    the command.
 
     Raise what the command raises before its work, as far as this is known without downloading weights.
     """
@@ -150,7 +149,7 @@ def dry_run(
     if command == "train":
         return _dry_training(load_training(recipe, overrides), force)
     recipe = load_recipe(recipe, overrides)
-    verb = find_verb(command, recipe, method, which, force=force)
+    verb = find_verb(command, recipe, method, force=force)
     check_run_folder(recipe.folder, "run")
     facts, machine = find_facts(recipe, verb.scope.choice), Machine(this_device())
     whole, blockers = _find_blockers(recipe, facts, every_checkpoint=command == "probe")

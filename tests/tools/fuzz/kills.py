@@ -80,9 +80,9 @@ _ROWS = ("--forget", "history/data/forget.jsonl", "--retain", "history/data/reta
 SCENES = {
     "merge": Scene(_MERGE, _merge_inputs, 0.45),
     "merge --as adapter": Scene((*_MERGE[:-4], "--out", "out", "--as", "adapter"), _merge_inputs, 0.25),
-    "vector": Scene(("vector", "run.yaml"), _history, 0.05, heavy=True),
+    "vector": Scene(("run", "run.yaml", "--until", "vectors"), _history, 0.05, heavy=True),
     "evaluate": Scene(("evaluate", "history/target", *_ROWS, "--out", "out"), _history, 0.06, heavy=True),
-    "sweep": Scene(("sweep", "sweep.yaml"), _history, 0.05, heavy=True),
+    "sweep": Scene(("run", "sweep.yaml", "--until", "sweep"), _history, 0.05, heavy=True),
     "run": Scene(("run", "run.yaml"), _history, 0.04, heavy=True),
     "purge": Scene(("purge", "out", "--yes"), lambda root: None, 0.1, heavy=True, begin=_finished_run),
 }

@@ -178,7 +178,7 @@ def vector_cases(draw: Draw) -> Case:
         text = yaml.safe_dump(recipe).encode()
     except (RecursionError, yaml.YAMLError):
         text = b"x: 1"
-    arguments = ["vector", "r.yaml"]
+    arguments = ["run", "r.yaml", "--until", "vectors"]
     return Case("vector", tree | {b"r.yaml": text}, arguments, None, edits, memory=1200 << 20, seconds=60.0)
 
 

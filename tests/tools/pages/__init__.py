@@ -21,8 +21,7 @@ BEGIN, END = "<!-- rooms: drawn by python -m tests.tools.pages -->\n", "<!-- end
 _CONTRIBUTING = ROOT / ".github/CONTRIBUTING.md"
 _METRICS = """# Metrics
 
-Written by `python -m tests.tools.pages` from the table in `msa_lite/report/metrics.py`; `msa-lite metrics`
-prints the same.
+Written by `python -m tests.tools.pages` from the table in `msa_lite/report/metrics.py`.
 
 """
 

@@ -1,5 +1,14 @@
 """Hold a judge against a person: draw its verdicts for marking, and say how far both agree.
 
+    python examples/judge_agreement/judge_agreement.py sample runs/judged --n 200 --out judge-sample.csv
+    python examples/judge_agreement/judge_agreement.py agree runs/judged judge-sample.csv
+
+`sample` draws verdicts evenly at random from all models of a judged run, or of a folder of `msa-lite evaluate`. Write a
+letter into the last column of each row, in a spreadsheet. The CSV holds rows of the data, and `msa-lite purge` does not
+know it: delete it yourself. `agree` prints the share of equal verdicts, its 95 % interval and Cohen's kappa, on the
+letters and on each metric that follows from them. Quote the kappa of a metric: candidates stand in another order in
+each row, so letters hardly agree by chance. Rows without a letter are left out.
+
 The MSA paper marks 200 verdicts (appendix on judging). The sheet is blind: it has neither the judge's letter, nor the
 model, nor which candidate is the truth or the ideal's answer. Verdicts are found again in the run's records by an id,
 the hash of what the judge was shown.
@@ -7,6 +16,7 @@ the hash of what the judge was shown.
 
 from __future__ import annotations
 
+import argparse
 import csv
 import io
 import math
@@ -292,11 +302,37 @@ def read_marks(path: Path) -> list[tuple[str, str]]:
             if {"id", LETTER} <= {*names}:
                 break
         else:
-            raise DataError(
-                f"{path}: no sheet of `msa-lite judge sample`: its first line lacks the columns id and {LETTER}"
-            )
+            raise DataError(f"{path}: no sheet of `sample`: its first line lacks the columns id and {LETTER}")
     except csv.Error as error:
         raise DataError(f"{path}: not CSV ({error})") from error
     places = [names.index("id"), names.index(LETTER)]
     filled = [row for row in rows[1:] if any(cell.strip() for cell in row)]
     return [tuple(row[at].strip() if at < len(row) else "" for at in places) for row in filled]  # type: ignore[misc]
+
+
+def main() -> None:
+    """Draw a sheet, or print the agreement on a marked one."""
+    parser = argparse.ArgumentParser(description="Hold the verdicts of a judge against those of a person.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    draws = commands.add_parser("sample", help="write verdicts of a run into a CSV, for a person to mark")
+    draws.add_argument("run", help="the folder of a run whose answers were judged, or of `msa-lite evaluate`")
+    draws.add_argument("--n", type=int, default=200, help="the number of verdicts")
+    draws.add_argument("--seed", type=int, default=0, help="of the draw")
+    draws.add_argument("--out", default=SHEET, help="the CSV to write")
+    holds = commands.add_parser("agree", help="print how far judge and person agree")
+    holds.add_argument("run", help="the same folder")
+    holds.add_argument("file", help="the marked CSV")
+    given = parser.parse_args()
+    if given.command == "sample":
+        sheet = sample_verdicts(given.run, given.n, given.seed, given.out)
+        print(f"written: {sheet.file}, {sheet.count} of {sheet.available} verdicts ({', '.join(sheet.models)})")
+        return
+    result = judge_agreement(given.run, given.file)
+    print(f"marked: {result.marked} rows; without a letter, and left out: {result.unmarked}")
+    for found in result.agreements:
+        kappa = "not defined" if found.kappa is None else f"{found.kappa:.3f}"
+        print(f"{found.name}: {found.share:.3f} of {found.n} ({found.low:.3f} to {found.high:.3f}), kappa {kappa}")
+
+
+if __name__ == "__main__":
+    main()
