@@ -10,8 +10,8 @@ from typing import Any
 
 import click
 
-from msa_lite.cli.completion import complete_names, complete_recipe
-from msa_lite.cli.help import Command, read_names, takes_json, takes_overrides
+from msa_lite.cli.completion import complete_recipe
+from msa_lite.cli.help import Command, takes_json, takes_overrides
 
 logger = logging.getLogger(__name__)
 
@@ -23,12 +23,11 @@ _OF_MODELS: dict[str, tuple[Any, ...]] = {
     "exact": (False,),
     "untie": (False,),
     "threads": (None,),
-    "forecast": (None,),
 }
 INPUTS = ("--target", "--forget", "--alpha", "--retain", "--beta", "--prior")
 _GROUPS = {
     "Models and vectors": [*INPUTS, "--filter", "--filter-strength", "--mergekit", "--with"],
-    "Result": ["--out", "--dtype", "--rounding", "--seed", "--exact", "--untie", "--as", "--max-rank", "--forecast"],
+    "Result": ["--out", "--dtype", "--rounding", "--seed", "--exact", "--untie", "--as", "--max-rank"],
     "Memory and threads": ["--max-memory", "--threads"],
 }
 _DTYPES = click.Choice(["same", "bfloat16", "float16", "float32"])
@@ -106,12 +105,6 @@ def read_strengths(options: dict[str, Any]) -> dict[str, Any]:
     type=int,
     help="With --as adapter: truncate each module's update to at most this rank; full checkpoints need it.",
 )
-@click.option(
-    "--forecast",
-    metavar="FORMS",
-    shell_complete=complete_names(lambda: ("nf4", "int4", "int8")),
-    help="Count what nf4, int4 or int8 leaves of the update: nf4,int8.",
-)
 @click.option("--max-memory", default="512MB", show_default=True, help="Bound on memory, Python itself included.")
 @click.option("--threads", type=int, help="Worker threads.  [default: one a core]")
 @takes_json
@@ -135,7 +128,6 @@ def merge_command(
     msa-lite merge --target ./tuned --forget ./vectors/forget --alpha 1.25 --out ./unlearned
     msa-lite merge --target T --forget A --alpha 1 --forget B --alpha 0.8 --out ./unlearned
     msa-lite merge --target T --forget F --retain R --beta 0.5 --as adapter --out ./update
-    msa-lite merge --target T --forget F --forecast nf4,int8 --out ./unlearned
     msa-lite merge --target T --forget F --filter runs/mine/moments --filter-strength 1 --out ./unlearned
     msa-lite merge --mergekit recipe.yml --out ./unlearned
     msa-lite merge --mergekit ties.yml --with mergekit --out ./unlearned
@@ -170,8 +162,6 @@ def merge_command(
             result = merge_adapters(out=out, **arguments, **bounds, progress=progress)
         else:
             settings = {name: value for name, value in {**options, "dtype": dtype}.items() if value is not None}
-            if "forecast" in settings:
-                settings["forecast"] = read_names(settings["forecast"])
             result = merge(out=out, **arguments, **settings, progress=progress)
     return print_json(result) if as_json else _print(result)
 

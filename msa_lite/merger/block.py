@@ -19,8 +19,6 @@ from msa_lite.merger.fidelity import (
     Change,
     check_overflow,
     check_update,
-    count_block,
-    is_quantised,
     measure,
     measure_carefully,
     measure_deltas,
@@ -144,7 +142,6 @@ def merge_block(
     if dtype != entry.dtype:
         np.copyto(before, round_once(before, dtype))  # a cast is no change
     np.copyto(merged, stored)
-    codes = count_block(checked.forecast, entry, block.rows[0], before, merged) if is_quantised(entry) else {}
     change = measure(before, update, merged, scratch[0].take("moved", raw.shape, np.bool_))
     if not np.isfinite(change.stored + change.lost + change.weight + change.wanted):
         check_update(entry.name, update)
@@ -152,6 +149,5 @@ def merge_block(
         fault = f"{entry.name}: merged values do not fit {NAMES[dtype]}; {remedy}"
         check_overflow(raw.astype(before.dtype), stored, fault)
         change = measure_carefully(before, update, stored)
-    change.codes = codes
     change.add(rows.norms)
     return change, written

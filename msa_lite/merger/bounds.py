@@ -15,7 +15,6 @@ from msa_lite.io.console.progress import readable
 from msa_lite.io.weights.checkpoint import FLOAT_DTYPES, TensorEntry
 from msa_lite.io.weights.codes import Packed, Turned
 from msa_lite.merger.checked import CheckedMerge
-from msa_lite.merger.fidelity import forecast_bytes
 
 MAX_MEMORY = "512MB"
 BLOCK = 1 << 19  # numbers in a block: fp32 weights, update and result stay in a core's share of the cache
@@ -93,10 +92,7 @@ def _block_size(entry: TensorEntry) -> int:
 
 
 def _worker_bytes(checked: CheckedMerge, entry: TensorEntry) -> int:
-    """Return the bytes of one thread's buffers: stored block, weights, update, result; for dense deltas two more.
-
-    A forecast takes some for the weights that it counts.
-    """
+    """Return the bytes of one thread's buffers: stored block, weights, update, result; for dense deltas two more."""
     precision = checked.precision
     work = np.dtype(precision.work(entry)).itemsize
     stored = FLOAT_DTYPES[entry.dtype].itemsize
@@ -105,8 +101,7 @@ def _worker_bytes(checked: CheckedMerge, entry: TensorEntry) -> int:
     if isinstance(entry, Packed) and isinstance(entry.form, Turned):
         coded += 8  # a strip of all matrices' rows
     narrowing = 3 * work if precision.stored or precision.is_stochastic or precision.exact else 0
-    counted = forecast_bytes(checked.forecast, entry, min(block_rows(entry), entry.matrix_shape[0]))
-    return _block_size(entry) * (stored + 3 * work + 1 + dense + narrowing + coded) + counted
+    return _block_size(entry) * (stored + 3 * work + 1 + dense + narrowing + coded)
 
 
 def describe_work(checked: CheckedMerge, bounds: Bounds) -> str:

@@ -94,8 +94,6 @@ class CheckedMerge:
     target: Checkpoint
     terms: tuple[Term[Vector], ...]
     precision: Precision = Precision()
-    forecast: tuple[str, ...] = ()
-    """The forms of quantisation to count changed codes for (`forecast`)."""
     is_untied: bool = False
     """True where the output gets a head of its own, which the target ties to its embedding."""
     forms: Mapping[str, str] = field(default_factory=dict)
@@ -258,7 +256,6 @@ def check_merge(
     terms: Sequence[Term[Source]],
     prior: Source | None,
     precision: Precision,
-    forecast: tuple[str, ...] = (),
     untie: bool | None = False,
     writes: bool = True,
 ) -> CheckedMerge:
@@ -269,7 +266,7 @@ def check_merge(
         check_companions(target.tokenizer.folder, tokenizer_files(target.tokenizer.folder))
     folders = [term.with_vector(term.vector.folder) for term in terms]
     start = load_checkpoint(prior.folder) if prior else None
-    checked = check_headers(checkpoint, folders, start, precision, forecast, untie, writes)
+    checked = check_headers(checkpoint, folders, start, precision, untie, writes)
     tuned = [load_checkpoint(vector.folder) for vector in checked.vectors if not vector.is_adapter]
     for model in (checkpoint, *([start] if start else []), *tuned):
         for path in unnamed_shards(model):
@@ -282,7 +279,6 @@ def check_headers(
     terms: Sequence[Term[Path | Checkpoint]],
     prior: Checkpoint | None,
     precision: Precision = Precision(),
-    forecast: tuple[str, ...] = (),
     untie: bool | None = False,
     writes: bool = True,
 ) -> CheckedMerge:
@@ -305,7 +301,7 @@ def check_headers(
         prior = prior if prior is None or (untie is None and untie_fault(prior)) else untied(prior)
     vectors = tuple(term.with_vector(load_vector(term.vector, target, prior, is_untied)) for term in terms)
     forms |= {term.name: term.vector.form for term in vectors if term.vector.form}
-    checked = CheckedMerge(target, vectors, precision, forecast, is_untied, forms)
+    checked = CheckedMerge(target, vectors, precision, is_untied, forms)
     if checked.keeps_codes and writes:
         checked = _keep_codes(checked, codes)
     faults = [

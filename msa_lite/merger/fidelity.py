@@ -1,21 +1,18 @@
-"""Compare the update that a merge computed with what the output dtype kept, and quantisation would keep."""
+"""Compare the update that a merge computed with what the output dtype kept."""
 
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
 import numpy as np
 
-from msa_lite.errors import FormatError, MismatchError, UsageError, nearest
+from msa_lite.errors import FormatError, MismatchError
 from msa_lite.io.files.writing import json_form
-from msa_lite.io.weights.blocks import QUANTISATIONS, Quantisation, Recoded
-from msa_lite.io.weights.checkpoint import FLOAT_DTYPES, TensorEntry
+from msa_lite.io.weights.checkpoint import FLOAT_DTYPES
 from msa_lite.merger.formula import Factors, Term, VectorLike
-from msa_lite.report.update import place_of
 
 WARN_LOSS = 0.10
 _RANKS = 1 << 19  # numbers of a matrix of ranks by ranks at a time, which take 12 MB
@@ -42,18 +39,11 @@ class Change:
     """The scalar product of two vectors; 0 with one, or with more than two."""
     vectors: dict[str, float] = field(default_factory=dict)
     """The norm of each vector itself, by the name of its term."""
-    codes: dict[str, Recoded] = field(default_factory=dict)
-    """By form of quantisation, what rounding leaves of the update, over the weights that were counted."""
     json_keys: ClassVar = {
         "weights": "weights", "weights_changed": "changed", "changed_share": "changed_share", "norm": "norm",
         "weight_norm": "weight_norm", "relative_size": "relative_size", "rounding_loss": "rounding_loss",
         "update_cosine": "update_cosine", "kept": "kept", "vector_cosine": "vector_cosine",
     }  # fmt: skip
-
-    @classmethod
-    def from_sums(cls, sums: Mapping[str, Any]) -> Change:
-        """Return the change of these sums, as `asdict` and JSON leave them."""
-        return cls(**{**sums, "codes": {form: Recoded(*counts) for form, counts in sums["codes"].items()}})
 
     def add(self, other: Change) -> None:
         """Add the sums of other weights."""
@@ -61,8 +51,6 @@ class Change:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         for name, square in other.vectors.items():
             self.vectors[name] = self.vectors.get(name, 0.0) + square
-        for form, counts in other.codes.items():
-            self.codes[form] = self.codes.get(form, Recoded()).plus(counts)
 
     @property
     def rounding_loss(self) -> float:
@@ -110,7 +98,7 @@ class Change:
         return self.norm / self.weight_norm if self.weight else None
 
 
-_SUMS = [item.name for item in fields(Change) if item.name not in ("vectors", "codes")]
+_SUMS = [item.name for item in fields(Change) if item.name != "vectors"]
 
 
 def cosine(product: float, square_a: float, square_b: float) -> float | None:
@@ -240,110 +228,3 @@ def factor_product(first: Factors, second: Factors) -> float:
         rows = (left_1[:, start : start + step].T @ left_2).astype(np.float64)
         total += float(np.sum(rows * (right_1[start : start + step] @ right_2.T)))
     return total
-
-
-_ENOUGH, _ROWS = 1 << 14, 64  # weights of a tensor, and rows where they are groups
-_SPARSEST = 257  # odd, as all steps are: one that divides the size of an attention head would miss most places
-_BYTES = 48  # of memory for each weight that is counted at a time: both models' weights, copies, codes, rounded ones
-
-
-def check_forms(forms: Sequence[str]) -> tuple[str, ...]:
-    """Return forms of quantisation in the order of `QUANTISATIONS`, each once. Raise UsageError for unknown ones."""
-    unknown = [f"'{form}'{nearest(form, QUANTISATIONS)}" for form in forms if form not in QUANTISATIONS]
-    if unknown:
-        raise UsageError(f"forecast {', '.join(unknown)}: choose from {', '.join(QUANTISATIONS)}")
-    return tuple(form for form in QUANTISATIONS if form in forms)
-
-
-def is_quantised(entry: TensorEntry) -> bool:
-    """Check whether a tensor is a linear weight of a layer, which quantisation rounds."""
-    return len(entry.shape) == 2 and entry.name.endswith(".weight") and place_of(entry.name)[0] is not None
-
-
-def count_block(
-    forms: Sequence[str], entry: TensorEntry, start: int, before: np.ndarray, after: np.ndarray
-) -> dict[str, Recoded]:
-    """Return what rounding leaves of the update by form, in rows of a tensor from `start` on.
-
-    before, after: the rows in the target and in the unlearned model, as they are stored, in fp32 or fp64.
-    """
-    counts = {}
-    for name in forms:
-        counts[name] = Recoded()
-        samples = (_sample(QUANTISATIONS[name], entry, start, rows) for rows in (before, after))
-        for pair in zip(*samples, strict=True):
-            counts[name] = counts[name].plus(QUANTISATIONS[name].compare(*pair))
-    return counts
-
-
-def _sample(form: Quantisation, entry: TensorEntry, start: int, rows: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield the groups to count of rows of a tensor from `start` on, in fp32."""
-    pick = _of_tensor if form.crosses_rows else _of_rows
-    for groups in pick(form, entry, start, rows):
-        if groups.size:
-            yield np.ascontiguousarray(groups, np.float32)
-
-
-def _of_rows(form: Quantisation, entry: TensorEntry, start: int, rows: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield every n-th group of rows, then the shorter group at the end of every n-th row."""
-    step, columns = _step(form, entry), entry.shape[1]
-    width = form.width or columns
-    count = columns // width  # groups of a row
-    if count:
-        numbers = np.arange(-start * count % step, len(rows) * count, step)
-        yield rows[:, : count * width].reshape(-1, count, width)[numbers // count, numbers % count]
-    yield rows[-start % step :: step, count * width :]
-
-
-def _of_tensor(form: Quantisation, entry: TensorEntry, start: int, rows: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield every n-th group of a tensor whose groups run on from row to row.
-
-    Groups that begin before these rows, or end behind them, are left out. There are none where the length of a row is a
-    multiple of a group's, as in all models that we know.
-    """
-    step, place = _step(form, entry), start * entry.shape[1]
-    skipped = -place % form.width
-    first = (place + skipped) // form.width
-    for groups in form.groups(rows.reshape(1, -1)[:, skipped:]):
-        if groups.shape[1] == form.width or start + len(rows) == entry.shape[0]:
-            yield groups[-first % step :: step]
-        first += len(groups)
-
-
-def _step(form: Quantisation, entry: TensorEntry) -> int:
-    """Return which of a tensor's groups are counted: every n-th."""
-    step = min(_SPARSEST, math.prod(entry.shape) // _ENOUGH | 1)
-    return step if form.width else min(step, entry.shape[0] // _ROWS | 1)
-
-
-def forecast_bytes(forms: Sequence[str], entry: TensorEntry, rows: int) -> int:
-    """Return the memory that a forecast takes for one block of rows of a tensor."""
-    if not is_quantised(entry):
-        return 0
-    sampled = max((math.ceil(rows / _step(QUANTISATIONS[form], entry)) for form in forms), default=0)
-    return sampled * entry.shape[1] * _BYTES
-
-
-def forecast_fact(changes: Mapping[str, Change], forms: Sequence[str]) -> dict[str, Any]:
-    """Return the manifest's figures by form: in total, and the share by layer; empty where nothing was counted.
-
-    changed: the weights counted whose code differs. weights: all that were counted. share: changed / weights. layers:
-    that share by layer. kept: the part of the update that is left after rounding; None for an update of zeros.
-    """
-    fact: dict[str, dict[str, Any]] = {}
-    for form in forms:
-        whole, layers = Recoded(), defaultdict[int, Recoded](Recoded)
-        for name, change in changes.items():
-            layer = place_of(name)[0]
-            if layer is not None and form in change.codes and change.codes[form].weights:
-                layers[layer] = layers[layer].plus(change.codes[form])
-                whole = whole.plus(change.codes[form])
-        if whole.weights:
-            fact[form] = {
-                "changed": whole.changed,
-                "weights": whole.weights,
-                "share": whole.changed / whole.weights,
-                "kept": whole.along / whole.update if whole.update else None,
-                "layers": {str(layer): counts.changed / counts.weights for layer, counts in sorted(layers.items())},
-            }
-    return fact

@@ -10,13 +10,12 @@ import dataclasses
 import json
 import logging
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
 from threadpoolctl import threadpool_limits
 
 from msa_lite.errors import FormatError, MismatchError, MsaError, discarded
@@ -24,33 +23,20 @@ from msa_lite.io.console.progress import Progress, notices, silent
 from msa_lite.io.files.reading import parse_json, read_bytes
 from msa_lite.io.files.writing import check_space, digest, hash_file, json_form, write_text
 from msa_lite.io.finished.manifest import partial_folder
-from msa_lite.io.finished.seal import JOURNAL, MERGEKIT_FILE, add_files
-from msa_lite.io.weights.blocks import Files, Recoded, read_rows
-from msa_lite.io.weights.checkpoint import TensorEntry, load_checkpoint
+from msa_lite.io.finished.seal import JOURNAL, MERGEKIT_FILE
 from msa_lite.io.weights.companions import tell_companions
 from msa_lite.io.weights.hub import copy_tokenizer
-from msa_lite.io.weights.quantised import dequantised, write_plain
-from msa_lite.io.weights.writer import round_once, write_companions
-from msa_lite.merger.bounds import MAX_MEMORY, Bounds, blocks_of, describe_work, find_bounds, parse_size
+from msa_lite.io.weights.quantised import write_plain
+from msa_lite.io.weights.writer import write_companions
+from msa_lite.merger.bounds import MAX_MEMORY, Bounds, describe_work, find_bounds, parse_size
 from msa_lite.merger.checked import CheckedMerge, Precision, check_merge, msa_terms
-from msa_lite.merger.fidelity import (
-    NAMES,
-    Change,
-    check_forms,
-    count_block,
-    fidelity_report,
-    forecast_fact,
-    is_quantised,
-    total,
-    warnings,
-)
+from msa_lite.merger.fidelity import NAMES, Change, fidelity_report, total, warnings
 from msa_lite.merger.formula import OneOrSeveral, Term
-from msa_lite.merger.inputs import Inputs, ModelLike, find_inputs
+from msa_lite.merger.inputs import ModelLike, find_inputs
 from msa_lite.merger.interference import interference_fact, tell_interference
 from msa_lite.merger.mergekit import recipe_beside
 from msa_lite.merger.stream import Stream
-from msa_lite.merger.tied import untied, write_untied
-from msa_lite.report.update import forecast_lines
+from msa_lite.merger.tied import write_untied
 
 logger = logging.getLogger(__name__)
 
@@ -81,17 +67,12 @@ class Merged:
     """Warnings for the user, one sentence each."""
     interference: Sequence[dict[str, Any]] = ()
     """The interference of the vectors of several requests, pair by pair, in JSON form."""
-    forecast: Mapping[str, Any] = field(default_factory=dict)
-    """By form of quantisation, the weights whose code differs from the target's (`forecast_fact`)."""
-    json_keys: ClassVar = {
-        "out": "folder", "**": "change", "interference?": "interference", "forecast?": "forecast",
-    }  # fmt: skip
+    json_keys: ClassVar = {"out": "folder", "**": "change", "interference?": "interference"}
 
     @property
     def change(self) -> dict[str, Any]:
         """Return the figures for the manifest."""
-        others = ("folder", "interference", "forecast")
-        values = {key: value for key, value in vars(self).items() if key not in others}
+        values = {key: value for key, value in vars(self).items() if key not in ("folder", "interference")}
         return {**values, "notes": list(self.notes)}
 
     def describe(self) -> str:
@@ -108,7 +89,7 @@ class Merged:
             lines[-1] += f" (cosine of stored and wanted update {self.update_cosine:.4f})"
         if self.vector_cosine is not None:
             lines.append(f"cosine of forget and retain vector: {self.vector_cosine:.3f}")
-        return "\n".join([*lines, *forecast_lines(self.forecast)])
+        return "\n".join(lines)
 
 
 def merge(
@@ -127,7 +108,6 @@ def merge(
     untie: bool = False,
     max_memory: str | int = MAX_MEMORY,
     threads: int | None = None,
-    forecast: Sequence[str] = (),
     replace: bool = False,
     progress: Progress = silent,
 ) -> Merged:
@@ -141,9 +121,8 @@ def merge(
     dtype: "same" or a name in `DTYPES`. rounding: "nearest" or "stochastic" (unbiased, from `seed`). exact: fp64
     arithmetic. untie: give the output a head of its own where the target ties it to the embedding, so that each of
     the two gets its own change. max_memory: bytes or "512MB", of which 100 MB are kept for Python itself. threads: at
-    most this many, by default one a core. forecast: forms of quantisation ("nf4", "int4", "int8") to count the changed
-    codes for, while the weights are merged. An `out` that was made from the same inputs is left as it is, but for a
-    forecast that it lacks; one that msa-lite made from other inputs is only overwritten with `replace`.
+    most this many, by default one a core. An `out` that was made from the same inputs is left as it is; one that
+    msa-lite made from other inputs is only overwritten with `replace`.
 
     Raise before anything is written: UsageError, MismatchError (tensors that do not fit, all named), FormatError
     (broken files, quantised targets), OutputError (`out` is taken, locked or the disk is too small). Raise during the
@@ -154,7 +133,7 @@ def merge(
     precision = Precision(dtype, rounding, seed, exact)
     terms: list[Term[ModelLike]] = msa_terms(forget, alpha, retain, beta, precision, threads)
     limits: dict[str, Any] = {"max_memory": max_memory, "threads": threads, "replace": replace, "progress": progress}
-    return merge_terms(target, out, terms, prior, precision, untie=untie, forecast=forecast, **limits)
+    return merge_terms(target, out, terms, prior, precision, untie=untie, **limits)
 
 
 def merge_terms(
@@ -167,7 +146,6 @@ def merge_terms(
     untie: bool = False,
     max_memory: str | int = MAX_MEMORY,
     threads: int | None = None,
-    forecast: Sequence[str] = (),
     replace: bool = False,
     compare: bool | Collection[Path] = True,
     progress: Progress = silent,
@@ -178,14 +156,13 @@ def merge_terms(
     vectors does with all others.
     """
     parse_size(max_memory)
-    forms = check_forms(forecast)
     options = precision.record | ({"untie": True} if untie else {})
     inputs = find_inputs(out, "model", target, terms, prior, options, replace)
     if manifest := inputs.finished:
         change = manifest["change"] | {"notes": tuple(manifest["change"]["notes"])}
         pairs = manifest.get("interference", [])
-        return Merged(inputs.out, **change, interference=pairs, forecast=_forecast_of(inputs, manifest, forms))
-    checked = check_merge(inputs.target, inputs.terms, inputs.prior, precision, forms, untie)
+        return Merged(inputs.out, **change, interference=pairs)
+    checked = check_merge(inputs.target, inputs.terms, inputs.prior, precision, untie)
     bounds, recipe = find_bounds(checked, max_memory, threads), recipe_beside(checked, inputs.sources)
     folders = None if isinstance(compare, bool) else compare
     pairs = [] if compare is False else json_form(tell_interference(checked, max_memory, folders))
@@ -198,8 +175,7 @@ def merge_terms(
     checked.check_factors()
     with inputs.stage(needed, resumable=True) as (partial, facts, hashes):
         changes = _write_shards(checked, bounds, partial, hashes, progress)
-        figures, counts = _summary(checked, inputs.out, changes), forecast_fact(changes, forms)
-        merged = dataclasses.replace(figures, interference=pairs, forecast=counts)
+        merged = dataclasses.replace(_summary(checked, inputs.out, changes), interference=pairs)
         write_companions(checked.target, partial, precision.stored)
         if precision.stored and "target" in checked.forms:
             write_plain(checked.target, partial, precision.stored)
@@ -212,36 +188,10 @@ def merge_terms(
         facts |= {"forms": dict(checked.forms)} if checked.forms else {}
         facts["change"] = merged.change
         facts["fidelity"] = fidelity_report(changes)
-        facts |= interference_fact(pairs) | ({"forecast": counts} if counts else {})
+        facts |= interference_fact(pairs)
     for note in merged.notes:
         logger.warning("%s", note)
     return merged
-
-
-def _forecast_of(inputs: Inputs, manifest: Mapping[str, Any], forms: Sequence[str]) -> dict[str, Any]:
-    """Return the forecast in a finished output's manifest. Forms that it lacks are counted and entered there first.
-
-    The weights of target and output are read for that, and none is written: a forecast decides no byte of them.
-    """
-    known: dict[str, Any] = manifest.get("forecast", {})
-    lacking = tuple(form for form in forms if form not in known)
-    if lacking and (touched := manifest["fidelity"]["tensors"]):
-        target, model = (dequantised(load_checkpoint(folder)) for folder in (inputs.target.folder, inputs.out))
-        target = untied(target) if inputs.record.get("untie") else target
-        changes = {name: Change(codes=_count(target.tensors[name], model.tensors[name], lacking)) for name in touched}
-        known = {**known, **forecast_fact(changes, lacking)}
-        add_files(inputs.out, [], {"forecast": known})
-    return known
-
-
-def _count(target: TensorEntry, model: TensorEntry, forms: Sequence[str]) -> dict[str, Recoded]:
-    """Return what a merge counts of one tensor, from the files of the target and of the model."""
-    whole, files = Change(), Files()
-    for start, stop in blocks_of(target) if is_quantised(target) else ():
-        before, after = (read_rows(files, entry, start, stop) for entry in (target, model))
-        before = round_once(before.astype(np.float64), model.dtype).astype(np.float32)
-        whole.add(Change(codes=count_block(forms, target, start, before, after.astype(np.float32))))
-    return whole.codes
 
 
 def _bytes_done(out: Path) -> int:
@@ -256,7 +206,7 @@ def _write_shards(
 
     Adds the files' hashes to `hashes`.
     """
-    journal = _Journal(partial, checked.forecast)
+    journal = _Journal(partial)
     amount = sum(entry.nbytes for shard in checked.target.shards for entry in shard.tensors)
     done = 0
 
@@ -284,12 +234,11 @@ def _write_shards(
 class _Journal:
     """The finished shards of a merge, one line each, written when the shard is safely on the disk.
 
-    A line holds the hash of its content. A line that a kill cut off, or that was damaged, counts as not there. So does
-    one without a form of quantisation that is to be forecast.
+    A line holds the hash of its content. A line that a kill cut off, or that was damaged, counts as not there.
     """
 
-    def __init__(self, partial: Path, forecast: Sequence[str]) -> None:
-        self._path, self._forecast = partial / JOURNAL, forecast
+    def __init__(self, partial: Path) -> None:
+        self._path = partial / JOURNAL
         self.hashes: dict[str, str] = {}
         self.changes: dict[str, Change] = {}
         with suppress(FormatError):  # there is none yet
@@ -298,9 +247,9 @@ class _Journal:
                     self._take(parse_json(line, JOURNAL))
 
     def _take(self, item: Any) -> None:
-        """Take over a line if it is as `record` wrote it, with all forms to forecast."""
-        if item.pop("line") == digest(item) and {*self._forecast} <= {*item["forecast"]}:
-            self.changes |= {name: Change.from_sums(sums) for name, sums in item["changes"].items()}
+        """Take over a line if it is as `record` wrote it."""
+        if item.pop("line") == digest(item):
+            self.changes |= {name: Change(**sums) for name, sums in item["changes"].items()}
             self.hashes[item["file"]] = item["sha256"]
 
     def has(self, path: Path) -> bool:
@@ -313,7 +262,7 @@ class _Journal:
         self.hashes[name] = sha256
         self.changes |= changes
         sums = {tensor: asdict(change) for tensor, change in changes.items()}
-        item = {"file": name, "sha256": sha256, "changes": sums, "forecast": [*self._forecast]}
+        item = {"file": name, "sha256": sha256, "changes": sums}
         with open(self._path, "a", encoding="utf-8") as stream:
             # A line that a kill cut off stands alone.
             stream.write(f"\n{json.dumps(item | {'line': digest(item)})}\n")

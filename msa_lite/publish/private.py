@@ -28,7 +28,7 @@ _PERSONAL = re.compile(
     r"(?<![\w.])(?:/(?:home|Users|root|mnt|media|scratch|tmp)/[^/\s]|~[A-Za-z_][\w.-]*/\w|file:/|[A-Za-z]:[\\/]+Users[\\/])"
 )
 _PLAIN_HEADER = {"format", "total_size", "total_parameters"}  # the notes that libraries write into a file of weights
-_FACTS = ("made_by", "kind", "inputs", "terms", "target_card", "interference", "forecast", "versions")
+_FACTS = ("made_by", "kind", "inputs", "terms", "target_card", "interference", "versions")
 _OUTCOME = (
     "sentence", "basis", "verdict", "reasons", "method", "chosen", "benchmark", "split", "main", "metrics", "sweep",
     "rows", "fits",

@@ -21,7 +21,6 @@ from msa_lite.report.front_matter import (
     main_metrics,
 )
 from msa_lite.report.reports import Metric, Report, markdown_table, number
-from msa_lite.report.update import FORECAST_MEANING, forecast_lines
 
 NO_OPTIONS = CardOptions()
 HIDDEN = "a model whose name is not given"
@@ -244,11 +243,7 @@ def _fidelity(manifest: Mapping[str, Any]) -> list[str]:
         lines.append(f"the update's norm is {change['relative_size']:.2%} of the norm of these weights")
     if change.get("update_cosine") is not None:
         lines.append(f"cosine of the wanted and the stored update: {change['update_cosine']:.4f}")
-    parts = ["## How much of the update the rounding kept", _bullets(f"{_capital(line)}." for line in lines)]
-    if forecast := manifest.get("forecast"):
-        said = _bullets(f"{_capital(line)}." for line in forecast_lines(forecast))
-        parts += ["## Does it outlive quantisation?", f"{said}\n\n{FORECAST_MEANING}"]
-    return parts
+    return ["## How much of the update the rounding kept", _bullets(f"{_capital(line)}." for line in lines)]
 
 
 def _interference(manifest: Mapping[str, Any]) -> list[str]:

@@ -22,13 +22,13 @@ from msa_lite.report.reports import (
     reading,
     stage_report,
 )
-from msa_lite.report.update import form_label
 
 CHOICE_FILE = "choice.json"
 CHOICE_TABLE = "table.md"
 EXTRACTION = "extraction"  # the name of the default rule
 WHOLE = "all"  # the name of a part that has all rows, where there are too few to divide
 LEAVES_OUT = "the choice leaves out"  # the beginning of a doubt on terms of a score that do not count
+_FORMS = {"nf4": "NF4"}  # all others are called by their keys
 SYMBOLS = {"alpha": "α", "beta": "β", "filter": "λ"}
 _MAXIMISE, _MINIMISE = "maximise ", "minimise "
 _NO_VALUES = ("score", "met", "note")
@@ -224,7 +224,7 @@ def _load_candidate(folder: Path, line: Mapping[str, Any]) -> Candidate:
 def _load_under(folder: Path) -> dict[str, MetricsByName]:
     """Return the metrics with rounded weights, by the name of the form."""
     reports = {path.parent.name: stage_report(path.parent) for path in sorted(folder.glob(f"*/{REPORT_FILE}"))}
-    return {form_label(form): report.metrics for form, report in reports.items() if report}
+    return {_FORMS.get(form, form): report.metrics for form, report in reports.items() if report}
 
 
 def shown_metrics(choice: Choice) -> dict[str, int]:

@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,16 +15,6 @@ from msa_lite.io.finished.seal import MANIFEST
 from msa_lite.report.reports import is_finite_number, reading, stage_manifest
 
 _LAYER = re.compile(r"(?:^|\.)(\d+)\.")
-_FORMS = {"nf4": "NF4"}  # all others are called by their keys
-FORECAST_MEANING = (
-    "A weight with the target's code is the target's weight again, up to the scale of its group, once the model is "
-    "quantised; one whose code changes moves by a whole step. So few changed codes can hold the whole update, on "
-    "average. What counts is how much of it is left: near 100 %, rounding only adds noise; near 0 %, the quantised "
-    "model is the target's again. This is a forecast; a score of the quantised model is the evidence."
-)
-# Of an update that is left. On the small history of tests/benchmarks/forecast_recovery.py, at 97 % and more next to
-# nothing came back of what was removed, at 88 to 89 % a seventh to a third, at 70 to 74 % 68 to 92 %.
-_LITTLE = 0.9
 
 
 @dataclass(frozen=True)
@@ -76,9 +66,6 @@ class Update:
     """Every tensor that a vector touches, in the model's order; empty for an adapter."""
     notes: tuple[str, ...]
     """Warnings of the merge."""
-    forecast: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """By form of quantisation: changed, weights, share, kept, and layers with the share of each; empty where the
-    merge counted nothing."""
 
     def by_layer(self) -> tuple[GroupUpdate, ...]:
         """Return the change of each layer, in order; what lies outside the layers comes last."""
@@ -119,40 +106,8 @@ def load_update(folder: Path, form: Literal["model", "adapter"]) -> Update | Non
         notes = tuple(map(str, change.pop("notes", ()) or ()))
         tensors = ((manifest.get("fidelity") or {}).get("tensors") or {}).items()
         parts = [_tensor(name, figures) for name, figures in tensors]
-        forecast = _forecast(manifest.get("forecast") or {})
     parts.sort(key=lambda one: (one.layer is None, one.layer or 0, one.kind))
-    return Update(form, folder, change, tuple(parts), notes, forecast)
-
-
-def _forecast(fact: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Check a manifest's forecast."""
-    return {
-        str(form): {
-            "changed": int(figures["changed"]),
-            "weights": int(figures["weights"]),
-            "share": float(figures["share"]),
-            "kept": None if figures.get("kept") is None else float(figures["kept"]),
-            "layers": {str(int(layer)): float(share) for layer, share in figures["layers"].items()},
-        }
-        for form, figures in fact.items()
-    }
-
-
-def form_label(form: str) -> str:
-    """Return the name of a form of quantisation for readers."""
-    return _FORMS.get(form, form)
-
-
-def forecast_lines(forecast: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Say for each form of quantisation how much of the update it leaves, and how many weights it tells apart."""
-    lines = []
-    for form, figures in forecast.items():
-        kept = figures.get("kept")
-        left = "" if kept is None else f"{kept:.0%} of the update is left on average, and "
-        codes = f"{figures['share']:.2%} of the linear weights have another code than the target's"
-        little = "; what was removed may come back" if kept is not None and kept < _LITTLE else ""
-        lines.append(f"quantised to {form_label(form)}, {left}{codes} (counted: {figures['weights']:,}){little}")
-    return lines
+    return Update(form, folder, change, tuple(parts), notes)
 
 
 def _tensor(name: str, figures: Mapping[str, Any]) -> TensorUpdate:

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from msa_lite.io.files.writing import json_form
-from msa_lite.report.blocks import Block, Entries, Fold, Grid, Heading, Items, Pictures, Prose, ReportSection
+from msa_lite.report.blocks import Block, Entries, Fold, Grid, Items, Pictures, Prose, ReportSection
 from msa_lite.report.charts import cut, loss_chart
 from msa_lite.report.choice import in_symbols, value_text
 from msa_lite.report.formats import Cell, Section, TextTable
@@ -16,7 +16,7 @@ from msa_lite.report.provenance import WITH_VECTORS
 from msa_lite.report.reports import number, signed
 from msa_lite.report.sentence import percent
 from msa_lite.report.story import Story
-from msa_lite.report.update import FORECAST_MEANING, GroupUpdate, Update, forecast_lines, form_label
+from msa_lite.report.update import GroupUpdate, Update
 
 
 def training_section(story: Story) -> ReportSection:
@@ -88,22 +88,10 @@ def update_section(story: Story) -> ReportSection:
         table = TextTable(["part", "tensors", "‖Δ‖", "‖Δ‖ / ‖weights‖"], [Section(list(map(_group_row, groups)))])
         blocks.append(Pictures({"Size of the update by layer and kind of module": lambda: layer_chart(update.cells())}))
         blocks.append(Fold("The update by layer, and by kind of module", [Grid(table, "Parts of the update")]))
-    if update.forecast:
-        layers = dict.fromkeys(layer for figures in update.forecast.values() for layer in figures["layers"])
-        shares = [[figures["layers"].get(layer) for figures in update.forecast.values()] for layer in layers]
-        rows = [[Cell(layer), *map(Cell, map(_percent, row))] for layer, row in zip(layers, shares, strict=True)]
-        table = TextTable(["layer", *map(form_label, update.forecast)], [Section(rows)])
-        blocks += [
-            Heading("Will it outlive quantisation?"),
-            Prose(FORECAST_MEANING),
-            Items([f"{line}." for line in forecast_lines(update.forecast)]),
-            Fold("Weights with another code, layer by layer", [Grid(table, "Codes that change", "wide")]),
-        ]
     values = {
         "form": update.form,
         "figures": dict(update.figures),
         "notes": list(update.notes),
-        "forecast": json_form(update.forecast),
         "layers": json_form(update.by_layer()),
         "kinds": json_form(update.by_kind()),
         "tensors": json_form(update.tensors),

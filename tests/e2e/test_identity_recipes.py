@@ -67,7 +67,6 @@ def identify(place: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict
         replace: bool,
         progress: Any,
         compare: bool = True,
-        forecast: Any = (),
     ) -> None:
         vectors = {term.name: {"vector": term.vector, "weight": term.weight} for term in terms}
         records = [one.record for one in precision]
@@ -195,7 +194,6 @@ OTHERS = {
     "prompt.thinking": "of templates with a block of thoughts alone: test_thinking",
     "evaluate.engine": "where vLLM is: test_engine",
     "track": "who is told of losses and scores: test_tracking",
-    "merge.forecast": "what is counted while the weights are written",
     "verdict.kept": "what a PASS wants; a choice has select.keep",
     "select.judge": "whether the judge is asked, who is in the sweep's identity",
     **dict.fromkeys(("batch", "concurrency", "timeout", "price"), "how fast and at what price verdicts come"),
@@ -260,7 +258,6 @@ def test_what_decides_nothing_makes_nothing_anew(identify: Callable[..., dict[st
         "output": str(place / "elsewhere"),
         "request": "A 1",
         "verdict": False,
-        "merge.forecast": ["int8", "int4"],
         "publish.repo": "me/mine",
         **{f"evaluate.judge.{name}": value for name, value in {"batch": True, "concurrency": 1, "timeout": 3}.items()},
         "evaluate.judge.price": [1, 2],

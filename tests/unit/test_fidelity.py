@@ -52,7 +52,6 @@ def terms(*vectors: Any) -> list[Term[Any]]:
 def sums(change: Change) -> dict[str, float]:
     """The sums of a change, those of its vectors by their names."""
     values = asdict(change)
-    del values["codes"]
     return values | values.pop("vectors")
 
 
@@ -99,7 +98,7 @@ def test_sums_add_up_and_survive_json(parts: list[list[float]]) -> None:
     whole = total(changes)
     assert whole.weights == sum(range(len(parts)))
     assert list(sums(whole).values())[2:] == pytest.approx([sum(v[i] for v in parts) for i in range(7 if parts else 5)])
-    again = {name: Change.from_sums(json.loads(json.dumps(asdict(change)))) for name, change in changes.items()}
+    again = {name: Change(**json.loads(json.dumps(asdict(change)))) for name, change in changes.items()}
     assert again == changes
     report = fidelity_report(changes)
     assert json.loads(json.dumps(report, allow_nan=False)) == report

@@ -87,7 +87,6 @@ def test_a_merge_is_known_by_each_of_its_options(
         "out": tmp_path / "b",
         "max_memory": "1GB",
         "threads": 1,
-        "forecast": ["nf4"],
         "replace": True,
         "progress": print,
     }

@@ -120,7 +120,6 @@ def test_memory_stays_below_its_bound_whatever_the_models_size(models: dict[int,
     peaks = []
     for nbytes, folder in models.items():
         options: dict[str, Any] = {"alpha": 0.5, "max_memory": "200MB", "threads": 2, "exact": exact}
-        options["forecast"] = ["nf4", "int4", "int8"]
         options["forget"] = str(folder / "adapter" if mode == "lora" else folder / "target")
         if mode != "lora":
             options["prior"] = str(folder / "prior")

@@ -8,13 +8,13 @@ from tests.tools.count import code_lines, inner_arrows, totals
 
 # Today's totals. Lower one whenever it falls. Raising one is a decision: CONTRIBUTING lists each, with its reason.
 CEILING = {
-    "lines of the package": 42_567,
+    "lines of the package": 42_360,
     "modules": 338,
-    "lines of the tests": 55_465,
-    "words of the docs": 77_483,
+    "lines of the tests": 55_077,
+    "words of the docs": 77_190,
     "commands": 24,
-    "options": 165,
-    "keys of a recipe": 140,
+    "options": 164,
+    "keys of a recipe": 139,
 }
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -174,23 +174,6 @@ _MAGNITUDE = np.uint32(0x7FFFFFFF)  # of the bits of an fp32 number: all but the
 _LEAST = np.float32(1e-38)  # a group of zeros has this scale, so that its codes are those of 0
 
 
-class Recoded(NamedTuple):
-    """Sums over weights before and after an update."""
-
-    changed: int = 0
-    """The weights whose code differs."""
-    weights: int = 0
-    """All weights."""
-    along: float = 0.0
-    """⟨Q(after) − Q(before), after − before⟩, Q the rounded weights."""
-    update: float = 0.0
-    """‖after − before‖²."""
-
-    def plus(self, other: Sequence[float]) -> Recoded:
-        """Return the sums of both parts."""
-        return Recoded(*(mine + added for mine, added in zip(self, other, strict=True)))  # type: ignore[arg-type]
-
-
 @dataclass(frozen=True)
 class Quantisation:
     """A form of quantisation: how weights are grouped, and how many codes there are."""
@@ -256,16 +239,6 @@ class Quantisation:
         if self.crosses_rows or not self.width:
             return np.concatenate([part.reshape(-1) for part in parts]).reshape(rows.shape)
         return np.concatenate([part.reshape(len(rows), -1) for part in parts], axis=1)
-
-    def compare(self, before: np.ndarray, after: np.ndarray) -> Recoded:
-        """Return what rounding leaves of the change of some groups: the same ones of two models, (n, width) in fp32."""
-        codes, scales = self.encode(np.concatenate([before, after]))
-        changed = int(np.count_nonzero(codes[: len(before)] != codes[len(before) :]))
-        values = self.decode(codes, scales)
-        update, left = (after - before).reshape(-1), (values[len(before) :] - values[: len(before)]).reshape(-1)
-        along, square = float(np.dot(left, update)), float(np.dot(update, update))
-        is_whole = np.isfinite(along + square)  # weights that are not finite have no codes
-        return Recoded(changed, before.size, *((along, square) if is_whole else (0.0, 0.0)))
 
 
 QUANTISATIONS = {

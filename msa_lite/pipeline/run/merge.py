@@ -62,7 +62,7 @@ def merge_vectors(run: Run, terms: Terms, progress: Progress) -> Merged | Merged
             compare=_own_folders(run, terms),
             progress=progress,
         )
-    return _merge_model(run, run.folder / "model", terms, progress, forecast=run.recipe.merge.forms)
+    return _merge_model(run, run.folder / "model", terms, progress)
 
 
 def merge_candidate(run: Run, terms: Terms) -> Any:
@@ -93,7 +93,7 @@ def merge_inputs(run: Run, terms: Terms) -> dict[str, Any]:
 def merge_identity(run: Run) -> dict[str, Any]:
     """Return all that decides a merge besides its vectors and their weights, for a manifest."""
     models = {name: run.sources[name].identity() for name in ("target", "prior")}
-    settings = run.recipe.merge.model_dump(exclude={"form", "forecast", "filter"})  # the first two decide no weight
+    settings = run.recipe.merge.model_dump(exclude={"form", "filter"})  # the form decides no weight
     identity = models | {"merge": settings, "seed": run.recipe.seed}
     earlier = sorted([hash_vector(term.vector), term.weight] for term in earlier_terms(run.earlier))
     return identity | ({"earlier": earlier} if earlier else {})
@@ -109,16 +109,13 @@ def recipe_precision(recipe: Recipe) -> Precision:
     return Precision(recipe.merge.dtype, recipe.merge.rounding, recipe.seed)
 
 
-def _merge_model(
-    run: Run, folder: Path, terms: Terms, progress: Progress, compare: bool = True, forecast: Sequence[str] = ()
-) -> Merged:
+def _merge_model(run: Run, folder: Path, terms: Terms, progress: Progress, compare: bool = True) -> Merged:
     return merge_terms(
         run.sources["target"],
         folder,
         _open_terms(terms),
         run.sources["prior"],
         merge_precision(run),
-        forecast=forecast,
         replace=True,
         compare=_own_folders(run, terms) if compare else False,
         progress=progress,

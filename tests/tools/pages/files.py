@@ -103,7 +103,6 @@ FACTS = {
     "change": "model: how many weights changed, and how much of the update the rounding lost",
     "fidelity": "model: the loss by rounding, in total and for each tensor",
     "forms": "model: the stored form of each model that is stored as codes and scales (target, prior, forget, …)",
-    "forecast": "model: by form of quantisation, the share of the update that is left, and of the codes that change",
     "mergekit": "model: whether mergekit can do the same merge (`mergekit_config.yml`)",
     "target_card": "model, adapter: licence and languages from the target's card",
     "outcome": "model, adapter: the sentence, scores and counts of the run, for the card",
