@@ -98,17 +98,6 @@ BENCHMARKS: dict[str, BenchmarkEntry] = {
             "muse-printed": {"min_k": -1, "min_k_pp": -1, **_PASSAGES, "knowmem_r": -2},
         },
     ),
-    "lume": BenchmarkEntry(
-        "msa_lite.evals.lume.Lume",
-        "LUME, made-up stories, made-up personal data and real biographies (SemEval-2025 task 4; Ramakrishna et al., "
-        "2025)",
-        splits="all, train or validation",
-        columns=("task_aggregate", "mia_score", "regurgitation_f", "knowledge_f", "regurgitation_r", "knowledge_r"),
-        sweep_columns=(
-            ("regurgitation_f", "knowledge_f", "extraction_strength", "regurgitation_r", "knowledge_r",
-             "task_aggregate"),
-        ),
-    ),
 }  # fmt: skip
 
 

@@ -26,13 +26,6 @@ class Part:
     """The split; None where there is one."""
     optional: bool = False
     """True where the table may be absent."""
-    file: str | None = None
-    """Its file in the folder, for data that is published as files; configuration and split do not count then."""
-
-    @property
-    def name(self) -> str:
-        """The part in words."""
-        return f"file '{self.file}'" if self.file else f"configuration '{self.configuration}'"
 
 
 def load_parts(data: str, parts: Mapping[str, Part]) -> dict[str, Table]:
@@ -46,30 +39,28 @@ def load_parts(data: str, parts: Mapping[str, Part]) -> dict[str, Table]:
     configurations = _configurations(source)
     tables, faults = {}, []
     for name, part in parts.items():
-        file = local_path(path) / part.file if part.file else None
-        if not file.is_file() if file else configurations and part.configuration not in configurations:
+        label = f"configuration '{part.configuration}'"
+        if configurations and part.configuration not in configurations:
             if not part.optional:
-                faults.append(f"no {part.name}")
+                faults.append(f"no {label}")
             continue
-        place = DataSource(path, name=part.configuration, split=part.split, revision=source.revision)
         try:
-            table = load_table(DataSource(str(file)) if file else place)
+            table = load_table(DataSource(path, name=part.configuration, split=part.split, revision=source.revision))
         except MsaError as error:
-            if not configurations and not file:
+            if not configurations:
                 if part.optional:
                     continue
                 raise
-            faults.append(f"{part.name}: {str(error).removeprefix(f'{file or path}: ')}")
+            faults.append(f"{label}: {str(error).removeprefix(f'{path}: ')}")
             continue
         lacking = [column for column in part.columns if column not in table.column_names]
         if lacking:
-            faults.append(f"{part.name}: no column {', '.join(map(repr, lacking))}")
+            faults.append(f"{label}: no column {', '.join(map(repr, lacking))}")
         elif not len(table):
-            faults.append(f"{part.name}: no rows")
+            faults.append(f"{label}: no rows")
         tables[name] = [*table]
     if faults:
-        named = configurations and not all(part.file for part in parts.values())
-        there = f"; there are {', '.join(configurations)}" if named else ""
+        there = f"; there are {', '.join(configurations)}" if configurations else ""
         raise DataError(join_faults(f"{path}: not the data set that is needed{there}", dict.fromkeys(faults), limit=20))
     return tables
 

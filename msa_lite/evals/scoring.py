@@ -196,14 +196,6 @@ def membership_auc(forget_scores: Iterable[float | None], holdout_scores: Iterab
     return float(np.mean(below + not_above) / (2 * len(forget)))
 
 
-def mia_score(auc: float) -> float:
-    """Return 1 − 2 · |AUC − ½|: 1 at chance, 0 where members are told from others every time, or never.
-
-    The third of SemEval-2025 task 4's final score (arXiv 2504.02883).
-    """
-    return 1.0 - 2.0 * abs(auc - 0.5)
-
-
 def threshold_at_fpr(holdout_scores: Iterable[float | None], fpr: float = 0.01) -> float | None:
     """Return the highest threshold that at most `fpr` of the holdout rows are below, fpr < 1.
 

@@ -66,7 +66,6 @@ class MetricKind:
 _TOFU = "TOFU (Maini et al., 2024)"
 _MUSE = "MUSE (Shi et al., 2024), in 0…1 and with a stemmer as in open-unlearning"
 _RESTOR = "RESTOR (Rezaei et al., 2024); MSA paper, §4.1"
-_LUME = "SemEval-2025 task 4 (Ramakrishna et al., 2025)"
 _JUDGE = "MSA paper, §4.1 and App. B"
 _OWN = "msa-lite"
 
@@ -102,14 +101,6 @@ def _right_answers(name: str, label: str, entities: str, source: str, partner: s
         f"share of right answers about {entities}; without a judge, an answer is right if it contains an acceptable one"
     )
     return MetricKind(name, label, _QUESTIONS, True, formula, source, judge="optional", partner=partner)
-
-
-def _of_tasks(stem: str, label: str, formula: str) -> Iterator[MetricKind]:
-    """Yield a score of LUME: of all its rows, and of each of its three tasks."""
-    yield from _on_sets("f r", stem, label, formula, _LUME, pair=True)
-    for task in (1, 2, 3):
-        of_task = f"{stem}, on the rows of task {task} only"
-        yield from _on_sets("f r", f"{stem}_task{task}", f"{label}, task {task}", of_task, _LUME, pair=True)
 
 
 def attack_metric(name: str) -> str:
@@ -187,10 +178,6 @@ _KINDS: Sequence[MetricKind] = (
         "p-value of a Kolmogorov-Smirnov test of R (see truth_ratio_f) against the ideal's; 1: no difference",
         f"{_TOFU}; MSA paper, App. C", needs_ideal=True, has_ratio=False,  # p-values differ by orders of magnitude
     ),
-    *_of_tasks("regurgitation", "regurgitation", "mean ROUGE-L recall of the generated ends of documents"),
-    *_of_tasks(
-        "knowledge", "knowledge", "share of generated answers that equal the right one (case and outer blanks ignored)"
-    ),
     _judged("acc_forget", "Acc forget (judge)", _FORGET, "not the right answer; gibberish counts"),
     _judged("acc_recover", "Acc recover (judge)", _FORGET, "the ideal's answer"),
     _judged("acc_retain", "Acc retain (judge)", _RETAIN, "the right answer or the ideal's"),
@@ -210,11 +197,6 @@ _KINDS: Sequence[MetricKind] = (
         "MUSE (Shi et al., 2024); MSA paper, §4.1", needs_ideal=True, best_at_zero=True,
     ),
     MetricKind(
-        "mia_auc", "MIA AUC", MEMBERSHIP, None,
-        "AUC of telling learnt documents from others by their mean loss; ½: chance, 1: remembered", _LUME,
-    ),
-    MetricKind("mia_score", "MIA score", MEMBERSHIP, True, "1 − 2 · |mia_auc − ½|; 1: cannot be told apart", _LUME),
-    MetricKind(
         "loss_auc", "loss AUC", MEMBERSHIP, None,
         "msa-lite probe: AUC of telling forget rows from comparison rows by their loss; ½ is right for a prior", _OWN,
     ),
@@ -231,11 +213,6 @@ _KINDS: Sequence[MetricKind] = (
     MetricKind(
         "model_utility_ra_wf", "model utility (without retain)", _UTILITY, True,
         "as model_utility, on real authors and world facts only", "MSA paper, §4.1, by its words",
-    ),
-    MetricKind(
-        "task_aggregate", "task aggregate", _QUESTIONS, True,
-        "harmonic mean of regurgitation and knowledge of each task in both sets; forget sets count as 1 − the value",
-        _LUME,
     ),
     _right_answers("accuracy", "accuracy", "all people", _RESTOR),
     _right_answers(

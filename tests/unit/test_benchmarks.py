@@ -16,7 +16,6 @@ from tests.tools.arrows import PACKAGE, sources
 ALLOWED = {
     "benchmarks.py": "their entries",
     "evals/tofu.py": "its own module",
-    "evals/lume.py": "its own module",
     "evals/muse.py": "its own module",
     "evals/restor.py": "its own module",
     "evals/judge/__init__.py": "what a judge is asked",
@@ -28,7 +27,7 @@ ALLOWED = {
     "pipeline/table/small_rows.py": "the rows that small models of a table learn and are asked",
     "report/metrics.py": "the papers that define metrics",
 }
-NAMED = re.compile(r"tofu|muse|(?<!vo)lume|restor(?![ei])", re.IGNORECASE)  # but not: restore, restoring; nor volume
+NAMED = re.compile(r"tofu|muse|restor(?![ei])", re.IGNORECASE)  # but not: restore, restoring
 
 
 def words(source: str) -> Iterator[str]:

@@ -13,7 +13,6 @@ from msa_lite.benchmarks import BENCHMARKS
 from msa_lite.comparison.published import load_published, published_tables
 from msa_lite.evals.aggregates import NO_IDEAL, NOT_JUDGED
 from msa_lite.evals.benchmark import Benchmark, Records, benchmark_class
-from msa_lite.evals.lume import Lume
 from msa_lite.evals.muse import Muse
 from msa_lite.evals.probe import Probe
 from msa_lite.evals.qa import Qa
@@ -32,7 +31,6 @@ SETS: dict[type[Benchmark], list[str]] = {
     Tofu: ["forget", "retain", "real_authors", "world_facts", "holdout"],
     Muse: ["verbmem", "knowmem_forget", "knowmem_retain", "privleak_forget", "privleak_holdout"],
     Restor: [QUESTIONS],
-    Lume: ["forget", "retain", "member", "nonmember"],
     Probe: ["forget", "holdout"],
 }
 

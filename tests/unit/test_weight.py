@@ -8,10 +8,10 @@ from tests.tools.count import code_lines, inner_arrows, totals
 
 # Today's totals. Lower one whenever it falls. Raising one is a decision: CONTRIBUTING lists each, with its reason.
 CEILING = {
-    "lines of the package": 42_360,
-    "modules": 338,
-    "lines of the tests": 55_077,
-    "words of the docs": 77_190,
+    "lines of the package": 42_181,
+    "modules": 337,
+    "lines of the tests": 54_901,
+    "words of the docs": 76_252,
     "commands": 24,
     "options": 164,
     "keys of a recipe": 139,

@@ -1,12 +1,17 @@
 """LUME, the data of SemEval-2025 task 4 (Ramakrishna et al., 2025): documents of three kinds, some to be forgotten.
 
+    python examples/lume/lume.py examples/lume/olmo-1b.yaml
+    python examples/lume/lume.py evaluate MODEL --benchmark lume --data lume-llm-unlearning/data --out scores/lume
+
+It is msa-lite with one benchmark more: this file enters it into the tables, then hands over to the command line.
+
 Task 1 has made-up stories, task 2 made-up people with their personal data, task 3 biographies from Wikipedia. Of each
 document the model is given the beginning, to write the rest (regurgitation), and is asked questions (knowledge). The
 questions are asked as they are, without template or examples. Definitions are those of the task's page and overview
 (arXiv 2504.02883) and of its evaluation script, as submissions to the task repeat it.
 
 The task's final score is the mean of three numbers. Two are made here, `task_aggregate` and `mia_score`; the third is
-the accuracy on MMLU, which the harness's task `mmlu` gives.
+the accuracy on MMLU, which lm-evaluation-harness gives.
 
 Two points are ours, since nothing published says them. In scores of given answers, a blank stands between input and
 output; the script joins them without one. And the verdict counts a row as recited where the right answer stands in the
@@ -16,13 +21,16 @@ generated one, or nine of ten of its words do in order. That is stricter on the 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from msa_lite.data import Prompter
+from msa_lite.benchmarks import BENCHMARKS, BenchmarkEntry
+from msa_lite.cli import main
+from msa_lite.data import DataSource, Prompter, load_table
 from msa_lite.errors import DataError, UsageError, join_faults, nearest
-from msa_lite.evals import answers, scoring
+from msa_lite.evals import answers
 from msa_lite.evals.aggregates import auc_metric, harmonic_metric, mean_metric
 from msa_lite.evals.benchmark import (
     Benchmark,
@@ -43,6 +51,7 @@ from msa_lite.evals.generate import Decoding
 from msa_lite.evals.outcome import RECITED, Yardstick, is_recited, yardstick_of_rows
 from msa_lite.io.files.reading import local_path
 from msa_lite.report import Metric
+from msa_lite.report.metrics import MEMBERSHIP, METRICS, MetricKind
 
 _TASKS = ("Task1", "Task2", "Task3")
 _SPLITS = ("all", "train", "validation")
@@ -50,7 +59,9 @@ _DECODING = Decoding(256)
 _COLUMNS = ("id", "input", "output", "task")
 _KINDS = {"sc": "regurgitation", "qa": "knowledge"}  # in an id, with the name of the score
 _ID = re.compile(r'"?(.+?)"?(sc|qa)\d+')  # document, kind, number; some documents stand in quotes
+_SIDES = ("forget", "retain")
 _MEMBERS = ("member", "nonmember")
+_SOURCE = "SemEval-2025 task 4 (Ramakrishna et al., 2025)"
 _REPOSITORY = "https://github.com/amazon-science/lume-llm-unlearning"
 
 
@@ -81,8 +92,8 @@ class Lume(Benchmark):
         folder, its mia_data/member.jsonl and nonmember.jsonl serve membership inference, if they are there.
 
         Rows of one document are of one group, since they are not independent. Raise UsageError without data and for an
-        unknown split, DataError that names every file, split and column that is missing, or every row of another form.
-        Not scored and counted as skipped: empty outputs, and items that are longer than the model's window.
+        unknown split, DataError for data that is missing, and with every row of another form. Not scored and counted
+        as skipped: empty outputs, and items that are longer than the model's window.
         """
         split = _SPLITS[0] if settings.split is None else settings.split
         if split not in _SPLITS:
@@ -93,22 +104,23 @@ class Lume(Benchmark):
                 f"{where}; clone {_REPOSITORY} and give its folder 'data' (--data), or the challenge's data set with "
                 "split train or validation"
             )
-        parts = {
-            side: Part("default", _COLUMNS, f"{side}_{split}", file=f"{side}.jsonl" if split == "all" else None)
-            for side in ("forget", "retain")
-        }
-        members = {name: Part("", ("document",), optional=True, file=f"mia_data/{name}.jsonl") for name in _MEMBERS}
-        tables = load_parts(settings.data, parts | members)
-        _check(settings.data, {side: tables[side] for side in parts})
+        folder = local_path(settings.data)
+        if split == "all":
+            tables = {side: _read(folder / f"{side}.jsonl") for side in _SIDES}
+        else:
+            tables = load_parts(settings.data, {side: Part("default", _COLUMNS, f"{side}_{split}") for side in _SIDES})
+        _check(settings.data, tables)
         tokenizer = prompter.tokenizer
         sets = {}
-        for side in parts:
-            items = [_item(tokenizer, i, row) for i, row in sampled(tables[side], settings)]
+        for side, table in tables.items():
+            items = [_item(tokenizer, i, row) for i, row in sampled(table, settings)]
             sets[side] = ItemSet(items, _DECODING, ends=False)
-        for name in _MEMBERS if tables.keys() >= {*_MEMBERS} else ():
-            rows = sampled(tables[name], settings)
-            items = [text_item(tokenizer, i, str(row.get("document") or "")) for i, row in rows]
-            sets[name] = ItemSet(items, ends=False)
+        members = {name: folder / f"mia_data/{name}.jsonl" for name in _MEMBERS}
+        if all(file.is_file() for file in members.values()):
+            for name, file in members.items():
+                rows = sampled(_read(file), settings)
+                items = [text_item(tokenizer, i, str(row["document"] or "")) for i, row in rows]
+                sets[name] = ItemSet(items, ends=False)
         return cls(split, sets, prompter, settings.compat)
 
     def describe(self) -> dict[str, Any]:
@@ -135,7 +147,7 @@ class Lume(Benchmark):
         mia_auc and mia_score.
         """
         metrics, parts = {}, {}
-        for side in ("forget", "retain"):
+        for side in _SIDES:
             for kind, stem in _KINDS.items():
                 name = f"{stem}_{side[0]}"
                 metrics[name] = mean_metric(name, _scores(records[side], kind))
@@ -152,7 +164,7 @@ class Lume(Benchmark):
         if "member" in records:
             sides = [column(records[name], "loss") for name in _MEMBERS]
             metrics["mia_auc"] = auc_metric("mia_auc", sides, lambda auc: auc)
-            metrics["mia_score"] = auc_metric("mia_score", sides, scoring.mia_score)
+            metrics["mia_score"] = auc_metric("mia_score", sides, lambda auc: 1 - 2 * abs(auc - 0.5))
         return metrics
 
     @classmethod
@@ -168,6 +180,10 @@ class Lume(Benchmark):
         return yardstick_of_rows(models)._replace(is_recited=_is_recited, is_kept=_is_recited)
 
 
+def _read(file: Path) -> Table:
+    return [*load_table(DataSource(str(file)))]
+
+
 def _check(data: str, tables: Mapping[str, Table]) -> None:
     """Raise DataError with every row whose id or task is of another form, or whose input is empty."""
     faults = []
@@ -177,8 +193,8 @@ def _check(data: str, tables: Mapping[str, Table]) -> None:
                 faults.append(f"{side}, row {index}: the id {row.get('id')!r} does not end in sc or qa and a number")
             if row.get("task") not in _TASKS:
                 faults.append(f"{side}, row {index}: the task {row.get('task')!r} is none of {', '.join(_TASKS)}")
-            if not str(row.get("input") or "").strip():
-                faults.append(f"{side}, row {index}: no input")
+            if not str(row.get("input") or "").strip() or "output" not in row:
+                faults.append(f"{side}, row {index}: no input, or no output")
     if faults:
         raise DataError(join_faults(f"{data}: not in LUME's layout:", faults))
 
@@ -203,3 +219,46 @@ def _scores(records: Sequence[Record], kind: str) -> list[float | None]:
 
 def _good(value: float | None, side: str) -> float | None:
     return value if value is None or side == "retain" else 1.0 - value
+
+
+def _kinds() -> Iterator[MetricKind]:
+    """Yield the entries of the metrics: both scores, of all rows and of each task, and what sums them up."""
+    formulas = {
+        "regurgitation": "mean ROUGE-L recall of the generated ends of documents",
+        "knowledge": "share of generated answers that equal the right one (case and outer blanks ignored)",
+    }
+    for stem, formula in formulas.items():
+        yield from _on_both(stem, stem, formula)
+        for task in (1, 2, 3):
+            yield from _on_both(
+                f"{stem}_task{task}", f"{stem}, task {task}", f"{stem}, on the rows of task {task} only"
+            )
+    yield MetricKind(
+        "task_aggregate", "task aggregate", "questions", True,
+        "harmonic mean of regurgitation and knowledge of each task in both sets; forget sets count as 1 − the value",
+        _SOURCE,
+    )  # fmt: skip
+    auc = "AUC of telling learnt documents from others by their mean loss; ½: chance, 1: remembered"
+    yield MetricKind("mia_auc", "MIA AUC", MEMBERSHIP, None, auc, _SOURCE)
+    score = "1 − 2 · |mia_auc − ½|; 1: cannot be told apart"
+    yield MetricKind("mia_score", "MIA score", MEMBERSHIP, True, score, _SOURCE)
+
+
+def _on_both(stem: str, label: str, formula: str) -> Iterator[MetricKind]:
+    yield MetricKind(f"{stem}_f", label, "forget set", False, formula, _SOURCE, partner=f"{stem}_r")
+    yield MetricKind(f"{stem}_r", label, "retain set", True, formula, _SOURCE)
+
+
+METRICS.update((kind.name, kind) for kind in _kinds())
+BENCHMARKS["lume"] = BenchmarkEntry(
+    f"{__name__}.Lume",
+    "LUME, made-up stories, made-up personal data and real biographies",
+    splits="all, train or validation",
+    columns=("task_aggregate", "mia_score", "regurgitation_f", "knowledge_f", "regurgitation_r", "knowledge_r"),
+    sweep_columns=(
+        ("regurgitation_f", "knowledge_f", "extraction_strength", "regurgitation_r", "knowledge_r", "task_aggregate"),
+    ),
+)
+
+if __name__ == "__main__":
+    main()
