@@ -21,7 +21,6 @@ _GROUPS = {
     "Questions of your own": ["--forget", "--retain", "--holdout", "--columns", "--max-new-tokens"],
     "Models": ["--ideal", "--tokenizer"],
     "Prompt": ["--prompt", "--system"],
-    "Engine": ["--engine"],
     "Judge": ["--judge", "--judge-model", "--judge-url", "--judge-separate", "--judge-prompts", "--judge-batch"],
     "Tasks of lm-eval": ["--tasks", "--allow-code"],
     "Result": ["--out", "--dry-run"],
@@ -50,11 +49,6 @@ _GROUPS = {
 )
 @click.option(
     "--tokenizer", metavar="MODEL", help="Folder or repo[@revision] with the tokenizer of a model saved without one."
-)
-@click.option(
-    "--engine",
-    type=click.Choice(["transformers", "vllm"]),
-    help="What runs the model; vllm: where it is installed, once a sample agrees.  [default: transformers]",
 )
 @click.option("--judge", type=_JUDGES, default="none", show_default=True, help="Who judges generated answers.")
 @click.option(
@@ -130,12 +124,7 @@ def evaluate_command(
     else:
         prompt = PromptSettings(options["prompt"], options["system"])
         arguments = {"questions": _questions(options), "prompt": prompt, "limit": options["limit"]}
-    if options["engine"]:
-        arguments["engine"] = options["engine"]
     if dry_run:
-        from msa_lite.evals.engine import TRANSFORMERS, check_engine
-
-        check_engine(options["engine"] or TRANSFORMERS)
         _print_dry_run(model, out, arguments["questions"], options["ideal"], recipe, as_json)
         return
     judge = JudgeSettings(

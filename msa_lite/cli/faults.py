@@ -30,6 +30,10 @@ _PATIENCE = 20.0  # seconds; the first process may take that long to end
 _CLOSED = dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "you need the right to read and write there")
 _ODD = dict.fromkeys((errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP), "choose another place")
 _ADVICE = _CLOSED | _ODD  # by the system's error about a place
+GONE_OPTIONS = {
+    "evaluate --engine": "transformers scores everything; leave it out",
+}
+"""Options that commands no longer have, as "COMMAND --option" → the new form, for the refusal."""
 
 
 def report_error(error: BaseException, verbose: bool, rank: int = 0, command: click.Command | None = None) -> int:
@@ -50,7 +54,7 @@ def report_error(error: BaseException, verbose: bool, rank: int = 0, command: cl
         return error.exit_code
     if isinstance(error, click.ClickException):
         _print_usage(error)
-        return _say(error.format_message(), 2)
+        return _say(_gone_option(error) or error.format_message(), 2)
     if isinstance(error, MsaError):
         return _say("\n".join([str(error), *offers(error, command)]), error.exit_code)
     if isinstance(error, (click.Abort, KeyboardInterrupt)):
@@ -74,6 +78,14 @@ def report_error(error: BaseException, verbose: bool, rank: int = 0, command: cl
     if full is not None:
         return _say(f"{full} (the disk is full, or a limit on it is reached; make room); {_RESUME}", 4)
     return _say(f"{error} (this was not expected and may be a bug); {_RESUME}", 4)
+
+
+def _gone_option(error: click.ClickException) -> str | None:
+    """Return the message for an option that a command no longer has; None for any other error."""
+    if not isinstance(error, click.NoSuchOption) or error.ctx is None:
+        return None
+    advice = GONE_OPTIONS.get(f"{error.ctx.info_name} {error.option_name}")
+    return advice and f"{error.option_name} is gone: {advice}"
 
 
 def _is_nowhere() -> bool:

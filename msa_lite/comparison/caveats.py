@@ -8,7 +8,7 @@ from dataclasses import replace
 from msa_lite.comparison.agreement import TAKEN_FROM, TEST, judge_of, whole_split
 from msa_lite.comparison.entries import Entry
 from msa_lite.comparison.published import PublishedTable
-from msa_lite.report.reports import engine_note, heading, notes
+from msa_lite.report.reports import heading, notes
 
 _RULE = (
     "in brackets: the ratio to the ideal's value, as in the MSA paper (↑ value / ideal, ↓ ideal / value); +100% means "
@@ -69,7 +69,6 @@ def _about_rows(own: Sequence[Entry]) -> list[str]:
         lines.append(f"scores are on the test part of {split.removesuffix(TEST)}; {rest}")
     if compat := own[0].report.settings.get("compat"):
         lines.append(f"scored with compat {', '.join(compat)}")
-    lines += [f"{e.label}: {note}" for e in own if (note := engine_note(e.report))]
     lines += [f"{e.label}: made with compat {', '.join(e.method['compat'])}" for e in own if e.method.get("compat")]
     if all(entry.role != "ideal" for entry in own):
         lines.append(_NO_IDEAL_RULE if sum(entry.role == "method" for entry in own) > 1 else _NO_IDEAL)

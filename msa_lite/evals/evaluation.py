@@ -16,12 +16,11 @@ from typing import Any, Literal
 
 from msa_lite.errors import MismatchError, UsageError
 from msa_lite.evals.benchmark import Benchmark, JudgeCall, Record, Records
-from msa_lite.evals.engine import ENGINE_FILE, TRANSFORMERS, VLLM, Engine, engine_of, made_by, settle_engine
 from msa_lite.evals.judge import JudgeSettings, Ruling, open_judge
 from msa_lite.evals.models import model_identity
 from msa_lite.evals.records import collect_records, read_records, take_rows, write_records
 from msa_lite.io.console.progress import Progress, silent
-from msa_lite.io.files.reading import local_path, read_object
+from msa_lite.io.files.reading import local_path
 from msa_lite.io.files.writing import canonical_json, digest
 from msa_lite.io.finished.manifest import is_finished, partial_folder, stage_folder
 from msa_lite.io.finished.seal import load_manifest, verify_folder
@@ -56,14 +55,13 @@ def evaluate_benchmark(
     label: str = "scores",
     progress: Progress = silent,
     collect: Collect | None = None,
-    engine: Engine = TRANSFORMERS,
 ) -> Report | None:
     """Score a model. Write `SET.jsonl` records, report.json and a manifest into `out`.
 
     An ideal that is a model is scored first, into `out`/ideal. A folder made from the same inputs is read instead.
     After a stop, finished items are not run again. method: what made the model, for the report. earlier: folders
     of evaluations, whose records are copied where they come from the same model and questions. collect: runs the model,
-    in the place of `collect_records` in this process. engine: what runs it; a check of this engine comes before.
+    in the place of `collect_records` in this process.
 
     Return None in the processes of `accelerate launch` that only help. Raise what `check_comparable` and the judge
     raise.
@@ -71,22 +69,21 @@ def evaluate_benchmark(
     ranks = Ranks.current()
     if isinstance(ideal, Path):
         check_comparable(ideal, benchmark, out)
-    inputs = evaluation_inputs(source, benchmark, ideal, judge, method, engine)
-    subject: dict[str, Any] = {name: inputs[name] for name in ("model", "questions", "engine") if name in inputs}
+    inputs = evaluation_inputs(source, benchmark, ideal, judge, method)
+    subject = {name: inputs[name] for name in ("model", "questions")}
     ranks.check_same(digest(inputs))  # before some of them find their own inputs done, and leave
     if is_finished(out, inputs):
         return load_report(out) if ranks.first else None
     open_judge(judge)  # raises before any work where it lacks something
     check_device()
-    wanted, engine = engine, settle_engine(engine, source, benchmark)
 
     def collect_all(folder: Path) -> dict[str, list[Record]]:
         if isinstance(ideal, Source):
             own: dict[str, Any] = {"ideal": "itself", "judge": judge, "label": "scores: ideal", "progress": progress}
-            evaluate_benchmark(ideal, benchmark, folder / "ideal", **own, engine=wanted)
+            evaluate_benchmark(ideal, benchmark, folder / "ideal", **own)
         if collect:
             return collect(source, benchmark, folder, label, progress)
-        return collect_records(source, benchmark, folder, ranks, label, progress, engine)
+        return collect_records(source, benchmark, folder, ranks, label, progress)
 
     if not ranks.first:
         progress = silent
@@ -103,7 +100,6 @@ def evaluate_benchmark(
         reference = _ideal_records(partial, ideal, benchmark, records)
         _copy_prompts(judge, partial)
         about = {"model": subject["model"]} | ({"method": method} if method else {})
-        about |= {"engine": read_object(partial / ENGINE_FILE)} if engine == VLLM else {}
         return write_scores(partial, benchmark, records, reference, judge, about, progress)
 
 
@@ -113,21 +109,15 @@ def evaluation_inputs(
     ideal: Ideal = None,
     judge: JudgeSettings = NO_JUDGE,
     method: Mapping[str, Any] | None = None,
-    engine: Engine = TRANSFORMERS,
 ) -> dict[str, Any]:
-    """Return all that decides an evaluation, as its manifest records it. Arguments as of `evaluate_benchmark`.
-
-    transformers is not named, so that evaluations from before there was another engine stay valid.
-    """
+    """Return all that decides an evaluation, as its manifest records it. Arguments as of `evaluate_benchmark`."""
     inputs = {
         "model": model_identity(source),
         "questions": benchmark.describe(),
         "ideal": ideal_identity(ideal),
         "judge": judge.describe(),
     }
-    engine = engine_of(engine, source, benchmark)
-    named = {} if engine == TRANSFORMERS else {"engine": engine}
-    return inputs | ({"method": method} if method else {}) | named
+    return inputs | ({"method": method} if method else {})
 
 
 def write_scores(
@@ -237,20 +227,15 @@ def _take_over(folders: Sequence[Path], partial: Path, benchmark: Benchmark, sub
     """Copy the records, and the ideal's, of finished folders that differ only in the judge or the ideal.
 
     Of folders that also asked other rows in the same way, those of the same rows are taken, if the benchmark's rows
-    stand alone. The first folder is the one that is being made anew. Only records of the same engine are taken.
+    stand alone. The first folder is the one that is being made anew.
     """
     wanted = json.loads(canonical_json(subject))
     for folder in folders:
         inputs = (load_manifest(folder) or {}).get("inputs", {})
-        is_same = all(inputs.get(key) == wanted.get(key) for key in ("model", "questions", "engine"))
+        is_same = all(inputs.get(key) == wanted[key] for key in ("model", "questions"))
         if inputs and not is_same and folder == folders[0]:
-            what = "of another model, or on other questions"
-            if inputs.get("engine") != wanted.get("engine"):
-                what = "by another engine"
-            logger.warning("%s: holds scores %s, and is made anew", folder, what)
+            logger.warning("%s: holds scores of another model, or on other questions, and is made anew", folder)
         if not (is_same or (benchmark.by_row and _asks_alike(inputs, wanted))):
-            continue
-        if "engine" in wanted and not _takes_over_engine(folder, partial):
             continue
         if not is_same:
             lost = _changed(folder)
@@ -267,19 +252,8 @@ def _take_over(folders: Sequence[Path], partial: Path, benchmark: Benchmark, sub
             shutil.copytree(folder / "ideal", partial / "ideal")
 
 
-def _takes_over_engine(folder: Path, partial: Path) -> bool:
-    """Copy what a folder's records were run by; return False where others in the partial folder were run otherwise."""
-    maker = made_by(folder)
-    if maker is None or made_by(partial) not in (None, maker):
-        return False
-    shutil.copy(folder / ENGINE_FILE, partial)
-    return True
-
-
 def _asks_alike(inputs: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
     """Check whether two evaluations differ in nothing but their rows, and the name of the part that these are."""
-    if inputs.get("engine") != wanted.get("engine"):
-        return False
     asked = [{**part.get("questions", {}), "sets": None, "split": None} for part in (inputs, wanted)]
     if None in (lengths := [questions.get("max_new_tokens") for questions in asked]) and lengths != [None, None]:
         asked = [questions | {"max_new_tokens": None} for questions in asked]  # texts are not answered

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from msa_lite.data import sample_rows
 from msa_lite.evals import scoring
 from msa_lite.evals.benchmark import Benchmark, Item, ItemSet, Record, Records
-from msa_lite.evals.engine import TRANSFORMERS, VLLM, Engine, made_by, open_vllm
-from msa_lite.evals.forward import TokenScores, known_beginning
+from msa_lite.evals.forward import TokenScores, known_beginning, score_bundles
+from msa_lite.evals.generate import generate
 from msa_lite.evals.models import Runner, load_model
-from msa_lite.evals.vllm_model import VllmModel, answer_with, score_with
 from msa_lite.io.console.progress import Progress, silent
 from msa_lite.io.files.writing import canonical_json, write_text
 from msa_lite.io.launch.crew import Ranks
@@ -30,15 +29,13 @@ def collect_records(
     ranks: Ranks = Ranks(),
     label: str = "scores",
     progress: Progress = silent,
-    engine: Engine = TRANSFORMERS,
 ) -> dict[str, list[Record]]:
     """Run a model over every set of a benchmark. Return the records by set, in the order of the items.
 
     Write `SET.jsonl` into `folder`, which all processes share. Sets and items that are there already are not run
-    again. Processes other than the first get no records. engine: vllm runs what it can (`open_vllm`), and transformers
-    the rest.
+    again. Processes other than the first get no records.
     """
-    names = _unfinished(benchmark, folder)
+    names = [name for name in benchmark.sets if not (folder / f"{name}.jsonl").is_file()]
     if ranks.first:
         for name in benchmark.sets.keys() - set(names):  # a kill after the records were written leaves parts
             _remove_parts(folder, name)
@@ -48,13 +45,6 @@ def collect_records(
     runner: Runner | None = None
     if total:
         progress(label, 0, total)  # loading the model may take minutes
-    if total and engine == VLLM:
-        _run_vllm(source, benchmark, folder, todo, lambda count: progress(label, count, total))
-        names = _unfinished(benchmark, folder)
-        todo = {name: _Set.open(benchmark.sets[name], folder, name, ranks) for name in names}
-        left = sum(map(len, todo.values()))
-        total = max(total, left)
-        done = total - left
     for work in todo.values():
         if len(work):
             if runner is None:
@@ -72,37 +62,6 @@ def collect_records(
         write_records(folder / f"{name}.jsonl", _join(benchmark, name, list(_read_parts(folder, name))))
         _remove_parts(folder, name)
     return {name: read_records(folder / f"{name}.jsonl") for name in benchmark.sets}
-
-
-def _unfinished(benchmark: Benchmark, folder: Path) -> list[str]:
-    """Return the names of the sets whose records are not in the folder yet."""
-    return [name for name in benchmark.sets if not (folder / f"{name}.jsonl").is_file()]
-
-
-def _run_vllm(
-    source: Source, benchmark: Benchmark, folder: Path, todo: Mapping[str, _Set], report: Callable[[int], None]
-) -> None:
-    """Run what vLLM can of some sets, and append to their part files. report: gets the number of finished items.
-
-    Where vLLM turns out not to be used, what it has run before a stop is removed, so that one engine runs all.
-    """
-    earlier = made_by(folder) == VLLM
-    with open_vllm(source, benchmark, folder) as model:
-        if model is None:
-            for name in benchmark.sets if earlier else ():
-                (folder / f"{name}.jsonl").unlink(missing_ok=True)
-                _remove_parts(folder, name)
-            return
-        done = 0
-        for work in todo.values():
-            share = replace(
-                work,
-                texts=[item for item in work.texts if model.takes_text(work.items, item)],
-                prompts=[item for item in work.prompts if model.takes_prompt(work.items, item)],
-            )
-            for count in share.run(model, benchmark) if len(share) else ():
-                done += count
-                report(done)
 
 
 def run_items(runner: Runner, benchmark: Benchmark, name: str) -> list[Record]:
@@ -181,7 +140,7 @@ class _Set:
         """Count the texts and prompts that are left."""
         return len(self.texts) + len(self.prompts)
 
-    def run(self, runner: Runner | VllmModel, benchmark: Benchmark) -> Iterator[int]:
+    def run(self, runner: Runner, benchmark: Benchmark) -> Iterator[int]:
         """Score and generate, and append to the part file. Yield the number of finished items, batch by batch."""
         assert self.part is not None
         with open(self.part, "a", encoding="utf-8") as stream:
@@ -191,7 +150,7 @@ class _Set:
                 stream.flush()
                 yield len(batch)
 
-    def lines(self, runner: Runner | VllmModel, benchmark: Benchmark) -> Iterator[list[Record]]:
+    def lines(self, runner: Runner, benchmark: Benchmark) -> Iterator[list[Record]]:
         """Yield batches of lines {index, scores} and {index, generated}.
 
         Scores go first: they tell how far the model recites a text, and so how its own answer begins.
@@ -206,7 +165,7 @@ class _Set:
         fitting = [all(len(text.ids) - 1 <= window for text in bundle) for bundle in bundles]
         yield [_too_long(self.texts[i], "scores", {}, window) for i, fits in enumerate(fitting) if not fits]
         numbers = [i for i, fits in enumerate(fitting) if fits]
-        for batch in score_with(runner, [bundles[i] for i in numbers], self.items.with_z, hidden):
+        for batch in score_bundles(runner, [bundles[i] for i in numbers], with_z=self.items.with_z, hidden=hidden):
             lines = []
             for at, scores in batch:
                 item, token_scores = self.texts[numbers[at]], iter(scores)
@@ -228,7 +187,8 @@ class _Set:
         fitting_items = [item for item in self.prompts if len(item.prompt or ()) < window]
         prompts = [item.prompt or [] for item in fitting_items]
         starts = [known.get(item.index, []) for item in fitting_items]
-        for generated in answer_with(runner, benchmark, prompts, decoding, starts, hidden):
+        end = benchmark.prompter.end
+        for generated in generate(runner, benchmark.tokenizer, prompts, decoding, known=starts, hidden=hidden, end=end):
             yield [
                 {"index": fitting_items[at].index, "generated": answers if decoding.samples else answers[0]}
                 for at, answers in generated

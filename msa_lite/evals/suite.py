@@ -22,7 +22,6 @@ from msa_lite.data import (
 from msa_lite.errors import Faults, MismatchError, UsageError, join_faults, nearest
 from msa_lite.evals.aggregates import resolve_compat
 from msa_lite.evals.benchmark import Benchmark, BenchmarkSettings, benchmark_class
-from msa_lite.evals.engine import ENGINES, TRANSFORMERS, Engine, check_architecture, check_engine
 from msa_lite.evals.evaluation import NO_JUDGE, Ideal, evaluate_benchmark
 from msa_lite.evals.judge import JudgeSettings, open_judge
 from msa_lite.evals.models import can_read, check_source, checkpoint_folder, load_tokenizer
@@ -125,7 +124,6 @@ def evaluate(
     judge: JudgeSettings = NO_JUDGE,
     tokenizer: str | None = None,
     seed: int = 0,
-    engine: Engine = "transformers",
     progress: Progress = silent,
 ) -> dict[str, Report]:
     """Score a model. Return reports by name: "model" and, where there is one, "ideal".
@@ -134,7 +132,6 @@ def evaluate(
     limit: the most rows of each set, a seeded sample.
     prompt: the form of questions (`PromptSettings`), or its kind: "default", "chat", "plain", or, for own questions,
     "auto".
-    engine: transformers, or vllm, which runs the items that it can, once a sample agrees with transformers.
     tokenizer: a folder or repo[@revision] whose tokenizer replaces the model's own.
 
     Write records and report.json into `out`, those of a scored ideal into `out`/ideal. Each process of
@@ -143,8 +140,7 @@ def evaluate(
     """
     require("train")
     prompting = PromptSettings(prompt) if isinstance(prompt, str) else prompt  # type: ignore[arg-type]
-    _check_arguments(questions, prompting, ideal, judge, engine)
-    check_engine(engine)
+    _check_arguments(questions, prompting, ideal, judge)
     folder = output_path(out)
     check_writable(folder)
     if isinstance(questions, HarnessTasks):
@@ -166,13 +162,11 @@ def evaluate(
         prompter = make_prompter(load_tokenizer(source), prompting, published=True)
         settings = BenchmarkSettings(questions.data, questions.split, limit, seed, switches)
         benchmark = load_benchmark(questions.benchmark, prompter, settings)
-    return _score(source, benchmark, yardstick, folder, judge, engine, progress)
+    return _score(source, benchmark, yardstick, folder, judge, progress)
 
 
-def _check_arguments(
-    questions: Asked, prompt: PromptSettings, ideal: str | None, judge: JudgeSettings, engine: Engine
-) -> None:
-    """Raise UsageError where the questions do not exist, or do not go with prompt, ideal, judge or engine."""
+def _check_arguments(questions: Asked, prompt: PromptSettings, ideal: str | None, judge: JudgeSettings) -> None:
+    """Raise UsageError where the questions do not exist, or do not go with prompt, ideal or judge."""
     name = questions.benchmark
     if isinstance(questions, PublishedBenchmark) and name not in published():
         choices = (*BENCHMARKS, HARNESS)
@@ -181,7 +175,6 @@ def _check_arguments(
     misplaced = {
         "ideal": ideal is not None and harness,
         "judge": judge != NO_JUDGE and (harness or not BENCHMARKS[name].judged),
-        f"engine {engine}": engine != TRANSFORMERS and harness,
         "prompt": prompt != PromptSettings() and (harness or not benchmark_class(name).prompted),
         "prompt auto": prompt.kind == "auto" and name != OWN,
     }
@@ -193,8 +186,6 @@ def _check_arguments(
     if faults:
         raise UsageError(faults[0] if len(faults) == 1 else join_faults("these arguments do not fit:", faults))
     judge.check_prompts(name)
-    if engine not in ENGINES:
-        raise UsageError(f"no engine '{engine}'{nearest(engine, ENGINES)}; choose from {', '.join(ENGINES)}")
     if prompt.kind not in PROMPT_KINDS:
         hint = nearest(prompt.kind, PROMPT_KINDS)
         raise UsageError(f"no prompt '{prompt.kind}'{hint}; choose from {', '.join(PROMPT_KINDS)}")
@@ -206,7 +197,6 @@ def _score(
     ideal: Ideal,
     folder: Path,
     judge: JudgeSettings,
-    engine: Engine,
     progress: Progress,
 ) -> dict[str, Report]:
     """Check the models, then score the model, and the ideal where that is a model too."""
@@ -217,8 +207,7 @@ def _score(
     for model in (source, ideal):
         if isinstance(model, Source):
             check_source(model, benchmark.ids())
-            check_architecture(engine, model)
-    report = evaluate_benchmark(source, benchmark, folder, ideal=ideal, judge=judge, engine=engine, progress=progress)
+    report = evaluate_benchmark(source, benchmark, folder, ideal=ideal, judge=judge, progress=progress)
     if report is None:
         return {}
     ideal_folder = ideal if isinstance(ideal, Path) else folder / "ideal"

@@ -18,6 +18,7 @@ from msa_lite.errors import RecipeError, UsageError, join_faults, nearest
 from msa_lite.io.console.progress import notices
 from msa_lite.io.files.reading import PlainDumper, local_path, parse_yaml, read_text, read_yaml
 from msa_lite.recipe.editor import write_with_schema
+from msa_lite.recipe.gone import GONE
 from msa_lite.recipe.schema import Recipe
 from msa_lite.recipe.shipped import (
     TABLES,
@@ -312,7 +313,8 @@ def _explain(error: ValidationError, kind: type[BaseModel]) -> list[str]:
         path, model = _locate(item["loc"], kind)
         text = item["msg"].removeprefix("Value error, ")
         if item["type"] == "extra_forbidden":
-            text = f"unknown key{nearest(str(item['loc'][-1]), model.model_fields if model else ())}"
+            near = nearest(str(item["loc"][-1]), model.model_fields if model else ())
+            text = f"is gone: {GONE[path]}" if path in GONE else f"unknown key{near}"
         elif item["type"] == "missing":
             text = text.replace("Field required", "is missing")
         elif not isinstance(item["input"], dict):

@@ -96,9 +96,6 @@ class Evaluate(Closed):
     """A model that never saw the forget set, shown beside the unlearned one; some metrics need it."""
     judge: JudgeKeys = JudgeKeys()
     """The judge of generated answers."""
-    engine: Literal["transformers", "vllm"] = "transformers"
-    """The engine for the test rows. vllm: vLLM on a GPU; both engines first run a sample, and if they differ,
-    transformers runs all rows. transformers always runs candidates of a choice, checks and attacks."""
     compat: list[str] = []
     """Deviations of published code to repeat: open-unlearning, a benchmark's name, or single switches."""
     limit: int | None = Field(None, ge=1, lt=2**63)

@@ -195,7 +195,7 @@ def _rows(reports: Mapping[str, Report]) -> list[tuple[str, list[Cell]]]:
 
 
 def notes(reports: Mapping[str, Report]) -> list[str]:
-    """Return why numbers are missing, what was left out, what judges cost and what vLLM has run, one line each."""
+    """Return why numbers are missing, what was left out, and what judges cost, one line each."""
     labels: dict[str, dict[str, None]] = {}
     for report in reports.values():
         for name, metric in report.metrics.items():
@@ -207,19 +207,7 @@ def notes(reports: Mapping[str, Report]) -> list[str]:
     judges = dict.fromkeys(
         _judge_note(report.settings["judge"]) for report in reports.values() if "judge" in report.settings
     )
-    engines = dict.fromkeys(filter(None, map(engine_note, reports.values())))
-    return [*(f"{', '.join(names)}: {note}" for note, names in labels.items()), *judges, *engines]
-
-
-def engine_note(report: Report) -> str | None:
-    """Return what has run the model, where vLLM was asked for; None where it was transformers from the start."""
-    engine = report.settings.get("engine")
-    if not isinstance(engine, Mapping):
-        return None
-    if engine.get("why_not"):
-        return f"run by transformers instead of vLLM: {engine['why_not']}"
-    what = " and ".join(f"{kind} of {', '.join(names)}" for kind, names in dict(engine.get("ran", {})).items() if names)
-    return f"run by vLLM {engine.get('version')}: {what}; it agreed with transformers on a sample"
+    return [*(f"{', '.join(names)}: {note}" for note, names in labels.items()), *judges]
 
 
 def _judge_note(judge: Mapping[str, Any]) -> str:

@@ -13,7 +13,7 @@ import yaml
 import msa_lite
 from msa_lite.baselines import objective
 from msa_lite.data import IGNORE, Example
-from msa_lite.evals import tofu, vllm_model
+from msa_lite.evals import records, tofu
 from msa_lite.pipeline.prepare.prompt import find_prompter
 from msa_lite.recipe import load_recipe
 from msa_lite.train import fit
@@ -29,7 +29,7 @@ Seen = dict[str, list[Example]]
 def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
     """All rows that anything learns from or is scored on, by what does it."""
     rows: Seen = {"fit": [], "baseline": [], "scores": []}
-    score = vllm_model.score_bundles
+    score = records.score_bundles
 
     def note(name: str, module: Any) -> None:
         hashed = module.hash_ids
@@ -47,7 +47,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
 
     note("fit", fit)
     note("baseline", objective)
-    monkeypatch.setattr(vllm_model, "score_bundles", score_bundles)
+    monkeypatch.setattr(records, "score_bundles", score_bundles)
     monkeypatch.setattr(tofu, "MAX_NEW_TOKENS", 4)
     return rows
 

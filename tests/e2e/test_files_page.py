@@ -21,7 +21,6 @@ ABSENT = {
     "prompt.json": "prompt: auto",
     "purged.json": "msa-lite purge",
     "evaluation/{target,prior,ideal,unlearned}/judge_prompts.yaml": "evaluate.judge.prompts",
-    "evaluation/{target,prior,ideal,unlearned}/engine.json": "evaluate.engine: vllm",
     "epochs/*/**/report.json": "baseline.start: prior",
     "epochs/**/*.jsonl": "baseline.start: prior",
     "evaluation/earlier/*/report.json": "earlier",

@@ -192,7 +192,6 @@ OTHERS = {
     "output": "a run may be moved",
     "request": "a name for the record",
     "prompt.thinking": "of templates with a block of thoughts alone: test_thinking",
-    "evaluate.engine": "where vLLM is: test_engine",
     "track": "who is told of losses and scores: test_tracking",
     "verdict.kept": "what a PASS wants; a choice has select.keep",
     "select.judge": "whether the judge is asked, who is in the sweep's identity",

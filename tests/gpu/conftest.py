@@ -21,7 +21,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.gpu)
-            wanted = {"test_two_gpus": 2, "test_vllm": 0}.get(item.path.stem, 1)  # vLLM has a build for CPUs
+            wanted = 2 if item.path.stem == "test_two_gpus" else 1
             if gpus < wanted:
                 item.add_marker(pytest.mark.skip(reason=f"needs {wanted} CUDA device(s), found {gpus}"))
 

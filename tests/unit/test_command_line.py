@@ -17,7 +17,7 @@ import torch
 
 from msa_lite import cli
 from msa_lite.cli import output, runs
-from msa_lite.cli.faults import report_error
+from msa_lite.cli.faults import GONE_OPTIONS, report_error
 from msa_lite.cli.output import print_start
 from msa_lite.cli.recipes import recipes_command
 from msa_lite.errors import Faults, MismatchError, MsaError, StageError, UsageError, allowed_by, with_retries
@@ -65,6 +65,13 @@ def test_verbose_stands_before_a_command_or_after_it(
 
     as_run(body)
     assert call(*arguments) == (0, "", "info: more of it\n")
+
+
+@pytest.mark.parametrize("option", GONE_OPTIONS)
+def test_an_option_that_is_gone_is_refused_with_its_new_form(option: str, call: Call) -> None:
+    status, _, err = call(*option.split())
+    assert status == 2
+    assert err.endswith(f"error: {option.split()[-1]} is gone: {GONE_OPTIONS[option]}\n")
 
 
 def test_without_verbose_only_warnings_are_shown(call: Call, as_run: Callable[[Any], None]) -> None:

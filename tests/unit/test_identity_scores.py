@@ -106,8 +106,7 @@ def test_scores_are_known_by_each_option_of_an_evaluation(
         "out",
         "progress",
         "allow_code",
-        "engine",
-    }  # engine: test_engine
+    }
     before: Any = None
     last: Change = {}
     for name, (base, change) in changes.items():  # those of one base stand together

@@ -11,7 +11,7 @@ from tests.tools.blocks.read import pages
 
 CONTRIBUTING = ROOT / ".github/CONTRIBUTING.md"
 # Hosts that pages name. A new one is a decision: a reader's browser asks it as soon as they click.
-HOSTS = {"arxiv.org", "docs.vllm.ai", "github.com", "huggingface.co", "www.edpb.europa.eu"}
+HOSTS = {"arxiv.org", "github.com", "huggingface.co", "www.edpb.europa.eu"}
 
 
 def all_links() -> list[Link]:

@@ -22,6 +22,7 @@ from msa_lite.recipe import (
     load_training,
     shipped_recipes,
 )
+from msa_lite.recipe.gone import GONE
 from msa_lite.recipe.remarks import filter_notice
 from msa_lite.strengths import Strengths
 
@@ -344,6 +345,13 @@ def test_overrides_reach_into_the_recipe_and_are_checked_like_it() -> None:
         load_recipe(SMALLEST, ["seed"])
     with pytest.raises(UsageError, match="'models/target' stands there, which has no key name"):
         load_recipe(SMALLEST, ["target.name=x"])
+
+
+@pytest.mark.parametrize("key", GONE)
+def test_a_key_that_is_gone_is_refused_with_its_new_form(key: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        load_recipe("quickstart", [f"{key}=x"])
+    assert f"{key}: is gone: {GONE[key]}" in str(caught.value)
 
 
 @pytest.mark.parametrize("value", ["GDPR 2026-017", "Antrag Müller №3", "x" * 200, 2026017, None])

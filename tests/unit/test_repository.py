@@ -52,7 +52,7 @@ def test_ci_runs_both_commands_of_the_readme_in_their_order() -> None:
 
 def test_no_test_is_skipped_for_want_of_a_package_that_the_extra_test_brings() -> None:
     sources = [path.read_text() for path in sorted((ROOT / "tests").rglob("*.py")) if path != Path(__file__)]
-    assert {name for source in sources for name in re.findall(r"importorskip\(\"(\w+)", source)} == {"vllm"}
+    assert [source for source in sources if "importorskip(" in source] == []
 
 
 def test_the_paper_is_cited_alike_in_the_code_and_for_citation_managers() -> None:

@@ -8,13 +8,13 @@ from tests.tools.count import code_lines, inner_arrows, totals
 
 # Today's totals. Lower one whenever it falls. Raising one is a decision: CONTRIBUTING lists each, with its reason.
 CEILING = {
-    "lines of the package": 42_181,
-    "modules": 337,
-    "lines of the tests": 54_901,
-    "words of the docs": 76_252,
+    "lines of the package": 41_707,
+    "modules": 336,
+    "lines of the tests": 54_311,
+    "words of the docs": 75_700,
     "commands": 24,
-    "options": 164,
-    "keys of a recipe": 139,
+    "options": 163,
+    "keys of a recipe": 138,
 }
 
 

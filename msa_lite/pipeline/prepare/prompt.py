@@ -188,7 +188,7 @@ def _shown(form: str, row: Row, example: Example, tokenizer: Any) -> ShownPrompt
 def evaluation_arguments(recipe: Recipe) -> dict[str, Any]:
     """Return the arguments of `evaluate` that ask a model what the recipe's run asks its models, of all rows.
 
-    These are questions, limit, seed, prompt and engine. For `prompt: auto`, it is the prompt that the run found, if it
+    These are questions, limit, seed and prompt. For `prompt: auto`, it is the prompt that the run found, if it
     has searched already.
     """
     evaluate = recipe.evaluate
@@ -196,10 +196,9 @@ def evaluation_arguments(recipe: Recipe) -> dict[str, Any]:
     if evaluate is None or evaluate.benchmark == OWN:
         sets = {name: recipe.data_sets.get(f"evaluate.{name}") or recipe.data_sets.get(name) for name in SETS}
         sources: dict[str, Any] = {name: source_of(data, recipe.columns) for name, data in sets.items() if data}
-        engine = {"engine": evaluate.engine} if evaluate else {}
-        return arguments | engine | {"questions": OwnQuestions(**sources, max_new_tokens=recipe.max_new_tokens)}
+        return arguments | {"questions": OwnQuestions(**sources, max_new_tokens=recipe.max_new_tokens)}
     questions = PublishedBenchmark(evaluate.benchmark, evaluate.split, evaluate.data, evaluate.compat)
-    return arguments | {"questions": questions, "engine": evaluate.engine}
+    return arguments | {"questions": questions}
 
 
 def _settings(recipe: Recipe) -> PromptSettings:

@@ -13,7 +13,6 @@ from msa_lite.benchmarks import OWN
 from msa_lite.data import DataSource, Example, Prompter, Row, encode, shorten
 from msa_lite.evals.benchmark import Benchmark, benchmark_class
 from msa_lite.evals.dataset import pinned_data
-from msa_lite.evals.engine import check_architecture, check_engine
 from msa_lite.evals.judge import JudgeSettings, open_judge
 from msa_lite.evals.models import check_source
 from msa_lite.evals.qa import Qa
@@ -261,7 +260,6 @@ def prepare(recipe: Recipe, scope: Scope, progress: Progress = silent) -> Run:
     if scope.start == "prior":
         check_apart(sources["target"], sources["prior"])
     check_earlier(recipe, earlier, sources)
-    _check_architectures(recipe, sources)
     _check_checkpoints(recipe, scope, sources)
 
     tokenizer = open_reader(sources["target"], recipe.target)
@@ -316,21 +314,13 @@ def _alternatives(rows: Sequence[Row]) -> list[str]:
 
 
 def _check_scorers(recipe: Recipe) -> None:
-    """Raise where the judge or the engine that a recipe names cannot work here."""
+    """Raise where the judge that a recipe names cannot work here."""
     if recipe.evaluate:
         judge = judge_settings(recipe.evaluate.judge)
         open_judge(judge)  # it may lack a key
         judge.check_prompts(recipe.evaluate.benchmark)
-        check_engine(recipe.evaluate.engine)
         if "says" in recipe.evidence.collect:
             open_judge(judge_settings(recipe.evidence.judge))
-
-
-def _check_architectures(recipe: Recipe, sources: Mapping[str, Source]) -> None:
-    """Raise MismatchError where the engine of a recipe does not know a model that it is to run."""
-    for name in ("target", "ideal"):
-        if recipe.evaluate and name in sources:
-            check_architecture(recipe.evaluate.engine, sources[name])
 
 
 def _check_ids(

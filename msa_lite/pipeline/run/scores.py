@@ -11,7 +11,6 @@ from typing import Any, Literal
 from msa_lite.choose.rules import LeastExtraction
 from msa_lite.choose.validation import Validation
 from msa_lite.evals.benchmark import Benchmark, Record
-from msa_lite.evals.engine import TRANSFORMERS, Engine, engine_of
 from msa_lite.evals.evaluation import NO_JUDGE, Collect, Ideal, evaluate_benchmark, evaluation_inputs
 from msa_lite.evals.records import collect_records, read_records
 from msa_lite.io.console.progress import Progress
@@ -21,7 +20,6 @@ from msa_lite.pipeline.prepare.run import Context, Run
 from msa_lite.pipeline.run.folder import BASELINES
 from msa_lite.pipeline.stages.asking import CHECKS, QuestionPart, asking_costs
 from msa_lite.pipeline.stages.stage import Stage
-from msa_lite.recipe import Recipe
 from msa_lite.report import Report
 from msa_lite.report.comeback import EARLIER_SET
 
@@ -65,7 +63,6 @@ def score_model(
         earlier=known,
         label=_label(name, split),
         progress=progress,
-        engine=_engine(run.recipe, split),
     )
     assert report is not None, "the first process has it"
     return report
@@ -89,8 +86,7 @@ def score_stage(
     def inputs() -> Mapping[str, Any]:
         run = context.run
         rows, yardsticks = asked(run, name, split), _yardsticks(run, name, split)
-        engine = _engine(run.recipe, split)
-        return evaluation_inputs(_source(run, name), rows, **yardsticks, method=method(), engine=engine)
+        return evaluation_inputs(_source(run, name), rows, **yardsticks, method=method())
 
     final = split == "test" and name != "prior"
     return Stage(
@@ -159,11 +155,6 @@ def scores_folder(run: Run | Context, name: str, split: Split) -> Path:
     return run.scope.folder / "evaluation" / f"{name}{ending}"
 
 
-def _engine(recipe: Recipe, split: Split) -> Engine:
-    """Return what runs the models on these rows: transformers where they are held against candidates, which it runs."""
-    return recipe.evaluate.engine if recipe.evaluate and split != "validation" else TRANSFORMERS
-
-
 def _source(run: Run, name: str) -> Source:
     """Return a model of the run; the unlearned one as it was written."""
     return run.sources[name] if name in run.sources else fetch(str(run.folder / run.recipe.merge.form))
@@ -176,8 +167,7 @@ def _collected(run: Run, name: str, split: Split) -> Collect:
         source: Source, benchmark: Benchmark, folder: Path, label: str, progress: Progress
     ) -> dict[str, list[Record]]:
         with run.crew.helped(COLLECT, {"name": name, "split": split, "folder": str(folder)}):
-            engine = engine_of(_engine(run.recipe, split), source, benchmark)
-            return collect_records(source, benchmark, folder, run.crew.ranks, label, progress, engine)
+            return collect_records(source, benchmark, folder, run.crew.ranks, label, progress)
 
     return collect
 

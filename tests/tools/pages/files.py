@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from msa_lite.evals.engine import ENGINE_FILE
 from msa_lite.evals.evaluation import PROMPTS_FILE
 from msa_lite.io.finished.seal import CARD_FILE, MANIFEST, MERGEKIT_FILE
 from msa_lite.io.weights.adapter import ADAPTER_CONFIG
@@ -73,8 +72,6 @@ RUN: dict[str, tuple[bool, str]] = {
     f"{_EVALUATIONS}/*.jsonl": (True, "The records of these rows: question, answer, generated answer, scores, the "
     "judge's letters and its candidates"),
     f"{_EVALUATIONS}/{PROMPTS_FILE}": (False, "With `evaluate.judge.prompts`: a copy of that file"),
-    f"{_EVALUATIONS}/{ENGINE_FILE}": (False, "With `evaluate.engine: vllm`: the items that vLLM ran, and its "
-    "comparison with transformers on a sample"),
     f"{EVIDENCE_FOLDER}/*/{REPORT_FILE}": (False, "The figures of each kind of evidence"),
     f"{EVIDENCE_FOLDER}/*/*.jsonl": (True, "The evidence for each row, without its text"),
     f"probe/**/{REPORT_FILE}": (False, "Whether a model has seen the forget set before"),

@@ -1,0 +1,8 @@
+"""Keys that recipes no longer have, each with what to write now."""
+
+from __future__ import annotations
+
+GONE = {
+    "evaluate.engine": "transformers scores everything; leave it out",
+}
+"""The dotted key → its new form, for the refusal."""
