@@ -25,7 +25,7 @@ these functions do in one call each.
     merge_adapters  the same as one LoRA adapter on the target
     filter_vector   keep what a vector changes on rows to forget, suppress what it changes on rows to keep
     mergekit_recipe print a merge as a recipe for mergekit
-    evaluate        score a model on `OwnQuestions`, a `PublishedBenchmark` or `HarnessTasks`
+    evaluate        score a model on `OwnQuestions` or a `PublishedBenchmark`
     compare         put reports side by side, as in the paper
     push_folder     send a model or adapter to the Hugging Face Hub, by `PublishOptions`
 
@@ -45,7 +45,6 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 if TYPE_CHECKING:
     from msa_lite.comparison.compare import compare as compare
     from msa_lite.data import DataSource as DataSource
-    from msa_lite.evals.suite import HarnessTasks as HarnessTasks
     from msa_lite.evals.suite import OwnQuestions as OwnQuestions
     from msa_lite.evals.suite import PublishedBenchmark as PublishedBenchmark
     from msa_lite.evals.suite import evaluate as evaluate
@@ -90,7 +89,7 @@ _HOMES = {
     "pipeline.ask": ("ask",),
     "web": ("open_page",),
     "pipeline.purge.purge": ("purge",),
-    "evals.suite": ("HarnessTasks", "OwnQuestions", "PublishedBenchmark", "evaluate"),
+    "evals.suite": ("OwnQuestions", "PublishedBenchmark", "evaluate"),
     "comparison.compare": ("compare",),
     "merger.filtering": ("filter_vector",),
     "merger": ("merge", "merge_adapters", "mergekit_recipe"),

@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 
 OWN = "qa"
 """The benchmark of the user's own questions and texts; all others are published ones."""
-HARNESS = "lm-eval"
-"""The name that stands for EleutherAI's harness and its tasks, in the place of a benchmark's."""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ questions are asked as they are, without template or examples. Definitions are t
 (arXiv 2504.02883) and of its evaluation script, as submissions to the task repeat it.
 
 The task's final score is the mean of three numbers. Two are made here, `task_aggregate` and `mia_score`; the third is
-the accuracy on MMLU, which lm-evaluation-harness gives.
+the accuracy on MMLU, which the task `mmlu` of lm-evaluation-harness gives.
 
 Two points are ours, since nothing published says them. In scores of given answers, a blank stands between input and
 output; the script joins them without one. And the verdict counts a row as recited where the right answer stands in the

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from msa_lite.benchmarks import BENCHMARKS, HARNESS, OWN, splits_help
+from msa_lite.benchmarks import BENCHMARKS, OWN, splits_help
 from msa_lite.cli.completion import complete_names, complete_recipe, switch_names
-from msa_lite.cli.help import Command, read_columns, read_names, takes_dry_run, takes_json
+from msa_lite.cli.help import Command, read_columns, takes_dry_run, takes_json
 from msa_lite.io.files.writing import json_form
 from msa_lite.io.launch.crew import Ranks
 
@@ -22,7 +22,6 @@ _GROUPS = {
     "Models": ["--ideal", "--tokenizer"],
     "Prompt": ["--prompt", "--system"],
     "Judge": ["--judge", "--judge-model", "--judge-url", "--judge-separate", "--judge-prompts", "--judge-batch"],
-    "Tasks of lm-eval": ["--tasks", "--allow-code"],
     "Result": ["--out", "--dry-run"],
 }
 
@@ -31,17 +30,13 @@ _GROUPS = {
 @click.argument("model")
 @click.option(
     "--benchmark",
-    type=click.Choice([*BENCHMARKS, HARNESS]),
+    type=click.Choice(list(BENCHMARKS)),
     default=OWN,
     show_default=True,
     help="qa: questions of your own.",
 )
 @click.option("--split", help=f"{splits_help()}.")
-@click.option(
-    "--data",
-    metavar="DATA",
-    help="The benchmark's data, a folder or Hub id[@revision]; lm-eval: a folder of own tasks.",
-)
+@click.option("--data", metavar="DATA", help="The benchmark's data, a folder or Hub id[@revision].")
 @click.option(
     "--ideal",
     metavar="MODEL|REPORT",
@@ -90,8 +85,6 @@ _GROUPS = {
     shell_complete=complete_recipe,
     help="Take benchmark, data, columns and prompt from this recipe.",
 )
-@click.option("--tasks", metavar="NAMES", help="lm-eval: names of tasks, with commas between them.")
-@click.option("--allow-code", is_flag=True, help="lm-eval: run the Python that tasks in --data name (!function).")
 @click.option("--limit", type=click.IntRange(min=1), help="Score at most this many rows of each set.")
 @click.option("--out", required=True, type=click.Path(), help="Folder for records and report.json.")
 @takes_dry_run
@@ -108,7 +101,6 @@ def evaluate_command(
     msa-lite evaluate runs/mine/model --benchmark tofu --split forget10 --ideal IDEAL --out scores
     msa-lite evaluate runs/mine/model --forget forget.jsonl --retain retain.jsonl --out scores
     msa-lite evaluate ./my-finetuned-model --recipe my-request.yaml --out scores
-    msa-lite evaluate runs/mine/model --benchmark lm-eval --tasks hellaswag,arc_easy --out general
     """
     from msa_lite.cli.output import print_json, print_reports, print_start, progress_bars, quieten_libraries
 
@@ -176,7 +168,6 @@ def _print_dry_run(
 _SETS = ("forget", "retain", "holdout")
 _OPTIONS = {
     OWN: (*_SETS, "max_new_tokens"),
-    HARNESS: ("data", "tasks", "allow_code"),
     "published": ("split", "data", "compat"),
 }  # by what is scored
 _IN_RECIPES = (
@@ -207,7 +198,7 @@ def _questions(options: dict[str, Any]) -> Asked:
     """Return what the options say to score a model on. Raise UsageError for options that do not go together."""
     from msa_lite.data import DataSource
     from msa_lite.errors import UsageError, join_faults
-    from msa_lite.evals.suite import HarnessTasks, OwnQuestions, PublishedBenchmark
+    from msa_lite.evals.suite import OwnQuestions, PublishedBenchmark
 
     columns: dict[str, Any] = {**read_columns(options["columns"], ("question", "answer", "messages"))}
     if columns and not any(options[name] for name in _SETS):
@@ -223,6 +214,4 @@ def _questions(options: dict[str, Any]) -> Asked:
             path, _, configuration = options[name].partition(":")
             arguments[name] = DataSource(path, name=configuration or None, **columns)
         return OwnQuestions(**arguments)
-    if benchmark == HARNESS:
-        return HarnessTasks(read_names(options["tasks"]), options["data"], options["allow_code"])
     return PublishedBenchmark(benchmark, options["split"], options["data"], options["compat"])

@@ -30,8 +30,11 @@ _PATIENCE = 20.0  # seconds; the first process may take that long to end
 _CLOSED = dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "you need the right to read and write there")
 _ODD = dict.fromkeys((errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP), "choose another place")
 _ADVICE = _CLOSED | _ODD  # by the system's error about a place
+_HARNESS = "run lm-evaluation-harness itself: lm_eval --model hf --model_args pretrained=MODEL --tasks NAMES"
 GONE_OPTIONS = {
+    "evaluate --allow-code": _HARNESS,
     "evaluate --engine": "transformers scores everything; leave it out",
+    "evaluate --tasks": _HARNESS,
 }
 """Options that commands no longer have, as "COMMAND --option" → the new form, for the refusal."""
 

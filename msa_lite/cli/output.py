@@ -74,7 +74,6 @@ def quieten_loggers() -> None:
         "httpx",
         "httpx2",
         "openai",
-        "lm_eval",
     ):
         logging.getLogger(name).setLevel(logging.ERROR)
 

@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 
 
 TEST = " test"  # ends the name of a split whose other rows were used for a choice
-# Setting that decides the questions → its name in messages; the last four are lm-eval's.
-_SETTINGS = {"prompt": "prompt", "compat": "compat"} | {name: name for name in ("tasks", "few_shot", "limit", "seed")}
+_SETTINGS = ("prompt", "compat")  # that decide the questions
 # Setting of a report that was computed anew: the evaluation whose records were used.
 TAKEN_FROM = "taken_from"
 _HEADLINE = "these reports cannot stand side by side:"
@@ -76,9 +75,7 @@ def _differences(report: Report, reference: Report) -> list[str]:
         return [f"benchmark {report.benchmark}, not {reference.benchmark}"]
     has_same_split = whole_split(report.split) == whole_split(reference.split)
     faults = [] if has_same_split else [f"split '{report.split}', not '{reference.split}'"]
-    return faults + [
-        f"other {name}" for key, name in _SETTINGS.items() if report.settings.get(key) != reference.settings.get(key)
-    ]
+    return faults + [f"other {key}" for key in _SETTINGS if report.settings.get(key) != reference.settings.get(key)]
 
 
 def _table_fault(report: Report, table: PublishedTable) -> str | None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from msa_lite.benchmarks import BENCHMARKS, HARNESS, OWN, published
+from msa_lite.benchmarks import BENCHMARKS, OWN, published
 from msa_lite.data import (
     DataSource,
     Prompter,
@@ -96,20 +96,7 @@ class PublishedBenchmark:
     """Deviations of published code to repeat, such as open-unlearning."""
 
 
-@dataclass(frozen=True)
-class HarnessTasks:
-    """Tasks of EleutherAI's lm-evaluation-harness, to score a model on."""
-
-    tasks: Sequence[str]
-    """Names of tasks, groups or tags."""
-    data: str | None = None
-    """A folder of your own tasks."""
-    allow_code: bool = False
-    """True to run the Python that tasks of the folder name."""
-    benchmark: ClassVar[str] = HARNESS
-
-
-Asked = OwnQuestions | PublishedBenchmark | HarnessTasks
+Asked = OwnQuestions | PublishedBenchmark
 """What a model is scored on."""
 
 
@@ -140,17 +127,11 @@ def evaluate(
     """
     require("train")
     prompting = PromptSettings(prompt) if isinstance(prompt, str) else prompt  # type: ignore[arg-type]
-    _check_arguments(questions, prompting, ideal, judge)
+    _check_arguments(questions, prompting, judge)
     folder = output_path(out)
     check_writable(folder)
-    if isinstance(questions, HarnessTasks):
-        from msa_lite.evals.harness import evaluate_harness
-
-        return {"model": evaluate_harness(
-            _fetch(model, tokenizer), questions.tasks, folder, limit=limit, seed=seed, progress=progress,
-            task_folder=local_path(questions.data) if questions.data else None, allow_code=questions.allow_code,
-        )}  # fmt: skip
-    source, yardstick = _fetch(model, tokenizer), _find_ideal(ideal)
+    source = replace(fetch(model), tokenizer=fetch_tokenizer(tokenizer) if tokenizer else None)
+    yardstick = _find_ideal(ideal)
     open_judge(judge)  # raises before any model is loaded
     if isinstance(questions, OwnQuestions):
         load_checkpoint(checkpoint_folder(source.folder))  # refuses broken headers before torch is loaded
@@ -165,24 +146,19 @@ def evaluate(
     return _score(source, benchmark, yardstick, folder, judge, progress)
 
 
-def _check_arguments(questions: Asked, prompt: PromptSettings, ideal: str | None, judge: JudgeSettings) -> None:
-    """Raise UsageError where the questions do not exist, or do not go with prompt, ideal or judge."""
+def _check_arguments(questions: Asked, prompt: PromptSettings, judge: JudgeSettings) -> None:
+    """Raise UsageError where the questions do not exist, or do not go with prompt or judge."""
     name = questions.benchmark
     if isinstance(questions, PublishedBenchmark) and name not in published():
-        choices = (*BENCHMARKS, HARNESS)
-        raise UsageError(f"no benchmark '{name}'{nearest(name, choices)}; choose from {', '.join(choices)}")
-    harness = isinstance(questions, HarnessTasks)
+        raise UsageError(f"no benchmark '{name}'{nearest(name, BENCHMARKS)}; choose from {', '.join(BENCHMARKS)}")
     misplaced = {
-        "ideal": ideal is not None and harness,
-        "judge": judge != NO_JUDGE and (harness or not BENCHMARKS[name].judged),
-        "prompt": prompt != PromptSettings() and (harness or not benchmark_class(name).prompted),
+        "judge": judge != NO_JUDGE and not BENCHMARKS[name].judged,
+        "prompt": prompt != PromptSettings() and not benchmark_class(name).prompted,
         "prompt auto": prompt.kind == "auto" and name != OWN,
     }
     faults = [f"{argument}: not for {name}" for argument, wrong in misplaced.items() if wrong]
     if isinstance(questions, OwnQuestions) and not questions.sets:
         faults.append("nothing to score: give at least one of forget, retain and holdout, or another benchmark")
-    if isinstance(questions, HarnessTasks) and not questions.tasks:
-        faults.append("nothing to score: give tasks, as in hellaswag,arc_easy")
     if faults:
         raise UsageError(faults[0] if len(faults) == 1 else join_faults("these arguments do not fit:", faults))
     judge.check_prompts(name)
@@ -212,11 +188,6 @@ def _score(
         return {}
     ideal_folder = ideal if isinstance(ideal, Path) else folder / "ideal"
     return {"model": report} | ({"ideal": load_report(ideal_folder)} if ideal else {})
-
-
-def _fetch(model: str, tokenizer: str | None) -> Source:
-    """Find a model and the tokenizer to use."""
-    return replace(fetch(model), tokenizer=fetch_tokenizer(tokenizer) if tokenizer else None)
 
 
 def _load_sets(sets: Mapping[str, DataSource], limit: int | None, seed: int) -> dict[str, list[Row]]:

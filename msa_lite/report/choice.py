@@ -237,7 +237,7 @@ def shown_metrics(choice: Choice) -> dict[str, int]:
     available = [name for metrics in models for name, metric in metrics.items() if metric.value is not None]
     entry = BENCHMARKS.get(choice.benchmark)
     main = (entry and entry.main_columns(available)) or available
-    named = re.findall(r"[\w/]+", choice.rule)
+    named = re.findall(r"\w+", choice.rule)
     names = dict.fromkeys(name for name in (*main, *named) if name in available)
     metrics = _metrics(choice)
     return {name: max(metric.n for metric in metrics[name]) for name in names}

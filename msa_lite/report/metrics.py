@@ -15,13 +15,13 @@ from msa_lite.evidence_names import EVIDENCE, evidence_metric
 HOLDOUT = "holdout set"
 EARLIER_GROUP = "earlier requests"
 MEMBERSHIP = "forget against holdout set"
-_FORGET, _RETAIN, _UTILITY, _QUESTIONS, _TASKS = "forget set", "retain set", "utility", "questions", "tasks"
+_FORGET, _RETAIN, _UTILITY, _QUESTIONS = "forget set", "retain set", "utility", "questions"
 ATTACKED = "under attack"
 EVIDENT = "evidence"
 # Ending of a metric's name → the set that it is measured on, and the direction of a score there.
 _SETS = {"f": _FORGET, "r": _RETAIN, "h": HOLDOUT, "e": EARLIER_GROUP, "ra": "real authors", "wf": "world facts"}
 _DIRECTIONS = {"f": False, "r": True, "h": None, "e": False, "ra": True, "wf": True}
-GROUPS = (*_SETS.values(), MEMBERSHIP, ATTACKED, EVIDENT, _UTILITY, _QUESTIONS, _TASKS)
+GROUPS = (*_SETS.values(), MEMBERSHIP, ATTACKED, EVIDENT, _UTILITY, _QUESTIONS)
 """The groups of metrics, in the order in which tables show them."""
 
 
@@ -222,18 +222,13 @@ _KINDS: Sequence[MetricKind] = (
 )  # fmt: skip
 
 METRICS = {kind.name: kind for kind in sorted(_KINDS, key=lambda kind: GROUPS.index(kind.group))}
-"""Every metric by name, group by group, except those of lm-evaluation-harness tasks."""
+"""Every metric by name, group by group."""
 
 
 def metric_kind(name: str) -> MetricKind:
-    """Return the entry of a metric; without one in the table, an entry made of the name, without a direction.
-
-    Metrics of lm-evaluation-harness tasks (TASK/METRIC) have none: their directions stand in reports.
-    """
+    """Return the entry of a metric; without one in the table, an entry made of the name, without a direction."""
     if name in METRICS:
         return METRICS[name]
-    if "/" in name:
-        return MetricKind(name, name, _TASKS, None)
     stem, _, ending = name.rpartition("_")
     group = _SETS.get(ending) if stem else None
     return MetricKind(name, (stem if group else name).replace("_", " "), group or _FORGET, None)

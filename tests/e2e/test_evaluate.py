@@ -182,7 +182,7 @@ TOFU = ["--benchmark", "tofu", "--data", "DATA"]
     ("wrong", "told"),
     [
         ([*TOFU, "--split", "forget_10"], "did you mean 'forget10'"),
-        ([*TOFU, "--forget", "x.jsonl", "--tasks", "a", "--max-new-tokens", "3"], "not for tofu"),
+        ([*TOFU, "--forget", "x.jsonl", "--max-new-tokens", "3"], "not for tofu"),
         ([*TOFU, "--split", "forget01", "--compat", "open_unlearning"], "did you mean 'open-unlearning'"),
         ([*TOFU, "--split", "forget01", "--ideal", "no/such/model/here"], "no/such/model/here: no such folder"),
         ([*TOFU, "--split", "forget01", "--judge", "openai"], "OPENAI_API_KEY"),
@@ -194,7 +194,6 @@ TOFU = ["--benchmark", "tofu", "--data", "DATA"]
         (["--benchmark", "qa"], "nothing to score"),
         (["--forget", "x.jsonl", "--judge-model", "x"], "judge: not for qa"),
         ([*TOFU, "--split", "forget01", "--judge-model", "x"], "judge.kind is 'none'"),
-        (["--benchmark", "lm-eval"], "give tasks"),
     ],
 )
 def test_wrong_arguments_are_told_before_a_model_is_loaded(

@@ -122,7 +122,7 @@ def moved(plain: Plain, out: str) -> np.ndarray:
 
 def test_the_packages_of_the_extra_are_hidden_and_no_others(hidden: str) -> None:
     names = set(json.loads(hidden))
-    assert {*_TRAIN, "matplotlib", "openai", "lm_eval"} <= names
+    assert {*_TRAIN, "matplotlib", "openai"} <= names
     assert not names & {"numpy", "click", "pydantic", "msa_lite"}
 
 

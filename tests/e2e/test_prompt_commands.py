@@ -309,7 +309,6 @@ def test_an_evaluation_of_a_recipe_asks_what_its_run_asks(
         (["--columns", "question=q"], "--columns: of which data?"),
         (["--benchmark", "tofu", "--prompt", "auto"], "prompt auto: not for tofu"),
         (["--benchmark", "restor", "--system", "x"], "prompt: not for restor"),
-        (["--benchmark", "lm-eval", "--tasks", "x", "--prompt", "plain"], "prompt: not for lm-eval"),
         (
             ["--recipe", "RECIPE", "--forget", "FILE", "--prompt", "chat"],
             "--forget, --prompt: the recipe sets this already",

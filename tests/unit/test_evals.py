@@ -26,7 +26,6 @@ def test_every_published_metric_has_a_group_and_small_numbers_stay_visible() -> 
         "truth_ratio_wf": Metric(0.25, 117, 0.01, True),
         "privleak": Metric(-57.3, 200, 4.0, None),
         "accuracy_other": Metric(0.75, 853, 0.01, True),
-        "hellaswag/acc": Metric(0.5, 100, 0.05, True),
     }
     judge = {"model": "gpt-4o", "calls": 8, "cached": 2, "prompt_tokens": 4000, "completion_tokens": 8, "invalid": 1}
     report = Report("any", "all", found, {"judge": judge | {"cost": 0.01}})
@@ -37,7 +36,6 @@ def test_every_published_metric_has_a_group_and_small_numbers_stay_visible() -> 
         "| world facts | truth ratio ↑ | 117 | 0.250 ± 0.010 |",
         "| forget against holdout set | PrivLeak in % → 0 | 200 | -57.300 ± 4.000 |",
         "| questions | accuracy (other entities) ↑ | 853 | 0.750 ± 0.010 |",
-        "| tasks | hellaswag/acc ↑ | 100 | 0.500 ± 0.050 |",
         "",
         "- judge gpt-4o: 8 calls (4000 + 8 tokens, 0.01 USD), 2 verdicts from earlier ones, 1 invalid.",
     ]

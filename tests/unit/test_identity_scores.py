@@ -19,9 +19,9 @@ from msa_lite.choose.rules import LeastExtraction, PaperScore
 from msa_lite.choose.search import StrengthSearch
 from msa_lite.choose.validation import Validation
 from msa_lite.data import DataSource
-from msa_lite.evals import evaluation, harness
+from msa_lite.evals import evaluation
 from msa_lite.evals.judge import JudgeSettings
-from msa_lite.evals.suite import HarnessTasks, OwnQuestions, PublishedBenchmark, evaluate
+from msa_lite.evals.suite import OwnQuestions, PublishedBenchmark, evaluate
 from msa_lite.io.finished.manifest import stage_folder
 from msa_lite.io.finished.seal import load_manifest
 from tests.support.benchmark_data import TABLES, make_tofu, write_tofu
@@ -47,14 +47,12 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Change],
         found.append(inputs)
         raise Stop
 
-    for module in (evaluation, harness):
-        monkeypatch.setattr(module, "is_finished", is_finished)
-    monkeypatch.setattr(harness, "check_tasks", lambda *given: None)
+    monkeypatch.setattr(evaluation, "is_finished", is_finished)
     monkeypatch.setenv("OPENAI_API_KEY", "any")
 
     def ask(options: Change) -> Any:
         options = dict(options)
-        kind = next(kind for kind in (HarnessTasks, PublishedBenchmark, OwnQuestions) if names_of(kind)[0] in options)
+        kind = next(kind for kind in (PublishedBenchmark, OwnQuestions) if names_of(kind)[0] in options)
         questions = kind(**{name: options.pop(name) for name in names_of(kind) if name in options})
         with pytest.raises(Stop):
             evaluate(**{"out": tmp_path / "out", "questions": questions, **options})
@@ -78,9 +76,6 @@ def test_scores_are_known_by_each_option_of_an_evaluation(
     tofu = {"model": one, "benchmark": "tofu", "data": write_tofu(tmp_path / "tofu"), "split": "forget01"}
     other_tofu = write_tofu(tmp_path / "other", {name: rows[1:] for name, rows in TABLES.items()})
     more_splits = {name.replace("01", "05"): rows for name, rows in TABLES.items() if "01" in name}
-    tasks = tmp_path / "tasks"
-    tasks.mkdir()
-    lm_eval = {"model": one, "tasks": ["a"], "data": str(tasks)}
     changes: dict[str, tuple[Change, Change]] = {
         "model": (qa, {"model": two}),
         "forget": (qa, {"forget": more}),
@@ -95,17 +90,15 @@ def test_scores_are_known_by_each_option_of_an_evaluation(
         "data": (tofu, {"data": other_tofu}),
         "judge": (tofu, {"judge": JudgeSettings("openai", base_url="http://localhost:1/v1")}),
         "compat": (tofu, {"compat": ["open-unlearning"]}),
-        "tasks": (lm_eval, {"tasks": ["b"]}),
         "split": (tofu | {"data": write_tofu(tmp_path / "splits", TABLES | more_splits)}, {"split": "forget05"}),
     }
-    options = {name for kind in (OwnQuestions, PublishedBenchmark, HarnessTasks) for name in names_of(kind)}
+    options = {name for kind in (OwnQuestions, PublishedBenchmark) for name in names_of(kind)}
     assert options | {*names_of(evaluate)} == {
         *changes,
         "benchmark",
         "questions",
         "out",
         "progress",
-        "allow_code",
     }
     before: Any = None
     last: Change = {}
@@ -114,12 +107,6 @@ def test_scores_are_known_by_each_option_of_an_evaluation(
             before, last = asked(base), base
             assert asked(base) == before
         assert asked({**base, **change}) != before, name
-    before = asked(lm_eval)
-    for name, change in {"limit": {"limit": 3}, "seed": {"seed": 1}, "model": {"model": two}}.items():
-        assert asked({**lm_eval, **change}) != before, name
-    assert asked(tofu) != before
-    (tasks / "a.yaml").write_text("task: a")
-    assert asked(lm_eval) != before
 
 
 def test_a_judge_is_known_by_all_that_decides_its_verdicts(make_checkpoint: Make, tmp_path: Path) -> None:

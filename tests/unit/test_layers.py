@@ -168,7 +168,7 @@ def test_imports_are_found_in_every_form(source: str, parts: list[str]) -> None:
     assert [part for _, part in imported_rooms(source, "msa_lite.evals")] == parts
 
 
-HEAVY = {"torch", "transformers", "datasets", "peft", "accelerate", "scipy", "openai", "lm_eval", "matplotlib"}
+HEAVY = {"torch", "transformers", "datasets", "peft", "accelerate", "scipy", "openai", "matplotlib"}
 COMMANDS = (
     "--help",
     "compare --published restor-olmo-2-7b --format html",
@@ -177,7 +177,7 @@ COMMANDS = (
 )
 CODE = """
 import json, runpy, sys
-import msa_lite.evals.harness
+import msa_lite.evals
 loaded = {"import": [*sys.modules]}
 for command in sys.argv[1:]:
     sys.argv = ["msa-lite", *command.split()]

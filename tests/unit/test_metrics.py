@@ -89,7 +89,6 @@ def test_entries_say_what_a_metric_needs_and_which_way_is_better() -> None:
         ("extraction_strength_h", "holdout set", "extraction strength", "extraction strength, holdout set"),
         ("model_utility_ra_wf", "utility", "model utility (without retain)", "model utility (without retain) ↑"),
         ("privleak", "forget against holdout set", "PrivLeak in %", "PrivLeak in % → 0"),
-        ("hellaswag/acc", "tasks", "hellaswag/acc", "hellaswag/acc"),
         ("own_score_r", "retain set", "own score", "own score, retain set"),
         ("own_score", "forget set", "own score", "own score"),
     ],

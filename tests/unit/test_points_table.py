@@ -197,7 +197,7 @@ def test_the_csv_reads_back_equal(given: list[Candidate]) -> None:
             "extraction",
             "extraction_strength probability_r",
         ),
-        ("lm-eval", "hellaswag/acc arc/acc", "arc/acc", "hellaswag/acc arc/acc"),
+        ("my-own", "own_score_r own_score", "own_score", "own_score_r own_score"),
     ],
 )
 def test_the_metrics_shown_are_the_main_ones_of_the_benchmark(
@@ -213,6 +213,6 @@ def test_metrics_without_a_value_are_not_shown() -> None:
     choice = Choice("tofu", {"alpha": 1}, [Candidate({"alpha": 1}, values, 0.5)], (), values, values, "all", "tofu")
     assert list(shown_metrics(choice)) == ["model_utility"]
     assert list(shown_metrics(replace(choice, target={}, candidates=[]))) == []
-    assert list(shown_metrics(replace(choice, target={}, candidates=[], benchmark="lm-eval"))) == []
+    assert list(shown_metrics(replace(choice, target={}, candidates=[], benchmark="my-own"))) == []
     judged = {**values, "acc_forget": metric(0.9, True)}
     assert list(shown_metrics(replace(choice, target=judged))) == ["model_utility", "acc_forget"]

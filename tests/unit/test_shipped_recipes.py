@@ -73,7 +73,7 @@ def turns(command: str) -> Iterator[list[str]]:
 def check_command(words: list[str]) -> Recipe | TrainingRecipe | TableRecipe | None:
     """Load the recipe that a command names, with its overrides; None for a command without one."""
     tool, *rest = words
-    if tool in ("git", "python"):
+    if tool in ("git", "lm_eval", "python"):
         return None
     assert tool == "msa-lite", words
     if rest[0] == "compare":

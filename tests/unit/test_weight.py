@@ -8,12 +8,12 @@ from tests.tools.count import code_lines, inner_arrows, totals
 
 # Today's totals. Lower one whenever it falls. Raising one is a decision: CONTRIBUTING lists each, with its reason.
 CEILING = {
-    "lines of the package": 41_707,
-    "modules": 336,
-    "lines of the tests": 54_311,
-    "words of the docs": 75_700,
+    "lines of the package": 41_401,
+    "modules": 335,
+    "lines of the tests": 54_005,
+    "words of the docs": 75_627,
     "commands": 24,
-    "options": 163,
+    "options": 161,
     "keys of a recipe": 138,
 }
 

@@ -32,7 +32,6 @@ _EXTRAS = {
     "smollm2": ("the Hub does not give SmolLM2, and reading it out of a package needs gguf", ("gguf",)),
     "web": ("a page in the browser needs starlette and uvicorn", (*_TRAIN, "starlette", "uvicorn")),
     "mergekit": ("mergekit is not installed", ("mergekit",)),
-    "lm-eval": ("the benchmark lm-eval needs lm-evaluation-harness", ("lm_eval",)),
 }
 
 
