@@ -35,6 +35,7 @@ GONE_OPTIONS = {
     "evaluate --allow-code": _HARNESS,
     "evaluate --engine": "transformers scores everything; leave it out",
     "evaluate --tasks": _HARNESS,
+    "merge --forecast": "the attack quantise measures what it predicted; leave it out",
 }
 """Options that commands no longer have, as "COMMAND --option" → the new form, for the refusal."""
 

@@ -4,5 +4,6 @@ from __future__ import annotations
 
 GONE = {
     "evaluate.engine": "transformers scores everything; leave it out",
+    "merge.forecast": "the attack quantise measures what it predicted: attack.attacks=[quantise]",
 }
 """The dotted key → its new form, for the refusal."""

@@ -173,7 +173,8 @@ def launch(*command: str, **variables: str) -> subprocess.CompletedProcess[str]:
 
 def assert_same_scores(run: Path, alone: Path) -> None:
     """Two sweeps have the same table, but for the noise of fp32: processes may have other numbers of threads."""
-    tables = [list(csv.DictReader((one / "sweep/table.csv").open(encoding="utf-8"))) for one in (run, alone)]
+    texts = [(one / "sweep/table.csv").read_text(encoding="utf-8") for one in (run, alone)]
+    tables = [list(csv.DictReader(text.splitlines())) for text in texts]
     assert len(tables[0]) == len(tables[1]) > 0
     for mine, other in zip(*tables, strict=True):
         assert mine.keys() == other.keys()
