@@ -9,7 +9,7 @@ import os
 import shutil
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import hypothesis
 import pytest
 import yaml
 
+from tests.support.drawing import Drawing
 from tests.support.vary import WORLD, in_other_order, other_listings
 from tests.support.walls import raise_walls
 
@@ -32,8 +33,6 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # spinning threads crawl wh
 
 hypothesis.settings.register_profile("any machine", deadline=None)  # no test depends on the speed of the machine
 hypothesis.settings.load_profile("any machine")
-
-Drawing = Callable[[], AbstractContextManager[None]]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

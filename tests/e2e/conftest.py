@@ -20,7 +20,7 @@ from msa_lite.cli import main
 from msa_lite.demo import HistorySettings, make_groups, make_history
 from msa_lite.errors import MsaError
 from msa_lite.merger import merge
-from tests.conftest import Drawing
+from tests.support.drawing import Drawing
 from tests.support.hub import HubServer
 from tests.support.hub_clients import Hub, HubPythons
 from tests.support.merges import contents, write_inputs

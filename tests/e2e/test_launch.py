@@ -18,6 +18,7 @@ from tests.support.processes import TORCHRUN, assert_same_scores, changed, launc
 
 pytestmark = pytest.mark.slow
 
+VECTORS = ["run", "--until=vectors"]
 FULL = ["vector.mode=full", "vector.batch_size=6", "vector.learning_rate=1e-3"]
 # Without biases: that of keys has a gradient of 0, up to noise, which AdamW scales up.
 LLAMA = {"model_type": "llama", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1}
@@ -136,7 +137,7 @@ def test_two_processes_do_a_run_as_one_does(path: str, alone: Path, tmp_path: Pa
 def test_a_process_that_fails_or_dies_ends_the_others(
     fault: str, code: int, message: str, path: str, alone: Path, tmp_path: Path
 ) -> None:
-    done = launch(*TORCHRUN, *changed(tmp_path, FAULTS), "vector", path, FAULT=fault, LEFT=f"{tmp_path}/left")
+    done = launch(*TORCHRUN, *changed(tmp_path, FAULTS), *VECTORS, path, FAULT=fault, LEFT=f"{tmp_path}/left")
     assert done.returncode == 1  # torchrun's own
     assert done.stdout == ""
     assert done.stderr.count("error: ") == 1, done.stderr
@@ -171,7 +172,7 @@ def test_processes_with_other_inputs_end_at_once(difference: str, message: str, 
 
 
 def test_full_vectors_are_fitted_by_all_processes(path: str, tmp_path: Path) -> None:
-    done = launch(*TORCHRUN, "-m", "msa_lite", "vector", path, *FULL)
+    done = launch(*TORCHRUN, "-m", "msa_lite", *VECTORS, path, *FULL)
     assert done.returncode == 0, done.stderr
     folders = [tmp_path / "run/vectors" / name for name in ("forget", "retain")]
     assert done.stdout == "".join(f"{folder.name} vector: {folder}\n" for folder in folders)
@@ -181,7 +182,7 @@ def test_full_vectors_are_fitted_by_all_processes(path: str, tmp_path: Path) -> 
     run_vectors(path, overrides=[*FULL, f"output={tmp_path}/alone"])
     for name in ("forget", "retain"):
         assert_same_weights(*(tmp_path / one / "vectors" / name for one in ("run", "alone")), rate=1e-3)
-    refused = launch(*TORCHRUN, "-m", "msa_lite", "vector", path, *FULL, "vector.batch_size=7")
+    refused = launch(*TORCHRUN, "-m", "msa_lite", *VECTORS, path, *FULL, "vector.batch_size=7")
     assert "error: batch_size 7 cannot be divided" in refused.stderr
     assert "exitcode  : 2" in refused.stderr
 
@@ -250,7 +251,7 @@ def test_a_baseline_and_a_probe_work_and_other_commands_are_run_once(path: str, 
 
 def test_accelerate_launches_it_too(path: str, alone: Path, tmp_path: Path) -> None:
     accelerate = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--main_process_port", "0"]
-    done = launch(*accelerate, "-m", "msa_lite", "vector", path, "--json")
+    done = launch(*accelerate, "-m", "msa_lite", *VECTORS, path, "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["vectors"].keys() == {"forget", "retain"}
     assert "forget and retain vectors: done" in done.stderr

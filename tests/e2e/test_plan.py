@@ -160,7 +160,9 @@ def test_rows_that_cannot_be_read_are_as_long_as_the_recipe_allows(grid: dict[st
 
 
 @pytest.mark.usefixtures("small_gpu")
-@pytest.mark.parametrize("command", [["run"], ["vector"], ["sweep"], ["baseline", "grad_diff"]], ids=lambda c: c[0])
+@pytest.mark.parametrize(
+    "command", [["run"], ["run", "--until=vectors"], ["run", "--until=sweep"], ["baseline", "grad_diff"]], ids=" ".join
+)
 def test_a_run_that_cannot_fit_is_refused_before_any_work(
     command: list[str], path: Path, call_cli: CallCli, tmp_path: Path
 ) -> None:

@@ -14,8 +14,8 @@ import msa_lite
 from msa_lite.errors import FormatError, UsageError
 from msa_lite.evals.records import read_records
 from msa_lite.report import load_report
-from tests.conftest import Drawing
 from tests.e2e.conftest import CallCli, sweep_recipe, tiny_recipe
+from tests.support.drawing import Drawing
 
 FORMS = ("report.html", "report.md", "report.json")
 

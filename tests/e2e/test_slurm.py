@@ -45,7 +45,7 @@ def test_the_script_launches_a_recipe(history: Path, tmp_path: Path) -> None:
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(tiny_recipe(history, tmp_path / "run")))
     job = {"SLURM_JOB_ID": str(os.getpid()), "SLURM_NNODES": "1", "SLURM_JOB_NODELIST": "node[1-2]"}
     job |= {"SLURM_GPUS_ON_NODE": "2", "SLURM_CPUS_PER_TASK": "2"}
-    command = ["bash", str(SCRIPT), "vector", str(tmp_path / "recipe.yaml"), "vector.epochs=1"]
+    command = ["bash", str(SCRIPT), "run", "--until=vectors", str(tmp_path / "recipe.yaml"), "vector.epochs=1"]
     environment = os.environ | job | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
     done = subprocess.run([*command, "vector.warmup_epochs=0"], capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr

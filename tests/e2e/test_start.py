@@ -52,7 +52,7 @@ OF_RECIPES = [
     ("output=locked", 3, LOCKED),
     ("output=purged", 3, PURGED),
 ]
-ON_RECIPES = (["run"], ["sweep"], ["vector"], ["baseline", "npo"], ["probe"])
+ON_RECIPES = (["run"], ["run", "--until=sweep"], ["run", "--until=vectors"], ["baseline", "npo"], ["probe"])
 FAULTS = [
     *(([*command, "recipe.yaml", change], code, told) for command in ON_RECIPES for change, code, told in OF_RECIPES),
     (["recipe.yaml", "output=locked"], 3, LOCKED),

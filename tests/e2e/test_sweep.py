@@ -25,8 +25,8 @@ from msa_lite.io.finished.seal import verify_folder, write_manifest
 from msa_lite.io.weights.checkpoint import load_checkpoint
 from msa_lite.report import load_report
 from msa_lite.report.choice import candidate_name
-from tests.conftest import Drawing
 from tests.e2e.conftest import sweep_recipe
+from tests.support.drawing import Drawing
 from tests.support.processes import fork_script
 
 TOFU = Path(__file__).parents[3] / "shared" / "data" / "tofu"

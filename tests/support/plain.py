@@ -37,19 +37,19 @@ SPECIAL: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @cache
-def wide_model(kind: str) -> Any:
+def wide_model(kind: str, seed: int = 0) -> Any:
     """A model of one of KINDS or SPECIAL with sharp predictions, in evaluation mode."""
     import torch
     import transformers as tf
 
     if kind in KINDS:
         window = "n_positions" if kind == "gpt2" else "max_position_embeddings"
-        return tiny_model(kind, **WIDE, **{window: WINDOW}).eval()
+        return tiny_model(kind, seed, **WIDE, **{window: WINDOW}).eval()
     config, changes = SPECIAL[kind]
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
     sizes |= {"num_key_value_heads": 2, "max_position_embeddings": WINDOW, "vocab_size": VOCABULARY}
     tokens = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2, "tie_word_embeddings": False}
-    torch.manual_seed(model_seed(0))
+    torch.manual_seed(model_seed(seed))
     return tf.AutoModelForCausalLM.from_config(getattr(tf, config)(**sizes, **tokens, **WIDE, **changes)).float().eval()
 
 

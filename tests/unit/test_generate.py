@@ -95,8 +95,9 @@ def test_a_beginning_that_is_known_is_not_generated(kind: str, batched: bool) ->
     with Crowded(model) as seen:
         assert answers(model, known=whole, batched=batched) == wanted
     assert not seen.shapes
+    row = next(row for row, tokens in enumerate(whole) if len(tokens) > 2)
     with Crowded(model) as seen:
-        answers(model, PROMPTS[3:4], known=[whole[3][:-2]], batched=batched)
+        answers(model, PROMPTS[row : row + 1], known=[whole[row][:-2]], batched=batched)
     assert len(seen.shapes) == 2
 
 
@@ -121,10 +122,10 @@ def test_rows_stay_where_the_model_keeps_states() -> None:
 
 @pytest.mark.parametrize("kind", [*KINDS, *SPECIAL])
 def test_what_all_prompts_begin_with_makes_no_difference(kind: str) -> None:
-    model = wide_model(kind)
+    models = (wide_model(kind, seed) for seed in range(9))
+    model = next(model for model in models if all(len({*map(tuple, plain(model, h, CHATS))}) > 2 for h in (None, 1)))
     for hidden in (None, 1):
         wanted = plain(model, hidden, CHATS)
-        assert len({text for (text,) in wanted}) > 2
         for budget in (1, ALL):
             assert answers(model, CHATS, budget=budget, hidden=hidden) == wanted
     assert answers(model, CHATS[:1] * 3) == [answers(model, CHATS[:1])[0]] * 3

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,19 +25,23 @@ from tests.support.models import GEMMA, SMOL, chat_tokenizer, tiny_model, tiny_t
 ROWS = [Row(i, f"Where is {name}?", f"In {place}.") for i, (name, place) in enumerate([("A", "Rome"), ("B", "Oslo")])]
 
 
-def tuned(folder: Path, prompter: Prompter) -> Path:
-    """A small model that has learnt the rows in a prompt."""
+def tuned(folder: Path, prompter: Prompter, others: Sequence[Prompter]) -> Path:
+    """A small model that has learnt the rows in a prompt, and to answer otherwise in the others."""
     import torch
 
     model = tiny_model("llama", max_position_embeddings=512).train()
-    batch = to_batch(encode_qa(ROWS, prompter), 2)
+    wrong = [replace(row, answer="No.") for row in ROWS]
+    rows = [*encode_qa(ROWS, prompter), *(example for other in others for example in encode_qa(wrong, other))]
+    batch = to_batch(rows, 2)
     optimiser = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    for _ in range(80):
+    for _ in range(400):
         loss = model(**batch).loss
+        if loss < 0.02:
+            break
         loss.backward()
         optimiser.step()
         optimiser.zero_grad()
-    assert loss < 0.2
+    assert loss < 0.1
     model.save_pretrained(folder)
     prompter.tokenizer.save_pretrained(folder)
     return folder
@@ -48,7 +54,7 @@ def tuned(folder: Path, prompter: Prompter) -> Path:
 def test_the_form_that_a_model_was_tuned_with_is_found(tmp_path: Path, form: str) -> None:
     base = Prompter.build(chat_tokenizer(SMOL), "default", Template())
     forms = prompt_forms(base)
-    source = fetch(str(tuned(tmp_path, forms[form])))
+    source = fetch(str(tuned(tmp_path, forms[form], [other for name, other in forms.items() if name != form])))
     ranked = rank_prompts(source, base.tokenizer, ROWS, base)
     assert {item.name for item in ranked} == set(forms)
     choice = choose_prompt(ranked, list(forms))

@@ -256,10 +256,12 @@ def test_part_files_of_a_set_whose_records_are_written_do_not_stay(
 
 @pytest.mark.parametrize("kind", ["olmo2", "gpt2"])
 def test_a_prompt_that_fills_the_window_is_skipped_and_one_token_less_is_answered(kind: str, qa: Qa) -> None:
-    model, items = wide_model(kind), qa.sets["retain"].items
+    items = qa.sets["retain"].items
     prompts = [
         ((item.prompt or []) * WINDOW)[:length] for item, length in zip(items, (WINDOW, WINDOW - 1), strict=True)
     ]
+    models = (wide_model(kind, seed) for seed in range(9))
+    model = next(model for model in models if plain_answer(model, qa.tokenizer, prompts[1], 1))
     asked = [replace(item, texts={}, prompt=prompt) for item, prompt in zip(items, prompts, strict=True)]
     filled = replace(qa, sets={"retain": replace(qa.sets["retain"], items=asked)})
     whole, less = run_items(Runner(model), filled, "retain")

@@ -140,9 +140,9 @@ def test_the_table_of_a_file_is_found_by_its_rows_however_it_was_loaded(
         path = tmp_path / name / f"rows.{ending}"
         path.parent.mkdir()
         write_rows(path, rows)
-        before = list(cache.rglob("*.arrow"))
+        before = {*cache.rglob("*.arrow")}
         assert load_rows(DataSource(str(path), "text" if ending == "txt" else "qa"))
-        assert list(cache.rglob("*.arrow")) == before or ending == "parquet", "we keep no table of what we read"
+        assert {*cache.rglob("*.arrow")} == before or ending == "parquet", "we keep no table of what we read"
         builder = {"jsonl": "json", "txt": "text"}.get(ending, ending)  # somebody else's training does
         options: dict[str, Any] = {"sample_by": "document"} if ending == "txt" else {}
         if way == "folder":
@@ -156,7 +156,7 @@ def test_the_table_of_a_file_is_found_by_its_rows_however_it_was_loaded(
         if way == "moved":
             path.rename(path.with_name("elsewhere"))
         if way == "stopped":
-            for folder in {table.parent for table in {*cache.rglob("*.arrow")} - {*before}}:
+            for folder in {table.parent for table in {*cache.rglob("*.arrow")} - before}:
                 folder.rename(folder.with_name(f"{folder.name}.incomplete"))
     tables = {path.parent for path in cache.rglob("*.arrow")}
     by_answer = found([["In Oslo,\nby the sea.", "No."]])

@@ -32,7 +32,7 @@ def test_modules_stay_together_and_the_order_of_them_and_of_their_tests_is_anoth
 def test_every_way_to_list_a_folder_gives_the_same_files_in_another_order(tmp_path: Path) -> None:
     for number in range(20):
         (tmp_path / f"{number:02}").touch()
-    usual = os.listdir(tmp_path)
+    usual = sorted(os.listdir(tmp_path))
     with vary.other_listings():
         with os.scandir(tmp_path) as entries:
             scanned = [entry.name for entry in entries]
@@ -41,5 +41,4 @@ def test_every_way_to_list_a_folder_gives_the_same_files_in_another_order(tmp_pa
         assert [next(os.scandir(tmp_path)).name in usual, len(list(tmp_path.rglob("*")))] == [True, 20]
     for way in ways:
         assert way != usual
-        assert sorted(way) == sorted(usual)
-    assert os.listdir(tmp_path) == usual
+        assert sorted(way) == usual

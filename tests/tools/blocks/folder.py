@@ -51,7 +51,8 @@ def make_folder(folder: Path) -> None:
     import msa_lite
 
     make_pair(folder)
-    rows = [json.loads(line) for name in ("delete", "never-seen") for line in (folder / f"{name}.jsonl").open()]
+    texts = [(folder / f"{name}.jsonl").read_text() for name in ("delete", "never-seen")]
+    rows = [json.loads(line) for text in texts for line in text.splitlines()]
     random.Random(0).shuffle(rows)
     (folder / "suspects.jsonl").write_text("".join(json.dumps(item) + "\n" for item in rows[:8]))
     (folder / "my-request.yaml").write_text(at_test_size(REQUEST))
