@@ -8,8 +8,8 @@ import os
 import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from functools import cache, cached_property, partial
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,6 @@ from msa_lite.io.files.writing import digest, write_json
 from msa_lite.io.finished.seal import MANIFEST
 from msa_lite.io.models.devices import free_memory
 from msa_lite.io.models.loading import attach_adapter
-from msa_lite.io.weights.blocks import QUANTISATIONS, rounded_model
 from msa_lite.report.choice import Values, candidate_name
 from msa_lite.report.reports import REPORT_FILE, load_report
 from msa_lite.strengths import Strengths, rounded
@@ -57,8 +56,6 @@ class Candidates:
     """Frees the memory of the loaded models; `load` may be called again."""
     remedies: Sequence[str] = ()
     """What to try in this run where no candidate both forgets and keeps, in words."""
-    under: Sequence[str] = ()
-    """Forms of quantisation (`QUANTISATIONS`) that every model is scored in as well; its worst rank counts."""
     tell: Callable[[Values, Rank | str, Metrics], None] | None = None
     """Called once with each scored candidate, its rank (or why it is broken) and its metrics."""
 
@@ -70,8 +67,7 @@ class Candidates:
 
     def scored_by(self, validation: Validation) -> dict[str, Any]:
         """Return all that decides the scores of a candidate; they hold for other grids and rules as well."""
-        under = {"under": [*self.under]} if self.under else {}
-        return {"made_of": self.made_of, **under, **validation.describe()}
+        return {"made_of": self.made_of, **validation.describe()}
 
 
 @dataclass(frozen=True)
@@ -139,22 +135,8 @@ class SharedWork:
                 tell(values, self.rank(name), load_report(self.folder / name).values())
 
     def rank(self, name: str) -> Rank | str:
-        """Return the rank of a candidate or the target, or the reason why it is broken: the worst of all its forms.
-
-        Each form is ranked beside the target in the same form. Raise as `Validation.rank`.
-        """
-        own, target = self.folder / name, self.folder / TARGET
-        worst = self.validation.rank(own, target)
-        for form in self.candidates.under:
-            if isinstance(worst, str):
-                return worst
-            where = f"rounded to {QUANTISATIONS[form].label}"
-            rank = self.validation.rank(own / form, target / form, rounded=(own, target))
-            if isinstance(rank, str):
-                return f"{where}: {rank}"
-            if rank < worst:
-                worst = replace(rank, note=f"{where}: {rank.note}" if rank.note else None)
-        return worst
+        """Return the rank of a candidate or the target, or why it is broken. Raise as `Validation.rank`."""
+        return self.validation.rank(self.folder / name, self.folder / TARGET)
 
     def score(self, candidates: Mapping[str, Values | None], after: Callable[[], None] = lambda: None) -> None:
         """Score the candidates that are missing and not claimed by others, and call `after` after each.
@@ -181,20 +163,12 @@ class SharedWork:
                 self.folder.rmdir()
 
     def _score(self, name: str, values: Values | None) -> None:
-        """Score a candidate in each form, and then as it is: its report says that all of it is done."""
         folder = self.folder / name
-        model: Callable[[], Any] = partial(self.candidates.load, values)
-        if self.candidates.under:
-            model = cache(model)  # loaded once for all forms
         logger.info("scoring %s in process %d", name, os.getpid())
         try:
-            about = {"candidate": values or TARGET}
-            folder.mkdir(exist_ok=True)
-            for form in self.candidates.under:
-                if self.missing([f"{name}/{form}"]):
-                    with rounded_model(model(), form):
-                        self.validation.score_into(folder / form, model, about | {"under": form}, whole=values is None)
-            self.validation.score_into(folder, model, about, whole=values is None, release=self.candidates.release)
+            about, release = {"candidate": values or TARGET}, self.candidates.release
+            load = partial(self.candidates.load, values)
+            self.validation.score_into(folder, load, about, whole=values is None, release=release)
         except NotFiniteError as error:
             if values is None:  # candidates are compared with the target
                 raise

@@ -137,8 +137,7 @@ def choose(
     Holdout rows show what unseen data scores; only the target is scored on them, unless the rule looks at them. Writes
     records and a report per candidate, tables, pictures and choice.json into `out`. Reports of a stopped choice, of
     another rule or of another grid are used again. A broken candidate (outputs that are no numbers, no retain
-    performance left) is recorded and never chosen. With `Candidates.under`, every model is scored with rounded weights
-    as well, and the worst of its ranks counts. Other processes may help (`help_choose`).
+    performance left) is recorded and never chosen. Other processes may help (`help_choose`).
 
     Raise StageError if every candidate is broken, DataError if the target lacks a metric that the rule needs.
     """

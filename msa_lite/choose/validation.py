@@ -20,7 +20,6 @@ from msa_lite.evals.judge import JudgeSettings
 from msa_lite.evals.models import Runner
 from msa_lite.evals.outcome import Standing, stand, yardstick_of_rows
 from msa_lite.evals.records import read_records, run_items, write_records
-from msa_lite.io.weights.blocks import QUANTISATIONS
 from msa_lite.report import Report, load_report, write_report
 from msa_lite.report.choice import WHOLE
 from msa_lite.report.metrics import HOLDOUT, MEMBERSHIP, metric_kind
@@ -136,8 +135,7 @@ class Validation:
     @property
     def _sets(self) -> list[str]:
         """The sets that candidates are scored on: all, but "holdout" only where the rule looks at it."""
-        names = [name.rpartition(".")[2] for name in self.rule.needs()]  # nf4.NAME is NAME with rounded weights
-        with_holdout = any(metric_kind(name).group in (HOLDOUT, MEMBERSHIP) for name in names)
+        with_holdout = any(metric_kind(name).group in (HOLDOUT, MEMBERSHIP) for name in self.rule.needs())
         return [name for name in self.benchmark.sets if name != "holdout" or with_holdout]
 
     @property
@@ -145,15 +143,13 @@ class Validation:
         """The ideal's scores on these rows."""
         return load_report(self.ideal).values() if self.ideal else None
 
-    def rank(self, folder: Path, target_folder: Path, rounded: tuple[Path, Path] | None = None) -> Rank | str:
+    def rank(self, folder: Path, target_folder: Path) -> Rank | str:
         """Return the rank of a candidate beside the target, or the reason why it is broken.
 
-        Both folders hold a report, and records where the rule compares row by row. rounded: the folders of both whose
-        scores with rounded weights the rule may name as well ("nf4.rouge_l_f"), if they are others. Raise DataError
-        where the target or the ideal lacks a value that candidates are held against.
+        Both folders hold a report, and records where the rule compares row by row. Raise DataError where the target or
+        the ideal lacks a value that candidates are held against.
         """
         report, target = load_report(folder), load_report(target_folder).values()
-        own, theirs = map(_rounded_values, rounded or (folder, target_folder))
         metrics = report.values()
         reason = report.settings.get(BROKEN) or why_broken(metrics, target, self.benchmark.vital)
         if reason:
@@ -163,7 +159,7 @@ class Validation:
             raise DataError(standing)
         pairs = read_pairs(type(self.benchmark), folder, target_folder, target)
         evidence = Evidence(self.ideal_metrics, standing, pairs)
-        return self.rule.rank({**metrics, **own}, {**target, **theirs}, evidence)
+        return self.rule.rank(metrics, target, evidence)
 
     def _standing(self, folder: Path, target_folder: Path) -> Standing | str:
         """Return the place of a candidate beside control and target, by their records of these rows."""
@@ -213,9 +209,3 @@ class Validation:
 def _read_records(folder: Path) -> dict[str, list[Record]]:
     """Return the records of an evaluation by set."""
     return {path.stem: read_records(path) for path in sorted(folder.glob("*.jsonl"))}
-
-
-def _rounded_values(folder: Path) -> dict[str, float | None]:
-    """Return the metrics of a model with rounded weights, by names such as "nf4.rouge_l_f"."""
-    reports = {form: folder / form for form in QUANTISATIONS if (folder / form / REPORT_FILE).is_file()}
-    return {f"{form}.{name}": value for form, at in reports.items() for name, value in load_report(at).values().items()}

@@ -154,8 +154,7 @@ class Select(Closed):
     minimise: str | None = None
     """Instead of a score: the metric to minimise, among the points that meet `subject_to`."""
     subject_to: dict[str, Annotated[str, AfterValidator(_check_condition)]] = {}
-    """Conditions by metric, as {rouge_l_r: ">= 0.95 * target"}: a number, or a multiple of target or ideal. With
-    `under`, rounded weights must meet them as well, and nf4.rouge_l_f is a separate metric."""
+    """Conditions by metric, as {rouge_l_r: ">= 0.95 * target"}: a number, or a multiple of target or ideal."""
     judge: bool = True
     """Ask a judge of kind openai for its terms of the score, with a call for each answer of a point. A local judge is
     never asked, because it would need memory beside the target."""
@@ -163,9 +162,6 @@ class Select(Closed):
     """How many times to try points half-way between the best and its neighbours in the grid."""
     four_bit: bool = False
     """Hold the target in 4-bit (NF4) while points of adapters are tried; the choice is then scored again, merged."""
-    under: list[Literal["nf4", "int4", "int8"]] = []
-    """Score every point with rounded weights as well, and count the worst of its scores, so that the choice also holds
-    for the quantised model. Epochs of a baseline are scored without rounding."""
 
     @model_validator(mode="after")
     def _says_one_thing(self) -> Select:
@@ -174,10 +170,6 @@ class Select(Closed):
             raise ValueError(f"{' and '.join(rules)} cannot all decide; leave one")
         if self.subject_to and rules not in (["maximise"], ["minimise"]):
             raise ValueError("subject_to needs a metric to maximise or minimise beside it")
-        if self.under and self.four_bit:
-            raise ValueError("under: with four_bit, adapters stay beside rounded weights; leave one of the two out")
-        if len({*self.under}) < len(self.under):
-            raise ValueError("under: a form stands twice")
         return self
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,6 @@ from msa_lite.errors import FormatError
 from msa_lite.io.files.reading import read_object
 from msa_lite.report.formats import Cell, Section, TextTable, csv_lines, escape_markdown, markdown
 from msa_lite.report.reports import (
-    REPORT_FILE,
     Metric,
     heading,
     is_finite_number,
@@ -28,7 +27,6 @@ CHOICE_TABLE = "table.md"
 EXTRACTION = "extraction"  # the name of the default rule
 WHOLE = "all"  # the name of a part that has all rows, where there are too few to divide
 LEAVES_OUT = "the choice leaves out"  # the beginning of a doubt on terms of a score that do not count
-_FORMS = {"nf4": "NF4"}  # all others are called by their keys
 SYMBOLS = {"alpha": "α", "beta": "β", "filter": "λ"}
 _MAXIMISE, _MINIMISE = "maximise ", "minimise "
 _NO_VALUES = ("score", "met", "note")
@@ -79,8 +77,6 @@ class Candidate:
     comes."""
     note: str | None = None
     """The reason why it is broken, or the condition that it misses and by how much."""
-    under: Mapping[str, MetricsByName] = field(default_factory=dict)
-    """Its metrics with rounded weights, by the name of the form of quantisation."""
 
     @property
     def state(self) -> str:
@@ -108,9 +104,6 @@ class Choice:
     """The rows that all candidates were scored on: "validation"."""
     benchmark: str
     """The name of the benchmark, which says what tables show."""
-    under: Mapping[str, MetricsByName] = field(default_factory=dict)
-    """The target's metrics with rounded weights, by the name of the form of quantisation. Candidates were scored in
-    these forms as well, and their worst score counts."""
 
     def is_chosen(self, candidate: Candidate) -> bool:
         """Check whether this is the candidate that was chosen."""
@@ -198,7 +191,6 @@ def load_choice(folder: Path) -> Choice:
         ideal=ideal.metrics if ideal else None,
         split=target.split,
         benchmark=target.benchmark,
-        under=_load_under(folder / "target"),
     )
 
 
@@ -217,14 +209,7 @@ def _load_candidate(folder: Path, line: Mapping[str, Any]) -> Candidate:
         line["score"],
         bool(line["met"]),
         None if note is None else str(note),
-        _load_under(folder / name) if report else {},
     )
-
-
-def _load_under(folder: Path) -> dict[str, MetricsByName]:
-    """Return the metrics with rounded weights, by the name of the form."""
-    reports = {path.parent.name: stage_report(path.parent) for path in sorted(folder.glob(f"*/{REPORT_FILE}"))}
-    return {_FORMS.get(form, form): report.metrics for form, report in reports.items() if report}
 
 
 def shown_metrics(choice: Choice) -> dict[str, int]:
@@ -246,7 +231,7 @@ def shown_metrics(choice: Choice) -> dict[str, int]:
 def terminal_points(choice: Choice) -> TextTable:
     """Return the table for a terminal: standard errors of the target, the ideal and the chosen one, and some notes."""
     headings, rows = _headings(choice), _cells(choice, brief=True)
-    references = 1 + len(choice.under) + (choice.ideal is not None)
+    references = 1 + (choice.ideal is not None)
     metrics = shown_metrics(choice)
     blanks = [Cell("")] * (len(headings) - len(metrics) - 1)
     first = [*rows[:references], [Cell("n"), *blanks, *(Cell(str(n)) for n in metrics.values())]]
@@ -272,8 +257,7 @@ def points_markdown(choice: Choice) -> str:
 
 def points_csv(choice: Choice) -> str:
     """Return everything, one line a model: model (target, ideal or candidate), the candidate's values, score, met,
-    chosen, note, and for each metric METRIC, METRIC_stderr and METRIC_n. Lines of models with rounded weights follow,
-    as "candidate, NF4".
+    chosen, note, and for each metric METRIC, METRIC_stderr and METRIC_n.
 
     Numbers have all their digits. What is missing is empty, as is the score where the conditions are not met; met and
     chosen are true or false.
@@ -290,14 +274,12 @@ def points_csv(choice: Choice) -> str:
         name, about = ("candidate", state) if model.values else (label, [None] * 3)
         values = [model.values.get(key) for key in keys]
         lines.append([name, *values, choice.shown_score(model), *about, *figures(model.metrics)])
-        for form, metrics in model.under.items():
-            lines.append([f"{name}, {form}", *values, *[None] * 4, *figures(metrics)])
     return csv_lines(lines)
 
 
 def _models(choice: Choice) -> list[tuple[str, Candidate]]:
     """Return the models of a table, each with the text of its first cell; target and ideal have no values."""
-    models = [("target", Candidate({}, choice.target, None, under=choice.under))]
+    models = [("target", Candidate({}, choice.target, None))]
     models += [("ideal", Candidate({}, choice.ideal, None))] if choice.ideal is not None else []
     for candidate in choice.candidates:
         words = ("chosen" * choice.is_chosen(candidate), candidate.state)
@@ -309,9 +291,8 @@ def _metrics(choice: Choice) -> dict[str, list[Metric]]:
     """Return every metric that some model has, by name."""
     every: dict[str, list[Metric]] = {}
     for _, model in _models(choice):
-        for metrics in (model.metrics, *model.under.values()):
-            for name, metric in metrics.items():
-                every.setdefault(name, []).append(metric)
+        for name, metric in model.metrics.items():
+            every.setdefault(name, []).append(metric)
     return every
 
 
@@ -332,10 +313,7 @@ def _cells(choice: Choice, brief: bool = False) -> list[list[Cell]]:
         with_error = not brief or not model.values or is_chosen
         values = [Cell(value_text(model.values[key]) if key in model.values else "") for key in keys]
         head = [Cell(label, is_chosen), *values, Cell(number(choice.shown_score(model)))]
-        forms = {f"… rounded to {form}": metrics for form, metrics in model.under.items()}
-        heads = [head, *([Cell(name), *[Cell("")] * (len(keys) + 1)] for name in forms)]
-        for first, metrics in zip(heads, (model.metrics, *forms.values()), strict=True):
-            rows.append([*first, *(metric_cell(metrics.get(name), n, with_error) for name, n in shown.items())])
+        rows.append([*head, *(metric_cell(model.metrics.get(name), n, with_error) for name, n in shown.items())])
     return rows
 
 
@@ -354,11 +332,6 @@ def _notes(choice: Choice) -> list[str]:
             reason = f"{candidate.state}: {' '.join(candidate.note.split())}"
             reasons.setdefault(reason, []).append(values_text(candidate.values))
     notes = [_KEPT] if choice.rule == EXTRACTION else []
-    if choice.under:
-        notes.append(
-            f"score: the lower one of the model as it is, and with its weights rounded to {' or '.join(choice.under)}, "
-            "each beside the target in the same form"
-        )
     if any(candidate.state == "not met" for candidate in choice.candidates):
         notes.append(_NOT_MET)
     notes += [doubt for doubt in choice.doubts if doubt.startswith(LEAVES_OUT)]

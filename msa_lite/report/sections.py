@@ -258,9 +258,4 @@ def _how_chosen(choice: Choice) -> str:
         )
     else:
         text += f"{apart}. The one with the best score by the rule “{choice.rule}” was taken."
-    if choice.under:
-        text += (
-            f" Each candidate was scored with its weights rounded to {' and '.join(choice.under)}, too, and its worst "
-            "score counts."
-        )
     return text

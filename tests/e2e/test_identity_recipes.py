@@ -179,7 +179,6 @@ CASES: dict[str, tuple[Any, tuple[str, ...], dict[str, Any]]] = {
     "select.subject_to": ({"rouge_l_r": ">= 0.5"}, ("sweep",), {"select.minimise": "rouge_l_f"}),
     "select.refine": (1, ("sweep",), {}),
     "select.four_bit": (True, ("points", "sweep"), {}),
-    "select.under": (["nf4"], ("sweep",), {}),
     "verdict.recited": (0.05, ("sweep",), {}),
     "verdict.left": (0.1, ("sweep",), {}),
     "seed": (

@@ -144,7 +144,6 @@ def test_a_choice_is_known_by_candidates_rows_and_rule(tmp_path: Path) -> None:
         "made_of": {"seed": 1},
         "refine": 1,
         "search": StrengthSearch(None, None),
-        "under": ("nf4",),
     }
     assert_all_named(Candidates, changes, ["load", "known", "release", "remedies", "tell"])
     assert_told_apart(lambda change: replace(base, **change).inputs(rows), one_each(changes))
@@ -162,5 +161,5 @@ def test_a_choice_is_known_by_candidates_rows_and_rule(tmp_path: Path) -> None:
     # What is scored already holds for other grids and rules, but not for other models or questions.
     grids = {name: {name: changes[name]} for name in ("values", "refine", "search")}
     assert_not_told_apart(lambda change: replace(base, **change).scored_by(rows), grids)
-    others = {name: {name: changes[name]} for name in ("made_of", "under")}
+    others = {"made_of": {"made_of": changes["made_of"]}}
     assert_told_apart(lambda change: replace(base, **change).scored_by(rows), others)

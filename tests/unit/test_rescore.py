@@ -51,9 +51,8 @@ def rescored(score: float, met: bool, after: Rank | str, monkeypatch: pytest.Mon
     choice = Choice("tofu", values, [Candidate(values, {}, score, met)], [], {}, None, "validation", "tofu")
     monkeypatch.setattr(strengths, "score_model", lambda *given: None)
     monkeypatch.setattr(strengths, "load_choice", lambda folder: choice)
-    monkeypatch.setattr(strengths, "validation_of", lambda run: SimpleNamespace(rank=lambda *folders, **others: after))
-    recipe = SimpleNamespace(select=SimpleNamespace(under=[]))
+    monkeypatch.setattr(strengths, "validation_of", lambda run: SimpleNamespace(rank=lambda *folders: after))
     scope = SimpleNamespace(folder=Path("run"))
-    run: Any = SimpleNamespace(folder=Path("run"), recipe=recipe, scope=scope)
+    run: Any = SimpleNamespace(folder=Path("run"), scope=scope)
     (line,) = strengths._rescore(run, lambda *step: None)
     return told, line

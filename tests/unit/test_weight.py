@@ -8,13 +8,13 @@ from tests.tools.count import code_lines, inner_arrows, totals
 
 # Today's totals. Lower one whenever it falls. Raising one is a decision: CONTRIBUTING lists each, with its reason.
 CEILING = {
-    "lines of the package": 41_401,
+    "lines of the package": 41_339,
     "modules": 335,
-    "lines of the tests": 54_005,
-    "words of the docs": 75_627,
+    "lines of the tests": 53_757,
+    "words of the docs": 75_424,
     "commands": 24,
     "options": 161,
-    "keys of a recipe": 138,
+    "keys of a recipe": 137,
 }
 
 

@@ -80,7 +80,7 @@ def load_questions(
     if choice is False:
         return Questions(rule, None, benchmark)
     judge = _judges_choice(recipe)
-    _check(rule, benchmark, judge, recipe.select.under)
+    _check(rule, benchmark, judge)
     validation, test = benchmark.divide(recipe.validation, recipe.seed, recipe.select.by)
     if coarse := validation.resolution(rule.needs()):
         logger.warning("%s; with so few rows, the choice may be by chance (select.validation)", coarse)
@@ -130,14 +130,9 @@ def _rule(recipe: Recipe, rows: Mapping[str, list[Row]]) -> Rule:
     return make_rule(score, select.keep, select.maximise, select.minimise, select.subject_to, margins)
 
 
-def _check(rule: Rule, benchmark: Benchmark, judged: bool, under: Sequence[str]) -> None:
-    """Raise UsageError where a rule needs a metric that the benchmark does not give, or that only a judge gives.
-
-    under: the forms of quantisation in which every metric is there as well, as "nf4.rouge_l_f".
-    """
-    names = benchmark.metric_names()
-    rounded = [f"{form}.{name}" for form in under for name in names]
-    check_rule(rule, [*names, *rounded], f"benchmark {benchmark.name}")
+def _check(rule: Rule, benchmark: Benchmark, judged: bool) -> None:
+    """Raise UsageError where a rule needs a metric that the benchmark does not give, or that only a judge gives."""
+    check_rule(rule, benchmark.metric_names(), f"benchmark {benchmark.name}")
     wanting = [name for name in rule.needs() if metric_kind(name).judge == "required"]
     if wanting and not judged:
         raise UsageError(
@@ -176,7 +171,7 @@ def _users_parts(
         raise UsageError("select.by author: your own rows have no authors; leave it at question")
     parts = _divide(recipe, rows)
     validation = load_qa(parts.validation, prompter, limit, parts.names[0])
-    _check(rule, validation, False, recipe.select.under)
+    _check(rule, validation, False)
     return Questions(rule, validation, load_qa(parts.test, prompter, limit, parts.names[1]))
 
 

@@ -34,7 +34,7 @@ from msa_lite.pipeline.stages.asking import SEARCHED, choice_costs
 from msa_lite.pipeline.stages.stage import Stage
 from msa_lite.recipe import Recipe
 from msa_lite.report import REPORT_FILE
-from msa_lite.report.choice import Choice, candidate_name, load_choice, score_heading, shown_score
+from msa_lite.report.choice import Choice, load_choice, score_heading, shown_score
 from msa_lite.strengths import Strengths
 from msa_lite.train import Line
 
@@ -130,17 +130,12 @@ def _rescore(run: Run, progress: Progress) -> list[str]:
     score_model(run, "unlearned", "validation", progress)
     validation, place = validation_of(run), run.folder / "sweep"
     choice, scores = load_choice(place), scores_folder(run, "unlearned", "validation")
-    chosen, score, met = place / candidate_name(choice.values), choice.score, choice.met
-    rank = validation.rank(scores, place / TARGET, rounded=(chosen, place / TARGET))
-    if run.recipe.select.under:  # both as they are: the choice has the worst score of several forms
-        plain = validation.rank(chosen, place / TARGET)
-        assert isinstance(plain, Rank), "a broken candidate is never chosen"
-        score, met = plain.value, plain.met
-    in_memory = _scored(choice.rule, score, met)
+    rank = validation.rank(scores, place / TARGET)
+    in_memory = _scored(choice.rule, choice.score, choice.met)
     after = f"broken ({rank})" if isinstance(rank, str) else _scored(choice.rule, rank.value, rank.met)
     name = score_heading(choice.rule)[:-2]
     line = f"{name}, the chosen point in memory: {in_memory}; as merged model: {after}"
-    if isinstance(rank, str) or abs(score - rank.value) > _APART or rank.met != met:
+    if isinstance(rank, str) or abs(choice.score - rank.value) > _APART or rank.met != choice.met:
         logger.warning("%s; its weights are rounded, or the points were tried in 4-bit", line)
     return [f"{line[0].upper()}{line[1:]}.\n"]
 
@@ -202,7 +197,6 @@ def _candidates(run: Run, load: Callable[[Values | None], Any], release: Callabl
         search=_search(run.recipe),
         release=release,
         remedies=remedies_of(run),
-        under=run.recipe.select.under,
     )
 
 
@@ -217,5 +211,5 @@ def remedies_of(run: Run) -> list[str]:
 def _known(run: Run) -> dict[str, Path]:
     """Return the folder of the target's scores if the check before the fits has scored the target as points are."""
     folder = scores_folder(run, "target", "validation")
-    alike = run.recipe.merge.dtype == "same" and not run.recipe.select.four_bit and not run.recipe.select.under
+    alike = run.recipe.merge.dtype == "same" and not run.recipe.select.four_bit
     return {TARGET: folder} if alike and (folder / REPORT_FILE).is_file() else {}

@@ -49,7 +49,7 @@ def asking_costs(
 
 def choice_costs(recipe: Recipe, facts: Facts, machine: Machine) -> list[StageCost]:
     """Return the cost of scoring all points of a choice on one loaded target."""
-    points = (len(recipe.points) or SEARCHED) * (1 + len(recipe.select.under))
+    points = len(recipe.points) or SEARCHED
     return candidates_costs(recipe, points, facts, machine)
 
 
