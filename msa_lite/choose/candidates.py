@@ -1,4 +1,4 @@
-"""Score the candidates of a choice, in one process or several; refine a grid; try points on a 4-bit target."""
+"""Score the candidates of a choice, in one process or several; refine a grid."""
 
 from __future__ import annotations
 
@@ -19,14 +19,11 @@ from msa_lite.choose.rules import Rank
 from msa_lite.choose.search import StrengthSearch
 from msa_lite.choose.validation import Validation
 from msa_lite.errors import NotFiniteError
-from msa_lite.evals.models import load_model
 from msa_lite.io.files.writing import digest, write_json
 from msa_lite.io.finished.seal import MANIFEST
-from msa_lite.io.models.devices import free_memory
-from msa_lite.io.models.loading import attach_adapter
 from msa_lite.report.choice import Values, candidate_name
 from msa_lite.report.reports import REPORT_FILE, load_report
-from msa_lite.strengths import Strengths, rounded
+from msa_lite.strengths import rounded
 
 logger = logging.getLogger(__name__)
 
@@ -196,48 +193,3 @@ def refined(tried: Sequence[Values], best: Values) -> list[Values]:
     points = [dict(zip(axes, numbers, strict=True)) for numbers in product(*axes.values())]
     known = {candidate_name(point) for point in tried}  # of equal names are those that differ in the last digits alone
     return [point for name, point in {candidate_name(point): point for point in points}.items() if name not in known]
-
-
-@dataclass
-class Points:
-    """The 4-bit target with its vectors, loaded once; call it with a point (None: the target alone)."""
-
-    target: Path
-    """The target's folder."""
-    adapters: Mapping[str, Path]
-    """The folders of the vectors by name."""
-    fixed: Mapping[str, float] = field(default_factory=dict)
-    """The weights of vectors that are the same at every point: those of earlier requests."""
-    _model: Any = field(default=None, init=False)
-
-    def __call__(self, values: Values | None) -> Any:
-        if self._model is None:
-            self._model = load_with_adapters(self.target, self.adapters, four_bit=True)
-        fixed = self.fixed if values is not None else dict.fromkeys(self.fixed, 0.0)
-        set_weights(self._model, {**Strengths.of(values or {}).weights, **fixed})
-        return self._model
-
-    def close(self) -> None:
-        """Free the memory of the model; the next call loads it again."""
-        self._model = None
-        free_memory()
-
-
-def load_with_adapters(target: Path, adapters: Mapping[str, Path], four_bit: bool = False) -> Any:
-    """Load the target with PEFT adapters by name, all active at once."""
-    model: Any = load_model(target, four_bit)
-    for name, path in adapters.items():
-        model = attach_adapter(model, path, name)
-    model.base_model.set_adapter(list(adapters))
-    return model.eval()
-
-
-def set_weights(model: Any, weights: Mapping[str, float]) -> None:
-    """Set the weight that each adapter's delta is multiplied by, in every layer; negative and 0 are fine."""
-    from peft.tuners.lora import LoraLayer
-
-    for module in model.modules():
-        if isinstance(module, LoraLayer):
-            for name, weight in weights.items():
-                if name in module.scaling:
-                    module.set_scale(name, weight)

@@ -5,6 +5,7 @@ from __future__ import annotations
 GONE = {
     "evaluate.engine": "transformers scores everything; leave it out",
     "merge.forecast": "the attack quantise measures what it predicted: attack.attacks=[quantise]",
+    "select.four_bit": "points are scored in the target's own precision; leave it out",
     "select.under": "the attack quantise shows what rounding brings back: attack.attacks=[quantise]",
 }
 """The dotted key → its new form, for the refusal."""

@@ -16,7 +16,7 @@ def filter_notice(recipe: Recipe) -> str | None:
 
 def lost_filter(recipe: Recipe) -> list[str]:
     """Return the sentence that a given α turns off the filter that a search would have; else nothing."""
-    is_auto = recipe.merge.filter == AUTO and recipe.filter_place and not recipe.select.four_bit
+    is_auto = recipe.merge.filter == AUTO and recipe.filter_place
     if not is_auto or not any(recipe.alphas or []):
         return []
     filtered = recipe.model_copy(update={"merge": recipe.merge.model_copy(update={"filter": 1.0})})

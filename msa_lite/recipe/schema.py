@@ -176,8 +176,6 @@ class Recipe(Closed):
             raise ValueError(f"{' and '.join(names)}: only with rows to keep; give retain.data, or leave it out")
         if self.starts_at_retain and self.retain and self.retain.beta not in (AUTO, 0.0):
             raise ValueError("retain.beta: there is no β with vector.start: retain; leave it out")
-        if isinstance(self.merge.filter, float) and self.select.four_bit:
-            raise ValueError("select.four_bit: cannot try filtered vectors; leave it out, or merge.filter")
         return self
 
     @field_validator("prior")
@@ -315,7 +313,7 @@ class Recipe(Closed):
             return [0.0]
         if isinstance(value, float):
             return [value]
-        return [*AUTO_FILTERS] if self.filter_place and self.alphas is None and not self.select.four_bit else [0.0]
+        return [*AUTO_FILTERS] if self.filter_place and self.alphas is None else [0.0]
 
     @property
     def filter_place(self) -> str | None:

@@ -160,8 +160,6 @@ class Select(Closed):
     never asked, because it would need memory beside the target."""
     refine: int = Field(0, ge=0, le=5)
     """How many times to try points half-way between the best and its neighbours in the grid."""
-    four_bit: bool = False
-    """Hold the target in 4-bit (NF4) while points of adapters are tried; the choice is then scored again, merged."""
 
     @model_validator(mode="after")
     def _says_one_thing(self) -> Select:

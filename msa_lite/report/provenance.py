@@ -217,9 +217,8 @@ def starts_later(recipe: Mapping[str, Any]) -> bool:
 def _filter_of(recipe: Mapping[str, Any]) -> Any:
     """Return the filter of a recipe, as `Recipe.filters` has it: "auto", "off" or λ."""
     strength = recipe.get("merge", {}).get("filter", "off")
-    is_searched = recipe["forget"]["alpha"] == "auto" and not recipe.get("select", {}).get("four_bit")
     has_rows = recipe.get("retain") or (recipe.get("evaluate") or {}).get("holdout")
-    is_tried = has_rows and is_searched
+    is_tried = has_rows and recipe["forget"]["alpha"] == "auto"
     return "off" if strength == "auto" and not is_tried else strength
 
 

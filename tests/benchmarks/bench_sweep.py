@@ -13,7 +13,6 @@ Its clock stands still after each point, or each fourth, while the point is made
     merge    msa-lite's merge to the disk, loaded from there; the scoring here is "one evaluation of a plain model"
     peft     target and adapters loaded anew, add_weighted_adapter, merge_and_unload, save_pretrained, and loaded
              from there (not with --full)
-    beside   both adapters stay beside the weights and are rescaled (not with --full)
 "÷ plain" is the median, over points and repeats, of the ratio to that evaluation; the sweep as a whole is held against
 points × its mean + one load. CPU seconds, user and system, are disturbed less by other processes than wall time is.
 The process, the merge's threads included, keeps to as many cores as --threads says.
@@ -45,7 +44,6 @@ from typing import Any
 
 import numpy as np
 
-from msa_lite.choose.candidates import load_with_adapters, set_weights
 from msa_lite.choose.evidence import Metrics
 from msa_lite.cli.output import quieten_libraries
 from msa_lite.data import DataSource, Template, load_rows
@@ -151,10 +149,7 @@ class Bench:
 
     def measure_time(self) -> dict[str, Any]:
         """Costs of the sweep up to each report, and after the last; of the other ways' steps, point by point."""
-        ways: dict[str, list[list[Costs]]] = (
-            {"merge": []} if self.options.full else {"merge": [], "peft": [], "beside": []}
-        )
-        beside = None if self.options.full else load_with_adapters(self.target, self.vectors)
+        ways: dict[str, list[list[Costs]]] = {"merge": []} if self.options.full else {"merge": [], "peft": []}
         self.score(load_model(self.target))  # not counted: imports
         laps: list[Costs] = []
         values: dict[str, Metrics] = {}
@@ -171,7 +166,7 @@ class Bench:
             if done > 1 and (done - 2) % self.options.every == 0:
                 point = self.job.recipe.points[done - 2]
                 for name, steps in ways.items():
-                    took, found = self.take(name, point.alpha, point.beta, beside)
+                    took, found = self.take(name, point.alpha, point.beta)
                     steps.append(took)
                     if name == "merge":
                         values[candidate_name(point.values)] = found
@@ -186,19 +181,17 @@ class Bench:
             "same": same,
         }
 
-    def take(self, way: str, alpha: float, beta: float, beside: Any) -> tuple[list[Costs], Metrics]:
+    def take(self, way: str, alpha: float, beta: float) -> tuple[list[Costs], Metrics]:
         """Costs of making a point in another way, of loading it and of scoring it; and the scores."""
         before = costs()
-        if way == "beside":
-            set_weights(beside, {"forget": -alpha, "retain": beta})
-        elif way == "peft":
+        if way == "peft":
             self.merge_by_peft(alpha, beta)
         else:
             forget, retain = map(str, self.vectors.values())
             prior = self.job.sources["prior"]
             merge(str(self.target), self.out, forget=forget, alpha=alpha, retain=retain, beta=beta, prior=prior)
         made = costs()
-        model = beside if way == "beside" else load_model(self.out)
+        model = load_model(self.out)
         loaded = costs()
         found = self.score(model)
         scored = costs()

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 import msa_lite
-from msa_lite.choose.candidates import Points
 from msa_lite.evals import models
 from msa_lite.evals.models import Runner, load_model
 from msa_lite.pipeline.run.choice import LoadedTarget
@@ -63,16 +62,9 @@ def test_a_target_that_stays_would_show(
     assert sum(beside) > 0
 
 
-def test_a_4_bit_target_and_a_scored_model_go_when_they_are_closed(
-    make_checkpoint: Callable[..., Path], make_adapter: Callable[..., Path]
-) -> None:
-    shape = {"hidden_size": 64, "intermediate_size": 64}
-    target, adapter = make_checkpoint("llama", **shape), make_adapter("llama", 1, model=shape)
-    points, runner = Points(target, {"forget": adapter}), Runner(load_model(target))
-    swept = weakref.ref(points({"alpha": 1.0}).get_base_model())
+def test_a_scored_model_goes_when_it_is_closed(make_checkpoint: Callable[..., Path]) -> None:
+    runner = Runner(load_model(make_checkpoint("llama")))
     scored = weakref.ref(runner.model)
     assert runner.halves
-    points.close()
     runner.close()
-    assert (swept(), scored()) == (None, None)
-    assert points({"alpha": 0.5}) is not None  # loaded again
+    assert scored() is None

@@ -39,7 +39,6 @@ from tests.e2e.conftest import CallCli
         (["select.validation=0"], "select.validation"),
         (["select.refine=100"], "select.refine"),
         (["select.refin=1"], "did you mean 'refine'"),
-        (["select.four_bit=true", "vector.mode=full"], "select.four_bit: only adapters"),
     ],
 )
 def test_what_is_wrong_is_told_before_anything_is_written(

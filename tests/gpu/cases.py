@@ -19,7 +19,6 @@ import pytest
 import torch
 
 import msa_lite
-from msa_lite.choose.candidates import Points
 from msa_lite.data import Example
 from msa_lite.evals.forward import score_bundles
 from msa_lite.evals.generate import Decoding, generate
@@ -211,23 +210,9 @@ def assert_qlora(prior: Path) -> None:
         assert parameter.requires_grad == ("lora_" in name), name
 
 
-def four_bit_logits(target: str, adapters: dict[str, str]) -> list[list[float]]:
-    """Return the logits of a 4-bit target at a few points, of the last token of one row."""
-    points = Points(Path(target), {name: Path(folder) for name, folder in adapters.items()})
-    assert_quantised(points(None))  # a forward pass on a CPU packs them in another way
-    rows = []
-    for values in (None, {"alpha": 0.5}, {"alpha": 1.0}):
-        model = points(values)
-        with torch.inference_mode():
-            rows.append(model(input_ids=torch.arange(3, 40, device=model.device)[None]).logits[0, -1].float().tolist())
-    return rows
-
-
 def run_everything(history: Path, output: Path) -> int:
-    """Run a sweep in 4-bit with a rescored choice, its evaluation and a judge; return the bytes left on the GPU."""
-    recipe = sweep_recipe(history, output)
-    recipe["select"] |= {"four_bit": True}
-    assert msa_lite.run(recipe) is not None
+    """Run a sweep with a rescored choice, its evaluation and a judge; return the bytes left on the GPU."""
+    assert msa_lite.run(sweep_recipe(history, output)) is not None
     judge = open_judge(JudgeSettings(kind="local", model=str(history / "target")), output / "judge")
     assert judge is not None
     judge.ask([Ask("Judge.", "Which one?", "AB")])

@@ -1,11 +1,10 @@
-"""Points on one loaded target against the merged models that `merge` writes, and against PEFT on a 4-bit target."""
+"""Points on one loaded target against the merged models that `merge` writes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as Waited
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ import torch
 from filelock import FileLock
 
 from msa_lite import merge
-from msa_lite.choose.candidates import Points, load_with_adapters, set_weights
 from msa_lite.choose.rules import LeastExtraction
 from msa_lite.data import Prompter, Template
 from msa_lite.evals.models import load_model
@@ -209,62 +207,3 @@ def test_processes_that_try_points_by_way_of_the_disk_take_turns(mixtral: Run, t
             assert theirs.is_file()
         assert ours.result(timeout=600) is not None
     assert not theirs.parent.exists()
-
-
-def test_rescaled_adapters_give_the_merged_models_logits(
-    make_checkpoint: Make, make_adapter: Make, tmp_path: Path
-) -> None:
-    job = make_job(make_checkpoint("llama"), make_checkpoint("llama", 1), tmp_path)
-    adapters = {"forget": make_adapter("llama", 1), "retain": make_adapter("llama", 2, r=8)}
-    model = load_with_adapters(job.sources["target"].folder, adapters)
-    for alpha, beta in POINTS:
-        set_weights(model, Strengths(alpha, beta).weights)
-        wanted = merged_logits(job, adapters, (alpha, beta), tmp_path / "out")
-        assert torch.allclose(logits(model), wanted, atol=1e-5)
-
-
-@pytest.fixture
-def four_bits(make_checkpoint: Make, make_adapter: Make) -> tuple[Path, Make]:
-    """A target for 4 bits, and what makes adapters for it."""
-    shape = {"hidden_size": 64, "intermediate_size": 64}  # whole blocks of 64 weights
-    return make_checkpoint("llama", **shape), partial(make_adapter, "llama", model=shape)
-
-
-def test_points_on_a_4_bit_target_are_pefts_weighted_adapters(four_bits: tuple[Path, Make]) -> None:
-    from peft import PeftModel
-
-    target, make = four_bits
-    adapters = {"forget": make(1), "retain": make(2, r=3)}
-    points = Points(target, adapters)
-    plain = load_model(target, four_bit=True)
-    before = logits(plain)
-    assert not torch.equal(before, logits(load_model(target)))
-    assert torch.equal(logits(points(None)), before)
-    peft = PeftModel.from_pretrained(plain, str(adapters["forget"]), adapter_name="forget")
-    peft.load_adapter(str(adapters["retain"]), adapter_name="retain")
-    for number, (alpha, beta) in enumerate(POINTS):
-        name = f"point-{number}"
-        peft.add_weighted_adapter(["forget", "retain"], [-alpha, beta], name, combination_type="cat")
-        peft.set_adapter(name)
-        ours = logits(points({"alpha": alpha, "beta": beta}))
-        assert torch.allclose(ours, logits(peft), atol=5e-3), (alpha, beta)  # 4-bit layers compute in bf16
-        assert torch.equal(ours, before) == (alpha == beta == 0)
-    assert torch.equal(logits(points(None)), before)
-
-
-def test_vectors_of_earlier_requests_stay_at_their_strengths_on_a_4_bit_target(four_bits: tuple[Path, Make]) -> None:
-    from peft import PeftModel
-
-    target, make = four_bits
-    adapters = {"forget": make(1), "forget 2": make(2)}
-    points = Points(target, adapters, {"forget 2": -0.5})
-    plain = load_model(target, four_bit=True)
-    before = logits(plain)
-    peft = PeftModel.from_pretrained(plain, str(adapters["forget"]), adapter_name="one")
-    peft.load_adapter(str(adapters["forget 2"]), adapter_name="two")
-    for name, alpha in (("strong", 0.75), ("idle", 0.0)):
-        peft.add_weighted_adapter(["one", "two"], [-alpha, -0.5], name, combination_type="cat")
-        peft.set_adapter(name)
-        assert torch.allclose(logits(points({"alpha": alpha})), logits(peft), atol=5e-3)
-    assert not torch.equal(logits(points({"alpha": 0.0})), before)
-    assert torch.equal(logits(points(None)), before)  # the target, without any request

@@ -34,14 +34,11 @@ def test_fits_resume(make_checkpoint: Make, tmp_path: Path) -> None:
     cases.assert_resumes(make_checkpoint("llama"), tmp_path, "lora")
 
 
-def test_4_bit_models(make_checkpoint: Make, make_adapter: Make, tmp_path: Path) -> None:
+def test_4_bit_models(make_checkpoint: Make, tmp_path: Path) -> None:
     prior = make_checkpoint("llama", **SIZES)
     cases.assert_qlora(prior)
     losses = cases.fit_losses(str(prior), str(tmp_path / "vector"), "qlora")
     assert losses[-1] < losses[0]
-    adapters = {name: str(make_adapter("llama", seed, model=SIZES)) for seed, name in enumerate(("forget", "retain"))}
-    target, half, whole = torch.tensor(cases.four_bit_logits(str(prior), adapters))
-    assert (target - half).norm() < (target - whole).norm()
 
 
 @pytest.mark.slow

@@ -115,7 +115,6 @@ TRIED = ([1.0, 4.0], 1.0)
         (["forget.alpha=1"], ([0.0], 0.0)),
         (["forget.alpha=1", "retain.beta=0.5", "merge.filter=2"], ([2.0], 1.0)),
         (["forget.alpha=0"], ([0.0], 0.0)),
-        (["select.four_bit=true"], ([0.0], 0.0)),
         (["merge.filter=off"], ([0.0], 0.0)),
         (["merge.filter=2", "vector.hold=0"], ([2.0], 0.0)),
         (["merge.filter=2", "vector.hold=off"], ([2.0], 0.0)),

@@ -249,8 +249,8 @@ def _check_loads(folder: Path, base: Path, state: tuple[tuple[Path, int, int], .
     return rows
 
 
-def attach_adapter(model: Any, folder: Path, name: str = "default") -> Any:
-    """Put a PEFT adapter on a model, beside any that are on it already; return the model.
+def attach_adapter(model: Any, folder: Path) -> Any:
+    """Put a PEFT adapter on a model; return the model.
 
     Raise FormatError for a broken, pickled or unreadable adapter, MismatchError with the names that do not fit.
     """
@@ -266,15 +266,12 @@ def attach_adapter(model: Any, folder: Path, name: str = "default") -> Any:
     how = {"low_cpu_mem_usage": True} if is_bare else {}
     where = torch.device("meta") if is_bare else nullcontext()
     with explained(folder, "this adapter"), without_reports(), where:
-        if isinstance(model, PeftModel):
-            report = model.load_adapter(str(folder), name, **how)
-        else:
-            config = PeftConfig.from_pretrained(str(folder))
-            config.inference_mode = True
-            names = getattr(model, "_checkpoint_conversion_mapping", {})
-            model = KINDS.get(config.task_type, PeftModel)(model, config, name, **how)
-            report = model.load_adapter(str(folder), name, key_mapping=names, **how)
-        saved = get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False)
+        config = PeftConfig.from_pretrained(str(folder))
+        config.inference_mode = True
+        names = getattr(model, "_checkpoint_conversion_mapping", {})
+        model = KINDS.get(config.task_type, PeftModel)(model, config, **how)
+        report = model.load_adapter(str(folder), "default", key_mapping=names, **how)
+        saved = get_peft_model_state_dict(model, save_embedding_layers=False)
     # PEFT reports only its own factors, so copies of modules and token rows are compared here.
     copies = {key for key in saved if "modules_to_save" in key or "token_adapter" in key}
     missing = {*report.missing_keys, *(copies - keys)}

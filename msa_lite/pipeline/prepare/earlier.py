@@ -21,7 +21,7 @@ from msa_lite.io.finished.seal import load_manifest, verify_folder
 from msa_lite.io.weights.checkpoint import load_checkpoint
 from msa_lite.io.weights.hub import Source, fetch
 from msa_lite.merger import Precision, Term, open_merge
-from msa_lite.pipeline.prepare.models import adapter_keys, same_weights
+from msa_lite.pipeline.prepare.models import same_weights
 from msa_lite.recipe import Recipe, load_recipe
 from msa_lite.record.seal import RECORD_FILE, load_record
 from msa_lite.report.choice import load_choice
@@ -232,8 +232,10 @@ def _check_fits(recipe: Recipe, run: EarlierRun, sources: Mapping[str, Source]) 
             f"{run.folder}: its vectors are full checkpoints of another prior, {run.recipe.prior_checkpoint}; all full "
             f"checkpoints of a merge need the same one, this run's is {sources['prior'].name}"
         )
-    if keys := adapter_keys(recipe):
-        raise UsageError(f"{run.folder}: its vectors are full checkpoints, which {keys[0]} cannot take; leave it out")
+    if recipe.merge.form == "adapter":
+        raise UsageError(
+            f"{run.folder}: its vectors are full checkpoints, which merge.as: adapter cannot take; leave it out"
+        )
 
 
 def _same_model(run: EarlierRun, name: str, source: Source) -> bool:

@@ -278,10 +278,10 @@ def check_lora_targets(recipe: Recipe, target: Checkpoint, prior: Checkpoint) ->
     sizes = [{name: entry.shape for name, entry in token_tensors(model).items()} for model in (target, prior)]
     resized = [name for name in sizes[0].keys() & sizes[1].keys() if sizes[0][name] != sizes[1][name]]
     tuned = [module for module in targets if any(f".{name}".endswith(f".{module}.weight") for name in resized)]
-    if tuned and (keys := adapter_keys(recipe)):
+    if tuned and recipe.merge.form == "adapter":
         raise UsageError(
             f"vector.lora.targets: {', '.join(tuned)}: target and prior differ in the number of tokens, so such an "
-            f"adapter cannot be put on the target ({keys[0]}); leave them out, or merge to a model"
+            "adapter cannot be put on the target (merge.as: adapter); leave them out, or merge to a model"
         )
 
 
@@ -322,12 +322,6 @@ def _is_fitted(recipe: Recipe, target: Checkpoint, prior: Checkpoint) -> bool:
         adapter_vector(load_adapter(folder), target, prior)
         return True
     return False
-
-
-def adapter_keys(recipe: Recipe) -> list[str]:
-    """Return the keys of a recipe that are set, and want the vectors as adapters on the target."""
-    keys = {"merge.as: adapter": recipe.merge.form == "adapter", "select.four_bit": recipe.select.four_bit}
-    return [key for key, is_set in keys.items() if is_set]
 
 
 _PEOPLE = ("prior", "retain", "forget", "holdout")

@@ -12,16 +12,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from msa_lite.choose.candidates import TARGET, Candidates, Points, Values
+from msa_lite.choose.candidates import TARGET, Candidates, Values
 from msa_lite.choose.choice import choose, help_choose
 from msa_lite.choose.evidence import Metrics
 from msa_lite.choose.rules import Rank
 from msa_lite.choose.search import StrengthSearch
 from msa_lite.choose.validation import Validation
-from msa_lite.errors import UsageError
 from msa_lite.io.console.progress import Progress
 from msa_lite.io.finished.seal import load_manifest
-from msa_lite.pipeline.prepare.earlier import earlier_terms
 from msa_lite.pipeline.prepare.fits import check_learns
 from msa_lite.pipeline.prepare.run import Context, Run
 from msa_lite.pipeline.run.filtering import filter_identity
@@ -98,13 +96,11 @@ def help_sweep(run: Run) -> None:
 
 
 def check_strengths(run: Run) -> None:
-    """Raise UsageError, before any work, if a vector would learn nothing, or the probe or 4-bit trial cannot work."""
+    """Raise UsageError, before any work, if a vector would learn nothing, or the probe cannot work."""
     check_learns(run, run.recipe.vector_names)
     check_processes(run)
     if run.recipe.probe.against:  # the one comparison that can be at fault
         probe_rows(run)
-    if run.recipe.select.four_bit and run.recipe.vector.mode == "full":
-        raise UsageError("select.four_bit: only adapters can be tried on a 4-bit target, not vector.mode full")
 
 
 def choose_candidate(run: Run, candidates: Candidates, what: str, progress: Progress) -> Choice:
@@ -136,7 +132,7 @@ def _rescore(run: Run, progress: Progress) -> list[str]:
     name = score_heading(choice.rule)[:-2]
     line = f"{name}, the chosen point in memory: {in_memory}; as merged model: {after}"
     if isinstance(rank, str) or abs(choice.score - rank.value) > _APART or rank.met != choice.met:
-        logger.warning("%s; its weights are rounded, or the points were tried in 4-bit", line)
+        logger.warning("%s; the final scores are those of the merged model", line)
     return [f"{line[0].upper()}{line[1:]}.\n"]
 
 
@@ -147,12 +143,6 @@ def _scored(rule: str, score: float, met: bool) -> str:
 
 def _open_points(run: Run) -> tuple[Callable[[Values | None], Any], Callable[[], None]]:
     """Return a function that gives the model of a point, or, for None, the target; and one that frees its memory."""
-    if run.recipe.select.four_bit:
-        earlier = earlier_terms(run.earlier)
-        adapters = {name: run.vector_folder(name) for name in run.recipe.vector_names}
-        adapters |= {term.name: term.vector for term in earlier}
-        points = Points(run.sources["target"].folder, adapters, {term.name: term.weight for term in earlier})
-        return points, points.close
     target = LoadedTarget.of(run)
 
     def load(values: Values | None) -> Any:
@@ -188,7 +178,6 @@ def _candidates(run: Run, load: Callable[[Values | None], Any], release: Callabl
         load=load,
         made_of={
             "vectors": {name: (load_manifest(path) or {}).get("files") for name, path in vectors.items()},
-            "four_bit": run.recipe.select.four_bit,
             **filter_identity(run),
             **merge_identity(run),
         },
@@ -211,5 +200,5 @@ def remedies_of(run: Run) -> list[str]:
 def _known(run: Run) -> dict[str, Path]:
     """Return the folder of the target's scores if the check before the fits has scored the target as points are."""
     folder = scores_folder(run, "target", "validation")
-    alike = run.recipe.merge.dtype == "same" and not run.recipe.select.four_bit
+    alike = run.recipe.merge.dtype == "same"
     return {TARGET: folder} if alike and (folder / REPORT_FILE).is_file() else {}

@@ -8,7 +8,7 @@ from typing import Literal
 from msa_lite.budget.needs import Need, score_need, stream_layers
 from msa_lite.budget.plan import StageCost, gigabytes
 from msa_lite.budget.shape import Shape
-from msa_lite.pipeline.stages.facts import Facts, RowFacts, trained_weights
+from msa_lite.pipeline.stages.facts import Facts, RowFacts
 from msa_lite.pipeline.stages.machine import Machine
 from msa_lite.recipe import Recipe
 
@@ -17,7 +17,6 @@ CHECKS = "the checks"  # the name of checks in a plan
 CHECKED_ROWS = 64  # of each set, for the check before a run
 _LONGEST = 512  # tokens of a question with its answer
 _LONGER = 1.5  # the length of a model's answers beside right ones: some models know no end
-_FASTER = "select.four_bit=true holds the sweep's target on the GPU in 4 bits, which is much faster"
 
 QuestionPart = Literal["check", "others", "validation", "test", "earlier"]
 """The questions of a stage: the check's about forget rows, its others, or those of a part of `Facts.asked`."""
@@ -43,8 +42,7 @@ def asking_costs(
     if model == "prior":
         sets = {name: size for name, size in sets.items() if name == "forget"}
     seconds = _seconds(recipe, shape, sets.values(), streamed, machine)
-    how = f"slow: {gigabytes(streamed)} of weights stream from RAM" if streamed else "batches grow with free memory"
-    return [StageCost(what, _kind(what), need, None, seconds, how, waiting=streamed)]
+    return [StageCost(what, _kind(what), need, None, seconds, _how(streamed), waiting=streamed)]
 
 
 def choice_costs(recipe: Recipe, facts: Facts, machine: Machine) -> list[StageCost]:
@@ -55,18 +53,11 @@ def choice_costs(recipe: Recipe, facts: Facts, machine: Machine) -> list[StageCo
 
 def candidates_costs(recipe: Recipe, count: int, facts: Facts, machine: Machine) -> list[StageCost]:
     """Return the cost of scoring so many candidates on the validation rows, one after the other in one target."""
-    shape, four_bit = facts.shapes["target"], recipe.select.four_bit
-    need, streamed = scoring_need(shape, machine, four_bit)
-    how, notes = "batches grow with free memory", list[str]()
-    if streamed:
-        how = f"slow: {gigabytes(streamed)} of weights stream from RAM"
-        notes = [_FASTER] if recipe.vector.mode != "full" else []
-    if four_bit:
-        how = "in 4 bits, with the adapters beside it"
-        need = need.plus("adapters", 4 * trained_weights(recipe, shape) * len(recipe.vector_names))
+    shape = facts.shapes["target"]
+    need, streamed = scoring_need(shape, machine)
     sets = [size.part(count * size.count) for name, size in _asked(facts, "validation").items() if name != "holdout"]
     seconds = _seconds(recipe, shape, sets, streamed, machine)
-    return [StageCost("the sweep", "sweep", need, None, seconds, how, waiting=streamed, notes=notes)]
+    return [StageCost("the sweep", "sweep", need, None, seconds, _how(streamed), waiting=streamed)]
 
 
 def evidence_costs(what: str, loads: int, passes: float, facts: Facts, machine: Machine) -> list[StageCost]:
@@ -81,6 +72,10 @@ def evidence_costs(what: str, loads: int, passes: float, facts: Facts, machine: 
     questions, tokens = passes * forget.count, passes * forget.tokens / 2  # without the prompts of answers
     seconds = machine.ask_seconds(shape, questions, tokens, 0, streamed) + loads * machine.begin_seconds(shape)
     return [StageCost(what, _kind(what), need, None, machine.span(seconds), "of each model", waiting=streamed)]
+
+
+def _how(streamed: int) -> str:
+    return f"slow: {gigabytes(streamed)} of weights stream from RAM" if streamed else "batches grow with free memory"
 
 
 def _kind(what: str) -> Literal["checks", "scores"]:

@@ -103,14 +103,13 @@ def measure_run(recipe: Recipe, facts: Facts, brief: bool = True) -> Measured:
         raise UsageError(f"--measure: {reason}")
     sets = {name: facts.examples.get(name) or made_rows(size) for name, size in rows.items()}
     settings = {name: step_settings(recipe.vector, batch_size(recipe, name, rows[name])) for name in sets}
-    four_bit = recipe.select.four_bit
     shape, scores = facts.shapes["prior"], recipe.evaluate is not None
     random = random_model(demo_config(recipe.demo)) if recipe.demo and is_new else None
     with random or nullcontext(opened(recipe.prior_checkpoint, recipe.tokenizer or recipe.target)) as (
         source,
         tokenizer,
     ):
-        return measure_steps(source, tokenizer, sets, settings, shape, brief, scores, four_bit)
+        return measure_steps(source, tokenizer, sets, settings, shape, brief, scores)
 
 
 def measure_steps(
@@ -121,7 +120,6 @@ def measure_steps(
     shape: Shape,
     brief: bool,
     scores: bool,
-    four_bit: bool = False,
 ) -> Measured:
     """Time steps of fits on sets of rows by name, and, with `scores`, scores and answers. shape: of the model."""
     avoid_fragments()
@@ -135,7 +133,7 @@ def measure_steps(
         tokens = limit.tokens
     fits = time_steps(source, sets, settings, pad_id(tokenizer), limit)
     texts = [example for examples in sets.values() for example in examples]
-    return Measured(first.mode, fits, time_scores(source, tokenizer, texts, four_bit, tokens) if scores else None)
+    return Measured(first.mode, fits, time_scores(source, tokenizer, texts, tokens) if scores else None)
 
 
 def is_new_demo(recipe: Recipe) -> bool:
@@ -165,15 +163,13 @@ def made_rows(size: RowFacts) -> list[Example]:
     return [Example(index, ids, ids) for index in range(min(size.count, _MADE))]
 
 
-def time_scores(
-    source: Source, tokenizer: Any, texts: Sequence[Example], four_bit: bool = False, tokens: int | None = None
-) -> ScoreTimes:
+def time_scores(source: Source, tokenizer: Any, texts: Sequence[Example], tokens: int | None = None) -> ScoreTimes:
     """Time the loading of a model, and scores and answers of a batch of texts.
 
-    four_bit: in NF4. tokens: so many are scored at most, but at least one text; None: all of a batch.
+    tokens: so many are scored at most, but at least one text; None: all of a batch.
     """
     begin = time.perf_counter()
-    runner = Runner(load_model(source.folder, four_bit=four_bit, added=source.added))
+    runner = Runner(load_model(source.folder, added=source.added))
     load = time.perf_counter() - begin
     try:
         batch = list(texts[: _TEXTS["cuda" if runner.device.type == "cuda" else "cpu"]])
