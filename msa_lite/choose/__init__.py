@@ -1,6 +1,6 @@
 """Choose the best candidate: strengths (α, β) of the vectors, or an epoch of a baseline.
 
-1. `candidates`: the models to choose from; `search` and `grid` say which strengths to try next.
+1. `candidates`: the models to choose from; `search` says which strengths to try next.
 2. `validation`: each candidate is scored on the validation rows, which `division` has set apart from the test rows.
 3. `rules`: the rule ranks its scores beside the target's; `shares` says what is forgotten and kept, `evidence` what
    may be noise.

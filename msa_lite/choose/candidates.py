@@ -1,4 +1,4 @@
-"""Score the candidates of a choice, in one process or several; refine a grid."""
+"""Score the candidates of a choice, in one process or several."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,6 @@ from msa_lite.io.files.writing import digest, write_json
 from msa_lite.io.finished.seal import MANIFEST
 from msa_lite.report.choice import Values, candidate_name
 from msa_lite.report.reports import REPORT_FILE, load_report
-from msa_lite.strengths import rounded
 
 logger = logging.getLogger(__name__)
 
@@ -45,8 +43,6 @@ class Candidates:
     """Identities of the models and vectors that candidates are made from, JSON-able."""
     known: Mapping[str, Path] = field(default_factory=dict)
     """Folders with the records and reports of candidates (or `TARGET`) that are scored already, by name."""
-    refine: int = 0
-    """The number of times that points around the best are tried as well (`grid.refined`)."""
     search: StrengthSearch | None = None
     """The search that finds the values one after the other, in place of a list."""
     release: Callable[[], None] = lambda: None
@@ -59,8 +55,7 @@ class Candidates:
     def inputs(self, validation: Validation) -> dict[str, Any]:
         """Return all that decides the choice, for a manifest."""
         candidates = self.search.describe() if self.search else [dict(values) for values in self.values]
-        choice = {"candidates": candidates, "refine": self.refine}
-        return choice | validation.describe_rule() | self.scored_by(validation)
+        return {"candidates": candidates} | validation.describe_rule() | self.scored_by(validation)
 
     def scored_by(self, validation: Validation) -> dict[str, Any]:
         """Return all that decides the scores of a candidate; they hold for other grids and rules as well."""
@@ -171,25 +166,3 @@ class SharedWork:
                 raise
             logger.warning("%s: %s; it is left out of the choice", name, error)
             self.validation.write_broken(folder, str(error))
-
-
-def refined(tried: Sequence[Values], best: Values) -> list[Values]:
-    """Return the points half-way between the best and its neighbours in every direction, without those tried.
-
-    Along an axis with several values these are best − (best − next below) / 2, best itself and best + (next above −
-    best) / 2, never below 0. At an end of the axis they lie half a step beyond it. Two axes give at most eight points.
-    """
-    axes = {}
-    for key, value in best.items():
-        values = sorted({float(point[key]) for point in tried})
-        at = values.index(float(value))
-        steps = [high - low for low, high in pairwise(values)]
-        if not steps:
-            axes[key] = [float(value)]
-            continue
-        below, above = steps[max(0, at - 1)], steps[min(at, len(steps) - 1)]
-        around = (rounded(values[at] - below / 2), values[at], rounded(values[at] + above / 2))
-        axes[key] = [number for number in around if number >= 0]
-    points = [dict(zip(axes, numbers, strict=True)) for numbers in product(*axes.values())]
-    known = {candidate_name(point) for point in tried}  # of equal names are those that differ in the last digits alone
-    return [point for name, point in {candidate_name(point): point for point in points}.items() if name not in known]

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from msa_lite.choose.candidates import TARGET, Candidates, SharedWork, refined
+from msa_lite.choose.candidates import TARGET, Candidates, SharedWork
 from msa_lite.choose.evidence import Metrics
 from msa_lite.choose.rules import Rank
 from msa_lite.choose.search import gentleness
@@ -189,27 +189,20 @@ def _choose(work: SharedWork, label: str, progress: Progress) -> None:
 
 
 def _try_all(work: SharedWork, label: str, progress: Progress) -> tuple[list[Values], list[Rank | str]]:
-    """Score and rank candidates until search and refinement add none; return them with their ranks."""
-    search, refine = work.candidates.search, work.candidates.refine
-    first = [point.values for point in search.next_points({})] if search else work.candidates.values
-    candidates: list[Values] = [*first]
+    """Score and rank candidates until the search adds none; return them with their ranks."""
+    search = work.candidates.search
+    candidates: list[Values] = [] if search else [*work.candidates.values]
+    ranks: list[Rank | str] = []
     while True:
+        if search:
+            scored = dict(zip(map(Strengths.of, candidates), ranks, strict=True))
+            candidates += [point.values for point in search.next_points(scored)]
+        if len(ranks) == len(candidates):
+            progress(label, len(candidates) + 1, len(candidates) + 1)  # a search may end before its most points
+            return candidates, ranks
         work.open(candidates)
         _score_all(work, candidates, label, progress)
         ranks = [work.rank(candidate_name(values)) for values in candidates]
-        new: list[Values] = []
-        if search and refine == work.candidates.refine:
-            scored = dict(zip(map(Strengths.of, candidates), ranks, strict=True))
-            new = [point.values for point in search.next_points(scored)]
-        if not new and refine:
-            refine -= 1
-            around = candidates[_best(candidates, ranks)]
-            new = refined(candidates, around)
-            logger.info("%d more points around the best so far, %s", len(new), candidate_name(around))
-        if not new:
-            progress(label, len(candidates) + 1, len(candidates) + 1)  # a search may end before its most points
-            return candidates, ranks
-        candidates = [*candidates, *new]
 
 
 def _best(candidates: Sequence[Values], ranks: Sequence[Rank | str]) -> int:

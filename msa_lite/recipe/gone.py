@@ -6,6 +6,7 @@ GONE = {
     "evaluate.engine": "transformers scores everything; leave it out",
     "merge.forecast": "the attack quantise measures what it predicted: attack.attacks=[quantise]",
     "select.four_bit": "points are scored in the target's own precision; leave it out",
+    "select.refine": "name the points in a list, such as forget.alpha=[0.5, 0.75, 1.0]",
     "select.under": "the attack quantise shows what rounding brings back: attack.attacks=[quantise]",
 }
 """The dotted key → its new form, for the refusal."""

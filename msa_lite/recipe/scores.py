@@ -158,8 +158,6 @@ class Select(Closed):
     judge: bool = True
     """Ask a judge of kind openai for its terms of the score, with a call for each answer of a point. A local judge is
     never asked, because it would need memory beside the target."""
-    refine: int = Field(0, ge=0, le=5)
-    """How many times to try points half-way between the best and its neighbours in the grid."""
 
     @model_validator(mode="after")
     def _says_one_thing(self) -> Select:

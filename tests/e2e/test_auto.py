@@ -76,7 +76,7 @@ def test_a_recipe_without_strengths_ends_in_a_model(searched: tuple[dict[str, An
         assert verify_folder(run / stage) == [], stage
     given = merge_arguments(load_recipe(recipe))
     assert (given["alpha"], given["beta"]) == (result.alpha, result.beta)
-    for other in ("forget.alpha=[1,2]", "retain.beta=[0,0.5]", "select.refine=1"):
+    for other in ("forget.alpha=[1,2]", "retain.beta=[0,0.5]"):
         with pytest.raises(UsageError, match="alpha and beta are not chosen yet"):
             merge_arguments(load_recipe(recipe, [other]))
 

@@ -177,7 +177,6 @@ CASES: dict[str, tuple[Any, tuple[str, ...], dict[str, Any]]] = {
     "select.maximise": ("rouge_l_r", ("sweep",), {}),
     "select.minimise": ("rouge_l_f", ("sweep",), {}),
     "select.subject_to": ({"rouge_l_r": ">= 0.5"}, ("sweep",), {"select.minimise": "rouge_l_f"}),
-    "select.refine": (1, ("sweep",), {}),
     "verdict.recited": (0.05, ("sweep",), {}),
     "verdict.left": (0.1, ("sweep",), {}),
     "seed": (

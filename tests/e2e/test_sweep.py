@@ -16,7 +16,6 @@ import pytest
 import yaml
 
 import msa_lite
-from msa_lite.choose.candidates import refined
 from msa_lite.errors import StageError
 from msa_lite.evals.models import Runner
 from msa_lite.evals.records import read_records
@@ -41,9 +40,8 @@ def history(learnt: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def swept(history: Path, tmp_path_factory: pytest.TempPathFactory, drawing: Drawing) -> tuple[dict[str, Any], Any]:
-    """(recipe, result) of a sweep over two by two points, refined once."""
+    """(recipe, result) of a sweep over two by two points."""
     recipe = sweep_recipe(history, tmp_path_factory.mktemp("swept") / "run")
-    recipe["select"]["refine"] = 1
     with drawing():
         result = msa_lite.sweep(recipe)
     assert result is not None
@@ -105,24 +103,19 @@ def test_a_sweep_that_stops_after_its_merge_leaves_no_report_of_another_model(
     assert not (tmp_path / "run/report.json").exists()
 
 
-def test_refining_tries_the_points_around_the_best_of_the_grid(swept: tuple[dict[str, Any], Any]) -> None:
+def test_each_point_of_the_grid_is_tried_and_the_best_is_chosen(swept: tuple[dict[str, Any], Any]) -> None:
     _, result = swept
     scores = choice_of(result.folder)["scores"]
-    tried = [(line["alpha"], line["beta"]) for line in scores]
-    best = max(scores[:4], key=lambda line: (line["met"], line["score"]))
-    points = [{"alpha": alpha, "beta": beta} for alpha, beta in GRID]
-    around = refined(points, {"alpha": best["alpha"], "beta": best["beta"]})
-    assert tried == GRID + [(point["alpha"], point["beta"]) for point in around]
-    assert len(around) >= 5
+    assert [(line["alpha"], line["beta"]) for line in scores] == GRID
     chosen = max(scores, key=lambda line: (line["met"], line["score"]))
     assert (result.choice.values["alpha"], result.choice.values["beta"]) == (chosen["alpha"], chosen["beta"])
     with open(result.folder / "sweep/table.csv") as stream:
         table = [row for row in csv.DictReader(stream) if row["model"] == "candidate"]
-    assert [(float(row["alpha"]), float(row["beta"])) for row in table] == tried
+    assert [(float(row["alpha"]), float(row["beta"])) for row in table] == GRID
     markdown = (result.folder / "sweep/table.md").read_text()
-    assert all(f"| {alpha:g} | {beta:g} |" in markdown for alpha, beta in tried)
+    assert all(f"| {alpha:g} | {beta:g} |" in markdown for alpha, beta in GRID)
     assert {path.name for path in (result.folder / "sweep").glob("alpha-*")} == {
-        f"alpha-{alpha:g}_beta-{beta:g}" for alpha, beta in tried
+        f"alpha-{alpha:g}_beta-{beta:g}" for alpha, beta in GRID
     }
 
 
@@ -287,7 +280,7 @@ def test_a_point_that_breaks_is_recorded_and_never_chosen(
 
 def test_points_that_all_break_are_an_error_that_lists_them(grid: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(StageError, match="every candidate is broken") as error:
-        msa_lite.sweep(grid, ["forget.alpha=[1e29, 1e30]", "retain.beta=0.5", "select.refine=1"])
+        msa_lite.sweep(grid, ["forget.alpha=[1e29, 1e30]", "retain.beta=0.5"])
     assert error.value.exit_code == 4
     for name in ("alpha-1e+29_beta-0.5", "alpha-1e+30_beta-0.5"):
         assert f"  {name}: the model's outputs are no numbers" in str(error.value)

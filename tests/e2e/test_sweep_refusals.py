@@ -37,8 +37,7 @@ from tests.e2e.conftest import CallCli
         (["select.maximise=acc_forget"], "acc_forget"),
         (["select.by=author"], "select.by author: your own rows have no authors"),
         (["select.validation=0"], "select.validation"),
-        (["select.refine=100"], "select.refine"),
-        (["select.refin=1"], "did you mean 'refine'"),
+        (["select.kep=1"], "did you mean 'keep'"),
     ],
 )
 def test_what_is_wrong_is_told_before_anything_is_written(

@@ -50,7 +50,7 @@ def faults(text: str, folder: Path) -> list[str]:
         ("<!-- not run: no GPU -->\n```bash\nmsa-lite run --no-option R\n```\n", "page.md:2:"),
         ("```yaml\n# bad.yaml\ntarget: T\nprior: P\nforgt: {}\noutput: o\n```\n", "forgt: unknown key"),
         ("```yaml\ntarget: T\n```\n", "name the file in a first line"),
-        ("<!-- not run: a part -->\n```yaml\nselect: {refine: often}\n```\n", "select.refine"),
+        ("<!-- not run: a part -->\n```yaml\nselect: {keep: often}\n```\n", "select.keep"),
         ("```python\nmsa_lite.rum()\n```\n", "msa_lite has no rum"),
         ("```python\nx = (\n```\n", "no Python"),
         ("```json\n{a: 1}\n```\n", "no JSON"),

@@ -16,6 +16,7 @@ from filelock import FileLock
 from msa_lite.choose.candidates import TARGET, WORK, Candidates, SharedWork, Values
 from msa_lite.choose.choice import choose, help_choose
 from msa_lite.choose.rules import LeastExtraction
+from msa_lite.choose.search import StrengthSearch
 from msa_lite.choose.validation import BROKEN, Validation
 from msa_lite.data import Prompter, Template
 from msa_lite.errors import NotFiniteError, StageError
@@ -123,10 +124,10 @@ def test_a_broken_candidate_is_put_down_once_and_a_broken_target_is_an_error(
 
 
 def test_work_is_known_by_all_that_decides_it(work: SharedWork) -> None:
-    changes: list[dict[str, Any]] = [{"values": POINTS[1:]}, {"made_of": "other vectors"}, {"refine": 1}]
+    changes: list[dict[str, Any]] = [{"values": POINTS[1:]}, {"made_of": "other vectors"}]
     keys = {replace(work, candidates=replace(work.candidates, **change)).key for change in changes}
     keys.add(replace(work, validation=replace(work.validation, rule=LeastExtraction(0.5))).key)
-    assert len(keys | {work.key}) == 5
+    assert len(keys | {work.key}) == 4
     same = Candidates([dict(values) for values in POINTS], lambda values: None, "of nothing")
     assert replace(work, candidates=same).key == work.key
 
@@ -188,15 +189,15 @@ def choosing(validation: Counted, out: Path, **changes: Any) -> threading.Thread
     return thread
 
 
-@pytest.mark.parametrize("refine", [0, 2])
-def test_one_chooses_and_others_help_until_all_is_scored(validation: Counted, tmp_path: Path, refine: int) -> None:
-    alone = choose(
-        Candidates(POINTS, strength, "of nothing", refine=refine), validation, tmp_path / "alone", "choosing"
-    )
+@pytest.mark.parametrize("search", [None, StrengthSearch(betas=(0.0, 0.5))], ids=["list", "search"])
+def test_one_chooses_and_others_help_until_all_is_scored(
+    validation: Counted, tmp_path: Path, search: StrengthSearch | None
+) -> None:
+    candidates = Candidates(POINTS, strength, "of nothing", search=search)
+    alone = choose(candidates, validation, tmp_path / "alone", "choosing")
     scored, validation = validation.names, replace(validation, meet=2, scored=[])
     (tmp_path / "sweep.partial").mkdir()  # where the first one opens its work
-    helpers = [choosing(validation, tmp_path / "sweep", refine=refine) for _ in range(2)]
-    candidates = Candidates(POINTS, strength, "of nothing", refine=refine)
+    helpers = [choosing(validation, tmp_path / "sweep", search=search) for _ in range(2)]
     together = choose(candidates, validation, tmp_path / "sweep", "choosing")
     for helper in helpers:
         helper.join(timeout=600)

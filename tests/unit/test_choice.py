@@ -199,11 +199,6 @@ def test_another_grid_takes_what_it_shares_and_leaves_the_rest(
     choose(replace(candidates, values=values[:2]), questions, out, "choosing")
     larger = replace(nothing, known={name: known[name] for name in NAMES[3:]})
     assert len(choose(larger, questions, out, "choosing").scores) == 4
-    # Half-way between epoch 3, the best, and its neighbours.
-    between = {name: scored(tmp_path / f"known/{name}", 0.2, 0.96) for name in ("epoch-2.5", "epoch-3.5")}
-    finer = choose(replace(nothing, refine=1, known=between), questions, out, "choosing")
-    assert finer.values == {"epoch": 3}
-    assert folders(out) == {*NAMES, *between}
     assert choose(replace(nothing, values=values[2:]), questions, out, "choosing").values == {"epoch": 3}
     assert folders(out) == {TARGET, "epoch-3", "epoch-4"}
     assert verify_folder(out) == []
@@ -266,7 +261,7 @@ def test_mergekit_gets_no_strengths_that_another_grid_was_chosen_by(
     chosen_from = replace(candidates, values=points, known={TARGET: candidates.known[TARGET], **known})
     choose(chosen_from, questions, out / "sweep", "choosing")
     assert (merge_arguments(recipe)["alpha"], merge_arguments(recipe)["forget"]) == (2.0, str(out / "vectors/forget"))
-    for other in ("forget.alpha=[1,2,4]", "forget.alpha=[2,4]", "select.refine=1"):
+    for other in ("forget.alpha=[1,2,4]", "forget.alpha=[2,4]"):
         with pytest.raises(UsageError, match="alpha and beta are not chosen yet"):
             merge_arguments(load_recipe(given, ["forget.alpha=[1,2]", other]))
     assert merge_arguments(load_recipe(given, ["forget.alpha=4"]))["alpha"] == 4.0

@@ -142,7 +142,6 @@ def test_a_choice_is_known_by_candidates_rows_and_rule(tmp_path: Path) -> None:
     changes = {
         "values": [{"alpha": 2.0}],
         "made_of": {"seed": 1},
-        "refine": 1,
         "search": StrengthSearch(None, None),
     }
     assert_all_named(Candidates, changes, ["load", "known", "release", "remedies", "tell"])
@@ -159,7 +158,7 @@ def test_a_choice_is_known_by_candidates_rows_and_rule(tmp_path: Path) -> None:
     kept = {"keep": {"rule": LeastExtraction(0.8)}}
     assert_told_apart(lambda change: base.inputs(replace(rows, **change)), kept)
     # What is scored already holds for other grids and rules, but not for other models or questions.
-    grids = {name: {name: changes[name]} for name in ("values", "refine", "search")}
+    grids = {name: {name: changes[name]} for name in ("values", "search")}
     assert_not_told_apart(lambda change: replace(base, **change).scored_by(rows), grids)
     others = {"made_of": {"made_of": changes["made_of"]}}
     assert_told_apart(lambda change: replace(base, **change).scored_by(rows), others)

@@ -8,13 +8,13 @@ from tests.tools.count import code_lines, inner_arrows, totals
 
 # Today's totals. Lower one whenever it falls. Raising one is a decision: CONTRIBUTING lists each, with its reason.
 CEILING = {
-    "lines of the package": 41_279,
+    "lines of the package": 41_251,
     "modules": 335,
-    "lines of the tests": 53_664,
-    "words of the docs": 75_300,
+    "lines of the tests": 53_592,
+    "words of the docs": 75_266,
     "commands": 24,
     "options": 161,
-    "keys of a recipe": 136,
+    "keys of a recipe": 135,
 }
 
 

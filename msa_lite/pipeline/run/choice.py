@@ -182,7 +182,6 @@ def _candidates(run: Run, load: Callable[[Values | None], Any], release: Callabl
             **merge_identity(run),
         },
         known=_known(run),
-        refine=run.recipe.select.refine,
         search=_search(run.recipe),
         release=release,
         remedies=remedies_of(run),

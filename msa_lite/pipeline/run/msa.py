@@ -104,8 +104,7 @@ def merge_arguments(recipe: Recipe) -> dict[str, Any]:
     folder = recipe.folder
     if recipe.has_choice:
         inputs = (load_manifest(folder / "sweep") or {"inputs": {}})["inputs"]
-        points = recorded_points(recipe), recipe.select.refine
-        if (inputs.get("candidates"), inputs.get("refine")) != points:
+        if inputs.get("candidates") != recorded_points(recipe):
             raise UsageError(f"{folder}: alpha and beta are not chosen yet; run the recipe, or give one value of each")
         strengths = Strengths.of(load_choice(folder / "sweep").values)
     else:

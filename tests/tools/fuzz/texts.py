@@ -44,7 +44,7 @@ RECIPE: dict[str, Any] = {
 }
 KEYS = (
     "history", "tokenizer", "verdict", "baseline", "stages", "model", "forgets", "template", "question", "system",
-    "exclude", "points", "refine", "score", "compat", "split", "data", "ideal", "0", "",
+    "exclude", "points", "score", "compat", "split", "data", "ideal", "0", "",
 )  # fmt: skip
 FRAGMENTS = (
     "a: &a [1,1]\nb: &b [*a,*a]\nc: &c [*b,*b]\n", "a: &a\n  b: *a\n", '!!int ""', "x: !!int ''", "x: !!float ''",
