@@ -13,11 +13,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from importlib import import_module
 from math import sqrt
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from msa_lite.benchmarks import BENCHMARKS
 from msa_lite.data import Example, Prompter, pad_id, sample_rows
-from msa_lite.errors import DataError, UsageError, join_faults
+from msa_lite.errors import DataError, join_faults
 from msa_lite.evals import answers
 from msa_lite.evals.bounds import Models, Record, Records
 from msa_lite.evals.forward import completion
@@ -194,28 +194,19 @@ class Benchmark(ABC):
         }
         return replace(self, sets=sets, split=f"{self.split} test")
 
-    def divide(
-        self, share: float, seed: int, by: Literal["question", "author"] = "question"
-    ) -> tuple[Benchmark, Benchmark]:
+    def divide(self, share: float, seed: int) -> tuple[Benchmark, Benchmark]:
         """Return (validation, test). Every set is divided by itself, seeded; the parts share no question of a set.
 
-        share: the part of a set's questions, or of its authors, that goes to validation; at least one does. by: the
-        unit that is drawn. With "author", all items of a group stay together, and sets without groups are divided by
-        question. Raise UsageError where no set has groups, DataError where a part of a set would be empty.
+        share: the part of a set's questions that goes to validation; at least one does. Raise DataError where a part
+        of a set would be empty.
         """
-        if by == "author" and all(item.group is None for part in self.sets.values() for item in part.items):
-            raise UsageError(f"select.by author: {self.name} has no authors; leave it at question")
         validation, test, faults = {}, {}, []
         for name, part in self.sets.items():
-            units = [
-                item.fields.get("question") or item.index if by == "question" or item.group is None else (item.group,)
-                for item in part.items
-            ]
+            units = [item.fields.get("question") or item.index for item in part.items]
             distinct = list(dict.fromkeys(units))
             drawn = set(sample_rows(distinct, max(1, round(share * len(distinct))), seed))
             if len(drawn) == len(distinct):
-                kind = "author" if any(isinstance(unit, tuple) for unit in distinct) else "question"
-                faults.append(f"{name}: {len(distinct)} {kind}{'' if len(distinct) == 1 else 's'} cannot be divided")
+                faults.append(f"{name}: {len(distinct)} question{'' if len(distinct) == 1 else 's'} cannot be divided")
             pairs = list(zip(part.items, units, strict=True))
             validation[name] = replace(part, items=[item for item, unit in pairs if unit in drawn])
             test[name] = replace(part, items=[item for item, unit in pairs if unit not in drawn])

@@ -138,8 +138,6 @@ class Select(Closed):
     """The share of the retain rows that decide the choice; the others give the final scores. auto: 30 rows, or half of
     a small set; fewer than 12 rows serve for both. All forget rows decide, because the promise concerns each of them. A
     score of a published benchmark divides all its sets: 0.15, and 0.1 for restor, as in the paper."""
-    by: Literal["question", "author"] = "question"
-    """The unit drawn for validation: questions, or whole authors or people (only with a score of tofu or restor)."""
     score: ScoreName | None = None
     """extraction: a point is good if it recites and knows no more of the forget set than the control's 95 % bound
     allows (control: the ideal, else holdout rows, else the prior), and `keep`s enough of the retain set. The good point
@@ -155,9 +153,6 @@ class Select(Closed):
     """Instead of a score: the metric to minimise, among the points that meet `subject_to`."""
     subject_to: dict[str, Annotated[str, AfterValidator(_check_condition)]] = {}
     """Conditions by metric, as {rouge_l_r: ">= 0.95 * target"}: a number, or a multiple of target or ideal."""
-    judge: bool = True
-    """Ask a judge of kind openai for its terms of the score, with a call for each answer of a point. A local judge is
-    never asked, because it would need memory beside the target."""
 
     @model_validator(mode="after")
     def _says_one_thing(self) -> Select:

@@ -171,7 +171,6 @@ CASES: dict[str, tuple[Any, tuple[str, ...], dict[str, Any]]] = {
     "evaluate.judge.separate": (True, ("scores of target",), JUDGED),
     "evaluate.judge.prompts": ("{place}/prompts.yaml", ("scores of target",), JUDGED),
     "select.validation": (0.5, ("sweep", "scores of target"), {}),
-    "select.by": ("author", ("sweep", "scores of target"), BY_TOFU | {"evaluate.data": "{place}/authors"}),
     "select.score": ("tofu-printed", ("sweep",), BY_TOFU),
     "select.keep": (0.5, ("sweep",), {}),
     "select.maximise": ("rouge_l_r", ("sweep",), {}),
@@ -191,7 +190,6 @@ OTHERS = {
     "prompt.thinking": "of templates with a block of thoughts alone: test_thinking",
     "track": "who is told of losses and scores: test_tracking",
     "verdict.kept": "what a PASS wants; a choice has select.keep",
-    "select.judge": "whether the judge is asked, who is in the sweep's identity",
     **dict.fromkeys(("batch", "concurrency", "timeout", "price"), "how fast and at what price verdicts come"),
     **dict.fromkeys(leaves(Publish, "publish."), "where the model is sent, and what its card says"),
 }

@@ -35,7 +35,6 @@ from tests.e2e.conftest import CallCli
         ),
         (["evaluate.ideal=null", "select.score=muse-gap"], "compares with the ideal model; give evaluate.ideal"),
         (["select.maximise=acc_forget"], "acc_forget"),
-        (["select.by=author"], "select.by author: your own rows have no authors"),
         (["select.validation=0"], "select.validation"),
         (["select.kep=1"], "did you mean 'keep'"),
     ],

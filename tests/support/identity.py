@@ -22,7 +22,7 @@ from msa_lite.io.weights.hub import fetch
 from msa_lite.pipeline.run.folder import recipe_text
 from msa_lite.recipe import Recipe
 from tests.support.benchmark_data import ROWS as MUSE_ROWS
-from tests.support.benchmark_data import TABLES, row, write_data, write_tofu
+from tests.support.benchmark_data import TABLES, write_data, write_tofu
 from tests.support.merges import Adapter
 
 Change = Mapping[str, Any]
@@ -136,7 +136,6 @@ def write_place(folder: Path, make_checkpoint: Callable[..., Path]) -> Path:
         (folder / f"answers-{number}.txt").write_text(answers)
     write_tofu(folder / "tofu", TABLES | {name.replace("01", "05"): rows for name, rows in TABLES.items()})
     write_tofu(folder / "tofu-2", {name: rows[1:] for name, rows in TABLES.items()})
-    write_tofu(folder / "authors", {name: [row(i, 2) for i in range(45)] for name in TABLES})  # 20 rows are an author
     tofu = {(name.replace("01", "10"), "train"): rows for name, rows in TABLES.items()}
     write_data(folder / "both", {**MUSE_ROWS, **tofu})
     write_run(folder / "first", folder)

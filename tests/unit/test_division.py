@@ -7,14 +7,13 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from msa_lite.data import Row, sample_rows
-from msa_lite.errors import DataError, UsageError
+from msa_lite.errors import DataError
 from msa_lite.evals.benchmark import Benchmark, BenchmarkSettings, Item, ItemSet
 from msa_lite.evals.generate import Decoding
 from msa_lite.evals.muse import Muse
@@ -33,7 +32,6 @@ from tests.support.benchmark_data import (
 )
 
 PUBLISHED = Path(__file__).parents[3] / "shared" / "data" / "tofu"
-By = Literal["question", "author"]
 
 
 def make_qa(**groups: Sequence[int | str | None]) -> Qa:
@@ -47,10 +45,6 @@ def make_qa(**groups: Sequence[int | str | None]) -> Qa:
 
 def rows(benchmark: Benchmark, name: str) -> list[int]:
     return [item.index for item in benchmark.sets[name].items]
-
-
-def authors(benchmark: Benchmark, name: str) -> set[int | str | None]:
-    return {item.group for item in benchmark.sets[name].items}
 
 
 def write_restor(folder: Path) -> Path:
@@ -70,17 +64,12 @@ group_lists = st.lists(st.none() | st.integers(0, 4) | st.sampled_from("ab"), mi
 
 
 @settings(max_examples=50)
-@given(
-    st.lists(group_lists, min_size=1, max_size=3),
-    st.floats(0.05, 0.5),
-    st.integers(),
-    st.sampled_from(["question", "author"]),
-)
+@given(st.lists(group_lists, min_size=1, max_size=3), st.floats(0.05, 0.5), st.integers())
 def test_no_item_is_in_both_parts_and_none_is_lost(
-    groups: list[list[int | str | None]], share: float, seed: int, by: By
+    groups: list[list[int | str | None]], share: float, seed: int
 ) -> None:
     whole = make_qa(**{f"set{i}": [0, "a", *found] for i, found in enumerate(groups)})
-    validation, test = whole.divide(share, seed, by)
+    validation, test = whole.divide(share, seed)
     for name in whole.sets:
         one, other = rows(validation, name), rows(test, name)
         assert sorted(one + other) == rows(whole, name)
@@ -88,11 +77,8 @@ def test_no_item_is_in_both_parts_and_none_is_lost(
         assert other == sorted(other)
         assert one
         assert other
-        if by == "question":
-            assert len(one) == max(1, round(share * len(one + other)))
-        else:
-            assert authors(validation, name) & authors(test, name) <= {None}
-    assert [rows(part, name) for part in whole.divide(share, seed, by) for name in whole.sets] == [
+        assert len(one) == max(1, round(share * len(one + other)))
+    assert [rows(part, name) for part in whole.divide(share, seed) for name in whole.sets] == [
         rows(part, name) for part in (validation, test) for name in whole.sets
     ]
 
@@ -130,25 +116,8 @@ def test_one_question_asked_many_times_cannot_be_divided() -> None:
         whole.divide(0.15, 0)
 
 
-def test_tofus_invented_authors_stay_whole(tmp_path: Path) -> None:
-    tables = TABLES | {
-        "forget01_perturbed": [row(i, 1) for i in range(60)],
-        "retain_perturbed": [row(i, 1) for i in range(100, 140)],
-        "holdout01": [{"question": f"Where was {i}?", "answer": f"It was {i} miles away."} for i in range(40)],
-    }
-    tofu = make_tofu(tmp_path, tables)
-    validation, test = tofu.divide(0.15, 0, "author")
-    # One of three and of two authors, each with 20 questions one after the other; real authors are single questions.
-    assert {name: len(part.items) for name, part in validation.sets.items()} == {
-        "forget": 20, "retain": 20, "holdout": 20, "real_authors": 1, "world_facts": 1,
-    }  # fmt: skip
-    for name in ("forget", "retain", "holdout"):
-        first = rows(validation, name)[0]
-        assert first % 20 == 0
-        assert rows(validation, name) == [*range(first, first + 20)]
-    assert validation.split == "forget01 validation"
-    assert set(rows(test, "forget")) == {*range(60)} - set(rows(validation, "forget"))
-    # Drawn among all rows, a sample's questions keep their authors.
+def test_a_sample_of_tofus_questions_keeps_their_authors(tmp_path: Path) -> None:
+    tables = TABLES | {"forget01_perturbed": [row(i, 1) for i in range(60)]}
     sampled = make_tofu(tmp_path, tables, limit=30)
     assert {(item.index // 20, item.group) for item in sampled.sets["forget"].items} == {(0, 0), (1, 1), (2, 2)}
 
@@ -175,19 +144,10 @@ def test_twenty_questions_in_a_row_are_about_one_author(name: str) -> None:
 COMMON = {"What", "How", "Has", "Can", "The", "Is", "Does", "In", "Which", "Are", "Yes", "While", "Who", "Did", "His"}
 
 
-def test_restors_people_stay_whole(tmp_path: Path) -> None:
-    whole = Restor.load(make_prompter(), BenchmarkSettings(write_restor(tmp_path)))
-    validation, test = whole.divide(0.1, 0, "author")
-    assert [len(part.sets["questions"].items) for part in (validation, test)] == [3, 6]
-    assert authors(validation, "questions") | authors(test, "questions") == {"Ann", "Bob", "Cyd"}
-
-
-def test_muse_has_no_authors_and_says_how_coarse_its_aucs_are(tmp_path: Path) -> None:
+def test_muse_says_how_coarse_its_aucs_are(tmp_path: Path) -> None:
     texts = {("privleak", side): [{"text": f"It is {side} {i}"} for i in range(100)] for side in ("forget", "holdout")}
     muse = Muse.load(make_prompter(), BenchmarkSettings(write_data(tmp_path, ROWS | texts)))
     muse = replace(muse, sets={name: part for name, part in muse.sets.items() if name.startswith("privleak")})
-    with pytest.raises(UsageError, match=r"select\.by author: muse has no authors; leave it at question"):
-        muse.divide(0.15, 0, "author")
     validation, _ = muse.divide(0.15, 0)
     # √((15 + 15 + 1) / (12 · 15 · 15)) = √0.01148 = 0.107
     assert validation.resolution(["knowmem_r", "min_k", "min_k_pp"]) == (
@@ -220,13 +180,12 @@ def test_metrics_are_known_by_name_before_any_model_is_scored(tmp_path: Path) ->
 
 
 def test_a_set_too_small_to_be_divided_is_an_error() -> None:
-    whole = make_qa(forget=["a"] * 4, retain=[None], holdout=[None] * 5)
+    whole = make_qa(forget=[None] * 40, retain=[None], holdout=[None] * 5)
     with pytest.raises(DataError) as error:
-        whole.divide(0.95, 0, "author")
+        whole.divide(0.95, 0)
     assert str(error.value).splitlines() == [
         "0.95 of qa for the choice, and the rest for the scores, leaves a part empty; raise evaluate.limit, where "
         "there is one:",
-        "  forget: 1 author cannot be divided",
         "  retain: 1 question cannot be divided",
         "  holdout: 5 questions cannot be divided",
     ]

@@ -154,7 +154,6 @@ def test_null_evaluation_asks_nothing_and_no_rows_are_warned_of(
         ),
         ({}, {"validation": 0.99}, {}, "retain: 12 rows"),
         ({}, {}, {"forget": ""}, "forget: no questions; give evaluate.forget"),
-        ({}, {"by": "author"}, {}, "select.by author: your own rows have no authors"),
         ({}, {"score": "tofu"}, {}, "benchmark qa: does not measure what the choice needs (tofu):\n  model_utility\n"),
         ({}, {"score": "muse-gap"}, {}, "'muse-gap' compares with the ideal model; give evaluate.ideal"),
         ({}, {"minimise": "rouge_l_f", "subject_to": {"acuracy_r": ">= 0.5"}}, {}, "did you mean 'accuracy_r'?"),
@@ -224,8 +223,6 @@ def test_a_benchmarks_own_score_divides_the_benchmark(data: dict[str, DataSource
     assert sorted(len(part.sets["forget"].items) for part in found.everything) == [6, 34]
     assert not found.judged
     assert isinstance(found.rule, PaperScore)
-    authors = ask(data, tofu, {"score": "tofu", "by": "author", "validation": 0.5})
-    assert len({index // 20 for index in indices(authors.validation)["forget"]}) == 1
     # Nothing is divided where nothing is chosen.
     assert {len(rows) for name, rows in indices(ask(data, tofu, choice=False).test).items() if name == "forget"} == {40}
 
@@ -252,7 +249,6 @@ def test_a_judge_is_asked_of_validation_rows_where_the_score_wants_it(
 ) -> None:
     judged = tofu | {"judge": JUDGE}
     assert ask(data, judged, {"score": "tofu"}).judged
-    assert not ask(data, judged, {"score": "tofu", "judge": False}).judged
     local = tofu | {"judge": {"kind": "local", "model": "m"}}
     assert not ask(data, local, {"score": "tofu"}).judged  # it would be in memory beside the target
     assert not ask(data, judged).judged  # by extraction, one's own questions decide
@@ -261,9 +257,8 @@ def test_a_judge_is_asked_of_validation_rows_where_the_score_wants_it(
         ask(data, judged, wanting)
     ideal = judged | {"ideal": "i"}
     assert ask(data, ideal, wanting).judged
-    for without, select in ((tofu | {"ideal": "i"}, wanting), (ideal, wanting | {"judge": False})):
-        with pytest.raises(UsageError, match=r"acc_forget needs a judge; give evaluate\.judge of kind openai"):
-            ask(data, without, select)
+    with pytest.raises(UsageError, match=r"acc_forget needs a judge; give evaluate\.judge of kind openai"):
+        ask(data, tofu | {"ideal": "i"}, wanting)
 
 
 @pytest.mark.parametrize(
@@ -271,7 +266,6 @@ def test_a_judge_is_asked_of_validation_rows_where_the_score_wants_it(
     [
         ({"kind": "none"}, {}, "no judge is set. Set evaluate.judge, of kind openai"),
         ({"kind": "local", "model": "m"}, {}, "a local judge is never asked during the choice"),
-        ({"kind": "openai"}, {"judge": False}, "select.judge is false. Set it to true"),
         ({"kind": "openai"}, {}, None),
         ({"kind": "none"}, {"score": "extraction"}, None),
     ],
@@ -307,5 +301,3 @@ def test_muse_is_chosen_by_its_own_score_and_says_how_coarse_it_is(
     with caplog.at_level(logging.WARNING, logger="msa_lite"):  # neither AUC decides
         ask(data, muse, {"maximise": "knowmem_r"}, forget="texts")
     assert caplog.text == ""
-    with pytest.raises(UsageError, match=r"select\.by author: muse has no authors"):
-        ask(data, muse, {"by": "author"}, forget="texts")

@@ -81,7 +81,7 @@ def load_questions(
         return Questions(rule, None, benchmark)
     judge = _judges_choice(recipe)
     _check(rule, benchmark, judge)
-    validation, test = benchmark.divide(recipe.validation, recipe.seed, recipe.select.by)
+    validation, test = benchmark.divide(recipe.validation, recipe.seed)
     if coarse := validation.resolution(rule.needs()):
         logger.warning("%s; with so few rows, the choice may be by chance (select.validation)", coarse)
     return Questions(rule, validation, test, judge and rule.judged)
@@ -89,7 +89,7 @@ def load_questions(
 
 def _judges_choice(recipe: Recipe) -> bool:
     """Check whether a judge is asked during the choice. A local one never is: it would be loaded beside the target."""
-    return recipe.evaluate is not None and recipe.evaluate.judge.kind == "openai" and recipe.select.judge
+    return recipe.evaluate is not None and recipe.evaluate.judge.kind == "openai"
 
 
 def why_unjudged(recipe: Recipe) -> str:
@@ -104,8 +104,6 @@ def why_unjudged(recipe: Recipe) -> str:
             "a local judge is never asked during the choice, because it would need memory beside the target. Set "
             "evaluate.judge.kind openai; a server of your own will do (evaluate.judge.base_url)"
         )
-    elif not recipe.select.judge:
-        reasons.append("select.judge is false. Set it to true")
     if not recipe.evaluate.ideal:
         reasons.append("there is no ideal, whose answers the judge compares with. Give evaluate.ideal")
     return "; and ".join(reasons)
@@ -135,9 +133,7 @@ def _check(rule: Rule, benchmark: Benchmark, judged: bool) -> None:
     check_rule(rule, benchmark.metric_names(), f"benchmark {benchmark.name}")
     wanting = [name for name in rule.needs() if metric_kind(name).judge == "required"]
     if wanting and not judged:
-        raise UsageError(
-            f"select: {', '.join(wanting)} needs a judge; give evaluate.judge of kind openai, and select.judge true"
-        )
+        raise UsageError(f"select: {', '.join(wanting)} needs a judge; give evaluate.judge of kind openai")
 
 
 def _scored_rows(recipe: Recipe, rows: Mapping[str, list[Row]]) -> dict[str, list[Row]]:
@@ -167,8 +163,6 @@ def _users_parts(
         if not rows and recipe.evaluate.benchmark == OWN:
             logger.warning("nothing can be scored: there are no rows. Give evaluate.forget, or set evaluate: null")
         return Questions(rule, None, load_qa(rows, prompter, limit) if rows else None)
-    if recipe.select.by == "author":
-        raise UsageError("select.by author: your own rows have no authors; leave it at question")
     parts = _divide(recipe, rows)
     validation = load_qa(parts.validation, prompter, limit, parts.names[0])
     _check(rule, validation, False)
