@@ -168,10 +168,6 @@ class Lume(Benchmark):
         return metrics
 
     @classmethod
-    def mean_names(cls, set_name: str, score: str) -> list[str]:
-        return [] if set_name in _MEMBERS else super().mean_names(set_name, score)
-
-    @classmethod
     def fails(cls, record: Record) -> bool | None:
         return None if record.get("generated") is None else _is_recited(record)
 

@@ -13,8 +13,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-from msa_lite.choose.evidence import Metrics
-from msa_lite.choose.rules import Rank
+from msa_lite.choose.rules import Metrics, Rank
 from msa_lite.choose.search import StrengthSearch
 from msa_lite.choose.validation import Validation
 from msa_lite.errors import NotFiniteError

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from msa_lite.choose.candidates import TARGET, Candidates, SharedWork
-from msa_lite.choose.evidence import Metrics
-from msa_lite.choose.rules import Rank
+from msa_lite.choose.rules import Metrics, Rank
 from msa_lite.choose.search import gentleness
 from msa_lite.choose.validation import WHOLE, Validation
 from msa_lite.errors import StageError, join_faults

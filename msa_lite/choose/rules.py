@@ -1,7 +1,6 @@
 """Rank candidates (strengths of vectors, epochs of a baseline) by a rule; the highest rank is chosen.
 
-A rule ranks the metrics of one candidate beside those of the target, and of the ideal if there is one. Rules are pure
-functions of reports: nothing here runs a model.
+A rule ranks the scores of one candidate beside the target's. Rules are pure functions: nothing here runs a model.
 """
 
 from __future__ import annotations
@@ -10,17 +9,18 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import harmonic_mean
 from typing import Any, Literal
 
 from msa_lite.benchmarks import paper_scores
-from msa_lite.choose.evidence import FAR, Evidence, Metrics, surely_misses
-from msa_lite.conditions import parse_condition
 from msa_lite.errors import DataError, UsageError, join_faults, nearest
+from msa_lite.evals.outcome import Standing
 from msa_lite.report.choice import EXTRACTION, LEAVES_OUT
 from msa_lite.report.metrics import metric_kind
 from msa_lite.report.verdict import MARGINS, Margins, is_forgotten
 
-NO_EVIDENCE = Evidence()
+Metrics = Mapping[str, float | None]
+"""Values of metrics by name; None where a metric cannot be given."""
 Aim = Literal["stronger", "gentler", "enough", "neither"]
 _NOT_SHOWN = "its bounds reach beyond the margins of a PASS"
 LOWEST = 1e-6  # the smallest factor of a paper's score, so that the other factors still order candidates with a zero
@@ -56,10 +56,11 @@ class Rule(ABC):
         """Return the metrics that the rule looks at."""
 
     @abstractmethod
-    def rank(self, metrics: Metrics, target: Metrics, evidence: Evidence = NO_EVIDENCE) -> Rank:
+    def rank(self, metrics: Metrics, target: Metrics, standing: Standing | None = None) -> Rank:
         """Rank a candidate by its metrics beside the target's, on the same rows.
 
-        Raise DataError if the target or the ideal has no value that all candidates are compared with.
+        standing: the place beside control and target, by the records of all; None for a rule that does not look at it.
+        Raise DataError if there is nothing that all candidates are compared with.
         """
 
     @abstractmethod
@@ -106,8 +107,7 @@ class LeastExtraction(Rule):
     """The margins of a PASS."""
     name = EXTRACTION
 
-    def rank(self, metrics: Metrics, target: Metrics, evidence: Evidence = NO_EVIDENCE) -> Rank:
-        standing = evidence.standing
+    def rank(self, metrics: Metrics, target: Metrics, standing: Standing | None = None) -> Rank:
         if standing is None:
             raise DataError(f"score {self.name}: there are no records of the forget set to compare by")
         lost, shown = standing.kept < self.keep - 1e-9, is_forgotten(standing.forgotten, self.margins)
@@ -152,7 +152,7 @@ class PaperScore(Rule):
         """Return the weight of each metric: of the factor m where positive, of 1 − m where negative."""
         return paper_scores()[self.score]
 
-    def rank(self, metrics: Metrics, target: Metrics, evidence: Evidence = NO_EVIDENCE) -> Rank:
+    def rank(self, metrics: Metrics, target: Metrics, standing: Standing | None = None) -> Rank:
         weights = {name: weight for name, weight in self.weights.items() if target.get(name) is not None}
         if not weights:
             raise DataError(f"score {self.name}: the target has none of {', '.join(self.weights)}")
@@ -211,117 +211,8 @@ def paper_score(metrics: Metrics, weights: Mapping[str, int], printed: bool = Fa
     return math.exp(math.exp(logs) / 8) if printed else math.exp(logs / sum(map(abs, weights.values())))
 
 
-@dataclass(frozen=True)
-class Condition:
-    """A bound on a metric: at least, or at most, a number, or that many times the value of the target or the ideal."""
-
-    metric: str
-    at_least: bool
-    factor: float
-    of: str | None = None
-    """The model whose value is multiplied: target or ideal; None if the factor itself is the bound."""
-
-    @classmethod
-    def parse(cls, metric: str, text: str) -> Condition:
-        """Parse ">= 0.95 * target", "<= 0.4" or "<= 1.1 * ideal". Raise UsageError for anything else."""
-        try:
-            return cls(metric, *parse_condition(text))
-        except ValueError as error:
-            raise UsageError(f"subject_to.{metric}: {text!r} {error}") from None
-
-    def __str__(self) -> str:
-        return f"{'>=' if self.at_least else '<='} {self.factor:g}{f' * {self.of}' if self.of else ''}"
-
-    def bound(self, target: Metrics, ideal: Metrics | None) -> float:
-        """Return the bound as a number. Raise DataError if the model that it refers to lacks the metric."""
-        if self.of is None:
-            return self.factor
-        value = (target if self.of == "target" else ideal or {}).get(self.metric)
-        if value is None:
-            raise DataError(f"subject_to.{self.metric}: '{self}' says nothing, as the {self.of} has no such metric")
-        return self.factor * value
-
-    def shortfall(self, metrics: Metrics, target: Metrics, evidence: Evidence = NO_EVIDENCE) -> float:
-        """Return how far a candidate is from meeting the condition, in parts of the bound (of 1 if that is 0).
-
-        0 if it meets the condition, 1 if it has no such metric. A billionth of the bound is forgiven, as rounding;
-        beside the target, up to a tenth of it if that may be noise of the rows (`surely_misses`).
-        """
-        bound, value = self.bound(target, evidence.ideal), metrics.get(self.metric)
-        if value is None:
-            return 1.0
-        gap = (bound - value if self.at_least else value - bound) / (abs(bound) or 1.0)
-        pairs = evidence.pairs.get(self.metric, ()) if self.of == "target" else ()
-        if len(pairs) > 1 and gap <= FAR and not surely_misses(pairs, self.factor, self.at_least):
-            return 0.0
-        return gap if gap > 1e-9 else 0.0
-
-    def miss(self, metrics: Metrics, target: Metrics, ideal: Metrics | None) -> str:
-        """Say what a candidate has, and what the condition wants."""
-        value = metrics.get(self.metric)
-        actual = "is missing" if value is None else f"is {value:.3f}"
-        side, bound = "at least" if self.at_least else "at most", self.bound(target, ideal)
-        return f"{self.metric} {actual}, {side} {bound:.3f} wanted"
-
-
-@dataclass(frozen=True)
-class Constrained(Rule):
-    """Rank by the highest, or lowest, value of a metric among the candidates that meet all conditions.
-
-    The value of a rank is the metric, negated if the lowest is best. A candidate that misses a condition, or lacks the
-    metric, ranks by −Σ `Condition.shortfall`, less 1 if it lacks the metric: the nearest is best.
-    """
-
-    metric: str
-    highest: bool
-    conditions: Sequence[Condition] = ()
-
-    @property
-    def name(self) -> str:
-        return f"{'maximise' if self.highest else 'minimise'} {self.metric}"
-
-    @property
-    def needs_ideal(self) -> bool:
-        return any(condition.of == "ideal" for condition in self.conditions) or super().needs_ideal
-
-    def rank(self, metrics: Metrics, target: Metrics, evidence: Evidence = NO_EVIDENCE) -> Rank:
-        shortfalls = {condition: condition.shortfall(metrics, target, evidence) for condition in self.conditions}
-        value = metrics.get(self.metric)
-        notes = [condition.miss(metrics, target, evidence.ideal) for condition, gap in shortfalls.items() if gap]
-        if value is None or notes:
-            notes += [f"{self.metric} is missing"] * (value is None)
-            return Rank(False, -sum(shortfalls.values()) - (value is None), note="; ".join(notes))
-        return Rank(True, value if self.highest else -value)
-
-    def terms(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys([self.metric, *(condition.metric for condition in self.conditions)]))
-
-    def describe(self) -> Any:
-        conditions = {condition.metric: str(condition) for condition in self.conditions}
-        return {"maximise" if self.highest else "minimise": self.metric, "subject_to": conditions}
-
-    def unmet(self, best: Rank) -> str:
-        conditions = ", ".join(f"{condition.metric} {condition}" for condition in self.conditions)
-        return (
-            f"no candidate meets the conditions ({conditions}), so the nearest was chosen; try others, or a finer grid"
-        )
-
-
-def make_rule(
-    score: str | None,
-    keep: float,
-    maximise: str | None,
-    minimise: str | None,
-    subject_to: Mapping[str, str],
-    margins: Margins = MARGINS,
-) -> Rule:
-    """Make the rule of a recipe's `select`: a metric to be highest or lowest, or a score, by default extraction.
-
-    Raise UsageError for an unknown score, and for a text that is no condition.
-    """
-    if metric := maximise or minimise:
-        conditions = tuple(Condition.parse(name, text) for name, text in subject_to.items())
-        return Constrained(metric, maximise is not None, conditions)
+def make_rule(score: str | None, keep: float, margins: Margins = MARGINS) -> Rule:
+    """Make the rule of a recipe's `select`, by default extraction. Raise UsageError for an unknown score."""
     if score in (None, LeastExtraction.name):
         return LeastExtraction(keep, margins)
     if score not in (scores := paper_scores()):
@@ -341,3 +232,20 @@ def check_rule(rule: Rule, available: Collection[str], where: str) -> None:
             join_faults(f"{where}: does not measure what the choice needs ({rule.name}):", lacking)
             + f"\n  there are {', '.join(available)}"
         )
+
+
+def why_broken(metrics: Metrics, target: Metrics, vital: Collection[str] = ()) -> str | None:
+    """Return why a candidate is unusable (it lost all retain performance), or None.
+
+    Unusable means: the harmonic mean of its shares of the target's probability and ROUGE-L on the retain set rounds to
+    0.00, or a metric that the benchmark calls `vital` is 0 and the target's is not.
+    """
+    known = {name: value for name in ("probability_r", "rouge_l_r") if (value := target.get(name))}
+    shares = [(metrics.get(name) or 0.0) / value for name, value in known.items()]
+    left = harmonic_mean(shares) if shares else 1.0
+    if round(left, 2) == 0:
+        return f"{left:.2g} is left of the target's probability_r and rouge_l_r"
+    for name in vital:
+        if (value := target.get(name)) and not metrics.get(name):
+            return f"{name} is 0, the target's {value:.2g}"
+    return None

@@ -10,8 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from msa_lite.choose.evidence import Evidence, Metrics, read_pairs, why_broken
-from msa_lite.choose.rules import LeastExtraction, Rank, Rule
+from msa_lite.choose.rules import LeastExtraction, Rank, Rule, why_broken
 from msa_lite.data import Row, sample_rows, split_rows
 from msa_lite.errors import DataError, NotFiniteError
 from msa_lite.evals.benchmark import Benchmark, Record
@@ -22,7 +21,7 @@ from msa_lite.evals.outcome import Standing, stand, yardstick_of_rows
 from msa_lite.evals.records import read_records, run_items, write_records
 from msa_lite.report import Report, load_report, write_report
 from msa_lite.report.choice import WHOLE
-from msa_lite.report.metrics import HOLDOUT, MEMBERSHIP, metric_kind
+from msa_lite.report.metrics import MEMBERSHIP, metric_kind
 from msa_lite.report.reports import REPORT_FILE
 
 logger = logging.getLogger(__name__)
@@ -135,19 +134,14 @@ class Validation:
     @property
     def _sets(self) -> list[str]:
         """The sets that candidates are scored on: all, but "holdout" only where the rule looks at it."""
-        with_holdout = any(metric_kind(name).group in (HOLDOUT, MEMBERSHIP) for name in self.rule.needs())
+        with_holdout = any(metric_kind(name).group == MEMBERSHIP for name in self.rule.needs())
         return [name for name in self.benchmark.sets if name != "holdout" or with_holdout]
-
-    @property
-    def ideal_metrics(self) -> Metrics | None:
-        """The ideal's scores on these rows."""
-        return load_report(self.ideal).values() if self.ideal else None
 
     def rank(self, folder: Path, target_folder: Path) -> Rank | str:
         """Return the rank of a candidate beside the target, or the reason why it is broken.
 
-        Both folders hold a report, and records where the rule compares row by row. Raise DataError where the target or
-        the ideal lacks a value that candidates are held against.
+        Both folders hold a report, and records where the rule looks at them. Raise DataError where the target or the
+        control lacks a value that candidates are held against.
         """
         report, target = load_report(folder), load_report(target_folder).values()
         metrics = report.values()
@@ -157,9 +151,7 @@ class Validation:
         standing = self._standing(folder, target_folder) if isinstance(self.rule, LeastExtraction) else None
         if isinstance(standing, str):
             raise DataError(standing)
-        pairs = read_pairs(type(self.benchmark), folder, target_folder, target)
-        evidence = Evidence(self.ideal_metrics, standing, pairs)
-        return self.rule.rank(metrics, target, evidence)
+        return self.rule.rank(metrics, target, standing)
 
     def _standing(self, folder: Path, target_folder: Path) -> Standing | str:
         """Return the place of a candidate beside control and target, by their records of these rows."""

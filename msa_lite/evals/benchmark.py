@@ -250,12 +250,6 @@ class Benchmark(ABC):
         """Return the aggregates. Without records of the ideal, metrics that need it are None with the reason."""
 
     @classmethod
-    def mean_names(cls, set_name: str, score: str) -> list[str]:
-        """Return the possible names of the metric that is the mean of a score over a set's records."""
-        name = f"{score}_{set_name[0]}"
-        return [name, score] if set_name == "forget" else [name]
-
-    @classmethod
     def places(cls, records: Records, side: str) -> list[tuple[str, int]]:
         """Return (set, position) of the records about what is to be forgotten, or kept ("forget", "retain")."""
         return [(side, at) for at in range(len(records.get(side, ())))]

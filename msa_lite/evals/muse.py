@@ -163,12 +163,6 @@ class Muse(Benchmark):
         }
 
     @classmethod
-    def mean_names(cls, set_name: str, score: str) -> list[str]:
-        if set_name.startswith("knowmem"):
-            return [f"knowmem_{set_name.removeprefix('knowmem_')[0]}"] if score == "rouge_l_f1" else []
-        return super().mean_names(set_name, score)
-
-    @classmethod
     def places(cls, records: Records, side: str) -> list[tuple[str, int]]:
         return super().places(records, f"knowmem_{side}")
 

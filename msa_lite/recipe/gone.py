@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+_SCORES = "the rules are extraction and the paper's scores: select.score"
 GONE = {
     "evaluate.engine": "transformers scores everything; leave it out",
     "merge.forecast": "the attack quantise measures what it predicted: attack.attacks=[quantise]",
     "select.by": "the validation part is drawn by question; leave it out",
     "select.four_bit": "points are scored in the target's own precision; leave it out",
     "select.judge": "a judge of kind openai is asked; evaluate.judge.kind: none asks none",
+    "select.maximise": _SCORES,
+    "select.minimise": _SCORES,
     "select.refine": "name the points in a list, such as forget.alpha=[0.5, 0.75, 1.0]",
+    "select.subject_to": _SCORES,
     "select.under": "the attack quantise shows what rounding brings back: attack.attacks=[quantise]",
 }
 """The dotted key → its new form, for the refusal."""

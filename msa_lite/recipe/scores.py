@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable
 from typing import Annotated, Any, Literal
 
 from pydantic import (
-    AfterValidator,
     BeforeValidator,
     Discriminator,
     Field,
@@ -19,7 +18,6 @@ from pydantic import (
 from msa_lite.attack_names import ATTACKS
 from msa_lite.benchmarks import BENCHMARKS, OWN, paper_scores, published, splits_help
 from msa_lite.closed import Closed
-from msa_lite.conditions import parse_condition
 from msa_lite.errors import nearest
 from msa_lite.evidence_names import EVIDENCE
 from msa_lite.recipe.inputs import Data
@@ -119,11 +117,6 @@ class Evaluate(Closed):
         return self
 
 
-def _check_condition(text: str) -> str:
-    parse_condition(text)
-    return text
-
-
 Share = Annotated[
     Annotated[Literal["auto"], Tag("auto")] | Annotated[float, Field(gt=0, lt=1), Tag("one")],
     Discriminator(lambda value: "auto" if value == "auto" else "one"),
@@ -147,21 +140,6 @@ class Select(Closed):
     keep: float = Field(0.9, gt=0, le=1)
     """For extraction: the share of the target's knowledge of the retain set, above the level of unseen rows, that a
     point must keep."""
-    maximise: str | None = None
-    """Instead of a score: the metric to maximise, among the points that meet `subject_to`."""
-    minimise: str | None = None
-    """Instead of a score: the metric to minimise, among the points that meet `subject_to`."""
-    subject_to: dict[str, Annotated[str, AfterValidator(_check_condition)]] = {}
-    """Conditions by metric, as {rouge_l_r: ">= 0.95 * target"}: a number, or a multiple of target or ideal."""
-
-    @model_validator(mode="after")
-    def _says_one_thing(self) -> Select:
-        rules = [name for name in ("score", "maximise", "minimise") if getattr(self, name) is not None]
-        if len(rules) > 1:
-            raise ValueError(f"{' and '.join(rules)} cannot all decide; leave one")
-        if self.subject_to and rules not in (["maximise"], ["minimise"]):
-            raise ValueError("subject_to needs a metric to maximise or minimise beside it")
-        return self
 
 
 class VerdictKeys(Closed):

@@ -212,7 +212,7 @@ def _choice(outcome: Mapping[str, Any]) -> list[str]:
     for point in points:
         bold = "**" if point["values"] == chosen else ""
         cells = [_plain(value_text(point["values"].get(key, ""))) for key in keys]
-        score = shown_score(rule, point["score"], point["met"])
+        score = shown_score(point["score"], point["met"])
         cells.append("broken" if point["score"] is None else _UNMET if score is None else number(score))
         lines.append(f"| {' | '.join(f'{bold}{cell}{bold}' if cell else '' for cell in cells)} |")
     return [

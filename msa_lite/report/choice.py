@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +27,6 @@ EXTRACTION = "extraction"  # the name of the default rule
 WHOLE = "all"  # the name of a part that has all rows, where there are too few to divide
 LEAVES_OUT = "the choice leaves out"  # the beginning of a doubt on terms of a score that do not count
 SYMBOLS = {"alpha": "α", "beta": "β", "filter": "λ"}
-_MAXIMISE, _MINIMISE = "maximise ", "minimise "
 _NO_VALUES = ("score", "met", "note")
 _NOT_MET = "not met: misses the conditions of the choice, so it has no score"
 _MOST_NOTES = 8  # in the terminal; the other forms of the table have all
@@ -89,7 +87,7 @@ class Choice:
     """A finished choice: all candidates, the rule, and the reasons for doubt."""
 
     rule: str
-    """The rule's name: "extraction", "tofu", "minimise rouge_l_f"."""
+    """The rule's name: "extraction", "tofu"."""
     values: Values
     """The values of the candidate that was chosen: the strengths of a point, or an epoch."""
     candidates: Sequence[Candidate]
@@ -141,7 +139,7 @@ class Choice:
 
     def shown_score(self, candidate: Candidate) -> float | None:
         """Return the score to show; None where the candidate is broken or does not meet the conditions."""
-        return shown_score(self.rule, candidate.score, candidate.met)
+        return shown_score(candidate.score, candidate.met)
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -152,21 +150,14 @@ class Choice:
 def score_heading(rule: str) -> str:
     """Return the name of a rule's score, with the arrow of its direction.
 
-    The rule "extraction" ranks by what is kept, among the points that have forgotten. Rules that name a metric rank by
-    it, or by its negative.
+    The rule "extraction" ranks by what is kept, among the points that have forgotten.
     """
-    if rule.startswith(_MINIMISE):
-        return f"{rule.removeprefix(_MINIMISE)} ↓"
-    if rule.startswith(_MAXIMISE):
-        return f"{rule.removeprefix(_MAXIMISE)} ↑"
     return "kept ↑" if rule == EXTRACTION else f"score ({rule}) ↑"
 
 
-def shown_score(rule: str, score: float | None, met: bool = True) -> float | None:
+def shown_score(score: float | None, met: bool) -> float | None:
     """Return the number to show under `score_heading`; None where there is none."""
-    if score is None or not met:
-        return None
-    return -score + 0.0 if rule.startswith(_MINIMISE) else score
+    return score if met else None
 
 
 def load_choice(folder: Path) -> Choice:
@@ -215,15 +206,13 @@ def _load_candidate(folder: Path, line: Mapping[str, Any]) -> Candidate:
 def shown_metrics(choice: Choice) -> dict[str, int]:
     """Return the metrics that tables show, by name, with the largest number of items of each.
 
-    These are the main ones of the benchmark, and those that the rule's name holds. Metrics without any value are left
-    out.
+    These are the main ones of the benchmark. Metrics without any value are left out.
     """
     models = [choice.target, *(candidate.metrics for candidate in choice.candidates)]
     available = [name for metrics in models for name, metric in metrics.items() if metric.value is not None]
     entry = BENCHMARKS.get(choice.benchmark)
     main = (entry and entry.main_columns(available)) or available
-    named = re.findall(r"\w+", choice.rule)
-    names = dict.fromkeys(name for name in (*main, *named) if name in available)
+    names = dict.fromkeys(name for name in main if name in available)
     metrics = _metrics(choice)
     return {name: max(metric.n for metric in metrics[name]) for name in names}
 

@@ -106,7 +106,6 @@ def _score_map(choice: Choice, keys: Sequence[str], scores: Sequence[float], wor
     columns, rows = (_steps(choice.candidates, key) for key in keys)
     low = min(scores, default=0.0)
     span = max(scores, default=0.0) - low or 1.0
-    lower_is_better = choice.heading.endswith("↓")
 
     def paint(figure: Any) -> None:
         axes = figure.add_subplot()
@@ -118,7 +117,7 @@ def _score_map(choice: Choice, keys: Sequence[str], scores: Sequence[float], wor
                 axes.plot(*place, "x" if is_broken else "", color=MUTED, markersize=7)
             else:
                 share = (score - low) / span
-                _add_share(axes, place, 1 - share if lower_is_better else share, number(score), 280 / len(columns))
+                _add_share(axes, place, share, number(score), 280 / len(columns))
             if choice.is_chosen(candidate):
                 _add_cell(axes, place, fill=False, edgecolor=INK, linewidth=2.4, clip_on=False, zorder=5)
         _finish(axes, [tick(value) for value in columns], [tick(value) for value in rows])

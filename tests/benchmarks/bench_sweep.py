@@ -44,7 +44,7 @@ from typing import Any
 
 import numpy as np
 
-from msa_lite.choose.evidence import Metrics
+from msa_lite.choose.rules import Metrics
 from msa_lite.cli.output import quieten_libraries
 from msa_lite.data import DataSource, Template, load_rows
 from msa_lite.demo import make_groups

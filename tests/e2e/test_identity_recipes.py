@@ -173,9 +173,6 @@ CASES: dict[str, tuple[Any, tuple[str, ...], dict[str, Any]]] = {
     "select.validation": (0.5, ("sweep", "scores of target"), {}),
     "select.score": ("tofu-printed", ("sweep",), BY_TOFU),
     "select.keep": (0.5, ("sweep",), {}),
-    "select.maximise": ("rouge_l_r", ("sweep",), {}),
-    "select.minimise": ("rouge_l_f", ("sweep",), {}),
-    "select.subject_to": ({"rouge_l_r": ">= 0.5"}, ("sweep",), {"select.minimise": "rouge_l_f"}),
     "verdict.recited": (0.05, ("sweep",), {}),
     "verdict.left": (0.1, ("sweep",), {}),
     "seed": (

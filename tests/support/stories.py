@@ -270,7 +270,7 @@ def baseline() -> Story:
         method="npo",
         formula="θ_u: the target, trained further",
         strengths=settings[2] | {"kind": "KL"},
-        choice=replace(choice, candidates=epochs, values=settings[2], rule="minimise rouge_l_f"),
+        choice=replace(choice, candidates=epochs, values=settings[2], rule="tofu"),
         fits={f"learning_rate-{at}e-05": make_fit(20 + at) for at in range(6)},
         update=Update("adapter", Path("run/adapter"), {"modules": 14, "rank": 32, "truncation_loss": 2e-6}, (), ()),
         probe=None,

@@ -14,7 +14,7 @@ import pytest
 from msa_lite.choose import candidates as module
 from msa_lite.choose.candidates import TARGET, Candidates, Values
 from msa_lite.choose.choice import choose, load_choice
-from msa_lite.choose.rules import Condition, Constrained, LeastExtraction, PaperScore, Rule
+from msa_lite.choose.rules import LeastExtraction, PaperScore
 from msa_lite.choose.validation import BROKEN, Validation
 from msa_lite.data import Prompter, Template
 from msa_lite.errors import DataError, MsaError, NotFiniteError, StageError, UsageError
@@ -184,9 +184,9 @@ def test_scores_are_looked_at_by_another_rule_without_scoring_again(
 ) -> None:
     assert choose(candidates, questions, tmp_path / "sweep", "choosing").values == {"epoch": 3}
     nothing = without(candidates, *NAMES)
-    lowest = Constrained("rouge_l_f", highest=False)
-    choice = choose(nothing, replace(questions, rule=lowest), tmp_path / "sweep", "choosing")
-    assert (choice.values, choice.score) == ({"epoch": 4}, 0.0)
+    score = PaperScore("tofu")  # of its terms, these reports have the extraction strength alone
+    choice = choose(nothing, replace(questions, rule=score), tmp_path / "sweep", "choosing")
+    assert (choice.values, choice.score) == ({"epoch": 4}, 1.0)
     assert folders(tmp_path / "sweep") == {*NAMES}
     assert verify_folder(tmp_path / "sweep") == []
 
@@ -213,8 +213,7 @@ def test_after_a_stop_another_rule_and_grid_go_on_with_what_is_scored(
             without(candidates, "epoch-4", load=breaking({"epoch": 4}, error=StageError)), questions, out, "choosing"
         )
     rest = without(candidates, *NAMES[:-1], values=candidates.values[2:])
-    lowest = Constrained("rouge_l_f", highest=False)
-    assert choose(rest, replace(questions, rule=lowest), out, "choosing").values == {"epoch": 4}
+    assert choose(rest, replace(questions, rule=PaperScore("tofu")), out, "choosing").values == {"epoch": 4}
     assert folders(out) == {TARGET, "epoch-3", "epoch-4"}  # of the stopped grid none is left
 
 
@@ -276,23 +275,12 @@ def with_items(benchmark: Any, **counts: int) -> Any:
     return replace(benchmark, sets=sets)
 
 
-@pytest.mark.parametrize(
-    ("rule", "fault"),
-    [
-        (PaperScore("restor"), "score restor: the target has none of accuracy"),
-        (
-            Constrained("rouge_l_f", False, (Condition.parse("knowmem_r", ">= 0.95 * target"),)),
-            r"subject_to\.knowmem_r: .* the target has no such metric",
-        ),
-    ],
-    ids=["score", "condition"],
-)
 def test_what_the_target_lacks_is_told_before_any_candidate_is_scored(
-    rule: Rule, fault: str, candidates: Candidates, questions: Validation, tmp_path: Path
+    candidates: Candidates, questions: Validation, tmp_path: Path
 ) -> None:
     alone = without(candidates, *NAMES[1:])  # a candidate would be refused
-    with pytest.raises(DataError, match=fault):
-        choose(alone, replace(questions, rule=rule), tmp_path / "sweep", "choosing")
+    with pytest.raises(DataError, match="score restor: the target has none of accuracy"):
+        choose(alone, replace(questions, rule=PaperScore("restor")), tmp_path / "sweep", "choosing")
 
 
 def test_sets_of_few_rows_are_doubted_by_name(candidates: Candidates, questions: Validation, tmp_path: Path) -> None:
@@ -309,8 +297,8 @@ def test_how_coarse_an_auc_is_stands_among_the_doubts_of_a_choice_by_it(
         metrics = {**report.metrics, "min_k": replace(report.metrics["rouge_l_f"])}
         write_report(replace(report, metrics=metrics), candidates.known[name])
     tofu = replace(questions, benchmark=make_tofu(tmp_path / "tofu"))  # 4 questions to be forgotten, 3 nobody learnt
-    by_auc = replace(tofu, rule=Constrained("min_k", highest=False))
-    coarse = "min_k: measured on 4 × 3 pairs of texts, so that the AUC moves in steps of 1/12,"
+    by_auc = replace(tofu, rule=PaperScore("muse"))
+    coarse = "min_k, min_k_pp: measured on 4 × 3 pairs of texts, so that the AUC moves in steps of 1/12,"
     assert any(coarse in doubt for doubt in choose(candidates, by_auc, tmp_path / "by_auc", "choosing").doubts)
     assert not any("pairs" in doubt for doubt in choose(candidates, tofu, tmp_path / "other", "choosing").doubts)
 

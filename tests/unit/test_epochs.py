@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from msa_lite.choose.rules import Condition, Constrained
+from msa_lite.choose.rules import PaperScore
 from msa_lite.choose.validation import Validation
 from msa_lite.data import Prompter, Template
 from msa_lite.evals.qa import Qa
@@ -16,11 +16,9 @@ from msa_lite.report import Metric, Report, write_report
 from msa_lite.train import KeptEpochs, epoch_folder
 from tests.support.models import tiny_tokenizer
 
-MINIMISE = Constrained("rouge_l_f", highest=False)
-
 
 def report(forget: float, retain: float) -> Report:
-    metrics = {"rouge_l_f": Metric(forget, 4, None, False), "rouge_l_r": Metric(retain, 4, None, True)}
+    metrics = {"extraction_strength": Metric(forget, 4, None, False), "rouge_l_r": Metric(retain, 4, None, True)}
     return Report("qa", "validation", metrics)
 
 
@@ -33,13 +31,13 @@ def scored(scores: Path, *epochs: tuple[float, float]) -> Path:
     return scores
 
 
-def best(folder: Path, rule: Constrained = MINIMISE, first: int = 1) -> BestEpoch:
+def best(folder: Path, first: int = 1) -> BestEpoch:
     """What decides, beside a target that knows everything, whose scores go into a folder of their own."""
     target = folder / "target"
     target.mkdir()
     write_report(report(1.0, 1.0), target)
     questions = Qa("validation", {}, Prompter.build(tiny_tokenizer(), "plain", Template()))
-    return BestEpoch(Validation(questions, rule), target, first)
+    return BestEpoch(Validation(questions, PaperScore("tofu")), target, first)
 
 
 def test_a_broken_epoch_is_never_kept_and_ends_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,13 +49,6 @@ def test_a_broken_epoch_is_never_kept_and_ends_the_training(tmp_path: Path, monk
     assert told == []
     assert say(None, 3, scores) == KeptEpochs(frozenset([2]), go_on=False)
     assert told == ["epoch 3 is broken (0 is left of the target's probability_r and rouge_l_r); training ends there"]
-
-
-def test_what_meets_no_condition_is_kept_before_what_is_broken_and_meets_all(tmp_path: Path) -> None:
-    rule = Constrained("rouge_l_f", False, (Condition.parse("rouge_l_f", "<= 0.1"),))
-    assert best(tmp_path, rule)(None, 2, scored(tmp_path, (0.6, 0.9), (0.0, 0.0))) == KeptEpochs(
-        frozenset([1]), go_on=False
-    )
 
 
 def test_of_equal_epochs_the_first_is_kept(tmp_path: Path) -> None:

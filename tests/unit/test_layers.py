@@ -33,13 +33,12 @@ ARROWS = {
     "attack_names": set[str](),
     "benchmarks": set[str](),
     "closed": set[str](),
-    "conditions": set[str](),
     "evidence_names": set[str](),
     "counts": set[str](),
     "strengths": set[str](),
     "io": {"counts", "errors"},
     "recipe": {
-        "attack_names", "benchmarks", "closed", "conditions", "counts", "errors", "evidence_names", "io", "strengths",
+        "attack_names", "benchmarks", "closed", "counts", "errors", "evidence_names", "io", "strengths",
     },
     "data": {"errors", "io"},
     "report": {"attack_names", "benchmarks", "errors", "evidence_names", "io"},
@@ -54,7 +53,7 @@ ARROWS = {
     "evidence": {"data", "errors", "evals", "evidence_names", "io", "report"},
     "publish": {"errors", "io", "report"},
     "comparison": {"benchmarks", "errors", "evals", "evidence_names", "io", "report"},
-    "choose": {"benchmarks", "conditions", "data", "errors", "evals", "io", "report", "strengths"},
+    "choose": {"benchmarks", "data", "errors", "evals", "io", "report", "strengths"},
     "pipeline": {
         "attack_names", "attacks", "baselines", "benchmarks", "budget", "choose", "comparison", "data", "demo",
         "errors", "evals", "evidence", "io", "merger", "publish", "recipe", "record", "report", "strengths", "train",

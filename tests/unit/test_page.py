@@ -199,7 +199,7 @@ def test_a_baseline_that_varies_one_setting_is_drawn_as_a_line(pages: dict[str, 
     assert [label.split()[0] for label in labels if "chart" in label] == ["Dot", "Dot", "Line", "Scatter", "Line"]
     text = " ".join(_Outline(pages["baseline"]).text)
     assert "How the settings were chosen" in text
-    assert "rouge_l_f ↓" in text
+    assert "score (tofu) ↑" in text
     assert "The method is npo, a baseline." in text
     assert "Lost by truncation" in text
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from msa_lite.choose.evidence import Evidence
 from msa_lite.choose.rules import LeastExtraction, Rank
 from msa_lite.errors import DataError
 from msa_lite.evals.outcome import Standing, stand, yardstick_of_rows
@@ -63,7 +62,7 @@ def test_without_a_control_nothing_is_the_level_and_texts_have_scores_of_their_o
 def rank(inside: bool, kept: float, distance: float = 0.1, **changes: Any) -> Rank:
     above = [] if inside else ["9 of 40 are recited, at most 10% wanted"]
     standing = Standing(inside, above, kept, distance, make_forgotten(**changes))
-    return LeastExtraction(0.9).rank({}, {}, Evidence(standing=standing))
+    return LeastExtraction(0.9).rank({}, {}, standing)
 
 
 def test_of_points_inside_that_keep_enough_the_one_that_keeps_most_is_best_and_else_the_nearest() -> None:

@@ -15,7 +15,7 @@ from accelerate import PartialState
 from msa_lite.choose import validation as module
 from msa_lite.choose.candidates import TARGET, Candidates, Values
 from msa_lite.choose.choice import choose
-from msa_lite.choose.rules import Condition, Constrained, LeastExtraction, Rule
+from msa_lite.choose.rules import LeastExtraction, PaperScore, Rule
 from msa_lite.choose.validation import Validation
 from msa_lite.data import Prompter, Row, Template
 from msa_lite.evals import models
@@ -58,14 +58,8 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.mark.parametrize(
     ("rule", "asked"),
-    [
-        (LeastExtraction(0.95), SETS[:2]),
-        (Constrained("rouge_l_f", False), SETS[:2]),
-        (Constrained("rouge_l_h", True), SETS),
-        (Constrained("rouge_l_f", False, (Condition.parse("probability_h", ">= 0.9 * target"),)), SETS),
-        (Constrained("min_k", False), SETS),
-    ],
-    ids=["extraction", "forget", "holdout", "holdout condition", "auc"],
+    [(LeastExtraction(0.95), SETS[:2]), (PaperScore("tofu"), SETS[:2]), (PaperScore("muse"), SETS)],
+    ids=["extraction", "score", "score with an auc"],
 )
 def test_candidates_are_asked_holdout_rows_where_the_rule_goes_by_them(
     rule: Rule, asked: tuple[str, ...], validation: Validation, model: Any, ran: list[str], tmp_path: Path

@@ -8,13 +8,13 @@ from tests.tools.count import code_lines, inner_arrows, totals
 
 # Today's totals. Lower one whenever it falls. Raising one is a decision: CONTRIBUTING lists each, with its reason.
 CEILING = {
-    "lines of the package": 41_237,
-    "modules": 335,
-    "lines of the tests": 53_545,
-    "words of the docs": 75_178,
+    "lines of the package": 41_053,
+    "modules": 333,
+    "lines of the tests": 53_325,
+    "words of the docs": 75_045,
     "commands": 24,
     "options": 161,
-    "keys of a recipe": 133,
+    "keys of a recipe": 130,
 }
 
 

@@ -19,7 +19,6 @@ from msa_lite.evals.qa import load_qa
 from msa_lite.evals.suite import load_benchmark
 from msa_lite.pipeline.prepare.rows import count_repeated, divide_retain, each_once
 from msa_lite.recipe import SETS, Columns, Data, Recipe
-from msa_lite.report.metrics import metric_kind
 from msa_lite.report.verdict import Margins
 
 logger = logging.getLogger(__name__)
@@ -79,17 +78,12 @@ def load_questions(
         return Questions(rule, users.validation, test, undivided=benchmark)
     if choice is False:
         return Questions(rule, None, benchmark)
-    judge = _judges_choice(recipe)
-    _check(rule, benchmark, judge)
+    check_rule(rule, benchmark.metric_names(), f"benchmark {benchmark.name}")
     validation, test = benchmark.divide(recipe.validation, recipe.seed)
     if coarse := validation.resolution(rule.needs()):
         logger.warning("%s; with so few rows, the choice may be by chance (select.validation)", coarse)
-    return Questions(rule, validation, test, judge and rule.judged)
-
-
-def _judges_choice(recipe: Recipe) -> bool:
-    """Check whether a judge is asked during the choice. A local one never is: it would be loaded beside the target."""
-    return recipe.evaluate is not None and recipe.evaluate.judge.kind == "openai"
+    judged = settings.judge.kind == "openai" and rule.judged  # a local judge would be loaded beside the target
+    return Questions(rule, validation, test, judged)
 
 
 def why_unjudged(recipe: Recipe) -> str:
@@ -125,15 +119,7 @@ def _rule(recipe: Recipe, rows: Mapping[str, list[Row]]) -> Rule:
     if score is None and settings and "forget" not in rows:
         score = benchmark_class(settings.benchmark).default_score
     margins = Margins(**recipe.margins.model_dump())
-    return make_rule(score, select.keep, select.maximise, select.minimise, select.subject_to, margins)
-
-
-def _check(rule: Rule, benchmark: Benchmark, judged: bool) -> None:
-    """Raise UsageError where a rule needs a metric that the benchmark does not give, or that only a judge gives."""
-    check_rule(rule, benchmark.metric_names(), f"benchmark {benchmark.name}")
-    wanting = [name for name in rule.needs() if metric_kind(name).judge == "required"]
-    if wanting and not judged:
-        raise UsageError(f"select: {', '.join(wanting)} needs a judge; give evaluate.judge of kind openai")
+    return make_rule(score, select.keep, margins)
 
 
 def _scored_rows(recipe: Recipe, rows: Mapping[str, list[Row]]) -> dict[str, list[Row]]:
@@ -165,7 +151,7 @@ def _users_parts(
         return Questions(rule, None, load_qa(rows, prompter, limit) if rows else None)
     parts = _divide(recipe, rows)
     validation = load_qa(parts.validation, prompter, limit, parts.names[0])
-    _check(rule, validation, False)
+    check_rule(rule, validation.metric_names(), f"benchmark {validation.name}")
     return Questions(rule, validation, load_qa(parts.test, prompter, limit, parts.names[1]))
 
 

@@ -14,8 +14,7 @@ from typing import Any
 
 from msa_lite.choose.candidates import TARGET, Candidates, Values
 from msa_lite.choose.choice import choose, help_choose
-from msa_lite.choose.evidence import Metrics
-from msa_lite.choose.rules import Rank
+from msa_lite.choose.rules import Metrics, Rank
 from msa_lite.choose.search import StrengthSearch
 from msa_lite.choose.validation import Validation
 from msa_lite.io.console.progress import Progress
@@ -32,7 +31,7 @@ from msa_lite.pipeline.stages.asking import SEARCHED, choice_costs
 from msa_lite.pipeline.stages.stage import Stage
 from msa_lite.recipe import Recipe
 from msa_lite.report import REPORT_FILE
-from msa_lite.report.choice import Choice, load_choice, score_heading, shown_score
+from msa_lite.report.choice import Choice, load_choice, score_heading
 from msa_lite.strengths import Strengths
 from msa_lite.train import Line
 
@@ -127,8 +126,8 @@ def _rescore(run: Run, progress: Progress) -> list[str]:
     validation, place = validation_of(run), run.folder / "sweep"
     choice, scores = load_choice(place), scores_folder(run, "unlearned", "validation")
     rank = validation.rank(scores, place / TARGET)
-    in_memory = _scored(choice.rule, choice.score, choice.met)
-    after = f"broken ({rank})" if isinstance(rank, str) else _scored(choice.rule, rank.value, rank.met)
+    in_memory = _scored(choice.score, choice.met)
+    after = f"broken ({rank})" if isinstance(rank, str) else _scored(rank.value, rank.met)
     name = score_heading(choice.rule)[:-2]
     line = f"{name}, the chosen point in memory: {in_memory}; as merged model: {after}"
     if isinstance(rank, str) or abs(choice.score - rank.value) > _APART or rank.met != choice.met:
@@ -136,9 +135,8 @@ def _rescore(run: Run, progress: Progress) -> list[str]:
     return [f"{line[0].upper()}{line[1:]}.\n"]
 
 
-def _scored(rule: str, score: float, met: bool) -> str:
-    number = shown_score(rule, score, met)
-    return f"conditions not met, short by {-score:.4f}" if number is None else f"{number:.4f}"
+def _scored(score: float, met: bool) -> str:
+    return f"{score:.4f}" if met else f"conditions not met, short by {-score:.4f}"
 
 
 def _open_points(run: Run) -> tuple[Callable[[Values | None], Any], Callable[[], None]]:
