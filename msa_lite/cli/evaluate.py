@@ -21,7 +21,7 @@ _GROUPS = {
     "Questions of your own": ["--forget", "--retain", "--holdout", "--columns", "--max-new-tokens"],
     "Models": ["--ideal", "--tokenizer"],
     "Prompt": ["--prompt", "--system"],
-    "Judge": ["--judge", "--judge-model", "--judge-url", "--judge-separate", "--judge-prompts", "--judge-batch"],
+    "Judge": ["--judge", "--judge-model", "--judge-url", "--judge-prompts", "--judge-batch"],
     "Result": ["--out", "--dry-run"],
 }
 
@@ -52,7 +52,6 @@ _GROUPS = {
     help="local: a folder or repo[@revision]; openai: a name, gpt-4o if none is given.",
 )
 @click.option("--judge-url", help="Address of an OpenAI-compatible server. The key is OPENAI_API_KEY.")
-@click.option("--judge-separate", is_flag=True, help="Ask for acc_forget in a call of its own.")
 @click.option(
     "--judge-prompts", metavar="FILE", help="YAML with the wording of a publication, in the place of our own prompts."
 )
@@ -123,7 +122,6 @@ def evaluate_command(
         kind=options["judge"],
         model=options["judge_model"],
         base_url=options["judge_url"],
-        separate=options["judge_separate"],
         prompts=options["judge_prompts"],
         batch=options["judge_batch"],
     )

@@ -32,7 +32,7 @@ def judge_of(report: Report) -> tuple[Any, ...]:
     judge = report.settings.get("judge")
     if not isinstance(judge, Mapping):
         return ()
-    return tuple(judge.get(key) for key in ("model", "kind", "separate", "prompts"))
+    return tuple(judge.get(key) for key in ("model", "kind", "prompts"))
 
 
 def whole_split(split: str) -> str:

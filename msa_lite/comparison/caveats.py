@@ -116,12 +116,12 @@ def _about_judges(own: Sequence[Entry]) -> list[str]:
     labels_by_judge: dict[str, list[str]] = {}
     for entry in own:
         if judge := judge_of(entry.report):
-            labels_by_judge.setdefault(", ".join(_judge_words(*judge)), []).append(entry.label)
+            labels_by_judge.setdefault(_judge_words(*judge), []).append(entry.label)
     if len(labels_by_judge) < 2:
         return [f"judge {judge}" for judge in labels_by_judge]
     judges = "; ".join(f"{judge} ({', '.join(labels)})" for judge, labels in labels_by_judge.items())
     return [f"the judges differ, so judged values are not quite comparable: {judges}"]
 
 
-def _judge_words(model: object, kind: object, separate: object, prompts: object) -> list[str]:
-    return [f"{model} ({kind})", *(["acc_forget asked for apart"] if separate else []), f"prompts {prompts}"]
+def _judge_words(model: object, kind: object, prompts: object) -> str:
+    return f"{model} ({kind}), prompts {prompts}"

@@ -173,7 +173,7 @@ class Tofu(Benchmark):
         for name in ("forget", "retain"):
             for record, other in zip(records[name], ideal[name], strict=True):
                 if record.get("generated") is not None and other.get("generated") is not None:
-                    calls += _judge_calls(name, record, other["generated"], judge)
+                    calls.append(_judge_call(name, record, other["generated"], judge))
         return calls
 
 
@@ -214,8 +214,8 @@ def _forget_quality(ratios: Sequence[float | None], ideal: Sequence[float | None
     return make_metric("forget_quality", value, n, skipped=len(ratios) - n)
 
 
-def _judge_calls(set_name: str, record: Record, ideal_answer: str, judge: JudgeSettings) -> list[JudgeCall]:
-    """Return one call for all scores of a record; two where acc_forget has a call of its own."""
+def _judge_call(set_name: str, record: Record, ideal_answer: str, judge: JudgeSettings) -> JudgeCall:
+    """Return the call for all scores of a record."""
     question = Question(
         record["question"],
         record["generated"],
@@ -224,13 +224,10 @@ def _judge_calls(set_name: str, record: Record, ideal_answer: str, judge: JudgeS
         tuple(text for text in record["perturbed_answer"] if text.strip()),
         record["index"],
     )
-    keys = _JUDGED[set_name]
-    groups = [{name: keys[name]} for name in keys] if judge.separate else [keys]
-    calls = []
-    for group in groups:
-        ask, tags = tofu_ask(question, not (judge.separate and "acc_forget" in group), judge.wording)
-        winners = {**dict(zip(ask.letters, tags, strict=True)), "Z": None}
-        scores = {letter: {name: score(tags) for name, score in group.items()} for letter, tags in winners.items()}
-        merged = any({"truth", "ideal"} <= tag for tag in tags)
-        calls.append(JudgeCall(set_name, record["index"], ask, {k: v | {"merged": merged} for k, v in scores.items()}))
-    return calls
+    ask, tags = tofu_ask(question, judge.wording)
+    merged = any({"truth", "ideal"} <= tag for tag in tags)
+    scores = {
+        letter: {name: score(winner) for name, score in _JUDGED[set_name].items()} | {"merged": merged}
+        for letter, winner in {**dict(zip(ask.letters, tags, strict=True)), "Z": None}.items()
+    }
+    return JudgeCall(set_name, record["index"], ask, scores)

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 _SCORES = "the rules are extraction and the paper's scores: select.score"
 GONE = {
+    **dict.fromkeys(
+        [f"{place}.separate" for place in ("attack.prompt.judge", "evaluate.judge", "evidence.judge")],
+        "acc_forget is scored from the same call as acc_recover; leave it out",
+    ),
     "evaluate.engine": "transformers scores everything; leave it out",
     "merge.forecast": "the attack quantise measures what it predicted: attack.attacks=[quantise]",
     "select.by": "the validation part is drawn by question; leave it out",

@@ -58,10 +58,8 @@ class JudgeKeys(Closed):
     """openai: a model of the server, gpt-4o by default; local: a folder or repo[@revision]."""
     base_url: str | None = None
     """The server's address. Default: OPENAI_BASE_URL, or OpenAI itself."""
-    separate: bool = False
-    """Ask for acc_forget in a separate call, in which the ideal's answer is no candidate."""
     prompts: str | None = None
-    """A YAML file with the wording of a publication: templates of tofu, acc_forget and restor. Default: our own."""
+    """A YAML file with the wording of a publication: templates of tofu and restor. Default: our own."""
     batch: bool = False
     """Send calls through OpenAI's Batch API: half the price, up to 24 hours."""
     concurrency: int = Field(8, ge=1, le=1000)
@@ -215,8 +213,8 @@ class EvidenceKeys(Closed):
     @field_validator("judge")
     @classmethod
     def _sorts(cls, judge: JudgeKeys) -> JudgeKeys:
-        if names := [name for name in ("separate", "prompts") if getattr(judge, name)]:
-            raise ValueError(f"{' and '.join(names)}: for scores alone; leave it out here")
+        if judge.prompts:
+            raise ValueError("prompts: for scores alone; leave it out here")
         return judge
 
 
@@ -248,8 +246,8 @@ class PromptKeys(Closed):
     @field_validator("judge")
     @classmethod
     def _rewords(cls, judge: JudgeKeys) -> JudgeKeys:
-        if names := [name for name in ("separate", "prompts") if getattr(judge, name)]:
-            raise ValueError(f"{' and '.join(names)}: for scores alone; leave it out here")
+        if judge.prompts:
+            raise ValueError("prompts: for scores alone; leave it out here")
         return judge
 
 

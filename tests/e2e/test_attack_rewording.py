@@ -152,8 +152,8 @@ def test_a_model_that_rewords_nothing_is_no_success(
 def test_what_forbids_rewordings_is_told_before_any_work(
     copy: Path, server: JudgeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(UsageError, match="separate: for scores alone"):
-        msa_lite.attack(copy, ["prompt"], overrides=[*keys(server), "attack.prompt.judge.separate=true"])
+    with pytest.raises(UsageError, match="prompts: for scores alone"):
+        msa_lite.attack(copy, ["prompt"], overrides=[*keys(server), "attack.prompt.judge.prompts=a.yaml"])
     monkeypatch.delenv("OPENAI_API_KEY")
     with pytest.raises(UsageError, match="OPENAI_API_KEY"):
         msa_lite.attack(copy, ["prompt"], overrides=keys(server))

@@ -168,7 +168,6 @@ CASES: dict[str, tuple[Any, tuple[str, ...], dict[str, Any]]] = {
     "evaluate.judge.kind": ("openai", ("scores of target",), TOFU),
     "evaluate.judge.model": ("another", ("scores of target",), JUDGED),
     "evaluate.judge.base_url": ("http://localhost:2/v1", ("scores of target",), JUDGED),
-    "evaluate.judge.separate": (True, ("scores of target",), JUDGED),
     "evaluate.judge.prompts": ("{place}/prompts.yaml", ("scores of target",), JUDGED),
     "select.validation": (0.5, ("sweep", "scores of target"), {}),
     "select.score": ("tofu-printed", ("sweep",), BY_TOFU),

@@ -66,7 +66,7 @@ def write_shares(folder: Path, forget: float, retain: float | None = None, unsee
 
 LOWER = {"extraction_strength", "rouge_l_f", "truth_ratio_f", "min_k"}
 WITHOUT = {"privleak", "rouge_l_h"}
-JUDGE = {"kind": "openai", "model": "gpt-4o", "base_url": None, "separate": False, "prompts": "0123"}
+JUDGE = {"kind": "openai", "model": "gpt-4o", "base_url": None, "prompts": "0123"}
 
 
 def make_report(

@@ -113,7 +113,7 @@ def test_a_judge_is_known_by_all_that_decides_its_verdicts(make_checkpoint: Make
     prompts = tmp_path / "prompts.yaml"
     prompts.write_text("restor: {system: Is it right}")
     base = JudgeSettings("openai", "a", "http://localhost:1/v1")
-    changes = {"kind": "none", "model": "b", "base_url": "http://localhost:2/v1", "separate": True}
+    changes = {"kind": "none", "model": "b", "base_url": "http://localhost:2/v1"}
     changes["prompts"] = str(prompts)
     others = {"batch": True, "concurrency": 1, "timeout": 1.0, "price": (1.0, 2.0)}
     assert_all_named(JudgeSettings, changes, others)

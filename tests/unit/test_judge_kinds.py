@@ -30,17 +30,16 @@ def test_no_judge_for_none_and_what_is_recorded_of_others(monkeypatch: pytest.Mo
     assert JudgeSettings(concurrency=3).describe() == {"kind": "none"}
     monkeypatch.setenv("OPENAI_BASE_URL", URL + "/")
     described = JudgeSettings("openai").describe()
-    assert {key: described[key] for key in ("kind", "model", "base_url", "separate")} == {
+    assert {key: described[key] for key in ("kind", "model", "base_url")} == {
         "kind": "openai",
         "model": "gpt-4o",
         "base_url": URL,
-        "separate": False,
     }
     assert JudgeSettings("openai", concurrency=1, timeout=1, batch=True, price=(1, 1)).describe() == described
 
 
 WITHOUT_KIND: list[dict[str, Any]] = [
-    {"model": "x"}, {"base_url": "http://localhost/v1"}, {"separate": True}, {"batch": True},
+    {"model": "x"}, {"base_url": "http://localhost/v1"}, {"batch": True},
 ]  # fmt: skip
 
 

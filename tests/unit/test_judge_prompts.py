@@ -45,13 +45,6 @@ def test_the_order_is_the_seeds_and_varies_with_it() -> None:
     assert places == set(range(7))
 
 
-def test_the_ideal_can_be_left_out() -> None:
-    ask, tags = tofu_ask(question(), with_ideal=False)
-    assert ask.letters == "ABCDEF"
-    assert "Prague" not in ask.user
-    assert not any("ideal" in tag for tag in tags)
-
-
 @pytest.mark.parametrize(
     ("changes", "count", "merged"),
     [

@@ -28,11 +28,6 @@ def test_only_the_templates_of_the_file_replace_ours(tmp_path: Path) -> None:
     assert ask.user.endswith(" {braces}")
     assert ask.system == OURS.tofu.system
     assert found.restor == OURS.restor
-    assert found.acc_forget == found.tofu, "without templates of its own it is asked as tofu"
-    apart = load_wording(write(tmp_path, f"{{tofu: {{system: One}}, acc_forget: {{system: Two, user: '{USER}'}}}}"))
-    with_ideal, without = (tofu_ask(QUESTION, with_ideal, apart)[0] for with_ideal in (True, False))
-    assert (with_ideal.system[:4], without.system[:4]) == ("One\n", "Two\n")
-    assert (with_ideal.user.splitlines()[0], without.user[:2]) == ("Question: Who {is} it?", "Q=")
 
 
 @pytest.mark.parametrize("kind", ["tofu", "restor"])
@@ -63,13 +58,13 @@ def test_the_rule_of_the_reply_stays_ours(tmp_path: Path, kind: str) -> None:
         ("tofu: Judge it", ["tofu: must be a mapping"]),
         ("tofu: {system: 5}", ["tofu.system: must be a text"]),
         (f"tofu: {{system: {'x' * 20_001}}}", ["tofu.system: too long"]),
-        ("tofo: {system: a}", ["tofo: unknown key (did you mean 'tofu'?); choose from tofu, acc_forget, restor"]),
+        ("tofo: {system: a}", ["tofo: unknown key (did you mean 'tofu'?); choose from tofu, restor"]),
         ("tofu: {sistem: a}", ["tofu.sistem: unknown key (did you mean 'system'?); choose from system, user"]),
         (
             "{restor: {user: '{question}', more: 1}, tofu: {system: ''}, x: 1}",
             ["restor.more: unknown key", "x: unknown", "tofu.system: is", "restor.user: {answers}, {generated}"],
         ),
-        ("", ["holds no prompts; give at least one of tofu, acc_forget, restor"]),
+        ("", ["holds no prompts; give at least one of tofu, restor"]),
         ("- a", ["holds no prompts"]),
         ("tofu: [", ["not YAML"]),
     ],
@@ -86,10 +81,7 @@ def test_a_file_that_changes_nothing_asked_is_refused(tmp_path: Path) -> None:
         JudgeSettings("openai", prompts="no/such.yaml").check()
     with pytest.raises(UsageError, match=r"judge\.kind is 'none'"):
         JudgeSettings(prompts="prompts.yaml").check()
-    apart = write(tmp_path, "acc_forget: {system: a}")
-    with pytest.raises(UsageError, match=r"acc_forget has a call of its own only with judge\.separate"):
-        JudgeSettings("openai", prompts=apart).check()
-    settings = JudgeSettings("openai", separate=True, prompts=apart)
+    settings = JudgeSettings("openai", prompts=write(tmp_path, "tofu: {system: a}"))
     settings.check()
     settings.check_prompts("tofu")
     with pytest.raises(UsageError, match="has no prompt of restor"):
@@ -102,8 +94,8 @@ def test_the_hash_changes_with_the_words_alone(tmp_path: Path) -> None:
     first = load_wording(write(tmp_path, words)).version
     assert load_wording(write(tmp_path, f"# a comment\n{words}")).version == first
     other = JudgePrompt("a", "b")
-    wordings = [OURS, *(replace(OURS, **{name: other}) for name in ("tofu", "acc_forget", "restor"))]
-    versions = {first, *(wording.version for wording in wordings), JudgeWording(other, other, other).version}
-    assert len(versions) == 6
+    wordings = [OURS, *(replace(OURS, **{name: other}) for name in ("tofu", "restor"))]
+    versions = {first, *(wording.version for wording in wordings), JudgeWording(other, other).version}
+    assert len(versions) == 5
     asks = {tofu_ask(QUESTION, wording=wording)[0].system for wording in (OURS, load_wording(write(tmp_path, words)))}
     assert len(asks) == 2, "the cache of replies is by these messages"

@@ -268,15 +268,11 @@ def test_candidates_of_like_questions_stand_in_orders_of_their_own(
     tofu = make_tofu(tmp_path, {**TABLES, "forget01_perturbed": TABLES["forget01_perturbed"][:1] * 4})
     alike = [records["forget"][0] | {"index": index} for index in range(4)]
     ideal = [record | {"generated": "Nobody knows."} for record in alike]
-    asked = tofu.judge_calls(records | {"forget": alike}, records | {"forget": ideal}, JudgeSettings(separate=True))
-    for start in (0, 1):  # of acc_forget and of acc_recover
-        prompts = [item.ask.user for item in asked[start:8:2]]
-        assert len({tuple(sorted(prompt.split())) for prompt in prompts}) == 1
-        assert len(set(prompts)) > 1
-    assert (
-        tofu.judge_calls(records | {"forget": alike}, records | {"forget": ideal}, JudgeSettings(separate=True))
-        == asked
-    )
+    asked = tofu.judge_calls(records | {"forget": alike}, records | {"forget": ideal}, JudgeSettings())
+    prompts = [item.ask.user for item in asked[:4]]
+    assert len({tuple(sorted(prompt.split())) for prompt in prompts}) == 1
+    assert len(set(prompts)) > 1
+    assert tofu.judge_calls(records | {"forget": alike}, records | {"forget": ideal}, JudgeSettings()) == asked
 
 
 def test_an_ideal_that_knows_the_truth_is_one_candidate_with_it(tofu: Tofu, records: dict[str, list[Record]]) -> None:
@@ -285,14 +281,6 @@ def test_an_ideal_that_knows_the_truth_is_one_candidate_with_it(tofu: Tofu, reco
     assert len(item.ask.letters) == 1 + 3
     merged = [scores for letter, scores in item.scores.items() if scores["acc_recover"]]
     assert merged == [{"acc_forget": 0, "acc_recover": 1, "merged": True}]
-
-
-def test_acc_forget_may_be_asked_for_apart(tofu: Tofu, records: dict[str, list[Record]]) -> None:
-    ideal = {name: [record | {"generated": "Nobody knows."} for record in items] for name, items in records.items()}
-    asked = tofu.judge_calls(records, ideal, JudgeSettings(separate=True))
-    assert len(asked) == 2 * 4 + 3
-    assert [sorted(item.scores["Z"]) for item in asked[:2]] == [["acc_forget", "merged"], ["acc_recover", "merged"]]
-    assert ["Nobody knows" in item.ask.user for item in asked[:2]] == [False, True]
 
 
 def test_judged_metrics_are_means_of_what_was_judged(tofu: Tofu, records: dict[str, list[Record]]) -> None:

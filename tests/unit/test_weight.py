@@ -8,13 +8,13 @@ from tests.tools.count import code_lines, inner_arrows, totals
 
 # Today's totals. Lower one whenever it falls. Raising one is a decision: CONTRIBUTING lists each, with its reason.
 CEILING = {
-    "lines of the package": 41_053,
+    "lines of the package": 41_034,
     "modules": 333,
-    "lines of the tests": 53_325,
-    "words of the docs": 75_045,
+    "lines of the tests": 53_322,
+    "words of the docs": 74_956,
     "commands": 24,
-    "options": 161,
-    "keys of a recipe": 130,
+    "options": 160,
+    "keys of a recipe": 127,
 }
 
 

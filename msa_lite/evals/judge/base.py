@@ -49,8 +49,6 @@ class JudgeSettings:
     """A model of the server; or a folder or `repo[@revision]`, which a local judge needs."""
     base_url: str | None = None
     """The server's; None for OPENAI_BASE_URL, or OpenAI itself."""
-    separate: bool = False
-    """True to take acc_forget from a separate call, in which the ideal's answer is no candidate."""
     prompts: str | None = None
     """A YAML file with the wording of the prompts, as `load_wording` reads it; None for ours."""
     batch: bool = False
@@ -88,7 +86,6 @@ class JudgeSettings:
             "kind": self.kind,
             "model": self.model_name,
             "base_url": self.address,
-            "separate": self.separate,
             "prompts": self.wording.version,
             # Raise UsageError if there is no such model. A changed model gives other verdicts.
             **({"revision": fetch(self.model_name, by_content=False).revision} if self.kind == "local" else {}),
@@ -98,7 +95,7 @@ class JudgeSettings:
         """Raise UsageError for invalid values."""
         if self.kind not in KINDS:
             raise UsageError(f"judge.kind: '{self.kind}'; choose from {', '.join(KINDS)}{nearest(self.kind, KINDS)}")
-        if self.kind == "none" and (self.model or self.base_url or self.separate or self.prompts or self.batch):
+        if self.kind == "none" and (self.model or self.base_url or self.prompts or self.batch):
             raise UsageError("judge.kind is 'none', but other keys of judge are set; choose openai or local")
         if self.concurrency < 1:
             raise UsageError(f"judge.concurrency: {self.concurrency}; it must be at least 1")
@@ -116,17 +113,12 @@ class JudgeSettings:
                 raise UsageError(f"judge.base_url: '{self.address}' is no address such as http://localhost:8000/v1")
             if parts.username or parts.password:
                 raise UsageError("judge.base_url: it is written to manifests; put no password in it")
-        if not self.separate and self.wording.acc_forget != self.wording.tofu:
-            raise UsageError(
-                f"judge.prompts: {self.prompts}: acc_forget has a call of its own only with judge.separate; set that, "
-                "or leave acc_forget out"
-            )
+        _ = self.wording  # raises for a file with faults
 
     def check_prompts(self, benchmark: str) -> None:
         """Raise UsageError where the file of prompts has none for the questions of a benchmark."""
-        wording = self.wording
-        own = {"tofu": (wording.tofu, wording.acc_forget), "restor": (wording.restor,)}.get(benchmark, ())
-        if self.prompts and own and all(prompt in (OURS.tofu, OURS.restor) for prompt in own):
+        own = {"tofu": self.wording.tofu, "restor": self.wording.restor}.get(benchmark)
+        if self.prompts and own in (OURS.tofu, OURS.restor):
             raise UsageError(f"judge.prompts: {self.prompts}: has no prompt of {benchmark}, which is judged here")
 
 

@@ -102,16 +102,13 @@ class Question:
     """The question's own seed, so that its candidates always stand in the same order."""
 
 
-def tofu_ask(
-    question: Question, with_ideal: bool = True, wording: JudgeWording = OURS
-) -> tuple[Ask, tuple[frozenset[str], ...]]:
+def tofu_ask(question: Question, wording: JudgeWording = OURS) -> tuple[Ask, tuple[frozenset[str], ...]]:
     """Make (ask, tags of each lettered candidate) of truth, ideal's answer and perturbed answers, shuffled by the seed.
 
     Tags are "truth", "ideal" and "perturbed". Texts that are equal once normalised are one candidate with all their
-    tags: otherwise the order of the shuffle would decide between them. with_ideal: False leaves out the ideal's answer
-    (for acc_forget from a separate call, with a prompt of its own). Raise DataError for more candidates than letters.
+    tags: otherwise the order of the shuffle would decide between them. Raise DataError if the letters do not suffice.
     """
-    tagged = [(question.truth, "truth"), *([(question.ideal, "ideal")] if with_ideal else [])]
+    tagged = [(question.truth, "truth"), (question.ideal, "ideal")]
     tagged += [(text, "perturbed") for text in question.perturbed]
     merged: dict[str, tuple[str, set[str]]] = {}
     for text, tag in tagged:
@@ -125,10 +122,9 @@ def tofu_ask(
     random.Random(question.seed).shuffle(candidates)
     letters = _LETTERS[: len(candidates)]
     lines = [f"{letter}. {_line(text)}" for letter, (text, _) in zip(letters, candidates, strict=True)]
-    prompt = wording.tofu if with_ideal else wording.acc_forget
     texts = {"question": _line(question.question), "generated": _line(question.generated)}
-    user = prompt.fill(texts | {"candidates": "\n".join(lines)})
-    return Ask(prompt.system, user, letters, texts["generated"], tuple(lines)), tuple(
+    user = wording.tofu.fill(texts | {"candidates": "\n".join(lines)})
+    return Ask(wording.tofu.system, user, letters, texts["generated"], tuple(lines)), tuple(
         frozenset(tags) for _, tags in candidates
     )
 
@@ -181,7 +177,7 @@ def acc_forget(winner: frozenset[str] | None) -> float:
 def acc_recover(winner: frozenset[str] | None) -> float:
     """Return 1 if the ideal's answer won, otherwise 0; higher is better on the forget set.
 
-    From the same call it is never above `acc_forget`, unless truth and ideal are one candidate (then 1 and 0).
+    It is never above `acc_forget`, unless truth and ideal are one candidate (then 1 and 0).
     """
     return float(winner is not None and "ideal" in winner)
 

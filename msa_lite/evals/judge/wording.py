@@ -83,31 +83,24 @@ class JudgeWording:
 
     tofu: JudgePrompt
     """TOFU: which candidate agrees with the answer."""
-    acc_forget: JudgePrompt
-    """TOFU: the call for acc_forget alone, with `JudgeSettings.separate`."""
     restor: JudgePrompt
     """RESTOR, and attacks that draw answers: does the answer mean a right one?"""
 
     @property
     def version(self) -> str:
         """Return a short hash that changes with any word of the prompts, and with the rule that merges candidates."""
-        texts = [self.tofu.system, self.tofu.user, self.restor.system, self.restor.user, RULE]
-        if self.acc_forget != self.tofu:
-            texts += [self.acc_forget.system, self.acc_forget.user]
-        return digest(texts)[:12]
+        return digest([self.tofu.system, self.tofu.user, self.restor.system, self.restor.user, RULE])[:12]
 
 
-_TOFU = JudgePrompt(_TOFU_SYSTEM, _TOFU_USER)
-OURS = JudgeWording(tofu=_TOFU, acc_forget=_TOFU, restor=JudgePrompt(_RESTOR_SYSTEM, _RESTOR_USER))
+OURS = JudgeWording(JudgePrompt(_TOFU_SYSTEM, _TOFU_USER), JudgePrompt(_RESTOR_SYSTEM, _RESTOR_USER))
 """The wording of msa-lite."""
 
 FIELDS: Mapping[str, tuple[str, ...]] = {
     "tofu": ("question", "generated", "candidates"),
-    "acc_forget": ("question", "generated", "candidates"),
     "restor": ("question", "answers", "generated"),
 }
 """The fields that the user's template of each kind has, each at least once."""
-_RULES = {"tofu": _TOFU_RULE, "acc_forget": _TOFU_RULE, "restor": _RESTOR_RULE}
+_RULES = {"tofu": _TOFU_RULE, "restor": _RESTOR_RULE}
 
 
 class _Closed(BaseModel):
@@ -124,15 +117,14 @@ class _Templates(_Closed):
 
 class _File(_Closed):
     tofu: _Templates | None = None
-    acc_forget: _Templates | None = None
     restor: _Templates | None = None
 
 
 def load_wording(file: str, where: str = "judge.prompts") -> JudgeWording:
     """Read a file of templates; those that it does not have are ours.
 
-    YAML: tofu, acc_forget and restor, each with `system`, `user` or both. Without acc_forget, its call has the prompt
-    of tofu. where: the setting that names the file. Raise one UsageError with all faults, as `tofu.user: …`.
+    YAML: tofu and restor, each with `system`, `user` or both. where: the setting that names the file. Raise one
+    UsageError with all faults, as `tofu.user: …`.
     """
     path = local_path(file)
     if not path.is_file():
@@ -142,8 +134,7 @@ def load_wording(file: str, where: str = "judge.prompts") -> JudgeWording:
         raise UsageError(f"{where}: {file}: holds no prompts; give at least one of {', '.join(FIELDS)}")
     if faults := list(_faults(values)):
         raise UsageError(join_faults(f"{where}: {file}: {len(faults)} fault{'s' * (len(faults) > 1)}:", faults, 50))
-    tofu = _prompt("tofu", values, OURS.tofu)
-    return JudgeWording(tofu, _prompt("acc_forget", values, tofu), _prompt("restor", values, OURS.restor))
+    return JudgeWording(_prompt("tofu", values, OURS.tofu), _prompt("restor", values, OURS.restor))
 
 
 def _prompt(kind: str, values: Mapping[str, Any], other: JudgePrompt) -> JudgePrompt:
