@@ -21,7 +21,7 @@ _GROUPS = {
     "Questions of your own": ["--forget", "--retain", "--holdout", "--columns", "--max-new-tokens"],
     "Models": ["--ideal", "--tokenizer"],
     "Prompt": ["--prompt", "--system"],
-    "Judge": ["--judge", "--judge-model", "--judge-url", "--judge-prompts", "--judge-batch"],
+    "Judge": ["--judge", "--judge-model", "--judge-url", "--judge-prompts"],
     "Result": ["--out", "--dry-run"],
 }
 
@@ -55,7 +55,6 @@ _GROUPS = {
 @click.option(
     "--judge-prompts", metavar="FILE", help="YAML with the wording of a publication, in the place of our own prompts."
 )
-@click.option("--judge-batch", is_flag=True, help="Ask through OpenAI's Batch API.")
 @click.option(
     "--compat",
     metavar="NAME",
@@ -123,7 +122,6 @@ def evaluate_command(
         model=options["judge_model"],
         base_url=options["judge_url"],
         prompts=options["judge_prompts"],
-        batch=options["judge_batch"],
     )
     with progress_bars() as progress:
         reports = evaluate(

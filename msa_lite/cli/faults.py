@@ -34,6 +34,7 @@ _HARNESS = "run lm-evaluation-harness itself: lm_eval --model hf --model_args pr
 GONE_OPTIONS = {
     "evaluate --allow-code": _HARNESS,
     "evaluate --engine": "transformers scores everything; leave it out",
+    "evaluate --judge-batch": "calls are made a few at a time; leave it out",
     "evaluate --judge-separate": "acc_forget is scored from the same call as acc_recover; leave it out",
     "evaluate --tasks": _HARNESS,
     "merge --forecast": "the attack quantise measures what it predicted; leave it out",

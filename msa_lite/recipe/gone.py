@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 _SCORES = "the rules are extraction and the paper's scores: select.score"
+_JUDGE = {
+    "batch": "calls are made a few at a time; leave it out",
+    "concurrency": "8 calls are made at a time; leave it out",
+    "price": "the server's own account shows the cost; leave it out",
+    "separate": "acc_forget is scored from the same call as acc_recover; leave it out",
+    "timeout": "a call is tried again after 300 s; leave it out",
+}
 GONE = {
-    **dict.fromkeys(
-        [f"{place}.separate" for place in ("attack.prompt.judge", "evaluate.judge", "evidence.judge")],
-        "acc_forget is scored from the same call as acc_recover; leave it out",
-    ),
+    **{
+        f"{place}.{key}": advice
+        for place in ("attack.prompt.judge", "evaluate.judge", "evidence.judge")
+        for key, advice in _JUDGE.items()
+    },
     "evaluate.engine": "transformers scores everything; leave it out",
     "merge.forecast": "the attack quantise measures what it predicted: attack.attacks=[quantise]",
     "select.by": "the validation part is drawn by question; leave it out",

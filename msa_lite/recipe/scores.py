@@ -22,8 +22,6 @@ from msa_lite.errors import nearest
 from msa_lite.evidence_names import EVIDENCE
 from msa_lite.recipe.inputs import Data
 
-Price = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-
 
 def _check_name(what: str, names: Callable[[], Iterable[str]]) -> BeforeValidator:
     """Return the check that a value is one of some names, with all of them and the nearest in its message."""
@@ -60,14 +58,6 @@ class JudgeKeys(Closed):
     """The server's address. Default: OPENAI_BASE_URL, or OpenAI itself."""
     prompts: str | None = None
     """A YAML file with the wording of a publication: templates of tofu and restor. Default: our own."""
-    batch: bool = False
-    """Send calls through OpenAI's Batch API: half the price, up to 24 hours."""
-    concurrency: int = Field(8, ge=1, le=1000)
-    """Calls at the same time."""
-    timeout: float = Field(60.0, gt=0, le=86400, allow_inf_nan=False)
-    """A call without an answer is repeated after this many seconds."""
-    price: tuple[Price, Price] | None = None
-    """USD per million prompt and completion tokens, for the estimate. Default: the list price, if known."""
 
 
 SETS = ("forget", "retain", "holdout")  # of rows, as `Evaluate` names them

@@ -195,7 +195,7 @@ def _rows(reports: Mapping[str, Report]) -> list[tuple[str, list[Cell]]]:
 
 
 def notes(reports: Mapping[str, Report]) -> list[str]:
-    """Return why numbers are missing, what was left out, and what judges cost, one line each."""
+    """Return why numbers are missing, what was left out, and how much judges were asked, one line each."""
     labels: dict[str, dict[str, None]] = {}
     for report in reports.values():
         for name, metric in report.metrics.items():
@@ -211,13 +211,9 @@ def notes(reports: Mapping[str, Report]) -> list[str]:
 
 
 def _judge_note(judge: Mapping[str, Any]) -> str:
-    """Return what the judge of a report cost."""
-    cost = "" if judge["cost"] is None else f", {judge['cost']:.2f} USD"
-    tokens = f"{judge['prompt_tokens']} + {judge['completion_tokens']} tokens{cost}"
-    return (
-        f"judge {judge['model']}: {judge['calls']} calls ({tokens}), {judge['cached']} verdicts from earlier ones, "
-        f"{judge['invalid']} invalid"
-    )
+    """Return how much the judge of a report was asked."""
+    counts = f"{judge['calls']} calls, {judge['cached']} verdicts from earlier ones, {judge['invalid']} invalid"
+    return f"judge {judge['model']}: {counts}"
 
 
 def reports_table(reports: Mapping[str, Report], title: str = "") -> TextTable:

@@ -109,14 +109,14 @@ def test_a_recipe_with_such_a_judge_keeps_the_results(copy: Path, server: JudgeS
 
 
 def test_a_judge_that_fails_costs_the_other_attacks_nothing_and_goes_on(
-    copy: Path, server: JudgeServer, call_cli: CallCli
+    copy: Path, server: JudgeServer, call_cli: CallCli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(openai_judge, "_AT_A_TIME", 1)
     shutil.rmtree(copy / "attacks/prompt")
     for report in ("report.json", "membership/report.json"):
         (copy / "attacks" / report).unlink()
     server.script = [*[Step(text="one more")] * 5, Step(status=404)]
-    code, _, err = call_cli("attack", copy, *keys(server), "attack.prompt.judge.concurrency=1",
-                            "--attacks", "prompt,membership")  # fmt: skip
+    code, _, err = call_cli("attack", copy, *keys(server), "--attacks", "prompt,membership")
     assert code == 4
     assert "no rewordings: the judge failed: the server said 404" in err
     assert (copy / "attacks/membership/report.json").is_file()

@@ -186,7 +186,6 @@ OTHERS = {
     "prompt.thinking": "of templates with a block of thoughts alone: test_thinking",
     "track": "who is told of losses and scores: test_tracking",
     "verdict.kept": "what a PASS wants; a choice has select.keep",
-    **dict.fromkeys(("batch", "concurrency", "timeout", "price"), "how fast and at what price verdicts come"),
     **dict.fromkeys(leaves(Publish, "publish."), "where the model is sent, and what its card says"),
 }
 
@@ -249,7 +248,5 @@ def test_what_decides_nothing_makes_nothing_anew(identify: Callable[..., dict[st
         "request": "A 1",
         "verdict": False,
         "publish.repo": "me/mine",
-        **{f"evaluate.judge.{name}": value for name, value in {"batch": True, "concurrency": 1, "timeout": 3}.items()},
-        "evaluate.judge.price": [1, 2],
     }
     assert identify(before) == identify(changed(before, changes, place))

@@ -1,14 +1,10 @@
 """A judge on loopback: as much of OpenAI's HTTP interface as a judge is asked through, with faults by script.
 
 POST  /v1/chat/completions           a reply, or the next step of the script
-POST  /v1/files, /v1/batches         a batch is answered whole, by the same rule as single calls
-GET   /v1/batches/ID                 its next status
-GET   /v1/files/ID/content           what it answered
 """
 
 from __future__ import annotations
 
-import email
 import json
 import re
 import threading
@@ -23,8 +19,6 @@ import pytest
 from msa_lite.evals.judge import Ask, JudgeSettings, Question, Ruling, Usage, open_judge, openai_judge, tofu_ask
 from msa_lite.io.console.progress import silent
 from tests.support.loopback import Loopback
-
-PROMPT_TOKENS, COMPLETION_TOKENS = 100, 1  # of every reply
 
 
 @dataclass(frozen=True)
@@ -49,8 +43,8 @@ RETRY_NOW = {"retry-after-ms": "1"}
 class JudgeServer(Loopback):
     """Serves between `__enter__` and `__exit__`. script: steps for the first calls; later ones get the rule's reply.
 
-    calls: the body of each chat call. batches: bodies of each batch, by custom id. busiest: the most chat calls that
-    were under way at a time. statuses: what a batch goes through. on_request: called with each (method, path).
+    calls: the body of each chat call. busiest: the most chat calls that were under way at a time. on_request: called
+    with each (method, path).
     """
 
     key = "sk-very-secret-1234567890"
@@ -58,10 +52,6 @@ class JudgeServer(Loopback):
     def __init__(self) -> None:
         self.script: list[Step] = []
         self.calls: list[dict[str, Any]] = []
-        self.batches: list[dict[str, dict[str, Any]]] = []
-        self.statuses = ["validating", "in_progress", "completed"]
-        self.failing: set[int] = set()  # rows that a batch cannot answer
-        self.answered: int | None = None  # rows that a batch gets to; None for all
         self.requests: list[tuple[str, str]] = []
         self.on_request: Callable[[str, str], None] = lambda method, path: None
         self.reply: Callable[[dict[str, Any]], str] = agreeing_letter
@@ -71,7 +61,6 @@ class JudgeServer(Loopback):
         self.under_way = 0
         self.lock = threading.Lock()
         self.stopping = threading.Event()
-        self.files: dict[str, bytes] = {}
         super().__init__(_JudgeHandler)
 
     def stop(self) -> None:
@@ -93,24 +82,8 @@ class JudgeServer(Loopback):
             "created": 0,
             "model": body["model"],
             "choices": [{"index": 0, "message": message, "finish_reason": "stop" if said else "length"}],
-            "usage": {
-                "prompt_tokens": PROMPT_TOKENS,
-                "completion_tokens": COMPLETION_TOKENS,
-                "total_tokens": PROMPT_TOKENS + COMPLETION_TOKENS,
-            },
+            "usage": {"prompt_tokens": 100, "completion_tokens": 1, "total_tokens": 101},
         }
-
-    def answer_batch(self, number: int) -> None:
-        """Write the files of results and errors of a batch."""
-        results, errors = [], []
-        for row, (key, body) in enumerate(list(self.batches[number].items())[: self.answered]):
-            status = 400 if row in self.failing else 200
-            said = {"error": {"message": "no"}} if status == 400 else self.completion(body)
-            line = {"custom_id": key, "response": {"status_code": status, "body": said}, "error": None}
-            (results if status == 200 else errors).append(json.dumps(line, ensure_ascii=False))
-        # Like OpenAI, which answers in no particular order.
-        self.files[f"out-{number}"] = "\n".join(reversed(results)).encode()
-        self.files[f"err-{number}"] = "\n".join(errors).encode()
 
 
 def tofu_asks(count: int) -> tuple[list[Ask], str]:
@@ -159,21 +132,6 @@ class _JudgeHandler(BaseHTTPRequestHandler):
                 judge.calls.append(json.loads(body))
                 step = judge.script.pop(0) if judge.script else Step(delay=judge.pause)
             self._answer_chat(judge, json.loads(body), step)
-        elif self.path == "/v1/files":
-            self._take_file(judge, body)
-        elif self.path == "/v1/batches":
-            rows = judge.files[json.loads(body)["input_file_id"]].decode().splitlines()
-            judge.batches.append({row["custom_id"]: row["body"] for row in map(json.loads, rows)})
-            self._answer(200, self._batch(len(judge.batches) - 1, "validating"))
-        elif match := re.fullmatch(r"/v1/batches/batch-(\d+)", self.path):
-            if int(match[1]) >= len(judge.batches):
-                self._answer(404, {"error": {"message": "No such batch"}})
-                return
-            judge.answer_batch(int(match[1]))
-            status = judge.statuses.pop(0) if len(judge.statuses) > 1 else judge.statuses[0]
-            self._answer(200, self._batch(int(match[1]), status))
-        elif match := re.fullmatch(r"/v1/files/([\w-]+)/content", self.path):
-            self._answer(200, judge.files[match[1]])
         else:
             self._answer(404, {"error": {"message": f"Invalid URL ({self.command} {self.path})"}})
 
@@ -190,35 +148,6 @@ class _JudgeHandler(BaseHTTPRequestHandler):
         if step.status != 200 and step.body is None:
             said = {"error": {"message": f"this is fault {step.status}"}}
         self._answer(step.status, said, {**judge.headers, **step.headers}, step.cut)
-
-    def _take_file(self, judge: JudgeServer, body: bytes) -> None:
-        head = f"Content-Type: {self.headers['Content-Type']}\r\n\r\n".encode()
-        parts = email.message_from_bytes(head + body).get_payload()
-        fields = {part.get_param("name", header="content-disposition"): part for part in parts}  # type: ignore
-        assert fields["purpose"].get_payload() == "batch"
-        name = f"file-{len(judge.files)}"
-        judge.files[name] = fields["file"].get_payload(decode=True)
-        self._answer(
-            200, {"id": name, "object": "file", "bytes": 1, "created_at": 0, "filename": "a", "purpose": "batch"}
-        )
-
-    def _batch(self, number: int, status: str) -> dict[str, Any]:
-        judge: JudgeServer = self.server.owner  # type: ignore[attr-defined]
-        over = status in ("completed", "expired", "cancelled")
-        faults = {"data": [{"message": "line 1 is no JSON", "line": 1}]} if status == "failed" else None
-        return {
-            "id": f"batch-{number}",
-            "object": "batch",
-            "endpoint": "/v1/chat/completions",
-            "completion_window": "24h",
-            "created_at": 0,
-            "input_file_id": "file",
-            "status": status,
-            "errors": faults,
-            "output_file_id": f"out-{number}" if over else None,
-            "error_file_id": f"err-{number}" if over and judge.files[f"err-{number}"] else None,
-            "request_counts": {"completed": 0, "failed": 0, "total": len(judge.batches[number])},
-        }
 
     def _answer(self, status: int, said: Any, headers: Mapping[str, str] | None = None, cut: int = 0) -> None:
         data = said if isinstance(said, bytes) else json.dumps(said).encode()
@@ -239,7 +168,6 @@ def set_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", JudgeServer.key)
     monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    monkeypatch.setattr(openai_judge, "_POLL_SECONDS", 0.001)
     monkeypatch.setattr(openai_judge, "_RETRIES", 0)
 
 

@@ -351,7 +351,7 @@ def test_a_judge_is_asked_of_forget_and_retain_questions_and_another_does_not_ru
 def test_a_judge_that_fails_midway_keeps_what_was_answered(
     tofu: Tofu, models: tuple[Source, Source], tmp_path: Path, judge: JudgeServer
 ) -> None:
-    one = settings(judge, concurrency=1)
+    one = settings(judge)
     judge.reply = lambda body: "Z"
     evaluated(models[1], tofu, tmp_path / "ideal")
     judge.script = [Step(), Step(), *[Step(status=400)] * 20]

@@ -108,8 +108,6 @@ def _speak_of_the_key(form: str, place: str) -> Callable[[BaseHTTPRequestHandler
             say(handler, f"<p>{spelt}</p>".encode(), 400, content_type="text/html")
         elif place == "location":
             say(handler, body, 307, location=f"http://127.0.0.1:1/{spelt}")
-        elif place == "batch":
-            say(handler, json.dumps({"id": f"file-{spelt}"}).encode())
         elif place == "header":
             say(handler, body, 403, x_request_id=spelt, set_cookie=f"a={spelt}", openai_organization=spelt)
         else:
@@ -121,9 +119,9 @@ def _speak_of_the_key(form: str, place: str) -> Callable[[BaseHTTPRequestHandler
 @pytest.mark.parametrize(
     ("form", "place"),
     [
-        *(("raw", place) for place in ("body", "reason", "protocol", "page", "location", "batch", "header")),
+        *(("raw", place) for place in ("body", "reason", "protocol", "page", "location", "header")),
         *(("base64 of bearer", place) for place in ("body", "location")),
-        *(("json", place) for place in ("body", "batch")),
+        ("json", "body"),
     ],
 )
 def test_a_server_that_repeats_the_key_gets_it_written_nowhere(
@@ -131,7 +129,7 @@ def test_a_server_that_repeats_the_key_gets_it_written_nowhere(
 ) -> None:
     caplog.set_level(logging.INFO, "msa_lite")
     with Speaker(_speak_of_the_key(form, place)) as server, pytest.raises(StageError) as caught:
-        judge(server, tmp_path, batch=place == "batch")
+        judge(server, tmp_path)
     written = "".join(traceback.format_exception(caught.value))
     written += "".join(record.getMessage() for record in caplog.records if record.name.startswith("msa_lite"))
     written += "".join(path.read_bytes().decode("latin-1") for path in tmp_path.rglob("*") if path.is_file())

@@ -27,7 +27,7 @@ def key(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_no_judge_for_none_and_what_is_recorded_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
     assert open_judge(JudgeSettings()) is None
-    assert JudgeSettings(concurrency=3).describe() == {"kind": "none"}
+    assert JudgeSettings().describe() == {"kind": "none"}
     monkeypatch.setenv("OPENAI_BASE_URL", URL + "/")
     described = JudgeSettings("openai").describe()
     assert {key: described[key] for key in ("kind", "model", "base_url")} == {
@@ -35,23 +35,17 @@ def test_no_judge_for_none_and_what_is_recorded_of_others(monkeypatch: pytest.Mo
         "model": "gpt-4o",
         "base_url": URL,
     }
-    assert JudgeSettings("openai", concurrency=1, timeout=1, batch=True, price=(1, 1)).describe() == described
 
 
-WITHOUT_KIND: list[dict[str, Any]] = [
-    {"model": "x"}, {"base_url": "http://localhost/v1"}, {"batch": True},
-]  # fmt: skip
+WITHOUT_KIND: list[dict[str, Any]] = [{"model": "x"}, {"base_url": "http://localhost/v1"}]
 
 
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
         ({"kind": "opena"}, "did you mean 'openai'"),
-        ({"concurrency": 0}, "concurrency"),
-        ({"timeout": 0}, "timeout"),
-        ({"price": (1.0, -1.0)}, "price"),
         ({"kind": "local"}, "judge.model"),
-        ({"kind": "local", "model": "x", "batch": True}, "judge.batch"),
+        ({"kind": "local", "model": "x", "base_url": "http://localhost/v1"}, "judge.base_url"),
         *(({"kind": "none"} | given, "judge.kind is 'none'") for given in WITHOUT_KIND),
         ({"base_url": "localhost:8000"}, "base_url"),
         ({"base_url": "http://me:secret@host/v1"}, "no password"),
@@ -110,7 +104,7 @@ def test_a_local_model_judges_alike_each_time_and_is_loaded_only_when_needed(
     assert first is not None
     assert second is not None
     verdicts, usage = first.ask(asks, silent)
-    assert usage == Usage(3, 0, 0, 0, sum(not verdict.valid for verdict in verdicts), None)
+    assert usage == Usage(3, 0, sum(not verdict.valid for verdict in verdicts))
     assert second.ask(asks[::-1], silent)[0] == verdicts[::-1]
     monkeypatch.setitem(sys.modules, "msa_lite.evals.models", None)  # whoever loads a model fails from here on
     again, usage = first.ask(asks, silent)

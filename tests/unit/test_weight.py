@@ -8,13 +8,13 @@ from tests.tools.count import code_lines, inner_arrows, totals
 
 # Today's totals. Lower one whenever it falls. Raising one is a decision: CONTRIBUTING lists each, with its reason.
 CEILING = {
-    "lines of the package": 41_034,
-    "modules": 333,
-    "lines of the tests": 53_322,
-    "words of the docs": 74_956,
+    "lines of the package": 40_827,
+    "modules": 332,
+    "lines of the tests": 53_072,
+    "words of the docs": 74_811,
     "commands": 24,
-    "options": 160,
-    "keys of a recipe": 127,
+    "options": 159,
+    "keys of a recipe": 115,
 }
 
 

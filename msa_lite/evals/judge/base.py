@@ -51,15 +51,6 @@ class JudgeSettings:
     """The server's; None for OPENAI_BASE_URL, or OpenAI itself."""
     prompts: str | None = None
     """A YAML file with the wording of the prompts, as `load_wording` reads it; None for ours."""
-    batch: bool = False
-    """True to use the Batch API (half the price, up to 24 hours)."""
-    concurrency: int = 8
-    """Calls under way at a time."""
-    timeout: float = 60.0
-    """Seconds without a sign from the server after which to retry a call; a call that takes ten times as long in all
-    ends the run."""
-    price: tuple[float, float] | None = None
-    """USD per million prompt and completion tokens; None for the list price, if we know it."""
 
     @property
     def model_name(self) -> str:
@@ -79,7 +70,7 @@ class JudgeSettings:
         return load_wording(self.prompts) if self.prompts else OURS
 
     def describe(self) -> dict[str, Any]:
-        """Return what a manifest records: all that decides the verdicts, not their speed or price."""
+        """Return what a manifest records: all that decides the verdicts."""
         if self.kind == "none":
             return {"kind": "none"}
         return {
@@ -95,18 +86,12 @@ class JudgeSettings:
         """Raise UsageError for invalid values."""
         if self.kind not in KINDS:
             raise UsageError(f"judge.kind: '{self.kind}'; choose from {', '.join(KINDS)}{nearest(self.kind, KINDS)}")
-        if self.kind == "none" and (self.model or self.base_url or self.prompts or self.batch):
+        if self.kind == "none" and (self.model or self.base_url or self.prompts):
             raise UsageError("judge.kind is 'none', but other keys of judge are set; choose openai or local")
-        if self.concurrency < 1:
-            raise UsageError(f"judge.concurrency: {self.concurrency}; it must be at least 1")
-        if not self.timeout > 0:
-            raise UsageError(f"judge.timeout: {self.timeout}; it must be above 0 seconds")
-        if self.price is not None and (len(self.price) != 2 or not all(usd >= 0 for usd in self.price)):
-            raise UsageError(f"judge.price: {self.price}; it must be two numbers ≥ 0, USD per million tokens")
         if self.kind == "local" and not self.model:
             raise UsageError("judge.model: a local judge needs one, a folder or repo[@revision]")
-        if self.kind == "local" and (self.base_url or self.batch):
-            raise UsageError("judge.base_url and judge.batch belong to a judge of kind 'openai', not to a local one")
+        if self.kind == "local" and self.base_url:
+            raise UsageError("judge.base_url belongs to a judge of kind 'openai', not to a local one")
         if self.address:
             parts = urlsplit(self.address)
             if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -134,27 +119,21 @@ class Ruling:
 
 @dataclass
 class Usage:
-    """Calls, tokens and cost of the verdicts of one run."""
+    """Counts of the verdicts of one run."""
 
     calls: int = 0
     """Replies that came in this run."""
     cached: int = 0
     """Asks that needed no reply."""
-    prompt_tokens: int = 0
-    """As the server counted them; 0 for a local judge."""
-    completion_tokens: int = 0
-    """As the server counted them; 0 for a local judge."""
     invalid: int = 0
     """Verdicts that are not valid."""
-    cost: float | None = None
-    """USD; None if the price is not known."""
 
 
 class Cache:
     """Keys and values in one SQLite file; threads and processes may share it, since each call is one transaction.
 
-    Keys are hashes of asks, with the reply as value ("" for an invalid one), or hashes of whole batches, with the
-    server's id as value. Raise OutputError when the file cannot be made, read or written.
+    Keys are hashes of asks, with the reply as value ("" for an invalid one). Raise OutputError when the file cannot be
+    made, read or written.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
@@ -189,11 +168,6 @@ class Cache:
         """Write all values or none; they are on disk when this returns."""
         with self._open() as database:
             database.executemany("INSERT OR REPLACE INTO kept VALUES (?, ?)", values.items())
-
-    def forget(self, key: str) -> None:
-        """Remove a key, if it exists."""
-        with self._open() as database:
-            database.execute("DELETE FROM kept WHERE key = ?", (key,))
 
 
 class Judge(ABC):
