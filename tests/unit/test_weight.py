@@ -8,7 +8,7 @@ from tests.tools.count import code_lines, inner_arrows, totals
 
 # Today's totals. Lower one whenever it falls. Raising one is a decision: CONTRIBUTING lists each, with its reason.
 CEILING = {
-    "lines of the package": 40_827,
+    "lines of the package": 40_809,
     "modules": 332,
     "lines of the tests": 53_072,
     "words of the docs": 74_811,

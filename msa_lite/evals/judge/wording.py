@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import string
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, replace
-from typing import Annotated, Any
-
-from pydantic import BaseModel, ConfigDict, StringConstraints, ValidationError
+from dataclasses import dataclass, replace
+from typing import Any
 
 from msa_lite.errors import UsageError, join_faults, nearest
 from msa_lite.evals.answers import RULE
@@ -101,95 +99,71 @@ FIELDS: Mapping[str, tuple[str, ...]] = {
 }
 """The fields that the user's template of each kind has, each at least once."""
 _RULES = {"tofu": _TOFU_RULE, "restor": _RESTOR_RULE}
+_NAMES = ("system", "user")
+_LONGEST = 20_000  # characters of a template
 
 
-class _Closed(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-
-TemplateText = Annotated[str, StringConstraints(max_length=20_000)]
-
-
-class _Templates(_Closed):
-    system: TemplateText | None = None
-    user: TemplateText | None = None
-
-
-class _File(_Closed):
-    tofu: _Templates | None = None
-    restor: _Templates | None = None
-
-
-def load_wording(file: str, where: str = "judge.prompts") -> JudgeWording:
+def load_wording(file: str) -> JudgeWording:
     """Read a file of templates; those that it does not have are ours.
 
-    YAML: tofu and restor, each with `system`, `user` or both. where: the setting that names the file. Raise one
-    UsageError with all faults, as `tofu.user: …`.
+    YAML: tofu and restor, each with `system`, `user` or both. Raise one UsageError with all faults, as `tofu.user: …`.
     """
     path = local_path(file)
     if not path.is_file():
-        raise UsageError(f"{where}: {file}: no such file; give a YAML file with the prompts of the judge")
+        raise UsageError(f"judge.prompts: {file}: no such file; give a YAML file with the prompts of the judge")
     values = read_yaml(path, UsageError)
     if not isinstance(values, dict) or not values:
-        raise UsageError(f"{where}: {file}: holds no prompts; give at least one of {', '.join(FIELDS)}")
+        raise UsageError(f"judge.prompts: {file}: holds no prompts; give at least one of {', '.join(FIELDS)}")
     if faults := list(_faults(values)):
-        raise UsageError(join_faults(f"{where}: {file}: {len(faults)} fault{'s' * (len(faults) > 1)}:", faults, 50))
+        headline = f"judge.prompts: {file}: {len(faults)} fault{'s' * (len(faults) > 1)}:"
+        raise UsageError(join_faults(headline, faults, 50))
     return JudgeWording(_prompt("tofu", values, OURS.tofu), _prompt("restor", values, OURS.restor))
 
 
-def _prompt(kind: str, values: Mapping[str, Any], other: JudgePrompt) -> JudgePrompt:
-    """Return the prompt of a kind; templates that the file lacks are those of `other`."""
+def _prompt(kind: str, values: Mapping[str, Any], ours: JudgePrompt) -> JudgePrompt:
+    """Return the prompt of a kind, with our rule for the reply behind the file's system text."""
     templates = dict(values.get(kind, {}))
     if "system" in templates:
         templates["system"] = f"{templates['system'].strip()}\n{_RULES[kind]}"
-    return replace(other, **templates)
+    return replace(ours, **templates)
 
 
-def _faults(values: Mapping[str, Any]) -> Iterator[str]:
+def _faults(values: Mapping[Any, Any]) -> Iterator[str]:
     """Yield a line for each fault of a file."""
-    try:
-        _File.model_validate(values)
-    except ValidationError as error:
-        for item in error.errors():
-            *home, key = map(str, item["loc"])
-            choices = [field.name for field in fields(JudgePrompt)] if home else [*FIELDS]
-            if item["type"] == "extra_forbidden":
-                text = f"unknown key{nearest(key, choices)}; choose from {', '.join(choices)}"
-            elif item["type"] == "string_too_long":
-                text = "too long; a template has 20000 characters at most"
-            else:
-                text = "must be a text" if home else "must be a mapping with system, user or both"
-            yield f"{'.'.join([*home, key])}: {text}"
-    for kind, allowed in FIELDS.items():
-        templates = values.get(kind)
-        if kind in values and templates in (None, {}):
-            yield f"{kind}: is empty; give system, user or both"
-        if not isinstance(templates, dict):
-            continue
-        for name, text in templates.items():
-            if name in ("system", "user") and (text is None or isinstance(text, str)):
-                yield from (f"{kind}.{name}: {fault}" for fault in _template_faults(text, name, allowed))
+    for kind, templates in values.items():
+        if kind not in FIELDS:
+            yield f"{kind}: unknown key{nearest(str(kind), FIELDS)}; choose from {', '.join(FIELDS)}"
+        elif not isinstance(templates, dict) or not templates:
+            yield f"{kind}: must be a mapping with system, user or both"
+        else:
+            for name, text in templates.items():
+                yield from (f"{kind}.{name}: {fault}" for fault in _template_faults(name, text, FIELDS[kind]))
 
 
-def _template_faults(text: str | None, name: str, allowed: tuple[str, ...]) -> Iterator[str]:
-    if not text or not text.strip():
-        yield "is empty; leave it out, and ours is taken"
-        return
-    if name == "system":  # it is sent as it is
+def _template_faults(name: Any, text: Any, allowed: tuple[str, ...]) -> Iterator[str]:
+    if name not in _NAMES:
+        yield f"unknown key{nearest(str(name), _NAMES)}; choose from {', '.join(_NAMES)}"
+    elif not isinstance(text, str) or not text.strip():
+        yield "must be a text; leave it out, and ours is taken"
+    elif len(text) > _LONGEST:
+        yield f"too long; a template has {_LONGEST} characters at most"
+    elif name == "system":  # it is sent as it is
         yield from (f"{{{field}}}: fields belong in user" for field in allowed if f"{{{field}}}" in text)
-        return
+    else:
+        yield from _field_faults(text, allowed)
+
+
+def _field_faults(text: str, allowed: tuple[str, ...]) -> Iterator[str]:
     try:
-        pieces = list(string.Formatter().parse(text))
+        used = [piece[1:] for piece in string.Formatter().parse(text) if piece[1] is not None]
     except ValueError as error:
         yield f"a brace stands alone ({error}); write {{{{ or }}}} for a brace itself"
         return
-    used = [(field, form, conversion) for _, field, form, conversion in pieces if field is not None]
-    choices = ", ".join(f"{{{field}}}" for field in allowed)
     for field, form, conversion in used:
         if field not in allowed:
-            yield f"{{{field}}}: unknown field{nearest(field, allowed)}; choose from {choices}"
+            choices = ", ".join(f"{{{choice}}}" for choice in allowed)
+            yield f"{{{field}}}: unknown field{nearest(str(field), allowed)}; choose from {choices}"
         elif form or conversion:
             yield f"{{{field}}}: write it without ! and : behind the name"
-    missing = [f"{{{field}}}" for field in allowed if field not in {field for field, _, _ in used}]
-    if missing:
+    if missing := [f"{{{field}}}" for field in allowed if field not in {field for field, _, _ in used}]:
         yield f"{', '.join(missing)}: missing"
