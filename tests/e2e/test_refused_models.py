@@ -96,7 +96,7 @@ def test_vector_refuses_it(
         key: broken(fault, make_checkpoint, tmp_path),
     }
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
-    assert_refused(call_cli, "vector", fault, tmp_path, str(tmp_path / "recipe.yaml"))
+    assert_refused(call_cli, "run", fault, tmp_path, str(tmp_path / "recipe.yaml"), "--until=vectors")
 
 
 def test_a_null_among_the_rows_is_told_with_its_number(
