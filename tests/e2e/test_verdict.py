@@ -57,9 +57,9 @@ def test_a_run_that_forgets_too_little_fails_with_all_files_there(
     status, stdout, stderr = call_cli(recipe, "forget.alpha=0.5")
     assert status == 1, stderr
     verdict = read(run_folder)
-    counts = re.match(r"It still answers (\d+) of the 18 questions .*\(before: 18; .*: 0\)\. Of ", verdict["sentence"])
+    counts = re.match(r"It still answers (\d+) of the 18 questions .*\(before: 18; .*: 0\)\. ", verdict["sentence"])
     assert counts, verdict["sentence"]
-    assert int(counts[1]) == verdict["forgotten"]["recited"]["unlearned"] > 9
+    assert int(counts[1]) == verdict["forgotten"]["recited"]["unlearned"] > 0
     assert stdout.startswith(f"FAIL  {verdict['sentence']}\n")
     assert f"FAIL: {verdict['sentence']}" in stderr
     assert "--accept" in stderr

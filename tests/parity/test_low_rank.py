@@ -56,7 +56,7 @@ def test_full_checkpoints_become_an_adapter_that_says_what_it_keeps(
         lost += np.sum((delta - found) ** 2)
         if name in linear:
             best = np.sum(np.linalg.svd(delta, compute_uv=False)[:RANK] ** 2) / np.sum(delta**2)
-            assert 0.96 * best <= kept[name.removesuffix(".weight")] <= best * (1 + 1e-6)
+            assert 0.9 * best <= kept[name.removesuffix(".weight")] <= best * (1 + 1e-6)
         else:
             torch.testing.assert_close(torch.tensor(result[name]), torch.tensor(before[name]).double())
     total = sum(np.sum(delta**2) for delta in change.values())
