@@ -263,19 +263,19 @@ def test_a_point_that_breaks_is_recorded_and_never_chosen(
     grid: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level("WARNING", logger="msa_lite"):
-        result = msa_lite.sweep(grid, ["forget.alpha=[0.5, 1e30, 1000]", "retain.beta=0.5", "evaluate.limit=16"])
+        result = msa_lite.sweep(grid, ["forget.alpha=[0.001, 1e30, 1000]", "retain.beta=0.001", "evaluate.limit=16"])
     assert result is not None
-    assert result.choice.values["alpha"] == 0.5
+    assert result.choice.values["alpha"] == 0.001
     lines = {line["alpha"]: line for line in choice_of(tmp_path / "run")["scores"]}
     assert lines[1e30]["score"] is lines[1000]["score"] is None
     assert "the model's outputs are no numbers (NaN)" in lines[1e30]["note"]
     assert "is left of the target's probability_r and rouge_l_r" in lines[1000]["note"]
-    assert "alpha-1e+30_beta-0.5: the model's outputs are no numbers" in caplog.text
-    assert load_report(tmp_path / "run/sweep/alpha-1e+30_beta-0.5").metrics == {}
+    assert "alpha-1e+30_beta-0.001: the model's outputs are no numbers" in caplog.text
+    assert load_report(tmp_path / "run/sweep/alpha-1e+30_beta-0.001").metrics == {}
     markdown = (tmp_path / "run/sweep/table.md").read_text()
     assert markdown.count("| broken |") == 2
     assert "no numbers" in markdown
-    assert "alpha 1000, beta 0.5: " in markdown
+    assert "alpha 1000, beta 0.001: " in markdown
 
 
 def test_points_that_all_break_are_an_error_that_lists_them(grid: dict[str, Any], tmp_path: Path) -> None:
