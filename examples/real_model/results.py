@@ -1,13 +1,13 @@
 """Write the page of results and its figures from the folder of the experiments, with whatever is there so far:
 
-    python examples/real_model/results.py OUT FOLDER [PAGE]
+    python examples/real_model/results.py OUT FOLDER
 
 Nothing is computed anew and no model is run. The same folder of experiments gives the same bytes. The scores behind the
-page are kept in FOLDER/scores. What stands there from other folders of experiments comes onto the page, too. The page
-is FOLDER/RESULTS.md, unless PAGE names another file. The page of the documentation is made from kept scores alone, or,
-with OUT in the place of the first folder, from new runs as well:
+page, FOLDER/RESULTS.md, are kept in FOLDER/scores. What stands there from other folders of experiments comes onto the
+page, too. The page beside this file is made from kept scores alone, or, with OUT in the place of the first folder, from
+new runs as well:
 
-    cd examples/real_model && python results.py scores . ../../docs/explanation/results-smollm2.md
+    cd examples/real_model && python results.py scores .
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from tables import (
     GROUPS,
     changes_table,
     claims_table,
-    experiment_lines,
     grid_table,
     group_table,
     main_tables,
@@ -62,13 +61,12 @@ FIGURES = "figures"
 KEPT = "scores"
 
 
-def write_results(out: Path, into: Path, page: Path | None = None) -> Path:
+def write_results(out: Path, into: Path) -> Path:
     """Write the page, figures/*.svg beside it, and scores/ into a folder; return the page.
 
-    out: the folder of the experiments, finished or not. page: by default RESULTS.md in the folder `into`.
-    Raise MsaError where `out` has no readable plan.json.
+    out: the folder of the experiments, finished or not. Raise MsaError where `out` has no readable plan.json.
     """
-    page = page or into / FILE
+    page = into / FILE
     results = with_kept(collect(out), into / KEPT)
     keep(results, into / KEPT, out)
     claims = answer_claims(results)
@@ -104,7 +102,6 @@ def write_results(out: Path, into: Path, page: Path | None = None) -> Path:
         changes_table(),
         "## How it was made\n",
         _bullets(list(_provenance(results, out)), ""),
-        *_commands(results, out),
     ]
     write_text(page, "\n".join(block.rstrip("\n") + "\n" for block in blocks))
     return page
@@ -233,26 +230,11 @@ def _provenance(results: Results, out: Path) -> Iterator[str]:
     yield f"Everything again: python examples/real_model/run.py --size {size} --seeds {seeds}"
 
 
-def _commands(results: Results, out: Path) -> Iterator[str]:
-    """Yield the command of each experiment, of its first seed, and those that it needs before."""
-    lines = [f"# {one.name}: {one.what}\n{tidy(command, out)}" for one, command in experiment_lines(results)]
-    if lines:
-        yield "Each experiment alone, for its first seed. OUT is the folder of the experiments:\n"
-        recipes = "OUT/seed-0/recipes"
-        first = [
-            "# once: run.py writes data and recipes, and the histories are trained",
-            *(f"msa-lite train {recipes}/{name}.yaml" for name in ("target", "ideal")),
-            "# the grid in hindsight, by the vectors of msa-lora",
-            f"msa-lite run {recipes}/hindsight.yaml --until sweep",
-        ]
-        yield "```text\n" + "\n".join([*first, *lines]) + "\n```\n"
-
-
 def _bullets(lines: Sequence[str], none: str) -> str:
     return "\n".join(f"- {escape_markdown(line.rstrip('.'))}." for line in lines) + "\n" if lines else f"{none}\n"
 
 
 if __name__ == "__main__":
-    if len(sys.argv) not in (3, 4):
+    if len(sys.argv) != 3:
         sys.exit(__doc__)
     print(write_results(*map(Path, sys.argv[1:])))

@@ -8,7 +8,7 @@ from typing import Any
 
 from changes import CHANGES
 from claims import NAMES, mean_measure, name_of
-from collect import ROW_SCORES, Experiment, Point, Results, Run, only_seeds, seed_names
+from collect import ROW_SCORES, Point, Results, Run, only_seeds, seed_names
 from figures import grid_means
 from measures import FORGET, MEASURES, RETAIN, measure, reference, works
 from rules import UNKNOWN, Claim, mark
@@ -339,12 +339,3 @@ def _values_cell(key: str, values: Sequence[float]) -> Cell:
     if key == "forget_quality" and values:
         return Cell(", ".join(f"{value:.2g}" for value in values))
     return _mean_cell(values, _FORMS.get(key, "{:.3f}"))
-
-
-def experiment_lines(results: Results) -> list[tuple[Experiment, str]]:
-    """Return each experiment with the command of its first seed; OUT stands for the folder of the experiments."""
-    commands: dict[str, str] = {}
-    for seed, name, run in results.all_runs():
-        if run.command:
-            commands.setdefault(name, run.command.replace(f" {name}.yaml", f" OUT/seed-{seed}/recipes/{name}.yaml"))
-    return [(one, commands[one.name]) for one in results.experiments if one.name in commands]

@@ -10,8 +10,8 @@ from tests.tools.count import code_lines, inner_arrows, totals
 CEILING = {
     "lines of the package": 40_809,
     "modules": 332,
-    "lines of the tests": 53_074,
-    "words of the docs": 74_811,
+    "lines of the tests": 52_606,
+    "words of the docs": 62_332,
     "commands": 24,
     "options": 159,
     "keys of a recipe": 115,

@@ -51,7 +51,7 @@ class Proposal:
 def propose(values: Mapping[str, Any]) -> Proposal:
     """Return all weights if they fit on this machine, else adapters, else the change that makes these fit.
 
-    Vectors of all weights came nearer to the ideal than adapters (docs/explanation/results-smollm2.md, claim 7). They
+    Vectors of all weights came nearer to the ideal than adapters (examples/real_model/RESULTS.md, claim 7). They
     take more memory, and a whole model's room on disk each.
     """
     recipe = load_recipe(values)
