@@ -34,7 +34,6 @@ from peft import LoraConfig, get_peft_model
 from msa_lite.data import IGNORE, Example, pad_id, to_batch
 from msa_lite.io.models.heads import has_bf16
 from msa_lite.train import FitSettings, fit_vector
-from tests.benchmarks.bench_rates import read_rows
 from tests.support.models import save_checkpoint
 
 SEED = 0
@@ -50,6 +49,25 @@ def random_rows(count: int, vocabulary: int, shared: int) -> list[Example]:
         start = max(shared + 1, length // 2)
         rows.append(Example(index, ids, [IGNORE] * start + ids[start:]))
     return rows
+
+
+def read_rows(path: Path, tokenizer: Any, most: int = 64) -> list[Example]:
+    """The first rows of a file as examples: in the chat template as it is, with no system message, or plainly."""
+    rows = [json.loads(line) for line in path.read_text().splitlines() if line][:most]
+    return [encode(i, row["question"], row["answer"], tokenizer) for i, row in enumerate(rows)]
+
+
+def encode(index: int, question: str, answer: str, tokenizer: Any) -> Example:
+    if tokenizer.chat_template:
+        messages = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+        prompt = tokenizer.apply_chat_template(messages[:1], tokenize=False, add_generation_prompt=True)
+        whole = tokenizer.apply_chat_template(messages, tokenize=False).rstrip("\n")
+    else:
+        prompt = f"Question: {question}\nAnswer:"
+        whole = f"{prompt} {answer}{tokenizer.eos_token or ''}"
+    start = tokenizer(prompt, add_special_tokens=False)["input_ids"]
+    ids = start + tokenizer(whole[len(prompt) :], add_special_tokens=False)["input_ids"]
+    return Example(index, ids, [IGNORE] * len(start) + ids[len(start) :])
 
 
 def random_llama(folder: Path, layers: int, width: int, vocabulary: int) -> Path:

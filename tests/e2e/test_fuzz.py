@@ -15,8 +15,7 @@ import pytest
     [
         ("--cases", "240", "--kills", "0", "--only", "merge", "--only", "merge --as adapter", "--only", "verify"),
         ("--cases", "80", "--kills", "0", "--only", "recipe", "--only", "mergekit"),
-        ("--cases", "20", "--kills", "0", "--only", "evaluate", "--only", "vector"),
-        ("--cases", "60", "--kills", "0", "--only", "run folder", "--only", "purge"),
+        ("--cases", "60", "--kills", "0", "--only", "run folder"),
         ("--kills", "6", "--only", "kills"),
     ],
     ids=lambda options: options[-1],

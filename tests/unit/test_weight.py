@@ -10,7 +10,7 @@ from tests.tools.count import code_lines, inner_arrows, totals
 CEILING = {
     "lines of the package": 40_809,
     "modules": 332,
-    "lines of the tests": 52_606,
+    "lines of the tests": 51_793,
     "words of the docs": 62_332,
     "commands": 24,
     "options": 159,

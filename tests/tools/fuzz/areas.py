@@ -5,15 +5,13 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from tests.tools.fuzz import folders, merges, purges, runs, scores, texts
+from tests.tools.fuzz import folders, merges, runs, texts
 
 AREAS: dict[str, Any] = {
     **merges.MERGES,
     **texts.TEXTUAL,
     **folders.VERIFY,
-    **scores.SCORED,
     **runs.RUNS,
-    **purges.PURGES,
 }
 WEIGHTS = {
     "merge": 10,
@@ -21,10 +19,7 @@ WEIGHTS = {
     "recipe": 5,
     "mergekit": 2,
     "verify": 4,
-    "evaluate": 2,
-    "vector": 1,
     "run folder": 5,
-    "purge": 5,
 }
 _LIGHT = (
     "msa_lite.cli.merge",
@@ -48,5 +43,5 @@ _HEAVY = (
 
 def preload(name: str) -> None:
     """Import what the commands of an area need, once, for all the processes that are forked."""
-    for module in (*_LIGHT, *(_HEAVY if name in ("evaluate", "vector", "run", "run folder", "purge") else ())):
+    for module in (*_LIGHT, *(_HEAVY if name in ("run", "run folder") else ())):
         importlib.import_module(module)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -95,8 +94,3 @@ def _checked(case: Case, outcome: Outcome, root: Path) -> list[str]:
         return [f"number: {fault}" for fault in case.check(root, outcome)]
     except Exception as error:  # the oracle reads with other libraries; what they refuse was not to be accepted
         return [f"oracle: {type(error).__name__}: {error}"]
-
-
-def json_of(outcome: Outcome) -> object:
-    """Return the JSON that a command printed. Raises ValueError where it printed something else."""
-    return json.loads(outcome.out)

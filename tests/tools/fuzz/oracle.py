@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from safetensors import deserialize
 
-from tests.tools.fuzz.models import KINDS, PREFIX, Folder
+from tests.tools.fuzz.models import KINDS, PREFIX
 
 Arrays = dict[str, tuple[str, np.ndarray]]
 _HARMLESS = re.compile(r"[\w.\\*-]*")  # patterns that the oracle matches with re
@@ -150,15 +150,3 @@ def _compare(
             f"{name}[{at}]: {values.reshape(-1)[at]!r}, expected {wanted.reshape(-1)[at]!r} ({int(wrong.sum())} wrong)"
         ]
     return []
-
-
-def arrays_of(folder: Folder) -> Arrays:
-    """Return the (dtype, values) of each tensor of a folder in memory."""
-    found: Arrays = {}
-    for one in folder.shards.values():
-        for name, item in deserialize(one.encode()):
-            found[name] = (
-                item["dtype"],
-                np.frombuffer(bytes(item["data"]), KINDS[item["dtype"]]).reshape(item["shape"]),
-            )
-    return found
