@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from msa_lite.cli.help import Group
+from msa_lite.cli.help import Group, RecipeName
 from msa_lite.errors import UsageError, nearest
 from msa_lite.io.launch.crew import Ranks, in_group
 
@@ -75,7 +75,6 @@ class _Commands(Group):
 
         module = importlib.import_module(f"msa_lite.cli.{_COMMANDS[name]}")
         command: click.Command = getattr(module, f"{name}_command")
-        _add_verbose(command)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -105,31 +104,9 @@ class _Commands(Group):
         return super().resolve_command(ctx, args)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        from msa_lite.cli.completion import complete_recipe
-
-        commands = super().shell_complete(ctx, incomplete)
-        known = {item.value for item in commands}
-        recipes = complete_recipe(ctx, self.params[0], incomplete)
-        return [*commands, *(item for item in recipes if item.value not in known)]
-
-
-def _add_verbose(command: click.Command) -> None:
-    """Let a command take -v too, so that a user may put it anywhere."""
-    if isinstance(command, click.Group):
-        for subcommand in command.commands.values():
-            _add_verbose(subcommand)
-    elif not any("--verbose" in parameter.opts for parameter in command.params):
-        text = "Print more about the work, and tracebacks of errors."
-        flags: dict[str, Any] = {"is_flag": True, "expose_value": False, "callback": _set_verbose, "help": text}
-        command.params.append(click.Option(["-v", "--verbose"], **flags))
-
-
-def _set_verbose(ctx: click.Context, param: click.Parameter, verbose: bool) -> None:
-    from msa_lite.cli.output import set_up_logging
-
-    if verbose:
-        ctx.obj = True
-        set_up_logging(verbose)
+        """Offer the commands, and files and shipped recipes, which mean `run`."""
+        items = {item.value: item for item in RecipeName().shell_complete(ctx, self.params[0], incomplete)}
+        return [*(items | {item.value: item for item in super().shell_complete(ctx, incomplete)}).values()]
 
 
 _SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 110, "show_default": True}
@@ -137,7 +114,7 @@ _SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 110, "s
 
 @click.group(cls=_Commands, context_settings=_SETTINGS)
 @click.version_option(package_name="msa-lite")
-@click.option("-v", "--verbose", is_flag=True, help="Print more about the work, and tracebacks of errors.")
+@click.option("-v", "--verbose", is_flag=True, help="Print more, and tracebacks of errors; in any place.")
 @click.pass_context
 def cli(ctx: click.Context, verbose: bool) -> None:
     """Remove the influence of chosen training data from a finished language model.
@@ -158,8 +135,6 @@ def main() -> None:
     try:
         from msa_lite.cli.faults import report_lost, safe_streams
 
-        if "_MSA_LITE_COMPLETE" in os.environ:  # click then completes a word, by the classes that it knows
-            import msa_lite.cli.completion
         with safe_streams() as outlet:
             status = _run(sys.argv[1:])
             if outlet:
@@ -183,18 +158,20 @@ def _run(args: list[str]) -> int:
     from msa_lite.cli.output import repeat_warnings
 
     remember(args)
+    verbose = not {"-v", "--verbose"}.isdisjoint(args)
+    words = [word for word in args if word not in ("-v", "--verbose")]  # the root's, wherever the user puts it
     rank = Ranks.current().rank  # a run leaves the launcher's group, and then there is none
     try:
         try:
-            status = cli.main(args, prog_name="msa-lite", standalone_mode=False)
+            status = cli.main(["-v", *words] if verbose else words, prog_name="msa-lite", standalone_mode=False)
         finally:
             repeat_warnings()
     except SystemExit as end:
         if (error := broken_pipe(end)) is None:
             raise
-        return report_error(error, _is_verbose(args), rank)
+        return report_error(error, verbose, rank)
     except (Exception, KeyboardInterrupt) as error:
-        return report_error(error, _is_verbose(args), rank, _command_of(args))
+        return report_error(error, verbose, rank, _command_of(args))
     return status if isinstance(status, int) else 0
 
 
@@ -206,7 +183,3 @@ def _command_of(args: list[str]) -> click.Command | None:
     root = click.Context(cli)
     command = cli.get_command(root, names[0]) or cli.get_command(root, "run")
     return command.commands.get(names[1]) if isinstance(command, click.Group) and names[1:] else command
-
-
-def _is_verbose(args: list[str]) -> bool:
-    return "-v" in args or "--verbose" in args

@@ -8,7 +8,6 @@ from pathlib import Path
 import click
 
 from msa_lite.attack_names import ATTACKS
-from msa_lite.cli.completion import attack_names, complete_names
 from msa_lite.cli.help import Command, read_names, takes_dry_run, takes_json, takes_overrides, takes_run
 
 _UNITS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
@@ -20,7 +19,6 @@ _UNITS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 @click.option(
     "--attacks",
     metavar="NAMES",
-    shell_complete=complete_names(attack_names),
     help=f"Some of {', '.join(ATTACKS)}, with commas between them.  [default: all that are possible]",
 )
 @click.option("--budget", metavar="TIME", help="Time for all of it, as 10m or 2h: fewer rows, then fewer attacks.")

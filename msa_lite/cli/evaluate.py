@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from msa_lite.benchmarks import BENCHMARKS, OWN, splits_help
-from msa_lite.cli.completion import complete_names, complete_recipe, switch_names
-from msa_lite.cli.help import Command, read_columns, takes_dry_run, takes_json
+from msa_lite.cli.help import Command, RecipeName, read_columns, takes_dry_run, takes_json
 from msa_lite.io.files.writing import json_form
 from msa_lite.io.launch.crew import Ranks
 
@@ -59,7 +58,6 @@ _GROUPS = {
     "--compat",
     metavar="NAME",
     multiple=True,
-    shell_complete=complete_names(switch_names),
     help="A deviation of published code to repeat, such as open-unlearning.",
 )
 @click.option(
@@ -80,7 +78,7 @@ _GROUPS = {
 @click.option(
     "--recipe",
     metavar="RECIPE",
-    shell_complete=complete_recipe,
+    type=RecipeName(),
     help="Take benchmark, data, columns and prompt from this recipe.",
 )
 @click.option("--limit", type=click.IntRange(min=1), help="Score at most this many rows of each set.")

@@ -11,7 +11,7 @@ import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, BinaryIO, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
@@ -37,7 +37,17 @@ GONE_OPTIONS = {
     "evaluate --judge-batch": "calls are made a few at a time; leave it out",
     "evaluate --judge-separate": "acc_forget is scored from the same call as acc_recover; leave it out",
     "evaluate --tasks": _HARNESS,
+    "init --replace": "remove the file, or name another one",
+    "merge --exact": "fp32 arithmetic is rounded once; msa_lite.merge(…, exact=True) takes float64",
     "merge --forecast": "the attack quantise measures what it predicted; leave it out",
+    "merge --seed": "stochastic rounding begins at seed 0; msa_lite.merge(…, seed=N) takes another",
+    "merge --threads": "there is one thread a core, and fewer where memory is short; leave it out",
+    "merge --untie": "msa_lite.merge(…, untie=True) gives the head a matrix of its own",
+    "publish --gated": "the settings of the repository on the Hub gate it; leave it out",
+    "publish --name-models": "the card names models that are public; leave it out",
+    "report --csv": "the rows as JSON: --rows --json",
+    "recipes copy --replace": "remove the file, or name another one",
+    "run --show-examples": "msa-lite report RUN --show-examples",
 }
 """Options that commands no longer have, as "COMMAND --option" → the new form, for the refusal."""
 
@@ -67,7 +77,7 @@ def report_error(error: BaseException, verbose: bool, rank: int = 0, command: cl
         click.echo(f"interrupted; {_RESUME}", err=True)
         return 130
     if isinstance(error, MemoryError):
-        return _say(f"out of memory; {_RESUME} (merge: --threads 1)", 4)
+        return _say(f"out of memory; {_RESUME} (merge: a smaller --max-memory)", 4)
     if is_out_of_memory(error):
         if verbose:
             traceback.print_exception(error)
@@ -90,7 +100,7 @@ def _gone_option(error: click.ClickException) -> str | None:
     """Return the message for an option that a command no longer has; None for any other error."""
     if not isinstance(error, click.NoSuchOption) or error.ctx is None:
         return None
-    advice = GONE_OPTIONS.get(f"{error.ctx.info_name} {error.option_name}")
+    advice = GONE_OPTIONS.get(f"{error.ctx.command_path.removeprefix('msa-lite ')} {error.option_name}")
     return advice and f"{error.option_name} is gone: {advice}"
 
 
@@ -137,51 +147,32 @@ def _say(message: str, status: int) -> int:
     return status
 
 
-class Outlet(io.BufferedIOBase):
-    """A stream of bytes whose errors stop nobody."""
+class Outlet(io.RawIOBase):
+    """A stream of bytes whose errors stop nobody. It does not own the stream below, and never closes it."""
 
-    def __init__(self, stream: BinaryIO) -> None:
+    def __init__(self, stream: Any) -> None:
         self._stream = stream
         self.fault: OSError | None = None
         """The first error; everything after it goes nowhere."""
 
-    def write(self, data: ReadableBuffer) -> int:
+    def write(self, data: ReadableBuffer) -> int | None:
         """Write; keep an error, and do not raise it."""
         try:
-            self._stream.write(data)
+            if self.fault is None:
+                count: int | None = self._stream.write(data)
+                return count
         except OSError as error:
-            self._give_up(error)
-        return memoryview(data).nbytes
-
-    def flush(self) -> None:
-        """Flush; keep an error, and do not raise it."""
-        if self._stream.closed:  # by its owner; from 3.13 on, Python prints what a finalizer raises
-            return
-        try:
-            self._stream.flush()
-        except OSError as error:
-            self._give_up(error)
-
-    def _give_up(self, error: OSError) -> None:
-        """Lead the descriptor nowhere, so that bytes in buffers and later ones do not fail again."""
-        if self.fault is None:
             self.fault = error
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, self.fileno())
-            os.close(nowhere)
+        return memoryview(data).nbytes
 
     def writable(self) -> bool:
         return True
 
     def fileno(self) -> int:
-        return self._stream.fileno()
+        return int(self._stream.fileno())
 
     def isatty(self) -> bool:
-        return self._stream.isatty()
-
-    def close(self) -> None:
-        """Flush alone: the stream is somebody else's."""
-        self.flush()
+        return bool(self._stream.isatty())
 
 
 @contextmanager
@@ -214,10 +205,10 @@ def _safe(stream: TextIO) -> tuple[TextIO, Outlet | None]:
     if not hasattr(stream, "buffer"):  # closed, or put there by somebody who knows why
         return stream, None
     stream.flush()
-    outlet = Outlet(stream.buffer)
+    outlet = Outlet(getattr(stream.buffer, "raw", stream.buffer))
     encoding = codecs.lookup(stream.encoding or "utf-8").name
-    lines = getattr(stream, "line_buffering", False)
     encoding = "utf-8" if encoding == "ascii" else encoding
     at_once = getattr(stream, "write_through", False)  # with PYTHONUNBUFFERED, which containers often set
-    safe = SafeText(outlet, encoding, "backslashreplace", line_buffering=lines, write_through=at_once)  # type: ignore[arg-type]
-    return safe, outlet
+    buffer: Any = outlet if at_once else io.BufferedWriter(outlet)
+    lines = getattr(stream, "line_buffering", False)
+    return SafeText(buffer, encoding, "backslashreplace", line_buffering=lines, write_through=at_once), outlet

@@ -6,15 +6,17 @@ import inspect
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from msa_lite.cli.completion import complete_override
 from msa_lite.errors import UsageError, nearest
 from msa_lite.io.files.reading import local_path
 
-_GENERAL = ("--json", "--verbose", "--help")  # options that many commands have, at the end
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+_GENERAL = ("--json", "--help")  # options that many commands have, at the end
 _GENERAL_TITLE = "Printing and help"
 _EXAMPLE_MARK = "\b\n"
 
@@ -85,13 +87,28 @@ class Folder(click.Path):
             raise UsageError(f"no such folder: {value} (looked in {place}){nearest(path.name, beside)}") from error
 
 
+class RecipeName(click.ParamType):
+    """A recipe: a file, or the name of a shipped one."""
+
+    name = "recipe"
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """Offer the shipped recipes, and files."""
+        from click.shell_completion import CompletionItem
+
+        from msa_lite.recipe import shipped_recipes
+
+        names = [name for name in shipped_recipes() if name.startswith(incomplete)]
+        return [*map(CompletionItem, names), CompletionItem(incomplete, type="file")]
+
+
 takes_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 takes_dry_run = click.option(
     "--dry-run",
     is_flag=True,
     help="Print what would be done, read and written, and how long it would take. Write nothing.",
 )
-takes_overrides = click.argument("overrides", nargs=-1, metavar="[KEY.SUB=VALUE ...]", shell_complete=complete_override)
+takes_overrides = click.argument("overrides", nargs=-1, metavar="[KEY.SUB=VALUE ...]")
 takes_run = click.argument("run", type=Folder())
 
 

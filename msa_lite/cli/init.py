@@ -20,7 +20,7 @@ _SET = "FILE, FOLDER[:CONFIGURATION] or Hub id"
 _GROUPS = {
     "Models": ["--target", "--prior"],
     "Data": ["--forget", "--retain", "--holdout", "--columns"],
-    "Result": ["--output", "--replace"],
+    "Result": ["--output"],
 }
 
 
@@ -47,10 +47,9 @@ _GROUPS = {
     "--columns", help="Columns of these: question=Q,answer=A, messages=M or text=T; the usual ones are known."
 )
 @click.option("--output", type=click.Path(), help="Folder of the run.  [default: runs/ and the name of FILE]")
-@click.option("--replace", "may_replace", is_flag=True, help="Replace FILE if it is there.")
 @takes_json
 @click.pass_obj
-def init_command(verbose: bool, file: str, may_replace: bool, as_json: bool, **options: Any) -> None:
+def init_command(verbose: bool, file: str, as_json: bool, **options: Any) -> None:
     """Write a commented recipe to FILE, from a few questions or options.
 
     It looks at the models (sizes, chat template, what the target was tuned from), at the columns of the data and at
@@ -62,7 +61,7 @@ def init_command(verbose: bool, file: str, may_replace: bool, as_json: bool, **o
     \b
     msa-lite init
     msa-lite init my-request.yaml --target ./my-finetuned-model --prior ./prior --forget delete.jsonl
-    msa-lite init --target ./my-finetuned-model --prior ./prior --forget delete.jsonl --retain keep.jsonl --replace
+    msa-lite init --target ./my-finetuned-model --prior ./prior --forget delete.jsonl --retain keep.jsonl
     """
     from msa_lite.cli.output import print_json, quieten_libraries
     from msa_lite.io.files.reading import local_path
@@ -70,11 +69,11 @@ def init_command(verbose: bool, file: str, may_replace: bool, as_json: bool, **o
     from msa_lite.recipe import check_new_file
 
     quieten_libraries(verbose)
-    check_new_file(local_path(file), may_replace)  # before any question
+    check_new_file(local_path(file))  # before any question
     options["columns"] = read_columns(options["columns"], _KEYS)
     wishes = _wishes(options)
     click.echo("looking at models, data and this machine", err=True)
-    draft = init_recipe(file, wishes, may_replace)
+    draft = init_recipe(file, wishes)
     if as_json:
         print_json(draft)
     else:

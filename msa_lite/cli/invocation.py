@@ -12,8 +12,7 @@ from typing import Any, Literal, TypeVar
 
 import click
 
-from msa_lite.cli.completion import complete_recipe
-from msa_lite.cli.help import takes_dry_run, takes_json, takes_overrides
+from msa_lite.cli.help import RecipeName, takes_dry_run, takes_json, takes_overrides
 from msa_lite.io.launch.crew import Ranks
 
 logger = logging.getLogger(__name__)
@@ -78,7 +77,7 @@ def takes_recipe(
     checks: False for a command that does not check its memory first, and so has no --force. named: recipes by the
     values of an option --model, which takes the place of RECIPE; the first is the default.
     """
-    source = click.argument("recipe", shell_complete=complete_recipe)
+    source = click.argument("recipe", type=RecipeName())
     if named is not None:
         text = "The model: made from nothing, or a real one."
         choice = click.Choice(list(named))

@@ -48,34 +48,25 @@ def repeat_warnings() -> None:
     _notices.repeat()
 
 
-def quieten_libraries(verbose: bool) -> None:
+_LOGGERS = ("peft", "bitsandbytes", "accelerate.big_modeling", "huggingface_hub", "httpx", "httpx2", "openai")
+
+
+def quieten_libraries(verbose: bool, needed: bool = True) -> None:
     """Check that the libraries underneath are installed; hide their bars and warnings, unless the user wants all.
 
-    None of them is loaded for it: that takes seconds, and the command has checks that need none.
+    None of them is loaded for it: that takes seconds, and the command has checks that need none. needed: False for a
+    command that does without them.
     """
-    require("train")
-    silence_libraries(verbose)
-    if verbose:
-        return
     import warnings
 
-    quieten_loggers()
-    warnings.filterwarnings("ignore", category=FutureWarning)
-    warnings.filterwarnings("ignore", category=UserWarning)
-
-
-def quieten_loggers() -> None:
-    """Hide the warnings that libraries log. None of them is loaded for it."""
-    for name in (
-        "peft",
-        "bitsandbytes",
-        "accelerate.big_modeling",
-        "huggingface_hub",
-        "httpx",
-        "httpx2",
-        "openai",
-    ):
-        logging.getLogger(name).setLevel(logging.ERROR)
+    if needed:
+        require("train")
+    silence_libraries(verbose)
+    if not verbose:
+        for name in _LOGGERS:
+            logging.getLogger(name).setLevel(logging.ERROR)
+        warnings.filterwarnings("ignore", category=FutureWarning)
+        warnings.filterwarnings("ignore", category=UserWarning)
 
 
 def progress_bars() -> AbstractContextManager[Watcher]:
@@ -222,7 +213,7 @@ def print_rows(rows: RowList) -> None:
         if console.is_terminal:
             console.print(grid)
     if was_cut:
-        print_wrapped(Text("Long texts are cut here; --csv has them whole."))
+        print_wrapped(Text("Long texts are cut here; --json has them whole."))
     console.print()
 
 

@@ -6,18 +6,16 @@ from typing import Any
 
 import click
 
-from msa_lite.cli.completion import complete_method, complete_recipe
-from msa_lite.cli.help import Command, takes_json, takes_overrides
+from msa_lite.cli.help import Command, RecipeName, takes_json, takes_overrides
 
 
 @click.command(cls=Command)
-@click.argument("recipe", shell_complete=complete_recipe)
+@click.argument("recipe", type=RecipeName())
 @takes_overrides
 @click.option("--gpu", metavar="SIZE", help="Plan for a GPU with this much memory, such as 8GB.  [default: this one]")
 @click.option(
     "--baseline",
     metavar="METHOD",
-    shell_complete=complete_method,
     help="Plan `msa-lite baseline METHOD` in the place of the run.",
 )
 @click.option(
@@ -65,15 +63,11 @@ def plan_command(
     """
 
     from msa_lite.budget.plan import plan_lines, plan_table
-    from msa_lite.cli.output import print_json, print_table, quieten_libraries, quieten_loggers
+    from msa_lite.cli.output import print_json, print_table, quieten_libraries
     from msa_lite.errors import MismatchError
-    from msa_lite.io.console.libraries import has
     from msa_lite.pipeline.verbs.plan import plan
 
-    if has("train"):
-        quieten_libraries(verbose)
-    elif not verbose:
-        quieten_loggers()
+    quieten_libraries(verbose, needed=False)
     options: dict[str, Any] = {"gpu": gpu, "baseline": baseline, "processes": processes}
     result = plan(recipe, overrides, **options, price_per_hour=price_per_hour, measure=measure)
     if as_json:

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 
 _GROUPS = {
-    "Content": ["--as", "--license", "--name-models", "--accept", "--i-know-this-can-undo-the-removal"],
-    "Repository": ["--private", "--gated"],
+    "Content": ["--as", "--license", "--accept", "--i-know-this-can-undo-the-removal"],
+    "Repository": ["--private"],
     "Before it is sent": ["--dry-run", "--yes"],
 }
 
@@ -29,9 +29,7 @@ _GROUPS = {
 @click.argument("repo")
 @click.option("--private/--public", "private", default=True, show_default=True, help="Who sees it: the owner, or all.")
 @click.option("--as", "form", type=click.Choice(["model", "adapter"]), help="The folder of a run to send.")
-@click.option("--gated", is_flag=True, help="Readers must ask for access.")
 @click.option("--license", metavar="ID", help="The licence, if the target's card names none.")
-@click.option("--name-models", is_flag=True, help="Let the card name models that are not public.")
 @click.option("--accept", is_flag=True, help="Send it although its verdict is FAIL.")
 @click.option("--i-know-this-can-undo-the-removal", "can_undo", is_flag=True, help="Send even a vector.")
 @click.option("--dry-run", is_flag=True, help="Print card and files. Send nothing; no token is needed.")
@@ -50,7 +48,7 @@ def publish_command(
     \b
     msa-lite publish runs/mine alice/mine-unlearned --dry-run
     msa-lite publish runs/mine/model alice/mine-unlearned
-    msa-lite publish runs/mine alice/mine-unlearned --public --gated --yes
+    msa-lite publish runs/mine alice/mine-unlearned --public --yes
     """
     from dataclasses import replace
 
@@ -80,7 +78,7 @@ def publish_command(
         if not click.confirm("Send this?", err=True):
             click.echo("nothing was sent", err=True)
             return 130
-    result = _send(contents, to, bool(wishes["gated"]))
+    result = _send(contents, to)
     if as_json:
         print_json(json_form(result) | _described(contents))
     else:
@@ -109,7 +107,7 @@ def _print_files(contents: Contents, to: Destination | None = None, to_stderr: b
     click.echo("\n".join(lines), err=to_stderr)
 
 
-def _send(contents: Contents, to: Destination, gated: bool) -> Published:
+def _send(contents: Contents, to: Destination) -> Published:
     """Upload with the library's own bars in a terminal, which know the bytes of a file; elsewhere with our lines."""
     from huggingface_hub.utils import disable_progress_bars
 
@@ -117,9 +115,9 @@ def _send(contents: Contents, to: Destination, gated: bool) -> Published:
     from msa_lite.publish.upload import push
 
     if in_terminal():
-        return push(contents, to, gated=gated)
+        return push(contents, to)
     with disable_progress_bars(), progress_bars() as progress:
-        return push(contents, to, gated=gated, progress=progress)
+        return push(contents, to, progress=progress)
 
 
 def _quieten(verbose: bool) -> None:

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from msa_lite.cli.completion import complete_recipe, complete_shipped
-from msa_lite.cli.help import Group, takes_json, takes_overrides
+from msa_lite.cli.help import Group, RecipeName, takes_json, takes_overrides
 
 if TYPE_CHECKING:
     from msa_lite.recipe import Recipe, TableRecipe, TrainingRecipe
@@ -47,7 +46,7 @@ def list_recipes(as_json: bool) -> None:
 
 
 @recipes_command.command()
-@click.argument("recipe", shell_complete=complete_recipe)
+@click.argument("recipe", type=RecipeName())
 @takes_json
 def show(recipe: str, as_json: bool) -> None:
     """Print RECIPE as it is written, with its comments.
@@ -73,11 +72,10 @@ def show(recipe: str, as_json: bool) -> None:
 
 
 @recipes_command.command()
-@click.argument("name", shell_complete=complete_shipped)
+@click.argument("name", type=RecipeName())
 @click.argument("file", type=click.Path())
-@click.option("--replace", "may_replace", is_flag=True, help="Replace FILE if it is there.")
 @takes_json
-def copy(name: str, file: str, may_replace: bool, as_json: bool) -> None:
+def copy(name: str, file: str, as_json: bool) -> None:
     """Copy the shipped recipe NAME, with its comments, to the new file FILE.
 
     The JSON schema of its kind is written beside it; a comment in the copy leads editors there.
@@ -85,12 +83,12 @@ def copy(name: str, file: str, may_replace: bool, as_json: bool) -> None:
 
     \b
     msa-lite recipes copy tofu/forget10 my.yaml
-    msa-lite recipes copy train/small my-target.yaml --replace
+    msa-lite recipes copy train/small my-target.yaml
     """
     from msa_lite.cli.output import print_json
     from msa_lite.recipe import TableRecipe, TrainingRecipe, copy_recipe, load_any
 
-    path, schema = copy_recipe(name, file, may_replace)
+    path, schema = copy_recipe(name, file)
     starts: dict[type, str] = {TrainingRecipe: "msa-lite train", TableRecipe: "msa-lite table"}
     start = starts.get(type(load_any(path)), "msa-lite")
     after = f"{start} {shlex.quote(file)} --dry-run"
@@ -102,7 +100,7 @@ def copy(name: str, file: str, may_replace: bool, as_json: bool) -> None:
 
 
 @recipes_command.command()
-@click.argument("recipe", shell_complete=complete_recipe)
+@click.argument("recipe", type=RecipeName())
 @takes_overrides
 @click.option("--show-prompt", is_flag=True, help="Print one forget row as the models read it.")
 @takes_json

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from msa_lite.cli.completion import complete_names, metric_names, published_names
 from msa_lite.cli.help import Command, read_names, takes_json, takes_run
 
 if TYPE_CHECKING:
@@ -18,9 +17,8 @@ if TYPE_CHECKING:
 @takes_run
 @click.option("--show-examples", is_flag=True, help="Add ten questions with the models' answers. They hold the data.")
 @click.option("--rows", is_flag=True, help="Print every row to forget, those still recited first.")
-@click.option("--csv", "as_csv", is_flag=True, help="With --rows: print only the rows, as CSV.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, that of report.json or of the rows.")
-def report_command(run: Path, show_examples: bool, rows: bool, as_csv: bool, as_json: bool) -> None:
+def report_command(run: Path, show_examples: bool, rows: bool, as_json: bool) -> None:
     """Write report.html, report.md and report.json into RUN.
 
     A run writes them at its end; this writes them again, for a run that was stopped, or was
@@ -28,31 +26,20 @@ def report_command(run: Path, show_examples: bool, rows: bool, as_csv: bool, as_
     is checked against its manifest first. Without --show-examples the report holds no row of the data.
 
     --rows prints the rows with the answers of target, unlearned model and ideal. With --show-examples they are in the
-    report, too. In CSV, texts that a spreadsheet would run as a formula begin with an apostrophe; --json has them as
-    they are.
+    report, too.
 
     \b
     msa-lite report runs/mine
     msa-lite report runs/mine --rows
-    msa-lite report runs/mine --rows --csv > rows.csv
     msa-lite report runs/mine/baselines/npo --show-examples
     """
-    from msa_lite.cli.output import print_data, print_json
-    from msa_lite.errors import UsageError
+    from msa_lite.cli.output import print_json
     from msa_lite.pipeline.run.report import report_run
-    from msa_lite.report.rows import rows_csv
     from msa_lite.report.run_files import run_json
 
-    if as_csv and not rows:
-        raise UsageError("--csv goes with --rows")
-    if as_csv and as_json:
-        raise UsageError("--csv and --json: choose one of them")
     story = report_run(run, show_examples, rows)
-    listed = story.forget_rows
-    if as_csv and listed is not None:
-        print_data(rows_csv(listed))
-    elif as_json:
-        print_json(listed if listed is not None else run_json(story))
+    if as_json:
+        print_json(story.forget_rows if story.forget_rows is not None else run_json(story))
     else:
         _print_report(run, story)
 
@@ -79,13 +66,11 @@ def _print_report(run: Path, story: Story) -> None:
 @click.option(
     "--published",
     metavar="TABLE",
-    shell_complete=complete_names(published_names),
     help="A table of the MSA paper to put below; a wrong name lists them.",
 )
 @click.option(
     "--metrics",
     metavar="NAMES",
-    shell_complete=complete_names(metric_names),
     help="Columns, with commas between them (docs/reference/metrics.md).  [default: those of the paper]",
 )
 @takes_json

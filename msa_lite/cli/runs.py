@@ -2,40 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
-from typing import TypeVar
 
 import click
 
-from msa_lite.cli.completion import complete_method
 from msa_lite.cli.help import Command
 from msa_lite.cli.invocation import PARTS, Invocation, takes_recipe
-from msa_lite.io.files.writing import json_form
 
-F = TypeVar("F", bound=Callable[..., object])
 _QUICKSTARTS = {"new": "quickstart", "smollm2": "quickstart-smollm2"}  # recipes by --model
 
 
-def _takes_run_options(body: F) -> F:
-    """Give a command the options of a whole run."""
-    until = "Stop after this part: moments for the filter; vectors; sweep: alpha and beta are chosen, and merged."
-    accept = "Exit with 0 whatever the verdict. Checks before the run only warn."
-    show = "Put questions with the models' answers into the report and --json."
-    options = [
-        click.option("--until", type=click.Choice(list(PARTS)), help=f"{until}  [default: the whole run]"),
-        click.option("--accept", is_flag=True, help=accept),
-        click.option("--show-examples", is_flag=True, help=show),
-    ]
-    for option in reversed(options):
-        body = option(body)
-    return body
-
-
 @click.command(cls=Command)
-@_takes_run_options
+@click.option(
+    "--until",
+    type=click.Choice(list(PARTS)),
+    help="Stop after this part: moments for the filter; vectors; sweep: alpha and beta are chosen, and merged.  "
+    "[default: the whole run]",
+)
+@click.option("--accept", is_flag=True, help="Exit with 0 whatever the verdict. Checks before the run only warn.")
 @takes_recipe()
-def run_command(invocation: Invocation, until: str | None, accept: bool, show_examples: bool) -> int:
+def run_command(invocation: Invocation, until: str | None, accept: bool) -> int:
     """Run RECIPE: fit vectors, choose alpha and beta, merge, score, report.
 
     RECIPE is a YAML file, or the name of a shipped recipe (`msa-lite recipes list`). KEY.SUB=VALUE changes one of its
@@ -53,13 +39,19 @@ def run_command(invocation: Invocation, until: str | None, accept: bool, show_ex
     msa-lite run my.yaml --until sweep 'forget.alpha=[1.0, 1.5, 2.0]' merge.filter=1
     accelerate launch --num_processes 4 -m msa_lite my.yaml   # on 4 GPUs
     """
-    return _run(invocation, until, accept, show_examples)
+    from msa_lite.errors import UsageError
+
+    if until is None:
+        return run_whole(invocation, accept)
+    if accept:
+        raise UsageError(f"--until {until}: ends before scores and verdict; leave out --accept")
+    {"moments": _measure_moments, "vectors": _fit_vectors, "sweep": _choose}[until](invocation)
+    return 0
 
 
 @click.command(cls=Command)
-@_takes_run_options
 @takes_recipe(named=_QUICKSTARTS)
-def quickstart_command(invocation: Invocation, until: str | None, accept: bool, show_examples: bool) -> int:
+def quickstart_command(invocation: Invocation) -> int:
     """Try msa-lite: models learn invented people, and unlearn some of them.
 
     Scores and answers are printed. A new model takes two to three minutes on two cores, without downloads.
@@ -74,32 +66,19 @@ def quickstart_command(invocation: Invocation, until: str | None, accept: bool, 
     msa-lite quickstart --model smollm2
     msa-lite quickstart seed=1 output=runs/quickstart-1
     """
-    return _run(invocation, until, accept, show_examples)
+    return run_whole(invocation, accept=False)
 
 
-def _run(invocation: Invocation, until: str | None, accept: bool, show_examples: bool) -> int:
-    """Run a recipe as far as `until`; return the exit code. Raise UsageError for options that need the whole run."""
-    from msa_lite.errors import UsageError
-
-    if until is None:
-        return run_whole(invocation, accept, show_examples)
-    options = {"--accept": accept, "--show-examples": show_examples}
-    if clash := [name for name, is_set in options.items() if is_set]:
-        raise UsageError(f"--until {until}: ends before scores and verdict; leave out {' and '.join(clash)}")
-    {"moments": _measure_moments, "vectors": _fit_vectors, "sweep": _choose}[until](invocation)
-    return 0
-
-
-def run_whole(invocation: Invocation, accept: bool, show_examples: bool) -> int:
+def run_whole(invocation: Invocation, accept: bool) -> int:
     """Run a recipe, print verdict, scores and examples, and return the exit code."""
     from msa_lite.cli.output import exit_code, print_json, print_result, print_verdict
     from msa_lite.pipeline.verbs.run import run
 
-    result = invocation.call(run, accept=accept, show_examples=show_examples)
+    result = invocation.call(run, accept=accept)
     print_verdict(result, to_stderr=invocation.as_json)
     status = exit_code(result, accept or not invocation.recipe.verdict)
     if invocation.as_json:
-        print_json(json_form(result) | ({"examples": result.examples} if show_examples else {}))
+        print_json(result)
     else:
         print_result(result, str(result.point), with_examples=True)
     return status
@@ -114,7 +93,7 @@ def _checked_method(context: click.Context, argument: click.Parameter, method: s
 
 
 @click.command(cls=Command)
-@click.argument("method", shell_complete=complete_method, callback=_checked_method)
+@click.argument("method", callback=_checked_method)
 @takes_recipe()
 def baseline_command(invocation: Invocation, method: str) -> None:
     """Run METHOD on the models and data of RECIPE, to compare MSA with it.

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from msa_lite.cli.completion import complete_table
 from msa_lite.cli.help import Command, read_names, takes_dry_run, takes_json, takes_overrides
 
 if TYPE_CHECKING:
@@ -14,7 +13,7 @@ if TYPE_CHECKING:
 
 
 @click.command(cls=Command)
-@click.argument("name", metavar="NAME|FILE|list", shell_complete=complete_table)
+@click.argument("name", metavar="NAME|FILE|list")
 @takes_overrides
 @click.option("--size", type=click.Choice(["own", "small"]), default="own", show_default=True,
               help="small: the same rows with tiny Llamas, for two cores. data=FOLDER names its data.")  # fmt: skip

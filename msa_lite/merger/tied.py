@@ -70,9 +70,9 @@ def untie_fault(checkpoint: Checkpoint) -> MsaError | None:
     """Return why a model cannot get a head of its own, or None."""
     names, place = tied_names(checkpoint), checkpoint.folder
     if not ties_head(checkpoint):
-        return UsageError(f"{place}: embedding and head are two matrices already; leave out --untie")
+        return UsageError(f"{place}: embedding and head are two matrices already; leave out untie")
     if names is None:
-        return MismatchError(f"{place}: none of its tensors is known as the embedding that its head shares; --untie")
+        return MismatchError(f"{place}: none of its tensors is known as the embedding that its head shares; untie")
     if checkpoint.shards and names[1] in checkpoint.tensors and not copies_of_head(checkpoint):
         return MismatchError(
             f"{place}: its config ties embedding and head, but {names[1]} differs from {names[0]}; set "
@@ -189,7 +189,7 @@ def fold_head(adapter: Adapter, target: Checkpoint, prior: Checkpoint | None) ->
     what = "they were tuned apart" if len(set(uses)) > 1 else "only one of the two was tuned"
     faults = [
         f"{name}: the target ties embedding and head, but {what}, so the change of the one matrix is not defined; give "
-        "each use a matrix of its own with --untie"
+        "each use a matrix of its own with msa_lite.merge(…, untie=True)"
         for name in (() if one and uses == [embedding] else dict.fromkeys(uses))
     ]
     return replace(adapter, **parts), faults

@@ -71,8 +71,6 @@ class PublishOptions:
     """The folder of a run to take; None: the one that is there."""
     public: bool = False
     """True if everybody is to see it."""
-    name_models: bool = False
-    """True if target and prior may be named although the Hub does not say that they are public."""
     accept: bool = False
     """True if it may go although its verdict is FAIL."""
     can_undo: bool = False
@@ -81,8 +79,6 @@ class PublishOptions:
     """The licence, where the target's card names none."""
     datasets: Sequence[str] = ()
     """Public data sets to name on the card."""
-    gated: bool = False
-    """True if people are to ask for access."""
 
 
 _PLAIN = PublishOptions()
@@ -302,13 +298,10 @@ class _Choice:
                 continue
             if ask(repo):
                 public.add(role)
-            if is_model and (role in public or self.options.name_models):
+            if is_model and role in public:
                 told[role] = name
             elif is_model:
-                self.cautions.append(
-                    f"the card does not name the {role}: the Hub does not say that {repo} is public. To name it: "
-                    "--name-models"
-                )
+                self.cautions.append(f"the card does not name the {role}: the Hub does not say that {repo} is public")
         self.is_open = self.manifest.get("sources", {}).keys() <= public | told.keys()
         return find_secrets(self.manifest, told)
 
@@ -353,7 +346,7 @@ class _Choice:
             recipe = self._recipe()
             files = [*files, *recipe]
             manifest = public_manifest(manifest, secrets, bool(recipe))
-        options = CardOptions(self.options.repo, tuple(self.options.datasets), self.options.gated)
+        options = CardOptions(self.options.repo, tuple(self.options.datasets))
         card = model_card(manifest, options)
         files.append(_made(CARD_FILE, card.encode()))
         if not self.is_vector:

@@ -69,14 +69,14 @@ class Published:
         return self.repo if self.kind == "model" else None
 
 
-def push(contents: Contents, to: Destination, *, gated: bool = False, progress: Progress = silent) -> Published:
+def push(contents: Contents, to: Destination, *, progress: Progress = silent) -> Published:
     """Send the files to a repository, whole or not at all as far as its main branch goes.
 
-    gated: readers must ask for access, and the owner lets them in one by one. Raise FormatError for a card that the Hub
-    does not take, OutputError when the repository has changed and is no place to send to any more, and StageError when
-    the upload fails. Then main is as it was, and the same call sends only what is missing.
+    Raise FormatError for a card that the Hub does not take, OutputError when the repository has changed and is no place
+    to send to any more, and StageError when the upload fails. Then main is as it was, and the same call sends only what
+    is missing.
     """
-    upload = _Upload(contents, to, gated, progress)
+    upload = _Upload(contents, to, progress)
     return patiently(upload.run, to.repo, lambda: upload.has_begun)
 
 
@@ -98,7 +98,6 @@ class _Upload:
 
     contents: Contents
     to: Destination
-    gated: bool
     progress: Progress
     has_begun: bool = False
     """True once something was written on the server."""
@@ -136,8 +135,6 @@ class _Upload:
             self.has_begun = True
             info = self._info(_MAIN)
         check_repository(self.api, info, self.to.private)
-        if self.gated and info.gated != "manual":
-            self.api.update_repo_settings(self.to.repo, gated="manual")
         return info
 
     def _check_card(self) -> None:
@@ -234,4 +231,4 @@ def push_folder(
     to = find_destination(repo, private=not options.public)  # first: the files of a large model take minutes to check
     contents = make_contents(Path(folder), replace(options, repo=to.repo))
     with disable_progress_bars():
-        return push(contents, to, gated=options.gated, progress=progress)
+        return push(contents, to, progress=progress)

@@ -16,6 +16,8 @@ GONE = {
         for place in ("attack.prompt.judge", "evaluate.judge", "evidence.judge")
         for key, advice in _JUDGE.items()
     },
+    "publish.gated": "the settings of the repository on the Hub gate it; leave it out",
+    "publish.name_models": "the card names models that are public; leave it out",
     "evaluate.engine": "transformers scores everything; leave it out",
     "merge.forecast": "the attack quantise measures what it predicted: attack.attacks=[quantise]",
     "select.by": "the validation part is drawn by question; leave it out",

@@ -192,7 +192,7 @@ def load_any(source: RecipeSource, overrides: Iterable[str] = ()) -> Recipe | Tr
     return _validate(_kind(values) or Recipe, name, values)
 
 
-def copy_recipe(name: str, file: str, may_replace: bool = False) -> tuple[Path, Path]:
+def copy_recipe(name: str, file: str) -> tuple[Path, Path]:
     """Copy a shipped recipe, with its comments, to a new file; return the file, and that of its schema for editors.
 
     The copy means the same as the original: the relative paths of both start from the working folder. Raise as
@@ -201,7 +201,7 @@ def copy_recipe(name: str, file: str, may_replace: bool = False) -> tuple[Path, 
     shipped, path = find_recipe(name), local_path(file)
     if shipped not in shipped_recipes().values():
         raise UsageError(f"{name}: is a file of your own, not a shipped recipe; `cp` copies it")
-    check_new_file(path, may_replace)
+    check_new_file(path)
     return path, write_with_schema(path, read_text(shipped), load_any(name))
 
 

@@ -53,12 +53,8 @@ class Publish(Closed):
     either, unless you accept it (`--accept`, or `verdict: off`)."""
     private: bool = True
     """true: only its owner sees it. false: everybody does."""
-    gated: bool = False
-    """true: readers must ask for access."""
     license: str | None = None
     """The licence's identifier, such as apache-2.0, if the target's card names none."""
-    name_models: bool = False
-    """true: the card may name models that are private, or that the Hub does not know."""
 
     @model_validator(mode="after")
     def _needs_a_repository(self) -> Publish:

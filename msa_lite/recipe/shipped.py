@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from msa_lite.errors import OutputError, UsageError, allowed_by
+from msa_lite.errors import OutputError, UsageError
 from msa_lite.io.files.reading import local_path, read_text
 from msa_lite.io.files.writing import check_writable
 
@@ -80,17 +80,14 @@ def title_of(path: Path) -> str:
     return first.lstrip("# ").strip() if first.startswith("#") else ""
 
 
-def check_new_file(path: Path, may_replace: bool = False) -> None:
-    """Raise UsageError or OutputError unless a recipe can be written to this file.
-
-    may_replace: it may replace a file.
-    """
+def check_new_file(path: Path) -> None:
+    """Raise UsageError or OutputError unless a recipe can be written to this new file."""
     if path.suffix not in RECIPE_ENDINGS:
         raise UsageError(f"{path}: a recipe's file ends in .yaml, as {path.name or 'my-request'}.yaml")
     if path.is_dir():
         raise OutputError(f"{path}: is a folder; name the file to write")
-    if path.exists() and not may_replace:
-        raise allowed_by(OutputError(f"{path}: is there already; name another file, or give --replace"), "--replace")
+    if path.exists():
+        raise OutputError(f"{path} already exists; name another file, or remove it")
     if not path.parent.exists():
         raise UsageError(f"{path}: there is no folder {path.parent}; make it, or name another place")
     check_writable(path)

@@ -22,10 +22,6 @@ _BLOCK = re.compile(r"\s*---\r?\n(.*?)\r?\n---[ \t]*(?:\r?\n|$)", re.DOTALL)
 _WORD = re.compile(r"[\w.+-]{1,60}")
 _LINK = re.compile(r"https?://[\w.-]+/[^\s\"'<>\\]{0,300}|(?:LICENSE|NOTICE)[\w.-]{0,40}")
 _TASK = "text-generation"
-_GATE = (
-    "This model was made by removing training data from another one. By asking for access you agree not to try to "
-    "bring the data back, and not to try to find out whose it was."
-)
 
 
 @dataclass(frozen=True)
@@ -36,8 +32,6 @@ class CardOptions:
     """The repository or folder to load the model from, in the card's example."""
     datasets: Sequence[str] = ()
     """Public data sets to name, by their Hub names."""
-    gated: bool = False
-    """True if people have to ask for access."""
 
 
 def read_target_card(folder: Path) -> dict[str, Any]:
@@ -116,8 +110,6 @@ def front_matter(manifest: Mapping[str, Any], name: str, options: CardOptions) -
     outcome = manifest.get("outcome") or {}
     results, method = _results(outcome), outcome.get("method")
     more: dict[str, Any] = {"base_model_relation": "adapter" if is_adapter else "finetune"} if target else {}
-    if options.gated:
-        more["extra_gated_prompt"] = _GATE
     data = ModelCardData(
         base_model=target[0] if target else None,
         library_name="peft" if is_adapter else "transformers",

@@ -7,8 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from msa_lite.report.formats import csv_lines
-
 _WIDTH = 78
 _LINES = 2  # shown of each answer
 _MARGIN = 12  # columns for the model's name
@@ -45,7 +43,6 @@ def _cut(name: str, text: str) -> str:
 
 
 _MODELS = ("target", "unlearned", "ideal")
-_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")
 _LABEL, _MARK = 11, 9  # columns for a line's name and its mark
 
 
@@ -164,35 +161,6 @@ def row_block(row: ListedRow, wording: Wording) -> str:
         first = f"  {name:<{_LABEL}}{mark:<{_MARK}}"
         lines.append(textwrap.fill(text, _WIDTH, initial_indent=first, subsequent_indent=indent))
     return "\n".join(lines)
-
-
-def rows_csv(rows: RowList, heal: bool = True) -> str:
-    """Return the list as CSV with a header line; texts are whole.
-
-    heal: put an apostrophe before texts that a spreadsheet would run as a formula.
-    """
-    models, has_texts = rows.models, any(row.text for row in rows.rows)
-    others = [name for name in models if name != "unlearned"]
-    mark = rows.wording.failed
-    heads = ["index", mark, "question", "expected", *_MODELS]
-    heads += ["text", *(f"{name}_predicted" for name in models)] if has_texts else []
-    lines: list[list[object]] = [[*heads, *(f"{name}_{mark}" for name in others)]]
-    for row in rows.rows:
-        texts = [row.question, row.expected, *(row.answers.get(name) for name in _MODELS)]
-        more: list[object] = [row.text, *(row.predicted.get(name) for name in models)] if has_texts else []
-        cells: list[object] = [row.index, _word(row.failed.get("unlearned")), *texts, *more]
-        cells += [_word(row.failed.get(name)) for name in others]
-        lines.append([harmless(cell) if heal and isinstance(cell, str) else cell for cell in cells])
-    return csv_lines(lines)
-
-
-def _word(failed: bool | None) -> str | None:
-    return None if failed is None else "yes" if failed else "no"
-
-
-def harmless(text: str) -> str:
-    """Return a text that no spreadsheet takes for a formula."""
-    return f"'{text}" if text.startswith(_FORMULA) else text
 
 
 def clean(text: str) -> str:

@@ -271,8 +271,6 @@ def make_tools(work: Path, shape: str, full: bool) -> list[Tool]:
     merge += ["--alpha", str(ALPHA), "--beta", str(BETA), "--out", out, *(("--prior", prior) if full else ())]
     tools = [Tool("cp", copy, 1e8, size), Tool("msa-lite", merge, 1e9, size)]
     tools.insert(1, Tool("cp, fsync", ["sh", "-c", '"$@" && sync "$0"/*', out, *copy], 1e8, size))
-    if "--exact" in subprocess.run([*merge[:4], "--help"], capture_output=True, text=True, check=True).stdout:
-        tools += [Tool("exact", [*merge, "--exact"], 1e9, size)]
     if not full:
         command = [sys.executable, "-c", PEFT, target, forget, retain, str(ALPHA), str(BETA), out]
         tools += [Tool("peft", command, 1.2 * size + 1e9, size)]
@@ -342,7 +340,7 @@ def print_table(console: Console, results: dict[str, list[dict[str, Any]]], full
             cells.append(f"{ratio:.2f}" if reference in results else "–")
         cells += [f"{np.median([run['cpu'] for run in runs]):.2f}", f"{max(run['peak'] for run in runs):.0f}"]
         cells += [*(f"{runs[0][key]:.0f}" for key in ("out", "extra")), runs[0]["differ"]]
-        table.add_row("msa-lite --exact" if name == "exact" else name.replace("cp", copy), *cells)
+        table.add_row(name.replace("cp", copy), *cells)
     console.print(table)
 
 

@@ -36,7 +36,7 @@ class Case:
     plan: Sequence[str]
 
 
-_FULL = ("quickstart", "vector.mode=full", "forget.alpha=1.0", "--accept")
+_FULL = ("run", "quickstart", "vector.mode=full", "forget.alpha=1.0", "--accept")
 CASES = {
     "quickstart": Case(["quickstart"], ["plan", "quickstart"]),
     "full": Case(_FULL, [*_FULL, "--dry-run"]),

@@ -1,6 +1,6 @@
 """Make harder histories for `tests.benchmarks.variants` of a quickstart's rows: what a prior is worth, case by case.
 
-    msa-lite quickstart merge.filter=off seed=0 output=RUN --accept
+    msa-lite run quickstart merge.filter=off seed=0 output=RUN --accept
     python -m tests.benchmarks.staged_history RUN               # RUN/cases/NAME, each with its vectors
     python -m tests.benchmarks.variants RUN/cases/* --only "msa" "msa, filter" "held, filter" "task vector, filter"
 

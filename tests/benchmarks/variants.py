@@ -1,6 +1,6 @@
 """Compare ideas for the forget vector on one history: the same models, rows, number of points and rules for all.
 
-    msa-lite quickstart --model smollm2 demo.forget=8 demo.retain=16 demo.holdout=8 seed=0 output=RUN --accept \
+    msa-lite quickstart-smollm2 demo.forget=8 demo.retain=16 demo.holdout=8 seed=0 output=RUN --accept \
         retain.data.sample=match_forget
     python -m tests.benchmarks.variants RUN [--only NAME ...]      # what RUN/variants has is not made again
     python -m tests.benchmarks.variants --table RUN [RUN ...]      # one RUN a seed

@@ -109,19 +109,17 @@ def test_without_a_terminal_what_lacks_is_named_by_its_option(place: Path, call_
     assert not (place / "my-request.yaml").exists()
 
 
-def test_no_file_is_replaced_unless_that_is_said(place: Path, call_cli: CallCli) -> None:
+def test_no_file_is_replaced(place: Path, call_cli: CallCli) -> None:
     (place / "my-request.yaml").write_text("mine")
     status, _, err = call_cli("init", *FLAGS)
     assert (status, (place / "my-request.yaml").read_text()) == (3, "mine")
-    assert "--replace" in err
-    assert call_cli("init", *FLAGS, "--replace")[0] == 0
-    assert load_recipe("my-request.yaml").retain is None
+    assert "already exists" in err
     for file, kind in {"my-request": UsageError, "nowhere/x.yaml": UsageError, "prior": UsageError}.items():
         with pytest.raises(kind):
             init_recipe(file, WISHES)
     (place / "folder.yaml").mkdir()
     with pytest.raises(OutputError, match="is a folder"):
-        init_recipe("folder.yaml", WISHES, may_replace=True)
+        init_recipe("folder.yaml", WISHES)
 
 
 def write_rows(path: Path, *rows: dict[str, Any]) -> str:
@@ -257,7 +255,6 @@ def test_a_shipped_recipe_is_copied_with_a_line_that_leads_editors_to_its_schema
     assert schema.read_text() == call_cli("recipes", "schema")[1]
     assert load_recipe("my.yaml") == load_recipe("tofu/forget10")
     assert call_cli("recipes", "copy", "tofu/forget10", "my.yaml")[0] == 3
-    assert call_cli("recipes", "copy", "tofu/forget10", "my.yaml", "--replace")[0] == 0
     assert "did you mean 'tofu/forget10'" in call_cli("recipes", "copy", "tofu/forget1", "x.yaml")[2]
     assert "`cp` copies it" in call_cli("recipes", "copy", "my.yaml", "x.yaml")[2]
     copied = json.loads(call_cli("recipes", "copy", "train/small", "t.yaml", "--json")[1])

@@ -276,11 +276,11 @@ def test_the_wishes_of_a_recipe_and_of_the_command_arrive(
         raise UsageError("stopped")
 
     monkeypatch.setattr("msa_lite.publish.contents.make_contents", stop)
-    flags = ("--public", "--gated", "--license", "mit", "--name-models", "--accept", "--as", "model")
+    flags = ("--public", "--license", "mit", "--accept", "--as", "model")
     call_cli("publish", unlearned["model"], REPO, "--yes", *flags, "--i-know-this-can-undo-the-removal")
-    of_command = PublishOptions(REPO, "model", True, True, True, True, "mit", gated=True)
+    of_command = PublishOptions(REPO, "model", True, True, True, "mit")
     monkeypatch.setattr("msa_lite.publish.upload.make_contents", stop)
-    recipe["publish"] = {"repo": REPO, "private": False, "gated": True, "license": "mit", "name_models": True}
+    recipe["publish"] = {"repo": REPO, "private": False, "license": "mit"}
     with pytest.raises(UsageError, match="stopped"):
         publish_model(load_recipe(recipe), unlearned["model"], None, True, lambda *_: None)
     assert wishes == [of_command, replace(of_command, form=None, can_undo=False)]

@@ -84,7 +84,7 @@ def test_a_failure_can_be_accepted(how: str, recipe: str, call_cli: CallCli) -> 
 def test_without_rows_to_keep_the_verdict_says_so_loudly_and_exits_with_0(
     recipe: str, run_folder: Path, call_cli: CallCli
 ) -> None:
-    status, stdout, stderr = call_cli(recipe, "retain=null", "--json", "--show-examples")
+    status, stdout, stderr = call_cli(recipe, "retain=null", "--json")
     assert status == 0, stderr
     result = json.loads(stdout)
     assert result["verdict"] == read(run_folder)
@@ -92,8 +92,7 @@ def test_without_rows_to_keep_the_verdict_says_so_loudly_and_exits_with_0(
     assert f"PARTLY  {result['verdict']['sentence']}" in stderr
     assert "give rows to keep" in stderr
     # All that there is to show are rows to be forgotten.
-    assert [example["set_name"] for example in result["examples"]] == ["forget"] * 10
-    assert set(result["examples"][0]["answers"]) == {"target", "unlearned"}
+    assert call_cli("report", run_folder, "--show-examples")[0] == 0
     assert (run_folder / "report.md").read_text().count("\n  target     ") == 10
 
 

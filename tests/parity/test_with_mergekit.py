@@ -253,7 +253,7 @@ def test_models_without_a_role_are_refused_and_weights_of_any_form_have_a_sign(
 
 @pytest.mark.parametrize(
     "option",
-    ["--rounding stochastic", "--as adapter", "--max-memory 1GB", "--untie", "--exact", "--threads 2",
+    ["--rounding stochastic", "--as adapter", "--max-memory 1GB",
      "--filter-strength 1", "--filter moments"],
 )  # fmt: skip
 def test_options_that_mergekit_cannot_honour_are_refused_by_name(option: str, tmp_path: Path) -> None:

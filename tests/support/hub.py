@@ -14,7 +14,6 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from tests.support.hub_handler import Files, HubHandler
 from tests.support.loopback import Loopback
@@ -60,7 +59,6 @@ class HubServer(Loopback):
         self.received: Counter[str] = Counter()  # bytes of file contents by repository, broken transfers included
         self.accounts = {WRITER: ("alice", "write"), READER: ("alice", "read"), STRANGER: ("mallory", "write")}
         self.private: dict[str, bool] = {}
-        self.gated: dict[str, Any] = {}
         self.renamed: dict[str, str] = {}
         self.spaces: set[str] = set()
         self.titles: dict[str, list[str]] = {}  # repository → titles of main's commits, the newest first

@@ -175,6 +175,6 @@ def client_of(hub: HubServer, token: str | None = WRITER) -> Iterator[list[float
         yield waits
 
 
-def publish(contents: Contents, private: bool = True, gated: bool = False) -> Published:
+def publish(contents: Contents, private: bool = True) -> Published:
     """Send contents to the repository of the tests."""
-    return push(contents, find_destination(REPO, private), gated=gated)
+    return push(contents, find_destination(REPO, private))

@@ -276,16 +276,12 @@ class HubHandler(BaseHTTPRequestHandler):
                     siblings[-1]["lfs"] = {"size": lfs["size"], "sha256": lfs["oid"], "pointerSize": lfs["pointerSize"]}
         kind, _, repo = place.partition("/")
         private = kind == "models" and self.hub.private.get(repo, False)
-        state = {"private": private, "gated": self.hub.gated.get(repo, False)}
+        state = {"private": private, "gated": False}
         return {"id": repo, "sha": sha, "siblings": siblings, "tags": [], "downloads": 0, **state}
 
     # What writes to a model's repository; each returns the answer
 
     def _do_auth_check(self, repo: str, branch: str, body: bytes) -> dict[str, Any]:
-        return {}
-
-    def _do_settings(self, repo: str, branch: str, body: bytes) -> dict[str, Any]:
-        self.hub.gated[repo] = json.loads(body)["gated"]
         return {}
 
     def _do_branch(self, repo: str, branch: str, body: bytes) -> dict[str, Any]:

@@ -54,7 +54,7 @@ def inner_arrows() -> Counter[str]:
 def totals() -> dict[str, int]:
     """Return totals by name: lines of code, words of the docs, and what a user may set; a data source is one key."""
     from msa_lite.recipe import Recipe
-    from msa_lite.recipe.keys import recipe_keys
+    from tests.tools.keys import recipe_keys
 
     commands = [context.command for context in contexts()]
     keys = {_source(key) for key, _ in recipe_keys(Recipe)}

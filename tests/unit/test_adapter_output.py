@@ -205,19 +205,11 @@ def test_factors_that_do_not_fit_fp32_are_named(small: dict[str, str], tmp_path:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [
-        (["--rounding", "stochastic", "--seed", "3", "--max-memory", "1"], "--rounding, --seed"),
-        (["--exact", "--threads", "2", "--dtype", "float32"], "--dtype, --exact, --threads"),
-    ],
-)
-def test_options_that_mean_nothing_to_an_adapter_are_refused_by_name(
-    small: dict[str, str], tmp_path: Path, options: list[str], named: str
-) -> None:
+def test_options_that_mean_nothing_to_an_adapter_are_refused_by_name(small: dict[str, str], tmp_path: Path) -> None:
+    options = ["--rounding", "stochastic", "--max-memory", "1", "--dtype", "float32"]
     done = run_cli(*command_of(small, tmp_path / "out"), *options)
     assert done.returncode == 2
-    assert f"leave out {named} with --as adapter" in done.stderr
+    assert "leave out --dtype, --rounding with --as adapter" in done.stderr
     assert list(tmp_path.iterdir()) == []
 
 
@@ -249,7 +241,7 @@ def test_the_dtype_of_a_mergekit_recipe_is_ignored_with_a_word(small: dict[str, 
 
 def test_a_model_still_takes_the_defaults_of_what_is_not_given(small: dict[str, str], tmp_path: Path) -> None:
     command = command_of(small, tmp_path / "out")[:-2]
-    for number, options in enumerate(([], ["--rounding", "nearest", "--seed", "0", "--dtype", "same"])):
+    for number, options in enumerate(([], ["--rounding", "nearest", "--dtype", "same"])):
         command[command.index("--out") + 1] = str(tmp_path / str(number))
         assert run_cli(*command, *options).returncode == 0
     manifests = [load_manifest(tmp_path / str(number)) or {} for number in range(2)]

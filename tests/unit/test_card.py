@@ -129,11 +129,10 @@ def test_options_reach_the_front_matter_and_the_example(tmp_path: Path) -> None:
     manifest = load_manifest(make_merge(tmp_path))
     assert manifest is not None
     plain = ModelCard(model_card(manifest)).data.to_dict()
-    assert not {"datasets", "extra_gated_prompt"} & plain.keys()
-    card = model_card(manifest, CardOptions("me/unlearned", ["locuslab/TOFU"], gated=True))
+    assert "datasets" not in plain
+    card = model_card(manifest, CardOptions("me/unlearned", ["locuslab/TOFU"]))
     data = ModelCard(card).data.to_dict()
     assert data["datasets"] == ["locuslab/TOFU"]
-    assert "asking for access" in data["extra_gated_prompt"]
     assert 'place = "me/unlearned"' in card
 
 

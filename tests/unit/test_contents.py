@@ -135,7 +135,7 @@ def test_an_adapter_goes_without_the_path_of_its_base(tmp_path: Path) -> None:
     assert any("a switch, not a removal" in caution for caution in sent.cautions)
 
 
-def test_the_base_is_named_where_the_hub_says_that_it_is_public_or_the_user_agrees(tmp_path: Path) -> None:
+def test_the_base_is_named_where_the_hub_says_that_it_is_public(tmp_path: Path) -> None:
     write_parts(tmp_path)
     for form in ("model", "adapter"):
         out = make_merge(tmp_path, form, hub=True)
@@ -144,14 +144,14 @@ def test_the_base_is_named_where_the_hub_says_that_it_is_public_or_the_user_agre
         assert b"me/target" not in everything
         assert b"them/prior" not in everything
         assert "a model whose name is not given" in hidden.card
-        assert any("--name-models" in caution for caution in hidden.cautions)
+        assert any("does not name the target" in caution for caution in hidden.cautions)
         assert b"them/prior" not in b"".join(bytes_of(contents(out, {"me/target"})).values())
-        for shown in (contents(out, {"me/target", "them/prior"}), contents(out, name_models=True)):
-            assert ModelCard(shown.card).data.base_model == "me/target"
-            assert "them/prior" in shown.card
-            assert not any("--name-models" in caution for caution in shown.cautions)
-            if form == "adapter":
-                assert json.loads(bytes_of(shown)["adapter_config.json"])["base_model_name_or_path"] == "me/target"
+        shown = contents(out, {"me/target", "them/prior"})
+        assert ModelCard(shown.card).data.base_model == "me/target"
+        assert "them/prior" in shown.card
+        assert not any("does not name" in caution for caution in shown.cautions)
+        if form == "adapter":
+            assert json.loads(bytes_of(shown)["adapter_config.json"])["base_model_name_or_path"] == "me/target"
 
 
 def test_a_recipe_for_mergekit_goes_only_where_all_of_it_is_public(tmp_path: Path) -> None:
@@ -167,7 +167,7 @@ def test_a_recipe_for_mergekit_goes_only_where_all_of_it_is_public(tmp_path: Pat
     open_one = contents(out, everything)
     assert MERGEKIT_FILE in bytes_of(open_one)
     assert "mergekit" in ModelCard(open_one.card).data.tags
-    closed = contents(out, everything - {"me/forget"}, name_models=True)
+    closed = contents(out, everything - {"me/forget"})
     assert MERGEKIT_FILE not in bytes_of(closed)
     assert "mergekit" not in ModelCard(closed.card).data.tags
     assert b"me/forget" not in b"".join(bytes_of(closed).values())

@@ -13,7 +13,7 @@ from msa_lite import cli
 from msa_lite.cli.help import Command
 
 OTHER_WORDS = ("directory", "directories", "base model", "oracle", "fuse", "config file", "retrain model", "delete set")
-SHARED = {"--json", "--verbose"}  # options that mean the same everywhere
+SHARED = {"--json"}  # options that mean the same everywhere
 
 
 def walk() -> Iterator[tuple[str, click.Command, click.Context]]:
@@ -63,7 +63,7 @@ def test_a_help_has_a_line_of_purpose_two_examples_and_groups(name: str) -> None
     assert list(parts)[-1] == "Printing and help"
     for title in ("Options", *command.groups):
         assert len(parts.get(title, ())) <= 40, "a long list is divided into groups"
-    own = [one for one in options(name) if not {*one.opts} & {"--json", "--verbose", "--help"}]
+    own = [one for one in options(name) if not {*one.opts} & {"--json", "--help"}]
     assert len(own) <= 6 or command.groups, "more than six options stand in groups"
 
 

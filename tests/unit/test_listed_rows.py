@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import shutil
 from pathlib import Path
@@ -18,7 +16,7 @@ from msa_lite.io.finished.manifest import stage_folder
 from msa_lite.pipeline.run.report import report_run
 from msa_lite.report.blocks import fenced
 from msa_lite.report.provenance import PURGED_FILE
-from msa_lite.report.rows import RowList, row_block, row_lines, rows_csv
+from msa_lite.report.rows import RowList, row_block, row_lines
 from tests.support.records import known, question, text, unknown
 from tests.support.runs import make_run_folder
 
@@ -73,20 +71,6 @@ def test_tofu_muse_and_restor_are_listed_by_their_own_checks() -> None:
     assert order(restor) == [1, 0], "only facts that documents spoilt, wrong answers first"
     assert "answered wrongly" in restor.headline
     assert restor.rows[0].expected == "a / b"
-
-
-FORMULAS = ["=1+1", "+49 170", "-400", "@SUM(A1)", "\t=1", "＝1", "fine", "a=b"]
-
-
-def test_csv_has_whole_texts_and_none_that_a_spreadsheet_would_run() -> None:
-    answers = [question(said, said, 1.0, 1.0) for said in FORMULAS]
-    rows = listed("qa", unlearned={"forget": numbered(answers)})
-    (head, *lines) = list(csv.reader(io.StringIO(rows_csv(rows))))
-    assert head[:7] == ["index", "recited", "question", "expected", "target", "unlearned", "ideal"]
-    cells = [line[3] for line in lines]
-    assert cells == [f"'{said}" for said in FORMULAS[:6]] + FORMULAS[6:]
-    assert [line[1] for line in lines] == ["yes"] * len(FORMULAS)
-    assert [row.expected for row in rows.rows] == FORMULAS, "JSON has them as they are"
 
 
 def test_no_text_steers_a_terminal_or_leaves_its_block() -> None:

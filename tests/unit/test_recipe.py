@@ -301,8 +301,8 @@ def test_a_changed_rule_is_told_and_a_repository_to_publish_to_is_no_change(
 
 
 def test_settings_of_publish_need_a_repository() -> None:
-    publish = load_recipe(SMALLEST, ["publish.repo=me/mine", "publish.gated=true"]).publish
-    assert (publish.repo, publish.private, publish.gated) == ("me/mine", True, True)
+    publish = load_recipe(SMALLEST, ["publish.repo=me/mine", "publish.license=mit"]).publish
+    assert (publish.repo, publish.private, publish.license) == ("me/mine", True, "mit")
     with pytest.raises(RecipeError, match="publish: settings without a repo to send to"):
         load_recipe(SMALLEST, ["publish.private=false"])
 

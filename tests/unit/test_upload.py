@@ -110,21 +110,18 @@ def test_stale_files_go_in_the_same_commit_and_other_peoples_stay(hub: HubServer
     assert len(hub.titles[REPO]) == before + 1
 
 
-def test_a_public_repository_is_made_and_gated_only_when_that_is_wanted(hub: HubServer, tmp_path: Path) -> None:
+def test_a_public_repository_is_made_only_when_that_is_wanted(hub: HubServer, tmp_path: Path) -> None:
     contents = make_upload(tmp_path / "model")
     publish(contents)
-    assert (hub.private[REPO], hub.gated.get(REPO)) == (True, None)
+    assert hub.private[REPO]
     with pytest.raises(OutputError, match="is private already, and is to be public"):
         publish(contents, private=False)
     to = find_destination("open", private=False)
     assert (to.repo, to.exists) == ("alice/open", False)
     assert to.describe() == f"alice/open (new, PUBLIC, everybody may see and load it) as alice, at {hub.url}"
     assert replace(to, endpoint="https://huggingface.co").describe().endswith(" as alice")
-    hub.requests.clear()
-    push(contents, to, gated=True)
-    assert (hub.private["alice/open"], hub.gated["alice/open"]) == (False, "manual")
-    calls = [path for method, path in hub.requests if method in ("PUT", "POST")]
-    assert calls.index("/api/models/alice/open/settings") < calls.index(next(p for p in calls if "preupload" in p))
+    push(contents, to)
+    assert not hub.private["alice/open"]
 
 
 @pytest.mark.parametrize("when", ["before", "while it is sent"])

@@ -141,15 +141,15 @@ class Draft:
         return parse_yaml(self.text, str(self.file))
 
 
-def init_recipe(file: str, wishes: Wishes, may_replace: bool = False) -> Draft:
-    """Write a commented recipe to a file. may_replace: allow an existing file.
+def init_recipe(file: str, wishes: Wishes) -> Draft:
+    """Write a commented recipe to a new file.
 
     Inspect models, data and prior first. One error names all faults: missing models or data sets, unknown columns,
     target and prior that are the same or do not fit. Validate the recipe before writing it.
     """
     require("train")
     path = local_path(file)
-    check_new_file(path, may_replace)
+    check_new_file(path)
     wishes = replace(wishes, output=wishes.output or f"runs/{path.stem}")
     names = [name for name in (wishes.target, wishes.prior) if name]
     with offline_where_unreachable() if any(map(is_remote, names)) else nullcontext():

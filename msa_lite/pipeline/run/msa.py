@@ -77,7 +77,6 @@ def finish_run(
     chosen: Values,
     merged: Merged | MergedAdapter,
     learnt: Iterable[Row],
-    show_examples: bool = False,
 ) -> Findings:
     """Write what a run ends with, once its stages are done: verdict, card, removal record, report.
 
@@ -86,7 +85,7 @@ def finish_run(
     findings = judge_run(run, learnt)
     complete_card(run, merged, chosen)
     write_record(run, stages, chosen, merged)
-    write_run_report(run.folder, findings.examples if show_examples else ())
+    write_run_report(run.folder)
     return findings
 
 

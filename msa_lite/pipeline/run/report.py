@@ -258,13 +258,7 @@ def publish_model(
         words = ["msa-lite", "publish", str(folder), wishes.repo, *([] if wishes.private else ["--public"]), "--accept"]
         notices.warning("not published: the verdict is FAIL; to send it anyway: %s", shlex.join(words))
         return None
-    options = PublishOptions(
-        public=not wishes.private,
-        name_models=wishes.name_models,
-        accept=accept,
-        license=wishes.license,
-        gated=wishes.gated,
-    )
+    options = PublishOptions(public=not wishes.private, accept=accept, license=wishes.license)
     try:
         return push_folder(folder, wishes.repo, options, progress)
     except MsaError as error:

@@ -164,16 +164,14 @@ def run(
     progress: Progress = silent,
     *,
     accept: bool = False,
-    show_examples: bool = False,
     force: bool = False,
 ) -> RunResult | None:
     """Run a recipe: fit the vectors, choose α and β, merge, score, and write the report.
 
-    accept: only warn if the target does not know the rows to forget, or the prior does. show_examples: put ten
-    questions with the models' answers into the report. force: only warn if the device's memory is too small by
-    prediction. Raise before anything is written for faults of the recipe or its inputs. Later errors leave finished
-    stages in place, and a rerun resumes. A verdict of FAIL raises nothing. Under a launcher all processes work, and
-    only the first returns a result; the others return None.
+    accept: only warn if the target does not know the rows to forget, or the prior does. force: only warn if the
+    device's memory is too small by prediction. Raise before anything is written for faults of the recipe or its inputs.
+    Later errors leave finished stages in place, and a rerun resumes. A verdict of FAIL raises nothing. Under a launcher
+    all processes work, and only the first returns a result; the others return None.
     """
     recipe = load_recipe(recipe, overrides)
     check_grids(recipe.baseline.methods)
@@ -183,7 +181,7 @@ def run(
             follow_run(crew, recipe, verb.scope)
             return None
         check_publishing(recipe)
-        result = _run(recipe, verb, progress, crew, show_examples)
+        result = _run(recipe, verb, progress, crew)
         published = publish_model(recipe, result.merged.folder, result.verdict, accept, progress)
         return replace(result, published=published)
     return None
@@ -215,7 +213,7 @@ def run_baseline(
     return None
 
 
-def _run(recipe: Recipe, verb: Verb, progress: Progress, crew: Crew, show_examples: bool = False) -> RunResult:
+def _run(recipe: Recipe, verb: Verb, progress: Progress, crew: Crew) -> RunResult:
     """Execute the stages of a run, of MSA or of a baseline; then its attacks."""
     machine = announce_demo(recipe, verb, progress)
     with claimed(recipe, verb.scope, progress, verb.check, crew=crew) as run:
@@ -224,8 +222,8 @@ def _run(recipe: Recipe, verb: Verb, progress: Progress, crew: Crew, show_exampl
         stages = verb.stages(context)
         results = execute(stages, progress, times_of_run(run, stages, machine), attack_steps(run))
         chosen, learnt = _chosen(context, verb)
-        findings = finish_run(run, stages, chosen, results["merge"], learnt, show_examples)
-        attacks = _attack(run, results["merge"], progress, findings.examples if show_examples else ())
+        findings = finish_run(run, stages, chosen, results["merge"], learnt)
+        attacks = _attack(run, results["merge"], progress)
         if run.earlier:
             _tell_how_to_rebuild(run)
     verdict, reason = (None, findings.verdict) if isinstance(findings.verdict, str) else (findings.verdict, None)
@@ -246,16 +244,11 @@ def _chosen(context: Context, verb: Verb) -> tuple[Values, Sequence[Row]]:
     return trials.values_of(setting, epoch, scale), learnt
 
 
-def _attack(
-    run: Run, merged: Merged | MergedAdapter, progress: Progress, examples: Sequence[SideBySide]
-) -> AttackFacts | None:
-    """Attack the result of a run as its recipe says; return what comes back, None where it names no attack.
-
-    examples: those of the run's report, which is written anew.
-    """
+def _attack(run: Run, merged: Merged | MergedAdapter, progress: Progress) -> AttackFacts | None:
+    """Attack the result of a run as its recipe says; return what comes back, None where it names no attack."""
     if not run.recipe.attack.attacks:
         return None
-    return run_attacks(open_attacks(run, merged.folder), progress, examples=examples).facts
+    return run_attacks(open_attacks(run, merged.folder), progress).facts
 
 
 def _tell_how_to_rebuild(run: Run) -> None:

@@ -71,8 +71,6 @@ _MERGE = (
     "retain",
     "--beta",
     "0.5",
-    "--threads",
-    "2",
     "--out",
     "out",
 )

@@ -174,9 +174,9 @@ GROUPS: dict[str, tuple[Message, ...]] = {
         ),
         (
             "…: the target ties embedding and head, but …, so the change of the one matrix is not defined; give each "
-            "use a matrix of its own with --untie",
+            "use a matrix of its own with msa_lite.merge(…, untie=True)",
             "The adapter changes only one use of the matrix, or each differently.",
-            "`--untie`: the result has two matrices.",
+            "With `untie=True`, the result has two matrices.",
         ),
         (
             "…: its head is missing (lm_head.weight), and config.json says tie_word_embeddings: false, so it would be "

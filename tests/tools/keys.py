@@ -1,4 +1,4 @@
-"""List the keys of recipes with their closed sets of values, for the shell to complete."""
+"""List the keys of recipes with their closed sets of values."""
 
 from __future__ import annotations
 
