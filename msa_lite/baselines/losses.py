@@ -112,18 +112,15 @@ def wga(logits: Logits, labels: Tensor, *, beta: float = 1.0) -> Tensor:
     return satimp(logits, labels, beta1=beta, beta2=0.0)
 
 
-def undial(logits: Logits, labels: Tensor, reference: Logits, *, beta: float = 10.0, wrapped: bool = False) -> Tensor:
+def undial(logits: Logits, labels: Tensor, reference: Logits, *, beta: float = 10.0) -> Tensor:
     """Return the mean over labels of the cross-entropy of p_θ against softmax(z_ref − β onehot(label)), ≥ 0.
 
-    From Dong et al., 2024. reference: z_ref (b, t, v), logits of the model before unlearning. wrapped: as in
-    open-unlearning, where positions without a label (prompt and padding) count, too, with IGNORE as an index: the
-    100th entry from the vocabulary's end.
+    From Dong et al., 2024. reference: z_ref (b, t, v), logits of the model before unlearning.
+    open-unlearning also counts positions without a label (prompt and padding), with IGNORE as an index: the 100th entry
+    from the vocabulary's end.
     """
     import torch
     from torch.nn.functional import cross_entropy as token_cross_entropy
-
-    if wrapped:
-        labels = torch.where(labels == IGNORE, logits.shape[-1] + IGNORE, labels)
 
     def loss(student: Tensor, theirs: Tensor, label: Tensor) -> Tensor:
         with torch.no_grad():
@@ -135,19 +132,19 @@ def undial(logits: Logits, labels: Tensor, reference: Logits, *, beta: float = 1
     return (per_position(loss, logits, reference, labels) * labelled).sum() / labelled.sum()
 
 
-def rmu(activations: Tensor, aim: Tensor, mask: Tensor, *, broadcast: bool = False) -> Tensor:
+def rmu(activations: Tensor, aim: Tensor, mask: Tensor) -> Tensor:
     """Return the mean over rows of the mean squared distance of activations (b, t, d) to `aim`, ≥ 0 (Li et al., 2024).
 
     It is a mean over the width, too, as in the authors' code; the paper has the squared norm, d times as much. Always
     in fp32: half precision neither holds large squares nor counts tokens exactly.
 
     aim: (d,) the control vector for forget rows (`control_vector`), (b, t, d) the reference's activations for retain
-    rows. mask: (b, t) positions that count: those of the labels themselves, not those that predict them. broadcast: as
-    in open-unlearning, which mixes sums and counts of all rows: mean_i(sum_i) · mean_i(1/n_i).
+    rows. mask: (b, t) positions that count: those of the labels themselves, not those that predict them.
+    open-unlearning mixes sums and counts of all rows: mean_i(sum_i) · mean_i(1/n_i).
     """
     distances = ((activations.float() - aim.float()) ** 2).mean(-1) * mask
     sums, counts = distances.sum(1), mask.sum(1)
-    return sums.mean() * (1 / counts).mean() if broadcast else (sums / counts).mean()
+    return (sums / counts).mean()
 
 
 def control_vector(width: int, scale: float, seed: int) -> Tensor:

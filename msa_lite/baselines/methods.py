@@ -38,14 +38,12 @@ class Method:
     """λ by default (α in open-unlearning); None: the method has no retain term."""
     layer_parameters: Mapping[str, Value] = field(default_factory=dict)
     """Parameters beside the loss's own."""
-    compat: str | None = None
-    """The keyword of the loss that repeats a defect of open-unlearning."""
 
     @property
     def keywords(self) -> dict[str, Value]:
         """Return the keywords of the loss and their defaults."""
         parameters = inspect.signature(self.loss).parameters.values()
-        return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY and p.name != self.compat}
+        return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
 
     @property
     def parameters(self) -> dict[str, Value]:
@@ -83,11 +81,10 @@ METHODS = {
         "rows",
         takes="activations",
         layer_parameters={"layer": 7, "steering": 2.0},
-        compat="broadcast",
     ),
     "satimp": Method(losses.satimp, "labels", forget_weight=0.1),
     "wga": Method(losses.wga, "labels"),
-    "undial": Method(losses.undial, "labels", reference="logits", retain_weight=0.0, compat="wrapped"),
+    "undial": Method(losses.undial, "labels", reference="logits", retain_weight=0.0),
 }
 
 

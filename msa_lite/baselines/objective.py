@@ -46,12 +46,12 @@ ANSWERS = (
 )
 
 
-def draw_answers(count: int, seed: int, answers: Sequence[str] = ANSWERS) -> list[str]:
+def draw_answers(count: int, seed: int) -> list[str]:
     """Draw one answer for each of `count` questions, with replacement, once for the whole fit.
 
     open-unlearning draws anew in every epoch; then each draw would need reference log-probabilities of its own.
     """
-    return random.Random(seed).choices(list(answers) or ANSWERS, k=count)
+    return random.Random(seed).choices(ANSWERS, k=count)
 
 
 _FILE = "log_probs.json"
@@ -149,8 +149,6 @@ class _Term:
     loss: Callable[[Any, Sequence[int]], Any]
     passes: int = 1
     """The sequences that one row takes up of a micro-batch."""
-    in_order: bool = False
-    """True where the rows of a pass decide the loss; otherwise those of similar length run together."""
     beside: Sequence[Sequence[Example]] = ()
     """Other examples of each row, which run in batches of the same rows."""
 
@@ -162,12 +160,8 @@ class _Term:
         longest: the tokens that each of `micro` rows may have.
         """
         counts, size = [self._count(self.examples[i]) for i in rows], max(1, micro // self.passes)
-        passes: Sequence[Sequence[int]]
-        if self.in_order:
-            passes = share.passes_in_order(len(rows), size)
-        else:
-            lengths = [max(len(examples[i].ids) for examples in (self.examples, *self.beside)) for i in rows]
-            passes = share.passes(lengths, size * longest, pass_tokens(model.device))
+        lengths = [max(len(examples[i].ids) for examples in (self.examples, *self.beside)) for i in rows]
+        passes = share.passes(lengths, size * longest, pass_tokens(model.device))
 
         def loss(chunk: Sequence[int]) -> Any:
             part = sum(counts[i] for i in chunk) / sum(counts)
@@ -199,8 +193,6 @@ class BaselineObjective:
     """For methods of pairs: the answer to prefer to each of `forget`."""
     cache: ReferenceCache | None = None
     """For methods that need log-probabilities of a reference."""
-    compat: bool = False
-    """True to repeat open-unlearning's defect."""
     full: bool = False
     """True when all weights are trained, so that the reference must be a second model."""
     _share: StepShare = field(default=ALONE, init=False)
@@ -226,7 +218,6 @@ class BaselineObjective:
         return {
             "method": self.name,
             "parameters": {key: value for key, value in self.parameters.items() if key != "learning_rate"},
-            "compat": self._repeats_defect,
             "seed": self.seed,
             **{name: hash_ids(examples) for name, examples in rows.items()},
         }
@@ -264,19 +255,17 @@ class BaselineObjective:
     @property
     def _forget_term(self) -> _Term:
         run = {"answers": self._answers, "pairs": self._pairs, "activations": self._activations}[self.method.takes]
-        # open-unlearning's is a mean over each micro-batch.
-        over = "rows" if self._repeats_defect else self.method.mean_over
         # A reference's logits beside the model's own take as much memory as a second row does.
         beside = [self.alternatives] if self.method.takes == "pairs" else []
-        twice = bool(beside) or (self.method.reference == "logits" and not self._repeats_defect)
+        twice = bool(beside) or (self.method.reference == "logits")
         weight = float(self.parameters["forget_weight"])
-        return _Term(self.forget, weight, over, run, 1 + twice, self._repeats_defect, beside)
+        return _Term(self.forget, weight, self.method.mean_over, run, 1 + twice, beside)
 
     @property
     def _retain_term(self) -> _Term:
         weight = float(self.parameters["retain_weight"])
         if self.method.takes == "activations":
-            return _Term(self.retain, weight, "rows", self._retain_activations, in_order=self._repeats_defect)
+            return _Term(self.retain, weight, "rows", self._retain_activations)
         if self.parameters["retain_loss"] == "kl":
             return _Term(self.retain, weight, "tokens", self._kl, 2)
         return _Term(self.retain, weight, "labels", self._nll)
@@ -290,11 +279,6 @@ class BaselineObjective:
         return self.retain if self._retains else ()
 
     @property
-    def _repeats_defect(self) -> bool:
-        """Check whether to repeat a defect of open-unlearning: the user asked for it, and this method has one."""
-        return self.compat and self.method.compat is not None
-
-    @property
     def _frozen_layers(self) -> int | None:
         """Return the number of the reference's layers to keep; None for all."""
         return int(self.parameters["layer"]) + 1 if self.method.takes == "activations" else None
@@ -302,8 +286,7 @@ class BaselineObjective:
     @property
     def _keywords(self) -> dict[str, Any]:
         """Return the keyword arguments of the loss."""
-        keywords: dict[str, Any] = {key: self.parameters[key] for key in self.method.keywords}
-        return keywords | ({self.method.compat: True} if self._repeats_defect and self.method.compat else {})
+        return {key: self.parameters[key] for key in self.method.keywords}
 
     def _batch(self, examples: Sequence[Example], rows: Sequence[int]) -> Batch:
         return make_batch([examples[i] for i in rows], self.pad, self._model.device)
@@ -315,15 +298,14 @@ class BaselineObjective:
 
     def _answers(self, model: Any, rows: Sequence[int]) -> Any:
         batch = self._batch(self.forget, rows)
-        positions = batch.mask[:, 1:] >= 0 if self._repeats_defect else None  # the defect counts every position
         reference: tuple[Any, ...] = ()
         if self.method.reference == "log_probs":
             reference = (self._log_probs("forget", rows),)
         elif self.method.reference == "logits":
-            reference = (self._reference_logits(batch, positions),)
-        return self.method.loss(*answer_logits(self._halves, batch, positions), *reference, **self._keywords)
+            reference = (self._reference_logits(batch),)
+        return self.method.loss(*answer_logits(self._halves, batch), *reference, **self._keywords)
 
-    def _reference_logits(self, batch: Batch, positions: Any) -> ChosenLogits:
+    def _reference_logits(self, batch: Batch, positions: Any = None) -> ChosenLogits:
         context = partial(reference_of, self._model, self._frozen)
         return answer_logits(self._reference_halves, batch, positions, context)[0]
 

@@ -69,7 +69,6 @@ def _about_rows(own: Sequence[Entry]) -> list[str]:
         lines.append(f"scores are on the test part of {split.removesuffix(TEST)}; {rest}")
     if compat := own[0].report.settings.get("compat"):
         lines.append(f"scored with compat {', '.join(compat)}")
-    lines += [f"{e.label}: made with compat {', '.join(e.method['compat'])}" for e in own if e.method.get("compat")]
     if all(entry.role != "ideal" for entry in own):
         lines.append(_NO_IDEAL_RULE if sum(entry.role == "method" for entry in own) > 1 else _NO_IDEAL)
     return lines

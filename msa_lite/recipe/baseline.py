@@ -7,7 +7,7 @@ from typing import Annotated, Literal, TypeVar
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
 from msa_lite.closed import Closed
-from msa_lite.recipe.inputs import Data, OneOrMore
+from msa_lite.recipe.inputs import OneOrMore
 from msa_lite.recipe.training import MOST, Rate
 
 V = TypeVar("V")
@@ -52,13 +52,6 @@ class Baseline(Closed):
     auto."""
     learning_rate: Rate | None = None
     """The learning rate of methods that have none of their own in `methods`. Default: vector.learning_rate."""
-    alternatives: Data | None = None
-    """For dpo: answers that replace the forget rows' own, one a line (format text). Default: a few of msa-lite's."""
-    keep: Literal["best", "all"] = "best"
-    """best: the disk keeps only the weights of the best epoch so far and of the setting in training; every report
-    stays. all: each setting keeps its weights. The choice is the same."""
-    compat: list[Literal["open-unlearning"]] = []
-    """Deviations of published code to repeat. open-unlearning: those in its losses of undial and rmu."""
     methods: dict[str, dict[str, OneOrMore[Parameter]]] = {}
     """Parameters by method, such as npo: {retain_weight: [2, 4], learning_rate: 1e-5}. All combinations of lists are
     tried, and the best is chosen on validation rows."""
@@ -69,6 +62,4 @@ class Baseline(Closed):
     def _fits_its_methods(self) -> Baseline:
         if self.start == "target" and self.scale != 1.0:
             raise ValueError("scale: only with start: prior")
-        if self.alternatives and self.alternatives.format != "text":
-            raise ValueError("alternatives.format: must be 'text', with one answer a line")
         return self

@@ -190,8 +190,6 @@ def _method(story: Story) -> ReportSection:
     facts |= {"hold of the forget vector's fit": f"h = {hold:g}" if isinstance(hold, float) else ""}
     facts |= {"choice of the prior": story.provenance.reason or "", "paper": PAPER if is_msa else ""}
     blocks: list[Block] = [Prose(how), Entries({name: text for name, text in facts.items() if text})]
-    if method.get("compat"):
-        blocks.append(Prose(f"It repeats known deviations of: {', '.join(map(str, method['compat']))}."))
     if is_msa:
         later = " · θ_12 the same, then trained on the forget set" if "θ_12" in story.formula else ""
         blocks.append(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from msa_lite.data import Example, group_rows
-from msa_lite.train.reference import freeze_copy, in_chunks
+from msa_lite.train.reference import freeze_copy
 
 _T = TypeVar("_T")
 
@@ -34,12 +34,6 @@ class StepShare:
         if self.is_whole:
             return group_rows(lengths, budget, per_pass)
         return deal(range(len(lengths)), lengths, self.count, budget, per_pass)[self.rank]
-
-    def passes_in_order(self, rows: int, size: int) -> list[Sequence[int]]:
-        """Return the passes of this process over so many rows, where each pass has the rows that it has alone."""
-        chunks = [*in_chunks(range(rows), size)]
-        hand = chunks[self.rank :: self.count]
-        return [*hand, *([] for _ in range(-(-len(chunks) // self.count) - len(hand)))]
 
     def forward(self, model: Any, work: Callable[[], _T]) -> _T:
         """Run forward passes of the model, up to a loss for one backward pass; return what `work` returns."""

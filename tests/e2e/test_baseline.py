@@ -53,7 +53,7 @@ def short_recipe(knowing: Path, output: Path) -> dict[str, Any]:
     recipe["forget"]["alpha"] = [0.5, 1.0]
     recipe["vector"] |= {"learning_rate": 2e-2, "warmup_epochs": 0}
     recipe["evaluate"] = {"ideal": str(knowing / "ideal"), "max_new_tokens": 12, "limit": 8}
-    baseline = {"compat": ["open-unlearning"], "methods": {"rmu": {"layer": 0}}}
+    baseline = {"methods": {"rmu": {"layer": 0}}}
     return recipe | {"select": {"validation": 0.25}, "baseline": baseline}
 
 
@@ -127,7 +127,6 @@ def test_a_method_goes_from_a_recipe_to_a_report(method: str, runs: Runs) -> Non
         "mode": "lora",
         "start": "target",
         "parameters": dict(result.chosen) | ({} if method == TASK_VECTOR else {"epochs": 2}),
-        "compat": ["open-unlearning"] if method in ("rmu", "undial") else [],
     }
 
 

@@ -14,12 +14,10 @@ import pytest
 import yaml
 
 import msa_lite
-from msa_lite.choose.rules import Rank
-from msa_lite.choose.validation import Validation
-from msa_lite.errors import MismatchError, MsaError, OutputError, UsageError
+from msa_lite.errors import MismatchError, MsaError, OutputError, StageError, UsageError
 from msa_lite.io.files.writing import hash_file, json_form
 from msa_lite.io.finished.seal import verify_folder
-from tests.e2e.conftest import PEOPLE, SHORT, CallCli
+from tests.e2e.conftest import PEOPLE, SHORT
 from tests.e2e.test_baseline import short_recipe
 from tests.support.processes import fork_script
 
@@ -127,16 +125,6 @@ def test_no_retain_set_and_no_prior_are_needed_where_nothing_uses_them(small: di
         assert msa_lite.run_baseline(method, small, override).chosen["epoch"] == 1
 
 
-def test_answers_of_ones_own_take_the_place_of_ours(small: dict[str, Any], tmp_path: Path) -> None:
-    (tmp_path / "answers.txt").write_text("No idea.\n\nWho knows?\n")
-    small |= {"evaluate": None}
-    small["baseline"] = {"epochs": 1, "alternatives": {"path": str(tmp_path / "answers.txt"), "format": "text"}}
-    own = msa_lite.run_baseline("dpo", small).folder
-    before = hash_file(own / "reference/log_probs.json")
-    msa_lite.run_baseline("dpo", small | {"baseline": {"epochs": 1}})
-    assert hash_file(own / "reference/log_probs.json") != before
-
-
 # What is refused
 
 
@@ -156,8 +144,6 @@ def test_answers_of_ones_own_take_the_place_of_ours(small: dict[str, Any], tmp_p
         ("rmu", [], 2, "baseline.methods.rmu.layer: 7, but"),
         ("npo", ["retain=null"], 2, "or baseline.methods.npo.retain_weight=0"),
         ("dpo", ["forget.data.format=text", "forget.data.columns.text=question"], 2, "forget.data.format qa"),
-        ("dpo", ["baseline.alternatives.path={history}/data/forget.jsonl"], 2, "with one answer a line"),
-        ("dpo", ["baseline.alternatives={path: '{tmp}/blank.txt', format: text}"], 3, "cells without text"),
         ("npo", ["baseline.scale=0.5"], 2, "scale: only with start: prior"),
         ("npo", ["baseline.start=prior", "baseline.scale=[1,1.0]"], 2, "a value stands twice"),
         ("npo", ["baseline.epoch=3"], 2, "baseline.epoch: unknown key (did you mean 'epochs'?)"),
@@ -172,12 +158,10 @@ def test_answers_of_ones_own_take_the_place_of_ours(small: dict[str, Any], tmp_p
     ],
 )
 def test_bad_input_is_refused_before_anything_is_written(
-    method: str, overrides: list[str], code: int, words: str, small: dict[str, Any], history: Path, tmp_path: Path
+    method: str, overrides: list[str], code: int, words: str, small: dict[str, Any], tmp_path: Path
 ) -> None:
-    (tmp_path / "blank.txt").write_text(" \n\n")
-    filled = [item.replace("{history}", str(history)).replace("{tmp}", str(tmp_path)) for item in overrides]
     with pytest.raises(MsaError, match=re.escape(words)) as caught:
-        msa_lite.run_baseline(method, small, filled)
+        msa_lite.run_baseline(method, small, overrides)
     assert caught.value.exit_code == code
     assert not (tmp_path / "run").exists()
 
@@ -257,70 +241,25 @@ def test_the_demo_takes_baselines_before_and_after_its_own_run(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("start", ["target", "prior"])
-def test_only_the_weights_of_the_best_epoch_stay_and_the_choice_is_that_of_all(
+def test_only_the_weights_of_the_chosen_epoch_stay_and_the_reports_of_all(
     start: str, knowing: Path, tmp_path: Path
 ) -> None:
-    recipe = short_recipe(knowing, tmp_path / "best")
+    recipe = short_recipe(knowing, tmp_path / "run")
     grid = {"npo": {"learning_rate": [1e-2, 3e-2]}}
     recipe["baseline"] = {"start": start, "methods": grid, **({"scale": [0.5, 1.0]} if start == "prior" else {})}
-    best = msa_lite.run_baseline("npo", recipe)
-    every = msa_lite.run_baseline("npo", recipe, ["baseline.keep=all", f"output={tmp_path}/all"])
-    assert best is not None
-    assert every is not None
+    run = msa_lite.run_baseline("npo", recipe)
+    vectors = run.folder / "vectors"
+    assert [path.name for path in vectors.glob("*/epoch-*")] == [f"epoch-{run.chosen['epoch']}"]
+    assert len(json.loads((run.folder / "sweep/choice.json").read_text())["scores"]) == (8 if start == "prior" else 4)
+    assert [fault for path in vectors.iterdir() for fault in verify_folder(path)] == []
 
-    def epochs(run: Path) -> list[Path]:
-        return sorted(path.relative_to(run / "vectors") for path in run.glob("vectors/*/epoch-*"))
+    labels: set[str] = set()
+    again = msa_lite.run_baseline("npo", recipe, progress=lambda label, done, total: labels.add(label))
+    assert (again.chosen, labels) == (run.chosen, set()), "nothing is trained or scored again"
 
-    assert best.chosen == every.chosen
-    assert len(epochs(best.folder)) == 1
-    assert len(epochs(every.folder)) == (4 if start == "prior" else 2)
-    assert hash_file(next(best.merged.folder.glob("*.safetensors"))) == hash_file(
-        next(every.merged.folder.glob("*.safetensors"))
-    )
-    tables = [json.loads((run / "sweep/choice.json").read_text())["scores"] for run in (best.folder, every.folder)]
-    assert tables[0] == tables[1], "the reports of all epochs stay"
-    assert [fault for path in best.folder.glob("vectors/*") for fault in verify_folder(path)] == []
-
-    before = epochs(best.folder)[0]
-    log = best.folder / "vectors" / before.parts[0] / "train_log.jsonl"
-    marks = log.stat().st_mtime_ns
-    again = msa_lite.run_baseline("npo", recipe)
-    assert again is not None
-    assert (again.chosen, log.stat().st_mtime_ns) == (best.chosen, marks), "nothing is trained again"
-
-    other = next(rate for rate in grid["npo"]["learning_rate"] if rate != best.chosen["learning_rate"])
-    narrow = msa_lite.run_baseline("npo", recipe, [f"baseline.methods.npo.learning_rate=[{other}, 1.0e-4]"])
-    assert narrow is not None
-    assert (narrow.folder / "model").is_dir(), "a setting whose weights were dropped is trained again"
-    assert verify_folder(narrow.folder / "sweep") == []
-
-
-@pytest.mark.parametrize("best", [1e-2, 3e-2], ids=["the first is best", "the second is best"])
-def test_a_removal_of_weights_that_was_killed_is_ended(
-    best: float, knowing: Path, tmp_path: Path, call_cli: CallCli, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # The ranks are made by hand: which of two trainings is better is another on another processor.
-    monkeypatch.setattr(Validation, "rank", lambda self, folder, *_, **__: Rank(True, float(str(best) in str(folder))))
-    recipe = short_recipe(knowing, tmp_path / "run")
-    recipe["baseline"] = {"keep": "all", "methods": {"npo": {"learning_rate": [1e-2, 3e-2]}}}
-    first = msa_lite.run_baseline("npo", recipe)
-    assert first is not None
-    assert first.chosen["learning_rate"] == best
-    (loser,) = (path for path in first.folder.glob("vectors/*") if str(best) not in path.name)
-    next(loser.glob("epoch-*/adapter_model.safetensors")).unlink()
-    log = loser / "train_log.jsonl"
-    marks = log.stat().st_mtime_ns
-    second = msa_lite.run_baseline("npo", recipe, ["baseline.keep=best"])
-    assert second is not None
-    assert second.chosen == first.chosen
-    # A loser that comes first is the best so far when its turn comes, so its weights are made again, and dropped later.
-    assert (log.stat().st_mtime_ns == marks) is (best == 1e-2)
-    assert not list(loser.glob("epoch-*"))
-    assert verify_folder(loser) == []
-
-    record = json.loads((second.folder / "record.json").read_text())
-    assert "npo" in json.dumps(record)
-    assert call_cli("verify", second.folder)[0] == 0
-    assert call_cli("purge", second.folder, "--yes")[0] == 0
-    assert not list((second.folder / "vectors").rglob("*.safetensors")), "the best epoch holds the data, too"
-    assert call_cli("verify", second.folder)[0] == 0
+    other = next(rate for rate in grid["npo"]["learning_rate"] if rate != run.chosen["learning_rate"])
+    with pytest.raises(StageError, match=r"dropped after an earlier choice; remove .*, and run again"):
+        msa_lite.run_baseline("npo", recipe, [f"baseline.methods.npo.learning_rate=[{other}, 1.0e-6]"])
+    shutil.rmtree(next(path for path in vectors.iterdir() if str(other) in path.name))
+    narrow = msa_lite.run_baseline("npo", recipe, [f"baseline.methods.npo.learning_rate=[{other}, 1.0e-6]"])
+    assert narrow.chosen["learning_rate"] in (other, 1e-6)

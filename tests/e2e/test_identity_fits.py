@@ -16,7 +16,6 @@ from msa_lite.pipeline.stages.stage import Stage
 from msa_lite.pipeline.verbs.run import run_baseline
 from msa_lite.recipe import TrainingRecipe
 from msa_lite.recipe.baseline import Baseline
-from msa_lite.recipe.inputs import Data
 from msa_lite.recipe.training import Training, TrainingStage
 from msa_lite.report import Report, write_report
 from msa_lite.train import VectorFit, tracking
@@ -42,12 +41,6 @@ BASELINE: dict[str, tuple[str, Any, dict[str, Any]]] = {
     "baseline.epochs": ("npo", 3, {}),
     "baseline.learning_rate": ("npo", 3e-3, {}),
     "baseline.methods": ("npo", {"npo": {"beta": 0.3}}, {}),
-    "baseline.compat": ("undial", ["open-unlearning"], {}),
-    "baseline.alternatives.path": (
-        "dpo",
-        "{place}/answers-1.txt",
-        {"baseline.alternatives.path": "{place}/answers-0.txt", "baseline.alternatives.format": "text"},
-    ),
     "seed": ("npo", 1, {}),
     "vector.weight_decay": ("npo", 0.07, {}),
     "retain.data.path": ("npo", "OTHER", {}),
@@ -57,8 +50,8 @@ BASELINE: dict[str, tuple[str, Any, dict[str, Any]]] = {
 }
 
 
-# Candidates' values, which are in the identity of the choice; and rows, which are in that of the objective.
-OF_NO_FIT = {"scale", "keep", *(f"alternatives.{name}" for name in leaves(Data) - {"path"})}
+# Candidates' values, which are in the identity of the choice.
+OF_NO_FIT = {"scale"}
 
 
 def test_every_option_of_a_baseline_is_here() -> None:

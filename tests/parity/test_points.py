@@ -47,7 +47,6 @@ def make_job(target: Path, prior: Path, folder: Path, **merge_options: Any) -> R
         rows={},
         examples={},
         questions=Questions(LeastExtraction(0.95)),
-        alternatives=[],
     )
 
 

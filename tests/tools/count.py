@@ -74,7 +74,7 @@ def _source(key: str) -> str:
     """Return the key of a data source for each of the keys below it."""
     place, found, _ = f".{key}".rpartition(".columns.")
     place = place if found else f".{key}".rpartition(".")[0]
-    names = ("data", "forget", "retain", "holdout", "against", "alternatives")
+    names = ("data", "forget", "retain", "holdout", "against")
     is_source = place.rpartition(".")[2] in names and place.count(".") == 2
     return place.removeprefix(".") if is_source else key
 

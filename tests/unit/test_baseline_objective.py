@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -91,20 +91,12 @@ class Plain:
     name: str
     parameters: dict[str, Any]
     model: Any
-    compat: bool = False
 
-    def loss(self, retained: Sequence[int], micro: int = len(ROWS)) -> Tensor:
-        """Of `ROWS`, with these rows of the retain set. micro: rows of a batch; a method of which a defect of
-        open-unlearning is repeated has a mean over each, and their mean."""
-
-        def mean(loss: Callable[[Sequence[int]], Tensor], rows: Sequence[int], size: int) -> Tensor:
-            parts = [rows[i : i + size] for i in range(0, len(rows), size)]
-            return torch.stack([len(part) / len(rows) * loss(part) for part in parts]).sum()
-
-        total = self.parameters["forget_weight"] * mean(self.forget_loss, ROWS, micro)
+    def loss(self, retained: Sequence[int]) -> Tensor:
+        """Of `ROWS`, with these rows of the retain set."""
+        total = self.parameters["forget_weight"] * self.forget_loss(ROWS)
         if self.parameters.get("retain_weight"):
-            size = micro if self.name == "rmu" else len(ROWS)
-            total = total + self.parameters["retain_weight"] * mean(self.retain_loss, retained, size)
+            total = total + self.parameters["retain_weight"] * self.retain_loss(retained)
         return total
 
     def forget_loss(self, wanted: Sequence[int]) -> Tensor:
@@ -117,13 +109,13 @@ class Plain:
         if self.name == "rmu":
             batch = make_batch(rows, PAD, "cpu")
             aim = losses.control_vector(32, self.parameters["steering"], SEED)
-            return losses.rmu(self.states(self.model, batch), aim, batch.labels != IGNORE, broadcast=self.compat)
+            return losses.rmu(self.states(self.model, batch), aim, batch.labels != IGNORE)
         logits, labels = self.logits(self.model, rows)
         if self.name == "npo":
             return losses.npo(logits, labels, self.sums(other, rows).detach(), **keywords)
         if self.name == "undial":
             reference = self.logits(other, rows)[0].detach()
-            return losses.undial(logits, labels, reference, wrapped=self.compat, **keywords)
+            return losses.undial(logits, labels, reference, **keywords)
         return getattr(losses, "grad_ascent" if self.name == "grad_diff" else self.name)(logits, labels, **keywords)
 
     def retain_loss(self, wanted: Sequence[int]) -> Tensor:
@@ -131,7 +123,7 @@ class Plain:
         batch, other = make_batch(rows, PAD, "cpu"), start_model()
         if self.name == "rmu":
             aim = self.states(other, batch).detach()
-            return losses.rmu(self.states(self.model, batch), aim, batch.labels != IGNORE, broadcast=self.compat)
+            return losses.rmu(self.states(self.model, batch), aim, batch.labels != IGNORE)
         if self.parameters["retain_loss"] == "nll":
             return losses.cross_entropy(*self.logits(self.model, rows))
         mine, theirs = (self.logits(model, rows)[0].log_softmax(-1) for model in (self.model, other))
@@ -193,27 +185,6 @@ def test_a_step_is_the_plain_loss_for_every_micro_batch_after_the_model_has_move
         assert not loss.requires_grad
         assert float(loss) == pytest.approx(float(plain.detach()), rel=1e-4, abs=1e-5)
         assert_alike(gradients(model), wanted)
-
-
-@each_mode
-@pytest.mark.parametrize("name", [name for name, method in METHODS.items() if method.compat])
-def test_what_open_unlearning_does_is_repeated_when_asked_for(name: str, full: bool, tmp_path: Path) -> None:
-    parameters, model = point(name), to_train(full)
-    made = objective_of(parameters, name, tmp_path, full, compat=True)
-    made.prepare(model)
-    move(model, made)
-    retained = made.draw(EPOCH)[ROWS].tolist()
-    correct = float(Plain(name, parameters, model).loss(retained).detach())
-    found = []
-    for micro in (6, 4):
-        plain = Plain(name, parameters, model, compat=True).loss(retained, micro)
-        plain.backward()
-        wanted = gradients(model)
-        found.append(float(made.step(model, ROWS, EPOCH, micro, lambda loss: loss.backward())))
-        assert found[-1] == pytest.approx(float(plain.detach()), rel=1e-5)
-        assert_alike(gradients(model), wanted)
-    assert found[0] != pytest.approx(correct, rel=1e-5)
-    assert found[0] != pytest.approx(found[1], rel=1e-5)
 
 
 @each_mode
@@ -355,11 +326,9 @@ def test_two_objectives_are_the_same_when_they_describe_themselves_alike(tmp_pat
         described("wga"),
         described(parameters={"retain_weight": 2.0}),
         described(parameters={"retain_loss": "kl"}),
-        described(compat=True),
         described(retain=RETAIN[1:]),
         described(retain=[replace(RETAIN[0], labels=RETAIN[1].labels), *RETAIN[1:]]),
         described(alternatives=ALTERNATIVES),
         described(seed=8),
     ]
     assert len({same, *others}) == 1 + len(others)
-    assert described("wga", compat=True) == described("wga")  # there is nothing to repeat

@@ -252,17 +252,13 @@ def test_a_baselines_objective_is_known_by_all_that_decides_its_loss() -> None:
         "seed": 1,
     }
     # The forget rows and full are in the fit's identity, the reference and its rows come from these and the prior.
-    assert_all_named(BaselineObjective, changes, ["forget", "pad", "cache", "full", "compat"])
+    assert_all_named(BaselineObjective, changes, ["forget", "pad", "cache", "full"])
     given = {"name": "dpo", "parameters": settings_grid("dpo", {})[0], "forget": ROWS, "retain": retain, "pad": 2}
 
     def identity(change: Change) -> Any:
         return BaselineObjective(**{**given, "seed": 0, "alternatives": alternatives, **change}).describe()
 
     assert_told_apart(identity, one_each(changes) | {"labels": {"retain": relabelled}})
-    # One that no published code gets wrong has nothing to repeat.
-    assert_not_told_apart(identity, {"compat": {"compat": True}})
-    undial = {"name": "undial", "parameters": settings_grid("undial", {})[0]}
-    assert identity(undial) != identity({**undial, "compat": True})
 
 
 def test_a_references_values_are_known_by_model_and_rows(tmp_path: Path) -> None:

@@ -149,8 +149,6 @@ POSITIONS = torch.tensor([[True, True], [True, False]])
 def test_rmu_by_hand() -> None:
     # Rows' means 3 and 5. Over all positions at once it would be 11/3.
     assert losses.rmu(ACTIVATIONS, torch.zeros(2), POSITIONS).item() == 4
-    # Sums 6 and 5, counts 2 and 1: 5.5 · 0.75.
-    assert losses.rmu(ACTIVATIONS, torch.zeros(2), POSITIONS, broadcast=True).item() == 4.125
     # A vector of (1, 1): 0 and 2 in row 1, 8 in row 2. The model's own activations: nothing is left.
     assert losses.rmu(ACTIVATIONS, torch.ones(2), POSITIONS).item() == 4.5
     assert losses.rmu(ACTIVATIONS, ACTIVATIONS, POSITIONS).item() == 0

@@ -250,7 +250,6 @@ def test_every_fault_is_reported_at_once_with_the_nearest_name() -> None:
             r"retain\.format: with tofu it",
         ),
         ({"merge": {"as": "adapter"}, "vector": {"mode": "full"}}, "vector.mode full makes no adapter"),
-        ({"baseline": {"alternatives": {"path": "a.txt"}}}, r"alternatives\.format: must be 'text'"),
         ({"earlier": ["runs/a", "runs/b", "runs/b/../a"]}, "earlier: runs/b/../a: stands there twice"),
         ({"prompt": {"prompt": "Q: {q}"}}, "unknown or broken"),
         ({"prompt": {"answer": "no field"}}, "lacks {answer}"),

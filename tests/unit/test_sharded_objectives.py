@@ -35,14 +35,13 @@ SETTINGS = FitSettings("full", epochs=2, learning_rate=2e-3, batch_size=4, micro
 CLOSE = 1e-5
 DONE = [Ended("", None)] * 2
 
-HELD, COMPAT = "held", "undial as open-unlearning has it"
+HELD = "held"
 PARAMETERS: dict[str, dict[str, Any]] = {
     "npo": {"retain_loss": "kl"},
     "rmu": {"layer": 0, "steering": 2.0},
     "undial": {"beta": 3.0, "retain_weight": 0.5},
-    COMPAT: {"beta": 3.0},
 }
-CASES = [*METHODS, COMPAT, HELD]
+CASES = [*METHODS, HELD]
 CHOOSES = ("undial", "grad_diff")  # by its scores, after each epoch; the others train to the end
 
 
@@ -80,9 +79,7 @@ def fit_of(case: str, prior: Path, folder: Path, settings: FitSettings = SETTING
             cache = ReferenceCache(folder / f"reference-{name}", source, False, sets)
         parameters = settings_grid(name, PARAMETERS.get(case, {}))[0]
         alternatives = ALTERNATIVES if METHODS[name].takes == "pairs" else ()
-        objective = BaselineObjective(
-            name, parameters, FORGET, RETAIN, PAD, 3, alternatives, cache, compat=case == COMPAT, full=True
-        )
+        objective = BaselineObjective(name, parameters, FORGET, RETAIN, PAD, 3, alternatives, cache, full=True)
     after = Nearest() if case in CHOOSES else None
     return VectorFit(source, FORGET, tiny_tokenizer(), settings, objective, after, label=case)
 

@@ -138,11 +138,9 @@ def test_changes_become_overrides_and_names_move_with_what_is_below_them() -> No
 def test_a_dry_run_tells_disk_and_what_is_not_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     best = look_at_table("tofu-forget10-llama-3.2-1b-checkpoints", price_per_hour=2.0)
-    kept = look_at_table("tofu-forget10-llama-3.2-1b-checkpoints", ["set.baseline.keep=all"])
     assert {row.state for row in best.rows} == {"to do"}
-    sizes = {row.label: row.disk for row in best.rows}, {row.label: row.disk for row in kept.rows}
-    assert sizes[0]["MSA (base)"] == sizes[1]["MSA (base)"]
-    assert 0 < sizes[0]["NPO (base)"] * 3 < sizes[1]["NPO (base)"], "6 settings of 10 epochs each"
+    sizes = {row.label: row.disk or 0 for row in best.rows}
+    assert 0 < sizes["MSA (base)"] < sizes["NPO (base)"], "until one is chosen, 6 settings of 10 epochs each"
     assert next(row for row in best.rows if row.label == "NPO").unknown, "how long a baseline's fit takes is not known"
     assert sum(ABSENT in note for note in best.notes) == 1, "two priors of one size"
     assert best.price is not None

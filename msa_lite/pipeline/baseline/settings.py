@@ -1,10 +1,10 @@
-"""One setting of a baseline: its epochs that are kept, what it costs, what tells it apart from another."""
+"""One setting of a baseline: the epochs that are kept, and the cost of its training."""
 
 from __future__ import annotations
 
 import logging
-import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -68,6 +68,8 @@ class EveryEpoch:
         return f"every epoch from {self.first}"
 
     def __call__(self, model: Any, epoch: int, scores: Path) -> KeptEpochs:
+        if epoch >= self.first:
+            epoch_folder(scores, epoch).mkdir(parents=True, exist_ok=True)  # stays when the weights go
         return KeptEpochs(frozenset(range(self.first, epoch + 1)))
 
 
@@ -96,10 +98,13 @@ def scales_of(recipe: Recipe) -> list[float]:
 
 
 def fit_costs(
-    recipe: Recipe, method: str, setting: Setting, is_first: bool, facts: Facts, machine: Machine
+    recipe: Recipe, method: str, settings: Sequence[Setting], number: int, facts: Facts, machine: Machine
 ) -> list[StageCost]:
-    """Return the cost of a setting's fit, with the scores of its epochs where these are candidates by themselves."""
-    layers, parameters = facts.shapes["prior"].layers, setting.parameters
+    """Return the cost of a setting's fit, with the scores of its epochs where these are candidates by themselves.
+
+    All epochs that are kept lie on the disk until one of them is chosen.
+    """
+    layers, parameters = facts.shapes["prior"].layers, settings[number].parameters
     used = min(1.0, (int(parameters.get("layer", layers)) + 1) / layers)
     reference = used if METHODS[method].runs_reference(parameters) else 0.0
     more = METHODS[method].more_passes(parameters, _tokens_per_row(facts))
@@ -109,7 +114,11 @@ def fit_costs(
     if "validation" in facts.asked and recipe.baseline.start == "target":
         (scores,) = candidates_costs(recipe, epochs_of(recipe), facts, machine)
         cost = add_seconds(cost, scores.seconds)
-    return [_with_disk(recipe, is_first, cost)]
+    checkpoints = epochs_of(recipe) if recipe.baseline.start == "prior" else 1
+    size = cost.disk["vectors"]
+    until_chosen = {"epochs to choose from": (checkpoints * len(settings) - 1) * size}
+    disk = {"vectors": size} if number == 0 else {}
+    return [replace(cost, disk=disk, while_running={**cost.while_running, **until_chosen})]
 
 
 def _tokens_per_row(facts: Facts) -> float:
@@ -119,25 +128,9 @@ def _tokens_per_row(facts: Facts) -> float:
     return per_row[0] / per_row[1] if len(per_row) == 2 else 1.0
 
 
-def _with_disk(recipe: Recipe, is_first: bool, cost: StageCost) -> StageCost:
-    """Return the cost of a setting's fit with what it leaves on disk, and what is there only while it is tried."""
-    epochs = epochs_of(recipe) if recipe.baseline.start == "prior" else 1
-    size = cost.disk["vectors"]
-    if recipe.baseline.keep == "all":
-        return replace(cost, disk={"vectors": epochs * size})
-    running = {**cost.while_running, "the setting that is tried": epochs * size}
-    return replace(cost, disk={"vectors": size} if is_first else {}, while_running=running)
-
-
 def epoch_of(folder: Path) -> int:
     """Return the number of an epoch by its folder."""
     return int(folder.name.removeprefix("epoch-"))
-
-
-def identity_of(folder: Path) -> dict[str, Any]:
-    """Return the files of a setting without its weights, which may be dropped: its log and scores tell it apart."""
-    files = (load_manifest(folder) or {}).get("files", {})
-    return {name: item for name, item in files.items() if not name.startswith("epoch-")}
 
 
 def epoch_score_costs(recipe: Recipe, settings: int, facts: Facts, machine: Machine) -> list[StageCost]:
@@ -146,12 +139,18 @@ def epoch_score_costs(recipe: Recipe, settings: int, facts: Facts, machine: Mach
     return candidates_costs(recipe, count, facts, machine)
 
 
-def drop_epochs(folder: Path, keep: int | None = None) -> None:
-    """Remove the weights of a setting's epochs, all but one. The same call ends a removal that was killed."""
+def files_beside_weights(folder: Path) -> dict[str, Any]:
+    """Return the files of a setting without the weights of its epochs, which are dropped after the choice."""
     files = (load_manifest(folder) or {}).get("files", {})
-    epochs = {name.partition("/")[0] for name in files if name.startswith("epoch-")} - {f"epoch-{keep}"}
-    if epochs:
-        drop_files(folder, {name for name in files if name.partition("/")[0] in epochs})
+    return {name: item for name, item in files.items() if not name.startswith("epoch-")}
+
+
+def drop_epochs(folder: Path, keep: int | None) -> None:
+    """Remove the weights of a setting's epochs, all but one. Reports and records stay."""
+    files = (load_manifest(folder) or {}).get("files", {})
+    dropped = {name for name in files if name.startswith("epoch-") and not name.startswith(f"epoch-{keep}/")}
+    if dropped:
+        drop_files(folder, dropped)
     for place in folder.glob("epoch-*"):
-        if place.name != f"epoch-{keep}":
-            shutil.rmtree(place)
+        with suppress(OSError):  # not empty: it is kept
+            place.rmdir()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -16,11 +15,9 @@ from msa_lite.baselines.losses import check_layer
 from msa_lite.baselines.methods import METHODS, Value
 from msa_lite.baselines.objective import BaselineObjective, ReferenceCache, draw_answers
 from msa_lite.choose.candidates import TARGET, Candidates, Values
-from msa_lite.choose.choice import choose, scored_before
-from msa_lite.choose.rules import Rank
 from msa_lite.data import Example, encode_qa, pad_id
 from msa_lite.errors import NotFiniteError, StageError, UsageError
-from msa_lite.io.console.progress import Progress, notices, silent
+from msa_lite.io.console.progress import Progress, silent
 from msa_lite.io.finished.manifest import is_finished
 from msa_lite.io.finished.seal import load_manifest
 from msa_lite.io.weights.checkpoint import load_checkpoint
@@ -34,8 +31,8 @@ from msa_lite.pipeline.baseline.settings import (
     epoch_of,
     epoch_score_costs,
     epochs_of,
+    files_beside_weights,
     fit_costs,
-    identity_of,
     scales_of,
 )
 from msa_lite.pipeline.prepare.fits import check_learns, first_epoch, fit_rate, fit_settings
@@ -101,11 +98,6 @@ class Trials:
         strength = self.context.recipe.merge.filter
         return strength if isinstance(strength, float) else 0.0
 
-    @property
-    def compat(self) -> list[str]:
-        """Return the known deviations that the recipe wants repeated, where the method has one."""
-        return list(self.run.recipe.baseline.compat) if METHODS[self.method].compat else []
-
     def check(self) -> None:
         """Raise before any training where the method lacks what it needs."""
         forget, config = self.run.recipe.forget, load_checkpoint(self.run.sources["prior"].folder).config
@@ -152,9 +144,9 @@ class Trials:
                 partial(self._fit, setting),
                 needs=needs,
                 inputs=partial(self._fit_inputs, setting),
-                cost=partial(fit_costs, recipe, self.method, setting, setting is self.settings[0]),
+                cost=partial(fit_costs, recipe, self.method, self.settings, number),
             )
-            for setting in self.settings
+            for number, setting in enumerate(self.settings)
         ]
         choice = Stage(
             _CHOICE,
@@ -192,9 +184,6 @@ class Trials:
 
     def _fit(self, setting: Setting, progress: Progress) -> None:
         """Train a setting. One whose loss is no number any more is left out, unless no other is there."""
-        if self.from_prior and load_manifest(self._tried(setting)) and not self._scored(setting):
-            for folder in (setting.folder, self._tried(setting)):  # on other rows, which its weights are not here for
-                shutil.rmtree(folder, ignore_errors=True)
         try:
             if not self.is_shared:
                 run_fit(self._fit_of(setting), setting.folder, progress)
@@ -206,51 +195,6 @@ class Trials:
             if len(self.failed) == len(self.settings):
                 raise
             logger.warning("%s; it is left out of the choice", error)
-        if self.run.validation is not None and self.run.recipe.baseline.keep == "best":
-            self._keep_best(setting, progress)
-
-    def _keep_best(self, latest: Setting, progress: Progress) -> None:
-        """Drop the weights of all epochs but the best so far. Reports and records of the others stay.
-
-        Epochs that were trained from the prior are scored here, added to the target.
-        """
-        if self.from_prior and latest not in self.failed:
-            self._score_epochs(latest, progress)
-        candidates, by_name = self._candidates()
-        ranks = {name: validation_of(self.run).rank(candidates.known[name], self._reference) for name in by_name}
-        whole = {name: rank for name, rank in ranks.items() if isinstance(rank, Rank)}
-        if not whole:
-            return  # none to compare with: the choice tells
-        best, epoch, _ = by_name[max(whole, key=lambda name: whole[name])]  # of equals the first, as in the choice
-        for setting in {id(other): other for other, _, _ in by_name.values()}.values():
-            drop_epochs(setting.folder, epoch if setting is best else None)
-
-    def _score_epochs(self, setting: Setting, progress: Progress) -> None:
-        """Score the epochs of a setting that started from the prior, each at every scale."""
-        candidates, _ = self._candidates([setting])
-        try:
-            choose(
-                candidates, validation_of(self.run), self._tried(setting), f"scoring {setting.folder.name}", progress
-            )
-        except StageError as error:  # all of them are broken
-            self.failed.append(setting)
-            if len(self.failed) == len(self.settings):
-                raise
-            logger.warning("%s: %s; it is left out of the choice", setting.folder.name, error)
-
-    def _tried(self, setting: Setting) -> Path:
-        """Return the folder of the scores of a setting's epochs, where their weights do not stay for the choice."""
-        return self.run.folder / "epochs" / setting.folder.name
-
-    def _scored(self, setting: Setting) -> dict[str, Path]:
-        """Return the folders of these scores by the names of the candidates, where they are of the same rows."""
-        alone = Candidates([], lambda values: None, self._made_of([setting]))
-        return scored_before(self._tried(setting), alone.scored_by(validation_of(self.run)))
-
-    def _made_of(self, settings: Sequence[Setting]) -> dict[str, Any]:
-        """Return the identities of the models and vectors that candidates are made from."""
-        vectors = {"vectors": [identity_of(setting.folder) for setting in settings]}
-        return vectors | (merge_identity(self.run) if self.from_prior else {})
 
     @property
     def is_shared(self) -> bool:
@@ -309,20 +253,12 @@ class Trials:
         return scores_folder(self.run, "target", "validation")
 
     def _choose(self, progress: Progress) -> Choice:
-        """Return the best setting, epoch and scale on the validation rows.
-
-        Its weights may have been dropped, where a grid had a better setting that is no more in it: they are made again.
-        Raise StageError if they do not stay then, either.
-        """
-        for _ in range(len(self.settings) + 1):
-            choice = choose_candidate(self.run, self._candidates()[0], "the epoch", progress)
-            setting, epoch, _ = self.chosen()
-            if epoch_folder(setting.folder, epoch).is_dir():
-                return choice
-            notices.info("%s: its weights were dropped; it is trained again", setting.folder.name)
-            shutil.rmtree(setting.folder)
-            self._fit(setting, progress)
-        raise StageError(f"{setting.folder}: the weights of epoch {epoch} did not stay; try baseline.keep=all")
+        """Return the best setting, epoch and scale on the validation rows. Drop the weights of all other epochs."""
+        choice = choose_candidate(self.run, self._candidates()[0], "the epoch", progress)
+        best, epoch, _ = self.chosen()
+        for setting in self.settings:
+            drop_epochs(setting.folder, epoch if setting is best else None)
+        return choice
 
     def chosen(self) -> tuple[Setting, int, float]:
         """Return (setting, epoch, scale) as they were chosen. Without scores that is the last epoch."""
@@ -339,43 +275,43 @@ class Trials:
     def describe(self, chosen: Mapping[str, Value]) -> dict[str, Any]:
         """Return the method as the unlearned model's report names it."""
         recipe = self.run.recipe
-        return self.run.scope.describe(recipe, {**chosen, "epochs": epochs_of(recipe)}, self.compat)
+        return self.run.scope.describe(recipe, {**chosen, "epochs": epochs_of(recipe)})
 
-    def _candidates(self, settings: Sequence[Setting] = ()) -> tuple[Candidates, dict[str, tuple[Setting, int, float]]]:
+    def _candidates(self) -> tuple[Candidates, dict[str, tuple[Setting, int, float]]]:
         """Return the candidates to choose from, and (setting, epoch, scale) of each by its name.
 
-        settings: those to choose from; all by default.
+        Epochs that were trained from the target have been scored during their training.
         """
-        settings = settings or self.settings
-        there = [setting for setting in settings if setting not in self.failed and load_manifest(setting.folder)]
+        fitted = [setting for setting in self.settings if setting not in self.failed and load_manifest(setting.folder)]
         chosen_by_name: dict[str, tuple[Setting, int, float]] = {}
         values: list[Values] = []
         known = {TARGET: self._reference}
-        for setting in there:
-            scored = self._scored(setting) if self.from_prior else {}
-            trained = "epoch-*" if self.from_prior else "scores/epoch-*"
-            epochs = {epoch_of(path) for path in setting.folder.glob(trained)}
-            if scored:
-                epochs |= {int(candidate.values["epoch"]) for candidate in load_choice(self._tried(setting)).candidates}
-            for epoch, scale in product(sorted(epochs), scales_of(self.run.recipe)):
+        for setting in fitted:
+            epochs = sorted(map(epoch_of, setting.folder.glob("scores/epoch-*")))
+            for epoch, scale in product(epochs, scales_of(self.run.recipe)):
                 values.append({**setting.tried, "epoch": epoch} | ({"scale": scale} if self.from_prior else {}))
                 name = candidate_name(values[-1])
                 chosen_by_name[name] = setting, epoch, scale
                 if not self.from_prior:
                     known[name] = epoch_folder(setting.folder / "scores", epoch)
-                elif name in scored:
-                    known[name] = scored[name]
 
         target = LoadedTarget.of(self.run)
 
         def load(candidate: Values | None) -> Any:
             return target.merged([self.term(*chosen_by_name[candidate_name(candidate or {})])])
 
-        return Candidates(values, load, self._made_of(there), known, release=target.close), chosen_by_name
+        made_of: dict[str, Any] = {"vectors": [files_beside_weights(setting.folder) for setting in fitted]}
+        made_of |= merge_identity(self.run) if self.from_prior else {}
+        return Candidates(values, load, made_of, known, release=target.close), chosen_by_name
 
     def term(self, setting: Setting, epoch: int, scale: float) -> Term[Path]:
-        """Return the weights of an epoch as a term of a merge."""
+        """Return the weights of an epoch as a term of a merge.
+
+        Raise StageError if they were dropped after an earlier choice, among other settings.
+        """
         weights = setting.folder if self.run.validation is None else epoch_folder(setting.folder, epoch)
+        if not weights.is_dir():
+            raise StageError(f"{weights}: dropped after an earlier choice; remove {setting.folder}, and run again")
         return Term(self.method, weights, scale)
 
     def _objective(self, setting: Setting) -> BaselineObjective:
@@ -388,7 +324,6 @@ class Trials:
             seed=self.run.recipe.seed,
             alternatives=self._alternatives(),
             cache=self._cache(),
-            compat=bool(self.compat),
             full=self.run.recipe.vector.mode == "full",
         )
 
@@ -398,7 +333,7 @@ class Trials:
             return []
         known = {row.index: row for row in self.run.rows["forget"]}
         questions = [known[example.index] for example in self.run.examples["forget"]]
-        answers = draw_answers(len(questions), self.run.recipe.seed, self.run.alternatives)
+        answers = draw_answers(len(questions), self.run.recipe.seed)
         pairs = enumerate(zip(questions, answers, strict=True))
         rows = [replace(row, index=i, answer=answer) for i, (row, answer) in pairs]
         return encode_qa(rows, self.run.prompter, self.run.recipe.vector.max_length)

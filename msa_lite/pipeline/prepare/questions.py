@@ -179,9 +179,6 @@ def _divide(recipe: Recipe, rows: Mapping[str, list[Row]]) -> Parts:
     )
 
 
-ALTERNATIVES = "baseline.alternatives"
-
-
 def source_of(data: Data, columns: Columns) -> DataSource:
     """Return a data set of a recipe as stages take it. columns: the recipe's, for a data set that names none."""
     return DataSource(**data.flat(columns))
@@ -193,14 +190,12 @@ def load_set(data: Data, columns: Columns) -> tuple[DataSource, list[Row]]:
     return source, load_rows(source)
 
 
-def load_data(recipe: Recipe, method: str = "msa") -> tuple[dict[str, DataSource], dict[str, list[Row]]]:
+def load_data(recipe: Recipe) -> tuple[dict[str, DataSource], dict[str, list[Row]]]:
     """Return every data set of a run's recipe, pinned, and its rows, by its place in the recipe ("evaluate.holdout").
 
     Raise all faults of all data sets in one error.
     """
-    alternatives = recipe.baseline.alternatives if method == "dpo" else None
-    more = {"probe.against": recipe.probe.against, ALTERNATIVES: alternatives}
-    sets = recipe.data_sets | {place: data for place, data in more.items() if data}
+    sets = recipe.data_sets | ({"probe.against": recipe.probe.against} if recipe.probe.against else {})
     faults, sources, rows = Faults(), {}, {}
     for place, data in sets.items():
         with faults.gathered(f"{place if '.' in place else f'{place}.data'}: "):

@@ -34,7 +34,6 @@ from msa_lite.pipeline.prepare.models import (
 )
 from msa_lite.pipeline.prepare.prompt import resolve_prompt
 from msa_lite.pipeline.prepare.questions import (
-    ALTERNATIVES,
     Questions,
     WhenToChoose,
     limits_of_evidence,
@@ -74,12 +73,12 @@ class Scope:
     is_baseline: bool = False
     """True for a method beside the recipe's own run, in a folder of its own."""
 
-    def describe(self, recipe: Recipe, parameters: Mapping[str, Any], compat: Sequence[str] = ()) -> dict[str, Any]:
+    def describe(self, recipe: Recipe, parameters: Mapping[str, Any]) -> dict[str, Any]:
         """Return the method as the unlearned model's report names it."""
         about = {"name": self.method, "mode": recipe.vector.mode, "start": self.start}
         own: dict[str, Any] = {"hold": recipe.hold, "later": recipe.starts_at_retain}
         about |= {key: value for key, value in own.items() if value and self.method in WITH_VECTORS}
-        return about | {"parameters": dict(parameters), "compat": list(compat)}
+        return about | {"parameters": dict(parameters)}
 
 
 def msa_scope(recipe: Recipe) -> Scope:
@@ -110,8 +109,6 @@ class Run:
     """The same rows as token ids, and those that a filter leaves as they are, by their place in the recipe."""
     questions: Questions
     """The validation and test rows."""
-    alternatives: list[str]
-    """The answers that the recipe gives for dpo."""
     retain: Sequence[Row] = ()
     """The retain rows that MSA's vector learns, also where this run's method learns all of them."""
     earlier: tuple[EarlierRun, ...] = ()
@@ -250,7 +247,7 @@ def prepare(recipe: Recipe, scope: Scope, progress: Progress = silent) -> Run:
     check_trackers(recipe.trackers)
     earlier = open_earlier(recipe)
     found = find_models(recipe, scope.start)
-    data, all_rows = load_data(recipe, scope.method)
+    data, all_rows = load_data(recipe)
     all_rows, notes = separate_sets(all_rows)
     _check_scorers(recipe)
     # From here on the checks need torch and transformers, which take seconds to load.
@@ -291,7 +288,6 @@ def prepare(recipe: Recipe, scope: Scope, progress: Progress = silent) -> Run:
         rows=learnt,
         examples=examples,
         questions=questions,
-        alternatives=_alternatives(all_rows.get(ALTERNATIVES, ())),
         retain=sample,
         earlier=earlier,
         removed=removed,
@@ -306,11 +302,6 @@ def _check_checkpoints(recipe: Recipe, scope: Scope, sources: Mapping[str, Sourc
     check_lora_targets(recipe, target, prior)
     check_fit(recipe, target, prior)
     check_space(scope.folder, _bytes_needed(target, recipe, scope))
-
-
-def _alternatives(rows: Sequence[Row]) -> list[str]:
-    """Return the answers that a recipe gives for dpo, one a line of its texts."""
-    return [line.strip() for row in rows for line in row.text.splitlines() if line.strip()]
 
 
 def _check_scorers(recipe: Recipe) -> None:
@@ -352,8 +343,7 @@ def _bytes_needed(target: Checkpoint, recipe: Recipe, scope: Scope) -> int:
     """Return the disk space that the run still needs; stages that are there already need none.
 
     It holds the merged model. In full mode it also holds the fp32 checkpoints of each vector, and during a fit three
-    saves with AdamW's state and a new best epoch beside the old one. A baseline that keeps the best holds the best so
-    far, and the setting that is tried.
+    saves with AdamW's state and a new best epoch beside the old one.
     """
     folder = scope.folder
     count = sum(entry.nbytes // {"F64": 8, "F32": 4}.get(entry.dtype, 2) for entry in target.tensors.values())
@@ -364,7 +354,5 @@ def _bytes_needed(target: Checkpoint, recipe: Recipe, scope: Scope) -> int:
         size += target.nbytes  # of the prior with the retain vector, which is as large
     if recipe.vector.mode == "full":
         missing = [name for name in scope.vectors if not (folder / "vectors" / name).exists()]
-        keeps_best = scope.is_baseline and scope.choice and recipe.baseline.keep == "best"
-        kept = 1 + scope.checkpoints if keeps_best and len(missing) > 1 else scope.checkpoints * len(missing)
-        size += (4 * kept + (4 + 3 * 12 if missing else 0)) * count
+        size += (4 * scope.checkpoints * len(missing) + (4 + 3 * 12 if missing else 0)) * count
     return size
