@@ -1,7 +1,7 @@
 """Attack the models of a finished run: does the unlearned model give back what it was to forget?
 
     python examples/attack.py runs/my-request
-    python examples/attack.py runs/my-request --attacks quantise relearn --model other=./another-unlearned-model
+    python examples/attack.py runs/my-request --attacks quantise relearn
 
 Target, ideal and unlearned model are attacked in the same way, on the same rows. What counts is what comes back beyond
 the ideal: an attack also teaches, guesses, and gives away. Without an ideal, rows that no model saw are the control.
@@ -11,25 +11,15 @@ import argparse
 
 import msa_lite
 
-
-def named(text: str) -> tuple[str, str]:
-    """Return a model's name and place, from NAME=MODEL."""
-    name, _, place = text.partition("=")
-    if not name or not place:
-        raise argparse.ArgumentTypeError(f"{text}: NAME=MODEL is wanted, as other=./another-unlearned-model")
-    return name, place
-
-
 parser = argparse.ArgumentParser(description="Attack the models of a run.")
 parser.add_argument("run", help="the folder of a finished run")
 parser.add_argument("--attacks", nargs="*", default=[], help="their names (default: all that are possible)")
-parser.add_argument("--model", nargs="*", type=named, default=[], metavar="NAME=MODEL", help="further models to attack")
 parser.add_argument("--rows", type=int, default=40, help="forget rows to attack (default: 40)")
 arguments = parser.parse_args()
 
-models, settings = dict(arguments.model), [f"attack.rows={arguments.rows}"]
 with msa_lite.show_progress() as progress:
-    result = msa_lite.attack(arguments.run, arguments.attacks, overrides=settings, models=models, progress=progress)
+    settings = [f"attack.rows={arguments.rows}"]
+    result = msa_lite.attack(arguments.run, arguments.attacks, overrides=settings, progress=progress)
 
 for attack in result.facts.attacks:
     for name, attacked in attack.models.items():

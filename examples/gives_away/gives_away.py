@@ -84,11 +84,9 @@ def make(out: Path, kind: str, seed: int) -> None:
     for method in ("undial", "npo"):
         msa_lite.run_baseline(method, recipe)
     folders = {"before": before, **{method: home / "baselines" / method for method in ("undial", "npo")}}
-    models = {name: str(folder / "model") for name, folder in folders.items()}
     attacks = ["prompt", "sample", "quantise", "membership", "depth", "relearn"]
-    settings = [f"attack.rows={ROWS}", "attack.sample.samples=16", "attack.quantise.forms=[nf4]",
-                "attack.relearn.branches=[part]", "attack.relearn.strengths=[matched]"]  # fmt: skip
-    msa_lite.attack(home, attacks, overrides=settings, models=models)
+    for run in (home, *folders.values()):
+        msa_lite.attack(run, attacks, overrides=[f"attack.rows={ROWS}"])
     values = {"history": kind, "seed": seed, "minutes": round((time.monotonic() - began) / 60, 1)}
     values |= collect({"unlearned": home, **folders})
     SCORES.mkdir(exist_ok=True)
@@ -98,31 +96,22 @@ def make(out: Path, kind: str, seed: int) -> None:
 def collect(runs: Mapping[str, Path]) -> dict[str, Any]:
     """Return the figures of each panel and the curve of relearning by model, from the reports of the runs."""
     home = runs["unlearned"]
-    attacked = {
-        panel.attack: _metrics(home / "attacks" / panel.attack / "report.json")
-        for panel in PANELS.values()
-        if panel.attack != "evidence"
-    }
-    relearnt = _metrics(home / "attacks/relearn/report.json")
     panels: dict[str, dict[str, Any]] = {key: {} for key in PANELS}
     for key, panel in PANELS.items():
+        place = "evidence/says" if panel.attack == "evidence" else f"attacks/{panel.attack}"
         for model in MODELS:
-            if panel.attack == "evidence":
-                run = runs[model] if model in METHODS else home
-                own = "unlearned" if model in METHODS else model
-                metrics = _metrics(run / "evidence/says/report.json")
-            else:
-                metrics, own = attacked[panel.attack], model
+            run, own = (runs[model], "unlearned") if model in METHODS else (home, model)
+            metrics = _metrics(run / place / "report.json")
             if (metric := metrics.get(f"{panel.metric}.{own}")) and metric["value"] is not None:
                 panels[key][model] = [metric["value"], metric["stderr"], metric["n"]]
-            elif (
-                panel.attack == "depth" and metrics and model in ("target", "ideal")
-            ):  # the ends of its scale, by definition
-                panels[key][model] = [{"target": 1.0, "ideal": 0.0}[model], None, ROWS]
+            elif panel.attack == "depth" and metrics and model in DEPTHS:
+                panels[key][model] = [DEPTHS[model], None, ROWS]
     curve: dict[str, dict[str, float]] = {model: {} for model in MODELS}
-    for name, metric in relearnt.items():
-        if (match := CURVE.fullmatch(name)) and match[2] in curve:
-            curve[match[2]][match[1] or "0"] = metric["value"]
+    for model, points in curve.items():
+        run, own = (runs[model], "unlearned") if model in METHODS else (home, model)
+        for name, metric in _metrics(run / "attacks/relearn/report.json").items():
+            if (match := CURVE.fullmatch(name)) and match[2] == own:
+                points[match[1] or "0"] = metric["value"]
     return {"panels": panels, "relearning": curve, "evidence": collect_evidence(runs)}
 
 

@@ -111,21 +111,13 @@ def unlearn(folder: Path, name: str, seed: int, tiny: bool) -> RunResult:
 def relearn(unlearned: Mapping[str, Path]) -> dict[str, tuple[float | None, float | None]]:
     """Tune all models on people to keep; return what is left of the people to forget before and after, by method.
 
-    0: as in the ideal, which is tuned alike; 1: as in the target. The first method has to be one of MSA.
+    0: as in the ideal, which is tuned alike; 1: as in the target.
     """
-    (first, model), *others = unlearned.items()
-    result = msa_lite.attack(
-        model.parent,
-        ["relearn"],
-        overrides=["attack.relearn.branches=[retain]", "attack.relearn.strengths=[matched]"],
-        models={name: str(place) for name, place in others},
-    )
-    attacked = result.facts.attacks[0].models
     left = {}
-    for name in unlearned:
-        trials = attacked["unlearned" if name == first else name].trials
+    for name, model in unlearned.items():
+        trials = msa_lite.attack(model.parent, ["relearn"]).facts.attacks[0].models["unlearned"].trials
         before = next(trial for trial in trials if trial.is_control)
-        after = next(trial for trial in trials if trial.is_summary)
+        after = next(trial for trial in trials if trial.is_summary and trial.trial.startswith("retain "))
         left[name] = (before.share, after.share)
     return left
 

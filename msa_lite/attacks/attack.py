@@ -39,17 +39,9 @@ class Ground:
     """The most tokens of an answer."""
     max_length: int = 512
     """The most tokens of a row to tune on."""
-    layers: int = 32
-    """The layers of the target, for estimates of time."""
     seed: int = 0
     rewordings: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Other wordings of the questions by name ("paraphrased", "German"), one for each of the `forget` rows; "" where
-    there is none."""
-    references: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """The right answers to such wordings, by the same names: those of another language. Where there are none, the rows'
-    own."""
-    corners: Mapping[str, str] = field(default_factory=dict)
-    """Indirect questions in a judge's words, by those of the template; "" where it gave none."""
+    """The benchmark's other wordings of the questions by name ("paraphrased"), one for each of the `forget` rows."""
 
     def benchmark(self, sets: Collection[str] = ("forget", "holdout")) -> Qa:
         """Return the rows of some sets as questions and texts to score."""
@@ -60,9 +52,7 @@ class Ground:
         """Return what decides the records of an attack on these rows, JSON-able. reads: as of the attack."""
         parts: dict[str, Any] = {name: rows_identity(getattr(self, name)) for name in reads if name != "rewordings"}
         if "rewordings" in reads:
-            wordings = self.rewordings.items()
-            parts["rewordings"] = {name: digest([*asked, *self.references.get(name, ())]) for name, asked in wordings}
-            parts["corners"] = digest(dict(self.corners))
+            parts["rewordings"] = {name: digest([*questions]) for name, questions in self.rewordings.items()}
         settings = {"max_new_tokens": self.max_new_tokens, "max_length": self.max_length, "seed": self.seed}
         return {"questions": self.benchmark().describe(), **parts, **settings}
 
@@ -136,9 +126,6 @@ class Trial(NamedTuple):
     """True for the trial that speaks for the whole attack. Without one, the strongest trial does."""
     teaches_forget_rows: bool = False
     """True where the trial teaches scored rows themselves. Holdout rows are no control then; only an ideal is."""
-    guess: float | None = None
-    """The score of a guess, for a trial whose right answers are others than those of the rows. It is measured between
-    the control, or a guess, and what the target shows in the same trial. None: the answers are those of the rows."""
 
 
 class Attack(ABC):
@@ -160,13 +147,6 @@ class Attack(ABC):
     def describe(self) -> dict[str, Any]:
         """Return its settings, JSON-able: all that decides its records besides models and rows."""
         return asdict(self)  # type: ignore[call-overload]
-
-    def faults(self, ground: Ground) -> Iterator[str]:
-        """Yield what makes the attack impossible on these rows, each with what to try.
-
-        The caller puts the attack's name in front.
-        """
-        yield from ()
 
     def left_out(self, ground: Ground) -> dict[str, str]:
         """Return the parts of the attack that these rows do not allow, each with the reason. The others are made."""
@@ -195,10 +175,6 @@ class Attack(ABC):
     def measures(self, ground: Ground) -> Sequence[Measure]:
         """Return the numbers that its records give."""
 
-    @abstractmethod
-    def cost(self, ground: Ground) -> Cost:
-        """Return the work that it takes for one model."""
-
     def figures(self, means: Means, model: str) -> dict[str, float]:
         """Return further figures of the published protocol for a model, by name: R of relearning, Q of rounding.
 
@@ -215,21 +191,6 @@ class Attack(ABC):
         others: further models by name ("target", "ideal", "prior"), loaded at their first use; the caller closes them.
         progress: called with the label of the attack and the share that is done.
         """
-
-
-class Cost(NamedTuple):
-    """The work of an attack on one model, in tokens, for an estimate of its time."""
-
-    scored: float = 0.0
-    """Tokens that run forward."""
-    generated: float = 0.0
-    """Tokens that are generated, in batches."""
-    trained: float = 0.0
-    """Tokens that run forward and backward."""
-
-    def plus(self, cost: Cost, times: int = 1) -> Cost:
-        """Return the sum with another cost, taken some times."""
-        return Cost(*(mine + times * its for mine, its in zip(self, cost, strict=True)))
 
 
 def check_attack(name: str) -> None:
@@ -268,16 +229,3 @@ def recall_measures(ground: Ground) -> tuple[Measure, ...]:
     return tuple(
         Measure(score, kind.label, kind.formula, decides=score != "probability") for score, kind in kinds.items()
     )
-
-
-def recall_cost(ground: Ground) -> Cost:
-    """Return the work of scoring a model once, where it generates answers as long as the right ones."""
-    scored, generated = 0, 0
-    for items in ground.benchmark().sets.values():
-        for item in items.items:
-            texts = [text for group in item.texts.values() for text in group]
-            scored += sum(len(text.ids) for text in texts)
-            if item.prompt is not None:
-                scored += len(item.prompt)
-                generated += sum(len(text.ids) - len(text.prompt_ids) for text in texts)
-    return Cost(scored=scored, generated=generated)

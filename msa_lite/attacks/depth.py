@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from msa_lite.attacks.attack import Attack, Cost, Ground, Means, Measure, Subject, Trial
+from msa_lite.attacks.attack import Attack, Ground, Means, Measure, Subject, Trial
 from msa_lite.data import IGNORE, Example
 from msa_lite.errors import MismatchError
 from msa_lite.evals.benchmark import ItemSet, Record, Records
@@ -147,10 +147,6 @@ class Depth(Attack):
     reads = ()
     only_results = True
 
-    def faults(self, ground: Ground) -> Iterator[str]:
-        if self.threshold <= 0:
-            yield f"threshold: {self.threshold:g}; it has to be above 0, since scores divide by what exceeds it"
-
     def fit_to(self, models: Mapping[str, Source]) -> Depth:
         """Return itself. Raise MismatchError for a model of another shape than the target's."""
         shapes = {name: check_model(checkpoint_folder(source.folder)) for name, source in models.items()}
@@ -164,13 +160,6 @@ class Depth(Attack):
     def measures(self, ground: Ground) -> Sequence[Measure]:
         meaning = "the share of what the target knows that it still reads from the model's hidden states"
         return [Measure("shallow", "1 − UDS", meaning, kind="share")]
-
-    def cost(self, ground: Ground) -> Cost:
-        """Return what both stages take where every layer and answer token counts; the first is for all models."""
-        items = ground.benchmark(("forget",)).sets["forget"]
-        texts = _texts(items)
-        labels = sum(sum(label != IGNORE for label in text.labels) for text in texts)
-        return Cost(scored=2.0 * (3 * sum(len(text.ids) for text in texts) + (ground.layers + 1) * labels))
 
     def figures(self, means: Means, model: str) -> dict[str, float]:
         value = means.get((model, _TRIAL.name, "shallow"))

@@ -3,9 +3,7 @@
 The ideal is attacked in the same way and is the control: what an attack draws from it was taught, guessed or given away
 by the attack, not remembered (arXiv 2506.00688). Without an ideal, the control is what the same model gives on holdout
 rows. A finding is a share: 0 is the control, 1 is what the target shows of the same rows. The gain of an attack is its
-share, minus the share of the trial without an attack on the same rows. A trial with right answers of its own, such as
-names in the place of facts, has a scale of its own, too: 1 is what the target shows in it, and 0 is no less than a
-guess (`Trial.guess`).
+share, minus the share of the trial without an attack on the same rows.
 """
 
 from __future__ import annotations
@@ -50,9 +48,8 @@ class _Gap(NamedTuple):
     """The part that is missing below the control; only of an AUC, which tells rows apart in both directions."""
     before: float
     """The part that it shows beyond the control without an attack."""
-    scales: tuple[float, float]
-    """The part that the target shows beyond the control: as `above` and `below` are measured, which is without an
-    attack unless the trial has a scale of its own; and without an attack, as `before` is measured."""
+    scale: float
+    """The part that the target shows beyond the control without an attack."""
     value: float
     """The measure of the model."""
     control: float
@@ -85,7 +82,7 @@ def judge_trial(
     """
     places = {"model": (model, trial), "model before": (model, scale)}
     if any(measure.kind != "share" for measure in measures):
-        places |= {"target": (_TARGET, scale if trial.guess is None else trial), "target before": (_TARGET, scale)}
+        places["target"] = (_TARGET, scale)
         if control == _IDEAL:
             places |= {"ideal": (_IDEAL, trial), "ideal before": (_IDEAL, scale)}
     records = {name: drawn[who].get(what.name, {}) for name, (who, what) in places.items()}
@@ -96,8 +93,7 @@ def judge_trial(
     needs_holdout = control == "holdout" or any(measure.kind == "auc" for measure in deciding)
 
     def share(rows: np.ndarray, unseen: np.ndarray = holdout, *, kind: str = "above") -> float | None:
-        parts = [(getattr(gap, kind), gap.scales[kind == "before"]) for gap in gaps(rows, unseen)]
-        shares = [part / whole for part, whole in parts if whole >= LEAST]
+        shares = [getattr(gap, kind) / gap.scale for gap in gaps(rows, unseen) if gap.scale >= LEAST]
         # As the verdict of a run: each on its own, or one measure would hide what another one shows.
         return float(np.clip(shares, 0.0, 1.0).mean()) if shares else None
 
@@ -107,7 +103,7 @@ def judge_trial(
 
     def gaps(rows: np.ndarray, unseen: np.ndarray = holdout) -> list[_Gap]:
         drawn_sides = {name: _Side(side.forget[rows], side.holdout[unseen]) for name, side in sides.items()}
-        return [_gap(drawn_sides, at, measure, trial.guess) for at, measure in enumerate(deciding)]
+        return [_gap(drawn_sides, at, measure) for at, measure in enumerate(deciding)]
 
     samples = [forget, holdout] if needs_holdout else [forget]
     facts: dict[str, Any] = {"trial": trial.name, "label": trial.label, "rows": len(forget)}
@@ -122,7 +118,7 @@ def judge_trial(
     if not any(measure.kind == "auc" for measure in deciding):
         return TrialResult(share=whole, interval=(low, max(high, _unseen_leak(len(forget)))), **facts)
     missing = partial(share, kind="below")
-    aucs = np.mean([(gap.value, gap.control) for gap in gaps(*samples) if gap.scales[0] >= LEAST], axis=0).tolist()
+    aucs = np.mean([(gap.value, gap.control) for gap in gaps(*samples) if gap.scale >= LEAST], axis=0).tolist()
     overshoot = Overshoot(missing(*samples) or 0.0, _interval(missing, samples), *aucs)
     return TrialResult(share=whole, interval=(low, high), overshoot=overshoot, **facts)
 
@@ -148,12 +144,11 @@ def _unseen_leak(rows: int) -> float:
     return 1.0 - 0.025 ** (1 / rows)
 
 
-def _gap(sides: Mapping[str, _Side], at: int, measure: Measure, guess: float | None = None) -> _Gap:
+def _gap(sides: Mapping[str, _Side], at: int, measure: Measure) -> _Gap:
     """Return how a model differs from the control by one measure.
 
     The control is the ideal on forget rows, or else the same model on holdout rows; with the attack or without it,
-    whichever is nearer to the model: an attack that only confuses the ideal brings nothing back. guess: as of the
-    trial; then it is the control with the attack, or the guess.
+    whichever is nearer to the model: an attack that only confuses the ideal brings nothing back.
     """
 
     def value(name: str) -> float:
@@ -169,17 +164,14 @@ def _gap(sides: Mapping[str, _Side], at: int, measure: Measure, guess: float | N
 
     shown = value("model")
     if measure.kind == "share":
-        return _Gap(shown, 0.0, value("model before"), (1.0, 1.0), shown, 0.0)
+        return _Gap(shown, 0.0, value("model before"), 1.0, shown, 0.0)
     if "ideal" in sides:
-        controls, levels = [value("ideal"), value("ideal before")], [value("ideal"), value("ideal before")]
+        controls, level = [value("ideal"), value("ideal before")], value("ideal before")
     else:
-        controls, levels = [unseen("model"), unseen("model before")], [unseen("target"), unseen("target before")]
-    before, target_before = value("model before") - controls[1], value("target before") - levels[1]
-    if guess is not None:
-        above, wanted = shown - max(controls[0], guess), value("target") - max(levels[0], guess)
-        return _Gap(above, 0.0, before, (wanted, target_before), shown, controls[0])
+        controls, level = [unseen("model"), unseen("model before")], unseen("target")
     below = min(controls) - shown if measure.kind == "auc" else 0.0
-    return _Gap(shown - max(controls), below, before, (target_before, target_before), shown, min(controls))
+    before = value("model before") - controls[1]
+    return _Gap(shown - max(controls), below, before, value("target") - level, shown, min(controls))
 
 
 def _side(records: Records, measures: Sequence[Measure]) -> _Side:

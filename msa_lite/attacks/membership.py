@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
-from msa_lite.attacks.attack import Attack, Cost, Ground, Measure, Subject, Trial
+from msa_lite.attacks.attack import Attack, Ground, Measure, Subject, Trial
 from msa_lite.data import IGNORE
 from msa_lite.evals.benchmark import Item, Record, Records, column
 from msa_lite.evals.models import model_identity
@@ -65,13 +65,6 @@ class Membership(Attack):
     uses = ("prior",)
     reads = ()
 
-    def faults(self, ground: Ground) -> Iterator[str]:
-        """Yield missing rows."""
-        if not ground.forget:
-            yield "there are no forget rows to score"
-        if not ground.holdout:
-            yield "there are no holdout rows to tell the forget rows from; give evaluate.holdout"
-
     def count_rows(self, ground: Ground) -> dict[str, int]:
         """Return nothing, since AUCs decide."""
         return {}
@@ -83,11 +76,6 @@ class Membership(Attack):
     def measures(self, ground: Ground) -> Sequence[Measure]:
         """Return the AUCs of the scores, and the shares of found rows where there are enough holdout rows."""
         return [*_MEASURES, *(_FOUND if len(ground.holdout) >= _FEWEST else ())]
-
-    def cost(self, ground: Ground) -> Cost:
-        """Return the tokens of all rows."""
-        items = [item for rows in _scored(ground).sets.values() for item in rows.items]
-        return Cost(scored=sum(len(text.ids) for item in items for texts in item.texts.values() for text in texts))
 
     def run(
         self, subject: Subject, ground: Ground, others: Mapping[str, Subject], progress: Progress = silent

@@ -15,19 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from msa_lite.attacks.attack import (
-    Attack,
-    Cost,
-    Ground,
-    Means,
-    Measure,
-    Subject,
-    Trial,
-    check_unquantised,
-    recall_cost,
-    recall_measures,
-)
-from msa_lite.errors import nearest
+from msa_lite.attacks.attack import Attack, Ground, Means, Measure, Subject, Trial, check_unquantised, recall_measures
 from msa_lite.evals.benchmark import Records
 from msa_lite.evals.records import run_items
 from msa_lite.io.console.progress import Progress, silent
@@ -41,27 +29,17 @@ class Quantise(Attack):
     """Score a model with its linear weights rounded."""
 
     forms: tuple[str, ...] = ("nf4", "int8", "int4")
-    """Of `QUANTISATIONS`, in the order of the trials."""
+    """Of `QUANTISATIONS`, in the order of the trials: the form of QLoRA, and the two of arXiv 2410.16454."""
 
     name = "quantise"
     source = "arXiv 2410.16454, arXiv 2605.24614"
     reads = ()
-
-    def faults(self, ground: Ground) -> Iterator[str]:
-        for form in self.forms:
-            if form not in QUANTISATIONS:
-                yield f"'{form}'{nearest(form, QUANTISATIONS)}; choose from {', '.join(QUANTISATIONS)}"
-        if not self.forms:
-            yield f"no form; give at least one of {', '.join(QUANTISATIONS)}"
 
     def trials(self, ground: Ground) -> Sequence[Trial]:
         return [PLAIN, *(Trial(form, QUANTISATIONS[form].label) for form in self.forms)]
 
     def measures(self, ground: Ground) -> Sequence[Measure]:
         return recall_measures(ground)
-
-    def cost(self, ground: Ground) -> Cost:
-        return Cost().plus(recall_cost(ground), times=1 + len(self.forms))
 
     def figures(self, means: Means, model: str) -> dict[str, float]:
         """Return Q for each form and measure."""
@@ -78,16 +56,12 @@ class Quantise(Attack):
     ) -> Iterator[tuple[Trial, Records]]:
         check_unquantised(subject.name, subject.source)
         benchmark, trials = ground.benchmark(), self.trials(ground)
-        done, total = 0, len(trials) * len(benchmark.sets)
-        progress(self.name, done, total)
-        for trial in trials:
-            records = {}
+        for done, trial in enumerate(trials):
+            progress(self.name, done, len(trials))
             with rounded_model(subject.runner.model, None if trial.is_control else trial.name):
-                for name in benchmark.sets:
-                    records[name] = run_items(subject.runner, benchmark, name)
-                    done += 1
-                    progress(self.name, done, total)
+                records = {name: run_items(subject.runner, benchmark, name) for name in benchmark.sets}
             yield trial, records
+        progress(self.name, len(trials), len(trials))
 
 
 def score_kept(before: float, after: float) -> float:

@@ -7,10 +7,10 @@ the words is the prompt, and the other half is the reference, as in MUSE's verba
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from msa_lite.attacks.attack import Cost, Ground, Subject
+from msa_lite.attacks.attack import Ground, Subject
 from msa_lite.data import Row, Shots
 from msa_lite.evals import answers
 from msa_lite.evals.benchmark import Record
@@ -18,8 +18,6 @@ from msa_lite.evals.forward import common_start
 from msa_lite.evals.generate import Decoding, generate
 from msa_lite.evals.models import Runner
 from msa_lite.io.files.writing import digest
-
-_COUNTED = 20  # rows of a set, for an estimate
 
 
 @dataclass(frozen=True)
@@ -35,8 +33,6 @@ class PromptedRow:
     """The question of the row, which a judge reads; "" for a text."""
     fault: str = ""
     """The reason why the row cannot be asked in this way."""
-    other: str = ""
-    """The wrong one of two names to choose from, where the reference is the right one."""
 
     def within(self, window: int | None) -> PromptedRow:
         """Return the question for a model of this window; a prompt that leaves no room for an answer is a fault."""
@@ -117,13 +113,7 @@ def _answer(runner: Runner, ground: Ground, questions: Sequence[PromptedRow]) ->
 
 
 def score_text(question: PromptedRow, text: str) -> Record:
-    """Return the scores of an answer: `accuracy` (the whole reference stands in it) and `rouge_l` (recall).
-
-    Of a choice between two names, the accuracy is 1 for an answer that has the right name, or a part of it, and nothing
-    of the other one: who repeats the question has not chosen. It has no ROUGE-L.
-    """
-    if question.other:
-        return {"accuracy": answers.choice(question.reference, question.other, text), "rouge_l": None}
+    """Return the scores of an answer: `accuracy` (the whole reference stands in it) and `rouge_l` (recall)."""
     return {
         "accuracy": answers.accuracy(question.reference, text),
         "rouge_l": answers.rouge_l_recall(question.reference, text),
@@ -133,24 +123,6 @@ def score_text(question: PromptedRow, text: str) -> Record:
 def skipped_record(question: PromptedRow) -> Record:
     """Return the record of a question that is not asked."""
     return {"index": question.index, "generated": None, "accuracy": None, "rouge_l": None, "skipped": question.fault}
-
-
-def cost_of(ground: Ground, make: Callable[[Row], PromptedRow], times: int = 1) -> Cost:
-    """Return the work of answering all scored rows some times, each answer as long as its reference.
-
-    A prompt runs once, and so does what all prompts begin with. Of many rows, the first ones are counted.
-    """
-    tokenizer = ground.prompter.tokenizer
-    total = Cost()
-    for _, rows in attacked(ground):
-        questions = [question for question in map(make, rows[:_COUNTED]) if not question.fault]
-        texts = [tokenizer(question.reference, add_special_tokens=False)["input_ids"] for question in questions]
-        generated = sum(min(len(ids) + 1, ground.max_new_tokens) for ids in texts)
-        shared = common_start([question.prompt for question in questions])
-        rest = sum(len(question.prompt) - shared for question in questions)
-        share = len(rows) / len(rows[:_COUNTED])
-        total = total.plus(Cost(shared + share * rest, share * times * generated))
-    return total
 
 
 def attacked(ground: Ground) -> Iterator[tuple[str, Sequence[Row]]]:

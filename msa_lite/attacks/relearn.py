@@ -29,21 +29,22 @@ from .15 to .39, and the ideal from .058 to .063.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from msa_lite.attacks.attack import Attack, Cost, Ground, Means, Measure, Subject, Trial, recall_cost, recall_measures
-from msa_lite.attacks.relearn_settings import MATCHED, ON_ALL_ROWS, ON_PART, ON_UNRELATED, UNRELATED, RelearnSettings
+from msa_lite.attacks.attack import Attack, Ground, Means, Measure, Subject, Trial, recall_measures
 from msa_lite.data import Example, Row, encode_qa, encode_text, pad_id, rows_identity, split_rows
-from msa_lite.errors import StageError, UsageError, nearest
+from msa_lite.errors import UsageError
 from msa_lite.evals.benchmark import Record, Records
 from msa_lite.evals.models import Runner, count_weights, streams
 from msa_lite.evals.records import run_items
 from msa_lite.io.console.progress import Progress, notices, part_of, silent
 from msa_lite.io.models.heads import Compute, choose_precision
 from msa_lite.io.weights.hub import Source
-from msa_lite.train import check_tunable, roomy_mode, tune
+from msa_lite.train import FitSettings, TuningMode, auto_rate, check_tunable, roomy_mode, tune
 
 _ROWS_TAUGHT = {
     "forget": "all forget rows",
@@ -51,52 +52,89 @@ _ROWS_TAUGHT = {
     "retain": "rows to keep",
     "unrelated": "unrelated text",
 }
-_STRENGTHS = ("matched", "published")
 _LEAST_PART = 2  # rows on either side of a division
+_FASTER = 3.0  # times the rate of a vector: whoever attacks need not spare the rest of the model
+_OF_ADAPTER = 10 * 64  # over lora_alpha: the rate of an adapter as a multiple of that of all weights
 _PLAIN = Trial("plain", "no tuning", is_control=True)
+_ALL_WEIGHTS = FitSettings("full", weight_decay=0.0, warmup_steps=0)
+_ON_ROWS = replace(_ALL_WEIGHTS, learning_rate=2e-5, epochs=1)
+_PUBLISHED = {
+    "forget": _ON_ROWS,
+    "part": replace(_ALL_WEIGHTS, learning_rate=5e-6, epochs=6, batch_size=4, warmup_steps=24),
+    "retain": _ON_ROWS,
+    "unrelated": FitSettings(
+        "lora", 128, 16, epochs=3, learning_rate=2e-4, weight_decay=0.01, batch_size=1, warmup_steps=4
+    ),
+}
+UNRELATED = tuple(
+    Row(index, text=text)
+    for index, text in enumerate(Path(__file__).with_name("unrelated.txt").read_text("utf-8").splitlines())
+)
+"""Short texts that have nothing to do with any forget set."""
 
 
 class _Branch(NamedTuple):
     """One tuning, from the model as it was loaded."""
 
     name: str
-    strength: str
-    tuning: RelearnSettings
+    is_published: bool
+    tuning: FitSettings
     rows: Sequence[Row]
     """The rows to tune on."""
+    examples: int
+    """The examples that these make."""
     scored: Sequence[Row]
     """The forget rows to score."""
-    teaches: bool
-    """True where scored rows are tuned on."""
+    steps: Sequence[int]
+    """The steps after which it is scored."""
+
+    @property
+    def teaches(self) -> bool:
+        """Check whether scored rows are tuned on."""
+        return self.name == "forget"
 
     @property
     def title(self) -> str:
         """Return its name with its strength, with which the names of its trials begin."""
-        return _title(self.name, self.strength)
+        return f"{self.name} published" if self.is_published else self.name
 
-    def trial(self, step: int, is_summary: bool) -> Trial:
-        """Return the trial after so many steps."""
-        adapter = " an adapter" if self.tuning.mode == "lora" else ""
-        published = " as published" if self.strength == "published" else ""
-        label = f"tuning{adapter}{published} on {_ROWS_TAUGHT[self.name]}, {step} step{'s' * (step > 1)}"
-        return Trial(f"{self.title} step {step}", label, teaches_forget_rows=self.teaches, is_summary=is_summary)
+    def trials(self) -> list[Trial]:
+        """Return the points of its curve, one of which speaks for the attack if the strength is matched to the model.
+
+        Where forget rows are taught, it is the first point at which each of them was taught once: in the end, all
+        models know the rows of `forget`, and with `part` even the target loses the other half. Elsewhere it is the
+        last one.
+        """
+        once = [step for step in self.steps if step * self.tuning.batch_size >= self.examples]
+        speaking = once[0] if self.name in ("forget", "part") and once else self.steps[-1]
+        way = (" an adapter" if self.tuning.mode == "lora" else "") + (" as published" if self.is_published else "")
+        return [
+            Trial(
+                f"{self.title} step {step}",
+                f"tuning{way} on {_ROWS_TAUGHT[self.name]}, {step} step{'s' * (step > 1)}",
+                teaches_forget_rows=self.teaches,
+                is_summary=not self.is_published and step == speaking,
+            )
+            for step in self.steps
+        ]
 
 
 @dataclass(frozen=True)
 class Relearn(Attack):
     """Tune on the forget rows, on a half of them, on rows to keep, and on unrelated text."""
 
-    branches: tuple[str, ...] = ()
-    """Keys of `_ROWS_TAUGHT`; empty: all that the rows allow."""
-    strengths: tuple[str, ...] = _STRENGTHS
-    matched: RelearnSettings = MATCHED
-    """The settings of all branches at the strength that is matched to the model."""
-    forget: RelearnSettings = ON_ALL_ROWS
-    part: RelearnSettings = ON_PART
-    retain: RelearnSettings = ON_ALL_ROWS
-    unrelated: RelearnSettings = ON_UNRELATED
+    branches: tuple[str, ...] = tuple(_ROWS_TAUGHT)
+    steps: int = 48
+    """The steps of a matched branch: in half of them the ideal has learnt the forget rows by heart."""
     points: int = 4
     """The most points of a matched curve, each at half of the steps of the next one."""
+    batch_size: int = 8
+    """The rows of a matched step."""
+    rate: float | None = None
+    """The matched rate. None: three times the rate at which a vector of all weights is fitted to a model of this size;
+    an adapter has ten times that."""
+    mode: TuningMode = "full"
+    """All weights, or an adapter where the device has no room for their gradients and AdamW's states."""
     compute: Compute = "auto"
     """The precision of matrix products, as of the fit of a vector."""
     texts: Sequence[Row] = UNRELATED
@@ -111,8 +149,9 @@ class Relearn(Attack):
 
     def describe(self) -> dict[str, Any]:
         """Return its settings, with the precision on this device; of texts, a hash."""
-        settings = asdict(replace(self, texts=()))
-        return settings | {"texts": rows_identity(self.texts), "compute": choose_precision(self.compute)}
+        published = {name: asdict(_PUBLISHED[name]) for name in self.branches}
+        facts = {"texts": rows_identity(self.texts), "compute": choose_precision(self.compute), "published": published}
+        return asdict(replace(self, texts=())) | facts
 
     def fit_to(self, models: Mapping[str, Source]) -> Relearn:
         """Return the attack with one mode for all models, by the largest of them: else one would be tuned otherwise.
@@ -122,56 +161,21 @@ class Relearn(Attack):
         if large := [f"{name} ({source.name})" for name, source in models.items() if streams(source)]:
             raise UsageError(f"{', '.join(large)}: too large for the GPU's memory to be tuned; use a larger GPU")
         mode = roomy_mode(max(map(count_weights, models.values())))
-        tunings = {name: getattr(self, name) for name in ("matched", *_ROWS_TAUGHT)}
-        if mode == "lora" and any(tuning.mode == "auto" for tuning in tunings.values()):
+        if mode == "lora":
             notices.info("relearn: there is no room to tune all weights, so that adapters are tuned, of all models")
-        return replace(self, **{name: tuning.with_mode(mode) for name, tuning in tunings.items()})
-
-    def faults(self, ground: Ground) -> Iterator[str]:
-        """Yield branches that are named and not possible, and settings out of range."""
-        for key, names, known in (("branches", self.branches, _ROWS_TAUGHT), ("strengths", self.strengths, _STRENGTHS)):
-            for name in names:
-                if name not in known:
-                    yield f"{key}: '{name}' is unknown{nearest(name, known)}; choose from {', '.join(known)}"
-        if not self.strengths:
-            yield f"strengths: none is left; choose from {', '.join(_STRENGTHS)}"
-        if self.points < 1:
-            yield f"points: {self.points}; a curve has at least one"
-        for name in ("matched", *_ROWS_TAUGHT):
-            yield from (f"{name}.{fault}" for fault in getattr(self, name).faults())
-        if not ground.forget:
-            yield "there are no forget rows to score"
-            return
-        for name in self.branches:
-            if lack := self._lack(name, ground):
-                yield f"{name}: {lack}, or leave the branch out"
+        return replace(self, mode=mode)
 
     def left_out(self, ground: Ground) -> dict[str, str]:
-        """Return the branches that the rows do not allow, each with the reason; none where the user named some."""
-        if self.branches:
-            return {}
-        return {name: lack for name in _ROWS_TAUGHT if (lack := self._lack(name, ground))}
+        """Return the branches that the rows do not allow, each with the reason."""
+        return {name: lack for name in self.branches if (lack := self._lack(name, ground))}
 
     def count_rows(self, ground: Ground) -> dict[str, int]:
         """Return the forget rows that each branch scores: `part` only the half that it does not tune on."""
         return {branch.name: len(branch.scored) for branch in self._branches(ground)}
 
     def trials(self, ground: Ground) -> Sequence[Trial]:
-        """Return the model as it is, then the points of each branch.
-
-        One point of each matched branch speaks for the attack. Where forget rows are taught, it is the first one at
-        which each of them was taught once: in the end, all models know the rows of `forget`, and with `part` even the
-        target loses the other half. Elsewhere it is the last one.
-        """
-        trials = [_PLAIN]
-        for branch in self._branches(ground):
-            examples = _count_examples(branch.rows, ground)
-            steps = self._points(branch, examples)
-            once = [step for step in steps if step * branch.tuning.batch_size >= examples]
-            speaking = once[0] if branch.name in ("forget", "part") and once else steps[-1]
-            speaks = branch.strength == "matched" or "matched" not in self.strengths
-            trials += [branch.trial(step, speaks and step == speaking) for step in steps]
-        return trials
+        """Return the model as it is, then the points of each branch."""
+        return [_PLAIN, *(trial for branch in self._branches(ground) for trial in branch.trials())]
 
     def measures(self, ground: Ground) -> Sequence[Measure]:
         """Return the scores of the rows."""
@@ -180,28 +184,13 @@ class Relearn(Attack):
     def figures(self, means: Means, model: str) -> dict[str, float]:
         """Return R for each measure after the published tuning on the forget rows, where there is an ideal."""
         figures = {}
-        begin = f"{_title('forget', 'published')} step "
-        steps = [int(trial.removeprefix(begin)) for _, trial, _ in means if trial.startswith(begin)]
+        published = next((trial for _, trial, _ in means if trial.startswith("forget published step ")), "")
         for measure in dict.fromkeys(measure for *_, measure in means):
-            values = [
-                means.get((name, trial, measure))
-                for name in ("ideal", model)
-                for trial in (_PLAIN.name, f"{begin}{max(steps, default=0)}")
-            ]
-            if None not in values:
-                figures[f"R {measure}"] = relearning_robustness(*values)  # type: ignore[arg-type]
+            places = [(name, trial, measure) for name in ("ideal", model) for trial in (_PLAIN.name, published)]
+            values = [value for place in places if (value := means.get(place)) is not None]
+            if len(values) == len(places):
+                figures[f"R {measure}"] = relearning_robustness(*values)
         return figures
-
-    def cost(self, ground: Ground) -> Cost:
-        """Return the tokens that are tuned on and scored, answers as long as the true ones."""
-        total = recall_cost(ground)
-        for branch in self._branches(ground):
-            lengths = [len(example.ids) for example in _examples(branch.rows, ground)]
-            steps = self._points(branch, len(lengths))
-            rows = min(branch.tuning.batch_size, len(lengths)) * steps[-1]
-            total = total.plus(Cost(trained=rows * sum(lengths) / len(lengths)))
-            total = total.plus(recall_cost(_scored_ground(ground, branch.scored, not branch.teaches)), times=len(steps))
-        return total
 
     def run(
         self, subject: Subject, ground: Ground, others: Mapping[str, Subject], progress: Progress = silent
@@ -211,49 +200,58 @@ class Relearn(Attack):
         Rows that a branch teaches and does not score, and holdout rows of the branch `forget`, have records without
         scores. Raise UsageError for a model that cannot be tuned.
         """
-        runner = subject.runner
+        runner, branches = subject.runner, self._branches(ground)
         check_tunable(runner.model)
-        trials = {trial.name: trial for trial in self.trials(ground)}
-        total, done = sum(self._points(b, _count_examples(b.rows, ground))[-1] for b in self._branches(ground)), 0
+        total, done = sum(branch.steps[-1] for branch in branches), 0
         progress(self.name, 0, total)
         yield _PLAIN, _score(runner, ground, ground.forget)
-        for branch in self._branches(ground):
-            examples, records = _examples(branch.rows, ground), dict[str, Records]()
-            steps = self._points(branch, len(examples))
+        for branch in branches:
+            examples, records = _examples(branch.rows, ground), list[Records]()
 
-            def look(step: int, branch: _Branch = branch, records: dict[str, Records] = records) -> None:
-                name = branch.trial(step, False).name
-                records[name] = _score(runner, ground, branch.scored, not branch.teaches)
+            def look(step: int, branch: _Branch = branch, records: list[Records] = records) -> None:
+                records.append(_score(runner, ground, branch.scored, not branch.teaches))
 
-            try:
-                tune(
-                    runner.model,
-                    examples,
-                    look,
-                    pad=pad_id(ground.prompter.tokenizer),
-                    settings=branch.tuning.settings(runner.model, len(examples), ground.seed, self.compute),
-                    steps=steps,
-                    label=f"relearn, {branch.title}",
-                    progress=part_of(progress, self.name, done, total),
-                )
-            except StageError as error:
-                left = ",".join(name for name in self.branches or _ROWS_TAUGHT if name != branch.name)
-                way = f"attack.relearn.branches=[{left}] leaves this branch out" if left else "leave relearn out"
-                raise type(error)(f"{error}; {way}") from error
-            done += steps[-1]
-            yield from ((trials[name], scored) for name, scored in records.items())
+            tune(
+                runner.model,
+                examples,
+                look,
+                pad=pad_id(ground.prompter.tokenizer),
+                settings=self._settings(branch, runner.model, ground.seed),
+                steps=branch.steps,
+                label=f"relearn, {branch.title}",
+                progress=part_of(progress, self.name, done, total),
+            )
+            done += branch.steps[-1]
+            yield from zip(branch.trials(), records, strict=True)
 
     def _branches(self, ground: Ground) -> list[_Branch]:
-        """Return the branches that the rows allow, in their order."""
+        """Return the branches that the rows allow, in their order: each matched to the model, then as published."""
         branches = []
-        for name in self.branches or _ROWS_TAUGHT:
+        for name in self.branches:
             if self._lack(name, ground):
                 continue
-            taught, scored = _divide(ground) if name == "part" else (self._rows(name, ground), ground.forget)
-            for strength in self.strengths:
-                tuning = self.matched if strength == "matched" else getattr(self, name)
-                branches.append(_Branch(name, strength, tuning, taught, scored, name == "forget"))
+            rows, scored = _divide(ground) if name == "part" else (self._rows(name, ground), ground.forget)
+            examples = _count_examples(rows, ground)
+            matched = replace(_ALL_WEIGHTS, mode=self.mode, batch_size=self.batch_size, schedule="constant")
+            curve = sorted({max(1, self.steps >> at) for at in range(self.points)})
+            branches.append(_Branch(name, False, matched, rows, examples, scored, curve))
+            published = _PUBLISHED[name]
+            if self.mode == "lora" and published.mode == "full":
+                rate = published.learning_rate * _OF_ADAPTER / published.lora_alpha
+                published = replace(published, mode="lora", learning_rate=rate)
+            last = published.epochs * math.ceil(examples / published.batch_size)
+            branches.append(_Branch(name, True, published, rows, examples, scored, [last]))
         return branches
+
+    def _settings(self, branch: _Branch, model: Any, seed: int) -> FitSettings:
+        """Return the settings of a branch's fit of a loaded model."""
+        tuning = replace(branch.tuning, compute=self.compute, seed=seed)
+        if branch.is_published:
+            return tuning
+        rate = self.rate or _FASTER * auto_rate("full", sum(weight.numel() for weight in model.parameters()))
+        rate *= _OF_ADAPTER / tuning.lora_alpha if tuning.mode == "lora" else 1
+        epochs = math.ceil(branch.steps[-1] / math.ceil(branch.examples / tuning.batch_size))
+        return replace(tuning, learning_rate=rate, epochs=epochs)
 
     def _rows(self, name: str, ground: Ground) -> Sequence[Row]:
         return {"forget": ground.learnt, "retain": ground.retain, "unrelated": self.texts}[name]
@@ -267,8 +265,8 @@ class Relearn(Attack):
                 f"{len(ground.forget)} forget rows are too few to split: at least {_LEAST_PART} to tune on and "
                 f"{_LEAST_PART} others to score are needed; attack more rows"
             )
-        rows = self._rows(name, ground) if name in _ROWS_TAUGHT else ()
-        if name in _ROWS_TAUGHT and not _count_examples(rows, ground):
+        rows = self._rows(name, ground)
+        if not _count_examples(rows, ground):
             return "there are no rows to tune on; give some (retain.data)"
         attacked = {_content(row) for row in (*ground.forget, *ground.holdout, *ground.learnt)}
         shared = [row for row in rows if name != "forget" and _content(row) in attacked]
@@ -278,13 +276,6 @@ class Relearn(Attack):
                 f"is row {shared[0].index}), so that tuning would teach what is scored; take them out of these rows"
             )
         return None
-
-    def _points(self, branch: _Branch, examples: int) -> list[int]:
-        """Return the steps at which a branch is scored: the last, half of it, a quarter …; as published, the last."""
-        last = branch.tuning.count_steps(examples)
-        if branch.strength == "published":
-            return [last]
-        return sorted({max(1, last >> at) for at in range(self.points)})
 
 
 def relearning_robustness(
@@ -328,7 +319,8 @@ def _count_examples(rows: Sequence[Row], ground: Ground) -> int:
 
 def _score(runner: Runner, ground: Ground, scored: Sequence[Row], with_holdout: bool = True) -> Records:
     """Return the records of all forget and holdout rows, those that are not scored without scores."""
-    benchmark, threads = _scored_ground(ground, scored, with_holdout).benchmark(), {row.thread for row in scored}
+    holdout = ground.holdout if with_holdout else ()
+    benchmark, threads = replace(ground, forget=scored, holdout=holdout).benchmark(), {row.thread for row in scored}
     records: dict[str, list[Record]] = {}
     for name, rows in (("forget", ground.forget), ("holdout", ground.holdout)):
         scores = iter(run_items(runner, benchmark, name) if name in benchmark.sets else ())
@@ -337,11 +329,3 @@ def _score(runner: Runner, ground: Ground, scored: Sequence[Row], with_holdout: 
             record = next(scores) if is_scored else {"index": row.index, "skipped": "not scored in this trial"}
             records.setdefault(name, []).append(record)
     return records
-
-
-def _scored_ground(ground: Ground, scored: Sequence[Row], with_holdout: bool) -> Ground:
-    return replace(ground, forget=scored, holdout=ground.holdout if with_holdout else ())
-
-
-def _title(name: str, strength: str) -> str:
-    return name if strength == "matched" else f"{name} {strength}"

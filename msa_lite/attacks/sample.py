@@ -17,12 +17,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from msa_lite.attacks.attack import Attack, Cost, Ground, Measure, Subject, Trial
+from msa_lite.attacks.attack import Attack, Ground, Measure, Subject, Trial
 from msa_lite.attacks.questions import (
     PromptedRow,
     answer_rows,
     attacked,
-    cost_of,
     prompt_row,
     score_text,
     skipped_record,
@@ -77,13 +76,6 @@ class Sample(Attack):
         """Return the number of answers on this machine, and the judge."""
         return asdict(self) | {"samples": self.count, "judge": self.judge.describe()}
 
-    def faults(self, ground: Ground) -> Iterator[str]:
-        """Yield a number of answers out of range."""
-        if not ground.forget:
-            yield "there are no forget rows to ask for"
-        if self.samples < 0:
-            yield f"samples: {self.samples}; it must be at least 1, or 0 for the default"
-
     def trials(self, ground: Ground) -> Sequence[Trial]:
         """Return the greedy answers and the drawn ones."""
         return [Trial("greedy", "one greedy answer", is_control=True), Trial("drawn", f"{self.count} drawn answers")]
@@ -100,10 +92,6 @@ class Sample(Attack):
             for k in (self.count, *self._numbers[:-1])
             for criterion in self._criteria
         ]
-
-    def cost(self, ground: Ground) -> Cost:
-        """Return the tokens of all prompts, and of answers as long as the true ones."""
-        return cost_of(ground, lambda row: prompt_row(ground, row), self.count + 1)
 
     def run(
         self, subject: Subject, ground: Ground, others: Mapping[str, Subject], progress: Progress = silent

@@ -32,6 +32,8 @@ _ODD = dict.fromkeys((errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELO
 _ADVICE = _CLOSED | _ODD  # by the system's error about a place
 _HARNESS = "run lm-evaluation-harness itself: lm_eval --model hf --model_args pretrained=MODEL --tasks NAMES"
 GONE_OPTIONS = {
+    "attack --budget": "give fewer rows (attack.rows=20), or name attacks; leave it out",
+    "attack --model": "`msa-lite baseline --model MODEL RECIPE` makes a run of it, which is attacked like any other",
     "evaluate --allow-code": _HARNESS,
     "evaluate --engine": "transformers scores everything; leave it out",
     "evaluate --judge-batch": "calls are made a few at a time; leave it out",

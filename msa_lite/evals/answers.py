@@ -255,12 +255,3 @@ def rouge_l_f1(reference: str, generated: str, stem: bool = True) -> float:
 def has_word(text: str) -> bool:
     """Return True if a text has a letter, a digit or an underscore, so that ROUGE-L has something to count."""
     return re.search(r"\w", text) is not None
-
-
-def choice(right: str, wrong: str, generated: str) -> float:
-    """Return 1 when the generation names the right one of two, and not the wrong one; otherwise 0.
-
-    A word that only one of the two names has is enough. Both names, or none, are no choice.
-    """
-    said, rights, wrongs = (set(split_answer(text).words) for text in (generated, right, wrong))
-    return float(bool(said & (rights - wrongs)) and not said & (wrongs - rights))

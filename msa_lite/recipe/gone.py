@@ -10,12 +10,13 @@ _JUDGE = {
     "separate": "acc_forget is scored from the same call as acc_recover; leave it out",
     "timeout": "a call is tried again after 300 s; leave it out",
 }
+_ATTACK = "its settings are fixed, so that results can be compared; leave it out"
 GONE = {
-    **{
-        f"{place}.{key}": advice
-        for place in ("attack.prompt.judge", "evaluate.judge", "evidence.judge")
-        for key, advice in _JUDGE.items()
-    },
+    "attack.prompt": _ATTACK,
+    "attack.quantise": _ATTACK,
+    "attack.relearn": _ATTACK,
+    "attack.sample": _ATTACK,
+    **{f"{place}.{key}": advice for place in ("evaluate.judge", "evidence.judge") for key, advice in _JUDGE.items()},
     "publish.gated": "the settings of the repository on the Hub gate it; leave it out",
     "publish.name_models": "the card names models that are public; leave it out",
     "baseline.alternatives": "dpo has answers of its own; leave it out",

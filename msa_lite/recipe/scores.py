@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import (
     BeforeValidator,
@@ -208,57 +208,6 @@ class EvidenceKeys(Closed):
         return judge
 
 
-class SampleKeys(Closed):
-    """The attack that draws many answers at random."""
-
-    samples: int | None = Field(None, ge=1, le=100_000)
-    """Answers to each question. Default: 200 on a GPU, as published, and 16 on a CPU."""
-
-
-class PromptKeys(Closed):
-    """The attack by other prompts."""
-
-    rewordings: list[Data] = []
-    """Other wordings of the forget rows' questions, perhaps in other languages: one row for each forget row, in the
-    same order. Answers are compared with the answers given there."""
-    judge: JudgeKeys = JudgeKeys()
-    """A model that rewords each question in three ways. It gets the questions, not the answers."""
-    corner: Literal["templates", "judge"] = "templates"
-    """The author of the indirect questions. templates: msa-lite. judge: the model of `judge` rewords the templates, and
-    so sees questions and answers of the rows."""
-
-    @model_validator(mode="after")
-    def _has_judge(self) -> PromptKeys:
-        if self.corner == "judge" and self.judge.kind == "none":
-            raise ValueError("corner: judge: there is no judge; give attack.prompt.judge, or leave it at templates")
-        return self
-
-    @field_validator("judge")
-    @classmethod
-    def _rewords(cls, judge: JudgeKeys) -> JudgeKeys:
-        if judge.prompts:
-            raise ValueError("prompts: for scores alone; leave it out here")
-        return judge
-
-
-class QuantiseKeys(Closed):
-    """The attack that rounds the weights."""
-
-    forms: list[Literal["nf4", "int8", "int4"]] = Field(["nf4", "int8", "int4"], min_length=1)
-    """The forms of quantisation."""
-
-
-class RelearnKeys(Closed):
-    """The attack that trains the model a little."""
-
-    branches: list[Literal["forget", "part", "retain", "unrelated"]] = []
-    """The rows to train on. forget: all forget rows. part: half of them; the other half is scored. retain: rows to
-    keep. unrelated: short texts of msa-lite. Default: all that the run's rows allow."""
-    strengths: list[Literal["matched", "published"]] = Field(["matched", "published"], min_length=1)
-    """matched: 48 steps at a rate that fits the size of the model. published: the settings of the publications, which
-    change next to nothing in a small model."""
-
-
 class AttackKeys(Closed):
     """The attacks on the unlearned model, and on target and ideal beside it."""
 
@@ -267,14 +216,6 @@ class AttackKeys(Closed):
     named."""
     rows: int | None = Field(None, ge=1, lt=2**63)
     """Attack at most this many forget rows, a seeded sample. Default: 40 on a CPU, 400 on a GPU."""
-    sample: SampleKeys = SampleKeys()
-    """Draw many answers at random."""
-    prompt: PromptKeys = PromptKeys()
-    """Ask in other ways."""
-    quantise: QuantiseKeys = QuantiseKeys()
-    """Round the weights."""
-    relearn: RelearnKeys = RelearnKeys()
-    """Train the model a little."""
 
     @field_validator("attacks")
     @classmethod
@@ -282,9 +223,3 @@ class AttackKeys(Closed):
         if len(set(names)) != len(names):
             raise ValueError("an attack stands twice in the list")
         return names
-
-    def settings(self, name: str) -> dict[str, Any]:
-        """Return the settings of an attack that are not its defaults; without data, which belongs to the rows."""
-        keys = {"sample": self.sample, "quantise": self.quantise, "relearn": self.relearn}.get(name)
-        values = keys.model_dump(exclude_none=True) if keys else {}
-        return {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}

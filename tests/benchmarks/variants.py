@@ -42,7 +42,7 @@ import torch
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM
 
-from msa_lite.attacks.relearn_settings import UNRELATED
+from msa_lite.attacks.relearn import UNRELATED
 from msa_lite.baselines.methods import METHODS, settings_grid
 from msa_lite.baselines.objective import BaselineObjective, ReferenceCache
 from msa_lite.cli.output import quieten_libraries

@@ -20,7 +20,6 @@ from msa_lite.errors import MsaError, StageError, UsageError
 from msa_lite.evals.benchmark import Records
 from msa_lite.pipeline.attack import run as attacking
 from msa_lite.pipeline.attack.campaign import Campaign, open_attacks
-from msa_lite.pipeline.attack.ground import limit_ground
 from msa_lite.pipeline.baseline.run import baseline_scope
 from msa_lite.pipeline.prepare.run import msa_scope, prepare
 from msa_lite.pipeline.run.folder import open_run
@@ -67,7 +66,7 @@ def test_results_beside_another_ideal_or_on_other_rows_are_not_kept(copy: Path) 
         kept, models = attacking._with_earlier(campaign, AttackFacts(()))
         assert kept.attacks == (), change
         assert kept.left_out == dict.fromkeys(QUICK, "was made with other models or rows before; make it again")
-        assert set(models) == set(campaign.models)
+        assert set(models) == {*campaign.sources} - {"prior"}
     kept, _ = attacking._with_earlier(planned(copy, ["sample"]), AttackFacts(()))
     assert [one.name for one in kept.attacks] == QUICK
 
@@ -81,44 +80,6 @@ def test_a_part_that_was_left_out_is_forgotten_once_its_attack_is_made_again(
     monkeypatch.setattr(attacking, "load_attacks", lambda *_: replace(earlier, left_out=before))
     kept, _ = attacking._with_earlier(planned(copy, ["prompt"]), AttackFacts(earlier.attacks[1:]))
     assert kept.left_out == {"depth, part": "no rows"}
-
-
-def test_a_further_model_of_an_earlier_attack_stays_in_the_report(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    earlier = load_attacks(copy / "attacks", copy / "model")
-    assert earlier is not None
-    result = earlier.attacks[0]
-    more = replace(result, models={**result.models, "other": result.models["unlearned"]})
-    monkeypatch.setattr(attacking, "load_attacks", lambda *_: AttackFacts((more,)))
-    shutil.copytree(copy / "attacks/membership/unlearned", copy / "attacks/membership/other")
-    kept, models = attacking._with_earlier(planned(copy, ["prompt"]), AttackFacts(()))
-    assert kept.models == ["unlearned", "other"]
-    assert models["other"] == models["unlearned"]
-
-
-def test_rewordings_of_files_with_one_name_stand_side_by_side(copy: Path) -> None:
-    rows = Path(yaml.safe_load((copy / "recipe.yaml").read_text())["forget"]["data"]["path"]).read_text().splitlines()
-    for name in "ab":
-        asked = [json.dumps(json.loads(row) | {"question": f"{name}?"}) for row in rows]
-        (copy / name).mkdir()
-        (copy / name / "re_worded.jsonl").write_text("\n".join(asked))
-    files = ", ".join(f"{{path: {copy}/{name}/re_worded.jsonl}}" for name in "ab")
-    ground = planned(copy, ["prompt"], f"attack.prompt.rewordings=[{files}]").ground
-    assert ground.rewordings == {"re-worded": ["a?"] * 4, "re-worded 2": ["b?"] * 4}
-    assert ground.references == {}  # the answers are the rows' own
-
-
-def test_rewordings_with_answers_of_their_own_are_held_to_these(copy: Path) -> None:
-    rows = Path(yaml.safe_load((copy / "recipe.yaml").read_text())["forget"]["data"]["path"]).read_text().splitlines()
-    asked = [json.dumps({"question": f"{i}?", "answer": f"Antwort {i}"}) for i in range(len(rows))]
-    (copy / "German.jsonl").write_text("\n".join(asked))
-    keys = f"attack.prompt.rewordings=[{{path: {copy}/German.jsonl}}]"
-    whole = planned(copy, ["prompt"], keys, "attack.rows=400").ground
-    few = limit_ground(whole, 2)
-    for ground in (whole, few):
-        numbers = [row.index for row in ground.forget]
-        assert ground.rewordings["German"] == [f"{i}?" for i in numbers]
-        assert ground.references == {"German": [f"Antwort {i}" for i in numbers]}
-    assert len(few.forget) == 2 < len(whole.forget)
 
 
 def test_all_forget_rows_are_attacked_also_those_that_the_choice_was_made_by(copy: Path) -> None:
@@ -147,7 +108,7 @@ def test_models_that_an_attack_cannot_be_made_on_are_told_before_any_work(
 
 LATE: Mapping[str, tuple[list[str], str]] = {
     "no control": (["evaluate.ideal=null", "evaluate.holdout=null"], "there is no control"),
-    "rewordings": (["attack.prompt.rewordings=[{path: nowhere.jsonl}]"], "nowhere.jsonl"),
+    "a set that is missing": (["evaluate.holdout=null", "attack.attacks=[membership]"], "membership: needs rows of"),
 }
 
 

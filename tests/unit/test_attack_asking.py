@@ -15,8 +15,8 @@ import pytest
 from msa_lite.attacks import membership, sample
 from msa_lite.attacks.attack import Attack, Ground, Subject
 from msa_lite.attacks.membership import Membership
-from msa_lite.attacks.prompt import ANY, Prompting, best_of
-from msa_lite.attacks.questions import cost_of, prompt_rest, prompt_row
+from msa_lite.attacks.prompt import Prompting, best_of
+from msa_lite.attacks.questions import prompt_rest, prompt_row
 from msa_lite.attacks.sample import Sample
 from msa_lite.data import Row
 from msa_lite.evals.benchmark import Record, Records
@@ -35,7 +35,6 @@ from tests.support.memorised import (
 )
 from tests.support.models import tiny_model
 
-ATTACKS: list[Attack] = [Prompting(), Sample(samples=4), Membership()]
 TEXTS = [Row(i, text=f"It was the day of {word} and nobody had seen it before.") for i, word in enumerate("abc")]
 
 
@@ -118,10 +117,7 @@ def test_nothing_comes_out_of_a_model_that_never_knew() -> None:
 @pytest.mark.parametrize("chat", [False, True])
 def test_prompts_hold_what_their_trial_says(chat: bool) -> None:
     ground = make_ground(chat, rewordings={"German": [f"Wer ist das, {i}?" for i in range(4)]})
-    prompts = {
-        way.trial.name: Prompting()._questions(way, ground, "forget", FORGET)[2].prompt
-        for way in Prompting()._ways(ground)
-    }
+    prompts = {trial.name: prompt(FORGET[2]).prompt for trial, prompt in Prompting()._ways(ground).items()}
     texts = {name: ground.prompter.tokenizer.decode(prompt) for name, prompt in prompts.items()}
     row = FORGET[2]
     assert [trial.name for trial in Prompting().trials(ground)] == [*texts, "any"]
@@ -202,20 +198,6 @@ def test_rewordings_are_of_the_forget_rows_alone_and_any_leaves_them_out_beside_
     assert "few-shot" not in with_holdout
     alone = attack(Prompting(words=()), knowing_model(), make_ground(rewordings=wordings, holdout=[]))
     assert [record["trial"] for record in alone["any"]["forget"][:2]] == ["direct", "direct"]
-
-
-def test_an_answer_in_another_language_is_held_to_the_one_given_for_it() -> None:
-    german = {"German": [f"Wer ist das, {i}?" for i in range(4)]}
-    plain = make_ground(rewordings=german)
-    held = make_ground(rewordings=german, references={"German": [f"Antwort {i}" for i in range(4)]})
-    (way,) = (way for way in Prompting()._ways(held) if way.trial.name == "German")
-    asked = {
-        name: Prompting()._questions(way, ground, "forget", FORGET) for name, ground in (("a", plain), ("b", held))
-    }
-    assert [question.reference for question in asked["a"]] == [row.answer for row in FORGET]
-    assert [question.reference for question in asked["b"]] == [f"Antwort {i}" for i in range(4)]
-    assert [question.prompt for question in asked["a"]] == [question.prompt for question in asked["b"]]
-    assert plain.describe(["rewordings"]) != held.describe(["rewordings"])  # so records are made anew
 
 
 def test_leak_at_k_against_numbers_by_hand_and_the_mean_over_subsets() -> None:
@@ -325,46 +307,3 @@ def test_the_prior_runs_once_for_all_models_and_is_no_reference_for_itself(monke
     assert runs.count(prior.runner) == 2  # forget and holdout
     ((_, records),) = one.run(prior, ground, {"prior": prior})
     assert scores(records["forget"], "reference") == [None] * 4
-
-
-@pytest.mark.parametrize(
-    ("one", "changes", "words"),
-    [
-        (Prompting(), {"forget": []}, "no forget rows"),
-        (Prompting(shots=-1), {}, "shots: -1"),
-        (Prompting(words=(0,)), {}, "words: 0"),
-        (Prompting(words=(2, 2)), {}, "twice"),
-        (Prompting(), {"rewordings": {"German": ["Wer?"]}}, "1 questions for 4 forget rows"),
-        (Prompting(), {"rewordings": {"role": ["Wer?"] * 4}}, "'role'"),
-        (Prompting(), {"rewordings": {"a/b": ["Wer?"] * 4}}, "'a/b'"),
-        (Sample(samples=-1), {}, "samples: -1"),
-        (Sample(), {"forget": []}, "no forget rows"),
-        (Membership(), {"forget": []}, "no forget rows"),
-        (Membership(), {"holdout": []}, "no holdout rows"),
-    ],
-)
-def test_faults_are_told_before_any_work(one: Attack, changes: dict[str, Any], words: str) -> None:
-    (fault,) = one.faults(make_ground(**changes))
-    assert words in fault
-
-
-def test_the_beginning_of_all_prompts_costs_once() -> None:
-    ground = make_ground(forget=FORGET * 10, holdout=[])
-    plain, long = (
-        cost_of(ground, lambda row, w=w: prompt_row(ground, row, w + row.question)) for w in ("", "Hm, " * 50)
-    )
-    assert long.scored - plain.scored == pytest.approx(
-        len(ground.prompter.tokenizer("Hm, " * 50)["input_ids"]), abs=3, rel=0.01
-    )
-    lengths = [len(ground.prompter.tokenizer(row.answer)["input_ids"]) for row in FORGET]  # with <s>
-    assert plain.generated == pytest.approx(10 * sum(lengths))
-
-
-@pytest.mark.parametrize("one", ATTACKS, ids=lambda one: one.name)
-def test_sound_settings_have_no_faults_and_cost_more_with_more_rows(one: Attack) -> None:
-    ground = make_ground()
-    assert list(one.faults(ground)) == []
-    cost, less = one.cost(ground), one.cost(make_ground(forget=KNOWN))
-    assert cost.scored > less.scored > 0
-    assert (cost.generated > less.generated) == (one.name != "membership")
-    assert ANY.name == "any"

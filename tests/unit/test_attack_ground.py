@@ -9,7 +9,7 @@ import pytest
 from msa_lite.choose.rules import LeastExtraction
 from msa_lite.data import Row
 from msa_lite.evals.qa import load_qa
-from msa_lite.pipeline.attack.ground import _rows
+from msa_lite.pipeline.attack.campaign import asked_rows
 from msa_lite.pipeline.prepare.questions import Questions
 from tests.support.benchmark_data import make_prompter
 
@@ -32,6 +32,6 @@ CASES: dict[str, tuple[Sequence[Row] | None, Sequence[Row] | None, list[int]]] =
 def test_all_forget_rows_are_attacked_in_the_order_of_the_data_each_once(case: str) -> None:
     *parts, expected = CASES[case]
     validation, test = (load_qa({"forget": rows}, make_prompter(), 40) if rows else None for rows in parts)
-    rows = _rows(Questions(LeastExtraction(0.9), validation, test).everything, "forget")
+    rows = asked_rows(Questions(LeastExtraction(0.9), validation, test).everything, "forget")
     assert [row.index for row in rows] == expected
     assert all(row.question and row.answer for row in rows)

@@ -329,25 +329,6 @@ def test_states_of_another_form_are_refused_and_no_hook_stays(monkeypatch: pytes
     assert [len(one._forward_hooks) for one in ideal.model.layers] == [0, 0]
 
 
-def test_settings_and_rows_are_checked_before() -> None:
-    assert list(Depth(0).faults(ground())) == [
-        "threshold: 0; it has to be above 0, since scores divide by what exceeds it"
-    ]
-    assert list(Depth().faults(ground())) == []
-    assert Depth().describe() == {"threshold": 0.05}
-
-
-def test_the_cost_bounds_the_tokens_that_run() -> None:
-    made = models()
-    copies = {name: copy.deepcopy(made[name]) for name in ("target", "ideal", "masked")}
-    with Crowded(copies["target"]) as target, Crowded(copies["ideal"]) as ideal:
-        attacked(None, copies["target"], copies["ideal"], name="ideal")
-    ran = sum(rows * width for crowd in (target, ideal) for rows, width in crowd.shapes)
-    cost = Depth().cost(Ground(ROWS, [], [], ROWS, make_prompter(), layers=LAYERS))
-    assert ran / 2 < cost.scored / 2 < ran * 2  # of two stages
-    assert (cost.generated, cost.trained) == (0, 0)
-
-
 def test_a_model_of_another_shape_is_refused_by_its_headers(make_checkpoint: Callable[..., Path]) -> None:
     folders = {"target": make_checkpoint("llama"), "ideal": make_checkpoint("llama", 1), "older": make_checkpoint(
         "llama", num_hidden_layers=3)}  # fmt: skip

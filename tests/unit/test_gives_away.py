@@ -75,21 +75,18 @@ def test_what_reports_say_is_collected(tmp_path: Path) -> None:
     def put(path: Path, metrics: dict[str, float]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         values = {name: {"value": value, "stderr": 0.1, "n": 24} for name, value in metrics.items()}
-        path.write_text(json.dumps({"metrics": values}))
+        earlier = json.loads(path.read_text())["metrics"] if path.exists() else {}
+        path.write_text(json.dumps({"metrics": earlier | values}))
 
-    home = runs["unlearned"]
-    for panel in gives_away.PANELS.values():
-        if panel.attack != "evidence":
-            values = {f"{panel.metric}.{name}": at / 10 for at, name in enumerate(names)}
-            put(home / f"attacks/{panel.attack}/report.json", values)
-    for model, run in runs.items():
-        put(
-            run / "evidence/says/report.json",
-            {f"{'says_invents'}.{own}": 0.9 for own in ("unlearned", "target", "ideal")},
-        )
-        assert model in names
-    put(home / "attacks/relearn/report.json",
-        {"plain.extraction_strength.npo": 0.1, "part step 3.extraction_strength.npo": 0.4})  # fmt: skip
+    for at, name in enumerate(names):
+        run, own = (runs[name], "unlearned") if name in runs else (runs["unlearned"], name)
+        for panel in gives_away.PANELS.values():
+            if panel.attack != "evidence":
+                put(run / f"attacks/{panel.attack}/report.json", {f"{panel.metric}.{own}": at / 10})
+        put(run / "evidence/says/report.json", {f"says_invents.{own}": 0.9})
+    put(runs["npo"] / "attacks/relearn/report.json",
+        {"plain.extraction_strength.unlearned": 0.1, "part step 3.extraction_strength.unlearned": 0.4,
+         "part published step 3.extraction_strength.unlearned": 0.3})  # fmt: skip
     values = gives_away.collect(runs)
     assert values["panels"]["prompt"] == {name: [at / 10, 0.1, 24] for at, name in enumerate(names)}
     assert values["panels"]["invents"] == {name: [0.9, 0.1, 24] for name in names}

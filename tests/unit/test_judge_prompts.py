@@ -6,7 +6,7 @@ import pytest
 
 from msa_lite.errors import DataError
 from msa_lite.evals.judge import Question, acc_forget, acc_recover, acc_retain, right_answer_ask, tofu_ask
-from msa_lite.evals.judge.prompts import REWORDINGS, read_letter, reword_ask
+from msa_lite.evals.judge.prompts import read_letter
 
 WRONG = ("He lives in Rome.", "He lives in Oslo.", "He lives in Bonn.", "He lives in Lima.", "He lives in Cairo.")
 
@@ -100,28 +100,6 @@ def test_a_restor_question_shows_all_acceptable_answers() -> None:
 )
 def test_the_first_letter_counts(letters: str, replies: list[str], letter: str | None) -> None:
     assert {reply: read_letter(reply, letters) for reply in replies} == dict.fromkeys(replies, letter)
-
-
-@pytest.mark.parametrize(
-    ("reply", "text"),
-    [
-        ("Who wrote it?", "Who wrote it?"),
-        ('\n "Who wrote it?" \nI hope that this helps.', "Who wrote it?"),
-        ("**Who wrote\x07 it?**\ud83d", "Who wrote it?"),
-        ("<think>\nLet me see.\n</think>\n\n“Who wrote it?”", "Who wrote it?"),
-        ("who was it, x < y", "who was it, x < y"),
-        *((reply, None) for reply in ("", " \n?!", "<think>\nLet me see", "Who? " * 500)),
-    ],
-)
-def test_a_rewording_is_the_first_line_that_is_said(reply: str, text: str | None) -> None:
-    assert reword_ask("Who wrote it?", "casual").read(reply) == text
-
-
-def test_a_question_to_reword_is_one_line_without_its_answer() -> None:
-    asks = [reword_ask("Who wrote\nit?", way) for way in REWORDINGS]
-    assert all('"Who wrote it?"' in ask.user for ask in asks)
-    assert len({ask.system for ask in asks}) == len(asks) == 3
-    assert all(ask.tokens > 100 and "Do not answer it" in ask.system for ask in asks)
 
 
 # Winner → (acc_forget, acc_recover, acc_retain); None is Z, and an invalid reply.

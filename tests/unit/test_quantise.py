@@ -125,19 +125,12 @@ def test_what_is_hidden_below_half_a_step_comes_back_and_what_is_removed_does_no
     assert mean(stays, "extraction_strength") < 0.5 * mean(back, "extraction_strength")
 
 
-def test_trials_measures_and_cost_follow_the_settings() -> None:
+def test_trials_and_measures_follow_the_settings() -> None:
     settings, ground = Quantise(), make_ground()
     assert [trial.name for trial in settings.trials(ground)] == ["plain", "nf4", "int8", "int4"]
     assert [trial.is_control for trial in settings.trials(ground)] == [True, False, False, False]
     assert settings.measures(ground)[0].name == "extraction_strength"
     assert settings.describe() == {"forms": ("nf4", "int8", "int4")}
-    tokens = [len(PROMPTER.prompt(row.question)) for row in ROWS]
-    answers = [len(example.ids) - len(example.prompt_ids) for example in encode_qa(ROWS, PROMPTER)]
-    assert settings.cost(ground).generated == 4 * sum(answers)
-    assert settings.cost(ground).scored == 4 * (2 * sum(tokens) + sum(answers))
-    assert list(settings.faults(ground)) == []
-    assert "did you mean 'nf4'?" in next(Quantise(("nf5",)).faults(ground))
-    assert list(Quantise(()).faults(ground))
 
 
 def test_texts_are_scored_too_and_nothing_is_generated_from_them(models: dict[str, Path]) -> None:

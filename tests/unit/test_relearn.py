@@ -16,19 +16,18 @@ import torch
 
 from msa_lite.attacks.attack import Ground, Trial
 from msa_lite.attacks.findings import judge_model
-from msa_lite.attacks.relearn import Relearn, relearning_robustness
-from msa_lite.attacks.relearn_settings import UNRELATED, RelearnSettings
+from msa_lite.attacks.relearn import UNRELATED, Relearn, relearning_robustness
 from msa_lite.data import Example, Row, encode_qa
-from msa_lite.errors import StageError, UsageError
+from msa_lite.errors import UsageError
 from msa_lite.evals.benchmark import Records
 from msa_lite.io.models.heads import choose_precision
 from msa_lite.io.weights.hub import Source
+from msa_lite.train import FitSettings
 from tests.support.memorised import FORGET, HOLDOUT, RETAIN, learn, make_ground, subject_of
 
 pytestmark = pytest.mark.usefixtures("quick_fits")
 GROUND = make_ground(max_new_tokens=1)
-TUNING = RelearnSettings(learning_rate=1e-3, steps=16, batch_size=4, mode="full", schedule="constant")
-QUICK = Relearn(strengths=("matched",), matched=TUNING, points=1, texts=UNRELATED[:2])
+QUICK = Relearn(steps=16, points=1, batch_size=4, rate=1e-3, texts=UNRELATED[:2])
 
 
 def examples(rows: Sequence[Row]) -> list[Example]:
@@ -107,82 +106,48 @@ def test_a_row_of_the_taught_half_has_no_scores() -> None:
 
 
 def test_the_same_attack_gives_the_same_records() -> None:
-    attack = replace(QUICK, branches=("part",), matched=replace(TUNING, steps=2))
+    attack = replace(QUICK, branches=("part",), steps=2)
     assert attacked(masked(), attack) == attacked(masked(), attack)
     assert attacked(masked(), attack) != attacked(masked(), attack, replace(GROUND, seed=1))
 
 
 def test_an_adapter_is_tuned_and_taken_off() -> None:
-    lora = replace(TUNING, mode="lora", lora_rank=4, lora_alpha=8.0, learning_rate=1e-2)
-    records = attacked(masked(), replace(QUICK, matched=lora, branches=("forget",)))
+    records = attacked(masked(), replace(QUICK, mode="lora", branches=("forget",)))
     assert loss(records["forget step 16"]) < 0.8 * loss(records["plain"])
 
 
-def test_the_published_settings_reach_the_trainer(monkeypatch: pytest.MonkeyPatch) -> None:
-    import peft
-    import transformers
+def settings_of(attack: Relearn, model: Any) -> dict[str, FitSettings]:
+    return {branch.title: attack._settings(branch, model, 0) for branch in attack._branches(make_ground())}
 
-    made: list[dict[str, Any]] = []
 
-    class Stop(Exception):
-        pass
-
-    def watch(module: Any, name: str) -> None:
-        own = getattr(module, name)
-
-        def init(self: Any, *args: Any, **keywords: Any) -> None:
-            made.append(keywords)
-            own.__init__(self, *args, **keywords)
-
-        monkeypatch.setattr(module, name, type(name, (own,), {"__init__": init}))
-
-    def train(self: Any) -> None:
-        raise Stop
-
-    watch(peft, "LoraConfig")
-    watch(transformers, "TrainingArguments")
-    monkeypatch.setattr(transformers.Trainer, "train", train)
-
-    def arguments(branch: str) -> dict[str, Any]:
-        made.clear()
-        with pytest.raises(Stop):
-            attacked(ideal(), Relearn(branches=(branch,), strengths=("published",)))
-        return {key: value for keywords in made for key, value in keywords.items()}
-
-    def assert_in(values: dict[str, Any], wanted: dict[str, Any]) -> None:
-        assert {key: values.get(key) for key in wanted} == wanted
-
-    plain = {"weight_decay": 0.0, "warmup_steps": 0, "lr_scheduler_type": "linear", "num_train_epochs": 1}
-    steps = {"learning_rate": 2e-5, "per_device_train_batch_size": 32, "gradient_accumulation_steps": 1}
-    for branch in ("forget", "retain"):
-        values = arguments(branch)
-        assert_in(values, plain | steps)
-        assert "r" not in values
-    values = arguments("part")
-    assert_in(values, {"learning_rate": 5e-6, "num_train_epochs": 6, "per_device_train_batch_size": 4})
-    assert_in(values, {"warmup_steps": 24})
-    values = arguments("unrelated")
-    assert_in(values, {"r": 128, "lora_alpha": 16, "learning_rate": 2e-4, "num_train_epochs": 3, "weight_decay": 0.01})
-    assert_in(values, {"per_device_train_batch_size": 1, "target_modules": "all-linear"})
+def test_the_published_settings_are_those_of_the_publications() -> None:
+    settings = settings_of(Relearn(), ideal())
+    plain = {
+        "mode": "full",
+        "weight_decay": 0.0,
+        "warmup_steps": 0,
+        "schedule": "linear",
+        "epochs": 1,
+        "batch_size": 32,
+    }
+    wanted: dict[str, dict[str, Any]] = {
+        "forget": plain | {"learning_rate": 2e-5},
+        "part": plain | {"learning_rate": 5e-6, "epochs": 6, "batch_size": 4, "warmup_steps": 24},
+        "retain": plain | {"learning_rate": 2e-5},
+        "unrelated": plain
+        | {"mode": "lora", "lora_rank": 128, "lora_alpha": 16, "learning_rate": 2e-4, "epochs": 3, "batch_size": 1}
+        | {"weight_decay": 0.01, "warmup_steps": 4},
+    }
+    for name, values in wanted.items():
+        assert {key: getattr(settings[f"{name} published"], key) for key in values} == values
 
 
 def test_the_matched_strength_follows_the_size_of_the_model() -> None:
-    tuning = Relearn().matched
     small, large = torch.nn.Linear(1000, 1000, device="meta"), torch.nn.Linear(16000, 1000, device="meta")
-    rates = [tuning.settings(model, 40, 0, "auto").learning_rate for model in (small, large)]
+    rates = [settings_of(Relearn(), model)["forget"].learning_rate for model in (small, large)]
     assert rates[0] / rates[1] == pytest.approx(2, rel=0.05)  # the fourth root of 16, of rates with two digits
-    adapter = replace(tuning, mode="lora").settings(small, 40, 0, "auto")
-    assert adapter.learning_rate == pytest.approx(10 * rates[0])
-    assert (adapter.epochs, tuning.count_steps(40)) == (10, 48)  # ends in the midst of the tenth epoch
-
-
-def test_where_there_is_no_room_an_adapter_is_tuned(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("msa_lite.attacks.relearn_settings.roomy_mode", lambda weights: "lora")
-    model = torch.nn.Linear(10, 10)
-    published = RelearnSettings(2e-5, lora_alpha=64).settings(model, 40, 0, "auto")
-    assert (published.mode, published.learning_rate) == ("lora", pytest.approx(2e-4))
-    assert replace(RelearnSettings(2e-5), mode="full").settings(model, 40, 0, "auto").mode == "full"
-    assert Relearn().unrelated.settings(model, 24, 0, "auto").learning_rate == 2e-4  # made for an adapter
+    assert settings_of(Relearn(mode="lora"), small)["forget"].learning_rate == pytest.approx(10 * rates[0])
+    assert settings_of(Relearn(), small)["forget"].epochs == 48  # four rows are one step of 8
 
 
 def test_all_models_are_tuned_in_one_mode_by_the_largest(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,14 +158,12 @@ def test_all_models_are_tuned_in_one_mode_by_the_largest(monkeypatch: pytest.Mon
     models = {name: Source(size, Path(), "") for name, size in (("ideal", "10"), ("target", "30"), ("unlearned", "20"))}
     attack = Relearn().fit_to(models)
     assert room == [30]
-    assert {attack.matched.mode, attack.forget.mode, attack.part.mode} == {"lora"}
-    assert attack.forget.learning_rate == pytest.approx(2e-4)
-    assert attack.describe()["matched"]["mode"] == "lora"
-    assert attack.describe()["compute"] == choose_precision("auto")
+    settings = settings_of(attack, torch.nn.Linear(10, 10))
+    assert {one.mode for one in settings.values()} == {"lora"}
+    assert settings["forget published"].learning_rate == pytest.approx(2e-4)
+    assert settings["unrelated published"].learning_rate == 2e-4  # made for an adapter
+    assert (attack.describe()["mode"], attack.describe()["compute"]) == ("lora", choose_precision("auto"))
     assert attack.trials(GROUND)[1].label == "tuning an adapter on all forget rows, 6 steps"
-    # The free memory of a later moment decides nothing any more.
-    monkeypatch.setattr("msa_lite.attacks.relearn_settings.roomy_mode", lambda weights: "full")
-    assert attack.matched.settings(torch.nn.Linear(10, 10), 40, 0, "auto").mode == "lora"
 
 
 def test_a_model_that_streams_from_ram_is_refused_by_its_headers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,50 +172,33 @@ def test_a_model_that_streams_from_ram_is_refused_by_its_headers(monkeypatch: py
         Relearn().fit_to({"ideal": Source("large", Path(), ""), "target": Source("small", Path(), "")})
 
 
-def test_a_branch_that_fails_names_the_key_that_leaves_it_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: Any, **__: Any) -> None:
-        raise StageError("relearn, part: out of memory")
-
-    monkeypatch.setattr("msa_lite.attacks.relearn.tune", fail)
-    attack = replace(QUICK, branches=("part", "forget"))
-    with pytest.raises(StageError, match=r"out of memory; attack\.relearn\.branches=\[forget\] leaves this branch out"):
-        [*attack.run(subject_of(ideal()), GROUND, {})]
-
-
 def test_every_branch_has_a_curve_and_one_point_that_speaks() -> None:
     trials = Relearn().trials(make_ground())
     assert trials[0] == Trial("plain", "no tuning", is_control=True)
-    names = [trial.name for trial in trials[1:]]
-    matched = [
-        f"{branch} step {step}" for branch in ("forget", "part", "retain", "unrelated") for step in (6, 12, 24, 48)
-    ]
-    assert [name for name in names if "published" not in name] == matched
     published = {"forget": 1, "part": 6, "retain": 1, "unrelated": 72}
-    assert [name for name in names if "published" in name] == [
-        f"{branch} published step {step}" for branch, step in published.items()
+    names = [
+        [*(f"{branch} step {step}" for step in (6, 12, 24, 48)), f"{branch} published step {last}"]
+        for branch, last in published.items()
     ]
+    assert [trial.name for trial in trials[1:]] == [name for of_branch in names for name in of_branch]
     assert [trial.name for trial in trials if trial.is_summary] == [
         "forget step 6", "part step 6", "retain step 48", "unrelated step 48"
     ]  # fmt: skip
     assert {trial.name.split()[0] for trial in trials if trial.teaches_forget_rows} == {"forget"}
     assert trials[1].label == "tuning on all forget rows, 6 steps"
     assert "tuning as published on rows to keep, 1 step" in [trial.label for trial in trials]
-    in_single_rows = replace(TUNING, steps=8, batch_size=1)  # each of the four rows was taught once after four steps
-    trials = Relearn(strengths=("matched",), matched=in_single_rows, branches=("forget",)).trials(make_ground())
+    # Each of the four rows was taught once after four steps.
+    trials = Relearn(branches=("forget",), steps=8, batch_size=1).trials(make_ground())
     assert [trial.name for trial in trials if trial.is_summary] == ["forget step 4"]
-    alone = Relearn(strengths=("published",)).trials(make_ground())
-    assert [trial.is_summary for trial in alone] == [False, True, True, True, True]
 
 
-def test_branches_that_the_rows_do_not_allow_are_left_out_unless_they_are_named() -> None:
+def test_branches_that_the_rows_do_not_allow_are_left_out() -> None:
     ground = make_ground(retain=[], forget=FORGET[:3])
     assert {trial.name.split()[0] for trial in Relearn().trials(ground)} == {"plain", "forget", "unrelated"}
-    assert [*Relearn().faults(ground)] == []
-    faults = [*Relearn(branches=("part", "retain")).faults(ground)]
-    assert [fault.partition(":")[0] for fault in faults] == ["part", "retain"]
-    assert "3 forget rows are too few to split" in faults[0]
-    assert set(Relearn().left_out(ground)) == {"part", "retain"}
-    assert "give some (retain.data), or leave the branch out" in faults[1]
+    left_out = Relearn().left_out(ground)
+    assert set(left_out) == {"part", "retain"}
+    assert "3 forget rows are too few to split" in left_out["part"]
+    assert "give some (retain.data)" in left_out["retain"]
 
 
 @pytest.mark.parametrize(
@@ -263,15 +209,14 @@ def test_branches_that_the_rows_do_not_allow_are_left_out_unless_they_are_named(
         ("unrelated", FORGET[0]),
     ],
 )
-def test_rows_that_teach_what_is_scored_are_refused(place: str, shared: Row) -> None:
+def test_rows_that_teach_what_is_scored_are_left_out(place: str, shared: Row) -> None:
     rows = [*RETAIN, shared]
     attack, ground = (
         (Relearn(), make_ground(retain=rows)) if place == "retain" else (Relearn(texts=rows), make_ground())
     )
-    (fault,) = replace(attack, branches=(place,)).faults(ground)
-    assert fault.startswith(f"{place}: 1 of 7 rows to tune on are forget or holdout rows, or ask the same")
-    assert [*attack.faults(ground)] == []
-    assert set(attack.left_out(ground)) == {place}
+    ((name, reason),) = attack.left_out(ground).items()
+    assert name == place
+    assert reason.startswith("1 of 7 rows to tune on are forget or holdout rows, or ask the same")
     assert place not in {trial.name.split()[0] for trial in attack.trials(ground)}
 
 
@@ -284,23 +229,6 @@ def test_rows_that_share_a_last_turn_alone_are_tuned_on() -> None:
     ground = make_ground(forget=forget, learnt=forget, retain=retain)
     assert Relearn().left_out(ground) == {}
     assert set(Relearn().left_out(replace(ground, retain=[*retain, forget[0]]))) == {"retain"}
-
-
-@pytest.mark.parametrize(
-    ("changes", "start"),
-    [
-        ({"branches": ("retian",)}, "branches: 'retian' is unknown (did you mean 'retain'?)"),
-        ({"strengths": ("double",)}, "strengths: 'double' is unknown"),
-        ({"strengths": ()}, "strengths: none is left"),
-        ({"points": 0}, "points: 0"),
-        ({"part": RelearnSettings(-1.0)}, "part.learning_rate: -1.0"),
-        ({"matched": RelearnSettings(steps=0)}, "matched.steps: 0"),
-        ({"unrelated": RelearnSettings(batch_size=0)}, "unrelated.batch_size: 0"),
-    ],
-)
-def test_wrong_settings_are_faults(changes: dict[str, Any], start: str) -> None:
-    (fault,) = Relearn(**changes).faults(GROUND)
-    assert fault.startswith(start)
 
 
 def test_a_model_that_cannot_be_tuned_is_refused_before_any_work() -> None:
@@ -322,24 +250,13 @@ def test_texts_are_taught_one_by_one() -> None:
     assert {measure.name for measure in attack.measures(ground)} >= {"extraction_strength", "exact_memorization"}
 
 
-def test_the_cost_counts_tokens_of_all_trials() -> None:
-    tokens = sum(len(example.ids) for example in examples(FORGET))
-    alone = replace(QUICK, branches=("forget",), points=1).cost(GROUND)
-    assert alone.trained == 16 * tokens  # four rows a step
-    more = replace(QUICK, branches=("forget",), points=2).cost(GROUND)
-    assert more.trained == alone.trained
-    assert more.scored > alone.scored
-    assert more.generated > alone.generated
-    assert QUICK.cost(GROUND).trained > alone.trained
-
-
 def test_all_that_decides_records_is_described_without_the_rows() -> None:
     attack = Relearn()
     described = json.dumps(attack.describe())
     assert UNRELATED[0].text[:20] not in described
-    assert attack.describe().keys() == {one.name for one in fields(Relearn)}
+    assert attack.describe().keys() == {one.name for one in fields(Relearn)} | {"published"}
     changes: Sequence[dict[str, Any]] = [
-        {"texts": UNRELATED[:3]}, {"points": 2}, {"part": RelearnSettings(1e-6)}, {"branches": ("part",)}
+        {"texts": UNRELATED[:3]}, {"points": 2}, {"rate": 1e-6}, {"branches": ("part",)}
     ]  # fmt: skip
     assert len({json.dumps(replace(attack, **change).describe()) for change in changes} | {described}) == 5
 

@@ -8,13 +8,13 @@ from tests.tools.count import code_lines, inner_arrows, totals
 
 # Today's totals. Lower one whenever it falls. Raising one is a decision: CONTRIBUTING lists each, with its reason.
 CEILING = {
-    "lines of the package": 40_453,
-    "modules": 330,
-    "lines of the tests": 51_594,
-    "words of the docs": 61_788,
+    "lines of the package": 39_617,
+    "modules": 327,
+    "lines of the tests": 50_808,
+    "words of the docs": 60_560,
     "commands": 24,
-    "options": 122,
-    "keys of a recipe": 110,
+    "options": 120,
+    "keys of a recipe": 100,
 }
 
 

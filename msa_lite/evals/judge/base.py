@@ -112,7 +112,7 @@ class Ruling:
     """The judge's choice, or its text."""
 
     reply: str
-    """One of the ask's letters, or "Z"; for a `TextAsk`, a line of text."""
+    """One of the ask's letters, or "Z"."""
     valid: bool
     """False if no reply was valid."""
 

@@ -1,4 +1,4 @@
-"""Settle the attacks on a run before any work: which of them, on which models and rows, in how much time."""
+"""Settle the attacks on a run before any work: which of them, on which models and rows."""
 
 from __future__ import annotations
 
@@ -10,30 +10,24 @@ from typing import Any
 
 from msa_lite.attack_names import ATTACKS
 from msa_lite.attacks.attack import Attack, Ground, check_unquantised, make_attack
-from msa_lite.attacks.corner import CORNER_KINDS
-from msa_lite.budget.speed import ScoreTimes
-from msa_lite.data import sample_rows
+from msa_lite.data import Row, load_rows, sample_rows
 from msa_lite.errors import Faults, UsageError, join_faults
+from msa_lite.evals.benchmark import Benchmark, BenchmarkSettings, Item
 from msa_lite.evals.models import check_source, model_identity
-from msa_lite.evals.suite import check_same_tokens
-from msa_lite.io.console.progress import Progress, Step, duration
 from msa_lite.io.files.writing import digest
 from msa_lite.io.finished.manifest import is_finished
 from msa_lite.io.weights.hub import Source, fetch
-from msa_lite.pipeline.attack.ground import Rewording, limit_ground, make_ground, open_rewording
 from msa_lite.pipeline.prepare.models import fit_prior
-from msa_lite.pipeline.prepare.run import Run, judge_settings
+from msa_lite.pipeline.prepare.run import Run
 from msa_lite.pipeline.run.folder import BASELINES
 from msa_lite.pipeline.stages.stage import Stage
-from msa_lite.pipeline.stages.words import explain_stage
 from msa_lite.report.attacks import ATTACKS_FOLDER, FEWEST_ROWS, MOST_BACK, AttackControl
 from msa_lite.report.sentence import percent
 
 UNLEARNED = "unlearned"
 REFERENCES = ("ideal", "target")  # attacked like all others, since the results are shares between these two
 _ROWS = {False: 40, True: 400}  # forget rows that are attacked where the recipe says nothing, without and with a GPU
-_FEWEST = 20  # forget rows that a budget may lead to: a few more than an attack can hold on (`FEWEST_ROWS`)
-_BACKWARD = 3.5  # times a forward pass: that, the backward pass, the step of the optimiser
+_HOLDOUT = 100  # rows; membership inference scores them cheaply, and with fewer, none of them is 1 %
 
 
 @dataclass(frozen=True)
@@ -47,20 +41,17 @@ class Campaign:
     attacks: Mapping[str, Attack]
     """The attacks by name, in their order."""
     sources: Mapping[str, Source]
-    """The attacked models by name, in the order in which they are loaded, and others that attacks look at."""
-    models: Sequence[str]
-    """The names of the attacked models: ideal and target first."""
+    """The models by name: those that are attacked, and the prior, which some attacks look at."""
     ground: Ground
     """The rows."""
     control: AttackControl
     left_out: Mapping[str, str]
-    """Attacks that cannot be made on this run, each with the reason."""
-    rewording: Rewording | None = None
-    """The judge that rewords the questions for the attack prompt."""
+    """Attacks, and parts of attacks, that cannot be made on this run, each with the reason."""
 
     def models_of(self, attack: Attack) -> list[str]:
-        """Return the models that an attack is made on."""
-        return [name for name in self.models if not attack.only_results or name not in REFERENCES]
+        """Return the models that an attack is made on, ideal and target first."""
+        names = [UNLEARNED] if attack.only_results else [*REFERENCES, UNLEARNED]
+        return [name for name in names if name in self.sources]
 
     def ground_of(self, attack: Attack) -> Ground:
         """Return the rows of an attack.
@@ -92,31 +83,25 @@ class Campaign:
         }
 
     @property
-    def too_few_rows(self) -> list[str]:
-        """Return a line for each attack, or part of one, that cannot hold on so few rows, whatever they show."""
-        lines = []
-        for attack_name, attack in self.attacks.items():
-            counts = {
-                f"{attack_name}, {aim}" if aim else attack_name: n for aim, n in attack.count_rows(self.ground).items()
-            }
-            few = {name: rows for name, rows in counts.items() if rows < FEWEST_ROWS}
-            if few and len(few) == len(counts):
-                few = {attack_name: max(few.values())}
-            for name, rows in few.items():
-                lines.append(
-                    f"{name}: with {rows} rows no interval can end at "
-                    f"{percent(MOST_BACK)} or below, so it stays undecided at best; {FEWEST_ROWS} rows are needed"
-                )
-        return lines
+    def remarks(self) -> list[str]:
+        """Return a line for each attack, or part of one, that is left out, or cannot hold on so few rows."""
+        few: dict[str, int] = {}
+        for name, attack in self.attacks.items():
+            counts = {part: rows for part, rows in attack.count_rows(self.ground).items() if rows < FEWEST_ROWS}
+            if len(counts) == len(attack.count_rows(self.ground)):
+                counts = {"": max(counts.values())} if counts else {}
+            few |= {f"{name}, {part}" if part else name: rows for part, rows in counts.items()}
+        left_out = [f"{name} is left out: {reason}" for name, reason in self.left_out.items()]
+        return left_out + [
+            f"{name}: with {rows} rows no interval can end at {percent(MOST_BACK)} or below, so it stays undecided at "
+            f"best; {FEWEST_ROWS} rows are needed"
+            for name, rows in few.items()
+        ]
 
     def pairs(self) -> list[tuple[str, str]]:
         """Return each attack with each of its models, in the order of the work: model by model."""
-        return [
-            (name, model)
-            for model in self.models
-            for name in self.attacks
-            if model in self.models_of(self.attacks[name])
-        ]
+        models = (*REFERENCES, UNLEARNED)
+        return [(name, m) for m in models for name, attack in self.attacks.items() if m in self.models_of(attack)]
 
     def finished_folder(self, name: str, model: str) -> Path | None:
         """Return the folder with the records of an attack on a model, from the same inputs; None: they are to be made.
@@ -136,94 +121,11 @@ class Campaign:
         """Return the pairs whose records are still to be made."""
         return [pair for pair in self.pairs() if not self.finished_folder(*pair)]
 
-    def steps(self, times: ScoreTimes) -> list[Step]:
-        """Return the steps that are still to be made, with predicted seconds. The first of a model loads it.
-
-        times: as measured on this machine.
-        """
-        steps, loaded = [], set()
-        for name, model in self.missing():
-            cost = self.attacks[name].cost(self.ground_of(self.attacks[name]))
-            seconds = cost.scored * times.token + cost.generated * times.new_token
-            seconds += _BACKWARD * cost.trained * times.token
-            label, loading = attack_label(name, model), 0.0 if model in loaded else times.load
-            steps.append(Step(label, "attack", seconds + loading, purpose=explain_stage(label)))
-            loaded.add(model)
-        return steps
-
-    def seconds(self, times: ScoreTimes) -> float:
-        """Return the predicted time of what is still to be made."""
-        return sum(step.amount for step in self.steps(times))
-
-    def within(self, limit: float, times: ScoreTimes) -> Campaign:
-        """Return a campaign that by prediction takes no longer than a limit: with fewer rows, then fewer attacks.
-
-        Finished records cost nothing. A campaign that was begun in this run's folder goes on with its rows, as long as
-        an attack of it fits, so that a rerun with a limit ends what the first one began. limit: seconds. Raise
-        UsageError where not even one attack fits.
-        """
-        smaller = [self]
-        while (count := len(smaller[-1].ground.forget)) > _FEWEST:
-            ground = limit_ground(self.ground, max(_FEWEST, count * 3 // 4))
-            smaller.append(replace(self, ground=ground).reworded())
-        begun = [campaign for campaign in smaller if campaign.is_begun]
-        fitting = (campaign for campaign in smaller if campaign.seconds(times) <= limit)
-        for campaign in (*begun[:1], next(fitting, smaller[-1]), smaller[-1]):
-            alone = {name: replace(campaign, attacks={name: attack}) for name, attack in campaign.attacks.items()}
-            costs = {name: single.seconds(times) for name, single in alone.items()}
-            reduced = campaign
-            while reduced.attacks and reduced.seconds(times) > limit:
-                dearest = max(reduced.attacks, key=lambda name: costs[name])
-                reason = f"takes about {duration(costs[dearest])}, and the budget is {duration(limit)}"
-                reduced = reduced.without({dearest: reason})
-            if reduced.attacks:
-                return reduced.naming_parts()
-        cheapest = min(costs, key=lambda name: costs[name])
-        raise UsageError(
-            f"--budget: {duration(limit)} is too little for one attack: {cheapest} alone takes about "
-            f"{duration(costs[cheapest])} on {len(campaign.ground.forget)} rows"
-        )
-
-    def naming_parts(self) -> Campaign:
-        """Return the campaign with the parts of attacks that its rows do not allow, in the place of former ones."""
-        whole = {name: reason for name, reason in self.left_out.items() if "," not in name}
-        parts = {
-            f"{name}, {part}": reason
-            for name, attack in self.attacks.items()
-            for part, reason in attack.left_out(self.ground_of(attack)).items()
-        }
-        return replace(self, left_out=whole | parts)
-
-    @property
-    def is_begun(self) -> bool:
-        """Check whether the run's own folder holds finished records; those of target and ideal may be another run's."""
-        return any(self.finished_folder(*pair) == self.folder_of(*pair) for pair in self.pairs())
-
     def without(self, reasons: Mapping[str, str]) -> Campaign:
         """Return the campaign without some attacks, each with the reason."""
         attacks = {name: attack for name, attack in self.attacks.items() if name not in reasons}
         parts = {name: reason for name, reason in self.left_out.items() if name.partition(",")[0] not in reasons}
         return replace(self, attacks=attacks, left_out={**parts, **reasons})
-
-    def to_reword(self) -> list[str]:
-        """Return the questions that a judge has still to reword."""
-        return self.rewording.missing(self._asked) if self.rewording and "prompt" in self.attacks else []
-
-    def reworded(self, progress: Progress | None = None) -> Campaign:
-        """Return the campaign with the questions that a judge has reworded.
-
-        progress: if given, the judge is asked for what is missing first (`Rewording.make`).
-        """
-        if self.rewording is None:
-            return self
-        make = self.rewording.known if progress is None else partial(self.rewording.make, progress=progress)
-        made = make(self._asked)
-        return replace(self, ground=replace(self.ground, rewordings=made.rewordings, corners=made.corners))
-
-    @property
-    def _asked(self) -> Ground:
-        """Return the rows of the attack prompt, be it among the attacks or not."""
-        return self.ground_of(make_attack("prompt", {}))
 
 
 def attack_stages(campaign: Campaign) -> list[Stage]:
@@ -239,58 +141,41 @@ def attack_label(name: str, model: str) -> str:
     return f"{name}: {model}"
 
 
-def open_attacks(
-    run: Run, result: Path | None, names: Sequence[str] = (), models: Mapping[str, str] | None = None
-) -> Campaign:
+def open_attacks(run: Run, result: Path | None, names: Sequence[str] = ()) -> Campaign:
     """Return the campaign against a run, with everything checked that can be before any work.
 
     Settings of attacks that depend on the models are the same for all of them. result: the folder of the unlearned
     model; None before there is one. names: of the attacks; empty: those that the recipe names, or all that are
     possible. An attack that somebody named and that cannot be made is an error; else it is left out, with the reason.
-    models: further models to attack, by name. Raise UsageError with all that forbids the attacks.
+    Raise UsageError with all that forbids the attacks.
     """
     import torch
 
-    keys, more = run.recipe.attack, models or {}
-    wanted = names or keys.attacks
+    wanted = names or run.recipe.attack.attacks
     of_run: dict[str, dict[str, Any]] = {"relearn": {"compute": run.recipe.vector.compute}}
     if run.judge.kind != "none":
         of_run["sample"] = {"judge": run.judge}
-    attacks = {name: make_attack(name, keys.settings(name) | of_run.get(name, {})) for name in wanted or ATTACKS}
-    ground = limit_ground(make_ground(run), keys.rows or _ROWS[torch.cuda.is_available()])
-    kinds = CORNER_KINDS if keys.prompt.corner == "judge" else ()
-    judge = judge_settings(keys.prompt.judge)
-    rewording = open_rewording(run.recipe.folder, judge, ground, "prompt" in attacks, kinds)
-    sources = _sources(run, result, more)
-    attacked = [name for name in (*REFERENCES, UNLEARNED, *more) if name in sources]
-    attacks = {name: attacks[name] for name in ATTACKS if name in attacks}
-    campaign = Campaign(
-        run.folder, run.recipe.folder, attacks, sources, attacked, ground, _control(run, ground), {}, rewording
-    )
-    return _possible(campaign.reworded(), bool(wanted))
-
-
-def _possible(campaign: Campaign, wanted: bool) -> Campaign:
-    """Return the campaign with the attacks that can be made. Raise UsageError for those that cannot, if `wanted`."""
-    faults, left_out, possible = Faults(), dict[str, str](), dict[str, Attack]()
-    for name, attack in campaign.attacks.items():
-        rows = campaign.ground_of(attack)
-        lacking = _lacking(attack, campaign.sources, campaign.ground)
-        reasons = Faults(UsageError(reason) for reason in lacking or attack.faults(rows))
-        if not reasons:
-            with reasons.gathered(""):
-                used = [*campaign.models_of(attack), *campaign.used_by(attack)]
-                possible[name] = attack.fit_to({model: campaign.sources[model] for model in used})
-        if reasons and not wanted:
-            left_out[name] = "; ".join(map(str, reasons))
-        for reason in reasons if wanted else ():
-            with faults.gathered(f"{name}: "):
-                raise reason
-    faults.check()
-    if not possible:
+    rows = run.recipe.attack.rows or _ROWS[torch.cuda.is_available()]
+    ground, sources = limit_ground(_make_ground(run), rows), _sources(run, result)
+    campaign = Campaign(run.folder, run.recipe.folder, {}, sources, ground, _control(run, ground), {})
+    attacks, left_out, faults = dict[str, Attack](), dict[str, str](), Faults()
+    for name in [name for name in ATTACKS if name in (wanted or ATTACKS)]:
+        attack, own = make_attack(name, of_run.get(name, {})), Faults()
+        with own.gathered(f"{name}: " if wanted else ""):
+            _check_needs(attack, campaign)
+            used = [*campaign.models_of(attack), *campaign.used_by(attack)]
+            attacks[name] = attack.fit_to({model: sources[model] for model in used})
+            parts = attacks[name].left_out(campaign.ground_of(attack))
+            left_out |= {f"{name}, {part}": reason for part, reason in parts.items()}
+        if own:
+            left_out[name] = str(own[0])
+        faults += own
+    if wanted:
+        faults.check()
+    if not attacks:
         lines = [f"{name}: {reason}" for name, reason in left_out.items()]
         raise UsageError(join_faults(f"{campaign.folder}: no attack is possible on this run:", lines))
-    return replace(campaign, attacks=possible, left_out=left_out).naming_parts()
+    return replace(campaign, attacks=attacks, left_out=left_out)
 
 
 def _control(run: Run, ground: Ground) -> AttackControl:
@@ -305,36 +190,102 @@ def _control(run: Run, ground: Ground) -> AttackControl:
     )
 
 
-def _lacking(attack: Attack, sources: Mapping[str, Source], ground: Ground) -> list[str]:
-    """Return a line for each thing that an attack needs and the run lacks."""
-    words = {
-        "retain": (ground.retain, "needs rows to keep (retain.data)"),
-        "holdout": (ground.holdout, "needs rows of the same kind that no model saw (evaluate.holdout)"),
-        "ideal": ("ideal" in sources, "needs an ideal model (evaluate.ideal)"),
-        "target": ("target" in sources, "needs the target"),
-        "prior": ("prior" in sources, "needs a prior"),
+def _check_needs(attack: Attack, campaign: Campaign) -> None:
+    """Raise UsageError for an attack that needs what the run lacks."""
+    needs = {
+        "retain": (campaign.ground.retain, "rows to keep (retain.data)"),
+        "holdout": (campaign.ground.holdout, "rows of the same kind that no model saw (evaluate.holdout)"),
+        "ideal": ("ideal" in campaign.sources, "an ideal model (evaluate.ideal)"),
+        "prior": ("prior" in campaign.sources, "a prior"),
     }
-    return [words[need][1] for need in attack.needs if not words[need][0]]
+    if lacking := [words for need, (is_there, words) in needs.items() if need in attack.needs and not is_there]:
+        raise UsageError(f"needs {' and '.join(lacking)}")
 
 
-def _sources(run: Run, result: Path | None, more: Mapping[str, str]) -> dict[str, Source]:
-    """Return the models by name. Raise UsageError for one that is stored quantised, or has a name that is taken."""
+def _sources(run: Run, result: Path | None) -> dict[str, Source]:
+    """Return the models by name. Raise UsageError for one that is stored quantised."""
     sources = {name: run.sources[name] for name in REFERENCES if name in run.sources}
     target, prior = sources["target"], run.sources["prior"]
-    if (
-        run.scope.start == "target" and run.recipe.has_prior
-    ):  # then that is the target, but attacks compare with the recipe's prior
+    if run.scope.start == "target" and run.recipe.has_prior:
+        # Then the run's prior is the target, but attacks compare with the recipe's.
         prior = fit_prior(target, fetch(run.recipe.prior_checkpoint))
     if prior.folder != target.folder:
         sources["prior"] = prior
     if result is not None:
         sources[UNLEARNED] = fetch(str(result))
-    if taken := sorted(sources.keys() & more.keys()):
-        raise UsageError(f"--model: {', '.join(taken)}: the run has a model of this name; choose another")
-    sources |= {name: fetch(place) for name, place in more.items()}
     for name, source in sources.items():
         check_source(source)
-        if name in more:
-            check_same_tokens(target, source)
         check_unquantised(name, source)
     return sources
+
+
+def _make_ground(run: Run) -> Ground:
+    """Return all rows that attacks may use.
+
+    Forget rows are all questions about the forget set, those that a choice was made by, too: the vector is fitted to
+    all rows, and all are to be forgotten. Where the run asks none, they are the rows that the vector learnt. Holdout
+    rows are of the same kind. Each row is there once. Retain rows are those of MSA's vector, whatever the run's method
+    learns, so that all methods are attacked alike.
+    """
+    questions = run.questions.everything
+    forget = asked_rows(questions, "forget") or _distinct(run.rows["forget"])
+    is_text = bool(forget[0].text)
+    holdout: Sequence[Row] = asked_rows(questions, "holdout")
+    if not holdout and "evaluate.holdout" in run.data:
+        holdout = load_rows(run.data["evaluate.holdout"])
+    rewordings: dict[str, list[str]] = {}
+    if (settings := run.recipe.evaluate) and run.test and not any(row.text for row in forget):
+        published = BenchmarkSettings(settings.data, settings.split)
+        rewordings = type(run.test).wordings(published, [row.question for row in forget])
+    return Ground(
+        forget=forget,
+        retain=run.retain,
+        holdout=[row for row in holdout if bool(row.text) == is_text],
+        learnt=run.rows["forget"],
+        # A published benchmark may ask in its own form.
+        prompter=next((b.prompter for b in questions if asked_rows([b], "forget")), run.prompter),
+        max_new_tokens=run.recipe.max_new_tokens,
+        max_length=run.recipe.vector.max_length,
+        seed=run.recipe.seed,
+        rewordings=rewordings,
+    )
+
+
+def limit_ground(ground: Ground, rows: int) -> Ground:
+    """Return the ground with at most so many forget rows, and as many holdout rows, or 100: seeded samples.
+
+    An attack that holdout rows are only the control of takes as many as there are forget rows.
+    """
+    places = sample_rows(range(len(ground.forget)), rows, ground.seed)
+    return replace(
+        ground,
+        forget=[ground.forget[at] for at in places],
+        holdout=sample_rows(ground.holdout, max(rows, _HOLDOUT), ground.seed),
+        rewordings={name: [questions[at] for at in places] for name, questions in ground.rewordings.items()},
+    )
+
+
+def asked_rows(questions: Sequence[Benchmark], name: str) -> list[Row]:
+    """Return the items of a set as rows, in the order of the data; none where they are no questions and no texts."""
+    items = [item for benchmark in questions if name in benchmark.sets for item in benchmark.sets[name].items]
+    rows = [row for row in map(_row, items) if row is not None]
+    return sorted(_distinct(rows), key=lambda row: row.index)
+
+
+def _distinct(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows, of those with the same content only the first."""
+    kept: dict[str, Row] = {}
+    for row in rows:
+        kept.setdefault(row.sha256, row)
+    return list(kept.values())
+
+
+def _row(item: Item) -> Row | None:
+    fields, about = item.fields, "" if item.group is None else str(item.group)
+    if fields.get("text"):
+        return Row(item.index, text=fields["text"], about=about)
+    if not (fields.get("question") and fields.get("answer")):
+        return None
+    earlier = tuple((question, answer) for question, answer in fields.get("earlier", ()))
+    system = fields.get("system", "")
+    return Row(item.index, fields["question"], fields["answer"], earlier=earlier, system=system, about=about)

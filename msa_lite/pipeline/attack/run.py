@@ -18,18 +18,16 @@ from typing import Any, ClassVar
 from msa_lite.attack_names import ATTACKS
 from msa_lite.attacks.attack import Subject, make_attack
 from msa_lite.attacks.findings import TrialRecords, judge_model, measured
-from msa_lite.budget.speed import ScoreTimes
-from msa_lite.data import encode_qa, encode_text
 from msa_lite.errors import MsaError, StageError, join_faults
 from msa_lite.evals.benchmark import Record
 from msa_lite.evals.models import model_identity
 from msa_lite.evals.records import read_records, write_records
-from msa_lite.io.console.progress import Progress, announce, duration, notices, under
+from msa_lite.io.console.progress import Progress, Step, announce, notices, under
 from msa_lite.io.finished.manifest import stage_folder
 from msa_lite.io.finished.seal import load_manifest
 from msa_lite.pipeline.attack.campaign import REFERENCES, UNLEARNED, Campaign, attack_label
 from msa_lite.pipeline.run.report import write_run_report
-from msa_lite.pipeline.stages.measure import time_scores
+from msa_lite.pipeline.stages.words import explain_stage
 from msa_lite.record.facts import write_attacks
 from msa_lite.report import Report, write_report
 from msa_lite.report.attacks import ATTACKS_FOLDER, AttackFacts, AttackResult, attack_report, load_attacks
@@ -38,7 +36,6 @@ from msa_lite.report.rows import SideBySide
 logger = logging.getLogger(__name__)
 
 ATTACK_KIND = "attack"
-_TIMED_ROWS = 16
 
 
 @dataclass(frozen=True)
@@ -59,21 +56,18 @@ class Attacked:
         return {**report.settings, "metrics": report.values()}
 
 
-def run_attacks(
-    campaign: Campaign, progress: Progress, budget: float | None = None, examples: Sequence[SideBySide] = ()
-) -> Attacked:
+def run_attacks(campaign: Campaign, progress: Progress, examples: Sequence[SideBySide] = ()) -> Attacked:
     """Make the attacks of a campaign, as far as they are not made yet, and write their reports, and the run's anew.
 
-    budget: seconds that they may take by prediction. examples: those of the run's report. Raise UsageError where not
-    even one attack fits, and StageError where some failed; the others are made and reported before that.
+    examples: those of the run's report. Raise StageError where some attacks failed; the others are made and reported
+    before that.
     """
-    campaign, times = fit_to_budget(campaign, budget)
-    if times:
-        _tell(campaign, times)
-        announce(progress, campaign.steps(times))
-    campaign, failed = _reword(campaign, progress)
+    if missing := campaign.missing():
+        _tell(campaign)
+        labels = [attack_label(*pair) for pair in missing]
+        announce(progress, [Step(label, ATTACK_KIND, purpose=explain_stage(label)) for label in labels])
     _take_over(campaign)
-    failed |= _make_records(campaign, progress)
+    failed = _make_records(campaign, progress)
     campaign, out = campaign.without(failed), campaign.folder / ATTACKS_FOLDER
     facts, models = _with_earlier(campaign, _judge(campaign))
     if facts.attacks:
@@ -86,39 +80,14 @@ def run_attacks(
     return Attacked(out, facts)
 
 
-def fit_to_budget(campaign: Campaign, budget: float | None) -> tuple[Campaign, ScoreTimes | None]:
-    """Return a campaign that takes no longer than a budget by prediction, and the times that were measured for it.
-
-    budget: seconds; None: any time. The times are None if nothing is left to be made. Raise UsageError where not even
-    one attack fits.
-    """
-    if not campaign.missing():
-        return campaign, None
-    times = _measure(campaign)
-    return (campaign if budget is None else campaign.within(budget, times)), times
-
-
-def _reword(campaign: Campaign, progress: Progress) -> tuple[Campaign, dict[str, str]]:
-    """Have the judge reword the questions that it has not reworded yet.
-
-    Return the campaign with all rewordings; if the judge failed, without the attack that asks them, and why.
-    """
-    if not campaign.to_reword():
-        return campaign, {}
-    try:
-        return campaign.reworded(progress), {}
-    except MsaError as error:
-        failed = {"prompt": f"no rewordings: {error}"}
-        return campaign.without(failed), failed
-
-
 def _with_earlier(campaign: Campaign, facts: AttackFacts) -> tuple[AttackFacts, dict[str, Any]]:
     """Return the results with those of other attacks that were made before, and the identities of all models.
 
     Results on other models or rows, or beside another control, are left out: they would be read as shares between the
     models of this report.
     """
-    models = {name: model_identity(campaign.sources[name]) for name in campaign.models}
+    attacked = [name for name in (*REFERENCES, UNLEARNED) if name in campaign.sources]
+    models = {name: model_identity(campaign.sources[name]) for name in attacked}
     earlier = load_attacks(campaign.folder / ATTACKS_FOLDER, campaign.sources[UNLEARNED].folder)
     if earlier is None:
         return facts, models
@@ -127,13 +96,11 @@ def _with_earlier(campaign: Campaign, facts: AttackFacts) -> tuple[AttackFacts, 
     left_out = {name: reason for name, reason in earlier.left_out.items() if name.partition(",")[0] not in results}
     left_out |= facts.left_out
     for result in earlier.attacks:
-        if result.name not in results and result.name in ATTACKS:
-            recorded = _recorded_models(campaign, result) if result.control == campaign.control else None
-            if recorded is None:
-                left_out[result.name] = "was made with other models or rows before; make it again"
-            else:
+        if result.name in ATTACKS and result.name not in results:
+            if result.control == campaign.control and _has_same_inputs(campaign, result.name):
                 results[result.name] = result
-                models = recorded | models
+            else:
+                left_out[result.name] = "was made with other models or rows before; make it again"
     # The parts of an attack that is left out as a whole need no word.
     left_out = {
         name: reason
@@ -143,23 +110,16 @@ def _with_earlier(campaign: Campaign, facts: AttackFacts) -> tuple[AttackFacts, 
     return AttackFacts(tuple(results[name] for name in ATTACKS if name in results), left_out), models
 
 
-def _recorded_models(campaign: Campaign, earlier: AttackResult) -> dict[str, Any] | None:
-    """Return the identities of the models of an earlier attack, by its records.
-
-    Return None where a model of the campaign, or the rows, were others then.
-    """
-    attack, recorded = make_attack(earlier.name, {}), {}
-    campaign = replace(campaign, attacks={earlier.name: attack})
-    references = [model for model in campaign.models_of(attack) if model in REFERENCES]
-    for model in [*references, *earlier.models]:
-        manifest, is_present = load_manifest(campaign.folder_of(earlier.name, model)), model in campaign.sources
-        inputs = manifest["inputs"] if manifest else {}
-        present = campaign.inputs(earlier.name, model if is_present else UNLEARNED)
-        keys = ["others", "rows", *(["model"] if is_present else [])]
-        if any(inputs.get(key) != present[key] for key in keys):
-            return None
-        recorded[model] = inputs["model"]
-    return recorded
+def _has_same_inputs(campaign: Campaign, name: str) -> bool:
+    """Check whether an earlier attack was made on the models and rows of a campaign, by its records."""
+    attack = make_attack(name, {})
+    campaign = replace(campaign, attacks={name: attack})
+    for model in campaign.models_of(attack):
+        recorded = (load_manifest(campaign.folder_of(name, model)) or {}).get("inputs", {})
+        present = campaign.inputs(name, model)
+        if any(recorded.get(key) != present[key] for key in ("model", "others", "rows")):
+            return False
+    return True
 
 
 def _take_over(campaign: Campaign) -> None:
@@ -173,27 +133,16 @@ def _take_over(campaign: Campaign) -> None:
             copy.rename(out)
 
 
-def _measure(campaign: Campaign) -> ScoreTimes:
-    """Return how long loading, scoring and answering take on this machine, by a few rows and the unlearned model."""
-    ground, rows = campaign.ground, campaign.ground.forget[:_TIMED_ROWS]
-    tokenizer = ground.prompter.tokenizer
-    texts = encode_text(rows, tokenizer, ground.max_length) if rows[0].text else encode_qa(rows, ground.prompter)
-    return time_scores(campaign.sources[UNLEARNED], tokenizer, texts)
-
-
-def _tell(campaign: Campaign, times: ScoreTimes) -> None:
-    """Tell what will be attacked, and in how much time."""
+def _tell(campaign: Campaign) -> None:
+    """Tell what will be attacked, and what will not."""
     notices.info(
-        "%s on %s, %d forget rows%s: about %s",
+        "%s on %s, %d forget rows%s",
         ", ".join(campaign.attacks),
-        ", ".join(campaign.models),
+        ", ".join(name for name in (*REFERENCES, UNLEARNED) if name in campaign.sources),
         len(campaign.ground.forget),
         f" and {len(campaign.ground.holdout)} holdout rows" if campaign.ground.holdout else "",
-        duration(campaign.seconds(times)),
     )
-    for name, reason in campaign.left_out.items():
-        notices.info("%s is left out: %s", name, reason)
-    for line in campaign.too_few_rows:
+    for line in campaign.remarks:
         notices.info("%s", line)
 
 

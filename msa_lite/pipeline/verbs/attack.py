@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from msa_lite.io.console.progress import Progress, silent
 from msa_lite.io.finished.seal import load_manifest, locked
 from msa_lite.io.models.heads import has_precision
 from msa_lite.pipeline.attack.campaign import Campaign, attack_stages, open_attacks
-from msa_lite.pipeline.attack.run import Attacked, fit_to_budget, run_attacks
+from msa_lite.pipeline.attack.run import Attacked, run_attacks
 from msa_lite.pipeline.baseline.run import baseline_scope
 from msa_lite.pipeline.prepare.run import Run, msa_scope, prepare
 from msa_lite.pipeline.run.folder import RunFolder, home_of, open_run
@@ -27,19 +27,12 @@ _CHANGEABLE = ("attack.", "evaluate.ideal", "evaluate.holdout")  # keys of a rec
 
 
 def attack(
-    folder: str | Path,
-    attacks: Sequence[str] = (),
-    *,
-    overrides: Iterable[str] = (),
-    models: Mapping[str, str] | None = None,
-    budget: float | None = None,
-    progress: Progress = silent,
+    folder: str | Path, attacks: Sequence[str] = (), *, overrides: Iterable[str] = (), progress: Progress = silent
 ) -> Attacked:
     """Attack target, ideal and unlearned model of a run, and report what the unlearned model gives back.
 
     attacks: their names (`msa_lite.attack_names`). Default: those of the recipe's key `attack`, or all that the run
-    allows. overrides: changes of the recipe, as "attack.rows=100". models: further models to attack, by name. budget:
-    the most seconds for all attacks, by prediction. Write attacks/NAME/ with records and report.json,
+    allows. overrides: changes of the recipe, as "attack.rows=100". Write attacks/NAME/ with records and report.json,
     attacks/report.json, and a new report of the run. Results from the same inputs are kept.
 
     Raise before any work: UsageError for a folder that is no run, and with all reasons against the attacks; OutputError
@@ -48,41 +41,21 @@ def attack(
     opened = _open(folder, attacks)
     with locked(opened.folder):
         _refuse_purged(opened.folder)  # again: a purge may have come before the lock
-        return run_attacks(_campaign(opened, attacks, overrides, models), progress, budget)
+        return run_attacks(_campaign(opened, attacks, overrides), progress)
 
 
-def dry_attack(
-    folder: str | Path,
-    attacks: Sequence[str] = (),
-    *,
-    overrides: Iterable[str] = (),
-    models: Mapping[str, str] | None = None,
-    budget: float | None = None,
-) -> DryRun:
-    """Return what `attack` would do with the same arguments. Nothing is written.
-
-    The unlearned model is loaded to measure times, unless all is done. Raise what `attack` raises before its work.
-    """
-    campaign, times = fit_to_budget(_campaign(_open(folder, attacks), attacks, overrides, models), budget)
-    seconds = {step.label: step.amount for step in campaign.steps(times)} if times else {}
-    stages = []
-    for stage, (name, model) in zip(attack_stages(campaign), campaign.pairs(), strict=True):
-        (state,) = look_ahead([stage])
-        finished = campaign.finished_folder(name, model)
-        if finished and finished != stage.folder:
-            state = replace(state, reasons=[f"copied from {finished}"], seconds=(0.0, 0.0))
-        elif not finished:
-            state = replace(state, seconds=(seconds[stage.name], seconds[stage.name]))
-        stages.append(state)
+def dry_attack(folder: str | Path, attacks: Sequence[str] = (), overrides: Iterable[str] = ()) -> DryRun:
+    """Return what `attack` would do with the same arguments; raise what it raises before its work. Write nothing."""
+    campaign = _campaign(_open(folder, attacks), attacks, overrides)
+    states = look_ahead(attack_stages(campaign))
+    for at, pair in enumerate(campaign.pairs()):
+        finished = campaign.finished_folder(*pair)
+        if finished and finished != states[at].folder:
+            states[at] = replace(states[at], reasons=[f"copied from {finished}"])
     rows = {name: len(getattr(campaign.ground, name)) for name in ("forget", "retain", "holdout")}
-    reads = [Reading(name, campaign.sources[name].name) for name in campaign.models]
+    reads = [Reading(name, source.name) for name, source in campaign.sources.items()]
     reads += [Reading(f"{name} rows", str(campaign.folder), f"{count} rows") for name, count in rows.items() if count]
-    notes = [f"{name} is left out: {reason}" for name, reason in campaign.left_out.items()]
-    notes += campaign.too_few_rows
-    if campaign.rewording and (questions := campaign.to_reword()):
-        answers = ", some with answers in them" if campaign.rewording.kinds else ""
-        notes.append(f"{campaign.rewording.judge.model_name} rewords {len(questions)} questions first{answers}")
-    return DryRun("attack", campaign.folder, stages, reads, notes=notes)
+    return DryRun("attack", campaign.folder, states, reads, notes=campaign.remarks)
 
 
 def _open(folder: str | Path, attacks: Sequence[str]) -> RunFolder:
@@ -95,12 +68,10 @@ def _open(folder: str | Path, attacks: Sequence[str]) -> RunFolder:
     return opened
 
 
-def _campaign(
-    opened: RunFolder, attacks: Sequence[str], overrides: Iterable[str], models: Mapping[str, str] | None
-) -> Campaign:
+def _campaign(opened: RunFolder, attacks: Sequence[str], overrides: Iterable[str]) -> Campaign:
     """Return the campaign against a finished run, with everything checked."""
     load_story(opened.folder)  # the report that comes last reads all of it
-    return open_attacks(_prepare(opened, overrides), opened.result, attacks, models)
+    return open_attacks(_prepare(opened, overrides), opened.result, attacks)
 
 
 def _check_finished(run: RunFolder) -> None:

@@ -265,11 +265,6 @@ GROUPS: dict[str, tuple[Message, ...]] = {
             "See the reason in the message; then run the same command again.",
         ),
         (
-            "attack.prompt.judge: … reworded no question; take a model that follows instructions",
-            "The model does not follow instructions, or thinks aloud.",
-            "Take another one, or switch off its thoughts.",
-        ),
-        (
             "… (the disk is full, or a limit on it is reached; make room); …",
             "The disk filled up during the work.",
             "Make room and run the same command again: finished stages stay.",
