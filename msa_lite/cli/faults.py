@@ -50,6 +50,7 @@ GONE_OPTIONS = {
     "report --csv": "the rows as JSON: --rows --json",
     "recipes copy --replace": "remove the file, or name another one",
     "run --show-examples": "msa-lite report RUN --show-examples",
+    "verify --schema": "the schema of record.json is msa_lite/record/schema.json",
 }
 """Options that commands no longer have, as "COMMAND --option" → the new form, for the refusal."""
 

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from msa_lite.cli.help import Command, Folder, takes_json
-
-if TYPE_CHECKING:
-    from msa_lite.record.check import RecordCheck
 
 _ANSWERS = {
     "row": "among the rows to forget",
@@ -19,24 +15,11 @@ _ANSWERS = {
 }
 
 
-def _print_schema(context: click.Context, option: click.Parameter, is_set: bool) -> None:
-    if is_set:
-        from msa_lite.cli.output import print_json
-        from msa_lite.record.schema import removal_schema
-
-        print_json(removal_schema())
-        context.exit()
-
-
 @click.command(cls=Command)
 @click.argument("folder", type=Folder())
 @click.option("--allowed-signers", type=click.Path(), help="OpenSSH's file of those who may sign record.json.")
 @click.option("--rows", type=click.Path(), help="Only tell which rows of this file were to be forgotten.")
 @click.option("--key", type=click.Path(), help="With --rows: a copy of the run's record.key.")
-@click.option(
-    "--schema", is_flag=True, is_eager=True, expose_value=False, callback=_print_schema,
-    help="Print the JSON schema of record.json.",
-)  # fmt: skip
 @takes_json
 def verify_command(folder: Path, allowed_signers: str | None, rows: str | None, key: str | None, as_json: bool) -> int:
     """Check every file of FOLDER against its manifest, by hash.
@@ -66,40 +49,27 @@ def _verify(folder: Path, allowed_signers: str | None, as_json: bool) -> int:
     from msa_lite.io.finished.seal import verify_stages
     from msa_lite.record.check import check_records
 
-    records = check_records(folder, allowed_signers)
-    stages = verify_stages(folder, needed=not records)
-    lines = [_place(folder, place, fault) for place, of_place in stages.items() for fault in of_place]
+    records = {str(place.relative_to(folder)): check for place, check in check_records(folder, allowed_signers).items()}
+    stages = {str(place.relative_to(folder)): of for place, of in verify_stages(folder, needed=not records).items()}
+    lines = [fault if place == "." else f"{place}/{fault}" for place, faults in stages.items() for fault in faults]
     of_records = [fault for check in records.values() for fault in check.faults]
     if as_json:
-        by_name = {str(stage.relative_to(folder)): of_stage for stage, of_stage in stages.items()}
-        checks = {str(place.relative_to(folder)): check for place, check in records.items()}
-        values = {"stages": by_name, "records": checks}
-        print_json({"folder": str(folder), "faults": lines + of_records, **values})
+        print_json({"folder": str(folder), "faults": lines + of_records, "stages": stages, "records": records})
         return MismatchError.exit_code if lines or of_records else 0
-    for stage, of_stage in stages.items():
-        if not of_stage:
-            click.echo(f"{stage}: every file is as it was written")
+    for place, faults in stages.items():
+        if not faults:
+            click.echo(f"{folder / place}: every file is as it was written")
     for check in records.values():
-        _print_record(check)
-    if lines:
-        broken = sum(map(bool, stages.values()))
-        of = f" ({broken} of {len(stages)} folders)" if len(stages) > 1 else ""
-        raise MismatchError(join_faults(f"{folder}: differs from its manifest{of}:", lines + of_records, limit=100))
-    if of_records:
-        raise MismatchError(join_faults(f"{folder}: its removal record does not hold:", of_records, limit=100))
+        for line in check.statements:
+            click.echo(line)
+        for line in check.notes:
+            click.echo(f"note: {line}", err=True)
+    broken = sum(map(bool, stages.values()))
+    of = f" ({broken} of {len(stages)} folders)" if len(stages) > 1 else ""
+    headline = f"{folder}: differs from its manifest{of}:" if lines else f"{folder}: its removal record does not hold:"
+    if lines or of_records:
+        raise MismatchError(join_faults(headline, lines + of_records, limit=100))
     return 0
-
-
-def _print_record(record: RecordCheck) -> None:
-    for line in record.statements:
-        click.echo(line)
-    for line in record.notes:
-        click.echo(f"note: {line}", err=True)
-
-
-def _place(folder: Path, stage: Path, fault: str) -> str:
-    """Return a fault with the stage that it is in, as seen from the folder of the command."""
-    return fault if stage == folder else f"{stage.relative_to(folder)}/{fault}"
 
 
 def _print_answers(folder: Path, rows: str, key: str | None, as_json: bool) -> int:

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from msa_lite.errors import MismatchError, MsaError, UsageError
 from msa_lite.io.files.reading import local_path, read_yaml
-from msa_lite.io.finished.seal import load_manifest
-from msa_lite.record.facts import (
-    hash_files,
-    hashed_revision,
-    read_attacks,
-    read_evidence,
-    read_scores,
-    read_vectors,
-    read_verdict,
-)
-from msa_lite.record.schema import EarlierRecord, Removal, VectorWeights
+from msa_lite.io.files.writing import hash_file
+from msa_lite.record.facts import hash_files, hashed_revision
+from msa_lite.record.schema import EarlierRecord, Removal
 from msa_lite.record.seal import (
     KEY_FILE,
     RECORD_FILE,
@@ -32,10 +24,7 @@ from msa_lite.record.seal import (
     record_hash,
     signing_command,
 )
-from msa_lite.report.attacks import ATTACKS_FOLDER
-from msa_lite.report.evidence import EVIDENCE_FOLDER
 from msa_lite.report.provenance import RECIPE_FILE
-from msa_lite.report.verdict import VERDICT_FILE
 
 
 def reach_earlier(folder: Path) -> list[Path]:
@@ -122,19 +111,9 @@ class RecordCheck:
     """The parts that were checked and fit."""
     notes: list[str] = field(default_factory=list)
     """The parts that could not be checked, each with a way out."""
-    places: list[str] = field(default_factory=list)
-    """The parts of the run that the record was compared with."""
     json_keys: ClassVar = {
         "request": "record.request", "faults": "faults", "statements": "statements", "notes": "notes",
     }  # fmt: skip
-
-    def add_faults(self, faults: Iterator[str]) -> None:
-        """Add faults of the record."""
-        self.faults += [f"{self.file}: {fault}" for fault in faults]
-
-    def compare(self, where: str, recorded: Any, actual: Any) -> None:
-        """Add each value that differs, as `scores.models.target.accuracy_f.value: 0.1, in the run 0.2`."""
-        self.add_faults(_differences(where, recorded, actual))
 
     def add_link(self, place: Path, item: EarlierRecord, run: Path | None) -> None:
         """Add what became of one earlier record that the record at `place` names. run: the folder that has it."""
@@ -168,16 +147,17 @@ def check_record(folder: Path, allowed_signers: str | Path | None = None) -> Rec
     except MsaError as error:
         return RecordCheck(None, folder / RECORD_FILE, faults=[str(error)])
     findings = RecordCheck(record, folder / RECORD_FILE)
-    findings.add_faults(_inner_faults(record))
-    for check in (_check_key, _check_result, _check_outcome, _check_attacks, _check_evidence):
+    findings.faults += [f"{findings.file}: {fault}" for fault in _inner_faults(record)]
+    present = [name for name in record.files if (folder / name).exists()]
+    for faults in (_key_faults(folder, record, findings.notes), _file_faults(folder, record, present)):
         try:
-            check(folder, record, findings)
-        except MsaError as error:
+            findings.faults += faults
+        except (MsaError, ValueError) as error:  # a damaged file; a manifest that another program wrote
             findings.faults.append(str(error))
-        except (KeyError, TypeError, ValueError) as error:  # a manifest that another program wrote
-            findings.faults.append(f"{folder / record.result.name}: its manifest is not one of a merge ({error!r})")
+    if missing := [name for name in record.files if name not in present]:
+        findings.notes.append(f"{folder}: {', '.join(missing)}: not there, so not compared with the record")
     if not findings.faults:
-        compared = ", ".join(findings.places) or "itself alone"
+        compared = ", ".join(present) or "itself alone"
         findings.statements.append(f"{findings.file}: as it was written, and agrees with {compared}")
     _check_signed(folder, allowed_signers, findings)
     _check_chain(folder, record, findings)
@@ -186,11 +166,8 @@ def check_record(folder: Path, allowed_signers: str | Path | None = None) -> Rec
 
 def _inner_faults(record: Removal) -> Iterator[str]:
     """Yield what does not fit within the record."""
-    weights = {**{f"models.{name}": source for name, source in record.models.items()}, "result": record.result}
-    weights |= {f"vectors.{vector.name}": vector for vector in record.vectors}
-    for place, model in weights.items():
-        if model.revision.startswith("sha256:") and model.files and hashed_revision(model.files) != model.revision:
-            yield f"{place}: its revision is not the hash of its files"
+    if hashed_revision(record.result.files) != record.result.revision:
+        yield "result: its revision is not the hash of its files"
     for name in ("rows", "questions"):
         hashes = getattr(record.forget_rows, name)
         if hashes != sorted(set(hashes)):
@@ -202,108 +179,25 @@ def _inner_faults(record: Removal) -> Iterator[str]:
         yield "previous_sha256: not the hash of the last earlier record"
 
 
-def _check_key(folder: Path, record: Removal, findings: RecordCheck) -> None:
+def _key_faults(folder: Path, record: Removal, notes: list[str]) -> Iterator[str]:
     if not (folder / KEY_FILE).exists():
-        findings.notes.append(
+        notes.append(
             f"{folder / KEY_FILE}: not there; without it nobody can tell whether a row is among the hashed ones"
         )
-        return
-    if load_key(folder / KEY_FILE).digest("check") != record.forget_rows.check:
-        findings.faults.append(f"{folder / KEY_FILE}: is not the key that the record was made with")
+    elif load_key(folder / KEY_FILE).digest("check") != record.forget_rows.check:
+        yield f"{folder / KEY_FILE}: is not the key that the record was made with"
 
 
-def _check_result(folder: Path, record: Removal, findings: RecordCheck) -> None:
-    """Compare the record with the manifest of the unlearned model."""
-    kind = record.result.name
-    manifest = load_manifest(folder / kind)
-    if manifest is None:
-        findings.notes.append(
-            f"{folder / kind}: not there, or damaged, so its hashes were not compared with the record's"
-        )
-        return
-    findings.places.append(f"{kind}/")
-    files = {name: manifest["files"].get(name) for name in record.result.files}
-    known = {name: file.model_dump() for name, file in record.result.files.items()}
-    findings.compare("result.files", known, files)
-    inputs = manifest["inputs"]
-    for name, model in record.models.items():
-        if name in inputs:
-            findings.compare(f"models.{name}.revision", model.revision, inputs[name]["revision"])
-    merged = read_vectors(manifest, record.vectors)
-    for key in ("revision", "weight"):
-        ours, theirs = ({v.name: getattr(v, key) for v in vectors} for vectors in (record.vectors, merged))
-        findings.compare(f"vectors.{key}", ours, theirs)
-    is_later = "θ_12" in record.formula  # a checkpoint's β takes θ_2 out again; its weight is compared above
-    merged_by = {name: value for name, value in inputs.items() if not (is_later and name == "beta")}
-    strengths = {name: merged_by.get(name, value) for name, value in record.strengths.items()}
-    findings.compare("strengths", record.strengths, strengths)
-    findings.compare("versions", record.versions, manifest["versions"])
-    for vector in record.vectors:
-        _check_vector(folder, manifest["sources"].get(vector.name, vector.name), vector, findings)
-
-
-def _check_vector(folder: Path, source: str, vector: VectorWeights, findings: RecordCheck) -> None:
-    """Compare a vector with its folder, if that is still there. source: the folder's name in the manifest."""
-    place, beside = local_path(source), folder / "vectors" / source.rpartition("vectors/")[2]
-    if beside.is_dir() and hashed_revision(hash_files(beside)) == vector.revision:
-        place = beside  # the run was moved; in its former place there may be another
-    if not place.is_dir():
-        findings.notes.append(f"{folder}: the {vector.name} vector is gone (purged?), so its hashes were not compared")
-        return
-    findings.places.append(f"the {vector.name} vector")
-    known, files = ({n: f.model_dump() for n, f in hashes.items()} for hashes in (vector.files, hash_files(place)))
-    findings.compare(f"vectors.{vector.name}.files", known, files)
-
-
-def _check_outcome(folder: Path, record: Removal, findings: RecordCheck) -> None:
-    """Compare the record with verdict and scores."""
-    if (folder / VERDICT_FILE).exists():
-        findings.places.append(VERDICT_FILE)
-        actual = read_verdict(folder).model_dump(mode="json")
-        findings.compare("verdict", record.verdict.model_dump(mode="json"), actual)
-    elif record.verdict.outcome is not None:
-        findings.notes.append(f"{folder / VERDICT_FILE}: not there, so the verdict was not compared with the record's")
-    if record.scores and (scores := read_scores(folder, record.scores.models)):
-        findings.places.append("evaluation/")
-        findings.compare("scores", record.scores.model_dump(mode="json"), scores.model_dump(mode="json"))
-    elif record.scores:
-        findings.notes.append(
-            f"{folder / 'evaluation'}: not all models' reports are there, so the scores were not compared"
-        )
-
-
-def _check_attacks(folder: Path, record: Removal, findings: RecordCheck) -> None:
-    """Compare the record with what attacks brought back."""
-    if record.attacks is None:
-        return
-    if attacks := read_attacks(folder, record.result.name):
-        findings.places.append(f"{ATTACKS_FOLDER}/")
-        ours, theirs = ({a.name: a.model_dump(mode="json") for a in several} for several in (record.attacks, attacks))
-        findings.compare("attacks", ours, theirs)
-    else:
-        findings.notes.append(f"{folder / ATTACKS_FOLDER}: not there, so the attacks were not compared")
-
-
-def _check_evidence(folder: Path, record: Removal, findings: RecordCheck) -> None:
-    """Compare the record with what was found beside the scores."""
-    if not record.evidence:
-        return
-    if evidence := read_evidence(folder, record.result.name):
-        findings.places.append(f"{EVIDENCE_FOLDER}/")
-        pair = (record.evidence, evidence)
-        ours, theirs = ({found.kind: found.model_dump(mode="json") for found in several} for several in pair)
-        findings.compare("evidence", ours, theirs)
-    else:
-        findings.notes.append(f"{folder / EVIDENCE_FOLDER}: not there, so the evidence was not compared")
-
-
-def _differences(where: str, recorded: Any, actual: Any) -> Iterator[str]:
-    """Yield each value that differs, with its dotted key."""
-    if isinstance(recorded, Mapping) and isinstance(actual, Mapping):
-        for key in sorted({*recorded, *actual}):
-            yield from _differences(f"{where}.{key}", recorded.get(key), actual.get(key))
-    elif recorded != actual:
-        yield f"{where}: {recorded}, in the run {actual}"
+def _file_faults(folder: Path, record: Removal, present: Sequence[str]) -> Iterator[str]:
+    """Yield the files of the run, and of the unlearned model, that are not those that the record has the hashes of."""
+    for name in present:
+        if hash_file(folder / name) != record.files[name]:
+            way = f"; `msa-lite report {folder}` writes it anew" if name.startswith("report.") else ""
+            yield f"{folder / name}: is not the file that {RECORD_FILE} has the hash of{way}"
+    model = folder / record.result.name
+    files = hash_files(model) if model.is_dir() else record.result.files
+    if others := [name for name, known in record.result.files.items() if files.get(name) != known]:
+        yield f"{model}: not the weights that {RECORD_FILE} has the hashes of: {', '.join(others)}"
 
 
 def _check_signed(folder: Path, allowed_signers: str | Path | None, findings: RecordCheck) -> None:
@@ -321,8 +215,12 @@ def _check_signed(folder: Path, allowed_signers: str | Path | None, findings: Re
 
 def _check_chain(folder: Path, record: Removal, findings: RecordCheck) -> None:
     """Follow the chain of earlier records as far as the recipes name folders that are there."""
-    reached = reach_earlier(folder)
     records = {folder: record}
+    try:
+        reached = reach_earlier(folder)
+    except MsaError as error:
+        findings.faults.append(str(error))
+        return
     for place in reached:
         try:
             if (place / RECORD_FILE).exists():

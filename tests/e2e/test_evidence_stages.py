@@ -18,7 +18,6 @@ from msa_lite.evidence_names import ANSWER_KINDS, EVIDENCE
 from msa_lite.io.weights.hub import fetch
 from msa_lite.pipeline.prepare.run import msa_scope, prepare
 from msa_lite.recipe import load_recipe
-from msa_lite.record.seal import load_record
 from tests.e2e.conftest import CallCli, tiny_recipe
 
 DEFAULT = [kind for kind, entry in EVIDENCE.items() if entry.by_default]
@@ -31,9 +30,6 @@ def test_report_record_and_comparison_show_what_was_found(finished: Path, call_c
     says = found["says"]["figures"]["unlearned"]
     assert sum(figure["value"] for figure in says.values()) == pytest.approx(1)
     assert "What does it say instead?" in (finished / "report.md").read_text()
-    recorded = {one.kind: one for one in load_record(finished / "record.json").evidence}
-    assert recorded["says"].figures == {f"says_{kind}": says[kind]["value"] for kind in ANSWER_KINDS}
-    assert recorded["nearer"].sentence == found["nearer"]["sentence"]
     code, out, _ = call_cli("compare", finished, "--format", "csv")
     assert code == 0
     rows = list(csv.DictReader(out.splitlines()))

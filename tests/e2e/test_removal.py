@@ -53,16 +53,11 @@ def test_the_record_says_what_was_done(finished: dict[str, Any], history: Path) 
     hashes = [hash_content(run / "vectors" / name) for name in ("forget", "retain")]
     assert [vector.revision for vector in record.vectors] == hashes
     assert record.row_counts == {"forget": 18, "retain": 18}
-    assert record.scores is not None
-    assert list(record.scores.models) == ["target", "ideal", "unlearned"]
-    report = json.loads((run / "evaluation/unlearned/report.json").read_text())["metrics"]["rouge_l_f"]
-    assert record.scores.models["unlearned"]["rouge_l_f"].value == report["value"]
     verdict = json.loads((run / "verdict.json").read_text())
     assert (record.verdict.outcome, record.verdict.sentence) == (verdict["outcome"], verdict["sentence"])
-    manifest = load_manifest(run / "model")
-    assert manifest is not None
-    assert record.versions == manifest["versions"]
-    assert record.started <= record.stages["vectors/forget"] <= record.stages["model"] <= record.finished
+    names = ["recipe.yaml", "verdict.json", "model/manifest.json", "report.json", "report.html"]
+    assert record.files == {name: hash_file(run / name) for name in names}
+    assert record.started <= record.finished
 
 
 def test_the_record_holds_no_row_no_path_and_no_plain_hash(finished: dict[str, Any], history: Path) -> None:
@@ -87,6 +82,7 @@ def test_a_rerun_leaves_the_record_and_a_changed_one_writes_it_anew(
     finished: dict[str, Any], run: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     recipe = finished | {"output": str(run)}
+    msa_lite.run(recipe)  # of the copy: its recipe.yaml has another output
     before = (run / RECORD_FILE).read_bytes()
     msa_lite.run(recipe)
     assert (run / RECORD_FILE).read_bytes() == before
@@ -124,9 +120,7 @@ def test_the_recipe_holds_no_plain_hash_of_the_rows_either(
 def test_verify_checks_run_record_and_rows(run: Path, history: Path, call_cli: CallCli) -> None:
     status, out, err = call_cli("verify", run)
     assert (status, "not signed" in err) == (0, True)
-    assert (
-        f"{run / RECORD_FILE}: as it was written, and agrees with model/, the forget vector, the retain vector" in out
-    )
+    assert "agrees with recipe.yaml, verdict.json, model/manifest.json, report.json, report.html" in out
     status, out, _ = call_cli("verify", run, "--rows", history / "data/forget.jsonl")
     assert (status, out.splitlines()[-1]) == (0, "18 of 18 rows were to be forgotten")
     status, out, _ = call_cli("verify", run, "--rows", history / "data/retain.jsonl")
@@ -148,7 +142,7 @@ def test_an_adapter_and_a_run_without_scores_have_a_record(recipe: dict[str, Any
     recipe |= {"merge": {"as": "adapter"}, "evaluate": None}
     run = msa_lite.run(recipe).folder
     record = load_record(run / RECORD_FILE)
-    assert (record.result.name, record.scores, record.verdict.outcome) == ("adapter", None, None)
+    assert (record.result.name, record.verdict.outcome) == ("adapter", None)
     assert record.verdict.sentence == "nothing was scored (evaluate: null)"
     assert "adapter_model.safetensors" in record.result.files
     assert check_record(run).faults == []

@@ -11,10 +11,19 @@ import yaml
 
 from msa_lite.io.files.writing import digest, hash_file, write_json
 from msa_lite.io.finished.manifest import stage_folder
+from msa_lite.io.finished.seal import load_manifest
 from msa_lite.io.weights.hub import hash_content
-from msa_lite.record.facts import ModelSource, RunFacts, write_run_record
-from msa_lite.record.schema import Removal
-from msa_lite.record.seal import RowContent
+from msa_lite.record.facts import (
+    hash_result,
+    hash_run_files,
+    read_earlier,
+    read_vectors,
+    read_verdict,
+    utc,
+    write_run_record,
+)
+from msa_lite.record.schema import ModelWeights, Removal
+from msa_lite.record.seal import KEY_FILE, RowContent, make_key
 from msa_lite.report import Metric, Report, write_report
 from msa_lite.report.choice import candidate_name
 from msa_lite.report.verdict import make_verdict, write_verdict
@@ -27,12 +36,12 @@ ROWS: list[RowContent] = [
 ]
 
 
-def put_tiny_model(folder: Path, text: str) -> ModelSource:
+def put_tiny_model(folder: Path, text: str) -> ModelWeights:
     """A folder that looks like a model."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "model.safetensors").write_text(text)
     (folder / "config.json").write_text("{}")
-    return ModelSource("local folder", folder, hash_content(folder))
+    return ModelWeights(name="local folder", revision=hash_content(folder))
 
 
 def make_stages(run: Path, alpha: float = 1.2) -> None:
@@ -58,31 +67,36 @@ def make_stages(run: Path, alpha: float = 1.2) -> None:
     write_verdict(make_verdict(make_forgotten(40), make_kept()), run)
 
 
-def make_removal(run: Path, earlier: Sequence[Path] = (), **changes: Any) -> Removal:
-    """Write a run's folder, its recipe and its record."""
+def make_removal(
+    run: Path, earlier: Sequence[Path] = (), forget_rows: Sequence[RowContent] = ROWS, **changes: Any
+) -> Removal:
+    """Write a run's folder, its recipe and its record. changes: of what the folder does not tell."""
     if not (run / "model").exists():
         make_stages(run)
     recipe = {"request": changes.get("request"), "earlier": [str(place) for place in earlier]}
     (run / "recipe.yaml").write_text(yaml.safe_dump(recipe))
-    return write_run_record(run, make_facts(run, earlier=earlier, **changes))
-
-
-def make_facts(run: Path, **changes: Any) -> RunFacts:
-    """The facts of a run that its folder does not tell."""
-    facts: dict[str, Any] = {
+    former = [read_earlier(place) for place in earlier]
+    told = {
         "request": None,
         "method": "msa",
         "formula": "θ_u = θ_D − α (θ_1 − θ_0)",
         "strengths": {"alpha": 1.2, "beta": 0.0},
-        "kind": "model",
+        "started": utc(0),
+        "finished": utc(60),
         "models": {"target": put_tiny_model(run / "target", "target")},
-        "forget_rows": ROWS,
         "row_counts": {"forget": 3},
-        "scored": ["target", "unlearned"],
-        "stages": ["vectors/forget", "sweep", "model", "evaluation/target", "evaluation/unlearned"],
-        "began": 0.0,
     }
-    return RunFacts(**facts | changes)
+    record = Removal(
+        **told | changes,
+        vectors=read_vectors(load_manifest(run / "model") or {}),
+        result=hash_result(run, "model"),
+        forget_rows=make_key(run / KEY_FILE).hash_rows(forget_rows),
+        verdict=read_verdict(run),
+        files=hash_run_files(run, "model", ()),
+        earlier=former,
+        previous_sha256=former[-1].record_sha256 if former else None,
+    )
+    return write_run_record(run, record)
 
 
 FIRST = "# A run of msa-lite: the recipe as resolved. `{}` on this file repeats the run.\n"

@@ -188,7 +188,3 @@ def test_the_records_of_baselines_are_checked_too(run: Path) -> None:
     done = verify(run)
     assert isinstance(done.exception, MismatchError)
     assert f"  {run / 'baselines/npo' / RECORD_FILE}: no record of msa-lite:" in str(done.exception)
-
-
-def test_verify_prints_the_schema() -> None:
-    assert json.loads(verify("--schema").stdout)["title"] == "Removal"

@@ -28,7 +28,6 @@ from msa_lite.io.finished.seal import load_manifest
 from msa_lite.pipeline.attack.campaign import REFERENCES, UNLEARNED, Campaign, attack_label
 from msa_lite.pipeline.run.report import write_run_report
 from msa_lite.pipeline.stages.words import explain_stage
-from msa_lite.record.facts import write_attacks
 from msa_lite.report import Report, write_report
 from msa_lite.report.attacks import ATTACKS_FOLDER, AttackFacts, AttackResult, attack_report, load_attacks
 from msa_lite.report.rows import SideBySide
@@ -72,7 +71,6 @@ def run_attacks(campaign: Campaign, progress: Progress, examples: Sequence[SideB
     facts, models = _with_earlier(campaign, _judge(campaign))
     if facts.attacks:
         write_report(attack_report(facts, models), out)
-        write_attacks(campaign.folder)
         write_run_report(campaign.folder, examples)
     if failed:
         lines = [f"{name}: {reason}" for name, reason in failed.items()]

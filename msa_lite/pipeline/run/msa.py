@@ -18,7 +18,7 @@ from msa_lite.pipeline.run.evidence import evidence_stages
 from msa_lite.pipeline.run.filtering import filter_stages
 from msa_lite.pipeline.run.knowledge import check_stages
 from msa_lite.pipeline.run.merge import merge_stage, run_terms
-from msa_lite.pipeline.run.report import write_record, write_run_report
+from msa_lite.pipeline.run.report import write_record
 from msa_lite.pipeline.run.returned import earlier_stages
 from msa_lite.pipeline.run.scores import score_stages
 from msa_lite.pipeline.run.vectors import fit_stages
@@ -73,19 +73,17 @@ def _up_to_merge(context: Context, accept: bool, probe: bool) -> list[Stage]:
 
 def finish_run(
     run: Run,
-    stages: Sequence[Stage],
     chosen: Values,
     merged: Merged | MergedAdapter,
     learnt: Iterable[Row],
 ) -> Findings:
-    """Write what a run ends with, once its stages are done: verdict, card, removal record, report.
+    """Write what a run ends with, once its stages are done: verdict, card, report, removal record.
 
     chosen: α and β, or what was chosen for a baseline. learnt: the rows to keep that the merged model learnt.
     """
     findings = judge_run(run, learnt)
     complete_card(run, merged, chosen)
-    write_record(run, stages, chosen, merged)
-    write_run_report(run.folder)
+    write_record(run, chosen, merged)
     return findings
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
@@ -19,20 +20,29 @@ from msa_lite.io.console.libraries import require
 from msa_lite.io.console.progress import Progress, notices
 from msa_lite.io.files.reading import local_path
 from msa_lite.io.files.writing import write_json, write_text
-from msa_lite.io.finished.seal import MANIFEST, locked, verify_stages
+from msa_lite.io.finished.seal import MANIFEST, load_manifest, locked, verify_stages
 from msa_lite.io.weights.hub import Source
 from msa_lite.merger import Merged, MergedAdapter
 from msa_lite.pipeline.prepare.run import Run
 from msa_lite.pipeline.run.scores import scored_records
-from msa_lite.pipeline.stages.stage import Stage
 from msa_lite.publish.contents import PublishOptions
 from msa_lite.publish.destination import find_destination
 from msa_lite.publish.upload import Published, push_folder
 from msa_lite.recipe import Recipe, load_recipe
 from msa_lite.record.check import RowAnswer, find_rows
-from msa_lite.record.facts import ModelSource, ResultKind, RunFacts, write_run_record
-from msa_lite.record.schema import Removal
-from msa_lite.record.seal import RowContent
+from msa_lite.record.facts import (
+    ResultKind,
+    hash_result,
+    hash_run_files,
+    read_earlier,
+    read_vectors,
+    read_verdict,
+    seal_reports,
+    utc,
+    write_run_record,
+)
+from msa_lite.record.schema import ModelWeights, Removal
+from msa_lite.record.seal import KEY_FILE, RowContent, make_key
 from msa_lite.report import REPORT_FILE
 from msa_lite.report.front_matter import read_target_card
 from msa_lite.report.provenance import PURGED_FILE, RECIPE_FILE, purge_day, read_run
@@ -44,6 +54,7 @@ from msa_lite.report.verdict import VERDICT_FILE, Verdict
 MARKDOWN_FILE = "report.md"
 REPORT_FILES = (PAGE_FILE, MARKDOWN_FILE, REPORT_FILE)
 """The files of a report, the one to open first at the front."""
+_SEALED = (REPORT_FILE, PAGE_FILE)
 
 
 def report_run(folder: str | Path, show_examples: bool = False, rows: bool = False) -> Story:
@@ -67,7 +78,16 @@ def report_run(folder: str | Path, show_examples: bool = False, rows: bool = Fal
 
 
 def write_run_report(folder: Path, examples: Sequence[SideBySide] = (), rows: RowList | None = None) -> Story:
-    """Write the three forms of a run's report. The same files in its folder give the same bytes."""
+    """Write the three forms of a run's report, and their hashes into its record, if it has one.
+
+    The same files in its folder give the same bytes.
+    """
+    story = _write_report(folder, examples, rows)
+    seal_reports(folder, () if examples or rows else _SEALED)
+    return story
+
+
+def _write_report(folder: Path, examples: Sequence[SideBySide] = (), rows: RowList | None = None) -> Story:
     story = replace(load_story(folder, examples), forget_rows=rows)
     text, values = run_markdown(story), run_json(story)
     write_text(folder / MARKDOWN_FILE, text)
@@ -163,35 +183,38 @@ def _reading_records(folder: Path) -> Iterator[None]:
         raise FormatError(f"{folder / 'evaluation'}: its records are not as msa-lite writes them ({error})") from error
 
 
-_RECORDED = ("fit", "measure", "choose", "merge", "score")  # the kinds of stages that the record names
+def write_record(run: Run, chosen: Values, merged: Merged | MergedAdapter) -> Removal:
+    """Write the report of a finished run, and record.json; a rerun leaves both as they are.
 
-
-def write_record(run: Run, stages: Sequence[Stage], chosen: Values, merged: Merged | MergedAdapter) -> Removal:
-    """Write record.json into a run's folder, after its verdict. A rerun that changes nothing leaves it as it is.
-
-    stages: those of the run. chosen: α and β, or what was chosen for a baseline.
+    chosen: α and β, or what was chosen for a baseline.
     """
+    folder = run.folder
+    _write_report(folder)
+    kind: ResultKind = "adapter" if isinstance(merged, MergedAdapter) else "model"
     models = [name for name in ("target", "prior", "ideal") if name in run.sources]
     if run.scope.start == "target":
         models.remove("prior")  # it is the target itself
-    scored = [stage.folder.name for stage in stages if stage.kind == "score" and stage.folder]
-    kind: ResultKind = "adapter" if isinstance(merged, MergedAdapter) else "model"
-    folders = [stage.folder for stage in stages if stage.kind in _RECORDED and stage.folder]
-    facts = RunFacts(
+    manifest = load_manifest(merged.folder)
+    assert manifest is not None, "the run is finished"
+    earlier = [read_earlier(former.folder) for former in run.earlier]
+    record = Removal(
         request=run.recipe.request,
         method=run.scope.method,
         formula=_formula(run, bool(chosen.get("filter"))),
-        strengths=chosen,
-        kind=kind,
+        strengths=dict(chosen),
+        started=utc((folder / RECIPE_FILE).stat().st_mtime),
+        finished=utc(time.time()),
         models={name: _model(run.sources[name]) for name in models},
-        forget_rows=[_content(row) for row in run.rows["forget"]],
+        vectors=read_vectors(manifest),
+        result=hash_result(folder, kind),
         row_counts={name: len(rows) for name, rows in run.rows.items()},
-        scored=sorted(scored, key=["target", "ideal", "unlearned"].index),
-        stages=[str(folder.relative_to(run.folder)) for folder in folders],
-        began=(run.folder / RECIPE_FILE).stat().st_mtime,
-        earlier=[former.folder for former in run.earlier],
+        forget_rows=make_key(folder / KEY_FILE).hash_rows(map(_content, run.rows["forget"])),
+        verdict=read_verdict(folder),
+        files=hash_run_files(folder, kind, _SEALED),
+        earlier=earlier,
+        previous_sha256=earlier[-1].record_sha256 if earlier else None,
     )
-    return write_run_record(run.folder, facts)
+    return write_run_record(folder, record)
 
 
 def find_forgotten(folder: Path, rows: str, key: str | None = None) -> list[RowAnswer]:
@@ -219,10 +242,11 @@ def _formula(run: Run, is_filtered: bool) -> str:
     return formula_of(run.scope.method, run.scope.start, is_filtered, run.recipe.starts_at_retain)
 
 
-def _model(source: Source) -> ModelSource:
+def _model(source: Source) -> ModelWeights:
     """Return a model as the record names it: without the path of a folder."""
     name = "local folder" if source.is_folder else source.pinned()
-    return ModelSource(name, source.folder, source.revision, source.tokenizer.revision if source.tokenizer else None)
+    tokenizer = source.tokenizer.revision if source.tokenizer else None
+    return ModelWeights(name=name, revision=source.revision, tokenizer=tokenizer)
 
 
 def check_publishing(recipe: Recipe) -> None:

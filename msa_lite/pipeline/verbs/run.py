@@ -222,7 +222,7 @@ def _run(recipe: Recipe, verb: Verb, progress: Progress, crew: Crew) -> RunResul
         stages = verb.stages(context)
         results = execute(stages, progress, times_of_run(run, stages, machine), attack_steps(run))
         chosen, learnt = _chosen(context, verb)
-        findings = finish_run(run, stages, chosen, results["merge"], learnt)
+        findings = finish_run(run, chosen, results["merge"], learnt)
         attacks = _attack(run, results["merge"], progress)
         if run.earlier:
             _tell_how_to_rebuild(run)
