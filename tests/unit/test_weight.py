@@ -8,12 +8,12 @@ from tests.tools.count import code_lines, inner_arrows, totals
 
 # Today's totals. Lower one whenever it falls. Raising one is a decision: CONTRIBUTING lists each, with its reason.
 CEILING = {
-    "lines of the package": 39_311,
-    "modules": 327,
-    "lines of the tests": 50_756,
-    "words of the docs": 60_535,
+    "lines of the package": 38_599,
+    "modules": 324,
+    "lines of the tests": 50_519,
+    "words of the docs": 60_218,
     "commands": 24,
-    "options": 119,
+    "options": 115,
     "keys of a recipe": 100,
 }
 

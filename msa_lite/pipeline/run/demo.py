@@ -6,19 +6,19 @@ from functools import partial
 
 from msa_lite.budget.needs import Need
 from msa_lite.budget.plan import StageCost
+from msa_lite.budget.speed import Machine
 from msa_lite.demo.history import HISTORY_LABEL
 from msa_lite.demo.smollm2 import MADE
 from msa_lite.pipeline.prepare.models import demo_people
 from msa_lite.pipeline.stages.costs import fit_cost, full_size
 from msa_lite.pipeline.stages.facts import Facts, demo_rows, find_facts, has_history
 from msa_lite.pipeline.stages.forecast import check_memory
-from msa_lite.pipeline.stages.machine import Machine
 from msa_lite.pipeline.stages.stage import Stage
 from msa_lite.recipe import Demo, Recipe
 from msa_lite.train import FitSettings
 
 HISTORY = "history"  # the folder of a demo's models and data
-_DOWNLOAD = (10.0, 60.0)  # seconds of SmolLM2's download and of writing it anew; the network decides
+_DOWNLOAD = 30.0  # seconds of SmolLM2's download and of writing it anew; the network decides
 
 
 def demo_stages(recipe: Recipe) -> list[Stage]:
@@ -52,7 +52,7 @@ def _fit_cost(recipe: Recipe, name: str, people: int, epochs: int, facts: Facts,
 
 def _real_cost(facts: Facts, machine: Machine) -> list[StageCost]:
     """Return the time of fetching the prior of a real demo; memory and disk are small beside those of its fits."""
-    return [StageCost("the prior of the demo", "make", Need({}), None, _DOWNLOAD, "from the Hub, or a package")]
+    return [StageCost("the prior of the demo", "make", Need({}), _DOWNLOAD, "from the Hub, or a package")]
 
 
 def check_demo_memory(recipe: Recipe, force: bool) -> None:

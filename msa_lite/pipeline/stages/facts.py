@@ -104,8 +104,6 @@ class Facts:
     """Bytes of weights that are not on this machine yet."""
     notes: list[str] = field(default_factory=list)
     """The inputs that could not be read."""
-    examples: Mapping[str, Sequence[Example]] = field(default_factory=dict)
-    """The rows as token ids, by vector, where they could be read."""
     missing: tuple[str, ...] = ()
     """The models whose headers could not be read: target, prior, ideal."""
     heads: Mapping[str, Checkpoint] = field(default_factory=dict)
@@ -148,7 +146,7 @@ def find_facts(recipe: Recipe, choice: WhenToChoose | None = None) -> Facts:
     asked = _find_asked(recipe, {place: set_rows for place, (_, set_rows) in sets.items()}, is_chosen, prompter)
     if recipe.earlier and recipe.evaluate:
         asked = {**asked, "earlier": {"forget": RowFacts.rough(_count_earlier(recipe))}}
-    return Facts(shapes, rows, download, notes, examples, missing, heads, written_out, asked)
+    return Facts(shapes, rows, download, notes, missing, heads, written_out, asked)
 
 
 def _data_places(recipe: Recipe) -> list[str]:
