@@ -24,6 +24,7 @@ GONE = {
     "baseline.keep": "the best epoch is kept; leave it out",
     "evaluate.engine": "transformers scores everything; leave it out",
     "merge.forecast": "the attack quantise measures what it predicted: attack.attacks=[quantise]",
+    "tokenizer": "a target without a tokenizer takes the prior's; leave it out",
     "select.by": "the validation part is drawn by question; leave it out",
     "select.four_bit": "points are scored in the target's own precision; leave it out",
     "select.judge": "a judge of kind openai is asked; evaluate.judge.kind: none asks none",

@@ -115,9 +115,6 @@ class Recipe(Closed):
     """θ_0, a checkpoint from before the target saw the forget set: a folder or repo[@revision]. Without `prior` and
     `history`, the vectors are fitted from the target itself (task_vector). This needs rows to keep, for the filter, and
     holdout rows or an ideal."""
-    tokenizer: str | None = None
-    """A folder or repo[@revision] with the tokenizer, often the prior, if the target was saved without one. The
-    unlearned model gets its files."""
     forget: Forget
     """The forget set."""
     retain: Retain | None = Field(None, validate_default=True)

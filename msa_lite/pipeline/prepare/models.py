@@ -12,13 +12,13 @@ from typing import Any
 
 from msa_lite.data import COMPARED_ROWS, Row, check_same_ids, check_vocabulary, open_tokenizer
 from msa_lite.demo import SMOLLM2_CONFIG, HistorySettings, TuningSettings, make_groups, make_history, make_real_history
-from msa_lite.errors import FormatError, MismatchError, MsaError, NoTokenizerError, UsageError, join_faults, nearest
+from msa_lite.errors import FormatError, MismatchError, MsaError, UsageError, join_faults, nearest
 from msa_lite.evals.models import check_source
 from msa_lite.evals.suite import check_same_tokens
 from msa_lite.io.console.progress import Progress, notices
 from msa_lite.io.finished.seal import load_manifest
 from msa_lite.io.models.guards import pattern_fault
-from msa_lite.io.weights.adapter import base_name, is_adapter, is_bare_adapter, load_adapter
+from msa_lite.io.weights.adapter import base_name, is_bare_adapter, load_adapter
 from msa_lite.io.weights.checkpoint import Checkpoint, TensorEntry, load_checkpoint
 from msa_lite.io.weights.hub import (
     Source,
@@ -66,8 +66,8 @@ def open_models(recipe: Recipe, found: Mapping[str, Source], progress: Progress)
 
     A target or prior that is a LoRA adapter, or is stored as codes (4 bits, fp8), is first written out whole, in a
     folder of the run. The prior, which is the target itself where none was found, comes with rows for the tokens that
-    only the target has. Raise MismatchError with the tensors on which target and prior differ, and NoTokenizerError
-    for a target without a tokenizer.
+    only the target has. Raise MismatchError with the tensors on which target and prior differ, and FormatError where
+    neither has a tokenizer.
     """
     sources = dict(found)
     for key in WRITTEN_OUT:
@@ -152,26 +152,33 @@ def _find_base(key: str, adapter: Source) -> Source:
 
 
 def _with_tokenizer(recipe: Recipe, sources: dict[str, Source]) -> Source:
-    """Return the target with the tokenizer that the recipe names, or its own."""
-    target, name = sources["target"], recipe.tokenizer
-    if name is not None:
-        place, prior = name, sources.get("prior")
-        if prior is not None and name == recipe.prior_checkpoint and is_adapter(Path(name).expanduser()):
-            place = str(prior.folder)  # the adapter, written out, with its base's tokenizer
-        return replace(target, tokenizer=replace(fetch_tokenizer(place), name=name))
+    """Return the target with a tokenizer: its own, or the prior's with a notice if it was saved without one."""
+    target = sources["target"]
     if has_tokenizer(target.folder):
         return target
-    if not recipe.has_prior:
-        raise NoTokenizerError(
-            f"target {target.name}: was saved without a tokenizer. Name the folder or repository that has it, as "
-            "`tokenizer: …` in the recipe"
-        )
-    prior_name = recipe.prior_checkpoint
-    raise NoTokenizerError(
-        f"target {target.name}: was saved without a tokenizer. If it reads as the prior does, add this line to the "
-        f"recipe: `tokenizer: {prior_name}`; otherwise name the folder or repository that has its tokenizer",
-        offer=prior_name,
-    )
+    place = str(sources["prior"].folder) if "prior" in sources else recipe.prior_checkpoint
+    try:
+        tokenizer = replace(fetch_tokenizer(place), name=recipe.prior_checkpoint)
+    except UsageError as error:
+        raise FormatError(
+            f"target {target.name}: was saved without a tokenizer, and so was the prior; copy the files of its "
+            "tokenizer into its folder"
+        ) from error
+    notices.warning("target %s: was saved without a tokenizer; the prior's is taken, %s", target.name, tokenizer.name)
+    return replace(target, tokenizer=tokenizer)
+
+
+def find_tokenizer(recipe: Recipe) -> Source:
+    """Return the tokenizer of a recipe's target without any weights: its own, its adapter's base's, or the prior's.
+
+    Raise UsageError where none of them has one.
+    """
+    names, folder = [recipe.target], local_path(recipe.target)
+    if is_bare_adapter(folder) and not has_tokenizer(folder):
+        names = [base_name(folder)]
+    if folder.is_dir() and not has_tokenizer(local_path(names[0])):
+        names.append(recipe.prior_checkpoint)
+    return fetch_tokenizer(names[-1])
 
 
 def open_reader(source: Source, name: str) -> Any:

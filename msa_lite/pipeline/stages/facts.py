@@ -18,8 +18,6 @@ from msa_lite.io.weights.adapter import base_name, is_bare_adapter
 from msa_lite.io.weights.checkpoint import Checkpoint, load_checkpoint
 from msa_lite.io.weights.hub import (
     fetch_headers,
-    fetch_tokenizer,
-    has_tokenizer,
     is_remote,
     split_name,
 )
@@ -258,7 +256,7 @@ def _find_prompter(recipe: Recipe, sets: SetRows, notes: list[str]) -> Prompter 
     if not (learnt := [name for name in sets if name in _LEARNT]):
         return None
     try:
-        place = fetch_tokenizer(recipe.tokenizer or _with_tokenizer(recipe.target))
+        place = find_tokenizer(recipe)
         return find_prompter(recipe, open_tokenizer(place.folder, place.name, to_count=True))
     except (MsaError, ImportError) as error:
         reason, missing = str(error).splitlines()[0], " and ".join(learnt)
@@ -320,12 +318,6 @@ def rough_asked(recipe: Recipe, counts: Mapping[str, int], choice: WhenToChoose,
     chosen = {name: size.part(recipe.validation * size.count) for name, size in divided.items()}
     left = {name: size.part((1 - recipe.validation) * size.count) for name, size in divided.items()}
     return {"validation": {**test, **chosen}, "test": {**test, **left}}
-
-
-def _with_tokenizer(model: str) -> str:
-    """Return a model's name; that of the model below it for an adapter without a tokenizer."""
-    folder = local_path(model)
-    return base_name(folder) if is_bare_adapter(folder) and not has_tokenizer(folder) else model
 
 
 def match_forget(recipe: Recipe, rows: dict[str, RowFacts]) -> dict[str, RowFacts]:
