@@ -15,7 +15,7 @@ import yaml
 from safetensors.numpy import load_file
 
 import msa_lite
-from msa_lite.errors import MismatchError, UsageError
+from msa_lite.errors import FormatError, MismatchError, UsageError
 from msa_lite.io.finished.seal import load_manifest, verify_folder
 from msa_lite.io.weights.adapter import ADAPTER_CONFIG, ADAPTER_FILE
 from msa_lite.io.weights.blocks import Files, read_rows

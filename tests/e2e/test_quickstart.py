@@ -13,7 +13,6 @@ from tests.support.models import make_small_smollm2
 
 SHORT = {
     **{f"demo.{name}": 2 for name in ("retain", "forget", "holdout")},
-    "demo.tuning_epochs": 1,
     "vector.epochs": 1,
     "retain.vector.epochs": 1,
     "forget.alpha": 0.5,

@@ -26,7 +26,7 @@ from msa_lite.io.weights.checkpoint import load_checkpoint
 from msa_lite.io.weights.hub import Source, fetch, has_tokenizer
 from msa_lite.io.weights.quantised import dequantised
 from msa_lite.pipeline.ask.merged_points import MergedPoints, open_merged_points
-from msa_lite.pipeline.prepare.models import WRITTEN_OUT
+from msa_lite.pipeline.prepare.models import WRITTEN_OUT, find_tokenizer
 from msa_lite.pipeline.prepare.prompt import find_prompter
 from msa_lite.pipeline.run.folder import RunFolder, open_run
 from msa_lite.recipe import Recipe

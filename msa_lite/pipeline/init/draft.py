@@ -240,8 +240,6 @@ def _values(wishes: Wishes, models: Mapping[str, ModelFacts], sets: Mapping[str,
     columns = dict(next(iter(shared))) if len(shared) == 1 else {}
     data = {name: _data(facts, columns) for name, facts in sets.items()}
     values: dict[str, Any] = {"target": wishes.target, "prior": wishes.prior}
-    if not models["target"].has_tokenizer:
-        values["tokenizer"] = wishes.prior
     if columns:
         values["columns"] = columns
     values["forget"] = {"data": data["forget"], "alpha": "auto"}
@@ -293,7 +291,6 @@ def _comments(facts: _Facts) -> dict[str, str]:
     comments |= {
         "target": _about_model(target) + templates[target.has_template],
         "prior": "; ".join(filter(None, [facts.why_prior, "it must not have seen the rows to forget"])),
-        "tokenizer": "the target was saved without one",
         "columns": "the columns of all data sets",
         "forget.alpha": "how strongly to forget. auto: searched. Or a number, or a list to try",
         "retain.beta": "how strongly to keep, likewise",

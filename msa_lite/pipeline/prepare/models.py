@@ -39,7 +39,7 @@ from msa_lite.io.weights.vocabulary import find_added_rows, token_tensors, vocab
 from msa_lite.merger import Precision, Term, check_mergeable, merge_terms
 from msa_lite.merger.inputs import ModelLike
 from msa_lite.merger.vectors import adapter_vector, compare_checkpoints
-from msa_lite.recipe import Demo, RealDemo, Recipe
+from msa_lite.recipe import Demo, Recipe
 from msa_lite.train import FitSettings
 from msa_lite.train.model import planned_adapter
 
@@ -331,29 +331,15 @@ def _is_fitted(recipe: Recipe, target: Checkpoint, prior: Checkpoint) -> bool:
     return False
 
 
-_PEOPLE = ("prior", "retain", "forget", "holdout")
-
-
-def make_demo(demo: Demo | RealDemo, folder: Path, seed: int, progress: Progress) -> None:
+def make_demo(demo: Demo, folder: Path, seed: int, progress: Progress) -> None:
     """Make the history of a demo in a folder. A finished one costs nothing."""
-    groups, values = make_groups(demo_people(demo), seed), demo.model_dump(exclude={"model", *_PEOPLE})
-    if isinstance(demo, RealDemo):
-        make_real_history(folder, groups, TuningSettings(**values, seed=seed), progress)
+    groups = make_groups(demo.people, seed)
+    if demo.model:
+        make_real_history(folder, groups, TuningSettings(seed=seed), progress)
     else:
-        make_history(folder, groups, HistorySettings(**values, seed=seed), progress)
+        make_history(folder, groups, HistorySettings(seed=seed), progress)
 
 
-def demo_people(demo: Demo | RealDemo) -> dict[str, int]:
-    """Return the number of people in each group of a demo."""
-    return {name: getattr(demo, name) for name in _PEOPLE if hasattr(demo, name)}
-
-
-def demo_config(demo: Demo | RealDemo) -> dict[str, Any]:
+def demo_config(demo: Demo) -> dict[str, Any]:
     """Return the sizes of a demo's models, in the words of transformers."""
-    if isinstance(demo, RealDemo):
-        return dict(SMOLLM2_CONFIG)
-    return {
-        "model_type": "llama", "hidden_size": demo.hidden_size, "intermediate_size": 4 * demo.hidden_size,
-        "num_hidden_layers": demo.layers, "num_attention_heads": 4, "vocab_size": demo.vocabulary,
-        "tie_word_embeddings": True,
-    }  # fmt: skip
+    return dict(SMOLLM2_CONFIG) if demo.model else HistorySettings().config | {"vocab_size": HistorySettings.vocabulary}

@@ -35,6 +35,7 @@ from msa_lite.io.console.progress import notices
 from msa_lite.io.files.reading import read_object
 from msa_lite.io.files.writing import canonical_json, digest
 from msa_lite.io.weights.hub import Source
+from msa_lite.pipeline.prepare.models import find_tokenizer
 from msa_lite.pipeline.prepare.questions import source_of
 from msa_lite.recipe import SETS, Prompt, Recipe
 

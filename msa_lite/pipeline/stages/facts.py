@@ -24,7 +24,7 @@ from msa_lite.io.weights.hub import (
 from msa_lite.io.weights.offline import offline_reason, offline_where_unreachable
 from msa_lite.io.weights.quantised import dequantised, hides_shapes
 from msa_lite.pipeline.prepare.earlier import forget_list, read_hashes
-from msa_lite.pipeline.prepare.models import WRITTEN_OUT, demo_config, demo_people, written_out_as
+from msa_lite.pipeline.prepare.models import WRITTEN_OUT, demo_config, find_tokenizer, written_out_as
 from msa_lite.pipeline.prepare.prompt import find_prompter
 from msa_lite.pipeline.prepare.questions import Questions, WhenToChoose, limits_of_evidence, load_questions, load_set
 from msa_lite.pipeline.prepare.removed import EARLIER_ROWS
@@ -346,8 +346,8 @@ def _demo_facts(recipe: Recipe) -> Facts:
     demo = recipe.demo
     assert demo is not None, "checked"
     shape = shape_of_config(demo_config(demo), "the demo's model")
-    rows = {name: demo_rows(count) for name, count in demo_people(demo).items() if name in _LEARNT}
-    counts = {name: _PERSON * people for name, people in demo_people(demo).items()}
+    rows = {name: demo_rows(count) for name, count in demo.people.items() if name in _LEARNT}
+    counts = {name: _PERSON * people for name, people in demo.people.items()}
     if recipe.retain and recipe.retain.data.sample:  # the rows that the sample leaves are scored
         counts["retain"] = max(0, counts["retain"] - counts["forget"])
     asked = rough_asked(recipe, counts, recipe.has_choice, _DEMO_QUESTION) if recipe.evaluate else {}
