@@ -48,10 +48,7 @@ def _cost(name: str, stage: TrainingStage, is_kept: bool, facts: Facts, machine:
     size = full_size(f"the training of {name}", facts.rows.get(name), stage, stage.max_length, machine.device)
     saves = SAVE * shape.weights * min(MOST_SAVES, stage.epochs)
     disk = {"models": 4 * shape.weights if is_kept else 0}
-    cost = replace(fit_cost(shape, size, machine), disk=disk, while_running={"saves of a stage": saves})
-    if stage.into:  # a byte for each weight of the tensors that it trains a part of, at most of all
-        cost = replace(cost, need=cost.need.plus("masks", shape.weights))
-    return [cost]
+    return [replace(fit_cost(shape, size, machine), disk=disk, while_running={"saves of a stage": saves})]
 
 
 def plan_training(source: RecipeSource, overrides: Iterable[str], machine: Machine) -> Plan:

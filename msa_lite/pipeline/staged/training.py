@@ -29,7 +29,6 @@ from msa_lite.io.launch.crew import Crew
 from msa_lite.io.launch.gathering import PREPARE, agree, gathered
 from msa_lite.io.weights.checkpoint import load_checkpoint
 from msa_lite.io.weights.hub import Source, fetch
-from msa_lite.io.weights.known import KNOWN_FILE, known_text
 from msa_lite.pipeline.run.folder import TRACKING, claim, recipe_text
 from msa_lite.pipeline.run.follow import muted
 from msa_lite.pipeline.run.vectors import check_shares
@@ -189,12 +188,8 @@ def _train_with_all(
 def _fit_of(run: TrainingRun, step: ReadyStage, source: Source, folder: Path) -> VectorFit:
     """Return the fit of a stage, which goes on from a model."""
     tracking = Tracking(run.recipe.trackers, folder / TRACKING, folder.resolve().name)
-    so_far = run.stages[: run.stages.index(step) + 1]
-    known = {stage.name: stage.settings.known for stage in so_far if stage.settings.known}
-    return VectorFit(
-        source, step.examples, run.start.tokenizer, step.settings, label=step.name, tracking=tracking,
-        extra_files={KNOWN_FILE: known_text(known)} if known else {},
-    )  # fmt: skip
+    tokenizer = run.start.tokenizer
+    return VectorFit(source, step.examples, tokenizer, step.settings, label=step.name, tracking=tracking)
 
 
 @dataclass(frozen=True)
