@@ -13,8 +13,7 @@ from msa_lite.io.files.writing import json_form
 
 if TYPE_CHECKING:
     from msa_lite.publish.contents import Contents
-    from msa_lite.publish.destination import Destination
-    from msa_lite.publish.upload import Published
+    from msa_lite.publish.upload import Destination, Published
 
 
 _GROUPS = {
@@ -55,7 +54,7 @@ def publish_command(
     from msa_lite.cli.output import print_json, print_published
     from msa_lite.errors import UsageError, with_retries
     from msa_lite.publish.contents import PublishOptions, make_contents
-    from msa_lite.publish.destination import check_name, find_destination
+    from msa_lite.publish.upload import check_name, find_destination
 
     options = PublishOptions(repo=repo, public=not private, **wishes)
     if dry_run:

@@ -256,11 +256,6 @@ class _Choice:
         elif verdict != "PASS":
             why = outcome.get("sentence") or "nothing was scored, so nobody knows what was forgotten"
             self.cautions.append(f"{f'its verdict is {verdict}' if verdict else 'it has no verdict'}: {why}")
-        if verdict and "outcome" not in self.manifest:
-            self.cautions.append(
-                "the card has no scores: the run was stopped before it wrote them there, or an earlier version made "
-                "it. Its recipe, run again, adds them"
-            )
         if self.kind == "adapter":
             self.cautions.append(SWITCH)
 

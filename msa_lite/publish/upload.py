@@ -3,39 +3,166 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from fnmatch import fnmatch
+from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from msa_lite.errors import FormatError, StageError, join_faults
+from msa_lite.errors import FormatError, MsaError, OutputError, StageError, UsageError, join_faults
 from msa_lite.io.console.progress import Progress, readable, silent, tell
-from msa_lite.io.finished.seal import MANIFEST, MERGEKIT_FILE
+from msa_lite.io.files.spellings import masked, without_login
+from msa_lite.io.finished.seal import CARD_FILE, MANIFEST, MERGEKIT_FILE
 from msa_lite.io.weights.companions import TEMPLATES
+from msa_lite.io.weights.hub import explain
 from msa_lite.publish.contents import PublishOptions, make_contents
-from msa_lite.publish.destination import (
-    TITLE,
-    Destination,
-    check_privacy,
-    check_repository,
-    find_destination,
-    patiently,
-)
 
 if TYPE_CHECKING:
     from msa_lite.publish.contents import Contents, SentFile
 
 
 LABEL = "upload (MB)"
-_MAIN = "main"
-_MB = 1_000_000
+TITLE = "Published with msa-lite"  # the first words of a commit on main, by which a repository is known as ours
+LOGIN = "`hf auth login` with a token that may write (https://huggingface.co/settings/tokens), or set HF_TOKEN"
+_HUB = "https://huggingface.co"
+_TOKEN = re.compile(r"(?:^|/)(?:hf|api_org)_[A-Za-z0-9]{20,}$")
+_QUERY = re.compile(r"\?[^\s'\"]+")  # of a URL; that of a storage server signs the request
+_OF_ANYBODY = {".gitattributes", ".gitignore", CARD_FILE, "LICENSE"}  # in a repository that was made in the browser
 # Files that an earlier upload may have left and that loaders would read. Anything else there is left alone.
 _LOADED = (
     "*.safetensors", "*.safetensors.index.json", "config.json", "generation_config.json", "adapter_config.json",
     "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt", "chat_template*",
     MERGEKIT_FILE, MANIFEST, TEMPLATES,
 )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Destination:
+    """A repository of the Hub to send to, which may not exist yet."""
+
+    repo: str
+    """Its full name, ACCOUNT/NAME."""
+    private: bool
+    """True if only its owner is to see it."""
+    account: str
+    """The name of the account that sends."""
+    exists: bool
+    """True if it is there already."""
+    files: frozenset[str]
+    """The names of the files on its main branch."""
+    endpoint: str
+    """The server, without a password that its address may hold."""
+
+    @property
+    def url(self) -> str:
+        """Return its page."""
+        return f"{self.endpoint}/{self.repo}"
+
+    def describe(self) -> str:
+        """Return one line for people."""
+        privacy = "private" if self.private else "PUBLIC, everybody may see and load it"
+        server = "" if self.endpoint == _HUB else f", at {self.endpoint}"
+        return f"{self.repo} ({'there already' if self.exists else 'new'}, {privacy}) as {self.account}{server}"
+
+
+def check_name(repo: str) -> None:
+    """Raise UsageError for a name that no repository can have."""
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id
+
+    if _TOKEN.search(repo):  # its name would be the token, for all to see
+        raise UsageError(f"REPO is a token, not the name of a repository; give ACCOUNT/NAME, and {LOGIN}")
+    try:
+        validate_repo_id(repo)
+    except HFValidationError as error:
+        signs = "letters, digits, and single -, _ and . within"
+        raise UsageError(f"{repo}: no name of a repository; give ACCOUNT/NAME, each of {signs}") from error
+
+
+def find_destination(repo: str, private: bool) -> Destination:
+    """Return where an upload to `repo` goes; nothing is written.
+
+    repo: ACCOUNT/NAME, or NAME alone for the account of the token. Raise UsageError for a name that no repository can
+    have, offline, and without a token that may write there. Raise OutputError where the repository holds something
+    else, or is not as private as wanted.
+    """
+    from huggingface_hub import HfApi, constants, get_token
+    from huggingface_hub.errors import RepositoryNotFoundError
+
+    check_name(repo)
+    if constants.is_offline_mode():
+        raise UsageError(f"{repo}: cannot be reached offline; unset HF_HUB_OFFLINE and TRANSFORMERS_OFFLINE")
+    with _hub_errors(repo, "nothing was sent"):
+        if get_token() is None:
+            raise UsageError(f"{repo}: no token to send with; {LOGIN}")
+        api = HfApi()
+        user = api.whoami()
+        account, endpoint = str(user["name"]), without_login(str(api.endpoint))
+        if user.get("auth", {}).get("accessToken", {}).get("role") == "read":
+            raise UsageError(f"{repo}: the token of {account} may only read; {LOGIN}")
+        name = repo if "/" in repo else f"{account}/{repo}"
+        try:
+            info = api.model_info(name)
+        except RepositoryNotFoundError:
+            owner = name.partition("/")[0]
+            if owner not in {account, *(organisation["name"] for organisation in user.get("orgs", ()))}:
+                raise UsageError(
+                    f"{name}: {account} sees no such repository, and cannot make it, being no member of {owner}; "
+                    f"choose {account}/{name.partition('/')[2]}, or {LOGIN}"
+                ) from None
+            return Destination(name, private, account, False, frozenset(), endpoint)
+        if info.id != name:
+            raise UsageError(f"{name}: is called {info.id} now; send to that name")
+        _check_repository(api, info, private)
+        api.auth_check(name, write=True)
+        return Destination(name, private, account, True, frozenset(_files(info)), endpoint)
+
+
+def _check_repository(api: Any, info: Any, private: bool) -> None:
+    """Raise OutputError unless an existing model repository is as private as wanted, and empty or ours."""
+    if info.private != private:
+        wanted, opposite = ("private", "--public") if private else ("public", "--private")
+        raise OutputError(
+            f"{info.id}: is {opposite[2:]} already, and is to be {wanted}; an upload does not change that. Send with "
+            f"{opposite}, choose another name, or change it in the repository's settings"
+        )
+    strange = sorted(_files(info).keys() - _OF_ANYBODY)
+    if strange and not any(commit.title.startswith(TITLE) for commit in api.list_repo_commits(info.id)):
+        more = f" and {len(strange) - 3} more" if len(strange) > 3 else ""
+        raise OutputError(
+            f"{info.id}: holds files that msa-lite did not put there ({', '.join(strange[:3])}{more}). Choose a new "
+            "name: a model that was there before would stay in the repository's history"
+        )
+
+
+@contextmanager
+def _hub_errors(repo: str, rest: str, kind: type[MsaError] = UsageError) -> Iterator[None]:
+    """Turn the errors of the Hub's client into ours, without the user's token.
+
+    rest: what of the upload is there. kind: the error where the Hub refuses the token.
+    """
+    from huggingface_hub import get_token
+
+    try:
+        yield
+    except MsaError:
+        raise
+    except Exception as error:  # the errors of the HTTP client underneath have no base that is the library's own
+        while type(error) is RuntimeError and isinstance(error.__cause__, Exception):
+            error = error.__cause__  # the library wraps that of each file
+        status = getattr(getattr(error, "response", None), "status_code", None)
+        text = f"no answer of a Hub ({type(error).__name__}: {explain(error)})"
+        if status is not None:
+            text = f"the Hub answers {status} ({getattr(error, 'server_message', None) or HTTPStatus(status).phrase})"
+        message = f"{repo}: {masked(_QUERY.sub('', text), get_token() or '')}; {rest}"
+        if status not in (401, 403):
+            raise StageError(f"{message}. Try again later") from None  # its traceback could hold what a server said
+        first = "; the token is that of HF_TOKEN, which comes before `hf auth login`" if os.getenv("HF_TOKEN") else ""
+        raise kind(f"{message}{first}. {LOGIN}") from None
 
 
 @dataclass(frozen=True)
@@ -69,17 +196,6 @@ class Published:
         return self.repo if self.kind == "model" else None
 
 
-def push(contents: Contents, to: Destination, *, progress: Progress = silent) -> Published:
-    """Send the files to a repository, whole or not at all as far as its main branch goes.
-
-    Raise FormatError for a card that the Hub does not take, OutputError when the repository has changed and is no place
-    to send to any more, and StageError when the upload fails. Then main is as it was, and the same call sends only what
-    is missing.
-    """
-    upload = _Upload(contents, to, progress)
-    return patiently(upload.run, to.repo, lambda: upload.has_begun)
-
-
 def stale_files(contents: Contents, names: Iterable[str]) -> list[str]:
     """Return the files of a repository that an upload of `contents` deletes."""
     sent = {item.name for item in contents.files}
@@ -87,108 +203,67 @@ def stale_files(contents: Contents, names: Iterable[str]) -> list[str]:
     return sorted(name for name in loaded if name not in sent)
 
 
-@dataclass
-class _Upload:
-    """An upload on its way. `run` may be called again, and goes on where it was.
+def push(contents: Contents, to: Destination, progress: Progress = silent) -> Published:
+    """Send the files to a repository, whole or not at all as far as its main branch goes.
 
-    huggingface_hub stores the large files, each once, and makes the commit. Kept by hand: new files and deletions are
-    one commit on top of the main that was looked at, so that main is never half; what arrives is what was checked; and
-    a commit that failed is tried again, which the library does not do.
+    One commit adds new files and deletes stale ones, on top of the main that was looked at. Raise FormatError for a
+    card that the Hub does not take, OutputError when the repository has changed and is no place to send to any more,
+    and StageError when the upload fails. Then main is as it was, and the same call sends only what is missing.
     """
+    from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 
-    contents: Contents
-    to: Destination
-    progress: Progress
-    has_begun: bool = False
-    """True once something was written on the server."""
-    sent: dict[str, int] = field(default_factory=dict)
-    deleted: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        from huggingface_hub import HfApi
-
-        self.api = HfApi()
-        self.total = sum(item.nbytes for item in self.contents.files)
-
-    def run(self) -> Published:
-        """Bring main to the contents, from whatever an earlier call left."""
-        main = self._open()
-        missing, stale = self._missing(main), stale_files(self.contents, _files(main))
+    api, total = HfApi(), -(-contents.nbytes // 1_000_000)
+    with _hub_errors(to.repo, "nothing was sent"):
+        if not to.exists:
+            _check_card(contents, to)
+            api.create_repo(to.repo, private=to.private, exist_ok=True)
+        main = api.model_info(to.repo, files_metadata=True)
+        _check_repository(api, main, to.private)
+        missing, stale = _missing(contents, main), stale_files(contents, _files(main))
+        if missing and to.exists:
+            _check_card(contents, to)
+    with _hub_errors(to.repo, "what was sent stays there, and the same command sends only the rest", StageError):
         if missing or stale:
-            main = self._commit(main, missing, stale)
-        if differing := self._missing(main):
-            names = [item.name for item in differing]
-            raise StageError(join_faults(f"{self.to.repo}: the Hub does not have what was sent; run again:", names))
-        self._tell(0, f"all {readable(self.total)} are there")
-        to = self.to
-        return Published(self.contents.kind, to.repo, to.url, main.sha, to.private, dict(self.sent), self.deleted)
+            left = sum(item.nbytes for item in missing)
+            tell(progress, LABEL, total - -(-left // 1_000_000), total, f"{readable(left)} are to be sent")
+            additions = [
+                CommitOperationAdd(item.name, str(item.path) if item.content is None else item.content)
+                for item in missing
+            ]
+            for item, addition in zip(missing, additions, strict=True):
+                if addition.upload_info.sha256.hex() != item.sha256:
+                    raise StageError(f"{item.path}: changed since it was checked; main is as it was. Run again")
+            deletions = [CommitOperationDelete(name, is_folder=False) for name in stale]
+            title = f"{TITLE}: {contents.kind}"
+            commit = api.create_commit(to.repo, [*additions, *deletions], commit_message=title, parent_commit=main.sha)
+            main = api.model_info(to.repo, revision=commit.oid, files_metadata=True)
+    if differing := _missing(contents, main):
+        names = [item.name for item in differing]
+        raise StageError(join_faults(f"{to.repo}: the Hub does not have what was sent; run again:", names))
+    tell(progress, LABEL, total, total, f"all {readable(contents.nbytes)} are there")
+    sent = {item.name: item.nbytes for item in missing}
+    return Published(contents.kind, to.repo, to.url, str(main.sha), to.private, sent, tuple(stale))
 
-    def _open(self) -> Any:
-        """Return the repository as it is; make it if need be."""
-        from huggingface_hub.errors import RepositoryNotFoundError
 
-        try:
-            info = self._info(_MAIN)
-        except RepositoryNotFoundError:
-            self._check_card()
-            self.api.create_repo(self.to.repo, private=self.to.private, exist_ok=True)
-            self.has_begun = True
-            info = self._info(_MAIN)
-        check_repository(self.api, info, self.to.private)
-        return info
+def _check_card(contents: Contents, to: Destination) -> None:
+    """Raise FormatError for a card that the Hub does not take; it would say so only after the weights."""
+    from huggingface_hub import ModelCard
 
-    def _check_card(self) -> None:
-        """Raise FormatError for a card that the Hub does not take; it would say so only after the weights."""
-        from huggingface_hub import ModelCard
-
-        try:
-            ModelCard(self.contents.card).validate()
-        except ValueError as error:
-            raise FormatError(f"{self.to.repo}: the Hub does not take the card: {error}") from None
-
-    def _commit(self, main: Any, missing: list[SentFile], stale: list[str]) -> Any:
-        """Send files and delete stale ones in one commit on top of main. Return main as it then is."""
-        from huggingface_hub import CommitOperationAdd, CommitOperationDelete
-
-        self._check_card()
-        additions = [CommitOperationAdd(item.name, _source(item)) for item in missing]
-        left = sum(item.nbytes for item in missing)
-        for item, addition in zip(missing, additions, strict=True):
-            if item.is_weights:
-                self._tell(left, f"{item.name}, {readable(self.total - left)} of {readable(self.total)} are there")
-                self.api.preupload_lfs_files(self.to.repo, [addition], free_memory=False)
-                self.has_begun = True
-                _check_unchanged(item, addition.upload_info.sha256.hex())  # the library has read and hashed it by now
-                left -= item.nbytes
-        check_privacy(self._info(_MAIN), self.to.private)  # the upload may have taken hours
-        commit = self.api.create_commit(
-            self.to.repo,
-            [*additions, *(CommitOperationDelete(name, is_folder=False) for name in stale)],
-            commit_message=f"{TITLE}: {self.contents.kind}",
-            parent_commit=main.sha,  # so that nothing that came meanwhile is lost
-        )
-        self.has_begun = True
-        self.sent |= {item.name: item.nbytes for item in missing}
-        self.deleted = tuple(stale)
-        return self._info(commit.oid)
-
-    def _tell(self, left: int, note: str) -> None:
-        """Report the progress in megabytes; left: the bytes that are yet to be sent, rounded up."""
-        total = -(-self.total // _MB)
-        tell(self.progress, LABEL, total + -left // _MB, total, note)
-
-    def _info(self, revision: str) -> Any:
-        return self.api.model_info(self.to.repo, revision=revision, files_metadata=True)
-
-    def _missing(self, info: Any) -> list[SentFile]:
-        """Return what a revision does not have, or has otherwise."""
-        there = _files(info)
-        return [item for item in self.contents.files if not _is_there(item, there.get(item.name))]
+    try:
+        ModelCard(contents.card).validate()
+    except ValueError as error:
+        raise FormatError(f"{to.repo}: the Hub does not take the card: {error}") from None
 
 
 def _files(info: Any) -> dict[str, Any]:
     """Return the files of a revision by name."""
     return {file.rfilename: file for file in info.siblings or ()}
+
+
+def _missing(contents: Contents, info: Any) -> list[SentFile]:
+    """Return what a revision does not have, or has otherwise."""
+    there = _files(info)
+    return [item for item in contents.files if not _is_there(item, there.get(item.name))]
 
 
 def _is_there(item: SentFile, file: Any) -> bool:
@@ -199,20 +274,6 @@ def _is_there(item: SentFile, file: Any) -> bool:
         return bool(file.lfs.sha256 == item.sha256)
     data = item.read()
     return bool(file.blob_id == hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest())
-
-
-def _source(item: SentFile) -> Path | bytes:
-    """Return the file of weights to send, else the content. Raise StageError where that is not what was checked."""
-    if item.is_weights and item.path:
-        return item.path
-    data = item.read()
-    _check_unchanged(item, hashlib.sha256(data).hexdigest())
-    return data
-
-
-def _check_unchanged(item: SentFile, sha256: str) -> None:
-    if sha256 != item.sha256:
-        raise StageError(f"{item.path or item.name}: changed since it was checked; main is as it was. Run again")
 
 
 _PLAIN = PublishOptions()

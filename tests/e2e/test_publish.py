@@ -1,13 +1,8 @@
-"""From a merged folder, or a run, to a Hub on loopback and back into transformers; killed at every request."""
+"""From a merged folder, or a run, to a Hub on loopback and back into transformers."""
 
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +21,7 @@ from msa_lite.recipe import load_recipe
 from msa_lite.report.verdict import make_verdict
 from tests.e2e.conftest import CallCli
 from tests.support.hub import WRITER, Fault, HubServer
-from tests.support.hub_clients import REPO, SHARD, client_of, make_upload, publish, wanted
+from tests.support.hub_clients import REPO, client_of
 from tests.support.records import make_forgotten
 
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content:DeprecationWarning")
@@ -163,77 +158,6 @@ def test_no_token_stands_in_any_output_or_file(hub: HubServer, unlearned: dict[s
     status, out, err = call_cli("-v", "publish", unlearned["model"], REPO, "--yes")
     assert (status, WRITER in out + err) == (0, False)
     assert [name for name, data in hub.on(REPO).items() if WRITER.encode() in data] == []
-
-
-UPLOAD = """
-import sys
-from pathlib import Path
-from tests.support.hub_clients import make_upload, publish
-publish(make_upload(Path(sys.argv[1])))
-"""
-
-
-def kill_at(hub: HubServer, where: str, number: int, folder: Path) -> bool:
-    """Upload in another process, which is killed as it sends a request. Return whether it came so far."""
-    started, process = threading.Event(), []
-
-    def kill() -> None:
-        started.wait(60)
-        os.kill(process[0].pid, signal.SIGKILL)
-
-    hub.faults = [Fault(where, after=number, act=kill, half="PUT" in where)]
-    variables = {"HF_ENDPOINT": hub.url, "HF_TOKEN": WRITER, "HF_HUB_DISABLE_XET": "1", "HF_HUB_OFFLINE": "0"}
-    environment = {**os.environ, **variables, "TRANSFORMERS_OFFLINE": "0"}
-    command = [sys.executable, "-c", UPLOAD, str(folder)]
-    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as started_process:
-        process.append(started_process)
-        started.set()
-        _, err = started_process.communicate(timeout=120)
-    assert started_process.returncode in (0, -signal.SIGKILL), err
-    hub.faults = []
-    return bool(started_process.returncode)
-
-
-def kill_and_rerun(where: str, number: int, folder: Path) -> tuple[bool, str, int]:
-    """Return whether an upload was killed, what main then was, and the bytes of weights sent, the rerun included."""
-    earlier, contents = make_upload(folder / "earlier", seed=1, shards=1), make_upload(folder / "model")
-    with HubServer() as hub, client_of(hub):
-        publish(earlier)
-        old, new = hub.on(REPO), wanted(contents)
-        hub.received.clear()
-        was_killed = kill_at(hub, where, number, folder / "model")
-        assert hub.on(REPO) in (old, new), f"main is half after a kill at request {number}"
-        main = "new" if hub.on(REPO) == new else "old"
-        publish(contents)
-        assert (hub.on(REPO), hub.branch_names(REPO)) == (new, ["main"])
-        return was_killed, main, hub.received[REPO]
-
-
-@pytest.mark.parametrize(
-    ("where", "number", "main"),
-    [
-        ("PUT /lfs", 1, "old"),
-        ("/preupload/main", 2, "old"),  # both shards are stored
-        ("/commit/main", 0, "new"),  # the request is on its way, and the server carries it out
-    ],
-)
-def test_a_killed_upload_is_finished_by_a_rerun(where: str, number: int, main: str, tmp_path: Path) -> None:
-    was_killed, state, sent = kill_and_rerun(where, number, tmp_path)
-    assert (was_killed, state) == (True, main)
-    assert sent == 2 * SHARD if "PUT" not in where else sent <= 3 * SHARD
-
-
-@pytest.mark.slow
-def test_after_a_kill_at_any_request_main_is_old_or_new_and_a_rerun_sends_the_rest(tmp_path: Path) -> None:
-    outcomes = []
-    while not outcomes or outcomes[-1][0]:
-        outcomes.append(kill_and_rerun("", len(outcomes), tmp_path))
-    assert len(outcomes) > 15
-    states, sent = [main for _, main, _ in outcomes], sorted(nbytes for _, _, nbytes in outcomes)
-    assert states == sorted(states, reverse=True)
-    assert (states[0], states[-1]) == ("old", "new")
-    assert sent[-1] <= 3 * SHARD  # a file that was on its way at the moment of the kill
-    assert sent[len(sent) // 2] == 2 * SHARD
 
 
 def test_a_run_publishes_at_its_end_and_a_rerun_only_publishes(hub: HubServer, recipe: dict[str, Any]) -> None:

@@ -13,7 +13,7 @@ import hashlib
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from tests.support.hub_handler import Files, HubHandler
 from tests.support.loopback import Loopback
@@ -29,21 +29,12 @@ class Fault:
     """The pattern."""
     status: int | None = None
     """The status to answer with; None: the connection is dropped."""
-    after: int = 0
-    """The number of such requests that go well before."""
     times: int = 1
     """The number of requests that fail."""
-    headers: Mapping[str, str] = field(default_factory=dict)
     words: str = ""
     """What the server says."""
-    done: bool = False
-    """True: the request is carried out, and only its answer is lost."""
     act: Callable[[], None] | None = None
     """Called before; without a status the request is then carried out."""
-    content: bytes | None = None
-    """What the server answers in the place of JSON with its words."""
-    half: bool = False
-    """True: it is called when half of the body is there, and the rest never comes."""
 
 
 class HubServer(Loopback):
@@ -60,7 +51,6 @@ class HubServer(Loopback):
         self.accounts = {WRITER: ("alice", "write"), READER: ("alice", "read"), STRANGER: ("mallory", "write")}
         self.private: dict[str, bool] = {}
         self.renamed: dict[str, str] = {}
-        self.spaces: set[str] = set()
         self.titles: dict[str, list[str]] = {}  # repository → titles of main's commits, the newest first
         self.objects: dict[str, Files] = {}  # repository → hash → large file
         self.faults: list[Fault] = []

@@ -17,8 +17,7 @@ from typing import Any
 from unittest.mock import patch
 
 from msa_lite.publish.contents import Contents, SentFile
-from msa_lite.publish.destination import find_destination
-from msa_lite.publish.upload import Published, push
+from msa_lite.publish.upload import Published, find_destination, push
 from tests.support.hub import WRITER, HubServer
 
 # Forks a child for each line of its input, with the libraries loaded and the variables read: [code, arguments, streams,

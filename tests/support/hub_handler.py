@@ -24,7 +24,6 @@ _OBJECT = r"/lfs/([^/]+/[^/]+)/([0-9a-f]{64})(/verify)?"
 _ROUTES = {
     r"/api/whoami-v2": "_whoami",
     r"/api/validate-yaml": "_validate",
-    r"/api/spaces/(.+)": "_space",
     r"/api/repos/create": "_create",
     r"/([^/]+/[^/]+)\.git/info/lfs/objects/batch": "_batch",
     _OBJECT: "_store",
@@ -70,40 +69,27 @@ class HubHandler(BaseHTTPRequestHandler):
 
     def _due_fault(self) -> Fault | None:
         for fault in self.hub.faults:
-            if re.search(fault.where, f"{self.command} {self.path}"):
-                if fault.after > 0:
-                    fault.after -= 1
-                elif fault.times > 0:
-                    fault.times -= 1
-                    return fault
+            if fault.times > 0 and re.search(fault.where, f"{self.command} {self.path}"):
+                fault.times -= 1
+                return fault
         return None
 
     def _answer_or_fail(self, fault: Fault | None) -> None:
         length = int(self.headers.get("Content-Length") or 0)
-        drops = fault is not None and fault.status is None and not fault.done and not fault.act
-        body = self.rfile.read(length // 2 if fault and (drops or fault.half) else length)
+        drops = fault is not None and fault.status is None and not fault.act
+        body = self.rfile.read(length // 2 if drops else length)
         if self.command == "PUT" and (match := re.fullmatch(_OBJECT, self.path)):
             with self.hub.lock:
                 self.hub.received[match[1]] += len(body)
-        if fault and fault.act:
-            with self.hub.lock:  # nobody looks at the branches before the request is carried out
-                fault.act()
-                self._finish(fault, body, len(body) < length)
-        else:
-            self._finish(fault, body, drops or len(body) < length)
-
-    def _finish(self, fault: Fault | None, body: bytes, drops: bool) -> None:
         if drops:
             self._drop()
         elif fault and fault.status is not None:
-            words = json.dumps({"error": fault.words}).encode()
-            self._answer(fault.status, words if fault.content is None else fault.content, fault.headers)
+            self._answer(fault.status, json.dumps({"error": fault.words}).encode())
         else:
-            if fault and fault.done:
-                self._answer = lambda *_: None  # type: ignore[method-assign,assignment]
-            self._serve(body)
-            if fault and fault.done:
-                self._drop()
+            with self.hub.lock:  # nobody looks at the branches before the request is carried out
+                if fault and fault.act:
+                    fault.act()
+                self._serve(body)
 
     def _drop(self) -> None:
         """Close the connection in the client's face."""
@@ -187,11 +173,6 @@ class HubHandler(BaseHTTPRequestHandler):
         if not isinstance(values.get("license", ""), str):
             raise _Refused(400, '"license" must be a string')
         self._answer_json({"errors": [], "warnings": []})
-
-    def _space(self, body: bytes, name: str) -> None:
-        if name not in self.hub.spaces:
-            raise _Refused(401, "Repository not found", "RepoNotFound")
-        self._answer_json({"id": name, "sha": "0" * 40, "siblings": []})
 
     def _create(self, body: bytes) -> None:
         request = json.loads(body)
@@ -282,18 +263,6 @@ class HubHandler(BaseHTTPRequestHandler):
     # What writes to a model's repository; each returns the answer
 
     def _do_auth_check(self, repo: str, branch: str, body: bytes) -> dict[str, Any]:
-        return {}
-
-    def _do_branch(self, repo: str, branch: str, body: bytes) -> dict[str, Any]:
-        heads = self.hub.branches(f"models/{repo}")
-        if self.command == "DELETE":
-            if branch not in heads:
-                raise LookupError("RevisionNotFound")
-            del heads[branch]
-        elif branch in heads:
-            raise _Refused(409, f"Reference already exists: {branch}")
-        else:
-            heads[branch] = self.hub.find(f"models/{repo}", json.loads(body).get("startingPoint", "main"))[0]
         return {}
 
     def _do_preupload(self, repo: str, branch: str, body: bytes) -> dict[str, Any]:

@@ -203,11 +203,9 @@ def test_a_verdict_of_fail_needs_consent(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"its verdict is FAIL. It knows all."):
         contents(out)
     (out.parent / "verdict.json").write_text('{"outcome": "PASS", "sentence": "It knows nothing."}')
-    stopped = contents(out)
-    assert any("the card has no scores" in caution for caution in stopped.cautions)
-    assert "No scores are stored with this model" in stopped.card
+    assert "No scores are stored with this model" in contents(out).card
     add_outcome(out)
-    assert not any("verdict" in caution or "no scores" in caution for caution in contents(out).cautions)
+    assert not any("verdict" in caution for caution in contents(out).cautions)
     add_outcome(out, verdict="PARTLY")
     assert any("its verdict is PARTLY: It still answers" in caution for caution in contents(out).cautions)
     add_outcome(out, verdict="FAIL")

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from msa_lite.errors import OutputError, StageError, UsageError
-from msa_lite.io.files.writing import json_form
+from msa_lite.errors import FormatError, MsaError, OutputError, StageError, UsageError
 from msa_lite.io.weights.hub import explain
-from msa_lite.publish.destination import find_destination
-from msa_lite.publish.upload import push
-from tests.support.hub import WRITER, Fault, HubServer
+from msa_lite.publish.upload import find_destination, push
+from tests.support.hub import READER, STRANGER, WRITER, Fault, HubServer
 from tests.support.hub_clients import REPO, SHARD, client_of, make_upload, publish, wanted
-from tests.tools.upload_faults import CASES, NOTE, Case, run_case
 
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content:DeprecationWarning")  # of the library's own call
 
@@ -26,45 +23,82 @@ def hub() -> Iterator[HubServer]:
         yield server
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_a_fault_leaves_main_old_or_new_and_a_rerun_sends_the_rest(case: Case, tmp_path: Path) -> None:
-    outcome = run_case(case, tmp_path)
-    assert outcome.status == case.status, outcome.message
-    assert case.message in outcome.message
-    assert bool(outcome.message) == bool(case.status)
-    assert outcome.main in (("new",) if not case.status else ("old", "empty", "none"))
-    assert outcome.main != "empty" or outcome.status == 4  # 2 and 3: nothing is made
-    assert outcome.rerun == (None if case.for_good else case.rerun * SHARD)
-    assert "\n" not in outcome.message
-    assert case.token not in outcome.message
+MAIN = f"POST /api/models/{REPO}/commit/main"
 
 
-@pytest.mark.parametrize("content", [b"{}", b"[]", b"null", b"7", b'"x"', b"<html>Hello", b"[" * 5000, b"\xff", b""])
 @pytest.mark.parametrize(
-    "place",
-    ["whoami", f"GET /api/models/{REPO}", "repos/create", "preupload", "objects/batch", "/commit/", "auth-check"],
+    ("fault", "message", "status"),
+    [
+        (Fault("whoami", 401), "`hf auth login`", 2),
+        (Fault("whoami", times=99), "nothing was sent", 4),
+        (Fault("/api/repos/create", 403), "nothing was sent", 2),
+        (Fault("PUT /lfs", times=99), "the same command sends only the rest", 4),
+        (Fault("objects/batch", 403), "the same command sends only the rest", 4),
+        (Fault(MAIN, 412, times=99), "the Hub answers 412", 4),
+        (Fault(MAIN, 500, times=99), "the Hub answers 500", 4),
+        (Fault(MAIN, 403, words=f"not {WRITER}, at https://store/x?Signature=abcdef"), "at https://store/x", 4),
+    ],
 )
-def test_answers_of_any_shape_are_told_in_one_line(
-    place: str, content: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture
+def test_a_fault_leaves_main_as_it_was_and_a_rerun_sends_the_rest(
+    hub: HubServer, tmp_path: Path, fault: Fault, message: str, status: int
 ) -> None:
-    case = Case("odd", fault=lambda hub: Fault(place, 200, times=99, content=content), earlier=False)
-    outcome = run_case(case, tmp_path)
-    assert outcome.main in (("new",) if not outcome.status else ("none", "empty"))
-    assert outcome.status in (0, 2, 3, 4)
-    if outcome.status:
-        assert len(outcome.message) > 40
-        assert "\n" not in outcome.message
-        assert outcome.message.startswith((f"{REPO}: the server answers as no Hub does", f"{REPO}: the Hub answers"))
+    contents = make_upload(tmp_path / "model")
+    hub.faults = [fault]
+    with pytest.raises(MsaError) as caught:
+        publish(contents)
+    text = str(caught.value)
+    assert (message in text, caught.value.exit_code) == (True, status), text
+    assert WRITER not in text + repr(caught.value)
+    assert "abcdef" not in text
+    assert caught.value.__suppress_context__
+    assert "main" not in hub.branch_names(REPO) or hub.on(REPO) == {}
+    hub.faults = []
+    stored = hub.received[REPO] if fault.where == MAIN else 0
+    publish(contents)
+    assert hub.on(REPO) == wanted(contents)
+    assert hub.received[REPO] >= 2 * SHARD
+    assert fault.where != MAIN or hub.received[REPO] == stored  # the weights were there
 
 
-def test_waits_are_as_long_as_the_hub_says(tmp_path: Path) -> None:
-    cases = {case.name: case for case in CASES}
-    assert 7.0 in run_case(cases["429 once, Retry-After 7"], tmp_path).waits
-    assert max(run_case(cases["429, Retry-After 3600"], tmp_path).waits, default=0) < 60
-    with HubServer() as hub, client_of(hub) as waits:
-        hub.faults = [Fault("POST /.*preupload", 429, headers={"Retry-After": "9"})]
-        publish(make_upload(tmp_path / "model"))
-    assert waits == [10.0]  # the library's own way: a second more
+@pytest.mark.parametrize(
+    ("prepare", "message"),
+    [
+        (lambda hub: hub.make(REPO, {"model.safetensors": b"theirs"}), "holds files that msa-lite did not put there"),
+        (lambda hub: hub.make(REPO, private=False), "is public already, and is to be private"),
+    ],
+)
+def test_a_repository_of_another_kind_is_refused(
+    hub: HubServer, tmp_path: Path, prepare: Callable[[HubServer], None], message: str
+) -> None:
+    to = find_destination(REPO, private=True)
+    prepare(hub)
+    before = hub.on(REPO)
+    with pytest.raises(OutputError, match=message):
+        find_destination(REPO, private=True)
+    with pytest.raises(OutputError, match=message):  # it became so meanwhile
+        push(make_upload(tmp_path / "model"), to)
+    assert hub.on(REPO) == before
+
+
+@pytest.mark.parametrize("token", [READER, STRANGER, "hf_NobodyKnowsThisToken"])
+def test_a_token_that_may_not_write_is_refused_before_anything_is_sent(hub: HubServer, token: str) -> None:
+    with client_of(hub, token), pytest.raises(UsageError, match="`hf auth login`") as caught:
+        find_destination(REPO, private=True)
+    assert token not in str(caught.value)
+
+
+def test_a_card_that_the_hub_does_not_take_makes_no_repository(hub: HubServer, tmp_path: Path) -> None:
+    with pytest.raises(FormatError, match='"license" must be a string'):
+        publish(make_upload(tmp_path / "model", card="---\nlicense: 3\n---\n"))
+    assert hub.branch_names(REPO) == []
+
+
+def test_a_file_that_changes_is_not_published(hub: HubServer, tmp_path: Path) -> None:
+    contents = make_upload(tmp_path / "model")
+    (tmp_path / "model/model-00002-of-00002.safetensors").write_bytes(b"other")
+    with pytest.raises(StageError, match="changed since it was checked; main is as it was"):
+        publish(contents)
+    assert hub.on(REPO) == {}
 
 
 @pytest.mark.parametrize("is_there", [False, True], ids=["new", "made in the browser"])
@@ -99,7 +133,12 @@ def test_the_same_again_sends_nothing_and_a_new_card_alone_the_card(hub: HubServ
 
 def test_stale_files_go_in_the_same_commit_and_other_peoples_stay(hub: HubServer, tmp_path: Path) -> None:
     publish(make_upload(tmp_path / "large", seed=1, shards=3))
-    others = {NOTE: b"mine", "model.gguf": b"quantised", "old/model.safetensors": b"a folder", "handler.py": b"mine"}
+    others = {
+        "notes.md": b"mine",
+        "model.gguf": b"quantised",
+        "old/model.safetensors": b"a folder",
+        "handler.py": b"mine",
+    }
     stale = {"additional_chat_templates/old.jinja": b"which transformers would read"}
     hub.commit(f"models/{REPO}", {**hub.find(f"models/{REPO}", "main")[1], **others, **stale})
     contents = make_upload(tmp_path / "small", shards=1)
@@ -122,23 +161,6 @@ def test_a_public_repository_is_made_only_when_that_is_wanted(hub: HubServer, tm
     assert replace(to, endpoint="https://huggingface.co").describe().endswith(" as alice")
     push(contents, to)
     assert not hub.private["alice/open"]
-
-
-@pytest.mark.parametrize("when", ["before", "while it is sent"])
-def test_a_file_that_changes_is_not_published(hub: HubServer, tmp_path: Path, when: str) -> None:
-    contents = make_upload(tmp_path / "model")
-
-    def change() -> None:
-        for name in ("model-00002-of-00002.safetensors", "config.json"):
-            (tmp_path / "model" / name).write_bytes(b"other")
-
-    if when == "before":
-        change()
-    else:
-        hub.faults = [Fault("PUT /lfs", act=change)]
-    with pytest.raises(StageError, match="changed since it was checked; main is as it was"):
-        publish(contents)
-    assert hub.on(REPO) == {}
 
 
 def test_a_hub_that_stores_something_else_is_found_out(hub: HubServer, tmp_path: Path) -> None:
@@ -179,51 +201,6 @@ def test_a_renamed_repository_and_another_organisation(hub: HubServer, tmp_path:
     assert find_destination("team/x", private=True).exists is False
     with pytest.raises(UsageError, match="no member of others; choose alice/x"):
         find_destination("others/x", private=True)
-
-
-def test_a_server_that_is_gone(hub: HubServer, tmp_path: Path) -> None:
-    to = find_destination(REPO, private=True)
-    hub.faults = [Fault("", times=99)]
-    with pytest.raises(StageError, match=r"no answer from the Hub .*; nothing was sent"):
-        push(make_upload(tmp_path / "model"), to)
-    assert hub.branch_names(REPO) == []
-
-
-def test_a_repository_that_turns_public_meanwhile_keeps_its_main(hub: HubServer, tmp_path: Path) -> None:
-    contents, other = make_upload(tmp_path / "model"), make_upload(tmp_path / "other", seed=3)
-    publish(contents)
-    to = find_destination(REPO, private=True)
-    hub.faults = [Fault("PUT /lfs", act=lambda: hub.private.update({REPO: False}))]
-    for _ in ("while weights are sent", "before"):
-        with pytest.raises(OutputError, match="is public already"):
-            push(other, to)
-        assert hub.on(REPO) == wanted(contents)
-
-
-def test_no_token_is_told_whatever_the_server_says(hub: HubServer, tmp_path: Path) -> None:
-    words = f"Bearer {WRITER} is not welcome; neither is {WRITER[::-1]}"
-    hub.faults = [Fault("POST /.*/commit/", 403, words=words)]
-    with pytest.raises(StageError) as caught:
-        publish(make_upload(tmp_path / "model"))
-    text = "".join(map(str, [caught.value, repr(caught.value), caught.value.__cause__]))
-    assert "is not welcome" in text
-    assert WRITER not in text
-    assert WRITER[::-1] not in text
-    assert caught.value.__suppress_context__
-
-
-def test_signed_addresses_are_not_told(hub: HubServer, tmp_path: Path) -> None:
-    hub.faults = [Fault("POST /.*/commit/", 400, words="at https://store/x?X-Amz-Signature=abcdef now")]
-    with pytest.raises(StageError, match=r"at https://store/x now\)") as caught:
-        publish(make_upload(tmp_path / "model"))
-    assert "abcdef" not in str(caught.value)
-
-
-def test_an_adapter_is_no_new_version_of_its_model(hub: HubServer, tmp_path: Path) -> None:
-    contents = replace(make_upload(tmp_path / "model"), kind="adapter")
-    result = publish(contents)
-    assert (result.new_version, json_form(result)["kind"]) == (None, "adapter")
-    assert hub.titles[REPO][0] == "Published with msa-lite: adapter"
 
 
 def test_a_token_in_the_place_of_the_name_makes_no_repository(hub: HubServer) -> None:

@@ -8,10 +8,10 @@ from tests.tools.count import code_lines, inner_arrows, totals
 
 # Today's totals. Lower one whenever it falls. Raising one is a decision: CONTRIBUTING lists each, with its reason.
 CEILING = {
-    "lines of the package": 38_145,
-    "modules": 320,
-    "lines of the tests": 50_061,
-    "words of the docs": 59_075,
+    "lines of the package": 38_015,
+    "modules": 319,
+    "lines of the tests": 49_819,
+    "words of the docs": 59_084,
     "commands": 24,
     "options": 115,
     "keys of a recipe": 91,

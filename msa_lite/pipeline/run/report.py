@@ -26,8 +26,7 @@ from msa_lite.merger import Merged, MergedAdapter
 from msa_lite.pipeline.prepare.run import Run
 from msa_lite.pipeline.run.scores import scored_records
 from msa_lite.publish.contents import PublishOptions
-from msa_lite.publish.destination import find_destination
-from msa_lite.publish.upload import Published, push_folder
+from msa_lite.publish.upload import Published, find_destination, push_folder
 from msa_lite.recipe import Recipe, load_recipe
 from msa_lite.record.check import RowAnswer, find_rows
 from msa_lite.record.facts import (
