@@ -11,7 +11,7 @@ CEILING = {
     "lines of the package": 38_015,
     "modules": 319,
     "lines of the tests": 49_819,
-    "words of the docs": 59_084,
+    "words of the docs": 59_029,
     "commands": 24,
     "options": 115,
     "keys of a recipe": 91,
