@@ -121,8 +121,6 @@ class Benchmark(ABC):
     """False where questions are asked as they are, without the prompt of a recipe."""
     fields: ClassVar[Collection[str]] = ("question", "answer", "text")
     """The keys of the data that records repeat."""
-    by_row: ClassVar[bool] = False
-    """True where a row's fields and the prompt decide all that is asked about it, whatever set it is scored in."""
     forget_set: ClassVar[str] = "forget"
     """The set of the rows to forget."""
     sides: ClassVar[tuple[str, str] | None] = None
@@ -158,6 +156,11 @@ class Benchmark(ABC):
         Raise as `load`.
         """
         return {}
+
+    @property
+    def count(self) -> int:
+        """The number of its items."""
+        return sum(len(part.items) for part in self.sets.values())
 
     @property
     def tokenizer(self) -> Any:

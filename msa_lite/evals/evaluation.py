@@ -11,6 +11,7 @@ import logging
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,8 +19,9 @@ from msa_lite.errors import MismatchError, UsageError
 from msa_lite.evals.benchmark import Benchmark, JudgeCall, Record, Records
 from msa_lite.evals.judge import JudgeSettings, Ruling, open_judge
 from msa_lite.evals.models import model_identity
-from msa_lite.evals.records import collect_records, read_records, take_rows, write_records
+from msa_lite.evals.records import ANSWERS_FILE, collect_records, open_answers, read_records, write_records
 from msa_lite.io.console.progress import Progress, silent
+from msa_lite.io.files.cache import Cache
 from msa_lite.io.files.reading import local_path
 from msa_lite.io.files.writing import canonical_json, digest
 from msa_lite.io.finished.manifest import is_finished, partial_folder, stage_folder
@@ -39,8 +41,8 @@ Ideal = Source | Path | Literal["itself"] | None
 """The model that never saw the forget set: a model to score too, the folder of an earlier evaluation, "itself" where it
 is the model that is scored, or None."""
 
-Collect = Callable[[Source, Benchmark, Path, str, Progress], dict[str, list[Record]]]
-"""Runs a model: collect(source, benchmark, folder, label, progress)."""
+Collect = Callable[[Source, Benchmark, str, Progress], dict[str, list[Record]]]
+"""Asks a model: collect(source, benchmark, label, progress)."""
 
 
 def evaluate_benchmark(
@@ -51,7 +53,6 @@ def evaluate_benchmark(
     ideal: Ideal = None,
     judge: JudgeSettings = NO_JUDGE,
     method: Mapping[str, Any] | None = None,
-    earlier: Sequence[Path] = (),
     label: str = "scores",
     progress: Progress = silent,
     collect: Collect | None = None,
@@ -59,9 +60,8 @@ def evaluate_benchmark(
     """Score a model. Write `SET.jsonl` records, report.json and a manifest into `out`.
 
     An ideal that is a model is scored first, into `out`/ideal. A folder made from the same inputs is read instead.
-    After a stop, finished items are not run again. method: what made the model, for the report. earlier: folders
-    of evaluations, whose records are copied where they come from the same model and questions. collect: runs the model,
-    in the place of `collect_records` in this process.
+    method: what made the model, for the report. collect: asks the model, where answers are kept elsewhere; else they
+    are kept in `out`, so that what was asked before a stop, or for another ideal or judge, is not asked again.
 
     Return None in the processes of `accelerate launch` that only help. Raise what `check_comparable` and the judge
     raise.
@@ -78,12 +78,11 @@ def evaluate_benchmark(
     check_device()
 
     def collect_all(folder: Path) -> dict[str, list[Record]]:
+        ask = collect or partial(_collect, open_answers(folder), ranks)
         if isinstance(ideal, Source):
             own: dict[str, Any] = {"ideal": "itself", "judge": judge, "label": "scores: ideal", "progress": progress}
-            evaluate_benchmark(ideal, benchmark, folder / "ideal", **own)
-        if collect:
-            return collect(source, benchmark, folder, label, progress)
-        return collect_records(source, benchmark, folder, ranks, label, progress)
+            evaluate_benchmark(ideal, benchmark, folder / "ideal", **own, collect=ask)
+        return ask(source, benchmark, label, progress)
 
     if not ranks.first:
         progress = silent
@@ -91,16 +90,33 @@ def evaluate_benchmark(
         collect_all(partial_folder(out))
         return None
     facts = {"sources": {"model": source.pinned()}}
-    with stage_folder(out, EVALUATION_KIND, inputs, facts, resumable=True, resume_key=subject) as partial:
-        _take_over([out, *earlier], partial, benchmark, subject)
-        for name in () if isinstance(ideal, Source) else ("ideal", "ideal.partial"):
-            shutil.rmtree(partial / name, ignore_errors=True)
+    with stage_folder(out, EVALUATION_KIND, inputs, facts, resumable=True, resume_key=subject) as folder:
+        _take_over(out, folder, subject, collect is None)
+        if not isinstance(ideal, Source):
+            shutil.rmtree(folder / "ideal", ignore_errors=True)
         ranks.wait()
-        records = collect_all(partial)
-        reference = _ideal_records(partial, ideal, benchmark, records)
-        _copy_prompts(judge, partial)
+        records = collect_all(folder)
+        reference = _ideal_records(folder, ideal, benchmark, records)
+        _copy_prompts(judge, folder)
         about = {"model": subject["model"]} | ({"method": method} if method else {})
-        return write_scores(partial, benchmark, records, reference, judge, about, progress)
+        return write_scores(folder, benchmark, records, reference, judge, about, progress)
+
+
+def _collect(
+    answers: Cache, ranks: Ranks, source: Source, benchmark: Benchmark, label: str, progress: Progress
+) -> dict[str, list[Record]]:
+    return collect_records(source, benchmark, answers, ranks, label, progress)
+
+
+def _take_over(out: Path, folder: Path, subject: Mapping[str, Any], keeps_answers: bool) -> None:
+    """Copy the answers of the folder that is made anew; warn where it scored another model or other questions."""
+    inputs = (load_manifest(out) or {}).get("inputs", {})
+    wanted = json.loads(canonical_json(subject))
+    if inputs and any(inputs.get(key) != value for key, value in wanted.items()):
+        logger.warning("%s: holds scores of another model, or on other questions, and is made anew", out)
+    former = out / ANSWERS_FILE
+    if keeps_answers and former.is_file() and ANSWERS_FILE not in _changed(out) | {p.name for p in folder.iterdir()}:
+        shutil.copyfile(former, folder / ANSWERS_FILE)
 
 
 def evaluation_inputs(
@@ -221,43 +237,6 @@ def ideal_identity(ideal: Ideal) -> Any:
         files = (load_manifest(ideal) or {}).get("files", {})
         return {name: item["sha256"] for name, item in files.items() if name.endswith(".jsonl") and "/" not in name}
     return model_identity(ideal) if isinstance(ideal, Source) else ideal
-
-
-def _take_over(folders: Sequence[Path], partial: Path, benchmark: Benchmark, subject: Mapping[str, Any]) -> None:
-    """Copy the records, and the ideal's, of finished folders that differ only in the judge or the ideal.
-
-    Of folders that also asked other rows in the same way, those of the same rows are taken, if the benchmark's rows
-    stand alone. The first folder is the one that is being made anew.
-    """
-    wanted = json.loads(canonical_json(subject))
-    for folder in folders:
-        inputs = (load_manifest(folder) or {}).get("inputs", {})
-        is_same = all(inputs.get(key) == wanted[key] for key in ("model", "questions"))
-        if inputs and not is_same and folder == folders[0]:
-            logger.warning("%s: holds scores of another model, or on other questions, and is made anew", folder)
-        if not (is_same or (benchmark.by_row and _asks_alike(inputs, wanted))):
-            continue
-        if not is_same:
-            lost = _changed(folder)
-            for name in benchmark.sets:
-                file = folder / f"{name}.jsonl"
-                if file.is_file() and file.name not in lost and not (partial / file.name).is_file():
-                    take_rows(benchmark, name, read_records(file), partial)
-            continue
-        changed = _changed(folder)
-        for name in (f"{name}.jsonl" for name in benchmark.sets):
-            if name not in changed and (folder / name).is_file() and not (partial / name).is_file():
-                shutil.copy(folder / name, partial)
-        if (folder / "ideal").is_dir() and not (partial / "ideal").exists():
-            shutil.copytree(folder / "ideal", partial / "ideal")
-
-
-def _asks_alike(inputs: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
-    """Check whether two evaluations differ in nothing but their rows, and the name of the part that these are."""
-    asked = [{**part.get("questions", {}), "sets": None, "split": None} for part in (inputs, wanted)]
-    if None in (lengths := [questions.get("max_new_tokens") for questions in asked]) and lengths != [None, None]:
-        asked = [questions | {"max_new_tokens": None} for questions in asked]  # texts are not answered
-    return inputs.get("model") == wanted["model"] and asked[0] == asked[1]
 
 
 def _copy_prompts(judge: JudgeSettings, folder: Path) -> None:

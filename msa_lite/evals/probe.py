@@ -23,7 +23,7 @@ from msa_lite.errors import UsageError
 from msa_lite.evals import scoring
 from msa_lite.evals.benchmark import Benchmark, Item, ItemSet, Record, Records, column
 from msa_lite.evals.models import model_identity
-from msa_lite.evals.records import collect_records
+from msa_lite.evals.records import collect_records, open_answers, write_records
 from msa_lite.io.console.progress import Progress, silent
 from msa_lite.io.files.writing import digest
 from msa_lite.io.finished.manifest import is_finished, stage_folder
@@ -136,18 +136,22 @@ def _items(texts: Sequence[tuple[Example, ...]], ends: bool) -> ItemSet:
     return ItemSet(items, with_z=True, ends=ends)
 
 
-def probe_model(source: Source, sides: Probe, out: Path, label: str = "probe", progress: Progress = silent) -> Report:
+def probe_model(
+    source: Source, sides: Probe, out: Path, home: Path, label: str = "probe", progress: Progress = silent
+) -> Report:
     """Score a model on the rows of a probe; write records (`SET.jsonl`), report.json and a manifest into `out`.
 
     A record has index, hash, loss and min_k_pp. The report has loss_auc and min_k_pp_auc; its settings have their 95 %
-    `intervals` and the `rows` of each set. A folder made from the same inputs is loaded instead, and after a stop the
-    rows that were done are not run again.
+    `intervals` and the `rows` of each set. A folder made from the same inputs is loaded instead.
+    home: the folder that keeps the model's answers (`open_answers`).
     """
     inputs = probe_inputs(source, sides)
     if is_finished(out, inputs):
         return load_report(out)
-    with stage_folder(out, PROBE_KIND, inputs, {"sources": {"model": source.pinned()}}, resumable=True) as partial:
-        records = collect_records(source, sides, partial, label=label, progress=progress)
+    with stage_folder(out, PROBE_KIND, inputs, {"sources": {"model": source.pinned()}}) as partial:
+        records = collect_records(source, sides, open_answers(home), label=label, progress=progress)
+        for name, part in records.items():
+            write_records(partial / f"{name}.jsonl", part)
         aucs = _aucs(records)
         measured = {
             "intervals": {name: [auc.low, auc.high] for name, auc in aucs.items()},

@@ -36,7 +36,6 @@ class Qa(Benchmark):
 
     name = OWN
     fields = ("question", "answer", "text", "earlier", "system", "tools")
-    by_row = True
 
     def describe(self) -> dict[str, Any]:
         lengths = {part.decoding.max_new_tokens for part in self.sets.values() if part.decoding}

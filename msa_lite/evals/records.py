@@ -1,102 +1,83 @@
-"""Run a model over items and write a record of each; read them as rows and examples to show."""
+"""Ask a model about items, once each, and make a record of each; read records as rows and examples to show."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from msa_lite.data import sample_rows
 from msa_lite.evals import scoring
 from msa_lite.evals.benchmark import Benchmark, Item, ItemSet, Record, Records
 from msa_lite.evals.forward import TokenScores, known_beginning, score_bundles
 from msa_lite.evals.generate import generate
-from msa_lite.evals.models import Runner, load_model
+from msa_lite.evals.models import Runner, load_model, model_identity
 from msa_lite.io.console.progress import Progress, silent
-from msa_lite.io.files.writing import canonical_json, write_text
+from msa_lite.io.files.cache import Cache
+from msa_lite.io.files.writing import digest, write_text
 from msa_lite.io.launch.crew import Ranks
 from msa_lite.io.weights.hub import Source
 from msa_lite.report.rows import ListedRow, RowList, SideBySide, sorted_rows
+
+ANSWERS_FILE = "answers.sqlite"
+"""The file of a run with every answer and score that it has asked a model for. It holds rows."""
+
+
+def open_answers(folder: Path, others: Sequence[Path] = ()) -> Cache:
+    """Open what models were asked before, kept in a folder: each text's scores, and each prompt's answer.
+
+    others: folders whose answers count, too.
+    """
+    files = [other / ANSWERS_FILE for other in others]
+    return Cache(folder / ANSWERS_FILE, "remove the file; the models are then asked again", files)
 
 
 def collect_records(
     source: Source,
     benchmark: Benchmark,
-    folder: Path,
+    answers: Cache,
     ranks: Ranks = Ranks(),
     label: str = "scores",
     progress: Progress = silent,
 ) -> dict[str, list[Record]]:
-    """Run a model over every set of a benchmark. Return the records by set, in the order of the items.
+    """Ask a model everything that the answers lack, and add it to them. Return the records by set, in items' order.
 
-    Write `SET.jsonl` into `folder`, which all processes share. Sets and items that are there already are not run
-    again. Processes other than the first get no records.
+    All processes share the answers; those other than the first get no records.
     """
-    names = [name for name in benchmark.sets if not (folder / f"{name}.jsonl").is_file()]
-    if ranks.first:
-        for name in benchmark.sets.keys() - set(names):  # a kill after the records were written leaves parts
-            _remove_parts(folder, name)
-    todo = {name: _Set.open(benchmark.sets[name], folder, name, ranks) for name in names}
-    ranks.wait()  # nobody appends before everybody has read what is there
-    total, done = sum(map(len, todo.values())), 0
-    runner: Runner | None = None
+    keys = _keys(model_identity(source), benchmark)
+    kept = answers.read(keys.values())
+    ranks.wait()  # nobody adds an answer before everybody has read what is there
+    missing = set({key: asked for asked, key in keys.items() if key not in kept}.values())  # equal ones are asked once
+    shares = {name: _share(benchmark.sets[name], name, missing, ranks) for name in benchmark.sets}
+    total, done = sum(len(texts) + len(prompts) for texts, prompts in shares.values()), 0
     if total:
         progress(label, 0, total)  # loading the model may take minutes
-    for work in todo.values():
-        if len(work):
-            if runner is None:
-                runner = Runner(load_model(source.folder, added=source.added))
-                source.check_unchanged()
-            for count in work.run(runner, benchmark):
-                done += count
+        runner = Runner(load_model(source.folder, added=source.added))
+        source.check_unchanged()
+        for name, (texts, prompts) in shares.items():
+            for batch in _ask(runner, benchmark, benchmark.sets[name], texts, prompts):
+                answers.keep({keys[name, kind, index]: json.dumps(line) for kind, index, line in batch})
+                done += len(batch)
                 progress(label, done, total)
-    if runner is not None:
         runner.close()
     ranks.wait()
     if not ranks.first:
         return {}
-    for name in todo:
-        write_records(folder / f"{name}.jsonl", _join(benchmark, name, list(_read_parts(folder, name))))
-        _remove_parts(folder, name)
-    return {name: read_records(folder / f"{name}.jsonl") for name in benchmark.sets}
+    values = answers.read(keys.values())
+    lines = [(name, kind, index, json.loads(values[key])) for (name, kind, index), key in keys.items()]
+    return {
+        name: _join(benchmark, name, [(kind, index, line) for of, kind, index, line in lines if of == name])
+        for name in benchmark.sets
+    }
 
 
 def run_items(runner: Runner, benchmark: Benchmark, name: str) -> list[Record]:
     """Return the records of one set in the order of the items, without writing anything."""
     items = benchmark.sets[name]
-    part = _Set(items, items.scored, items.answered, None)
-    lines = list(part.lines(runner, benchmark))
-    return _join(benchmark, name, [line for batch in lines for line in batch])
-
-
-def take_rows(benchmark: Benchmark, name: str, records: Sequence[Record], folder: Path) -> None:
-    """Write what a model said of the same rows elsewhere into a part file in `folder`, so that they are not run again.
-
-    records: those of a set of this name, asked in the same way. Rows are the same if all their fields are. Only rows of
-    benchmarks whose rows stand alone (`Benchmark.by_row`) may be taken.
-    """
-    part = benchmark.sets[name]
-    if part.ends != any("text" not in record for record in records):  # other tokens are left out
-        return
-    known = {row_key(benchmark, record): record for record in records if "skipped" not in record}
-    there = [{line["index"] for line in _read_parts(folder, name) if key in line} for key in ("scores", "generated")]
-    lines = []
-    for item in part.items:
-        record = known.get(row_key(benchmark, item.fields), {})
-        for key, asked, indices in zip(("scores", "generated"), (item.texts, item.prompt), there, strict=True):
-            if asked and key in record and item.index not in indices:
-                lines.append({"index": item.index, key: record[key]})
-    if lines:
-        with open(folder / f"{name}.taken.part", "a", encoding="utf-8") as stream:
-            stream.write("\n" + "".join(json.dumps(line) + "\n" for line in lines))
-
-
-def row_key(benchmark: Benchmark, fields: Mapping[str, Any]) -> str:
-    """Return what tells the rows of a benchmark apart: their fields."""
-    return canonical_json([fields.get(name) for name in sorted(benchmark.fields)])
+    batches = _ask(runner, benchmark, items, items.scored, items.answered)
+    return _join(benchmark, name, [answer for batch in batches for answer in batch])
 
 
 def read_records(path: Path) -> list[Record]:
@@ -110,89 +91,83 @@ def write_records(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
     write_text(path, "".join(json.dumps(item, ensure_ascii=False) + "\n" for item in records))
 
 
-@dataclass(frozen=True)
-class _Set:
-    """The part of one set that this process has to run."""
+_Kind = Literal["scores", "generated"]
+_Answer = tuple[_Kind, int, Record]
+"""The kind, the item's index, and what a record gets."""
 
-    items: ItemSet
-    """The whole set."""
-    texts: Sequence[Item]
-    """The items whose texts are not scored yet."""
-    prompts: Sequence[Item]
-    """The items whose prompts are not answered yet."""
-    part: Path | None
-    """The file that lines are appended to; None where nothing is written."""
 
-    @classmethod
-    def open(cls, items: ItemSet, folder: Path, name: str, ranks: Ranks) -> _Set:
-        lines = list(_read_parts(folder, name))
-        scored = {line["index"] for line in lines if "scores" in line}
-        answered = {line["index"] for line in lines if "generated" in line}
-        texts = [item for item in items.scored if item.index not in scored]
-        prompts = [item for item in items.answered if item.index not in answered]
-        # Dealt out by length, so that every process has the same amount of work.
-        texts.sort(key=lambda item: -sum(len(text.ids) for group in item.texts.values() for text in group))
-        prompts.sort(key=lambda item: -len(item.prompt or ()))
-        share = slice(ranks.rank, None, ranks.count)
-        return cls(items, texts[share], prompts[share], folder / f"{name}.{ranks.rank}.part")
+def _keys(model: Mapping[str, Any], benchmark: Benchmark) -> dict[tuple[str, _Kind, int], str]:
+    """Return the key of everything to ask a model, by set, kind and index: a hash of all that decides the answer."""
+    keys: dict[tuple[str, _Kind, int], str] = {}
+    for name, part in benchmark.sets.items():
+        scored = digest([model, "scores", part.with_z, *_switches(benchmark, part)])
+        for item in part.scored:
+            texts = {key: [[text.ids, text.labels] for text in group] for key, group in item.texts.items()}
+            keys[name, "scores", item.index] = digest([scored, texts])
+        if part.decoding:
+            how = [asdict(part.decoding), benchmark.prompter.describe(), _hidden_token(benchmark)]
+            answered = digest([model, "generated", how])
+            for item in part.answered:
+                keys[name, "generated", item.index] = digest([answered, item.prompt])
+    return keys
 
-    def __len__(self) -> int:
-        """Count the texts and prompts that are left."""
-        return len(self.texts) + len(self.prompts)
 
-    def run(self, runner: Runner, benchmark: Benchmark) -> Iterator[int]:
-        """Score and generate, and append to the part file. Yield the number of finished items, batch by batch."""
-        assert self.part is not None
-        with open(self.part, "a", encoding="utf-8") as stream:
-            stream.write("\n")  # ends the half-written line of a killed process
-            for batch in self.lines(runner, benchmark):
-                stream.write("".join(json.dumps(line) + "\n" for line in batch))
-                stream.flush()
-                yield len(batch)
+def _switches(benchmark: Benchmark, part: ItemSet) -> tuple[bool, bool, int | None]:
+    """Return (the last token is left out, es_floor, the hidden token), which decide the scores of texts."""
+    drop_last = part.ends or "drop_last_token" in benchmark.compat
+    return drop_last, "es_floor" in benchmark.compat, _hidden_token(benchmark)
 
-    def lines(self, runner: Runner, benchmark: Benchmark) -> Iterator[list[Record]]:
-        """Yield batches of lines {index, scores} and {index, generated}.
 
-        Scores go first: they tell how far the model recites a text, and so how its own answer begins.
-        """
-        known: dict[int, list[int]] = {}
-        hidden = _hidden_token(benchmark)
-        es_floor = "es_floor" in benchmark.compat
-        drop_last = self.items.ends or "drop_last_token" in benchmark.compat
-        window = runner.window or 1 << 60
-        bundles = [[text for group in item.texts.values() for text in group] for item in self.texts]
-        # The last token of a text is predicted, and never an input.
-        fitting = [all(len(text.ids) - 1 <= window for text in bundle) for bundle in bundles]
-        yield [_too_long(self.texts[i], "scores", {}, window) for i, fits in enumerate(fitting) if not fits]
-        numbers = [i for i, fits in enumerate(fitting) if fits]
-        for batch in score_bundles(runner, [bundles[i] for i in numbers], with_z=self.items.with_z, hidden=hidden):
-            lines = []
-            for at, scores in batch:
-                item, token_scores = self.texts[numbers[at]], iter(scores)
-                if item.prompt and hidden is None:
-                    pairs = zip(bundles[numbers[at]], scores, strict=True)
-                    beginnings = (known_beginning(item.prompt, *pair) for pair in pairs)
-                    known[item.index] = max(beginnings, key=len, default=[])
-                named = {
-                    name: [token_record(next(token_scores), drop_last, es_floor) for _ in group]
-                    for name, group in item.texts.items()
-                }
-                lines.append({"index": item.index, "scores": named})
-            yield lines
-        decoding = self.items.decoding
-        if decoding is None or not self.prompts:
-            return
-        window = min(window, decoding.max_length or window)
-        yield [_too_long(item, "generated", None, window) for item in self.prompts if len(item.prompt or ()) >= window]
-        fitting_items = [item for item in self.prompts if len(item.prompt or ()) < window]
-        prompts = [item.prompt or [] for item in fitting_items]
-        starts = [known.get(item.index, []) for item in fitting_items]
-        end = benchmark.prompter.end
-        for generated in generate(runner, benchmark.tokenizer, prompts, decoding, known=starts, hidden=hidden, end=end):
-            yield [
-                {"index": fitting_items[at].index, "generated": answers if decoding.samples else answers[0]}
-                for at, answers in generated
-            ]
+def _share(
+    part: ItemSet, name: str, missing: Collection[tuple[str, _Kind, int]], ranks: Ranks
+) -> tuple[list[Item], list[Item]]:
+    """Return the texts and the prompts that this process asks: dealt out by length, as much work for each process."""
+    texts = [item for item in part.scored if (name, "scores", item.index) in missing]
+    prompts = [item for item in part.answered if (name, "generated", item.index) in missing]
+    texts.sort(key=lambda item: -sum(len(text.ids) for group in item.texts.values() for text in group))
+    prompts.sort(key=lambda item: -len(item.prompt or ()))
+    return texts[ranks.rank :: ranks.count], prompts[ranks.rank :: ranks.count]
+
+
+def _ask(
+    runner: Runner, benchmark: Benchmark, part: ItemSet, texts: Sequence[Item], prompts: Sequence[Item]
+) -> Iterator[list[_Answer]]:
+    """Yield batches of answers. Scores go first: they tell how far a model recites a text, so how its answer begins."""
+    known: dict[int, list[int]] = {}
+    drop_last, es_floor, hidden = _switches(benchmark, part)
+    window = runner.window or 1 << 60
+    bundles = [[text for group in item.texts.values() for text in group] for item in texts]
+    # The last token of a text is predicted, and never an input.
+    fitting = [all(len(text.ids) - 1 <= window for text in bundle) for bundle in bundles]
+    yield [_too_long(texts[i], "scores", {}, window) for i, fits in enumerate(fitting) if not fits]
+    numbers = [i for i, fits in enumerate(fitting) if fits]
+    for batch in score_bundles(runner, [bundles[i] for i in numbers], with_z=part.with_z, hidden=hidden):
+        scored: list[_Answer] = []
+        for at, scores in batch:
+            item, token_scores = texts[numbers[at]], iter(scores)
+            if item.prompt and hidden is None:
+                pairs = zip(bundles[numbers[at]], scores, strict=True)
+                beginnings = (known_beginning(item.prompt, *pair) for pair in pairs)
+                known[item.index] = max(beginnings, key=len, default=[])
+            named = {
+                name: [token_record(next(token_scores), drop_last, es_floor) for _ in group]
+                for name, group in item.texts.items()
+            }
+            scored.append(("scores", item.index, {"scores": named}))
+        yield scored
+    decoding = part.decoding
+    if decoding is None or not prompts:
+        return
+    window = min(window, decoding.max_length or window)
+    yield [_too_long(item, "generated", None, window) for item in prompts if len(item.prompt or ()) >= window]
+    items = [item for item in prompts if len(item.prompt or ()) < window]
+    asked, starts = [item.prompt or [] for item in items], [known.get(item.index, []) for item in items]
+    end = benchmark.prompter.end
+    for generated in generate(runner, benchmark.tokenizer, asked, decoding, known=starts, hidden=hidden, end=end):
+        yield [
+            ("generated", items[at].index, {"generated": answers if decoding.samples else answers[0]})
+            for at, answers in generated
+        ]
 
 
 def token_record(scores: TokenScores, drop_last: bool, es_floor: bool) -> Record:
@@ -222,35 +197,21 @@ def _hidden_token(benchmark: Benchmark) -> int | None:
     return tokenizer.eos_token_id if padding is None else padding
 
 
-def _too_long(item: Item, key: str, value: Any, window: int) -> Record:
-    return {"index": item.index, key: value, "skipped": f"longer than the {window} tokens that there is room for"}
+def _too_long(item: Item, kind: _Kind, value: Any, window: int) -> _Answer:
+    return kind, item.index, {kind: value, "skipped": f"longer than the {window} tokens that there is room for"}
 
 
-def _read_parts(folder: Path, name: str) -> Iterator[Record]:
-    for path in sorted(folder.glob(f"{name}.*.part")):
-        for line in path.read_text("utf-8").split("\n"):
-            with suppress(ValueError, RecursionError):  # blank, or cut off by a kill
-                record = json.loads(line)
-                if isinstance(record, dict):
-                    yield record
-
-
-def _join(benchmark: Benchmark, name: str, lines: Sequence[Record]) -> list[Record]:
-    """Return the records of a set, put together from their lines."""
+def _join(benchmark: Benchmark, name: str, answers: Sequence[_Answer]) -> list[Record]:
+    """Return the records of a set, put together from the answers."""
     records: dict[int, Record] = {}
-    for line in sorted(lines, key=lambda line: "generated" in line):  # so that a stop does not change the order of keys
-        records.setdefault(line["index"], {}).update(line)
+    for _, index, line in sorted(answers, key=lambda answer: answer[0] == "generated"):  # always in the same order
+        records.setdefault(index, {}).update(line)
     joined = []
     for item in benchmark.sets[name].items:
         subject = {} if item.group is None else {"subject": item.group}
         record = {"index": item.index, **item.fields, **subject, **records.get(item.index, {})}
         joined.append(benchmark.complete(name, record))
     return joined
-
-
-def _remove_parts(folder: Path, name: str) -> None:
-    for path in folder.glob(f"{name}.*.part"):
-        path.unlink()
 
 
 def list_rows(benchmark: type[Benchmark], models: Mapping[str, Records], known: int = 0) -> RowList:

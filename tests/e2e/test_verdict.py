@@ -14,6 +14,8 @@ import yaml
 import msa_lite
 from msa_lite.errors import MismatchError
 from msa_lite.evals import records
+from msa_lite.evals.benchmark import Benchmark
+from msa_lite.evals.records import ANSWERS_FILE
 from tests.e2e.conftest import CallCli
 
 
@@ -131,7 +133,7 @@ def test_rows_that_the_target_does_not_know_stop_a_run_before_it_fits(
     assert (stderr.count("question     "), stderr.count("  expected   "), stderr.count("  target     ")) == (2, 2, 2)
     assert "--accept" in stderr
     kept = {path.name for path in (tmp_path / "new").iterdir()} - {".lock", "record.key"}
-    assert kept == {"recipe.yaml", "evaluation"}, "nothing was fitted"
+    assert kept == {"recipe.yaml", "evaluation", ANSWERS_FILE}, "nothing was fitted"
 
 
 def test_what_a_refused_run_has_scored_is_not_scored_again(
@@ -139,14 +141,14 @@ def test_what_a_refused_run_has_scored_is_not_scored_again(
 ) -> None:
     """Not with --accept, and not for the final scores of the same rows; a purge finds what was kept."""
     scored: list[str] = []
-    run_items = records._Set.run
+    ask = records._ask
 
-    def note(part: Any, *arguments: Any) -> Any:
-        if "probe" not in str(part.part):
-            scored.extend(item.fields["question"] for item in part.texts)
-        return run_items(part, *arguments)
+    def note(runner: Any, benchmark: Benchmark, part: Any, texts: Any, prompts: Any) -> Any:
+        if benchmark.name != "probe":
+            scored.extend(item.fields["question"] for item in texts)
+        return ask(runner, benchmark, part, texts, prompts)
 
-    monkeypatch.setattr(records._Set, "run", note)
+    monkeypatch.setattr(records, "_ask", note)
     recipe = other_rows(knowing, tmp_path)
     recipe["evaluate"]["holdout"] = {"path": str(knowing / "data/forget.jsonl")}
     with pytest.raises(MismatchError, match="the scores stay in"):

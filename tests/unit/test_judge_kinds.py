@@ -11,7 +11,7 @@ import pytest
 
 from msa_lite.errors import OutputError, UsageError
 from msa_lite.evals.judge import Ask, JudgeSettings, Ruling, Usage, encode_ask, open_judge
-from msa_lite.evals.judge.base import Cache
+from msa_lite.evals.judge.base import open_cache
 from msa_lite.io.console.progress import silent
 from tests.support.judge import tofu_asks
 from tests.support.models import save_checkpoint, tiny_model, tiny_tokenizer
@@ -78,13 +78,13 @@ def test_the_cache_is_where_the_environment_says(tmp_path: Path, monkeypatch: py
 
 def test_a_cache_may_be_shared(tmp_path: Path) -> None:
     def write(number: int) -> None:
-        cache = Cache(tmp_path)
+        cache = open_cache(tmp_path)
         for i in range(20):
             cache.keep({f"{number}-{i}": "A", "shared": "B"})
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(write, range(8)))
-    kept = Cache(tmp_path).read(["shared", "none", *(f"{n}-{i}" for n in range(8) for i in range(20))])
+    kept = open_cache(tmp_path).read(["shared", "none", *(f"{n}-{i}" for n in range(8) for i in range(20))])
     assert len(kept) == 161
     assert set(kept.values()) == {"A", "B"}
 

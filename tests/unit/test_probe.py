@@ -151,7 +151,8 @@ def test_a_probed_model_leaves_scores_without_texts_and_is_not_asked_again(
 ) -> None:
     model, asked = fetch(str(make_checkpoint("llama"))), []
     first, again = (
-        probe_model(model, sides, tmp_path / "out", progress=lambda *step: asked.append(step[1:])) for _ in range(2)
+        probe_model(model, sides, tmp_path / "out", tmp_path, progress=lambda *step: asked.append(step[1:]))
+        for _ in range(2)
     )
     assert asked[-1] == (14, 14)
     assert [step for step in asked if step == (14, 14)] == [(14, 14)]
@@ -167,7 +168,7 @@ def test_the_cheap_form_asks_for_losses_alone(
     sides: Probe, make_checkpoint: Callable[..., Path], tmp_path: Path
 ) -> None:
     few = sides.sampled(4, seed=0, with_z=False)
-    found = probe_model(fetch(str(make_checkpoint("llama"))), few, tmp_path / "out")
+    found = probe_model(fetch(str(make_checkpoint("llama"))), few, tmp_path / "out", tmp_path)
     assert list(found.metrics) == ["loss_auc"]
     assert found.settings["rows"] == {"forget": 4, "holdout": 4}
 

@@ -1,24 +1,31 @@
-"""Records are the same in batches of any size, in any order, and after any number of stops; nothing is run twice."""
+"""Records are the same in batches of any size, in any order, and after any stop; nothing is asked twice."""
 
 from __future__ import annotations
 
-import json
 import os
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from msa_lite.data import IGNORE, Example, Row
 from msa_lite.evals import records as records_module
 from msa_lite.evals.benchmark import Benchmark, Record
 from msa_lite.evals.models import Runner, load_model
 from msa_lite.evals.qa import Qa, load_qa
-from msa_lite.evals.records import collect_records, read_records, run_items, take_rows, write_records
+from msa_lite.evals.records import (
+    ANSWERS_FILE,
+    collect_records,
+    open_answers,
+    read_records,
+    run_items,
+    write_records,
+)
 from msa_lite.io.launch.crew import Ranks, stand_alone
 from msa_lite.io.weights.hub import Source, fetch
 from tests.support.benchmark_data import make_prompter
@@ -28,6 +35,8 @@ ROWS = [
     *(Row(i, "Where is it? " * (1 + i % 3), f"It is over there at {i}." * (1 + i % 2)) for i in range(5)),
     Row(5, "Which sign ends a line?", "This one: \u2028 or this: \u0085 or \r\n"),
 ]
+
+DISTINCT = 6 + 4  # texts and prompts: some prompts are equal, and the rows to keep are among those to forget
 
 
 @pytest.fixture(scope="module")
@@ -45,27 +54,25 @@ def test_a_record_says_whom_it_is_about(source: Source, about: str, tmp_path: Pa
     rows = [replace(ROWS[0], about=about), Row(7, text="A text of some words.", about=about)]
     before = [replace(row, about="") for row in rows]
     old, new = (load_qa({"forget": part}, make_prompter(), 2) for part in (before, rows))
-    records = collect_records(source, new, tmp_path)["forget"]
+    records = collect_records(source, new, open_answers(tmp_path))["forget"]
     assert [record.get("subject", "") for record in records] == [about, about]
     assert (old.describe() == new.describe()) == (about == "")
     assert old.sets["forget"].digest() == new.sets["forget"].digest()
 
 
 @pytest.fixture(scope="module")
-def wanted(source: Source, qa: Qa, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Record]]:
-    return collect_records(source, qa, tmp_path_factory.mktemp("undisturbed"))
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder with the answers of an undisturbed run."""
+    return tmp_path_factory.mktemp("undisturbed")
 
 
 @pytest.fixture(scope="module")
-def part(source: Source, qa: Qa, tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """The part file of the forget set when all but its last line is there."""
-    folder = tmp_path_factory.mktemp("stopped")
-    stop(source, qa, folder, after=11)
-    return (folder / "forget.0.part").read_bytes()
+def wanted(source: Source, qa: Qa, kept: Path) -> dict[str, list[Record]]:
+    return collect_records(source, qa, open_answers(kept))
 
 
 def stop(source: Source, benchmark: Benchmark, folder: Path, after: int) -> None:
-    """Collect records until so many items are done, in batches of one."""
+    """Collect records until so many answers are there, in batches of one."""
 
     def progress(label: str, done: int, total: int) -> None:
         if done >= after:
@@ -74,7 +81,14 @@ def stop(source: Source, benchmark: Benchmark, folder: Path, after: int) -> None
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("msa_lite.evals.models._START_TOKENS", {"cpu": 1, "cuda": 1})
         with pytest.raises(KeyboardInterrupt):
-            collect_records(source, benchmark, folder, progress=progress)
+            collect_records(source, benchmark, open_answers(folder), progress=progress)
+
+
+def count_asked(source: Source, benchmark: Benchmark, folder: Path) -> tuple[int, dict[str, list[Record]]]:
+    """Return how many answers a model had still to give, and the records."""
+    steps = [0]
+    records = collect_records(source, benchmark, open_answers(folder), progress=lambda *step: steps.append(step[2]))
+    return steps[-1], records
 
 
 def assert_same(found: Mapping[str, Sequence[Record]], wanted: Mapping[str, Sequence[Record]]) -> None:
@@ -146,112 +160,83 @@ def test_records_survive_being_written(wanted: dict[str, list[Record]], tmp_path
     assert read_records(tmp_path / "a.jsonl") == records
 
 
-@settings(max_examples=12)
-@given(place=st.floats(0, 1))
-def test_a_kill_at_any_byte_of_a_part_file_costs_what_was_not_written(
-    place: float,
-    part: bytes,
-    source: Source,
-    qa: Qa,
-    wanted: dict[str, list[Record]],
-    tmp_path_factory: pytest.TempPathFactory,
-) -> None:
-    cut = round(place * len(part))
-    folder = tmp_path_factory.mktemp("killed")
-    (folder / "forget.0.part").write_bytes(part[:cut])
-    whole = [line for line in part[:cut].split(b"\n") if line.endswith(b"}") and b'"index"' in line and is_json(line)]
-    steps: list[tuple[int, int]] = []
-    found = collect_records(source, qa, folder, progress=lambda label, done, total: steps.append((done, total)))
-    assert_same(found, wanted)
-    assert steps[-1] == (2 * 6 + 2 * 2 - len(whole),) * 2
-    assert sorted(path.name for path in folder.iterdir()) == ["forget.jsonl", "retain.jsonl"]
-
-
-def is_json(line: bytes) -> bool:
-    try:
-        json.loads(line)
-    except ValueError:
-        return False
-    return True
-
-
-@pytest.mark.parametrize("after", [1, 7, 13])
-def test_a_stopped_run_goes_on_with_the_items_that_are_missing(
+@pytest.mark.parametrize("after", [1, 4, 9])
+def test_a_stopped_run_goes_on_with_the_answers_that_are_missing(
     after: int, source: Source, qa: Qa, wanted: dict[str, list[Record]], tmp_path: Path
 ) -> None:
     stop(source, qa, tmp_path, after)
-    # A mark in what is there, to see that it is not made anew.
-    for path in tmp_path.glob("*.part"):
-        lines = [json.loads(line) for line in path.read_text().split("\n") if line]
-        marked = [line | {"mark": True} for line in lines]
-        path.write_text("".join(json.dumps(line) + "\n" for line in marked))
-    steps: list[tuple[str, int, int]] = []
-    found = collect_records(source, qa, tmp_path, label="x", progress=lambda *step: steps.append(step))
-    assert steps[-1] == ("x", 16 - after, 16 - after)
-    kept = [record for records in found.values() for record in records if record.pop("mark", False)]
-    assert kept
+    asked, found = count_asked(source, qa, tmp_path)
+    assert asked == DISTINCT - after
     assert_same(found, wanted)
 
 
-def test_the_work_of_other_processes_is_taken_up(
-    source: Source, qa: Qa, wanted: dict[str, list[Record]], part: bytes, tmp_path: Path
+def test_a_kill_while_an_answer_is_written_leaves_none_of_it(
+    source: Source, qa: Qa, wanted: dict[str, list[Record]], tmp_path: Path
 ) -> None:
-    lines = part.strip().split(b"\n")
-    for rank in range(3):  # as three processes leave it that were killed
-        (tmp_path / f"forget.{rank}.part").write_bytes(b"\n".join(lines[rank:9:3]) + b'\n{"index": 3, "sco')
-    steps: list[int] = []
-    found = collect_records(source, qa, tmp_path, progress=lambda label, done, total: steps.append(total))
+    code = """
+import os, sqlite3, sys
+database = sqlite3.connect(sys.argv[1], isolation_level=None)
+database.execute("PRAGMA cache_size = 1")  # so that the file itself is written before the end
+database.execute("BEGIN")
+database.execute("DELETE FROM kept")
+database.executemany("INSERT INTO kept VALUES (?, ?)", [(str(n), "{" * 9999) for n in range(99)])
+os._exit(9)
+"""
+    stop(source, qa, tmp_path, 7)
+    before = (tmp_path / ANSWERS_FILE).read_bytes()
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / ANSWERS_FILE)], check=False)
+    assert (tmp_path / ANSWERS_FILE).read_bytes() != before
+    asked, found = count_asked(source, qa, tmp_path)
+    assert asked == DISTINCT - 7
     assert_same(found, wanted)
-    assert steps[-1] == 16 - 9
 
 
-def test_what_is_there_needs_no_model(source: Source, qa: Qa, wanted: dict[str, list[Record]], tmp_path: Path) -> None:
-    for name, records in wanted.items():
-        write_records(tmp_path / f"{name}.jsonl", records)
-    nowhere = Source("nowhere", tmp_path / "nowhere", "sha256:0")
-    assert_same(collect_records(nowhere, qa, tmp_path), wanted)
-
-
-def test_rows_that_were_asked_elsewhere_are_taken_and_the_others_run(
-    source: Source, wanted: dict[str, list[Record]], tmp_path: Path
+def test_processes_share_the_work_and_each_sees_what_the_others_have(
+    source: Source, qa: Qa, wanted: dict[str, list[Record]], tmp_path: Path
 ) -> None:
-    part = load_qa({"forget": [replace(ROWS[4], index=9), Row(8, "New?", "Yes."), ROWS[1]]}, make_prompter(), 6, "part")
-    fresh = collect_records(source, part, tmp_path)
-    taken = tmp_path / "taken"
-    taken.mkdir()
-    for _ in range(2):  # as after a stop
-        take_rows(part, "forget", wanted["forget"], taken)
-    lines = [json.loads(line) for line in (taken / "forget.taken.part").read_text().splitlines() if line]
-    assert [(line["index"], "scores" in line) for line in lines] == [(9, True), (9, False), (1, True), (1, False)]
-    assert_same(collect_records(source, part, taken), {"forget": fresh["forget"]})
-    assert [path.name for path in taken.iterdir()] == ["forget.jsonl"]
+    met: list[int] = []
+    helper = Ranks(1, 2, lambda: met.append(1))
+    assert collect_records(source, qa, open_answers(tmp_path), helper) == {}
+    assert len(met) == 2
+    asked, found = count_asked(source, qa, tmp_path)
+    assert asked == DISTINCT / 2
+    assert_same(found, wanted)
 
 
-@pytest.mark.parametrize("change", ["text", "ends", "skipped", "system"])
-def test_rows_that_were_asked_otherwise_are_not_taken(
-    change: str, wanted: dict[str, list[Record]], tmp_path: Path
+def test_what_is_there_needs_no_model(
+    source: Source, qa: Qa, wanted: dict[str, list[Record]], kept: Path, tmp_path: Path
 ) -> None:
-    rows, records = ROWS[:1], [dict(wanted["forget"][0])]
-    if change == "ends":  # a set of texts alone is scored to their ends
-        rows, records = [Row(0, text="One.")], [{"index": 0, "text": "One.", "scores": {}}, *records]
-    elif change == "text":
-        rows = [replace(ROWS[0], answer="Another.")]
-    elif change == "system":
-        rows = [replace(ROWS[0], system="Be brief.")]
-    else:
-        records[0]["skipped"] = "too long"
-    take_rows(load_qa({"forget": rows}, make_prompter(), 6), "forget", records, tmp_path)
-    assert list(tmp_path.iterdir()) == []
+    assert collect_records(replace(source, folder=tmp_path / "nowhere"), qa, open_answers(kept)) == wanted
 
 
-def test_part_files_of_a_set_whose_records_are_written_do_not_stay(
-    source: Source, qa: Qa, wanted: dict[str, list[Record]], part: bytes, tmp_path: Path
+def test_rows_that_were_asked_elsewhere_are_not_asked_again(
+    source: Source, wanted: dict[str, list[Record]], kept: Path, tmp_path: Path
 ) -> None:
-    write_records(tmp_path / "forget.jsonl", wanted["forget"])  # a kill came before its parts were removed
-    for rank in range(2):
-        (tmp_path / f"forget.{rank}.part").write_bytes(part)
-    assert_same(collect_records(source, qa, tmp_path), wanted)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["forget.jsonl", "retain.jsonl"]
+    part = load_qa({"others": [replace(ROWS[4], index=9), Row(8, "New?", "Yes."), ROWS[1]]}, make_prompter(), 6, "part")
+    shutil.copy(kept / ANSWERS_FILE, tmp_path)
+    asked, found = count_asked(source, part, tmp_path)
+    assert asked == 2
+    assert found["others"][0] == wanted["forget"][4] | {"index": 9}
+    assert_same(found, collect_records(source, part, open_answers(tmp_path / "fresh")))
+
+
+@pytest.mark.parametrize(
+    ("change", "asked"),
+    [("answer", 1), ("system", 2), ("length", 1), ("z", 1), ("es_floor", 1), ("hidden", 2), ("model", 2)],
+)
+def test_rows_that_were_asked_otherwise_are_asked_again(
+    change: str, asked: int, source: Source, wanted: dict[str, list[Record]], kept: Path, tmp_path: Path
+) -> None:
+    row = {"answer": replace(ROWS[0], answer="Another."), "system": replace(ROWS[0], system="Be brief.")}
+    qa = load_qa({"forget": [row.get(change, ROWS[0])]}, make_prompter(), 7 if change == "length" else 6)
+    if change == "z":
+        qa = replace(qa, sets={"forget": replace(qa.sets["forget"], with_z=True)})
+    switches = {"es_floor": {"es_floor"}, "hidden": {"mask_eq_pad"}}
+    qa = replace(qa, compat=frozenset(switches.get(change, ())))
+    model = replace(source, revision="sha256:0") if change == "model" else source
+    model = replace(model, seen={}) if change == "model" else model
+    shutil.copy(kept / ANSWERS_FILE, tmp_path)
+    assert count_asked(model, qa, tmp_path)[0] == asked
 
 
 @pytest.mark.parametrize("kind", ["olmo2", "gpt2"])

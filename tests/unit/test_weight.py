@@ -8,13 +8,13 @@ from tests.tools.count import code_lines, inner_arrows, totals
 
 # Today's totals. Lower one whenever it falls. Raising one is a decision: CONTRIBUTING lists each, with its reason.
 CEILING = {
-    "lines of the package": 38_015,
-    "modules": 319,
-    "lines of the tests": 49_819,
-    "words of the docs": 59_029,
+    "lines of the package": 39_100,
+    "modules": 327,
+    "lines of the tests": 50_478,
+    "words of the docs": 60_513,
     "commands": 24,
-    "options": 115,
-    "keys of a recipe": 91,
+    "options": 119,
+    "keys of a recipe": 100,
 }
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from msa_lite.data import DATE_STRING, open_tokenizer, render_chat
 from msa_lite.errors import UsageError
-from msa_lite.evals.judge.base import Cache, Judge, JudgeSettings, Ruling, Usage, api_key
+from msa_lite.evals.judge.base import Judge, JudgeSettings, Ruling, Usage, api_key, open_cache
 from msa_lite.evals.judge.prompts import Ask, Question, acc_forget, acc_recover, acc_retain, right_answer_ask, tofu_ask
 from msa_lite.io.console.libraries import require
 from msa_lite.io.console.progress import Progress
@@ -48,7 +48,7 @@ def open_judge(settings: JudgeSettings, cache_folder: Path | None = None) -> Jud
 
         if local_path(settings.model_name).is_dir():
             check_source(fetch(settings.model_name, by_content=False))
-        return LocalJudge(settings, Cache(cache_folder))
+        return LocalJudge(settings, open_cache(cache_folder))
     require("judge")
     key = api_key()
     if not key:
@@ -62,7 +62,7 @@ def open_judge(settings: JudgeSettings, cache_folder: Path | None = None) -> Jud
         raise UsageError("judge.base_url: it is written to manifests; put no key in it")
     from msa_lite.evals.judge.openai_judge import OpenAIJudge
 
-    return OpenAIJudge(settings, Cache(cache_folder))
+    return OpenAIJudge(settings, open_cache(cache_folder))
 
 
 class LocalJudge(Judge):

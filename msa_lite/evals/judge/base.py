@@ -7,26 +7,24 @@ letters. Where a reply is a text, the file belongs in the folder of the run.
 from __future__ import annotations
 
 import os
-import sqlite3
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from msa_lite.errors import OutputError, UsageError, nearest
+from msa_lite.errors import UsageError, nearest
 from msa_lite.evals.judge.prompts import Ask
 from msa_lite.evals.judge.wording import NONE, OURS, JudgeWording, load_wording
 from msa_lite.io.console.progress import Progress, part_of, silent
+from msa_lite.io.files.cache import Cache
 from msa_lite.io.weights.hub import fetch
 
 KINDS = ("none", "local", "openai")
 CACHE_FILE = "judge.sqlite"
 _OPENAI_MODEL = "gpt-4o"
-_PATIENCE = 60.0  # seconds to wait while another process writes
 
 
 def api_key() -> str:
@@ -129,45 +127,9 @@ class Usage:
     """Verdicts that are not valid."""
 
 
-class Cache:
-    """Keys and values in one SQLite file; threads and processes may share it, since each call is one transaction.
-
-    Keys are hashes of asks, with the reply as value ("" for an invalid one). Raise OutputError when the file cannot be
-    made, read or written.
-    """
-
-    def __init__(self, folder: Path | None = None) -> None:
-        """Open or make the file. folder: None for `cache_folder`."""
-        folder = folder or cache_folder()
-        self.path = folder / CACHE_FILE
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise OutputError(f"{folder}: cannot be made ({error}); set MSA_LITE_CACHE to another folder") from error
-        with self._open() as database:
-            database.execute("CREATE TABLE IF NOT EXISTS kept (key TEXT PRIMARY KEY, value TEXT NOT NULL)")
-
-    @contextmanager
-    def _open(self) -> Iterator[sqlite3.Connection]:
-        try:
-            with closing(sqlite3.connect(self.path, timeout=_PATIENCE)) as database, database:
-                yield database
-        except sqlite3.Error as error:
-            message = (
-                f"{self.path}: cannot be used as cache of the judge ({error}); set MSA_LITE_CACHE to another folder"
-            )
-            raise OutputError(message) from error
-
-    def read(self, keys: Iterable[str]) -> dict[str, str]:
-        """Return the values of those keys that exist."""
-        query = "SELECT key, value FROM kept WHERE key = ?"
-        with self._open() as database:
-            return dict(row for key in keys for row in database.execute(query, (key,)))
-
-    def keep(self, values: Mapping[str, str]) -> None:
-        """Write all values or none; they are on disk when this returns."""
-        with self._open() as database:
-            database.executemany("INSERT OR REPLACE INTO kept VALUES (?, ?)", values.items())
+def open_cache(folder: Path | None = None) -> Cache:
+    """Open the replies so far, by the hash of the ask; "" is an invalid one. folder: None for `cache_folder`."""
+    return Cache((folder or cache_folder()) / CACHE_FILE, "set MSA_LITE_CACHE to another folder")
 
 
 class Judge(ABC):

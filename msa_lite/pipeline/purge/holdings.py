@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
+from msa_lite.evals.records import ANSWERS_FILE
 from msa_lite.io.files.reading import printable
 from msa_lite.io.finished.manifest import is_partial, remove_partial
 from msa_lite.io.finished.seal import (
@@ -50,7 +51,10 @@ _RESULTS = {
     "adapter.previous": "the adapter from before, which a kill has left",
 }
 _KINDS = ("vector", "data", "checkpoint", "reference")  # of stages in other places that hold data, too
-_FILES = {PROMPT_FILE: "how the models did on rows in several prompts"}
+_FILES = {
+    PROMPT_FILE: "how the models did on rows in several prompts",
+    **dict.fromkeys((ANSWERS_FILE, f"{ANSWERS_FILE}-journal"), "answers to questions, and scores of single rows"),
+}
 _KEPT = {
     RECIPE_FILE: "names the data, and does not hold it",
     **dict.fromkeys(REPORT_FILES, "scores and counts"),

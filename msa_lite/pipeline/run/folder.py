@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeVar
 
 from msa_lite.data import hash_ids, rows_identity
 from msa_lite.errors import FormatError, MsaError, OutputError, RecipeError
+from msa_lite.evals.records import ANSWERS_FILE
 from msa_lite.io.console.libraries import require
 from msa_lite.io.console.progress import Progress, notices
 from msa_lite.io.files.reading import parse_yaml, read_text
@@ -235,7 +236,7 @@ def check_run_folder(folder: Path, kind: FolderKind) -> None:
         raise OutputError(f"{folder}: a file is in the way; choose another output")
     refuse_purged(folder)
     recipes = [folder / RECIPE_FILE, *folder.glob(f"{BASELINES}/*/{RECIPE_FILE}")]  # baselines may be run first
-    allowed = {LOCK, PURGING, BASELINES, HISTORY, PROMPT_FILE, KEY_FILE, f"{KEY_FILE}.tmp"}
+    allowed = {LOCK, PURGING, BASELINES, HISTORY, PROMPT_FILE, ANSWERS_FILE, KEY_FILE, f"{KEY_FILE}.tmp"}
     for name in WRITTEN_OUT:  # before anything else, where models come as adapters
         allowed |= {name, f"{name}.partial", f".{name}.lock"}
     is_ours = any(_is_of_kind(path, kind) for path in recipes)
@@ -277,6 +278,8 @@ def _pinned(run: Run) -> str:
     values["target"] = run.sources["target"].pinned()
     if run.scope.start == "prior":
         values |= {"prior": run.sources["prior"].pinned(), "history": None}
+    if tokenizer := run.sources["target"].tokenizer:
+        values["tokenizer"] = tokenizer.pinned()
     if "ideal" in run.sources:
         values["evaluate"]["ideal"] = run.sources["ideal"].pinned()
     for name, data in run.data.items():

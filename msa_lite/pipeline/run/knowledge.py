@@ -8,7 +8,6 @@ from dataclasses import replace
 from functools import partial
 
 from msa_lite.budget.plan import StageCost
-from msa_lite.budget.speed import Machine
 from msa_lite.data import load_rows, sample_rows
 from msa_lite.errors import MismatchError, allowed_by
 from msa_lite.evals.benchmark import Benchmark, ItemSet, Record
@@ -17,13 +16,15 @@ from msa_lite.evals.knowledge import Fault, find_fault, known, weak_sets
 from msa_lite.evals.probe import Probe, against_own, against_rows, probe_inputs, probe_model
 from msa_lite.evals.prompt_search import better_prompt
 from msa_lite.evals.qa import Qa, load_qa
-from msa_lite.evals.records import read_records
+from msa_lite.evals.records import collect_records, read_records
 from msa_lite.io.console.progress import Progress
 from msa_lite.io.files.writing import canonical_json
+from msa_lite.io.weights.hub import Source
 from msa_lite.pipeline.prepare.run import Context, Run
-from msa_lite.pipeline.run.scores import CHECKED, checked_folders, evaluations_beside, score_stage, scores_folder
+from msa_lite.pipeline.run.scores import CHECKED, answers_of, score_stage
 from msa_lite.pipeline.stages.asking import CHECKED_ROWS, CHECKS, asking_costs, evidence_costs
 from msa_lite.pipeline.stages.facts import Facts
+from msa_lite.pipeline.stages.machine import Machine
 from msa_lite.pipeline.stages.stage import Stage
 from msa_lite.report.probing import read_verdicts
 from msa_lite.report.rows import SideBySide, examples_text
@@ -70,7 +71,7 @@ def check_stages(context: Context, accept: bool = False, probe: bool = False) ->
             partial(check.ask, name),
             inputs=partial(evaluation_inputs, context.run.sources[model], check.questions[name]),
             cost=_cost(context, name),
-            asks=(model, check.questions[name]),
+            amount=check.questions[name].count,
         )
         for name, model in names.items()
         if check.questions[name].sets
@@ -88,7 +89,7 @@ def _models_by_name(context: Context) -> dict[str, str]:
 def _cost(context: Context, name: str) -> Callable[[Facts, Machine], list[StageCost]]:
     """Return the cost of a part of the check."""
     model, part = ("target", "others") if name == "others" else (name, "check")
-    return partial(asking_costs, context.recipe, CHECKS, model, part, ())  # type: ignore[arg-type]
+    return partial(asking_costs, context.recipe, CHECKS, model, part)  # type: ignore[arg-type]
 
 
 def _label(name: str) -> str:
@@ -128,12 +129,13 @@ class _Check:
 
 
 def _score(run: Run, name: str, questions: Benchmark, progress: Progress) -> dict[str, list[Record]]:
-    """Score a part, as far as its rows were not scored before. Return the records by set."""
+    """Score a part. Return the records by set."""
     model, folder = "target" if name == "others" else name, run.folder / "evaluation" / CHECKED / name
-    earlier = [scores_folder(run, model, "test"), scores_folder(run, model, "validation")]
-    earlier += [*checked_folders(run, model), *evaluations_beside(run, model)]
-    earlier = [path for path in dict.fromkeys(earlier) if path != folder]
-    evaluate_benchmark(run.sources[model], questions, folder, earlier=earlier, label=_label(name), progress=progress)
+
+    def collect(source: Source, benchmark: Benchmark, label: str, progress: Progress) -> dict[str, list[Record]]:
+        return collect_records(source, benchmark, answers_of(run), label=label, progress=progress)
+
+    evaluate_benchmark(run.sources[model], questions, folder, label=_label(name), progress=progress, collect=collect)
     return {key: read_records(folder / f"{key}.jsonl") for key in questions.sets}
 
 
@@ -260,7 +262,8 @@ def _warn_of_signs(run: Run, few: Probe, progress: Progress) -> None:
     folder, reports = run.folder / PROBE_FOLDER / "cheap", {}
     for name in ("prior", "ideal"):  # the ideal only if the prior shows signs, to see whether they mean anything
         if name in run.sources:
-            reports[name] = probe_model(run.sources[name], few, folder / name, f"probe: {name}", progress)
+            source, home = run.sources[name], run.recipe.folder
+            reports[name] = probe_model(source, few, folder / name, home, f"probe: {name}", progress)
         finding = read_verdicts(reports)[0]
         if finding.verdict != "signs":
             return

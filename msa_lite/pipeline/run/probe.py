@@ -116,7 +116,7 @@ def _stages(run: Run, sources: Mapping[str, Source]) -> list[Stage]:
             f"probe: {name}",
             "check",
             folder / name,
-            partial(probe_model, source, rows, folder / name, f"probe: {name}"),
+            partial(probe_model, source, rows, folder / name, run.recipe.folder, f"probe: {name}"),
             inputs=partial(probe_inputs, source, rows),
             cost=_COST,
         )

@@ -11,14 +11,14 @@ from typing import Any, Literal
 from msa_lite.choose.rules import LeastExtraction
 from msa_lite.choose.validation import Validation
 from msa_lite.evals.benchmark import Benchmark, Record
-from msa_lite.evals.evaluation import NO_JUDGE, Collect, Ideal, evaluate_benchmark, evaluation_inputs
-from msa_lite.evals.records import collect_records, read_records
+from msa_lite.evals.evaluation import NO_JUDGE, Ideal, evaluate_benchmark, evaluation_inputs
+from msa_lite.evals.records import collect_records, open_answers, read_records
 from msa_lite.io.console.progress import Progress
+from msa_lite.io.files.cache import Cache
 from msa_lite.io.weights.hub import Source, fetch
 from msa_lite.pipeline.prepare.questions import why_unjudged
 from msa_lite.pipeline.prepare.run import Context, Run
-from msa_lite.pipeline.run.folder import BASELINES
-from msa_lite.pipeline.stages.asking import CHECKS, QuestionPart, asking_costs
+from msa_lite.pipeline.stages.asking import CHECKS, asking_costs
 from msa_lite.pipeline.stages.stage import Stage
 from msa_lite.report import Report
 from msa_lite.report.comeback import EARLIER_SET
@@ -45,22 +45,16 @@ def score_model(
     """Score a model of a run on the validation or the test rows into a folder of its own. Return the report.
 
     name: "target", "ideal", "unlearned", or "prior", which is asked the forget rows alone: it shows what a model knows
-    that never saw them. method: describes the method in the unlearned model's report. Scores of the same rows from
-    other stages, or from another run of the recipe, are used again. Of the processes of a launcher, all score.
+    that never saw them. method: describes the method in the unlearned model's report. Of the processes of a launcher,
+    all score.
     """
-    folder = scores_folder(run, name, split)
-    known = [*checked_folders(run, name), *evaluations_beside(run, folder.name)]
-    known += [scores_folder(run, name, "validation")] if split == "test" else []
-    if split == "earlier":
-        known = [former.folder / "evaluation" / EARLIER_SET / name for former in run.earlier[-1:]]
     report = evaluate_benchmark(
         _source(run, name),
         asked(run, name, split),
-        folder,
-        collect=_collected(run, name, split),
+        scores_folder(run, name, split),
+        collect=partial(_collect, run, name, split),
         **_yardsticks(run, name, split),
         method=method,
-        earlier=known,
         label=_label(name, split),
         progress=progress,
     )
@@ -96,8 +90,8 @@ def score_stage(
         lambda progress: score_model(context.run, name, split, progress, method()),
         needs=needs,
         inputs=inputs,
-        cost=partial(asking_costs, context.recipe, _plan_name(split, final), name, split, _asked_before(context, name)),
-        asks=(name, asked(context.prepared, name, split)) if context.prepared else None,
+        cost=partial(asking_costs, context.recipe, _plan_name(split, final), name, split),
+        amount=asked(context.prepared, name, split).count if context.prepared else 1,
     )
 
 
@@ -119,15 +113,6 @@ def _plan_name(split: Split, final: bool) -> str:
     if split == "earlier":
         return "the earlier rows"
     return "the scores" if final else CHECKS
-
-
-def _asked_before(context: Context, name: str) -> list[QuestionPart]:
-    """Return the parts of the questions that a model is asked before this one or after it: each row is asked once."""
-    is_chosen = context.chooses and (context.chooses_by_rows or name != "target")
-    parts: list[QuestionPart] = ["validation"] if is_chosen else []
-    if context.scope.start == "prior" and name in ("target", "prior"):
-        parts += ["check", "others"] if name == "target" else ["check"]
-    return parts
 
 
 def _label(name: str, split: Split) -> str:
@@ -160,21 +145,22 @@ def _source(run: Run, name: str) -> Source:
     return run.sources[name] if name in run.sources else fetch(str(run.folder / run.recipe.merge.form))
 
 
-def _collected(run: Run, name: str, split: Split) -> Collect:
-    """Return what runs a model on its questions, with the help of the other processes."""
-
-    def collect(
-        source: Source, benchmark: Benchmark, folder: Path, label: str, progress: Progress
-    ) -> dict[str, list[Record]]:
-        with run.crew.helped(COLLECT, {"name": name, "split": split, "folder": str(folder)}):
-            return collect_records(source, benchmark, folder, run.crew.ranks, label, progress)
-
-    return collect
+def answers_of(run: Run) -> Cache:
+    """Open what models were asked in any run of the recipe, of MSA and of baselines, and in the earlier request."""
+    return open_answers(run.recipe.folder, [former.folder for former in run.earlier[-1:]])
 
 
-def help_collect(run: Run, name: str, split: Split, folder: str) -> None:
-    """Run this process's share of a model's questions, as the first process has ordered."""
-    collect_records(_source(run, name), asked(run, name, split), Path(folder), run.crew.ranks)
+def _collect(
+    run: Run, name: str, split: Split, source: Source, benchmark: Benchmark, label: str, progress: Progress
+) -> dict[str, list[Record]]:
+    """Ask a model its questions with the help of the other processes."""
+    with run.crew.helped(COLLECT, {"name": name, "split": split}):
+        return collect_records(source, benchmark, answers_of(run), run.crew.ranks, label, progress)
+
+
+def help_collect(run: Run, name: str, split: Split) -> None:
+    """Ask this process's share of a model's questions, as the first process has ordered."""
+    collect_records(_source(run, name), asked(run, name, split), answers_of(run), run.crew.ranks)
 
 
 def _yardsticks(run: Run, name: str, split: Split) -> dict[str, Any]:
@@ -186,20 +172,6 @@ def _yardsticks(run: Run, name: str, split: Split) -> dict[str, Any]:
         return {"ideal": "itself" if name == "ideal" else validation.ideal, "judge": validation.judge}
     ideal: Ideal = run.folder / "evaluation" / "ideal" if "ideal" in run.sources else None
     return {"ideal": "itself" if name == "ideal" else ideal, "judge": run.judge}
-
-
-def checked_folders(run: Run, name: str) -> list[Path]:
-    """Return the folders with what the check before the fits has scored of a model, in this run and those beside it."""
-    folders = [f"{CHECKED}/{name}", *([f"{CHECKED}/others"] if name == "target" else [])]
-    checked = [path for folder in folders if (path := run.folder / "evaluation" / folder).is_dir()]
-    return [*checked, *(path for folder in folders for path in evaluations_beside(run, folder))]
-
-
-def evaluations_beside(run: Run, name: str) -> list[Path]:
-    """Return the folders of this name in the evaluations of the recipe's other runs, of MSA and of baselines."""
-    home = run.recipe.folder
-    runs = [folder for folder in (home, *sorted((home / BASELINES).glob("*"))) if folder != run.folder]
-    return [folder for run_folder in runs if (folder := run_folder / "evaluation" / name).is_dir()]
 
 
 def scored_records(run: Path, endings: Sequence[str]) -> dict[str, dict[str, list[Record]]]:

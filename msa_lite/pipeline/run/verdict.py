@@ -20,7 +20,7 @@ from msa_lite.io.finished.seal import CARD_FILE, add_files, describe_file, load_
 from msa_lite.merger import Merged, MergedAdapter
 from msa_lite.pipeline.prepare.run import Run
 from msa_lite.pipeline.run.returned import weigh_earlier
-from msa_lite.pipeline.run.scores import CHECKED, evaluations_beside, merged_records, row_content, scored_records
+from msa_lite.pipeline.run.scores import CHECKED, merged_records, row_content, scored_records
 from msa_lite.recipe import Recipe
 from msa_lite.report.card import model_card, side_of
 from msa_lite.report.comeback import EarlierFacts
@@ -106,12 +106,9 @@ def _endings(run: Run) -> list[str]:
 
 
 def _prior(run: Run, endings: Sequence[str]) -> dict[str, list[Record]]:
-    """Return the prior's records: of these parts, of the recipe's other runs, or of the check before the fits."""
-    names = [f"prior{ending}" for ending in endings]
-    of_run = [run.folder / "evaluation" / name for name in names]
-    beside = [folder for name in names for folder in evaluations_beside(run, name)]
-    checked = [run.folder / "evaluation" / CHECKED / "prior"]
-    return next((records for folders in (of_run, beside, checked) if (records := merged_records(folders))), {})
+    """Return the prior's records: of these parts, or of the check before the fits."""
+    folders = [run.folder / "evaluation" / f"prior{ending}" for ending in endings]
+    return merged_records(folders) or merged_records([run.folder / "evaluation" / CHECKED / "prior"])
 
 
 def _doubts_of_fits(run: Run) -> list[str]:

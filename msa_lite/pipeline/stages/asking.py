@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Literal
 
 from msa_lite.budget.needs import Need, score_need, stream_layers
 from msa_lite.budget.plan import StageCost, gigabytes
 from msa_lite.budget.shape import Shape
-from msa_lite.budget.speed import Machine
 from msa_lite.pipeline.stages.facts import Facts, RowFacts
+from msa_lite.pipeline.stages.machine import Machine
 from msa_lite.recipe import Recipe
 
 SEARCHED = 10  # points of a search
 CHECKS = "the checks"  # the name of checks in a plan
 CHECKED_ROWS = 64  # of each set, for the check before a run
 _LONGEST = 512  # tokens of a question with its answer
-_BATCH = 64  # questions that are answered at a time
-_TOKENS = 8192  # of a batch that is scored while layers stream (`evals.models`)
-_FORWARD = 1 / 3  # the passes of a step of decoding, which goes forward alone
 _LONGER = 1.5  # the length of a model's answers beside right ones: some models know no end
 
 QuestionPart = Literal["check", "others", "validation", "test", "earlier"]
@@ -30,22 +27,20 @@ def asking_costs(
     what: str,
     model: str,
     part: QuestionPart,
-    before: Sequence[QuestionPart],
     facts: Facts,
     machine: Machine,
 ) -> list[StageCost]:
     """Return the cost of asking a model a part of the questions.
 
-    what: the name of such stages in a plan. before: the parts that earlier stages have asked it; rows that stand in one
-    of them are not asked again.
+    what: the name of such stages in a plan.
     """
     shape = facts.shapes.get(model, facts.shapes["target"])  # the unlearned model is as large as the target
-    sets = _unasked(facts, part, before)
+    sets = _sets(facts, part)
     need, streamed = scoring_need(shape, machine)
     if model == "prior":
         sets = {name: size for name, size in sets.items() if name == "forget"}
     seconds = _seconds(recipe, shape, sets.values(), streamed, machine)
-    return [StageCost(what, _kind(what), need, seconds, _how(streamed), waiting=streamed)]
+    return [StageCost(what, _kind(what), need, None, seconds, _how(streamed), waiting=streamed)]
 
 
 def choice_costs(recipe: Recipe, facts: Facts, machine: Machine) -> list[StageCost]:
@@ -60,7 +55,7 @@ def candidates_costs(recipe: Recipe, count: int, facts: Facts, machine: Machine)
     need, streamed = scoring_need(shape, machine)
     sets = [size.part(count * size.count) for name, size in _asked(facts, "validation").items() if name != "holdout"]
     seconds = _seconds(recipe, shape, sets, streamed, machine)
-    return [StageCost("the sweep", "sweep", need, seconds, _how(streamed), waiting=streamed)]
+    return [StageCost("the sweep", "sweep", need, None, seconds, _how(streamed), waiting=streamed)]
 
 
 def evidence_costs(what: str, loads: int, passes: float, facts: Facts, machine: Machine) -> list[StageCost]:
@@ -73,8 +68,8 @@ def evidence_costs(what: str, loads: int, passes: float, facts: Facts, machine: 
     need, streamed = scoring_need(shape, machine)
     forget = _asked(facts, "test").get("forget", RowFacts(0, 0, 0))
     questions, tokens = passes * forget.count, passes * forget.tokens / 2  # without the prompts of answers
-    seconds = ask_seconds(shape, questions, tokens, 0, streamed, machine, loads)
-    return [StageCost(what, _kind(what), need, seconds, "of each model", waiting=streamed)]
+    seconds = machine.ask_seconds(shape, questions, tokens, 0, streamed) + loads * machine.begin_seconds(shape)
+    return [StageCost(what, _kind(what), need, None, machine.span(seconds), "of each model", waiting=streamed)]
 
 
 def _how(streamed: int) -> str:
@@ -97,32 +92,17 @@ def scoring_need(shape: Shape, machine: Machine, four_bit: bool = False) -> tupl
     return stream_layers(shape, need, device, four_bit)
 
 
-def _seconds(recipe: Recipe, shape: Shape, asked: Iterable[RowFacts], streamed: int, machine: Machine) -> float | None:
-    """Return the seconds of asking a model some questions; 0 where there are none."""
+def _seconds(
+    recipe: Recipe, shape: Shape, asked: Iterable[RowFacts], streamed: int, machine: Machine
+) -> tuple[float, float]:
+    """Return the shortest and the longest time of asking a model some questions; nothing where there are none."""
     sets = list(asked)
     questions = sum(size.count for size in sets)
+    if not questions:
+        return 0.0, 0.0
     answers = sum(min(recipe.max_new_tokens * size.count, _LONGER * size.answers) for size in sets)
     tokens = sum(size.tokens for size in sets)
-    return ask_seconds(shape, questions, tokens, answers, streamed, machine) if questions else 0.0
-
-
-def ask_seconds(
-    shape: Shape, questions: float, tokens: float, answers: float, streamed: int, machine: Machine, loads: int = 1
-) -> float | None:
-    """Return the seconds of scoring questions with so many tokens in all, and of answers with so many in all.
-
-    streamed: bytes of weights that come from RAM in each pass. loads: the models that are asked.
-    """
-    steps = answers / max(1.0, questions) * -(-questions // _BATCH)  # of decoding: each reads all weights
-    width = 2 if shape.stored < 3 * shape.weights else 4
-    return machine.seconds(
-        shape,
-        2 * shape.weights * (tokens + answers),
-        memory=steps * width * shape.weights,
-        bus=streamed * (-(-tokens // _TOKENS) + steps),
-        passes=_FORWARD * steps,
-        loads=loads,
-    )
+    return machine.span(machine.begin_seconds(shape) + machine.ask_seconds(shape, questions, tokens, answers, streamed))
 
 
 def _asked(facts: Facts, part: str) -> Mapping[str, RowFacts]:
@@ -130,22 +110,13 @@ def _asked(facts: Facts, part: str) -> Mapping[str, RowFacts]:
     return facts.asked.get(part, {})
 
 
-def _unasked(facts: Facts, part: QuestionPart, before: Sequence[QuestionPart]) -> dict[str, RowFacts]:
-    """Return the questions of a part that no earlier stage has asked the same model, by set, on average."""
+def _sets(facts: Facts, part: QuestionPart) -> dict[str, RowFacts]:
+    """Return the questions of a part, by set. A set that is whole among the validation rows, too, is asked there."""
     if part in ("check", "others"):
-        whole = _distinct(facts)
-        own = {name: size for name, size in whole.items() if (name == "forget") == (part == "check")}
+        own = {name: size for name, size in _distinct(facts).items() if (name == "forget") == (part == "check")}
         return {name: size.part(min(CHECKED_ROWS, size.count)) for name, size in own.items()}
-    unasked = {}
-    for name, size in _asked(facts, part).items():
-        count, every = float(size.count), _distinct(facts).get(name, size).count
-        if name in ("forget", "retain", "holdout") and part != "earlier":  # published questions are asked anew
-            other = "validation" if part == "test" else "test"
-            is_same = _asked(facts, other).get(name) == size  # the whole set is in both parts
-            count *= 0.0 if is_same and other in before else 1.0
-            count *= 1 - min(CHECKED_ROWS, every) / every if {"check", "others"} & {*before} and every else 1.0
-        unasked[name] = size.part(count)
-    return unasked
+    before = _asked(facts, "validation") if part == "test" else {}
+    return {name: size for name, size in _asked(facts, part).items() if before.get(name) != size}
 
 
 def _distinct(facts: Facts) -> dict[str, RowFacts]:

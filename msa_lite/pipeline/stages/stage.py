@@ -13,13 +13,11 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from msa_lite.budget.plan import StageCost
-from msa_lite.budget.speed import Machine
-from msa_lite.evals.benchmark import Benchmark
-from msa_lite.evals.records import row_key
 from msa_lite.io.console.progress import Progress, Step, announce
 from msa_lite.io.finished.manifest import partial_folder, previous_folder
 from msa_lite.io.finished.seal import load_manifest, why_unfinished
 from msa_lite.pipeline.stages.facts import Facts
+from msa_lite.pipeline.stages.machine import Machine
 from msa_lite.pipeline.stages.words import explain_stage
 
 Kind = Literal["make", "check", "fit", "measure", "choose", "merge", "score", "observe", "attack", "send"]
@@ -61,10 +59,7 @@ class Stage:
     cost: Callable[[Facts, Machine], Sequence[StageCost]] = free
     """Returns memory, disk and time, from headers and counts of rows alone."""
     amount: float = 1.0
-    """The work in it: rows to tune on, points to score; 0 where another stage does it. Of a stage that `asks`, the
-    questions count instead."""
-    asks: tuple[str, Benchmark] | None = None
-    """The model that is scored, by name, and the questions."""
+    """The work in it: rows to tune on, questions to ask, points to score; 0 where another stage does it."""
 
     @property
     def holds(self) -> Holds:
@@ -81,6 +76,7 @@ class StageState:
         "folder": "folder",
         "state": "state",
         "reasons": "reasons",
+        "seconds": "seconds",
     }
 
     name: str
@@ -91,6 +87,8 @@ class StageState:
     """done: it is there already. to do: it is not. anew: it is there, but was made of something else."""
     reasons: Sequence[str] = ()
     """The reasons why it is made anew, or how it goes on."""
+    seconds: tuple[float, float] | None = None
+    """The shortest and the longest time; None where it is not known."""
 
 
 def unique(stages: Iterable[Stage]) -> list[Stage]:
@@ -101,58 +99,49 @@ def unique(stages: Iterable[Stage]) -> list[Stage]:
     return list(named.values())
 
 
-def execute(stages: Sequence[Stage], progress: Progress, later: Sequence[Step] = ()) -> dict[str, Any]:
+def execute(
+    stages: Sequence[Stage],
+    progress: Progress,
+    planned: Mapping[str, tuple[float, float]] | None = None,
+    later: Sequence[Step] = (),
+) -> dict[str, Any]:
     """Do the stages in their order; return what each gave back, by its name.
 
-    Each does only what is missing or was made from other inputs. An error leaves what is finished in place. later:
-    what follows them in the same count.
+    Each does only what is missing or was made from other inputs. An error leaves what is finished in place. planned:
+    the shortest and the longest time of stages, by name, to show beside what they take. later: what follows them in the
+    same count.
     """
-    listed, results = steps(stages), dict[str, Any]()
-    announce(progress, [*listed, *later])
-    unasked = {step.label for step in listed if not step.amount}
-    for stage in stages:
-        is_new = stage.folder is not None and not stage.folder.exists()
-        results[stage.name] = stage.run(progress)
-        if is_new and stage.name in unasked:  # all its rows were asked before, so it has shown nothing
-            progress(stage.name, 1, 1)
-    return results
+    announce(progress, [*steps(stages, planned), *later])
+    return {stage.name: stage.run(progress) for stage in stages}
 
 
-def steps(stages: Iterable[Stage]) -> list[Step]:
-    """Return the stages as steps of a progress display.
-
-    Questions that an earlier stage asks the same model do not count again. Such a stage keeps its number all the same,
-    so that the count is that of the stages, which is known before any row is read.
-    """
-    shown: list[Step] = []
-    asked: dict[str, set[str]] = {}
-    for stage in stages:
-        kind, amount = stage.kind, stage.amount
-        if stage.asks:
-            kind, amount = "score", _new_questions(*stage.asks, asked)
-        if stage.amount:
-            shown.append(Step(stage.name, kind, amount, explain_stage(stage.name)))
-    return shown
+def steps(stages: Iterable[Stage], planned: Mapping[str, tuple[float, float]] | None = None) -> list[Step]:
+    """Return the stages as steps of a progress display. planned: see `execute`."""
+    times = planned or {}
+    return [
+        Step(stage.name, stage.kind, stage.amount, explain_stage(stage.name), times.get(stage.name))
+        for stage in stages
+        if stage.amount
+    ]
 
 
-def _new_questions(model: str, benchmark: Benchmark, asked: dict[str, set[str]]) -> int:
-    """Return the number of questions that a model was not asked yet. asked: those that it was, which grow."""
-    if not benchmark.by_row:
-        return sum(len(item_set.items) for item_set in benchmark.sets.values())
-    sets = benchmark.sets.items()
-    rows = {f"{name} {row_key(benchmark, item.fields)}" for name, item_set in sets for item in item_set.items}
-    new = rows - asked.setdefault(model, set())
-    asked[model] |= rows
-    return len(new)
+def stage_seconds(stage: Stage, facts: Facts, machine: Machine) -> tuple[float, float] | None:
+    """Return the shortest and the longest time of a stage; None where it is not known."""
+    times = [cost.seconds for cost in stage.cost(facts, machine)]
+    known = [seconds for seconds in times if seconds]
+    if not known or len(known) < len(times):
+        return None
+    return sum(low for low, _ in known), sum(high for _, high in known)
 
 
-def look_ahead(stages: Iterable[Stage]) -> list[StageState]:
-    """Return what a run would do with each stage, in their order."""
+def look_ahead(stages: Iterable[Stage], facts: Facts | None = None, machine: Machine | None = None) -> list[StageState]:
+    """Return what a run would do with each stage, in their order, with its time where `facts` tell it."""
     ahead: list[StageState] = []
     for stage in stages:
         pending = {earlier.name for earlier in ahead if earlier.state != "done"}
         state, reasons = _state(stage, [name for name in stage.needs if name in pending])
-        ahead.append(StageState(stage.name, stage.folder, state, reasons))
+        seconds = stage_seconds(stage, facts, machine) if facts and machine else None
+        ahead.append(StageState(stage.name, stage.folder, state, reasons, seconds))
     return ahead
 
 

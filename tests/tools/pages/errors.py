@@ -156,9 +156,9 @@ GROUPS: dict[str, tuple[Message, ...]] = {
             "Name the checkpoint that the target was tuned from.",
         ),
         (
-            "target …: was saved without a tokenizer, and so was the prior",
+            "target …: was saved without a tokenizer",
             "`model.save_pretrained` alone writes no tokenizer.",
-            "Copy the tokenizer's files into the target's folder.",
+            "Set `tokenizer:` to the folder that has it, often the prior's.",
         ),
         (
             "prompt.kind is 'chat', but the target's tokenizer has no chat template; use 'plain'",

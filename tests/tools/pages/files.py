@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from msa_lite.evals.evaluation import PROMPTS_FILE
+from msa_lite.evals.records import ANSWERS_FILE
 from msa_lite.io.finished.seal import CARD_FILE, MANIFEST, MERGEKIT_FILE
 from msa_lite.io.weights.adapter import ADAPTER_CONFIG
 from msa_lite.pipeline.prepare.models import WRITTEN_OUT
@@ -39,6 +40,8 @@ RUN: dict[str, tuple[bool, str]] = {
     SIGNATURE_FILE: (False, "Your signature of the record, if you signed it"),
     RECIPE_FILE: (False, "The recipe as resolved: defaults filled in, revisions pinned"),
     PROMPT_FILE: (True, "With `prompt: auto`: the target's score in each form"),
+    ANSWERS_FILE: (True, "What models answered and how they scored texts, so that all runs of the recipe ask it "
+    "once"),
     "moments/*": (True, "With `merge.filter`: roots of the second moments of the inputs of the target's layers, on "
     "forget and retain rows, in fp32"),
     "vectors/start/*": (True, "With `vector.start: retain` and an adapter: prior and retain vector merged"),
@@ -128,7 +131,8 @@ _TRAINING = """
 ## Files of a training
 
 `msa-lite train` writes each stage's model, with a manifest, into `NUMBER-NAME/`. These models hold the data.
-`history.yaml` beside them lists the checkpoints as a `history:` for the recipe of a run.
+`history.yaml` beside them lists the checkpoints as a `history:` for the recipe of a run. `known_weights.json` in a
+model's folder names the weights that a stage with `into:` changed.
 """
 
 
