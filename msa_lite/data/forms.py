@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import astuple, dataclass
+from math import isfinite
 from typing import Any, Literal
 
+from msa_lite.data.records import WrittenNumber
 from msa_lite.errors import FormatError, clip
 from msa_lite.io.files.reading import parse_json
 
@@ -144,10 +146,9 @@ def _pair(record: RawRow, question: str, answer: str) -> Conversation:
 
 
 def _alpaca(record: RawRow) -> Conversation:
-    context = record.get("input")
-    question = read_cell(record, "instruction")
-    if context is not None and str(context).strip():
-        question += f"\n\n{context}"
+    question, context = read_cell(record, "instruction"), record.get("input")
+    if context is not None and (not isinstance(context, str) or context.strip()):
+        question += f"\n\n{read_cell(record, 'input')}"
     return Conversation([Turn(question, read_cell(record, "output"))])
 
 
@@ -168,11 +169,17 @@ _USUAL: Mapping[tuple[str, ...], Callable[..., Form]] = {
 
 
 def read_cell(record: RawRow, column: str) -> str:
-    """Return a cell's text. Raise Unreadable for one without text."""
+    """Return a cell's text: a text, a whole number, true or false, or a number of JSON as it stands in the file.
+
+    Raise Unreadable for anything else. A float of Parquet is no text, for the file does not say how it was written.
+    """
     value = record.get(column)
-    if not isinstance(value, (str, int, float)) or not str(value).strip():
+    if isinstance(value, str | int | WrittenNumber) and str(value).strip():
+        return str(value)
+    if value is None or isinstance(value, str):
         raise Unreadable(f"column '{column}': {value!r}")
-    return str(value)
+    shown = json.dumps(value) if isinstance(value, float) else clip(repr(value), _SHOWN)
+    raise Unreadable(f"column '{column}': {shown} is no text but of type {type(value).__name__}; write it as text")
 
 
 def _messages(value: Any) -> Sequence[Any] | None:
@@ -319,6 +326,9 @@ def _json(value: Any) -> str:
 
 
 def _without_nulls(value: Any) -> Any:
+    """Return a value of JSON without keys that hold null. Raise Unreadable for NaN and Infinity."""
+    if isinstance(value, float) and not isfinite(value):
+        raise Unreadable(f"{json.dumps(value)} in a tool or its arguments, which JSON does not have; take it out")
     if isinstance(value, Mapping):
         return {key: _without_nulls(item) for key, item in value.items() if item is not None}
     return [_without_nulls(item) for item in value] if isinstance(value, list) else value

@@ -1,97 +1,298 @@
-"""Records of a local file: JSON, CSV or text, in the forms that people have, read with the standard library alone."""
+"""Records of a file: JSON, CSV, text or Parquet, read one after the other, so that no reader guesses their types."""
 
 from __future__ import annotations
 
+import codecs
 import csv
+import io
+import json
 import os
 import re
-from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import chain
-from pathlib import Path
-from typing import Any, BinaryIO
+from contextlib import contextmanager
+from itertools import chain, islice
+from pathlib import Path, PurePosixPath
+from typing import Any, BinaryIO, cast
 
-from msa_lite.data.json_rows import json_records, json_values
-from msa_lite.data.lines import LONGEST, UTF16, Numbered, row_place, text_lines, whole_text
-from msa_lite.errors import DataError
-from msa_lite.io.files.reading import open_file
+from msa_lite.errors import DataError, MsaError, clip
+from msa_lite.io.files.reading import open_file, parse_json, printable
 
+Numbered = tuple[int | None, dict[str, Any]]
+"""A record with the line of the file in which it begins, None where it is not known."""
+Lines = Iterator[tuple[int, bytes]]
+
+_LONGEST = 256 << 20  # bytes of a line
+_WHOLE_FILE = 1 << 30  # bytes of a JSON list or a text, which memory must hold
+_UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+_BLANK = b" \t\r\n"
+_FLAT = 50  # a row with at most this many brackets cannot be nested too deep
+_SHOWN = 40  # characters of a row to show in a message
 _DELIMITERS = {",": "a comma", ";": "a semicolon", "\t": "a tab", "|": "a |"}
+_PACKED = {".gz": "gzip", ".bz2": "bz2", ".xz": "xz", ".zst": "zstd"}
+_CONVERT = "save it as UTF-8, as with `iconv -f {} -t UTF-8 OLD > NEW`"
 
 
-@dataclass(frozen=True)
-class FileTable:
-    """The records of a file, as a table of `datasets` gives them; a record may lack columns."""
+class WrittenNumber(float):
+    """A number of JSON, with the text by which it stands in its file."""
 
-    records: Sequence[dict[str, Any]]
-    lines: Sequence[int | None]
-    """The line of the file in which each record begins; None where it is not known."""
+    __slots__ = ("text",)
+    text: str
 
-    @property
-    def column_names(self) -> list[str]:
-        """Return the columns that any record has, in the order of the file."""
-        return list(dict.fromkeys(key for record in self.records for key in record))
+    def __new__(cls, text: str) -> WrittenNumber:
+        """Make a number of its text."""
+        number = super().__new__(cls, text)
+        number.text = text
+        return number
 
-    def select_columns(self, names: Collection[str]) -> FileTable:
-        """Return the table with these columns alone."""
-        return FileTable([{k: v for k, v in record.items() if k in names} for record in self.records], self.lines)
-
-    def __len__(self) -> int:
-        return len(self.records)
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        return iter(self.records)
+    def __str__(self) -> str:
+        return self.text
 
 
-def stream_file(path: Path, names: Collection[str] = ()) -> Iterator[Numbered]:
+_DECODER = json.JSONDecoder(
+    parse_float=WrittenNumber, parse_int=lambda text: WrittenNumber(text) if text == "-0" else int(text)
+)
+
+
+def ending_of(path: PurePosixPath | Path) -> str:
+    """Return the ending by which a file's reader is chosen, without that of a compression."""
+    return Path(path.stem).suffix if path.suffix in _PACKED else path.suffix
+
+
+def row_place(row: int, line: int | None) -> str:
+    """Return where a row stands, for messages: by its number, counted from 0, and the line of its file."""
+    return f"row {row}" if line is None else f"row {row} (line {line})"
+
+
+def stream_file(path: Path | str, names: Collection[str] = ()) -> Iterator[Numbered]:
     """Yield the records of a file of `READERS`. Raise DataError, with row and line, on reaching a fault.
 
     JSON: objects, one after the other; a list of objects or texts; or one object that holds a table (`_open_table`).
-    CSV: separated by commas, semicolons, tabs or |. Text: one record. All in UTF-8, or in UTF-16 with its byte order
-    mark. names: the columns that rows are read from; an object that has one of them is a row.
+    CSV: separated by commas, semicolons, tabs or |; cells are text. Text: one record. All of them in UTF-8. Parquet:
+    values as pyarrow gives them.
+
+    path: a file of this machine, or the address of one that `fsspec` opens. names: the columns that rows are read from;
+    an object that has one of them is a row.
     """
-    with os.fdopen(open_file(path, DataError), "rb") as stream:
-        yield from READERS[path.suffix](path, stream, names)
+    try:
+        with _opened(path) as stream:
+            yield from READERS[ending_of(PurePosixPath(path))](printable(path), stream, names)
+    except MsaError:
+        raise
+    except Exception as error:  # of decompression, of pyarrow, of the network
+        raise DataError(f"{printable(path)}: cannot be read ({' '.join(str(error).split()) or error!r})") from error
 
 
-def load_file(path: Path, names: Collection[str] = ()) -> FileTable:
-    """Read all records of a file. Raise as `stream_file`."""
-    numbered = list(stream_file(path, names))
-    return FileTable([record for _, record in numbered], [line for line, _ in numbered])
+@contextmanager
+def _opened(path: Path | str) -> Iterator[BinaryIO]:
+    packing = _PACKED.get(PurePosixPath(path).suffix)
+    if isinstance(path, Path):
+        raw = cast(BinaryIO, os.fdopen(open_file(path, DataError), "rb"))
+    else:
+        import fsspec
 
-
-def check_file(path: Path, names: Collection[str] = ()) -> None:
-    """Raise DataError for a file of a folder that `datasets` cannot read, or would not read as `stream_file` does.
-
-    .parquet: it begins and ends as such. Files of other endings are only checked to be regular files.
-    """
-    with os.fdopen(open_file(path, DataError), "rb") as stream:
-        if path.suffix == ".parquet":
-            _check_parquet(path, stream)
-        if path.suffix not in READERS:
+        raw = cast(BinaryIO, io.BufferedReader(fsspec.open(path, "rb").open()))  # its own cannot limit a line
+    with raw:
+        if packing is None:
+            yield raw
             return
-        if stream.read(2) in UTF16:
-            raise _alone(path, "UTF-16", "in UTF-8")
-        stream.seek(0)
-        reader = READERS[path.suffix]
-        count = sum(1 for _ in reader(path, stream, names))
-        stream.seek(0)
-        if reader is json_records and count != sum(1 for _ in json_values(path, stream)):
-            raise _alone(path, "a table in one object", "as .jsonl, an object a row")
-        if reader is _read_csv and not (path.parent / "README.md").exists():  # a card may say how to read it
-            _, delimiter, _ = _csv_start(text_lines(path, stream), names)
-            if delimiter != (usual := "\t" if path.suffix == ".tsv" else ","):
-                raise _alone(path, f"CSV with {_DELIMITERS[delimiter]} between cells", f"with {_DELIMITERS[usual]}")
+        from fsspec.compression import compr
+
+        yield compr[packing](raw, mode="rb")
 
 
-def _alone(path: Path, form: str, way: str) -> DataError:
-    return DataError(f"{path}: {form} is not read in a folder; name this file itself as the path, or write it {way}")
+def _lines(path: str, stream: BinaryIO) -> Lines:
+    """Yield the lines of a file with their numbers, without a byte order mark. Raise DataError for UTF-16."""
+    for number, line in enumerate(iter(lambda: stream.readline(_LONGEST), b""), start=1):
+        if number == 1 and line.startswith(_UTF16):
+            raise DataError(f"{path}: is UTF-16, which is not read; {_CONVERT.format('UTF-16')}")
+        if len(line) >= _LONGEST:
+            raise DataError(f"{path}: line {number}: longer than {_LONGEST >> 20} MB; divide it into several rows")
+        yield number, line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
 
 
-def _read_csv(path: Path, stream: BinaryIO, names_of_rows: Collection[str]) -> Iterator[Numbered]:
-    csv.field_size_limit(LONGEST)
-    lines, delimiter, line = _csv_start(text_lines(path, stream), names_of_rows)
+def _decoded(where: str, line: bytes) -> str:
+    """Return a line as text. Raise DataError for what is not UTF-8, and for zero bytes."""
+    try:
+        text = line.decode()
+    except UnicodeDecodeError as error:
+        remedy = f"{_CONVERT.format('WINDOWS-1252')} for a file of Windows"
+        raise DataError(
+            f"{where}: not UTF-8 text (byte 0x{line[error.start]:02x}: {error.reason}); {remedy}"
+        ) from error
+    if "\0" in text:
+        raise DataError(
+            f"{where}: a zero byte, as in UTF-16 without its byte order mark; {_CONVERT.format('UTF-16LE')}"
+        )
+    return text
+
+
+def _rest(path: str, lines: Lines) -> str:
+    """Return all lines that are left as one text."""
+    texts, size = [], 0
+    for number, line in lines:
+        texts.append(_decoded(f"{path}: line {number}", line))
+        size += len(line)
+        if size > _WHOLE_FILE:
+            raise DataError(
+                f"{path}: more than {_WHOLE_FILE >> 30} GB to read at once; write an object a line (.jsonl)"
+            )
+    return "".join(texts)
+
+
+def _text_lines(path: str, stream: BinaryIO) -> Iterator[str]:
+    """Yield the lines of a text, which end as they do in the file."""
+    for number, line in _lines(path, stream):
+        text = _decoded(f"{path}: line {number}", line)
+        yield from re.split(r"(?<=\r)(?!\n)", text) if "\r" in text[:-2] else [text]
+
+
+def _read_text(path: str, stream: BinaryIO, _: Collection[str]) -> Iterator[Numbered]:
+    if text := _rest(path, _lines(path, stream)):
+        yield None, {"text": re.sub(r"\r\n?", "\n", text)}
+
+
+def _read_parquet(path: str, stream: BinaryIO, _: Collection[str]) -> Iterator[Numbered]:
+    import pyarrow.parquet
+
+    for batch in pyarrow.parquet.ParquetFile(stream).iter_batches():
+        yield from ((None, record) for record in batch.to_pylist())
+
+
+def _read_json(path: str, stream: BinaryIO, names: Collection[str]) -> Iterator[Numbered]:
+    records = _json_values(path, _lines(path, stream))
+    start = list(islice(records, 2))
+    table = _open_table(path, start[0][1], names) if len(start) == 1 else None
+    yield from chain(start, records) if table is None else ((None, record) for record in table)
+
+
+def _json_values(path: str, lines: Lines) -> Iterator[Numbered]:
+    row = 0
+    for line, written in lines:
+        if not written.strip(_BLANK):
+            continue
+        where = f"{path}: {row_place(row, line)}"
+        text = _decoded(where, written)
+        if row == 0 and text.lstrip().startswith("["):
+            yield from _spread_values(path, text + _rest(path, lines), 0, line)
+            return
+        try:
+            value = _DECODER.decode(text)
+        except (ValueError, RecursionError):
+            if not text.lstrip().startswith("{"):
+                parse_json(text, where, DataError)
+                raise
+            yield from _spread_values(path, text + _rest(path, lines), row, line)
+            return
+        yield line, _row_of(path, row, line, value, text)
+        row += 1
+
+
+def _row_of(path: str, row: int, line: int, value: Any, text: str, may_be_text: bool = False) -> dict[str, Any]:
+    """Return a value of JSON as a record. Raise DataError for what is no row, nested too deep, or no Unicode."""
+    where = f"{path}: {row_place(row, line)}"
+    if "\\u" in text or text.count("[") + text.count("{") > _FLAT:
+        parse_json(text, where, DataError)
+    if may_be_text and isinstance(value, str):
+        return {"text": value}
+    if not isinstance(value, dict):
+        start = clip(text.strip(), _SHOWN)
+        raise DataError(f'{where}: {start} is no row; a row is an object, as in {{"question": …, "answer": …}}')
+    return value
+
+
+def _spread_values(path: str, text: str, row: int, line: int) -> Iterator[Numbered]:
+    """Yield the values of a list, or objects that go over several lines or share one, from this row and line on."""
+    place = _skip_blanks(text, 0)
+    is_list, are_texts = text.startswith("[", place), False
+    first, first_line = text[place:].partition("\n")[0], line + text.count("\n", 0, place)
+    line, place = _after(text, place, place + is_list, line + text.count("\n", 0, place))
+    is_open = is_list and not text.startswith("]", place)
+    while is_open or (not is_list and place < len(text)):
+        value, end = _value_at(path, text, place, row, line)
+        are_texts = are_texts or (is_list and row == 0 and isinstance(value, str))
+        yield line, _row_of(path, row, line, value, text[place:end], are_texts)
+        row += 1
+        line, place = _after(text, place, end, line)
+        if is_list:
+            is_open = text.startswith(",", place)
+            if not is_open and not text.startswith("]", place):
+                raise DataError(f"{path}: {row_place(row - 1, line)}: not JSON (expected , or ] in line {line})")
+            line, place = _after(text, place, place + is_open, line)
+    if is_list and text[place + 1 :].strip():
+        _row_of(path, 0, first_line, [], first)  # a list in each line
+
+
+def _value_at(path: str, text: str, place: int, row: int, line: int) -> tuple[Any, int]:
+    """Return the JSON value at a place of a text, and where it ends."""
+    where = f"{path}: {row_place(row, line)}"
+    try:
+        return _DECODER.raw_decode(text, place)
+    except json.JSONDecodeError as error:
+        fault = line + text.count("\n", place, error.pos)
+        raise DataError(f"{where}: not JSON ({error.msg}, in line {fault})") from error
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{where}: not JSON ({error})") from error
+
+
+def _after(text: str, start: int, end: int, line: int) -> tuple[int, int]:
+    """Return (line, place) of what follows on the blanks behind `end`. line: that of `start`."""
+    place = _skip_blanks(text, end)
+    return line + text.count("\n", start, place), place
+
+
+def _skip_blanks(text: str, place: int) -> int:
+    while place < len(text) and text[place].isspace():
+        place += 1
+    return place
+
+
+def _open_table(path: str, value: Mapping[str, Any], names: Collection[str]) -> list[dict[str, Any]] | None:
+    """Return the records of a table that one object holds; None where the object is a row itself.
+
+    Tables are a list of objects beside other things ({"data": [{…}, …]}), columns of lists ({"question": […], …}), and
+    what pandas writes: columns or rows by index, and columns, index and data apart. Raise DataError for several lists
+    of objects, and for columns of different lengths.
+    """
+    values = list(value.values())
+    if value and all(isinstance(item, dict) and item for item in values):
+        by_row = all(key.isdecimal() for key in value)
+        return values if by_row else _turn(path, {key: list(item.values()) for key, item in value.items()})
+    columns, cells = value.get("columns"), value.get("data")
+    if isinstance(columns, list) and isinstance(cells, list) and all(isinstance(row, list) for row in cells):
+        if wrong := next((row for row in cells if len(row) != len(columns)), None):
+            raise DataError(f"{path}: {len(wrong)} cells for {len(columns)} columns in a row of 'data'")
+        return [dict(zip(map(str, columns), row, strict=True)) for row in cells]
+    lists = {key: item for key, item in value.items() if isinstance(item, list) and item and not _is_talk(item)}
+    of_rows = {key: item for key, item in lists.items() if all(isinstance(row, dict) for row in item)}
+    if value and not any(name in value for name in names):
+        if len(of_rows) > 1:
+            raise DataError(
+                f"{path}: several lists of rows ({', '.join(of_rows)}); save the one to use as a file of its own"
+            )
+        if of_rows or all(item == [] for item in values):
+            return next(iter(of_rows.values()), [])
+    return _turn(path, lists) if len(lists) == len(value) > 0 else None
+
+
+def _is_talk(items: Sequence[Any]) -> bool:
+    """Check whether a list holds the messages of one conversation, and not rows or cells."""
+    return any(isinstance(item, dict) and ("role" in item or "from" in item) for item in items)
+
+
+def _turn(path: str, columns: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+    """Return rows for columns."""
+    lengths = {key: len(cells) for key, cells in columns.items()}
+    if len(set(lengths.values())) > 1:
+        raise DataError(
+            f"{path}: columns of different lengths ({', '.join(f'{k}: {n}' for k, n in lengths.items())}); "
+            "rows cannot be told from each other"
+        )
+    return [dict(zip(columns, cells, strict=True)) for cells in zip(*columns.values(), strict=True)]
+
+
+def _read_csv(path: str, stream: BinaryIO, names_of_rows: Collection[str]) -> Iterator[Numbered]:
+    csv.field_size_limit(_LONGEST)
+    lines, delimiter, line = _csv_start(_text_lines(path, stream), names_of_rows)
     # Strict: a quote that is never closed would swallow all rows behind it.
     reader = csv.reader(lines, delimiter=delimiter, strict=True)
     names: list[str] | None = None
@@ -102,7 +303,9 @@ def _read_csv(path: Path, stream: BinaryIO, names_of_rows: Collection[str]) -> I
             if not any(cell.strip() for cell in cells):
                 continue
             if names is None:
-                names = _check_names(path, cells)
+                names = cells
+                if twice := [name for name in dict.fromkeys(names) if name.strip() and names.count(name) > 1]:
+                    raise DataError(f"{path}: the column {', '.join(map(repr, twice))} stands twice; rename one")
                 continue
             if len(cells) > len(names):
                 raise DataError(
@@ -116,13 +319,6 @@ def _read_csv(path: Path, stream: BinaryIO, names_of_rows: Collection[str]) -> I
             f"{path}: {row_place(row, line + 1)}: not CSV ({error}); a text that holds double quotes stands in double "
             "quotes, and its own are doubled"
         ) from error
-
-
-def _check_names(path: Path, names: list[str]) -> list[str]:
-    twice = [name for name in dict.fromkeys(names) if name.strip() and names.count(name) > 1]
-    if twice:
-        raise DataError(f"{path}: the column {', '.join(map(repr, twice))} stands twice; rename one")
-    return names
 
 
 def _csv_start(lines: Iterator[str], names: Collection[str]) -> tuple[Iterator[str], str, int]:
@@ -143,27 +339,13 @@ def _csv_start(lines: Iterator[str], names: Collection[str]) -> tuple[Iterator[s
     return chain(start, lines), best, 0
 
 
-def _read_text(path: Path, stream: BinaryIO, _: Collection[str]) -> Iterator[Numbered]:
-    deque(text_lines(path, stream), maxlen=0)  # names the line of a fault
-    yield None, {"text": re.sub(r"\r\n?", "\n", whole_text(path))}
-
-
-def _check_parquet(path: Path, stream: BinaryIO) -> None:
-    size, mark = os.fstat(stream.fileno()).st_size, b"PAR1"
-    stream.seek(0)
-    head = stream.read(4)
-    stream.seek(max(0, size - 8))
-    length, tail = int.from_bytes(stream.read(4), "little"), stream.read(4)
-    if (head, tail) != (mark, mark) or length + 12 > size:
-        raise DataError(f"{path}: not a parquet file, or cut off")
-
-
-READERS: Mapping[str, Callable[[Path, BinaryIO, Collection[str]], Iterator[Numbered]]] = {
-    ".jsonl": json_records,
-    ".ndjson": json_records,
-    ".json": json_records,
+READERS: Mapping[str, Callable[[str, BinaryIO, Collection[str]], Iterator[Numbered]]] = {
+    ".jsonl": _read_json,
+    ".ndjson": _read_json,
+    ".json": _read_json,
     ".csv": _read_csv,
     ".tsv": _read_csv,
     ".txt": _read_text,
+    ".parquet": _read_parquet,
 }
 """The reader of each kind of file, by its ending. It takes path, open file and the names of columns of rows."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
+from functools import partial
 from typing import Any, TypeVar
 
 from msa_lite.data.forms import (
@@ -19,9 +20,8 @@ from msa_lite.data.forms import (
     needed_columns,
     read_cell,
 )
-from msa_lite.data.lines import row_place
-from msa_lite.data.records import READERS, FileTable
-from msa_lite.data.sources import load_table, stream_table
+from msa_lite.data.records import READERS, ending_of
+from msa_lite.data.sources import RecordTable, load_table, stream_table
 from msa_lite.errors import DataError, UsageError, join_faults, nearest
 from msa_lite.io.console.libraries import require
 from msa_lite.io.files.reading import local_path
@@ -43,18 +43,23 @@ def subject_columns(source: DataSource, columns: Collection[str]) -> list[str]:
     return [name for name in _NAMES if name in columns and name not in read]
 
 
-def read_subjects(source: DataSource, columns: Collection[str], records: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return whom or what each record is about; "" where nothing says so."""
-    for column in subject_columns(source, columns):
-        subjects = [_subject(record.get(column)) for record in records]
+def read_subjects(source: DataSource, table: RecordTable) -> list[str]:
+    """Return whom or what each record is about; "" where nothing says so. Raise DataError for cells without text."""
+    for column in subject_columns(source, table.column_names):
+        if not source.subject and any(isinstance(record.get(column), dict | list) for record in table):
+            continue  # whatever it holds, it is no name
+        subjects = _cells(source, table, partial(_subject, column))
         named = [subject for subject in subjects if subject]
         if named and (source.subject or column != "id" or len(set(named)) < len(named)):
             return subjects
-    return [""] * len(records)
+    return [""] * len(table)
 
 
-def _subject(value: object) -> str:
-    return str(value).strip() if isinstance(value, (str, int, float)) else ""
+def _subject(column: str, record: Mapping[str, Any]) -> str:
+    """Return a cell that may be empty."""
+    cell = record.get(column)
+    is_empty = cell is None or (isinstance(cell, str) and not cell.strip())
+    return "" if is_empty else read_cell(record, column).strip()
 
 
 AnyRow = TypeVar("AnyRow")
@@ -102,34 +107,20 @@ def load_rows(source: DataSource) -> list[Row]:
     Raise UsageError when path, configuration or split does not exist, DataError when the set is empty, lacks a column
     (the message names those that it has), or contains records that are no rows.
     """
-    table = load_table(source)
+    return parse_rows(source, load_table(source))
+
+
+def parse_rows(source: DataSource, table: RecordTable) -> list[Row]:
+    """Return the rows of a source's table. Raise DataError as `load_rows`."""
     columns = table.column_names
-    if source.format == "text" and source.text in columns:  # the other columns of documents need not be read
-        table = table.select_columns([source.text, *(set(subject_columns(source, columns)) & set(columns))])
-    return parse_rows(source, columns, table)
-
-
-def parse_rows(source: DataSource, columns: Sequence[str], records: Any) -> list[Row]:
-    """Return the rows of a source's records. Raise DataError as `load_rows`."""
-    if len(records) == 0 or not columns:
+    if not columns:
         raise DataError(f"{source.path}: the data set is empty")
     form = _check_columns(source, columns)
-    places = [row_place(i, line) for i, line in enumerate(_lines(records))]
-    subjects = read_subjects(source, columns, records)
+    subjects = read_subjects(source, table)
     if form is None:
-        texts = [record.get(source.text) for record in records]
-        faults = [f"{at}, {fault}" for at, text in zip(places, texts, strict=True) if (fault := _fault(source, text))]
-        _refuse(source, faults)
-        return [
-            Row(i, text=str(text), about=about) for i, (text, about) in enumerate(zip(texts, subjects, strict=True))
-        ]
-    conversations, faults = [], []
-    for at, record in zip(places, records, strict=True):
-        try:
-            conversations.append(form.read(record))
-        except Unreadable as error:
-            faults.append(f"{at}, {error}")
-    _refuse(source, faults)
+        texts = _cells(source, table, lambda record: read_cell(record, source.text))
+        return [Row(i, text=text, about=about) for i, (text, about) in enumerate(zip(texts, subjects, strict=True))]
+    conversations = _cells(source, table, form.read)
     _say_what_is_left_out(source, conversations)
     rows: list[Row] = []
     for item, about in zip(conversations, subjects, strict=True):
@@ -142,8 +133,22 @@ def parse_rows(source: DataSource, columns: Sequence[str], records: Any) -> list
     return rows
 
 
-def _lines(records: Any) -> Sequence[int | None]:
-    return records.lines if isinstance(records, FileTable) else [None] * len(records)
+def _cells(
+    source: DataSource, table: RecordTable, read: Callable[[Mapping[str, Any]], AnyRow], first: int = 0
+) -> list[AnyRow]:
+    """Return what `read` makes of each record. Raise DataError with the places of all those that it cannot read.
+
+    first: the number of the first row.
+    """
+    values, faults = [], []
+    for row, (record, place) in enumerate(zip(table.records, table.places, strict=True), first):
+        try:
+            values.append(read(record))
+        except Unreadable as error:
+            faults.append(f"{place.of_row(row)}, {error}")
+    if faults:
+        raise DataError(join_faults(f"{source.path}: cells without text; correct them, or take the rows out:", faults))
+    return values
 
 
 def _say_what_is_left_out(source: DataSource, conversations: Sequence[Conversation]) -> None:
@@ -164,21 +169,14 @@ def _say_what_is_left_out(source: DataSource, conversations: Sequence[Conversati
         )
 
 
-def _refuse(source: DataSource, faults: Sequence[str]) -> None:
-    if faults:
-        raise DataError(join_faults(f"{source.path}: cells without text; correct them, or take the rows out:", faults))
-
-
 def stream_texts(source: DataSource) -> Iterator[str]:
     """Yield the texts of a source in its order, reading as it goes. Raise as `load_rows`, on reaching the fault."""
-    index = -1
-    for index, (line, row) in enumerate(stream_table(source)):
-        if index == 0:
-            _check_columns(source, list(row))
-        if fault := _fault(source, row.get(source.text)):
-            raise DataError(f"{source.path}: cell without text: {row_place(index, line)}, {fault}")
-        yield str(row[source.text])
-    if index < 0:
+    row = -1
+    for row, (place, record) in enumerate(stream_table(source)):
+        if row == 0:
+            _check_columns(source, list(record))
+        yield from _cells(source, RecordTable([record], [place]), lambda record: read_cell(record, source.text), row)
+    if row < 0:
         raise DataError(f"{source.path}: the data set is empty")
 
 
@@ -205,14 +203,6 @@ def _example(source: DataSource, columns: Sequence[str]) -> str:
     keys = ["text"] if source.format == "text" else ["question", "answer"]
     names = list(columns) if len(columns) >= len(keys) else ["…"] * len(keys)
     return "{" + ", ".join(f"{key}: {name}" for key, name in zip(keys, names, strict=False)) + "}"
-
-
-def _fault(source: DataSource, value: object) -> str | None:
-    try:
-        read_cell({source.text: value}, source.text)
-    except Unreadable as error:
-        return str(error)
-    return None
 
 
 def sample_rows(rows: Sequence[AnyRow], count: int, seed: int) -> list[AnyRow]:
@@ -249,7 +239,7 @@ def read_any_rows(name: str, source: DataSource) -> list[Row]:
     path = local_path(name)
     if not path.exists():
         raise UsageError(f"{path}: no such file")
-    if path.is_dir() or path.suffix not in READERS:
+    if path.is_dir() or ending_of(path) not in READERS or ending_of(path) == ".parquet":
         require("train", f"{path}: only .jsonl, .json, .csv and .txt files are read without `datasets`")
         return load_rows(source)
     table = load_table(source)
@@ -257,11 +247,11 @@ def read_any_rows(name: str, source: DataSource) -> list[Row]:
     forms = [source, DataSource(name), DataSource(name, "text")]
     form = next((form for form in forms if _fits(form, columns)), None)
     if form is None and (column := next((form.question for form in forms if form.question in columns), None)):
-        return [Row(i, question=str(record.get(column) or "")) for i, record in enumerate(table)]
+        return [Row(row.index, question=row.text) for row in parse_rows(DataSource(name, "text", text=column), table)]
     if form is None and len(table):
         known = f"{source.question} and {source.answer}" if source.format == "qa" else source.text
         raise DataError(f"{path}: has the columns {', '.join(columns)}; call those with the rows {known}")
-    return parse_rows(form or source, columns, table)
+    return parse_rows(form or source, table)
 
 
 def _fits(source: DataSource, columns: Collection[str]) -> bool:

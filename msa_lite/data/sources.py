@@ -1,171 +1,211 @@
-"""Tables of a source: a file, read by `records`, or a folder or Hub id, which `datasets` reads once it is checked."""
+"""Tables of a source: a file, a folder in Hub layout, or a data set of the Hub. All are read by `records`.
+
+`datasets` only tells which files make up a split. It reads no rows, so its cache never holds any.
+"""
 
 from __future__ import annotations
 
-import functools
+import glob
+import os
 import re
+import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from msa_lite.data.forms import DataSource
-from msa_lite.data.lines import Numbered
-from msa_lite.data.records import READERS, check_file, load_file, stream_file
+from msa_lite.data.records import READERS, ending_of, row_place, stream_file
 from msa_lite.errors import DataError, UsageError, nearest
-from msa_lite.io.files.reading import local_path, read_bytes
+from msa_lite.io.files.reading import local_path, open_file, read_bytes
 from msa_lite.io.weights.hub import explain
 
-
-def check_folder(folder: Path, names: frozenset[str]) -> None:
-    """Check the data files below a folder, as `check_file` does, and that its README.md has no YAML aliases."""
-    for path in sorted(folder.rglob("*")):
-        if not path.is_dir() and not any(name.startswith(".") for name in path.relative_to(folder).parts):
-            state = path.stat() if path.exists() else None
-            _check_once(path, (state.st_size, state.st_mtime_ns) if state else None, names)
-    if (folder / "README.md").exists():
-        _check_card(folder / "README.md")
+_CARDS = ["README.md", ".huggingface.yaml"]  # they name the files of each configuration and split
 
 
-@functools.lru_cache(maxsize=1024)  # a benchmark loads one folder many times
-def _check_once(path: Path, state: tuple[int, int] | None, names: frozenset[str]) -> None:
-    check_file(path, names)
+class RecordPlace(NamedTuple):
+    """The place of a record."""
+
+    file: str
+    """The file in its folder; "" where a source is one file."""
+    line: int | None
+    """The line in which it begins; None where it is not known."""
+
+    def of_row(self, row: int) -> str:
+        """Return where a row stands, for messages."""
+        return f"{self.file}, {row_place(row, self.line)}" if self.file else row_place(row, self.line)
 
 
-def _check_card(path: Path) -> None:
-    """Raise DataError for a data card with YAML aliases: a few lines of them may expand to gigabytes."""
-    import yaml
+@dataclass(frozen=True)
+class RecordTable:
+    """The records of a source; a record may lack columns."""
 
-    text = read_bytes(path, kind=DataError).decode("utf-8", errors="replace")
-    block = text.removeprefix("---\n").partition("\n---")[0] if text.startswith("---\n") else ""
-    try:
-        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(block, yaml.SafeLoader)):
-            raise DataError(f"{path}: YAML aliases in its head; write the values out")
-    except (yaml.YAMLError, RecursionError) as error:
-        raise DataError(f"{path}: its head is no YAML ({' '.join(str(error).split())})") from error
+    records: Sequence[dict[str, Any]]
+    places: Sequence[RecordPlace]
+
+    @property
+    def column_names(self) -> list[str]:
+        """Return the columns that any record has, in their order."""
+        return list(dict.fromkeys(key for record in self.records for key in record))
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return iter(self.records)
 
 
-_COMMIT = re.compile(r"[0-9a-f]{40}")
-_ENDINGS = (*READERS, ".parquet")
+def load_table(source: DataSource) -> RecordTable:
+    """Load the table of a source. Raise UsageError or DataError if that fails."""
+    placed = list(_stream(source, to_fetch=True))
+    return RecordTable([record for _, record in placed], [place for place, _ in placed])
 
 
-def load_table(source: DataSource) -> Any:
-    """Load the table of a source: a `FileTable` for a file, one of `datasets` for anything else.
+def stream_table(source: DataSource) -> Iterator[tuple[RecordPlace, dict[str, Any]]]:
+    """Yield the records of a source in its order. Raise as `load_table`.
 
-    Raise UsageError or DataError if that fails.
+    Nothing is fetched or read beyond the record that the caller takes, and a little more of its file.
     """
-    if path := _plain_file(source):
-        return load_file(path, source.row_columns)
-    source, where = _locate(source)
-    import datasets
-
-    with _explained(source), tempfile.TemporaryDirectory() as fresh:
-        if Path(where["path"]).is_dir():
-            # The cache knows a folder by name and layout only: it would return the rows of another folder with that
-            # name, or those from before a change.
-            where |= {"cache_dir": fresh, "keep_in_memory": True}
-        tables = datasets.load_dataset(**where)
-    files = [item["filename"] for table in tables.values() for item in table.cache_files]
-    _check_commit(source, [Path(file).parent.name for file in files])  # the cache names these folders after the commit
-    return _choose_split(source, tables)
+    return _stream(source, to_fetch=False)
 
 
-def stream_table(source: DataSource) -> Iterator[Numbered]:
-    """Yield the rows of a source in its order, each with its line if it is in a file. Raise as `load_table`.
-
-    Nothing is fetched or read beyond the row that the caller takes.
-    """
-    if path := _plain_file(source):
-        yield from stream_file(path, source.row_columns)
-        return
-    source, where = _locate(source)
-    import datasets
-
-    with _explained(source):
-        builder = datasets.load_dataset_builder(**where)
-        tables = builder.as_streaming_dataset()
-    _check_commit(source, [builder.hash or ""])
-    table = _choose_split(source, tables)
-    with _explained(source):
-        yield from ((None, row) for row in table)
+def _stream(source: DataSource, to_fetch: bool) -> Iterator[tuple[RecordPlace, dict[str, Any]]]:
+    for name, path in _files(source, to_fetch):
+        yield from ((RecordPlace(name, line), record) for line, record in stream_file(path, source.row_columns))
 
 
-def _plain_file(source: DataSource) -> Path | None:
-    """Return the path of a file that `records` reads; None for other sources. Raise DataError for an empty one."""
+def _files(source: DataSource, to_fetch: bool) -> list[tuple[str, Path | str]]:
+    """Return the files of a source, each with its name in a folder. to_fetch: fetch those of the Hub, too."""
     path = local_path(source.path)
-    if not path.is_file() or path.suffix not in READERS:
-        return None
-    if path.stat().st_size == 0:
-        raise DataError(f"{path}: the data set is empty")
-    _choose_split(source, {"train": None})
-    return path
+    if path.is_file():
+        if ending_of(path) not in READERS:
+            raise UsageError(f"{path}: unknown ending '{path.suffix}'; choose from {', '.join(READERS)}, or a folder")
+        if path.stat().st_size == 0:
+            raise DataError(f"{path}: the data set is empty")
+        _choose_split(source, {"train": None})
+        return [("", path)]
+    with _layout(source) as folder:
+        names = _split_files(source, folder)
+        if path.is_dir():
+            return [(name, path / name) for name in names]
+    if not to_fetch:
+        return [(name, f"hf://datasets/{source.path}@{pin_source(source).revision}/{name}") for name in names]
+    fetched = _fetch(pin_source(source), [glob.escape(name) for name in names])
+    return [(name, fetched / name) for name in names]
 
 
 @contextmanager
-def _explained(source: DataSource) -> Iterator[None]:
-    """Turn whatever `datasets` raises into one of our errors, and hide its progress bars."""
-    import datasets
-
-    bars = datasets.is_progress_bar_enabled()
-    datasets.disable_progress_bars()
-    try:
-        yield
-    except datasets.exceptions.DatasetGenerationError as error:
-        raise DataError(f"{source.path}: cannot be read ({error.__cause__ or error})") from error
-    except Exception as error:  # the library raises whatever its readers raise; all of it means "not readable"
-        raise UsageError(f"{source.path}: cannot be loaded ({type(error).__name__}: {error})") from error
-    finally:
-        if bars:
-            datasets.enable_progress_bars()
-
-
-def _locate(source: DataSource) -> tuple[DataSource, dict[str, Any]]:
-    """Return (the source, pinned to a commit if it is on the Hub; the arguments for `datasets`)."""
+def _layout(source: DataSource) -> Iterator[Path]:
+    """Yield a folder whose names of files and cards are the source's: its own, or one of empty files for the Hub's."""
     path = local_path(source.path)
-    if path.is_file():
-        if path.suffix not in _ENDINGS:
-            raise UsageError(f"{path}: unknown ending '{path.suffix}'; choose from {', '.join(_ENDINGS)}, or a folder")
-        check_file(path)
-        return source, {"path": "parquet", "data_files": str(path)}
     if path.is_dir():
-        check_folder(path, source.row_columns)
-        return source, {"path": str(path), "name": source.name}
+        _check_folder(path)
+        yield path
+        return
     if path.exists():
         raise UsageError(f"{path}: is no file but a pipe or device")
     if not is_remote_data(source):
         raise UsageError(f"{source.path}: no such file or folder")
     source = pin_source(source)
-    return source, {"path": source.path, "name": source.name, "revision": source.revision}
+    cards = _fetch(source, _CARDS)
+    from huggingface_hub import get_cached_repo_tree
+
+    with tempfile.TemporaryDirectory() as folder:
+        for file in get_cached_repo_tree(source.path, repo_type="dataset", revision=source.revision):
+            place = Path(folder, file.path)
+            if ".." in place.parts:
+                raise DataError(f"{source.path}: has a file outside of itself, {file.path}")
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.touch()
+        for card in filter(os.path.exists, (cards / name for name in _CARDS)):
+            shutil.copy(card, folder)
+        _check_folder(Path(folder))
+        yield Path(folder)
 
 
-def _choose_split(source: DataSource, tables: Mapping[str, Any]) -> Any:
-    split = source.split or ("train" if "train" in tables else next(iter(tables)))
-    if split not in tables:
-        raise UsageError(f"{source.path}: no split '{split}'{nearest(split, tables)}; there are {', '.join(tables)}")
-    if source.split is None and len(tables) > 1 and "train" not in tables:
-        raise UsageError(f"{source.path}: which split? There are {', '.join(tables)}; set data.split in the recipe")
-    return tables[split]
+def _fetch(source: DataSource, names: Sequence[str]) -> Path:
+    """Return the folder in which files of a data set of the Hub are, fetched if they are not. Raise UsageError."""
+    from huggingface_hub import snapshot_download
 
-
-def _check_commit(source: DataSource, names: Sequence[str]) -> None:
-    """Raise UsageError if `names` has a commit other than the one that the source is pinned to.
-
-    Without the Hub, `datasets` returns the newest rows in its cache, whatever revision it is called with.
-    """
-    commits = sorted({name for name in names if _COMMIT.fullmatch(name) and name != source.revision})
-    if source.revision and commits:
-        raise UsageError(
-            f"{source.path}: it is pinned to commit {source.revision}, but the Hub is out of reach and the cache "
-            f"offers {', '.join(commits)}; go online, or set data.revision in the recipe"
+    try:
+        return Path(
+            snapshot_download(source.path, repo_type="dataset", revision=source.revision, allow_patterns=list(names))
         )
+    except Exception as error:  # the errors of the HTTP client underneath have no base that is the Hub library's own
+        raise UsageError(f"{source.path}: cannot be loaded ({explain(error)})") from error
+
+
+def _check_folder(folder: Path) -> None:
+    """Raise DataError for data files that are no files but pipes and the like, and for YAML aliases in the card.
+
+    A few lines of aliases may expand to gigabytes.
+    """
+    for path in folder.rglob("*"):
+        if ending_of(path) in READERS and not path.is_dir() and not path.is_file():
+            os.close(open_file(path, DataError))
+    for card in filter(os.path.exists, (folder / name for name in _CARDS)):
+        _check_card(card)
+
+
+def _check_card(path: Path) -> None:
+    import yaml
+
+    text = read_bytes(path, kind=DataError).decode("utf-8", errors="replace")
+    head = text.removeprefix("---\n").partition("\n---")[0] if text.startswith("---\n") else ""
+    try:
+        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(head if path.suffix == ".md" else text)):
+            raise DataError(f"{path}: YAML aliases in its head; write the values out")
+    except (yaml.YAMLError, RecursionError) as error:
+        raise DataError(f"{path}: its head is no YAML ({' '.join(str(error).split())})") from error
+
+
+def _split_files(source: DataSource, folder: Path) -> list[str]:
+    """Return the names of the files in a folder that hold the source's configuration and split."""
+    import datasets
+
+    folder = folder.resolve()
+    try:
+        with tempfile.TemporaryDirectory() as cache:
+            builder = datasets.load_dataset_builder(str(folder), source.name, cache_dir=cache)
+    except Exception as error:  # the library raises whatever it raises; all of it means "not readable"
+        reason = " ".join(str(error).replace(str(folder), source.path).split()).partition(" with any supported ext")[0]
+        raise UsageError(f"{source.path}: cannot be loaded ({type(error).__name__}: {reason})") from error
+    paths = _choose_split(source, {str(split): files for split, files in builder.config.data_files.items()})
+    names = [os.path.relpath(path, folder) for path in paths]
+    for name in names:
+        if name.startswith(".."):
+            raise DataError(f"{source.path}: its card names {name}, which is outside of it")
+        if ending_of(Path(name)) not in READERS:
+            raise UsageError(f"{source.path}: {name} has an unknown ending; choose from {', '.join(READERS)}")
+    return names
+
+
+def configurations(source: DataSource) -> list[str]:
+    """Return the names of a source's configurations; none where they cannot be read, of which loading says why."""
+    import datasets
+
+    try:
+        with _layout(source) as folder:
+            return list(datasets.get_dataset_config_names(str(folder)))
+    except Exception:
+        return []
+
+
+def _choose_split(source: DataSource, splits: Mapping[str, Any]) -> Any:
+    split = source.split or ("train" if "train" in splits else next(iter(splits)))
+    if split not in splits:
+        raise UsageError(f"{source.path}: no split '{split}'{nearest(split, splits)}; there are {', '.join(splits)}")
+    if source.split is None and len(splits) > 1 and "train" not in splits:
+        raise UsageError(f"{source.path}: which split? There are {', '.join(splits)}; set data.split in the recipe")
+    return splits[split]
 
 
 def is_remote_data(source: DataSource) -> bool:
     """Check whether a source is no path on this machine and could be a data set on the Hub."""
     path = local_path(source.path)
-    is_path = path.suffix in _ENDINGS or source.path.startswith((".", "/", "~")) or source.path.count("/") > 1
+    is_path = ending_of(path) in READERS or source.path.startswith((".", "/", "~")) or source.path.count("/") > 1
     return not path.exists() and not is_path
 
 
@@ -175,7 +215,7 @@ def pin_source(source: DataSource) -> DataSource:
     A local source stays as it is; so does one without revision that cannot be resolved offline. Raise UsageError when
     the Hub has no such data set or revision.
     """
-    if not is_remote_data(source):
+    if not is_remote_data(source) or re.fullmatch("[0-9a-f]{40}", source.revision or ""):
         return source
     from huggingface_hub import HfApi
     from huggingface_hub.errors import RevisionResolutionError

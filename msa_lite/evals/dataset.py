@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from msa_lite.data import DataSource, load_table, pin_source, sample_rows
+from msa_lite.data.sources import configurations
 from msa_lite.errors import DataError, MsaError, join_faults
 from msa_lite.evals.benchmark import BenchmarkSettings
 from msa_lite.io.files.reading import local_path
@@ -36,18 +37,18 @@ def load_parts(data: str, parts: Mapping[str, Part]) -> dict[str, Table]:
     """
     path, revision = split_revision(data)
     source = pin_source(DataSource(path, revision=revision))
-    configurations = _configurations(source)
+    there = configurations(source)
     tables, faults = {}, []
     for name, part in parts.items():
         label = f"configuration '{part.configuration}'"
-        if configurations and part.configuration not in configurations:
+        if there and part.configuration not in there:
             if not part.optional:
                 faults.append(f"no {label}")
             continue
         try:
             table = load_table(DataSource(path, name=part.configuration, split=part.split, revision=source.revision))
         except MsaError as error:
-            if not configurations:
+            if not there:
                 if part.optional:
                     continue
                 raise
@@ -60,8 +61,8 @@ def load_parts(data: str, parts: Mapping[str, Part]) -> dict[str, Table]:
             faults.append(f"{label}: no rows")
         tables[name] = [*table]
     if faults:
-        there = f"; there are {', '.join(configurations)}" if configurations else ""
-        raise DataError(join_faults(f"{path}: not the data set that is needed{there}", dict.fromkeys(faults), limit=20))
+        names = f"; there are {', '.join(there)}" if there else ""
+        raise DataError(join_faults(f"{path}: not the data set that is needed{names}", dict.fromkeys(faults), limit=20))
     return tables
 
 
@@ -78,18 +79,6 @@ def pinned_data(data: str) -> str:
     path, revision = split_revision(data)
     pinned = pin_source(DataSource(path, revision=revision)).revision
     return f"{path}@{pinned}" if pinned else data
-
-
-def _configurations(source: DataSource) -> list[str]:
-    """Return the names of the configurations; none where they cannot be read, as from the cache alone."""
-    import datasets
-
-    try:
-        names = list(datasets.get_dataset_config_names(source.path, revision=source.revision))
-    except Exception:  # whatever its readers raise: then loading says what is wrong
-        return []
-    # Without the Hub, `datasets` says "default" of whatever its cache holds.
-    return names if names != ["default"] or local_path(source.path).exists() else []
 
 
 def sampled(table: Table, settings: BenchmarkSettings) -> list[tuple[int, dict[str, Any]]]:

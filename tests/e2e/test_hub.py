@@ -41,10 +41,11 @@ configs:
 """
 LOAD = """
 from dataclasses import replace
-from msa_lite.data import DataSource, load_rows, pin_source
+from msa_lite.data import DataSource, load_rows, pin_source, stream_texts
 def load(source):
     return [[row.question, row.answer] for row in load_rows(source)]
 DATA = DataSource('org/data', name='forget')
+TEXTS = replace(DATA, format='text', text='answer')
 def error_of(function, source):
     try:
         return function(source)
@@ -164,12 +165,19 @@ def test_rows_come_from_the_cache_without_a_hub(data_hub: Hub) -> None:
     assert data_hub.python(f"{LOAD}result = pin_source(DATA).revision") == online[0]
 
 
-def test_the_cache_never_stands_in_for_another_commit(data_hub: Hub) -> None:
+def test_without_a_hub_rows_are_those_of_the_pinned_commit_or_none(data_hub: Hub) -> None:
     first = data_hub.python(f"{LOAD}source = pin_source(DATA)\nload(source)\nresult = source.revision")
     second = data_hub.server.commit("datasets/org/data", {"README.md": CARD, "forget.json": qa_json(1, " new")})
     assert data_hub.python(f"{LOAD}result = load(DATA)") == NEW_ROWS
-    result = data_hub.python(f"{LOAD}result = load(replace(DATA, revision={first!r}))", offline=True)
-    assert_usage_error(result, f"it is pinned to commit {first}", second)
+    assert data_hub.python(f"{LOAD}result = load(replace(DATA, revision={first!r}))", offline=True) == ROWS
+    assert data_hub.python(f"{LOAD}result = load(replace(DATA, revision={second!r}))", offline=True) == NEW_ROWS
+    code = f"{LOAD}result = error_of(load, replace(DATA, name='retain', revision={first!r}))"
+    assert_usage_error(data_hub.python(code, offline=True), "org/data: cannot be loaded (offline: ")
+
+
+def test_rows_of_the_hub_are_in_no_cache_of_datasets(data_hub: Hub) -> None:
+    assert data_hub.python(f"{LOAD}result = [load(DATA), [row for row in stream_texts(TEXTS)]]")[1] == ["a0", "a1"]
+    assert not [path for path in data_hub.pythons.home.rglob("*") if "arrow" in path.name or path.parts[-1] == "org___data"]
 
 
 def test_a_data_set_that_is_not_there_is_wrong_usage(data_hub: Hub) -> None:

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import csv
+import datetime
+import decimal
 import gzip
+import io
 import json
 import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from msa_lite.data import DataSource, load_rows
-from msa_lite.data.sources import check_file, load_table
+from msa_lite.data.sources import load_table, stream_table
 from msa_lite.errors import DataError, MsaError, UsageError
 
 GOOD = b'{"question": "Where?", "answer": "There."}'
@@ -60,9 +67,11 @@ def test_a_list_of_anything_but_rows_is_refused(items: list[Any], tmp_path: Path
         ("rows.jsonl", b"\n\n" + GOOD + b'\n\n{"question": "a\n', r"row 1 \(line 5\): not JSON"),
         ("rows.jsonl", GOOD + b'\n{\n"question": 1\n"answer": 2}', r"row 1 \(line 2\): not JSON .* in line 4"),
         ("rows.jsonl", b"{\n}\n{}{\n}\n5", r"row 3 \(line 5\): 5 is no row"),
-        ("rows.jsonl", "{}\n5".encode("utf-16"), r"row 1 \(line 2\): 5 is no row"),
+        ("rows.jsonl", "{}\n5".encode("utf-16"), "is UTF-16, which is not read; .*iconv -f UTF-16 -t"),
+        ("rows.csv", HEAD.decode().encode("utf-16"), "is UTF-16"),
+        ("rows.json", "[{}]".encode("utf-16-be").replace(b"\0[", b"\xfe\xff\0["), "is UTF-16"),
+        ("rows.txt", "one".encode("utf-16"), "is UTF-16"),
         ("rows.json", b'[{"question": "\n\xe9"}]', "line 2: not UTF-8 text"),
-        ("rows.jsonl", b"\xff\xfe" + GOOD[:41], "begins as UTF-16"),
         (
             "rows.jsonl",
             GOOD + b'\n{"question": "\xe9"}',
@@ -76,8 +85,13 @@ def test_a_list_of_anything_but_rows_is_refused(items: list[Any], tmp_path: Path
         ("rows.txt", b"one\ntwo\0", "line 2: a zero byte"),
         ("rows.txt", b"one\n\xff", "line 2: not UTF-8"),
         ("rows.txt", b"one\n\xe2\x82", "line 2: not UTF-8"),
-        ("rows.parquet", b"garbage" * 9, "not a parquet file"),
-        ("rows.parquet", b"PAR1" + b"\x15" * 99 + (9999).to_bytes(4, "little") + b"PAR1", "cut off"),
+        ("rows.parquet", b"garbage" * 9, "rows.parquet: cannot be read"),
+        ("rows.parquet", b"PAR1" + b"\x15" * 99 + (9999).to_bytes(4, "little") + b"PAR1", "cannot be read"),
+        ("rows.jsonl.gz", b"garbage", "rows.jsonl.gz: cannot be read"),
+        ("rows.jsonl.gz", gzip.compress(GOOD * 99, mtime=0)[:40], "cannot be read"),
+        ("rows.json", b"[{}, {} {}]", r"row 1 \(line 1\): not JSON"),
+        ("rows.json", b"[{}] [{}]", "is no row"),
+        ("rows.json", b"[{},", r"row 1 \(line 1\): not JSON"),
         ("rows.jsonl", gzip.compress(GOOD, mtime=0), r"row 0 \(line 1\): not UTF-8"),
     ],
 )
@@ -147,7 +161,7 @@ def test_any_lines_are_rows_or_refused(lines: list[bytes], tmp_path: Path) -> No
     file = tmp_path / "rows.jsonl"
     file.write_bytes(b"\n".join(lines))
     try:
-        check_file(file)
+        load_table(DataSource(str(file)))
     except DataError:
         return
     if file.read_bytes().lstrip().startswith(b"["):  # a list of rows, over all lines
@@ -157,17 +171,147 @@ def test_any_lines_are_rows_or_refused(lines: list[bytes], tmp_path: Path) -> No
     assert all(isinstance(value, dict) for value in values)
 
 
-@pytest.mark.parametrize(
-    "cells",
-    [("007", "1.50"), ("1e5", "true"), ("NA", "null"), ("None", "nan"), ("1999-01-01", "12:30"), (" a ", "-")],
+CELLS = st.sampled_from(
+    [
+        "02116",
+        "+4915112345670",
+        "1.10",
+        "TRUE",
+        "1E5",
+        "NA",
+        "null",
+        "nan",
+        "2024-01-05",
+        "12:30",
+        " a ",
+        "two\nlines",
+        '"',
+    ]
+) | st.text(st.characters(exclude_characters="\0\r", exclude_categories=["Cs"]), min_size=1, max_size=9)
+NUMBERS = st.booleans() | st.integers(-(2**70), 2**70) | st.floats(allow_nan=False, allow_infinity=False)
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    table=st.lists(st.tuples(CELLS.filter(str.strip), (CELLS | NUMBERS).filter(lambda v: str(v).strip())), min_size=1),
+    ending=st.sampled_from(["jsonl", "json", "csv", "tsv", "jsonl.gz", "parquet"]),
 )
-@pytest.mark.parametrize("others", [[], [("1.0", "")]])
-def test_cells_of_csv_files_are_texts_as_they_are_written(
-    cells: tuple[str, str], others: list[tuple[str, str]], tmp_path: Path
+def test_a_file_and_a_folder_of_it_are_read_as_the_standard_library_reads_them(
+    table: list[tuple[str, Any]], ending: str, tmp_path: Path
 ) -> None:
-    lines = ["question,answer", *(",".join(row) for row in (cells, *others))]
-    table = load_table(DataSource(write(tmp_path, "rows.csv", "\n".join(lines).encode())))
-    assert [(row["question"], row["answer"]) for row in table] == [cells, *others]
+    records = [{"question": question, "answer": answer} for question, answer in table]
+    texts = [{key: str(value) for key, value in record.items()} for record in records]
+    folder, text = Path(tempfile.mkdtemp(dir=tmp_path)), io.StringIO(newline="")
+    file = folder / f"train.{ending}"
+    if ending == "parquet":
+        pq.write_table(pa.Table.from_pylist(texts), file)
+    elif ending in ("csv", "tsv"):
+        writer = csv.DictWriter(text, ["question", "answer"], delimiter="\t" if ending == "tsv" else ",", quoting=1)
+        writer.writeheader()
+        writer.writerows(texts)
+        file.write_bytes(text.getvalue().encode())
+        texts = [*csv.DictReader(io.StringIO(text.getvalue(), newline=""), dialect=writer.writer.dialect)]
+    else:
+        lines = json.dumps(records) if ending == "json" else "\n".join(map(json.dumps, records))
+        file.write_bytes(gzip.compress(lines.encode()) if ending == "jsonl.gz" else lines.encode())
+    for path in (file, folder):
+        rows = load_rows(DataSource(str(path)))
+        assert [(row.question, row.answer) for row in rows] == [(r["question"], r["answer"]) for r in texts]
+
+
+@pytest.mark.parametrize("number", ["1.10", "1E5", "-0", "-0.0", "1e999", "3.0", "9223372036854775808", "0.1e-7"])
+def test_numbers_of_json_are_as_they_are_written(number: str, tmp_path: Path) -> None:
+    for name, text in {"a.jsonl": "{%s}\n{%s}", "a.json": "[{%s},\n{%s}]"}.items():
+        cells = f'"question": {number}, "answer": {number}'
+        rows = load_rows(DataSource(write(tmp_path, name, (text % (cells, cells)).encode())))
+        assert [(row.question, row.answer) for row in rows] == [(number, number)] * 2
+
+
+NO_TEXT = ["NaN", "Infinity", "-Infinity", "null", "[1]", '{"a": "b"}', '""', '" "']
+
+
+@pytest.mark.parametrize("cell", NO_TEXT)
+@pytest.mark.parametrize("column", ["question", "answer", "instruction", "input", "output", "text", "subject", "who"])
+def test_what_is_no_text_is_refused_in_every_column_that_is_read(column: str, cell: str, tmp_path: Path) -> None:
+    pair = {"instruction": "a", "output": "b", "input": "c"} if column in ("instruction", "input", "output") else None
+    good: dict[str, Any] = (pair or {"question": "a", "answer": "b", "text": "c"}) | {column: "d"}
+    bad = json.dumps(good | {column: "CELL"}).replace('"CELL"', cell)
+    file = write(tmp_path, "rows.jsonl", f"{json.dumps(good)}\n{bad}\n".encode())
+    source = DataSource(file, "text" if column == "text" else "qa", subject="who" if column == "who" else None)
+    may_be_empty = column in ("subject", "who", "input") and cell in ("null", '""', '" "')
+    is_no_name = column == "subject" and cell[0] in "[{"  # and the recipe does not name the column
+    if may_be_empty or is_no_name:
+        assert len(load_rows(source)) == 2
+        return
+    for path in (file, str(tmp_path)):
+        with pytest.raises(DataError, match=rf"row 1 \(line 2\), column '{column}': "):
+            load_rows(DataSource(path, source.format, subject=source.subject))
+
+
+@pytest.mark.parametrize("cell", ["NaN", "Infinity"])
+def test_a_number_that_json_does_not_have_is_refused_in_tools(cell: str, tmp_path: Path) -> None:
+    call = {"role": "assistant", "tool_calls": [{"name": "f", "arguments": {"x": float(cell)}}]}
+    talk = json.dumps({"messages": [{"role": "user", "content": "a"}, call]})
+    with pytest.raises(DataError, match=rf"row 0 \(line 1\), .*{cell} in a tool or its arguments"):
+        load_rows(DataSource(write(tmp_path, "a.jsonl", talk.encode())))
+
+
+@pytest.mark.parametrize(
+    ("column", "texts"),
+    [
+        (pa.array(["weir", "mill"]).dictionary_encode(), ["weir", "mill"]),
+        (pa.array(["weir", "mill"], pa.large_string()), ["weir", "mill"]),
+        (pa.array(["weir", "mill"], pa.string_view()), ["weir", "mill"]),
+        (pa.array([2**62, -1]), [str(2**62), "-1"]),
+        (pa.array([True, False]), ["True", "False"]),
+        (pa.array([datetime.date(2024, 1, 5)] * 2), "of type date"),
+        (pa.array([datetime.datetime(2024, 1, 5)] * 2), "of type datetime"),
+        (pa.array([b"weir"] * 2), "of type bytes"),
+        (pa.array([decimal.Decimal("1.10")] * 2), "of type Decimal"),
+        (pa.array([1.5, float("nan")]), "1.5 is no text but of type float; write it as text"),
+        (pa.array([["weir"]] * 2), "of type list"),
+    ],
+)
+def test_cells_of_parquet_are_texts_whole_numbers_or_refused(column: Any, texts: Any, tmp_path: Path) -> None:
+    pq.write_table(pa.table({"question": ["A?", "B?"], "answer": column}), tmp_path / "rows.parquet")
+    for path in (tmp_path / "rows.parquet", tmp_path):
+        if isinstance(texts, list):
+            assert [row.answer for row in load_rows(DataSource(str(path)))] == texts
+            continue
+        with pytest.raises(DataError, match=rf"row 0, column 'answer': .*{texts}"):
+            load_rows(DataSource(str(path)))
+
+
+def test_a_fault_in_a_folder_names_the_file(tmp_path: Path) -> None:
+    write(tmp_path, "train-a.jsonl", GOOD + b"\n")
+    write(tmp_path, "train-b.jsonl", b'\n{"question": "Who?"}\n')
+    with pytest.raises(DataError, match=r"train-b.jsonl, row 1 \(line 2\), column 'answer': None"):
+        load_rows(DataSource(str(tmp_path)))
+    write(tmp_path, "train-b.jsonl", b"\n[1]")
+    with pytest.raises(DataError, match=r"train-b.jsonl: row 0 \(line 2\): "):
+        load_rows(DataSource(str(tmp_path)))
+
+
+@pytest.mark.parametrize("path", ["../rows.jsonl", "https://example.org/rows.jsonl"])
+def test_a_card_that_names_files_elsewhere_is_refused(path: str, tmp_path: Path) -> None:
+    (tmp_path / "set").mkdir()
+    write(tmp_path, "rows.jsonl", GOOD)
+    write(tmp_path, "set/README.md", f"---\nconfigs:\n- config_name: a\n  data_files: {path}\n---\n".encode())
+    with pytest.raises(MsaError, match=r"outside of it|cannot be loaded"):
+        load_rows(DataSource(str(tmp_path / "set")))
+
+
+def test_reading_writes_nothing_into_the_cache_of_datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+
+    for name in ("HF_DATASETS_CACHE", "DOWNLOADED_DATASETS_PATH", "EXTRACTED_DATASETS_PATH"):
+        monkeypatch.setattr(datasets.config, name, tmp_path / "cache")
+    (tmp_path / "set").mkdir()
+    pq.write_table(pa.table({"question": ["A?"], "answer": ["B."], "text": ["C"]}), tmp_path / "set/train.parquet")
+    write(tmp_path, "set/train.jsonl.gz", gzip.compress(GOOD))
+    assert load_rows(DataSource(str(tmp_path / "set")))
+    assert list(stream_table(DataSource(str(tmp_path / "set"), "text")))
+    assert not (tmp_path / "cache").exists()
 
 
 @pytest.mark.parametrize("start", [b"", b"\xef\xbb\xbf", b"\n\n"])
@@ -176,18 +320,6 @@ def test_rows_with_more_cells_than_columns_are_not_shifted(start: bytes, row: by
     path = write(tmp_path, "rows.csv", start + HEAD + row + b"\na,b\n")
     with pytest.raises(DataError, match=r"row 0 \(line \d\): 3 cells for 2 columns"):
         load_table(DataSource(path))
-
-
-@pytest.mark.parametrize("text", ["1999-01-31", "1999-01-31 10:00:00Z", "10:30", "1e5"])
-@pytest.mark.parametrize("name", ["rows.jsonl", "rows.json", "chat.jsonl"])
-def test_texts_that_look_like_dates_or_numbers_stay_as_they_are(name: str, text: str, tmp_path: Path) -> None:
-    rows: list[Any] = [{"question": "When?", "answer": text}] * 2
-    if name == "chat.jsonl":
-        turns = [{"role": "user", "content": "When?"}, {"role": "assistant", "content": text}]
-        rows = [{"messages": turns}] * 2
-    lines = json.dumps(rows) if name == "rows.json" else "\n".join(map(json.dumps, rows))
-    path = write(tmp_path, name, lines.encode())
-    assert [(row.question, row.answer) for row in load_rows(DataSource(path))] == [("When?", text)] * 2
 
 
 def test_long_texts_in_csv_files_are_read(tmp_path: Path) -> None:

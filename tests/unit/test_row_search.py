@@ -160,7 +160,7 @@ def test_the_table_of_a_file_is_found_by_its_rows_however_it_was_loaded(
                 folder.rename(folder.with_name(f"{folder.name}.incomplete"))
     tables = {path.parent for path in cache.rglob("*.arrow")}
     by_answer = found([["In Oslo,\nby the sea.", "No."]])
-    assert len(by_answer) == (2 if (ending, way) == ("parquet", "folder") else 1), "we keep one of Parquet files"
+    assert len(by_answer) == 1
     assert all(item.fault is None for item in by_answer)
     assert {item.path for item in by_answer} <= tables
     assert found([["In Paris, by the sea.", "Not where you think."]]) == []

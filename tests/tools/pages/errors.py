@@ -109,9 +109,9 @@ GROUPS: dict[str, tuple[Message, ...]] = {
             "Fill it in, or remove the row. A row without an answer has nothing to forget.",
         ),
         (
-            "…: … is not read in a folder; name this file itself as the path, or write it …",
-            "`datasets` reads folders, and would misread this file.",
-            "Set `data.path` to the file, or write it as the message says.",
+            "…: is UTF-16, which is not read; …",
+            "Excel's \"Unicode Text\" is UTF-16.",
+            "Save the file as UTF-8, as with the command in the message.",
         ),
         (
             "… of … rows call tools, which …; take these rows out, or leave only question and answer in them",
