@@ -177,7 +177,8 @@ def test_without_a_hub_rows_are_those_of_the_pinned_commit_or_none(data_hub: Hub
 
 def test_rows_of_the_hub_are_in_no_cache_of_datasets(data_hub: Hub) -> None:
     assert data_hub.python(f"{LOAD}result = [load(DATA), [row for row in stream_texts(TEXTS)]]")[1] == ["a0", "a1"]
-    assert not [path for path in data_hub.pythons.home.rglob("*") if "arrow" in path.name or path.parts[-1] == "org___data"]
+    files = data_hub.pythons.home.rglob("*")
+    assert not [path for path in files if "arrow" in path.name or path.name == "org___data"]
 
 
 def test_a_data_set_that_is_not_there_is_wrong_usage(data_hub: Hub) -> None:

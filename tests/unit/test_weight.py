@@ -8,10 +8,10 @@ from tests.tools.count import code_lines, inner_arrows, totals
 
 # Today's totals. Lower one whenever it falls. Raising one is a decision: CONTRIBUTING lists each, with its reason.
 CEILING = {
-    "lines of the package": 39_100,
-    "modules": 327,
-    "lines of the tests": 50_478,
-    "words of the docs": 60_513,
+    "lines of the package": 39_051,
+    "modules": 325,
+    "lines of the tests": 50_574,
+    "words of the docs": 60_574,
     "commands": 24,
     "options": 119,
     "keys of a recipe": 100,

@@ -110,7 +110,7 @@ GROUPS: dict[str, tuple[Message, ...]] = {
         ),
         (
             "…: is UTF-16, which is not read; …",
-            "Excel's \"Unicode Text\" is UTF-16.",
+            'Excel\'s "Unicode Text" is UTF-16.',
             "Save the file as UTF-8, as with the command in the message.",
         ),
         (
