@@ -80,11 +80,6 @@ class FormatError(MsaError):
 class NoTokenizerError(FormatError):
     """A model that was saved without a tokenizer."""
 
-    def __init__(self, message: str, offer: str | None = None) -> None:
-        super().__init__(message)
-        self.offer = offer
-        """Another model whose tokenizer may be the right one."""
-
 
 class MismatchError(MsaError):
     """Inputs that are each valid but do not fit each other (shapes, names, vocabularies)."""

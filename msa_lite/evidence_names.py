@@ -1,7 +1,7 @@
 """List the kinds of evidence by name, in the order in which a run collects them; no model or data is loaded here.
 
-Scores say how much is forgotten. Evidence answers what somebody asks next: what does it say instead, is it like a model
-that never saw the rows, and did the right weights change?
+Scores say how much is forgotten. Evidence answers what somebody asks next: what does it say instead, and is it like a
+model that never saw the rows?
 """
 
 from __future__ import annotations
@@ -34,8 +34,6 @@ class EvidenceEntry:
     """The publication that it follows."""
     figures: Mapping[str, FigureEntry]
     """Its figures by name; the name of the metric is `evidence_metric`."""
-    by_default: bool = True
-    """False where hardly any run can give it."""
 
 
 ANSWER_KINDS: Mapping[str, FigureEntry] = {
@@ -72,29 +70,6 @@ EVIDENCE: dict[str, EvidenceEntry] = {
                 "position between target (−1) and control (+1) by the hidden states of forget rows",
             ),
         },
-    ),
-    "weights": EvidenceEntry(
-        "msa_lite.evidence.weights.ChangedWeights",
-        "Did the weights change that hold the rows?",
-        "LACUNA, arXiv 2607.02513",
-        {
-            "precision": FigureEntry(
-                "changes in known weights",
-                "share of the largest changes in the right tensors that lie in known weights",
-                True,
-            ),
-            "recall": FigureEntry(
-                "known weights changed most", "share of the known weights that are among the largest changes", True
-            ),
-            "auc": FigureEntry(
-                "AUC of known weights", "chance that a known weight changed more than another one in its tensors", True
-            ),
-            "energy": FigureEntry(
-                "update in known weights", "share of the update's squared norm in known weights", True
-            ),
-            "undone": FigureEntry("taken back", "share of the change by training on the rows that is undone", True),
-        },
-        by_default=False,
     ),
 }
 

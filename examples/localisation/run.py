@@ -17,17 +17,24 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from known_weights import KnownLoss, KnownWeights
+from location import locate_update
+
 import msa_lite
+from msa_lite.data import DataSource, encode_qa, load_rows, make_prompter, open_tokenizer, pad_id
 from msa_lite.demo import make_groups
-from msa_lite.evidence.location import find_stage, locate_update
+from msa_lite.io.weights.hub import fetch
+from msa_lite.pipeline.prepare.prompt import prompt_settings
 from msa_lite.pipeline.verbs.run import RunResult
+from msa_lite.recipe.inputs import Prompt
+from msa_lite.train import FitSettings, VectorFit, run_fit
 
 PEOPLE = {"prior": 80, "retain": 16, "forget": 6, "holdout": 6}
 EPOCHS = {"people": 12, "keep": 20, "forget": 40}
 SHAPE = {"hidden_size": 192, "intermediate_size": 768, "num_hidden_layers": 3, "num_attention_heads": 4}
 TINY = {"prior": 6, "retain": 6, "forget": 3, "holdout": 2}
 TINY_SHAPE = SHAPE | {"hidden_size": 32, "intermediate_size": 48}
-INTO = {"tensors": r"layers\.[01]\.(self_attn|mlp)\..*", "share": 0.05}
+TENSORS, SHARE = r"layers\.[01]\.(self_attn|mlp)\..*", 0.05  # the known weights
 METHODS: dict[str, dict[str, Any]] = {  # keys of the recipe; a name without "msa" is that of a baseline
     "msa-lora": {"vector": {"hold": 0}, "merge": {"filter": "off"}},
     "msa-full": {"vector": {"mode": "full"}, "merge": {"filter": "off"}},
@@ -66,12 +73,6 @@ def make_models(folder: Path, seed: int, tiny: bool) -> Path:
         "stages": [
             {"name": "people", "data": [data(folder, "prior")], "epochs": epochs["people"]},
             {"name": "keep", "data": [data(folder, "retain")], "epochs": epochs["keep"], "learning_rate": 5e-4},
-            {
-                "name": "forget",
-                "data": [data(folder, "forget")],
-                "epochs": epochs["forget"],
-                "into": INTO | {"seed": seed},
-            },
         ],
         "training": {"learning_rate": 2e-3, "weight_decay": 0.0, "batch_size": 16},
         "output": str(folder / "models"),
@@ -79,7 +80,22 @@ def make_models(folder: Path, seed: int, tiny: bool) -> Path:
     }
     result = msa_lite.train_stages(recipe)
     assert result is not None
+    keep = fetch(str(result.folder / "2-keep"))
+    tokenizer = open_tokenizer(keep.folder, keep.name)
+    rows = encode_qa(
+        load_rows(DataSource(data(folder, "forget")["path"])), make_prompter(tokenizer, prompt_settings(Prompt())), 512
+    )
+    settings = FitSettings(
+        "full", epochs["forget"], 2e-3, weight_decay=0.0, warmup_epochs=1.0, batch_size=16, seed=seed + 2
+    )
+    loss = KnownLoss(rows, pad_id(tokenizer), known_of(seed))
+    run_fit(VectorFit(keep, rows, tokenizer, settings, loss, label="3-forget"), result.folder / "3-forget")
     return result.folder
+
+
+def known_of(seed: int) -> KnownWeights:
+    """Return the weights that the rows to forget are trained into."""
+    return KnownWeights((TENSORS,), SHARE, seed)
 
 
 def unlearn(folder: Path, name: str, seed: int, tiny: bool) -> RunResult:
@@ -125,7 +141,7 @@ def relearn(unlearned: Mapping[str, Path]) -> dict[str, tuple[float | None, floa
 def run_seed(folder: Path, seed: int, methods: Sequence[str], tiny: bool) -> list[dict[str, Any]]:
     """Return a row of the table for the target, for each method, and for the exact undo."""
     models = make_models(folder, seed, tiny)
-    target, stage = models / "3-forget", find_stage(models / "3-forget")
+    target = models / "3-forget"
     runs = {name: unlearn(folder, name, seed, tiny) for name in methods}
     unlearned = {name: run.folder / "model" for name, run in runs.items()}
     left = relearn(unlearned) | {TARGET: (1.0, None), UNDO: (0.0, 0.0)}  # of target and ideal, by definition
@@ -134,7 +150,7 @@ def run_seed(folder: Path, seed: int, methods: Sequence[str], tiny: bool) -> lis
     reports[UNDO] = of_first["ideal"]
     table = []
     for name, model in {TARGET: target, **unlearned, UNDO: models / "2-keep"}.items():
-        place = locate_update(target, model, stage)
+        place = locate_update(target, model, models / "2-keep", known_of(seed))
         row: dict[str, Any] = {"seed": seed, "method": name}
         row |= {key: reports[name].metrics[f"accuracy_{key[0]}"].value for key in ("forget", "retain")}
         for ranking, end in ((place.everywhere, ""), (place.within, "_within")):

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 
 from msa_lite.budget.needs import Need
 from msa_lite.budget.speed import Device
-from msa_lite.io.console.progress import readable, time_span
+from msa_lite.io.console.progress import about, readable
 from msa_lite.report.formats import Cell, Section, TextTable
 
 MARGIN = 0.05  # the error of a prediction that a refusal allows for
@@ -21,8 +21,7 @@ class StageCost:
     """The needs of one stage."""
 
     json_keys: ClassVar = {
-        "stage": "name", "kind": "kind", "on": "place", "how": "how", "memory": "need", "measured_bytes": "measured",
-        "seconds": "seconds",
+        "stage": "name", "kind": "kind", "on": "place", "how": "how", "memory": "need", "seconds": "seconds",
     }  # fmt: skip
 
     name: str
@@ -31,22 +30,16 @@ class StageCost:
     """goal: the target's loss, which open-ended fits are to reach."""
     need: Need
     """Memory at the peak: of the host for a filter or merge, else of the device."""
-    vector: str | None = None
-    """The vector that is fitted."""
-    seconds: tuple[float, float] | None = None
-    """The shortest and the longest time; None where the rows are not known."""
+    seconds: float | None = None
+    """About how long it takes; None where the rows are not known."""
     how: str = ""
     """The way it runs at this peak: "4 rows at a time, with checkpointing"."""
-    measured: int | None = None
-    """Bytes of the same peak on this machine's GPU, where it was measured."""
     waiting: int = 0
     """Bytes of weights that stream from RAM, since the GPU is too small for all of them."""
     disk: Mapping[str, int] = field(default_factory=dict)
     """Bytes that it writes, by what they hold."""
     while_running: Mapping[str, int] = field(default_factory=dict)
     """Bytes that it writes and removes at its end."""
-    notes: Sequence[str] = ()
-    """Advice, one line each."""
 
     @property
     def on_device(self) -> bool:
@@ -61,11 +54,10 @@ class StageCost:
         return "host" if self.kind in ("make", "filter", "merge") else "device"
 
 
-def add_seconds(cost: StageCost, seconds: tuple[float, float] | None) -> StageCost:
-    """Return a cost with more time; with none where one of both is not known."""
-    if not cost.seconds or not seconds:
-        return replace(cost, seconds=None)
-    return replace(cost, seconds=(cost.seconds[0] + seconds[0], cost.seconds[1] + seconds[1]))
+def sum_seconds(*seconds: float | None) -> float | None:
+    """Return the sum of times; None where one of them is not known."""
+    known = [each for each in seconds if each is not None]
+    return math.fsum(known) if len(known) == len(seconds) else None
 
 
 def combine_costs(costs: Iterable[StageCost]) -> list[StageCost]:
@@ -75,9 +67,8 @@ def combine_costs(costs: Iterable[StageCost]) -> list[StageCost]:
         known = combined.setdefault(cost.name, cost)
         if known is not cost:
             largest = max(known, cost, key=lambda each: each.need.nbytes)
-            seconds = add_seconds(known, cost.seconds).seconds
             disk = {key: known.disk.get(key, 0) + cost.disk.get(key, 0) for key in {**known.disk, **cost.disk}}
-            combined[cost.name] = replace(largest, seconds=seconds, disk=disk)
+            combined[cost.name] = replace(largest, seconds=sum_seconds(known.seconds, cost.seconds), disk=disk)
     return list(combined.values())
 
 
@@ -111,8 +102,7 @@ class Plan:
 
     json_keys: ClassVar = {
         "fits": "fits", "verdict": "verdict", "device": "device", "peak": "highest", "stages": "stages", "disk": "disk",
-        "disk_free": "free", "host_memory": "host", "seconds": "seconds", "price": "price", "remedies": "remedies",
-        "notes": "notes",
+        "disk_free": "free", "host_memory": "host", "seconds": "seconds", "remedies": "remedies", "notes": "notes",
     }  # fmt: skip
 
     device: Device
@@ -128,7 +118,6 @@ class Plan:
     """Remarks on figures that are rough or not known, one line each."""
     remedies: Sequence[Remedy] = field(default=())
     """Changes that lower the peak, by harm, if it does not fit."""
-    price_per_hour: float | None = None
 
     @property
     def peak(self) -> StageCost:
@@ -176,19 +165,9 @@ class Plan:
         return f"What changes least and fits: {' '.join(change.overrides)} ({gigabytes(change.peak)}; {change.harm})"
 
     @property
-    def seconds(self) -> tuple[float, float] | None:
-        """Return the shortest and the longest time of all stages; None where one is not known."""
-        known = [stage.seconds for stage in self.stages if stage.seconds]
-        if len(known) < len(self.stages):
-            return None
-        return math.fsum(low for low, _ in known), math.fsum(high for _, high in known)
-
-    @property
-    def price(self) -> tuple[float, float] | None:
-        """Return the lowest and the highest price, where the time and the price of an hour are known."""
-        if self.price_per_hour is None or self.seconds is None:
-            return None
-        return self.seconds[0] / 3600 * self.price_per_hour, self.seconds[1] / 3600 * self.price_per_hour
+    def seconds(self) -> float | None:
+        """Return the time of all stages; None where one is not known."""
+        return sum_seconds(*(stage.seconds for stage in self.stages))
 
     @property
     def highest(self) -> dict[str, Any]:
@@ -213,33 +192,26 @@ _COLUMNS = {
 
 def plan_table(plan: Plan) -> TextTable:
     """Return the memory of each stage, part by part, in GB."""
-    has_measured = any(stage.measured for stage in plan.stages)
-    headings = ["stage", "how", *_COLUMNS, "peak", *["measured"] * has_measured, "time"]
-    rows = [_row(stage, stage is plan.peak, has_measured) for stage in plan.stages]
+    headings = ["stage", "how", *_COLUMNS, "peak", "time"]
+    rows = [_row(stage, stage is plan.peak) for stage in plan.stages]
     title = f"GB at the peak of each stage, on {plan.device}"
     return TextTable(headings, [Section(rows)], title, plan.notes, left=2)
 
 
-def _row(stage: StageCost, bold: bool, has_measured: bool) -> list[Cell]:
+def _row(stage: StageCost, bold: bool) -> list[Cell]:
     name = stage.name.removeprefix("the ")
     cells = [Cell(name, bold), Cell(stage.how)]
     for parts in _COLUMNS.values():
         size = sum(stage.need.parts.get(part, 0) for part in parts)
         cells.append(Cell(f"{size / 1e9:.1f}" if size else "–"))
-    cells.append(Cell(f"{stage.need.nbytes / 1e9:.1f}", bold))
-    if has_measured:
-        cells.append(Cell(f"{stage.measured / 1e9:.1f}" if stage.measured else "–"))
-    return [*cells, Cell(time_span(stage.seconds))]
+    return [*cells, Cell(f"{stage.need.nbytes / 1e9:.1f}", bold), Cell(about(stage.seconds))]
 
 
 def plan_lines(plan: Plan) -> Iterator[str]:
-    """Yield the lines below the table: disk, time, price, changes and the verdict."""
+    """Yield the lines below the table: disk, time, changes and the verdict."""
     parts = ", ".join(f"{name} {readable(size)}" for name, size in plan.disk.items())
     yield f"disk:    {parts}; {readable(plan.free)} are free"
-    yield f"time:    {time_span(plan.seconds)}"
-    if plan.price:
-        low, high = plan.price
-        yield f"price:   {low:.2f} to {high:.2f}" if round(low, 2) != round(high, 2) else f"price:   {low:.2f}"
+    yield f"time:    {about(plan.seconds)}"
     for change in plan.remedies:
         yield f"change:  {' '.join(change.overrides)} → {gigabytes(change.peak)}{' (fits)' if change.fits else ''}"
     yield plan.verdict

@@ -1,15 +1,14 @@
-"""This machine and its speed: the time of a stage from operations and bytes, or from steps that were timed."""
+"""The machine that stages run on: its memory, and the time of work from operations and bytes."""
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
+import time
 from dataclasses import dataclass
+from functools import cache
 
 from msa_lite.budget.shape import Shape
 from msa_lite.io.models.devices import host_memory
-from msa_lite.io.models.waiting import RAM_SHARE
-from msa_lite.train.rungs import StepTimes
 
 _MAJOR = 75  # the driver's number for the first part of a GPU's compute capability
 _BF16 = 8  # from which on it computes in bf16
@@ -68,14 +67,16 @@ _GPUS = (
     ("3060", 0.26e14, 3.6e11), ("V100", 1.25e14, 9.0e11), ("T4", 0.65e14, 3.2e11), ("2080", 0.54e14, 4.5e11),
 )  # fmt: skip
 _OTHER = (0.3e14, 3.0e11)  # a GPU that the table lacks: like a small one of 2021
-_CPU = (1.0e11, 2.0e10)  # two cores in fp32
-_REACHED = 0.35  # the share of the stated operations that training reaches with these sizes
-_STREAMED = 0.5  # the share of the stated bytes a second that decoding reaches
-_STEP = 0.02  # seconds of a decoding step on a GPU, whatever the model
+_CPU_BYTES = 2.0e10  # bytes a second from the memory of a host with two channels
+_REACHED = 0.35  # the share of these operations that training reaches with these sizes
+_STREAMED = 0.5  # the share of these bytes a second that decoding reaches
 _LAYER = 0.003  # seconds of a layer's forward and backward pass on a GPU, however few its rows
+_SIDE, _PRODUCT = 1024, 0.5  # rows and columns of the matrices that a CPU multiplies, and for how many seconds
+_HOST = 8e10  # operations a second of a few cores in fp64
+_BEGIN = 1.5  # seconds that a stage takes beside loading, work and saving: it hashes, seals, and sets a trainer up
+_LOADED = 1e9  # bytes a second that a model is loaded at
+_SAVED = 5e8  # bytes a second that files are written at, hashes included
 _BUS = 1.2e10  # bytes a second from locked RAM to a GPU: PCIe 3.0 × 16, or 4.0 × 8
-_DISK = 2e9  # bytes a second from an NVMe disk
-_BUDGET = 8192  # tokens of a batch that is scored while layers stream (`evals.models`)
 
 
 @dataclass(frozen=True)
@@ -86,53 +87,68 @@ class Speed:
     """Per second, as reached."""
     nbytes: float
     """Bytes per second, as reached."""
-    source: str
-    """The subject and verb after "the speed that": "two cores reach"."""
     layer: float = 0.0
-    """Seconds of a layer's forward and backward pass at least."""
-
-
-@dataclass(frozen=True)
-class ScoreTimes:
-    """The times of scoring, as measured."""
-
-    load: float
-    """Seconds of loading the model."""
-    token: float
-    """Seconds of scoring a token."""
-    new_token: float
-    """Seconds of generating a token of an answer, in batches."""
-
-
-@dataclass(frozen=True)
-class Measured:
-    """The times measured on this machine, in the place of estimates."""
-
-    mode: str
-    """The mode of the fits that were timed."""
-    fits: Mapping[str, StepTimes]
-    """By the name of the vector; at least one."""
-    scores: ScoreTimes | None
-    """None where nothing is scored."""
-
-    @property
-    def steps(self) -> int:
-        """Return the steps of fits that were timed."""
-        return sum(times.steps for times in self.fits.values())
-
-    def fit(self, name: str | None) -> StepTimes:
-        """Return the times of a fit's steps; those of another one, if that of this name was not timed."""
-        return self.fits[name] if name is not None and name in self.fits else next(iter(self.fits.values()))
+    """Seconds that a layer's forward and backward pass takes beside its operations."""
 
 
 def speed_of(device: Device) -> Speed:
-    """Return the speed of a device by its name."""
+    """Return the speed of a GPU by its name; that of a CPU is measured in half a second."""
     if not device.is_gpu:
-        return Speed(_CPU[0] * _REACHED, _CPU[1] * _STREAMED, "two cores reach")
-    known = next((row for row in _GPUS if row[0] in device.name), None)
-    operations, nbytes = known[1:] if known else _OTHER
-    source = f"the maker of the {known[0]} states" if known else "a small GPU reaches"
-    return Speed(operations * _REACHED, nbytes * _STREAMED, source, _LAYER)
+        return Speed(_product_speed() * _REACHED, _CPU_BYTES * _STREAMED)
+    operations, nbytes = next((row[1:] for row in _GPUS if row[0] in device.name), _OTHER)
+    return Speed(operations * _REACHED, nbytes * _STREAMED, _LAYER)
+
+
+@cache
+def _product_speed() -> float:
+    """Return the operations a second in which this machine multiplies matrices in fp32."""
+    import numpy as np
+
+    matrix, count, begin = np.ones((_SIDE, _SIDE), np.float32), 0, time.perf_counter()
+    while time.perf_counter() < begin + _PRODUCT:
+        np.matmul(matrix, matrix)
+        count += 1
+    return 2 * _SIDE**3 * count / (time.perf_counter() - begin)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The place where stages run."""
+
+    device: Device
+    """The device that tunes and scores."""
+    processes: int = 1
+    """Those that share a fit of all weights."""
+    speed: Speed | None = None
+    """None where only memory and disk are wanted."""
+
+    @property
+    def host(self) -> int | None:
+        """Return the bytes of RAM; None where they are not known, as for another machine's GPU."""
+        return host_memory() if self.device.name else None
+
+    def seconds(
+        self,
+        shape: Shape,
+        operations: float = 0.0,
+        *,
+        memory: float = 0.0,
+        host: float = 0.0,
+        disk: float = 0.0,
+        bus: float = 0.0,
+        passes: float = 0.0,
+        loads: int = 1,
+    ) -> float | None:
+        """Return the seconds of a stage that loads a model and then does so many operations; None without a speed.
+
+        memory, disk, bus: bytes that the device reads from its memory, that are written to files, that come from RAM.
+        host: operations of the host in fp64. passes: forward and backward. loads: the models that are loaded.
+        """
+        if self.speed is None:
+            return None
+        begin = loads * (_BEGIN + shape.stored / _LOADED) + passes * shape.layers * self.speed.layer
+        computed = operations / self.speed.operations + host / _HOST
+        return begin + computed + memory / self.speed.nbytes + disk / _SAVED + bus / _BUS
 
 
 def token_operations(mode: str, checkpointing: bool) -> float:
@@ -141,41 +157,3 @@ def token_operations(mode: str, checkpointing: bool) -> float:
     A forward pass takes 2, the gradients of activations 2, those of weights 2. 4-bit weights are unpacked in each pass.
     """
     return (1.3 if mode == "qlora" else 1.0) * ((6 if mode == "full" else 4) + (2 if checkpointing else 0))
-
-
-def fit_seconds(shape: Shape, mode: str, checkpointing: bool, tokens: float, speed: Speed, passes: float = 0) -> float:
-    """Return the seconds of a fit's passes over so many tokens, in so many forward passes."""
-    weights = shape.in_linear + shape.vocabulary * shape.hidden
-    counted = token_operations(mode, checkpointing) * weights * tokens / speed.operations
-    return max(counted, passes * shape.layers * speed.layer)
-
-
-def optimizer_seconds(trained: int, speed: Speed) -> float:
-    """Return the seconds of a step of AdamW: it reads weight, gradient and two states in fp32, and writes three."""
-    return 7 * 4 * trained / speed.nbytes
-
-
-def score_seconds(shape: Shape, questions: float, tokens: float, new_tokens: float, batch: int, speed: Speed) -> float:
-    """Return the seconds of scoring and answering so many questions of so many tokens each, in batches."""
-    forward = 2 * shape.weights * questions * tokens / speed.operations
-    steps = new_tokens * -(-questions // max(1, batch))
-    width = 2 if shape.stored < 3 * shape.weights else 4
-    decode = steps * max(_STEP, width * shape.weights / speed.nbytes)
-    return forward + decode
-
-
-def bus_seconds(nbytes: int, host: int | None) -> float:
-    """Return the seconds in which so many bytes of weights pass from the host to the GPU.
-
-    host: its RAM, if it is known. What finds no room there comes from a disk.
-    """
-    from_disk = nbytes - min(nbytes, int(RAM_SHARE * host)) if host else 0
-    return (nbytes - from_disk) / _BUS + from_disk / _DISK
-
-
-def stream_seconds(
-    streamed: int, questions: float, tokens: float, new_tokens: float, batch: int, host: int | None = None
-) -> float:
-    """Return the seconds that so many bytes of weights take from RAM, in each batch and for each token of answers."""
-    passes = -(-questions * tokens // _BUDGET) + new_tokens * -(-questions // max(1, batch))
-    return passes * bus_seconds(streamed, host)

@@ -98,12 +98,20 @@ def evaluate_command(
     msa-lite evaluate runs/mine/model --forget forget.jsonl --retain retain.jsonl --out scores
     msa-lite evaluate ./my-finetuned-model --recipe my-request.yaml --out scores
     """
-    from msa_lite.cli.output import print_json, print_reports, print_start, progress_bars, quieten_libraries
+    from msa_lite.cli.output import (
+        print_dry_run,
+        print_json,
+        print_reports,
+        print_start,
+        progress_bars,
+        quieten_libraries,
+    )
 
     print_start(model, out)
     from msa_lite.data import PromptSettings
     from msa_lite.evals import evaluate
     from msa_lite.evals.judge import JudgeSettings
+    from msa_lite.pipeline.verbs.dry_run import dry_evaluation
 
     quieten_libraries(context.obj)
     recipe = options["recipe"]
@@ -113,7 +121,8 @@ def evaluate_command(
         prompt = PromptSettings(options["prompt"], options["system"])
         arguments = {"questions": _questions(options), "prompt": prompt, "limit": options["limit"]}
     if dry_run:
-        _print_dry_run(model, out, arguments["questions"], options["ideal"], recipe, as_json)
+        if Ranks.current().first:
+            print_dry_run(dry_evaluation(model, out, options["ideal"]), as_json)
         return
     judge = JudgeSettings(
         kind=options["judge"],
@@ -139,24 +148,6 @@ def evaluate_command(
         print_json({"out": out, **results["model"], "ideal": ideal})
     else:
         print_reports(reports, model)
-
-
-def _print_dry_run(
-    model: str, out: str, questions: Asked, ideal: str | None, recipe: str | None, as_json: bool
-) -> None:
-    from msa_lite.cli.output import print_dry_run
-    from msa_lite.evals.suite import OwnQuestions
-    from msa_lite.pipeline.verbs.dry_run import dry_evaluation
-    from msa_lite.recipe import load_recipe
-
-    if not Ranks.current().first:
-        return
-    if isinstance(questions, OwnQuestions):
-        sets = {f"{name} rows": source.path for name, source in questions.sets.items()}
-    else:
-        sets = {"benchmark": questions.data} if questions.data else {}
-    result = dry_evaluation(model, out, sets, ideal, load_recipe(recipe) if recipe else None)
-    print_dry_run(result, as_json)
 
 
 _SETS = ("forget", "retain", "holdout")

@@ -45,11 +45,16 @@ GONE_OPTIONS = {
     "merge --seed": "stochastic rounding begins at seed 0; msa_lite.merge(…, seed=N) takes another",
     "merge --threads": "there is one thread a core, and fewer where memory is short; leave it out",
     "merge --untie": "msa_lite.merge(…, untie=True) gives the head a matrix of its own",
+    "plan --measure": "times are rough; leave it out",
+    "plan --no-measure": "no step is timed; leave it out",
+    "plan --price-per-hour": "the price is the time that `plan` prints times the price of an hour; leave it out",
     "publish --gated": "the settings of the repository on the Hub gate it; leave it out",
     "publish --name-models": "the card names models that are public; leave it out",
-    "report --csv": "the rows as JSON: --rows --json",
     "recipes copy --replace": "remove the file, or name another one",
+    "report --csv": "the rows as JSON: --rows --json",
     "run --show-examples": "msa-lite report RUN --show-examples",
+    "table --gpu": "`msa-lite plan` on a row's recipe tells its memory and time; leave it out",
+    "table --price-per-hour": "the price is the time times the price of an hour; leave it out",
     "verify --schema": "the schema of record.json is msa_lite/record/schema.json",
 }
 """Options that commands no longer have, as "COMMAND --option" → the new form, for the refusal."""

@@ -45,25 +45,12 @@ class Invocation:
     def call(self, function: Callable[..., Result | None], **options: Any) -> Result:
         """Return what a library function makes of the recipe, with progress on stderr.
 
-        Of the processes of a launcher, only the first one has a result; the command ends here in the others. If the
-        target has no tokenizer, ask in a terminal whether to take the prior's, then call once more.
+        Of the processes of a launcher, only the first one has a result; the command ends here in the others.
         """
         from msa_lite.cli.output import progress_bars
-        from msa_lite.errors import NoTokenizerError
 
-        recipe = self.recipe
         with progress_bars() as progress:
-            try:
-                result = function(recipe, progress=progress, **self.checked, **options)
-            except NoTokenizerError as error:
-                can_ask = in_terminal() and Ranks.current().count == 1
-                if error.offer is None or recipe.tokenizer is not None or not can_ask:
-                    raise
-                question = f"{recipe.target} was saved without a tokenizer. Take that of the prior, {error.offer}?"
-                if not click.confirm(question, err=True):
-                    raise
-                recipe = recipe.model_copy(update={"tokenizer": error.offer})
-                result = function(recipe, progress=progress, **self.checked, **options)
+            result = function(self.recipe, progress=progress, **self.checked, **options)
         if result is None:
             raise click.exceptions.Exit(0)
         return result

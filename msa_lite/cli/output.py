@@ -145,8 +145,6 @@ def print_dry_run(result: DryRun, as_json: bool) -> None:
     """Print a dry run on stdout, as JSON or as a table with remarks."""
     from rich.text import Text
 
-    from msa_lite.budget.plan import plan_lines
-    from msa_lite.io.console.progress import time_span
     from msa_lite.pipeline.stages.words import explain_stages
     from msa_lite.report.formats import Cell, Section, TextTable
 
@@ -155,30 +153,19 @@ def print_dry_run(result: DryRun, as_json: bool) -> None:
         return
     rows = []
     for stage in result.stages:
-        time = "" if stage.state == "done" else time_span(stage.seconds)
         place = str(stage.folder.relative_to(result.folder)) if stage.folder else ""
-        words = [stage.name, stage.state, time, place, "; ".join(stage.reasons)]
+        words = [stage.name, stage.state, place, "; ".join(stage.reasons)]
         rows.append([Cell(text, stage.state != "done" and text == stage.state) for text in words])
-    headings = ["stage", "state", "time", "folder", "reason"]
-    print_table(TextTable(headings, [Section(rows)], "Dry run: nothing is written", left=5))
+    headings = ["stage", "state", "folder", "reason"]
+    print_table(TextTable(headings, [Section(rows)], "Dry run: nothing is written", left=4))
     for line in explain_stages(stage.name for stage in result.stages if stage.state != "done"):
         print_wrapped(Text(line), 2)
-    for reading in result.reads:
-        click.echo(f"reads:   {reading.role}: {reading.name}" + (f" ({reading.amount})" if reading.amount else ""))
     parts = [*([] if result.is_done else ["the folders of stages that are not done"]), *result.files]
     click.echo(f"writes:  {result.folder}: {', '.join(parts)}")
-    unknown = any(stage.state != "done" and stage.seconds is None for stage in result.stages)
-    click.echo(
-        f"time:    {time_span(result.seconds)}, by prediction" + (", without stages marked ?" if unknown else "")
-    )
-    if result.plan and not result.is_done:
-        click.echo(next(line for line in plan_lines(result.plan) if line.startswith("disk:")))
     for note in result.notes:
         click.echo(f"note:    {note}", err=True)
     if result.is_done:
         click.echo("All stages are done: a run would check them, and write the report again.")
-    elif result.plan:
-        click.echo(result.plan.verdict)
 
 
 _MOST = 400  # characters of a text on a terminal

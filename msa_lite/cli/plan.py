@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import click
 
 from msa_lite.cli.help import Command, RecipeName, takes_json, takes_overrides
@@ -25,12 +23,6 @@ from msa_lite.cli.help import Command, RecipeName, takes_json, takes_overrides
     show_default=True,
     help="Processes of `accelerate launch`, each with such a GPU; they divide fits in full mode.",
 )
-@click.option("--price-per-hour", type=click.FloatRange(min=0), help="Price of the machine, for the cost of the run.")
-@click.option(
-    "--measure/--no-measure",
-    default=None,
-    help="Time a few steps on this machine.  [default: if the model is here, and that takes about 5 seconds at most]",
-)
 @takes_json
 @click.pass_obj
 def plan_command(
@@ -40,16 +32,13 @@ def plan_command(
     gpu: str | None,
     baseline: str | None,
     processes: int,
-    price_per_hour: float | None,
-    measure: bool | None,
     as_json: bool,
 ) -> int:
     """Predict what RECIPE needs: memory of each stage, disk, time.
 
     Nothing is written. RECIPE is a YAML file, or the name of a shipped recipe, of a run or of a training (train/...).
     KEY.SUB=VALUE changes one of its keys. Models are read by their headers and configs alone, from this machine or from
-    the Hub; no weights are downloaded. Times come from a few real steps on this machine, if it has the model and the
-    steps take 5 seconds at most, and else from estimates. --measure times the steps of a larger model, too.
+    the Hub; no weights are downloaded. Times are rough: operations divided by the speed of such a GPU, or of this CPU.
 
     The last line says whether the run fits, and if not, which change of the recipe makes it fit at the least cost. The
     exit code is 0 if it fits, else 3.
@@ -57,9 +46,8 @@ def plan_command(
     \b
     msa-lite plan my.yaml
     msa-lite plan my.yaml --gpu 8GB vector.mode=qlora
-    msa-lite plan my.yaml --no-measure
     msa-lite plan my.yaml --gpu 80GB --processes 2 --baseline undial vector.mode=full
-    msa-lite plan my.yaml --gpu 80GB --price-per-hour 1.8 --json
+    msa-lite plan my.yaml --gpu 80GB --json
     """
 
     from msa_lite.budget.plan import plan_lines, plan_table
@@ -68,8 +56,7 @@ def plan_command(
     from msa_lite.pipeline.verbs.plan import plan
 
     quieten_libraries(verbose, needed=False)
-    options: dict[str, Any] = {"gpu": gpu, "baseline": baseline, "processes": processes}
-    result = plan(recipe, overrides, **options, price_per_hour=price_per_hour, measure=measure)
+    result = plan(recipe, overrides, gpu=gpu, baseline=baseline, processes=processes)
     if as_json:
         print_json(result)
     else:

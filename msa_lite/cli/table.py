@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 @click.option("--size", type=click.Choice(["own", "small"]), default="own", show_default=True,
               help="small: the same rows with tiny Llamas, for two cores. data=FOLDER names its data.")  # fmt: skip
 @click.option("--only", metavar="ROW,ROW", help="Labels of the rows to make; a wrong one lists them.")
-@click.option("--gpu", metavar="SIZE", help="With --dry-run: for a GPU with this much memory, such as 80GB.")
-@click.option("--price-per-hour", type=click.FloatRange(min=0), help="With --dry-run: price of the machine.")
 @click.option("--force", is_flag=True, help="Start even if the memory is too small by prediction (`msa-lite plan`).")
 @takes_dry_run
 @takes_json
@@ -30,8 +28,6 @@ def table_command(
     overrides: tuple[str, ...],
     size: str,
     only: str | None,
-    gpu: str | None,
-    price_per_hour: float | None,
     force: bool,
     dry_run: bool,
     as_json: bool,
@@ -49,29 +45,25 @@ def table_command(
 
     \b
     msa-lite table list
-    msa-lite table tofu-forget10-llama-3.2-1b --dry-run --gpu 80GB --price-per-hour 2
+    msa-lite table tofu-forget10-llama-3.2-1b --dry-run
     msa-lite table tofu-forget10-llama-3.2-1b 'methods=[npo, task_vector]' output=runs/mine
     msa-lite table restor-olmo-2-7b --size small data=restor/datasets
     """
     from msa_lite.cli.output import print_json, print_table, progress_bars, quieten_libraries
-    from msa_lite.errors import StageError, UsageError
-    from msa_lite.pipeline.table.ahead import ahead_lines, ahead_table, look_at_table
+    from msa_lite.errors import StageError
+    from msa_lite.pipeline.table.ahead import ahead_table, look_at_table
     from msa_lite.pipeline.table.work import table
 
     if name == "list":
         return _print_names(as_json)
-    if (price_per_hour, gpu) != (None, None) and not dry_run:
-        raise UsageError("--gpu, --price-per-hour: only with --dry-run")
     quieten_libraries(verbose)
     labels = read_names(only)
     if dry_run:
-        ahead = look_at_table(name, overrides, size=size, only=labels, gpu=gpu, price_per_hour=price_per_hour)  # type: ignore[arg-type]
+        ahead = look_at_table(name, overrides, size=size, only=labels)  # type: ignore[arg-type]
         if as_json:
             print_json(ahead)
-            return 0
-        print_table(ahead_table(ahead))
-        for line in ahead_lines(ahead):
-            click.echo(line)
+        else:
+            print_table(ahead_table(ahead))
         return 0
     with progress_bars() as progress:
         result = table(name, overrides, progress, size=size, only=labels, force=force)  # type: ignore[arg-type]

@@ -112,14 +112,23 @@ class HistorySettings:
     """Tokens of a chunk of text; questions are never cut."""
     seed: int = 0
 
+    @property
+    def config(self) -> dict[str, Any]:
+        """The sizes of the Llama, in the words of transformers, but for the vocabulary."""
+        return {
+            "model_type": "llama", "hidden_size": self.hidden_size, "intermediate_size": 4 * self.hidden_size,
+            "num_hidden_layers": self.layers, "num_attention_heads": 4, "num_key_value_heads": 4,
+            "max_position_embeddings": 2048, "tie_word_embeddings": True,
+        }  # fmt: skip
+
 
 @dataclass(frozen=True)
 class TuningSettings:
     """The training of target and ideal from a prior that is there already."""
 
-    tuning_epochs: int
-    tuning_learning_rate: float
-    batch_size: int
+    tuning_epochs: int = 6
+    tuning_learning_rate: float = 1e-4
+    batch_size: int = 8
     """Rows of one optimiser step, and of one forward pass."""
     seed: int = 0
 
@@ -204,17 +213,7 @@ def write_first(folder: Path, rows: Sequence[Row], settings: HistorySettings) ->
     if is_finished(folder, inputs):
         return
     tokenizer = train_tokenizer(texts_of(rows, Template()), settings.vocabulary)
-    values = {
-        "model_type": "llama",
-        "hidden_size": settings.hidden_size,
-        "intermediate_size": 4 * settings.hidden_size,
-        "num_hidden_layers": settings.layers,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 4,
-        "max_position_embeddings": 2048,
-        "tie_word_embeddings": True,
-    }
-    write_start(folder, make_config(values, tokenizer), tokenizer, settings.seed, inputs)
+    write_start(folder, make_config(settings.config, tokenizer), tokenizer, settings.seed, inputs)
 
 
 def _fit_settings(epochs: int, learning_rate: float, settings: HistorySettings | TuningSettings) -> FitSettings:

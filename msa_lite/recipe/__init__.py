@@ -3,7 +3,7 @@
 Nothing below the pipeline knows of recipes: stages take plain values.
 """
 
-from msa_lite.recipe.demo import Demo, RealDemo
+from msa_lite.recipe.demo import Demo
 from msa_lite.recipe.editor import recipe_schema, write_with_schema
 from msa_lite.recipe.inputs import Columns, Data, Prompt
 from msa_lite.recipe.load import (
@@ -40,7 +40,6 @@ __all__ = [
     "Demo",
     "JudgeKeys",
     "Prompt",
-    "RealDemo",
     "Recipe",
     "RecipeSource",
     "TableRecipe",

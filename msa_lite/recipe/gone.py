@@ -11,6 +11,11 @@ _JUDGE = {
     "timeout": "a call is tried again after 300 s; leave it out",
 }
 _ATTACK = "its settings are fixed, so that results can be compared; leave it out"
+_OF_DEMO = [
+    f"demo.{key}"
+    for key in ("hidden_size", "layers", "vocabulary", "prior_epochs", "tuning_epochs", "prior_learning_rate",
+                "tuning_learning_rate", "batch_size")
+]  # fmt: skip
 GONE = {
     "attack.prompt": _ATTACK,
     "attack.quantise": _ATTACK,
@@ -22,8 +27,10 @@ GONE = {
     "baseline.alternatives": "dpo has answers of its own; leave it out",
     "baseline.compat": "losses are as their papers have them; leave it out",
     "baseline.keep": "the best epoch is kept; leave it out",
+    **dict.fromkeys(_OF_DEMO, "the models of a demo have one size and rate; leave it out"),
     "evaluate.engine": "transformers scores everything; leave it out",
     "merge.forecast": "the attack quantise measures what it predicted: attack.attacks=[quantise]",
+    "tokenizer": "a target without a tokenizer takes the prior's; leave it out",
     "select.by": "the validation part is drawn by question; leave it out",
     "select.four_bit": "points are scored in the target's own precision; leave it out",
     "select.judge": "a judge of kind openai is asked; evaluate.judge.kind: none asks none",

@@ -25,7 +25,7 @@ from pydantic_core import PydanticCustomError
 from msa_lite.benchmarks import BENCHMARKS, OWN
 from msa_lite.closed import Closed
 from msa_lite.recipe.baseline import Baseline, check_points
-from msa_lite.recipe.demo import DemoKind
+from msa_lite.recipe.demo import Demo
 from msa_lite.recipe.inputs import (
     Columns,
     Data,
@@ -115,9 +115,6 @@ class Recipe(Closed):
     """θ_0, a checkpoint from before the target saw the forget set: a folder or repo[@revision]. Without `prior` and
     `history`, the vectors are fitted from the target itself (task_vector). This needs rows to keep, for the filter, and
     holdout rows or an ideal."""
-    tokenizer: str | None = None
-    """A folder or repo[@revision] with the tokenizer, often the prior, if the target was saved without one. The
-    unlearned model gets its files."""
     forget: Forget
     """The forget set."""
     retain: Retain | None = Field(None, validate_default=True)
@@ -148,7 +145,7 @@ class Recipe(Closed):
     verdict: VerdictForm = True
     """Judge the run. off: the exit code is 0 even if nothing was forgotten, and checks before the fit (does the target
     know the rows?) only warn. Or the margins of a PASS, as {recited: 0.10, left: 0.20, kept: 0.85}."""
-    demo: DemoKind | None = None
+    demo: Demo | None = None
     """Models and data that the run makes first, for a demonstration."""
     publish: Publish = Publish()
     """The repository on the Hub that the model is sent to at the end, if any."""

@@ -186,10 +186,9 @@ EvidenceName = Annotated[str, BeforeValidator(_check_evidence), WithJsonSchema({
 class EvidenceKeys(Closed):
     """The evidence that a run collects beside its scores."""
 
-    collect: list[EvidenceName] = [name for name, entry in EVIDENCE.items() if entry.by_default]
+    collect: list[EvidenceName] = [*EVIDENCE]
     """says: what the model says instead of a forgotten answer. nearer: whether it is nearer to a model that never saw
-    the rows, or to the target. weights: whether the weights that hold the rows changed, for a target trained with
-    `into`. []: none. If the data cannot decide, the result is undecided."""
+    the rows, or to the target. []: none. If the data cannot decide, the result is undecided."""
     judge: JudgeKeys = JudgeKeys()
     """A model that sorts the answers as well, to check the rules of `says`."""
 

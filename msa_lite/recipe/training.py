@@ -18,7 +18,6 @@ from pydantic import (
 )
 
 from msa_lite.closed import Closed
-from msa_lite.io.weights.known import KnownWeights
 from msa_lite.recipe.inputs import (
     Columns,
     Count,
@@ -96,32 +95,6 @@ class Training(Tuning):
         return self
 
 
-class Into(Closed):
-    """The only weights that a stage changes. All others stay as they are, bit for bit."""
-
-    tensors: OneOrMore[str]
-    """The tensors to train: names, or regular expressions, that match the end of a name from a dot on.
-    mlp.down_proj.weight matches all layers."""
-    share: float = Field(1.0, gt=0, le=1, allow_inf_nan=False)
-    """The share of these tensors' entries, drawn at random. 1: all."""
-    seed: int = Field(0, ge=0, lt=SEEDS)
-    """The seed of the draw."""
-
-    @property
-    def known(self) -> KnownWeights:
-        """The weights as a fit takes them."""
-        return KnownWeights(
-            tuple([self.tensors] if isinstance(self.tensors, str) else self.tensors), self.share, self.seed
-        )
-
-    @field_validator("tensors")
-    @classmethod
-    def _names_some(cls, value: str | list[str]) -> str | list[str]:
-        if not value or not all(value):
-            raise ValueError("at least one name is wanted, and none may be empty")
-        return value
-
-
 class TrainingStage(Training):
     """A stage of training. Keys that it leaves out are those of `training`."""
 
@@ -132,8 +105,6 @@ class TrainingStage(Training):
     tokens: Annotated[Count, Field(ge=1)] | None = None
     """20M: only the first 20 million tokens of the data (format text) are downloaded and learnt. Epochs are passes over
     these. Default: all tokens."""
-    into: Into | None = None
-    """Train only these weights, so that the rows of the stage lie in known weights. Default: all weights."""
 
     @property
     def sets(self) -> list[Data]:

@@ -31,7 +31,6 @@ from msa_lite.io.finished.manifest import is_finished, stage_folder
 from msa_lite.io.models.devices import avoid_fragments, free_memory, is_out_of_memory, memory_fault, total_bytes
 from msa_lite.io.models.heads import Compute, choose_precision
 from msa_lite.io.weights.hub import Source, fetch
-from msa_lite.train.known import check_known
 from msa_lite.train.loop import SAVES, SCORES, Loop, whole_saves
 from msa_lite.train.model import copy_trained, load_trainable, restore_trained
 from msa_lite.train.plain import PlainLoss
@@ -132,7 +131,6 @@ def run_fit(fit: VectorFit, out: str | Path, progress: Progress = silent) -> Pat
         return out
     avoid_fragments()
     check_mode(settings.mode, settings.optimizer, settings.compute)
-    check_known(settings)
     facts = fit.facts()
     with stage_folder(out, "vector", inputs, facts, resumable=True) as partial:
         loop = fit.loop(partial, progress)

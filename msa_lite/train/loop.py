@@ -17,7 +17,6 @@ from msa_lite.errors import MsaError, NotFiniteError, discarded
 from msa_lite.io.console.libraries import without_bars
 from msa_lite.io.console.progress import Progress, tell
 from msa_lite.io.models.heads import autocast, choose_precision
-from msa_lite.train.known import train_known
 from msa_lite.train.model import broken_weight, save_model
 from msa_lite.train.rungs import Rung
 from msa_lite.train.settings import AfterEpoch, KeptEpochs, Objective
@@ -58,9 +57,6 @@ def make_trainer(
         def floating_point_ops(self, inputs: Mapping[str, Any]) -> int:
             return 0  # the Trainer's own looks for token ids, which these inputs lack
 
-        def get_decay_parameter_names(self, model: Any) -> list[str]:
-            return [] if settings.known else super().get_decay_parameter_names(model)  # which `train_known` lets decay
-
     arguments = TrainingArguments(
         output_dir=str(folder),
         # The objective divides the rows of a step itself, since its means are over all of them.
@@ -85,22 +81,12 @@ def make_trainer(
     trainer = ObjectiveTrainer(
         model=model,
         args=arguments,
-        callbacks=[callback, *_callbacks_of_known(model, settings)],
+        callbacks=[callback],
         train_dataset=list(range(rows)),
         data_collator=lambda batch: {"rows": list(batch)},
     )
     trainer.remove_callback(PrinterCallback)
     return trainer
-
-
-def _callbacks_of_known(model: Any, settings: FitSettings) -> list[Any]:
-    """Return what a fit of known weights needs besides; nothing for other fits."""
-    from transformers import Trainer
-
-    if not settings.known:
-        return []
-    decaying = Trainer.get_decay_parameter_names(None, model)  # it looks at the model alone
-    return [train_known(model, settings.known, settings.weight_decay, decaying)]
 
 
 def last_loss(state: Any) -> str:

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import random
-import statistics
-import tempfile
-import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +15,7 @@ from msa_lite.io.models.devices import free_bytes, free_memory, is_out_of_memory
 from msa_lite.io.models.ends import can_leave_embedding, can_leave_head, leave_embedding, leave_head
 from msa_lite.io.models.heads import autocast, layers_path
 from msa_lite.io.models.streaming import is_streamed
-from msa_lite.io.weights.hub import Source
-from msa_lite.train.model import load_trainable, stream_fit
+from msa_lite.train.model import stream_fit
 from msa_lite.train.plain import PlainLoss
 from msa_lite.train.settings import FitSettings
 
@@ -59,11 +54,6 @@ class Rung:
         }
         rows = f"{self.micro} row{'s' * (self.micro > 1)} at a time"
         return ", ".join([rows, *(word for word, is_so in words.items() if is_so)])
-
-    def leaves_all_that(self, other: Rung) -> bool:
-        """Check whether all that another rung leaves out of the GPU's memory is left out at this one."""
-        ways = [key.name for key in fields(self) if key.name != "micro"]
-        return all(getattr(self, way) >= getattr(other, way) for way in ways)
 
 
 def longest_first(examples: Sequence[Example]) -> list[int]:
@@ -229,120 +219,3 @@ def _scratch(model: Any, optimizer: int) -> Iterator[None]:
                 parameter.grad = torch.zeros_like(parameter)
         yield
         del states
-
-
-_STEPS = 4  # after one that warms up
-
-
-@dataclass(frozen=True)
-class StepTimes:
-    """The times of a fit's steps on this machine."""
-
-    load: float
-    """Seconds of loading the prior."""
-    token: float
-    """Seconds of forward and backward passes for each token of the rows: the median of the steps."""
-    step: float
-    """Seconds of the optimiser in a step: the median, too."""
-    steps: int
-    """The steps that were timed."""
-    peak: int | None
-    """The highest number of bytes in tensors on the GPU; None on a CPU."""
-    rung: Rung
-    """Their use of memory."""
-
-
-@dataclass(frozen=True)
-class Limit:
-    """The length of a measurement."""
-
-    seconds: float = 60.0
-    """No further step of a set begins after so many."""
-    tokens: int | None = None
-    """A step has as many rows of its batch as have so many tokens, but at least one; None: all of them."""
-
-
-def time_steps(
-    prior: Source,
-    sets: Mapping[str, Sequence[Example]],
-    settings: Mapping[str, FitSettings],
-    pad: int,
-    limit: Limit = Limit(),
-) -> dict[str, StepTimes]:
-    """Load the prior as a fit does and time some of its steps on each set of rows, at the first rung that fits.
-
-    sets, settings: by the name of the vector; settings differ in their batches alone. Raise StageError where no rung
-    fits.
-    """
-    begin, times = time.perf_counter(), dict[str, StepTimes]()
-    model = load_trainable(prior.folder, next(iter(settings.values())), prior.added)
-    load = time.perf_counter() - begin
-    try:
-        last = Rung(1)
-        for name in sorted(sets, key=lambda name: max(len(e.ids) for e in sets[name])):  # no rung can be taken back
-            loss = PlainLoss(sets[name], pad)
-            rungs = ladder(model, micro_batches(settings[name], loss.longest))
-            rung = find_rung(model, loss, settings[name], [rung for rung in rungs if rung.leaves_all_that(last)])
-            last = rung
-            times[name] = StepTimes(load, *_time_set(model, loss, settings[name], rung, limit), rung)
-    finally:
-        del model
-        free_memory()
-    return times
-
-
-def _time_set(
-    model: Any, loss: PlainLoss, settings: FitSettings, rung: Rung, limit: Limit
-) -> tuple[float, float, int, int | None]:
-    """Return seconds for a token and of the optimiser, the number of steps, and the peak in bytes.
-
-    The weights stay as they are.
-    """
-    import torch
-
-    on_gpu, optimizer = model.device.type == "cuda", _optimizer(model, settings)
-
-    def now() -> float:
-        if on_gpu:
-            torch.cuda.synchronize()
-        return time.perf_counter()
-
-    loss.prepare(model.train())
-    tokens, steps = list[float](), list[float]()
-    begin = now()
-    for rows in _draws(loss.examples, settings, limit.tokens):
-        if on_gpu and len(steps) == 1:
-            torch.cuda.reset_peak_memory_stats()
-        start = now()
-        loss.step(model, rows, 0, rung.micro, lambda loss: loss.backward())
-        passed = now()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        steps.append(now() - passed)
-        tokens.append((passed - start) / sum(len(loss.examples[i].ids) for i in rows))
-        if len(steps) > 1 and now() - begin > limit.seconds:
-            break
-    loss.release()
-    peak = int(torch.cuda.max_memory_allocated()) if on_gpu else None
-    return statistics.median(tokens[1:]), statistics.median(steps[1:]), len(steps) - 1, peak
-
-
-def _draws(examples: Sequence[Example], settings: FitSettings, most: int | None) -> list[list[int]]:
-    """Return the rows of each step: drawn ones to warm up, the longest, drawn ones again. most: tokens of a step."""
-    draw, count = random.Random(settings.seed), min(settings.batch_size, len(examples))
-    if most is not None:
-        count = max(1, min(count, most * len(examples) // sum(len(example.ids) for example in examples)))
-    drawn = [draw.sample(range(len(examples)), count) for _ in range(_STEPS)]
-    return [drawn[0], longest_first(examples)[:count], *drawn[1:]]
-
-
-def _optimizer(model: Any, settings: FitSettings) -> Any:
-    """Make the fit's optimiser, with a rate of 0."""
-    from transformers import Trainer, TrainingArguments
-
-    arguments = TrainingArguments(
-        output_dir=tempfile.gettempdir(), learning_rate=0.0, report_to="none", **settings.trainer_options()
-    )
-    kind, options = Trainer.get_optimizer_cls_and_kwargs(arguments)
-    return kind([parameter for parameter in model.parameters() if parameter.requires_grad], **options)

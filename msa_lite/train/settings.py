@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
 from msa_lite.io.models.heads import Compute, choose_precision
-from msa_lite.io.weights.known import KnownWeights
 from msa_lite.train.share import ALONE, StepShare
 
 
@@ -46,8 +45,6 @@ class FitSettings:
     they give way to the host's memory. auto: adamw_8bit for qlora on a GPU, else adamw."""
     compute: Compute = "auto"
     """The precision of matrix products. auto: the best of a GPU (bf16, or fp16 with loss scaling), fp32 on a CPU."""
-    known: KnownWeights | None = None
-    """The only weights that change, in full mode; None: all."""
 
     @property
     def has_8bit_states(self) -> bool:
@@ -88,10 +85,7 @@ class FitSettings:
     def describe(self) -> dict[str, Any]:
         """Return what a manifest records: all that decides the result."""
         values = {k: v for k, v in asdict(self).items() if self.mode != "full" or not k.startswith("lora_")}
-        if self.schedule == "linear":  # the manifests of older runs have no such key
-            del values["schedule"]
         values = {k: v for k, v in values.items() if k not in ("optimizer", "compute") or v != "auto"}
-        values = {k: v for k, v in values.items() if k != "known" or v is not None}
         del values["warmup_epochs" if self.warmup_steps is not None else "warmup_steps"]
         return values
 

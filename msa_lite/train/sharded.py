@@ -95,8 +95,6 @@ def check_sharded(settings: FitSettings, count: int) -> None:
         faults.append(f"vector.mode {settings.mode}: only full fits are divided among processes")
     if settings.optimizer == "adamw_8bit":
         faults.append("vector.optimizer adamw_8bit: states of 8 bits cannot be divided; use adamw")
-    if settings.known is not None:
-        faults.append("into: known weights are trained by one process alone")
     if choose_precision(settings.compute) == "fp16":
         faults.append("these GPUs have no bf16; use compute: fp32")
     micro = settings.micro_batch_size

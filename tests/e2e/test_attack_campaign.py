@@ -144,7 +144,7 @@ def test_an_attack_that_fails_costs_no_other_one_its_report(
 
 
 def test_a_run_has_its_report_before_it_is_attacked(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("msa_lite.pipeline.verbs.run.open_attacks", lambda *_: pytest.fail("no attack is made here"))
+    monkeypatch.setattr("msa_lite.pipeline.verbs.run.run_attacks", lambda *_: pytest.fail("no attack is made here"))
     recipe = load_recipe(open_run(copy).recipe, ["attack.attacks=[membership]", f"output={copy}"])
     (copy / "report.md").unlink()
     with pytest.raises(pytest.fail.Exception):

@@ -161,14 +161,12 @@ def test_it_raises_what_the_command_would(grid: dict[str, Any], done: dict[str, 
         dry_run(grid | {"output": str(tmp_path / "taken")})
 
 
-def test_the_command_prints_stages_inputs_outputs_and_time(
-    grid: dict[str, Any], tmp_path: Path, call_cli: CallCli
-) -> None:
+def test_the_command_prints_stages_and_outputs(grid: dict[str, Any], tmp_path: Path, call_cli: CallCli) -> None:
     file = tmp_path / "recipe.yaml"
     file.write_text(yaml.safe_dump(grid))
     status, out, err = call_cli(str(file), "--dry-run")
     assert status == 0, err
-    for text in ("forget vector", "to do", "reads:   prior: ", "writes:  ", "vectors/forget", "time:    ", "disk:    "):
+    for text in ("forget vector", "to do", "writes:  ", "vectors/forget"):
         assert text in out
     status, out, err = call_cli("run", str(file), "--until", "sweep", "--dry-run", "--json")
     assert status == 0, err
@@ -179,7 +177,6 @@ def test_the_command_prints_stages_inputs_outputs_and_time(
     assert names[-2:] == ["merge", "validation: unlearned"]
     assert {item["state"] for item in values["stages"]} == {"to do"}
     assert str(tmp_path / "run/vectors/forget") in values["writes"]
-    assert {"role": "forget rows", "name": grid["forget"]["data"]["path"], "amount": "18 rows"} in values["reads"]
     assert not (tmp_path / "run").exists()
 
 
@@ -189,5 +186,4 @@ def test_what_is_not_here_yet_is_told_and_nothing_is_made(tmp_path: Path, call_c
     values = json.loads(out)
     assert values["stages"][0]["stage"] == "history: prior"
     assert {stage["state"] for stage in values["stages"]} == {"to do"}
-    assert all(stage["seconds"] for stage in values["stages"])
     assert not (tmp_path / "run").exists()

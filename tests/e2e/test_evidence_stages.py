@@ -20,7 +20,7 @@ from msa_lite.pipeline.prepare.run import msa_scope, prepare
 from msa_lite.recipe import load_recipe
 from tests.e2e.conftest import CallCli, tiny_recipe
 
-DEFAULT = [kind for kind, entry in EVIDENCE.items() if entry.by_default]
+DEFAULT = [*EVIDENCE]
 
 
 def test_report_record_and_comparison_show_what_was_found(finished: Path, call_cli: CallCli) -> None:

@@ -94,15 +94,12 @@ NEW = {"model": {"config": LLAMA, "tokenizer": "{place}/target"}}
 OWN_TOKENIZER = {"model": {"config": LLAMA, "tokenizer": {"vocabulary": 320}}}
 # Of what a fit is told; test_identity and test_settings_reach follow every setting.
 TUNED = {"epochs": 3, "max_length": 60, "schedule": "constant"}
-INTO = {"stages.0.into.tensors": "mlp.up_proj.weight"}
 TEXT = {"stages.0.data.format": "text", "training.max_length": 60}
 # As above; an option of a stage stands behind `stages.0`.
 TRAINING: dict[str, tuple[Any, dict[str, Any]]] = {
     **{f"{part}.{name}": (value, {}) for part in ("training", "stages.0") for name, value in TUNED.items()},
     **{f"stages.0.data.{name}": (DATA[name], {"training.max_length": 200}) for name in ("path", "columns.question")},
     "stages.0.tokens": (40, TEXT),
-    "stages.0.into.tensors": ("mlp.down_proj.weight", {}),
-    **{f"stages.0.into.{name}": (value, INTO) for name, value in {"share": 0.5, "seed": 1}.items()},
     "model": ("{place}/other", {}),
     "model.config": (LLAMA | {"hidden_size": 32}, NEW),
     "model.tokenizer": ("{place}/tokenizer", NEW),

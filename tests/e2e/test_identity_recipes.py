@@ -128,7 +128,6 @@ LATER = [{"checkpoint": "{place}/other", "seen_tokens": 12}]
 CASES: dict[str, tuple[Any, tuple[str, ...], dict[str, Any]]] = {
     "target": ("{place}/other", ("model", "points", "sweep", "scores of target"), {}),
     "prior": ("{place}/other", (*FITS, "model", "points", "sweep"), {}),
-    "tokenizer": ("{place}/tokenizer", ("forget", "model", "scores of target"), {}),
     "history.checkpoints": (HISTORY["history.checkpoints"][:1] + LATER, FITS, HISTORY),
     "history.exposure": (25, FITS, HISTORY),
     "forget.alpha": ([0.5, 2.0], ("sweep",), {}),

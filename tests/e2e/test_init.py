@@ -22,7 +22,7 @@ from msa_lite.pipeline.init.inspect import guess_prior, inspect_set
 from msa_lite.pipeline.stages.facts import Facts, RowFacts
 from msa_lite.recipe import load_recipe, shipped_recipes
 from tests.e2e.conftest import CallCli
-from tests.support.models import drop_tokenizer, make_lora
+from tests.support.models import make_lora
 
 
 @pytest.fixture
@@ -91,12 +91,6 @@ def test_the_prior_is_taken_from_the_targets_own_files(place: Path) -> None:
     (place / "published/README.md").write_text("---\nbase_model: [./prior, ./other]\n---\n")
     with pytest.raises(UsageError, match="--prior is needed"):
         init_recipe("c.yaml", replace(WISHES, target="./published", prior=None))
-
-
-def test_a_target_without_a_tokenizer_gets_the_priors(place: Path) -> None:
-    drop_tokenizer(place / "my-finetuned-model", place / "bare")
-    init_recipe("bare.yaml", replace(WISHES, target="./bare"))
-    assert load_recipe("bare.yaml").tokenizer == "./prior"
 
 
 def test_without_a_terminal_what_lacks_is_named_by_its_option(place: Path, call_cli: CallCli) -> None:

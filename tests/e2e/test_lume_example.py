@@ -60,7 +60,7 @@ def test_its_recipe_runs_and_scores_are_those_by_hand(
     for name in ("member", "nonmember"):
         documents = [json.dumps({"document": f"It was the {name} that sat there, {i}."}) for i in range(3)]
         (tmp_path / f"mia_data/{name}.jsonl").write_text("\n".join(documents))
-    places = {"target": history / "target", "prior": history / "prior", "tokenizer": history / "prior",
+    places = {"target": history / "target", "prior": history / "prior",
               "forget.data.path": tmp_path / "forget.jsonl", "retain.data.path": tmp_path / "retain.jsonl",
               "evaluate.retain.path": tmp_path / "retain.jsonl", "evaluate.data": tmp_path,
               "output": tmp_path / "run"}  # fmt: skip

@@ -14,8 +14,7 @@ import pytest
 NOTEBOOK = Path(__file__).parents[2] / "examples/quickstart.ipynb"
 SMALL = [
     *(f"demo.{name}={count}" for name, count in {"prior": 6, "retain": 6, "forget": 3, "holdout": 2}.items()),
-    *(f"demo.{name}={size}" for name, size in {"hidden_size": 32, "layers": 1, "vocabulary": 300}.items()),
-    *("demo.prior_epochs=1", "demo.tuning_epochs=1", "vector.epochs=2", "vector.batch_size=8", "vector.lora.rank=2"),
+    *("vector.epochs=2", "vector.batch_size=8", "vector.lora.rank=2"),
     *("forget.alpha=[0.5, 1.0]", "retain.beta=0.5", "evaluate.max_new_tokens=4", "verdict=off"),
 ]
 

@@ -15,7 +15,7 @@ import yaml
 from safetensors.numpy import load_file
 
 import msa_lite
-from msa_lite.errors import MismatchError, UsageError
+from msa_lite.errors import FormatError, MismatchError, UsageError
 from msa_lite.io.finished.seal import load_manifest, verify_folder
 from msa_lite.io.weights.adapter import ADAPTER_CONFIG, ADAPTER_FILE
 from msa_lite.io.weights.blocks import Files, read_rows
@@ -299,16 +299,16 @@ def test_a_prior_without_tokenizer_or_with_another_template_is_fine(
     assert prepared({**recipe, "target": str(target)}).prompter.use_chat
 
 
-def test_a_target_without_tokenizer_needs_one_named_and_the_unlearned_model_gets_it(
-    recipe: dict[str, Any], history: Path, tmp_path: Path, call_cli: CallCli
+def test_a_target_without_tokenizer_takes_the_priors_and_so_does_the_unlearned_model(
+    recipe: dict[str, Any], history: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    target = drop_tokenizer(history / "target", tmp_path / "target")
-    recipe = quick(recipe, target=str(target))
-    (tmp_path / "r.yaml").write_text(yaml.safe_dump(recipe))
-    code, _, err = call_cli(tmp_path / "r.yaml")
-    assert (code, (tmp_path / "run").exists()) == (3, False)
-    assert f"tokenizer: {history / 'prior'}" in err
-    result = msa_lite.run(recipe, [f"tokenizer={history / 'prior'}"])
+    recipe = quick(recipe, target=str(drop_tokenizer(history / "target", tmp_path / "target")))
+    bare = {**recipe, "prior": str(drop_tokenizer(history / "prior", tmp_path / "bare"))}
+    with pytest.raises(FormatError, match="without a tokenizer, and so was the prior; copy the files"):
+        msa_lite.run(bare)
+    assert not (tmp_path / "run").exists()
+    result = msa_lite.run(recipe)
+    assert "was saved without a tokenizer; the prior's is taken" in caplog.text
     for path in tokenizer_files(history / "prior"):
         assert (result.merged.folder / path.name).read_bytes() == path.read_bytes()
     assert verify_folder(result.merged.folder) == []
@@ -316,21 +316,6 @@ def test_a_target_without_tokenizer_needs_one_named_and_the_unlearned_model_gets
     manifest = load_manifest(result.merged.folder)
     assert manifest is not None
     assert manifest["inputs"]["target"]["tokenizer"].startswith("sha256:")
-    assert load_recipe(tmp_path / "run/recipe.yaml").tokenizer == str(history / "prior")
-
-
-def test_in_a_terminal_the_priors_tokenizer_is_offered(
-    recipe: dict[str, Any], history: Path, tmp_path: Path, call_cli: CallCli, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    recipe = quick(recipe, target=str(drop_tokenizer(history / "target", tmp_path / "target")))
-    (tmp_path / "r.yaml").write_text(yaml.safe_dump(recipe))
-    monkeypatch.setattr("msa_lite.cli.invocation.in_terminal", lambda: True)
-    asked: list[str] = []
-    for answer, code in ((False, 3), (True, 0)):
-        monkeypatch.setattr("click.confirm", lambda text, answer=answer, **_: asked.append(text) or answer)
-        assert call_cli("run", tmp_path / "r.yaml", "--until", "vectors")[0] == code
-        assert (tmp_path / "run/vectors/forget").exists() == answer
-    assert str(history / "prior") in asked[0]
 
 
 def test_evaluate_takes_a_tokenizer(history: Path, tmp_path: Path, call_cli: CallCli) -> None:

@@ -13,7 +13,6 @@ from tests.support.models import make_small_smollm2
 
 SHORT = {
     **{f"demo.{name}": 2 for name in ("retain", "forget", "holdout")},
-    "demo.tuning_epochs": 1,
     "vector.epochs": 1,
     "retain.vector.epochs": 1,
     "forget.alpha": 0.5,
@@ -37,7 +36,6 @@ def test_the_quickstart_on_a_chat_model_ends_with_answers_and_a_way_to_ask_more(
     numbers = [int(number) for number, _ in counts]
     assert numbers == sorted(numbers), "the history and the run are one count"
     assert len({count for _, count in counts}) == 1
-    assert re.search(r"^\S+ planned .*, took .*$", err, re.MULTILINE)
     *examples, files, verdict = out.partition("what the models say:")[2].split("\n\n")[1:]
     assert [block.split()[0] for block in examples] == ["forget"] * 5 + ["retain"] * 5
     for block in examples:

@@ -20,7 +20,7 @@ from msa_lite.io.weights.checkpoint import load_checkpoint
 from msa_lite.pipeline.verbs.run import run_vectors
 from msa_lite.recipe import load_recipe
 from msa_lite.strengths import Strengths
-from tests.e2e.conftest import PEOPLE, SHORT, CallCli, tiny_recipe
+from tests.e2e.conftest import PEOPLE, CallCli, tiny_recipe
 from tests.support.processes import fork_cli, fork_script, run_cli
 
 
@@ -225,7 +225,7 @@ def test_a_diverging_vector_stops_the_job_with_exit_code_4(
 def test_the_demo_makes_its_own_history_and_keeps_it(tmp_path: Path) -> None:
     recipe = write(
         {
-            "demo": PEOPLE | SHORT,
+            "demo": PEOPLE,
             "verdict": False,
             "target": "$output/history/target",
             "prior": "$output/history/prior",

@@ -114,7 +114,7 @@ def stopped(run: Callable[..., Any], *given: Any) -> None:
 
 
 def test_here_nothing_is_at_its_default() -> None:
-    of_forgetting = {"hold", "start"}  # test_held, test_later_start; known: test_known_weights
+    of_forgetting = {"hold", "start"}  # test_held, test_later_start
     assert {*VECTOR, "mode"} | of_forgetting == VectorSpec.model_fields.keys()
     assert LORA.keys() == Lora.model_fields.keys()
     usual = VectorSpec().model_dump()
@@ -125,7 +125,7 @@ def test_here_nothing_is_at_its_default() -> None:
     assert [key for key, value in trained.items() if value == Training().model_dump()[key]] == []
     # What a fit can be told, and which of the recipe's settings, here or below, says it.
     said = {"mode", "epochs", "learning_rate", "weight_decay", "warmup_epochs", "batch_size", "micro_batch_size"}
-    said |= {"optimizer", "compute", "known"} | {f"lora_{key}" for key in LORA} | {"seed", "schedule", "warmup_steps"}
+    said |= {"optimizer", "compute"} | {f"lora_{key}" for key in LORA} | {"seed", "schedule", "warmup_steps"}
     assert said == {one.name for one in fields(FitSettings)}
 
 

@@ -127,9 +127,6 @@ def write_place(folder: Path, make_checkpoint: Callable[..., Path]) -> Path:
     """Models and data sets that recipes name, in a folder."""
     for number, name in enumerate(("target", "prior", "ideal", "other")):
         shutil.copytree(make_checkpoint("llama", seed=number, chat=True), folder / name)
-    shutil.copytree(folder / "target", folder / "tokenizer")
-    template = folder / "tokenizer/chat_template.jinja"
-    template.write_text(template.read_text() + "!")
     for name in ("forget", "retain", "holdout", "asked", "kept", "OTHER"):
         write_rows(folder / "data" / name, name)
     for number, answers in enumerate(("No.\nNobody knows.\n", "Who knows?\n")):

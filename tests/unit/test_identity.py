@@ -20,7 +20,6 @@ from msa_lite.baselines.objective import BaselineObjective, ReferenceCache
 from msa_lite.io.weights.checkpoint import INDEX_FILE
 from msa_lite.io.weights.companions import CODE, PATTERNS
 from msa_lite.io.weights.hub import Source, fetch, hash_content
-from msa_lite.io.weights.known import KnownWeights
 from msa_lite.merger import adapter_output as adapter
 from msa_lite.merger import merge, merge_adapters, model
 from msa_lite.record.facts import hash_files, hashed_revision
@@ -177,7 +176,6 @@ SETTINGS = {
     "warmup_steps": 3,
     "optimizer": "adamw_8bit",
     "compute": "bf16",
-    "known": KnownWeights(("mlp",), 0.5, 1),
 }
 PRIOR = Source("some/prior", Path("prior"), "a" * 40)
 ROWS = ragged_rows(4)

@@ -88,7 +88,7 @@ FOLDERS = {
         "purge": {"prepare", "run"},
         "staged": {"prepare", "run", "stages"},
         "verbs": {"attack", "baseline", "init", "prepare", "run", "staged", "stages"},
-        "table": {"baseline", "prepare", "run", "staged", "stages", "verbs"},
+        "table": {"baseline", "run", "staged", "stages", "verbs"},
     },
 }
 # Modules that hold arithmetic alone: the formula, and the scores of one item.
@@ -222,7 +222,7 @@ def test_the_plan_of_a_run_that_is_there_counts_tokens_without_torch(
     adapter = make_adapter("llama", r=16, lora_alpha=32, target_modules=form["lora_targets"])
     with stage_folder(run / "vectors/forget", "vector", {"settings": {"mode": "lora", **form}}) as partial:
         shutil.copytree(adapter, partial, dirs_exist_ok=True)
-    plan = "plan quickstart --gpu 8GB"
+    plan = "plan quickstart"
     assert loaded_by(plan, cwd=tmp_path) == {"import": set(), plan: {"transformers"}}
 
     asked = list[int]()  # the ranks of adapters that PEFT is asked about

@@ -8,13 +8,13 @@ from tests.tools.count import code_lines, inner_arrows, totals
 
 # Today's totals. Lower one whenever it falls. Raising one is a decision: CONTRIBUTING lists each, with its reason.
 CEILING = {
-    "lines of the package": 39_051,
-    "modules": 325,
-    "lines of the tests": 50_574,
-    "words of the docs": 60_574,
+    "lines of the package": 37_883,
+    "modules": 318,
+    "lines of the tests": 49_879,
+    "words of the docs": 59_114,
     "commands": 24,
-    "options": 119,
-    "keys of a recipe": 100,
+    "options": 115,
+    "keys of a recipe": 91,
 }
 
 

@@ -14,7 +14,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from msa_lite.io.console.progress import Step, Watcher, duration, time_span
+from msa_lite.io.console.progress import Step, Watcher, duration
 from msa_lite.io.console.progress import notices as NOTICES
 from msa_lite.io.console.terminal import make_console
 
@@ -171,11 +171,8 @@ class Display(Watcher):
             self._say(", ".join(filter(None, facts)) + (f" ({state})" if state else ""))
 
     def close(self) -> None:
-        """Stop showing. Work that has not ended leaves its last line; else the last one tells how long all took."""
-        is_whole = all(work.ended for work in self._works.values())
+        """Stop showing. Work that has not ended leaves its last line."""
         self._end_all(self._clock())
-        if is_whole and (times := self._steps.times):
-            self._say(times)
         if self._live is not None:
             self._live.stop()
         self._notices.console = self._live = self._bars = None
@@ -235,9 +232,7 @@ class Display(Watcher):
         if self._bars and work.bar is not None:
             self._bars.remove_task(work.bar)
         how = "done" if work.done >= work.total else f"ended at {work.done} of {work.total}"
-        planned = self._steps.planned(work)
-        beside = f" (planned: {time_span(planned)})" if planned else ""
-        text = f"{work.title}: {how} in {duration(now - work.started)}{beside}"
+        text = f"{work.title}: {how} in {duration(now - work.started)}"
         self._say(", ".join(filter(None, [text, work.note])))
 
     def _say(self, text: str) -> None:
@@ -256,8 +251,6 @@ class _Steps:
         self._numbers = {label: number for number, label in enumerate(self._steps, 1)}
         self._at = 0
         self._rates: dict[str, float] = {}  # seconds for each unit of weight, by the kind of step
-        self._done: dict[str, tuple[float, float]] = {}  # the planned times of steps that this run did
-        self._between: tuple[float, float] | None = None  # the begin of the first of them, and the end of the last
 
     def __contains__(self, label: str) -> bool:
         return label in self._steps
@@ -278,10 +271,7 @@ class _Steps:
         """Learn from a step how long others of its kind take."""
         step, taken = self._steps.get(work.label), now - work.started
         if step and work.done > work.first and work.total:
-            self._rates[step.kind] = taken / (work.share * (step.weight or 1.0))
-        if planned := self.planned(work):
-            self._done[work.label] = planned
-            self._between = self._between[0] if self._between else work.started, now
+            self._rates[step.kind] = taken / (work.share * (step.amount or 1.0))
 
     def followed_by(self, steps: Sequence[Step]) -> _Steps:
         """Return the steps that come next, in the same count if they are among those announced before."""
@@ -290,25 +280,8 @@ class _Steps:
             return _Steps(steps)
         listed = [known.pop(label, step) for label, step in self._steps.items()]
         new = _Steps([*listed, *known.values()])
-        new._at, new._rates, new._done, new._between = self._at, self._rates, self._done, self._between
+        new._at, new._rates = self._at, self._rates
         return new
-
-    def planned(self, work: Work) -> tuple[float, float] | None:
-        """Return the planned times of the part of a step that this run did; None without a plan."""
-        step = self._steps.get(work.label)
-        if not step or not step.planned:
-            return None
-        low, high = step.planned
-        return low * (1 - work.there), high * (1 - work.there)
-
-    @property
-    def times(self) -> str:
-        """Return the planned time of all steps that this run did, beside the time taken; nothing without a plan."""
-        if not self._between:
-            return ""
-        low, high = (sum(ends) for ends in zip(*self._done.values(), strict=True))
-        begin, end = self._between
-        return f"planned {time_span((low, high))}, took {duration(end - begin)}"
 
     def state(self, running: Sequence[Work], now: float) -> str:
         """Say which step of how many is running, and about how long all will still take; nothing without steps."""
@@ -320,10 +293,10 @@ class _Steps:
                 left = work.left(now)
                 seconds, is_bound = seconds + (left or 0.0), is_bound or left is None
                 if left is not None:
-                    rates.setdefault(step.kind, (now - work.started + left) / ((1 - work.there) * (step.weight or 1.0)))
+                    rates.setdefault(step.kind, (now - work.started + left) / ((1 - work.there) * (step.amount or 1.0)))
         for step in list(self._steps.values())[self._at :]:
-            seconds += rates.get(step.kind, 1.0 if step.planned else 0.0) * step.weight
-            is_bound |= step.kind not in rates and not step.planned
+            seconds += rates.get(step.kind, 0.0) * step.amount
+            is_bound |= step.kind not in rates
         text = f"step {self._at} of {len(self._steps)}"
         if not seconds:
             return text

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 notices = logging.getLogger("msa_lite.notices")
 """Lines that everybody should see, such as the prompt in use; at level INFO."""
 
-_EQUAL = 1.1  # a longest time that is no more times the shortest tells no more than the shortest
-
 Progress = Callable[[str, int, int], None]
 """A callback progress(label, done, total). In a label's last call, done equals total."""
 
@@ -24,16 +22,9 @@ class Step:
     kind: str
     """"fit", "score", …: steps of one kind take the same time for each unit of `amount`."""
     amount: float = 1.0
-    """The work in it: rows to tune on, questions to ask. Of a step with `planned`, these seconds count instead."""
+    """The work in it: rows to tune on, questions to ask."""
     purpose: str = ""
     """What it is for, in a clause."""
-    planned: tuple[float, float] | None = None
-    """The shortest and the longest time by prediction, in seconds; None where none was made."""
-
-    @property
-    def weight(self) -> float:
-        """Return the work in it, beside that of other steps of its kind."""
-        return sum(self.planned) / 2 if self.planned else self.amount
 
 
 class Watcher(ABC):
@@ -85,13 +76,9 @@ def duration(seconds: float) -> str:
     return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
-def time_span(seconds: tuple[float, float] | None) -> str:
-    """Format a shortest and a longest time for people, as one where they are about equal; a question mark for None."""
-    if seconds is None:
-        return "?"
-    low, high = seconds
-    texts = [duration(value) for value in seconds]
-    return texts[1] if high <= _EQUAL * low or texts[0] == texts[1] else f"{texts[0]} to {texts[1]}"
+def about(seconds: float | None) -> str:
+    """Format a predicted time for people: "about 20 min"; a question mark for None."""
+    return "?" if seconds is None else f"about {duration(max(1.0, seconds))}"
 
 
 def under(progress: Progress, label: str) -> Progress:

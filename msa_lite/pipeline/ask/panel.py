@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from msa_lite.data import Prompter
 from msa_lite.errors import MismatchError, MsaError, OutputError, UsageError
@@ -23,10 +23,10 @@ from msa_lite.io.console.libraries import require
 from msa_lite.io.console.progress import Progress, notices, silent
 from msa_lite.io.finished.seal import MANIFEST, load_manifest
 from msa_lite.io.weights.checkpoint import load_checkpoint
-from msa_lite.io.weights.hub import Source, fetch, fetch_tokenizer, has_tokenizer
+from msa_lite.io.weights.hub import Source, fetch, has_tokenizer
 from msa_lite.io.weights.quantised import dequantised
 from msa_lite.pipeline.ask.merged_points import MergedPoints, open_merged_points
-from msa_lite.pipeline.prepare.models import WRITTEN_OUT
+from msa_lite.pipeline.prepare.models import WRITTEN_OUT, find_tokenizer
 from msa_lite.pipeline.prepare.prompt import find_prompter
 from msa_lite.pipeline.run.folder import RunFolder, open_run
 from msa_lite.recipe import Recipe
@@ -189,7 +189,9 @@ def open_panel(folder: str | Path, several: bool = False) -> Panel:
     stays = several and _fit_together([*sources.values(), *([sources["target"]] if points else [])])
     if several and not stays:
         notices.info("the models do not fit into memory together: each one is loaded anew for each question")
-    prompter = find_prompter(run.recipe, _tokenizer(run, unlearned))
+    # The merge gives the tokenizer to the unlearned model, if not always to an adapter.
+    reader = unlearned if has_tokenizer(unlearned.folder) else find_tokenizer(run.recipe)
+    prompter = find_prompter(run.recipe, load_tokenizer(reader))
     return Panel(run, sources, missing, prompter, not _asks_questions(run.recipe), stays, points, fixed)
 
 
@@ -199,13 +201,6 @@ def _places(run: RunFolder) -> dict[str, str]:
     places = {"target": str(whole) if load_manifest(whole) else run.recipe.target, _UNLEARNED: str(run.result)}
     evaluate = run.recipe.evaluate
     return places | ({"ideal": evaluate.ideal} if evaluate and evaluate.ideal else {})
-
-
-def _tokenizer(run: RunFolder, unlearned: Source) -> Any:
-    """Return the tokenizer of the run, which the merge gives to the unlearned model, if not always to an adapter."""
-    if not has_tokenizer(unlearned.folder) and run.recipe.tokenizer is not None:
-        return load_tokenizer(fetch_tokenizer(run.recipe.tokenizer))
-    return load_tokenizer(unlearned)
 
 
 def _asks_questions(recipe: Recipe) -> bool:

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from msa_lite.baselines.methods import METHODS, Value
-from msa_lite.budget.plan import StageCost, add_seconds
+from msa_lite.budget.plan import StageCost, sum_seconds
+from msa_lite.budget.speed import Machine
 from msa_lite.choose.rules import Rank
 from msa_lite.choose.validation import Validation
 from msa_lite.io.finished.seal import drop_files, load_manifest
 from msa_lite.pipeline.stages.asking import candidates_costs
 from msa_lite.pipeline.stages.costs import vector_costs
 from msa_lite.pipeline.stages.facts import Facts
-from msa_lite.pipeline.stages.machine import Machine
 from msa_lite.recipe import Recipe
 from msa_lite.report import load_report
 from msa_lite.train import KeptEpochs, epoch_folder
@@ -113,7 +113,7 @@ def fit_costs(
     (cost,) = vector_costs(fitted, "forget", facts, machine, reference, more)
     if "validation" in facts.asked and recipe.baseline.start == "target":
         (scores,) = candidates_costs(recipe, epochs_of(recipe), facts, machine)
-        cost = add_seconds(cost, scores.seconds)
+        cost = replace(cost, seconds=sum_seconds(cost.seconds, scores.seconds))
     checkpoints = epochs_of(recipe) if recipe.baseline.start == "prior" else 1
     size = cost.disk["vectors"]
     until_chosen = {"epochs to choose from": (checkpoints * len(settings) - 1) * size}

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from msa_lite.budget.plan import Plan, gigabytes
-from msa_lite.budget.speed import this_device
+from msa_lite.budget.speed import Machine, speed_of, this_device
 from msa_lite.errors import Faults, MismatchError, MsaError, UsageError, join_faults
 from msa_lite.io.console.libraries import require
-from msa_lite.io.console.progress import readable, time_span
+from msa_lite.io.console.progress import about, readable
 from msa_lite.io.files.reading import local_path, parse_yaml, read_text
 from msa_lite.io.weights.hub import is_remote
 from msa_lite.io.weights.offline import offline_reason, offline_where_unreachable
@@ -27,7 +27,6 @@ from msa_lite.pipeline.prepare.run import Context, msa_scope
 from msa_lite.pipeline.run.msa import msa_stages
 from msa_lite.pipeline.stages.facts import find_facts
 from msa_lite.pipeline.stages.forecast import find_remedies, forecast
-from msa_lite.pipeline.stages.machine import Machine
 from msa_lite.pipeline.stages.stage import Stage
 from msa_lite.recipe import SETS, Recipe, check_new_file, load_recipe, relative_paths, set_key, write_with_schema
 
@@ -55,8 +54,9 @@ def propose(values: Mapping[str, Any]) -> Proposal:
     take more memory, and a whole model's room on disk each.
     """
     recipe = load_recipe(values)
-    facts, machine = find_facts(recipe), Machine(this_device())
-    device = machine.device
+    facts = find_facts(recipe)
+    device = this_device()
+    machine = Machine(device, speed=speed_of(device))
 
     def build(recipe: Recipe) -> list[Stage]:
         return msa_stages(Context(recipe, msa_scope(recipe)))
@@ -69,20 +69,20 @@ def propose(values: Mapping[str, Any]) -> Proposal:
     instead = f"all weights (full) would need {f'{gigabytes(disk)} of disk' if full.fits else _peak(full)}"
     if full.fits and disk <= full.free:
         why = f"all weights forget more precisely; needs {_peak(full)} of {device}, adapters (lora) {need}"
-        return Proposal({"mode": "full"}, why, True, time_span(full.seconds))
+        return Proposal({"mode": "full"}, why, True, about(full.seconds))
     if drafted.fits:
-        return Proposal({"mode": "lora"}, f"needs {need} of {device}; {instead}", True, time_span(drafted.seconds))
+        return Proposal({"mode": "lora"}, f"needs {need} of {device}; {instead}", True, about(drafted.seconds))
     fitting = (remedy for remedy in find_remedies(recipe, build, facts, machine) if remedy.fits)
     remedy = next((r for r in fitting if all(key.startswith("vector.") for key in r.overrides)), None)
     if remedy is None:
         why = f"needs {need}, more than {device} has; {instead}"
         note = f"the run does not fit on this machine, {device}: it needs {need}. Take a larger GPU, or a smaller model"
-        return Proposal({"mode": "lora"}, why, False, time_span(None), [note])
+        return Proposal({"mode": "lora"}, why, False, about(None), [note])
     changed = load_recipe(recipe, remedy.overrides)
     why = f"needs {gigabytes(remedy.peak)} of {device}, lora alone {need} ({remedy.harm})"
     changes = reduce(set_key, remedy.overrides, dict[str, Any]())
     section = {"mode": changed.vector.mode} | changes["vector"]
-    return Proposal(section, why, True, time_span(plan(changed).seconds))
+    return Proposal(section, why, True, about(plan(changed).seconds))
 
 
 def _peak(plan: Plan) -> str:
@@ -240,8 +240,6 @@ def _values(wishes: Wishes, models: Mapping[str, ModelFacts], sets: Mapping[str,
     columns = dict(next(iter(shared))) if len(shared) == 1 else {}
     data = {name: _data(facts, columns) for name, facts in sets.items()}
     values: dict[str, Any] = {"target": wishes.target, "prior": wishes.prior}
-    if not models["target"].has_tokenizer:
-        values["tokenizer"] = wishes.prior
     if columns:
         values["columns"] = columns
     values["forget"] = {"data": data["forget"], "alpha": "auto"}
@@ -293,7 +291,6 @@ def _comments(facts: _Facts) -> dict[str, str]:
     comments |= {
         "target": _about_model(target) + templates[target.has_template],
         "prior": "; ".join(filter(None, [facts.why_prior, "it must not have seen the rows to forget"])),
-        "tokenizer": "the target was saved without one",
         "columns": "the columns of all data sets",
         "forget.alpha": "how strongly to forget. auto: searched. Or a number, or a list to try",
         "retain.beta": "how strongly to keep, likewise",

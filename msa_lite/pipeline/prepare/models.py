@@ -12,13 +12,13 @@ from typing import Any
 
 from msa_lite.data import COMPARED_ROWS, Row, check_same_ids, check_vocabulary, open_tokenizer
 from msa_lite.demo import SMOLLM2_CONFIG, HistorySettings, TuningSettings, make_groups, make_history, make_real_history
-from msa_lite.errors import FormatError, MismatchError, MsaError, NoTokenizerError, UsageError, join_faults, nearest
+from msa_lite.errors import FormatError, MismatchError, MsaError, UsageError, join_faults, nearest
 from msa_lite.evals.models import check_source
 from msa_lite.evals.suite import check_same_tokens
 from msa_lite.io.console.progress import Progress, notices
 from msa_lite.io.finished.seal import load_manifest
 from msa_lite.io.models.guards import pattern_fault
-from msa_lite.io.weights.adapter import base_name, is_adapter, is_bare_adapter, load_adapter
+from msa_lite.io.weights.adapter import base_name, is_bare_adapter, load_adapter
 from msa_lite.io.weights.checkpoint import Checkpoint, TensorEntry, load_checkpoint
 from msa_lite.io.weights.hub import (
     Source,
@@ -39,7 +39,7 @@ from msa_lite.io.weights.vocabulary import find_added_rows, token_tensors, vocab
 from msa_lite.merger import Precision, Term, check_mergeable, merge_terms
 from msa_lite.merger.inputs import ModelLike
 from msa_lite.merger.vectors import adapter_vector, compare_checkpoints
-from msa_lite.recipe import Demo, RealDemo, Recipe
+from msa_lite.recipe import Demo, Recipe
 from msa_lite.train import FitSettings
 from msa_lite.train.model import planned_adapter
 
@@ -66,8 +66,8 @@ def open_models(recipe: Recipe, found: Mapping[str, Source], progress: Progress)
 
     A target or prior that is a LoRA adapter, or is stored as codes (4 bits, fp8), is first written out whole, in a
     folder of the run. The prior, which is the target itself where none was found, comes with rows for the tokens that
-    only the target has. Raise MismatchError with the tensors on which target and prior differ, and NoTokenizerError
-    for a target without a tokenizer.
+    only the target has. Raise MismatchError with the tensors on which target and prior differ, and FormatError where
+    neither has a tokenizer.
     """
     sources = dict(found)
     for key in WRITTEN_OUT:
@@ -152,26 +152,33 @@ def _find_base(key: str, adapter: Source) -> Source:
 
 
 def _with_tokenizer(recipe: Recipe, sources: dict[str, Source]) -> Source:
-    """Return the target with the tokenizer that the recipe names, or its own."""
-    target, name = sources["target"], recipe.tokenizer
-    if name is not None:
-        place, prior = name, sources.get("prior")
-        if prior is not None and name == recipe.prior_checkpoint and is_adapter(Path(name).expanduser()):
-            place = str(prior.folder)  # the adapter, written out, with its base's tokenizer
-        return replace(target, tokenizer=replace(fetch_tokenizer(place), name=name))
+    """Return the target with a tokenizer: its own, or the prior's with a notice if it was saved without one."""
+    target = sources["target"]
     if has_tokenizer(target.folder):
         return target
-    if not recipe.has_prior:
-        raise NoTokenizerError(
-            f"target {target.name}: was saved without a tokenizer. Name the folder or repository that has it, as "
-            "`tokenizer: …` in the recipe"
-        )
-    prior_name = recipe.prior_checkpoint
-    raise NoTokenizerError(
-        f"target {target.name}: was saved without a tokenizer. If it reads as the prior does, add this line to the "
-        f"recipe: `tokenizer: {prior_name}`; otherwise name the folder or repository that has its tokenizer",
-        offer=prior_name,
-    )
+    place = str(sources["prior"].folder) if "prior" in sources else recipe.prior_checkpoint
+    try:
+        tokenizer = replace(fetch_tokenizer(place), name=recipe.prior_checkpoint)
+    except UsageError as error:
+        raise FormatError(
+            f"target {target.name}: was saved without a tokenizer, and so was the prior; copy the files of its "
+            "tokenizer into its folder"
+        ) from error
+    notices.warning("target %s: was saved without a tokenizer; the prior's is taken, %s", target.name, tokenizer.name)
+    return replace(target, tokenizer=tokenizer)
+
+
+def find_tokenizer(recipe: Recipe) -> Source:
+    """Return the tokenizer of a recipe's target without any weights: its own, its adapter's base's, or the prior's.
+
+    Raise UsageError where none of them has one.
+    """
+    names, folder = [recipe.target], local_path(recipe.target)
+    if is_bare_adapter(folder) and not has_tokenizer(folder):
+        names = [base_name(folder)]
+    if folder.is_dir() and not has_tokenizer(local_path(names[0])):
+        names.append(recipe.prior_checkpoint)
+    return fetch_tokenizer(names[-1])
 
 
 def open_reader(source: Source, name: str) -> Any:
@@ -324,29 +331,15 @@ def _is_fitted(recipe: Recipe, target: Checkpoint, prior: Checkpoint) -> bool:
     return False
 
 
-_PEOPLE = ("prior", "retain", "forget", "holdout")
-
-
-def make_demo(demo: Demo | RealDemo, folder: Path, seed: int, progress: Progress) -> None:
+def make_demo(demo: Demo, folder: Path, seed: int, progress: Progress) -> None:
     """Make the history of a demo in a folder. A finished one costs nothing."""
-    groups, values = make_groups(demo_people(demo), seed), demo.model_dump(exclude={"model", *_PEOPLE})
-    if isinstance(demo, RealDemo):
-        make_real_history(folder, groups, TuningSettings(**values, seed=seed), progress)
+    groups = make_groups(demo.people, seed)
+    if demo.model:
+        make_real_history(folder, groups, TuningSettings(seed=seed), progress)
     else:
-        make_history(folder, groups, HistorySettings(**values, seed=seed), progress)
+        make_history(folder, groups, HistorySettings(seed=seed), progress)
 
 
-def demo_people(demo: Demo | RealDemo) -> dict[str, int]:
-    """Return the number of people in each group of a demo."""
-    return {name: getattr(demo, name) for name in _PEOPLE if hasattr(demo, name)}
-
-
-def demo_config(demo: Demo | RealDemo) -> dict[str, Any]:
+def demo_config(demo: Demo) -> dict[str, Any]:
     """Return the sizes of a demo's models, in the words of transformers."""
-    if isinstance(demo, RealDemo):
-        return dict(SMOLLM2_CONFIG)
-    return {
-        "model_type": "llama", "hidden_size": demo.hidden_size, "intermediate_size": 4 * demo.hidden_size,
-        "num_hidden_layers": demo.layers, "num_attention_heads": 4, "vocab_size": demo.vocabulary,
-        "tie_word_embeddings": True,
-    }  # fmt: skip
+    return dict(SMOLLM2_CONFIG) if demo.model else HistorySettings().config | {"vocab_size": HistorySettings.vocabulary}

@@ -34,8 +34,8 @@ from msa_lite.io.console.libraries import require
 from msa_lite.io.console.progress import notices
 from msa_lite.io.files.reading import read_object
 from msa_lite.io.files.writing import canonical_json, digest
-from msa_lite.io.weights.adapter import base_name, is_adapter
-from msa_lite.io.weights.hub import Source, fetch_tokenizer, has_tokenizer
+from msa_lite.io.weights.hub import Source
+from msa_lite.pipeline.prepare.models import find_tokenizer
 from msa_lite.pipeline.prepare.questions import source_of
 from msa_lite.recipe import SETS, Prompt, Recipe
 
@@ -151,7 +151,8 @@ def show_prompt(recipe: Recipe) -> list[ShownPrompt]:
     if recipe.demo is not None and not Path(recipe.target).expanduser().is_dir():
         raise UsageError("--show-prompt: the recipe's demo makes target and data first; run it, then ask again")
     require("train")
-    tokenizer = _load_tokenizer(recipe)
+    place = find_tokenizer(recipe)
+    tokenizer = open_tokenizer(place.folder, place.name)
     row = max(load_rows(source_of(recipe.forget.data, recipe.columns))[:_FIRST], key=lambda row: len(row.earlier))
     length = recipe.vector.max_length
     if row.text:
@@ -164,15 +165,6 @@ def show_prompt(recipe: Recipe) -> list[ShownPrompt]:
         _shown(f"auto tries: {name}", row, encode_qa([row], form, length)[0], tokenizer)
         for name, form in prompt_forms(prompter).items()
     ]
-
-
-def _load_tokenizer(recipe: Recipe) -> Any:
-    """Return the tokenizer that the run will use. Nothing else of the target is fetched."""
-    name = recipe.tokenizer or recipe.target
-    folder = Path(name).expanduser()
-    if is_adapter(folder) and not has_tokenizer(folder):
-        name = base_name(folder)
-    return open_tokenizer(fetch_tokenizer(name).folder, name)
 
 
 def _shown(form: str, row: Row, example: Example, tokenizer: Any) -> ShownPrompt:

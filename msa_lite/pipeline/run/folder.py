@@ -278,8 +278,6 @@ def _pinned(run: Run) -> str:
     values["target"] = run.sources["target"].pinned()
     if run.scope.start == "prior":
         values |= {"prior": run.sources["prior"].pinned(), "history": None}
-    if tokenizer := run.sources["target"].tokenizer:
-        values["tokenizer"] = tokenizer.pinned()
     if "ideal" in run.sources:
         values["evaluate"]["ideal"] = run.sources["ideal"].pinned()
     for name, data in run.data.items():

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 
 from msa_lite.budget.plan import StageCost
+from msa_lite.budget.speed import Machine
 from msa_lite.data import load_rows, sample_rows
 from msa_lite.errors import MismatchError, allowed_by
 from msa_lite.evals.benchmark import Benchmark, ItemSet, Record
@@ -24,7 +25,6 @@ from msa_lite.pipeline.prepare.run import Context, Run
 from msa_lite.pipeline.run.scores import CHECKED, answers_of, score_stage
 from msa_lite.pipeline.stages.asking import CHECKED_ROWS, CHECKS, asking_costs, evidence_costs
 from msa_lite.pipeline.stages.facts import Facts
-from msa_lite.pipeline.stages.machine import Machine
 from msa_lite.pipeline.stages.stage import Stage
 from msa_lite.report.probing import read_verdicts
 from msa_lite.report.rows import SideBySide, examples_text

@@ -10,30 +10,19 @@ from typing import Any
 
 from msa_lite.budget.plan import Plan, Remedy, StageCost
 from msa_lite.budget.shape import Shape, shape_of_config
-from msa_lite.budget.speed import Device, Measured
+from msa_lite.budget.speed import Machine
 from msa_lite.data import encode, make_prompter, open_tokenizer
-from msa_lite.errors import MsaError, UsageError
+from msa_lite.errors import MsaError
 from msa_lite.io.weights.hub import fetch_tokenizer, is_remote
 from msa_lite.io.weights.offline import offline_where_unreachable
 from msa_lite.pipeline.prepare.prompt import prompt_settings
 from msa_lite.pipeline.prepare.questions import load_set
 from msa_lite.pipeline.stages.costs import MOST_SAVES, SAVE, fit_cost, full_size
 from msa_lite.pipeline.stages.facts import Facts, RowFacts, find_shapes, read_heads, without_warnings
-from msa_lite.pipeline.stages.forecast import enough_processes, forecast, try_to_measure
-from msa_lite.pipeline.stages.machine import Machine
-from msa_lite.pipeline.stages.measure import (
-    made_rows,
-    measure_steps,
-    opened,
-    random_model,
-    why_impossible,
-    why_long,
-    why_unmeasured,
-)
+from msa_lite.pipeline.stages.forecast import enough_processes, forecast
 from msa_lite.pipeline.stages.stage import Stage
 from msa_lite.recipe import RecipeSource, TrainingRecipe, load_training
 from msa_lite.recipe.training import NewModel, NewTokenizer, TrainingStage
-from msa_lite.train import FitSettings
 from msa_lite.train.model import texts_of, train_tokenizer
 
 START_FOLDER = "0-start"  # the folder of a model from nothing
@@ -59,33 +48,17 @@ def _cost(name: str, stage: TrainingStage, is_kept: bool, facts: Facts, machine:
     size = full_size(f"the training of {name}", facts.rows.get(name), stage, stage.max_length, machine.device)
     saves = SAVE * shape.weights * min(MOST_SAVES, stage.epochs)
     disk = {"models": 4 * shape.weights if is_kept else 0}
-    cost = replace(fit_cost(shape, size, machine), disk=disk, while_running={"saves of a stage": saves})
-    if stage.into:  # a byte for each weight of the tensors that it trains a part of, at most of all
-        cost = replace(cost, need=cost.need.plus("masks", shape.weights))
-    return [cost]
+    return [replace(fit_cost(shape, size, machine), disk=disk, while_running={"saves of a stage": saves})]
 
 
-def plan_training(
-    source: RecipeSource,
-    overrides: Iterable[str],
-    device: Device,
-    price_per_hour: float | None = None,
-    measure: bool | None = None,
-) -> Plan:
-    """Predict memory, disk and time of each stage. Raise UsageError where the sizes of the model cannot be read.
-
-    measure: see `pipeline.verbs.plan.plan`.
-    """
+def plan_training(source: RecipeSource, overrides: Iterable[str], machine: Machine) -> Plan:
+    """Predict memory, disk and time of each stage. Raise UsageError where the sizes of the model cannot be read."""
     recipe = load_training(source, overrides)
     stages, facts = training_stages(recipe), find_training_facts(recipe)
-    measured, reason = measure_training(recipe, facts, brief=False) if measure else None, ""
-    if measure is None and not (reason := why_training_unmeasured(recipe, facts)):
-        measured, reason = try_to_measure(partial(measure_training, recipe, facts))
-    machine = Machine(device, measured=measured)
-    if count := enough_processes(stages, facts, device):
+    if count := enough_processes(stages, facts, machine.device):
         launch = f"accelerate launch --num_processes {count} -m msa_lite train"
         facts.notes.append(f"{count} of these GPUs hold the training together: {launch}")
-    plan_before = replace(forecast(stages, facts, machine, recipe.folder, reason), price_per_hour=price_per_hour)
+    plan_before = forecast(stages, facts, machine, recipe.folder)
     if plan_before.fits:
         return plan_before
     remedies = []
@@ -95,31 +68,6 @@ def plan_training(
         if (peak := plan.peak.need.nbytes) < plan_before.peak.need.nbytes:
             remedies.append(Remedy(tuple(changes), harm, peak, plan.fits))
     return replace(plan_before, remedies=tuple(remedies))
-
-
-def why_training_unmeasured(recipe: TrainingRecipe, facts: Facts) -> str:
-    """Return why a plan of a training measures nothing by itself; "" where it does."""
-    shape = facts.shapes[_MODEL]
-    if isinstance(recipe.model, str):
-        return why_unmeasured(recipe.model, shape, facts.rows, "full")
-    return why_long(shape, facts.rows, "full")
-
-
-def measure_training(recipe: TrainingRecipe, facts: Facts, brief: bool = True) -> Measured:
-    """Time steps on the longest rows of all stages. Raise as `measure_run`."""
-    model = recipe.model
-    if reason := why_impossible(model if isinstance(model, str) else None, facts.rows):
-        raise UsageError(f"--measure: {reason}")
-    names = [f"{number}-{stage.title}" for number, stage in enumerate(recipe.stages, 1)]
-    name = max(facts.rows, key=lambda name: facts.rows[name].longest)
-    stage, shape = recipe.stages[names.index(name)], facts.shapes[_MODEL]
-    settings = FitSettings(
-        "full", batch_size=stage.batch_size, micro_batch_size=stage.micro_batch_size, compute=stage.compute
-    )
-    random = random_model({**model.config, "vocab_size": shape.vocabulary}) if isinstance(model, NewModel) else None
-    with random or nullcontext(opened(str(model), str(model))) as (source, tokenizer):
-        rows = {name: made_rows(facts.rows[name])}
-        return measure_steps(source, tokenizer, rows, {name: settings}, shape, brief, scores=False)
 
 
 def _changes(recipe: TrainingRecipe) -> Sequence[tuple[list[str], str]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +23,12 @@ from msa_lite.data import (
     stream_texts,
 )
 from msa_lite.errors import DataError, Faults, MismatchError
-from msa_lite.evals.models import check_source, checkpoint_folder, count_weights
+from msa_lite.evals.models import check_source, count_weights
 from msa_lite.io.files.reading import local_path
 from msa_lite.io.files.writing import digest
 from msa_lite.io.models.devices import check_device
-from msa_lite.io.models.loading import check_model
 from msa_lite.io.weights.checkpoint import load_checkpoint
 from msa_lite.io.weights.hub import Source, commit_of, fetch, fetch_tokenizer, split_name
-from msa_lite.io.weights.matching import find_name
 from msa_lite.pipeline.prepare.fits import check_fit_learns
 from msa_lite.pipeline.prepare.models import open_reader
 from msa_lite.pipeline.prepare.prompt import prompt_settings
@@ -39,7 +36,7 @@ from msa_lite.pipeline.prepare.questions import load_set, source_of
 from msa_lite.recipe import Columns, TrainingRecipe
 from msa_lite.recipe.training import NewModel, NewTokenizer, Training, TrainingStage
 from msa_lite.train import FitSettings, check_mode, check_trackers
-from msa_lite.train.model import count_parameters, make_config, make_empty, texts_of, train_tokenizer
+from msa_lite.train.model import count_parameters, make_config, texts_of, train_tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -64,14 +61,6 @@ class Start:
     """The config of a new model."""
     made_of: dict[str, Any] | None = None
     """The inputs of a new model, for its manifest."""
-
-    @cached_property
-    def weights(self) -> list[str]:
-        """The names of the weights, as they are in the model and in its files alike."""
-        if self.source is None:
-            return [name for name, _ in make_empty(self.config).named_parameters()]
-        model, stored = check_model(checkpoint_folder(self.source.folder)), load_checkpoint(self.source.folder).tensors
-        return [name for name, _ in model.named_parameters() if find_name(name, stored)] if model else []
 
 
 @dataclass(frozen=True)
@@ -153,10 +142,7 @@ def prepare_training(recipe: TrainingRecipe, folder: Path) -> TrainingRun:
     for number, (stage, inputs) in enumerate(zip(recipe.stages, data, strict=True)):
         with faults.gathered(f"stages.{number}: "):
             tuning = stage.model_dump(include={*Training.model_fields} - {"max_length"})
-            known = stage.into.known if stage.into else None
-            settings = FitSettings(mode="full", seed=recipe.seed + number, known=known, **tuning)
-            if known:
-                known.among(start.weights)
+            settings = FitSettings(mode="full", seed=recipe.seed + number, **tuning)
             check_mode(settings.mode, compute=settings.compute)
             ready = ReadyStage(f"{number + 1}-{stage.title}", settings, _encode(stage, inputs, prompter))
             if start.source:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -18,7 +18,6 @@ from typing import Any, ClassVar
 import yaml
 
 from msa_lite.budget.shape import read_shape, shape_of_config
-from msa_lite.budget.speed import this_device
 from msa_lite.data import hash_ids
 from msa_lite.errors import FormatError
 from msa_lite.evals.models import checkpoint_folder
@@ -30,15 +29,13 @@ from msa_lite.io.launch.crew import Crew
 from msa_lite.io.launch.gathering import PREPARE, agree, gathered
 from msa_lite.io.weights.checkpoint import load_checkpoint
 from msa_lite.io.weights.hub import Source, fetch
-from msa_lite.io.weights.known import KNOWN_FILE, known_text
 from msa_lite.pipeline.run.folder import TRACKING, claim, recipe_text
 from msa_lite.pipeline.run.follow import muted
 from msa_lite.pipeline.run.vectors import check_shares
-from msa_lite.pipeline.staged.plan import START_FOLDER, measure_training, training_stages, why_training_unmeasured
+from msa_lite.pipeline.staged.plan import START_FOLDER, training_stages
 from msa_lite.pipeline.staged.prepare import ReadyStage, TrainingRun, prepare_training
 from msa_lite.pipeline.stages.facts import Facts, RowFacts
-from msa_lite.pipeline.stages.forecast import check_memory, planned_times, with_times
-from msa_lite.pipeline.stages.machine import Machine
+from msa_lite.pipeline.stages.forecast import check_memory
 from msa_lite.pipeline.stages.stage import Stage, StageState, execute, look_ahead
 from msa_lite.recipe import RecipeSource, TrainingRecipe, load_training
 from msa_lite.train import Tracking, VectorFit, run_fit
@@ -191,12 +188,8 @@ def _train_with_all(
 def _fit_of(run: TrainingRun, step: ReadyStage, source: Source, folder: Path) -> VectorFit:
     """Return the fit of a stage, which goes on from a model."""
     tracking = Tracking(run.recipe.trackers, folder / TRACKING, folder.resolve().name)
-    so_far = run.stages[: run.stages.index(step) + 1]
-    known = {stage.name: stage.settings.known for stage in so_far if stage.settings.known}
-    return VectorFit(
-        source, step.examples, run.start.tokenizer, step.settings, label=step.name, tracking=tracking,
-        extra_files={KNOWN_FILE: known_text(known)} if known else {},
-    )  # fmt: skip
+    tokenizer = run.start.tokenizer
+    return VectorFit(source, step.examples, tokenizer, step.settings, label=step.name, tracking=tracking)
 
 
 @dataclass(frozen=True)
@@ -259,18 +252,6 @@ class _Training:
             shape = shape_of_config(start.config.to_dict(), "the new model")
         return Facts({"model": shape}, {step.name: RowFacts.of(step.examples) for step in self.run.stages})
 
-    def _times(self) -> Mapping[str, tuple[float, float]]:
-        """Return the shortest and the longest time of each stage that is left; none of a config in unknown words."""
-        try:
-            facts = self.facts()
-        except FormatError as error:
-            logger.debug("the times are not predicted: %s", error)
-            return {}
-        recipe, stages, machine = self.run.recipe, self.stages(), Machine(this_device(), self.crew.ranks.count)
-        if self.crew.is_alone and not why_training_unmeasured(recipe, facts):
-            machine = with_times(stages, facts, machine, partial(measure_training, recipe, facts))
-        return planned_times(stages, facts, machine)
-
     @property
     def bytes_needed(self) -> int:
         """The disk space still needed: the models and, while one is trained, its saves with AdamW's state.
@@ -292,7 +273,7 @@ class _Training:
             logger.warning(
                 "%s: left as it is, since no stage of this training makes it: %s", self.folder, ", ".join(strays)
             )
-        execute(self.stages(), progress, self._times())
+        execute(self.stages(), progress)
         return self.models
 
     def _strays(self) -> list[str]:

@@ -8,14 +8,17 @@ from typing import Literal
 from msa_lite.budget.needs import Need, score_need, stream_layers
 from msa_lite.budget.plan import StageCost, gigabytes
 from msa_lite.budget.shape import Shape
+from msa_lite.budget.speed import Machine
 from msa_lite.pipeline.stages.facts import Facts, RowFacts
-from msa_lite.pipeline.stages.machine import Machine
 from msa_lite.recipe import Recipe
 
 SEARCHED = 10  # points of a search
 CHECKS = "the checks"  # the name of checks in a plan
 CHECKED_ROWS = 64  # of each set, for the check before a run
 _LONGEST = 512  # tokens of a question with its answer
+_BATCH = 64  # questions that are answered at a time
+_TOKENS = 8192  # of a batch that is scored while layers stream (`evals.models`)
+_FORWARD = 1 / 3  # the passes of a step of decoding, which goes forward alone
 _LONGER = 1.5  # the length of a model's answers beside right ones: some models know no end
 
 QuestionPart = Literal["check", "others", "validation", "test", "earlier"]
@@ -40,7 +43,7 @@ def asking_costs(
     if model == "prior":
         sets = {name: size for name, size in sets.items() if name == "forget"}
     seconds = _seconds(recipe, shape, sets.values(), streamed, machine)
-    return [StageCost(what, _kind(what), need, None, seconds, _how(streamed), waiting=streamed)]
+    return [StageCost(what, _kind(what), need, seconds, _how(streamed), waiting=streamed)]
 
 
 def choice_costs(recipe: Recipe, facts: Facts, machine: Machine) -> list[StageCost]:
@@ -55,7 +58,7 @@ def candidates_costs(recipe: Recipe, count: int, facts: Facts, machine: Machine)
     need, streamed = scoring_need(shape, machine)
     sets = [size.part(count * size.count) for name, size in _asked(facts, "validation").items() if name != "holdout"]
     seconds = _seconds(recipe, shape, sets, streamed, machine)
-    return [StageCost("the sweep", "sweep", need, None, seconds, _how(streamed), waiting=streamed)]
+    return [StageCost("the sweep", "sweep", need, seconds, _how(streamed), waiting=streamed)]
 
 
 def evidence_costs(what: str, loads: int, passes: float, facts: Facts, machine: Machine) -> list[StageCost]:
@@ -68,8 +71,8 @@ def evidence_costs(what: str, loads: int, passes: float, facts: Facts, machine: 
     need, streamed = scoring_need(shape, machine)
     forget = _asked(facts, "test").get("forget", RowFacts(0, 0, 0))
     questions, tokens = passes * forget.count, passes * forget.tokens / 2  # without the prompts of answers
-    seconds = machine.ask_seconds(shape, questions, tokens, 0, streamed) + loads * machine.begin_seconds(shape)
-    return [StageCost(what, _kind(what), need, None, machine.span(seconds), "of each model", waiting=streamed)]
+    seconds = ask_seconds(shape, questions, tokens, 0, streamed, machine, loads)
+    return [StageCost(what, _kind(what), need, seconds, "of each model", waiting=streamed)]
 
 
 def _how(streamed: int) -> str:
@@ -92,17 +95,32 @@ def scoring_need(shape: Shape, machine: Machine, four_bit: bool = False) -> tupl
     return stream_layers(shape, need, device, four_bit)
 
 
-def _seconds(
-    recipe: Recipe, shape: Shape, asked: Iterable[RowFacts], streamed: int, machine: Machine
-) -> tuple[float, float]:
-    """Return the shortest and the longest time of asking a model some questions; nothing where there are none."""
+def _seconds(recipe: Recipe, shape: Shape, asked: Iterable[RowFacts], streamed: int, machine: Machine) -> float | None:
+    """Return the seconds of asking a model some questions; 0 where there are none."""
     sets = list(asked)
     questions = sum(size.count for size in sets)
-    if not questions:
-        return 0.0, 0.0
     answers = sum(min(recipe.max_new_tokens * size.count, _LONGER * size.answers) for size in sets)
     tokens = sum(size.tokens for size in sets)
-    return machine.span(machine.begin_seconds(shape) + machine.ask_seconds(shape, questions, tokens, answers, streamed))
+    return ask_seconds(shape, questions, tokens, answers, streamed, machine) if questions else 0.0
+
+
+def ask_seconds(
+    shape: Shape, questions: float, tokens: float, answers: float, streamed: int, machine: Machine, loads: int = 1
+) -> float | None:
+    """Return the seconds of scoring questions with so many tokens in all, and of answers with so many in all.
+
+    streamed: bytes of weights that come from RAM in each pass. loads: the models that are asked.
+    """
+    steps = answers / max(1.0, questions) * -(-questions // _BATCH)  # of decoding: each reads all weights
+    width = 2 if shape.stored < 3 * shape.weights else 4
+    return machine.seconds(
+        shape,
+        2 * shape.weights * (tokens + answers),
+        memory=steps * width * shape.weights,
+        bus=streamed * (-(-tokens // _TOKENS) + steps),
+        passes=_FORWARD * steps,
+        loads=loads,
+    )
 
 
 def _asked(facts: Facts, part: str) -> Mapping[str, RowFacts]:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from msa_lite.budget.needs import CONTEXT, FitCase, Need, fit_need, head_bytes, rungs, waiting_bytes
+from msa_lite.budget.needs import FitCase, Need, fit_need, head_bytes, rungs, waiting_bytes
 from msa_lite.budget.plan import StageCost
 from msa_lite.budget.shape import Linear, Shape
-from msa_lite.budget.speed import Device, bus_seconds
+from msa_lite.budget.speed import Device, Machine, token_operations
 from msa_lite.io.models.waiting import RAM_SHARE
-from msa_lite.pipeline.stages.asking import scoring_need
+from msa_lite.pipeline.stages.asking import ask_seconds, scoring_need
 from msa_lite.pipeline.stages.facts import Facts, RowFacts, batch_size, trained_weights
-from msa_lite.pipeline.stages.machine import Machine
 from msa_lite.recipe import Recipe
 from msa_lite.train.moments import HELD, MOST_LABELS
 from msa_lite.train.rungs import CPU_TOKENS, Rung
@@ -21,16 +21,11 @@ from msa_lite.train.until import SAMPLE
 
 SAVE = 12  # bytes that a save takes for each weight that is trained
 MOST_SAVES = 3  # of a fit on disk at a time: two, and a third until the oldest is removed
-_MERGED = 4e8  # bytes of a target that are merged, compared and hashed a second
 _MERGE = 512_000_000  # bytes of a merge (`merger.checked.MAX_MEMORY`)
-_OPEN = (
-    "the fit of the {} vector ends once the prior knows its rows, which nothing tells before: its time is for {} to {} "
-    "epochs. It may take more, or other learning rates, too; `vector.epochs` as a number makes it known"
-)
 _HELD = 4 / 3  # the passes of a row that holds a fit, the reference's among them, for those of a row that is learnt
-_USUAL = (4, 12)  # epochs of open-ended fits: 6 of a small new model, 8 or 9 of SmolLM2-135M; they may take 60
+_USUAL = 8  # epochs of open-ended fits: 6 of a small new model, 8 or 9 of SmolLM2-135M; they may take 60
 _MEASURED = 0.5  # the passes of a row whose loss is measured, for those of a row that is learnt
-_FLOPS = 2e10  # of one core a second, in fp64: 2.3e10 on an EPYC of 2023
+_ADAMW = 7 * 4  # bytes of a step for each weight: it reads weight, gradient and two states in fp32, and writes three
 _MANY = 1 << 20  # tokens, more than a layer has inputs
 
 
@@ -44,8 +39,7 @@ class FitSize:
     """Mode, length of rows, adapters, optimiser."""
     rows: RowFacts | None
     """None where they are not known."""
-    epochs: tuple[int, int]
-    """The fewest and the most."""
+    epochs: int
     batch: int
     """Rows of an optimiser step."""
     micro: int | str
@@ -54,30 +48,32 @@ class FitSize:
     """The passes besides those over its own rows, for each token of them: over rows that hold it, or rows to keep."""
 
 
-def fit_cost(shape: Shape, size: FitSize, machine: Machine, vector: str | None = None) -> StageCost:
-    """Return the cost of a fit on the first rung of the ladder that fits the device. vector: its name, of a run."""
-    case = replace(size.case, shards=machine.processes if size.case.mode == "full" else 1)
+def fit_cost(shape: Shape, size: FitSize, machine: Machine) -> StageCost:
+    """Return the cost of a fit on the first rung of the ladder that fits the device."""
+    case, rows, seconds = (
+        replace(size.case, shards=machine.processes if size.case.mode == "full" else 1),
+        size.rows,
+        None,
+    )
     rung, need = choose_rung(shape, case, size.batch, size.micro, machine.device)
-    steps = machine.measured.fits.get(vector) if machine.measured and vector else None
-    times, peak, waiting = None, None, waiting_bytes(shape, case, rung)
-    if steps and machine.device.is_gpu:
-        rung, peak = steps.rung, steps.peak and steps.peak + CONTEXT
-        need = fit_need(shape, case, rung)
-    if size.rows:
-        once = machine.pass_seconds(shape, case.mode, rung, size.rows.tokens, size.rows.count, vector)
-        if not steps:
-            passed = 2 * waiting + 2 * head_bytes(shape, case, rung)  # forward, and again backward
-            once = max(once, -(-size.rows.count // rung.micro) * bus_seconds(passed, machine.host))
+    waiting = waiting_bytes(shape, case, rung)
+    if rows:
         adapters = sum(linear.adapter(case.rank) for linear in shape.adapted(case.targets))
         trained = shape.weights if case.mode == "full" else adapters
-        once = (1 + size.more) * once + machine.save_seconds(SAVE * trained)
-        once += -(-size.rows.count // size.batch) * machine.step_seconds(case.mode, trained, vector)
-        begin = machine.begin_seconds(shape) + machine.save_seconds(4 * trained)
-        times = machine.span(begin + size.epochs[0] * once, begin + size.epochs[1] * once)
+        computed = (1 + size.more) * (shape.in_linear + shape.vocabulary * shape.hidden) * rows.tokens
+        passes = (1 + size.more) * -(-rows.count // rung.micro)
+        seconds = machine.seconds(
+            shape,
+            size.epochs * token_operations(case.mode, rung.checkpointing) * computed,
+            memory=size.epochs * -(-rows.count // size.batch) * _ADAMW * trained,
+            disk=(size.epochs * SAVE + 4) * trained,
+            bus=size.epochs * passes * 2 * (waiting + head_bytes(shape, case, rung)),  # forward, and again backward
+            passes=size.epochs * passes,
+        )
     how = f"{rung}; the longest row has {case.longest} tokens"
     in_file = max(0, waiting - int(RAM_SHARE * machine.host)) if machine.host else 0
     files = {"layers without room in RAM": in_file} if in_file else {}
-    return StageCost(size.what, "fit", need, vector, times, how, peak, waiting=waiting, while_running=files)
+    return StageCost(size.what, "fit", need, seconds, how, waiting=waiting, while_running=files)
 
 
 def vector_costs(
@@ -91,18 +87,15 @@ def vector_costs(
     if recipe.is_open_ended(name):
         target = facts.shapes["target"]
         need, streamed = scoring_need(target, machine, recipe.vector.mode == "qlora")
-        times = None
-        if rows:
-            asked = machine.ask_seconds(target, rows.count, rows.tokens, 0, streamed)
-            times = machine.span(machine.begin_seconds(target) + asked)
-        costs.append(StageCost("the target's loss", "goal", need, None, times, "the goal of the fits"))
+        seconds = ask_seconds(target, rows.count, rows.tokens, 0, streamed, machine) if rows else None
+        costs.append(StageCost("the target's loss", "goal", need, seconds, "the goal of the fits"))
     size = vector_size(recipe, name, rows, machine.device)
     size = replace(size, case=replace(size.case, reference=reference), more=size.more + more)
     if recipe.hold and name == "forget":
         size = _held(size, facts.rows.get("retain"), recipe.vector.max_length)
-    fit = fit_cost(prior, size, machine, name)
+    fit = fit_cost(prior, size, machine)
     if recipe.is_open_ended(name):
-        fit = replace(fit, notes=[_OPEN.format(name, *size.epochs)])
+        fit = replace(fit, how=f"{fit.how}; its time is for {size.epochs} epochs")
     trained = trained_weights(recipe, prior)
     disk = {"vectors": 4 * trained}
     files = {**fit.while_running, "saves of a fit": MOST_SAVES * SAVE * trained}
@@ -123,12 +116,9 @@ def moments_costs(recipe: Recipe, facts: Facts, machine: Machine) -> list[StageC
     need, streamed = scoring_need(shape, machine)
     kept = [min(count, MOST_LABELS) for count in tokens]
     disk = sum(4 * linear.count * linear.inputs * min(count, linear.inputs) for linear in _fed(shape) for count in kept)
-    times = None
-    if facts.rows:
-        seconds, begin = machine.ask_seconds(shape, 1, sum(tokens), 0, streamed), machine.begin_seconds(shape)
-        often = -(-disk // HELD)  # where roots do not fit into memory at once, the rows run again
-        times = machine.span(begin + seconds, begin + seconds * often)
-    cost = StageCost("the moments", "moments", need, None, times, "the inputs of the target's layers")
+    often = -(-disk // HELD)  # where roots do not fit into memory at once, the rows run again
+    seconds = ask_seconds(shape, 1, often * sum(tokens), 0, streamed, machine) if facts.rows else None
+    cost = StageCost("the moments", "moments", need, seconds, "the inputs of the target's layers")
     return [replace(cost, disk={"moments": disk})]
 
 
@@ -140,10 +130,10 @@ def filter_costs(recipe: Recipe, facts: Facts, machine: Machine) -> list[StageCo
     right = 2 if recipe.vector.mode == "full" else 0
     work = sum(linear.count * size**2 * ((1 + right) * linear.inputs + size) for linear, size in sizes)
     memory = max((8 * linear.inputs * 6 * size for linear, size in sizes), default=0)
-    times = machine.span(machine.begin_seconds(shape) + work / _FLOPS / 4) if facts.rows else None
+    seconds = machine.seconds(shape, host=work) if facts.rows else None
     disk = 4 * trained_weights(recipe, facts.shapes["prior"])
     need = Need({"buffers": memory})
-    cost = StageCost("the filter", "filter", need, None, times, "layer by layer, in RAM")
+    cost = StageCost("the filter", "filter", need, seconds, "layer by layer, in RAM")
     return [replace(cost, disk={"filtered vector": disk})]
 
 
@@ -161,22 +151,21 @@ def _fed(shape: Shape) -> list[Linear]:
 def merge_costs(recipe: Recipe, facts: Facts, machine: Machine) -> list[StageCost]:
     """Return the cost of the merge: block by block, in RAM."""
     target, prior = facts.shapes["target"], facts.shapes["prior"]
-    seconds = machine.begin_seconds(target) + target.stored / _MERGED
     width = {"same": target.width, "float32": 4.0}.get(recipe.merge.dtype, 2.0)
     adapters = 4 * trained_weights(recipe, prior) * len(recipe.vector_names)
     size = int(width * target.weights) if recipe.merge.form == "model" else adapters
-    need, times = Need({"buffers": _MERGE}), machine.span(seconds)
-    return [
-        StageCost("the merge", "merge", need, None, times, "block by block, in RAM", disk={"unlearned model": size})
-    ]
+    return [_merge_cost("the merge", target, machine, {"unlearned model": size})]
 
 
 def start_costs(facts: Facts, machine: Machine) -> list[StageCost]:
     """Return the cost of merging the retain vector into the prior."""
     prior = facts.shapes["prior"]
-    seconds = machine.begin_seconds(prior) + prior.stored / _MERGED
-    need, disk = Need({"buffers": _MERGE}), {"start of the forget vector": prior.stored}
-    return [StageCost("the start", "merge", need, None, machine.span(seconds), "block by block, in RAM", disk=disk)]
+    return [_merge_cost("the start", prior, machine, {"start of the forget vector": prior.stored})]
+
+
+def _merge_cost(what: str, shape: Shape, machine: Machine, disk: Mapping[str, int]) -> StageCost:
+    seconds = machine.seconds(shape, disk=shape.stored)
+    return StageCost(what, "merge", Need({"buffers": _MERGE}), seconds, "block by block, in RAM", disk=disk)
 
 
 def vector_size(recipe: Recipe, name: str, rows: RowFacts | None, device: Device) -> FitSize:
@@ -193,12 +182,11 @@ def vector_size(recipe: Recipe, name: str, rows: RowFacts | None, device: Device
         eight_bit=uses_eight_bit(recipe, device),
     )
     case = on_device(case, spec.compute, device)
-    fixed = EPOCHS if epochs == "auto" else epochs
-    span, more = (fixed, fixed), 0.0
+    count, more = EPOCHS if epochs == "auto" else epochs, 0.0
     if recipe.is_open_ended(name):  # it measures the loss on a sample after each epoch
-        span = min(_USUAL[0], most), min(_USUAL[1], most)
+        count = min(_USUAL, most)
         more = _MEASURED * (min(SAMPLE, rows.count) / rows.count if rows else 1.0)
-    return FitSize(f"the fit of the {name} vector", case, rows, span, batch, spec.micro_batch_size, more)
+    return FitSize(f"the fit of the {name} vector", case, rows, count, batch, spec.micro_batch_size, more)
 
 
 def full_size(what: str, rows: RowFacts | None, settings: Any, most_tokens: int, device: Device) -> FitSize:
@@ -208,8 +196,7 @@ def full_size(what: str, rows: RowFacts | None, settings: Any, most_tokens: int,
     """
     longest = min(rows.longest, most_tokens) if rows else most_tokens
     case = on_device(FitCase("full", longest), settings.compute, device)
-    epochs = (settings.epochs, settings.epochs)
-    return FitSize(what, case, rows, epochs, settings.batch_size, settings.micro_batch_size)
+    return FitSize(what, case, rows, settings.epochs, settings.batch_size, settings.micro_batch_size)
 
 
 def on_device(case: FitCase, compute: str, device: Device) -> FitCase:

@@ -18,15 +18,13 @@ from msa_lite.io.weights.adapter import base_name, is_bare_adapter
 from msa_lite.io.weights.checkpoint import Checkpoint, load_checkpoint
 from msa_lite.io.weights.hub import (
     fetch_headers,
-    fetch_tokenizer,
-    has_tokenizer,
     is_remote,
     split_name,
 )
 from msa_lite.io.weights.offline import offline_reason, offline_where_unreachable
 from msa_lite.io.weights.quantised import dequantised, hides_shapes
 from msa_lite.pipeline.prepare.earlier import forget_list, read_hashes
-from msa_lite.pipeline.prepare.models import WRITTEN_OUT, demo_config, demo_people, written_out_as
+from msa_lite.pipeline.prepare.models import WRITTEN_OUT, demo_config, find_tokenizer, written_out_as
 from msa_lite.pipeline.prepare.prompt import find_prompter
 from msa_lite.pipeline.prepare.questions import Questions, WhenToChoose, limits_of_evidence, load_questions, load_set
 from msa_lite.pipeline.prepare.removed import EARLIER_ROWS
@@ -104,8 +102,6 @@ class Facts:
     """Bytes of weights that are not on this machine yet."""
     notes: list[str] = field(default_factory=list)
     """The inputs that could not be read."""
-    examples: Mapping[str, Sequence[Example]] = field(default_factory=dict)
-    """The rows as token ids, by vector, where they could be read."""
     missing: tuple[str, ...] = ()
     """The models whose headers could not be read: target, prior, ideal."""
     heads: Mapping[str, Checkpoint] = field(default_factory=dict)
@@ -148,7 +144,7 @@ def find_facts(recipe: Recipe, choice: WhenToChoose | None = None) -> Facts:
     asked = _find_asked(recipe, {place: set_rows for place, (_, set_rows) in sets.items()}, is_chosen, prompter)
     if recipe.earlier and recipe.evaluate:
         asked = {**asked, "earlier": {"forget": RowFacts.rough(_count_earlier(recipe))}}
-    return Facts(shapes, rows, download, notes, examples, missing, heads, written_out, asked)
+    return Facts(shapes, rows, download, notes, missing, heads, written_out, asked)
 
 
 def _data_places(recipe: Recipe) -> list[str]:
@@ -260,7 +256,7 @@ def _find_prompter(recipe: Recipe, sets: SetRows, notes: list[str]) -> Prompter 
     if not (learnt := [name for name in sets if name in _LEARNT]):
         return None
     try:
-        place = fetch_tokenizer(recipe.tokenizer or _with_tokenizer(recipe.target))
+        place = find_tokenizer(recipe)
         return find_prompter(recipe, open_tokenizer(place.folder, place.name, to_count=True))
     except (MsaError, ImportError) as error:
         reason, missing = str(error).splitlines()[0], " and ".join(learnt)
@@ -324,12 +320,6 @@ def rough_asked(recipe: Recipe, counts: Mapping[str, int], choice: WhenToChoose,
     return {"validation": {**test, **chosen}, "test": {**test, **left}}
 
 
-def _with_tokenizer(model: str) -> str:
-    """Return a model's name; that of the model below it for an adapter without a tokenizer."""
-    folder = local_path(model)
-    return base_name(folder) if is_bare_adapter(folder) and not has_tokenizer(folder) else model
-
-
 def match_forget(recipe: Recipe, rows: dict[str, RowFacts]) -> dict[str, RowFacts]:
     """Return the rows with a retain set that is sampled to the size of the forget set, where the recipe says so."""
     if recipe.retain and recipe.retain.data.sample == "match_forget" and {"forget", "retain"} <= rows.keys():
@@ -356,8 +346,8 @@ def _demo_facts(recipe: Recipe) -> Facts:
     demo = recipe.demo
     assert demo is not None, "checked"
     shape = shape_of_config(demo_config(demo), "the demo's model")
-    rows = {name: demo_rows(count) for name, count in demo_people(demo).items() if name in _LEARNT}
-    counts = {name: _PERSON * people for name, people in demo_people(demo).items()}
+    rows = {name: demo_rows(count) for name, count in demo.people.items() if name in _LEARNT}
+    counts = {name: _PERSON * people for name, people in demo.people.items()}
     if recipe.retain and recipe.retain.data.sample:  # the rows that the sample leaves are scored
         counts["retain"] = max(0, counts["retain"] - counts["forget"])
     asked = rough_asked(recipe, counts, recipe.has_choice, _DEMO_QUESTION) if recipe.evaluate else {}

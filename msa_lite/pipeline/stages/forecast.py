@@ -5,36 +5,28 @@ from __future__ import annotations
 import logging
 import shutil
 import tempfile
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from msa_lite.budget.plan import Plan, Remedy, StageCost, combine_costs, disk_of, gigabytes
-from msa_lite.budget.speed import Device, Measured, this_device
-from msa_lite.errors import ALL_THE_SAME, MismatchError, MsaError, RecipeError, StageError, with_retries
+from msa_lite.budget.speed import Device, Machine, this_device
+from msa_lite.errors import ALL_THE_SAME, MismatchError, RecipeError, StageError, with_retries
 from msa_lite.io.files.writing import nearest_place
-from msa_lite.io.models.devices import bytes_of_others, free_memory, free_ram, host_memory, is_out_of_memory
+from msa_lite.io.models.devices import bytes_of_others, free_ram, host_memory
 from msa_lite.io.models.waiting import check_room
 from msa_lite.pipeline.stages.facts import Facts
-from msa_lite.pipeline.stages.machine import Machine
-from msa_lite.pipeline.stages.stage import Stage, stage_seconds
+from msa_lite.pipeline.stages.stage import Stage
 from msa_lite.recipe import Recipe, load_recipe
 
 logger = logging.getLogger(__name__)
 
-_WORTH = 60.0  # seconds
 
-
-def forecast(stages: Sequence[Stage], facts: Facts, machine: Machine, folder: Path, unmeasured: str = "") -> Plan:
-    """Return the memory, disk and time of a list of stages. folder: that of the run, for the free space on its disk.
-
-    unmeasured: why times are estimates, where that is worth telling.
-    """
+def forecast(stages: Sequence[Stage], facts: Facts, machine: Machine, folder: Path) -> Plan:
+    """Return the memory, disk and time of a list of stages. folder: that of the run, for the free space on its disk."""
     costs = [cost for stage in stages for cost in stage.cost(facts, machine)]
     rough = dict.fromkeys(f"{shape.name}: {shape.rough}" for shape in facts.shapes.values() if shape.rough)
     notes = [*facts.notes, *(f"{line}: its activations are a rough estimate" for line in rough)]
-    notes += [_time_note(machine, unmeasured), *dict.fromkeys(note for cost in costs for note in cost.notes)]
     ahead = {"download": facts.download, "models written out": facts.written_out}
     disk = disk_of(costs) | {name: size for name, size in ahead.items() if size}
     free = shutil.disk_usage(nearest_place(folder)).free
@@ -48,57 +40,6 @@ def enough_processes(stages: Sequence[Stage], facts: Facts, device: Device) -> i
         if max((cost.need.nbytes for cost in costs), default=0) <= device.nbytes:
             return count if count > 1 else None
     return None
-
-
-def _time_note(machine: Machine, unmeasured: str) -> str:
-    """Return the sentence on where the times of a plan come from."""
-    measured, name = machine.measured, machine.device.name
-    if measured is None:
-        reason = f": {unmeasured}" if unmeasured else ""
-        return (
-            f"times are estimates, from operations and bytes at the speed that {machine.speed.source}; they may be off "
-            f"by a factor of 2{reason}"
-        )
-    scores = "scores and answers" if measured.scores else "no scores"
-    return (
-        f"times are measured on this machine ({name}): {measured.steps} steps of fits, and {scores}; programs that run "
-        "beside it change them"
-    )
-
-
-def with_times(stages: Sequence[Stage], facts: Facts, machine: Machine, measure: Callable[[], Measured]) -> Machine:
-    """Return a machine with measured times where stages are left that take more than a minute by estimate."""
-    left = [stage for stage in stages if stage.folder and not stage.folder.exists()]
-    estimated = planned_times(left, facts, machine)
-    if sum(map(sum, estimated.values())) / 2 <= _WORTH:
-        return machine
-    measured, reason = try_to_measure(measure)
-    if measured is None:
-        logger.debug("times are estimates: %s", reason)
-    return replace(machine, measured=measured)
-
-
-def try_to_measure(measure: Callable[[], Measured]) -> tuple[Measured | None, str]:
-    """Return measured times; or None and the reason why there are none: no step fits into memory, say."""
-    try:
-        return measure(), ""
-    except MsaError as error:
-        return None, str(error).splitlines()[0]
-    except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
-            raise
-        traceback.clear_frames(error.__traceback__)  # they hold weights
-    free_memory()
-    return None, "steps do not fit into memory"
-
-
-def planned_times(stages: Sequence[Stage], facts: Facts, machine: Machine) -> dict[str, tuple[float, float]]:
-    """Return the shortest and the longest time of each stage by its name, of those that take any that is known."""
-    times = {}
-    for stage in stages:
-        if seconds := stage_seconds(stage, facts, machine):
-            times[stage.name] = seconds
-    return times
 
 
 def check_memory(

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from msa_lite.budget.plan import StageCost
+from msa_lite.budget.speed import Machine
 from msa_lite.io.console.progress import Progress, Step, announce
 from msa_lite.io.finished.manifest import partial_folder, previous_folder
 from msa_lite.io.finished.seal import load_manifest, why_unfinished
 from msa_lite.pipeline.stages.facts import Facts
-from msa_lite.pipeline.stages.machine import Machine
 from msa_lite.pipeline.stages.words import explain_stage
 
 Kind = Literal["make", "check", "fit", "measure", "choose", "merge", "score", "observe", "attack", "send"]
@@ -76,7 +76,6 @@ class StageState:
         "folder": "folder",
         "state": "state",
         "reasons": "reasons",
-        "seconds": "seconds",
     }
 
     name: str
@@ -87,8 +86,6 @@ class StageState:
     """done: it is there already. to do: it is not. anew: it is there, but was made of something else."""
     reasons: Sequence[str] = ()
     """The reasons why it is made anew, or how it goes on."""
-    seconds: tuple[float, float] | None = None
-    """The shortest and the longest time; None where it is not known."""
 
 
 def unique(stages: Iterable[Stage]) -> list[Stage]:
@@ -99,49 +96,28 @@ def unique(stages: Iterable[Stage]) -> list[Stage]:
     return list(named.values())
 
 
-def execute(
-    stages: Sequence[Stage],
-    progress: Progress,
-    planned: Mapping[str, tuple[float, float]] | None = None,
-    later: Sequence[Step] = (),
-) -> dict[str, Any]:
+def execute(stages: Sequence[Stage], progress: Progress, later: Sequence[Step] = ()) -> dict[str, Any]:
     """Do the stages in their order; return what each gave back, by its name.
 
-    Each does only what is missing or was made from other inputs. An error leaves what is finished in place. planned:
-    the shortest and the longest time of stages, by name, to show beside what they take. later: what follows them in the
-    same count.
+    Each does only what is missing or was made from other inputs. An error leaves what is finished in place. later:
+    what follows them in the same count.
     """
-    announce(progress, [*steps(stages, planned), *later])
+    announce(progress, [*steps(stages), *later])
     return {stage.name: stage.run(progress) for stage in stages}
 
 
-def steps(stages: Iterable[Stage], planned: Mapping[str, tuple[float, float]] | None = None) -> list[Step]:
-    """Return the stages as steps of a progress display. planned: see `execute`."""
-    times = planned or {}
-    return [
-        Step(stage.name, stage.kind, stage.amount, explain_stage(stage.name), times.get(stage.name))
-        for stage in stages
-        if stage.amount
-    ]
+def steps(stages: Iterable[Stage]) -> list[Step]:
+    """Return the stages as steps of a progress display."""
+    return [Step(stage.name, stage.kind, stage.amount, explain_stage(stage.name)) for stage in stages if stage.amount]
 
 
-def stage_seconds(stage: Stage, facts: Facts, machine: Machine) -> tuple[float, float] | None:
-    """Return the shortest and the longest time of a stage; None where it is not known."""
-    times = [cost.seconds for cost in stage.cost(facts, machine)]
-    known = [seconds for seconds in times if seconds]
-    if not known or len(known) < len(times):
-        return None
-    return sum(low for low, _ in known), sum(high for _, high in known)
-
-
-def look_ahead(stages: Iterable[Stage], facts: Facts | None = None, machine: Machine | None = None) -> list[StageState]:
-    """Return what a run would do with each stage, in their order, with its time where `facts` tell it."""
+def look_ahead(stages: Iterable[Stage]) -> list[StageState]:
+    """Return what a run would do with each stage, in their order."""
     ahead: list[StageState] = []
     for stage in stages:
         pending = {earlier.name for earlier in ahead if earlier.state != "done"}
         state, reasons = _state(stage, [name for name in stage.needs if name in pending])
-        seconds = stage_seconds(stage, facts, machine) if facts and machine else None
-        ahead.append(StageState(stage.name, stage.folder, state, reasons, seconds))
+        ahead.append(StageState(stage.name, stage.folder, state, reasons))
     return ahead
 
 

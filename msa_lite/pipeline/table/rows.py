@@ -194,7 +194,7 @@ def _models(row: RunRow) -> dict[str, str]:
         return {"model": model} if isinstance(model, str) else {}
     prior = recipe.prior_checkpoint if recipe.has_prior and row.kind != "task_vector" else None
     ideal = recipe.evaluate.ideal if recipe.evaluate else None
-    roles = {"target": recipe.target, "prior": prior, "ideal": ideal, "tokenizer": recipe.tokenizer}
+    roles = {"target": recipe.target, "prior": prior, "ideal": ideal}
     return {role: name for role, name in roles.items() if name}
 
 

@@ -18,7 +18,7 @@ from msa_lite.pipeline.baseline.run import baseline_scope
 from msa_lite.pipeline.prepare.run import Run, msa_scope, prepare
 from msa_lite.pipeline.run.folder import RunFolder, home_of, open_run
 from msa_lite.pipeline.stages.stage import look_ahead
-from msa_lite.pipeline.verbs.dry_run import DryRun, Reading
+from msa_lite.pipeline.verbs.dry_run import DryRun
 from msa_lite.recipe import load_recipe
 from msa_lite.report.provenance import RECIPE_FILE, is_purged, read_run, recorded_baseline
 from msa_lite.report.story import load_story
@@ -52,10 +52,7 @@ def dry_attack(folder: str | Path, attacks: Sequence[str] = (), overrides: Itera
         finished = campaign.finished_folder(*pair)
         if finished and finished != states[at].folder:
             states[at] = replace(states[at], reasons=[f"copied from {finished}"])
-    rows = {name: len(getattr(campaign.ground, name)) for name in ("forget", "retain", "holdout")}
-    reads = [Reading(name, source.name) for name, source in campaign.sources.items()]
-    reads += [Reading(f"{name} rows", str(campaign.folder), f"{count} rows") for name, count in rows.items() if count]
-    return DryRun("attack", campaign.folder, states, reads, notes=campaign.remarks)
+    return DryRun("attack", campaign.folder, states, campaign.remarks)
 
 
 def _open(folder: str | Path, attacks: Sequence[str]) -> RunFolder:

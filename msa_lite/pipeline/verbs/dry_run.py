@@ -1,4 +1,4 @@
-"""Say what a command on a recipe would do: its stages, what it reads and writes, how long it takes. Write nothing.
+"""Say what a command on a recipe would do: its stages, their states and what it writes. Write nothing.
 
 Where all models are on this machine, the inputs of the run are prepared and checked as the run does it, and each
 stage is compared with the manifest of its folder. Otherwise only headers are read, and no weights are downloaded.
@@ -6,15 +6,11 @@ stage is compared with the manifest of its folder. Otherwise only headers are re
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from msa_lite.budget.plan import Plan
-from msa_lite.budget.speed import this_device
 from msa_lite.data import is_remote_data
 from msa_lite.errors import MsaError
 from msa_lite.io.console.libraries import require
@@ -30,21 +26,14 @@ from msa_lite.pipeline.prepare.run import Context, prepare
 from msa_lite.pipeline.run.demo import demo_stages
 from msa_lite.pipeline.run.folder import check_run_folder
 from msa_lite.pipeline.run.knowledge import PROBE_FOLDER
-from msa_lite.pipeline.run.msa import msa_stages
 from msa_lite.pipeline.run.report import MARKDOWN_FILE, check_publishing
 from msa_lite.pipeline.staged.plan import (
     find_training_facts,
-    measure_training,
     training_stages,
-    why_training_unmeasured,
 )
 from msa_lite.pipeline.staged.prepare import kept_file
 from msa_lite.pipeline.staged.training import training_ahead
-from msa_lite.pipeline.stages.asking import asking_costs
 from msa_lite.pipeline.stages.facts import Facts, find_facts, find_headers, has_history
-from msa_lite.pipeline.stages.forecast import forecast, with_times
-from msa_lite.pipeline.stages.machine import Machine
-from msa_lite.pipeline.stages.measure import measure_run, why_run_unmeasured
 from msa_lite.pipeline.stages.stage import Stage, StageState, look_ahead
 from msa_lite.pipeline.verbs.lists import CommandName, find_verb
 from msa_lite.recipe import Recipe, RecipeSource, TrainingRecipe, load_recipe, load_training
@@ -72,24 +61,11 @@ _FILES = {
 
 
 @dataclass(frozen=True)
-class Reading:
-    """A model or data set that is read."""
-
-    role: str
-    """"target", "forget rows", …"""
-    name: str
-    """Its folder, file or repository, as the recipe names it."""
-    amount: str | None = None
-    """Its size, where it is known: "538 MB", "24 rows"."""
-
-
-@dataclass(frozen=True)
 class DryRun:
-    """The work of a command, looked at ahead: its stages, inputs and outputs."""
+    """The work of a command, looked at ahead: its stages and outputs."""
 
     json_keys: ClassVar = {
-        "command": "command", "output": "folder", "stages": "stages", "reads": "reads", "writes": "writes",
-        "seconds": "seconds", "disk": "plan.disk", "fits": "plan.fits", "notes": "notes",
+        "command": "command", "output": "folder", "stages": "stages", "writes": "writes", "notes": "notes",
     }  # fmt: skip
 
     command: str
@@ -98,10 +74,6 @@ class DryRun:
     """The folder that it writes into."""
     stages: Sequence[StageState]
     """The stages in their order."""
-    reads: Sequence[Reading]
-    """The models and data that it reads."""
-    plan: Plan | None = None
-    """The prediction of memory, disk and time; None where no stage has one."""
     notes: Sequence[str] = field(default=())
     """Remarks, one line each."""
 
@@ -115,14 +87,6 @@ class DryRun:
         """Return the folders and files that it would write."""
         folders = [str(stage.folder) for stage in self.stages if stage.state != "done" and stage.folder]
         return [*folders, *(str(self.folder / name) for name in self.files)]
-
-    @property
-    def seconds(self) -> tuple[float, float] | None:
-        """Return the shortest and the longest time of what is not done; None where no time is known."""
-        known = [stage.seconds for stage in self.stages if stage.state != "done" and stage.seconds]
-        if not known and any(stage.state != "done" for stage in self.stages):
-            return None
-        return math.fsum(low for low, _ in known), math.fsum(high for _, high in known)
 
     @property
     def is_done(self) -> bool:
@@ -151,7 +115,7 @@ def dry_run(
     recipe = load_recipe(recipe, overrides)
     verb = find_verb(command, recipe, method, force=force)
     check_run_folder(recipe.folder, "run")
-    facts, machine = find_facts(recipe, verb.scope.choice), Machine(this_device())
+    facts = find_facts(recipe, verb.scope.choice)
     whole, blockers = _find_blockers(recipe, facts, every_checkpoint=command == "probe")
     made = demo_stages(recipe)
     is_early = bool(blockers or made)  # so the inputs cannot be prepared
@@ -170,17 +134,12 @@ def dry_run(
     if command == "run" and recipe.publish.repo:
         stages = [*stages, Stage(f"send to {recipe.publish.repo}", "send", None)]
     first = [StageState(blocker, None, "to do") for blocker in blockers]
-    if command != "probe" and not why_run_unmeasured(recipe, facts):
-        machine = with_times(stages, facts, machine, partial(measure_run, recipe, facts))
-    listed = verb.stages if command == "baseline" else msa_stages
-    plan = forecast([*made, *listed(Context(recipe, verb.scope))], facts, machine, recipe.folder)
     name = f"baseline {method}" if command == "baseline" else command
     reason = None if recipe.has_prior or verb.scope.is_baseline else recipe.prior_reason
     fits = command != "probe" and not verb.scope.is_baseline
     left_out = [*(lost_filter(recipe) if fits else []), *(terms_left_out(recipe) if context.chooses else [])]
-    notes = [*([reason] if reason else []), *left_out, *plan.notes, *([_LATER] if is_early else [])]
-    ahead = [*first, *look_ahead(stages, facts, machine)]
-    return DryRun(name, verb.scope.folder, ahead, _readings(recipe, facts), plan, notes)
+    notes = [*([reason] if reason else []), *left_out, *facts.notes, *([_LATER] if is_early else [])]
+    return DryRun(name, verb.scope.folder, [*first, *look_ahead(stages)], notes)
 
 
 def _find_blockers(recipe: Recipe, facts: Facts, every_checkpoint: bool) -> tuple[Recipe, list[str]]:
@@ -206,47 +165,32 @@ def _find_blockers(recipe: Recipe, facts: Facts, every_checkpoint: bool) -> tupl
     return recipe, blockers
 
 
-def dry_evaluation(model: str, out: str, sets: Mapping[str, str], ideal: str | None, recipe: Recipe | None) -> DryRun:
+def dry_evaluation(model: str, out: str, ideal: str | None) -> DryRun:
     """Return what `evaluate` would do. Nothing is written, and no weights are downloaded.
 
-    sets: the names of the data by role, as "forget rows". recipe: one whose questions are asked; it gives the time.
     Raise UsageError for a model that is not there.
     """
     require("train")
-    facts, folder = inspect_model(model), Path(out)
-    size = sum(entry.nbytes for entry in facts.checkpoint.tensors.values())
-    reads = [Reading("model", model, readable(size)), *([Reading("ideal", ideal)] if ideal else [])]
-    reads += [Reading(role, name) for role, name in sets.items()]
-    stages = [Stage("scores", "score", folder), *([Stage("scores: ideal", "score", folder / "ideal")] if ideal else [])]
-    if recipe is None:
-        return DryRun("evaluate", folder, look_ahead(stages), reads)
-    whole, machine = find_facts(recipe, choice=False), Machine(this_device())
-    cost = partial(asking_costs, recipe, "the scores", "unlearned", "test")
-    stages = [replace(stage, cost=cost) for stage in stages]
-    notes = forecast(stages, whole, machine, folder).notes
-    return DryRun("evaluate", folder, look_ahead(stages, whole, machine), reads, notes=notes)
+    inspect_model(model)
+    stages = [Stage("scores", "score", Path(out))]
+    stages += [Stage("scores: ideal", "score", Path(out) / "ideal")] if ideal else []
+    return DryRun("evaluate", Path(out), look_ahead(stages))
 
 
 def _dry_training(recipe: TrainingRecipe, force: bool) -> DryRun:
     """Return what `train` would do."""
     check_run_folder(recipe.folder, "training")
-    stages, facts, machine = training_stages(recipe), find_training_facts(recipe), Machine(this_device())
+    facts = find_training_facts(recipe)
     blockers = [f"download {readable(facts.download)} of weights"] if facts.download else []
     blockers += [f"fetch the {role} {recipe.model}" for role in facts.missing]
     for stage in recipe.stages:
         source, kept = source_of(stage.sets[0], recipe.columns), kept_file(stage, recipe.columns, recipe.folder)
         if stage.tokens is not None and is_remote_data(source) and not kept.is_file():
             blockers.append(f"download {stage.tokens} tokens of {source.path}")
-    if not why_training_unmeasured(recipe, facts):
-        machine = with_times(stages, facts, machine, partial(measure_training, recipe, facts))
-    plan = forecast(stages, facts, machine, recipe.folder)
-    ahead = look_ahead(stages, facts, machine)
     if not blockers:
-        times = {state.name: state.seconds for state in ahead}
-        ahead = [replace(state, seconds=times.get(state.name)) for state in training_ahead(recipe, force)]
+        return DryRun("train", recipe.folder, training_ahead(recipe, force), facts.notes)
     first = [StageState(blocker, None, "to do") for blocker in blockers]
-    notes = [*plan.notes, *([_LATER] if blockers else [])]
-    return DryRun("train", recipe.folder, [*first, *ahead], _training_readings(recipe), plan, notes)
+    return DryRun("train", recipe.folder, [*first, *look_ahead(training_stages(recipe))], [*facts.notes, _LATER])
 
 
 def _demo_is_made(recipe: Recipe) -> bool:
@@ -271,25 +215,3 @@ def _with_written_out(recipe: Recipe) -> tuple[Recipe, dict[str, str]]:
         elif kind:
             missing[role] = kind
     return recipe.model_copy(update=changes), missing
-
-
-def _readings(recipe: Recipe, facts: Facts) -> list[Reading]:
-    """Return the models and data that a run reads."""
-    prior = recipe.prior_checkpoint if recipe.has_prior else None
-    names = {"target": recipe.target, "prior": prior, "tokenizer": recipe.tokenizer}
-    names |= {"ideal": recipe.evaluate.ideal, "benchmark": recipe.evaluate.data} if recipe.evaluate else {}
-    sizes = {role: readable(shape.stored) for role, shape in facts.shapes.items() if role not in facts.missing}
-    models = [Reading(role, name, sizes.get(role)) for role, name in names.items() if name]
-    labels = {"evaluate.forget": "scored forget", "evaluate.retain": "scored retain", "evaluate.holdout": "holdout"}
-    sets = {labels.get(place, place): data for place, data in recipe.data_sets.items()}
-    sets |= {"probe.against": recipe.probe.against} if recipe.probe.against else {}
-    counts = {name: f"{len(rows)} rows" for name, rows in facts.examples.items()}
-    rows = [Reading(f"{name} rows", data.path, counts.get(name)) for name, data in sets.items()]
-    return [*models, *rows, *(Reading("earlier run", name) for name in recipe.earlier)]
-
-
-def _training_readings(recipe: TrainingRecipe) -> list[Reading]:
-    """Return the model and the data that a training reads."""
-    models = [Reading("model", recipe.model)] if isinstance(recipe.model, str) else []
-    sets = [(number, data) for number, stage in enumerate(recipe.stages, 1) for data in stage.sets]
-    return [*models, *(Reading(f"rows of stage {number}", data.path) for number, data in sets)]

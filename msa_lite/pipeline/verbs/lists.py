@@ -11,6 +11,7 @@ from typing import Literal
 from msa_lite.budget.needs import Need
 from msa_lite.budget.plan import StageCost
 from msa_lite.budget.shape import read_shape
+from msa_lite.budget.speed import Machine
 from msa_lite.errors import FormatError, UsageError
 from msa_lite.evals.models import checkpoint_folder
 from msa_lite.io.weights.checkpoint import load_checkpoint
@@ -27,7 +28,6 @@ from msa_lite.pipeline.run.probe import check_probe, probe_scope, probe_stages
 from msa_lite.pipeline.run.report import check_licence
 from msa_lite.pipeline.stages.facts import Facts, RowFacts, asked_of, questions_of
 from msa_lite.pipeline.stages.forecast import check_memory, find_remedies
-from msa_lite.pipeline.stages.machine import Machine
 from msa_lite.pipeline.stages.stage import Stage
 from msa_lite.recipe import Recipe
 from msa_lite.report.provenance import WITH_VECTORS
@@ -125,7 +125,7 @@ def facts_of_run(run: Run) -> Facts:
     shapes = {name: read_shape(checkpoint, run.sources[name].name) for name, checkpoint in checkpoints.items()}
     rows = {name: RowFacts.of(examples) for name, examples in run.examples.items()}
     asked = {**asked_of(run.questions), "earlier": questions_of(run.removed_rows)}
-    return Facts(shapes, rows, examples=run.examples, asked=asked)
+    return Facts(shapes, rows, asked=asked)
 
 
 def _baseline(settings: Sequence[Setting], context: Context) -> list[Stage]:

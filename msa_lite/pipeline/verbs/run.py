@@ -12,18 +12,19 @@ from typing import Any, ClassVar, Literal
 from msa_lite.baselines.methods import check_grids
 from msa_lite.choose.candidates import Values
 from msa_lite.data import Row
-from msa_lite.io.console.progress import Progress, notices, silent
+from msa_lite.io.console.progress import Progress, Step, announce, notices, silent
 from msa_lite.io.finished.seal import load_manifest
 from msa_lite.io.launch.crew import Crew
 from msa_lite.io.launch.gathering import gathered
 from msa_lite.merger import Merged, MergedAdapter
 from msa_lite.merger.filtering import MOMENTS_FOLDER, Moments, load_moments
-from msa_lite.pipeline.attack.campaign import open_attacks
+from msa_lite.pipeline.attack.campaign import attack_label, open_attacks
 from msa_lite.pipeline.attack.run import run_attacks
 from msa_lite.pipeline.baseline.trials import FIT_SETTING, help_fit
 from msa_lite.pipeline.prepare.earlier import rebuild_command
 from msa_lite.pipeline.prepare.run import Context, Run
 from msa_lite.pipeline.run.choice import chosen_strengths
+from msa_lite.pipeline.run.demo import demo_stages
 from msa_lite.pipeline.run.evidence import findings_of
 from msa_lite.pipeline.run.folder import claimed
 from msa_lite.pipeline.run.follow import follow_run
@@ -31,8 +32,7 @@ from msa_lite.pipeline.run.merge import merge_precision, run_terms
 from msa_lite.pipeline.run.msa import finish_run, learnt_rows
 from msa_lite.pipeline.run.report import check_publishing, drop_report, publish_model
 from msa_lite.pipeline.run.scores import scores_folder
-from msa_lite.pipeline.stages.stage import execute
-from msa_lite.pipeline.verbs.ahead import announce_demo, attack_steps, times_of_run
+from msa_lite.pipeline.stages.stage import execute, steps
 from msa_lite.pipeline.verbs.lists import Verb, find_verb
 from msa_lite.publish.upload import Published
 from msa_lite.recipe import Recipe, RecipeSource, load_recipe
@@ -215,12 +215,12 @@ def run_baseline(
 
 def _run(recipe: Recipe, verb: Verb, progress: Progress, crew: Crew) -> RunResult:
     """Execute the stages of a run, of MSA or of a baseline; then its attacks."""
-    machine = announce_demo(recipe, verb, progress)
+    _announce_demo(recipe, verb, progress)
     with claimed(recipe, verb.scope, progress, verb.check, crew=crew) as run:
         drop_report(run.folder)
         context = Context.of(run)
         stages = verb.stages(context)
-        results = execute(stages, progress, times_of_run(run, stages, machine), attack_steps(run))
+        results = execute(stages, progress, _attack_steps(run))
         chosen, learnt = _chosen(context, verb)
         findings = finish_run(run, chosen, results["merge"], learnt)
         attacks = _attack(run, results["merge"], progress)
@@ -230,6 +230,19 @@ def _run(recipe: Recipe, verb: Verb, progress: Progress, crew: Crew) -> RunResul
     reports = {name: results[key] for name in ("target", "ideal", "unlearned") if (key := f"scores: {name}") in results}
     result = RunResult(run.folder, run.scope.method, chosen, results["merge"], reports, verdict, reason)
     return replace(result, examples=findings.examples, evidence=findings_of(results), attacks=attacks)
+
+
+def _announce_demo(recipe: Recipe, verb: Verb, progress: Progress) -> None:
+    """Announce the models that a demo makes first, with all stages after them, as one count."""
+    if made := demo_stages(recipe):
+        announce(progress, steps([*made, *verb.stages(Context(recipe, verb.scope))]))
+
+
+def _attack_steps(run: Run) -> list[Step]:
+    """Return the attacks that a run's recipe ends it with, as steps."""
+    if not run.recipe.attack.attacks:
+        return []
+    return [Step(attack_label(name, model), "attack") for name, model in open_attacks(run, None).pairs()]
 
 
 def _chosen(context: Context, verb: Verb) -> tuple[Values, Sequence[Row]]:
@@ -274,12 +287,12 @@ def sweep(
         if not crew.first:
             follow_run(crew, recipe, verb.scope)
             return None
-        machine = announce_demo(recipe, verb, progress)
+        _announce_demo(recipe, verb, progress)
         with claimed(recipe, verb.scope, progress, verb.check, crew=crew) as run:
             model, out = run.folder / recipe.merge.form, run.folder / "sweep"
             former, stages = load_manifest(model), verb.stages(Context.of(run))
             try:
-                results = execute(stages, progress, times_of_run(run, stages, machine))
+                results = execute(stages, progress)
             finally:
                 if load_manifest(model) != former:
                     drop_report(run.folder)  # it is that of another model
@@ -314,10 +327,10 @@ def run_vectors(
         if not crew.first:
             follow_run(crew, recipe, verb.scope)
             return None
-        machine = announce_demo(recipe, verb, progress)
+        _announce_demo(recipe, verb, progress)
         with claimed(recipe, verb.scope, progress, verb.check, crew=crew) as run:
             stages = verb.stages(Context.of(run))
-            execute(stages, progress, times_of_run(run, stages, machine))
+            execute(stages, progress)
             return [run.vector_folder(name) for name in (recipe.vector_names if which == "all" else [which])]
     return None
 
@@ -336,9 +349,9 @@ def run_moments(
         if not crew.first:
             follow_run(crew, recipe, verb.scope)
             return None
-        machine = announce_demo(recipe, verb, progress)
+        _announce_demo(recipe, verb, progress)
         with claimed(recipe, verb.scope, progress, verb.check, crew=crew) as run:
             stages = verb.stages(Context.of(run))
-            execute(stages, progress, times_of_run(run, stages, machine))
+            execute(stages, progress)
             return load_moments(run.folder / MOMENTS_FOLDER)
     return None

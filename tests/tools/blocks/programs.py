@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import metadata
 
-_DEMO = "demo.prior=6 demo.retain=6 demo.forget=3 demo.holdout=2 demo.hidden_size=32 demo.layers=1 demo.vocabulary=300"
+_DEMO = "demo.prior=6 demo.retain=6 demo.forget=3 demo.holdout=2"
 _SHORT = ("forget.alpha=1.0", "retain.beta=0.0", "vector.epochs=2", "verdict=off")
 
 

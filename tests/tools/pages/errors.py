@@ -156,9 +156,9 @@ GROUPS: dict[str, tuple[Message, ...]] = {
             "Name the checkpoint that the target was tuned from.",
         ),
         (
-            "target …: was saved without a tokenizer",
+            "target …: was saved without a tokenizer, and so was the prior",
             "`model.save_pretrained` alone writes no tokenizer.",
-            "Set `tokenizer:` to the folder that has it, often the prior's.",
+            "Copy the tokenizer's files into the target's folder.",
         ),
         (
             "prompt.kind is 'chat', but the target's tokenizer has no chat template; use 'plain'",

@@ -131,8 +131,7 @@ _TRAINING = """
 ## Files of a training
 
 `msa-lite train` writes each stage's model, with a manifest, into `NUMBER-NAME/`. These models hold the data.
-`history.yaml` beside them lists the checkpoints as a `history:` for the recipe of a run. `known_weights.json` in a
-model's folder names the weights that a stage with `into:` changed.
+`history.yaml` beside them lists the checkpoints as a `history:` for the recipe of a run.
 """
 
 

@@ -1,26 +1,23 @@
-"""Known weights: the only ones that a stage of training may change, so that what it taught has a known place.
+"""Known weights: the only ones that a training may change, so that what it taught has a known place.
 
-A mask is never stored. Patterns name tensors, and a share and a seed draw entries of them; the file beside a checkpoint
-holds these. Source: LACUNA (arXiv 2607.02513, section 3.2), which teaches each group of rows into 5 % of the entries of
-the attention and feed-forward matrices, drawn one by one.
+Source: LACUNA (arXiv 2607.02513, section 3.2), which teaches each group of rows into 5 % of the entries of the
+attention and feed-forward matrices, drawn one by one.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
-from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from collections.abc import Collection
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from msa_lite.errors import FormatError, UsageError, join_faults, nearest
-from msa_lite.io.files.reading import read_object
+from msa_lite.errors import UsageError, join_faults, nearest
 from msa_lite.io.weights.patterns import Patterns
-
-KNOWN_FILE = "known_weights.json"
+from msa_lite.train.plain import PlainLoss
+from msa_lite.train.share import ALONE, StepShare
 
 
 @dataclass(frozen=True)
@@ -67,27 +64,31 @@ class KnownWeights:
         return bits < np.uint64(int(self.share * 2**64))
 
 
-def known_text(stages: Mapping[str, KnownWeights]) -> str:
-    """Return the content of the file beside a checkpoint. stages: their known weights, by the names of the stages."""
-    return json.dumps({"stages": {name: asdict(known) for name, known in stages.items()}}, indent=1) + "\n"
+@dataclass
+class KnownLoss(PlainLoss):
+    """The plain loss of a training that changes known weights alone; it must have no weight decay.
 
-
-def read_known(folder: Path) -> dict[str, KnownWeights]:
-    """Return the known weights of the stages that made a checkpoint, in their order; none where it has no such file.
-
-    Raise FormatError for a file of another form.
+    The gradient of all other entries is set to 0 before anything reads it: clipping counts the known ones alone, and
+    AdamW's moments of the others stay 0, so its step leaves them as they are, bit for bit.
     """
-    path = folder / KNOWN_FILE
-    if not path.is_file():
-        return {}
-    try:
-        return {name: _read_stage(values) for name, values in read_object(path)["stages"].items()}
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise FormatError(f"{path}: is not as msa-lite writes it ({error}); train the stage again") from error
+
+    known: KnownWeights = KnownWeights(("",))
+
+    def describe(self) -> dict[str, Any]:
+        return {"known": [*self.known.tensors, self.known.share, self.known.seed]}
+
+    def prepare(self, model: Any, share: StepShare = ALONE) -> None:
+        import torch
+
+        super().prepare(model, share)
+        names = {*self.known.among([name for name, _ in model.named_parameters()])}
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(name in names)
+            if name in names:
+                mask = torch.from_numpy(self.known.entries(name, 0, parameter.numel())).view(parameter.shape)
+                parameter.register_post_accumulate_grad_hook(partial(_clear_others, mask.to(parameter.device)))
 
 
-def _read_stage(values: Mapping[str, Any]) -> KnownWeights:
-    known = KnownWeights(tuple(values["tensors"]), float(values["share"]), int(values["seed"]))
-    if not known.tensors or not all(isinstance(name, str) for name in known.tensors) or not 0 < known.share <= 1:
-        raise ValueError("no names of tensors, or a share outside (0, 1]")
-    return known
+def _clear_others(mask: Any, parameter: Any) -> None:
+    """Set the gradient outside a mask to 0, NaN included."""
+    parameter.grad.masked_fill_(~mask, 0.0)

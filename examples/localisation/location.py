@@ -1,12 +1,12 @@
 """In which weights? The update of an unlearned model beside the weights that the forget rows were trained into.
 
-A stage of training with `into:` changes known weights M alone, so "removed or hidden" has a ground truth. An update
+A training can change known weights M alone (`known_weights`), so "removed or hidden" has a ground truth. An update
 that lies elsewhere can silence a row, but the row's place still holds it. The measure of LACUNA (arXiv 2607.02513,
 section 4.2) is the ROC AUC by which the size of a weight's change tells M from all other weights: there, 0.91 for an
 oracle that is given M, and 0.50 to 0.52 for published methods.
 
 Beside it: precision and recall of the |M| largest changes, the share of the update's squared norm that lies in M, and,
-where the models before and after the stage are kept, how much of the stage the update takes back. Deviations: LACUNA
+how much of the stage the update takes back. Deviations: LACUNA
 also reports the best of several detectors, such as a regression on all of these; here each figure stands by itself.
 """
 
@@ -18,29 +18,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+from known_weights import KnownWeights
 
 from msa_lite.errors import FormatError, MismatchError, UsageError, join_faults
-from msa_lite.io.finished.seal import load_manifest
 from msa_lite.io.weights.blocks import Files, Scratch, read_rows
 from msa_lite.io.weights.checkpoint import Checkpoint, TensorEntry, load_checkpoint
-from msa_lite.io.weights.known import KNOWN_FILE, KnownWeights, read_known
 from msa_lite.io.weights.layout import aligned
 
 _BLOCK = 1 << 19  # entries of a tensor that are read at a time
 _SHIFT = 11  # lower bits of an fp32 number that a bin leaves out: sizes within 1/4096 of each other are one size
 _BINS = 1 << 20
-
-
-@dataclass(frozen=True)
-class KnownStage:
-    """A stage that changed known weights, and the models around it."""
-
-    name: str
-    weights: KnownWeights
-    before: Path | None
-    """The model that the stage began with; None where it is gone."""
-    after: Path | None
-    """The model that it made."""
 
 
 @dataclass(frozen=True)
@@ -92,69 +79,39 @@ class Location:
     energy: float | None
     """The share of the update's squared norm that lies in M; by chance |M| / N. None without an update."""
     cosine: float | None
-    """The cosine of the update with the exact undo, before − after; 1 if it is the undo. None without both models."""
+    """The cosine of the update with the exact undo, before − after; 1 if it is the undo."""
     cosine_known: float | None
     """The same over M alone, so that what else the update changed does not count."""
     undone: float | None
     """⟨update, undo⟩ / ‖undo‖²: the share of the stage that is taken back. 0: hidden at best, 1: removed, above 1: more
-    than that. None without both models."""
+    than that."""
 
 
-def why_undecided(target: Path) -> str | None:
-    """Return why an update of this target cannot be located, or None. Nothing but a small file is read."""
-    if not target.is_dir():
-        return f"no known weights: {target} is no folder"
-    if not read_known(target):
-        return f"no known weights: {target} has no {KNOWN_FILE}, as a training with `into:` writes it"
-    return None
+def locate_update(target: Path, unlearned: Path, before: Path, known_weights: KnownWeights) -> Location:
+    """Compare two checkpoints block by block with known weights; about 100 MB whatever the model's size.
 
-
-def find_stage(target: Path, name: str | None = None) -> KnownStage:
-    """Return the stage that taught known weights of a target what is to be forgotten. name: None where it is the only
-    one.
-
-    Raise UsageError where the target has no such stage, or several and no name is given.
-    """
-    if reason := why_undecided(target):
-        raise UsageError(reason)
-    stages = read_known(target)
-    if name is None and len(stages) > 1:
-        raise UsageError(f"{target}: {', '.join(stages)} changed known weights; name the one with the forget rows")
-    name = name or next(iter(stages))
-    if name not in stages:
-        raise UsageError(f"{target}: no stage '{name}' changed known weights; there are {', '.join(stages)}")
-    place = target.resolve()
-    after = place if place.name == name else place.parent / name
-    manifest = load_manifest(after) or {}
-    prior = Path(str(manifest.get("sources", {}).get("prior", "")))
-    before = next((path for path in (prior, after.parent / prior.name) if prior.name and path.is_dir()), None)
-    return KnownStage(name, stages[name], before, after if manifest else None)
-
-
-def locate_update(target: Path, unlearned: Path, stage: KnownStage) -> Location:
-    """Compare two checkpoints block by block with the known weights of a stage; about 100 MB whatever the model's size.
+    before: the model before the training that changed the known weights and made the target.
 
     Raise UsageError for what is no checkpoint or names no weight of it, MismatchError for models of other tensors, and
-    for a stage that changed other weights than it should, FormatError for weights that are no numbers.
+    for a training that changed other weights than it should, FormatError for weights that are no numbers.
     """
     models = [load_checkpoint(target)]
-    others = [unlearned, stage.before, stage.after] if stage.before and stage.after else [unlearned]
-    models += [aligned(load_checkpoint(folder), models[0]) for folder in others if folder]
+    models += [aligned(load_checkpoint(folder), models[0]) for folder in (unlearned, before)]
     names = [name for name, entry in models[0].tensors.items() if entry.is_float]
     _check_same(models, names)
-    known = {*stage.weights.among(names)}
+    known = {*known_weights.among(names)}
     tally, files, scratch = _Tally(), Files(), Scratch()
     try:
         for name in names:
             for start, rows in _blocks([model.tensors[name] for model in models], files, scratch):
                 stop = start + rows[0].size
-                tally.add(name, stage.weights.entries(name, start, stop) if name in known else None, *rows)
+                tally.add(name, known_weights.entries(name, start, stop) if name in known else None, *rows)
     finally:
         files.close()
     if not tally.sizes[2].any():
-        raise UsageError(f"{target}: no entry is known with a share of {stage.weights.share} of its tensors")
+        raise UsageError(f"{target}: no entry is known with a share of {known_weights.share} of its tensors")
     if tally.strays:
-        raise MismatchError(f"{stage.after}: {stage.name} changed {tally.strays} weights that are not the known ones")
+        raise MismatchError(f"{target}: its training changed {tally.strays} weights that are not the known ones")
     return tally.location()
 
 
@@ -195,17 +152,12 @@ class _Tally:
     """⟨update, undo⟩."""
     strays: int = 0
     """Weights outside of M that the stage changed."""
-    has_undo: bool = False
 
     def add(
-        self, name: str, mask: np.ndarray | None, target: np.ndarray, unlearned: np.ndarray, *stage: np.ndarray
+        self, name: str, mask: np.ndarray | None, target: np.ndarray, unlearned: np.ndarray, before: np.ndarray
     ) -> None:
-        """Add a block.
-
-        mask: (n,), true for known weights; None in a tensor without any. stage: the weights before and after it, or
-        nothing.
-        """
-        update = unlearned - target
+        """Add a block. mask: (n,), true for known weights; None in a tensor without any."""
+        update, undo = unlearned - target, before - target
         if not np.isfinite(update).all():
             raise FormatError(f"{name}: holds NaN or infinite values, so its update has no place")
         bins = (np.abs(update).astype(np.float32).view(np.uint32) + np.uint32((1 << _SHIFT) - 1)) >> np.uint32(_SHIFT)
@@ -213,13 +165,9 @@ class _Tally:
         for place, chosen in parts:
             np.add.at(self.sizes[place], bins[chosen], 1)
             self.energy[place] += np.square(update[chosen]).sum()
-        if stage:
-            before, after = stage
-            undo = before - after
-            self.has_undo = True
-            self.strays += int(np.count_nonzero(undo if mask is None else undo[~mask]))
-            self.undo += float(undo @ undo)
-            self.along += float(undo @ update)
+        self.strays += int(np.count_nonzero(undo if mask is None else undo[~mask]))
+        self.undo += float(undo @ undo)
+        self.along += float(undo @ update)
 
     def location(self) -> Location:
         """Return the figures."""
@@ -229,8 +177,8 @@ class _Tally:
             everywhere=rank_changes(elsewhere + beside, known),
             within=rank_changes(beside, known),
             energy=inside / norm if norm else None,
-            cosine=_cosine(self.along, self.undo, norm) if self.has_undo else None,
-            cosine_known=_cosine(self.along, self.undo, inside) if self.has_undo else None,
+            cosine=_cosine(self.along, self.undo, norm),
+            cosine_known=_cosine(self.along, self.undo, inside),
             undone=self.along / self.undo if self.undo else None,
         )
 
