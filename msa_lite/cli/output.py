@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import shlex
 import sys
 from collections.abc import Mapping
@@ -145,7 +146,6 @@ def print_dry_run(result: DryRun, as_json: bool) -> None:
     """Print a dry run on stdout, as JSON or as a table with remarks."""
     from rich.text import Text
 
-    from msa_lite.pipeline.stages.words import explain_stages
     from msa_lite.report.formats import Cell, Section, TextTable
 
     if as_json:
@@ -158,8 +158,9 @@ def print_dry_run(result: DryRun, as_json: bool) -> None:
         rows.append([Cell(text, stage.state != "done" and text == stage.state) for text in words])
     headings = ["stage", "state", "folder", "reason"]
     print_table(TextTable(headings, [Section(rows)], "Dry run: nothing is written", left=4))
-    for line in explain_stages(stage.name for stage in result.stages if stage.state != "done"):
-        print_wrapped(Text(line), 2)
+    clauses = {stage.says: stage.name for stage in reversed(result.stages) if stage.state != "done" and stage.says}
+    for says, name in reversed(clauses.items()):
+        print_wrapped(Text(f"{re.split('[:,]', name)[0]}: {says}"), 2)
     parts = [*([] if result.is_done else ["the folders of stages that are not done"]), *result.files]
     click.echo(f"writes:  {result.folder}: {', '.join(parts)}")
     for note in result.notes:

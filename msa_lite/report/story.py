@@ -19,21 +19,19 @@ from msa_lite.report.evidence import EVIDENCE_FOLDER, EvidenceFinding, load_evid
 from msa_lite.report.metrics import GROUPS, HOLDOUT, metric_kind
 from msa_lite.report.probing import ProbeFacts, load_probe
 from msa_lite.report.provenance import (
-    RECIPE_FILE,
     WITH_VECTORS,
     Provenance,
-    Wanted,
     after_purge,
     is_purged,
     is_report_of,
     load_provenance,
     read_run,
     result_revision,
-    starts_later,
 )
 from msa_lite.report.reports import Report, reading, stage_manifest, stage_report
 from msa_lite.report.rows import RowList, SideBySide
 from msa_lite.report.sentence import basis_of, first_sentence
+from msa_lite.report.stages import StageList, load_stages
 from msa_lite.report.update import Fit, Update, load_fits, load_update
 from msa_lite.report.verdict import VERDICT_FILE, Verdict
 
@@ -207,22 +205,20 @@ def load_story(folder: Path, examples: Sequence[SideBySide] = ()) -> Story:
     """
     read_run(folder)
     provenance, verdict = load_provenance(folder), _verdict(folder / VERDICT_FILE)
-    with reading(folder / RECIPE_FILE):
-        wanted = Wanted.of(provenance)
+    listed = load_stages(folder)
     merged = folder / provenance.form
     update, manifest = load_update(merged, provenance.form), stage_manifest(merged) or {"inputs": {}}
-    reports = {name: report for name in wanted.models if (report := stage_report(folder / "evaluation" / name))}
-    parts = {name: stage_report(folder / "evaluation" / f"{name}_validation") for name in wanted.models_to_choose_by}
+    reports = {name: report for name in listed.models if (report := stage_report(folder / "evaluation" / name))}
+    parts = {name: stage_report(folder / "evaluation" / f"{name}_validation") for name in listed.models_to_choose_by}
     validation = {name: report for name, report in parts.items() if report}
     for scored in (reports, validation):
         if "unlearned" in scored and not (update and is_report_of(scored["unlearned"], update.folder)):
             del scored["unlearned"]  # of a model that was there before
-    choice = load_choice(folder / "sweep") if wanted.choice and (folder / "sweep" / CHOICE_FILE).is_file() else None
-    fits = load_fits(folder / "vectors", wanted.vectors)
+    choice = load_choice(folder / "sweep") if listed.chooses and (folder / "sweep" / CHOICE_FILE).is_file() else None
+    fits = load_fits(folder / "vectors", listed.vectors)
     attacks = load_attacks(folder / ATTACKS_FOLDER, update.folder) if update else None
     earlier = _earlier(folder, provenance, manifest)
-    is_later = starts_later(provenance.values)
-    strengths = _strengths(manifest, reports, choice, wanted, is_later)
+    strengths = _strengths(manifest, reports, choice, listed)
     is_filtered = bool(strengths.get("filter")) and provenance.method in WITH_VECTORS
     with reading(folder / VERDICT_FILE):
         sentence, basis = first_sentence(verdict, reports), basis_of(verdict, reports)
@@ -234,7 +230,9 @@ def load_story(folder: Path, examples: Sequence[SideBySide] = ()) -> Story:
         basis=basis,
         verdict=verdict,
         method=provenance.method,
-        formula=formula_of(provenance.method, _start(provenance), bool(strengths.get("filter")), is_later),
+        formula=formula_of(
+            provenance.method, _start(provenance), bool(strengths.get("filter")), listed.starts_at_retain
+        ),
         strengths=strengths,
         earlier=earlier,
         names=provenance.models,
@@ -255,7 +253,7 @@ def load_story(folder: Path, examples: Sequence[SideBySide] = ()) -> Story:
             *([again.warning] if again and again.warning else []),
         ),
         limits=_limits(reports, verdict, earlier if again is None else (), attacks, is_purged(folder), is_filtered),
-        missing=after_purge(folder, _missing(provenance.form, wanted, reports, fits, choice, update, verdict)),
+        missing=after_purge(folder, _missing(provenance.form, listed, reports, fits, choice, update, verdict)),
         earlier_rows=again,
     )
 
@@ -297,7 +295,7 @@ def _start(provenance: Provenance) -> str:
 
 
 def _strengths(
-    manifest: Mapping[str, Any], reports: Mapping[str, Report], choice: Choice | None, wanted: Wanted, is_later: bool
+    manifest: Mapping[str, Any], reports: Mapping[str, Report], choice: Choice | None, listed: StageList
 ) -> Mapping[str, Any]:
     """Return the values that made the model, as the scores, the choice or the merge recorded them."""
     method = reports["unlearned"].settings.get("method") if "unlearned" in reports else None
@@ -305,9 +303,9 @@ def _strengths(
         return dict(method["parameters"])
     if choice:
         return dict(choice.values)
-    if "strengths" in manifest["inputs"] or is_later:  # of several requests, or without a β
-        return wanted.strengths
-    filtered = {"filter": wanted.strengths["filter"]} if "filter" in wanted.strengths else {}
+    if "strengths" in manifest["inputs"] or listed.starts_at_retain:  # of several requests, or without a β
+        return listed.strengths
+    filtered = {"filter": listed.strengths["filter"]} if "filter" in listed.strengths else {}
     return {name: value for name, value in manifest["inputs"].items() if name in _STRENGTHS} | filtered
 
 
@@ -374,7 +372,7 @@ def _limits(
 
 def _missing(
     form: str,
-    wanted: Wanted,
+    listed: StageList,
     reports: Mapping[str, Report],
     fits: Mapping[str, Fit],
     choice: Choice | None,
@@ -383,16 +381,16 @@ def _missing(
 ) -> tuple[str, ...]:
     """Return a line for each stage of the recipe that is not there."""
     lines = [
-        f"vectors/{name}: the {name} vector is not fitted yet" for name in wanted.vectors or () if name not in fits
+        f"vectors/{name}: the {name} vector is not fitted yet" for name in listed.vectors or () if name not in fits
     ]
-    if wanted.vectors is None and not fits:
+    if listed.vectors is None and not fits:
         lines.append("vectors: nothing is trained yet")
-    if wanted.choice is True and choice is None:
-        lines.append("sweep: alpha and beta are not chosen yet")
+    if listed.chooses and choice is None:
+        lines.append(f"sweep: {'alpha and beta are' if listed.vectors else 'the epoch is'} not chosen yet")
     if update is None:
         lines.append(f"{form}: the unlearned model is not merged yet")
     nothing = verdict is not None and verdict["outcome"] is None and not reports  # no rows to score
-    absent = [name for name in wanted.models if name not in reports and not nothing]
+    absent = [name for name in listed.models if name not in reports and not nothing]
     whats = {"unlearned": "unlearned model"}
     lines += [f"evaluation/{name}: the {whats.get(name, name)} is not scored yet" for name in absent]
     if verdict is None:

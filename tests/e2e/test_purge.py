@@ -23,7 +23,7 @@ from msa_lite.io.files.writing import hash_file
 from msa_lite.io.finished.seal import verify_folder, write_manifest
 from msa_lite.pipeline.prepare.run import Context, prepare
 from msa_lite.pipeline.purge import purge as purge_module
-from msa_lite.pipeline.purge.holdings import RECORDS, survey_run
+from msa_lite.pipeline.purge.holdings import survey_run
 from msa_lite.pipeline.purge.purge import purge
 from msa_lite.pipeline.run.folder import open_run
 from msa_lite.pipeline.run.report import REPORT_FILES, report_run
@@ -56,14 +56,12 @@ def test_purge_removes_of_each_stage_what_the_list_says_that_it_holds(run: Path)
     verb = find_verb("run", opened.recipe)
     stages = verb.stages(Context.of(prepare(opened.recipe, verb.scope)))
     reasons = {holding.name: holding.reason for holding in survey_run(opened).holdings}
-    removed = {"data": lambda reason: reason not in (None, RECORDS), "rows": lambda reason: reason == RECORDS,
-               "nothing": lambda reason: reason is None}  # fmt: skip
     there = [stage for stage in stages if stage.folder and stage.folder.is_dir()]
     there = [stage for stage in there if stage.name != "evidence: nearer"]  # undecided here, so it holds no row
-    assert {stage.holds for stage in there} == {"data", "rows", "nothing"}
+    assert {stage.holds.part for stage in there} == {"all", "rows", "nothing"}
     for stage in there:
         name = str(stage.folder.relative_to(run))  # type: ignore[union-attr]
-        assert removed[stage.holds](reasons.get(name)), (stage.name, reasons.get(name))
+        assert reasons.get(name) == (None if stage.holds.part == "nothing" else stage.holds.reason), stage.name
 
 
 def contents(folder: Path) -> dict[str, str]:
@@ -258,7 +256,7 @@ def test_what_a_kill_leaves_between_two_renames_goes_too(run: Path, history: Pat
     assert not (run / "vectors").exists()
     assert not (run / "prompt.json").exists()
     kept = {remark.name: remark.reason for remark in result.kept}
-    assert kept["model.previous"] == "the unlearned model from before, which a kill has left"
+    assert kept["model.previous"] == "the unlearned model"
     assert kept["tracking"] == "losses and scores for trackers, of no single row"
     assert result.strays == []
 

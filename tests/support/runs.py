@@ -26,6 +26,8 @@ from msa_lite.record.schema import ModelWeights, Removal
 from msa_lite.record.seal import KEY_FILE, RowContent, make_key
 from msa_lite.report import Metric, Report, write_report
 from msa_lite.report.choice import candidate_name
+from msa_lite.report.provenance import WITH_VECTORS
+from msa_lite.report.stages import StageList, write_stages
 from msa_lite.report.verdict import make_verdict, write_verdict
 from tests.support.records import make_forgotten, make_kept, make_report
 
@@ -128,6 +130,8 @@ def make_run_folder(folder: Path, command: str = "msa-lite", **changes: Any) -> 
     notes = "# target: sha256:aa\n# prior: sha256:bb\n# ideal: sha256:cc\n# rows learnt, forget: sha256:dd\n"
     text = FIRST.format(command) + notes + yaml.safe_dump(recipe(**changes))
     (folder / "recipe.yaml").write_text(text)
+    method = command.partition(" baseline ")[2] or "msa"
+    put_stages(folder, **({} if method in WITH_VECTORS else {"vectors": None}))
     for name in ("forget", "retain"):
         put_vector(folder / "vectors" / name)
     put_sweep(folder / "sweep")
@@ -141,6 +145,12 @@ def make_run_folder(folder: Path, command: str = "msa-lite", **changes: Any) -> 
     put_probe(folder / "probe/cheap/prior")
     write_verdict(make_verdict(make_forgotten(12), make_kept(rows=12), ["a remark"]), folder)
     return folder
+
+
+def put_stages(folder: Path, **changes: Any) -> None:
+    """The list of a run's stages, as far as a report looks at it."""
+    wanted = {"vectors": ("forget", "retain"), "chooses": True, "strengths": {}, "models": tuple(MODELS)}
+    write_stages(StageList(**{"stages": (), "starts_at_retain": False} | wanted | changes), folder)
 
 
 def put_vector(folder: Path) -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from msa_lite.errors import FormatError, UsageError
 from msa_lite.io.finished.seal import write_manifest
@@ -17,7 +16,7 @@ from msa_lite.report import Metric, load_report, write_report
 from msa_lite.report.run_files import run_json, run_markdown
 from msa_lite.report.story import load_story
 from msa_lite.report.update import place_of
-from tests.support.runs import CHOSEN, MODELS, SECRET, make_run_folder, put_model, put_scores, recipe
+from tests.support.runs import CHOSEN, MODELS, SECRET, make_run_folder, put_model, put_scores, put_stages
 
 DOCS = Path(__file__).parents[2] / "docs/reference/report.md"
 
@@ -115,16 +114,14 @@ def test_a_run_that_has_only_begun_has_a_story(run: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "gone"),
     [
-        ({"evaluate": None}, {"reports", "validation"}),
-        ({"evaluate": {"benchmark": "qa", "ideal": None}}, {"ideal"}),
-        ({"retain": None}, {"retain"}),
-        ({"forget": {"data": {}, "alpha": 1.0}, "retain": {"data": {}, "beta": 0.0}}, {"choice", "retain"}),
+        ({"models": ()}, {"reports", "validation"}),
+        ({"models": ("target", "unlearned")}, {"ideal"}),
+        ({"vectors": ("forget",)}, {"retain"}),
+        ({"vectors": ("forget",), "chooses": False}, {"choice", "retain"}),
     ],
 )
 def test_what_an_earlier_recipe_has_left_is_not_told(changes: dict[str, Any], gone: set[str], run: Path) -> None:
-    path = run / "recipe.yaml"
-    notes = "".join(line for line in path.read_text().splitlines(True) if line.startswith("#"))
-    path.write_text(notes + yaml.safe_dump(recipe(**changes)))
+    put_stages(run, **changes)
     story = load_story(run)
     absent = {name for name in ("reports", "validation", "choice") if not getattr(story, name)}
     absent |= {"retain"} - story.fits.keys()
@@ -304,7 +301,7 @@ def test_another_folder_is_no_run(text: str, tmp_path: Path) -> None:
 
 def test_a_damaged_recipe_is_named(run: Path) -> None:
     first = (run / "recipe.yaml").read_text().split("\n")[0]
-    for text in ("- a\n", "forget: 5\n", "target: [\n", "{}\n"):
+    for text in ("- a\n", "target: [\n"):
         (run / "recipe.yaml").write_text(f"{first}\n{text}")
         with pytest.raises(FormatError, match=r"recipe\.yaml"):
             load_story(run)

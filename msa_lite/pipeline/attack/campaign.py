@@ -23,6 +23,7 @@ from msa_lite.pipeline.run.folder import BASELINES
 from msa_lite.pipeline.stages.stage import Stage
 from msa_lite.report.attacks import ATTACKS_FOLDER, FEWEST_ROWS, MOST_BACK, AttackControl
 from msa_lite.report.sentence import percent
+from msa_lite.report.stages import ROWS
 
 UNLEARNED = "unlearned"
 REFERENCES = ("ideal", "target")  # attacked like all others, since the results are shares between these two
@@ -131,9 +132,21 @@ class Campaign:
 def attack_stages(campaign: Campaign) -> list[Stage]:
     """Return the stages of a campaign: the records of each attack on each model, in the order of the work."""
     return [
-        Stage(attack_label(*pair), "attack", campaign.folder_of(*pair), inputs=partial(campaign.inputs, *pair))
-        for pair in campaign.pairs()
+        Stage(
+            attack_label(name, model),
+            "attack",
+            campaign.folder_of(name, model),
+            inputs=partial(campaign.inputs, name, model),
+            says=attack_says(name),
+            holds=ROWS,
+        )
+        for name, model in campaign.pairs()
     ]
+
+
+def attack_says(name: str) -> str:
+    """Return what an attack is for, in a clause."""
+    return f"an attack: {ATTACKS[name].summary}"
 
 
 def attack_label(name: str, model: str) -> str:

@@ -25,12 +25,12 @@ from msa_lite.evals.records import read_records, write_records
 from msa_lite.io.console.progress import Progress, Step, announce, notices, under
 from msa_lite.io.finished.manifest import stage_folder
 from msa_lite.io.finished.seal import load_manifest
-from msa_lite.pipeline.attack.campaign import REFERENCES, UNLEARNED, Campaign, attack_label
+from msa_lite.pipeline.attack.campaign import REFERENCES, UNLEARNED, Campaign, attack_label, attack_says, attack_stages
 from msa_lite.pipeline.run.report import write_run_report
-from msa_lite.pipeline.stages.words import explain_stage
 from msa_lite.report import Report, write_report
 from msa_lite.report.attacks import ATTACKS_FOLDER, AttackFacts, AttackResult, attack_report, load_attacks
 from msa_lite.report.rows import SideBySide
+from msa_lite.report.stages import add_stages
 
 logger = logging.getLogger(__name__)
 
@@ -63,8 +63,8 @@ def run_attacks(campaign: Campaign, progress: Progress, examples: Sequence[SideB
     """
     if missing := campaign.missing():
         _tell(campaign)
-        labels = [attack_label(*pair) for pair in missing]
-        announce(progress, [Step(label, ATTACK_KIND, purpose=explain_stage(label)) for label in labels])
+        announce(progress, [Step(attack_label(*pair), ATTACK_KIND, purpose=attack_says(pair[0])) for pair in missing])
+    add_stages([stage.listed(campaign.folder) for stage in attack_stages(campaign)], campaign.folder)
     _take_over(campaign)
     failed = _make_records(campaign, progress)
     campaign, out = campaign.without(failed), campaign.folder / ATTACKS_FOLDER

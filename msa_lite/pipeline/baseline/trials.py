@@ -45,6 +45,7 @@ from msa_lite.pipeline.run.scores import score_stage, scores_folder, validation_
 from msa_lite.pipeline.run.vectors import check_shares, row_hashes, tracking_of
 from msa_lite.pipeline.stages.stage import Stage
 from msa_lite.report.choice import Choice, candidate_name, load_choice
+from msa_lite.report.stages import CHANGE, ROWS
 from msa_lite.strengths import filtered_folder
 from msa_lite.train import FitSettings, VectorFit, epoch_folder, run_fit
 
@@ -145,6 +146,8 @@ class Trials:
                 needs=needs,
                 inputs=partial(self._fit_inputs, setting),
                 cost=partial(fit_costs, recipe, self.method, self.settings, number),
+                says="a copy of a model is trained to forget; the change of its weights is the vector",
+                holds=CHANGE,
             )
             for number, setting in enumerate(self.settings)
         ]
@@ -157,6 +160,8 @@ class Trials:
             inputs=lambda: self._candidates()[0].inputs(validation_of(self.run)),
             cost=partial(epoch_score_costs, recipe, len(self.settings)),
             amount=len(self.settings) * epochs_of(recipe) * len(scales_of(recipe)) + 1,
+            says="epochs are compared by scores on validation rows",
+            holds=ROWS,
         )
         chosen = [choice] if context.chooses else []
         needs = [*names, *(stage.name for stage in chosen)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,37 +26,24 @@ from msa_lite.io.finished.seal import (
 )
 from msa_lite.pipeline.prepare.models import WRITTEN_OUT
 from msa_lite.pipeline.prepare.prompt import PROMPT_FILE
-from msa_lite.pipeline.run.folder import BASELINES, HISTORY, TRACKING, RunFolder
+from msa_lite.pipeline.run.folder import BASELINES, TRACKING, RunFolder
 from msa_lite.pipeline.run.report import MARKDOWN_FILE, REPORT_FILES
 from msa_lite.record.seal import KEY_FILE, RECORD_FILE, SIGNATURE_FILE
 from msa_lite.report.attacks import ATTACKS_FOLDER
 from msa_lite.report.provenance import PURGED_FILE, RECIPE_FILE
 from msa_lite.report.reports import REPORT_FILE
+from msa_lite.report.stages import ALL, ROWS, STAGES_FILE, Holds, load_stages
 from msa_lite.report.verdict import VERDICT_FILE
 
-RECORDS = "questions, answers and scores of single rows"
-_STAGES = {
-    "moments": "the inputs of the target's layers on the rows, from which texts could be guessed",
-    "vectors": "what training on the rows changed: with it the data can be put back",
-    "reference": "a model's log-probabilities of single rows",
-    HISTORY: "the demo's data, and models that were trained on it",
-    WRITTEN_OUT[0]: "the target, which knows the data, written out whole",
-    WRITTEN_OUT[1]: "the prior, written out whole",
-    "candidate": "a model that was only tried",
-}  # whole folders of stages, by the first folder of their path
-_RESULTS = {
-    "model": "the unlearned model",
-    "adapter": "the result of the run. It is a switch: the target without it knows the data",
-    "model.previous": "the unlearned model from before, which a kill has left",
-    "adapter.previous": "the adapter from before, which a kill has left",
-}
-_KINDS = ("vector", "data", "checkpoint", "reference")  # of stages in other places that hold data, too
+_LATER = Holds("all", "an update from before, which can put the data back")
+_STOPPED = Holds("all", "what a stopped run has left")
 _FILES = {
     PROMPT_FILE: "how the models did on rows in several prompts",
     **dict.fromkeys((ANSWERS_FILE, f"{ANSWERS_FILE}-journal"), "answers to questions, and scores of single rows"),
 }
 _KEPT = {
     RECIPE_FILE: "names the data, and does not hold it",
+    STAGES_FILE: "the list of the run's stages",
     **dict.fromkeys(REPORT_FILES, "scores and counts"),
     VERDICT_FILE: "counts",
     RECORD_FILE: "the removal record: keyed hashes of the rows, useless without the key",
@@ -125,7 +112,7 @@ def survey_run(run: RunFolder) -> Survey:
     survey = Survey([], [], [], {}, [], [])
     _look(run, run.folder, survey)
     # What a kill may cut short comes first; the records, by which rows are known elsewhere, come last.
-    survey.holdings.sort(key=lambda holding: holding.reason == RECORDS)
+    survey.holdings.sort(key=lambda holding: holding.reason == ROWS.reason)
     return survey
 
 
@@ -141,6 +128,8 @@ def run_folders(run: RunFolder) -> list[Path]:
 
 def _look(run: RunFolder, home: Path, survey: Survey) -> None:
     """Look at the folder of one run, `home`."""
+    stages = load_stages(home).stages if (home / STAGES_FILE).is_file() else ()
+    holds = {stage.folder: stage.holds for stage in stages if stage.folder}
     for path in sorted(home.iterdir()):
         name = _name(run, path)
         if path.is_symlink():
@@ -155,7 +144,7 @@ def _look(run: RunFolder, home: Path, survey: Survey) -> None:
             survey.kept.append(Remark(name, "losses and scores for trackers, of no single row"))
             survey.searched.append(path)
         elif path.is_dir():
-            _look_into(run, home, path, survey)
+            _look_into(run, home, path, holds, survey)
         elif path.name in _FILES or path.name.removesuffix(".tmp") in {*_KEPT, *_FILES} - {path.name}:
             reason = _FILES.get(path.name, "half-written")
             survey.holdings.append(Holding(name, reason, _size([path]), partial(path.unlink, missing_ok=True)))
@@ -165,7 +154,7 @@ def _look(run: RunFolder, home: Path, survey: Survey) -> None:
             survey.leave(path, name, _FOREIGN)
 
 
-def _look_into(run: RunFolder, home: Path, folder: Path, survey: Survey) -> None:
+def _look_into(run: RunFolder, home: Path, folder: Path, listed: Mapping[str, Holds], survey: Survey) -> None:
     """Look at a folder in that of a run: a stage, or a folder of stages."""
     name, top = _name(run, folder), folder.relative_to(home).parts[0]
     files = list(entries(folder).values())
@@ -177,11 +166,12 @@ def _look_into(run: RunFolder, home: Path, folder: Path, survey: Survey) -> None
         for path in strange.values():
             survey.leave(path, _name(run, path), _FOREIGN)
         written = [path for path in files if path not in strange.values()]
-        if reason := _whole(run, folder, top, manifest["kind"]):
-            survey.holdings.append(Holding(name, reason, _size(written), partial(remove_ours, folder)))
+        holds = _holds(run, home, folder, listed)
+        if holds.part == "all":
+            survey.holdings.append(Holding(name, holds.reason, _size(written), partial(remove_ours, folder)))
             survey.records.extend(path for path in written if path.suffix == ".jsonl")
-        elif top in _RESULTS:
-            survey.kept.append(Remark(name, _RESULTS[top]))
+        elif holds.part == "nothing":
+            survey.kept.append(Remark(name, holds.reason))
         else:
             _look_at_records(run, home / top, folder, manifest, survey)
     elif not any(path.name in (MANIFEST, MARKER, LOCK) for path in files):
@@ -190,21 +180,20 @@ def _look_into(run: RunFolder, home: Path, folder: Path, survey: Survey) -> None
     else:
         for path in sorted(folder.iterdir()):
             if path.is_dir() and not path.is_symlink():
-                _look_into(run, home, path, survey)
+                _look_into(run, home, path, listed, survey)
             elif path.name not in WORKING and path.name not in _SUMMARIES.get(top, ()):
                 is_damaged = (folder / MANIFEST).is_file()
                 survey.leave(path, _name(run, path), _DAMAGED if is_damaged else _FOREIGN, is_damaged)
 
 
-def _whole(run: RunFolder, folder: Path, top: str, kind: str) -> str | None:
-    """Return why a stage's folder has to go as a whole; None where its reports stay, and for the result of the run."""
-    if top == "adapter" and run.result.name != top:
-        return "an update from before, which can put the data back"
-    if reason := _STAGES.get(top.removesuffix(".previous")):
-        return reason
-    if kind in _KINDS:
-        return "a model or data that a run was made from"
-    return "what a stopped run has left" if folder.name.endswith(".previous") and top not in _RESULTS else None
+def _holds(run: RunFolder, home: Path, folder: Path, listed: Mapping[str, Holds]) -> Holds:
+    """Return the part of a stage's folder that holds the data: all where no list has it."""
+    place = folder.relative_to(home)
+    places = [place.with_name(place.name.removesuffix(".previous")), *place.parents]
+    holds = next((listed[path.as_posix()] for path in places if path.as_posix() in listed), ALL)
+    if holds.part == "nothing" and places[0].name != run.result.name:
+        return _LATER
+    return _STOPPED if holds.part == "rows" and folder.name.endswith(".previous") else holds
 
 
 def _look_at_records(run: RunFolder, top: Path, folder: Path, manifest: Mapping[str, Any], survey: Survey) -> None:
@@ -216,16 +205,23 @@ def _look_at_records(run: RunFolder, top: Path, folder: Path, manifest: Mapping[
         paths = [folder / record for record in records if (folder / record).is_file()]
         survey.records.extend(paths)
         remove = partial(drop_files, folder, records)
-        survey.holdings.append(Holding(_name(run, folder), RECORDS, _size(paths), remove))
+        survey.holdings.append(Holding(_name(run, folder), ROWS.reason, _size(paths), remove))
 
 
-def remove_empty(run: RunFolder) -> None:
-    """Remove the folders that are empty once what they held is gone."""
-    for home in run_folders(run):
-        for top in _STAGES:
-            for place, _, _ in os.walk(home / top, topdown=False):
-                if not os.listdir(place):
-                    os.rmdir(place)
+def remove_empty(run: RunFolder, folders: Iterable[Path]) -> None:
+    """Remove those of these folders that are empty once what they held is gone, and the empty ones above them.
+
+    Only folders inside the run's are removed, whatever is given.
+    """
+    home = run.folder.resolve()
+    for folder in folders:
+        place = folder.resolve()
+        while place != home and place.is_relative_to(home):
+            if place.is_dir() and any(place.iterdir()):
+                break
+            if place.is_dir():
+                place.rmdir()
+            place = place.parent
 
 
 def _size(paths: Sequence[Path]) -> int:

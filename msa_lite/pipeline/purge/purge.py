@@ -170,7 +170,7 @@ def _remove(run: RunFolder, listed: Purge, rows: RowTexts) -> None:
             holding.remove()
         except OSError as error:
             faults.append(f"{error.filename or holding.name}: {error.strerror or error}")
-    remove_empty(run)
+    remove_empty(run, [run.folder / entry["name"] for entry in note["removed"]])
     faults += [f"{remark.name}: {remark.reason}; look at it, and remove it yourself" for remark in held]
     if faults:
         write_json(file, note)

@@ -32,6 +32,7 @@ from msa_lite.pipeline.stages.stage import Stage
 from msa_lite.recipe import Recipe
 from msa_lite.report import REPORT_FILE
 from msa_lite.report.choice import Choice, load_choice, score_heading
+from msa_lite.report.stages import ROWS
 from msa_lite.strengths import Strengths
 from msa_lite.train import Line
 
@@ -61,6 +62,8 @@ def choice_stages(context: Context, needs: Sequence[str]) -> list[Stage]:
         inputs=lambda: _sweep_inputs(context.run),
         cost=partial(choice_costs, context.recipe),
         amount=points + 1,
+        says="strengths are tried in memory, by scores on validation rows",
+        holds=ROWS,
     )
     return [*ideal, choice]
 

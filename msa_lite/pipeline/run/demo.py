@@ -14,22 +14,28 @@ from msa_lite.pipeline.stages.facts import Facts, demo_rows, find_facts, has_his
 from msa_lite.pipeline.stages.forecast import check_memory
 from msa_lite.pipeline.stages.stage import Stage
 from msa_lite.recipe import Recipe
+from msa_lite.report.stages import Holds
 from msa_lite.train import FitSettings
 
 HISTORY = "history"  # the folder of a demo's models and data
+_DEMO = Holds("all", "the demo's data, and models that were trained on it")
 _DOWNLOAD = 30.0  # seconds of SmolLM2's download and of writing it anew; the network decides
 
 
-def demo_stages(recipe: Recipe) -> list[Stage]:
-    """Return the models that a run makes for its demo first; nothing where they are made, or there is no demo."""
+def demo_stages(recipe: Recipe, made: bool = False) -> list[Stage]:
+    """Return the models that a run makes for its demo first; nothing where there is no demo.
+
+    made: True to name those that are made already, too.
+    """
     demo = recipe.demo
-    if demo is None or has_history(recipe):
+    if demo is None or (has_history(recipe) and not made):
         return []
     folder, people = recipe.folder / HISTORY, demo.people
     settings: HistorySettings | TuningSettings = TuningSettings() if demo.model else HistorySettings()
     learnt = {"target": people["retain"] + people["forget"], "ideal": people["retain"]}
     if isinstance(settings, TuningSettings):
-        first = Stage(MADE, "make", folder / "prior", cost=_real_cost)
+        says = "the real chat model that the first try starts from is fetched"
+        first = Stage(MADE, "make", folder / "prior", cost=_real_cost, says=says, holds=_DEMO)
     else:
         first = _fit_stage(folder, "prior", people["prior"], settings.prior_epochs, settings.batch_size)
     later = (
@@ -45,7 +51,8 @@ def _fit_stage(folder: Path, name: str, people: int, epochs: int, batch: int) ->
         size = full_size(f"the training of the {name} of the demo", rows, settings, rows.longest, machine.device)
         return [fit_cost(facts.shapes[name], size, machine)]
 
-    return Stage(HISTORY_LABEL.format(name), "fit", folder / name, cost=cost, amount=people)
+    says = "models of the first try learn invented people: the target more of them than prior and ideal"
+    return Stage(HISTORY_LABEL.format(name), "fit", folder / name, cost=cost, amount=people, says=says, holds=_DEMO)
 
 
 def _real_cost(facts: Facts, machine: Machine) -> list[StageCost]:

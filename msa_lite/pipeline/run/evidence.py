@@ -22,6 +22,7 @@ from msa_lite.pipeline.stages.asking import evidence_costs
 from msa_lite.pipeline.stages.stage import Stage
 from msa_lite.report import load_report, write_report
 from msa_lite.report.evidence import EVIDENCE_FOLDER, EvidenceFinding, evidence_report, finding_of, undecided
+from msa_lite.report.stages import ROWS
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +44,8 @@ def evidence_stages(context: Context) -> list[Stage]:
                 needs=[f"scores: {name}" for name in context.scored],
                 inputs=lambda evidence=evidence: _inputs(evidence, make_scene(context.run)),  # type: ignore[misc]
                 cost=partial(evidence_costs, "the evidence", evidence.loads, evidence.passes),
+                says="what scores do not tell, such as what the unlearned model says instead",
+                holds=ROWS,
             )
         )
     return stages

@@ -18,6 +18,7 @@ from msa_lite.pipeline.prepare.run import Context, Run
 from msa_lite.pipeline.run.vectors import vector_start
 from msa_lite.pipeline.stages.costs import filter_costs, moments_costs
 from msa_lite.pipeline.stages.stage import Stage
+from msa_lite.report.stages import CHANGE, Holds
 from msa_lite.strengths import filtered_folder
 
 
@@ -61,7 +62,17 @@ def filter_stage(
         return filter_inputs(fetch(str(vector)), load_moments(moments), strength, start)
 
     cost = partial(filter_costs, context.recipe)
-    return Stage(label, "measure", folder, make, needs=[*needs, MOMENTS_FOLDER], inputs=inputs, cost=cost)
+    return Stage(
+        label,
+        "measure",
+        folder,
+        make,
+        needs=[*needs, MOMENTS_FOLDER],
+        inputs=inputs,
+        cost=cost,
+        says=f"the {what} without what the rows to keep use, too",
+        holds=CHANGE,
+    )
 
 
 def moments_stage(context: Context) -> Stage:
@@ -75,6 +86,8 @@ def moments_stage(context: Context) -> Stage:
         inputs=lambda: moments_inputs(context.run),
         cost=partial(moments_costs, context.recipe),
         amount=sum(map(len, _examples(run).values())) if run else 1,
+        says="what the target's layers take in, on rows to forget and to keep; the filter needs it",
+        holds=Holds("all", "the inputs of the target's layers on the rows, from which texts could be guessed"),
     )
 
 

@@ -24,8 +24,9 @@ from msa_lite.io.launch.crew import Crew
 from msa_lite.io.launch.gathering import agree
 from msa_lite.pipeline.prepare.models import WRITTEN_OUT, make_demo
 from msa_lite.pipeline.prepare.prompt import PROMPT_FILE
-from msa_lite.pipeline.prepare.run import Run, Scope, prepare
+from msa_lite.pipeline.prepare.run import Context, Run, Scope, prepare
 from msa_lite.pipeline.run.demo import HISTORY, check_demo_memory
+from msa_lite.pipeline.stages.stage import Stage
 from msa_lite.recipe import Recipe, TrainingRecipe, absolute_paths, dump_recipe, given_paths, load_recipe, moved_paths
 from msa_lite.recipe.load import load_any
 from msa_lite.recipe.remarks import filter_notice
@@ -39,6 +40,7 @@ from msa_lite.report.provenance import (
     read_run,
     recorded_revisions,
 )
+from msa_lite.report.stages import StageList
 
 logger = logging.getLogger(__name__)
 
@@ -133,6 +135,25 @@ def claimed(
             notices.info("%s", notice)
         agree(crew, lambda: run_inputs(run))
         yield run
+
+
+def stage_list(context: Context, stages: Sequence[Stage]) -> StageList:
+    """Return the list of a run's stages for its folder, with what its report looks for."""
+    recipe, scope = context.recipe, context.scope
+    has_vectors = scope.method in WITH_VECTORS
+    values = {"alpha": recipe.alphas, "beta": recipe.betas if recipe.retain else None, "filter": recipe.filters}
+    strengths = {name: each[0] for name, each in values.items() if each and len(each) == 1}
+    if not strengths.get("filter"):
+        strengths.pop("filter", None)
+    evaluate = recipe.evaluate
+    return StageList(
+        stages=tuple(stage.listed(scope.folder) for stage in stages),
+        vectors=tuple(recipe.vector_names) if has_vectors else None,
+        chooses=recipe.has_choice if has_vectors else context.chooses,
+        strengths=strengths,
+        models=("target", "unlearned", *(["ideal"] if evaluate.ideal else [])) if evaluate else (),
+        starts_at_retain=recipe.starts_at_retain,
+    )
 
 
 def run_inputs(run: Run) -> dict[str, Any]:

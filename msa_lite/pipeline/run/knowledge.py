@@ -28,10 +28,12 @@ from msa_lite.pipeline.stages.facts import Facts
 from msa_lite.pipeline.stages.stage import Stage
 from msa_lite.report.probing import read_verdicts
 from msa_lite.report.rows import SideBySide, examples_text
+from msa_lite.report.stages import ROWS
 
 logger = logging.getLogger(__name__)
 
 
+_SAYS = "before anything is fitted: the target must know the rows to forget, the prior must not"
 SHOWN = 2  # rows with the target's answers in a message
 _CAUSES = "Wrong rows? Wrong model, or target and prior exchanged? Was it trained on them too little to recite any?"
 GO_ON = "`verdict: off` in the recipe makes this a warning, and so does --accept for a whole run"
@@ -58,7 +60,10 @@ def check_stages(context: Context, accept: bool = False, probe: bool = False) ->
     home = context.scope.folder / "evaluation" / CHECKED
     if context.prepared is None:
         return [
-            *(Stage(_label(name), "check", home / name, cost=_cost(context, name)) for name in names),
+            *(
+                Stage(_label(name), "check", home / name, cost=_cost(context, name), says=_SAYS, holds=ROWS)
+                for name in names
+            ),
             *(cheap_probe(context) if probe else []),
             *validation,
         ]
@@ -72,6 +77,8 @@ def check_stages(context: Context, accept: bool = False, probe: bool = False) ->
             inputs=partial(evaluation_inputs, context.run.sources[model], check.questions[name]),
             cost=_cost(context, name),
             amount=check.questions[name].count,
+            says=_SAYS,
+            holds=ROWS,
         )
         for name, model in names.items()
         if check.questions[name].sets
@@ -207,6 +214,7 @@ def _worst(forget: Sequence[Record]) -> list[SideBySide]:
 
 PROBE_FOLDER = "probe"
 PROBED = "probe: prior"
+PROBE_SAYS = "do the losses show that a model has seen the rows to forget?"
 COMPARED_WITH = {"holdout": "holdout rows", "paraphrased": "paraphrases of them"}
 CHEAP_ROWS = 64  # of each side, for a run's own probe: it takes seconds, and shows rows that were learnt
 
@@ -240,7 +248,7 @@ def cheap_probe(context: Context) -> list[Stage]:
     if context.prepared is None:
         evaluate = context.recipe.evaluate
         is_told = context.recipe.probe.against or (evaluate and evaluate.holdout)
-        return [Stage(PROBED, "check", folder, cost=cost)] if is_told else []
+        return [Stage(PROBED, "check", folder, cost=cost, says=PROBE_SAYS, holds=ROWS)] if is_told else []
     if (rows := probe_rows(context.run)) is None:
         return []
     few = rows.sampled(CHEAP_ROWS, context.recipe.seed, with_z=False)
@@ -253,6 +261,8 @@ def cheap_probe(context: Context) -> list[Stage]:
             inputs=lambda: probe_inputs(context.run.sources["prior"], few),
             cost=cost,
             amount=2 * CHEAP_ROWS,
+            says=PROBE_SAYS,
+            holds=ROWS,
         )
     ]
 

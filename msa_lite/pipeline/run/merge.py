@@ -18,8 +18,13 @@ from msa_lite.pipeline.prepare.run import Context, Run
 from msa_lite.pipeline.stages.costs import merge_costs
 from msa_lite.pipeline.stages.stage import Stage
 from msa_lite.recipe import Recipe
+from msa_lite.report.stages import Holds
 from msa_lite.strengths import Strengths
 
+_RESULTS = {
+    "model": "the unlearned model",
+    "adapter": "the result of the run. It is a switch: the target without it knows the data",
+}
 Terms = Sequence[Term[Path]]
 """The folders of vectors, with their weights."""
 
@@ -34,6 +39,8 @@ def merge_stage(context: Context, terms: Callable[[], Terms], needs: Sequence[st
         needs=needs,
         inputs=lambda: merge_inputs(context.run, terms()),
         cost=partial(merge_costs, context.recipe),
+        says="the vectors are folded into the target, which gives the unlearned model",
+        holds=Holds("nothing", _RESULTS[context.recipe.merge.form]),
     )
 
 

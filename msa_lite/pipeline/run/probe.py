@@ -16,13 +16,14 @@ from msa_lite.io.launch.crew import Crew, stand_alone
 from msa_lite.io.weights.hub import Source, fetch
 from msa_lite.pipeline.prepare.models import fit_prior
 from msa_lite.pipeline.prepare.run import Context, Run, Scope, msa_scope
-from msa_lite.pipeline.run.folder import claimed
-from msa_lite.pipeline.run.knowledge import COMPARED_WITH, PROBE_FOLDER, probe_rows
+from msa_lite.pipeline.run.folder import claimed, stage_list
+from msa_lite.pipeline.run.knowledge import COMPARED_WITH, PROBE_FOLDER, PROBE_SAYS, probe_rows
 from msa_lite.pipeline.stages.asking import evidence_costs
 from msa_lite.pipeline.stages.stage import Stage, execute
 from msa_lite.recipe import Recipe, RecipeSource, load_recipe
 from msa_lite.report.metrics import metric_kind
 from msa_lite.report.probing import SIGN, Finding, read_verdicts
+from msa_lite.report.stages import ROWS, write_stages
 
 _COST = partial(evidence_costs, "the probe", 1, 2.0)  # forget rows, and about as many others
 
@@ -88,7 +89,9 @@ def probe(recipe: RecipeSource, overrides: Iterable[str] = (), progress: Progres
         return None
     with claimed(recipe, probe_scope(recipe), progress, check_probe, crew=Crew()) as run:
         sources, folder = _models(run), run.folder / PROBE_FOLDER
-        results = execute(_stages(run, sources), progress)
+        stages = _stages(run, sources)
+        write_stages(stage_list(Context.of(run), stages), run.folder)
+        results = execute(stages, progress)
         reports = {name: results[f"probe: {name}"] for name in sources}
         models = {name: source.pinned() for name, source in sources.items()}
         result = ProbeResult(folder, _sampled(run).against, models, read_verdicts(reports))
@@ -105,7 +108,7 @@ def probe_stages(context: Context) -> list[Stage]:
     """Return the stages of a probe, one a model; of inputs that are not here yet, only the prior's is known."""
     folder = context.scope.folder / PROBE_FOLDER
     if context.prepared is None:
-        return [Stage("probe: prior", "check", folder / "prior", cost=_COST)]
+        return [Stage("probe: prior", "check", folder / "prior", cost=_COST, says=PROBE_SAYS, holds=ROWS)]
     return _stages(context.run, _models(context.run))
 
 
@@ -119,6 +122,8 @@ def _stages(run: Run, sources: Mapping[str, Source]) -> list[Stage]:
             partial(probe_model, source, rows, folder / name, run.recipe.folder, f"probe: {name}"),
             inputs=partial(probe_inputs, source, rows),
             cost=_COST,
+            says=PROBE_SAYS,
+            holds=ROWS,
         )
         for name, source in sources.items()
     ]

@@ -41,7 +41,7 @@ from msa_lite.record.facts import (
     write_run_record,
 )
 from msa_lite.record.schema import ModelWeights, Removal
-from msa_lite.record.seal import KEY_FILE, RowContent, make_key
+from msa_lite.record.seal import KEY_FILE, RECORD_FILE, RowContent, make_key
 from msa_lite.report import REPORT_FILE
 from msa_lite.report.front_matter import read_target_card
 from msa_lite.report.provenance import PURGED_FILE, RECIPE_FILE, purge_day, read_run
@@ -53,6 +53,8 @@ from msa_lite.report.verdict import VERDICT_FILE, Verdict
 MARKDOWN_FILE = "report.md"
 REPORT_FILES = (PAGE_FILE, MARKDOWN_FILE, REPORT_FILE)
 """The files of a report, the one to open first at the front."""
+END_FILES = (VERDICT_FILE, RECORD_FILE, *REPORT_FILES)
+"""The files that a run ends with, beside the folders of its stages."""
 _SEALED = (REPORT_FILE, PAGE_FILE)
 
 

@@ -22,9 +22,16 @@ from msa_lite.pipeline.stages.asking import CHECKS, asking_costs
 from msa_lite.pipeline.stages.stage import Stage
 from msa_lite.report import Report
 from msa_lite.report.comeback import EARLIER_SET
+from msa_lite.report.stages import ROWS
 
 Split = Literal["validation", "test", "earlier"]
 """The rows that a choice is made by, those that models are scored on, and those of earlier requests."""
+_SAYS = {
+    "final": "scores on the test rows, for report and verdict",
+    "validation": "scores on rows that are set apart for the choice of alpha and beta",
+    "test": "scores on the test rows of a model that never saw the rows to forget",
+    "earlier": "scores on the rows of earlier requests, which must stay forgotten",
+}
 COLLECT = "collect"  # the order to run a share of the questions
 CHECKED = "knowledge"  # the folder of the scores that the check before the fits makes, in `evaluation`
 
@@ -92,6 +99,8 @@ def score_stage(
         inputs=inputs,
         cost=partial(asking_costs, context.recipe, _plan_name(split, final), name, split),
         amount=asked(context.prepared, name, split).count if context.prepared else 1,
+        says=_SAYS["final" if final else split],
+        holds=ROWS,
     )
 
 

@@ -22,6 +22,7 @@ from msa_lite.pipeline.run.folder import TRACKING
 from msa_lite.pipeline.stages.costs import start_costs, vector_costs
 from msa_lite.pipeline.stages.stage import Stage
 from msa_lite.recipe import Recipe
+from msa_lite.report.stages import CHANGE
 from msa_lite.train import FitSettings, Tracking, VectorFit, run_fit
 from msa_lite.train.held import HeldLoss
 
@@ -30,6 +31,10 @@ START = "start of the forget vector"
 FIT = "fit"  # the order to fit a vector beside another one
 FIT_SHARDED = "fit sharded"  # the order to fit a vector with all others
 TOGETHER = "forget and retain vectors"
+_SAYS = {
+    "forget": "a copy of the prior is tuned on the rows to forget; the change of its weights is the vector",
+    "retain": "a copy of the prior is tuned on rows to keep; the change of its weights is the vector",
+}
 
 
 def tracking_of(run: Run) -> Tracking:
@@ -56,9 +61,11 @@ def fit_stages(context: Context, names: Sequence[str]) -> list[Stage]:
             lambda progress: fit_vectors(run, names, progress),
             cost=partial(vector_costs, context.recipe, names[0]),
             amount=max(len(run.examples[name]) for name in names),
+            says="copies of the prior are tuned side by side; the changes of their weights are the vectors",
+            holds=CHANGE,
         )
         second = partial(vector_costs, context.recipe, names[1])
-        return [both, Stage(f"{names[1]} vector", "fit", folder / names[1], cost=second, amount=0)]
+        return [both, Stage(f"{names[1]} vector", "fit", folder / names[1], cost=second, amount=0, holds=CHANGE)]
     is_later = {"forget": context.recipe.starts_at_retain}
     stages = [
         Stage(
@@ -70,6 +77,8 @@ def fit_stages(context: Context, names: Sequence[str]) -> list[Stage]:
             inputs=lambda name=name: vector_inputs(context.run, name),  # type: ignore[misc]
             cost=partial(vector_costs, context.recipe, name),
             amount=len(run.examples[name]) if run else 1,
+            says=_SAYS[name],
+            holds=CHANGE,
         )
         for name in names
     ]
@@ -98,7 +107,8 @@ def _start_stage(context: Context) -> Stage:
         prior = context.run.sources["prior"]
         return find_inputs(folder, "model", prior, terms(), prior, Precision().record, True).record
 
-    return Stage(START, "make", folder, make, needs=[RETAIN_VECTOR], inputs=inputs, cost=start_costs)
+    says = "the retain vector is merged into the prior, which is tuned next"
+    return Stage(START, "make", folder, make, [RETAIN_VECTOR], inputs, start_costs, says=says, holds=CHANGE)
 
 
 def fit_vectors(run: Run, names: Iterable[str], progress: Progress = silent) -> None:

@@ -38,6 +38,7 @@ from msa_lite.pipeline.stages.facts import Facts, RowFacts
 from msa_lite.pipeline.stages.forecast import check_memory
 from msa_lite.pipeline.stages.stage import Stage, StageState, execute, look_ahead
 from msa_lite.recipe import RecipeSource, TrainingRecipe, load_training
+from msa_lite.report.provenance import RECIPE_FILE
 from msa_lite.train import Tracking, VectorFit, run_fit
 from msa_lite.train.model import write_start
 
@@ -45,6 +46,8 @@ logger = logging.getLogger(__name__)
 
 _COMMAND = "msa-lite train"
 _STATE = "stages.json"
+TRAINING_FILES = (RECIPE_FILE, _STATE, "history.yaml")
+"""The files of a training beside its models."""
 _STAGE = "stage"  # the order to train a stage with all others
 _HISTORY = """\
 # The checkpoints of this training. Put this block into a recipe, instead of its `prior`.

@@ -18,15 +18,10 @@ from msa_lite.io.console.progress import Progress, Step, announce
 from msa_lite.io.finished.manifest import partial_folder, previous_folder
 from msa_lite.io.finished.seal import load_manifest, why_unfinished
 from msa_lite.pipeline.stages.facts import Facts
-from msa_lite.pipeline.stages.words import explain_stage
+from msa_lite.report.stages import ALL, Holds, ListedStage
 
 Kind = Literal["make", "check", "fit", "measure", "choose", "merge", "score", "observe", "attack", "send"]
 State = Literal["done", "to do", "anew"]
-Holds = Literal["data", "rows", "nothing"]
-_HOLDS: Mapping[Kind, Holds] = {
-    "make": "data", "fit": "data", "measure": "data", "check": "rows", "choose": "rows", "score": "rows",
-    "observe": "rows", "attack": "rows", "merge": "nothing", "send": "nothing",
-}  # fmt: skip
 _MOST = 5  # reasons of a stage
 
 
@@ -60,11 +55,15 @@ class Stage:
     """Returns memory, disk and time, from headers and counts of rows alone."""
     amount: float = 1.0
     """The work in it: rows to tune on, questions to ask, points to score; 0 where another stage does it."""
+    says: str = ""
+    """What it is for, in a clause that is shown while it runs; empty where its name says it."""
+    holds: Holds = ALL
+    """The part of its folder that a purge removes, and why."""
 
-    @property
-    def holds(self) -> Holds:
-        """The part of its folder that a purge removes: all (the data can be put back with it), single rows, nothing."""
-        return _HOLDS[self.kind]
+    def listed(self, home: Path) -> ListedStage:
+        """Return it as the list in a run's folder has it."""
+        folder = None if self.folder is None else Path(os.path.relpath(self.folder, home)).as_posix()
+        return ListedStage(self.name, self.kind, folder, self.says, self.holds)
 
 
 @dataclass(frozen=True)
@@ -86,6 +85,8 @@ class StageState:
     """done: it is there already. to do: it is not. anew: it is there, but was made of something else."""
     reasons: Sequence[str] = ()
     """The reasons why it is made anew, or how it goes on."""
+    says: str = ""
+    """What the stage is for, in a clause."""
 
 
 def unique(stages: Iterable[Stage]) -> list[Stage]:
@@ -108,7 +109,7 @@ def execute(stages: Sequence[Stage], progress: Progress, later: Sequence[Step] =
 
 def steps(stages: Iterable[Stage]) -> list[Step]:
     """Return the stages as steps of a progress display."""
-    return [Step(stage.name, stage.kind, stage.amount, explain_stage(stage.name)) for stage in stages if stage.amount]
+    return [Step(stage.name, stage.kind, stage.amount, stage.says) for stage in stages if stage.amount]
 
 
 def look_ahead(stages: Iterable[Stage]) -> list[StageState]:
@@ -117,7 +118,7 @@ def look_ahead(stages: Iterable[Stage]) -> list[StageState]:
     for stage in stages:
         pending = {earlier.name for earlier in ahead if earlier.state != "done"}
         state, reasons = _state(stage, [name for name in stage.needs if name in pending])
-        ahead.append(StageState(stage.name, stage.folder, state, reasons))
+        ahead.append(StageState(stage.name, stage.folder, state, reasons, stage.says))
     return ahead
 
 

@@ -17,9 +17,13 @@ from msa_lite.pipeline.attack.run import Attacked, run_attacks
 from msa_lite.pipeline.baseline.run import baseline_scope
 from msa_lite.pipeline.prepare.run import Run, msa_scope, prepare
 from msa_lite.pipeline.run.folder import RunFolder, home_of, open_run
+from msa_lite.pipeline.run.report import REPORT_FILES
 from msa_lite.pipeline.stages.stage import look_ahead
 from msa_lite.pipeline.verbs.dry_run import DryRun
 from msa_lite.recipe import load_recipe
+from msa_lite.record.seal import RECORD_FILE
+from msa_lite.report import REPORT_FILE
+from msa_lite.report.attacks import ATTACKS_FOLDER
 from msa_lite.report.provenance import RECIPE_FILE, is_purged, read_run, recorded_baseline
 from msa_lite.report.story import load_story
 
@@ -52,7 +56,8 @@ def dry_attack(folder: str | Path, attacks: Sequence[str] = (), overrides: Itera
         finished = campaign.finished_folder(*pair)
         if finished and finished != states[at].folder:
             states[at] = replace(states[at], reasons=[f"copied from {finished}"])
-    return DryRun("attack", campaign.folder, states, campaign.remarks)
+    files = [f"{ATTACKS_FOLDER}/{REPORT_FILE}", *REPORT_FILES, RECORD_FILE]
+    return DryRun("attack", campaign.folder, states, campaign.remarks, files)
 
 
 def _open(folder: str | Path, attacks: Sequence[str]) -> RunFolder:

@@ -7,7 +7,7 @@ stage is compared with the manifest of its folder. Otherwise only headers are re
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -25,39 +25,21 @@ from msa_lite.pipeline.prepare.questions import source_of, terms_left_out
 from msa_lite.pipeline.prepare.run import Context, prepare
 from msa_lite.pipeline.run.demo import demo_stages
 from msa_lite.pipeline.run.folder import check_run_folder
-from msa_lite.pipeline.run.knowledge import PROBE_FOLDER
-from msa_lite.pipeline.run.report import MARKDOWN_FILE, check_publishing
+from msa_lite.pipeline.run.report import check_publishing
 from msa_lite.pipeline.staged.plan import (
     find_training_facts,
     training_stages,
 )
 from msa_lite.pipeline.staged.prepare import kept_file
-from msa_lite.pipeline.staged.training import training_ahead
+from msa_lite.pipeline.staged.training import TRAINING_FILES, training_ahead
 from msa_lite.pipeline.stages.facts import Facts, find_facts, find_headers, has_history
 from msa_lite.pipeline.stages.stage import Stage, StageState, look_ahead
 from msa_lite.pipeline.verbs.lists import CommandName, find_verb
 from msa_lite.recipe import Recipe, RecipeSource, TrainingRecipe, load_recipe, load_training
 from msa_lite.recipe.remarks import lost_filter
-from msa_lite.record.seal import KEY_FILE, RECORD_FILE
-from msa_lite.report.attacks import ATTACKS_FOLDER
 from msa_lite.report.provenance import RECIPE_FILE
-from msa_lite.report.reports import REPORT_FILE
-from msa_lite.report.run_files import PAGE_FILE
-from msa_lite.report.verdict import VERDICT_FILE
 
 _LATER = "not all inputs are here yet: the command checks them before it starts"
-_OF_RUNS = (RECIPE_FILE, VERDICT_FILE, RECORD_FILE, KEY_FILE, PAGE_FILE, MARKDOWN_FILE, REPORT_FILE)
-_FILES = {
-    "run": _OF_RUNS,
-    "baseline": _OF_RUNS,
-    "probe": (RECIPE_FILE, KEY_FILE, f"{PROBE_FOLDER}/{MARKDOWN_FILE}"),
-    "sweep": (RECIPE_FILE, KEY_FILE),
-    "vector": (RECIPE_FILE, KEY_FILE),
-    "moments": (RECIPE_FILE, KEY_FILE),
-    "train": (RECIPE_FILE, "stages.json", "history.yaml"),
-    "evaluate": (),
-    "attack": (f"{ATTACKS_FOLDER}/{REPORT_FILE}", PAGE_FILE, MARKDOWN_FILE, REPORT_FILE, RECORD_FILE),
-}
 
 
 @dataclass(frozen=True)
@@ -74,13 +56,10 @@ class DryRun:
     """The folder that it writes into."""
     stages: Sequence[StageState]
     """The stages in their order."""
-    notes: Sequence[str] = field(default=())
+    notes: Sequence[str] = ()
     """Remarks, one line each."""
-
-    @property
-    def files(self) -> list[str]:
-        """Return the names of the files that it writes beside the folders of stages."""
-        return list(_FILES[self.command.partition(" ")[0]])
+    files: Sequence[str] = ()
+    """The files that it writes beside the folders of stages."""
 
     @property
     def writes(self) -> list[str]:
@@ -139,7 +118,7 @@ def dry_run(
     fits = command != "probe" and not verb.scope.is_baseline
     left_out = [*(lost_filter(recipe) if fits else []), *(terms_left_out(recipe) if context.chooses else [])]
     notes = [*([reason] if reason else []), *left_out, *facts.notes, *([_LATER] if is_early else [])]
-    return DryRun(name, verb.scope.folder, [*first, *look_ahead(stages)], notes)
+    return DryRun(name, verb.scope.folder, [*first, *look_ahead(stages)], notes, verb.files)
 
 
 def _find_blockers(recipe: Recipe, facts: Facts, every_checkpoint: bool) -> tuple[Recipe, list[str]]:
@@ -188,9 +167,11 @@ def _dry_training(recipe: TrainingRecipe, force: bool) -> DryRun:
         if stage.tokens is not None and is_remote_data(source) and not kept.is_file():
             blockers.append(f"download {stage.tokens} tokens of {source.path}")
     if not blockers:
-        return DryRun("train", recipe.folder, training_ahead(recipe, force), facts.notes)
+        return DryRun("train", recipe.folder, training_ahead(recipe, force), facts.notes, TRAINING_FILES)
     first = [StageState(blocker, None, "to do") for blocker in blockers]
-    return DryRun("train", recipe.folder, [*first, *look_ahead(training_stages(recipe))], [*facts.notes, _LATER])
+    return DryRun(
+        "train", recipe.folder, [*first, *look_ahead(training_stages(recipe))], [*facts.notes, _LATER], TRAINING_FILES
+    )
 
 
 def _demo_is_made(recipe: Recipe) -> bool:

@@ -23,14 +23,18 @@ from msa_lite.pipeline.prepare.run import Context, Run, Scope, msa_scope
 from msa_lite.pipeline.run.choice import check_strengths
 from msa_lite.pipeline.run.evidence import check_evidence
 from msa_lite.pipeline.run.filtering import moments_stage
+from msa_lite.pipeline.run.knowledge import PROBE_FOLDER
 from msa_lite.pipeline.run.msa import msa_stages, sweep_stages, vector_stages
 from msa_lite.pipeline.run.probe import check_probe, probe_scope, probe_stages
-from msa_lite.pipeline.run.report import check_licence
+from msa_lite.pipeline.run.report import END_FILES, check_licence
 from msa_lite.pipeline.stages.facts import Facts, RowFacts, asked_of, questions_of
 from msa_lite.pipeline.stages.forecast import check_memory, find_remedies
 from msa_lite.pipeline.stages.stage import Stage
 from msa_lite.recipe import Recipe
-from msa_lite.report.provenance import WITH_VECTORS
+from msa_lite.record.seal import KEY_FILE
+from msa_lite.report import REPORT_FILE
+from msa_lite.report.provenance import RECIPE_FILE, WITH_VECTORS
+from msa_lite.report.stages import STAGES_FILE
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +53,13 @@ class Verb:
     """Raise what forbids it once the inputs are prepared."""
     settings: Sequence[Setting] = ()
     """The settings of a baseline that trains."""
+    more_files: Sequence[str] = ()
+    """The files that it writes beside the folders of its stages and what each command writes."""
+
+    @property
+    def files(self) -> list[str]:
+        """Return the files that it writes beside the folders of its stages."""
+        return [RECIPE_FILE, STAGES_FILE, KEY_FILE, *self.more_files]
 
     def check(self, run: Run) -> None:
         """Raise what forbids the command, before any work: its own checks, then the memory of its stages."""
@@ -95,13 +106,15 @@ def find_verb(
                 partial(_baseline, settings),
                 [partial(_check_baseline, settings), _check_attacks, check_evidence],
                 settings,
+                END_FILES,
             )
-        return Verb(scope, msa_stages, [check_strengths, _check_attacks, check_evidence, check_licence])
+        checks = [check_strengths, _check_attacks, check_evidence, check_licence]
+        return Verb(scope, msa_stages, checks, more_files=END_FILES)
     scope = replace(msa_scope(recipe), force=force)
     if command == "probe":
         if not recipe.has_prior:
             raise UsageError("prior: the recipe names none, so there is nothing to probe; name one, or a history")
-        return Verb(probe_scope(recipe), probe_stages, [check_probe])
+        return Verb(probe_scope(recipe), probe_stages, [check_probe], more_files=[f"{PROBE_FOLDER}/{REPORT_FILE}"])
     if command == "vector":
         return Verb(scope, lambda context: vector_stages(context, which), [check_strengths])
     if command == "moments":
@@ -112,7 +125,7 @@ def find_verb(
         _check_sweep(recipe)
         return Verb(scope, sweep_stages, [check_strengths])
     checks = [check_strengths, _check_attacks, check_evidence, check_licence]
-    return Verb(scope, lambda context: msa_stages(context, accept), checks)
+    return Verb(scope, lambda context: msa_stages(context, accept), checks, more_files=END_FILES)
 
 
 def _rough_cost(stage: Stage, facts: Facts, machine: Machine) -> list[StageCost]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -18,7 +19,7 @@ from msa_lite.io.launch.crew import Crew
 from msa_lite.io.launch.gathering import gathered
 from msa_lite.merger import Merged, MergedAdapter
 from msa_lite.merger.filtering import MOMENTS_FOLDER, Moments, load_moments
-from msa_lite.pipeline.attack.campaign import attack_label, open_attacks
+from msa_lite.pipeline.attack.campaign import attack_label, attack_says, open_attacks
 from msa_lite.pipeline.attack.run import run_attacks
 from msa_lite.pipeline.baseline.trials import FIT_SETTING, help_fit
 from msa_lite.pipeline.prepare.earlier import rebuild_command
@@ -26,13 +27,13 @@ from msa_lite.pipeline.prepare.run import Context, Run
 from msa_lite.pipeline.run.choice import chosen_strengths
 from msa_lite.pipeline.run.demo import demo_stages
 from msa_lite.pipeline.run.evidence import findings_of
-from msa_lite.pipeline.run.folder import claimed
+from msa_lite.pipeline.run.folder import claimed, stage_list
 from msa_lite.pipeline.run.follow import follow_run
 from msa_lite.pipeline.run.merge import merge_precision, run_terms
 from msa_lite.pipeline.run.msa import finish_run, learnt_rows
 from msa_lite.pipeline.run.report import check_publishing, drop_report, publish_model
 from msa_lite.pipeline.run.scores import scores_folder
-from msa_lite.pipeline.stages.stage import execute, steps
+from msa_lite.pipeline.stages.stage import Stage, execute, steps
 from msa_lite.pipeline.verbs.lists import Verb, find_verb
 from msa_lite.publish.upload import Published
 from msa_lite.recipe import Recipe, RecipeSource, load_recipe
@@ -41,6 +42,7 @@ from msa_lite.report.attacks import AttackFacts, attack_summary
 from msa_lite.report.choice import SYMBOLS, Choice, candidate_name, load_choice
 from msa_lite.report.evidence import EvidenceFinding
 from msa_lite.report.rows import SideBySide
+from msa_lite.report.stages import write_stages
 from msa_lite.report.verdict import Verdict
 from msa_lite.strengths import Strengths
 
@@ -215,13 +217,10 @@ def run_baseline(
 
 def _run(recipe: Recipe, verb: Verb, progress: Progress, crew: Crew) -> RunResult:
     """Execute the stages of a run, of MSA or of a baseline; then its attacks."""
-    _announce_demo(recipe, verb, progress)
-    with claimed(recipe, verb.scope, progress, verb.check, crew=crew) as run:
+    with _claimed(recipe, verb, progress, crew) as (run, stages):
         drop_report(run.folder)
-        context = Context.of(run)
-        stages = verb.stages(context)
         results = execute(stages, progress, _attack_steps(run))
-        chosen, learnt = _chosen(context, verb)
+        chosen, learnt = _chosen(Context.of(run), verb)
         findings = finish_run(run, chosen, results["merge"], learnt)
         attacks = _attack(run, results["merge"], progress)
         if run.earlier:
@@ -232,17 +231,26 @@ def _run(recipe: Recipe, verb: Verb, progress: Progress, crew: Crew) -> RunResul
     return replace(result, examples=findings.examples, evidence=findings_of(results), attacks=attacks)
 
 
-def _announce_demo(recipe: Recipe, verb: Verb, progress: Progress) -> None:
-    """Announce the models that a demo makes first, with all stages after them, as one count."""
+@contextmanager
+def _claimed(recipe: Recipe, verb: Verb, progress: Progress, crew: Crew) -> Iterator[tuple[Run, list[Stage]]]:
+    """Claim a run's folder, and write the list of its stages. Yield the run and its stages.
+
+    The models that a demo makes first are announced with all stages after them, as one count.
+    """
     if made := demo_stages(recipe):
         announce(progress, steps([*made, *verb.stages(Context(recipe, verb.scope))]))
+    with claimed(recipe, verb.scope, progress, verb.check, crew=crew) as run:
+        stages = verb.stages(Context.of(run))
+        write_stages(stage_list(Context.of(run), [*demo_stages(recipe, made=True), *stages]), run.folder)
+        yield run, stages
 
 
 def _attack_steps(run: Run) -> list[Step]:
     """Return the attacks that a run's recipe ends it with, as steps."""
     if not run.recipe.attack.attacks:
         return []
-    return [Step(attack_label(name, model), "attack") for name, model in open_attacks(run, None).pairs()]
+    pairs = open_attacks(run, None).pairs()
+    return [Step(attack_label(name, model), "attack", purpose=attack_says(name)) for name, model in pairs]
 
 
 def _chosen(context: Context, verb: Verb) -> tuple[Values, Sequence[Row]]:
@@ -287,10 +295,9 @@ def sweep(
         if not crew.first:
             follow_run(crew, recipe, verb.scope)
             return None
-        _announce_demo(recipe, verb, progress)
-        with claimed(recipe, verb.scope, progress, verb.check, crew=crew) as run:
+        with _claimed(recipe, verb, progress, crew) as (run, stages):
             model, out = run.folder / recipe.merge.form, run.folder / "sweep"
-            former, stages = load_manifest(model), verb.stages(Context.of(run))
+            former = load_manifest(model)
             try:
                 results = execute(stages, progress)
             finally:
@@ -327,9 +334,7 @@ def run_vectors(
         if not crew.first:
             follow_run(crew, recipe, verb.scope)
             return None
-        _announce_demo(recipe, verb, progress)
-        with claimed(recipe, verb.scope, progress, verb.check, crew=crew) as run:
-            stages = verb.stages(Context.of(run))
+        with _claimed(recipe, verb, progress, crew) as (run, stages):
             execute(stages, progress)
             return [run.vector_folder(name) for name in (recipe.vector_names if which == "all" else [which])]
     return None
@@ -349,9 +354,7 @@ def run_moments(
         if not crew.first:
             follow_run(crew, recipe, verb.scope)
             return None
-        _announce_demo(recipe, verb, progress)
-        with claimed(recipe, verb.scope, progress, verb.check, crew=crew) as run:
-            stages = verb.stages(Context.of(run))
+        with _claimed(recipe, verb, progress, crew) as (run, stages):
             execute(stages, progress)
             return load_moments(run.folder / MOMENTS_FOLDER)
     return None

@@ -21,6 +21,7 @@ from msa_lite.report.maps import FORGET_RETAIN_FILE, HEAT_MAP_FILE
 from msa_lite.report.provenance import PURGED_FILE, RECIPE_FILE
 from msa_lite.report.reports import REPORT_FILE
 from msa_lite.report.run_files import PAGE_FILE
+from msa_lite.report.stages import STAGES_FILE
 from msa_lite.report.verdict import VERDICT_FILE
 from msa_lite.train.loop import LOG
 from msa_lite.train.until import COURSE
@@ -39,6 +40,7 @@ RUN: dict[str, tuple[bool, str]] = {
     "confirmed: only for an auditor whom you trust"),
     SIGNATURE_FILE: (False, "Your signature of the record, if you signed it"),
     RECIPE_FILE: (False, "The recipe as resolved: defaults filled in, revisions pinned"),
+    STAGES_FILE: (False, "The list of the stages: what each is for, where it lies, and what of the data it holds"),
     PROMPT_FILE: (True, "With `prompt: auto`: the target's score in each form"),
     ANSWERS_FILE: (True, "What models answered and how they scored texts, so that all runs of the recipe ask it "
     "once"),

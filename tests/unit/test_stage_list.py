@@ -1,4 +1,4 @@
-"""A report, which is read without models, tells from the recipe alone the stages that the run's own list has."""
+"""The list of a run's stages: what each is for and holds, and what a report, which reads it, waits for."""
 
 from __future__ import annotations
 
@@ -8,11 +8,17 @@ from typing import Any
 import pytest
 import yaml
 
+from msa_lite.errors import UsageError
+from msa_lite.io.console.display import Display, Notices
+from msa_lite.io.console.progress import Step
 from msa_lite.pipeline.prepare.run import Context
 from msa_lite.pipeline.run.choice import CHOICE
+from msa_lite.pipeline.run.demo import demo_stages
+from msa_lite.pipeline.run.folder import stage_list
 from msa_lite.pipeline.verbs.lists import find_verb
-from msa_lite.recipe import load_recipe
-from msa_lite.report.provenance import Wanted, load_provenance
+from msa_lite.recipe import load_recipe, shipped_recipes
+from msa_lite.report.provenance import load_provenance
+from msa_lite.report.stages import ROWS, ListedStage, StageList, add_stages, load_stages, write_stages
 
 AUTO, ONE, SEVERAL, NOTHING = "auto", 1.0, [0.5, 1.0], 0.0
 
@@ -65,15 +71,49 @@ def test_a_report_waits_for_the_stages_of_the_run(changes: dict[str, Any], metho
     file.write_text(first + yaml.dump(recipe.model_dump(mode="json")))
 
     provenance = load_provenance(tmp_path)
-    wanted = Wanted.of(provenance)
-
     verb = find_verb(command[0], recipe, method)  # type: ignore[arg-type]
     assert (provenance.method, provenance.is_baseline) == (verb.scope.method, verb.scope.is_baseline)
-    stages = {stage.name: stage for stage in verb.stages(Context(recipe, verb.scope))}
-    assert wanted.vectors == tuple(s.name.removesuffix(" vector") for s in stages.values() if s.kind == "fit")
-    assert bool(wanted.choice) == (CHOICE in stages)
+    context = Context(recipe, verb.scope)
+    listed = stage_list(context, verb.stages(context))
+    verb.scope.folder.mkdir(parents=True)
+    write_stages(listed, verb.scope.folder)
+    assert load_stages(verb.scope.folder) == listed
+    stages = {stage.name: stage for stage in listed.stages}
+    assert listed.vectors == tuple(s.name.removesuffix(" vector") for s in stages.values() if s.kind == "fit")
+    assert listed.chooses == (CHOICE in stages)
     scored = {name.removeprefix("scores: ") for name in stages if name.startswith("scores: ")}
-    assert set(wanted.models) == scored - {"prior"}
+    assert set(listed.models) == scored - {"prior"}
 
     assert load_recipe(yaml.safe_load(provenance.recipe)) == recipe  # the recipe that the page shows does the same
     assert {line for line in provenance.recipe.splitlines() if line.endswith(": null")} <= {"evaluate: null"}
+
+
+@pytest.mark.parametrize("name", [n for n in shipped_recipes() if not n.startswith(("train/", "table/"))])
+def test_every_stage_of_a_shipped_recipe_is_explained(name: str) -> None:
+    recipe = load_recipe(name)
+    verb = find_verb("run", recipe)
+    stages = [*demo_stages(recipe), *verb.stages(Context(recipe, verb.scope))]
+    assert [stage.name for stage in stages if not stage.says] == []
+
+
+def test_a_step_says_what_it_is_for_as_it_begins(capsys: pytest.CaptureFixture[str]) -> None:
+    display = Display(Notices())
+    display.announce([Step("check: prior", "check", 1, "must not know the rows"), Step("other", "fit")])
+    display("check: prior", 0, 2)
+    display("other", 0, 2)
+    first, _, last = capsys.readouterr().err.splitlines()
+    assert first.endswith("check: prior: started (must not know the rows)")
+    assert last.endswith("other: started")
+
+
+def test_former_stages_stay_in_the_list_as_long_as_their_folders_are_there(tmp_path: Path) -> None:
+    there, gone, attack = (ListedStage(name, "score", name, "", ROWS) for name in ("there", "gone", "attack"))
+    with pytest.raises(UsageError, match="no stage was begun, or an earlier version began it; run its recipe again"):
+        load_stages(tmp_path)
+    first = StageList((there, gone), ("forget",), True, {}, (), False)
+    write_stages(first, tmp_path)
+    (tmp_path / "there").mkdir()
+    write_stages(StageList((), (), False, {"alpha": 1.0}, (), False), tmp_path)
+    add_stages([attack], tmp_path)
+    assert load_stages(tmp_path).strengths == {"alpha": 1.0}
+    assert load_stages(tmp_path).stages == (there, attack)
