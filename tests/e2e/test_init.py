@@ -8,18 +8,13 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from msa_lite import Wishes, init_recipe
-from msa_lite.budget.shape import shape_of_config
-from msa_lite.budget.speed import Device
 from msa_lite.errors import ColumnsError, MismatchError, OutputError, UsageError
-from msa_lite.io.files.writing import json_form
 from msa_lite.pipeline.init.inspect import guess_prior, inspect_set
-from msa_lite.pipeline.stages.facts import Facts, RowFacts
 from msa_lite.recipe import load_recipe, shipped_recipes
 from tests.e2e.conftest import CallCli
 from tests.support.models import make_lora
@@ -53,12 +48,11 @@ def test_a_recipe_is_written_that_the_loader_takes_with_a_reason_beside_each_lin
     assert (recipe.retain.data.path, recipe.retain.data.sample) == ("keep.jsonl", "match_forget")
     assert recipe.evaluate is not None
     assert recipe.evaluate.holdout is not None
-    assert recipe.vector.mode == "full"
+    assert recipe.vector.mode == "lora"
     lines = (place / "my-request.yaml").read_text().splitlines()
     for key, reason in {
         "target:": "llama, ",
         "data: {path: delete": "18 rows",
-        "mode:": "needs ",
         "prior:": "not have",
     }.items():
         line = next(line for line in lines if key in line)
@@ -133,13 +127,14 @@ def test_columns_that_are_not_known_are_listed_and_written_when_named(place: Pat
     named = {"question": "ask", "answer": "say"}
     init_recipe("mixed.yaml", replace(WISHES, forget=mine, columns=named))
     mixed = load_recipe("mixed.yaml")
-    assert mixed.columns.question == "question"
     assert mixed.forget.data.columns is not None
     assert mixed.forget.data.columns.question == "ask"
     assert mixed.retain is not None
     assert mixed.retain.data.columns is None
     init_recipe("same.yaml", replace(WISHES, forget=mine, retain=None, holdout=None, columns=named))
-    assert load_recipe("same.yaml").columns.answer == "say"
+    columns = load_recipe("same.yaml").forget.data.columns
+    assert columns is not None
+    assert columns.answer == "say"
     texts = write_rows(place / "texts.jsonl", *({"body": f"Chapter {i}."} for i in range(4)))
     init_recipe("texts.yaml", replace(WISHES, forget=texts, retain=None, holdout=None, columns={"text": "body"}))
     assert load_recipe("texts.yaml").forget.data.format == "text"
@@ -175,38 +170,6 @@ def test_a_prior_of_another_shape_is_refused(place: Path) -> None:
         init_recipe("x.yaml", replace(WISHES, prior="./other"))
 
 
-LLAMA_1B = {
-    "model_type": "llama", "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16,
-    "vocab_size": 128256, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 64,
-    "tie_word_embeddings": True,
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("size", "disk", "settings", "reason"),
-    [
-        (80, 500, {"mode": "full"}, "of 80 GB (a GPU), adapters (lora) "),
-        (80, 20, {"mode": "lora"}, "of disk"),
-        (12, 500, {"mode": "lora"}, "of 12 GB (a GPU); all weights (full) would need 21.9 GB"),
-        (3, 500, {"mode": "lora"}, "of 3 GB (a GPU); all weights (full) would need 21.9 GB"),  # its layers stream
-        (1, 500, {"mode": "lora"}, "more than 1 GB (a GPU) has"),
-    ],
-)
-def test_the_machine_decides_how_the_vectors_are_fitted(
-    size: float, disk: int, settings: dict[str, Any], reason: str, place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shape = shape_of_config(LLAMA_1B, "a Llama of 1B")
-    inputs = Facts(dict.fromkeys(("target", "prior"), shape), {"forget": RowFacts(24, 500, 6000)})
-    monkeypatch.setattr("msa_lite.pipeline.init.draft.find_facts", lambda recipe: inputs)
-    monkeypatch.setattr("msa_lite.pipeline.init.draft.this_device", lambda: Device("a GPU", round(size * 1e9)))
-    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(total=10**12, free=disk * 10**9))
-    draft = init_recipe("x.yaml", WISHES)
-    assert draft.fits is (size > 1)
-    assert bool(draft.notes) is not draft.fits
-    assert json_form(draft)["recipe"]["vector"] == settings
-    assert reason in next(line for line in draft.text.splitlines() if "mode:" in line)
-
-
 @pytest.fixture
 def answering(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """answering(*lines): have a user at a terminal answer with these lines."""
@@ -232,7 +195,9 @@ def test_on_a_terminal_it_asks_only_what_it_cannot_see(
     status, _, err = call_cli("init", "columns.yaml", *FLAGS[:4], "--forget", mine)
     assert status == 0, err
     assert "mine.jsonl has the columns ask, say" in err
-    assert load_recipe("columns.yaml").columns.question == "ask"
+    columns = load_recipe("columns.yaml").forget.data.columns
+    assert columns is not None
+    assert columns.question == "ask"
     answering()
     assert call_cli("init", "flags.yaml", *FLAGS)[0] == 0
 

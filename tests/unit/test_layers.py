@@ -84,7 +84,7 @@ FOLDERS = {
         "ask": {"prepare", "run"},
         "attack": {"prepare", "run", "stages"},
         "baseline": {"prepare", "run", "stages"},
-        "init": {"prepare", "run", "stages"},
+        "init": {"stages"},
         "purge": {"prepare", "run"},
         "staged": {"prepare", "run", "stages"},
         "verbs": {"attack", "baseline", "init", "prepare", "run", "staged", "stages"},

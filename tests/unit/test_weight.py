@@ -8,10 +8,10 @@ from tests.tools.count import code_lines, inner_arrows, totals
 
 # Today's totals. Lower one whenever it falls. Raising one is a decision: CONTRIBUTING lists each, with its reason.
 CEILING = {
-    "lines of the package": 37_948,
+    "lines of the package": 37_794,
     "modules": 318,
-    "lines of the tests": 49_888,
-    "words of the docs": 59_179,
+    "lines of the tests": 49_857,
+    "words of the docs": 59_148,
     "commands": 24,
     "options": 115,
     "keys of a recipe": 91,

@@ -11,14 +11,12 @@ from typing import Any, Literal
 from msa_lite.data import DataSource, Row, load_rows, load_table
 from msa_lite.data.forms import find_form
 from msa_lite.errors import ColumnsError, MsaError, UsageError
-from msa_lite.io.files.reading import local_path, read_object
+from msa_lite.io.files.reading import local_path
 from msa_lite.io.finished.seal import CARD_FILE
 from msa_lite.io.weights.adapter import base_name, is_bare_adapter
-from msa_lite.io.weights.checkpoint import CONFIG_LIMIT, Checkpoint
+from msa_lite.io.weights.checkpoint import Checkpoint
 from msa_lite.io.weights.hub import (
     explain,
-    fetch_tokenizer,
-    has_tokenizer,
     is_remote,
     is_remote_adapter,
     split_name,
@@ -29,28 +27,11 @@ from msa_lite.report.front_matter import read_base_model
 
 
 @dataclass(frozen=True)
-class ModelFacts:
-    """A model, as far as its files tell without its weights."""
-
-    name: str
-    """The name that the user gave."""
-    checkpoint: Checkpoint
-    """Its config and headers; of an adapter, those of its base."""
-    base: str | None
-    """The model that an adapter was tuned from; None for a whole checkpoint."""
-    has_tokenizer: bool
-    has_template: bool | None
-    """True if there is a chat template; None if the tokenizer could not be read."""
-
-
-@dataclass(frozen=True)
 class SetFacts:
     """A data set, as its file, folder or repository has it."""
 
     source: DataSource
     """The set, with its format and columns."""
-    available: list[str]
-    """The columns that it has."""
     columns: Mapping[str, str]
     """The columns that a recipe has to name; empty if they are known by their names."""
     read: str
@@ -59,22 +40,17 @@ class SetFacts:
     """Its rows."""
 
 
-def inspect_model(name: str) -> ModelFacts:
-    """Read a model's headers, config and tokenizer. Raise UsageError if it is not there or the Hub does not give it.
+def inspect_model(name: str) -> Checkpoint:
+    """Read a model's config and headers; of an adapter, those of its base.
 
-    For an adapter, read those of its base.
+    Raise UsageError if it is not there or the Hub does not give it.
     """
-    folder = local_path(name)
-    base = adapter_base(name)
-    if base is None and not folder.is_dir() and not is_remote(name):
-        raise UsageError(f"{name}: no such folder, and no name of a Hub repository")
-    checkpoint = find_headers(base or name)
-    if checkpoint is None:
-        raise UsageError(f"{base or name}: no such folder, and the Hub does not give it ({_hub_answer(base or name)})")
-    place = name if folder.is_dir() and has_tokenizer(folder) else base or name
-    if local_path(place).is_dir() and not has_tokenizer(local_path(place)):
-        return ModelFacts(name, checkpoint, base, has_tokenizer=False, has_template=None)
-    return ModelFacts(name, checkpoint, base, has_tokenizer=True, has_template=_has_template(place))
+    base = adapter_base(name) or name
+    if not local_path(base).is_dir() and not is_remote(base):
+        raise UsageError(f"{base}: no such folder, and no name of a Hub repository")
+    if (checkpoint := find_headers(base)) is None:
+        raise UsageError(f"{base}: no such folder, and the Hub does not give it ({_hub_answer(base)})")
+    return checkpoint
 
 
 def adapter_base(name: str) -> str | None:
@@ -120,7 +96,7 @@ def inspect_set(text: str, columns: Mapping[str, str]) -> SetFacts:
         if form or (source.format == "text" and source.text in available):
             rows = load_rows(source)
             read = ", ".join(form.columns if form else (source.text,))
-            return SetFacts(source, available, used, read, rows)
+            return SetFacts(source, used, read, rows)
     example = ",".join(f"{key}={name}" for key, name in zip(("question", "answer"), available, strict=False))
     raise ColumnsError(
         f"{text}: which columns hold questions and answers? There are {', '.join(available)}. Name them, as --columns "
@@ -135,17 +111,6 @@ def _format(source: DataSource, columns: Mapping[str, Any], available: list[str]
         return "text"
     form = find_form(replace(source, **columns), available)
     return "qa" if form or "text" not in available else "text"
-
-
-def _has_template(name: str) -> bool | None:
-    """Check for a chat template beside a model's tokenizer; None if that cannot be read."""
-    try:
-        folder = fetch_tokenizer(name).folder
-        if any(folder.glob("chat_template*")):
-            return True
-        return bool(read_object(folder / "tokenizer_config.json", CONFIG_LIMIT).get("chat_template"))
-    except MsaError:
-        return None
 
 
 def _fetch_small(name: str, file: str) -> Path:
