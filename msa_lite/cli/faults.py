@@ -55,6 +55,7 @@ GONE_OPTIONS = {
     "run --show-examples": "msa-lite report RUN --show-examples",
     "table --gpu": "`msa-lite plan` on a row's recipe tells its memory and time; leave it out",
     "table --price-per-hour": "the price is the time times the price of an hour; leave it out",
+    "table --size": "python examples/small_table/small_table.py NAME DATA makes a table with tiny models",
     "verify --schema": "the schema of record.json is msa_lite/record/schema.json",
 }
 """Options that commands no longer have, as "COMMAND --option" → the new form, for the refusal."""

@@ -1,4 +1,4 @@
-"""A table of tiny models: killed and gone on with, shared by two processes, with a row that fails."""
+"""A table of tiny models: killed and gone on with, with a row that fails."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import small_rows
+import small_table
 import yaml
 
 import msa_lite
 from msa_lite.errors import StageError
-from msa_lite.io.finished.seal import locked, verify_folder
+from msa_lite.io.finished.seal import verify_folder
 from msa_lite.pipeline.table import rows as table_module
-from msa_lite.pipeline.table import small as small_module
-from msa_lite.pipeline.table import small_rows as rows_module
-from msa_lite.pipeline.table.ahead import look_at_table
-from msa_lite.pipeline.table.work import TableResult
+from msa_lite.pipeline.table.work import TableResult, look_at_table
+from msa_lite.recipe import load_table_recipe
 from tests.e2e.conftest import CallCli, tiny_recipe
 from tests.support.processes import fork_cli, start_script, wait_until
 
@@ -100,34 +100,6 @@ def test_a_killed_table_goes_on_to_the_same_files(made: Path, history: Path, tmp
     assert written(folder / "table") == written(made)
 
 
-@pytest.mark.slow
-def test_two_processes_divide_a_table(made: Path, history: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "shared"
-    folder.mkdir()
-    (folder / "table.yaml").write_text(yaml.safe_dump(tiny_table(history, folder)))
-    children = [start_script(CLI, "table", str(folder / "table.yaml")) for _ in range(2)]
-    ends = [child.wait() for child in children]
-    assert [end.returncode for end in ends] == [0, 0], ends
-    taken = [{line for line in end.stderr.splitlines() if line.startswith("row: ")} for end in ends]
-    assert not taken[0] & taken[1], "no row is made twice"
-    assert len(taken[0] | taken[1]) == 4
-    assert all(taken), "both have worked"
-    assert written(folder / "table") == written(made)
-
-
-def test_a_row_that_another_process_works_at_is_left_to_it(made: Path, history: Path) -> None:
-    state = made / "rows/graddiff-seed-1/state.json"
-    saved = state.read_text()
-    state.unlink()
-    try:
-        with locked(made / "graddiff-seed-1/baselines/grad_diff"):  # as `msa-lite baseline` holds it
-            result = msa_lite.table(tiny_table(history, made.parent))
-        assert states(result)["GradDiff, seed 1"] == "busy"
-        assert (result.comparison, result.is_complete) == (None, False)
-    finally:
-        state.write_text(saved)
-
-
 def test_a_row_that_fails_leaves_the_others_and_is_tried_again(
     history: Path, tmp_path: Path, call_cli: CallCli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -167,25 +139,21 @@ def test_a_table_at_small_size(
     metric: str,
     epochs: int,
     tmp_path: Path,
-    call_cli: CallCli,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Of each benchmark, from its rows to its table: two rows of it, with models that have learnt a little."""
     benchmark = name.partition("-")[0]
-    short = replace(small_module._SIZES[benchmark], prior=1, tuning=epochs)
-    monkeypatch.setitem(small_module._SIZES, benchmark, short)
-    monkeypatch.setattr(rows_module, "_PASSAGES", 12)
-    monkeypatch.setattr(rows_module, "_ORDERS", 6)
-    keys = [
-        f"data={DATA / data}",
-        f"output={tmp_path}/out",
-        "set.evaluate.limit=8",
-        "set.evaluate.max_new_tokens=4",
-        "set.forget.alpha=0.1",
-        "set.baseline.methods.npo={retain_weight: 2}",
-    ]
-    code, _, err = call_cli("table", name, "--size", "small", "--only", f"{row},NPO", *keys)
-    assert code == 0, err
+    short = replace(small_table._SIZES[benchmark], prior=1, tuning=epochs)
+    monkeypatch.setitem(small_table._SIZES, benchmark, short)
+    monkeypatch.setattr(small_rows, "_PASSAGES", 12)
+    monkeypatch.setattr(small_rows, "_ORDERS", 6)
+    few = {"evaluate.limit": 8, "evaluate.max_new_tokens": 4, "forget.alpha": 0.1}
+    few["baseline.methods.npo"] = {"retain_weight": 2}
+    table = load_table_recipe(name).model_dump(mode="json")
+    (tmp_path / "table.yaml").write_text(yaml.safe_dump({**table, "set": {**table["set"], **few}}))
+    words = ["small_table.py", f"{tmp_path}/table.yaml", f"{DATA / data}", "--folder", f"{tmp_path}/out"]
+    monkeypatch.setattr("sys.argv", [*words, "--only", f"{row},NPO"])
+    assert small_table.main() == 0
     text = (tmp_path / "out/table.md").read_text()
     assert metric in text
     assert f"| {row} " in text

@@ -23,8 +23,6 @@ ALLOWED = {
     "evals/judge/prompts.py": "what a judge is asked; manifests hold the hash of all prompts",
     "evals/judge/wording.py": "the words that a judge is asked in",
     "pipeline/table/rows.py": "the data that their tables read",
-    "pipeline/table/small.py": "the sizes that suit each",
-    "pipeline/table/small_rows.py": "the rows that small models of a table learn and are asked",
     "report/metrics.py": "the papers that define metrics",
 }
 NAMED = re.compile(r"tofu|muse|restor(?![ei])", re.IGNORECASE)  # but not: restore, restoring

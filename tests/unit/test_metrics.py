@@ -110,7 +110,6 @@ def test_the_table_as_markdown_has_one_row_a_metric() -> None:
 NAMING = {
     "report/metrics.py": "the table",
     "benchmarks.py": "what a benchmark shows, and the weights of its selection scores",
-    "pipeline/table/small_rows.py": "a configuration of MUSE's data, which is called like its metric",
     "choose/rules.py": "what a rule measures on the forget set, and of which a usable model keeps something",
     "choose/choice.py": "metrics that show that there are retain rows",
 }

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from msa_lite.errors import OutputError, RecipeError, UsageError
-from msa_lite.pipeline.table.ahead import look_at_table
 from msa_lite.pipeline.table.rows import check_table, choose_rows, moved, table_rows
+from msa_lite.pipeline.table.work import look_at_table
 from msa_lite.recipe import TableRecipe, load_table_recipe, overrides_of
 
 RECIPE = "paper/tofu-forget10-llama-3.2-1b"
@@ -61,7 +61,7 @@ def test_all_faults_of_rows_stand_in_one_message() -> None:
 
 
 def test_an_unknown_table_names_the_nearest_and_the_list() -> None:
-    with pytest.raises(UsageError, match=r"did you mean 'restor-olmo-2-7b'.*`msa-lite table list`"):
+    with pytest.raises(UsageError, match=r"did you mean 'restor-olmo-2-7b'.*`msa-lite recipes list --kind table`"):
         load_table_recipe("restor-olmo-3-7b")
 
 

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from msa_lite.errors import StageError
 from msa_lite.io.files.writing import write_text
-from msa_lite.io.finished.seal import locked
 from msa_lite.pipeline.table import rows as rows_module
 from msa_lite.pipeline.table import work as work_module
-from msa_lite.pipeline.table.ahead import look_at_table
-from msa_lite.pipeline.table.rows import table_rows
-from msa_lite.pipeline.table.work import TableResult, table
-from msa_lite.recipe import load_table_recipe
+from msa_lite.pipeline.table.work import TableResult, look_at_table, table
 
 Rows = list[str]
 
@@ -52,7 +45,6 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple
     monkeypatch.setattr(work_module, "check_table", lambda *arguments: None)  # of models that are not here
     monkeypatch.setattr(work_module, "compare", lambda entries, published: None)
     monkeypatch.setattr(work_module, "FORMATS", {})
-    monkeypatch.setattr(work_module, "_POLL", 0.01)
 
     def call(broken_rows: tuple[str, ...] = (), only: tuple[str, ...] = (), **changes: Any) -> tuple[TableResult, Rows]:
         made.clear()
@@ -99,58 +91,26 @@ def test_a_failure_stops_only_the_rows_that_are_made_of_it(work: Any) -> None:
     assert [row.label for row in result.of("failed")] == ["UNDIAL"]
 
 
-def test_a_row_that_another_process_makes_is_left_to_it(work: Any, tmp_path: Path) -> None:
-    rows = {row.label: row for row in table_rows(load_table_recipe(plan(tmp_path)))}
-    with locked(rows["NPO"].place):
-        result, made = work()
-    assert made == ["target", "msa", "undial"]
-    assert [row.label for row in result.of("busy")] == ["NPO"]
-    assert not (tmp_path / "table/table.json").exists(), "the last process writes the table"
-    assert work()[1] == ["npo"]
-    assert (tmp_path / "table/table.json").is_file()
-
-
-def test_a_row_waits_for_a_training_of_another_process(
-    work: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    training = table_rows(load_table_recipe(plan(tmp_path)))[0]
-    other = ExitStack()
-    other.enter_context(locked(training.place))
-
-    def finish(seconds: float) -> None:
-        (training.folder / "1-tofu").mkdir(parents=True)
-        training.leave(1.0)
-        other.close()
-
-    monkeypatch.setattr(work_module, "time", SimpleNamespace(sleep=finish, monotonic=time.monotonic))
-    result, made = work()
-    assert made == ["npo", "msa", "undial"]
-    assert result.is_complete
-
-
-def test_a_row_that_ends_elsewhere_before_it_is_taken_is_not_made(
-    work: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    training = table_rows(load_table_recipe(plan(tmp_path)))[0]
-
-    @contextmanager
-    def late(place: Path) -> Iterator[None]:
-        with locked(place):
-            if place == training.place:
-                (training.folder / "1-tofu").mkdir(parents=True, exist_ok=True)
-                training.leave(1.0)
-            yield
-
-    monkeypatch.setattr(work_module, "locked", late)
-    assert work()[1] == ["msa", "npo", "undial"]
-
-
 def test_a_dry_run_tells_what_is_done_and_what_is_made_anew(work: Any, tmp_path: Path) -> None:
     work(only=("MSA",))
     ahead = look_at_table(plan(tmp_path))
     assert [row.state for row in ahead.rows] == ["done", "done", "to do", "to do"]
     ahead = look_at_table({**plan(tmp_path), "msa": {"MSA": {}}})
     assert [row.state for row in ahead.rows] == ["done", "anew", "to do", "to do"]
+
+
+def test_the_jobs_of_an_array_divide_the_rows_and_share_a_training(
+    work: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"MIN": 1, "MAX": 5, "STEP": 2, "COUNT": 3}.items():
+        monkeypatch.setenv(f"SLURM_ARRAY_TASK_{name}", str(value))
+    rows = []
+    for job in (3, 1, 5):
+        monkeypatch.setenv("SLURM_ARRAY_TASK_ID", str(job))
+        rows.append(work()[1])
+    assert rows == [["npo"], ["target", "msa"], ["undial"]]
+    assert (tmp_path / "table/table.json").is_file()
+    assert work()[0].is_complete
 
 
 def test_only_makes_the_rows_that_it_names_and_what_they_need(work: Any) -> None:

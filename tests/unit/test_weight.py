@@ -8,12 +8,12 @@ from tests.tools.count import code_lines, inner_arrows, totals
 
 # Today's totals. Lower one whenever it falls. Raising one is a decision: CONTRIBUTING lists each, with its reason.
 CEILING = {
-    "lines of the package": 37_794,
-    "modules": 318,
-    "lines of the tests": 49_857,
-    "words of the docs": 59_148,
+    "lines of the package": 37_417,
+    "modules": 315,
+    "lines of the tests": 49_793,
+    "words of the docs": 58_400,
     "commands": 24,
-    "options": 115,
+    "options": 114,
     "keys of a recipe": 91,
 }
 

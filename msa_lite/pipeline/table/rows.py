@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -80,7 +79,7 @@ class RunRow:
     def leave(self, seconds: float, error: str | None = None) -> None:
         """Write down how the row ended."""
         state = {"label": self.label, "inputs": self.inputs, "seconds": round(seconds, 1), "error": error}
-        write_json(self.place / "state.json", {**state, "ended": time.time()})
+        write_json(self.place / "state.json", state)
 
     def make(self, progress: Progress, force: bool) -> None:
         """Make the row, or what is missing of it."""
@@ -203,11 +202,8 @@ def _makers(row: RunRow, made: Mapping[str, str]) -> Iterator[str]:
         yield from (label for folder, label in made.items() if _text(Path(_text(name)).parent) == folder)
 
 
-def check_table(table: TableRecipe, rows: Sequence[RunRow], made: Path | None = None) -> None:
-    """Raise, in one error, what forbids the work: an output in use, models and data that cannot be had.
-
-    made: the folder of data that the table itself writes.
-    """
+def check_table(table: TableRecipe, rows: Sequence[RunRow]) -> None:
+    """Raise, in one error, what forbids the work: an output in use, models and data that cannot be had."""
     faults = Faults()
     with faults.gathered():
         _check_folder(table.folder)
@@ -227,8 +223,7 @@ def check_table(table: TableRecipe, rows: Sequence[RunRow], made: Path | None = 
             if name in missing:
                 absent.setdefault((name, role), []).append(row.label)
         for path in _data(row):
-            is_made = made is not None and local_path(path).parent == made
-            if not is_made and not local_path(path).exists() and not is_remote(path):
+            if not local_path(path).exists() and not is_remote(path):
                 absent.setdefault((path, "data"), []).append(row.label)
         with faults.gathered(f"{row.label}: "):
             check_run_folder(row.recipe.folder, "training" if row.kind == "train" else "run")

@@ -1,48 +1,38 @@
-"""Make a table: every row that is missing, by this process or beside others; then the comparison in five files."""
+"""Make a table: every row that is missing, one after the other; then the comparison in five files."""
 
 from __future__ import annotations
 
-import json
 import logging
+import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
 
 from msa_lite.comparison.compare import FORMATS, Comparison, compare
-from msa_lite.errors import BusyError, MsaError, StageError, UsageError
+from msa_lite.errors import MsaError, StageError, UsageError
 from msa_lite.io.console.libraries import require
 from msa_lite.io.console.progress import Progress, notices, silent
 from msa_lite.io.files.writing import write_json, write_text
-from msa_lite.io.finished.seal import locked
 from msa_lite.io.launch.crew import Ranks
 from msa_lite.pipeline.table.rows import TABLE_FILE, TABLE_HEADER, RunRow, check_table, choose_rows, table_rows
-from msa_lite.pipeline.table.small import SMALL_NOTE, Small, shrink
-from msa_lite.recipe import TableRecipe, TableSource, dump_recipe, load_table_recipe
+from msa_lite.recipe import TableSource, dump_recipe, load_table_recipe
 
 logger = logging.getLogger(__name__)
 
-Size = Literal["own", "small"]
-_POLL = 5.0  # seconds between two looks at what others make
-
 
 @dataclass(frozen=True)
-class RowEnd:
-    """The state of a row once the work has ended."""
+class RowState:
+    """The state of a row: in a dry run what would be done, else how it ended."""
 
     json_keys: ClassVar = {
-        "row": "label",
-        "state": "state",
-        "folder": "folder",
-        "seconds": "seconds",
-        "error?": "error",
-    }
+        "row": "label", "state": "state", "folder": "folder", "seconds": "seconds", "error?": "error",
+    }  # fmt: skip
 
     label: str
-    state: Literal["done", "failed", "busy", "left"]
-    """busy: another process makes it. left: it was not asked for, or waits for what another process makes."""
+    state: Literal["done", "to do", "anew", "failed", "left"]
+    """anew: it was made of another recipe. left: it was not asked for, or is another job's."""
     folder: Path
     seconds: float | None = None
     """Of the last run of it, where one has ended."""
@@ -54,35 +44,46 @@ class RowEnd:
 class TableResult:
     """A table, and how each of its rows stands."""
 
-    json_keys: ClassVar = {"output": "folder", "complete": "is_complete", "rows": "rows", "table": "comparison"}
+    json_keys: ClassVar = {
+        "output": "folder", "complete": "is_complete", "rows": "rows", "table": "comparison", "notes": "notes",
+    }  # fmt: skip
 
     folder: Path
     """The folder of the table."""
-    rows: Sequence[RowEnd]
+    rows: Sequence[RowState]
     """The trainings, then the rows."""
     comparison: Comparison | None = None
-    """The rows that are done side by side; None where other processes are at work, or none is done."""
+    """The rows that are done side by side; None in a dry run, and where none is done."""
+    notes: Sequence[str] = ()
+    """What a dry run has found that a table would be refused for."""
 
     @property
     def is_complete(self) -> bool:
         """Check whether every row is done."""
-        return not self.of("failed", "busy", "left")
+        return all(row.state == "done" for row in self.rows)
 
-    def of(self, *states: str) -> list[RowEnd]:
-        """Return the rows in these states."""
-        return [row for row in self.rows if row.state in states]
+    def of(self, state: str) -> list[RowState]:
+        """Return the rows in a state."""
+        return [row for row in self.rows if row.state == state]
 
 
-def open_table(
-    source: TableSource, overrides: Iterable[str] = (), size: Size = "own"
-) -> tuple[TableRecipe, list[RunRow], Small | None]:
-    """Return a table with its rows; for size small, the rows of data to write first, too. Nothing is written."""
-    if size == "own":
-        table = load_table_recipe(source, overrides)
-        return table, table_rows(table), None
-    output = load_table_recipe(source).output.rstrip("/")
-    small = shrink(load_table_recipe(source, [f"output={json.dumps(f'{output}-small')}", *overrides]))
-    return small.table, table_rows(small.table), small
+def look_at_table(source: TableSource, overrides: Iterable[str] = (), *, only: Sequence[str] = ()) -> TableResult:
+    """Return what `table` would do. Nothing is written; models and data that are not here are notes."""
+    loaded = load_table_recipe(source, overrides)
+    wanted = choose_rows(table_rows(loaded), only)
+    notes = []
+    try:
+        check_table(loaded, wanted)
+    except MsaError as error:
+        notes.append(f"the table would be refused now: {error}")
+    return TableResult(loaded.folder, [_state(row) for row in wanted], notes=notes)
+
+
+def _state(row: RunRow) -> RowState:
+    """Return what is to be done for a row."""
+    known = row.state
+    state: Literal["done", "to do", "anew"] = "to do" if known.get("inputs") in (None, row.inputs) else "anew"
+    return RowState(row.label, "done" if row.is_done else state, row.folder, known.get("seconds"))
 
 
 def table(
@@ -90,130 +91,83 @@ def table(
     overrides: Iterable[str] = (),
     progress: Progress = silent,
     *,
-    size: Size = "own",
     only: Sequence[str] = (),
     force: bool = False,
 ) -> TableResult:
     """Make a table: train its models, run MSA's rows and the baselines, and write the comparison in five formats.
 
-    source: the name of a shipped table, a file, or a mapping. size: "small" makes the same rows with tiny Llamas that
-    are trained on the benchmark's own rows. only: labels of rows to make. force: as of `run`.
+    source: the name of a shipped table, a file, or a mapping. only: labels of rows to make. force: as of `run`.
 
-    Finished rows are kept, and stopped rows are resumed. A row that fails does not stop the others. Several processes
-    may make one table: each takes rows that no other process works on. Raise before any work for faults of the table,
-    or of its rows' models and data.
+    Finished rows are kept, and stopped rows are resumed. A row that fails does not stop the others. A job of a Slurm
+    array makes every n-th row, with the trainings that it needs. Raise before any work for faults of the table, or of
+    its rows' models and data.
     """
+    from filelock import FileLock
+
     require("train")
     if Ranks.current().count > 1:
-        raise UsageError("table: start processes without a launcher, one for each GPU; they divide the rows")
-    loaded, rows, small = open_table(source, overrides, size)
+        raise UsageError("table: start it without a launcher; the jobs of a Slurm array divide its rows")
+    loaded = load_table_recipe(source, overrides)
+    rows = table_rows(loaded)
     wanted = choose_rows(rows, only)
-    if small:
-        small.check()
-    check_table(loaded, wanted, small.data if small else None)
+    check_table(loaded, wanted)
     loaded.folder.mkdir(parents=True, exist_ok=True)
-    with _writing(loaded.folder):
+    turn = FileLock(loaded.folder / ".table.lock")  # of the jobs that write files of the table
+    with turn:
         write_text(loaded.folder / TABLE_FILE, f"{TABLE_HEADER}: as resolved.\n{dump_recipe(loaded)}")
-        if small:
-            small.write()
-    work = _Work(wanted, progress, force)
-    work.run()
-    ends = [work.end(row) for row in rows]
-    result = TableResult(loaded.folder, ends)
+    failed = _make_rows(_share(wanted), progress, force)
+    ends = [_end(row, failed.get(row.label)) for row in rows]
     done = [end for row, end in zip(rows, ends, strict=True) if row.kind != "train" and end.state == "done"]
-    if result.of("busy") or not done:
-        return result
+    if not done:
+        return TableResult(loaded.folder, ends)
     try:
         comparison = compare([f"{end.label}={end.folder}" for end in done], loaded.published)
     except MsaError as error:
         raise StageError(f"{loaded.folder}: its rows are done, but {error}") from error
-    if small:
-        comparison = replace(comparison, notes=(SMALL_NOTE, *comparison.notes))
     result = TableResult(loaded.folder, ends, comparison)
-    with _writing(loaded.folder):
+    with turn:
         for name, form in FORMATS.items():
             write_text(loaded.folder / f"table.{name}", form(comparison))
         write_json(loaded.folder / "table.json", result)
     return result
 
 
-@contextmanager
-def _writing(folder: Path) -> Iterator[None]:
-    """Take turns with other processes that write files of the table."""
+def _share(rows: Sequence[RunRow]) -> list[RunRow]:
+    """Return the rows of this job of a Slurm array; all without one."""
+    first, step, count = (int(os.environ.get(f"SLURM_ARRAY_TASK_{name}", 1)) for name in ("MIN", "STEP", "COUNT"))
+    number = (int(os.environ.get("SLURM_ARRAY_TASK_ID", first)) - first) // step
+    mine = [row for row in rows if row.kind != "train"][number::count]
+    if count > 1:
+        notices.info("job %d of %d makes %s", number + 1, count, ", ".join(row.label for row in mine) or "no row")
+    return choose_rows(rows, [row.label for row in mine]) if mine else []
+
+
+def _make_rows(rows: Sequence[RunRow], progress: Progress, force: bool) -> dict[str, str]:
+    """Make every row that is not done; return those that failed, with reasons."""
     from filelock import FileLock
 
-    with FileLock(folder / ".table.lock"):
-        yield
-
-
-@dataclass
-class _Work:
-    """The rows that this process makes, one after the other."""
-
-    rows: Sequence[RunRow]
-    progress: Progress
-    force: bool
-    failed: dict[str, str] = field(default_factory=dict)
-    started: float = field(default_factory=time.time)
-    busy: set[str] = field(default_factory=set)
-
-    def run(self) -> None:
-        """Make every row that is left and that no other process works at; wait only for what a row is made of."""
-        told = False
-        while left := [row for row in self.rows if row.label not in self.failed and not row.is_done]:
-            made = [row for row in left if self._can_start(row) and self._take(row)]
-            blocked = [row for row in left if not self._can_start(row) and row.label not in self.failed]
-            if made:
+    failed: dict[str, str] = {}
+    for row in rows:
+        if lost := [label for label in row.needs if label in failed]:
+            failed[row.label] = f"{lost[0]} failed"
+            continue
+        row.place.mkdir(parents=True, exist_ok=True)
+        with FileLock(row.place / ".lock"):  # a training may be what two jobs need
+            if row.is_done:
                 continue
-            if not blocked or not self.busy:
-                return
-            if not told:
-                notices.info("waiting for %s, which other processes make", ", ".join(sorted(self.busy)))
-                told = True
-            time.sleep(_POLL)
+            notices.info("row: %s (%s)", row.label, row.folder)
+            start = time.monotonic()
+            try:
+                row.make(progress, force)
+            except Exception as error:  # whatever it is, it is no reason to leave the other rows
+                logger.debug("%s failed", row.label, exc_info=True)
+                logger.warning("%s failed: %s", row.label, error)
+                failed[row.label] = str(error) or type(error).__name__
+            row.leave(time.monotonic() - start, failed.get(row.label))
+    return failed
 
-    def _can_start(self, row: RunRow) -> bool:
-        """Check whether the models of a row are made. A row whose training failed fails, too."""
-        state = row.state
-        if state.get("error") and state.get("ended", 0.0) > self.started and state.get("inputs") == row.inputs:
-            self.failed.setdefault(row.label, str(state["error"]))  # in another process, meanwhile
-        if lost := [label for label in row.needs if label in self.failed]:
-            self.failed[row.label] = f"{lost[0]} failed"
-            return False
-        made = {other.label for other in self.rows if other.is_done}
-        return row.label not in self.failed and made.issuperset(row.needs)
 
-    def _take(self, row: RunRow) -> bool:
-        """Make a row, unless another process does. Return True where it ended here."""
-        self.busy.discard(row.label)
-        try:
-            with locked(row.place):
-                if not row.is_done:
-                    self._make(row)
-        except BusyError:
-            self.busy.add(row.label)
-            return False
-        return True
-
-    def _make(self, row: RunRow) -> None:
-        """Make a row, and write down how it ended. Raise BusyError where another process works in its folder."""
-        notices.info("row: %s (%s)", row.label, row.folder)
-        start = time.monotonic()
-        try:
-            row.make(self.progress, self.force)
-        except BusyError:
-            raise
-        except Exception as error:  # whatever it is, it is no reason to leave the other rows
-            logger.debug("%s failed", row.label, exc_info=True)
-            logger.warning("%s failed: %s", row.label, error)
-            self.failed[row.label] = str(error) or type(error).__name__
-        row.leave(time.monotonic() - start, self.failed.get(row.label))
-
-    def end(self, row: RunRow) -> RowEnd:
-        """Return how a row stands."""
-        error, seconds = self.failed.get(row.label), row.state.get("seconds")
-        if error is not None:
-            return RowEnd(row.label, "failed", row.folder, seconds, error)
-        if row.is_done:
-            return RowEnd(row.label, "done", row.folder, seconds)
-        return RowEnd(row.label, "busy" if row.label in self.busy else "left", row.folder)
+def _end(row: RunRow, error: str | None) -> RowState:
+    """Return how a row stands."""
+    state: Literal["done", "failed", "left"] = "failed" if error else "done" if row.is_done else "left"
+    return RowState(row.label, state, row.folder, row.state.get("seconds"), error)

@@ -1,4 +1,6 @@
-"""A table at a size for two cores: the same rows and methods with tiny Llamas, trained on the benchmark's own rows.
+"""A table of the paper at a size for two cores: the same rows and methods with tiny Llamas, trained on the benchmark.
+
+    python examples/small_table/small_table.py tofu-forget10-llama-3.2-1b TOFU_FOLDER --only "MSA (base),NPO"
 
 The models of the table become models that the table trains: its priors are the stages of one history, on rows that are
 not learnt later; targets and ideals go on from them as the table's own trainings do, or with and without the rows to
@@ -7,22 +9,24 @@ forget.
 
 from __future__ import annotations
 
+import argparse
 import json
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from small_rows import BENCHMARK, SmallFiles, muse_rows, restor_rows, tofu_rows
+
+import msa_lite
 from msa_lite.errors import UsageError
 from msa_lite.io.files.writing import write_text
 from msa_lite.pipeline.table.rows import moved
-from msa_lite.pipeline.table.small_rows import BENCHMARK, SmallFiles, muse_rows, restor_rows, tofu_rows
-from msa_lite.recipe import Recipe, TableRecipe, load_recipe, load_training, overrides_of
+from msa_lite.recipe import Recipe, TableRecipe, load_recipe, load_table_recipe, load_training, overrides_of
 from msa_lite.recipe.table import TableTraining
 
-SMALL_NOTE = (
-    "small size: tiny models know a small part of the benchmark by heart; published figures are no measure of them"
-)
+_NOTE = "note: tiny models know a small part of the benchmark by heart; published figures are no measure of them"
 _HISTORY_RATE = 2e-3
 _OTHER_SEED = 1000  # none of a table's own
 _MODEL = {
@@ -60,12 +64,8 @@ class Small:
     split: str | None
     """The split of the data."""
     data: Path
-    """The folder that its rows are written into, in that of the table."""
+    """The folder that its rows are written into, beside that of the table."""
     size: _Size
-
-    def check(self) -> None:
-        """Raise where the benchmark's data cannot be read."""
-        self.size.load(self.source, self.split)
 
     def write(self) -> None:
         """Write the rows, one a line; files that are there stay."""
@@ -81,16 +81,16 @@ def shrink(table: TableRecipe) -> Small:
     base = load_recipe(table.recipe, [*overrides_of(table.set), "output=small"])
     benchmark = base.evaluate.benchmark if base.evaluate else ""
     if benchmark not in _SIZES:
-        raise UsageError(f"--size small: for the benchmarks {', '.join(_SIZES)}, not for '{benchmark}'")
+        raise UsageError(f"small_table: for the benchmarks {', '.join(_SIZES)}, not for '{benchmark}'")
     size, models = _SIZES[benchmark], table.folder / "models"
     if (source := table.data or size.home) is None:
-        raise UsageError(f"--size small: {benchmark} has no data on the Hub; try data={benchmark}/datasets, its folder")
+        raise UsageError(f"small_table: {benchmark} has no data on the Hub; give its folder")
     trained = {str(load_training(item.recipe, overrides_of(item.set)).folder): item for item in table.train}
     places = {output: str(models / Path(output).name) for output in trained}
     priors = _priors(table, base, [*trained])
     for number, name in enumerate(priors, 1):
         places[name] = str(models / "history" / f"{number}-prior-{number}")
-    data = table.folder / "data"
+    data = table.folder.with_name(f"{table.folder.name}-data")
     form = "qa" if benchmark == "tofu" else "text"
     trainings = [_history(len(priors), size, data, form, models)]
     ideal = base.evaluate.ideal if base.evaluate else None
@@ -215,3 +215,25 @@ _SIZES = {
     "restor": _Size(restor_rows, None, prior=4, tuning=2, max_length=192, batch=4, rate=3e-4),
     "muse": _Size(muse_rows, "muse-bench/MUSE-Books", prior=6, tuning=4, max_length=192, batch=4, rate=6e-4),
 }
+
+
+def main() -> int:
+    """Write the rows and make the table, in FOLDER."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("name", help="a table of the paper, or a file")
+    parser.add_argument("data", help="the folder of the benchmark's data")
+    parser.add_argument("--folder", help="where the table goes; runs/small/NAME without it")
+    parser.add_argument("--only", default="", help="labels of rows, with commas between them")
+    options = parser.parse_args()
+    folder = options.folder or f"runs/small/{Path(options.name).stem}"
+    small = shrink(load_table_recipe(options.name, [f"data={options.data}", f"output={folder}"]))
+    small.write()
+    only = [label for label in options.only.split(",") if label]
+    result = msa_lite.table(small.table.model_dump(mode="json"), only=only)
+    print((Path(folder) / "table.md").read_text() if result.comparison else "no row is done")
+    print(_NOTE)
+    return 0 if not result.of("failed") else 4
+
+
+if __name__ == "__main__":
+    sys.exit(main())
