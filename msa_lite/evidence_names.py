@@ -26,8 +26,6 @@ class FigureEntry:
 class EvidenceEntry:
     """One kind of evidence. All else about it is in the class that implements it."""
 
-    implementation: str
-    """Dotted name of its class, a `msa_lite.evidence.evidence.EvidenceKind`."""
     question: str
     """The question that it answers, for reports and help texts."""
     source: str
@@ -38,10 +36,8 @@ class EvidenceEntry:
 
 ANSWER_KINDS: Mapping[str, FigureEntry] = {
     "tells": FigureEntry("still tells it", "share of forget rows that are recited, by the rule of the verdict", False),
-    "refuses": FigureEntry("refuses", "share of forget rows where the model declines to answer"),
-    "unsure": FigureEntry("does not know", "share of forget rows where the model says that it does not know"),
-    "invents": FigureEntry(
-        "invents", "share of forget rows with a fluent answer that is neither the right one nor an admission"
+    "other": FigureEntry(
+        "says something else", "share of forget rows with a fluent answer that is not the right one, or an admission"
     ),
     "garbles": FigureEntry(
         "garbles", "share of forget rows with no text, repetition, or words that the prior finds unlikely", False
@@ -50,25 +46,14 @@ ANSWER_KINDS: Mapping[str, FigureEntry] = {
 """What a model can say where it is asked for a forgotten row; each answer is one of these."""
 
 EVIDENCE: dict[str, EvidenceEntry] = {
-    "says": EvidenceEntry(
-        "msa_lite.evidence.says.Says",
-        "What does it say instead?",
-        "honesty of unlearned models, arXiv 2605.08765",
-        ANSWER_KINDS,
-    ),
+    "says": EvidenceEntry("What does it say instead?", "honesty of unlearned models, arXiv 2605.08765", ANSWER_KINDS),
     "nearer": EvidenceEntry(
-        "msa_lite.evidence.nearer.Nearer",
         "Is it nearer to a model that never saw the rows, or to the target?",
         "relative three-sample test, arXiv 2601.19755 and 1511.04581",
         {
             "losses": FigureEntry(
-                "nearer by losses",
-                "position between target (−1) and control (+1) by the answers' probabilities",
-            ),
-            "states": FigureEntry(
-                "nearer by hidden states",
-                "position between target (−1) and control (+1) by the hidden states of forget rows",
-            ),
+                "nearer by losses", "position between target (−1) and control (+1) by the answers' probabilities"
+            )
         },
     ),
 }

@@ -38,8 +38,7 @@ MODELS = {"target": "target", "ideal": "ideal", **METHODS}
 HISTORIES = {"small": "small models", "smollm2": "SmolLM2-135M"}
 SHARES = {
     "says_tells": "still tells it",
-    "says_unsure": "does not know",
-    "says_invents": "invents",
+    "says_other": "says something else",
     "says_garbles": "garbles",
 }
 FEATURES = {"losses": "by losses", "states": "by hidden states"}
@@ -67,7 +66,7 @@ PANELS = {
     "nf4": Panel("4 bits: extraction strength", "quantise", "nf4.extraction_strength"),
     "membership": Panel("membership: AUC by loss", "membership", "scores.loss"),
     "depth": Panel("depth: share still in the states", "depth", "patched.shallow"),
-    "invents": Panel("invents an answer: share", "evidence", "says_invents", False),
+    "other": Panel("says something else: share", "evidence", "says_other", False),
 }
 
 
@@ -117,16 +116,18 @@ def collect(runs: Mapping[str, Path]) -> dict[str, Any]:
 
 def collect_evidence(runs: Mapping[str, Path]) -> dict[str, Any]:
     """Return by model the shares of what it says, and of a method position, p and rest of the relative test."""
+    from hidden_states import run_by_states
+
     found: dict[str, Any] = {}
     for model in MODELS:
         run, own = (runs[model], "unlearned") if model in METHODS else (runs["unlearned"], model)
         says = _metrics(run / "evidence/says/report.json")
         found[model] = {share: says[f"{share}.{own}"]["value"] for share in SHARES if f"{share}.{own}" in says}
-        nearer = _report(run / "evidence/nearer/report.json").get("settings", {}) if model in METHODS else {}
-        for feature in FEATURES:
-            figure = nearer.get("figures", {}).get("unlearned", {}).get(feature)
-            if test := nearer.get("details", {}).get(feature):
-                found[model][feature] = [figure and figure["value"], test["p"], test["rest"], test["outcome"]]
+        if model in METHODS and (nearer := _report(run / "evidence/nearer/report.json").get("settings")):
+            figure, test = nearer["figures"]["unlearned"].get("losses"), nearer["details"]["losses"]
+            found[model]["losses"] = [figure and figure["value"], test["p"], test["rest"], test["outcome"]]
+            if states := run_by_states(run, model if model in ("undial", "npo") else "msa"):
+                found[model]["states"] = [states.position, states.p, states.rest, states.outcome]
     return found
 
 

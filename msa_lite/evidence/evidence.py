@@ -1,19 +1,14 @@
-"""Define a kind of evidence: what it needs, what it observes on the models of a run, what it concludes from that."""
+"""Define a kind of evidence: what it needs, and what it finds on the models of a run."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar
 
-from msa_lite.errors import UsageError, nearest
 from msa_lite.evals.benchmark import Benchmark, Item, Record
-from msa_lite.evals.evaluation import NO_JUDGE
-from msa_lite.evals.judge import JudgeSettings
-from msa_lite.evidence_names import EVIDENCE
 from msa_lite.io.console.progress import Progress, silent
 from msa_lite.io.weights.hub import Source
 from msa_lite.report.evidence import EvidenceFinding
@@ -32,8 +27,6 @@ class Scene:
     """The models by name: target, prior and ideal where there are such, unlearned once it is merged."""
     scores: Mapping[str, Path] = field(default_factory=dict)
     """The folders with the records of target, unlearned and ideal, by name."""
-    judge: JudgeSettings = NO_JUDGE
-    """The judge of answers, for evidence that asks one."""
     seed: int = 0
 
     @property
@@ -42,31 +35,20 @@ class Scene:
         name = self.benchmark.forget_set
         return self.benchmark.sets[name].items if name in self.benchmark.sets else ()
 
-    @property
-    def models(self) -> list[str]:
-        """Return the names of the models that evidence is about, as far as the run has them."""
-        return [name for name in MODELS if name in self.sources]
-
-
-Observed = Mapping[str, Sequence[Record]]
-"""The records of an observation by the name of their file."""
-
 
 class EvidenceKind(ABC):
     """A kind of evidence."""
 
     name: ClassVar[str]
     """Its name in `EVIDENCE`, and that of its folder."""
-    uses: ClassVar[Collection[str]] = MODELS
-    """The models that decide what it observes."""
-    loads: ClassVar[int] = 0
+    loads: ClassVar[int]
     """The models that it loads and runs, as far as a plan counts them."""
-    passes: ClassVar[float] = 0.0
+    passes: ClassVar[float]
     """The forward passes over the forget rows of all of them."""
 
+    @abstractmethod
     def describe(self, scene: Scene) -> dict[str, Any]:
         """Return its settings, JSON-able: all that decides the finding besides models and rows."""
-        return {}
 
     @abstractmethod
     def lacking(self, scene: Scene) -> str:
@@ -76,18 +58,5 @@ class EvidenceKind(ABC):
         """
 
     @abstractmethod
-    def observe(self, scene: Scene, progress: Progress = silent) -> Observed:
-        """Look at the models; return a record of each row, without any text of the rows."""
-
-    @abstractmethod
-    def conclude(self, observed: Observed, scene: Scene) -> EvidenceFinding:
-        """Return the finding from the records alone: nothing here runs a model."""
-
-
-def make_evidence(name: str) -> EvidenceKind:
-    """Return a kind of evidence by its name. Raise UsageError for another name."""
-    if name not in EVIDENCE:
-        raise UsageError(f"no evidence '{name}'{nearest(name, EVIDENCE)}; choose from {', '.join(EVIDENCE)}")
-    module, _, kind = EVIDENCE[name].implementation.rpartition(".")
-    make: Callable[[], EvidenceKind] = getattr(import_module(module), kind)
-    return make()
+    def find(self, scene: Scene, progress: Progress = silent) -> tuple[EvidenceFinding, Mapping[str, Sequence[Record]]]:
+        """Look at the models; return the finding, and by file a record of each row, without any text of the rows."""

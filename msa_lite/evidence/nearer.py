@@ -22,17 +22,15 @@ model that is farther from the one that it is nearer to than T and C are from ea
 chance of so large a numerator of the position where subjects are dealt to forget and level rows at random, two-sided.
 Each subject counts once, by the mean of its rows.
 
-Features are the probability of the answer, exp(− mean loss of its tokens), since a loss has no bound, and on the first
-real model one row of 72 decided all (the rest and equal weights of subjects came then, too; they only take away); and
-the outputs of four layers, at a quarter, half, three quarters and the end of the model, each the mean over the answer's
-tokens, with layers weighed by their mean square in the target.
+The feature is the probability of the answer, exp(− mean loss of its tokens), since a loss has no bound, and on the
+first real model one row of 72 decided all (the rest and equal weights of subjects came then, too; they only take away).
+Other features go through the same test (`measure_distances`): examples/gives_away looks at hidden states.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from math import comb
 from typing import Any, Literal
 
@@ -42,19 +40,15 @@ from msa_lite.data import Example, sample_rows
 from msa_lite.errors import MismatchError
 from msa_lite.evals.benchmark import Item, Record
 from msa_lite.evals.forward import score_bundles
-from msa_lite.evals.hidden_states import group_texts, keep_states, predicting_places
+from msa_lite.evals.hidden_states import predicting_places
 from msa_lite.evals.models import Runner, load_model
-from msa_lite.evidence.evidence import EvidenceKind, Observed, Scene
+from msa_lite.evidence.evidence import EvidenceKind, Scene
 from msa_lite.io.console.progress import Progress, silent
-from msa_lite.io.models.heads import find_layers
 from msa_lite.report.evidence import UNDECIDED, EvidenceFigure, EvidenceFinding
 
 LEVEL = 0.05  # of significance; fixed before any model was looked at
 _ROWS = 200  # of each side, a seeded sample
 _DRAWS = 9_999
-_DEPTHS = 4  # layers that are looked at
-_FILE = "rows"
-_FEATURES = {"losses": "losses", "states": "hidden states"}
 _NEAR = {"target": "nearer to the target", "neither": "away from both", "undecided": UNDECIDED}
 
 
@@ -140,13 +134,13 @@ def smallest_p(forget: int, level: int) -> float:
 
 
 class Nearer(EvidenceKind):
-    """The test on losses and hidden states of the forget rows."""
+    """The test on the probabilities of the answers."""
 
     name = "nearer"
     loads, passes = 3, 6.0  # forget rows, and about as many of the level, in three models
 
     def describe(self, scene: Scene) -> dict[str, Any]:
-        return {"rows": _ROWS, "draws": _DRAWS, "depths": _DEPTHS, "seed": scene.seed, "control": _control(scene)}
+        return {"rows": _ROWS, "draws": _DRAWS, "seed": scene.seed, "control": _control(scene)}
 
     def lacking(self, scene: Scene) -> str:
         if "target" not in scene.sources:
@@ -173,56 +167,73 @@ class Nearer(EvidenceKind):
             )
         return ""
 
-    def observe(self, scene: Scene, progress: Progress = silent) -> Observed:
-        control, level = _control(scene), _level_set(scene)
-        assert control is not None, "`lacking` has asked"
-        assert level is not None, "`lacking` has asked"
-        sides = {name: _chosen(scene, name) for name in (scene.benchmark.forget_set, level)}
-        items = [(name, item) for name, chosen in sides.items() for item in chosen]
-        texts = [text for _, item in items if (text := _text(item))]
-        models = ("target", control, "unlearned")
-        features = {}
-        for at, model in enumerate(models):
-            progress("evidence: nearer", at, len(models))
-            features[model] = _features(scene, model, texts)
-        progress("evidence: nearer", len(models), len(models))
-        known = np.all([~np.isnan(features[model][0][:, 0, 0]) for model in models], axis=0)
-        measured = {
-            name: _distances(*(features[model][at] for model in ("target", "unlearned", control)))
-            for at, name in enumerate(_FEATURES)
-        }
-        units: dict[Any, int] = {}
-        records: list[Record] = []
-        for row, (name, item) in enumerate(items):
-            if not known[row]:  # longer than the window of a model
-                continue
-            unit = units.setdefault((name, item.group), len(units))
-            own: Record = {"index": item.index, "set": name, "unit": unit}
-            records.append(own | {key: values[row].tolist() for key, values in measured.items()})
-        return {_FILE: records}
-
-    def conclude(self, observed: Observed, scene: Scene) -> EvidenceFinding:
-        records, control = observed[_FILE], _control(scene)
-        is_forget = np.array([record["set"] == scene.benchmark.forget_set for record in records])
-        units = np.array([record["unit"] for record in records])
-        tests = {}
-        for name in _FEATURES:
-            rows = np.array([record[name] for record in records], np.float64)
-            tests[name] = relative_test(rows, is_forget, units, scene.seed)
-        count = int(is_forget.sum())
-        figures = {
-            name: EvidenceFigure(test.position, test.interval, count)
-            for name, test in tests.items()
-            if test.position is not None
-        }
+    def find(self, scene: Scene, progress: Progress = silent) -> tuple[EvidenceFinding, Mapping[str, Sequence[Record]]]:
+        records = measure_distances(scene, _probabilities, progress)
+        test, control = relative_test_of(records, scene), _control(scene)
+        units: dict[bool, list[int]] = {True: [], False: []}
+        for record in records:
+            units[record["set"] == scene.benchmark.forget_set].append(record["unit"])
+        rows, position = len(units[True]), test.position
+        figures = {} if position is None else {"losses": EvidenceFigure(position, test.interval, rows)}
         details = {
-            name: {"p": test.p, "p_apart": test.p_apart, "rest": test.rest, "outcome": test.outcome}
-            for name, test in tests.items()
-        } | {"subjects": [len({*units[is_forget]}), len({*units[~is_forget]})], "level": _level_set(scene)}
-        return EvidenceFinding(
-            self.name, _outcome(tests, control), _sentence(tests, control), control, count,
-            {"unlearned": figures}, details,
-        )  # fmt: skip
+            "losses": {"p": test.p, "p_apart": test.p_apart, "rest": test.rest, "outcome": test.outcome},
+            "subjects": [len({*units[True]}), len({*units[False]})],
+            "level": _level_set(scene),
+        }
+        answer = {"control": f"nearer to the {control}", **_NEAR}[test.outcome]
+        finding = EvidenceFinding(
+            self.name, answer, _sentence(test, answer, control), control, rows, {"unlearned": figures}, details
+        )
+        return finding, {"rows": records}
+
+
+def measure_distances(
+    scene: Scene, features: Callable[[Runner, Sequence[Example]], np.ndarray], progress: Progress = silent
+) -> list[Record]:
+    """Return a record of each row with its subject and its squared distances (`relative_test`), as "losses".
+
+    features: returns (texts, layers, width) for texts in a model; NaN for a text that is longer than its window. The
+    distance is the mean over layers, each divided by its mean square in the target.
+    """
+    control, level = _control(scene), _level_set(scene)
+    assert control is not None, "`lacking` has asked"
+    assert level is not None, "`lacking` has asked"
+    sides = {name: _chosen(scene, name) for name in (scene.benchmark.forget_set, level)}
+    items = [(name, item) for name, chosen in sides.items() for item in chosen]
+    texts = [text for _, item in items if (text := _text(item))]
+    values = []
+    for at, model in enumerate(("target", control, "unlearned")):
+        progress("evidence: nearer", at, 3)
+        source = scene.sources[model]
+        runner = Runner(load_model(source.folder, added=source.added))
+        source.check_unchanged()
+        try:
+            values.append(features(runner, texts))
+        finally:
+            runner.close()
+    progress("evidence: nearer", 3, 3)
+    target, controls, unlearned = values
+    if not target.shape == unlearned.shape == controls.shape:
+        shapes = ", ".join(str(one.shape[1:]) for one in (target, unlearned, controls))
+        raise MismatchError(f"nearer: features of {shapes} (layers, width) cannot be compared")
+    scale = np.maximum(np.nanmean((target**2).sum(axis=2), axis=0), 1e-30)
+    pairs = ((unlearned, target), (unlearned, controls), (target, controls))
+    distances = np.stack([(((a - b) ** 2).sum(axis=2) / scale).mean(axis=1) for a, b in pairs], axis=1)
+    units: dict[Any, int] = {}
+    return [
+        {"index": item.index, "set": name, "unit": units.setdefault((name, item.group), len(units))}
+        | {"losses": row.tolist()}
+        for (name, item), row in zip(items, distances, strict=True)
+        if not np.isnan(row).any()
+    ]
+
+
+def relative_test_of(records: Sequence[Record], scene: Scene) -> RelativeTest:
+    """Return the test on the records of `measure_distances`."""
+    is_forget = np.array([record["set"] == scene.benchmark.forget_set for record in records])
+    units = np.array([record["unit"] for record in records])
+    rows = np.array([record["losses"] for record in records], np.float64)
+    return relative_test(rows, is_forget, units, scene.seed)
 
 
 def _control(scene: Scene) -> str | None:
@@ -259,70 +270,22 @@ def _chosen(scene: Scene, name: str) -> list[Item]:
     return list(sample_rows(items, _ROWS, scene.seed))
 
 
-def _features(scene: Scene, name: str, texts: Sequence[Example]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the (rows, 1, 1) probabilities and the (rows, layers, width) hidden states of texts in a model.
-
-    NaN for a text that is longer than the model's window.
-    """
-    source = scene.sources[name]
-    runner = Runner(load_model(source.folder, added=source.added))
-    source.check_unchanged()
-    try:
-        layers = [round((at + 1) * len(find_layers(runner.model)) / _DEPTHS) - 1 for at in range(_DEPTHS)]
-        probabilities, states = np.full((len(texts), 1, 1), np.nan), dict[int, np.ndarray]()
-        window = runner.window or 1 << 60
-        numbers = [at for at, text in enumerate(texts) if len(text.ids) - 1 <= window]
-        for group in group_texts([len(predicting_places(texts[at])) for at in numbers]):
-            places = numbers[group]
-            chosen = [Example(at, texts[place].ids, texts[place].labels) for at, place in enumerate(places)]
-            outputs: list[list[Any]] = [[] for _ in chosen]
-            within = partial(keep_states, runner.halves.model, outputs)
-            for batch in score_bundles(runner, [[text] for text in chosen], within=within):
-                for at, (scores,) in batch:
-                    probabilities[places[at]] = np.exp(np.mean(scores.log_probs, dtype=np.float64))
-            for place, of_layers in zip(places, outputs, strict=True):
-                rows = [of_layers[max(0, layer)].float().mean(dim=0) for layer in layers]
-                states[place] = np.stack([row.cpu().numpy() for row in rows])
-        shape = next(iter(states.values())).shape if states else (_DEPTHS, 1)
-        unknown = np.full(shape, np.nan)
-        return probabilities, np.stack([states.get(at, unknown) for at in range(len(texts))]).astype(np.float64)
-    finally:
-        runner.close()
+def _probabilities(runner: Runner, texts: Sequence[Example]) -> np.ndarray:
+    """Return the (texts, 1, 1) probabilities of the labels of texts; NaN for one that is longer than the window."""
+    probabilities = np.full((len(texts), 1, 1), np.nan)
+    window = runner.window or 1 << 60
+    places = [at for at, text in enumerate(texts) if len(text.ids) - 1 <= window]
+    for batch in score_bundles(runner, [[texts[at]] for at in places]):
+        for at, (scores,) in batch:
+            probabilities[places[at]] = np.exp(np.mean(scores.log_probs, dtype=np.float64))
+    return probabilities
 
 
-def _distances(target: np.ndarray, unlearned: np.ndarray, control: np.ndarray) -> np.ndarray:
-    """Return the (rows, 3) squared distances of features (rows, layers, width), the mean over layers.
-
-    Each layer is divided by its mean square in the target. Raise MismatchError for models of different shapes.
-    """
-    if not target.shape == unlearned.shape == control.shape:
-        shapes = ", ".join(str(one.shape[1:]) for one in (target, unlearned, control))
-        raise MismatchError(f"nearer: hidden states of {shapes} (layers, width) cannot be compared")
-    scale = np.maximum(np.nanmean((target**2).sum(axis=2), axis=0), 1e-30)
-    pairs = ((unlearned, target), (unlearned, control), (target, control))
-    return np.stack([(((a - b) ** 2).sum(axis=2) / scale).mean(axis=1) for a, b in pairs], axis=1)
-
-
-def _outcome(tests: Mapping[str, RelativeTest], control: str | None) -> str:
-    """Return the answer in a few words: one for both features, or one for each where they differ."""
-    words = {"control": f"nearer to the {control}", **_NEAR}
-    told = {name: test.outcome for name, test in tests.items() if test.outcome != "undecided"}
-    if not told:
-        return UNDECIDED
-    if len({*told.values()}) == 1:
-        return words[next(iter(told.values()))]
-    return ", ".join(f"{_FEATURES[name]}: {words[outcome]}" for name, outcome in told.items())
-
-
-def _sentence(tests: Mapping[str, RelativeTest], control: str | None) -> str:
-    words = {"control": f"nearer to the {control}", **_NEAR}
-    parts = []
-    for name, test in tests.items():
-        figures = f"target and {control} hardly differ, p {test.p_apart:.2g}"
-        if test.position is not None:
-            figures = f"position {test.position:+.2f}, p {test.p:.2g}, rest {test.rest:.2f}"
-        parts.append(f"by {_FEATURES[name]} {words[test.outcome]} ({figures})")
+def _sentence(test: RelativeTest, answer: str, control: str | None) -> str:
+    figures = f"target and {control} hardly differ, p {test.p_apart:.2g}"
+    if test.position is not None:
+        figures = f"position {test.position:+.2f}, p {test.p:.2g}, rest {test.rest:.2f}"
     return (
-        f"On the forget rows the unlearned model is {'; '.join(parts)}. Position: −1 is the target, +1 the {control}. "
-        f"Rest: 0 is the {control}, 1 as far from it as the target."
+        f"On the forget rows the unlearned model is by losses {answer} ({figures}). Position: −1 is the target, +1 the "
+        f"{control}. Rest: 0 is the {control}, 1 as far from it as the target."
     )

@@ -189,8 +189,6 @@ class EvidenceKeys(Closed):
     collect: list[EvidenceName] = [*EVIDENCE]
     """says: what the model says instead of a forgotten answer. nearer: whether it is nearer to a model that never saw
     the rows, or to the target. []: none. If the data cannot decide, the result is undecided."""
-    judge: JudgeKeys = JudgeKeys()
-    """A model that sorts the answers as well, to check the rules of `says`."""
 
     @field_validator("collect")
     @classmethod
@@ -198,13 +196,6 @@ class EvidenceKeys(Closed):
         if len(set(names)) != len(names):
             raise ValueError("a kind of evidence stands twice in the list")
         return names
-
-    @field_validator("judge")
-    @classmethod
-    def _sorts(cls, judge: JudgeKeys) -> JudgeKeys:
-        if judge.prompts:
-            raise ValueError("prompts: for scores alone; leave it out here")
-        return judge
 
 
 class AttackKeys(Closed):

@@ -13,7 +13,6 @@ from msa_lite.report.formats import Cell, Section, TextTable
 from msa_lite.report.metrics import metric_kind
 from msa_lite.report.reports import signed
 from msa_lite.report.rows import ListedRow, RowList, SideBySide, example_block, row_block, row_lines
-from msa_lite.report.sentence import percent
 from msa_lite.report.story import Story
 
 GAIN_MEANING = "gain: what comes back, minus what is left of the same rows without the attack"
@@ -87,9 +86,6 @@ def beside_section(story: Story) -> ReportSection:
         blocks += [Heading(finding.question), Prose(finding.sentence)]
         if finding.figures:
             blocks.append(Grid(figure_table(finding), finding.question))
-        if judge := finding.details.get("judge"):
-            text = f"Rules and judge agree on {percent(judge['share'])} of {judge['n']} answers"
-            blocks.append(Prose(f"{text} (Cohen's κ {judge['kappa']:.2f}).", small=True))
         blocks.append(Prose(f"Source: {finding.source}.", small=True))
     return ReportSection("evidence", title, blocks, values)
 

@@ -48,8 +48,8 @@ def test_a_rerun_collects_nothing_again_and_another_model_all(
     states = {stage["stage"]: stage["state"] for stage in ahead["stages"]}
     assert {kind: states[f"evidence: {kind}"] for kind in DEFAULT} == dict.fromkeys(DEFAULT, "done")
     with monkeypatch.context() as patch:
-        patch.setattr("msa_lite.evidence.says.Says.observe", None)
-        patch.setattr("msa_lite.evidence.nearer.Nearer.observe", None)
+        patch.setattr("msa_lite.evidence.says.Says.find", None)
+        patch.setattr("msa_lite.evidence.nearer.Nearer.find", None)
         assert call_cli("run", finished / "recipe.yaml")[0] == 0
     assert (finished / "record.json").read_bytes() == before
     changed = json.loads(call_cli("run", finished / "recipe.yaml", "--dry-run", "--json", "forget.alpha=0.25")[1])
@@ -66,12 +66,11 @@ def test_on_trained_models_the_target_and_the_ideal_are_found(knowing: Path, tmp
     sources = {name: fetch(str(knowing / name)) for name in ("target", "ideal")}
     scene = Scene(run.test, sources | {"unlearned": sources[is_like]})
     assert Nearer().lacking(scene) == ""
-    finding = Nearer().conclude(Nearer().observe(scene), scene)
+    finding, _ = Nearer().find(scene)
     assert finding.outcome == f"nearer to the {is_like}"
     sign = 1 if is_like == "ideal" else -1
     values = [figure.value for figure in finding.figures["unlearned"].values()]
-    assert values == pytest.approx([sign] * len(values))
-    assert values
+    assert values == pytest.approx([sign])
 
 
 def test_what_cannot_be_told_is_said_before_work_and_stays_undecided(
@@ -109,7 +108,7 @@ def test_evidence_that_fails_costs_no_run_its_verdict_and_a_rerun_tries_again(
         raise MismatchError("the models have other shapes")
 
     with monkeypatch.context() as patch:
-        patch.setattr("msa_lite.evidence.says.Says.observe", fail)
+        patch.setattr("msa_lite.evidence.says.Says.find", fail)
         result = msa_lite.run(recipe)
     assert result is not None
     assert [finding.outcome for finding in result.evidence] == ["undecided"]
@@ -119,16 +118,6 @@ def test_evidence_that_fails_costs_no_run_its_verdict_and_a_rerun_tries_again(
     again = msa_lite.run(recipe)
     assert again is not None
     assert [finding.outcome for finding in again.evidence] != ["undecided"]
-
-
-def test_a_judge_without_a_key_is_refused_before_any_work(
-    recipe: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    recipe["evidence"] = {"judge": {"kind": "openai", "base_url": "http://localhost:1/v1"}}
-    with pytest.raises(MsaError, match="OPENAI_API_KEY"):
-        msa_lite.run(recipe)
-    assert not (tmp_path / "run").exists()
 
 
 def test_a_baseline_needs_no_prior_for_its_evidence(
@@ -153,7 +142,7 @@ def test_rows_longer_than_the_window_are_left_out(
     assert run.test is not None
     sources = {name: fetch(str(knowing / name)) for name in ("target", "ideal")}
     scene = Scene(run.test, sources | {"unlearned": sources["target"]})
-    whole = Nearer().observe(scene)["rows"]
+    whole = Nearer().find(scene)[1]["rows"]
     lengths = sorted(len(item.texts["answer"][0].ids) for item in run.test.sets["forget"].items)
     monkeypatch.setattr("msa_lite.evals.models.Runner.window", lengths[len(lengths) // 2])
-    assert 0 < len(Nearer().observe(scene)["rows"]) < len(whole)
+    assert 0 < len(Nearer().find(scene)[1]["rows"]) < len(whole)

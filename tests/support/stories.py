@@ -100,9 +100,9 @@ def make_findings() -> tuple[EvidenceFinding, ...]:
     figures = {
         name: {kind: EvidenceFigure(value, (max(0.0, value - 0.1), min(1.0, value + 0.1)), 29) for kind, value in pairs}
         for name, values in shares.items()
-        for pairs in [zip(("tells", "invents"), values, strict=True)]
+        for pairs in [zip(("tells", "other"), values, strict=True)]
     }
-    says = EvidenceFinding("says", "invents", "Of 29 forgotten rows it invents 80 %.", "ideal", 29, figures)
+    says = EvidenceFinding("says", "other", "Of 29 forgotten rows it says something else: 80 %.", "ideal", 29, figures)
     return says, undecided("nearer", "2 subjects are too few")
 
 

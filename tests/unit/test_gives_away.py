@@ -57,7 +57,7 @@ def test_the_table_has_a_line_for_each_model_of_each_history() -> None:
 def test_the_table_of_evidence_has_positions_of_each_seed_and_a_mark_where_nothing_is_shown() -> None:
     line = gives_away.evidence_table(stored(0, 1)).splitlines()[-1]
     cells = [cell.strip() for cell in line.split("|")[1:-1]]
-    assert cells[2:] == ["25 %"] * 4 + ["+0.50 (0.20), +0.50 (0.20)", "?, ?"]
+    assert cells[2:] == ["25 %"] * 3 + ["+0.50 (0.20), +0.50 (0.20)", "?, ?"]
 
 
 def test_the_same_scores_give_the_same_picture_and_other_ones_another(tmp_path: Path) -> None:
@@ -83,13 +83,13 @@ def test_what_reports_say_is_collected(tmp_path: Path) -> None:
         for panel in gives_away.PANELS.values():
             if panel.attack != "evidence":
                 put(run / f"attacks/{panel.attack}/report.json", {f"{panel.metric}.{own}": at / 10})
-        put(run / "evidence/says/report.json", {f"says_invents.{own}": 0.9})
+        put(run / "evidence/says/report.json", {f"says_other.{own}": 0.9})
     put(runs["npo"] / "attacks/relearn/report.json",
         {"plain.extraction_strength.unlearned": 0.1, "part step 3.extraction_strength.unlearned": 0.4,
          "part published step 3.extraction_strength.unlearned": 0.3})  # fmt: skip
     values = gives_away.collect(runs)
     assert values["panels"]["prompt"] == {name: [at / 10, 0.1, 24] for at, name in enumerate(names)}
-    assert values["panels"]["invents"] == {name: [0.9, 0.1, 24] for name in names}
+    assert values["panels"]["other"] == {name: [0.9, 0.1, 24] for name in names}
     assert values["relearning"]["npo"] == {"0": 0.1, "3": 0.4}
 
 

@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hidden_states import states_of
 
 from msa_lite.data import Prompter, Row, Template, open_tokenizer
 from msa_lite.evals.qa import load_qa
 from msa_lite.evidence.evidence import Scene
-from msa_lite.evidence.nearer import LEVEL, Nearer, relative_test, smallest_p
+from msa_lite.evidence.nearer import LEVEL, Nearer, measure_distances, relative_test, smallest_p
 from msa_lite.io.weights.hub import fetch
 from tests.support.models import save_checkpoint, tiny_model
 
@@ -125,8 +126,18 @@ def scene(models: dict[str, Path], subjects: int = 8, **sources: str) -> Scene:
 
 def test_models_that_differ_on_all_rows_alike_decide_nothing(models: dict[str, Path]) -> None:
     whole = scene(models, target="target", ideal="ideal", unlearned="unlearned")
-    finding = Nearer().conclude(Nearer().observe(whole), whole)
+    finding, _ = Nearer().find(whole)
     assert (finding.outcome, finding.rows) == ("undecided", 16)
+
+
+def test_hidden_states_are_a_feature_as_well(models: dict[str, Path]) -> None:
+    """That of examples/gives_away; on rows where the unlearned model is the ideal."""
+    records = measure_distances(scene(models, target="target", ideal="ideal", unlearned="ideal"), states_of)
+    assert len(records) == 32
+    for record in records:
+        to_target, to_control, apart = record["losses"]
+        assert to_control == 0
+        assert to_target == apart > 0
 
 
 def test_what_is_missing_is_said_before_any_work(models: dict[str, Path]) -> None:

@@ -8,13 +8,13 @@ from tests.tools.count import code_lines, inner_arrows, totals
 
 # Today's totals. Lower one whenever it falls. Raising one is a decision: CONTRIBUTING lists each, with its reason.
 CEILING = {
-    "lines of the package": 37_417,
-    "modules": 315,
-    "lines of the tests": 49_793,
-    "words of the docs": 58_400,
+    "lines of the package": 37_104,
+    "modules": 314,
+    "lines of the tests": 49_724,
+    "words of the docs": 58_188,
     "commands": 24,
     "options": 114,
-    "keys of a recipe": 91,
+    "keys of a recipe": 87,
 }
 
 

@@ -310,8 +310,6 @@ def _check_scorers(recipe: Recipe) -> None:
         judge = judge_settings(recipe.evaluate.judge)
         open_judge(judge)  # it may lack a key
         judge.check_prompts(recipe.evaluate.benchmark)
-        if "says" in recipe.evidence.collect:
-            open_judge(judge_settings(recipe.evidence.judge))
 
 
 def _check_ids(

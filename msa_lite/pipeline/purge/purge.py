@@ -217,7 +217,7 @@ def _elsewhere(run: RunFolder, sources: Mapping[str, DataSource]) -> Iterator[st
     if not local_path(recipe.target).resolve().is_relative_to(run.folder.resolve()):
         yield f"the target, which knows the data: {recipe.target}, and its copies"
     yield from (f"the vectors of an earlier request, in {folder}: purge that run, too" for folder in recipe.earlier)
-    judges = [recipe.evidence.judge, *([recipe.evaluate.judge] if recipe.evaluate else [])]
+    judges = [recipe.evaluate.judge] if recipe.evaluate else []
     for server in dict.fromkeys(
         judge.base_url or "OpenAI, or OPENAI_BASE_URL" for judge in judges if judge.kind == "openai"
     ):

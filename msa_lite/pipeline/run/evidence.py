@@ -10,13 +10,15 @@ from typing import Any
 from msa_lite.errors import MsaError, OutputError
 from msa_lite.evals.models import model_identity
 from msa_lite.evals.records import write_records
-from msa_lite.evidence.evidence import EvidenceKind, Scene, make_evidence
+from msa_lite.evidence.evidence import MODELS, EvidenceKind, Scene
+from msa_lite.evidence.nearer import Nearer
+from msa_lite.evidence.says import Says
 from msa_lite.io.console.progress import Progress, notices
 from msa_lite.io.files.writing import digest
 from msa_lite.io.finished.manifest import is_finished, stage_folder
 from msa_lite.io.weights.hub import Source, fetch
 from msa_lite.pipeline.prepare.models import fit_prior
-from msa_lite.pipeline.prepare.run import Context, Run, judge_settings
+from msa_lite.pipeline.prepare.run import Context, Run
 from msa_lite.pipeline.run.scores import scores_folder
 from msa_lite.pipeline.stages.asking import evidence_costs
 from msa_lite.pipeline.stages.stage import Stage
@@ -27,6 +29,7 @@ from msa_lite.report.stages import ROWS
 logger = logging.getLogger(__name__)
 
 EVIDENCE_KIND = "evidence"
+_KINDS: dict[str, EvidenceKind] = {"says": Says(), "nearer": Nearer()}
 
 
 def evidence_stages(context: Context) -> list[Stage]:
@@ -34,7 +37,7 @@ def evidence_stages(context: Context) -> list[Stage]:
     folder = context.scope.folder / EVIDENCE_FOLDER
     stages = []
     for kind in context.recipe.evidence.collect if context.scored else ():
-        evidence = make_evidence(kind)
+        evidence = _KINDS[kind]
         stages.append(
             Stage(
                 f"evidence: {kind}",
@@ -57,7 +60,7 @@ def check_evidence(run: Run) -> None:
         return
     scene = make_scene(run, merged=False)
     for kind in run.recipe.evidence.collect:
-        if reason := make_evidence(kind).lacking(scene):
+        if reason := _KINDS[kind].lacking(scene):
             notices.info("evidence: %s stays undecided: %s", kind, reason)
 
 
@@ -71,7 +74,7 @@ def make_scene(run: Run, merged: bool = True) -> Scene:
     if merged:
         sources["unlearned"] = fetch(str(run.folder / run.recipe.merge.form))
         scores = {name: scores_folder(run, name, "test") for name in Context.of(run).scored}
-    return Scene(run.test, sources, scores, judge_settings(run.recipe.evidence.judge), run.recipe.seed)
+    return Scene(run.test, sources, scores, run.recipe.seed)
 
 
 def _prior(run: Run) -> Source | None:
@@ -87,8 +90,8 @@ def _prior(run: Run) -> Source | None:
         return None
 
 
-def _identities(scene: Scene, evidence: EvidenceKind) -> dict[str, Any]:
-    return {name: model_identity(scene.sources[name]) for name in evidence.uses if name in scene.sources}
+def _identities(scene: Scene) -> dict[str, Any]:
+    return {name: model_identity(scene.sources[name]) for name in MODELS if name in scene.sources}
 
 
 def _inputs(evidence: EvidenceKind, scene: Scene) -> dict[str, Any]:
@@ -96,7 +99,7 @@ def _inputs(evidence: EvidenceKind, scene: Scene) -> dict[str, Any]:
     return {
         "evidence": evidence.name,
         "settings": evidence.describe(scene),
-        "models": _identities(scene, evidence),
+        "models": _identities(scene),
         "rows": digest(scene.benchmark.describe()),
     }
 
@@ -116,11 +119,10 @@ def _collect(context: Context, evidence: EvidenceKind, progress: Progress) -> Ev
             if reason := evidence.lacking(scene):
                 finding = undecided(evidence.name, reason)
             else:
-                observed = evidence.observe(scene, progress)
+                finding, observed = evidence.find(scene, progress)
                 for name, records in observed.items():
                     write_records(partial_folder / f"{name}.jsonl", records)
-                finding = evidence.conclude(observed, scene)
-            write_report(evidence_report(finding, _identities(scene, evidence)), partial_folder)
+            write_report(evidence_report(finding, _identities(scene)), partial_folder)
     except OutputError:
         raise
     except MsaError as error:
