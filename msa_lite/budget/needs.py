@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from msa_lite.budget.shape import Shape
@@ -11,7 +11,7 @@ from msa_lite.budget.speed import Device
 from msa_lite.errors import StageError
 from msa_lite.io.models.ends import HEAD_BLOCK
 from msa_lite.io.models.streaming import NF4, Sizes, fits, place
-from msa_lite.train.rungs import Rung
+from msa_lite.train.rungs import Rung, rungs
 
 # Bytes that CUDA, cuBLAS and their kernels take beside all tensors: 0.3 GB to 0.5 GB on GPUs since 2018.
 CONTEXT = 450_000_000
@@ -71,22 +71,13 @@ class FitCase:
     """The part of the layers that a frozen second model has, as which full mode holds a reference; 0 without one."""
 
 
-def rungs(shape: Shape, case: FitCase, micros: Sequence[int]) -> list[Rung]:
-    """Return the rungs of a fit on a GPU in the order in which it tries them, as `train.rungs.ladder` has them.
-
-    micros: rows of a forward pass, falling.
-    """
+def fit_rungs(shape: Shape, case: FitCase, micros: Sequence[int]) -> list[Rung]:
+    """Return the rungs of a fit on a GPU. micros: rows of a forward pass, falling."""
     if case.shards > 1:  # which has no other way
         return [Rung(micro, checkpointing=True) for micro in micros]
-    first = [Rung(micros[0]), Rung(micros[0], checkpointing=True)]
-    if case.mode != "full" and shape.head:
-        first.append(replace(first[-1], embedding_on_cpu=True))
-    least = replace(first[-1], states_on_cpu=True)
-    streamed = [replace(least, layers_streamed=True)] if case.mode != "full" and shape.layers > 1 else []
-    if streamed and shape.head:
-        streamed.append(replace(streamed[0], head_streamed=True))
-    resident = [*first, *(replace(least, micro=micro) for micro in micros)]
-    return resident + [replace(way, micro=micro) for way in streamed for micro in micros]
+    frozen = case.mode != "full"
+    end, layers = frozen and shape.head > 0, frozen and shape.layers > 1
+    return rungs(micros, embedding=end, states=True, layers=layers, head=end)
 
 
 def fit_need(shape: Shape, case: FitCase, rung: Rung, accumulates: bool = True) -> Need:

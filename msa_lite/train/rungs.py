@@ -77,28 +77,41 @@ def micro_batches(settings: FitSettings, longest: int) -> list[int]:
     return [rows for rows in range(size, 0, -1) if size % rows == 0 and rows <= limit]
 
 
-def ladder(model: Any, micros: Sequence[int], moves: bool = True) -> list[Rung]:
-    """Return the rungs of a loaded model, the one that takes most memory first. micros: falling.
+def rungs(
+    micros: Sequence[int],
+    *,
+    checkpointing: bool = True,
+    embedding: bool = False,
+    states: bool = False,
+    layers: bool = False,
+    head: bool = False,
+) -> list[Rung]:
+    """Return the rungs of a fit, the one that takes most memory first. micros: rows of a forward pass, falling.
 
-    moves: False for those that leave weights and states on the device.
+    The others say what may be computed again, or leave the GPU.
     """
-    on_gpu = moves and free_bytes() is not None
-    rungs = [Rung(micros[0])]
-    if model.supports_gradient_checkpointing:
-        rungs.append(replace(rungs[-1], checkpointing=True))
-    if on_gpu and can_leave_embedding(model):
-        rungs.append(replace(rungs[-1], embedding_on_cpu=True))
-    if on_gpu and rungs[-1].checkpointing:
-        rungs.append(replace(rungs[-1], states_on_cpu=True))
-    least = rungs[-1]
-    rungs += [replace(least, micro=micro) for micro in micros[1:]]
-    if not on_gpu or not can_stream(model):
-        return rungs
-    streamed = [replace(least, layers_streamed=True)]
-    if can_leave_head(model):
-        streamed.append(replace(streamed[0], head_streamed=True))
-    below = [replace(way, micro=micro) for way in streamed for micro in micros]
-    return below if is_streamed(model) else rungs + below
+    first = [Rung(micros[0])]
+    first += [replace(first[-1], checkpointing=True)] if checkpointing else []
+    first += [replace(first[-1], embedding_on_cpu=True)] if embedding else []
+    first += [replace(first[-1], states_on_cpu=True)] if states else []
+    streamed = [replace(first[-1], layers_streamed=True)] if layers else []
+    streamed += [replace(streamed[0], head_streamed=True)] if layers and head else []
+    fewer = [replace(first[-1], micro=micro) for micro in micros[1:]]
+    return [*first, *fewer, *(replace(way, micro=micro) for way in streamed for micro in micros)]
+
+
+def ladder(model: Any, micros: Sequence[int], moves: bool = True) -> list[Rung]:
+    """Return the rungs of a loaded model. micros: see `rungs`. moves: False where all has to stay on the device."""
+    on_gpu, checkpointing = moves and free_bytes() is not None, bool(model.supports_gradient_checkpointing)
+    found = rungs(
+        micros,
+        checkpointing=checkpointing,
+        embedding=on_gpu and can_leave_embedding(model),
+        states=on_gpu and checkpointing,
+        layers=on_gpu and can_stream(model),
+        head=on_gpu and can_leave_head(model),
+    )
+    return [rung for rung in found if rung.layers_streamed] if is_streamed(model) else found
 
 
 def can_stream(model: Any) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from msa_lite.budget.needs import FitCase, Need, fit_need, rungs
+from msa_lite.budget.needs import FitCase, Need, fit_need, fit_rungs
 from msa_lite.budget.shape import read_shape
 from msa_lite.data import Example
 from msa_lite.demo import HistorySettings, make_groups, make_history
@@ -33,7 +33,7 @@ def random_rows(count: int, vocabulary: int, tokens: int = TOKENS) -> list[Examp
 def predicted(prior: Path, mode: Any, bound: float, micro: int | None = None) -> Need:
     """Return what `msa-lite plan` says for 4 such rows on a GPU of this size, CUDA's context included."""
     shape, case = read_shape(load_checkpoint(prior), prior.name), FitCase(mode, TOKENS, eight_bit=mode == "qlora")
-    needs = [fit_need(shape, case, rung) for rung in rungs(shape, case, [micro] if micro else [4, 2, 1])]
+    needs = [fit_need(shape, case, rung) for rung in fit_rungs(shape, case, [micro] if micro else [4, 2, 1])]
     return next((need for need in needs if need.nbytes <= bound), needs[-1])
 
 

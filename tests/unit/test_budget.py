@@ -15,7 +15,7 @@ from msa_lite.budget.needs import (
     Need,
     cache_bytes,
     fit_need,
-    rungs,
+    fit_rungs,
     score_need,
     static_bytes,
     stream_layers,
@@ -100,7 +100,7 @@ def test_more_rows_tokens_and_ranks_need_more_and_each_rung_less(mode: Any) -> N
     assert lengths == sorted(set(lengths))
     assert (ranks == sorted(set(ranks))) == (mode != "full")
     steps = dict[tuple[bool, bool], list[int]]()
-    for rung in rungs(shape, case, [8, 4, 2, 1]):
+    for rung in fit_rungs(shape, case, [8, 4, 2, 1]):
         steps.setdefault((rung.layers_streamed, rung.head_streamed), []).append(fit_need(shape, case, rung).nbytes)
     assert all(needs == sorted(needs, reverse=True) and needs[-1] < needs[0] for needs in steps.values())
     lowest = [needs[-1] for needs in steps.values()]
@@ -115,7 +115,7 @@ def test_the_rungs_are_those_of_the_fit(kind: str, mode: Any, tmp_path: Path, mo
         parameter.requires_grad_(mode == "full")
     shape = read_shape(load_checkpoint(save_checkpoint(tmp_path / kind, model)), kind)
     monkeypatch.setattr("msa_lite.train.rungs.free_bytes", lambda: 1 << 40)
-    assert rungs(shape, FitCase(mode, 8), [4, 2, 1]) == ladder(model, [4, 2, 1])
+    assert fit_rungs(shape, FitCase(mode, 8), [4, 2, 1]) == ladder(model, [4, 2, 1])
 
 
 def error_of(sizes: dict[str, Any], mode: Any, rung: Rung, tokens: int, passes: int = 2) -> float:

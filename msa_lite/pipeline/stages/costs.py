@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from msa_lite.budget.needs import FitCase, Need, fit_need, head_bytes, rungs, waiting_bytes
+from msa_lite.budget.needs import FitCase, Need, fit_need, fit_rungs, head_bytes, waiting_bytes
 from msa_lite.budget.plan import StageCost
 from msa_lite.budget.shape import Linear, Shape
 from msa_lite.budget.speed import Device, Machine, token_operations
@@ -219,6 +219,6 @@ def choose_rung(shape: Shape, case: FitCase, batch: int, micro: int | str, devic
     if not device.is_gpu:  # nothing is tried there: a process that takes too much is killed
         rung = Rung(next((size for size in sizes if size * case.longest <= CPU_TOKENS), sizes[-1]))
         return rung, fit_need(shape, case, rung)
-    ladder = [(rung, fit_need(shape, case, rung)) for rung in rungs(shape, case, sizes)]
+    ladder = [(rung, fit_need(shape, case, rung)) for rung in fit_rungs(shape, case, sizes)]
     fitting = (pair for pair in ladder if pair[1].nbytes <= device.nbytes)
     return next(fitting, min(ladder, key=lambda pair: pair[1].nbytes))

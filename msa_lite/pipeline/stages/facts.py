@@ -10,9 +10,8 @@ from pathlib import Path
 
 from msa_lite.benchmarks import OWN
 from msa_lite.budget.shape import Shape, published_shape, read_shape, shape_of_config
-from msa_lite.data import IGNORE, DataSource, Example, Prompter, Row, encode, open_tokenizer
+from msa_lite.data import DataSource, Example, Prompter, Row, encode, open_tokenizer
 from msa_lite.errors import MsaError, UsageError, join_faults
-from msa_lite.evals.benchmark import Benchmark, Item
 from msa_lite.io.files.reading import local_path
 from msa_lite.io.weights.adapter import base_name, is_bare_adapter
 from msa_lite.io.weights.checkpoint import Checkpoint, load_checkpoint
@@ -26,9 +25,9 @@ from msa_lite.io.weights.quantised import dequantised, hides_shapes
 from msa_lite.pipeline.prepare.earlier import forget_list, read_hashes
 from msa_lite.pipeline.prepare.models import WRITTEN_OUT, demo_config, find_tokenizer, written_out_as
 from msa_lite.pipeline.prepare.prompt import find_prompter
-from msa_lite.pipeline.prepare.questions import Questions, WhenToChoose, limits_of_evidence, load_questions, load_set
+from msa_lite.pipeline.prepare.questions import WhenToChoose, limits_of_evidence, load_set
 from msa_lite.pipeline.prepare.removed import EARLIER_ROWS
-from msa_lite.pipeline.prepare.rows import divide_retain, separate_sets
+from msa_lite.pipeline.prepare.rows import separate_sets
 from msa_lite.recipe import SETS, Recipe
 from msa_lite.train.settings import MOST_BATCH, auto_batch
 
@@ -62,7 +61,7 @@ class RowFacts:
 
     @classmethod
     def rough(cls, count: int, tokens: int = 0) -> RowFacts:
-        """Return the facts of so many questions that cannot be read yet. tokens: of one with its answer, if known."""
+        """Return the facts of so many questions. tokens: of one with its answer, if known."""
         return cls(count, _QUESTION, 2 * (tokens or _QUESTION) * count, _ANSWER * count)
 
     def part(self, count: float) -> RowFacts:
@@ -73,21 +72,6 @@ class RowFacts:
 
 AskedSets = Mapping[str, Mapping[str, RowFacts]]
 """The questions by part ("validation", "test", "earlier") and set."""
-
-
-def questions_of(benchmark: Benchmark | None) -> dict[str, RowFacts]:
-    """Return the questions of a benchmark, by set."""
-    return {name: _questions_of(part.items) for name, part in benchmark.sets.items()} if benchmark else {}
-
-
-def _questions_of(items: Sequence[Item]) -> RowFacts:
-    texts = [text for item in items for group in item.texts.values() for text in group]
-    answered = [item for item in items if item.prompt is not None]
-    right = [next((text for group in item.texts.values() for text in group), None) for item in answered]
-    answers = sum(sum(label != IGNORE for label in text.labels) for text in right if text)
-    tokens = sum(len(text.ids) for text in texts) + sum(len(item.prompt or ()) for item in answered)
-    longest = max((len(text.ids) for text in texts), default=0)
-    return RowFacts(len(items), longest, tokens, answers)
 
 
 @dataclass(frozen=True)
@@ -110,10 +94,6 @@ class Facts:
     """Bytes of models that the run first writes out whole, in its folder (`written_out_as`)."""
     asked: AskedSets = field(default_factory=dict)
     """The questions that models are scored on; empty where they are not known."""
-
-
-ABSENT = ": not on this machine yet, or not given by the Hub; its sizes are "
-"""What a note says between models and the place that their sizes are taken from."""
 
 
 def find_facts(recipe: Recipe, choice: WhenToChoose | None = None) -> Facts:
@@ -140,10 +120,9 @@ def find_facts(recipe: Recipe, choice: WhenToChoose | None = None) -> Facts:
         prompter = _find_prompter(recipe, sets, notes)
     examples = _encode_rows(recipe, sets, prompter) if prompter else {}
     rows = match_forget(recipe, {name: RowFacts.of(set_examples) for name, set_examples in examples.items()})
-    is_chosen = recipe.has_choice if choice is None else choice
-    asked = _find_asked(recipe, {place: set_rows for place, (_, set_rows) in sets.items()}, is_chosen, prompter)
-    if recipe.earlier and recipe.evaluate:
-        asked = {**asked, "earlier": {"forget": RowFacts.rough(_count_earlier(recipe))}}
+    counts = {place: len(set_rows) for place, (_, set_rows) in sets.items()}
+    tokens = rows["forget"].tokens // rows["forget"].count if "forget" in rows else 0
+    asked = _asked_sets(recipe, counts, recipe.has_choice if choice is None else choice, tokens)
     return Facts(shapes, rows, download, notes, missing, heads, written_out, asked)
 
 
@@ -189,7 +168,7 @@ def find_shapes(
             shapes[role] = shapes[lender]
             borrowed.setdefault(f"those of the {lender}", []).append(f"{role} {names[role]}")
     for lender, models in borrowed.items():
-        notes.append(f"{', '.join(models)}{ABSENT}{lender}")
+        notes.append(f"{', '.join(models)}: not on this machine yet, or not given by the Hub; its sizes are {lender}")
     return shapes, download, tuple(missing)
 
 
@@ -271,26 +250,6 @@ def _encode_rows(recipe: Recipe, sets: SetRows, prompter: Prompter) -> dict[str,
         return {place: encode(sets[place][1], sets[place][0], prompter, recipe.vector.max_length) for place in places}
 
 
-def _find_asked(
-    recipe: Recipe, rows: Mapping[str, list[Row]], choice: WhenToChoose, prompter: Prompter | None
-) -> AskedSets:
-    """Return the questions that models are scored on: as a run divides them, or as far as the recipe tells of them."""
-    evaluate = recipe.evaluate
-    if evaluate is None:
-        return {}
-    if prompter and evaluate.benchmark == OWN and "forget" in rows:
-        with suppress(MsaError), without_warnings():
-            learnt = {"retain": divide_retain(recipe, rows).scored} if "retain" in rows else {}
-            return asked_of(load_questions(recipe, {**rows, **learnt}, choice, prompter))
-    return rough_asked(recipe, {place: len(set_rows) for place, set_rows in rows.items()}, choice)
-
-
-def asked_of(questions: Questions) -> AskedSets:
-    """Return the questions of a prepared recipe."""
-    parts = {"validation": questions.validation, "test": questions.test}
-    return {name: questions_of(benchmark) for name, benchmark in parts.items()}
-
-
 def _count_earlier(recipe: Recipe) -> int:
     """Return the rows of earlier requests that are asked again, as far as their runs list them."""
     count = 0
@@ -300,24 +259,25 @@ def _count_earlier(recipe: Recipe) -> int:
     return min(EARLIER_ROWS, count)
 
 
-def rough_asked(recipe: Recipe, counts: Mapping[str, int], choice: WhenToChoose, tokens: int = 0) -> AskedSets:
-    """Return the questions of a recipe whose rows, or whose benchmark, cannot be read.
-
-    counts: rows by place. tokens: see `RowFacts.rough`.
-    """
-    assert recipe.evaluate is not None, "something is scored"
+def _asked_sets(recipe: Recipe, counts: Mapping[str, int], choice: WhenToChoose, tokens: int) -> AskedSets:
+    """Return about the questions that models are scored on. counts: rows by place. tokens: see `RowFacts.rough`."""
+    if recipe.evaluate is None:
+        return {}
     limit = recipe.evaluate.limit or _PUBLISHED
     sizes = {"questions": 4 * min(limit, _PUBLISHED)}
     if recipe.evaluate.benchmark == OWN:
+        if recipe.retain and recipe.retain.data.sample:  # the rows that the sample leaves are scored
+            counts = {**counts, "retain": max(0, counts.get("retain", 0) - counts.get("forget", 0))}
         sizes = {name: counts.get(f"evaluate.{name}", counts.get(name, 0)) for name in SETS}
         sizes = {name: min(count, recipe.evaluate.limit or count) for name, count in sizes.items() if count}
     test = {name: RowFacts.rough(count, tokens) for name, count in sizes.items()}
+    earlier = {"earlier": {"forget": RowFacts.rough(_count_earlier(recipe))}} if recipe.earlier else {}
     if not choice:
-        return {"test": test}
+        return {"test": test, **earlier}
     divided = {name: size for name, size in test.items() if name not in ("forget", "holdout")}
     chosen = {name: size.part(recipe.validation * size.count) for name, size in divided.items()}
     left = {name: size.part((1 - recipe.validation) * size.count) for name, size in divided.items()}
-    return {"validation": {**test, **chosen}, "test": {**test, **left}}
+    return {"validation": {**test, **chosen}, "test": {**test, **left}, **earlier}
 
 
 def match_forget(recipe: Recipe, rows: dict[str, RowFacts]) -> dict[str, RowFacts]:
@@ -348,9 +308,7 @@ def _demo_facts(recipe: Recipe) -> Facts:
     shape = shape_of_config(demo_config(demo), "the demo's model")
     rows = {name: demo_rows(count) for name, count in demo.people.items() if name in _LEARNT}
     counts = {name: _PERSON * people for name, people in demo.people.items()}
-    if recipe.retain and recipe.retain.data.sample:  # the rows that the sample leaves are scored
-        counts["retain"] = max(0, counts["retain"] - counts["forget"])
-    asked = rough_asked(recipe, counts, recipe.has_choice, _DEMO_QUESTION) if recipe.evaluate else {}
+    asked = _asked_sets(recipe, counts, recipe.has_choice, _DEMO_QUESTION)
     shapes = dict.fromkeys(("target", "prior", "ideal"), shape)
     notes = ["the demo makes its models first"]
     return Facts(shapes, match_forget(recipe, rows), 0, notes, asked=asked)

@@ -27,7 +27,7 @@ from msa_lite.pipeline.run.knowledge import PROBE_FOLDER
 from msa_lite.pipeline.run.msa import msa_stages, sweep_stages, vector_stages
 from msa_lite.pipeline.run.probe import check_probe, probe_scope, probe_stages
 from msa_lite.pipeline.run.report import END_FILES, check_licence
-from msa_lite.pipeline.stages.facts import Facts, RowFacts, asked_of, questions_of
+from msa_lite.pipeline.stages.facts import Facts, RowFacts
 from msa_lite.pipeline.stages.forecast import check_memory, find_remedies
 from msa_lite.pipeline.stages.stage import Stage
 from msa_lite.recipe import Recipe
@@ -137,8 +137,7 @@ def facts_of_run(run: Run) -> Facts:
     checkpoints = {name: load_checkpoint(checkpoint_folder(source.folder)) for name, source in run.sources.items()}
     shapes = {name: read_shape(checkpoint, run.sources[name].name) for name, checkpoint in checkpoints.items()}
     rows = {name: RowFacts.of(examples) for name, examples in run.examples.items()}
-    asked = {**asked_of(run.questions), "earlier": questions_of(run.removed_rows)}
-    return Facts(shapes, rows, asked=asked)
+    return Facts(shapes, rows)
 
 
 def _baseline(settings: Sequence[Setting], context: Context) -> list[Stage]:
