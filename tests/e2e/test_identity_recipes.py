@@ -95,7 +95,8 @@ def identify(place: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict
         found.clear()
         resolved = load_recipe(recipe)
         job = prepare(resolved, msa_scope(resolved))
-        vectors.fit_vectors(job, job.recipe.vector_names)
+        for name in job.recipe.vector_names:
+            vectors.fit_one(job, name, silent)
         for stage in msa_stages(Context.of(job)):
             if stage.kind == "choose":
                 stage.run(silent)

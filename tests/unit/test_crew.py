@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from msa_lite.errors import MismatchError, StageError
-from msa_lite.io.console.progress import tell
 from msa_lite.io.launch import gathering
 from msa_lite.io.launch import gathering as heartbeat
 from msa_lite.io.launch.crew import Crew, Ranks
@@ -68,23 +67,6 @@ def test_a_crew_of_one_orders_nothing() -> None:
     assert results == []
     with gathered("recipe") as crew:
         assert crew.is_alone
-
-
-def test_the_first_process_sees_the_progress_of_a_follower() -> None:
-    first, other = make_crews(2)
-    assert first.progress_of(1) is None
-    seen = []
-
-    def task(name: str, arguments: dict[str, Any]) -> None:
-        progress = other.shared_progress()
-        tell(progress, "retain vector", 1, 3, "loss 2")
-        tell(progress, "retain vector", 2, 3, "loss 1")  # too soon after the one before
-        tell(progress, "retain vector", 3, 3, "")
-
-    with following(other, task), first.helped("fit", waiting=lambda: seen.append(first.progress_of(1))):
-        pass
-    assert first.progress_of(1) == (3, 3, "loss 1")
-    assert set(seen) <= {None, (1, 3, "loss 2"), (3, 3, "loss 1")}
 
 
 def test_an_error_of_a_follower_is_raised_by_the_first_process() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from msa_lite.train.passes import check_batch, epoch_order
+from msa_lite.train.sharded import check_batch, epoch_order
 from msa_lite.train.shards import decoder_layers
 from msa_lite.train.share import deal
 from tests.support.models import tiny_model

@@ -312,8 +312,8 @@ def chosen_micro(rank: int, prior: Path, limit: int) -> list[int]:
     from msa_lite.data import pad_id
     from msa_lite.io.console.progress import silent
     from msa_lite.train.loop import Loop
-    from msa_lite.train.passes import choose_micro
     from msa_lite.train.peers import Peers
+    from msa_lite.train.sharded import choose_micro
     from msa_lite.train.shards import ShardShare, load_shards
 
     peers, source, loss = Peers.join(), fetch(str(prior)), Cramped(ROWS, pad_id(tiny_tokenizer()))
@@ -346,8 +346,8 @@ def only_one_is_full(rank: int, prior: Path) -> None:
 
     from msa_lite.io.console.progress import silent
     from msa_lite.train.loop import Loop
-    from msa_lite.train.passes import choose_micro
     from msa_lite.train.peers import Peers
+    from msa_lite.train.sharded import choose_micro
 
     loss = FullInOne(ROWS, 0)
     loss.rank = rank

@@ -7,7 +7,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -15,7 +15,6 @@ from types import MappingProxyType
 from typing import Any
 
 from msa_lite.errors import MismatchError, MsaError, StageError, UsageError
-from msa_lite.io.console.progress import Step, Watcher
 
 # The variables that tell a process its place in a group. LOCAL_WORLD_SIZE makes no group: it stays, for `free_ram`.
 _GROUP = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -109,7 +108,6 @@ def _devices() -> list[str]:
 
 
 _POLL = 0.05  # seconds
-_OFTEN = 0.5  # seconds between two messages on progress
 _HANG = timedelta(hours=12)  # of a collective: the first process may write a large model; who dies is noticed earlier
 
 Task = Callable[[str, dict[str, Any]], Any]
@@ -139,13 +137,10 @@ class Crew:
         return self.ranks.first
 
     @contextmanager
-    def helped(
-        self, task: str, arguments: Mapping[str, Any] = MappingProxyType({}), waiting: Callable[[], None] = lambda: None
-    ) -> Iterator[list[Any]]:
+    def helped(self, task: str, arguments: Mapping[str, Any] = MappingProxyType({})) -> Iterator[list[Any]]:
         """Have the other processes do a task while the block runs, and wait for them at its end.
 
-        Give a list that their results are in afterwards. arguments: JSON-able. waiting: called now and then until they
-        are done.
+        Give a list that their results are in afterwards. arguments: JSON-able.
         """
         results: list[Any] = []
         if self.is_alone:
@@ -156,7 +151,7 @@ class Crew:
         self.put(f"order/{number}", {"task": task, "arguments": dict(arguments)})
         yield results
         for rank in range(1, self.ranks.count):
-            results.append(self.wait_for(f"done/{number}/{rank}", waiting))
+            results.append(self.wait_for(f"done/{number}/{rank}"))
 
     def follow(self, task: Task) -> None:
         """Do what the first process orders, until it has ended its run."""
@@ -172,15 +167,6 @@ class Crew:
             result = task(order["task"], order["arguments"])
             self._is_busy = False
             self.put(f"done/{number}/{self.ranks.rank}", result)
-
-    def shared_progress(self) -> Watcher:
-        """Return a Progress with which a follower tells the first process how far it is in its task."""
-        return _Shared(lambda value: self.put(f"progress/{self._orders}/{self.ranks.rank}", value))
-
-    def progress_of(self, rank: int) -> tuple[int, int, str] | None:
-        """Return done, total and note of a follower at the latest task; None before it has any."""
-        key = f"progress/{self._orders}/{rank}"
-        return tuple(self.get(key)) if self.has(key) else None
 
     @contextmanager
     def group(self) -> Iterator[None]:
@@ -210,11 +196,10 @@ class Crew:
         while self._store.add(key, 0) < self.ranks.count:
             time.sleep(_POLL)
 
-    def wait_for(self, key: str, waiting: Callable[[], None] = lambda: None, limit: float = math.inf) -> Any:
+    def wait_for(self, key: str, limit: float = math.inf) -> Any:
         """Return the value of a key once it is there. Raise a follower's error, and TimeoutError."""
 
         def is_there() -> bool:
-            waiting()
             if not self.has(key) and self.has("failed"):
                 raise as_error(self.get("failed"))
             return self.has(key)
@@ -241,24 +226,6 @@ class Crew:
     def has(self, key: str) -> bool:
         """Return True if the store has a value for this key."""
         return bool(self._store.check([key]))
-
-
-class _Shared(Watcher):
-    """A follower's progress, sent to the first process now and then."""
-
-    def __init__(self, send: Callable[[tuple[int, int, str]], None]) -> None:
-        self._send, self._last, self._note = send, -math.inf, ""
-
-    def __call__(self, label: str, done: int, total: int, note: str = "") -> None:
-        """Send how far the task is."""
-        self._note = note or self._note
-        if done < total and time.monotonic() - self._last < _OFTEN:
-            return
-        self._last = time.monotonic()
-        self._send((done, total, self._note))
-
-    def announce(self, steps: Sequence[Step]) -> None:
-        """Announce nothing: the first process has done it."""
 
 
 def comes_true(condition: Callable[[], bool], limit: float) -> bool:

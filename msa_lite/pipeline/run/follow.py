@@ -16,7 +16,7 @@ from msa_lite.pipeline.prepare.run import Run, Scope, prepare
 from msa_lite.pipeline.run.choice import CHOOSE, help_sweep
 from msa_lite.pipeline.run.folder import run_inputs
 from msa_lite.pipeline.run.scores import COLLECT, help_collect
-from msa_lite.pipeline.run.vectors import FIT, FIT_SHARDED, fit_alone, fit_with_all
+from msa_lite.pipeline.run.vectors import FIT, fit_with_all
 from msa_lite.recipe import Recipe
 
 
@@ -41,11 +41,6 @@ def follow_run(
 
 
 def _fit(run: Run, name: str) -> None:
-    if run.crew.ranks.rank == 1:
-        fit_alone(run, name, run.crew.shared_progress())
-
-
-def _fit_sharded(run: Run, name: str) -> None:
     fit_with_all(run, name, silent)
 
 
@@ -66,7 +61,6 @@ def muted() -> Iterator[None]:
 _TASKS: dict[str, Callable[..., None]] = {
     COLLECT: help_collect,
     FIT: _fit,
-    FIT_SHARDED: _fit_sharded,
     CHOOSE: help_sweep,
 }
-_ALIKE = {PREPARE, COLLECT, FIT_SHARDED}  # tasks that the first process does, too, with the same warnings
+_ALIKE = {PREPARE, COLLECT, FIT}  # tasks that the first process does, too, with the same warnings

@@ -1,16 +1,16 @@
-"""Fit the forget and retain vectors: by this process, side by side, or each by all processes of a launcher."""
+"""Fit the forget and retain vectors: by this process, or each by all processes of a launcher."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from msa_lite.data import Row, pad_id
 from msa_lite.errors import UsageError
-from msa_lite.io.console.progress import Progress, Step, Watcher, silent, tell
+from msa_lite.io.console.progress import Progress
 from msa_lite.io.finished.manifest import is_finished
 from msa_lite.io.launch.crew import Crew
 from msa_lite.io.weights.hub import Source, fetch
@@ -28,9 +28,7 @@ from msa_lite.train.held import HeldLoss
 
 RETAIN_VECTOR = "retain vector"
 START = "start of the forget vector"
-FIT = "fit"  # the order to fit a vector beside another one
-FIT_SHARDED = "fit sharded"  # the order to fit a vector with all others
-TOGETHER = "forget and retain vectors"
+FIT = "fit sharded"  # the order to fit a vector with all others
 _SAYS = {
     "forget": "a copy of the prior is tuned on the rows to forget; the change of its weights is the vector",
     "retain": "a copy of the prior is tuned on rows to keep; the change of its weights is the vector",
@@ -48,31 +46,15 @@ def row_hashes(rows: Sequence[Row]) -> dict[str, str]:
 
 
 def fit_stages(context: Context, names: Sequence[str]) -> list[Stage]:
-    """Return the fits of the named vectors ("forget", "retain") in their order, and what they start from.
-
-    Of two side by side, the first stage does both.
-    """
+    """Return the fits of the named vectors ("forget", "retain") in their order, and what they start from."""
     run, folder = context.prepared, context.scope.folder / "vectors"
-    if run and are_fitted_together(run, names):
-        both = Stage(
-            TOGETHER,
-            "fit",
-            folder / names[0],
-            lambda progress: fit_vectors(run, names, progress),
-            cost=partial(vector_costs, context.recipe, names[0]),
-            amount=max(len(run.examples[name]) for name in names),
-            says="copies of the prior are tuned side by side; the changes of their weights are the vectors",
-            holds=CHANGE,
-        )
-        second = partial(vector_costs, context.recipe, names[1])
-        return [both, Stage(f"{names[1]} vector", "fit", folder / names[1], cost=second, amount=0, holds=CHANGE)]
     is_later = {"forget": context.recipe.starts_at_retain}
     stages = [
         Stage(
             f"{name} vector",
             "fit",
             folder / name,
-            lambda progress, name=name: fit_vectors(context.run, [name], progress),  # type: ignore[misc]
+            lambda progress, name=name: fit_one(context.run, name, progress),  # type: ignore[misc]
             needs=[_start_of(context.recipe)] if is_later.get(name) else (),
             inputs=lambda name=name: vector_inputs(context.run, name),  # type: ignore[misc]
             cost=partial(vector_costs, context.recipe, name),
@@ -111,33 +93,16 @@ def _start_stage(context: Context) -> Stage:
     return Stage(START, "make", folder, make, [RETAIN_VECTOR], inputs, start_costs, says=says, holds=CHANGE)
 
 
-def fit_vectors(run: Run, names: Iterable[str], progress: Progress = silent) -> None:
-    """Fit the named vectors ("forget", "retain") into the run's folder, unless they are there already.
+def fit_one(run: Run, name: str, progress: Progress) -> None:
+    """Fit a vector ("forget", "retain") into the run's folder, unless it is there already.
 
-    With several processes, all of them fit a vector of all weights together. Adapters are fitted side by side by two.
+    All processes of a crew fit a vector of all weights together; the first one fits an adapter.
     """
-    names = list(names)
-    if are_fitted_together(run, names):
-        both = _Together(run.crew, progress)
-        with run.crew.helped(FIT, {"name": names[1]}, both.show):
-            fit_alone(run, names[0], both)
-        both.end()
-        return
-    for name in names:
-        if run.crew.is_alone or run.recipe.vector.mode != "full":
-            fit_alone(run, name, progress)
-        elif not _is_fitted(run, name):
-            with run.crew.helped(FIT_SHARDED, {"name": name}):
-                fit_with_all(run, name, progress)
-
-
-def are_fitted_together(run: Run, names: Sequence[str]) -> bool:
-    """Check whether two processes fit the named vectors side by side."""
-    if run.crew.is_alone or run.recipe.vector.mode == "full" or not run.crew.own_gpus or len(names) != 2:
-        return False
-    if run.recipe.starts_at_retain:
-        return False
-    return not any(_is_fitted(run, name) for name in names)
+    if run.crew.is_alone or run.recipe.vector.mode != "full":
+        run_fit(vector_fit(run, name), run.vector_folder(name), progress)
+    elif not is_finished(run.vector_folder(name), vector_inputs(run, name)):
+        with run.crew.helped(FIT, {"name": name}):
+            fit_with_all(run, name, progress)
 
 
 def check_processes(run: Run) -> None:
@@ -156,11 +121,6 @@ def check_shares(crew: Crew, settings: FitSettings) -> None:
     if not crew.own_gpus:
         raise UsageError(f"{crew.ranks.count} processes are more than there are GPUs; start one for each GPU")
     check_sharded(settings, crew.ranks.count)
-
-
-def fit_alone(run: Run, name: str, progress: Progress) -> None:
-    """Fit a vector by this process alone."""
-    run_fit(vector_fit(run, name), run.vector_folder(name), progress)
 
 
 def fit_with_all(run: Run, name: str, progress: Progress) -> None:
@@ -213,37 +173,3 @@ def _hold(run: Run) -> HeldLoss | None:
 def vector_inputs(run: Run, name: str) -> dict[str, Any]:
     """Return all that decides a vector, as its manifest records it."""
     return vector_fit(run, name).inputs()
-
-
-def _is_fitted(run: Run, name: str) -> bool:
-    return is_finished(run.vector_folder(name), vector_inputs(run, name))
-
-
-class _Together(Watcher):
-    """The progress of two fits as that of one: of this process, and of the next one."""
-
-    def __init__(self, crew: Crew, progress: Progress) -> None:
-        self._crew, self._progress = crew, progress
-        self._own = self._shown = (0, 0, "")
-
-    def __call__(self, label: str, done: int, total: int, note: str = "") -> None:
-        """Take the progress of this process's fit."""
-        self._own = done, total, note or self._own[2]
-        self.show()
-
-    def announce(self, steps: Sequence[Step]) -> None:
-        """Announce nothing: the run has done it."""
-
-    def show(self) -> None:
-        """Show both, if anything is new. They are never shown as done before `end`."""
-        states = [fit_state for fit_state in (self._own, self._crew.progress_of(1)) if fit_state and fit_state[1]]
-        done, total = sum(fit_state[0] for fit_state in states), sum(fit_state[1] for fit_state in states)
-        state = min(done, total - 1), total, " / ".join(fit_state[2] for fit_state in states if fit_state[2])
-        if states and state != self._shown:
-            self._shown = state
-            tell(self._progress, TOGETHER, *state)
-
-    def end(self) -> None:
-        """Show that both are done."""
-        _, total, note = self._shown
-        tell(self._progress, TOGETHER, total, total, note)
