@@ -11,7 +11,8 @@ import numpy as np
 
 from msa_lite.data import Example, hash_ids, pass_tokens
 from msa_lite.io.models.heads import split_model
-from msa_lite.train.plain import PlainLoss, count_labels
+from msa_lite.train.labels import count_labels
+from msa_lite.train.plain import PlainLoss
 from msa_lite.train.reference import answer_logits, kl_divergence, make_batch, reference_of
 from msa_lite.train.share import ALONE, StepShare, run_passes, shortest
 

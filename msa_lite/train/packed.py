@@ -167,7 +167,7 @@ def _configs(halves: Halves) -> list[Any]:
 def run_packed(halves: Halves, ids: Sequence[Sequence[int]], beginning: Any = None) -> Any:
     """Return (tokens, ·) states of rows, one after another; within `packing`.
 
-    beginning: a `plain.Beginning`, whose tokens `ids` leave out.
+    beginning: a `beginning.Beginning`, whose tokens `ids` leave out.
     """
     import torch
 
@@ -181,7 +181,7 @@ def run_packed(halves: Halves, ids: Sequence[Sequence[int]], beginning: Any = No
 def can_pack(halves: Halves, start: Any = None) -> bool:
     """Check that packed rows get the states that they get alone, on the CPU.
 
-    start: a function of ids that returns their `plain.Beginning`; None where rows do not share theirs.
+    start: a function of ids that returns their `beginning.Beginning`; None where rows do not share theirs.
     """
     import torch
 

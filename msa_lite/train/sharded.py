@@ -26,10 +26,10 @@ from msa_lite.io.finished.manifest import is_finished, stage_folder
 from msa_lite.io.models.devices import avoid_fragments, free_memory, is_out_of_memory
 from msa_lite.io.models.heads import choose_precision
 from msa_lite.train.fit import VectorFit
+from msa_lite.train.labels import count_labels
 from msa_lite.train.loop import LOG, SAVE_SECONDS, SAVES, Loop, cut_log, epoch_folder
 from msa_lite.train.model import save_model
 from msa_lite.train.peers import Peers, told_of_losses
-from msa_lite.train.plain import count_labels
 from msa_lite.train.rungs import CPU_TOKENS, longest_first
 from msa_lite.train.settings import FitSettings
 from msa_lite.train.shards import (

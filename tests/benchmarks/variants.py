@@ -57,9 +57,10 @@ from msa_lite.merger.filtering import filter_vector
 from msa_lite.merger.vectors import load_vector
 from msa_lite.pipeline.baseline.trials import EveryEpoch
 from msa_lite.train import FitSettings, VectorFit, epoch_folder, run_fit
+from msa_lite.train.beginning import common_beginning
 from msa_lite.train.held import HeldLoss
 from msa_lite.train.moments import write_moments
-from msa_lite.train.plain import PlainLoss, common_beginning
+from msa_lite.train.plain import PlainLoss
 from msa_lite.train.settings import auto_rate
 
 SCORES = ("probability", "exact", "right", "end")
