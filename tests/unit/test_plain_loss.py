@@ -17,8 +17,8 @@ from torch.nn.functional import cross_entropy
 from msa_lite.data import IGNORE, Example, group_rows, pass_tokens, to_batch
 from msa_lite.io.models import heads
 from msa_lite.io.models.heads import split_model
-from msa_lite.train import plain
 from msa_lite.train import beginning as beginnings
+from msa_lite.train import plain
 from msa_lite.train.beginning import Beginning, can_share, common_beginning, run_rows
 from msa_lite.train.packed import run_packed
 from msa_lite.train.plain import PlainLoss
