@@ -75,7 +75,7 @@ FOLDERS = {
         "finished": {"console", "files"},
         "weights": {"console", "files", "finished"},
         "models": {"console", "files", "weights"},
-        "launch": {"console", "files"},
+        "launch": {"files"},
     },
     "pipeline": {
         "prepare": set[str](),

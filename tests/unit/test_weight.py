@@ -8,10 +8,10 @@ from tests.tools.count import code_lines, inner_arrows, totals
 
 # Today's totals. Lower one whenever it falls. Raising one is a decision: CONTRIBUTING lists each, with its reason.
 CEILING = {
-    "lines of the package": 37_082,
-    "modules": 314,
-    "lines of the tests": 49_724,
-    "words of the docs": 58_188,
+    "lines of the package": 37_007,
+    "modules": 315,
+    "lines of the tests": 49_713,
+    "words of the docs": 58_182,
     "commands": 24,
     "options": 114,
     "keys of a recipe": 87,
