@@ -197,12 +197,11 @@ def probe_command(invocation: Invocation) -> None:
 
     With a history, each of its checkpoints is checked. RECIPE is a YAML file, or the name of a shipped recipe.
     KEY.SUB=VALUE changes one of its keys. Forget rows are compared with rows that no checkpoint can have seen: those of
-    probe.against, the benchmark's holdout set, or TOFU's paraphrases. Target and ideal are tested as controls.
+    evaluate.holdout, or the benchmark's holdout set. Target and ideal are tested as controls.
 
     \b
     msa-lite probe my.yaml
-    msa-lite probe my.yaml probe.against.path=holdout.jsonl
-    msa-lite probe my.yaml probe.against.path=paraphrased.jsonl probe.paired=true
+    msa-lite probe my.yaml evaluate.holdout.path=never-seen.jsonl
     """
     from msa_lite.cli.output import print_json, print_table
     from msa_lite.pipeline.run.probe import probe
@@ -217,4 +216,4 @@ def probe_command(invocation: Invocation) -> None:
     print_table(TextTable(["model", *result.labels, "verdict"], [Section(rows)], result.title, notes))
     for finding in result.findings:
         click.echo(f"{finding.name} ({result.models[finding.name]}): {finding.explanation}")
-    click.echo(f"report: {result.folder / 'report.md'}")
+    click.echo(f"scores: {result.folder}")

@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from msa_lite.data import Example, Prompter, Row, encode_qa, encode_text, sample_rows
-from msa_lite.errors import UsageError
 from msa_lite.evals import scoring
 from msa_lite.evals.benchmark import Benchmark, Item, ItemSet, Record, Records, column
 from msa_lite.evals.models import model_identity
@@ -36,23 +35,13 @@ PROBE_ROWS = 1000  # on a side; they bring the standard error at chance down to 
 ROUNDS = 2000  # of resampling
 
 _SCORES = {"loss_auc": "loss", "min_k_pp_auc": "min_k_pp"}
-_PARAPHRASED, _HOLDOUT = "paraphrased", "holdout"
 
 
 @dataclass(frozen=True)
 class Probe(Benchmark):
-    """Forget rows and comparison rows.
-
-    The set of comparison rows is called "paraphrased" (item by item, of the same forget rows) or "holdout". The text of
-    an item is called "text".
-    """
+    """Forget rows, and holdout rows to compare them with. The text of an item is called "text"."""
 
     name = "probe"
-
-    @property
-    def against(self) -> str:
-        """Return the name of the comparison set."""
-        return next(name for name in self.sets if name != "forget")
 
     @property
     def suffices(self) -> bool:
@@ -69,7 +58,7 @@ class Probe(Benchmark):
         return {name: auc.metric() for name, auc in _aucs(records).items()}
 
     def sampled(self, most: int, seed: int, with_z: bool = True) -> Probe:
-        """Return a seeded sample of each set, paraphrases with their forget rows.
+        """Return a seeded sample of each set.
 
         most: rows of a set. with_z: measure Min-K%++ too.
         """
@@ -80,53 +69,36 @@ class Probe(Benchmark):
         return replace(self, sets=sets)
 
 
-def against_rows(
-    forget: Sequence[Row], comparison: Sequence[Row], prompter: Prompter, paired: bool, max_length: int
-) -> Probe:
+def against_rows(forget: Sequence[Row], holdout: Sequence[Row], prompter: Prompter, max_length: int) -> Probe:
     """Compare forget rows with other rows of the same format.
 
-    paired: the other rows are paraphrases of the forget rows, one each, in the same order. Answers to questions are
-    scored whole. Texts are cut into chunks of at most max_length tokens, each a row of its own; of paired texts, only
-    the first chunk counts. Raise UsageError if the two sets do not fit each other.
+    Answers to questions are scored whole. Texts are cut into chunks of at most max_length tokens, each a row of its
+    own.
     """
-    if bool(forget[0].text) != bool(comparison[0].text):
-        raise UsageError("probe.against.format: forget and comparison rows have to be both questions, or both texts")
-    if paired and len(forget) != len(comparison):
-        raise UsageError(
-            f"probe.paired: {len(comparison)} paraphrases for {len(forget)} forget rows; one each, in the same order"
-        )
 
-    def texts(rows: Sequence[Row]) -> list[tuple[Example, ...]]:
-        if not rows[0].text:
-            return [(example,) for example in encode_qa(rows, prompter)]
-        chunks = [encode_text([row], prompter.tokenizer, max_length) for row in rows]
-        return [tuple(c[:1]) for c in chunks] if paired else [(chunk,) for c in chunks for chunk in c]
+    def side(rows: Sequence[Row]) -> ItemSet:
+        if rows[0].text:
+            return _items([(c,) for row in rows for c in encode_text([row], prompter.tokenizer, max_length)], False)
+        return _items([(example,) for example in encode_qa(rows, prompter)], True)
 
-    sides = {"forget": texts(forget), _PARAPHRASED if paired else _HOLDOUT: texts(comparison)}
-    ends = not forget[0].text
-    return Probe("all", {name: _items(side, ends) for name, side in sides.items()}, prompter)
+    return Probe("all", {"forget": side(forget), "holdout": side(holdout)}, prompter)
 
 
 def against_own(benchmark: Benchmark) -> Probe | None:
-    """Return the comparison that a benchmark's own sets allow, or None: with holdout rows, else with paraphrases.
+    """Return the comparison with a benchmark's own holdout rows; None where it has none.
 
-    Holdout rows come first for two reasons. Learnt rows stand out more beside them (TOFU rows read once: AUC 0.92, and
-    0.80 beside paraphrases). And a paraphrase differs in style, which a model may know or not: a model that had seen
-    neither scored 0.61 on TOFU's, and 1.0 on sentences of a form that it had never met.
+    Paraphrases of the forget rows would differ in style, which a model may know or not: a model that had seen neither
+    scored 0.61 on TOFU's, and 1.0 on sentences of a form that it had never met.
     """
     sets = benchmark.sets
-
-    def side(name: str, text: str) -> ItemSet:
-        return _items([item.texts.get(text, ()) for item in sets[name].items], sets[name].ends)
-
-    if benchmark.sides and set(benchmark.sides) <= sets.keys():
-        forget, holdout = benchmark.sides
-        text = "answer" if any("answer" in item.texts for item in sets[forget].items) else "text"
-        sides = {"forget": side(forget, text), _HOLDOUT: side(holdout, text)}
-    elif "forget" in sets and any(item.texts.get("paraphrased") for item in sets["forget"].items):
-        sides = {"forget": side("forget", "answer"), _PARAPHRASED: side("forget", "paraphrased")}
-    else:
+    if not benchmark.sides or not set(benchmark.sides) <= sets.keys():
         return None
+    forget, holdout = (sets[name] for name in benchmark.sides)
+    text = "answer" if any("answer" in item.texts for item in forget.items) else "text"
+    sides = {
+        name: _items([item.texts.get(text, ()) for item in part.items], part.ends)
+        for name, part in (("forget", forget), ("holdout", holdout))
+    }
     return Probe(benchmark.split, sides, benchmark.prompter)
 
 
@@ -187,32 +159,26 @@ class Auc(NamedTuple):
         return Metric(self.value, sum(self.rows), self.stderr, None, self.skipped, note)
 
 
-def compute_auc(forget: Sequence[float | None], comparison: Sequence[float | None], paired: bool) -> Auc:
+def compute_auc(forget: Sequence[float | None], holdout: Sequence[float | None]) -> Auc:
     """Return the AUC of two sides' scores, with a seeded percentile bootstrap over rows; a low score means well known.
 
-    paired: the rows of the two sides belong together one by one. A pair is redrawn together, and left out if one row
-    has no score. With fewer than two rows on a side the interval is [0, 1].
+    With fewer than two rows on a side the interval is [0, 1].
     """
-    sides = [np.array(values, np.float64) for values in (forget, comparison)]  # None becomes NaN
-    known = [~np.isnan(side) for side in sides]
-    if paired:
-        known = [known[0] & known[1]] * 2
-    first, second = (side[there] for side, there in zip(sides, known, strict=True))
-    rows = len(first), len(second)
-    skipped = sum(map(len, sides)) - sum(rows)
-    value = scoring.membership_auc(first, second)
+    sides = [np.array([value for value in side if value is not None], np.float64) for side in (forget, holdout)]
+    rows = len(sides[0]), len(sides[1])
+    skipped = len(forget) + len(holdout) - sum(rows)
+    value = scoring.membership_auc(*sides)
     if min(rows) < 2:
         return Auc(value, 0.0, 1.0, None, rows, skipped)
-    values = scoring.bootstrap(scoring.membership_auc, (first, second), paired=paired, rounds=ROUNDS)
+    values = scoring.bootstrap(scoring.membership_auc, sides, rounds=ROUNDS)
     low, high = np.quantile(values, [0.025, 0.975])
     return Auc(value, float(low), float(high), scoring.spread(values), rows, skipped)
 
 
 def _aucs(records: Records) -> dict[str, Auc]:
-    against = next(name for name in records if name != "forget")
-    forget, others = records["forget"], records[against]
+    forget, holdout = records["forget"], records["holdout"]
     return {
-        name: compute_auc(column(forget, key), column(others, key), against == _PARAPHRASED)
+        name: compute_auc(column(forget, key), column(holdout, key))
         for name, key in _SCORES.items()
-        if key == "loss" or any(key in record for record in (*forget, *others))
+        if key == "loss" or any(key in record for record in (*forget, *holdout))
     }

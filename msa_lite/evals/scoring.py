@@ -222,15 +222,14 @@ def bootstrap(
     statistic: Callable[..., float | None],
     samples: Sequence[np.ndarray],
     *,
-    paired: bool = False,
     seed: int = 0,
     rounds: int = 1000,
 ) -> np.ndarray:
     """Return statistic(*samples) of `rounds` samples that are redrawn with replacement.
 
-    samples: arrays whose first axis counts items; values of one item along further axes are drawn together. paired: the
-    samples belong together item by item and are redrawn alike, otherwise each by itself. The same seed gives the same
-    values. Redraws without a value (None) are left out. Empty where a sample has fewer than two items.
+    samples: arrays whose first axis counts items; values of one item along further axes are drawn together. The same
+    seed gives the same values. Redraws without a value (None) are left out. Empty where a sample has fewer than two
+    items.
     """
     from scipy.stats import bootstrap as resample
 
@@ -238,14 +237,13 @@ def bootstrap(
         return np.zeros(0)
 
     def redrawn(*rows: np.ndarray) -> float:
-        rows = rows * len(samples) if paired else rows
         value = statistic(*(sample[row] for sample, row in zip(samples, rows, strict=True)))
         return math.nan if value is None else value
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of samples whose items are all alike: their values do not vary
         values = resample(
-            [np.arange(len(sample)) for sample in samples[: 1 if paired else None]],
+            [np.arange(len(sample)) for sample in samples],
             redrawn,
             n_resamples=rounds,
             vectorized=False,

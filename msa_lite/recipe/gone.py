@@ -23,6 +23,7 @@ GONE = {
     "attack.sample": _ATTACK,
     **{f"evaluate.judge.{key}": advice for key, advice in _JUDGE.items()},
     "evidence.judge": "the answers are sorted by rules alone; leave it out",
+    "probe": "forget rows are compared with evaluate.holdout, or the benchmark's own holdout rows",
     "publish.gated": "the settings of the repository on the Hub gate it; leave it out",
     "publish.name_models": "the card names models that are public; leave it out",
     "baseline.alternatives": "dpo has answers of its own; leave it out",

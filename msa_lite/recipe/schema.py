@@ -38,7 +38,7 @@ from msa_lite.recipe.inputs import (
     tracker_names,
 )
 from msa_lite.recipe.merging import Merge, Publish
-from msa_lite.recipe.scores import SETS, AttackKeys, Evaluate, EvidenceKeys, ProbeKeys, Select, VerdictForm, VerdictKeys
+from msa_lite.recipe.scores import SETS, AttackKeys, Evaluate, EvidenceKeys, Select, VerdictForm, VerdictKeys
 from msa_lite.recipe.training import SEEDS, RetainVector, VectorSpec, no_truth
 from msa_lite.strengths import Strengths
 
@@ -134,8 +134,6 @@ class Recipe(Closed):
     """The scores. null: nothing is scored."""
     select: Select = Select()
     """The choice of α and β, or of a baseline's epoch."""
-    probe: ProbeKeys = ProbeKeys()
-    """The check whether a prior has already seen the forget set (`msa-lite probe`)."""
     baseline: Baseline = Baseline()
     """The methods that MSA is compared with (`msa-lite baseline METHOD`)."""
     evidence: EvidenceKeys = EvidenceKeys()

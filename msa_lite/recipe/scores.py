@@ -150,21 +150,6 @@ VerdictForm = Annotated[
 """on, off, or margins. A fault is reported for the form that the user wrote."""
 
 
-class ProbeKeys(Closed):
-    """The rows that forget rows are compared with, to check whether a prior has already seen them."""
-
-    against: Data | None = None
-    """Rows of the same kind that no candidate can have seen. Default: evaluate.holdout, or the benchmark's own."""
-    paired: bool = False
-    """true: the rows are paraphrases of the forget rows, one each, in the same order."""
-
-    @model_validator(mode="after")
-    def _pairs_rows(self) -> ProbeKeys:
-        if self.paired and self.against is None:
-            raise ValueError("paired: only with against, which holds the paraphrases")
-        return self
-
-
 def _check_attack(value: object) -> object:
     if not isinstance(value, str) or value not in ATTACKS:
         raise ValueError(f"no attack of this name{nearest(str(value), ATTACKS)}; choose from {', '.join(ATTACKS)}")

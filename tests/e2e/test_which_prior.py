@@ -15,7 +15,7 @@ import msa_lite
 from msa_lite.demo import HistorySettings, make_groups, make_history
 from msa_lite.errors import MismatchError, UsageError
 from msa_lite.io.console.progress import silent
-from msa_lite.io.finished.seal import load_manifest, verify_folder
+from msa_lite.io.finished.seal import verify_folder
 from msa_lite.pipeline.prepare.run import Context, msa_scope, prepare
 from msa_lite.pipeline.run.knowledge import CHEAP_ROWS, cheap_probe
 from msa_lite.recipe import load_recipe
@@ -63,8 +63,6 @@ def test_signs_are_found_after_the_exposure_and_not_before(asked: dict[str, Any]
         for _, metric, (low, high) in finding.measured():
             assert low <= metric.value <= high
             assert metric.n == 6 * (PEOPLE["forget"] + PEOPLE["holdout"])
-    written = (result.folder / "report.md").read_text()
-    assert all(finding.explanation in written for finding in result.findings)
 
 
 def test_the_command_prints_a_table_and_a_line_for_each_model(
@@ -79,7 +77,6 @@ def test_the_command_prints_a_table_and_a_line_for_each_model(
     _, again, stderr = call_cli("probe", recipe, "--json")
     assert "probe: prior" not in stderr, "a probed model was asked again"
     found = json.loads(again)
-    assert found["against"] == "holdout"
     assert found["models"]["prior"]["verdict"] == "no signs"
     low, high = found["models"]["prior"]["loss_auc"]["interval"]
     assert low < 0.5 < high
@@ -120,22 +117,10 @@ def test_signs_that_the_ideal_shows_too_raise_no_warning(
     assert (job.folder / "probe/cheap/ideal/report.json").is_file()
 
 
-def test_paraphrases_of_ones_own_are_paired_with_the_forget_rows(asked: dict[str, Any], tmp_path: Path) -> None:
-    rows = [json.loads(line) for line in Path(asked["forget"]["data"]["path"]).read_text().splitlines()]
-    path = tmp_path / "paraphrased.jsonl"
-    path.write_text("".join(json.dumps(row | {"answer": f"Indeed: {row['answer']}"}) + "\n" for row in rows))
-    asked["probe"] = {"against": {"path": str(path)}, "paired": True}
-    result = msa_lite.probe(asked)
-    assert result.title == "96 forget rows against 96 paraphrases of them"
-    inputs = (load_manifest(result.folder / "prior") or {})["inputs"]
-    sets = inputs["questions"]["sets"]
-    assert {name: part["rows"] for name, part in sets.items()} == {"forget": 96, "paraphrased": 96}
-
-
 def test_without_anything_to_compare_with_nothing_is_written(asked: dict[str, Any], tmp_path: Path) -> None:
     asked["evaluate"] = None
     asked["forget"]["alpha"] = 1.0
-    with pytest.raises(UsageError, match=r"set probe\.against"):
+    with pytest.raises(UsageError, match=r"give evaluate\.holdout"):
         msa_lite.probe(asked)
     assert not (tmp_path / "run").exists()
     recipe = load_recipe(asked)

@@ -27,11 +27,10 @@ def test_rows_to_forget_are_taken_out_of_every_other_set(row: Row) -> None:
         "retain": [same(row), D],
         "evaluate.retain": [D, same(C)],
         "evaluate.holdout": [same(row), same(D), Row(7, "New?", "Yes.")],
-        "probe.against": [same(row)],
     }
     rows, notes = separate_sets(whole)
     assert {place: len(part) for place, part in rows.items()} == {
-        "forget": 2, "evaluate.forget": 1, "retain": 1, "evaluate.retain": 1, "evaluate.holdout": 1, "probe.against": 1,
+        "forget": 2, "evaluate.forget": 1, "retain": 1, "evaluate.retain": 1, "evaluate.holdout": 1,
     }  # fmt: skip
     assert rows["retain"] == rows["evaluate.retain"] == [D]
     assert rows["evaluate.holdout"][0].question == "New?"

@@ -6,11 +6,9 @@ import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from msa_lite.data import Row
-from msa_lite.errors import UsageError
 from msa_lite.evals.benchmark import BenchmarkSettings
 from msa_lite.evals.muse import Muse
 from msa_lite.evals.probe import Probe, against_own, against_rows, compute_auc, probe_model
@@ -18,7 +16,6 @@ from msa_lite.evals.qa import load_qa
 from msa_lite.io.files.writing import json_form
 from msa_lite.io.finished.seal import verify_folder
 from msa_lite.io.weights.hub import fetch
-from msa_lite.recipe import load_recipe
 from msa_lite.report import Metric, Report, load_report
 from msa_lite.report.probing import LEAST_ROWS, ProbeVerdict, read_verdicts
 from tests.support.benchmark_data import TABLES, make_prompter, make_tofu, write_data
@@ -29,25 +26,15 @@ OTHERS = [Row(i, f"Where was it, {i}?", f"It was here, {i}.") for i in range(6)]
 
 def test_an_auc_counts_pairs_in_which_the_forget_row_is_better_known() -> None:
     # Losses 1, 2, 3 against 2, 3, 4: 1 is below all three; 2 below two and even with one; 3 below one, even with one.
-    auc = compute_auc([1.0, 2.0, 3.0, None], [2.0, 3.0, 4.0], paired=False)
+    auc = compute_auc([1.0, 2.0, 3.0, None], [2.0, 3.0, 4.0])
     assert auc.value == pytest.approx((3 + 2.5 + 1.5) / 9)
     assert (auc.rows, auc.skipped) == ((3, 3), 1)
     assert auc.low <= auc.value <= auc.high
 
 
-def test_paired_rows_are_left_out_and_redrawn_together() -> None:
-    spread = np.random.default_rng(0).normal(0, 3, 60)
-    forget, paraphrased = [*spread, None, 1.0], [*(spread + 0.5), 1.0, 2.0]
-    apart, together = (compute_auc(forget, paraphrased, paired) for paired in (False, True))
-    assert (apart.rows, apart.skipped) == ((61, 62), 1)
-    assert (together.rows, together.skipped) == ((61, 61), 2)
-    # Rows differ far more from one another than from their paraphrases, which pairs take out.
-    assert together.high - together.low < (apart.high - apart.low) / 3
-
-
 @pytest.mark.parametrize(("forget", "value"), [([], None), ([1.0], 1.0)])
 def test_of_a_row_or_none_nothing_is_known(forget: list[float], value: float | None) -> None:
-    auc = compute_auc(forget, [2.0, 3.0], paired=False)
+    auc = compute_auc(forget, [2.0, 3.0])
     assert (auc.value, auc.low, auc.high, auc.stderr) == (value, 0.0, 1.0, None)
 
 
@@ -92,58 +79,30 @@ def test_controls_say_whether_anything_can_be_told() -> None:
     assert "differ in other ways" in wrong[2].explanation
 
 
-def test_a_benchmark_is_compared_with_its_holdout_rows_before_paraphrases(tmp_path: Path) -> None:
-    with_holdout, without = make_tofu(tmp_path / "a"), {k: v for k, v in TABLES.items() if k != "holdout01"}
-    paraphrased = against_own(make_tofu(tmp_path / "b", without))
-    holdout = against_own(with_holdout)
+def test_a_benchmark_is_compared_with_its_holdout_rows(tmp_path: Path) -> None:
+    holdout = against_own(make_tofu(tmp_path / "a"))
     muse = against_own(Muse.load(make_prompter(), BenchmarkSettings(write_data(tmp_path / "c"))))
     assert holdout is not None
-    assert paraphrased is not None
     assert muse is not None
     assert {name: len(part.items) for name, part in holdout.sets.items()} == {"forget": 4, "holdout": 3}
-    assert {name: len(part.items) for name, part in paraphrased.sets.items()} == {"forget": 4, "paraphrased": 4}
-    assert paraphrased.sets["forget"].digest() == holdout.sets["forget"].digest()
     assert (holdout.sets["forget"].ends, muse.sets["forget"].ends) == (True, False)
-    assert muse.against == "holdout"
+    without = {name: rows for name, rows in TABLES.items() if name != "holdout01"}
+    assert against_own(make_tofu(tmp_path / "b", without)) is None
     assert against_own(load_qa({"forget": QUESTIONS}, make_prompter())) is None
 
 
-def test_samples_keep_paraphrases_with_their_rows() -> None:
-    sides = against_rows(QUESTIONS, OTHERS + OTHERS[:2], make_prompter(), paired=True, max_length=64)
-    few = sides.sampled(3, seed=0, with_z=False)
-    indices = [[item.index for item in part.items] for part in few.sets.values()]
-    assert indices[0] == indices[1]
-    assert len(indices[0]) == 3
-    assert not any(part.with_z for part in few.sets.values())
-
-
-def test_texts_are_compared_in_chunks_and_paired_ones_by_their_first() -> None:
+def test_texts_are_compared_in_chunks() -> None:
     long, short = Row(0, text="It is over there. " * 20), Row(1, text="It was here.")
-    apart = against_rows([long, short], [short], make_prompter(), paired=False, max_length=32)
-    together = against_rows([long, short], [short, short], make_prompter(), paired=True, max_length=32)
-    lengths = [len(item.texts["text"][0].ids) for item in apart.sets["forget"].items]
+    sides = against_rows([long, short], [short], make_prompter(), max_length=32)
+    lengths = [len(item.texts["text"][0].ids) for item in sides.sets["forget"].items]
     assert len(lengths) > 3
     assert lengths[0] == max(lengths) == 32
-    assert [len(part.items) for part in together.sets.values()] == [2, 2]
-    assert not together.sets["forget"].ends
-
-
-def test_rows_that_do_not_go_together_are_refused() -> None:
-    with pytest.raises(UsageError, match="6 paraphrases for 8 forget rows"):
-        against_rows(QUESTIONS, OTHERS, make_prompter(), paired=True, max_length=64)
-    with pytest.raises(UsageError, match="both questions, or both texts"):
-        against_rows(QUESTIONS, [Row(0, text="It is.")], make_prompter(), paired=False, max_length=64)
-
-
-def test_a_recipe_cannot_pair_rows_that_it_has_not() -> None:
-    recipe = {"target": "t", "prior": "p", "output": "o", "forget": {"data": {"path": "f"}}, "probe": {"paired": True}}
-    with pytest.raises(UsageError, match=r"probe.*only with against"):
-        load_recipe(recipe)
+    assert not sides.sets["forget"].ends
 
 
 @pytest.fixture
 def sides() -> Probe:
-    return against_rows(QUESTIONS, OTHERS, make_prompter(), paired=False, max_length=64)
+    return against_rows(QUESTIONS, OTHERS, make_prompter(), max_length=64)
 
 
 def test_a_probed_model_leaves_scores_without_texts_and_is_not_asked_again(
@@ -177,7 +136,7 @@ def test_the_interval_of_an_auc_is_of_95_percent() -> None:
     # Beside rows that are all alike the AUC is the share of forget rows below them: a binomial of 100 and ½, of which
     # 2.5 % lie below 40 and above 60, and 5 % below 42 and above 58.
     for sides in (([0.0, 1.0] * 50, [0.5] * 100), ([0.5] * 100, [0.0, 1.0] * 50)):  # each of them is drawn anew
-        auc = compute_auc(*sides, paired=False)
+        auc = compute_auc(*sides)
         assert auc.value == 0.5
         assert auc.low == pytest.approx(0.40, abs=0.011, rel=1e-9)
         assert auc.high == pytest.approx(0.60, abs=0.011, rel=1e-9)

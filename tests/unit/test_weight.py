@@ -8,13 +8,13 @@ from tests.tools.count import code_lines, inner_arrows, totals
 
 # Today's totals. Lower one whenever it falls. Raising one is a decision: CONTRIBUTING lists each, with its reason.
 CEILING = {
-    "lines of the package": 37_007,
+    "lines of the package": 36_944,
     "modules": 315,
-    "lines of the tests": 49_713,
-    "words of the docs": 58_182,
+    "lines of the tests": 49_667,
+    "words of the docs": 58_032,
     "commands": 24,
     "options": 114,
-    "keys of a recipe": 87,
+    "keys of a recipe": 85,
 }
 
 

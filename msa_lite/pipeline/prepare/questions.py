@@ -195,7 +195,7 @@ def load_data(recipe: Recipe) -> tuple[dict[str, DataSource], dict[str, list[Row
 
     Raise all faults of all data sets in one error.
     """
-    sets = recipe.data_sets | ({"probe.against": recipe.probe.against} if recipe.probe.against else {})
+    sets = recipe.data_sets
     faults, sources, rows = Faults(), {}, {}
     for place, data in sets.items():
         with faults.gathered(f"{place if '.' in place else f'{place}.data'}: "):

@@ -27,7 +27,7 @@ from msa_lite.io.finished.seal import (
 from msa_lite.pipeline.prepare.models import WRITTEN_OUT
 from msa_lite.pipeline.prepare.prompt import PROMPT_FILE
 from msa_lite.pipeline.run.folder import BASELINES, TRACKING, RunFolder
-from msa_lite.pipeline.run.report import MARKDOWN_FILE, REPORT_FILES
+from msa_lite.pipeline.run.report import REPORT_FILES
 from msa_lite.record.seal import KEY_FILE, RECORD_FILE, SIGNATURE_FILE
 from msa_lite.report.attacks import ATTACKS_FOLDER
 from msa_lite.report.provenance import PURGED_FILE, RECIPE_FILE
@@ -51,7 +51,7 @@ _KEPT = {
     KEY_FILE: "without it nobody can tell whether a row was among those removed; keep it to yourself",
     PURGED_FILE: "what was removed, and when",
 }
-_SUMMARIES = {"probe": (MARKDOWN_FILE,), ATTACKS_FOLDER: (REPORT_FILE,)}  # beside stages, in their folder
+_SUMMARIES = {ATTACKS_FOLDER: (REPORT_FILE,)}  # beside stages, in their folder
 _LOCKS = (LOCK, PURGING, ".candidate.lock", *(f".{name}.lock" for name in WRITTEN_OUT))
 _DAMAGED = f"its {MANIFEST} is damaged, so msa-lite cannot tell its own files; they may hold the data"
 _FOREIGN = "not made by msa-lite"

@@ -90,8 +90,7 @@ def _sources(run: RunFolder) -> Iterator[tuple[str, DataSource]]:
     if recipe.evaluate and recipe.evaluate.data:
         path, _, revision = recipe.evaluate.data.partition("@")
         yield "evaluate.data", DataSource(path, revision=revision or None)
-    paired = recipe.probe.against if recipe.probe.paired else None
-    keys = {"forget.data": sets["forget"], "evaluate.forget": sets.get("evaluate.forget"), "probe.against": paired}
+    keys = {"forget.data": sets["forget"], "evaluate.forget": sets.get("evaluate.forget")}
     for key, data in keys.items():
         if data:
             yield key, source_of(data, recipe.columns)

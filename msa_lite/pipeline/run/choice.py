@@ -22,7 +22,6 @@ from msa_lite.io.finished.seal import load_manifest
 from msa_lite.pipeline.prepare.fits import check_learns
 from msa_lite.pipeline.prepare.run import Context, Run
 from msa_lite.pipeline.run.filtering import filter_identity
-from msa_lite.pipeline.run.knowledge import probe_rows
 from msa_lite.pipeline.run.loaded import LoadedTarget
 from msa_lite.pipeline.run.merge import merge_identity, run_terms
 from msa_lite.pipeline.run.scores import score_model, score_stage, scores_folder, validation_of
@@ -98,11 +97,9 @@ def help_sweep(run: Run) -> None:
 
 
 def check_strengths(run: Run) -> None:
-    """Raise UsageError, before any work, if a vector would learn nothing, or the probe cannot work."""
+    """Raise UsageError, before any work, if a vector would learn nothing."""
     check_learns(run, run.recipe.vector_names)
     check_processes(run)
-    if run.recipe.probe.against:  # the one comparison that can be at fault
-        probe_rows(run)
 
 
 def choose_candidate(run: Run, candidates: Candidates, what: str, progress: Progress) -> Choice:

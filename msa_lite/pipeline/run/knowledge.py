@@ -215,27 +215,20 @@ def _worst(forget: Sequence[Record]) -> list[SideBySide]:
 PROBE_FOLDER = "probe"
 PROBED = "probe: prior"
 PROBE_SAYS = "do the losses show that a model has seen the rows to forget?"
-COMPARED_WITH = {"holdout": "holdout rows", "paraphrased": "paraphrases of them"}
 CHEAP_ROWS = 64  # of each side, for a run's own probe: it takes seconds, and shows rows that were learnt
 
 
 def probe_rows(run: Run) -> Probe | None:
     """Return the forget rows and the rows they are compared with; None if there are none.
 
-    The comparison rows are the first of these that exist: `probe.against`, the recipe's holdout rows, the benchmark's,
-    the benchmark's paraphrases. A benchmark's validation part is used if it has enough rows. Otherwise its test part
-    is: no candidate is scored on it here, and nothing is chosen by it.
+    The comparison rows are the recipe's holdout rows, or else the benchmark's. A benchmark's validation part is used if
+    it has enough rows. Otherwise its test part is: no candidate is scored on it here, and nothing is chosen by it.
     """
-    forget, compared = run.data["forget"], run.data.get("probe.against")
-    if compared is None:
-        forget, compared = run.data.get("evaluate.forget", forget), run.data.get("evaluate.holdout")
-        if compared is None or compared.format != forget.format:
-            probes = [
-                probe for benchmark in (run.validation, run.test) if benchmark and (probe := against_own(benchmark))
-            ]
-            return next((probe for probe in probes if probe.suffices), probes[-1] if probes else None)
-    rows = load_rows(forget), load_rows(compared)
-    return against_rows(*rows, run.prompter, run.recipe.probe.paired, run.recipe.vector.max_length)
+    forget, holdout = run.data.get("evaluate.forget", run.data["forget"]), run.data.get("evaluate.holdout")
+    if holdout is None or holdout.format != forget.format:
+        probes = [probe for benchmark in (run.validation, run.test) if benchmark and (probe := against_own(benchmark))]
+        return next((probe for probe in probes if probe.suffices), probes[-1] if probes else None)
+    return against_rows(load_rows(forget), load_rows(holdout), run.prompter, run.recipe.vector.max_length)
 
 
 def cheap_probe(context: Context) -> list[Stage]:
@@ -247,8 +240,11 @@ def cheap_probe(context: Context) -> list[Stage]:
     cost = partial(evidence_costs, CHECKS, 1, 2.0)  # forget rows, and about as many others
     if context.prepared is None:
         evaluate = context.recipe.evaluate
-        is_told = context.recipe.probe.against or (evaluate and evaluate.holdout)
-        return [Stage(PROBED, "check", folder, cost=cost, says=PROBE_SAYS, holds=ROWS)] if is_told else []
+        return (
+            [Stage(PROBED, "check", folder, cost=cost, says=PROBE_SAYS, holds=ROWS)]
+            if evaluate and evaluate.holdout
+            else []
+        )
     if (rows := probe_rows(context.run)) is None:
         return []
     few = rows.sampled(CHEAP_ROWS, context.recipe.seed, with_z=False)
@@ -279,11 +275,10 @@ def _warn_of_signs(run: Run, few: Probe, progress: Progress) -> None:
             return
     forget, compared = reports["prior"].settings["rows"].values()
     logger.warning(
-        "the prior %s %s. %s forget rows were compared with %s %s; `msa-lite probe` looks closer. MSA fails with a "
-        "prior that has already seen the forget set: take an earlier checkpoint",
+        "the prior %s %s. %s forget rows were compared with %s holdout rows; `msa-lite probe` looks closer. MSA "
+        "fails with a prior that has already seen the forget set: take an earlier checkpoint",
         run.sources["prior"].name,
         finding.explanation,
         forget,
         compared,
-        COMPARED_WITH[few.against],
     )

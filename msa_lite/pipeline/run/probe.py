@@ -11,18 +11,17 @@ from typing import Any, ClassVar
 from msa_lite.errors import UsageError
 from msa_lite.evals.probe import PROBE_ROWS, Probe, probe_inputs, probe_model
 from msa_lite.io.console.progress import Progress, silent
-from msa_lite.io.files.writing import write_text
 from msa_lite.io.launch.crew import Crew, stand_alone
 from msa_lite.io.weights.hub import Source, fetch
 from msa_lite.pipeline.prepare.models import fit_prior
 from msa_lite.pipeline.prepare.run import Context, Run, Scope, msa_scope
 from msa_lite.pipeline.run.folder import claimed, stage_list
-from msa_lite.pipeline.run.knowledge import COMPARED_WITH, PROBE_FOLDER, PROBE_SAYS, probe_rows
+from msa_lite.pipeline.run.knowledge import PROBE_FOLDER, PROBE_SAYS, probe_rows
 from msa_lite.pipeline.stages.asking import evidence_costs
 from msa_lite.pipeline.stages.stage import Stage, execute
 from msa_lite.recipe import Recipe, RecipeSource, load_recipe
 from msa_lite.report.metrics import metric_kind
-from msa_lite.report.probing import SIGN, Finding, read_verdicts
+from msa_lite.report.probing import Finding, read_verdicts
 from msa_lite.report.stages import ROWS, write_stages
 
 _COST = partial(evidence_costs, "the probe", 1, 2.0)  # forget rows, and about as many others
@@ -32,12 +31,10 @@ _COST = partial(evidence_costs, "the probe", 1, 2.0)  # forget rows, and about a
 class ProbeResult:
     """The result of a probe."""
 
-    json_keys: ClassVar = {"output": "folder", "against": "against", "rows": "rows", "models": "values"}
+    json_keys: ClassVar = {"output": "folder", "rows": "rows", "models": "values"}
 
     folder: Path
-    """The folder of the scores and report.md."""
-    against: str
-    """The kind of rows that the forget rows were compared with: "holdout" or "paraphrased"."""
+    """The folder of the scores."""
     models: Mapping[str, str]
     """The models by the name of their finding: repository or folder, with revision."""
     findings: list[Finding]
@@ -47,7 +44,7 @@ class ProbeResult:
     def title(self) -> str:
         """Return the title of a table: the rows that were compared."""
         forget, compared = self.findings[0].report.settings["rows"].values()
-        return f"{forget} forget rows against {compared} {COMPARED_WITH[self.against]}"
+        return f"{forget} forget rows against {compared} holdout rows"
 
     @property
     def labels(self) -> list[str]:
@@ -79,8 +76,8 @@ class ProbeResult:
 def probe(recipe: RecipeSource, overrides: Iterable[str] = (), progress: Progress = silent) -> ProbeResult | None:
     """Check the candidates for the prior, and target and ideal as controls, for signs of having seen the forget set.
 
-    Candidates are all checkpoints of the recipe's history, or its prior. Write a folder for each model and report.md
-    into OUTPUT/probe. Models that were scored before are not scored again. Before any scoring, raise UsageError if
+    Candidates are all checkpoints of the recipe's history, or its prior. Write a folder for each model into
+    OUTPUT/probe. Models that were scored before are not scored again. Before any scoring, raise UsageError if
     there is nothing to compare the forget rows with, and MismatchError for a candidate of another shape. Under a
     launcher the first process does it alone; return None in the others.
     """
@@ -94,9 +91,8 @@ def probe(recipe: RecipeSource, overrides: Iterable[str] = (), progress: Progres
         results = execute(stages, progress)
         reports = {name: results[f"probe: {name}"] for name in sources}
         models = {name: source.pinned() for name, source in sources.items()}
-        result = ProbeResult(folder, _sampled(run).against, models, read_verdicts(reports))
-        write_text(folder / "report.md", _summary(result))
-    return result
+        return ProbeResult(folder, models, read_verdicts(reports))
+    return None
 
 
 def probe_scope(recipe: Recipe) -> Scope:
@@ -139,8 +135,8 @@ def check_probe(run: Run) -> None:
     """Raise UsageError if there is nothing to compare the forget rows with."""
     if probe_rows(run) is None:
         raise UsageError(
-            "there is nothing to compare the forget rows with: set probe.against to rows of the same kind that no "
-            "candidate has seen, or (with probe.paired) to a paraphrase of each forget row"
+            "there is nothing to compare the forget rows with: give evaluate.holdout, rows of the same kind that no "
+            "candidate has seen"
         )
 
 
@@ -159,23 +155,3 @@ def _models(run: Run) -> dict[str, Source]:
             candidates[f"checkpoint-{place}"] = fit_prior(run.sources["target"], fetch(name), "checkpoint")
     controls = {name: run.sources[name] for name in ("target", "ideal") if name in run.sources}
     return candidates | controls
-
-
-def _summary(result: ProbeResult) -> str:
-    """Return the text of report.md: the table, a line for each model, and the meaning of the figures."""
-    rows = [" | ".join([f.name, result.models[f.name], *f.cells(), f.verdict]) for f in result.findings]
-    return "\n".join(
-        [
-            f"# Has it seen the forget set? {result.title}\n",
-            f"| name | model | {' | '.join(result.labels)} | verdict |",
-            f"|---|---|{'---:|' * len(result.labels)}---|",
-            *(f"| {row} |" for row in rows),
-            "",
-            *(f"- {finding.name}: {finding.explanation}." for finding in result.findings),
-            "",
-            "AUC [95 % interval over rows]: the chance that a forget row looks better known than a comparison row. A "
-            f"model that has seen neither set scores ½. A sign is an interval above {SIGN}, not above ½: the two sets "
-            "may differ in other ways, which raises the AUC of every model.",
-            "",
-        ]
-    )

@@ -23,7 +23,6 @@ from msa_lite.pipeline.prepare.run import Context, Run, Scope, msa_scope
 from msa_lite.pipeline.run.choice import check_strengths
 from msa_lite.pipeline.run.evidence import check_evidence
 from msa_lite.pipeline.run.filtering import moments_stage
-from msa_lite.pipeline.run.knowledge import PROBE_FOLDER
 from msa_lite.pipeline.run.msa import msa_stages, sweep_stages, vector_stages
 from msa_lite.pipeline.run.probe import check_probe, probe_scope, probe_stages
 from msa_lite.pipeline.run.report import END_FILES, check_licence
@@ -32,7 +31,6 @@ from msa_lite.pipeline.stages.forecast import check_memory, find_remedies
 from msa_lite.pipeline.stages.stage import Stage
 from msa_lite.recipe import Recipe
 from msa_lite.record.seal import KEY_FILE
-from msa_lite.report import REPORT_FILE
 from msa_lite.report.provenance import RECIPE_FILE, WITH_VECTORS
 from msa_lite.report.stages import STAGES_FILE
 
@@ -114,7 +112,7 @@ def find_verb(
     if command == "probe":
         if not recipe.has_prior:
             raise UsageError("prior: the recipe names none, so there is nothing to probe; name one, or a history")
-        return Verb(probe_scope(recipe), probe_stages, [check_probe], more_files=[f"{PROBE_FOLDER}/{REPORT_FILE}"])
+        return Verb(probe_scope(recipe), probe_stages, [check_probe])
     if command == "vector":
         return Verb(scope, lambda context: vector_stages(context, which), [check_strengths])
     if command == "moments":
