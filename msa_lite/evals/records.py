@@ -62,6 +62,8 @@ def collect_records(
                 done += len(batch)
                 progress(label, done, total)
         runner.close()
+    else:
+        progress(label, 1, 1)  # all was asked before
     ranks.wait()
     if not ranks.first:
         return {}

@@ -67,50 +67,33 @@ def test_off_a_terminal_there_is_a_line_at_the_start_every_half_minute_and_at_th
     ]
 
 
-def test_the_step_of_how_many_is_told_with_what_the_others_may_take(
+def test_the_step_of_how_many_is_told_and_a_list_that_goes_on_keeps_the_count(
     display: Display, clock: Clock, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    steps = [Step("a vector", "fit", 10), Step("b vector", "fit", 20), Step("merge", "merge"), Step("c vector", "fit")]
-    announce(display, steps)
-    display("a vector", 0, 4)
+    later = [Step("vector"), Step("merge"), Step("scores")]
+    announce(display, [Step("history"), *later])
+    display("history", 0, 4)
     clock.now = 40
-    display("a vector", 2, 4)  # 40 s are left, 160 for the next and 8 for the last; a merge takes what nobody knows
+    display("history", 2, 4)
     clock.now = 80
-    display("a vector", 4, 4)
-    display("merge", 1, 1)  # b was made before
-    display("c vector", 0, 2)
-    clock.now = 120
-    display("c vector", 1, 2)
-    assert lines(capsys) == [
-        "[1/4] a vector: started",
-        "[1/4] a vector: 2 of 4, about 40 s left (step 1 of 4, more than 3 min left)",
-        "[1/4] a vector: done in 1 min",
-        "[3/4] merge: done in 0 s",
-        "[4/4] c vector: started",
-        "[4/4] c vector: 1 of 2, about 40 s left (step 4 of 4, about 40 s left)",
-    ]
-
-
-def test_a_list_that_goes_on_keeps_the_count(
-    display: Display, clock: Clock, capsys: pytest.CaptureFixture[str]
-) -> None:
-    later = [Step("vector", "fit"), Step("merge", "merge"), Step("scores", "score")]
-    announce(display, [Step("history", "fit"), *later])
-    display("history", 0, 2)
-    clock.now = 100
-    display("history", 2, 2)
+    display("history", 4, 4)
     announce(display, later)
     display("vector", 5, 10)  # half of it was done by an earlier run
-    clock.now = 160
+    clock.now = 120
+    display("vector", 8, 10)
     display("vector", 10, 10)
-    display("scores", 3, 3)
-    display.close()
+    display("scores", 3, 3)  # the merge was made before
+    announce(display, [Step("vector"), Step("merge")])  # of the next run
+    display("merge", 1, 1)
     assert lines(capsys) == [
         "[1/4] history: started",
-        "[1/4] history: done in 2 min",
+        "[1/4] history: 2 of 4, about 40 s left",
+        "[1/4] history: done in 1 min",
         "[2/4] vector: started",
-        "[2/4] vector: done in 1 min",
+        "[2/4] vector: 8 of 10, about 27 s left",
+        "[2/4] vector: done in 40 s",
         "[4/4] scores: done in 0 s",
+        "[2/2] merge: done in 0 s",
     ]
 
 
@@ -125,7 +108,7 @@ def test_a_predicted_time_is_one_number(seconds: float | None, text: str) -> Non
 def test_a_step_that_begins_ends_what_stopped_early_and_one_that_gets_more_to_do_goes_on(
     display: Display, clock: Clock, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    announce(display, [Step("fit", "fit"), Step("choosing", "choose")])
+    announce(display, [Step("fit"), Step("choosing")])
     display("fit", 0, 100)
     display("fit", 40, 100)
     display("judge", 0, 2)  # part of a step: not announced
@@ -147,7 +130,7 @@ def test_a_step_that_begins_ends_what_stopped_early_and_one_that_gets_more_to_do
 def test_a_callback_of_three_arguments_gets_no_note_and_no_steps() -> None:
     calls: list[tuple[str, int, int]] = []
     tell(lambda *call: calls.append(call), "fit", 1, 2, "loss 3")
-    announce(silent, [Step("fit", "fit")])
+    announce(silent, [Step("fit")])
     assert calls == [("fit", 1, 2)]
 
 
@@ -194,7 +177,7 @@ from msa_lite.io.console.progress import Step
 
 logger = logging.getLogger("msa_lite.x")
 with msa_lite.show_progress() as progress:
-    progress.announce([Step("forget vector", "fit"), Step("merge", "merge")])
+    progress.announce([Step("forget vector"), Step("merge")])
     for done in range(21):
         progress("forget vector", done, 20, f"loss {2 - done / 20:.3g}")
         if done in (5, 6):
@@ -246,7 +229,6 @@ def test_on_a_terminal_of_80_columns_no_warning_is_cut_or_lost() -> None:
     assert "3 warnings: - <5 word" in text
     assert "- [red]the last one[/red]" in text
     assert re.search(r"\[1/2\] forget vector .* \d+% .* loss 1\.\d", plain)
-    assert "step 1 of 2" in text
     assert "[1/2] forget vector: done in 1 s, loss 1" in text or "[1/2] forget vector: done in 0 s, loss 1" in text
     assert text.rindex("[2/2] merge: done in 0 s") < text.rindex("3 warnings:")
     assert max(len(line) for line in plain.split("3 warnings:")[0].splitlines()) <= 80

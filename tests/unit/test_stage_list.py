@@ -98,7 +98,7 @@ def test_every_stage_of_a_shipped_recipe_is_explained(name: str) -> None:
 
 def test_a_step_says_what_it_is_for_as_it_begins(capsys: pytest.CaptureFixture[str]) -> None:
     display = Display(Notices())
-    display.announce([Step("check: prior", "check", 1, "must not know the rows"), Step("other", "fit")])
+    display.announce([Step("check: prior", "must not know the rows"), Step("other")])
     display("check: prior", 0, 2)
     display("other", 0, 2)
     first, _, last = capsys.readouterr().err.splitlines()

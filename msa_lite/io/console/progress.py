@@ -19,10 +19,6 @@ class Step:
     """One step of a run, announced when the run starts."""
 
     label: str
-    kind: str
-    """"fit", "score", …: steps of one kind take the same time for each unit of `amount`."""
-    amount: float = 1.0
-    """The work in it: rows to tune on, questions to ask."""
     purpose: str = ""
     """What it is for, in a clause."""
 
@@ -38,7 +34,7 @@ class Watcher(ABC):
     def announce(self, steps: Sequence[Step]) -> None:
         """Take the steps to come, in their order. Steps that are finished already are never called.
 
-        A list that goes on with the steps of the one before, known better by now, belongs to the same count.
+        A list with steps that were announced before, and have not begun, belongs to the same count.
         """
 
 

@@ -63,7 +63,7 @@ def run_attacks(campaign: Campaign, progress: Progress, examples: Sequence[SideB
     """
     if missing := campaign.missing():
         _tell(campaign)
-        announce(progress, [Step(attack_label(*pair), ATTACK_KIND, purpose=attack_says(pair[0])) for pair in missing])
+        announce(progress, [Step(attack_label(*pair), attack_says(pair[0])) for pair in missing])
     add_stages([stage.listed(campaign.folder) for stage in attack_stages(campaign)], campaign.folder)
     _take_over(campaign)
     failed = _make_records(campaign, progress)

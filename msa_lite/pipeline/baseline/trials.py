@@ -159,7 +159,6 @@ class Trials:
             needs=names,
             inputs=lambda: self._candidates()[0].inputs(validation_of(self.run)),
             cost=partial(epoch_score_costs, recipe, len(self.settings)),
-            amount=len(self.settings) * epochs_of(recipe) * len(scales_of(recipe)) + 1,
             says="epochs are compared by scores on validation rows",
             holds=ROWS,
         )

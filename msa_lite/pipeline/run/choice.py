@@ -26,7 +26,7 @@ from msa_lite.pipeline.run.loaded import LoadedTarget
 from msa_lite.pipeline.run.merge import merge_identity, run_terms
 from msa_lite.pipeline.run.scores import score_model, score_stage, scores_folder, validation_of
 from msa_lite.pipeline.run.vectors import check_processes, tracking_of
-from msa_lite.pipeline.stages.asking import SEARCHED, choice_costs
+from msa_lite.pipeline.stages.asking import choice_costs
 from msa_lite.pipeline.stages.stage import Stage
 from msa_lite.recipe import Recipe
 from msa_lite.report import REPORT_FILE
@@ -51,7 +51,6 @@ def choice_stages(context: Context, needs: Sequence[str]) -> list[Stage]:
         return []
     ideal = [score_stage(context, "ideal", "validation")] if context.has_ideal else []
     names = list(dict.fromkeys([*needs, *(stage.name for stage in ideal)]))
-    points = len(context.recipe.points) or SEARCHED
     choice = Stage(
         CHOICE,
         "choose",
@@ -60,7 +59,6 @@ def choice_stages(context: Context, needs: Sequence[str]) -> list[Stage]:
         needs=names,
         inputs=lambda: _sweep_inputs(context.run),
         cost=partial(choice_costs, context.recipe),
-        amount=points + 1,
         says="strengths are tried in memory, by scores on validation rows",
         holds=ROWS,
     )

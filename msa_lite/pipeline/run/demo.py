@@ -52,7 +52,7 @@ def _fit_stage(folder: Path, name: str, people: int, epochs: int, batch: int) ->
         return [fit_cost(facts.shapes[name], size, machine)]
 
     says = "models of the first try learn invented people: the target more of them than prior and ideal"
-    return Stage(HISTORY_LABEL.format(name), "fit", folder / name, cost=cost, amount=people, says=says, holds=_DEMO)
+    return Stage(HISTORY_LABEL.format(name), "fit", folder / name, cost=cost, says=says, holds=_DEMO)
 
 
 def _real_cost(facts: Facts, machine: Machine) -> list[StageCost]:

@@ -77,7 +77,6 @@ def filter_stage(
 
 def moments_stage(context: Context) -> Stage:
     """Return the stage that measures the inputs of the target's layers on rows to forget and to keep."""
-    run = context.prepared
     return Stage(
         MOMENTS_FOLDER,
         "measure",
@@ -85,7 +84,6 @@ def moments_stage(context: Context) -> Stage:
         lambda progress: measure_moments(context.run, progress),
         inputs=lambda: moments_inputs(context.run),
         cost=partial(moments_costs, context.recipe),
-        amount=sum(map(len, _examples(run).values())) if run else 1,
         says="what the target's layers take in, on rows to forget and to keep; the filter needs it",
         holds=Holds("all", "the inputs of the target's layers on the rows, from which texts could be guessed"),
     )

@@ -76,7 +76,6 @@ def check_stages(context: Context, accept: bool = False, probe: bool = False) ->
             partial(check.ask, name),
             inputs=partial(evaluation_inputs, context.run.sources[model], check.questions[name]),
             cost=_cost(context, name),
-            amount=check.questions[name].count,
             says=_SAYS,
             holds=ROWS,
         )
@@ -256,7 +255,6 @@ def cheap_probe(context: Context) -> list[Stage]:
             lambda progress: _warn_of_signs(context.run, few, progress),
             inputs=lambda: probe_inputs(context.run.sources["prior"], few),
             cost=cost,
-            amount=2 * CHEAP_ROWS,
             says=PROBE_SAYS,
             holds=ROWS,
         )

@@ -98,7 +98,6 @@ def score_stage(
         needs=needs,
         inputs=inputs,
         cost=partial(asking_costs, context.recipe, _plan_name(split, final), name, split),
-        amount=asked(context.prepared, name, split).count if context.prepared else 1,
         says=_SAYS["final" if final else split],
         holds=ROWS,
     )

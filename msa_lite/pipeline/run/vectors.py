@@ -47,7 +47,7 @@ def row_hashes(rows: Sequence[Row]) -> dict[str, str]:
 
 def fit_stages(context: Context, names: Sequence[str]) -> list[Stage]:
     """Return the fits of the named vectors ("forget", "retain") in their order, and what they start from."""
-    run, folder = context.prepared, context.scope.folder / "vectors"
+    folder = context.scope.folder / "vectors"
     is_later = {"forget": context.recipe.starts_at_retain}
     stages = [
         Stage(
@@ -58,7 +58,6 @@ def fit_stages(context: Context, names: Sequence[str]) -> list[Stage]:
             needs=[_start_of(context.recipe)] if is_later.get(name) else (),
             inputs=lambda name=name: vector_inputs(context.run, name),  # type: ignore[misc]
             cost=partial(vector_costs, context.recipe, name),
-            amount=len(run.examples[name]) if run else 1,
             says=_SAYS[name],
             holds=CHANGE,
         )

@@ -235,7 +235,6 @@ class _Training:
                 run=partial(self._make, step),
                 inputs=partial(self._inputs, step, self.models),
                 needs=names[done:place],
-                amount=sum(len(example.ids) for example in step.examples) if step else 1,
             )
             for place, (name, step) in enumerate(zip(names, self.steps, strict=True))
             if place >= done

@@ -41,7 +41,6 @@ class Stage:
     name: str
     """"forget vector", "merge", "scores: unlearned"; also the key of `needs`, and its label while it runs."""
     kind: Kind
-    """Stages of one kind take about the same time for each unit of `amount`."""
     folder: Path | None
     """The folder that it makes, complete once it exists; None where it makes none."""
     run: Callable[[Progress], Any] = nothing
@@ -53,8 +52,6 @@ class Stage:
     None: that is not known."""
     cost: Callable[[Facts, Machine], Sequence[StageCost]] = free
     """Returns memory, disk and time, from headers and counts of rows alone."""
-    amount: float = 1.0
-    """The work in it: rows to tune on, questions to ask, points to score; 0 where another stage does it."""
     says: str = ""
     """What it is for, in a clause that is shown while it runs; empty where its name says it."""
     holds: Holds = ALL
@@ -109,7 +106,7 @@ def execute(stages: Sequence[Stage], progress: Progress, later: Sequence[Step] =
 
 def steps(stages: Iterable[Stage]) -> list[Step]:
     """Return the stages as steps of a progress display."""
-    return [Step(stage.name, stage.kind, stage.amount, stage.says) for stage in stages if stage.amount]
+    return [Step(stage.name, stage.says) for stage in stages]
 
 
 def look_ahead(stages: Iterable[Stage]) -> list[StageState]:

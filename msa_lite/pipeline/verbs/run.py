@@ -250,7 +250,7 @@ def _attack_steps(run: Run) -> list[Step]:
     if not run.recipe.attack.attacks:
         return []
     pairs = open_attacks(run, None).pairs()
-    return [Step(attack_label(name, model), "attack", purpose=attack_says(name)) for name, model in pairs]
+    return [Step(attack_label(name, model), attack_says(name)) for name, model in pairs]
 
 
 def _chosen(context: Context, verb: Verb) -> tuple[Values, Sequence[Row]]:
