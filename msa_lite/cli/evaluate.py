@@ -7,21 +7,17 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from msa_lite.benchmarks import BENCHMARKS, OWN, splits_help
-from msa_lite.cli.help import Command, RecipeName, read_columns, takes_dry_run, takes_json
+from msa_lite.cli.help import Command, RecipeName, read_columns, takes_json
 from msa_lite.io.files.writing import json_form
-from msa_lite.io.launch.crew import Ranks
 
 if TYPE_CHECKING:
     from msa_lite.evals.suite import Asked
 
-_JUDGES = click.Choice(["none", "local", "openai"])
 _GROUPS = {
     "Benchmark": ["--benchmark", "--split", "--data", "--compat", "--recipe", "--limit"],
     "Questions of your own": ["--forget", "--retain", "--holdout", "--columns", "--max-new-tokens"],
-    "Models": ["--ideal", "--tokenizer"],
-    "Prompt": ["--prompt", "--system"],
-    "Judge": ["--judge", "--judge-model", "--judge-url", "--judge-prompts"],
-    "Result": ["--out", "--dry-run"],
+    "Yardsticks": ["--ideal", "--judge"],
+    "Result": ["--out"],
 }
 
 
@@ -42,17 +38,10 @@ _GROUPS = {
     help="A model that never saw the forget set, or the report of an earlier evaluation of it.",
 )
 @click.option(
-    "--tokenizer", metavar="MODEL", help="Folder or repo[@revision] with the tokenizer of a model saved without one."
-)
-@click.option("--judge", type=_JUDGES, default="none", show_default=True, help="Who judges generated answers.")
-@click.option(
-    "--judge-model",
-    metavar="MODEL",
-    help="local: a folder or repo[@revision]; openai: a name, gpt-4o if none is given.",
-)
-@click.option("--judge-url", help="Address of an OpenAI-compatible server. The key is OPENAI_API_KEY.")
-@click.option(
-    "--judge-prompts", metavar="FILE", help="YAML with the wording of a publication, in the place of our own prompts."
+    "--judge",
+    metavar="KIND[:MODEL]",
+    help="Who judges generated answers: none, openai or openai:MODEL (its server: OPENAI_BASE_URL), or local:MODEL, a "
+    "folder or repo.  [default: the recipe's, else none]",
 )
 @click.option(
     "--compat",
@@ -68,27 +57,16 @@ _GROUPS = {
 @click.option("--max-new-tokens", type=click.IntRange(min=1), help="Length limit of answers.  [default: 200]")
 @click.option("--columns", help="Columns of these: question=Q,answer=A, or messages=M; the usual ones are known.")
 @click.option(
-    "--prompt",
-    type=click.Choice(["default", "chat", "plain", "auto"]),
-    default="default",
-    show_default=True,
-    help="The form of questions; default: as published, and for qa the chat template, if there is one.",
-)
-@click.option("--system", help="A system message.")
-@click.option(
     "--recipe",
     metavar="RECIPE",
     type=RecipeName(),
-    help="Take benchmark, data, columns and prompt from this recipe.",
+    help="Take benchmark, data, columns, prompt and judge from this recipe.",
 )
 @click.option("--limit", type=click.IntRange(min=1), help="Score at most this many rows of each set.")
 @click.option("--out", required=True, type=click.Path(), help="Folder for records and report.json.")
-@takes_dry_run
 @takes_json
 @click.pass_context
-def evaluate_command(
-    context: click.Context, model: str, out: str, dry_run: bool, as_json: bool, **options: Any
-) -> None:
+def evaluate_command(context: click.Context, model: str, out: str, as_json: bool, **options: Any) -> None:
     """Score MODEL on a benchmark.
 
     MODEL is a folder or repo[@revision] with a model or a LoRA adapter.
@@ -98,48 +76,22 @@ def evaluate_command(
     msa-lite evaluate runs/mine/model --forget forget.jsonl --retain retain.jsonl --out scores
     msa-lite evaluate ./my-finetuned-model --recipe my-request.yaml --out scores
     """
-    from msa_lite.cli.output import (
-        print_dry_run,
-        print_json,
-        print_reports,
-        print_start,
-        progress_bars,
-        quieten_libraries,
-    )
+    from msa_lite.cli.output import print_json, print_reports, print_start, progress_bars, quieten_libraries
 
     print_start(model, out)
-    from msa_lite.data import PromptSettings
     from msa_lite.evals import evaluate
     from msa_lite.evals.judge import JudgeSettings
-    from msa_lite.pipeline.verbs.dry_run import dry_evaluation
 
     quieten_libraries(context.obj)
-    recipe = options["recipe"]
-    if recipe is not None:
+    if options["recipe"] is not None:
         arguments = _from_recipe(context, options)
     else:
-        prompt = PromptSettings(options["prompt"], options["system"])
-        arguments = {"questions": _questions(options), "prompt": prompt, "limit": options["limit"]}
-    if dry_run:
-        if Ranks.current().first:
-            print_dry_run(dry_evaluation(model, out, options["ideal"]), as_json)
-        return
-    judge = JudgeSettings(
-        kind=options["judge"],
-        model=options["judge_model"],
-        base_url=options["judge_url"],
-        prompts=options["judge_prompts"],
-    )
+        arguments = {"questions": _questions(options), "limit": options["limit"]}
+    if options["judge"] is not None:
+        kind, _, name = options["judge"].partition(":")
+        arguments["judge"] = JudgeSettings(kind, name or None)
     with progress_bars() as progress:
-        reports = evaluate(
-            model,
-            out,
-            **arguments,
-            ideal=options["ideal"],
-            tokenizer=options["tokenizer"],
-            judge=judge,
-            progress=progress,
-        )
+        reports = evaluate(model, out, **arguments, ideal=options["ideal"], progress=progress)
     if not reports:  # of the processes of `accelerate launch`, the first one prints
         return
     if as_json:
@@ -159,8 +111,6 @@ _IN_RECIPES = (
     "benchmark",
     *dict.fromkeys(name for names in _OPTIONS.values() for name in names),
     "columns",
-    "prompt",
-    "system",
 )
 
 

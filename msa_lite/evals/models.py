@@ -83,7 +83,9 @@ def load_tokenizer(source: Source) -> Any:
     try:
         return open_tokenizer(_tokenizer_folder(source), source.name)
     except NoTokenizerError as error:
-        raise NoTokenizerError(f"{error}; --tokenizer MODEL takes that of another folder or repository") from error
+        raise NoTokenizerError(
+            f"{error}; copy tokenizer.json and tokenizer_config.json of the model it was tuned from into its folder"
+        ) from error
 
 
 def can_read(source: Source) -> bool:

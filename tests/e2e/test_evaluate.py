@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 import msa_lite
 from msa_lite.errors import DataError, OutputError
@@ -58,6 +59,7 @@ def call(call_cli: CallCli) -> CallCli:
 def judge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[JudgeServer]:
     with JudgeServer() as server:
         monkeypatch.setenv("OPENAI_API_KEY", server.key)
+        monkeypatch.setenv("OPENAI_BASE_URL", server.url)
         monkeypatch.setenv("MSA_LITE_CACHE", str(tmp_path / "cache"))
         server.reply = lambda body: "Z"
         yield server
@@ -192,8 +194,9 @@ TOFU = ["--benchmark", "tofu", "--data", "DATA"]
         (["--benchmark", "tofu", "--data", "no/such/folder/here"], "no such file or folder"),
         (["--benchmark", "qa", "--split", "forget01"], "split: not for qa"),
         (["--benchmark", "qa"], "nothing to score"),
-        (["--forget", "x.jsonl", "--judge-model", "x"], "judge: not for qa"),
-        ([*TOFU, "--split", "forget01", "--judge-model", "x"], "judge.kind is 'none'"),
+        (["--forget", "x.jsonl", "--judge", "openai:x"], "judge: not for qa"),
+        ([*TOFU, "--split", "forget01", "--judge", "none:x"], "judge.kind is 'none'"),
+        ([*TOFU, "--split", "forget01", "--judge", "opnai"], "did you mean 'openai'"),
     ],
 )
 def test_wrong_arguments_are_told_before_a_model_is_loaded(
@@ -259,7 +262,6 @@ def test_a_judge_that_fails_midway_is_asked_for_the_rest_alone(
 ) -> None:
     out = tmp_path / "out"
     given = arguments((models[0], scored[0] / "ideal/report.json"), data, out, "--judge", "openai")
-    given += ["--judge-url", judge.url]
     judge.script = [Step(), Step(), *[Step(status=400)] * 20]
     code, said, err = call(*given)
     assert (code, said) == (4, "")
@@ -285,7 +287,6 @@ def test_the_key_is_written_nowhere_though_the_server_repeats_it(
     headers = {"x-request-id": judge.key, "set-cookie": f"key={judge.key}", "retry-after-ms": "1"}
     steps = [Step(body=letter), Step(body=garbage), Step(body=letter), Step(body=refusal, status=429)]
     given = arguments((models[0], scored[0] / "ideal/report.json"), data, tmp_path / "out", "--judge", "openai", "-v")
-    given += ["--judge-url", judge.url]
     written = ""
     for last, expected in ((Step(body=refusal, status=403), 4), (Step(body=letter), 0)):
         judge.script = [Step(step.text, step.status, headers, body=step.body) for step in [*steps, *[last] * 20]]
@@ -307,8 +308,15 @@ def test_the_wording_of_a_file_is_sent_recorded_and_scored_anew_when_it_changes(
 ) -> None:
     prompts, out = tmp_path / "prompts.yaml", tmp_path / "out"
     prompts.write_text(PROMPTS)
-    given = arguments((models[0], scored[0] / "ideal/report.json"), data, out, "--judge", "openai", "--json")
-    given += ["--judge-url", judge.url, "--judge-prompts", str(prompts)]
+    recipe = {
+        "target": str(models[0]), "prior": str(models[1]), "output": str(tmp_path / "run"),
+        "forget": {"data": {"path": data}},
+        "evaluate": {"benchmark": "tofu", "split": "forget01", "data": data, "limit": 2,
+                     "judge": {"kind": "openai", "prompts": str(prompts)}},
+    }  # fmt: skip
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    given = [str(models[0]), "--recipe", str(tmp_path / "recipe.yaml"), "--ideal", str(scored[0] / "ideal/report.json")]
+    given += ["--out", str(out), "--json"]
 
     def scores(*more: str) -> tuple[Any, str, int]:
         asked = len(judge.calls)
@@ -343,7 +351,7 @@ def test_a_persons_marks_are_held_against_the_judge(
 ) -> None:
     out, sheet = tmp_path / "out", tmp_path / "judge-sample.csv"
     judge.reply = lambda body: "AB"[len(judge.calls) % 2]
-    given = arguments(models, data, out, "--judge", "openai", "--judge-url", judge.url)
+    given = arguments(models, data, out, "--judge", "openai")
     assert call_cli("evaluate", *given)[0] == 0
     example = runpy.run_path(str(Path(__file__).parents[2] / "examples/judge_agreement/judge_agreement.py"))
     sample, agree = example["sample_verdicts"], example["judge_agreement"]
@@ -387,7 +395,7 @@ def test_a_model_on_this_machine_may_be_the_judge(
     monkeypatch.setenv("MSA_LITE_CACHE", str(tmp_path / "cache"))
     model = make_checkpoint("llama", max_position_embeddings=8192)
     out = shutil.copytree(scored[0], tmp_path / "out")
-    code, said, err = call(*arguments(models, data, out, "--judge", "local", "--judge-model", model, "--json"))
+    code, said, err = call(*arguments(models, data, out, "--judge", f"local:{model}", "--json"))
     assert code == 0, err
     report = json.loads(said)
     assert (report["settings"]["judge"]["kind"], report["settings"]["judge"]["model"]) == ("local", str(model))

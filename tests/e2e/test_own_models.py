@@ -318,14 +318,14 @@ def test_a_target_without_tokenizer_takes_the_priors_and_so_does_the_unlearned_m
     assert manifest["inputs"]["target"]["tokenizer"].startswith("sha256:")
 
 
-def test_evaluate_takes_a_tokenizer(history: Path, tmp_path: Path, call_cli: CallCli) -> None:
+def test_evaluate_says_where_a_tokenizer_comes_from(history: Path, tmp_path: Path, call_cli: CallCli) -> None:
     model, rows = drop_tokenizer(history / "target", tmp_path / "target"), history / "data/holdout.jsonl"
     arguments = ("evaluate", model, "--holdout", rows, "--limit", 2, "--max-new-tokens", 2, "--out", tmp_path / "out")
     code, _, err = call_cli(*arguments)
-    assert (code, "--tokenizer" in err, "Traceback" in err) == (3, True, False)
-    assert call_cli(*arguments, "--tokenizer", history / "prior")[0] == 0
-    code, _, err = call_cli(*arguments, "--tokenizer", tmp_path / "target")
-    assert (code, "holds no tokenizer" in err) == (2, True)
+    assert (code, "copy tokenizer.json" in err, "Traceback" in err) == (3, True, False)
+    shutil.copy(history / "prior/tokenizer.json", model)
+    shutil.copy(history / "prior/tokenizer_config.json", model)
+    assert call_cli(*arguments)[0] == 0
 
 
 # The wrong prior.

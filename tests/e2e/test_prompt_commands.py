@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 import msa_lite
+from msa_lite.data import DataSource, PromptSettings
 from msa_lite.errors import MsaError, UsageError
 from msa_lite.io.files.writing import json_form
 from msa_lite.pipeline.prepare.prompt import evaluation_arguments, show_prompt
@@ -248,37 +249,39 @@ def test_long_conversations_are_learnt_and_asked_alike(given: dict[str, Any], tm
 # evaluate
 
 
-def test_an_evaluation_is_asked_in_the_prompt_that_is_said(
-    given: dict[str, Any], model: Path, tmp_path: Path, call_cli: CallCli
-) -> None:
-    mine = lines(tmp_path / "mine.jsonl", {"q": "Where?", "a": "Here."})
-    out = tmp_path / "out"
-    asked = ["evaluate", str(model), "--forget", mine, "--max-new-tokens", "2", "--json"]
-    columns = ["--columns", "question=q,answer=a"]
-    found = {}
-    for name, more in {
-        "default": [],
-        "system": ["--system", "Be brief."],
-        "plain": ["--prompt", "plain"],
-        "auto": ["--prompt", "auto"],
-    }.items():
-        code, said, err = call_cli(*asked, *columns, *more, "--out", str(out / name))
-        assert code == 0, err
-        assert "prompt: " in err
-        found[name] = json.loads(said)
-    assert found["default"]["settings"]["prompt"]["system"] is None
-    assert found["system"]["settings"]["prompt"]["system"] == "Be brief."
-    assert found["plain"]["settings"]["prompt"]["kind"] == "plain"
-    values = {name: report["metrics"]["probability_f"]["value"] for name, report in found.items()}
-    assert len({values[name] for name in ("default", "system", "plain")}) == 3
+def test_an_evaluation_is_asked_in_the_prompt_that_is_said(model: Path, tmp_path: Path) -> None:
+    rows = DataSource(lines(tmp_path / "mine.jsonl", {"q": "Where?", "a": "Here."}), question="q", answer="a")
+    questions = msa_lite.OwnQuestions(forget=rows, max_new_tokens=2)
+    prompts = {"default": PromptSettings(), "system": PromptSettings("default", "Be brief."), "plain": "plain"}
+    out, found = tmp_path / "out", {}
+    for name, prompt in (prompts | {"auto": "auto"}).items():
+        found[name] = msa_lite.evaluate(str(model), out / name, questions, prompt=prompt)["model"]
+    assert found["default"].settings["prompt"]["system"] is None
+    assert found["system"].settings["prompt"]["system"] == "Be brief."
+    assert found["plain"].settings["prompt"]["kind"] == "plain"
+    values = {name: report.values()["probability_f"] or 0.0 for name, report in found.items()}
+    assert len({values[name] for name in prompts}) == 3
     assert values["auto"] >= max(values.values()) - 0.01
     # A prompt is part of what was asked: another one is another evaluation, the same one is taken up.
     before = (out / "default/manifest.json").read_text()
-    call_cli(*asked, *columns, "--out", str(out / "default"))
+    msa_lite.evaluate(str(model), out / "default", questions)
     assert (out / "default/manifest.json").read_text() == before
-    code, said, err = call_cli(*asked, *columns, "--prompt", "plain", "--out", str(out / "default"))
-    assert code == 0, err
-    assert json.loads(said)["metrics"] == found["plain"]["metrics"]
+    again = msa_lite.evaluate(str(model), out / "default", questions, prompt="plain")["model"]
+    assert again.metrics == found["plain"].metrics
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "prompt", "told"),
+    [
+        ("tofu", "auto", "prompt auto: not for tofu"),
+        ("restor", PromptSettings("default", "x"), "prompt: not for restor"),
+    ],
+)
+def test_a_prompt_that_a_benchmark_does_not_take_is_refused(
+    benchmark: str, prompt: Any, told: str, model: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match=told):
+        msa_lite.evaluate(str(model), tmp_path / "out", msa_lite.PublishedBenchmark(benchmark), prompt=prompt)
 
 
 def test_an_evaluation_of_a_recipe_asks_what_its_run_asks(
@@ -307,13 +310,7 @@ def test_an_evaluation_of_a_recipe_asks_what_its_run_asks(
         (["--forget", "FILE", "--columns", "messages=m,answer=a"], "messages stands in the place of"),
         (["--forget", "FILE", "--columns", "question=qq"], "no column 'qq'"),
         (["--columns", "question=q"], "--columns: of which data?"),
-        (["--benchmark", "tofu", "--prompt", "auto"], "prompt auto: not for tofu"),
-        (["--benchmark", "restor", "--system", "x"], "prompt: not for restor"),
-        (
-            ["--recipe", "RECIPE", "--forget", "FILE", "--prompt", "chat"],
-            "--forget, --prompt: the recipe sets this already",
-        ),
-        (["--holdout", "FILE", "--prompt", "auto"], "give one of them"),
+        (["--recipe", "RECIPE", "--forget", "FILE", "--columns", "q=a"], "--forget, --columns: the recipe sets this"),
         (["--forget", "FILE", "--retain", "no.jsonl", "--holdout", "none.jsonl"], "2 faults"),
     ],
 )

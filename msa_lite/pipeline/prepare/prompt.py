@@ -27,6 +27,7 @@ from msa_lite.data import (
     sample_rows,
 )
 from msa_lite.errors import MsaError, UsageError
+from msa_lite.evals.judge import JudgeSettings
 from msa_lite.evals.models import model_identity
 from msa_lite.evals.prompt_search import PROMPT_ROWS, choose_prompt, prompt_forms, rank_prompts
 from msa_lite.evals.suite import OwnQuestions, PublishedBenchmark
@@ -180,11 +181,13 @@ def _shown(form: str, row: Row, example: Example, tokenizer: Any) -> ShownPrompt
 def evaluation_arguments(recipe: Recipe) -> dict[str, Any]:
     """Return the arguments of `evaluate` that ask a model what the recipe's run asks its models, of all rows.
 
-    These are questions, limit, seed and prompt. For `prompt: auto`, it is the prompt that the run found, if it
-    has searched already.
+    These are questions, limit, seed, prompt and judge. For `prompt: auto`, it is the prompt that the run
+    found, if it has searched already.
     """
     evaluate = recipe.evaluate
     arguments = {"seed": recipe.seed, "prompt": _settings(recipe), "limit": evaluate.limit if evaluate else None}
+    if evaluate:
+        arguments["judge"] = JudgeSettings(**evaluate.judge.model_dump())
     if evaluate is None or evaluate.benchmark == OWN:
         sets = {name: recipe.data_sets.get(f"evaluate.{name}") or recipe.data_sets.get(name) for name in SETS}
         sources: dict[str, Any] = {name: source_of(data, recipe.columns) for name, data in sets.items() if data}

@@ -17,7 +17,6 @@ from msa_lite.io.console.libraries import require
 from msa_lite.io.console.progress import readable
 from msa_lite.io.files.reading import read_yaml
 from msa_lite.io.finished.seal import load_manifest
-from msa_lite.pipeline.init.inspect import inspect_model
 from msa_lite.pipeline.prepare.earlier import open_earlier
 from msa_lite.pipeline.prepare.models import WRITTEN_OUT, check_fit_ahead, written_out_as
 from msa_lite.pipeline.prepare.prompt import PROMPT_FILE
@@ -142,18 +141,6 @@ def _find_blockers(recipe: Recipe, facts: Facts, every_checkpoint: bool) -> tupl
     if recipe.prompt.kind == "auto" and not (recipe.folder / PROMPT_FILE).is_file():
         blockers.append("find the prompt (prompt: auto)")
     return recipe, blockers
-
-
-def dry_evaluation(model: str, out: str, ideal: str | None) -> DryRun:
-    """Return what `evaluate` would do. Nothing is written, and no weights are downloaded.
-
-    Raise UsageError for a model that is not there.
-    """
-    require("train")
-    inspect_model(model)
-    stages = [Stage("scores", "score", Path(out))]
-    stages += [Stage("scores: ideal", "score", Path(out) / "ideal")] if ideal else []
-    return DryRun("evaluate", Path(out), look_ahead(stages))
 
 
 def _dry_training(recipe: TrainingRecipe, force: bool) -> DryRun:
