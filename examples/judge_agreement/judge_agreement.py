@@ -37,7 +37,7 @@ from msa_lite.io.files.reading import local_path, read_bytes
 from msa_lite.io.files.writing import check_writable, digest, write_text
 from msa_lite.io.finished.seal import load_manifest
 from msa_lite.report.formats import csv_lines
-from msa_lite.report.rows import clean, harmless
+from msa_lite.report.rows import clean
 
 SHEET = "judge-sample.csv"
 COLUMNS_OF_SHEET = ("id", "question", "answer", "candidates", "choose", "letter")
@@ -164,9 +164,14 @@ def sample_verdicts(run: str | Path, n: int = 200, seed: int = 0, out: str | Pat
     verdicts = read_judge_verdicts(home)
     drawn = random.Random(seed).sample(verdicts, min(n, len(verdicts)))
     rows = [(v.id, clean(v.question), clean(v.tested), "\n".join(map(clean, v.shown)), v.choices, "") for v in drawn]
-    text = csv_lines([COLUMNS_OF_SHEET, *([harmless(cell) for cell in row] for row in rows)])
+    text = csv_lines([COLUMNS_OF_SHEET, *([_harmless(cell) for cell in row] for row in rows)])
     write_text(path, f"\ufeff{text}")  # a spreadsheet reads UTF-8 by the mark
     return Sheet(path, len(drawn), len(verdicts), list(dict.fromkeys(v.model for v in verdicts)), seed)
+
+
+def _harmless(text: str) -> str:
+    """Return a text that no spreadsheet takes for a formula."""
+    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")) else text
 
 
 def judge_agreement(run: str | Path, file: str | Path) -> JudgeAgreement:

@@ -87,7 +87,7 @@ FOLDERS = {
         "init": {"stages"},
         "purge": {"prepare", "run"},
         "staged": {"prepare", "run", "stages"},
-        "verbs": {"attack", "baseline", "init", "prepare", "run", "staged", "stages"},
+        "verbs": {"attack", "baseline", "prepare", "run", "staged", "stages"},
         "table": {"baseline", "run", "staged", "stages", "verbs"},
     },
 }

@@ -8,12 +8,12 @@ from tests.tools.count import code_lines, inner_arrows, totals
 
 # Today's totals. Lower one whenever it falls. Raising one is a decision: CONTRIBUTING lists each, with its reason.
 CEILING = {
-    "lines of the package": 36_874,
+    "lines of the package": 36_829,
     "modules": 315,
-    "lines of the tests": 49_651,
-    "words of the docs": 58_032,
+    "lines of the tests": 49_654,
+    "words of the docs": 57_919,
     "commands": 24,
-    "options": 114,
+    "options": 107,
     "keys of a recipe": 85,
 }
 
