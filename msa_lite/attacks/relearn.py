@@ -47,11 +47,9 @@ from msa_lite.io.weights.hub import Source
 from msa_lite.train import FitSettings, TuningMode, auto_rate, check_tunable, roomy_mode, tune
 
 _ROWS_TAUGHT = {
-    "forget": "all forget rows",
-    "part": "half of the forget rows",
-    "retain": "rows to keep",
+    "forget": "all forget rows", "part": "half of the forget rows", "retain": "rows to keep",
     "unrelated": "unrelated text",
-}
+}  # fmt: skip
 _LEAST_PART = 2  # rows on either side of a division
 _FASTER = 3.0  # times the rate of a vector: whoever attacks need not spare the rest of the model
 _OF_ADAPTER = 10 * 64  # over lora_alpha: the rate of an adapter as a multiple of that of all weights
@@ -62,14 +60,10 @@ _PUBLISHED = {
     "forget": _ON_ROWS,
     "part": replace(_ALL_WEIGHTS, learning_rate=5e-6, epochs=6, batch_size=4, warmup_steps=24),
     "retain": _ON_ROWS,
-    "unrelated": FitSettings(
-        "lora", 128, 16, epochs=3, learning_rate=2e-4, weight_decay=0.01, batch_size=1, warmup_steps=4
-    ),
+    "unrelated": FitSettings("lora", 128, 16, epochs=3, learning_rate=2e-4, batch_size=1, warmup_steps=4),
 }
-UNRELATED = tuple(
-    Row(index, text=text)
-    for index, text in enumerate(Path(__file__).with_name("unrelated.txt").read_text("utf-8").splitlines())
-)
+_TEXTS = Path(__file__).with_name("unrelated.txt").read_text("utf-8").splitlines()
+UNRELATED = tuple(Row(index, text=text) for index, text in enumerate(_TEXTS))
 """Short texts that have nothing to do with any forget set."""
 
 
@@ -87,11 +81,6 @@ class _Branch(NamedTuple):
     """The forget rows to score."""
     steps: Sequence[int]
     """The steps after which it is scored."""
-
-    @property
-    def teaches(self) -> bool:
-        """Check whether scored rows are tuned on."""
-        return self.name == "forget"
 
     @property
     def title(self) -> str:
@@ -112,7 +101,7 @@ class _Branch(NamedTuple):
             Trial(
                 f"{self.title} step {step}",
                 f"tuning{way} on {_ROWS_TAUGHT[self.name]}, {step} step{'s' * (step > 1)}",
-                teaches_forget_rows=self.teaches,
+                teaches_forget_rows=self.name == "forget",
                 is_summary=not self.is_published and step == speaking,
             )
             for step in self.steps
@@ -167,7 +156,7 @@ class Relearn(Attack):
 
     def left_out(self, ground: Ground) -> dict[str, str]:
         """Return the branches that the rows do not allow, each with the reason."""
-        return {name: lack for name in self.branches if (lack := self._lack(name, ground))}
+        return {name: lack for name in self.branches if (lack := self._lack(name, *self._sides(name, ground), ground))}
 
     def count_rows(self, ground: Ground) -> dict[str, int]:
         """Return the forget rows that each branch scores: `part` only the half that it does not tune on."""
@@ -209,18 +198,13 @@ class Relearn(Attack):
             examples, records = _examples(branch.rows, ground), list[Records]()
 
             def look(step: int, branch: _Branch = branch, records: list[Records] = records) -> None:
-                records.append(_score(runner, ground, branch.scored, not branch.teaches))
+                records.append(_score(runner, ground, branch.scored, branch.name != "forget"))
 
+            settings, label = self._settings(branch, runner.model, ground.seed), f"relearn, {branch.title}"
+            part, pad = part_of(progress, self.name, done, total), pad_id(ground.prompter.tokenizer)
             tune(
-                runner.model,
-                examples,
-                look,
-                pad=pad_id(ground.prompter.tokenizer),
-                settings=self._settings(branch, runner.model, ground.seed),
-                steps=branch.steps,
-                label=f"relearn, {branch.title}",
-                progress=part_of(progress, self.name, done, total),
-            )
+                runner.model, examples, look, pad=pad, settings=settings, steps=branch.steps, label=label, progress=part
+            )  # fmt: skip
             done += branch.steps[-1]
             yield from zip(branch.trials(), records, strict=True)
 
@@ -228,9 +212,9 @@ class Relearn(Attack):
         """Return the branches that the rows allow, in their order: each matched to the model, then as published."""
         branches = []
         for name in self.branches:
-            if self._lack(name, ground):
+            rows, scored = self._sides(name, ground)
+            if self._lack(name, rows, scored, ground):
                 continue
-            rows, scored = _divide(ground) if name == "part" else (self._rows(name, ground), ground.forget)
             examples = _count_examples(rows, ground)
             matched = replace(_ALL_WEIGHTS, mode=self.mode, batch_size=self.batch_size, schedule="constant")
             curve = sorted({max(1, self.steps >> at) for at in range(self.points)})
@@ -253,29 +237,27 @@ class Relearn(Attack):
         epochs = math.ceil(branch.steps[-1] / math.ceil(branch.examples / tuning.batch_size))
         return replace(tuning, learning_rate=rate, epochs=epochs)
 
-    def _rows(self, name: str, ground: Ground) -> Sequence[Row]:
-        return {"forget": ground.learnt, "retain": ground.retain, "unrelated": self.texts}[name]
-
-    def _lack(self, name: str, ground: Ground) -> str | None:
-        """Return why a branch is not possible on these rows, with what to try."""
+    def _sides(self, name: str, ground: Ground) -> tuple[Sequence[Row], Sequence[Row]]:
+        """Return (the rows that a branch tunes on, the forget rows that it scores)."""
         if name == "part":
-            if all(len(half) >= _LEAST_PART for half in _divide(ground)):
-                return None
-            return (
+            return split_rows(ground.forget, 0.5, ground.seed)
+        return {"forget": ground.learnt, "retain": ground.retain, "unrelated": self.texts}[name], ground.forget
+
+    def _lack(self, name: str, rows: Sequence[Row], scored: Sequence[Row], ground: Ground) -> str:
+        """Return why a branch is not possible on these rows, with what to try; "" where it is."""
+        if name == "part":
+            return "" if min(len(rows), len(scored)) >= _LEAST_PART else (
                 f"{len(ground.forget)} forget rows are too few to split: at least {_LEAST_PART} to tune on and "
                 f"{_LEAST_PART} others to score are needed; attack more rows"
-            )
-        rows = self._rows(name, ground)
+            )  # fmt: skip
         if not _count_examples(rows, ground):
             return "there are no rows to tune on; give some (retain.data)"
         attacked = {_content(row) for row in (*ground.forget, *ground.holdout, *ground.learnt)}
         shared = [row for row in rows if name != "forget" and _content(row) in attacked]
-        if shared:
-            return (
-                f"{len(shared)} of {len(rows)} rows to tune on are forget or holdout rows, or ask the same (the first "
-                f"is row {shared[0].index}), so that tuning would teach what is scored; take them out of these rows"
-            )
-        return None
+        return "" if not shared else (
+            f"{len(shared)} of {len(rows)} rows to tune on are forget or holdout rows, or ask the same (the first is "
+            f"row {shared[0].index}), so that tuning would teach what is scored; take them out of these rows"
+        )  # fmt: skip
 
 
 def relearning_robustness(
@@ -296,11 +278,6 @@ def relearning_robustness(
 def _content(row: Row) -> tuple[Any, ...]:
     """Return what is asked, with all before it: of conversations, the last turn alone may be the same by chance."""
     return (row.earlier, row.system, row.question, row.text)
-
-
-def _divide(ground: Ground) -> tuple[list[Row], list[Row]]:
-    """Return (the half of the forget rows to tune on, the half to score)."""
-    return split_rows(ground.forget, 0.5, ground.seed)
 
 
 def _examples(rows: Sequence[Row], ground: Ground) -> list[Example]:
