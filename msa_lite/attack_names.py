@@ -28,7 +28,7 @@ ATTACKS: dict[str, AttackEntry] = {
     ),
     "prompt": AttackEntry(
         "msa_lite.attacks.prompt.Prompting",
-        "ask in other words, with examples, with the first words of the answer, indirectly",
+        "ask in other words, with examples, with the first words of the answer",
         "other prompts",
     ),
     "sample": AttackEntry(

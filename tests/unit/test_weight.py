@@ -8,10 +8,10 @@ from tests.tools.count import code_lines, inner_arrows, totals
 
 # Today's totals. Lower one whenever it falls. Raising one is a decision: CONTRIBUTING lists each, with its reason.
 CEILING = {
-    "lines of the package": 36_829,
+    "lines of the package": 36_810,
     "modules": 315,
     "lines of the tests": 49_654,
-    "words of the docs": 57_919,
+    "words of the docs": 57_918,
     "commands": 24,
     "options": 107,
     "keys of a recipe": 85,
