@@ -20,21 +20,39 @@ _MOST = 30  # lines of files that are left alone
 @click.command(cls=Command)
 @takes_run
 @click.option("--yes", is_flag=True, help="Remove what is listed. Nothing brings it back.")
+@click.option("--search", "places", multiple=True, metavar="FOLDER", help="Print its files that hold rows.")
 @takes_json
-def purge_command(run: Path, yes: bool, as_json: bool) -> None:
+def purge_command(run: Path, yes: bool, places: tuple[str, ...], as_json: bool) -> None:
     """List what still holds the data of RUN, and with --yes remove it.
 
-    RUN is the folder of a run. Vectors can put the data back, records repeat its rows, and so does the cache of
-    `datasets`. The unlearned model, the report and the removal record stay. After that, RUN is not run again and takes
-    no part in later merges. What no command reaches is named: the data's own files, the target, copies elsewhere.
+    RUN is the folder of a run. Vectors can put the data back, and records repeat its rows. The unlearned model, the
+    report and the removal record stay. After that, RUN is not run again and takes no part in later merges. Outside of
+    RUN nothing is removed; the data's own files, the target and earlier runs are named.
+
+    --search looks for the rows of the recipe's files in other folders: in UTF-8, as they stand or escaped as in JSON,
+    from 12 bytes on. It sees nothing in packed files (Parquet, zip, PDF) and other encodings.
 
     \b
     msa-lite purge runs/mine         # only lists
     msa-lite purge runs/mine --yes   # removes what was listed
+    msa-lite purge runs/mine --search ~/notes --search runs   # before the data's files are gone
     """
     from msa_lite.cli.output import print_json
-    from msa_lite.pipeline.purge.purge import purge
+    from msa_lite.pipeline.purge.purge import UNKNOWN, purge
+    from msa_lite.pipeline.purge.rows import find_rows
 
+    if places:
+        if yes:
+            raise click.UsageError("--search only prints files; leave out --yes")
+        found = find_rows(run, places)
+        if as_json:
+            print_json(found)
+            return
+        for name in found.files:
+            click.echo(name)
+        for fault in found.unread:
+            click.echo(f"not searched: {fault}", err=True)
+        return
     result = purge(run, remove=yes)
     if as_json:
         print_json(result)
@@ -44,9 +62,10 @@ def purge_command(run: Path, yes: bool, as_json: bool) -> None:
     _print_remarks("left alone", result.strays[:_MOST])
     if len(result.strays) > _MOST:
         click.echo(f"  … and {len(result.strays) - _MOST} more")
-    click.echo("\nout of reach of this command; look yourself:")
+    click.echo("\nnot removed by this command:")
     for line in result.elsewhere:
         click.echo(f"  - {line}")
+    click.echo(f"\n{UNKNOWN}")
     _print_end(result)
 
 

@@ -16,7 +16,6 @@ import yaml
 from filelock import FileLock
 
 import msa_lite
-from msa_lite.data import DataSource, load_rows
 from msa_lite.errors import MismatchError, OutputError, StageError, UsageError
 from msa_lite.evals.evaluation import finished_inputs
 from msa_lite.io.files.writing import hash_file
@@ -34,15 +33,6 @@ from tests.support.models import make_lora
 from tests.support.processes import fork_script
 
 TREES = ("vectors", "baselines/task_vector/vectors", "history", "target", "prior")
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache of `datasets` for this test alone."""
-    folder = tmp_path_factory.mktemp("cache")
-    monkeypatch.setenv("HF_DATASETS_CACHE", str(folder))
-    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", folder)
-    return folder
 
 
 @pytest.fixture
@@ -72,20 +62,15 @@ def contents(folder: Path) -> dict[str, str]:
 
 @pytest.mark.pictures
 def test_no_row_is_left_and_the_rest_works_on(
-    run: Path, history: Path, cache: Path, call_cli: CallCli, monkeypatch: pytest.MonkeyPatch
+    run: Path, history: Path, call_cli: CallCli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import datasets
-
     shutil.copytree(history, run / "history")  # as a demo's run has it
-    for name in ("forget", "retain"):  # as the training of the target did
-        datasets.load_dataset("json", data_files=str(history / f"data/{name}.jsonl"))
+    (run / "tracking/sweep").mkdir(parents=True)
+    (run / "tracking/sweep/samples.txt").write_bytes(forms(history)[0])
     rows = forms(history)
     before, kept = holding(run, rows), hash_file(run / "model/manifest.json")
     assert {"evaluation/target/forget.jsonl", "sweep/target/forget.jsonl", "history/data/forget.jsonl"} <= before
     assert {"report.md", "report.html", "report.json"} <= before
-    assert len(holding(cache, rows)) == 1
-    others = contents(cache).keys() - holding(cache, rows)
-    assert any(name.endswith(".arrow") for name in others)
 
     status, out, _ = call_cli("purge", run)
     assert status == 0
@@ -99,8 +84,8 @@ def test_no_row_is_left_and_the_rest_works_on(
     result = json.loads(out)
     assert (status, result["removed"], result["left_alone"]) == (0, True, [])
     assert holding(run, rows) == set()
-    assert holding(cache, rows) == set()
-    assert any(name in contents(cache) for name in others if name.endswith(".arrow"))
+    assert not (run / "tracking").exists()
+    assert result["not_removed"][0] == f"the data itself: {history / 'data/forget.jsonl'} (forget.data)"
     assert [name for name in TREES if (run / name).exists()] == []
     assert not list(run.rglob("*.jsonl"))
     assert hash_file(run / "model/manifest.json") == kept
@@ -126,20 +111,6 @@ def test_no_row_is_left_and_the_rest_works_on(
     assert json.loads((run / "purged.json").read_text()) == note
 
 
-def test_no_row_of_a_parquet_file_is_left_in_the_cache(run: Path, history: Path, cache: Path, tmp_path: Path) -> None:
-    import datasets
-
-    path = tmp_path / "rows.parquet"
-    rows = datasets.Dataset.from_json(str(history / "data/forget.jsonl"), cache_dir=str(tmp_path / "elsewhere"))
-    rows.to_parquet(str(path))
-    text = (run / "recipe.yaml").read_text().replace(str(history / "data/forget.jsonl"), str(path))
-    (run / "recipe.yaml").write_text(text)
-    load_rows(DataSource(str(path)))
-    assert holding(cache, forms(history)) != set()
-    purge(run, remove=True)
-    assert holding(cache, forms(history)) == set()
-
-
 def test_scores_without_records_serve_no_other_run(run: Path, history: Path, recipe: dict[str, Any]) -> None:
     purge(run / "baselines/task_vector", remove=True)
     assert verify_folder(run / "evaluation/unlearned") == []
@@ -150,6 +121,32 @@ def test_scores_without_records_serve_no_other_run(run: Path, history: Path, rec
     shutil.rmtree(run / "evaluation/target")
     assert msa_lite.run(str(run / "recipe.yaml")) is not None
     assert (run / "evaluation/target/forget.jsonl").is_file()
+
+
+def test_a_search_prints_the_files_in_which_rows_stand(
+    run: Path, history: Path, tmp_path: Path, call_cli: CallCli
+) -> None:
+    row = json.loads((history / "data/forget.jsonl").read_text().splitlines()[0])
+    notes = tmp_path / "notes"
+    notes.mkdir()
+    (notes / "said.txt").write_text(f"said: {row['question']} I think")
+    (notes / "log.json").write_text(json.dumps({"said": json.dumps(row)}))
+    (notes / "milk.txt").write_text("buy milk")
+    (notes / "link.txt").symlink_to(notes / "said.txt")
+    os.mkfifo(notes / "pipe")
+    before = contents(run)
+    status, out, _ = call_cli("purge", run, "--search", notes, "--search", run / "vectors")
+    assert (status, out.split()) == (0, [str(notes / "log.json"), str(notes / "said.txt")])
+    status, out, _ = call_cli("purge", run, "--search", run, "--json")
+    assert {Path(name).name for name in json.loads(out)["found"]} >= {"forget.jsonl", "report.json"}
+    assert contents(run) == before
+    assert call_cli("purge", run, "--search", notes, "--yes")[0] == 2
+    status, _, err = call_cli("purge", run, "--search", tmp_path / "absent")
+    assert (status, "no such folder" in err) == (2, True)
+    text = (run / "recipe.yaml").read_text().replace(str(history / "data/forget.jsonl"), str(tmp_path / "gone.jsonl"))
+    (run / "recipe.yaml").write_text(text)
+    status, _, err = call_cli("purge", run, "--search", notes)
+    assert (status, "put their files back to search" in err) == (2, True)
 
 
 class Killed(BaseException):
@@ -249,15 +246,12 @@ def test_what_a_kill_leaves_between_two_renames_goes_too(run: Path, history: Pat
     (run / "model").rename(run / "model.previous")
     (run / "report.md.tmp").write_bytes(forms(history)[0])
     (run / "prompt.json").write_text("{}")
-    (run / "tracking/sweep").mkdir(parents=True)
-    (run / "tracking/sweep/events").write_text("losses")
     result = purge(run, remove=True)
     assert holding(run, forms(history)) == set()
     assert not (run / "vectors").exists()
     assert not (run / "prompt.json").exists()
     kept = {remark.name: remark.reason for remark in result.kept}
     assert kept["model.previous"] == "the unlearned model"
-    assert kept["tracking"] == "losses and scores for trackers, of no single row"
     assert result.strays == []
 
 
@@ -277,29 +271,15 @@ def test_files_of_others_and_links_are_left_alone_and_named(run: Path, tmp_path:
     write_manifest(run / "evaluation/unlearned", manifest)
     before = contents(outside)
     result = purge(run)
-    with pytest.raises(StageError, match=r"notes/: .* ROWS TO FORGET"):
+    with pytest.raises(StageError, match=r"evaluation/ideal/forget.jsonl: .*its manifest.json is damaged"):
         purge(run, remove=True)
     left = {remark.name: remark.reason for remark in result.strays}
     assert left["vectors"] == f"a link to {outside}, which is not followed"
-    assert left["notes/"] == "not made by msa-lite; ROWS TO FORGET STAND IN IT"
-    assert left["todo.txt"] == left["evaluation/target/copy.jsonl"] == "not made by msa-lite"
+    assert left["notes/"] == left["todo.txt"] == left["evaluation/target/copy.jsonl"] == "not made by msa-lite"
     assert "its manifest.json is damaged" in left["evaluation/ideal/forget.jsonl"]
     assert contents(outside) == before
     assert (tmp_path / "victim.jsonl").read_text() == "mine"
     assert holding(run, forms(history)) == {"notes/mine.txt", "evaluation/ideal/forget.jsonl"}
-
-
-def test_rows_in_files_of_trackers_are_told(run: Path, history: Path) -> None:
-    (run / "tracking").mkdir()
-    (run / "tracking/samples.txt").write_bytes(forms(history)[0])
-    with pytest.raises(StageError, match="tracking: of trackers; ROWS TO FORGET"):
-        purge(run, remove=True)
-
-
-def test_rows_are_seen_in_files_whose_names_are_no_text(run: Path, history: Path) -> None:
-    (run / os.fsdecode(b"note-\xff.txt")).write_bytes(forms(history)[0])
-    with pytest.raises(StageError, match=r"note-.*ROWS TO FORGET"):
-        purge(run, remove=True)
 
 
 @pytest.mark.parametrize("stage", ["vectors/forget", "evaluation/target"])
@@ -311,69 +291,6 @@ def test_a_stage_whose_manifest_is_damaged_gets_no_all_clear(stage: str, run: Pa
         assert json.loads((run / "purged.json").read_text())["ended"] is None
     shutil.rmtree(run / stage)
     assert call_cli("purge", str(run), "--yes")[0] == 0
-
-
-def test_rows_are_told_until_they_are_gone_also_once_nobody_has_their_texts(
-    run: Path, history: Path, cache: Path, tmp_path: Path, call_cli: CallCli
-) -> None:
-    import datasets
-
-    def purged() -> tuple[int, str]:
-        code, _, err = call_cli("purge", str(run), "--yes")
-        assert (json.loads((run / "purged.json").read_text())["ended"] is None) is (code == 4)
-        return code, err
-
-    data = shutil.copy(history / "data/forget.jsonl", tmp_path / "forget.jsonl")
-    text = (run / "recipe.yaml").read_text().replace(str(history / "data/forget.jsonl"), str(data))
-    (run / "recipe.yaml").write_text(text)
-    stray, note = run / "evaluation/ideal/forget.jsonl", run / "note.txt"
-    (run / "evaluation/ideal/manifest.json").write_text("7")
-    note.write_bytes(b"said: " + forms(history)[0] + b", I think")
-    for _ in range(2):
-        code, err = purged()
-        assert (code, "evaluation/ideal/forget.jsonl" in err, "note.txt" in err) == (4, True, True)
-        assert stray.is_file()
-        Path(data).unlink(missing_ok=True)  # from now on, only hashes are left
-    assert not [form for form in forms(history) if form in (run / "purged.json").read_bytes()]
-    shutil.rmtree(stray.parent)
-    code, err = purged()
-    assert (code, "note.txt" in err) == (4, True)
-    note.unlink()
-    (run / "other.txt").write_text("buy milk")
-    assert purged()[0] == 0
-    # By the hashes, rows are found in files that no purge has seen before.
-    shutil.copy(history / "data/forget.jsonl", run / "again.jsonl")
-    datasets.load_dataset("json", data_files=str(history / "data/forget.jsonl"))
-    code, err = purged()
-    assert (code, "again.jsonl" in err) == (4, True)
-    assert holding(cache, forms(history)) == set()
-
-
-def test_without_any_text_of_the_rows_nothing_is_called_searched(
-    tmp_path: Path, history: Path, cache: Path, call_cli: CallCli
-) -> None:
-    recipe = tiny_recipe(history, tmp_path / "run")
-    data = shutil.copy(history / "data/forget.jsonl", tmp_path / "forget.jsonl")
-    recipe["forget"]["data"] = {"path": str(data)}
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run/recipe.yaml").write_text(f"# A run of msa-lite: …\n{yaml.safe_dump(recipe)}")
-    (tmp_path / "run/note.txt").write_text("buy milk")
-    assert call_cli("purge", tmp_path / "run", "--yes")[0] == 0
-    Path(data).unlink()
-    (cache / "json").mkdir()
-    (cache / "json/x.arrow").write_text("a table")
-    code, _, err = call_cli("purge", tmp_path / "run", "--yes")
-    assert (code, "note.txt" in err, str(cache) in err) == (4, True, True)
-
-
-@pytest.mark.parametrize("line", ["null", "7", "[]", '"x"', "{}", '{"question": 7}', "{", "[" * 100_000, "\\xff"])
-def test_lines_of_records_that_are_no_records_stop_no_purge(line: str, run: Path, history: Path) -> None:
-    for path in run.rglob("forget.jsonl"):
-        path.chmod(0o644)
-        path.write_bytes(line.encode() + b"\n" + path.read_bytes())
-    assert purge(run).holdings
-    purge(run, remove=True)
-    assert holding(run, forms(history)) == set()
 
 
 def test_a_full_disk_stops_no_removal(run: Path, history: Path, monkeypatch: pytest.MonkeyPatch) -> None:

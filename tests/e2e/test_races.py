@@ -70,7 +70,6 @@ def test_two_verbs_at_once(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     run = copy_run(finished, tmp_path / "run")
     faults: dict[str, MsaError | None] = {}
     started = list[str]()
@@ -134,7 +133,6 @@ def test_a_run_is_locked_while_its_inputs_are_prepared(
     verb: str, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Models that are stored as adapters or codes are then written into its folder."""
-    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     run, prepare = copy_run(finished, tmp_path / "run"), folder_module.prepare
     refused = []
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -83,7 +84,7 @@ class Remark:
     """Its path from the run's folder, or the whole path outside of it."""
     reason: str
     may_hold_rows: bool = False
-    """True where rows to forget stand in it, or nobody can tell: until it is gone, a purge has not ended."""
+    """True where nobody can tell whether rows stand in it: until it is gone, a purge has not ended."""
 
 
 @dataclass(frozen=True)
@@ -94,25 +95,16 @@ class Survey:
     kept: list[Remark]
     strays: list[Remark]
     """Files that msa-lite did not make, or cannot know as its own."""
-    places: dict[str, Path]
-    """Their paths by name: a name of other bytes than UTF-8 is not that of its file."""
-    records: list[Path]
-    """The files with rows in them, one row a line."""
-    searched: list[Path]
-    """Folders that stay if no row to forget stands in them."""
 
-    def leave(self, path: Path, name: str, reason: str, may_hold_rows: bool = False) -> None:
+    def leave(self, name: str, reason: str, may_hold_rows: bool = False) -> None:
         """Enter a file or folder that is not msa-lite's own."""
         self.strays.append(Remark(name, reason, may_hold_rows))
-        self.places[name] = path
 
 
 def survey_run(run: RunFolder) -> Survey:
     """Return what is in a run's folder, the runs of baselines in it included. Links are not followed."""
-    survey = Survey([], [], [], {}, [], [])
+    survey = Survey([], [], [])
     _look(run, run.folder, survey)
-    # What a kill may cut short comes first; the records, by which rows are known elsewhere, come last.
-    survey.holdings.sort(key=lambda holding: holding.reason == ROWS.reason)
     return survey
 
 
@@ -133,16 +125,16 @@ def _look(run: RunFolder, home: Path, survey: Survey) -> None:
     for path in sorted(home.iterdir()):
         name = _name(run, path)
         if path.is_symlink():
-            survey.leave(path, name, f"a link to {printable(os.readlink(path))}, which is not followed")
+            survey.leave(name, f"a link to {printable(os.readlink(path))}, which is not followed")
         elif path.is_dir() and path.name == BASELINES:
             for inner in sorted(path.iterdir()):
                 if inner.is_dir() and not inner.is_symlink():
                     _look(run, inner, survey)
                 else:
-                    survey.leave(inner, _name(run, inner), _FOREIGN)
+                    survey.leave(_name(run, inner), _FOREIGN)
         elif path.is_dir() and path.name == TRACKING:
-            survey.kept.append(Remark(name, "losses and scores for trackers, of no single row"))
-            survey.searched.append(path)
+            size = _size(list(entries(path).values()))
+            survey.holdings.append(Holding(name, "what was sent to trackers", size, partial(shutil.rmtree, path)))
         elif path.is_dir():
             _look_into(run, home, path, holds, survey)
         elif path.name in _FILES or path.name.removesuffix(".tmp") in {*_KEPT, *_FILES} - {path.name}:
@@ -151,7 +143,7 @@ def _look(run: RunFolder, home: Path, survey: Survey) -> None:
         elif path.name in _KEPT:
             survey.kept.append(Remark(name, _KEPT[path.name]))
         elif path.name not in _LOCKS:
-            survey.leave(path, name, _FOREIGN)
+            survey.leave(name, _FOREIGN)
 
 
 def _look_into(run: RunFolder, home: Path, folder: Path, listed: Mapping[str, Holds], survey: Survey) -> None:
@@ -164,26 +156,25 @@ def _look_into(run: RunFolder, home: Path, folder: Path, listed: Mapping[str, Ho
     elif manifest := load_manifest(folder):
         strange = strange_files(folder, manifest)
         for path in strange.values():
-            survey.leave(path, _name(run, path), _FOREIGN)
+            survey.leave(_name(run, path), _FOREIGN)
         written = [path for path in files if path not in strange.values()]
         holds = _holds(run, home, folder, listed)
         if holds.part == "all":
             survey.holdings.append(Holding(name, holds.reason, _size(written), partial(remove_ours, folder)))
-            survey.records.extend(path for path in written if path.suffix == ".jsonl")
         elif holds.part == "nothing":
             survey.kept.append(Remark(name, holds.reason))
         else:
             _look_at_records(run, home / top, folder, manifest, survey)
     elif not any(path.name in (MANIFEST, MARKER, LOCK) for path in files):
         if files:
-            survey.leave(folder, f"{name}/", _FOREIGN)
+            survey.leave(f"{name}/", _FOREIGN)
     else:
         for path in sorted(folder.iterdir()):
             if path.is_dir() and not path.is_symlink():
                 _look_into(run, home, path, listed, survey)
             elif path.name not in WORKING and path.name not in _SUMMARIES.get(top, ()):
                 is_damaged = (folder / MANIFEST).is_file()
-                survey.leave(path, _name(run, path), _DAMAGED if is_damaged else _FOREIGN, is_damaged)
+                survey.leave(_name(run, path), _DAMAGED if is_damaged else _FOREIGN, is_damaged)
 
 
 def _holds(run: RunFolder, home: Path, folder: Path, listed: Mapping[str, Holds]) -> Holds:
@@ -203,7 +194,6 @@ def _look_at_records(run: RunFolder, top: Path, folder: Path, manifest: Mapping[
         survey.kept.append(remark)
     if records := [record for record in manifest["files"] if record.endswith(".jsonl")]:
         paths = [folder / record for record in records if (folder / record).is_file()]
-        survey.records.extend(paths)
         remove = partial(drop_files, folder, records)
         survey.holdings.append(Holding(_name(run, folder), ROWS.reason, _size(paths), remove))
 

@@ -86,7 +86,7 @@ RUN: dict[str, tuple[bool, str]] = {
     f"{HISTORY}/": (True, "With `demo:`: the models and rows that the run made first"),
     f"{{{','.join(WRITTEN_OUT)}}}/": (True, "A target or prior that was a LoRA adapter, merged into its base"),
     f"{TRACKING}/": (False, "The files of `track: tensorboard`"),
-    PURGED_FILE: (False, "The files that `msa-lite purge` removed, and when; keyed hashes of the texts searched for"),
+    PURGED_FILE: (False, "The files that `msa-lite purge` removed, and when"),
 }  # fmt: skip
 # Key of a manifest → its content. The first ones stand in every manifest.
 KEYS = {
