@@ -39,12 +39,12 @@ def purge_command(run: Path, yes: bool, places: tuple[str, ...], as_json: bool) 
     """
     from msa_lite.cli.output import print_json
     from msa_lite.pipeline.purge.purge import UNKNOWN, purge
-    from msa_lite.pipeline.purge.rows import find_rows
+    from msa_lite.pipeline.purge.rows import search_folders
 
     if places:
         if yes:
             raise click.UsageError("--search only prints files; leave out --yes")
-        found = find_rows(run, places)
+        found = search_folders(run, places)
         if as_json:
             print_json(found)
             return

@@ -8,12 +8,12 @@ from tests.tools.count import code_lines, inner_arrows, totals
 
 # Today's totals. Lower one whenever it falls. Raising one is a decision: CONTRIBUTING lists each, with its reason.
 CEILING = {
-    "lines of the package": 36_810,
-    "modules": 315,
-    "lines of the tests": 49_654,
-    "words of the docs": 57_918,
+    "lines of the package": 36_392,
+    "modules": 312,
+    "lines of the tests": 49_387,
+    "words of the docs": 58_036,
     "commands": 24,
-    "options": 107,
+    "options": 108,
     "keys of a recipe": 85,
 }
 

@@ -29,7 +29,7 @@ class FoundRows:
     """The files that could not be read, with the reason."""
 
 
-def find_rows(folder: str | Path, places: Sequence[str | Path]) -> FoundRows:
+def search_folders(folder: str | Path, places: Sequence[str | Path]) -> FoundRows:
     """Search folders for files that hold a question, answer or text of a run's rows to forget.
 
     folder: that of the run. A text of fewer than 12 bytes is not looked for. It is found in UTF-8, as it stands or
