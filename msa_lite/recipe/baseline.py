@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
 from msa_lite.closed import Closed
-from msa_lite.recipe.inputs import OneOrMore
+from msa_lite.recipe.inputs import OneOrMore, check_points
 from msa_lite.recipe.training import MOST, Rate
-
-V = TypeVar("V")
-
-
-def check_points(value: V) -> V:
-    """Raise ValueError for a list in which a value stands twice."""
-    if isinstance(value, list) and len(set(value)) != len(value):
-        raise ValueError("a value stands twice in the list")
-    return value
 
 
 def _as_number(value: object) -> object:

@@ -30,6 +30,13 @@ OneOrMore = Annotated[
 """A value, or a list of values. A fault is reported for the form that the user wrote."""
 
 
+def check_points(value: OneValue) -> OneValue:
+    """Raise ValueError for a list in which a value stands twice."""
+    if isinstance(value, list) and len(set(value)) != len(value):
+        raise ValueError("a value stands twice in the list")
+    return value
+
+
 Tracker = Literal["tensorboard", "wandb", "trackio"]
 Trackers = Annotated[Annotated[Tracker, Tag("one")] | Annotated[list[Tracker], Tag("many")], _BY_FORM]
 """A tracker, or a list of trackers, which may be empty."""

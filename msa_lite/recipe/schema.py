@@ -24,7 +24,7 @@ from pydantic_core import PydanticCustomError
 
 from msa_lite.benchmarks import BENCHMARKS, OWN
 from msa_lite.closed import Closed
-from msa_lite.recipe.baseline import Baseline, check_points
+from msa_lite.recipe.baseline import Baseline
 from msa_lite.recipe.demo import Demo
 from msa_lite.recipe.inputs import (
     Columns,
@@ -34,6 +34,7 @@ from msa_lite.recipe.inputs import (
     PromptOrKind,
     RetainData,
     Trackers,
+    check_points,
     choose_prior,
     tracker_names,
 )

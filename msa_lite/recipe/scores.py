@@ -10,7 +10,6 @@ from pydantic import (
     Discriminator,
     Field,
     Tag,
-    WithJsonSchema,
     field_validator,
     model_validator,
 )
@@ -20,10 +19,10 @@ from msa_lite.benchmarks import BENCHMARKS, OWN, paper_scores, published, splits
 from msa_lite.closed import Closed
 from msa_lite.errors import nearest
 from msa_lite.evidence_names import EVIDENCE
-from msa_lite.recipe.inputs import Data
+from msa_lite.recipe.inputs import Data, check_points
 
 
-def _check_name(what: str, names: Callable[[], Iterable[str]]) -> BeforeValidator:
+def _named(what: str, names: Callable[[], Iterable[str]]) -> BeforeValidator:
     """Return the check that a value is one of some names, with all of them and the nearest in its message."""
 
     def check(value: object) -> object:
@@ -31,19 +30,13 @@ def _check_name(what: str, names: Callable[[], Iterable[str]]) -> BeforeValidato
             raise ValueError(f"no {what} of this name{nearest(str(value), choices)}; choose from {', '.join(choices)}")
         return value
 
-    return BeforeValidator(check)
+    return BeforeValidator(check, json_schema_input_type=Literal[tuple(names())])
 
 
-def _score_names() -> list[str]:
-    return ["extraction", *paper_scores()]
-
-
-BenchmarkName = Annotated[
-    str, _check_name("benchmark", lambda: BENCHMARKS), WithJsonSchema({"enum": [*BENCHMARKS], "type": "string"})
-]
-ScoreName = Annotated[
-    str, _check_name("score", _score_names), WithJsonSchema({"enum": _score_names(), "type": "string"})
-]
+BenchmarkName = Annotated[str, _named("benchmark", lambda: BENCHMARKS)]
+ScoreName = Annotated[str, _named("score", lambda: ["extraction", *paper_scores()])]
+AttackName = Annotated[str, _named("attack", lambda: ATTACKS)]
+EvidenceName = Annotated[str, _named("evidence", lambda: EVIDENCE)]
 
 
 class JudgeKeys(Closed):
@@ -150,24 +143,6 @@ VerdictForm = Annotated[
 """on, off, or margins. A fault is reported for the form that the user wrote."""
 
 
-def _check_attack(value: object) -> object:
-    if not isinstance(value, str) or value not in ATTACKS:
-        raise ValueError(f"no attack of this name{nearest(str(value), ATTACKS)}; choose from {', '.join(ATTACKS)}")
-    return value
-
-
-AttackName = Annotated[str, BeforeValidator(_check_attack), WithJsonSchema({"enum": [*ATTACKS], "type": "string"})]
-
-
-def _check_evidence(value: object) -> object:
-    if not isinstance(value, str) or value not in EVIDENCE:
-        raise ValueError(f"no evidence of this name{nearest(str(value), EVIDENCE)}; choose from {', '.join(EVIDENCE)}")
-    return value
-
-
-EvidenceName = Annotated[str, BeforeValidator(_check_evidence), WithJsonSchema({"enum": [*EVIDENCE], "type": "string"})]
-
-
 class EvidenceKeys(Closed):
     """The evidence that a run collects beside its scores."""
 
@@ -175,12 +150,7 @@ class EvidenceKeys(Closed):
     """says: what the model says instead of a forgotten answer. nearer: whether it is nearer to a model that never saw
     the rows, or to the target. []: none. If the data cannot decide, the result is undecided."""
 
-    @field_validator("collect")
-    @classmethod
-    def _each_once(cls, names: list[str]) -> list[str]:
-        if len(set(names)) != len(names):
-            raise ValueError("a kind of evidence stands twice in the list")
-        return names
+    _once = field_validator("collect")(check_points)
 
 
 class AttackKeys(Closed):
@@ -192,9 +162,4 @@ class AttackKeys(Closed):
     rows: int | None = Field(None, ge=1, lt=2**63)
     """Attack at most this many forget rows, a seeded sample. Default: 40 on a CPU, 400 on a GPU."""
 
-    @field_validator("attacks")
-    @classmethod
-    def _once(cls, names: list[str]) -> list[str]:
-        if len(set(names)) != len(names):
-            raise ValueError("an attack stands twice in the list")
-        return names
+    _once = field_validator("attacks")(check_points)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
@@ -29,7 +29,6 @@ from msa_lite.pipeline.attack.campaign import REFERENCES, UNLEARNED, Campaign, a
 from msa_lite.pipeline.run.report import write_run_report
 from msa_lite.report import Report, write_report
 from msa_lite.report.attacks import ATTACKS_FOLDER, AttackFacts, AttackResult, attack_report, load_attacks
-from msa_lite.report.rows import SideBySide
 from msa_lite.report.stages import add_stages
 
 logger = logging.getLogger(__name__)
@@ -55,10 +54,10 @@ class Attacked:
         return {**report.settings, "metrics": report.values()}
 
 
-def run_attacks(campaign: Campaign, progress: Progress, examples: Sequence[SideBySide] = ()) -> Attacked:
+def run_attacks(campaign: Campaign, progress: Progress) -> Attacked:
     """Make the attacks of a campaign, as far as they are not made yet, and write their reports, and the run's anew.
 
-    examples: those of the run's report. Raise StageError where some attacks failed; the others are made and reported
+    Raise StageError where some attacks failed; the others are made and reported
     before that.
     """
     if missing := campaign.missing():
@@ -71,7 +70,7 @@ def run_attacks(campaign: Campaign, progress: Progress, examples: Sequence[SideB
     facts, models = _with_earlier(campaign, _judge(campaign))
     if facts.attacks:
         write_report(attack_report(facts, models), out)
-        write_run_report(campaign.folder, examples)
+        write_run_report(campaign.folder)
     if failed:
         lines = [f"{name}: {reason}" for name, reason in failed.items()]
         raise StageError(join_faults(f"{out}: attacks failed; the others are made and reported:", lines))
