@@ -230,7 +230,8 @@ def main() -> int:
     small.write()
     only = [label for label in options.only.split(",") if label]
     result = msa_lite.table(small.table.model_dump(mode="json"), only=only)
-    print((Path(folder) / "table.md").read_text() if result.comparison else "no row is done")
+    for name in result.comparisons:
+        print((Path(folder) / f"{name}.md").read_text())
     print(_NOTE)
     return 0 if not result.of("failed") else 4
 

@@ -81,7 +81,7 @@ def compare_command(
 
     The table has target, ideal, and each method with its ratio to the ideal. FOLDER is that of a run, whose baselines
     are taken in too, or of an evaluation; REPORT is a report.json. Models that were scored on different rows are
-    compared on those that all share.
+    refused.
 
     \b
     msa-lite compare runs/mine

@@ -68,10 +68,9 @@ def _print_result(result: TableResult) -> None:
     from msa_lite.comparison.compare import FORMATS, comparison_table
     from msa_lite.io.console.progress import duration
 
-    if result.comparison:
-        print_table(comparison_table(result.comparison), dense=True)
-        names = ", ".join(f"table.{name}" for name in (*FORMATS, "json"))
-        click.echo(f"written: {result.folder}: {names}")
+    for name, comparison in result.comparisons.items():
+        print_table(comparison_table(comparison), dense=True)
+        click.echo(f"written: {result.folder}: {', '.join(f'{name}.{ending}' for ending in FORMATS)}")
     known = [row.seconds for row in result.rows if row.seconds]
     click.echo(f"rows:    {len(result.of('done'))} of {len(result.rows)} are done, in {duration(sum(known))} of work")
     for row in result.of("failed"):

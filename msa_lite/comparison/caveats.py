@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from msa_lite.comparison.agreement import TAKEN_FROM, TEST, judge_of, whole_split
+from msa_lite.comparison.agreement import TEST, judge_of
 from msa_lite.comparison.entries import Entry
 from msa_lite.comparison.published import PublishedTable
 from msa_lite.report.reports import heading, notes
@@ -63,7 +63,7 @@ def _about_rows(own: Sequence[Entry]) -> list[str]:
     if not own:
         return []
     split = own[0].report.split
-    lines = _about_common_rows(own)
+    lines = []
     if split.endswith(TEST):
         rest = "rows by which a point or an epoch was chosen are left out"
         lines.append(f"scores are on the test part of {split.removesuffix(TEST)}; {rest}")
@@ -72,26 +72,6 @@ def _about_rows(own: Sequence[Entry]) -> list[str]:
     if all(entry.role != "ideal" for entry in own):
         lines.append(_NO_IDEAL_RULE if sum(entry.role == "method" for entry in own) > 1 else _NO_IDEAL)
     return lines
-
-
-def _about_common_rows(own: Sequence[Entry]) -> list[str]:
-    """Return notes on reports that were computed anew: the rows left aside, by set and model."""
-    taken = [(entry, entry.report.settings[TAKEN_FROM]) for entry in own if TAKEN_FROM in entry.report.settings]
-    if not taken:
-        return []
-    labels_by_rows: dict[str, list[str]] = {}
-    for entry, before in taken:
-        sets = entry.report.settings["sets"]
-        more = {name: rows - sets[name]["rows"] for name, rows in before["rows"].items()}
-        if any(more.values()):
-            text = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in more.items() if count)
-            labels_by_rows.setdefault(text, []).append(entry.label)
-    rests = "; ".join(f"{text} ({', '.join(labels)})" for text, labels in labels_by_rows.items())
-    aside = f"; rows left aside: {rests}" if rests else ""
-    notes = [f"computed anew from the records, on the rows that all models were scored on{aside}"]
-    if any(before["split"] != whole_split(before["split"]) for _, before in taken):
-        notes.append("runs that chose settings or epochs are not scored on the rows of that choice")
-    return notes
 
 
 def _reason(own: Sequence[Entry], name: str) -> str:

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from msa_lite.benchmarks import BENCHMARKS
-from msa_lite.comparison.agreement import check_agreement, merge_references, on_common_rows, same_rows
+from msa_lite.comparison.agreement import check_agreement, merge_references
 from msa_lite.comparison.caveats import caveats
-from msa_lite.comparison.entries import SECTIONS, Entry, Role, read_entries, set_apart, with_reports
+from msa_lite.comparison.entries import SECTIONS, Entry, Role, read_entries, set_apart
 from msa_lite.comparison.published import PublishedTable, Ratio, best_values, load_published, ratios
 from msa_lite.errors import UsageError, nearest
 from msa_lite.evidence_names import evidence_metric
@@ -100,9 +100,6 @@ def compare(
 ) -> Comparison:
     """Put reports side by side, as in the MSA paper.
 
-    If reports are on different rows of the same data, as of runs with and without a choice, recompute all of them from
-    their records, on the rows that they share.
-
     paths: folders of runs and evaluations, and report.json files, each also as LABEL=PATH; see `read_entries`.
     published: the name of a table of the paper. Its figures follow in separate rows, with its
     printed ratios, or else ratios to its own ideal by the same rule. metrics: the columns, by name. Default: those of
@@ -116,8 +113,6 @@ def compare(
     if not entries and not table:
         raise UsageError("nothing to compare: give folders of runs or evaluations, reports, or a published table")
     check_agreement(entries, table)
-    if not same_rows(entries):
-        entries = with_reports(entries, on_common_rows([Path(entry.source) for entry in entries]))
     own = sorted(set_apart(merge_references(entries)), key=_place)
     printed = _published_entries(table) if table else []
     all_columns = _choose_columns([*own, *printed], metrics)

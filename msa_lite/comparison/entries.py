@@ -182,12 +182,6 @@ def _checked(report: Report, place: Path) -> Report:
     return replace(report, metrics={name: _finite(metric) for name, metric in report.metrics.items()})
 
 
-def with_reports(entries: Sequence[Entry], reports: Sequence[Report]) -> list[Entry]:
-    """Return the entries with other reports of the same models."""
-    pairs = zip(entries, reports, strict=True)
-    return [replace(entry, report=_checked(report, Path(entry.source))) for entry, report in pairs]
-
-
 def _finite(metric: Metric) -> Metric:
     if metric.value is not None and not math.isfinite(metric.value):
         return replace(metric, value=None, stderr=None, note=metric.note or f"not a finite number but {metric.value}")

@@ -33,6 +33,7 @@ def tiny_table(history: Path, folder: Path) -> dict[str, Any]:
     recipe["baseline"] = {"epochs": 1, "methods": {"rmu": {"layer": 0}}}
     recipe["evaluate"] |= {"limit": None, "max_new_tokens": 4}  # a sample of each seed would share no row
     recipe["vector"]["warmup_epochs"] = 0
+    recipe["forget"]["alpha"] = [0.5, 1.0]  # baselines choose, too
     (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe))
     return {
         "recipe": str(folder / "recipe.yaml"), "msa": {"MSA": {}}, "methods": ["grad_diff"], "seeds": [0, 1],
@@ -46,7 +47,7 @@ def states(result: TableResult) -> dict[str, str]:
 
 def written(folder: Path) -> dict[str, bytes]:
     """The table's files and the models, which are the same whatever came between."""
-    files = [folder / f"table.{name}" for name in ("md", "tex", "html", "csv")]
+    files = [folder / f"table-seed-{seed}.{name}" for seed in (0, 1) for name in ("md", "tex", "html", "csv")]
     files += [*folder.glob("*/**/model/*.safetensors")]
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
@@ -61,9 +62,11 @@ def made(history: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_table_has_all_rows_in_five_files(made: Path, history: Path) -> None:
     labels = ["MSA, seed 0", "MSA, seed 1", "GradDiff, seed 0", "GradDiff, seed 1"]
-    text = (made / "table.md").read_text()
-    assert all(label in text for label in [*labels, "Target", "Ideal"])
-    assert {path.suffix for path in made.glob("table.*")} >= {".md", ".tex", ".html", ".csv", ".json"}
+    for seed in (0, 1):
+        text = (made / f"table-seed-{seed}.md").read_text()
+        assert [label for label in labels if label in text] == labels[seed::2]
+        assert "| Target " in text
+    assert {path.suffix for path in made.glob("table-seed-0.*")} == {".md", ".tex", ".html", ".csv"}
     values = json.loads((made / "table.json").read_text())
     assert values["complete"] is True
     assert sorted(row["row"] for row in values["rows"]) == sorted(labels)
@@ -76,7 +79,7 @@ def test_a_second_run_makes_nothing_and_a_changed_row_is_made_anew(made: Path, h
     before = (made / "msa-seed-0/model/manifest.json").stat().st_mtime_ns
     assert msa_lite.table(tiny_table(history, made.parent)).is_complete
     assert (made / "msa-seed-0/model/manifest.json").stat().st_mtime_ns == before
-    changed = {**tiny_table(history, made.parent), "msa": {"MSA": {"forget.alpha": 0.5}}}
+    changed = {**tiny_table(history, made.parent), "msa": {"MSA": {"forget.alpha": [0.25, 0.5]}}}
     ahead = {row.label: row.state for row in look_at_table(changed).rows}
     assert ahead == {
         "MSA, seed 0": "anew", "MSA, seed 1": "anew", "GradDiff, seed 0": "done", "GradDiff, seed 1": "done",
@@ -94,7 +97,7 @@ def test_a_killed_table_goes_on_to_the_same_files(made: Path, history: Path, tmp
     wait_until(lambda: (folder / "table/graddiff-seed-0/baselines/grad_diff/vectors").exists(), 240)
     child.process.kill()
     child.wait()
-    assert not (folder / "table/table.md").exists()
+    assert not (folder / "table/table-seed-0.md").exists()
     done = fork_cli("table", str(folder / "table.yaml"))
     assert done.returncode == 0, done.stderr
     assert written(folder / "table") == written(made)

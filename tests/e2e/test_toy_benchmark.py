@@ -44,7 +44,7 @@ def test_a_model_is_evaluated_on_it(history: Path, data: str, tmp_path: Path) ->
             msa_lite.evaluate(str(history / "target"), tmp_path / "no", questions, judge=judge)
 
 
-def test_a_run_chooses_by_it_and_is_compared(recipe: dict[str, Any], data: str, tmp_path: Path) -> None:
+def test_a_run_chooses_by_it_and_is_compared(recipe: dict[str, Any], data: str) -> None:
     recipe["evaluate"] = {"benchmark": "toy", "data": data, "ideal": recipe["evaluate"]["ideal"]}
     recipe["forget"]["data"]["format"] = recipe["retain"]["data"]["format"] = "qa"
     recipe["forget"]["alpha"], recipe["select"] = [0.5, 1.0], {"score": "toy"}
@@ -57,9 +57,3 @@ def test_a_run_chooses_by_it_and_is_compared(recipe: dict[str, Any], data: str, 
     assert "benchmark toy does not say" in (folder / "report.md").read_text()
     table = msa_lite.compare([folder])
     assert [column.name for column in table.columns] == ["likeness_r", "likeness_f"]
-    # Beside an evaluation on other rows, both are computed anew on the rows in common.
-    whole = tmp_path / "whole"
-    msa_lite.evaluate(recipe["target"], whole, msa_lite.PublishedBenchmark("toy", data=data))
-    shared = msa_lite.compare([folder, f"whole={whole}"])
-    assert shared.split is not None
-    assert shared.split.startswith("whole, rows in common: 3 forget")

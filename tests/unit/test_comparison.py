@@ -217,11 +217,15 @@ def test_what_is_not_a_finite_number_is_missing_for_that_reason(tmp_path: Path) 
         ({"benchmark": "qa"}, "benchmark qa, not tofu"),
         ({"split": "forget05"}, "split 'forget05', not 'forget10'"),
         ({"prompt": {"kind": "chat"}, "compat": ["es_floor"]}, "other prompt, other compat"),
+        (
+            {"sets": {"forget": {"rows": 3}, "holdout": {"rows": 9}}},
+            "other rows of forget; score both on the same data, with the same limit and seed",
+        ),
     ],
 )
 def test_reports_of_other_questions_cannot_stand_side_by_side(other: dict[str, Any], told: str, tmp_path: Path) -> None:
     for name, options in {"a": {}, "b": {}, "c": other, "d": other}.items():
-        put(tmp_path / name, GOOD, **options)
+        put(tmp_path / name, GOOD, **({"sets": {"forget": {"rows": 4}, "retain": {"rows": 9}}} | options))
     with pytest.raises(MismatchError) as error:
         compare(sorted(tmp_path.iterdir()))
     lines = str(error.value).splitlines()
@@ -232,7 +236,7 @@ def test_reports_of_other_questions_cannot_stand_side_by_side(other: dict[str, A
 def test_a_whole_split_and_its_test_part_are_told_apart(tmp_path: Path) -> None:
     one = make_run(tmp_path / "one", msa=GOOD)
     several = make_run(tmp_path / "several", msa=GOOD, options={"split": "forget10 test"})
-    with pytest.raises(MismatchError, match="on different rows, and cannot be computed anew"):
+    with pytest.raises(MismatchError, match="rows 'forget10 test', not 'forget10': one of the two chose"):
         compare([one, several])
     assert "scores are on the test part of forget10" in " ".join(compare([several]).notes)
 

@@ -52,7 +52,7 @@ ARROWS = {
     "attacks": {"attack_names", "data", "errors", "evals", "io", "report", "train"},
     "evidence": {"data", "errors", "evals", "evidence_names", "io", "report"},
     "publish": {"errors", "io", "report"},
-    "comparison": {"benchmarks", "errors", "evals", "evidence_names", "io", "report"},
+    "comparison": {"benchmarks", "errors", "evidence_names", "io", "report"},
     "choose": {"benchmarks", "data", "errors", "evals", "io", "report", "strengths"},
     "pipeline": {
         "attack_names", "attacks", "baselines", "benchmarks", "budget", "choose", "comparison", "data", "demo",

@@ -12,6 +12,7 @@ from msa_lite.pipeline.table.rows import check_table, choose_rows, moved, table_
 from msa_lite.pipeline.table.work import look_at_table
 from msa_lite.recipe import TableRecipe, load_table_recipe, overrides_of
 
+ONE_POINT = {"forget.alpha": 1.0, "retain.beta": 0.5}
 RECIPE = "paper/tofu-forget10-llama-3.2-1b"
 TABLE = {"recipe": RECIPE, "msa": {"MSA": {}}, "methods": ["npo"], "output": "out"}
 
@@ -78,6 +79,12 @@ def test_models_and_data_that_cannot_be_had_are_told_with_the_rows_that_need_the
     ):
         assert fault in str(error.value)
     assert not (tmp_path / "out").exists()
+
+
+def test_rows_that_would_be_scored_on_different_rows_are_refused(tmp_path: Path) -> None:
+    table = load_table_recipe({**TABLE, "output": str(tmp_path / "out"), "msa": {"MSA": ONE_POINT}})
+    with pytest.raises(UsageError, match="NPO chooses strengths or epochs on some of the rows, MSA does not"):
+        check_table(table, table_rows(table))
 
 
 def test_an_output_in_use_is_refused(tmp_path: Path) -> None:

@@ -49,6 +49,8 @@ class RunRow:
     """The folder with its state and its lock, in that of the table."""
     needs: tuple[str, ...] = ()
     """The labels of the trainings that make its models."""
+    chooses: bool | None = None
+    """True if it is scored without the rows that it chooses by; None for a training."""
 
     @property
     def inputs(self) -> str:
@@ -134,8 +136,10 @@ def _row(table: TableRecipe, label: str, kind: str, changes: Mapping[str, Any], 
     check_grids(recipe.baseline.methods)
     if recipe.evaluate is None:
         raise UsageError("evaluate: a row of a table is scored, so it cannot be null")
-    folder = recipe.folder if kind == "msa" else baseline_scope(kind, recipe)[0].folder
-    return RunRow(label, kind, recipe, folder, _place(table, label))
+    if kind == "msa":
+        return RunRow(label, kind, recipe, recipe.folder, _place(table, label), chooses=recipe.has_choice)
+    scope = baseline_scope(kind, recipe)[0]
+    return RunRow(label, kind, recipe, scope.folder, _place(table, label), chooses=bool(scope.choice))
 
 
 def _homes(table: TableRecipe) -> dict[str, str]:
@@ -207,6 +211,14 @@ def check_table(table: TableRecipe, rows: Sequence[RunRow]) -> None:
     faults = Faults()
     with faults.gathered():
         _check_folder(table.folder)
+    by_choice = {chooses: row.label for row in rows if (chooses := row.chooses) is not None}
+    if len(by_choice) == 2:
+        faults.append(
+            UsageError(
+                f"{by_choice[True]} chooses strengths or epochs on some of the rows, {by_choice[False]} does not, so "
+                "they would be scored on different rows; give both a list, as forget.alpha=[0.5, 1.0]"
+            )
+        )
     stages = {
         _text(row.folder / f"{number}-{stage.title}")
         for row in rows

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -17,7 +17,7 @@ from msa_lite.io.console.progress import Progress, notices, silent
 from msa_lite.io.files.writing import write_json, write_text
 from msa_lite.io.launch.crew import Ranks
 from msa_lite.pipeline.table.rows import TABLE_FILE, TABLE_HEADER, RunRow, check_table, choose_rows, table_rows
-from msa_lite.recipe import TableSource, dump_recipe, load_table_recipe
+from msa_lite.recipe import Recipe, TableSource, dump_recipe, load_table_recipe
 
 logger = logging.getLogger(__name__)
 
@@ -45,15 +45,17 @@ class TableResult:
     """A table, and how each of its rows stands."""
 
     json_keys: ClassVar = {
-        "output": "folder", "complete": "is_complete", "rows": "rows", "table": "comparison", "notes": "notes",
+        "output": "folder", "complete": "is_complete", "rows": "rows", "tables": "comparisons",
+        "notes": "notes",
     }  # fmt: skip
 
     folder: Path
     """The folder of the table."""
     rows: Sequence[RowState]
     """The trainings, then the rows."""
-    comparison: Comparison | None = None
-    """The rows that are done side by side; None in a dry run, and where none is done."""
+    comparisons: Mapping[str, Comparison] = field(default_factory=dict)
+    """The rows that are done side by side, by the name of their files: table; with seeds a table each, since every seed
+    leaves other rows to score."""
     notes: Sequence[str] = ()
     """What a dry run has found that a table would be refused for."""
 
@@ -117,17 +119,20 @@ def table(
         write_text(loaded.folder / TABLE_FILE, f"{TABLE_HEADER}: as resolved.\n{dump_recipe(loaded)}")
     failed = _make_rows(_share(wanted), progress, force)
     ends = [_end(row, failed.get(row.label)) for row in rows]
-    done = [end for row, end in zip(rows, ends, strict=True) if row.kind != "train" and end.state == "done"]
-    if not done:
-        return TableResult(loaded.folder, ends)
+    done: dict[str, list[str]] = {}
+    for row, end in zip(rows, ends, strict=True):
+        if isinstance(row.recipe, Recipe) and end.state == "done":
+            name = f"table-seed-{row.recipe.seed}" if len(loaded.seeds) > 1 else "table"
+            done.setdefault(name, []).append(f"{end.label}={end.folder}")
     try:
-        comparison = compare([f"{end.label}={end.folder}" for end in done], loaded.published)
+        comparisons = {name: compare(paths, loaded.published) for name, paths in done.items()}
     except MsaError as error:
         raise StageError(f"{loaded.folder}: its rows are done, but {error}") from error
-    result = TableResult(loaded.folder, ends, comparison)
+    result = TableResult(loaded.folder, ends, comparisons)
     with turn:
-        for name, form in FORMATS.items():
-            write_text(loaded.folder / f"table.{name}", form(comparison))
+        for name, comparison in comparisons.items():
+            for ending, form in FORMATS.items():
+                write_text(loaded.folder / f"{name}.{ending}", form(comparison))
         write_json(loaded.folder / "table.json", result)
     return result
 
