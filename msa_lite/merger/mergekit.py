@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from msa_lite.errors import UsageError
-from msa_lite.io.files.reading import local_path, read_object
+from msa_lite.io.files.reading import local_path
 from msa_lite.io.finished.seal import load_manifest
 from msa_lite.io.weights.companions import name_in
 from msa_lite.io.weights.hub import Source, commit_of, has_tokenizer, is_remote, split_name, tokenizer_files
@@ -69,16 +69,6 @@ class ListedModel:
         if not any(mark in f"{r.path}{r.revision}" for r in parts.values() for mark in "@+"):
             return str(self)
         return {name: {"path": r.path} | ({"revision": r.revision} if r.revision else {}) for name, r in parts.items()}
-
-
-def count_layers(model: Reference) -> int:
-    """Return the number of a model's layers. Raise ValueError where its config is not on this machine."""
-    path = local_path(model.path) / "config.json"
-    if model.revision or not path.is_file():
-        raise ValueError(f"{model}: no config.json here")
-    config = read_object(path)
-    config = config.get("text_config") or config
-    return int(config.get("num_hidden_layers", config.get("n_layer", 0)))
 
 
 def has_same_tokenizer(model: Reference, other: Reference) -> bool:

@@ -18,7 +18,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat,
 from msa_lite.errors import UsageError, join_faults, nearest
 from msa_lite.io.files.reading import read_yaml
 from msa_lite.merger.formula import Term, number_terms
-from msa_lite.merger.mergekit import ListedModel, MergeRequest, Reference, count_layers, has_same_tokenizer
+from msa_lite.merger.mergekit import ListedModel, MergeRequest, Reference, has_same_tokenizer
 
 _MOST = 64  # models that are listed; one request has four, others two more each, and some may be listed at weight 0
 _SHOWN = 16  # faults for which the nearest key is looked up: the search takes time, and no more are shown
@@ -195,7 +195,7 @@ def read_recipe(path: Path) -> MergeRequest:
     if not isinstance(document, dict):
         raise UsageError(f"{path}: a mergekit recipe is a mapping of keys; got {type(document).__name__}")
     try:
-        result = _request(_MergekitRecipe.model_validate(_without_slices(document)))
+        result = _request(_MergekitRecipe.model_validate(document))
     except ValidationError as error:
         result = _explain(error)
     if isinstance(result, MergeRequest):
@@ -239,21 +239,6 @@ def _request(recipe: _MergekitRecipe) -> MergeRequest | list[str]:
     terms = " + ".join(f"{c:g} × {model}" for model, c in total.items() if abs(c) > _TOLERANCE)
     form = "1 × target, vectors subtracted and added, and full checkpoints that add up to 1"
     return [f"models: computes {terms.replace('+ -', '− ') or 'nothing'}; MSA is {form}"]
-
-
-def _without_slices(document: dict[str, Any]) -> dict[str, Any]:
-    """Return a recipe with one slice over all layers of each model as the list of models that it is; others stay."""
-    slices = document.get("slices")
-    try:
-        [part] = slices  # type: ignore[misc]
-        sources = [dict(source) for source in part["sources"]]
-        ranges = [source.pop("layer_range") for source in sources]
-        whole = [[0, count_layers(_parse_model(source["model"]).checkpoint)] for source in sources]
-    except (LookupError, TypeError, ValueError):
-        return document
-    if ranges != whole or part.keys() != {"sources"} or "models" in document:
-        return document
-    return {key: value for key, value in document.items() if key != "slices"} | {"models": sources}
 
 
 def _expand(base: ListedModel | None, models: _Sum) -> _Sum:

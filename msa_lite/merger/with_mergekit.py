@@ -10,7 +10,9 @@ from __future__ import annotations
 import logging
 import math
 import tempfile
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -18,13 +20,15 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from msa_lite.errors import FormatError, MismatchError, MsaError, StageError, clip, discarded, join_faults
+from msa_lite.errors import FormatError, MismatchError, MsaError, StageError, UsageError, clip, discarded, join_faults
+from msa_lite.io.console.libraries import require, without_bars
 from msa_lite.io.console.progress import Progress, notices, silent
+from msa_lite.io.files.reading import printable
 from msa_lite.io.files.writing import check_space, digest, output_path, write_text
 from msa_lite.io.finished.manifest import check_free
 from msa_lite.io.finished.seal import MERGEKIT_FILE
 from msa_lite.io.weights.adapter import is_adapter
-from msa_lite.io.weights.blocks import Files, Scratch, read_rows
+from msa_lite.io.weights.blocks import Files, read_rows
 from msa_lite.io.weights.checkpoint import Checkpoint, TensorEntry, load_checkpoint
 from msa_lite.io.weights.companions import (
     check_companions,
@@ -34,19 +38,17 @@ from msa_lite.io.weights.companions import (
     name_in,
     tell_companions,
 )
-from msa_lite.io.weights.hub import fetch, has_tokenizer, tokenizer_files
+from msa_lite.io.weights.hub import Source, fetch, has_tokenizer, tokenizer_files
 from msa_lite.io.weights.quantised import name_form
-from msa_lite.merger.block import LoadedUpdate, RowBlock, merge_rows
 from msa_lite.merger.bounds import blocks_of
-from msa_lite.merger.checked import CheckedMerge, Precision, check_merge
+from msa_lite.merger.formula import Term, number_terms
 from msa_lite.merger.inputs import Inputs, find_inputs
-from msa_lite.merger.mergekit_models import find_roles, mergekit_text, model_paths, parse_text, pinned, quiet
+from msa_lite.merger.mergekit_reader import read_recipe
 from msa_lite.merger.vectors import compare_checkpoints, load_vector
 
 logger = logging.getLogger(__name__)
 
 _SHOWN = 300  # characters of a list of tensors
-_SAMPLE = 8  # tensors that are merged again by our own arithmetic
 
 
 @dataclass(frozen=True)
@@ -65,9 +67,6 @@ class MergedByMergekit:
     """The number of tensors of which any weight changed."""
     relative_size: float | None
     """‖result − target‖ / ‖target‖ over these tensors."""
-    difference: float | None
-    """The largest difference of a sample of weights from msa-lite's own result in fp64; None for methods that are not
-    ours."""
     json_keys: ClassVar = {"out": "folder", "**": "change"}
 
     @property
@@ -81,8 +80,6 @@ class MergedByMergekit:
         lines = [f"{share:.2%} of {self.weights_touched} weights in {self.tensors_touched} tensors changed"]
         if self.relative_size is not None:
             lines.append(f"{self.method}: the change is {self.relative_size:.2e} of the weights' norm")
-        if self.difference is not None:
-            lines.append(f"at most {self.difference:.1e} from msa-lite's own result, in {_SAMPLE} tensors or fewer")
         return "\n".join(lines)
 
 
@@ -111,7 +108,6 @@ def merge_with_mergekit(
     if manifest := inputs.finished:
         return MergedByMergekit(inputs.out, **manifest["change"])
     checkpoint = _check_fit(inputs)
-    ours = check_merge(inputs.target, inputs.terms, inputs.prior, Precision(exact=True)) if roles.is_ours else None
     needed = _needed_bytes(config, checkpoint)
     check_space(inputs.out, needed)
     for line in tell_companions(checkpoint):
@@ -121,7 +117,7 @@ def merge_with_mergekit(
         try:
             _run(pinned(config, sources), partial, seed)
             _add_companions(config, checkpoint, partial)
-            merged = _measure(checkpoint, load_checkpoint(partial), inputs.out, config.merge_method, ours)
+            merged = _measure(checkpoint, load_checkpoint(partial), inputs.out, config.merge_method)
         except MsaError as error:
             raise discarded(error) from None
         write_text(partial / MERGEKIT_FILE, text)
@@ -192,9 +188,7 @@ def _add_companions(config: Any, target: Checkpoint, partial: Path) -> None:
         raise StageError("mergekit failed: it wrote no tokenizer; look at the recipe's tokenizer and chat_template")
 
 
-def _measure(
-    target: Checkpoint, result: Checkpoint, out: Path, method: str, ours: CheckedMerge | None
-) -> MergedByMergekit:
+def _measure(target: Checkpoint, result: Checkpoint, out: Path, method: str) -> MergedByMergekit:
     """Return the figures of a result. Raise MismatchError where tensors are missing, of another shape or not finite."""
     if faults := compare_checkpoints(target, result, ("target", "result"), ()):
         raise MismatchError(join_faults(f"{out}: mergekit's result is not a whole model:", faults))
@@ -214,11 +208,10 @@ def _measure(
         if count:
             touched, changed, tensors = touched + before.shape[1] * entry.matrix_shape[0], changed + count, tensors + 1
             moved, whole = moved + norms[0], whole + norms[1]
-    if not changed and ours is None:
+    if not changed:
         raise MismatchError(f"{out}: mergekit changed no weight of the target; is every weight of the recipe 0?")
     size = float(np.sqrt(moved / whole)) if whole else None
-    difference = max(_differences(ours, result), default=None) if ours else None
-    return MergedByMergekit(out, method, touched, changed, tensors, size, difference)
+    return MergedByMergekit(out, method, touched, changed, tensors, size)
 
 
 def _changes_of_form(target: Checkpoint, result: Checkpoint) -> Iterator[str]:
@@ -236,14 +229,139 @@ def _is_resized(before: TensorEntry, after: TensorEntry | None) -> bool:
     return after is not None and before.shape != after.shape
 
 
-def _differences(ours: CheckedMerge, result: Checkpoint) -> Iterator[float]:
-    """Yield the largest difference of each of a few tensors from the same merge in our own fp64 arithmetic."""
-    files, names = Files(), [name for name in ours.touched if name in result.tensors]
-    for name in names[:: max(1, len(names) // _SAMPLE)][:_SAMPLE]:
-        entry, scratch = ours.target.tensors[name], [Scratch() for _ in range(len(ours.terms) + 1)]
-        terms = tuple(term.with_vector(term.vector.load(files, np.float64)) for term in ours.deltas(name))
-        for rows in blocks_of(entry):
-            merged = merge_rows(ours, files, RowBlock(entry, rows, LoadedUpdate(terms=terms)), scratch).merged
-            if merged is not None and result.tensors[name].shape == entry.shape:
-                theirs = read_rows(files, result.tensors[name], *rows).astype(np.float64)
-                yield float(np.abs(theirs - merged).max())
+# The models of a recipe of any method, in the roles that a manifest knows
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep warnings, logs and bars of mergekit and of the libraries underneath from the terminal."""
+    before = logging.root.manager.disable
+    with warnings.catch_warnings(), without_bars():
+        warnings.simplefilter("ignore")
+        logging.disable(logging.ERROR)
+        try:
+            yield
+        finally:
+            logging.disable(before)
+
+
+@dataclass(frozen=True)
+class Roles:
+    """The models of a recipe, by name, in the roles that a manifest knows."""
+
+    target: str
+    """The base, or the first model: the one whose configuration and tokenizer the result gets."""
+    terms: list[Term[str]]
+    """The other models, or the adapters on them."""
+    prior: str | None
+    """The model under the adapters, where it is not the target; the prior of a merge that is ours."""
+
+
+def mergekit_text(recipe: Path) -> str:
+    """Return a recipe's text. Raise UsageError where mergekit is not installed, or the file cannot be read."""
+    require("mergekit")
+    try:
+        return recipe.read_text(encoding="utf-8")
+    except (OSError, UnicodeError) as error:
+        raise UsageError(f"{printable(recipe)}: cannot be read ({error})") from error
+
+
+def parse_text(recipe: Path, text: str) -> Any:
+    """Return mergekit's form of a recipe. Raise UsageError with its words where it refuses it."""
+    import yaml
+
+    with quiet():  # what mergekit loads has something to say
+        from mergekit.config import MergeConfiguration
+
+    try:
+        document = yaml.safe_load(text)
+        config = MergeConfiguration.model_validate(document)
+    except Exception as error:  # pydantic's, YAML's, and its own
+        lines = [line.strip() for line in str(error).splitlines() if line.strip() and "errors.pydantic" not in line]
+        raise UsageError(join_faults(f"{recipe}: mergekit refuses this recipe:", lines)) from error
+    if not config.referenced_models():
+        raise UsageError(f"{recipe}: names no models")
+    if unknown := sorted({*map(str, document)} - {*MergeConfiguration.model_fields, "name", "msa"}):
+        logger.warning("%s: mergekit does not know %s, and passes over it", recipe, ", ".join(unknown))
+    return config
+
+
+def model_paths(value: Any) -> Iterator[Any]:
+    """Yield the models and adapters that a recipe names, wherever it does, as mergekit's ModelPath."""
+    from mergekit.common import ModelPath
+    from pydantic import BaseModel
+
+    if isinstance(value, ModelPath):
+        yield value
+    elif isinstance(value, BaseModel):
+        for name in type(value).model_fields:
+            yield from model_paths(getattr(value, name))
+    elif isinstance(value, Mapping | list | tuple):
+        for item in value.values() if isinstance(value, Mapping) else value:
+            yield from model_paths(item)
+
+
+def pinned(value: Any, sources: Mapping[str, Source]) -> Any:
+    """Return a recipe that names the folders of its models, in the place of repositories."""
+    from mergekit.common import ModelPath
+    from pydantic import BaseModel
+
+    if isinstance(value, ModelPath):
+        return ModelPath.model_validate({"path": str(sources[str(value)].folder.absolute())})
+    if isinstance(value, BaseModel):
+        return value.model_copy(update={n: pinned(getattr(value, n), sources) for n in type(value).model_fields})
+    if isinstance(value, Mapping):
+        return {key: pinned(item, sources) for key, item in value.items()}
+    return type(value)(pinned(item, sources) for item in value) if isinstance(value, list | tuple) else value
+
+
+def _listed(config: Any) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """Yield the models that a recipe lists, each with the parameters that hold for it, of whatever level."""
+    for part in (config, *(config.modules or {}).values()):
+        of_part = {**(config.parameters or {}), **(part.parameters or {})}
+        for item in part.models or ():
+            yield item, {**of_part, **(item.parameters or {})}
+        for piece in part.slices or ():
+            for item in piece.sources:
+                yield item, {**of_part, **(piece.parameters or {}), **(item.parameters or {})}
+
+
+def find_roles(recipe: Path, config: Any) -> Roles:
+    """Return the roles of a recipe's models. Raise UsageError for models that have none."""
+    listed = [*_listed(config)]
+    base = config.base_model or listed[0][0].model
+    faults = [f"base_model {base}: has an adapter; merge that first (msa-lite merge)"] if base.lora else []
+    target, under = str(base.model), {str(item.model.model) for item, _ in listed if item.model.lora}
+    try:
+        request = read_recipe(recipe)
+    except UsageError:
+        weights: dict[str, float] = {}
+        for item, settings in listed:
+            if item.model != base:
+                weights.setdefault(str(item.model.lora or item.model.model), _weight(settings.get("weight", 1.0)))
+        faults += [f"{name}: has weight 0; leave it out" for name, weight in weights.items() if not weight]
+        terms = number_terms([Term("forget" if w < 0 else "retain", name, w) for name, w in weights.items() if w])
+        roles = Roles(target, terms, next(iter(sorted(under - {target})), None))
+        faults += [] if terms else ["names no model besides its base, so that nothing would change"]
+    else:
+        vectors = [term.with_vector(str(term.vector)) for term in request.terms]
+        roles = Roles(str(request.target), vectors, str(request.prior) if request.prior else None)
+    known = {roles.target, roles.prior, *(term.vector for term in roles.terms)}
+    if strange := [name for name in dict.fromkeys(map(str, model_paths(config))) if name not in known and not faults]:
+        faults.append(
+            f"{', '.join(strange)}: neither the base, nor merged, nor the one model under the adapters; leave it out, "
+            "or run the recipe with mergekit-yaml"
+        )
+    if faults:
+        raise UsageError(join_faults(f"{recipe}: no merge for --with mergekit:", faults))
+    return roles
+
+
+def _weight(value: Any) -> float:
+    """Return the weight that a manifest records: a number as it is; of gradients and filters, the mean of theirs."""
+    if isinstance(value, list):
+        return math.fsum(map(_weight, value)) / max(1, len(value))
+    try:
+        return float(getattr(value, "value", value))
+    except (TypeError, ValueError):
+        return _weight(value.value) if hasattr(value, "value") else 1.0

@@ -84,8 +84,8 @@ class Kept:
     """The measurements of the retain set, on rows that no vector was fitted to, where there are any."""
 
     share: Bound
-    """What is kept of what the target knew beyond the level of unseen rows: the mean over the scores, in each of which
-    a gain counts as 1, so that it makes up for no loss."""
+    """The share that is kept of what the target knew beyond the level of unseen rows: the mean over the scores. A score
+    that has risen counts as 1, so a gain in one score does not hide a loss in another."""
     rows: int
     """Rows that were scored."""
     shares: Mapping[str, float] = field(default_factory=dict)

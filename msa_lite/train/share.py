@@ -1,4 +1,4 @@
-"""The share of a process in each step of a fit: all rows if it is alone, else a part of them."""
+"""The part of a step's rows that one process runs: all rows in a fit by one process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class StepShare:
-    """The share of a process that is alone. `shards.ShardShare` is that of a process among several."""
+    """The part of a step that this process runs. Here there is one process, which runs all; several have a
+    `shards.ShardShare` each."""
 
     rank: int = 0
     """The number of the process, from 0."""

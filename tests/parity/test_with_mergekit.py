@@ -78,17 +78,15 @@ def test_methods_of_mergekit_give_its_own_bits_and_a_manifest_as_all_merges(
     assert (tmp_path / "out/manifest.json").stat().st_mtime_ns == made
 
 
-def test_a_merge_that_is_ours_is_compared_with_our_own(models: dict[str, str], tmp_path: Path) -> None:
+def test_a_merge_that_is_ours_has_our_weights_but_for_the_last_bits(models: dict[str, str], tmp_path: Path) -> None:
     given = {name: models[name] for name in ("target", "forget", "retain")} | {"alpha": 0.5, "beta": 0.25}
     recipe = tmp_path / "ours.yml"
     recipe.write_text(mergekit_recipe(**given, prior=models["target"]))
-    result = merge_with_mergekit(recipe, tmp_path / "theirs")
+    merge_with_mergekit(recipe, tmp_path / "theirs")
     msa_lite.merge(**given, prior=models["target"], out=tmp_path / "ours", dtype="float32", exact=True)
     ours, theirs = weights(tmp_path / "ours"), weights(tmp_path / "theirs")
     worst = max(float((ours[name].double() - theirs[name].double()).abs().max()) for name in ours)
-    assert result.difference is not None
-    assert worst < 1e-7
-    assert 0 < result.difference < worst + 2**-24  # and the rounding to fp32, of weights of about 1
+    assert 0 < worst < 1e-7
 
 
 def narrow(folder: Path) -> None:
@@ -227,7 +225,7 @@ def test_the_model_under_an_adapter_is_an_input_too(
 def test_models_without_a_role_are_refused_and_weights_of_any_form_have_a_sign(
     models: dict[str, str], make_adapter: Make, tmp_path: Path
 ) -> None:
-    from msa_lite.merger.mergekit_models import find_roles, parse_text
+    from msa_lite.merger.with_mergekit import find_roles, parse_text
 
     target, forget, retain = models.values()
     listed = [{"model": forget, "parameters": {"weight": -1.0}}]

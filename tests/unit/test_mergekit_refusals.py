@@ -33,18 +33,6 @@ def test_a_union_of_tokenizers_is_taken_where_they_are_the_targets(
         read(tmp_path, recipe_of(other, {folders[1]: -1, folders[2]: 1}) | keys)
 
 
-def test_a_slice_over_all_layers_is_a_list_of_models(tmp_path: Path, make_checkpoint: Callable[..., Path]) -> None:
-    target, tuned = (str(make_checkpoint("llama", seed=seed)) for seed in range(2))
-    sources = [{"model": target, "layer_range": [0, 2]},
-               {"model": tuned, "layer_range": [0, 2], "parameters": {"weight": -1}}]  # fmt: skip
-    recipe = {"merge_method": "task_arithmetic", "base_model": target, "slices": [{"sources": sources}]}
-    listed = recipe_of(target, {tuned: -1})
-    assert read(tmp_path, recipe) == read(tmp_path, listed)
-    sources[1]["layer_range"] = [1, 2]
-    with pytest.raises(UsageError, match="slices: not handled"):
-        read(tmp_path, recipe)
-
-
 @pytest.mark.parametrize(
     ("change", "says"),
     [

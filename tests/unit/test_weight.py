@@ -8,10 +8,10 @@ from tests.tools.count import code_lines, inner_arrows, totals
 
 # Today's totals. Lower one whenever it falls. Raising one is a decision: CONTRIBUTING lists each, with its reason.
 CEILING = {
-    "lines of the package": 36_260,
-    "modules": 312,
-    "lines of the tests": 49_107,
-    "words of the docs": 58_056,
+    "lines of the package": 36_190,
+    "modules": 311,
+    "lines of the tests": 49_095,
+    "words of the docs": 58_028,
     "commands": 24,
     "options": 108,
     "keys of a recipe": 85,

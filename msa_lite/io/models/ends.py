@@ -1,4 +1,4 @@
-"""Keep a model's two ends, its frozen embedding and head, in the host's memory.
+"""Keep the frozen embedding and head of a model in the host's memory.
 
 The outputs of the embedding go to the device; the rows of the head pass through it, some at a time.
 """
@@ -33,7 +33,7 @@ def can_leave_head(model: Any) -> bool:
 
 
 def _is_free(end: Any, other_end: Any) -> bool:
-    """Check whether a weight is frozen, still a parameter, and of one of the two ends alone."""
+    """Check whether the weight of embedding or head is a frozen parameter that the other one does not share."""
     weight = getattr(end, "_parameters", {}).get("weight")
     return weight is not None and not weight.requires_grad and getattr(other_end, "weight", None) is not weight
 

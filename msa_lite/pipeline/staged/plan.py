@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from msa_lite.budget.plan import Plan, Remedy, StageCost
+from msa_lite.budget.plan import Plan, StageCost
 from msa_lite.budget.shape import Shape, shape_of_config
 from msa_lite.budget.speed import Machine
 from msa_lite.data import encode, make_prompter, open_tokenizer
@@ -35,9 +35,7 @@ def training_stages(recipe: TrainingRecipe) -> list[Stage]:
     fits = []
     for number, stage in enumerate(recipe.stages, 1):
         name = f"{number}-{stage.title}"
-        is_kept = (
-            recipe.keep == "each" or number <= 2
-        )  # of `keep: last`, the model before is there until the next one is
+        is_kept = recipe.keep == "each" or number <= 2  # of `keep: last`, two are there at a time
         fits.append(Stage(name, "fit", recipe.folder / name, cost=partial(_cost, name, stage, is_kept)))
     return [*start, *fits]
 
@@ -58,27 +56,7 @@ def plan_training(source: RecipeSource, overrides: Iterable[str], machine: Machi
     if count := enough_processes(stages, facts, machine.device):
         launch = f"accelerate launch --num_processes {count} -m msa_lite train"
         facts.notes.append(f"{count} of these GPUs hold the training together: {launch}")
-    plan_before = forecast(stages, facts, machine, recipe.folder)
-    if plan_before.fits:
-        return plan_before
-    remedies = []
-    for changes, harm in _changes(recipe):
-        changed = training_stages(load_training(source, [*overrides, *changes]))
-        plan = forecast(changed, facts, machine, recipe.folder)
-        if (peak := plan.peak.need.nbytes) < plan_before.peak.need.nbytes:
-            remedies.append(Remedy(tuple(changes), harm, peak, plan.fits))
-    return replace(plan_before, remedies=tuple(remedies))
-
-
-def _changes(recipe: TrainingRecipe) -> Sequence[tuple[list[str], str]]:
-    """Return changes of the recipe that may lower its peak, by harm."""
-    half = max(8, max(stage.max_length for stage in recipe.stages) // 2)
-    micro, shorter = "training.micro_batch_size=auto", f"training.max_length={half}"
-    return (
-        ([micro], "no change of the result"),
-        ([shorter], "longer rows are cut"),
-        ([micro, shorter], "longer rows are cut"),
-    )
+    return forecast(stages, facts, machine, recipe.folder)
 
 
 def find_training_facts(recipe: TrainingRecipe) -> Facts:
