@@ -10,7 +10,7 @@ from tests.tools.count import code_lines, inner_arrows, totals
 CEILING = {
     "lines of the package": 36_190,
     "modules": 311,
-    "lines of the tests": 49_095,
+    "lines of the tests": 49_093,
     "words of the docs": 58_028,
     "commands": 24,
     "options": 108,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import collections
 import json
-import os
 import shutil
 import sys
 import tempfile
@@ -93,7 +92,6 @@ def main() -> int:
     table: Table = {}
     started = time.monotonic()
     with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as folder:
-        os.environ["HF_DATASETS_CACHE"] = str(Path(folder, "case", "home", "datasets"))  # before anything is imported
         for name in names:
             preload(name)
             count = max(1, round(options.cases * WEIGHTS[name] / whole))
