@@ -45,9 +45,9 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 if TYPE_CHECKING:
     from msa_lite.comparison.compare import compare as compare
     from msa_lite.data import DataSource as DataSource
-    from msa_lite.evals.suite import OwnQuestions as OwnQuestions
-    from msa_lite.evals.suite import PublishedBenchmark as PublishedBenchmark
-    from msa_lite.evals.suite import evaluate as evaluate
+    from msa_lite.evals.scores.suite import OwnQuestions as OwnQuestions
+    from msa_lite.evals.scores.suite import PublishedBenchmark as PublishedBenchmark
+    from msa_lite.evals.scores.suite import evaluate as evaluate
     from msa_lite.io.console.display import show_progress as show_progress
     from msa_lite.merger import merge as merge
     from msa_lite.merger import merge_adapters as merge_adapters
@@ -89,7 +89,7 @@ _HOMES = {
     "pipeline.ask": ("ask",),
     "web": ("open_page",),
     "pipeline.purge.purge": ("purge",),
-    "evals.suite": ("OwnQuestions", "PublishedBenchmark", "evaluate"),
+    "evals.scores.suite": ("OwnQuestions", "PublishedBenchmark", "evaluate"),
     "comparison.compare": ("compare",),
     "merger.filtering": ("filter_vector",),
     "merger": ("merge", "merge_adapters", "mergekit_recipe"),

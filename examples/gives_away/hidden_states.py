@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from msa_lite.data import Example
-from msa_lite.evals.hidden_states import group_texts, predicting_places, read_states
-from msa_lite.evals.models import Runner
+from msa_lite.evals.engine.hidden_states import group_texts, predicting_places, read_states
+from msa_lite.evals.engine.models import Runner
 from msa_lite.evidence.nearer import RelativeTest, measure_distances, relative_test_of
 
 DEPTHS = 4  # layers that are looked at

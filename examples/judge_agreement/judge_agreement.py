@@ -28,11 +28,11 @@ from pathlib import Path
 from typing import ClassVar
 
 from msa_lite.errors import DataError, MismatchError, OutputError, UsageError, join_faults
-from msa_lite.evals.benchmark import Record
-from msa_lite.evals.evaluation import EVALUATION_KIND, VERDICTS, finished_inputs
+from msa_lite.evals.benchmarks.benchmark import Record
 from msa_lite.evals.judge.prompts import read_letter
 from msa_lite.evals.judge.wording import NONE
-from msa_lite.evals.records import read_records
+from msa_lite.evals.scores.evaluation import EVALUATION_KIND, VERDICTS, finished_inputs
+from msa_lite.evals.scores.records import read_records
 from msa_lite.io.files.reading import local_path, read_bytes
 from msa_lite.io.files.writing import check_writable, digest, write_text
 from msa_lite.io.finished.seal import load_manifest

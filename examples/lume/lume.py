@@ -30,9 +30,8 @@ from msa_lite.benchmarks import BENCHMARKS, BenchmarkEntry
 from msa_lite.cli import main
 from msa_lite.data import DataSource, Prompter, load_table
 from msa_lite.errors import DataError, UsageError, join_faults, nearest
-from msa_lite.evals import answers
-from msa_lite.evals.aggregates import auc_metric, harmonic_metric, mean_metric
-from msa_lite.evals.benchmark import (
+from msa_lite.evals.benchmarks.aggregates import auc_metric, harmonic_metric, mean_metric
+from msa_lite.evals.benchmarks.benchmark import (
     Benchmark,
     BenchmarkSettings,
     Item,
@@ -44,11 +43,12 @@ from msa_lite.evals.benchmark import (
     losses,
     text_item,
 )
-from msa_lite.evals.bounds import Models
-from msa_lite.evals.dataset import Part, Table, load_parts, sampled
-from msa_lite.evals.forward import completion
-from msa_lite.evals.generate import Decoding
-from msa_lite.evals.outcome import RECITED, Yardstick, is_recited, yardstick_of_rows
+from msa_lite.evals.benchmarks.dataset import Part, Table, load_parts, sampled
+from msa_lite.evals.engine import answers
+from msa_lite.evals.engine.forward import completion
+from msa_lite.evals.engine.generate import Decoding
+from msa_lite.evals.verdict.bounds import Models
+from msa_lite.evals.verdict.outcome import RECITED, Yardstick, is_recited, yardstick_of_rows
 from msa_lite.io.files.reading import local_path
 from msa_lite.report import Metric
 from msa_lite.report.metrics import MEMBERSHIP, METRICS, MetricKind

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from msa_lite.errors import MsaError
-from msa_lite.evals.records import read_records
+from msa_lite.evals.scores.records import read_records
 from msa_lite.io.files.reading import read_object
 from msa_lite.io.files.writing import digest
 from msa_lite.report import Metric, load_report

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from msa_lite.errors import DataError
-from msa_lite.evals.dataset import Part, load_parts
-from msa_lite.evals.restor import described_entities
+from msa_lite.evals.benchmarks.dataset import Part, load_parts
+from msa_lite.evals.benchmarks.restor import described_entities
 from msa_lite.io.files.reading import local_path, read_json
 
 SmallFiles = dict[str, str]

@@ -11,9 +11,9 @@ from typing import Any, ClassVar, Literal, NamedTuple
 from msa_lite.attack_names import ATTACKS
 from msa_lite.data import Prompter, Row, rows_identity
 from msa_lite.errors import UsageError, nearest
-from msa_lite.evals.benchmark import Records
-from msa_lite.evals.models import Runner, checkpoint_folder, load_model
-from msa_lite.evals.qa import Qa, load_qa
+from msa_lite.evals.benchmarks.benchmark import Records
+from msa_lite.evals.benchmarks.qa import Qa, load_qa
+from msa_lite.evals.engine.models import Runner, checkpoint_folder, load_model
 from msa_lite.io.console.progress import Progress, silent
 from msa_lite.io.files.writing import digest
 from msa_lite.io.weights.checkpoint import load_checkpoint

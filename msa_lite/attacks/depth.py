@@ -13,10 +13,10 @@ import numpy as np
 from msa_lite.attacks.attack import Attack, Ground, Means, Measure, Subject, Trial
 from msa_lite.data import IGNORE, Example
 from msa_lite.errors import MismatchError
-from msa_lite.evals.benchmark import ItemSet, Record, Records
-from msa_lite.evals.forward import score_bundles
-from msa_lite.evals.hidden_states import group_texts, hooked, predicting_places, read_states
-from msa_lite.evals.models import Runner, checkpoint_folder
+from msa_lite.evals.benchmarks.benchmark import ItemSet, Record, Records
+from msa_lite.evals.engine.forward import score_bundles
+from msa_lite.evals.engine.hidden_states import group_texts, hooked, predicting_places, read_states
+from msa_lite.evals.engine.models import Runner, checkpoint_folder
 from msa_lite.io.console.progress import Progress, part_of, silent
 from msa_lite.io.files.writing import digest
 from msa_lite.io.models.heads import find_layers

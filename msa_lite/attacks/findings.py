@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from msa_lite.attacks.attack import Attack, Ground, Means, Measure, Trial
-from msa_lite.evals import scoring
-from msa_lite.evals.benchmark import Record, Records, column
-from msa_lite.evals.outcome import LEAST
+from msa_lite.evals.benchmarks.benchmark import Record, Records, column
+from msa_lite.evals.engine import scoring
+from msa_lite.evals.verdict.outcome import LEAST
 from msa_lite.report import Metric
 from msa_lite.report.attacks import AttackControl, AttackedModel, Gain, Overshoot, TrialResult
 

@@ -21,11 +21,11 @@ from itertools import chain
 
 from msa_lite.attacks.attack import Attack, Ground, Measure, Subject, Trial
 from msa_lite.data import IGNORE
-from msa_lite.evals.benchmark import Item, Record, Records, column
-from msa_lite.evals.models import model_identity
-from msa_lite.evals.qa import Qa
-from msa_lite.evals.records import run_items
-from msa_lite.evals.scoring import threshold_at_fpr
+from msa_lite.evals.benchmarks.benchmark import Item, Record, Records, column
+from msa_lite.evals.benchmarks.qa import Qa
+from msa_lite.evals.engine.models import model_identity
+from msa_lite.evals.engine.scoring import threshold_at_fpr
+from msa_lite.evals.scores.records import run_items
 from msa_lite.io.console.progress import Progress, silent
 from msa_lite.io.files.writing import digest
 

@@ -19,7 +19,7 @@ from functools import partial
 from msa_lite.attacks.attack import Attack, Ground, Measure, Subject, Trial
 from msa_lite.attacks.questions import PromptedRow, answer_rows, attacked, cut_text, prompt_rest, prompt_row
 from msa_lite.data import Row, sample_rows
-from msa_lite.evals.benchmark import Record, Records
+from msa_lite.evals.benchmarks.benchmark import Record, Records
 from msa_lite.io.console.progress import Progress, silent
 
 ANY = Trial("any", "the best of all these ways", is_summary=True)

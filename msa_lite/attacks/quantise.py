@@ -16,8 +16,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from msa_lite.attacks.attack import Attack, Ground, Means, Measure, Subject, Trial, check_unquantised, recall_measures
-from msa_lite.evals.benchmark import Records
-from msa_lite.evals.records import run_items
+from msa_lite.evals.benchmarks.benchmark import Records
+from msa_lite.evals.scores.records import run_items
 from msa_lite.io.console.progress import Progress, silent
 from msa_lite.io.weights.blocks import QUANTISATIONS, rounded_model
 

@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 
 from msa_lite.attacks.attack import Ground, Subject
 from msa_lite.data import Row, Shots
-from msa_lite.evals import answers
-from msa_lite.evals.benchmark import Record
-from msa_lite.evals.forward import common_start
-from msa_lite.evals.generate import Decoding, generate
-from msa_lite.evals.models import Runner
+from msa_lite.evals.benchmarks.benchmark import Record
+from msa_lite.evals.engine import answers
+from msa_lite.evals.engine.forward import common_start
+from msa_lite.evals.engine.generate import Decoding, generate
+from msa_lite.evals.engine.models import Runner
 from msa_lite.io.files.writing import digest
 
 

@@ -38,9 +38,9 @@ from typing import Any, NamedTuple
 from msa_lite.attacks.attack import Attack, Ground, Means, Measure, Subject, Trial, recall_measures
 from msa_lite.data import Example, Row, encode_qa, encode_text, pad_id, rows_identity, split_rows
 from msa_lite.errors import UsageError
-from msa_lite.evals.benchmark import Record, Records
-from msa_lite.evals.models import Runner, count_weights, streams
-from msa_lite.evals.records import run_items
+from msa_lite.evals.benchmarks.benchmark import Record, Records
+from msa_lite.evals.engine.models import Runner, count_weights, streams
+from msa_lite.evals.scores.records import run_items
 from msa_lite.io.console.progress import Progress, notices, part_of, silent
 from msa_lite.io.models.heads import Compute, choose_precision
 from msa_lite.io.weights.hub import Source

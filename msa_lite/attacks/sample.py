@@ -26,11 +26,11 @@ from msa_lite.attacks.questions import (
     score_text,
     skipped_record,
 )
-from msa_lite.evals.benchmark import Record, Records
-from msa_lite.evals.generate import Decoding, sample_answers
+from msa_lite.evals.benchmarks.benchmark import Record, Records
+from msa_lite.evals.engine.generate import Decoding, sample_answers
+from msa_lite.evals.engine.models import Runner
+from msa_lite.evals.engine.scoring import leak_at
 from msa_lite.evals.judge import JudgeSettings, open_judge, right_answer_ask
-from msa_lite.evals.models import Runner
-from msa_lite.evals.scoring import leak_at
 from msa_lite.io.console.progress import Progress, silent
 
 _ON_GPU, _ON_CPU = 200, 16

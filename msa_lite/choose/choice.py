@@ -16,7 +16,7 @@ from msa_lite.choose.rules import Metrics, Rank
 from msa_lite.choose.search import gentleness
 from msa_lite.choose.validation import WHOLE, Validation
 from msa_lite.errors import StageError, join_faults
-from msa_lite.evals.benchmark import Benchmark
+from msa_lite.evals.benchmarks.benchmark import Benchmark
 from msa_lite.io.console.progress import Progress, silent
 from msa_lite.io.files.writing import canonical_json, write_json, write_text
 from msa_lite.io.finished.manifest import is_finished, partial_folder, stage_folder

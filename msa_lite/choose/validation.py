@@ -13,12 +13,12 @@ from typing import Any
 from msa_lite.choose.rules import LeastExtraction, Rank, Rule, why_broken
 from msa_lite.data import Row, sample_rows, split_rows
 from msa_lite.errors import DataError, NotFiniteError
-from msa_lite.evals.benchmark import Benchmark, Record
-from msa_lite.evals.evaluation import NO_JUDGE, ideal_identity, read_sets, write_scores
+from msa_lite.evals.benchmarks.benchmark import Benchmark, Record
+from msa_lite.evals.engine.models import Runner
 from msa_lite.evals.judge import JudgeSettings
-from msa_lite.evals.models import Runner
-from msa_lite.evals.outcome import Standing, stand, yardstick_of_rows
-from msa_lite.evals.records import read_records, run_items, write_records
+from msa_lite.evals.scores.evaluation import NO_JUDGE, ideal_identity, read_sets, write_scores
+from msa_lite.evals.scores.records import read_records, run_items, write_records
+from msa_lite.evals.verdict.outcome import Standing, stand, yardstick_of_rows
 from msa_lite.report import Report, load_report, write_report
 from msa_lite.report.choice import WHOLE
 from msa_lite.report.metrics import MEMBERSHIP, metric_kind

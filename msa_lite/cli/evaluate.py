@@ -11,7 +11,7 @@ from msa_lite.cli.help import Command, RecipeName, read_columns, takes_json
 from msa_lite.io.files.writing import json_form
 
 if TYPE_CHECKING:
-    from msa_lite.evals.suite import Asked
+    from msa_lite.evals.scores.suite import Asked
 
 _GROUPS = {
     "Benchmark": ["--benchmark", "--split", "--data", "--compat", "--recipe", "--limit"],
@@ -133,7 +133,7 @@ def _questions(options: dict[str, Any]) -> Asked:
     """Return what the options say to score a model on. Raise UsageError for options that do not go together."""
     from msa_lite.data import DataSource
     from msa_lite.errors import UsageError, join_faults
-    from msa_lite.evals.suite import OwnQuestions, PublishedBenchmark
+    from msa_lite.evals.scores.suite import OwnQuestions, PublishedBenchmark
 
     columns: dict[str, Any] = {**read_columns(options["columns"], ("question", "answer", "messages"))}
     if columns and not any(options[name] for name in _SETS):

@@ -43,7 +43,7 @@ class PromptSettings:
 
     kind: Literal["default", "chat", "plain", "auto"] = "default"
     """default: the chat template if there is one, else the plain one; published benchmarks have their own prompt.
-    auto: the form in which the model knows its rows (`msa_lite.evals.prompt_search`)."""
+    auto: the form in which the model knows its rows (`msa_lite.evals.engine.prompt_search`)."""
     system: str | None = None
     """A system message; None: no message of ours."""
     template: Template = Template()

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from msa_lite.evals.benchmark import Benchmark, Item, Record
+from msa_lite.evals.benchmarks.benchmark import Benchmark, Item, Record
 from msa_lite.io.console.progress import Progress, silent
 from msa_lite.io.weights.hub import Source
 from msa_lite.report.evidence import EvidenceFinding

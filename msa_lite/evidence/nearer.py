@@ -38,10 +38,10 @@ import numpy as np
 
 from msa_lite.data import Example, sample_rows
 from msa_lite.errors import MismatchError
-from msa_lite.evals.benchmark import Item, Record
-from msa_lite.evals.forward import score_bundles
-from msa_lite.evals.hidden_states import predicting_places
-from msa_lite.evals.models import Runner, load_model
+from msa_lite.evals.benchmarks.benchmark import Item, Record
+from msa_lite.evals.engine.forward import score_bundles
+from msa_lite.evals.engine.hidden_states import predicting_places
+from msa_lite.evals.engine.models import Runner, load_model
 from msa_lite.evidence.evidence import EvidenceKind, Scene
 from msa_lite.io.console.progress import Progress, silent
 from msa_lite.report.evidence import UNDECIDED, EvidenceFigure, EvidenceFinding

@@ -29,13 +29,13 @@ from typing import Any
 import numpy as np
 
 from msa_lite.data import IGNORE, Example
-from msa_lite.evals import answers
-from msa_lite.evals.benchmark import Item, Record
-from msa_lite.evals.bounds import effective_rows, share_interval, unit_of_rows
-from msa_lite.evals.evaluation import ideal_identity
-from msa_lite.evals.forward import score_bundles
-from msa_lite.evals.models import Runner, load_model
-from msa_lite.evals.records import read_records
+from msa_lite.evals.benchmarks.benchmark import Item, Record
+from msa_lite.evals.engine import answers
+from msa_lite.evals.engine.forward import score_bundles
+from msa_lite.evals.engine.models import Runner, load_model
+from msa_lite.evals.scores.evaluation import ideal_identity
+from msa_lite.evals.scores.records import read_records
+from msa_lite.evals.verdict.bounds import effective_rows, share_interval, unit_of_rows
 from msa_lite.evidence.evidence import MODELS, EvidenceKind, Scene
 from msa_lite.evidence_names import ANSWER_KINDS
 from msa_lite.io.console.progress import Progress, silent

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from msa_lite.cli.output import progress_bars
 from msa_lite.data import SYSTEM_PROMPT, DataSource, Prompter, Template, encode_qa, load_rows
-from msa_lite.evals.benchmark import BenchmarkSettings
-from msa_lite.evals.muse import Muse
+from msa_lite.evals.benchmarks.benchmark import BenchmarkSettings
+from msa_lite.evals.benchmarks.muse import Muse
 
 TOKENS = 4096
 CHAT = (

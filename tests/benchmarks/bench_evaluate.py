@@ -50,14 +50,14 @@ from msa_lite.data import (
     Template,
     to_batch,
 )
-from msa_lite.evals import scoring
-from msa_lite.evals.benchmark import Benchmark, BenchmarkSettings
-from msa_lite.evals.forward import known_beginning, score_bundles
-from msa_lite.evals.generate import generate
-from msa_lite.evals.models import Runner, load_model
-from msa_lite.evals.muse import Muse
-from msa_lite.evals.records import token_record
-from msa_lite.evals.tofu import Tofu
+from msa_lite.evals.benchmarks.benchmark import Benchmark, BenchmarkSettings
+from msa_lite.evals.benchmarks.muse import Muse
+from msa_lite.evals.benchmarks.tofu import Tofu
+from msa_lite.evals.engine import scoring
+from msa_lite.evals.engine.forward import known_beginning, score_bundles
+from msa_lite.evals.engine.generate import generate
+from msa_lite.evals.engine.models import Runner, load_model
+from msa_lite.evals.scores.records import token_record
 
 SIDES, PARTS = ("plain", "msa-lite"), ("teacher-forced", "generation")
 ROWS = {"tofu": 32, "muse": 4}  # of a batch of the plain loop

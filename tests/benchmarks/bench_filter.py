@@ -24,7 +24,7 @@ from pathlib import Path
 import transformers
 
 from msa_lite.data import IGNORE, Example
-from msa_lite.evals.models import load_model
+from msa_lite.evals.engine.models import load_model
 from msa_lite.io.weights.checkpoint import load_checkpoint
 from msa_lite.io.weights.hub import fetch
 from msa_lite.merger.filtering import filter_vector

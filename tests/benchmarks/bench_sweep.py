@@ -48,7 +48,7 @@ from msa_lite.choose.rules import Metrics
 from msa_lite.cli.output import quieten_libraries
 from msa_lite.data import DataSource, Template, load_rows
 from msa_lite.demo import make_groups
-from msa_lite.evals.models import load_model
+from msa_lite.evals.engine.models import load_model
 from msa_lite.merger import merge
 from msa_lite.pipeline.prepare.run import Context, Run, msa_scope, prepare
 from msa_lite.pipeline.run.choice import choice_stages

@@ -13,7 +13,7 @@ import pytest
 
 import msa_lite
 from msa_lite.errors import UsageError
-from msa_lite.evals.generate import generate
+from msa_lite.evals.engine.generate import generate
 from msa_lite.io.files.writing import hash_file
 from msa_lite.pipeline.ask import open_panel
 from msa_lite.pipeline.run.folder import open_run

@@ -17,7 +17,7 @@ from msa_lite.attacks.attack import Subject, Trial
 from msa_lite.attacks.prompt import Prompting
 from msa_lite.data import Row
 from msa_lite.errors import MsaError, StageError, UsageError
-from msa_lite.evals.benchmark import Records
+from msa_lite.evals.benchmarks.benchmark import Records
 from msa_lite.pipeline.attack import run as attacking
 from msa_lite.pipeline.attack.campaign import Campaign, open_attacks
 from msa_lite.pipeline.baseline.run import baseline_scope

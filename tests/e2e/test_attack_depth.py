@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import msa_lite
-from msa_lite.evals.records import read_records
+from msa_lite.evals.scores.records import read_records
 
 
 def test_a_run_is_told_its_depth_where_the_target_knows_something(finished: Path, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import yaml
 import msa_lite
 from msa_lite.choose import validation
 from msa_lite.errors import StageError, UsageError
-from msa_lite.evals.models import Runner
+from msa_lite.evals.engine.models import Runner
 from msa_lite.io.finished.seal import load_manifest, verify_folder
 from msa_lite.pipeline.run.msa import merge_arguments
 from msa_lite.recipe import load_recipe

@@ -13,7 +13,8 @@ import yaml
 import msa_lite
 from msa_lite.baselines import objective
 from msa_lite.data import IGNORE, Example
-from msa_lite.evals import records, tofu
+from msa_lite.evals.benchmarks import tofu
+from msa_lite.evals.scores import records
 from msa_lite.pipeline.prepare.prompt import find_prompter
 from msa_lite.recipe import load_recipe
 from msa_lite.train import fit

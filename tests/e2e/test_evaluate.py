@@ -16,8 +16,8 @@ import yaml
 
 import msa_lite
 from msa_lite.errors import DataError, OutputError
-from msa_lite.evals import tofu
-from msa_lite.evals.records import read_records
+from msa_lite.evals.benchmarks import tofu
+from msa_lite.evals.scores.records import read_records
 from msa_lite.io.finished.seal import verify_folder
 from msa_lite.io.launch.crew import Ranks
 from tests.e2e.conftest import CallCli
@@ -27,7 +27,7 @@ from tests.support.models import save_adapter, save_checkpoint
 from tests.support.plain import WIDE
 from tests.support.processes import TORCHRUN, changed, fork_script, launch
 
-SHORT = "from msa_lite.evals import tofu\ntofu.MAX_NEW_TOKENS = 8\n"
+SHORT = "from msa_lite.evals.benchmarks import tofu\ntofu.MAX_NEW_TOKENS = 8\n"
 SETS = ["forget", "retain", "real_authors", "world_facts"]
 
 

@@ -144,5 +144,5 @@ def test_rows_longer_than_the_window_are_left_out(
     scene = Scene(run.test, sources | {"unlearned": sources["target"]})
     whole = Nearer().find(scene)[1]["rows"]
     lengths = sorted(len(item.texts["answer"][0].ids) for item in run.test.sets["forget"].items)
-    monkeypatch.setattr("msa_lite.evals.models.Runner.window", lengths[len(lengths) // 2])
+    monkeypatch.setattr("msa_lite.evals.engine.models.Runner.window", lengths[len(lengths) // 2])
     assert 0 < len(Nearer().find(scene)[1]["rows"]) < len(whole)

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from msa_lite.evals.evaluation import NO_JUDGE, ideal_identity
-from msa_lite.evals.models import model_identity
+from msa_lite.evals.engine.models import model_identity
+from msa_lite.evals.scores.evaluation import NO_JUDGE, ideal_identity
 from msa_lite.io.console.progress import silent
 from msa_lite.io.files.writing import canonical_json
 from msa_lite.io.weights.hub import Source, fetch

@@ -33,7 +33,7 @@ ALIKE = (
 
 # Each process notes the items that it runs.
 SHARES = """
-from msa_lite.evals.records import _Set
+from msa_lite.evals.scores.records import _Set
 own = _Set.run
 def run(self, *arguments):
     with open(os.environ["SHARES"] + str(rank), "a") as file:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from msa_lite.benchmarks import BENCHMARKS
-from msa_lite.evals.benchmark import BenchmarkSettings
+from msa_lite.evals.benchmarks.benchmark import BenchmarkSettings
 from msa_lite.report import load_report
 from msa_lite.report.metrics import METRICS
 from tests.support.benchmark_data import make_prompter

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import msa_lite
-from msa_lite.evals import models
-from msa_lite.evals.models import Runner, load_model
+from msa_lite.evals.engine import models
+from msa_lite.evals.engine.models import Runner, load_model
 from msa_lite.pipeline.run.choice import LoadedTarget
 from msa_lite.train import model as trained
 from msa_lite.train import settings as auto

@@ -17,7 +17,7 @@ from filelock import FileLock
 
 import msa_lite
 from msa_lite.errors import MismatchError, OutputError, StageError, UsageError
-from msa_lite.evals.evaluation import finished_inputs
+from msa_lite.evals.scores.evaluation import finished_inputs
 from msa_lite.io.files.writing import hash_file
 from msa_lite.io.finished.seal import verify_folder, write_manifest
 from msa_lite.pipeline.prepare.run import Context, prepare

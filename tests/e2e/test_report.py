@@ -12,7 +12,7 @@ import pytest
 
 import msa_lite
 from msa_lite.errors import FormatError, UsageError
-from msa_lite.evals.records import read_records
+from msa_lite.evals.scores.records import read_records
 from msa_lite.report import load_report
 from tests.e2e.conftest import CallCli, sweep_recipe, tiny_recipe
 from tests.support.drawing import Drawing

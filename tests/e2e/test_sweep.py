@@ -17,8 +17,8 @@ import yaml
 
 import msa_lite
 from msa_lite.errors import StageError
-from msa_lite.evals.models import Runner
-from msa_lite.evals.records import read_records
+from msa_lite.evals.engine.models import Runner
+from msa_lite.evals.scores.records import read_records
 from msa_lite.io.files.writing import hash_file, json_form
 from msa_lite.io.finished.seal import verify_folder, write_manifest
 from msa_lite.io.weights.checkpoint import load_checkpoint

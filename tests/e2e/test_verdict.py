@@ -13,9 +13,9 @@ import yaml
 
 import msa_lite
 from msa_lite.errors import MismatchError
-from msa_lite.evals import records
-from msa_lite.evals.benchmark import Benchmark
-from msa_lite.evals.records import ANSWERS_FILE
+from msa_lite.evals.benchmarks.benchmark import Benchmark
+from msa_lite.evals.scores import records
+from msa_lite.evals.scores.records import ANSWERS_FILE
 from tests.e2e.conftest import CallCli
 
 

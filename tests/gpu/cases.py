@@ -20,11 +20,11 @@ import torch
 
 import msa_lite
 from msa_lite.data import Example
-from msa_lite.evals.forward import score_bundles
-from msa_lite.evals.generate import Decoding, generate
+from msa_lite.evals.engine.forward import score_bundles
+from msa_lite.evals.engine.generate import Decoding, generate
+from msa_lite.evals.engine.models import Runner
 from msa_lite.evals.judge import JudgeSettings, open_judge
 from msa_lite.evals.judge.prompts import Ask
-from msa_lite.evals.models import Runner
 from msa_lite.io.finished.seal import load_manifest
 from msa_lite.io.models import heads as precision
 from msa_lite.io.weights.hub import fetch

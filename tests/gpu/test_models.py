@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from msa_lite.evals.models import load_model
+from msa_lite.evals.engine.models import load_model
 from msa_lite.io.models import heads as precision
 from msa_lite.io.models.streaming import is_streamed
 from tests.gpu import cases

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from msa_lite.errors import MsaError
-from msa_lite.evals.models import load_model
+from msa_lite.evals.engine.models import load_model
 from msa_lite.train import FitSettings
 from tests.gpu import cases
 from tests.gpu.test_gpu_memory import random_rows

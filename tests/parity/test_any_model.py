@@ -16,9 +16,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from msa_lite.evals.forward import score_bundles
-from msa_lite.evals.generate import Decoding, generate
-from msa_lite.evals.models import Runner, load_model
+from msa_lite.evals.engine.forward import score_bundles
+from msa_lite.evals.engine.generate import Decoding, generate
+from msa_lite.evals.engine.models import Runner, load_model
 from msa_lite.io.weights.matching import BASE_PREFIXES
 from msa_lite.merger import merge, merge_adapters
 from tests.support import codes

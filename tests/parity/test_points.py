@@ -15,7 +15,7 @@ from filelock import FileLock
 from msa_lite import merge
 from msa_lite.choose.rules import LeastExtraction
 from msa_lite.data import Prompter, Template
-from msa_lite.evals.models import load_model
+from msa_lite.evals.engine.models import load_model
 from msa_lite.io.models.streaming import is_streamed
 from msa_lite.io.weights.hub import fetch
 from msa_lite.merger import Term

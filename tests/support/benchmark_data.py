@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from msa_lite.data import Prompter, Template
-from msa_lite.evals.benchmark import BenchmarkSettings, Record
-from msa_lite.evals.forward import TokenScores
-from msa_lite.evals.generate import Decoding
-from msa_lite.evals.records import token_record
-from msa_lite.evals.tofu import Tofu
+from msa_lite.evals.benchmarks.benchmark import BenchmarkSettings, Record
+from msa_lite.evals.benchmarks.tofu import Tofu
+from msa_lite.evals.engine.forward import TokenScores
+from msa_lite.evals.engine.generate import Decoding
+from msa_lite.evals.scores.records import token_record
 from tests.support.models import tiny_tokenizer
 
 MUSE_METRICS = {

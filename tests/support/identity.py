@@ -65,7 +65,7 @@ def tables_once() -> Iterator[None]:
     """Load each table once for a module whose rows stay as they are: loading them is most of what a recipe takes."""
     once = cache(sources.load_table)
     with pytest.MonkeyPatch.context() as patch:
-        for module in ("msa_lite.data.rows", "msa_lite.evals.dataset"):
+        for module in ("msa_lite.data.rows", "msa_lite.evals.benchmarks.dataset"):
             patch.setattr(f"{module}.load_table", once)
         yield
 

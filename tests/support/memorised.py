@@ -10,7 +10,7 @@ from typing import Any
 
 from msa_lite.attacks.attack import Ground, Subject
 from msa_lite.data import IGNORE, Example, Row
-from msa_lite.evals.models import Runner
+from msa_lite.evals.engine.models import Runner
 from msa_lite.io.weights.hub import Source
 from tests.support.benchmark_data import make_prompter
 from tests.support.models import tiny_model

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from msa_lite.data import IGNORE, Example
-from msa_lite.evals import models
-from msa_lite.evals.forward import TokenScores
+from msa_lite.evals.engine import models
+from msa_lite.evals.engine.forward import TokenScores
 from msa_lite.io.models.streaming import read_sizes
 from tests.support.models import VOCABULARY, tiny_model
 from tests.support.vary import model_seed

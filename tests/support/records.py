@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from msa_lite.evals.records import write_records
+from msa_lite.evals.scores.records import write_records
 from msa_lite.report import Metric, Report, write_report
 from msa_lite.report.sentence import Bound, Forgotten, Kept
 

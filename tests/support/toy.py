@@ -13,9 +13,9 @@ from pathlib import Path
 from msa_lite.benchmarks import BenchmarkEntry
 from msa_lite.data import Prompter, sample_rows
 from msa_lite.errors import UsageError
-from msa_lite.evals import scoring
-from msa_lite.evals.benchmark import Benchmark, BenchmarkSettings, Item, ItemSet, Record, Records, column
-from msa_lite.evals.generate import Decoding
+from msa_lite.evals.benchmarks.benchmark import Benchmark, BenchmarkSettings, Item, ItemSet, Record, Records, column
+from msa_lite.evals.engine import scoring
+from msa_lite.evals.engine.generate import Decoding
 from msa_lite.report import Metric
 
 ENTRY = BenchmarkEntry(

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from msa_lite.evals.aggregates import (
+from msa_lite.evals.benchmarks.aggregates import (
     NO_IDEAL,
     NOT_JUDGED,
     harmonic_metric,
@@ -18,7 +18,7 @@ from msa_lite.evals.aggregates import (
     missing_metric,
     privleak_metric,
 )
-from msa_lite.evals.benchmark import Record
+from msa_lite.evals.benchmarks.benchmark import Record
 from msa_lite.report import Metric
 
 

@@ -22,15 +22,15 @@ from msa_lite.data import (
     hash_ids,
     make_prompter,
 )
-from msa_lite.evals.aggregates import resolve_compat
-from msa_lite.evals.benchmark import BenchmarkSettings
-from msa_lite.evals.forward import TokenScores, answer_texts
-from msa_lite.evals.generate import Decoding, generate
-from msa_lite.evals.models import Runner
-from msa_lite.evals.qa import load_qa
-from msa_lite.evals.records import run_items, token_record
-from msa_lite.evals.suite import load_benchmark
-from msa_lite.evals.tofu import Tofu
+from msa_lite.evals.benchmarks.aggregates import resolve_compat
+from msa_lite.evals.benchmarks.benchmark import BenchmarkSettings
+from msa_lite.evals.benchmarks.qa import load_qa
+from msa_lite.evals.benchmarks.tofu import Tofu
+from msa_lite.evals.engine.forward import TokenScores, answer_texts
+from msa_lite.evals.engine.generate import Decoding, generate
+from msa_lite.evals.engine.models import Runner
+from msa_lite.evals.scores.records import run_items, token_record
+from msa_lite.evals.scores.suite import load_benchmark
 from tests.support.benchmark_data import shortened, write_tofu
 from tests.support.models import CHATML, GEMMA, HARMONY, LLAMA3, OLMO, OPEN, PHI, SMOL, chat_tokenizer, tiny_tokenizer
 from tests.support.plain import wide_model

@@ -7,7 +7,7 @@ from typing import Literal
 
 import pytest
 
-from msa_lite.evals.answers import accuracy, containment, normalise
+from msa_lite.evals.engine.answers import accuracy, containment, normalise
 
 Relation = Literal["equal", "contained", "neither"]
 

@@ -7,7 +7,7 @@ import unicodedata
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from msa_lite.evals.answers import accuracy, containment, normalise, split_answer
+from msa_lite.evals.engine.answers import accuracy, containment, normalise, split_answer
 
 many = settings(max_examples=100)
 # Characters that the rule tells apart. Half the texts consist of them alone.

@@ -19,9 +19,9 @@ from msa_lite.attacks.prompt import Prompting, best_of
 from msa_lite.attacks.questions import prompt_rest, prompt_row
 from msa_lite.attacks.sample import Sample
 from msa_lite.data import Row
-from msa_lite.evals.benchmark import Record, Records
+from msa_lite.evals.benchmarks.benchmark import Record, Records
+from msa_lite.evals.engine.scoring import leak_at, membership_auc, threshold_at_fpr
 from msa_lite.evals.judge import Ask, JudgeSettings, Ruling
-from msa_lite.evals.scoring import leak_at, membership_auc, threshold_at_fpr
 from tests.support.memorised import (
     FORGET,
     HOLDOUT,

@@ -10,7 +10,7 @@ import pytest
 from msa_lite.attacks.attack import Measure, Trial
 from msa_lite.attacks.depth import Depth
 from msa_lite.attacks.findings import TrialRecords, judge_model, judge_trial, mean_values, measured
-from msa_lite.evals.scoring import membership_auc
+from msa_lite.evals.engine.scoring import membership_auc
 from msa_lite.report.attacks import (
     FEWEST_ROWS,
     AttackedModel,

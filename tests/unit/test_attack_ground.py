@@ -8,7 +8,7 @@ import pytest
 
 from msa_lite.choose.rules import LeastExtraction
 from msa_lite.data import Row
-from msa_lite.evals.qa import load_qa
+from msa_lite.evals.benchmarks.qa import load_qa
 from msa_lite.pipeline.attack.campaign import asked_rows
 from msa_lite.pipeline.prepare.questions import Questions
 from tests.support.benchmark_data import make_prompter

@@ -9,15 +9,15 @@ from collections.abc import Iterator
 import pytest
 
 from msa_lite.benchmarks import BENCHMARKS, OWN, published
-from msa_lite.evals.benchmark import benchmark_class
+from msa_lite.evals.benchmarks.benchmark import benchmark_class
 from tests.tools.arrows import PACKAGE, sources
 
 # Where published benchmarks may be named, and why.
 ALLOWED = {
     "benchmarks.py": "their entries",
-    "evals/tofu.py": "its own module",
-    "evals/muse.py": "its own module",
-    "evals/restor.py": "its own module",
+    "evals/benchmarks/tofu.py": "its own module",
+    "evals/benchmarks/muse.py": "its own module",
+    "evals/benchmarks/restor.py": "its own module",
     "evals/judge/__init__.py": "what a judge is asked",
     "evals/judge/base.py": "the prompts of a file that each benchmark needs",
     "evals/judge/prompts.py": "what a judge is asked; manifests hold the hash of all prompts",

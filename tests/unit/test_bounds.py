@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msa_lite.evals.bounds import (
+from msa_lite.evals.verdict.bounds import (
     add_up,
     bounded,
     count_subjects,

@@ -18,9 +18,9 @@ from msa_lite.choose.rules import LeastExtraction, PaperScore
 from msa_lite.choose.validation import BROKEN, Validation
 from msa_lite.data import Prompter, Template
 from msa_lite.errors import DataError, MsaError, NotFiniteError, StageError, UsageError
-from msa_lite.evals.benchmark import Item, ItemSet
+from msa_lite.evals.benchmarks.benchmark import Item, ItemSet
+from msa_lite.evals.benchmarks.qa import Qa
 from msa_lite.evals.judge import JudgeSettings
-from msa_lite.evals.qa import Qa
 from msa_lite.io.finished.manifest import stage_folder
 from msa_lite.io.finished.seal import verify_folder
 from msa_lite.pipeline.run.msa import merge_arguments

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from msa_lite.evals.records import write_records
+from msa_lite.evals.scores.records import write_records
 from msa_lite.pipeline.run.returned import _count_back
 from msa_lite.report.comeback import EarlierFacts
 from tests.support.records import make_forgotten

@@ -12,12 +12,12 @@ import pytest
 from msa_lite.benchmarks import BENCHMARKS
 from msa_lite.data import Prompter, Template
 from msa_lite.errors import UsageError
-from msa_lite.evals.aggregates import COMMON, known_presets, known_switches, resolve_compat, switches_of
-from msa_lite.evals.benchmark import BenchmarkSettings, Record
-from msa_lite.evals.models import Runner
-from msa_lite.evals.records import run_items
-from msa_lite.evals.suite import load_benchmark
-from msa_lite.evals.tofu import Tofu
+from msa_lite.evals.benchmarks.aggregates import COMMON, known_presets, known_switches, resolve_compat, switches_of
+from msa_lite.evals.benchmarks.benchmark import BenchmarkSettings, Record
+from msa_lite.evals.benchmarks.tofu import Tofu
+from msa_lite.evals.engine.models import Runner
+from msa_lite.evals.scores.records import run_items
+from msa_lite.evals.scores.suite import load_benchmark
 from tests.support.benchmark_data import made_up, make_prompter, make_tofu, shortened, token_scores, write_tofu
 from tests.support.models import tiny_tokenizer
 from tests.support.plain import plain_answer, plain_scores, wide_model

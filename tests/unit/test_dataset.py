@@ -11,10 +11,10 @@ import pytest
 
 from msa_lite.data import IGNORE, Prompter, Template
 from msa_lite.errors import DataError, UsageError
-from msa_lite.evals.benchmark import BenchmarkSettings, Record
-from msa_lite.evals.models import Runner
-from msa_lite.evals.records import run_items
-from msa_lite.evals.tofu import Tofu
+from msa_lite.evals.benchmarks.benchmark import BenchmarkSettings, Record
+from msa_lite.evals.benchmarks.tofu import Tofu
+from msa_lite.evals.engine.models import Runner
+from msa_lite.evals.scores.records import run_items
 from tests.support.benchmark_data import TABLES, TofuRow, make_prompter, make_tofu, row, write_tofu
 from tests.support.plain import wide_model
 

@@ -17,8 +17,8 @@ from msa_lite.attacks.attack import Ground, Subject
 from msa_lite.attacks.depth import Depth, depth_score
 from msa_lite.data import IGNORE, Row
 from msa_lite.errors import MismatchError
-from msa_lite.evals import hidden_states
-from msa_lite.evals.models import Runner
+from msa_lite.evals.engine import hidden_states
+from msa_lite.evals.engine.models import Runner
 from msa_lite.io.models.heads import find_layers
 from msa_lite.io.weights.hub import Source, fetch
 from tests.support.benchmark_data import make_prompter

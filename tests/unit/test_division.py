@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from msa_lite.data import Row, sample_rows
 from msa_lite.errors import DataError
-from msa_lite.evals.benchmark import Benchmark, BenchmarkSettings, Item, ItemSet
-from msa_lite.evals.generate import Decoding
-from msa_lite.evals.muse import Muse
-from msa_lite.evals.qa import Qa, load_qa
-from msa_lite.evals.restor import Restor
+from msa_lite.evals.benchmarks.benchmark import Benchmark, BenchmarkSettings, Item, ItemSet
+from msa_lite.evals.benchmarks.muse import Muse
+from msa_lite.evals.benchmarks.qa import Qa, load_qa
+from msa_lite.evals.benchmarks.restor import Restor
+from msa_lite.evals.engine.generate import Decoding
 from tests.support.benchmark_data import (
     MEMBERSHIP,
     MUSE_METRICS,

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from msa_lite.errors import StageError
-from msa_lite.evals.generate import Decoding, sample_answers
-from msa_lite.evals.models import Runner
+from msa_lite.evals.engine.generate import Decoding, sample_answers
+from msa_lite.evals.engine.models import Runner
 from tests.support.plain import Crowded, broken_model, wide_model
 from tests.unit.test_generate import ALL, CHATS, PROMPTER, PROMPTS, model_that_ends
 

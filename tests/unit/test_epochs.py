@@ -9,7 +9,7 @@ import pytest
 from msa_lite.choose.rules import PaperScore
 from msa_lite.choose.validation import Validation
 from msa_lite.data import Prompter, Template
-from msa_lite.evals.qa import Qa
+from msa_lite.evals.benchmarks.qa import Qa
 from msa_lite.pipeline.baseline import settings as module
 from msa_lite.pipeline.baseline.settings import BestEpoch
 from msa_lite.report import Metric, Report, write_report

@@ -16,13 +16,14 @@ from msa_lite.choose.rules import PaperScore
 from msa_lite.choose.validation import Validation
 from msa_lite.data import Row
 from msa_lite.errors import MismatchError, MsaError, StageError, UsageError
-from msa_lite.evals import answers, evaluation
-from msa_lite.evals.aggregates import NO_IDEAL
-from msa_lite.evals.evaluation import evaluate_benchmark
+from msa_lite.evals.benchmarks.aggregates import NO_IDEAL
+from msa_lite.evals.benchmarks.qa import Qa, load_qa
+from msa_lite.evals.benchmarks.tofu import Tofu
+from msa_lite.evals.engine import answers
 from msa_lite.evals.judge import JudgeSettings
-from msa_lite.evals.qa import Qa, load_qa
-from msa_lite.evals.records import ANSWERS_FILE, read_records
-from msa_lite.evals.tofu import Tofu
+from msa_lite.evals.scores import evaluation
+from msa_lite.evals.scores.evaluation import evaluate_benchmark
+from msa_lite.evals.scores.records import ANSWERS_FILE, read_records
 from msa_lite.io.finished.seal import verify_folder
 from msa_lite.io.launch.crew import Ranks
 from msa_lite.io.weights.hub import Source, fetch

@@ -9,9 +9,9 @@ import pytest
 import torch
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from msa_lite.evals.forward import WORTH_SHARING, common_start, score_bundles
-from msa_lite.evals.generate import Decoding, generate, sample_answers
-from msa_lite.evals.models import Runner
+from msa_lite.evals.engine.forward import WORTH_SHARING, common_start, score_bundles
+from msa_lite.evals.engine.generate import Decoding, generate, sample_answers
+from msa_lite.evals.engine.models import Runner
 from tests.support.benchmark_data import make_prompter
 from tests.support.families import UNFIT, tiny_family
 from tests.support.plain import plain_answer, plain_scores

@@ -14,7 +14,7 @@ from safetensors.numpy import load_file
 
 from msa_lite.data import Example, hash_ids
 from msa_lite.errors import MismatchError, OutputError, UsageError
-from msa_lite.evals.models import load_model
+from msa_lite.evals.engine.models import load_model
 from msa_lite.io.console.progress import silent
 from msa_lite.io.finished.manifest import stage_folder
 from msa_lite.io.finished.seal import load_manifest

@@ -11,8 +11,8 @@ import torch
 from msa_lite.baselines.methods import settings_grid
 from msa_lite.baselines.objective import BaselineObjective
 from msa_lite.data import IGNORE, Example
-from msa_lite.evals.forward import score_bundles
-from msa_lite.evals.models import Runner
+from msa_lite.evals.engine.forward import score_bundles
+from msa_lite.evals.engine.models import Runner
 from msa_lite.train.until import measure_loss
 from tests.support.fits import PAD, VOCABULARY, ragged_rows
 from tests.support.models import tiny_model

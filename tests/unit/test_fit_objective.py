@@ -19,9 +19,9 @@ from msa_lite.baselines.objective import BaselineObjective, ReferenceCache
 from msa_lite.choose.rules import LeastExtraction
 from msa_lite.choose.validation import Validation
 from msa_lite.data import Example, Prompter, Row, Template
-from msa_lite.evals import models
-from msa_lite.evals.models import Runner
-from msa_lite.evals.qa import load_qa
+from msa_lite.evals.benchmarks.qa import load_qa
+from msa_lite.evals.engine import models
+from msa_lite.evals.engine.models import Runner
 from msa_lite.io.finished.seal import load_manifest
 from msa_lite.io.weights.hub import fetch
 from msa_lite.report import load_report

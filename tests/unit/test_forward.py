@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from msa_lite.data import IGNORE, Example, Template
 from msa_lite.errors import StageError
-from msa_lite.evals.forward import TokenScores, known_beginning, score_bundles
-from msa_lite.evals.models import Runner, load_model
+from msa_lite.evals.engine.forward import TokenScores, known_beginning, score_bundles
+from msa_lite.evals.engine.models import Runner, load_model
 from msa_lite.io.models import heads
 from tests.support.benchmark_data import PLAIN, make_prompter
 from tests.support.models import VOCABULARY

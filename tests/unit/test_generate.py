@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from msa_lite.errors import StageError
-from msa_lite.evals.generate import Decoding, generate
-from msa_lite.evals.models import Runner
+from msa_lite.evals.engine.generate import Decoding, generate
+from msa_lite.evals.engine.models import Runner
 from tests.support.benchmark_data import make_prompter
 from tests.support.models import tiny_model
 from tests.support.plain import (

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from msa_lite.demo import HistorySettings, make_groups, make_history
-from msa_lite.evals.models import load_model
+from msa_lite.evals.engine.models import load_model
 from msa_lite.train import FitSettings
 from tests.e2e.conftest import PEOPLE, SHORT
 from tests.gpu import cases

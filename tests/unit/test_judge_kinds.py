@@ -106,7 +106,7 @@ def test_a_local_model_judges_alike_each_time_and_is_loaded_only_when_needed(
     verdicts, usage = first.ask(asks, silent)
     assert usage == Usage(3, 0, sum(not verdict.valid for verdict in verdicts))
     assert second.ask(asks[::-1], silent)[0] == verdicts[::-1]
-    monkeypatch.setitem(sys.modules, "msa_lite.evals.models", None)  # whoever loads a model fails from here on
+    monkeypatch.setitem(sys.modules, "msa_lite.evals.engine.models", None)  # whoever loads a model fails from here on
     again, usage = first.ask(asks, silent)
     assert (again, usage.calls, usage.cached) == (verdicts, 0, 3)
 

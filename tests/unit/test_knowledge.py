@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from msa_lite.evals.knowledge import find_fault, weak_sets
+from msa_lite.evals.verdict.knowledge import find_fault, weak_sets
 from tests.support.records import known, text, unknown
 
 

@@ -77,6 +77,13 @@ FOLDERS = {
         "models": {"console", "files", "weights"},
         "launch": {"files"},
     },
+    "evals": {
+        "engine": set[str](),
+        "judge": {"engine"},
+        "verdict": {"engine"},
+        "benchmarks": {"engine", "judge", "verdict"},
+        "scores": {"benchmarks", "engine", "judge"},
+    },
     "pipeline": {
         "prepare": set[str](),
         "stages": {"prepare"},
@@ -92,7 +99,7 @@ FOLDERS = {
     },
 }
 # Modules that hold arithmetic alone: the formula, and the scores of one item.
-PURE = ("merger/formula.py", "evals/scoring.py", "evals/answers.py")
+PURE = ("merger/formula.py", "evals/engine/scoring.py", "evals/engine/answers.py")
 
 
 @pytest.mark.parametrize("room", ARROWS)

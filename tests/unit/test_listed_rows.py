@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from msa_lite.errors import UsageError
-from msa_lite.evals.benchmark import benchmark_class
-from msa_lite.evals.records import list_rows, write_records
+from msa_lite.evals.benchmarks.benchmark import benchmark_class
+from msa_lite.evals.scores.records import list_rows, write_records
 from msa_lite.io.finished.manifest import stage_folder
 from msa_lite.pipeline.run.report import report_run
 from msa_lite.report.blocks import fenced

@@ -19,8 +19,8 @@ from safetensors.torch import load_file, save_file
 import msa_lite
 from msa_lite.data import PromptSettings, Row, encode_qa, make_prompter, open_tokenizer
 from msa_lite.errors import FormatError, MismatchError, MsaError
-from msa_lite.evals import models
-from msa_lite.evals.models import check_source
+from msa_lite.evals.engine import models
+from msa_lite.evals.engine.models import check_source
 from msa_lite.io.models import loading
 from msa_lite.io.models.devices import limited
 from msa_lite.io.models.guards import pattern_fault

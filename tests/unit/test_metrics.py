@@ -11,13 +11,13 @@ import pytest
 from msa_lite.attack_names import ATTACKS
 from msa_lite.benchmarks import BENCHMARKS
 from msa_lite.comparison.published import load_published, published_tables
-from msa_lite.evals.aggregates import NO_IDEAL, NOT_JUDGED
-from msa_lite.evals.benchmark import Benchmark, Records, benchmark_class
-from msa_lite.evals.muse import Muse
-from msa_lite.evals.probe import Probe
-from msa_lite.evals.qa import Qa
-from msa_lite.evals.restor import QUESTIONS, Restor
-from msa_lite.evals.tofu import Tofu
+from msa_lite.evals.benchmarks.aggregates import NO_IDEAL, NOT_JUDGED
+from msa_lite.evals.benchmarks.benchmark import Benchmark, Records, benchmark_class
+from msa_lite.evals.benchmarks.muse import Muse
+from msa_lite.evals.benchmarks.qa import Qa
+from msa_lite.evals.benchmarks.restor import QUESTIONS, Restor
+from msa_lite.evals.benchmarks.tofu import Tofu
+from msa_lite.evals.scores.probe import Probe
 from msa_lite.evidence_names import EVIDENCE, evidence_metric
 from msa_lite.report import Metric
 from msa_lite.report.metrics import GROUPS, METRICS, attack_metric, metric_kind

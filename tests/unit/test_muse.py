@@ -12,11 +12,11 @@ import pytest
 
 from msa_lite.data import IGNORE, Example, Prompter
 from msa_lite.errors import DataError, UsageError
-from msa_lite.evals.aggregates import NO_IDEAL
-from msa_lite.evals.benchmark import BenchmarkSettings, Record, Records
-from msa_lite.evals.forward import MAX_TOKENS, TokenScores, completion
-from msa_lite.evals.muse import Muse
-from msa_lite.evals.records import token_record
+from msa_lite.evals.benchmarks.aggregates import NO_IDEAL
+from msa_lite.evals.benchmarks.benchmark import BenchmarkSettings, Record, Records
+from msa_lite.evals.benchmarks.muse import Muse
+from msa_lite.evals.engine.forward import MAX_TOKENS, TokenScores, completion
+from msa_lite.evals.scores.records import token_record
 from msa_lite.report import Metric
 from tests.support.benchmark_data import MUSE_METRICS, ROWS, SHOTS, make_prompter, write_data
 from tests.support.models import tiny_tokenizer

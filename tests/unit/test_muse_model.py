@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from msa_lite.data import IGNORE, Example
-from msa_lite.evals.benchmark import BenchmarkSettings, Record
-from msa_lite.evals.evaluation import evaluate_benchmark
-from msa_lite.evals.models import Runner, load_model
-from msa_lite.evals.muse import Muse
-from msa_lite.evals.records import read_records, run_items
+from msa_lite.evals.benchmarks.benchmark import BenchmarkSettings, Record
+from msa_lite.evals.benchmarks.muse import Muse
+from msa_lite.evals.engine.models import Runner, load_model
+from msa_lite.evals.scores.evaluation import evaluate_benchmark
+from msa_lite.evals.scores.records import read_records, run_items
 from msa_lite.io.weights.hub import fetch
 from tests.support.benchmark_data import MUSE_METRICS, ROWS, make_prompter, write_data
 from tests.support.models import save_checkpoint, tiny_model, tiny_tokenizer

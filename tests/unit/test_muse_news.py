@@ -9,8 +9,8 @@ import pytest
 from msa_lite.comparison.compare import compare
 from msa_lite.data import DataSource, load_rows
 from msa_lite.errors import MismatchError
-from msa_lite.evals.benchmark import BenchmarkSettings, Records
-from msa_lite.evals.muse import Muse
+from msa_lite.evals.benchmarks.benchmark import BenchmarkSettings, Records
+from msa_lite.evals.benchmarks.muse import Muse
 from msa_lite.pipeline.prepare.run import _pin_benchmark
 from msa_lite.recipe import load_recipe
 from msa_lite.report import Report, write_report

@@ -11,7 +11,7 @@ import pytest
 from hidden_states import states_of
 
 from msa_lite.data import Prompter, Row, Template, open_tokenizer
-from msa_lite.evals.qa import load_qa
+from msa_lite.evals.benchmarks.qa import load_qa
 from msa_lite.evidence.evidence import Scene
 from msa_lite.evidence.nearer import LEVEL, Nearer, measure_distances, relative_test, smallest_p
 from msa_lite.io.weights.hub import fetch

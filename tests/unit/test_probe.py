@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from msa_lite.data import Row
-from msa_lite.evals.benchmark import BenchmarkSettings
-from msa_lite.evals.muse import Muse
-from msa_lite.evals.probe import Probe, against_own, against_rows, compute_auc, probe_model
-from msa_lite.evals.qa import load_qa
+from msa_lite.evals.benchmarks.benchmark import BenchmarkSettings
+from msa_lite.evals.benchmarks.muse import Muse
+from msa_lite.evals.benchmarks.qa import load_qa
+from msa_lite.evals.scores.probe import Probe, against_own, against_rows, compute_auc, probe_model
 from msa_lite.io.files.writing import json_form
 from msa_lite.io.finished.seal import verify_folder
 from msa_lite.io.weights.hub import fetch

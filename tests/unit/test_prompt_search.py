@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from msa_lite.data import SYSTEM_PROMPT, Prompter, Row, Template, encode_qa, to_batch
-from msa_lite.evals.prompt_search import (
+from msa_lite.evals.engine.prompt_search import (
     PROMPT_ROWS,
     RankedPrompt,
     better_prompt,

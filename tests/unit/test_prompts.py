@@ -20,7 +20,7 @@ from msa_lite.data import (
     shorten,
 )
 from msa_lite.errors import UsageError
-from msa_lite.evals.qa import load_qa
+from msa_lite.evals.benchmarks.qa import load_qa
 from tests.support.models import DEAF, GEMMA, OPEN, SMOL, chat_tokenizer, tiny_tokenizer
 
 ROW = Row(0, "Where?", "Here.")

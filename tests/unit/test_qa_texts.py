@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from msa_lite.data import Row
-from msa_lite.evals.models import Runner, load_model
-from msa_lite.evals.qa import Qa, load_qa
-from msa_lite.evals.records import run_items
+from msa_lite.evals.benchmarks.qa import Qa, load_qa
+from msa_lite.evals.engine.models import Runner, load_model
+from msa_lite.evals.scores.records import run_items
 from tests.support.benchmark_data import make_prompter
 
 TEXTS = [Row(i, text=f"There was a cat, and {i} dogs sat over there.") for i in (4, 2)]

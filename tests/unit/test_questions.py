@@ -13,7 +13,7 @@ import pytest
 from msa_lite.choose.rules import LeastExtraction, PaperScore
 from msa_lite.data import DataSource, load_rows
 from msa_lite.errors import MsaError, UsageError
-from msa_lite.evals.benchmark import Benchmark
+from msa_lite.evals.benchmarks.benchmark import Benchmark
 from msa_lite.pipeline.prepare.questions import Questions, load_questions, terms_left_out
 from msa_lite.recipe import Recipe, load_recipe
 from tests.support.benchmark_data import ROWS, TABLES, make_prompter, row, write_tofu

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from msa_lite.data import IGNORE, Example, Row
-from msa_lite.evals import records as records_module
-from msa_lite.evals.benchmark import Benchmark, Record
-from msa_lite.evals.models import Runner, load_model
-from msa_lite.evals.qa import Qa, load_qa
-from msa_lite.evals.records import (
+from msa_lite.evals.benchmarks.benchmark import Benchmark, Record
+from msa_lite.evals.benchmarks.qa import Qa, load_qa
+from msa_lite.evals.engine.models import Runner, load_model
+from msa_lite.evals.scores import records as records_module
+from msa_lite.evals.scores.records import (
     ANSWERS_FILE,
     collect_records,
     open_answers,
@@ -79,7 +79,7 @@ def stop(source: Source, benchmark: Benchmark, folder: Path, after: int) -> None
             raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("msa_lite.evals.models._START_TOKENS", {"cpu": 1, "cuda": 1})
+        patch.setattr("msa_lite.evals.engine.models._START_TOKENS", {"cpu": 1, "cuda": 1})
         with pytest.raises(KeyboardInterrupt):
             collect_records(source, benchmark, open_answers(folder), progress=progress)
 

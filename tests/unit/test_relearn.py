@@ -19,7 +19,7 @@ from msa_lite.attacks.findings import judge_model
 from msa_lite.attacks.relearn import UNRELATED, Relearn, relearning_robustness
 from msa_lite.data import Example, Row, encode_qa
 from msa_lite.errors import UsageError
-from msa_lite.evals.benchmark import Records
+from msa_lite.evals.benchmarks.benchmark import Records
 from msa_lite.io.models.heads import choose_precision
 from msa_lite.io.weights.hub import Source
 from msa_lite.train import FitSettings

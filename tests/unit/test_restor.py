@@ -14,12 +14,12 @@ import pytest
 
 from msa_lite.data import Prompter, Template
 from msa_lite.errors import DataError, UsageError
-from msa_lite.evals.benchmark import BenchmarkSettings, Item, Record
-from msa_lite.evals.evaluation import evaluate_benchmark
-from msa_lite.evals.generate import Decoding
+from msa_lite.evals.benchmarks.benchmark import BenchmarkSettings, Item, Record
+from msa_lite.evals.benchmarks.restor import Restor, described_entities
+from msa_lite.evals.engine.generate import Decoding
 from msa_lite.evals.judge import JudgeSettings
-from msa_lite.evals.records import read_records
-from msa_lite.evals.restor import Restor, described_entities
+from msa_lite.evals.scores.evaluation import evaluate_benchmark
+from msa_lite.evals.scores.records import read_records
 from msa_lite.io.weights.hub import fetch
 from msa_lite.report import Metric, Report
 from tests.support.judge import JudgeServer

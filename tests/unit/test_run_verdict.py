@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from msa_lite.data import Row
-from msa_lite.evals.benchmark import benchmark_class
-from msa_lite.evals.records import write_records
+from msa_lite.evals.benchmarks.benchmark import benchmark_class
+from msa_lite.evals.scores.records import write_records
 from msa_lite.io.finished.seal import write_manifest
 from msa_lite.pipeline.run.msa import learnt_rows
 from msa_lite.pipeline.run.verdict import NOTHING_SCORED, judge_run

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from msa_lite.data import Prompter, Row, Template
-from msa_lite.evals.answers import accuracy
-from msa_lite.evals.bounds import share_interval
-from msa_lite.evals.qa import load_qa
-from msa_lite.evals.records import write_records
+from msa_lite.evals.benchmarks.qa import load_qa
+from msa_lite.evals.engine.answers import accuracy
+from msa_lite.evals.scores.records import write_records
+from msa_lite.evals.verdict.bounds import share_interval
 from msa_lite.evidence.evidence import Scene
 from msa_lite.evidence.says import Says, classify, upper_fence
 from msa_lite.evidence_names import ANSWER_KINDS

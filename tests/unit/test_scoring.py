@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from msa_lite.evals import answers, scoring
+from msa_lite.evals.engine import answers, scoring
 
 
 def test_probability_is_the_geometric_mean_over_all_answer_tokens() -> None:

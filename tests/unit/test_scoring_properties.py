@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from msa_lite.benchmarks import paper_scores
 from msa_lite.choose.rules import PaperScore
-from msa_lite.evals import answers, scoring
+from msa_lite.evals.engine import answers, scoring
 
 many = settings(max_examples=50)
 matches = st.lists(st.booleans(), min_size=1, max_size=30).map(np.array)

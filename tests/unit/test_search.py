@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from msa_lite.choose import search as searches
 from msa_lite.choose.rules import LeastExtraction, Metrics, PaperScore, Rank
 from msa_lite.choose.search import LARGEST, SMALLEST, StrengthSearch
-from msa_lite.evals.outcome import Standing
+from msa_lite.evals.verdict.outcome import Standing
 from msa_lite.strengths import Strengths
 from tests.support.records import make_forgotten
 

@@ -9,7 +9,7 @@ import pytest
 from msa_lite.benchmarks import BENCHMARKS, paper_scores
 from msa_lite.choose.rules import LeastExtraction, Metrics, PaperScore, Rank, check_rule, make_rule, why_broken
 from msa_lite.errors import DataError, UsageError
-from msa_lite.evals.benchmark import benchmark_class
+from msa_lite.evals.benchmarks.benchmark import benchmark_class
 
 TARGET = {"rouge_l_r": 1.0}
 TOFU = {"model_utility": 0.5, "acc_forget": 0.8, "acc_recover": 0.4, "acc_retain": 0.7, "extraction_strength": 0.1}

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from msa_lite.evals.qa import Qa
+from msa_lite.evals.benchmarks.qa import Qa
 from msa_lite.io.files.writing import json_form
 from msa_lite.report import Metric, Report
 from msa_lite.report.sentence import Bound, Forgotten, Kept, basis_of, counts_sentence, first_sentence

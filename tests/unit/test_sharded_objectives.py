@@ -53,7 +53,7 @@ class Nearest:
         return "nearest"
 
     def __call__(self, model: Any, epoch: int, scores: Path) -> KeptEpochs:
-        from msa_lite.evals.models import Runner
+        from msa_lite.evals.engine.models import Runner
         from msa_lite.train.until import measure_loss
 
         assert not model.training

@@ -15,7 +15,7 @@ from msa_lite.baselines.methods import check_grids, check_method
 from msa_lite.cli.evaluate import evaluate_command
 from msa_lite.comparison.published import load_published, published_tables
 from msa_lite.errors import RecipeError, UsageError
-from msa_lite.evals.aggregates import resolve_compat
+from msa_lite.evals.benchmarks.aggregates import resolve_compat
 from msa_lite.pipeline.table.rows import table_rows
 from msa_lite.recipe import (
     Recipe,

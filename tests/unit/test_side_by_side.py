@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from msa_lite.evals.muse import Muse
-from msa_lite.evals.qa import Qa
-from msa_lite.evals.records import pick_examples
-from msa_lite.evals.restor import Restor
+from msa_lite.evals.benchmarks.muse import Muse
+from msa_lite.evals.benchmarks.qa import Qa
+from msa_lite.evals.benchmarks.restor import Restor
+from msa_lite.evals.scores.records import pick_examples
 from msa_lite.report.blocks import fenced
 from msa_lite.report.rows import SideBySide, example_block, examples_text
 

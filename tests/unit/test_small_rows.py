@@ -10,10 +10,10 @@ import pytest
 from small_rows import BENCHMARK, LEARNT, SmallFiles, muse_rows, restor_rows, tofu_rows
 
 from msa_lite.errors import DataError, MsaError
-from msa_lite.evals.benchmark import BenchmarkSettings
-from msa_lite.evals.muse import Muse
-from msa_lite.evals.restor import Restor
-from msa_lite.evals.tofu import Tofu
+from msa_lite.evals.benchmarks.benchmark import BenchmarkSettings
+from msa_lite.evals.benchmarks.muse import Muse
+from msa_lite.evals.benchmarks.restor import Restor
+from msa_lite.evals.benchmarks.tofu import Tofu
 from tests.support.benchmark_data import ROWS, SHOTS, make_prompter, row, write_data, write_tofu
 
 AUTHORS = {

@@ -8,7 +8,7 @@ import pytest
 
 from msa_lite.choose.rules import LeastExtraction, Rank
 from msa_lite.errors import DataError
-from msa_lite.evals.outcome import Standing, stand, yardstick_of_rows
+from msa_lite.evals.verdict.outcome import Standing, stand, yardstick_of_rows
 from tests.support.records import around, known, make_forgotten, question, text, unknown
 
 TARGET = {"forget": known(40), "retain": known(40)}

@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from msa_lite.errors import StageError
-from msa_lite.evals import models
-from msa_lite.evals.forward import score_bundles
-from msa_lite.evals.generate import Decoding, generate
-from msa_lite.evals.models import Runner, load_model, streams
+from msa_lite.evals.engine import models
+from msa_lite.evals.engine.forward import score_bundles
+from msa_lite.evals.engine.generate import Decoding, generate
+from msa_lite.evals.engine.models import Runner, load_model, streams
 from msa_lite.io.models import streaming, waiting
 from msa_lite.io.models.loading import attach_adapter
 from msa_lite.io.models.streaming import Sizes, fits, is_streamed, loaded_bytes, place, read_sizes, stream

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from msa_lite.data import IGNORE, Prompter, PromptSettings, Row, Template, encode_qa, make_prompter
-from msa_lite.evals.generate import Decoding, generate
-from msa_lite.evals.models import Runner
-from msa_lite.evals.prompt_search import prompt_forms
-from msa_lite.evals.qa import load_qa
-from msa_lite.evals.records import run_items
+from msa_lite.evals.benchmarks.qa import load_qa
+from msa_lite.evals.engine.generate import Decoding, generate
+from msa_lite.evals.engine.models import Runner
+from msa_lite.evals.engine.prompt_search import prompt_forms
+from msa_lite.evals.scores.records import run_items
 from msa_lite.pipeline.prepare.prompt import prompt_settings
 from msa_lite.recipe import Prompt
 from tests.support.models import CHATML, HARMONY, LLAMA3, chat_tokenizer

@@ -11,12 +11,12 @@ import pytest
 from scipy.stats import ks_2samp
 
 from msa_lite.errors import DataError
-from msa_lite.evals.aggregates import NO_IDEAL, NOT_JUDGED
-from msa_lite.evals.benchmark import BenchmarkSettings, Record
-from msa_lite.evals.forward import TokenScores
+from msa_lite.evals.benchmarks.aggregates import NO_IDEAL, NOT_JUDGED
+from msa_lite.evals.benchmarks.benchmark import BenchmarkSettings, Record
+from msa_lite.evals.benchmarks.tofu import Tofu
+from msa_lite.evals.engine.forward import TokenScores
 from msa_lite.evals.judge import JudgeSettings
-from msa_lite.evals.records import token_record
-from msa_lite.evals.tofu import Tofu
+from msa_lite.evals.scores.records import token_record
 from msa_lite.report import Metric
 from tests.support.benchmark_data import (
     MEMBERSHIP,

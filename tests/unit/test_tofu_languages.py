@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from msa_lite.evals import answers
-from msa_lite.evals.benchmark import Records
-from msa_lite.evals.tofu import Tofu
+from msa_lite.evals.benchmarks.benchmark import Records
+from msa_lite.evals.benchmarks.tofu import Tofu
+from msa_lite.evals.engine import answers
 from tests.support.benchmark_data import TABLES, TOFU_METRICS, made_up, make_tofu, token_scores
 
 

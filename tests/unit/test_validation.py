@@ -18,10 +18,10 @@ from msa_lite.choose.choice import choose
 from msa_lite.choose.rules import LeastExtraction, PaperScore, Rule
 from msa_lite.choose.validation import Validation
 from msa_lite.data import Prompter, Row, Template
-from msa_lite.evals import models
+from msa_lite.evals.benchmarks.qa import load_qa
+from msa_lite.evals.engine import models
+from msa_lite.evals.engine.models import load_model
 from msa_lite.evals.judge import JudgeSettings
-from msa_lite.evals.models import load_model
-from msa_lite.evals.qa import load_qa
 from msa_lite.report import load_report
 from msa_lite.report.choice import candidate_name
 from tests.support.models import tiny_model, tiny_tokenizer

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from msa_lite.evals.benchmark import benchmark_class
-from msa_lite.evals.outcome import is_recited
-from msa_lite.evals.restor import Restor
+from msa_lite.evals.benchmarks.benchmark import benchmark_class
+from msa_lite.evals.benchmarks.restor import Restor
+from msa_lite.evals.verdict.outcome import is_recited
 from msa_lite.io.files.writing import json_form
 from msa_lite.report.comeback import EarlierFacts, earlier_facts
 from msa_lite.report.sentence import Bound, Forgotten, Kept

@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 
 from msa_lite.data import Example
 from msa_lite.errors import FormatError, UsageError
-from msa_lite.evals.models import load_model
+from msa_lite.evals.engine.models import load_model
 from msa_lite.io.weights.adapter import ADAPTER_FILE, base_name
 from msa_lite.io.weights.checkpoint import load_checkpoint
 from msa_lite.io.weights.hub import copy_tokenizer, fetch, fetch_tokenizer, has_tokenizer

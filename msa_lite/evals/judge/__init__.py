@@ -44,7 +44,7 @@ def open_judge(settings: JudgeSettings, cache_folder: Path | None = None) -> Jud
     if settings.kind == "none":
         return None
     if settings.kind == "local":
-        from msa_lite.evals.models import check_source
+        from msa_lite.evals.engine.models import check_source
 
         if local_path(settings.model_name).is_dir():
             check_source(fetch(settings.model_name, by_content=False))
@@ -79,8 +79,8 @@ class LocalJudge(Judge):
         return digest(["local", self._source.revision, ask.system, ask.user, ask.tokens])
 
     def send(self, todo: Mapping[str, Ask], usage: Usage, progress: Progress) -> None:
-        from msa_lite.evals.generate import Decoding, generate
-        from msa_lite.evals.models import Runner, load_model
+        from msa_lite.evals.engine.generate import Decoding, generate
+        from msa_lite.evals.engine.models import Runner, load_model
 
         tokenizer = open_tokenizer(self._source.folder, self._source.name)
         keys, asks = list(todo), list(todo.values())

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from msa_lite.errors import DataError
-from msa_lite.evals.answers import normalise
+from msa_lite.evals.engine.answers import normalise
 from msa_lite.evals.judge.wording import NONE, OURS, JudgeWording
 
 _LETTER_TOKENS = 3  # the most tokens of a reply that is a letter

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from msa_lite.errors import UsageError, join_faults, nearest
-from msa_lite.evals.answers import RULE
+from msa_lite.evals.engine.answers import RULE
 from msa_lite.io.files.reading import local_path, read_yaml
 from msa_lite.io.files.writing import digest
 

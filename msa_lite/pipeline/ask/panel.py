@@ -15,10 +15,10 @@ from typing import ClassVar
 
 from msa_lite.data import Prompter
 from msa_lite.errors import MismatchError, MsaError, OutputError, UsageError
-from msa_lite.evals.benchmark import benchmark_class
-from msa_lite.evals.generate import Decoding, end_tokens, finish_answer, generate
-from msa_lite.evals.models import Runner, checkpoint_folder, load_model, load_tokenizer
-from msa_lite.evals.qa import Qa
+from msa_lite.evals.benchmarks.benchmark import benchmark_class
+from msa_lite.evals.benchmarks.qa import Qa
+from msa_lite.evals.engine.generate import Decoding, end_tokens, finish_answer, generate
+from msa_lite.evals.engine.models import Runner, checkpoint_folder, load_model, load_tokenizer
 from msa_lite.io.console.libraries import require
 from msa_lite.io.console.progress import Progress, notices, silent
 from msa_lite.io.finished.seal import MANIFEST, load_manifest

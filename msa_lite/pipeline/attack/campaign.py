@@ -12,8 +12,8 @@ from msa_lite.attack_names import ATTACKS
 from msa_lite.attacks.attack import Attack, Ground, check_unquantised, make_attack
 from msa_lite.data import Row, load_rows, sample_rows
 from msa_lite.errors import Faults, UsageError, join_faults
-from msa_lite.evals.benchmark import Benchmark, BenchmarkSettings, Item
-from msa_lite.evals.models import check_source, model_identity
+from msa_lite.evals.benchmarks.benchmark import Benchmark, BenchmarkSettings, Item
+from msa_lite.evals.engine.models import check_source, model_identity
 from msa_lite.io.files.writing import digest
 from msa_lite.io.finished.manifest import is_finished
 from msa_lite.io.weights.hub import Source, fetch

@@ -19,9 +19,9 @@ from msa_lite.attack_names import ATTACKS
 from msa_lite.attacks.attack import Subject, make_attack
 from msa_lite.attacks.findings import TrialRecords, judge_model, measured
 from msa_lite.errors import MsaError, StageError, join_faults
-from msa_lite.evals.benchmark import Record
-from msa_lite.evals.models import model_identity
-from msa_lite.evals.records import read_records, write_records
+from msa_lite.evals.benchmarks.benchmark import Record
+from msa_lite.evals.engine.models import model_identity
+from msa_lite.evals.scores.records import read_records, write_records
 from msa_lite.io.console.progress import Progress, Step, announce, notices, under
 from msa_lite.io.finished.manifest import stage_folder
 from msa_lite.io.finished.seal import load_manifest

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from msa_lite.errors import UsageError
-from msa_lite.evals.models import count_weights, load_model
+from msa_lite.evals.engine.models import count_weights, load_model
 from msa_lite.io.models.heads import choose_precision, note_precision
 from msa_lite.pipeline.prepare.run import Run
 from msa_lite.recipe.training import VectorSpec

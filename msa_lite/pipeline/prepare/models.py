@@ -13,8 +13,8 @@ from typing import Any
 from msa_lite.data import COMPARED_ROWS, Row, check_same_ids, check_vocabulary, open_tokenizer
 from msa_lite.demo import SMOLLM2_CONFIG, HistorySettings, TuningSettings, make_groups, make_history, make_real_history
 from msa_lite.errors import FormatError, MismatchError, MsaError, UsageError, join_faults, nearest
-from msa_lite.evals.models import check_source
-from msa_lite.evals.suite import check_same_tokens
+from msa_lite.evals.engine.models import check_source
+from msa_lite.evals.scores.suite import check_same_tokens
 from msa_lite.io.console.progress import Progress, notices
 from msa_lite.io.finished.seal import load_manifest
 from msa_lite.io.models.guards import pattern_fault

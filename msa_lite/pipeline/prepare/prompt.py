@@ -27,10 +27,10 @@ from msa_lite.data import (
     sample_rows,
 )
 from msa_lite.errors import MsaError, UsageError
+from msa_lite.evals.engine.models import model_identity
+from msa_lite.evals.engine.prompt_search import PROMPT_ROWS, choose_prompt, prompt_forms, rank_prompts
 from msa_lite.evals.judge import JudgeSettings
-from msa_lite.evals.models import model_identity
-from msa_lite.evals.prompt_search import PROMPT_ROWS, choose_prompt, prompt_forms, rank_prompts
-from msa_lite.evals.suite import OwnQuestions, PublishedBenchmark
+from msa_lite.evals.scores.suite import OwnQuestions, PublishedBenchmark
 from msa_lite.io.console.libraries import require
 from msa_lite.io.console.progress import notices
 from msa_lite.io.files.reading import read_object

@@ -12,11 +12,11 @@ from msa_lite.choose.rules import LeastExtraction, PaperScore, Rule, check_rule,
 from msa_lite.choose.validation import FEWEST, MOST_PASSAGES, PASSAGE, Parts, divide_rows
 from msa_lite.data import DataSource, Prompter, Row, load_rows, pin_source, sample_rows
 from msa_lite.errors import Faults, UsageError, join_faults
-from msa_lite.evals.aggregates import resolve_compat
-from msa_lite.evals.benchmark import Benchmark, BenchmarkSettings, benchmark_class
-from msa_lite.evals.bounds import difference_of_shares
-from msa_lite.evals.qa import load_qa
-from msa_lite.evals.suite import load_benchmark
+from msa_lite.evals.benchmarks.aggregates import resolve_compat
+from msa_lite.evals.benchmarks.benchmark import Benchmark, BenchmarkSettings, benchmark_class
+from msa_lite.evals.benchmarks.qa import load_qa
+from msa_lite.evals.scores.suite import load_benchmark
+from msa_lite.evals.verdict.bounds import difference_of_shares
 from msa_lite.pipeline.prepare.rows import count_repeated, divide_retain, each_once
 from msa_lite.recipe import SETS, Columns, Data, Recipe
 from msa_lite.report.verdict import Margins

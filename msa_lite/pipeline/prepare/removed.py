@@ -14,7 +14,7 @@ from pathlib import Path
 
 from msa_lite.data import Prompter, Row, load_rows, shorten
 from msa_lite.errors import MsaError
-from msa_lite.evals.qa import Qa, load_qa
+from msa_lite.evals.benchmarks.qa import Qa, load_qa
 from msa_lite.io.files.reading import local_path
 from msa_lite.io.files.writing import digest
 from msa_lite.pipeline.prepare.earlier import EarlierRun, forget_list, read_hashes

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from msa_lite.choose.validation import FEWEST
 from msa_lite.data import Row, sample_rows
 from msa_lite.errors import DataError, Faults
-from msa_lite.evals.answers import normalise
+from msa_lite.evals.engine.answers import normalise
 from msa_lite.recipe import Recipe
 
 _REASONS = {

@@ -11,11 +11,11 @@ from typing import Any, Literal
 from msa_lite.baselines.methods import TASK_VECTOR
 from msa_lite.benchmarks import OWN
 from msa_lite.data import DataSource, Example, Prompter, Row, encode, shorten
-from msa_lite.evals.benchmark import Benchmark, benchmark_class
-from msa_lite.evals.dataset import pinned_data
+from msa_lite.evals.benchmarks.benchmark import Benchmark, benchmark_class
+from msa_lite.evals.benchmarks.dataset import pinned_data
+from msa_lite.evals.benchmarks.qa import Qa
+from msa_lite.evals.engine.models import check_source
 from msa_lite.evals.judge import JudgeSettings, open_judge
-from msa_lite.evals.models import check_source
-from msa_lite.evals.qa import Qa
 from msa_lite.io.console.progress import Progress, silent
 from msa_lite.io.files.writing import check_space
 from msa_lite.io.launch.crew import Crew

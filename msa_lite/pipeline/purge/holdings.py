@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-from msa_lite.evals.records import ANSWERS_FILE
+from msa_lite.evals.scores.records import ANSWERS_FILE
 from msa_lite.io.files.reading import printable
 from msa_lite.io.finished.manifest import is_partial, remove_partial
 from msa_lite.io.finished.seal import (

@@ -8,8 +8,8 @@ from functools import partial
 from typing import Any
 
 from msa_lite.errors import MsaError, OutputError
-from msa_lite.evals.models import model_identity
-from msa_lite.evals.records import write_records
+from msa_lite.evals.engine.models import model_identity
+from msa_lite.evals.scores.records import write_records
 from msa_lite.evidence.evidence import MODELS, EvidenceKind, Scene
 from msa_lite.evidence.nearer import Nearer
 from msa_lite.evidence.says import Says

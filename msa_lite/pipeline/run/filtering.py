@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from msa_lite.data import Example, hash_ids, pad_id
-from msa_lite.evals.models import load_model
+from msa_lite.evals.engine.models import load_model
 from msa_lite.io.console.progress import Progress
 from msa_lite.io.finished.seal import load_manifest
 from msa_lite.io.weights.checkpoint import load_checkpoint

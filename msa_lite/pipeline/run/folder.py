@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar
 
 from msa_lite.data import hash_ids, rows_identity
 from msa_lite.errors import FormatError, MsaError, OutputError, RecipeError
-from msa_lite.evals.records import ANSWERS_FILE
+from msa_lite.evals.scores.records import ANSWERS_FILE
 from msa_lite.io.console.libraries import require
 from msa_lite.io.console.progress import Progress, notices
 from msa_lite.io.files.reading import parse_yaml, read_text

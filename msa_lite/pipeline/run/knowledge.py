@@ -11,13 +11,13 @@ from msa_lite.budget.plan import StageCost
 from msa_lite.budget.speed import Machine
 from msa_lite.data import load_rows, sample_rows
 from msa_lite.errors import MismatchError, allowed_by
-from msa_lite.evals.benchmark import Benchmark, ItemSet, Record
-from msa_lite.evals.evaluation import evaluate_benchmark, evaluation_inputs
-from msa_lite.evals.knowledge import Fault, find_fault, known, weak_sets
-from msa_lite.evals.probe import Probe, against_own, against_rows, probe_inputs, probe_model
-from msa_lite.evals.prompt_search import better_prompt
-from msa_lite.evals.qa import Qa, load_qa
-from msa_lite.evals.records import collect_records, read_records
+from msa_lite.evals.benchmarks.benchmark import Benchmark, ItemSet, Record
+from msa_lite.evals.benchmarks.qa import Qa, load_qa
+from msa_lite.evals.engine.prompt_search import better_prompt
+from msa_lite.evals.scores.evaluation import evaluate_benchmark, evaluation_inputs
+from msa_lite.evals.scores.probe import Probe, against_own, against_rows, probe_inputs, probe_model
+from msa_lite.evals.scores.records import collect_records, read_records
+from msa_lite.evals.verdict.knowledge import Fault, find_fault, known, weak_sets
 from msa_lite.io.console.progress import Progress
 from msa_lite.io.files.writing import canonical_json
 from msa_lite.io.weights.hub import Source

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from msa_lite.evals.models import load_model
+from msa_lite.evals.engine.models import load_model
 from msa_lite.io.models.devices import free_memory
 from msa_lite.io.models.places import find_places
 from msa_lite.io.weights.checkpoint import TensorEntry

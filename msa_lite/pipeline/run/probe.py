@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from msa_lite.errors import UsageError
-from msa_lite.evals.probe import PROBE_ROWS, Probe, probe_inputs, probe_model
+from msa_lite.evals.scores.probe import PROBE_ROWS, Probe, probe_inputs, probe_model
 from msa_lite.io.console.progress import Progress, silent
 from msa_lite.io.launch.crew import Crew, stand_alone
 from msa_lite.io.weights.hub import Source, fetch

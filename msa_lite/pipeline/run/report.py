@@ -14,8 +14,8 @@ from msa_lite.choose.candidates import Values
 from msa_lite.data import DataSource, Row
 from msa_lite.data.rows import read_any_rows
 from msa_lite.errors import FormatError, MismatchError, MsaError, UsageError, join_faults
-from msa_lite.evals.benchmark import Records, benchmark_class
-from msa_lite.evals.records import list_rows, pick_examples
+from msa_lite.evals.benchmarks.benchmark import Records, benchmark_class
+from msa_lite.evals.scores.records import list_rows, pick_examples
 from msa_lite.io.console.libraries import require
 from msa_lite.io.console.progress import Progress, notices
 from msa_lite.io.files.reading import local_path

@@ -11,9 +11,9 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from msa_lite.evals.benchmark import Record, Records
-from msa_lite.evals.outcome import is_recited, weigh_recited, yardstick_of_rows
-from msa_lite.evals.records import read_records
+from msa_lite.evals.benchmarks.benchmark import Record, Records
+from msa_lite.evals.scores.records import read_records
+from msa_lite.evals.verdict.outcome import is_recited, weigh_recited, yardstick_of_rows
 from msa_lite.pipeline.prepare.run import Context, Run
 from msa_lite.pipeline.run.scores import row_content, score_stage, scored_records, scores_folder
 from msa_lite.pipeline.stages.stage import Stage

@@ -10,9 +10,9 @@ from typing import Any, Literal
 
 from msa_lite.choose.rules import LeastExtraction
 from msa_lite.choose.validation import Validation
-from msa_lite.evals.benchmark import Benchmark, Record
-from msa_lite.evals.evaluation import NO_JUDGE, Ideal, evaluate_benchmark, evaluation_inputs
-from msa_lite.evals.records import collect_records, open_answers, read_records
+from msa_lite.evals.benchmarks.benchmark import Benchmark, Record
+from msa_lite.evals.scores.evaluation import NO_JUDGE, Ideal, evaluate_benchmark, evaluation_inputs
+from msa_lite.evals.scores.records import collect_records, open_answers, read_records
 from msa_lite.io.console.progress import Progress
 from msa_lite.io.files.cache import Cache
 from msa_lite.io.weights.hub import Source, fetch

@@ -12,8 +12,8 @@ from msa_lite.benchmarks import BENCHMARKS
 from msa_lite.choose.candidates import Values
 from msa_lite.data import Row
 from msa_lite.errors import FormatError
-from msa_lite.evals.benchmark import Record, Records
-from msa_lite.evals.records import pick_examples
+from msa_lite.evals.benchmarks.benchmark import Record, Records
+from msa_lite.evals.scores.records import pick_examples
 from msa_lite.io.files.reading import read_text
 from msa_lite.io.files.writing import write_text
 from msa_lite.io.finished.seal import CARD_FILE, add_files, describe_file, load_manifest

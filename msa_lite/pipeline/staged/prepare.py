@@ -23,7 +23,7 @@ from msa_lite.data import (
     stream_texts,
 )
 from msa_lite.errors import DataError, Faults, MismatchError
-from msa_lite.evals.models import check_source, count_weights
+from msa_lite.evals.engine.models import check_source, count_weights
 from msa_lite.io.files.reading import local_path
 from msa_lite.io.files.writing import digest
 from msa_lite.io.models.devices import check_device

@@ -20,7 +20,7 @@ import yaml
 from msa_lite.budget.shape import read_shape, shape_of_config
 from msa_lite.data import hash_ids
 from msa_lite.errors import FormatError
-from msa_lite.evals.models import checkpoint_folder
+from msa_lite.evals.engine.models import checkpoint_folder
 from msa_lite.io.console.progress import Progress, silent
 from msa_lite.io.files.writing import check_space, digest, write_json, write_text
 from msa_lite.io.finished.manifest import is_finished, software_versions

@@ -17,7 +17,7 @@ CHECKS = "the checks"  # the name of checks in a plan
 CHECKED_ROWS = 64  # of each set, for the check before a run
 _LONGEST = 512  # tokens of a question with its answer
 _BATCH = 64  # questions that are answered at a time
-_TOKENS = 8192  # of a batch that is scored while layers stream (`evals.models`)
+_TOKENS = 8192  # of a batch that is scored while layers stream (`evals.engine.models`)
 _FORWARD = 1 / 3  # the passes of a step of decoding, which goes forward alone
 _LONGER = 1.5  # the length of a model's answers beside right ones: some models know no end
 

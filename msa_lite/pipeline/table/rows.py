@@ -12,7 +12,7 @@ from msa_lite.baselines.methods import check_grids
 from msa_lite.comparison.entries import METHOD_LABELS
 from msa_lite.comparison.published import load_published
 from msa_lite.errors import Faults, MsaError, OutputError, UsageError, nearest
-from msa_lite.evals.benchmark import benchmark_class
+from msa_lite.evals.benchmarks.benchmark import benchmark_class
 from msa_lite.io.console.progress import Progress
 from msa_lite.io.files.reading import local_path, read_object, read_text
 from msa_lite.io.files.writing import digest, write_json

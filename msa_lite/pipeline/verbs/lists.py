@@ -13,7 +13,7 @@ from msa_lite.budget.plan import StageCost
 from msa_lite.budget.shape import read_shape
 from msa_lite.budget.speed import Machine
 from msa_lite.errors import FormatError, UsageError
-from msa_lite.evals.models import checkpoint_folder
+from msa_lite.evals.engine.models import checkpoint_folder
 from msa_lite.io.weights.checkpoint import load_checkpoint
 from msa_lite.pipeline.attack.campaign import open_attacks
 from msa_lite.pipeline.baseline.run import baseline_scope, baseline_stages

@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
-from msa_lite.evals.evaluation import PROMPTS_FILE
-from msa_lite.evals.records import ANSWERS_FILE
+from msa_lite.evals.scores.evaluation import PROMPTS_FILE
+from msa_lite.evals.scores.records import ANSWERS_FILE
 from msa_lite.io.finished.seal import CARD_FILE, MANIFEST, MERGEKIT_FILE
 from msa_lite.io.weights.adapter import ADAPTER_CONFIG
 from msa_lite.pipeline.prepare.models import WRITTEN_OUT

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from msa_lite.data import sample_rows
-from msa_lite.evals import scoring
-from msa_lite.evals.benchmark import Benchmark, Item, ItemSet, Record, Records
-from msa_lite.evals.forward import TokenScores, known_beginning, score_bundles
-from msa_lite.evals.generate import generate
-from msa_lite.evals.models import Runner, load_model, model_identity
+from msa_lite.evals.benchmarks.benchmark import Benchmark, Item, ItemSet, Record, Records
+from msa_lite.evals.engine import scoring
+from msa_lite.evals.engine.forward import TokenScores, known_beginning, score_bundles
+from msa_lite.evals.engine.generate import generate
+from msa_lite.evals.engine.models import Runner, load_model, model_identity
 from msa_lite.io.console.progress import Progress, silent
 from msa_lite.io.files.cache import Cache
 from msa_lite.io.files.writing import digest, write_text

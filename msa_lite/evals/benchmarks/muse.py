@@ -19,9 +19,8 @@ from typing import Any, ClassVar
 
 from msa_lite.data import Prompter, Shots
 from msa_lite.errors import UsageError, nearest
-from msa_lite.evals import answers
-from msa_lite.evals.aggregates import Sides, mean_metric, membership_metrics, privleak_metric
-from msa_lite.evals.benchmark import (
+from msa_lite.evals.benchmarks.aggregates import Sides, mean_metric, membership_metrics, privleak_metric
+from msa_lite.evals.benchmarks.benchmark import (
     Benchmark,
     BenchmarkSettings,
     Item,
@@ -32,11 +31,12 @@ from msa_lite.evals.benchmark import (
     flat_scores,
     text_item,
 )
-from msa_lite.evals.bounds import Models
-from msa_lite.evals.dataset import Part, Table, load_parts, sampled, split_revision
-from msa_lite.evals.forward import completion
-from msa_lite.evals.generate import Decoding
-from msa_lite.evals.outcome import RECITED, Yardstick
+from msa_lite.evals.benchmarks.dataset import Part, Table, load_parts, sampled, split_revision
+from msa_lite.evals.engine import answers
+from msa_lite.evals.engine.forward import completion
+from msa_lite.evals.engine.generate import Decoding
+from msa_lite.evals.verdict.bounds import Models
+from msa_lite.evals.verdict.outcome import RECITED, Yardstick
 from msa_lite.report import Metric
 
 _VERBMEM = Decoding(128)

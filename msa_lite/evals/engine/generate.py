@@ -16,9 +16,9 @@ from typing import Any, TypeVar
 import numpy as np
 
 from msa_lite.errors import StageError
-from msa_lite.evals.alone import check_batches, decode_alone, pad_token
-from msa_lite.evals.models import Runner, check_numbers, no_numbers
-from msa_lite.evals.together import Choose, PromptBatch, decode_together, left_padded, likeliest
+from msa_lite.evals.engine.alone import check_batches, decode_alone, pad_token
+from msa_lite.evals.engine.models import Runner, check_numbers, no_numbers
+from msa_lite.evals.engine.together import Choose, PromptBatch, decode_together, left_padded, likeliest
 
 _EXPECTED = 0.25  # mean length of answers, as a part of the most tokens
 

@@ -8,9 +8,8 @@ from typing import Any
 
 from msa_lite.benchmarks import OWN
 from msa_lite.data import Example, Prompter, Row, encode_qa
-from msa_lite.evals import answers
-from msa_lite.evals.aggregates import mean_metric
-from msa_lite.evals.benchmark import (
+from msa_lite.evals.benchmarks.aggregates import mean_metric
+from msa_lite.evals.benchmarks.benchmark import (
     Benchmark,
     Item,
     ItemSet,
@@ -20,9 +19,10 @@ from msa_lite.evals.benchmark import (
     flat_scores,
     text_item,
 )
-from msa_lite.evals.bounds import Models
-from msa_lite.evals.generate import Decoding
-from msa_lite.evals.outcome import Yardstick, yardstick_of_rows
+from msa_lite.evals.engine import answers
+from msa_lite.evals.engine.generate import Decoding
+from msa_lite.evals.verdict.bounds import Models
+from msa_lite.evals.verdict.outcome import Yardstick, yardstick_of_rows
 from msa_lite.report import Metric
 from msa_lite.report.metrics import METRICS
 

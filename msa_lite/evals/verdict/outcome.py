@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from msa_lite.evals import answers
-from msa_lite.evals.bounds import (
+from msa_lite.evals.engine import answers
+from msa_lite.evals.verdict.bounds import (
     Models,
     Record,
     Records,

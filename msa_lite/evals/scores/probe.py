@@ -19,10 +19,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from msa_lite.data import Example, Prompter, Row, encode_qa, encode_text, sample_rows
-from msa_lite.evals import scoring
-from msa_lite.evals.benchmark import Benchmark, Item, ItemSet, Record, Records, column
-from msa_lite.evals.models import model_identity
-from msa_lite.evals.records import collect_records, open_answers, write_records
+from msa_lite.evals.benchmarks.benchmark import Benchmark, Item, ItemSet, Record, Records, column
+from msa_lite.evals.engine import scoring
+from msa_lite.evals.engine.models import model_identity
+from msa_lite.evals.scores.records import collect_records, open_answers, write_records
 from msa_lite.io.console.progress import Progress, silent
 from msa_lite.io.files.writing import digest
 from msa_lite.io.finished.manifest import is_finished, stage_folder

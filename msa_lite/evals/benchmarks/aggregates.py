@@ -8,8 +8,8 @@ import numpy as np
 
 from msa_lite.benchmarks import BENCHMARKS
 from msa_lite.errors import UsageError, nearest
-from msa_lite.evals import scoring
-from msa_lite.evals.benchmark import Record, benchmark_class, column
+from msa_lite.evals.benchmarks.benchmark import Record, benchmark_class, column
+from msa_lite.evals.engine import scoring
 from msa_lite.report import Metric
 from msa_lite.report.metrics import metric_kind
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from msa_lite.data import IGNORE, Example, Prompter, Shots
 from msa_lite.errors import StageError
-from msa_lite.evals.models import Runner, check_numbers
+from msa_lite.evals.engine.models import Runner, check_numbers
 
 MAX_TOKENS = 2048  # of a text behind its prompt; longer texts are cut
 
@@ -232,7 +232,7 @@ def _run_shared(runner: Runner, rows: Sequence[list[int]], hidden: int | None) -
     """
     import torch
 
-    from msa_lite.evals.cache import can_divide
+    from msa_lite.evals.engine.key_values import can_divide
 
     common = common_start(rows)
     once = len(rows) > 1 and common >= WORTH_SHARING

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from msa_lite.errors import MismatchError, UsageError
-from msa_lite.evals.benchmark import Benchmark, JudgeCall, Record, Records
+from msa_lite.evals.benchmarks.benchmark import Benchmark, JudgeCall, Record, Records
+from msa_lite.evals.engine.models import model_identity
 from msa_lite.evals.judge import JudgeSettings, Ruling, open_judge
-from msa_lite.evals.models import model_identity
-from msa_lite.evals.records import ANSWERS_FILE, collect_records, open_answers, read_records, write_records
+from msa_lite.evals.scores.records import ANSWERS_FILE, collect_records, open_answers, read_records, write_records
 from msa_lite.io.console.progress import Progress, silent
 from msa_lite.io.files.cache import Cache
 from msa_lite.io.files.reading import local_path

@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from msa_lite.evals.forward import WORTH_SHARING, common_start
-from msa_lite.evals.models import Runner, check_numbers
+from msa_lite.evals.engine.forward import WORTH_SHARING, common_start
+from msa_lite.evals.engine.models import Runner, check_numbers
 
 _LEAVE = 0.75  # take ended rows out when at most this part goes on; taking out copies the cache
 
@@ -94,7 +94,7 @@ def decode_together(runner: Runner, batch: PromptBatch, choose: Choose) -> list[
     """Return the tokens of an answer to each prompt. Prompts that are equal run once."""
     import torch
 
-    from msa_lite.evals.cache import can_divide, make_room
+    from msa_lite.evals.engine.key_values import can_divide, make_room
 
     last = torch.tensor([*batch.ends] or [-1], device=runner.device)
     limits = torch.tensor(batch.room, device=runner.device)
@@ -130,7 +130,7 @@ def _run_prompts(runner: Runner, prompts: Sequence[list[int]], hidden: int | Non
     """Run prompts up to their last token, equal ones once."""
     import torch
 
-    from msa_lite.evals.cache import can_divide
+    from msa_lite.evals.engine.key_values import can_divide
 
     distinct = {tuple(prompt): place for place, prompt in enumerate(dict.fromkeys(map(tuple, prompts)))}
     rows = _run_distinct(runner, [list(prompt) for prompt in distinct], hidden)
@@ -169,7 +169,7 @@ def _run_beginning(runner: Runner, prompts: Sequence[list[int]], hidden: int | N
     """
     import torch
 
-    from msa_lite.evals.cache import keeps_all
+    from msa_lite.evals.engine.key_values import keeps_all
 
     shared = min(common_start(prompts), min(map(len, prompts)) - 1)
     if len(prompts) < 2 or shared < WORTH_SHARING or "position_ids" not in runner.halves.arguments:

@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from msa_lite.errors import NotFiniteError
-from msa_lite.evals.models import Runner
-from msa_lite.evals.together import Choose, PromptBatch, decode_together, likeliest
+from msa_lite.evals.engine.models import Runner
+from msa_lite.evals.engine.together import Choose, PromptBatch, decode_together, likeliest
 from msa_lite.io.models.devices import free_memory, is_out_of_memory
 
 logger = logging.getLogger(__name__)

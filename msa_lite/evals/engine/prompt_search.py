@@ -12,9 +12,9 @@ from statistics import fmean
 from typing import Any
 
 from msa_lite.data import NO_TOOLS, SYSTEM_PROMPT, Example, Prompter, Row, Template, sample_rows
-from msa_lite.evals import scoring
-from msa_lite.evals.forward import score_bundles
-from msa_lite.evals.models import Runner, load_model
+from msa_lite.evals.engine import scoring
+from msa_lite.evals.engine.forward import score_bundles
+from msa_lite.evals.engine.models import Runner, load_model
 from msa_lite.io.weights.hub import Source
 
 PROMPT_ROWS = 16

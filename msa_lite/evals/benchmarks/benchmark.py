@@ -18,12 +18,12 @@ from typing import Any, ClassVar
 from msa_lite.benchmarks import BENCHMARKS
 from msa_lite.data import Example, Prompter, pad_id, sample_rows
 from msa_lite.errors import DataError, join_faults
-from msa_lite.evals import answers
-from msa_lite.evals.bounds import Models, Record, Records
-from msa_lite.evals.forward import completion
-from msa_lite.evals.generate import Decoding
+from msa_lite.evals.engine import answers
+from msa_lite.evals.engine.forward import completion
+from msa_lite.evals.engine.generate import Decoding
 from msa_lite.evals.judge import Ask, JudgeSettings
-from msa_lite.evals.outcome import Weighed, Yardstick, is_recited, weigh_recited
+from msa_lite.evals.verdict.bounds import Models, Record, Records
+from msa_lite.evals.verdict.outcome import Weighed, Yardstick, is_recited, weigh_recited
 from msa_lite.io.files.writing import digest
 from msa_lite.report import Metric
 from msa_lite.report.metrics import MEMBERSHIP, metric_kind

@@ -19,9 +19,8 @@ from typing import Any, ClassVar
 
 from msa_lite.data import Prompter, sample_rows
 from msa_lite.errors import DataError, UsageError, join_faults
-from msa_lite.evals import answers
-from msa_lite.evals.aggregates import mean_metric
-from msa_lite.evals.benchmark import (
+from msa_lite.evals.benchmarks.aggregates import mean_metric
+from msa_lite.evals.benchmarks.benchmark import (
     Benchmark,
     BenchmarkSettings,
     Item,
@@ -30,11 +29,12 @@ from msa_lite.evals.benchmark import (
     Record,
     Records,
 )
-from msa_lite.evals.bounds import Models
-from msa_lite.evals.generate import Decoding
+from msa_lite.evals.engine import answers
+from msa_lite.evals.engine.generate import Decoding
 from msa_lite.evals.judge import JudgeSettings, right_answer_ask
 from msa_lite.evals.judge.wording import NONE
-from msa_lite.evals.outcome import Weighed, Yardstick, weigh_recited
+from msa_lite.evals.verdict.bounds import Models
+from msa_lite.evals.verdict.outcome import Weighed, Yardstick, weigh_recited
 from msa_lite.io.files.reading import local_path, open_file, parse_json, read_json
 from msa_lite.report import Metric
 from msa_lite.report.rows import WRONG_FACTS

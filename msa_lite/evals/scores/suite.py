@@ -20,13 +20,13 @@ from msa_lite.data import (
     sample_rows,
 )
 from msa_lite.errors import Faults, MismatchError, UsageError, join_faults, nearest
-from msa_lite.evals.aggregates import resolve_compat
-from msa_lite.evals.benchmark import Benchmark, BenchmarkSettings, benchmark_class
-from msa_lite.evals.evaluation import NO_JUDGE, Ideal, evaluate_benchmark
+from msa_lite.evals.benchmarks.aggregates import resolve_compat
+from msa_lite.evals.benchmarks.benchmark import Benchmark, BenchmarkSettings, benchmark_class
+from msa_lite.evals.benchmarks.qa import load_qa
+from msa_lite.evals.engine.models import can_read, check_source, checkpoint_folder, load_tokenizer
+from msa_lite.evals.engine.prompt_search import choose_prompt, prompt_forms, rank_prompts
 from msa_lite.evals.judge import JudgeSettings, open_judge
-from msa_lite.evals.models import can_read, check_source, checkpoint_folder, load_tokenizer
-from msa_lite.evals.prompt_search import choose_prompt, prompt_forms, rank_prompts
-from msa_lite.evals.qa import load_qa
+from msa_lite.evals.scores.evaluation import NO_JUDGE, Ideal, evaluate_benchmark
 from msa_lite.io.console.libraries import require
 from msa_lite.io.console.progress import Progress, notices, silent
 from msa_lite.io.files.reading import local_path

@@ -12,8 +12,7 @@ from typing import Any, ClassVar
 
 from msa_lite.data import Prompter
 from msa_lite.errors import DataError, UsageError, nearest
-from msa_lite.evals import answers, scoring
-from msa_lite.evals.aggregates import (
+from msa_lite.evals.benchmarks.aggregates import (
     NO_IDEAL,
     harmonic_metric,
     judged_metric,
@@ -22,7 +21,7 @@ from msa_lite.evals.aggregates import (
     membership_metrics,
     missing_metric,
 )
-from msa_lite.evals.benchmark import (
+from msa_lite.evals.benchmarks.benchmark import (
     Benchmark,
     BenchmarkSettings,
     Item,
@@ -34,12 +33,13 @@ from msa_lite.evals.benchmark import (
     flat_scores,
     losses,
 )
-from msa_lite.evals.bounds import Models
-from msa_lite.evals.dataset import Part, load_parts, sampled
-from msa_lite.evals.forward import answer_texts
-from msa_lite.evals.generate import Decoding
+from msa_lite.evals.benchmarks.dataset import Part, load_parts, sampled
+from msa_lite.evals.engine import answers, scoring
+from msa_lite.evals.engine.forward import answer_texts
+from msa_lite.evals.engine.generate import Decoding
 from msa_lite.evals.judge import JudgeSettings, Question, acc_forget, acc_recover, acc_retain, tofu_ask
-from msa_lite.evals.outcome import Yardstick, yardstick_of_rows
+from msa_lite.evals.verdict.bounds import Models
+from msa_lite.evals.verdict.outcome import Yardstick, yardstick_of_rows
 from msa_lite.report import Metric
 
 SPLITS = ("forget01", "forget05", "forget10")

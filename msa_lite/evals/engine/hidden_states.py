@@ -9,8 +9,8 @@ from typing import Any
 
 from msa_lite.data import IGNORE, Example
 from msa_lite.errors import MismatchError
-from msa_lite.evals.forward import score_bundles
-from msa_lite.evals.models import Runner
+from msa_lite.evals.engine.forward import score_bundles
+from msa_lite.evals.engine.models import Runner
 from msa_lite.io.models.heads import find_layers
 
 _POSITIONS = 512  # whose states of all layers are in memory at a time: 134 MB for 32 layers 4096 wide in bf16

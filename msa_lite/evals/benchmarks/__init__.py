@@ -1,0 +1,1 @@
+"""Define benchmarks: items, records and metrics, one module each."""

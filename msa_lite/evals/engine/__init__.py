@@ -1,0 +1,1 @@
+"""Run models: load them, score texts, answer prompts; and the scores of one item."""

@@ -1,0 +1,1 @@
+"""Measure from records what a model has forgotten and kept."""
