@@ -215,7 +215,8 @@ class Relearn(Attack):
             rows, scored = self._sides(name, ground)
             if self._lack(name, rows, scored, ground):
                 continue
-            examples = _count_examples(rows, ground)
+            texts = [row for row in rows if row.text]
+            examples = len(rows) - len(texts) + len(_examples(texts, ground))  # a question is one
             matched = replace(_ALL_WEIGHTS, mode=self.mode, batch_size=self.batch_size, schedule="constant")
             curve = sorted({max(1, self.steps >> at) for at in range(self.points)})
             branches.append(_Branch(name, False, matched, rows, examples, scored, curve))
@@ -250,7 +251,7 @@ class Relearn(Attack):
                 f"{len(ground.forget)} forget rows are too few to split: at least {_LEAST_PART} to tune on and "
                 f"{_LEAST_PART} others to score are needed; attack more rows"
             )  # fmt: skip
-        if not _count_examples(rows, ground):
+        if not rows:
             return "there are no rows to tune on; give some (retain.data)"
         attacked = {_content(row) for row in (*ground.forget, *ground.holdout, *ground.learnt)}
         shared = [row for row in rows if name != "forget" and _content(row) in attacked]
@@ -286,12 +287,6 @@ def _examples(rows: Sequence[Row], ground: Ground) -> list[Example]:
     texts = [row for row in rows if row.text]
     chunks = [chunk for row in texts for chunk in encode_text([row], prompter.tokenizer, ground.max_length)]
     return [*encode_qa([row for row in rows if not row.text], prompter, ground.max_length), *chunks]
-
-
-def _count_examples(rows: Sequence[Row], ground: Ground) -> int:
-    """Return the number of examples; questions are one each."""
-    texts = [row for row in rows if row.text]
-    return len(rows) - len(texts) + len(_examples(texts, ground))
 
 
 def _score(runner: Runner, ground: Ground, scored: Sequence[Row], with_holdout: bool = True) -> Records:

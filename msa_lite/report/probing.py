@@ -129,7 +129,7 @@ class ProbeFacts:
     thorough: bool
     """True for `msa-lite probe`; False for the short probe that each run makes of its prior."""
     against: str
-    """The rows that the forget rows were compared with: "holdout" or "paraphrased"."""
+    """The rows that the forget rows were compared with: "holdout"."""
     rows: Mapping[str, int]
     """The rows of each side."""
     models: tuple[Finding, ...]
@@ -151,6 +151,5 @@ def load_probe(folder: Path) -> ProbeFacts | None:
             with reading(place / name / REPORT_FILE):
                 _ = read_verdicts({name: report})[0].intervals
                 rows = {key: int(count) for key, count in report.settings["rows"].items()}
-        against = next((key for key in rows if key != "forget"), "holdout")
-        return ProbeFacts(thorough, against, rows, tuple(read_verdicts(reports)))
+        return ProbeFacts(thorough, "holdout", rows, tuple(read_verdicts(reports)))
     return None
