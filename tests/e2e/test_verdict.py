@@ -133,7 +133,7 @@ def test_rows_that_the_target_does_not_know_stop_a_run_before_it_fits(
     assert (stderr.count("question     "), stderr.count("  expected   "), stderr.count("  target     ")) == (2, 2, 2)
     assert "--accept" in stderr
     kept = {path.name for path in (tmp_path / "new").iterdir()} - {".lock", "record.key"}
-    assert kept == {"recipe.yaml", "evaluation", ANSWERS_FILE}, "nothing was fitted"
+    assert kept == {"recipe.yaml", "stages.json", "evaluation", ANSWERS_FILE}, "nothing was fitted"
 
 
 def test_what_a_refused_run_has_scored_is_not_scored_again(

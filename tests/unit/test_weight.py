@@ -8,7 +8,7 @@ from tests.tools.count import code_lines, inner_arrows, totals
 
 # Today's totals. Lower one whenever it falls. Raising one is a decision: CONTRIBUTING lists each, with its reason.
 CEILING = {
-    "lines of the package": 36_187,
+    "lines of the package": 36_182,
     "modules": 315,
     "lines of the tests": 49_102,
     "words of the docs": 58_028,

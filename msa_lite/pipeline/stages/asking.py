@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Literal
 
 from msa_lite.budget.needs import Need, score_need, stream_layers
@@ -56,7 +56,9 @@ def candidates_costs(recipe: Recipe, count: int, facts: Facts, machine: Machine)
     """Return the cost of scoring so many candidates on the validation rows, one after the other in one target."""
     shape = facts.shapes["target"]
     need, streamed = scoring_need(shape, machine)
-    sets = [size.part(count * size.count) for name, size in _asked(facts, "validation").items() if name != "holdout"]
+    sets = [
+        size.part(count * size.count) for name, size in facts.asked.get("validation", {}).items() if name != "holdout"
+    ]
     seconds = _seconds(recipe, shape, sets, streamed, machine)
     return [StageCost("the sweep", "sweep", need, seconds, _how(streamed), waiting=streamed)]
 
@@ -69,7 +71,7 @@ def evidence_costs(what: str, loads: int, passes: float, facts: Facts, machine: 
     """
     shape = facts.shapes["target"]
     need, streamed = scoring_need(shape, machine)
-    forget = _asked(facts, "test").get("forget", RowFacts(0, 0, 0))
+    forget = facts.asked.get("test", {}).get("forget", RowFacts(0, 0, 0))
     questions, tokens = passes * forget.count, passes * forget.tokens / 2  # without the prompts of answers
     seconds = ask_seconds(shape, questions, tokens, 0, streamed, machine, loads)
     return [StageCost(what, _kind(what), need, seconds, "of each model", waiting=streamed)]
@@ -123,28 +125,15 @@ def ask_seconds(
     )
 
 
-def _asked(facts: Facts, part: str) -> Mapping[str, RowFacts]:
-    """Return the questions of a part, by set."""
-    return facts.asked.get(part, {})
-
-
 def _sets(facts: Facts, part: QuestionPart) -> dict[str, RowFacts]:
     """Return the questions of a part, by set. A set that is whole among the validation rows, too, is asked there."""
-    if part in ("check", "others"):
-        own = {name: size for name, size in _distinct(facts).items() if (name == "forget") == (part == "check")}
-        return {name: size.part(min(CHECKED_ROWS, size.count)) for name, size in own.items()}
-    before = _asked(facts, "validation") if part == "test" else {}
-    return {name: size for name, size in _asked(facts, part).items() if before.get(name) != size}
-
-
-def _distinct(facts: Facts) -> dict[str, RowFacts]:
-    """Return the questions of both parts together, by set; where nothing is scored, the rows that vectors learn."""
-    if not facts.asked:
-        return {name: RowFacts.rough(size.count, size.tokens // size.count) for name, size in facts.rows.items()}
-    parts = [_asked(facts, part) for part in ("validation", "test")]
-    sets = {}
-    for name in dict.fromkeys(name for part in parts for name in part):
-        sizes = [part[name] for part in parts if name in part]
-        is_same = len(sizes) == 1 or sizes[0] == sizes[1]
-        sets[name] = sizes[0] if is_same else sizes[0].part(sum(size.count for size in sizes))
-    return sets
+    validation, test = (facts.asked.get(name, {}) for name in ("validation", "test"))
+    if part in ("check", "others"):  # where nothing is scored, of the rows that vectors learn
+        sets = (validation or test or facts.rows).items()
+        return {
+            name: size.part(min(CHECKED_ROWS, size.count))
+            for name, size in sets
+            if (name == "forget") == (part == "check")
+        }
+    before = validation if part == "test" else {}
+    return {name: size for name, size in facts.asked.get(part, {}).items() if before.get(name) != size}

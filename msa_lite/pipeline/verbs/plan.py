@@ -40,7 +40,7 @@ def plan(
     nor prior is found, on this machine or on the Hub, for a training with a baseline or several processes, and as
     `open_earlier`.
     """
-    device = device_of(gpu) if gpu is not None else this_device()
+    overrides, device = [*overrides], device_of(gpu) if gpu is not None else this_device()
     machine = Machine(device, processes, speed_of(device))
     if isinstance(load_any(recipe, overrides), TrainingRecipe):
         if baseline is not None or processes > 1:
