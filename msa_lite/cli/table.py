@@ -27,7 +27,7 @@ def table_command(
 
     It trains the models that are missing, runs MSA's rows and the baselines, and puts them side by side.
 
-    NAME is one of the paper's tables; `msa-lite recipes list --kind table` prints their names. FILE is a table of your
+    NAME is one of the paper's tables; `msa-lite recipes list` prints their names. FILE is a table of your
     own, as `msa-lite recipes show table/NAME` prints one. KEY.SUB=VALUE changes one of its keys.
 
     A row that is done is not made again, and one that was stopped goes on. The jobs of a Slurm array divide the rows. A

@@ -49,9 +49,8 @@ def missing_recipe(name: str, key: str, shipped: Iterable[str], kind: str) -> Us
         return UsageError(f"{name}: is a folder; {hint}")
     near = _near(key, shipped)
     if not name.endswith(RECIPE_ENDINGS) and not name.startswith((".", "~", "/")):
-        listing = "recipes list" if kind == "recipe" else "recipes list --kind table"
         hint = f" (did you mean {near}?)" if near else ""
-        return UsageError(f"{name}: neither a file nor a shipped {kind}{hint}; `msa-lite {listing}` prints those")
+        return UsageError(f"{name}: neither a file nor a shipped {kind}{hint}; `msa-lite recipes list` prints those")
     place = Path(os.path.abspath(path.parent))
     if not place.is_dir():
         return UsageError(f"no such file: {name} (there is no folder {place})")

@@ -62,7 +62,7 @@ def test_all_faults_of_rows_stand_in_one_message() -> None:
 
 
 def test_an_unknown_table_names_the_nearest_and_the_list() -> None:
-    with pytest.raises(UsageError, match=r"did you mean 'restor-olmo-2-7b'.*`msa-lite recipes list --kind table`"):
+    with pytest.raises(UsageError, match=r"did you mean 'restor-olmo-2-7b'.*`msa-lite recipes list`"):
         load_table_recipe("restor-olmo-3-7b")
 
 
