@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @click.option("--rows", is_flag=True, help="Print every row to forget, those still recited first.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, that of report.json or of the rows.")
 def report_command(run: Path, show_examples: bool, rows: bool, as_json: bool) -> None:
-    """Write report.html, report.md and report.json into RUN.
+    """Write report.html and report.json into RUN.
 
     A run writes them at its end; this writes them again, for a run that was stopped, or was
     made by an earlier version, or with examples. RUN is a recipe's output, or a baseline's folder below it. Every file

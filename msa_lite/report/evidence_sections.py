@@ -12,7 +12,7 @@ from msa_lite.report.evidence import EvidenceFinding
 from msa_lite.report.formats import Cell, Section, TextTable
 from msa_lite.report.metrics import metric_kind
 from msa_lite.report.reports import signed
-from msa_lite.report.rows import ListedRow, RowList, SideBySide, example_block, row_block, row_lines
+from msa_lite.report.rows import ListedRow, RowList, SideBySide, row_lines
 from msa_lite.report.story import Story
 
 GAIN_MEANING = "gain: what comes back, minus what is left of the same rows without the attack"
@@ -140,7 +140,7 @@ def example_section(story: Story) -> ReportSection:
 def _example(example: SideBySide) -> Article:
     answers = [(name, answer or "(nothing)") for name, answer in example.answers.items()]
     entries = [("set", example.set_name), ("expected", example.expected), *answers]
-    return Article(example.question, entries, example_block(example))
+    return Article(example.question, entries)
 
 
 def rows_section(story: Story) -> ReportSection:
@@ -157,7 +157,7 @@ def _row(row: ListedRow, rows: RowList) -> Article:
     lines = row_lines(row, rows.wording)
     entries = [(name, f"{mark}: {text}" if mark else text) for name, mark, text in lines if name != "question"]
     title = f"Row {row.index}: {row.question}" if row.question else f"Row {row.index}"
-    return Article(title, entries, row_block(row, rows.wording))
+    return Article(title, entries)
 
 
 def provenance_section(story: Story) -> ReportSection:

@@ -153,16 +153,6 @@ def row_lines(row: ListedRow, wording: Wording = RECITED_ROWS) -> Iterator[tuple
         yield name, wording.failed if failed else "", said or ("(not scored)" if missing else "(nothing)")
 
 
-def row_block(row: ListedRow, wording: Wording) -> str:
-    """Return a row in lines of at most 78 columns, whole."""
-    indent = " " * (2 + _LABEL + _MARK)
-    lines = [f"row {row.index}"]
-    for name, mark, text in row_lines(row, wording):
-        first = f"  {name:<{_LABEL}}{mark:<{_MARK}}"
-        lines.append(textwrap.fill(text, _WIDTH, initial_indent=first, subsequent_indent=indent))
-    return "\n".join(lines)
-
-
 def clean(text: str) -> str:
     """Return a text in one line, with blanks for signs that a terminal would act on."""
     return " ".join("".join(sign if sign.isprintable() else " " for sign in text).split())

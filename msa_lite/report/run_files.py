@@ -1,4 +1,4 @@
-"""Write a run's report from one list of sections: report.json, report.md, and report.html, which needs no network.
+"""Write a run's report from one list of sections: report.json, and report.html, which needs no network.
 
 The page's layout is in `templates/report.html.jinja`, which escapes all that comes from the run. The same story gives
 the same bytes.
@@ -12,12 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from msa_lite.io.files.writing import write_text
-from msa_lite.report.blocks import Items, Prose, joined
 from msa_lite.report.charts import can_draw
 from msa_lite.report.reports import RUN_REPORT
 from msa_lite.report.sections import run_sections
 from msa_lite.report.story import Story
-from msa_lite.report.verdict import verdict_lines
 
 logger = logging.getLogger(__name__)
 
@@ -39,30 +37,13 @@ def run_json(story: Story) -> dict[str, Any]:
     return head | {key: value for section in run_sections(story) for key, value in section.values.items()}
 
 
-def run_markdown(story: Story) -> str:
-    """Return report.md. Its first line is the story's sentence."""
-    target = story.names.get("target", "–")
-    title = f"Baseline {story.method} on {target}" if story.is_baseline else f"Unlearned model of {target}"
-    texts = [f"{story.sentence}\n"]
-    if story.missing:
-        texts += ["This run is not complete:\n", Items(story.missing).markdown()]
-    if story.verdict:
-        texts += verdict_lines(story.verdict)[:2]
-    if story.attacks:
-        texts.append(f"{story.attacks.headline()}\n")
-    texts += [Prose(f"{finding.question} {finding.sentence}").markdown() for finding in story.evidence]
-    texts += [Prose(f"Warning: {note}.").markdown() for note in (story.update.notes if story.update else ())]
-    texts.append(f"# {title}\n")
-    return joined([*texts, *(section.markdown() for section in run_sections(story) if section.blocks)])
-
-
 def write_page(story: Story, path: Path) -> None:
     """Write a run's page, whole or not at all."""
     write_text(path, make_page(story))
 
 
-def make_page(story: Story) -> str:
-    """Return a run's page as HTML."""
+def make_page(story: Story, drawn: bool = True) -> str:
+    """Return a run's page as HTML. drawn: False to leave out its pictures, which take seconds."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
@@ -73,10 +54,10 @@ def make_page(story: Story) -> str:
         lstrip_blocks=True,
     )
     environment.filters |= {"prose": _prose, "capital": lambda text: f"{text[:1].upper()}{text[1:]}"}
-    if not can_draw():
+    if drawn and not can_draw():
         logger.warning("no pictures on the page: pip install matplotlib, then write the report again")
     sections = [section for section in run_sections(story) if section.blocks]
-    page = environment.get_template(_TEMPLATE).render(story=story, sections=sections, drawn=can_draw())
+    page = environment.get_template(_TEMPLATE).render(story=story, sections=sections, drawn=drawn and can_draw())
     return page.rstrip() + "\n"
 
 

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from msa_lite.io.files.writing import json_form
-from msa_lite.report.blocks import Block, Entries, Fold, Grid, Only, Pictures, Prose, ReportSection
+from msa_lite.report.blocks import Block, Entries, Fold, Grid, Pictures, Prose, ReportSection
 from msa_lite.report.charts import Chart, Dots, can_draw, cut, score_dots
 from msa_lite.report.choice import EXTRACTION, WHOLE, Choice, in_symbols, points_table, points_title
 from msa_lite.report.citation import PAPER
@@ -20,17 +20,15 @@ from msa_lite.report.evidence_sections import (
     provenance_section,
     rows_section,
 )
-from msa_lite.report.formats import Section, TextTable
 from msa_lite.report.maps import forget_retain_chart, sweep_chart
 from msa_lite.report.metrics import GROUPS, MetricKind, metric_kind
 from msa_lite.report.provenance import WITH_VECTORS
-from msa_lite.report.reports import Metric, Report, arrow, metric_row, reports_table
+from msa_lite.report.reports import Metric, Report, arrow, reports_table
 from msa_lite.report.story import Story
-from msa_lite.report.verdict import verdict_lines
+from msa_lite.report.verdict import verdict_rule
 from msa_lite.report.work_sections import interference_section, training_section, update_section
 
 MARKS = {"target": "■ target", "unlearned": "● unlearned", "ideal": "◆ ideal"}
-_BEFORE = {"target": "before (target)", "unlearned": "unlearned", "ideal": "never met it (ideal)"}
 _MOST_LINES = 3  # metrics in the first picture, a side
 _MOST_POINTS = 6  # of a choice; a longer table is folded
 _FORGETTING = [group for group in GROUPS if "forget" in group]
@@ -79,21 +77,14 @@ def _result(story: Story) -> ReportSection:
         del words["holdout set"]
     meanings = {kind.label: kind.formula for kinds in _sides(story).values() for kind in kinds if kind.formula}
     blocks: list[Block] = [
-        Only(
-            "markdown", [Prose(f"The scores that matter, on {story.split} rows:"), Grid(_highlights(story), "Scores")]
-        ),
-        Only("page", [Prose(opening), Entries({MARKS[name]: _ROLES[name] for name in reports}, "words")]),
+        Prose(opening),
+        Entries({MARKS[name]: _ROLES[name] for name in reports}, "words"),
         Pictures(_dots(story)),
         Prose(f"{counts if story.rows else ''}{ideal}".strip(), small=True),
-        Only("page", [Entries(meanings, "facts brief"), Entries(words, "words")]),
+        Entries(meanings, "facts brief"),
+        Entries(words, "words"),
     ]
     return ReportSection("result", "Before and after", blocks, values)
-
-
-def _highlights(story: Story) -> TextTable:
-    """Return the table of the few metrics that matter."""
-    headings = ["score", "n", *(_BEFORE[name] for name in story.reports)]
-    return TextTable(headings, [Section([metric_row(name, story.reports) for name in story.main_metrics])])
 
 
 def _sides(story: Story) -> dict[str, list[MetricKind]]:
@@ -137,7 +128,7 @@ def _verdict(story: Story) -> ReportSection:
                 "never saw them? Is it nearer to the target than to such a model? And what has it kept? A PASS says "
                 "that all three are shown, not only measured."
             ),
-            Prose(verdict_lines(story.verdict)[2].strip()),
+            Prose(verdict_rule(story.verdict)),
             *([Prose(story.basis, small=True)] if story.basis else []),
         ]
     return ReportSection("verdict", "The verdict", blocks)

@@ -1,4 +1,4 @@
-"""Gather what a run's folder tells, from its files alone: the one source of report.html, report.md and report.json."""
+"""Gather what a run's folder tells, from its files alone: the one source of report.html and report.json."""
 
 from __future__ import annotations
 

@@ -261,16 +261,9 @@ def _share(kept: Kept) -> str:
     return f"{percent(kept.share.value)} is kept of what the target knew ({low} to {high}; {parts})"
 
 
-def verdict_lines(verdict: Mapping[str, Any]) -> list[str]:
-    """Return the content of verdict.json as Markdown: the verdict, its reasons (may be empty), what it counts."""
-    if verdict["outcome"] is None:
-        return [f"**No verdict**: {verdict['reason']}.\n"]
-    reasons = "".join(f"- {reason[0].upper()}{reason[1:]}.\n" for reason in verdict["reasons"] if reason)
-    return [
-        f"**{verdict['outcome']}**\n",
-        reasons,
-        f"{_changes(verdict['forgotten'], verdict['kept'])} {verdict['criteria']}.\n",
-    ]
+def verdict_rule(verdict: Mapping[str, Any]) -> str:
+    """Return what a verdict counts and by which rule, from the content of verdict.json."""
+    return f"{_changes(verdict['forgotten'], verdict['kept'])} {verdict['criteria']}."
 
 
 def _changes(forgotten: Mapping[str, Any], kept: Mapping[str, Any] | None) -> str:

@@ -27,6 +27,7 @@ from msa_lite.pipeline.verbs.lists import find_verb
 from msa_lite.recipe import load_recipe
 from msa_lite.report.attacks import AttackFacts, load_attacks
 from tests.e2e.conftest import FEW, QUICK, CallCli
+from tests.support.pages import page_text
 
 
 @pytest.fixture
@@ -140,13 +141,13 @@ def test_an_attack_that_fails_costs_no_other_one_its_report(
     settings = json.loads((copy / "attacks/report.json").read_text())["settings"]
     assert [one["name"] for one in settings["attacks"]] == ["membership"]
     assert settings["left_out"] == {"prompt": "failed on ideal: out of memory"}
-    assert "Not made: prompt: failed on ideal" in (copy / "report.md").read_text()
+    assert "Not made: prompt: failed on ideal" in page_text(copy)
 
 
 def test_a_run_has_its_report_before_it_is_attacked(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("msa_lite.pipeline.verbs.run.run_attacks", lambda *_: pytest.fail("no attack is made here"))
     recipe = load_recipe(open_run(copy).recipe, ["attack.attacks=[membership]", f"output={copy}"])
-    (copy / "report.md").unlink()
+    (copy / "report.json").unlink()
     with pytest.raises(pytest.fail.Exception):
         msa_lite.run(recipe)
-    assert (copy / "report.md").is_file()
+    assert (copy / "report.json").is_file()

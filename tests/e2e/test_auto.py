@@ -18,6 +18,7 @@ from msa_lite.io.finished.seal import load_manifest, verify_folder
 from msa_lite.pipeline.run.msa import merge_arguments
 from msa_lite.recipe import load_recipe
 from tests.e2e.conftest import tiny_recipe
+from tests.support.pages import page_text
 from tests.support.processes import start_script
 
 
@@ -177,7 +178,7 @@ def test_few_rows_are_scored_whole_and_the_report_says_so(
     assert result is not None
     assert "3 retain rows are too few to divide" in caplog.text
     assert {report.split for report in result.reports.values()} == {"all"}
-    text = (tmp_path / "run/report.md").read_text()
+    text = page_text(tmp_path / "run")
     assert "Scores on all rows" in text
     assert "scored on all rows: on all rows to forget, and on rows to keep." in text
     assert "so the final scores are on the same rows as the choice" in text

@@ -27,6 +27,7 @@ from msa_lite.pipeline.verbs.run import RunResult
 from msa_lite.recipe import load_recipe
 from msa_lite.report.choice import candidate_name
 from tests.e2e.conftest import CallCli, tiny_recipe
+from tests.support.pages import page_text
 
 TRAINED = list(METHODS)
 
@@ -102,7 +103,7 @@ def test_a_method_goes_from_a_recipe_to_a_report(method: str, runs: Runs) -> Non
     assert made >= stages | {f"vectors/{name}" for name in vectors}
     for stage in made:
         assert verify_folder(run / stage) == [], stage
-    assert f"# Baseline {method} on" in (run / "report.md").read_text()
+    assert json.loads((run / "report.json").read_text())["method"] == method
     named = "by Task Vector" if method == TASK_VECTOR else f"the baseline {method}"
     assert named in (run / "model/README.md").read_text()
     assert not list(run.rglob("*.partial"))
@@ -199,7 +200,7 @@ def test_from_the_prior_the_change_is_added_to_the_target(runs: Runs, knowing: P
     assert_same(tensors(result.merged.folder), {n: target[n] + scale * (after[n] - prior[n]) for n in target})
     settings = result.reports["unlearned"].settings["method"]
     assert (settings["start"], settings["parameters"]) == ("prior", {**result.chosen, "epochs": 2})
-    assert "θ_u = θ_D + scale (θ_1 − θ_0)" in (result.folder / "report.md").read_text()
+    assert "θ_u = θ_D + scale (θ_1 − θ_0)" in page_text(result.folder)
     assert not list((result.folder / "sweep").rglob("*.safetensors"))
 
     # The recipe that it left, by the command in its first line.

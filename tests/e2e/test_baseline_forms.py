@@ -96,7 +96,7 @@ def test_without_scores_the_last_epoch_is_taken(small: dict[str, Any], caplog: p
     assert (vector / "adapter_model.safetensors").is_file()
     assert not list(vector.glob("epoch-*"))
     assert (result.reports, (result.folder / "sweep").exists()) == ({}, False)
-    assert (result.folder / "report.md").is_file()
+    assert (result.folder / "report.json").is_file()
 
 
 def test_texts_are_unlearnt_as_well_and_questions_about_them_choose(
@@ -237,7 +237,7 @@ def test_the_demo_takes_baselines_before_and_after_its_own_run(tmp_path: Path) -
         assert len(models) == 4
         assert made in ({}, models)  # made once
         made = models
-        assert (tmp_path / "run" / (f"baselines/{method}" if method else "") / "report.md").is_file()
+        assert (tmp_path / "run" / (f"baselines/{method}" if method else "") / "report.json").is_file()
 
 
 @pytest.mark.parametrize("start", ["target", "prior"])

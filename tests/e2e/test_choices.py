@@ -14,6 +14,7 @@ from msa_lite.errors import NotFiniteError, StageError
 from msa_lite.io.files.writing import json_form
 from msa_lite.io.finished.seal import load_manifest
 from msa_lite.pipeline.baseline import trials
+from tests.support.pages import page_text
 
 # Settings and epochs of a baseline
 
@@ -29,7 +30,7 @@ def test_a_grid_is_tried_whole_and_one_epoch_of_one_setting_is_kept(small: dict[
     assert result.chosen["learning_rate"] in (1e-4, 1e-3)
     choice = json.loads((result.folder / "sweep/choice.json").read_text())
     assert {key: choice[key] for key in ("learning_rate", "retain_weight", "epoch")}.items() <= result.chosen.items()
-    assert "| retain_weight | learning_rate | epoch |" in (result.folder / "report.md").read_text()
+    assert "retain_weight | learning_rate | epoch |" in page_text(result.folder)
     for name in names:
         settings = (load_manifest(result.folder / f"vectors/grad_diff_{name}") or {})["inputs"]["settings"]
         assert settings["learning_rate"] == float(name.rpartition("-")[2])

@@ -26,6 +26,7 @@ from msa_lite.report import load_report
 from msa_lite.strengths import Strengths
 from tests.e2e.conftest import CallCli, tiny_recipe
 from tests.support.merges import read_checkpoint
+from tests.support.pages import page_text
 
 
 def request(history: Path, folder: Path, part: int, **keys: Any) -> dict[str, Any]:
@@ -101,10 +102,10 @@ def test_the_second_model_is_the_merge_of_both_from_nothing(
     command = shlex.split(log.partition("(leave a request out to drop it): ")[2].splitlines()[0])
     assert call_cli(*command[1:-1], tmp_path / "by-command")[0] == 0
     assert weight_files(tmp_path / "by-command") == weight_files(run / "model")
-    text = (run / "report.md").read_text()
+    text = page_text(run)
     assert "(θ_2 − θ_0)" in text
-    assert "- strengths: α = 0.7, β = 0.5\n" in text
-    assert f"- {first}: α = 1, β = 0.5\n" in text
+    assert "strengths | α = 0.7, β = 0.5\n" in text
+    assert f"{first} | α = 1, β = 0.5\n" in text
     code, printed, _ = call_cli("mergekit", run / "recipe.yaml")
     assert code == 0
     listed = [entry["model"] for entry in yaml.safe_load(printed)["models"]]
@@ -194,7 +195,7 @@ def damage_record(run: Path) -> None:
 
 def leave_unfinished(run: Path) -> None:
     shutil.rmtree(run / "model")
-    (run / "report.md").unlink()
+    (run / "report.json").unlink()
 
 
 def refit(run: Path) -> None:

@@ -18,6 +18,7 @@ from msa_lite.recipe import load_recipe
 from msa_lite.report.comeback import EarlierFacts
 from msa_lite.report.story import load_story
 from tests.e2e.conftest import CallCli, tiny_recipe
+from tests.support.pages import page_text
 
 
 def request(history: Path, folder: Path, part: int, **keys: Any) -> dict[str, Any]:
@@ -72,7 +73,7 @@ def test_rows_that_stay_forgotten_are_told_in_report_record_and_comparison_witho
     assert facts.scored.recited == {"target": recited(first, "target"), "unlearned": 0, "ideal": 0}
     assert facts.scored.control == "ideal"
     assert facts.warning is None
-    text = (second / "report.md").read_text()
+    text = page_text(second)
     assert facts.headline in text
     assert "No row comes back." in text
     assert not any("earlier requests were not scored" in limit for limit in load_story(second).limits)
@@ -102,7 +103,7 @@ def test_rows_that_come_back_are_warned_of_with_their_request(
     assert facts.scored.recited["unlearned"] == known
     assert facts.back == {str(run): known}
     assert str(facts.warning) in caplog.text
-    assert f"{facts.warning}." in (later / "report.md").read_text()
+    assert f"{facts.warning}." in page_text(later)
     assert facts.warning in load_story(later).warnings, "at the top of the report"
     verdict = json.loads((later / "verdict.json").read_text())
     assert verdict["outcome"] == "FAIL"
@@ -141,7 +142,7 @@ def test_rows_that_are_gone_are_told_before_any_work_and_in_the_report(
     facts = facts_of(later)
     assert (facts.scored.rows if facts.scored else 0) == left
     (line,) = facts.notes
-    assert line in (later / "report.md").read_text()
+    assert line in page_text(later)
 
 
 def test_a_purged_run_whose_model_is_the_target_is_told_as_unscored(knowing: Path, first: Path, tmp_path: Path) -> None:

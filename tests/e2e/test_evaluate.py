@@ -24,6 +24,7 @@ from tests.e2e.conftest import CallCli
 from tests.support.benchmark_data import MEMBERSHIP, TABLES, TOFU_METRICS, write_tofu
 from tests.support.judge import JudgeServer, Step
 from tests.support.models import save_adapter, save_checkpoint
+from tests.support.pages import page_text
 from tests.support.plain import WIDE
 from tests.support.processes import TORCHRUN, changed, fork_script, launch
 
@@ -416,4 +417,4 @@ def test_a_recipe_is_scored_on_tofu(recipe: dict[str, Any], data: str, history: 
         assert report.metrics["forget_quality"].value is not None
         assert (tmp_path / "run/evaluation" / name / "forget.jsonl").is_file()
     assert reports["ideal"].metrics["forget_quality"].value == 1
-    assert "forget quality" in (tmp_path / "run/report.md").read_text()
+    assert "forget quality" in page_text(tmp_path / "run")

@@ -19,6 +19,7 @@ from msa_lite.io.weights.hub import fetch
 from msa_lite.pipeline.prepare.run import msa_scope, prepare
 from msa_lite.recipe import load_recipe
 from tests.e2e.conftest import CallCli, tiny_recipe
+from tests.support.pages import page_text
 
 DEFAULT = [*EVIDENCE]
 
@@ -29,7 +30,7 @@ def test_report_record_and_comparison_show_what_was_found(finished: Path, call_c
     assert found.keys() == {*DEFAULT}
     says = found["says"]["figures"]["unlearned"]
     assert sum(figure["value"] for figure in says.values()) == pytest.approx(1)
-    assert "What does it say instead?" in (finished / "report.md").read_text()
+    assert "What does it say instead?" in page_text(finished)
     code, out, _ = call_cli("compare", finished, "--format", "csv")
     assert code == 0
     rows = list(csv.DictReader(out.splitlines()))

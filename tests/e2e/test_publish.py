@@ -166,7 +166,7 @@ def test_a_run_publishes_at_its_end_and_a_rerun_only_publishes(hub: HubServer, r
     hub.faults = [Fault("/commit/", 403)]
     with pytest.raises(StageError, match=r"the run is finished, but not published: .*403"):
         run(recipe)
-    assert (folder / "report.md").is_file()
+    assert (folder / "report.json").is_file()
     times = {path: path.stat().st_mtime_ns for path in folder.rglob("*.safetensors")}
     result = run(recipe)
     assert result is not None

@@ -70,7 +70,7 @@ def test_no_row_is_left_and_the_rest_works_on(
     rows = forms(history)
     before, kept = holding(run, rows), hash_file(run / "model/manifest.json")
     assert {"evaluation/target/forget.jsonl", "sweep/target/forget.jsonl", "history/data/forget.jsonl"} <= before
-    assert {"report.md", "report.html", "report.json"} <= before
+    assert {"report.html", "report.json"} <= before
 
     status, out, _ = call_cli("purge", run)
     assert status == 0
@@ -244,7 +244,7 @@ def test_what_a_killed_run_has_left_goes_too(
 def test_what_a_kill_leaves_between_two_renames_goes_too(run: Path, history: Path) -> None:
     (run / "vectors/forget").rename(run / "vectors/forget.previous")
     (run / "model").rename(run / "model.previous")
-    (run / "report.md.tmp").write_bytes(forms(history)[0])
+    (run / "report.html.tmp").write_bytes(forms(history)[0])
     (run / "prompt.json").write_text("{}")
     result = purge(run, remove=True)
     assert holding(run, forms(history)) == set()

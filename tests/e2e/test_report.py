@@ -16,8 +16,9 @@ from msa_lite.evals.scores.records import read_records
 from msa_lite.report import load_report
 from tests.e2e.conftest import CallCli, sweep_recipe, tiny_recipe
 from tests.support.drawing import Drawing
+from tests.support.pages import page_text
 
-FORMS = ("report.html", "report.md", "report.json")
+FORMS = ("report.html", "report.json")
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +57,7 @@ def test_a_run_and_the_command_write_the_same_bytes(run: Path, call_cli: CallCli
     values = json.loads(before["report.json"])
     lines = stdout.splitlines()
     assert lines[0] == f"{values['outcome']}  {values['sentence']}"
-    assert values["sentence"] == before["report.md"].decode().splitlines()[0]
+    assert values["sentence"] in page_text(run)
     assert lines[1:] == [f"report: {run / name}" for name in FORMS]
     assert (values["kind"], values["missing"], values["strengths"].keys()) == ("run", [], {"alpha", "beta"})
     assert set(values["metrics"]["accuracy_f"]["models"]) == {"target", "unlearned", "ideal"}
@@ -105,9 +106,9 @@ def test_an_unfinished_run_says_what_is_missing(run: Path, call_cli: CallCli) ->
     assert stdout.startswith("This run is not finished")
     assert "missing: evaluation/unlearned: the unlearned model is not scored yet\n" in stdout
     assert "missing: verdict.json: there is no verdict yet\n" in stdout
-    text = (run / "report.md").read_text()
+    text = page_text(run)
     assert "extraction strength" in text
-    assert "| target | ideal |" in text
+    assert "target | ideal |" in text
 
 
 @pytest.mark.parametrize("name", ["evaluation/target/forget.jsonl", "sweep/choice.json"])
@@ -128,7 +129,7 @@ def test_another_folder_is_refused(history: Path, tmp_path: Path, run: Path, cal
         status, stdout, stderr = call_cli("report", place)
         assert (status, stdout) == (2, ""), stderr
         assert "no run of msa-lite" in stderr
-        assert not (place / "report.md").exists()
+        assert not (place / "report.json").exists()
     assert call_cli("report", tmp_path / "nowhere")[0] == 2
 
 
@@ -148,7 +149,7 @@ def test_a_sweep_that_merges_another_model_leaves_no_report_of_the_one_before(
 ) -> None:
     recipe = done[0] | {"output": str(run)}
     msa_lite.sweep(recipe)
-    assert (run / "report.md").is_file(), "the model is the same"
+    assert (run / "report.json").is_file(), "the model is the same"
     msa_lite.sweep(recipe, ["forget.alpha=[0.25,0.75]"])
     assert not [name for name in ("verdict.json", *FORMS) if (run / name).exists()]
     story = msa_lite.report_run(run)
@@ -168,8 +169,8 @@ def test_what_goes_by_mail_names_paths_as_the_recipe_has_them(
         assert msa_lite.run(recipe) is not None
         texts = {
             name: Path("run", name).read_text()
-            for name in ("report.html", "report.md", "report.json", "record.json", "verdict.json", "model/README.md")
+            for name in ("report.html", "report.json", "record.json", "verdict.json", "model/README.md")
         }
         assert [name for name, text in texts.items() if str(tmp_path) in text or str(history) in text] == []
-        assert f"'{models}/target'" in texts["report.md"]
+        assert f"'{models}/target'" in page_text(Path("run"))
         assert f"{tmp_path}/{models}/target" in Path("run/recipe.yaml").read_text(), "a rerun works from anywhere"

@@ -21,6 +21,7 @@ from msa_lite.pipeline.verbs.run import run_vectors
 from msa_lite.recipe import load_recipe
 from msa_lite.strengths import Strengths
 from tests.e2e.conftest import PEOPLE, CallCli, tiny_recipe
+from tests.support.pages import page_text
 from tests.support.processes import fork_cli, fork_script, run_cli
 
 
@@ -34,7 +35,7 @@ def hashes(run: Path) -> dict[str, str]:
     """Hashes of everything that a run made, but for what names paths or times, and what is hashed with a new key."""
     skip = {"recipe.yaml", "manifest.json", ".lock", "mergekit_config.yml", "record.json", "record.key"}
     paths = [path for path in sorted(run.rglob("*")) if path.is_file() and path.name not in skip]
-    own = {run / "report.html", run / "report.md", run / "report.json"}
+    own = {run / "report.html", run / "report.json"}
     return {str(path.relative_to(run)): hash_file(path) for path in paths if path not in own}
 
 
@@ -54,7 +55,7 @@ def test_a_recipe_becomes_a_model_and_a_report(whole: tuple[dict[str, Any], Path
     scored = [f"evaluation/{name}" for name in ("target", "ideal", "unlearned")]
     for stage in ("vectors/forget", "vectors/retain", "model", *scored):
         assert verify_folder(run / stage) == []
-    assert "extraction strength" in (run / "report.md").read_text()
+    assert "extraction strength" in page_text(run)
     metrics = json.loads((run / "evaluation/unlearned/report.json").read_text())["metrics"]
     assert {"probability_f", "rouge_l_f", "extraction_strength", "exact_memorization", "accuracy_r"} <= set(metrics)
     assert set(metrics["probability_f"]) == {"value", "n", "stderr", "higher_is_better", "skipped", "note"}
@@ -120,7 +121,7 @@ def test_no_retain_set_needs_no_retain_input_and_makes_a_choice_doubtful(
     assert not (result.folder / "vectors/retain").exists()
     assert "accuracy_r" not in result.reports["unlearned"].metrics
     assert "nothing shows what else was lost" in caplog.text
-    assert "Doubt: there are no retain rows" in (result.folder / "report.md").read_text()
+    assert "Doubt: there are no retain rows" in page_text(result.folder)
 
 
 def test_zero_strengths_give_the_target_back_bit_for_bit(recipe: dict[str, Any], history: Path) -> None:

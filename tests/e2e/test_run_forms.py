@@ -15,6 +15,7 @@ from msa_lite.io.finished.seal import verify_folder
 from msa_lite.merger.mergekit_reader import read_recipe
 from msa_lite.pipeline.verbs.run import run_vectors
 from tests.e2e.conftest import CallCli
+from tests.support.pages import page_text
 
 
 def test_a_recipe_can_end_in_one_adapter_that_scores_as_the_model_does(recipe: dict[str, Any], tmp_path: Path) -> None:
@@ -23,7 +24,7 @@ def test_a_recipe_can_end_in_one_adapter_that_scores_as_the_model_does(recipe: d
     light = msa_lite.run(recipe | {"output": str(tmp_path / "light"), "merge": {"as": "adapter"}})
     assert verify_folder(tmp_path / "light" / "adapter") == []
     assert not (tmp_path / "light" / "model").exists()
-    assert "| Rank of the adapter |" in (tmp_path / "light" / "report.md").read_text()
+    assert "Rank of the adapter" in page_text(tmp_path / "light")
     scores, expected = light.reports["unlearned"].values(), whole.reports["unlearned"].values()
     assert {name: value for name, value in expected.items() if value is not None} == pytest.approx(
         {name: value for name, value in scores.items() if value is not None}, abs=1e-4, rel=1e-4

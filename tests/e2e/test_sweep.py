@@ -26,6 +26,7 @@ from msa_lite.report import load_report
 from msa_lite.report.choice import candidate_name
 from tests.e2e.conftest import sweep_recipe
 from tests.support.drawing import Drawing
+from tests.support.pages import page_text
 from tests.support.processes import fork_script
 
 TOFU = Path(__file__).parents[3] / "shared" / "data" / "tofu"
@@ -135,9 +136,9 @@ def test_a_second_sweep_does_nothing_and_a_run_goes_on_with_the_test_rows(swept:
         f"scores: {name}" for name in MODELS if name != "target"
     }
     assert {report.split for report in whole.reports.values()} == {"test"}
-    text = (result.folder / "report.md").read_text()
+    text = page_text(result.folder)
     assert "the model as it is written scores" in text
-    assert "| kept ↑ |" in text
+    assert "kept ↑ |" in text
     seen, tested = (
         {record["index"] for record in read_records(result.folder / "evaluation" / name / "retain.jsonl")}
         for name in ("unlearned_validation", "unlearned")
@@ -314,7 +315,7 @@ def test_tofu_is_chosen_by_on_its_validation_part(grid: dict[str, Any], caplog: 
     assert [record.message for record in caplog.records].count(doubt) == 1
     assert not any(f": {doubt}" in record.message for record in caplog.records), "said once, at the start"
     assert doubt in (run / "sweep/table.md").read_text()
-    text = (run / "report.md").read_text()
+    text = page_text(run)
     assert doubt in text
     assert "Scores on forget10 test rows" in text
     assert "on forget10 validation rows" in text

@@ -17,6 +17,7 @@ from msa_lite.evals.benchmarks.benchmark import Benchmark
 from msa_lite.evals.scores import records
 from msa_lite.evals.scores.records import ANSWERS_FILE
 from tests.e2e.conftest import CallCli
+from tests.support.pages import page_text
 
 
 def make_recipe(knowing: Path, output: Path) -> dict[str, Any]:
@@ -68,13 +69,13 @@ def test_a_run_that_forgets_too_little_fails_with_all_files_there(
     assert (verdict["outcome"], verdict["forgotten"]["control"]) == ("FAIL", "prior")
     assert verdict["forgotten"]["excess"]["low"] > verdict["margins"]["recited"]
     assert "surely more than 10 points above the control" in verdict["reasons"][0]
-    text = (run_folder / "report.md").read_text()
-    assert text.startswith(f"{verdict['sentence']}\n")
-    assert "**FAIL**" in text
+    text = page_text(run_folder)
+    assert verdict["sentence"] in text
+    assert "\nFAIL\n" in text
     assert (run_folder / "model/config.json").is_file()
     # At the end, ten questions side by side, half of them to be forgotten; the report keeps them to itself.
     assert (stdout.count("\nforget  "), stdout.count("\nretain  "), stdout.count("\n  unlearned  ")) == (5, 5, 10)
-    assert "  target     " not in (run_folder / "report.md").read_text()
+    assert "Some questions side by side" not in page_text(run_folder)
 
 
 @pytest.mark.parametrize("how", ["--accept", "verdict=off"])
@@ -95,16 +96,15 @@ def test_without_rows_to_keep_the_verdict_says_so_loudly_and_exits_with_0(
     assert "give rows to keep" in stderr
     # All that there is to show are rows to be forgotten.
     assert call_cli("report", run_folder, "--show-examples")[0] == 0
-    assert (run_folder / "report.md").read_text().count("\n  target     ") == 10
+    assert (run_folder / "report.html").read_text().count('<article class="example">') == 10
 
 
 def test_nothing_scored_is_no_verdict(recipe: str, run_folder: Path, call_cli: CallCli) -> None:
     status, stdout, stderr = call_cli(recipe, "evaluate=null")
     assert (status, stdout.splitlines()[0]) == (0, "No verdict: nothing was scored (evaluate: null)."), stderr
     assert read(run_folder)["outcome"] is None
-    text = (run_folder / "report.md").read_text()
-    assert text.startswith("Nobody can say yet what this model has forgotten: nothing was scored (evaluate: null).\n")
-    assert "**No verdict**: nothing was scored" in text
+    text = page_text(run_folder)
+    assert "Nobody can say yet what this model has forgotten: nothing was scored (evaluate: null).\n" in text
     assert "extraction strength" not in text, "the scores of an earlier recipe are not this run's"
 
 

@@ -153,7 +153,7 @@ def write_run(run: Path, place: Path) -> None:
         (partial / "adapter").rmdir()
         (partial / "rows.jsonl").write_text('{"index": 0, "sha256": "of another row"}\n')
     (run / "recipe.yaml").write_text(recipe_text("run", "msa-lite", recipe, notes))
-    (run / "report.md").write_text("done")
+    (run / "report.json").write_text("{}")
 
 
 def base(place: Path) -> dict[str, Any]:

@@ -329,11 +329,11 @@ def test_the_shell_completes_commands_and_recipes(
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR])
 def test_a_place_without_rights_is_named_without_a_traceback(number: int, capsys: pytest.CaptureFixture[str]) -> None:
-    error = OSError(number, os.strerror(number), "run/report.md.tmp")
+    error = OSError(number, os.strerror(number), "run/report.html.tmp")
     assert report_error(error, verbose=False) == 4
     text = capsys.readouterr().err
     advice = "choose another place" if number == errno.ENOTDIR else "you need the right"
-    assert text.startswith(f"error: run/report.md.tmp: {os.strerror(number)}; {advice}")
+    assert text.startswith(f"error: run/report.html.tmp: {os.strerror(number)}; {advice}")
     assert "Traceback" not in text
     assert "bug" not in text
 

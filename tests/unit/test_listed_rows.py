@@ -14,9 +14,8 @@ from msa_lite.evals.benchmarks.benchmark import benchmark_class
 from msa_lite.evals.scores.records import list_rows, write_records
 from msa_lite.io.finished.manifest import stage_folder
 from msa_lite.pipeline.run.report import report_run
-from msa_lite.report.blocks import fenced
 from msa_lite.report.provenance import PURGED_FILE
-from msa_lite.report.rows import RowList, row_block, row_lines
+from msa_lite.report.rows import RowList, row_lines
 from tests.support.records import known, question, text, unknown
 from tests.support.runs import make_run_folder
 
@@ -73,12 +72,11 @@ def test_tofu_muse_and_restor_are_listed_by_their_own_checks() -> None:
     assert restor.rows[0].expected == "a / b"
 
 
-def test_no_text_steers_a_terminal_or_leaves_its_block() -> None:
+def test_no_text_steers_a_terminal() -> None:
     hostile = "\x1b[31mred\x1b[0m\r\nnext\u202eline ```"
     rows = listed("qa", unlearned={"forget": numbered([question(hostile, hostile, 1.0, 1.0)])})
     said = " ".join(line for _, _, line in row_lines(rows.rows[0]))
     assert said.isprintable()
-    assert fenced(row_block(rows.rows[0], rows.wording), "text").count("```") == 2
 
 
 @pytest.fixture
@@ -107,8 +105,8 @@ def test_the_report_holds_rows_only_where_they_are_asked_for(run: Path) -> None:
         listed_rows = story.forget_rows
         assert (listed_rows is not None) == rows
         assert listed_rows is None or (len(listed_rows.rows), listed_rows.rows[0].index) == (12, 11)
-        texts = [(run / name).read_text() for name in ("report.html", "report.md", "report.json")]
-        assert ["question 11" in text for text in texts] == [holds] * 3
+        texts = [(run / name).read_text() for name in ("report.html", "report.json")]
+        assert ["question 11" in text for text in texts] == [holds] * 2
 
 
 def test_what_is_missing_for_a_list_is_named(run: Path) -> None:

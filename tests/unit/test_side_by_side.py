@@ -10,8 +10,7 @@ from msa_lite.evals.benchmarks.muse import Muse
 from msa_lite.evals.benchmarks.qa import Qa
 from msa_lite.evals.benchmarks.restor import Restor
 from msa_lite.evals.scores.records import pick_examples
-from msa_lite.report.blocks import fenced
-from msa_lite.report.rows import SideBySide, example_block, examples_text
+from msa_lite.report.rows import SideBySide, examples_text
 
 
 def asked(count: int, answer: str | None = "yes") -> list[dict[str, Any]]:
@@ -54,5 +53,3 @@ def test_blocks_fit_a_terminal_of_80_columns_and_cannot_steer_it() -> None:
     assert len(first) == 5
     assert (first[0], first[4]) == ("forget       What?", "  unlearned  (nothing)")
     assert first[3].endswith("word …")
-    hostile = fenced(example_block(SideBySide("forget", "```", "a", {})), "text")
-    assert hostile.count("```") == 2, "no text ends its block"

@@ -16,7 +16,7 @@ from msa_lite.evals.verdict.outcome import is_recited
 from msa_lite.io.files.writing import json_form
 from msa_lite.report.comeback import EarlierFacts, earlier_facts
 from msa_lite.report.sentence import Bound, Forgotten, Kept
-from msa_lite.report.verdict import Margins, Verdict, make_verdict, verdict_lines, write_verdict
+from msa_lite.report.verdict import Margins, Verdict, make_verdict, verdict_rule, write_verdict
 from tests.support.records import known, question, text, unknown
 
 
@@ -140,12 +140,11 @@ def test_few_rows_and_remarks_are_told_and_decide_nothing() -> None:
     assert verdict.reasons == ("the verdict rests on few rows (forget: 6)", "the fit fell short")
 
 
-def test_a_verdict_is_markdown_and_json(tmp_path: Path) -> None:
+def test_a_verdict_is_a_value_and_json(tmp_path: Path) -> None:
     verdict = make_verdict(replace(FORGOTTEN, **left(0.3)), KEPT)
-    text = "\n".join(verdict_lines(json_form(verdict)))
-    assert text.startswith("**PARTLY**")
-    assert "30 % of the gap is left" in text
-    assert "Its output differs from the target's on 48 of 48 forget rows and 0 of 120 retain rows." in text
+    assert "30 % of the gap is left" in verdict.reasons[0]
+    changes = "Its output differs from the target's on 48 of 48 forget rows and 0 of 120 retain rows."
+    assert verdict_rule(json_form(verdict)).startswith(changes)
     write_verdict(verdict, tmp_path)
     value = json.loads((tmp_path / "verdict.json").read_text())
     assert value == json.loads(json.dumps(json_form(verdict)))
@@ -154,7 +153,6 @@ def test_a_verdict_is_markdown_and_json(tmp_path: Path) -> None:
 
 
 def test_why_there_is_no_verdict_is_said(tmp_path: Path) -> None:
-    assert verdict_lines({"outcome": None, "reason": "nothing was scored"}) == ["**No verdict**: nothing was scored.\n"]
     write_verdict("nothing was scored", tmp_path)
     value = json.loads((tmp_path / "verdict.json").read_text())
     assert value == {"outcome": None, "reason": "nothing was scored"}

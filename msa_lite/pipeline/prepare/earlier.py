@@ -24,6 +24,7 @@ from msa_lite.merger import Precision, Term, open_merge
 from msa_lite.pipeline.prepare.models import same_weights
 from msa_lite.recipe import Recipe, load_recipe
 from msa_lite.record.seal import RECORD_FILE, load_record
+from msa_lite.report import REPORT_FILE
 from msa_lite.report.choice import load_choice
 from msa_lite.report.provenance import PURGED_FILE, RECIPE_FILE, read_run, recorded_baseline, recorded_revisions
 from msa_lite.strengths import Strengths
@@ -135,7 +136,7 @@ def _open(folder: Path, by: str) -> EarlierRun:
     recipe = load_recipe(folder / RECIPE_FILE)
     result = load_manifest(folder / recipe.merge.form)
     strengths = strengths_of(recipe, folder)
-    if strengths is None or (result is None and not (folder / "report.md").is_file()):
+    if strengths is None or (result is None and not (folder / REPORT_FILE).is_file()):
         raise UsageError(f"{folder}{by}: the run is not finished, so it has no strengths yet; {again}")
     revisions = recorded_revisions(text)
     if result is not None:

@@ -24,7 +24,7 @@ from msa_lite.io.finished.seal import PURGING, locked
 from msa_lite.pipeline.purge.holdings import Holding, Remark, remove_empty, run_folders, survey_run
 from msa_lite.pipeline.purge.rows import forget_sources
 from msa_lite.pipeline.run.folder import RunFolder, open_run
-from msa_lite.pipeline.run.report import MARKDOWN_FILE, write_run_report
+from msa_lite.pipeline.run.report import write_run_report
 from msa_lite.record.facts import utc
 from msa_lite.report import REPORT_FILE
 from msa_lite.report.provenance import PURGED_FILE
@@ -33,7 +33,6 @@ from msa_lite.report.run_files import PAGE_FILE
 _EXAMPLES = "questions with answers, as examples; it is written again without them"
 # By these marks a report is known to show examples or rows.
 _SIGNS = {
-    MARKDOWN_FILE: [b"Some questions side by side:", b"## The rows to forget\n"],
     PAGE_FILE: [b'<section id="examples">', b'<section id="rows">'],
     REPORT_FILE: [b'"examples": [\n', b'"forget_rows": {'],
 }

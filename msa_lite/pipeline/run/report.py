@@ -19,7 +19,7 @@ from msa_lite.evals.scores.records import list_rows, pick_examples
 from msa_lite.io.console.libraries import require
 from msa_lite.io.console.progress import Progress, notices
 from msa_lite.io.files.reading import local_path
-from msa_lite.io.files.writing import write_json, write_text
+from msa_lite.io.files.writing import write_json
 from msa_lite.io.finished.seal import MANIFEST, load_manifest, locked, verify_stages
 from msa_lite.io.weights.hub import Source
 from msa_lite.merger import Merged, MergedAdapter
@@ -46,20 +46,18 @@ from msa_lite.report import REPORT_FILE
 from msa_lite.report.front_matter import read_target_card
 from msa_lite.report.provenance import PURGED_FILE, RECIPE_FILE, purge_day, read_run
 from msa_lite.report.rows import RowList, SideBySide
-from msa_lite.report.run_files import PAGE_FILE, run_json, run_markdown, write_page
+from msa_lite.report.run_files import PAGE_FILE, run_json, write_page
 from msa_lite.report.story import Story, formula_of, load_story
 from msa_lite.report.verdict import VERDICT_FILE, Verdict
 
-MARKDOWN_FILE = "report.md"
-REPORT_FILES = (PAGE_FILE, MARKDOWN_FILE, REPORT_FILE)
+REPORT_FILES = (PAGE_FILE, REPORT_FILE)
 """The files of a report, the one to open first at the front."""
 END_FILES = (VERDICT_FILE, RECORD_FILE, *REPORT_FILES)
 """The files that a run ends with, beside the folders of its stages."""
-_SEALED = (REPORT_FILE, PAGE_FILE)
 
 
 def report_run(folder: str | Path, show_examples: bool = False, rows: bool = False) -> Story:
-    """Write report.html, report.md and report.json of a run, finished or not, into its folder. Return its story.
+    """Write report.html and report.json of a run, finished or not, into its folder. Return its story.
 
     show_examples: add ten questions with the models' answers, which hold the data. rows: list every row to forget in
     the returned story (`forget_rows`); only with show_examples are they also in the files. Raise before anything
@@ -79,20 +77,18 @@ def report_run(folder: str | Path, show_examples: bool = False, rows: bool = Fal
 
 
 def write_run_report(folder: Path, examples: Sequence[SideBySide] = (), rows: RowList | None = None) -> Story:
-    """Write the three forms of a run's report, and their hashes into its record, if it has one.
+    """Write both forms of a run's report, and their hashes into its record, if it has one.
 
     The same files in its folder give the same bytes.
     """
     story = _write_report(folder, examples, rows)
-    seal_reports(folder, () if examples or rows else _SEALED)
+    seal_reports(folder, () if examples or rows else REPORT_FILES)
     return story
 
 
 def _write_report(folder: Path, examples: Sequence[SideBySide] = (), rows: RowList | None = None) -> Story:
     story = replace(load_story(folder, examples), forget_rows=rows)
-    text, values = run_markdown(story), run_json(story)
-    write_text(folder / MARKDOWN_FILE, text)
-    write_json(folder / REPORT_FILE, values)
+    write_json(folder / REPORT_FILE, run_json(story))
     write_page(story, folder / PAGE_FILE)
     return story
 
@@ -211,7 +207,7 @@ def write_record(run: Run, chosen: Values, merged: Merged | MergedAdapter) -> Re
         row_counts={name: len(rows) for name, rows in run.rows.items()},
         forget_rows=make_key(folder / KEY_FILE).hash_rows(map(_content, run.rows["forget"])),
         verdict=read_verdict(folder),
-        files=hash_run_files(folder, kind, _SEALED),
+        files=hash_run_files(folder, kind, REPORT_FILES),
         earlier=earlier,
         previous_sha256=earlier[-1].record_sha256 if earlier else None,
     )

@@ -12,7 +12,6 @@ from msa_lite.io.weights.adapter import ADAPTER_CONFIG
 from msa_lite.pipeline.prepare.models import WRITTEN_OUT
 from msa_lite.pipeline.prepare.prompt import PROMPT_FILE
 from msa_lite.pipeline.run.folder import BASELINES, HISTORY, TRACKING
-from msa_lite.pipeline.run.report import MARKDOWN_FILE
 from msa_lite.record.seal import KEY_FILE, RECORD_FILE, SIGNATURE_FILE
 from msa_lite.report.attacks import ATTACKS_FOLDER
 from msa_lite.report.choice import CHOICE_FILE, CHOICE_TABLE
@@ -32,7 +31,6 @@ _EARLIER = "evaluation/earlier/*"
 # Pattern of a path in the run's folder, in the way of fnmatch with {a,b} → (whether it holds the data, its content).
 RUN: dict[str, tuple[bool, str]] = {
     PAGE_FILE: (False, "The report, for a browser"),
-    MARKDOWN_FILE: (False, "The same as Markdown"),
     REPORT_FILE: (False, "The same for programs; [its keys](report.md)"),
     VERDICT_FILE: (False, "PASS, PARTLY or FAIL, with the sentence, the criteria and the counts"),
     RECORD_FILE: (False, "The [removal record](removal-record.md)"),
