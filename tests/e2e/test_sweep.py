@@ -129,7 +129,7 @@ def test_a_second_sweep_does_nothing_and_a_run_goes_on_with_the_test_rows(swept:
     assert labels == []
     assert again.choice == result.choice
     after = times(result.folder)
-    assert {path for path in before if before[path] != after[path]} == {result.folder / "recipe.yaml"}
+    assert {path.name for path in before if before[path] != after[path]} == {"recipe.yaml", "stages.json"}
     whole = msa_lite.run(recipe, progress=lambda label, done, total: labels.extend([] if done else [label]))
     assert whole is not None
     assert {label for label in labels if "probe" not in label} == {
