@@ -1,15 +1,14 @@
-"""Score the candidates of a choice, in one process or several."""
+"""Score the candidates of a choice, each once, into a folder of its own."""
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +16,14 @@ from msa_lite.choose.rules import Metrics, Rank
 from msa_lite.choose.search import StrengthSearch
 from msa_lite.choose.validation import Validation
 from msa_lite.errors import NotFiniteError
-from msa_lite.io.files.writing import digest, write_json
 from msa_lite.io.finished.seal import MANIFEST
-from msa_lite.report.choice import Values, candidate_name
+from msa_lite.report.choice import Values
 from msa_lite.report.reports import REPORT_FILE, load_report
 
 logger = logging.getLogger(__name__)
 
 
 TARGET = "target"  # the folder of the model that candidates are compared with; scored like them
-WORK = "work.json"
-_LOCKS = ".locks"
 
 
 @dataclass(frozen=True)
@@ -48,6 +44,8 @@ class Candidates:
     """Frees the memory of the loaded models; `load` may be called again."""
     remedies: Sequence[str] = ()
     """What to try in this run where no candidate both forgets and keeps, in words."""
+    helped: Callable[[Sequence[Values]], AbstractContextManager[int]] = lambda points: nullcontext(1)
+    """Has all n processes of a launch score every n-th of these candidates while the block runs, and gives n."""
     tell: Callable[[Values, Rank | str, Metrics], None] | None = None
     """Called once with each scored candidate, its rank (or why it is broken) and its metrics."""
 
@@ -62,8 +60,8 @@ class Candidates:
 
 
 @dataclass(frozen=True)
-class SharedWork:
-    """Candidates that this process and others with the same key score into a folder."""
+class ScoredFolder:
+    """The folder that candidates are scored into."""
 
     folder: Path
     candidates: Candidates
@@ -71,47 +69,20 @@ class SharedWork:
     reported: set[str] = field(default_factory=set)
     """The names of the candidates that `Candidates.tell` was called with."""
 
-    @cached_property
-    def inputs(self) -> dict[str, Any]:
-        """Return all that decides the choice, computed once: it hashes the tokens of all rows."""
-        return self.candidates.inputs(self.validation)
-
-    @cached_property
-    def key(self) -> str:
-        """Return the hash of the inputs."""
-        return digest(self.inputs)
-
-    @property
-    def is_open(self) -> bool:
-        """Check whether the folder has open work, with whatever inputs."""
-        return (self.folder / WORK).is_file()
-
-    def open(self, candidates: Sequence[Values]) -> None:
-        """Write down which candidates to score."""
-        values = {TARGET: None} | {candidate_name(values): dict(values) for values in candidates}
+    def take_known(self, names: Collection[str]) -> None:
+        """Copy the records and reports of those that are scored already."""
         for name, known in self.candidates.known.items():
-            if name in values and self.missing([name]):
+            if name in names and self.missing([name]):
                 copy = self.folder / f"{name}.tmp"  # whole or not at all; what a kill leaves is removed by the next run
                 shutil.copytree(known, copy, ignore=shutil.ignore_patterns(MANIFEST), dirs_exist_ok=True)
                 shutil.rmtree(self.folder / name, ignore_errors=True)
                 copy.rename(self.folder / name)
-        (self.folder / _LOCKS).mkdir(exist_ok=True)
-        write_json(self.folder / WORK, {"key": self.key, "asked": values})
 
-    def close(self, names: Collection[str]) -> None:
-        """Remove working files, and candidates that a stopped choice has left: all folders but `names`."""
-        (self.folder / WORK).unlink()
+    def keep(self, names: Collection[str]) -> None:
+        """Remove candidates that a stopped choice has left: all folders but `names`."""
         for path in self.folder.iterdir():
             if path.is_dir() and path.name not in names:
                 shutil.rmtree(path)
-
-    def todo(self) -> Mapping[str, Values | None] | None:
-        """Load the candidates to score, by name, None for the target; None while no work with these inputs is open."""
-        try:
-            work = json.loads((self.folder / WORK).read_text("utf-8"))
-            return dict(work["asked"]) if work["key"] == self.key else None
-        except (OSError, ValueError, LookupError, TypeError, RecursionError):  # none, or a damaged one
-            return None
 
     def missing(self, names: Sequence[str]) -> list[str]:
         """Return the names that have no report yet."""
@@ -130,28 +101,11 @@ class SharedWork:
         return self.validation.rank(self.folder / name, self.folder / TARGET)
 
     def score(self, candidates: Mapping[str, Values | None], after: Callable[[], None] = lambda: None) -> None:
-        """Score the candidates that are missing and not claimed by others, and call `after` after each.
-
-        Leaves nothing behind if the work was closed in the meantime.
-        """
-        from filelock import FileLock, Timeout
-
+        """Score the candidates that are missing, by name, None for the target; call `after` after each."""
         for name, values in candidates.items():
-            if not self.missing([name]):
-                continue
-            try:
-                with FileLock(self.folder / _LOCKS / name, timeout=0):
-                    if not self.is_open:
-                        break
-                    if self.missing([name]):
-                        self._score(name, values)
-                        after()
-            except Timeout:
-                continue
-        if not self.is_open:
-            shutil.rmtree(self.folder / _LOCKS, ignore_errors=True)  # FileLock made it again, with the folder
-            with suppress(OSError):  # not empty: it has not been renamed yet
-                self.folder.rmdir()
+            if self.missing([name]):
+                self._score(name, values)
+                after()
 
     def _score(self, name: str, values: Values | None) -> None:
         folder = self.folder / name

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from msa_lite.choose.candidates import TARGET, Candidates, SharedWork
+from msa_lite.choose.candidates import TARGET, Candidates, ScoredFolder
 from msa_lite.choose.rules import Metrics, Rank
 from msa_lite.choose.search import gentleness
 from msa_lite.choose.validation import WHOLE, Validation
@@ -124,8 +123,6 @@ def strength_advice(
 
 
 IDEAL = "ideal"
-_POLL = 0.2  # seconds
-_PATIENCE = 60.0  # seconds; disks that machines share show what others write only after a while
 
 
 def choose(
@@ -136,7 +133,7 @@ def choose(
     Holdout rows show what unseen data scores; only the target is scored on them, unless the rule looks at them. Writes
     records and a report per candidate, tables, pictures and choice.json into `out`. Reports of a stopped choice, of
     another rule or of another grid are used again. A broken candidate (outputs that are no numbers, no retain
-    performance left) is recorded and never chosen. Other processes may help (`help_choose`).
+    performance left) is recorded and never chosen. Other processes may help (`Candidates.helped`).
 
     Raise StageError if every candidate is broken, DataError if the target lacks a metric that the rule needs.
     """
@@ -145,7 +142,7 @@ def choose(
         candidates = replace(candidates, known={**scored_before(out, scored_by), **candidates.known})
         with stage_folder(out, "sweep", inputs, resumable=True, resume_key=scored_by) as folder:
             try:
-                _choose(SharedWork(folder, candidates, validation), label, progress)
+                _choose(ScoredFolder(folder, candidates, validation), label, progress)
             finally:
                 candidates.release()  # the memory is for the next model
             write_pictures(load_choice(folder), folder)
@@ -160,7 +157,7 @@ def scored_before(out: Path, scored_by: Mapping[str, Any]) -> dict[str, Path]:
     return {path.parent.name: path.parent for path in out.glob(f"*/{REPORT_FILE}") if path.parent.name != IDEAL}
 
 
-def _choose(work: SharedWork, label: str, progress: Progress) -> None:
+def _choose(work: ScoredFolder, label: str, progress: Progress) -> None:
     """Score and rank all candidates, and write down the best."""
     folder, validation = work.folder, work.validation
     if validation.ideal:
@@ -170,7 +167,7 @@ def _choose(work: SharedWork, label: str, progress: Progress) -> None:
     best = _best(candidates, ranks)
     rank = ranks[best]
     assert isinstance(rank, Rank), "a broken candidate is never chosen"
-    work.close({TARGET, IDEAL, *map(candidate_name, candidates)})
+    work.keep({TARGET, IDEAL, *map(candidate_name, candidates)})
     target, remedies = load_report(folder / TARGET).values(), work.candidates.remedies
     doubts = doubts_of(validation, target, candidates, ranks, best, remedies)
     lines = {
@@ -187,7 +184,7 @@ def _choose(work: SharedWork, label: str, progress: Progress) -> None:
     write_text(folder / "table.csv", points_csv(choice))
 
 
-def _try_all(work: SharedWork, label: str, progress: Progress) -> tuple[list[Values], list[Rank | str]]:
+def _try_all(work: ScoredFolder, label: str, progress: Progress) -> tuple[list[Values], list[Rank | str]]:
     """Score and rank candidates until the search adds none; return them with their ranks."""
     search = work.candidates.search
     candidates: list[Values] = [] if search else [*work.candidates.values]
@@ -199,7 +196,6 @@ def _try_all(work: SharedWork, label: str, progress: Progress) -> tuple[list[Val
         if len(ranks) == len(candidates):
             progress(label, len(candidates) + 1, len(candidates) + 1)  # a search may end before its most points
             return candidates, ranks
-        work.open(candidates)
         _score_all(work, candidates, label, progress)
         ranks = [work.rank(candidate_name(values)) for values in candidates]
 
@@ -225,13 +221,13 @@ def _entry(rank: Rank | str) -> dict[str, Any]:
     return {"score": rank.value, "met": rank.met, **({"note": rank.note} if rank.note else {})}
 
 
-def _score_all(work: SharedWork, candidates: Sequence[Values], label: str, progress: Progress) -> None:
-    """Score the target and all candidates; wait for those that helpers have claimed.
+def _score_all(work: ScoredFolder, candidates: Sequence[Values], label: str, progress: Progress) -> None:
+    """Score the target and all candidates.
 
     The target comes first, since a metric that it lacks cannot rank candidates.
     """
     todo: dict[str, Values | None] = {TARGET: None} | {candidate_name(values): values for values in candidates}
-
+    work.take_known(todo)
     search = work.candidates.search
     likely = max(len(todo), 1 + search.most if search and search.alphas is None else 0)
 
@@ -239,43 +235,17 @@ def _score_all(work: SharedWork, candidates: Sequence[Values], label: str, progr
         progress(label, len(todo) - len(work.missing(list(todo))), likely)
         work.tell(todo)
 
-    for part in ({TARGET: None}, todo):
-        while True:
-            work.score(part, after=report_progress)
-            report_progress()
-            if not work.missing(list(part)):
-                break
-            time.sleep(_POLL)
-        work.rank(TARGET)
+    work.score({TARGET: None}, report_progress)
+    report_progress()
+    work.rank(TARGET)
+    left = {name: values for values in candidates if work.missing([name := candidate_name(values)])}
+    with work.candidates.helped(list(left.values())) as count:
+        work.score(dict([*left.items()][::count]), report_progress)
+    work.score(left, report_progress)  # on a shared disk, what others wrote may not show yet
+    report_progress()
 
 
-def help_choose(make: Callable[[], tuple[Candidates, Validation]], out: Path) -> None:
-    """Score candidates of a choice that another process makes (`choose` into `out`), until that is made.
-
-    make: computes the inputs of the choice as the other process does. If work with other inputs lies open for a minute,
-    a warning says so once. It may be an earlier choice that was stopped, so the helper waits on.
-    """
-    warned, last_match = False, time.monotonic()
-    while True:
-        candidates, validation = make()
-        work = SharedWork(partial_folder(out), candidates, validation)
-        while todo := work.todo():
-            try:
-                work.score(todo)
-            except OSError:  # the choice was finished meanwhile, and its folder renamed
-                if work.folder.exists():
-                    raise
-            time.sleep(_POLL)
-            last_match = time.monotonic()
-        if is_finished(out, work.inputs):
-            candidates.release()
-            return
-        if not warned and work.is_open and time.monotonic() - last_match > _PATIENCE:
-            logger.warning(
-                "%s: this process computes other inputs than the process that chooses. Are package versions, and files "
-                "at these paths, the same on all machines? It keeps waiting, because this may be an earlier choice "
-                "that was stopped",
-                out,
-            )
-            warned = True
-        time.sleep(_POLL)
+def help_choose(candidates: Candidates, validation: Validation, out: Path, points: Sequence[Values]) -> None:
+    """Score these candidates of a choice that another process makes (`choose` into `out`)."""
+    work = ScoredFolder(partial_folder(out), candidates, validation)
+    work.score({candidate_name(values): values for values in points})

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 import msa_lite
 from msa_lite.choose import validation
@@ -19,7 +18,6 @@ from msa_lite.pipeline.run.msa import merge_arguments
 from msa_lite.recipe import load_recipe
 from tests.e2e.conftest import tiny_recipe
 from tests.support.pages import page_text
-from tests.support.processes import start_script
 
 
 @pytest.fixture(scope="module")
@@ -116,38 +114,6 @@ def test_a_stopped_search_goes_on_where_it_was(
     assert msa_lite.sweep(recipe) is not None
     assert choice_of(tmp_path / "run") == whole
     assert len(loaded) == len(whole["scores"])  # nothing twice
-
-
-# Two threads that load models at once get in each other's way: transformers changes torch's own functions meanwhile.
-HELPER = """
-import sys
-from msa_lite.choose import validation
-from msa_lite.pipeline.prepare.run import msa_scope
-from msa_lite.pipeline.prepare.run import prepare
-from msa_lite.pipeline.run.choice import help_sweep
-from msa_lite.recipe import load_recipe
-
-own, loaded = validation.Runner, []
-validation.Runner = lambda model: loaded.append(model) or own(model)
-recipe = load_recipe(sys.argv[1])
-help_sweep(prepare(recipe, msa_scope(recipe)))
-print(len(loaded))
-"""
-
-
-@pytest.mark.slow
-def test_helpers_score_points_of_a_search(
-    searched: tuple[dict[str, Any], Any], loaded: list[Any], tmp_path: Path
-) -> None:
-    given, whole = with_vectors(searched, tmp_path / "run"), choice_of(searched[1].folder)
-    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(given))
-    helper = start_script(HELPER, str(tmp_path / "recipe.yaml"))
-    assert msa_lite.sweep(given) is not None
-    done = helper.wait()
-    assert done.returncode == 0, done.stderr
-    assert choice_of(tmp_path / "run") == whole
-    assert len(loaded) + int(done.stdout) == len(whole["scores"])
-    assert not list((tmp_path / "run").rglob("work.json"))
 
 
 @pytest.mark.parametrize(("alpha", "beta"), [([0.5, 1.0], "auto"), ("auto", [0.0, 0.5])], ids=["alpha", "beta"])

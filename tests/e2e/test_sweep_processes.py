@@ -71,8 +71,6 @@ def assert_equal(run: Path, alone: Path) -> None:
         assert (run / name).read_bytes() == (alone / name).read_bytes(), name
     assert_same_scores(run, alone)
     assert not list(run.rglob("*.partial"))
-    assert not (run / "sweep/work.json").exists()
-    assert not (run / "sweep/.locks").exists()
 
 
 def scorers(stderr: str) -> dict[str, set[str]]:

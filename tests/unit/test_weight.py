@@ -8,9 +8,9 @@ from tests.tools.count import code_lines, inner_arrows, totals
 
 # Today's totals. Lower one whenever it falls. Raising one is a decision: CONTRIBUTING lists each, with its reason.
 CEILING = {
-    "lines of the package": 36_101,
+    "lines of the package": 36_062,
     "modules": 315,
-    "lines of the tests": 49_127,
+    "lines of the tests": 49_011,
     "words of the docs": 58_000,
     "commands": 24,
     "options": 108,

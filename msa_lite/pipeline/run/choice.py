@@ -5,8 +5,10 @@ Several processes may score the points: under a launcher, the others score point
 
 from __future__ import annotations
 
+import itertools
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,9 +18,9 @@ from msa_lite.choose.candidates import TARGET, Candidates, Values
 from msa_lite.choose.choice import choose, help_choose
 from msa_lite.choose.rules import Metrics, Rank
 from msa_lite.choose.search import StrengthSearch
-from msa_lite.choose.validation import Validation
 from msa_lite.io.console.progress import Progress
 from msa_lite.io.finished.seal import load_manifest
+from msa_lite.io.launch.crew import Crew
 from msa_lite.pipeline.prepare.fits import check_learns
 from msa_lite.pipeline.prepare.run import Context, Run
 from msa_lite.pipeline.run.filtering import filter_identity
@@ -80,18 +82,38 @@ def chosen_strengths(run: Run) -> Strengths:
 
 def _choose_strengths(run: Run, progress: Progress) -> Choice:
     """Return the best point on the validation rows."""
+    numbers = itertools.count(1)
     with run.crew.helped(CHOOSE):
-        return choose_candidate(run, _candidates(run, *_open_points(run)), "alpha and beta", progress)
+        candidates = replace(_candidates(run, *_open_points(run)), helped=partial(_share, run.crew, numbers))
+        choice = choose_candidate(run, candidates, "alpha and beta", progress)
+        if not run.crew.is_alone:
+            run.crew.put(f"points/{next(numbers)}", None)
+    return choice
+
+
+@contextmanager
+def _share(crew: Crew, numbers: Iterator[int], points: Sequence[Values]) -> Iterator[int]:
+    """Have all processes of the launch score their share of points while the block runs; give the number of shares."""
+    if crew.is_alone:
+        yield 1
+        return
+    number = next(numbers)
+    crew.put(f"points/{number}", [dict(values) for values in points])
+    yield crew.ranks.count
+    for rank in range(1, crew.ranks.count):
+        crew.wait_for(f"scored/{number}/{rank}")
 
 
 def help_sweep(run: Run) -> None:
-    """Score points of a sweep that the first process makes, until it has its choice."""
-    load, release = _open_points(run)
-
-    def make() -> tuple[Candidates, Validation]:
-        return _candidates(run, load, release), validation_of(run)
-
-    help_choose(make, run.folder / "sweep")
+    """Score this process's share of the points that the first process names, until it has its choice."""
+    crew, candidates, validation = run.crew, _candidates(run, *_open_points(run)), validation_of(run)
+    for number in itertools.count(1):
+        points = crew.wait_for(f"points/{number}")
+        if points is None:
+            candidates.release()
+            return
+        help_choose(candidates, validation, run.folder / "sweep", points[crew.ranks.rank :: crew.ranks.count])
+        crew.put(f"scored/{number}/{crew.ranks.rank}", True)
 
 
 def check_strengths(run: Run) -> None:

@@ -23,7 +23,7 @@ _SIGNALS = (signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 _HANG = 120.0  # seconds; a whole run with fits
 _WORK = {"home"}
 # Names that hold times or the like in any run, killed or not.
-_VARY = ("train_log.jsonl", "work.json", "purged.json")
+_VARY = ("train_log.jsonl", "purged.json")
 _KEYED = ("record.key", "record.json")
 _KEYED_HASH = re.compile(rb"hmac-sha256:[0-9a-f]+")
 
