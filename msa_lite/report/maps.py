@@ -1,11 +1,9 @@
-"""Draw a choice (its score over α and β, forgetting against keeping) and the update by layer and kind of module."""
+"""Draw a choice (its score over α and β) and the update by layer and kind of module."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -14,25 +12,21 @@ from msa_lite.report.charts import (
     ACCENT,
     INK,
     MUTED,
-    ROLES,
     RULE,
-    SHAPES,
     SMALL,
-    SURFACE,
     Chart,
     can_draw,
     cut,
     draw,
 )
 from msa_lite.report.choice import SYMBOLS, Candidate, Choice, value_text
-from msa_lite.report.metrics import METRICS, metric_kind
-from msa_lite.report.reports import Metric, heading, number
+from msa_lite.report.metrics import METRICS
+from msa_lite.report.reports import Metric, number
 from msa_lite.report.update import GroupUpdate
 
 logger = logging.getLogger(__name__)
 
 HEAT_MAP_FILE = "heat_map.svg"
-FORGET_RETAIN_FILE = "forget_retain.svg"
 
 _Value = float | int | str
 _PALE, _DEEP = 0.06, 0.5  # opacity of the accent colour; up to that, ink can be read on it
@@ -56,15 +50,12 @@ def tick(value: _Value) -> str:
 
 
 def write_pictures(choice: Choice, folder: Path) -> None:
-    """Write heat_map.svg and forget_retain.svg, each where there is something to draw; without matplotlib, neither."""
+    """Write heat_map.svg, where there is something to draw; nothing without matplotlib."""
     if not can_draw():
-        logger.warning(
-            "no pictures of the sweep: pip install matplotlib; `msa-lite report` then draws them on its page"
-        )
+        logger.warning("no picture of the sweep: pip install matplotlib; `msa-lite report` then draws it on its page")
         return
-    for name, chart in ((HEAT_MAP_FILE, sweep_chart(choice)), (FORGET_RETAIN_FILE, forget_retain_chart(choice))):
-        if chart:
-            write_text(folder / name, chart.as_file())
+    if chart := sweep_chart(choice):
+        write_text(folder / HEAT_MAP_FILE, chart.as_file())
 
 
 def sweep_chart(choice: Choice) -> Chart | None:
@@ -180,77 +171,14 @@ def _score_line(choice: Choice, key: str, words: str) -> Chart:
     return draw("sweep", words, 220, paint, caption)
 
 
-@dataclass(frozen=True)
-class _Spot:
-    """One model in the picture of forgetting against keeping."""
-
-    role: str
-    """target, unlearned, ideal or candidate."""
-    x: Metric
-    """The metric on the forget set."""
-    y: Metric
-    """The metric on the retain set."""
-
-
-def forget_retain_chart(choice: Choice) -> Chart | None:
-    """Return each candidate's place: what it shows of the forget set against what it shows of the retain set.
-
-    The metrics are the first in the table of metrics with a `partner` that some candidate has values of; None where
-    there is no such pair. The unlearned model's place is that of the chosen candidate. Bars are 95 % intervals.
-    """
-    if (pair := forget_retain_pair(choice)) is None:
-        return None
-    labels = [heading(name, metric_kind(name).higher_is_better) for name in pair]
-    return _paint_spots(_spots(choice, *pair), *labels)
-
-
 def forget_retain_pair(choice: Choice) -> tuple[str, str] | None:
     """Return the metrics of the forget set and the retain set that tell candidates apart; None without such a pair."""
     pairs = ((kind.name, kind.partner) for kind in METRICS.values() if kind.partner)
     return next((pair for pair in pairs if any(_has_values(c.metrics, *pair) for c in choice.candidates)), None)
 
 
-def _spots(choice: Choice, x: str, y: str) -> list[_Spot]:
-    """Return target and ideal on top of the candidates, and the chosen one above all."""
-    points = [("unlearned" if choice.is_chosen(one) else "candidate", one.metrics) for one in choice.candidates]
-    candidates = [_Spot(role, m[x], m[y]) for role, m in points if _has_values(m, x, y)]
-    models = [("target", choice.target), ("ideal", choice.ideal or {})]
-    references = [_Spot(role, m[x], m[y]) for role, m in models if _has_values(m, x, y)]
-    order = ("candidate", "target", "ideal", "unlearned")
-    return sorted([*candidates, *references], key=lambda spot: order.index(spot.role))
-
-
 def _has_values(metrics: Mapping[str, Metric], *names: str) -> bool:
     return all(name in metrics and metrics[name].value is not None for name in names)
-
-
-def _paint_spots(spots: Sequence[_Spot], x_label: str, y_label: str) -> Chart:
-    models = [spot for spot in spots if spot.role in ROLES]
-    words = "; ".join(f"{spot.role}: {number(spot.x.value)} and {number(spot.y.value)}" for spot in models)
-
-    def paint(figure: Any) -> None:
-        axes = figure.add_subplot()
-        for order, (role, group) in enumerate(groupby(spots, key=lambda spot: spot.role), 3):
-            members = list(group)
-            xs, ys = [spot.x.value for spot in members], [spot.y.value for spot in members]
-            colour = ROLES.get(role, RULE)
-            style = {"color": colour, "markersize": 8.5, "markeredgecolor": SURFACE}
-            if role not in ROLES:
-                style = {"color": SURFACE, "markersize": 6, "markeredgecolor": MUTED}
-            errors = {"xerr": [spot.x.margin for spot in members], "yerr": [spot.y.margin for spot in members]}
-            axes.errorbar(xs, ys, fmt="none", zorder=2, ecolor=colour, elinewidth=1, **errors)
-            axes.plot(xs, ys, SHAPES.get(role, "o"), zorder=order, **style)
-        axes.grid()
-        axes.margins(0.1)
-        axes.set(xlabel=cut(x_label, 40), ylabel=cut(y_label, 36))
-
-    text = f"Scatter chart. {x_label} and {y_label}: {words}; {len(spots) - len(models)} other candidates."
-    ideal = ", ◆ ideal" if any(spot.role == "ideal" for spot in spots) else ""
-    caption = (
-        f"■ target, ● chosen candidate{ideal}, ○ other candidates; lines: 95 % intervals. Good candidates lie near the "
-        "ideal on one axis, near the target on the other."
-    )
-    return draw("forget-retain", text, 280, paint, caption)
 
 
 def layer_chart(cells: Mapping[tuple[int | None, str], GroupUpdate]) -> Chart | None:

@@ -20,7 +20,7 @@ from msa_lite.report.evidence_sections import (
     provenance_section,
     rows_section,
 )
-from msa_lite.report.maps import forget_retain_chart, sweep_chart
+from msa_lite.report.maps import sweep_chart
 from msa_lite.report.metrics import GROUPS, MetricKind, metric_kind
 from msa_lite.report.provenance import WITH_VECTORS
 from msa_lite.report.reports import Metric, Report, arrow, reports_table
@@ -207,12 +207,7 @@ def _choice(story: Story) -> ReportSection:
         written = [Prose(f"The chosen point was tried in memory; the model as it is written scores {same}.")]
     blocks: list[Block] = [
         Prose(_how_chosen(choice)),
-        Pictures(
-            {
-                "The score of each candidate": lambda: sweep_chart(choice),
-                "Forgetting against keeping": lambda: forget_retain_chart(choice),
-            }
-        ),
+        Pictures({"The score of each candidate": lambda: sweep_chart(choice)}),
         Prose(points_title(choice)),
         Fold(f"All {count} candidates", [table]) if count > _MOST_POINTS else table,
         *written,

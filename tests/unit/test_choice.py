@@ -89,13 +89,13 @@ def test_of_what_forgets_alike_what_keeps_most_is_taken_and_nothing_that_is_know
 
 
 @pytest.mark.pictures
-def test_a_sweep_has_two_pictures_or_says_what_they_need(
+def test_a_sweep_has_a_picture_or_says_what_it_needs(
     candidates: Candidates, questions: Validation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[str] = []
     monkeypatch.setattr(maps.logger, "warning", lambda text, *values: told.append(text % values))
     choose(candidates, questions, tmp_path / "drawn", "choosing")
-    assert {path.name for path in (tmp_path / "drawn").glob("*.svg")} == {"heat_map.svg", "forget_retain.svg"}
+    assert {path.name for path in (tmp_path / "drawn").glob("*.svg")} == {"heat_map.svg"}
     assert verify_folder(tmp_path / "drawn") == []
     assert told == []
     monkeypatch.setattr(maps, "can_draw", lambda: False)

@@ -113,7 +113,6 @@ def test_the_pictures_in_words_hold_the_numbers(pages: dict[str, str]) -> None:
         "accuracy ↓: target 1.000, unlearned 0.034 ± 0.003, ideal 0.000",
         "Chosen: α\u00a0=\u00a01.2, β\u00a0=\u00a00.",
         "of 8 candidates",
-        "ROUGE-L recall, forget set ↓ and ROUGE-L recall, retain set ↑",
         "forget: from 1 to 0.0488",
         "Layers: 2, kinds of module: 7. Largest: layer ",
     ):
@@ -196,7 +195,7 @@ def test_a_chart_takes_the_pages_colours_and_leaves_the_callers_matplotlib_alone
 
 def test_a_baseline_that_varies_one_setting_is_drawn_as_a_line(pages: dict[str, str]) -> None:
     labels = _Outline(pages["baseline"]).values("aria-label")
-    assert [label.split()[0] for label in labels if "chart" in label] == ["Dot", "Dot", "Line", "Scatter", "Line"]
+    assert [label.split()[0] for label in labels if "chart" in label] == ["Dot", "Dot", "Line", "Line"]
     text = " ".join(_Outline(pages["baseline"]).text)
     assert "How the settings were chosen" in text
     assert "score (tofu) ↑" in text

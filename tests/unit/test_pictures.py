@@ -12,7 +12,7 @@ import pytest
 
 from msa_lite.report import Metric
 from msa_lite.report.choice import Candidate, Choice
-from msa_lite.report.maps import forget_retain_chart, sweep_chart, write_pictures
+from msa_lite.report.maps import forget_retain_pair, sweep_chart, write_pictures
 
 GRID = [(a, b) for a in (0.0, 0.5, 1.0) for b in (0.0, 1.0, 2.0)]
 Points = Collection[tuple[float, float]]
@@ -101,33 +101,19 @@ def test_no_picture_of_a_score_without_something_to_compare() -> None:
     assert sweep_chart(replace(mixed, candidates=[other, *mixed.candidates])) is None
 
 
-def test_forget_stands_against_retain_with_target_ideal_and_chosen() -> None:
-    choice = make_choice(GRID, broken={(0.5, 2.0)})
-    chart = forget_retain_chart(choice)
-    assert chart is not None
-    assert "ROUGE-L recall, forget set ↓ and ROUGE-L recall, retain set ↑" in chart.words
-    for place in ("target: 0.950 and 0.930", "ideal: 0.300 and 0.900", "unlearned: 0.650 and 0.775"):
-        assert place in chart.words
-    assert chart.words.endswith("; 7 other candidates.")
-    assert "◆ ideal" in chart.caption
-    without = forget_retain_chart(replace(choice, ideal=None))
-    assert without is not None
-    assert "ideal," not in without.caption
-
-
 @pytest.mark.parametrize("names", [("verbmem_f", "knowmem_r"), ("accuracy_corrupted", "accuracy_other")])
 def test_the_pair_of_metrics_is_the_first_that_is_there(names: tuple[str, str]) -> None:
     values = metrics(0.4, 0.5, names)
     candidate = Candidate({"epoch": 1}, values, 0.5)
     choice = Choice("muse", candidate.values, [candidate], [], values, None, "validation", "muse")
-    assert forget_retain_chart(choice) is not None
+    assert forget_retain_pair(choice) == names
     lacking = replace(candidate, metrics={names[0]: values[names[0]]})
-    assert forget_retain_chart(replace(choice, candidates=[lacking])) is None
+    assert forget_retain_pair(replace(choice, candidates=[lacking])) is None
 
 
 def test_a_file_needs_no_page_around_it(tmp_path: Path) -> None:
     write_pictures(make_choice(GRID, unmet={(0.0, 0.0)}), tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["forget_retain.svg", "heat_map.svg"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["heat_map.svg"]
     for path in tmp_path.iterdir():
         text = path.read_text("utf-8")
         root = ET.fromstring(text)
@@ -143,9 +129,5 @@ def test_a_file_needs_no_page_around_it(tmp_path: Path) -> None:
 
 def test_only_pictures_with_something_to_show_are_written(tmp_path: Path) -> None:
     candidate = Candidate({"epoch": 1}, metrics(0.5, 0.9), 0.5)
-    choice = Choice("$a$ of $b", candidate.values, [candidate], [], metrics(0.9, 0.9), None, "$c$ rows$", "qa")
-    write_pictures(choice, tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["forget_retain.svg"]
-    (tmp_path / "none").mkdir()
-    write_pictures(replace(choice, candidates=[replace(candidate, metrics={})]), tmp_path / "none")
-    assert list((tmp_path / "none").iterdir()) == []
+    write_pictures(Choice("a", candidate.values, [candidate], [], metrics(0.9, 0.9), None, "rows", "qa"), tmp_path)
+    assert [*tmp_path.iterdir()] == []

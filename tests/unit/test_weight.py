@@ -8,10 +8,10 @@ from tests.tools.count import code_lines, inner_arrows, totals
 
 # Today's totals. Lower one whenever it falls. Raising one is a decision: CONTRIBUTING lists each, with its reason.
 CEILING = {
-    "lines of the package": 36_062,
+    "lines of the package": 36_006,
     "modules": 315,
-    "lines of the tests": 49_011,
-    "words of the docs": 58_000,
+    "lines of the tests": 48_993,
+    "words of the docs": 57_989,
     "commands": 24,
     "options": 108,
     "keys of a recipe": 85,

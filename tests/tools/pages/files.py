@@ -16,7 +16,7 @@ from msa_lite.record.seal import KEY_FILE, RECORD_FILE, SIGNATURE_FILE
 from msa_lite.report.attacks import ATTACKS_FOLDER
 from msa_lite.report.choice import CHOICE_FILE, CHOICE_TABLE
 from msa_lite.report.evidence import EVIDENCE_FOLDER
-from msa_lite.report.maps import FORGET_RETAIN_FILE, HEAT_MAP_FILE
+from msa_lite.report.maps import HEAT_MAP_FILE
 from msa_lite.report.provenance import PURGED_FILE, RECIPE_FILE
 from msa_lite.report.reports import REPORT_FILE
 from msa_lite.report.run_files import PAGE_FILE
@@ -58,7 +58,7 @@ RUN: dict[str, tuple[bool, str]] = {
     "can reverse it"),
     f"sweep/{CHOICE_FILE}": (False, "The chosen point, the rule and the doubts"),
     f"sweep/{{{CHOICE_TABLE},table.csv}}": (False, "All points with their metrics"),
-    f"sweep/{{{HEAT_MAP_FILE},{FORGET_RETAIN_FILE}}}": (False, "The score over α and β; forgotten against kept"),
+    f"sweep/{HEAT_MAP_FILE}": (False, "The score over α and β"),
     f"sweep/*/{REPORT_FILE}": (False, "The metrics of a point, on the rows that decide; in `target`, `prior` and "
     "`ideal`, those of that model"),
     f"epochs/*/**/{REPORT_FILE}": (False, "For a baseline with `start: prior`: the metrics of each epoch of a setting; "
