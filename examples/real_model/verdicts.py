@@ -14,8 +14,8 @@ from claims import name_of
 from collect import ROW_SCORES, Point, Results, Scores
 
 from msa_lite.evals.benchmarks.qa import Qa
+from msa_lite.report.figures import Bound, percent
 from msa_lite.report.formats import Cell, Section, TextTable, markdown
-from msa_lite.report.sentence import Bound, percent
 from msa_lite.report.verdict import Verdict, make_verdict
 
 

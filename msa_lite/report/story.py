@@ -16,6 +16,7 @@ from msa_lite.report.attacks import ATTACKS_FOLDER, HOLDOUT_LIMIT, AttackFacts, 
 from msa_lite.report.choice import CHOICE_FILE, Choice, load_choice
 from msa_lite.report.comeback import EarlierFacts, earlier_facts
 from msa_lite.report.evidence import EVIDENCE_FOLDER, EvidenceFinding, load_evidence
+from msa_lite.report.figures import basis_of, first_sentence
 from msa_lite.report.metrics import GROUPS, HOLDOUT, metric_kind
 from msa_lite.report.probing import ProbeFacts, load_probe
 from msa_lite.report.provenance import (
@@ -30,7 +31,6 @@ from msa_lite.report.provenance import (
 )
 from msa_lite.report.reports import Report, reading, stage_manifest, stage_report
 from msa_lite.report.rows import RowList, SideBySide
-from msa_lite.report.sentence import basis_of, first_sentence
 from msa_lite.report.stages import StageList, load_stages
 from msa_lite.report.update import Fit, Update, load_fits, load_update
 from msa_lite.report.verdict import VERDICT_FILE, Verdict

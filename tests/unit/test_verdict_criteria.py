@@ -15,7 +15,7 @@ from msa_lite.evals.benchmarks.restor import Restor
 from msa_lite.evals.verdict.outcome import is_recited
 from msa_lite.io.files.writing import json_form
 from msa_lite.report.comeback import EarlierFacts, earlier_facts
-from msa_lite.report.sentence import Bound, Forgotten, Kept
+from msa_lite.report.figures import Bound, Forgotten, Kept
 from msa_lite.report.verdict import Margins, Verdict, make_verdict, verdict_rule, write_verdict
 from tests.support.records import known, question, text, unknown
 

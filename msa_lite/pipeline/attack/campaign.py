@@ -22,7 +22,7 @@ from msa_lite.pipeline.prepare.run import Run
 from msa_lite.pipeline.run.folder import BASELINES
 from msa_lite.pipeline.stages.stage import Stage
 from msa_lite.report.attacks import ATTACKS_FOLDER, FEWEST_ROWS, MOST_BACK, AttackControl
-from msa_lite.report.sentence import percent
+from msa_lite.report.figures import percent
 from msa_lite.report.stages import ROWS
 
 UNLEARNED = "unlearned"

@@ -24,9 +24,9 @@ from msa_lite.pipeline.run.scores import CHECKED, merged_records, row_content, s
 from msa_lite.recipe import Recipe
 from msa_lite.report.card import model_card, side_of
 from msa_lite.report.comeback import EarlierFacts
+from msa_lite.report.figures import basis_of
 from msa_lite.report.front_matter import read_target_card
 from msa_lite.report.rows import SideBySide
-from msa_lite.report.sentence import basis_of
 from msa_lite.report.story import Story, load_story
 from msa_lite.report.verdict import Margins, Verdict, make_verdict, write_verdict
 

@@ -10,7 +10,7 @@ from typing import Any
 import msa_lite
 from msa_lite.pipeline.verbs.run import RunResult
 from msa_lite.report import Report
-from msa_lite.report.sentence import Forgotten
+from msa_lite.report.figures import Forgotten
 from msa_lite.report.verdict import Verdict
 
 _HEADER = """# Python

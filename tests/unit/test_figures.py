@@ -10,7 +10,7 @@ import pytest
 from msa_lite.evals.benchmarks.qa import Qa
 from msa_lite.io.files.writing import json_form
 from msa_lite.report import Metric, Report
-from msa_lite.report.sentence import Bound, Forgotten, Kept, basis_of, counts_sentence, first_sentence
+from msa_lite.report.figures import Bound, Forgotten, Kept, basis_of, counts_sentence, first_sentence
 from msa_lite.report.verdict import make_verdict
 from tests.support.records import known, text
 

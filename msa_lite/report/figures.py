@@ -1,4 +1,4 @@
-"""Say in a sentence or two what was measured of a model, for somebody who has never heard of unlearning."""
+"""The figures of a verdict, and the sentence or two that they make for somebody who never heard of unlearning."""
 
 from __future__ import annotations
 
