@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -48,25 +47,6 @@ def test_the_models_answer_as_in_their_scores_and_nothing_is_written(place: str,
     assert files(finished) == before
 
 
-def test_an_adapter_is_asked_on_its_target(recipe: dict[str, Any]) -> None:
-    result = msa_lite.run(recipe, ["merge.as=adapter", "retain.beta=0"])
-    assert result is not None
-    question = records(result.folder, "unlearned")[0]["question"]
-    assert msa_lite.ask(result.folder, question).answers == scored(result.folder, question)
-
-
-def test_a_model_that_nobody_waits_for_any_more_does_not_stay_in_memory(finished: Path) -> None:
-    panel = replace(open_panel(finished, several=True), stays=False)
-
-    def leave(label: str, done: float, total: float) -> None:
-        if done >= total:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        panel.answer("target", "Who?", leave)
-    assert not panel._loaded
-
-
 def test_lines_of_a_pipe_are_asked_one_by_one_and_a_faulty_one_stops_nobody(
     finished: Path, call_cli: CallCli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -80,22 +60,6 @@ def test_lines_of_a_pipe_are_asked_one_by_one_and_a_faulty_one_stops_nobody(
     assert status == 2
     assert "tokens with its prompt, and the target model has room for 2048" in err
     assert err.count("loading target: done") == 1, "models stay between questions"
-
-
-def test_questions_of_a_pipe_stand_above_their_answers(
-    finished: Path, call_cli: CallCli, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sys.stdin", io.StringIO("Who?\nWhere,\x1b[2J then?\n"))
-    lines = call_cli("ask", finished)[1].splitlines()
-    assert [line for line in lines if line.startswith("question> ")] == ["question> Who?", "question> Where, [2J then?"]
-    assert lines[1].startswith("target")
-
-
-def test_a_damaged_manifest_is_not_called_an_unfinished_run(finished: Path, tmp_path: Path, call_cli: CallCli) -> None:
-    run = Path(shutil.copytree(finished, tmp_path / "run"))
-    (run / "model/manifest.json").write_text("{}")
-    status, _, err = call_cli("ask", run, "Who?")
-    assert (status, "its manifest.json is damaged; see `msa-lite verify" in err) == (3, True)
 
 
 def test_answers_stand_side_by_side_and_the_prompt_is_told(finished: Path, call_cli: CallCli) -> None:
@@ -183,12 +147,6 @@ def test_other_folders_are_refused(first: str | None, message: str, tmp_path: Pa
         (tmp_path / "recipe.yaml").write_text(first)
     with pytest.raises(UsageError, match=message):
         msa_lite.ask(tmp_path, "Who?")
-
-
-def test_questions_that_are_none_are_refused(finished: Path) -> None:
-    with pytest.raises(UsageError, match="empty"):
-        msa_lite.ask(finished, " ")
-    assert msa_lite.ask(finished, "\udcff?").answers, "bytes that are no UTF-8"
 
 
 def test_a_run_that_was_moved_is_asked_where_it_lies(finished: Path, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import shutil
 from pathlib import Path
@@ -13,14 +12,14 @@ import yaml
 
 import msa_lite
 from msa_lite.attacks import attack as attack_module
-from msa_lite.errors import FormatError, MsaError, OutputError
+from msa_lite.errors import OutputError
 from msa_lite.io.finished.seal import verify_stages
 from msa_lite.pipeline.run.report import write_run_report
 from msa_lite.record.check import check_record
 from msa_lite.record.seal import load_record
 from msa_lite.report import load_report
 from msa_lite.report.attacks import AttackFacts, facts_of
-from tests.e2e.conftest import FEW, QUICK, CallCli, changed_recipe
+from tests.e2e.conftest import FEW, QUICK, CallCli
 from tests.support.pages import page_text
 
 
@@ -73,18 +72,6 @@ def test_what_comes_back_stands_in_every_report(attacked: Path, call_cli: CallCl
     assert "attack_membership" in table
 
 
-def test_limits_name_only_what_was_not_tried(attacked: Path, finished: Path) -> None:
-    before, after = (page_text(folder) for folder in (finished, attacked))
-    assert "Not tested here: other wordings" in before
-    assert "Not tested here: answers drawn at random" in after
-
-
-def test_changed_findings_of_attacks_are_a_fault_of_the_record(copy: Path) -> None:
-    path = copy / "attacks/report.json"
-    path.write_text(path.read_text() + " ")
-    assert any("attacks/report.json" in fault for fault in check_record(copy).faults)
-
-
 def test_a_rerun_prints_all_and_loads_nothing_and_a_removed_part_is_made_again(
     copy: Path, loads: list[str], call_cli: CallCli
 ) -> None:
@@ -99,27 +86,6 @@ def test_a_rerun_prints_all_and_loads_nothing_and_a_removed_part_is_made_again(
     msa_lite.attack(copy, QUICK, overrides=FEW)
     assert set(loads) == {"model"}, "of the unlearned model alone"
     assert (copy / "attacks/report.json").read_bytes() == before
-
-
-@pytest.mark.slow
-def test_other_settings_or_rows_make_the_records_anew(copy: Path, loads: list[str]) -> None:
-    msa_lite.attack(copy, ["membership"], overrides=["attack.rows=3"])
-    assert set(loads) >= {"ideal", "target", "model"}
-    assert len((copy / "attacks/membership/target/scores.forget.jsonl").read_text().splitlines()) == 3
-
-
-@pytest.mark.parametrize(("is_there", "compute"), [(True, "bf16"), (False, "auto")])
-def test_relearning_trains_in_the_precision_of_the_run_where_the_device_has_it(
-    is_there: bool, compute: str, copy: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("msa_lite.io.models.heads._cpu_has_bf16", lambda: is_there)
-    with changed_recipe(copy) as recipe:
-        recipe["vector"]["compute"] = "bf16"
-    made: list[Any] = []
-    module = importlib.import_module("msa_lite.pipeline.verbs.attack")  # its package has a function of this name
-    monkeypatch.setattr(module, "run_attacks", lambda plan, *rest: made.append(plan))
-    msa_lite.attack(copy, ["relearn"], overrides=FEW)
-    assert made[0].attacks["relearn"].compute == compute
 
 
 def test_a_dry_run_tells_what_is_done_what_is_to_do_and_what_is_copied(copy: Path, call_cli: CallCli) -> None:
@@ -214,18 +180,3 @@ def test_a_run_that_is_not_finished_is_refused(copy: Path) -> None:
     shutil.rmtree(copy / "model")
     with pytest.raises(OutputError, match="no unlearned model to attack yet; finish the run first"):
         msa_lite.attack(copy)
-
-
-def test_a_run_whose_report_could_not_be_written_is_refused(copy: Path, loads: list[str]) -> None:
-    (copy / "vectors/forget/manifest.json").write_text("7")
-    with pytest.raises(FormatError, match=r"vectors/forget/manifest\.json"):
-        msa_lite.attack(copy, overrides=["attack.rows=3"])
-    assert loads == []
-
-
-def test_a_quantised_model_is_refused(copy: Path) -> None:
-    other = shutil.copytree(copy / "baselines/task_vector/model", copy.parent / "four-bit")
-    config = json.loads((other / "config.json").read_text()) | {"quantization_config": {"quant_method": "gptq"}}
-    (other / "config.json").write_text(json.dumps(config))
-    with pytest.raises(MsaError, match="quantised"):
-        msa_lite.attack(copy, overrides=[f"evaluate.ideal={other}"])

@@ -12,10 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
-import msa_lite
 from msa_lite.attacks.attack import Subject, Trial
 from msa_lite.attacks.prompt import Prompting
-from msa_lite.data import Row
 from msa_lite.errors import MsaError, StageError, UsageError
 from msa_lite.evals.benchmarks.benchmark import Records
 from msa_lite.pipeline.attack import run as attacking
@@ -25,7 +23,7 @@ from msa_lite.pipeline.prepare.run import msa_scope, prepare
 from msa_lite.pipeline.run.folder import open_run
 from msa_lite.pipeline.verbs.lists import find_verb
 from msa_lite.recipe import load_recipe
-from msa_lite.report.attacks import AttackFacts, load_attacks
+from msa_lite.report.attacks import AttackFacts
 from tests.e2e.conftest import FEW, QUICK, CallCli
 from tests.support.pages import page_text
 
@@ -43,23 +41,6 @@ def planned(folder: Path, names: Sequence[str], *changes: str, method: str = "ms
     return open_attacks(replace(run, **replaced), opened.result, names)
 
 
-def test_a_method_that_learns_all_retain_rows_is_attacked_with_the_same_ones(copy: Path) -> None:
-    """MSA's vector learns a sample of the retain rows, grad_diff all of them."""
-    campaign = planned(copy, QUICK, method="grad_diff")
-    assert campaign.folder == copy / "baselines/grad_diff"
-    for name in QUICK:
-        for model in ("ideal", "target"):
-            assert campaign.finished_folder(name, model) == copy / "attacks" / name / model
-
-
-def test_retain_rows_decide_only_the_attacks_that_use_them(copy: Path) -> None:
-    campaigns = [planned(copy, []), planned(copy, [], retain=[Row(0, "Who?", "Nobody.")])]
-    one, other = (
-        {name: campaign.inputs(name, "unlearned")["rows"] for name in campaign.attacks} for campaign in campaigns
-    )
-    assert {name for name in one if one[name] != other[name]} == {"prompt", "relearn"}
-
-
 def test_results_beside_another_ideal_or_on_other_rows_are_not_kept(copy: Path) -> None:
     prior = yaml.safe_load((copy / "recipe.yaml").read_text())["prior"]
     for change in (f"evaluate.ideal={prior}", "evaluate.ideal=null", "attack.rows=3"):
@@ -72,28 +53,11 @@ def test_results_beside_another_ideal_or_on_other_rows_are_not_kept(copy: Path) 
     assert [one.name for one in kept.attacks] == QUICK
 
 
-def test_a_part_that_was_left_out_is_forgotten_once_its_attack_is_made_again(
-    copy: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    earlier = load_attacks(copy / "attacks", copy / "model")
-    assert earlier is not None
-    before = {"prompt, part": "no rows", "depth, part": "no rows"}
-    monkeypatch.setattr(attacking, "load_attacks", lambda *_: replace(earlier, left_out=before))
-    kept, _ = attacking._with_earlier(planned(copy, ["prompt"]), AttackFacts(earlier.attacks[1:]))
-    assert kept.left_out == {"depth, part": "no rows"}
-
-
 def test_all_forget_rows_are_attacked_also_those_that_the_choice_was_made_by(copy: Path) -> None:
     path = Path(yaml.safe_load((copy / "recipe.yaml").read_text())["forget"]["data"]["path"])
     campaign = planned(copy, QUICK, "attack.rows=400", "evaluate.limit=null")
     questions = [json.loads(line)["question"] for line in path.read_text().splitlines()]
     assert [row.question for row in campaign.ground.forget] == questions
-
-
-def test_membership_has_more_holdout_rows_than_others(copy: Path) -> None:
-    campaign = planned(copy, QUICK, "evaluate.ideal=null", "attack.rows=2")
-    held = {name: len(campaign.ground_of(attack).holdout) for name, attack in campaign.attacks.items()}
-    assert held["membership"] > held["prompt"] == 2
 
 
 def test_models_that_an_attack_cannot_be_made_on_are_told_before_any_work(
@@ -142,12 +106,3 @@ def test_an_attack_that_fails_costs_no_other_one_its_report(
     assert [one["name"] for one in settings["attacks"]] == ["membership"]
     assert settings["left_out"] == {"prompt": "failed on ideal: out of memory"}
     assert "Not made: prompt: failed on ideal" in page_text(copy)
-
-
-def test_a_run_has_its_report_before_it_is_attacked(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("msa_lite.pipeline.verbs.run.run_attacks", lambda *_: pytest.fail("no attack is made here"))
-    recipe = load_recipe(open_run(copy).recipe, ["attack.attacks=[membership]", f"output={copy}"])
-    (copy / "report.json").unlink()
-    with pytest.raises(pytest.fail.Exception):
-        msa_lite.run(recipe)
-    assert (copy / "report.json").is_file()

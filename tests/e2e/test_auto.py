@@ -17,7 +17,6 @@ from msa_lite.io.finished.seal import load_manifest, verify_folder
 from msa_lite.pipeline.run.msa import merge_arguments
 from msa_lite.recipe import load_recipe
 from tests.e2e.conftest import tiny_recipe
-from tests.support.pages import page_text
 
 
 @pytest.fixture(scope="module")
@@ -80,15 +79,6 @@ def test_a_recipe_without_strengths_ends_in_a_model(searched: tuple[dict[str, An
             merge_arguments(load_recipe(recipe, [other]))
 
 
-def test_a_second_run_does_nothing(searched: tuple[dict[str, Any], Any]) -> None:
-    recipe, result = searched
-    labels: list[str] = []
-    again = msa_lite.run(recipe, progress=lambda label, done, total: labels.append(label))
-    assert again is not None
-    assert labels == []
-    assert again.chosen == result.chosen
-
-
 def with_vectors(searched: tuple[dict[str, Any], Any], output: Path) -> dict[str, Any]:
     """The same recipe for another folder, in which its vectors lie already."""
     recipe, result = searched
@@ -131,23 +121,6 @@ def test_one_may_be_given_and_the_other_searched(
     else:
         assert {b for _, b in tried} == {0.0, 0.5}
         assert len({a for a, _ in tried}) > 1
-
-
-def test_few_rows_are_scored_whole_and_the_report_says_so(
-    auto: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    auto["evaluate"]["limit"] = 3
-    del auto["evaluate"]["holdout"]
-    auto["forget"]["alpha"], auto["retain"]["beta"] = [0.5, 1.0], 0.0
-    with caplog.at_level("WARNING", logger="msa_lite"):
-        result = msa_lite.run(auto)
-    assert result is not None
-    assert "3 retain rows are too few to divide" in caplog.text
-    assert {report.split for report in result.reports.values()} == {"all"}
-    text = page_text(tmp_path / "run")
-    assert "Scores on all rows" in text
-    assert "scored on all rows: on all rows to forget, and on rows to keep." in text
-    assert "so the final scores are on the same rows as the choice" in text
 
 
 @pytest.mark.parametrize(("documents", "retain"), [(1, True), (3, False)])

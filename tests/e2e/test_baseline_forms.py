@@ -14,10 +14,9 @@ import pytest
 import yaml
 
 import msa_lite
-from msa_lite.errors import MismatchError, MsaError, OutputError, StageError, UsageError
-from msa_lite.io.files.writing import hash_file, json_form
+from msa_lite.errors import MismatchError, MsaError, OutputError, StageError
+from msa_lite.io.files.writing import hash_file
 from msa_lite.io.finished.seal import verify_folder
-from tests.e2e.conftest import PEOPLE, SHORT
 from tests.e2e.test_baseline import short_recipe
 from tests.support.processes import fork_script
 
@@ -87,35 +86,6 @@ def test_a_baseline_that_is_stopped_goes_on_where_it_was_and_ends_in_the_same_mo
 # Other data
 
 
-def test_without_scores_the_last_epoch_is_taken(small: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level("WARNING", logger="msa_lite"):
-        result = msa_lite.run_baseline("grad_ascent", small | {"evaluate": None, "retain": None})
-    assert result.chosen == {"learning_rate": 1e-3, "forget_weight": 1.0, "epoch": 2}
-    assert "no questions to choose an epoch by, so the last one is taken" in caplog.text
-    vector = result.folder / "vectors/grad_ascent"
-    assert (vector / "adapter_model.safetensors").is_file()
-    assert not list(vector.glob("epoch-*"))
-    assert (result.reports, (result.folder / "sweep").exists()) == ({}, False)
-    assert (result.folder / "report.json").is_file()
-
-
-def test_texts_are_unlearnt_as_well_and_questions_about_them_choose(
-    small: dict[str, Any], history: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    text = tmp_path / "notes.txt"
-    text.write_text("Otan Wenmere lives in Yarheath. " * 5)
-    small["forget"]["data"] = {"path": str(text), "format": "text"}
-    small["vector"] |= {"max_length": 32, "batch_size": 4}
-    with caplog.at_level("WARNING", logger="msa_lite"):
-        last = msa_lite.run_baseline("simnpo", small | {"evaluate": {"max_new_tokens": 2, "limit": 2}})
-    assert "so the last one is taken; evaluate.forget can give some" in caplog.text
-    assert last.chosen["epoch"] == 2
-    small["evaluate"]["forget"] = {"path": str(history / "data/forget.jsonl")}
-    result = msa_lite.run_baseline("simnpo", small)
-    assert (result.folder / "sweep/epoch-2").is_dir()
-    assert "accuracy_f" in result.reports["unlearned"].metrics
-
-
 def test_no_retain_set_and_no_prior_are_needed_where_nothing_uses_them(small: dict[str, Any]) -> None:
     small |= {"retain": None, "prior": "/nowhere", "evaluate": None, "baseline": {"epochs": 1}}
     for method, override in (
@@ -175,15 +145,6 @@ def test_a_folder_of_something_else_is_left_alone(place: str, small: dict[str, A
     assert [path.name for path in (tmp_path / place).iterdir()] == ["thesis.tex"]
 
 
-def test_notes_beside_baselines_are_in_nobodys_way(small: dict[str, Any], tmp_path: Path) -> None:
-    small |= {"evaluate": None, "baseline": {"epochs": 1}}
-    msa_lite.run_baseline("grad_ascent", small)
-    (tmp_path / "run/table.tex").write_text("\\toprule")  # as of `msa-lite compare run > run/table.tex`
-    msa_lite.run_baseline("grad_ascent", small)
-    msa_lite.run(small)
-    assert (tmp_path / "run/table.tex").is_file()
-
-
 def test_a_reference_of_another_model_is_refused_before_any_training(
     small: dict[str, Any], history: Path, tmp_path: Path
 ) -> None:
@@ -198,46 +159,7 @@ def test_a_reference_of_another_model_is_refused_before_any_training(
     assert hash_file(run / "model/model.safetensors") != model
 
 
-def test_a_full_run_that_is_finished_needs_no_more_room(
-    small: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    small |= {"evaluate": None, "baseline": {"epochs": 1}}
-    small["vector"] |= {"mode": "full", "learning_rate": 1e-5}
-    usage = shutil.disk_usage(tmp_path)
-    with monkeypatch.context() as patch:
-        patch.setattr(shutil, "disk_usage", lambda place: usage._replace(free=100_000))
-        with pytest.raises(OutputError, match="are needed, 100 kB are free"):
-            msa_lite.run_baseline("simnpo", small)
-    assert not (tmp_path / "run").exists()
-    whole = msa_lite.run_baseline("simnpo", small)
-    monkeypatch.setattr(shutil, "disk_usage", lambda place: usage._replace(free=1000))
-    assert json_form(msa_lite.run_baseline("simnpo", small)) == json_form(whole)
-
-
 # The demo, and a method of one's own
-
-
-def test_a_layer_that_the_demos_model_has_not_is_refused_before_its_history_is_made(tmp_path: Path) -> None:
-    sizes = [f"demo.{key}={value}" for key, value in (PEOPLE | SHORT).items()]
-    with pytest.raises(UsageError, match=r"the demo's model has 1 layers"):
-        msa_lite.run_baseline("rmu", "quickstart", [*sizes, f"output={tmp_path}/run"])
-    assert not (tmp_path / "run").exists()
-
-
-def test_the_demo_takes_baselines_before_and_after_its_own_run(tmp_path: Path) -> None:
-    sizes = [f"demo.{key}={value}" for key, value in (PEOPLE | SHORT).items()]
-    sizes += ["vector.lora={rank: 2}", "vector.epochs=1", "vector.warmup_epochs=0", "verdict=off"]
-    sizes += ["evaluate.max_new_tokens=2", "evaluate.limit=8", "forget.alpha=[1.0,1.5]", "retain.beta=0.25"]
-    sizes += [f"output={tmp_path}/run"]
-    made: dict[Path, int] = {}
-    for method in ("grad_diff", "", "grad_ascent"):
-        run = msa_lite.run_baseline(method, "quickstart", sizes) if method else msa_lite.run("quickstart", sizes)
-        assert set(run.reports) == {"target", "ideal", "unlearned"}
-        models = {path: path.stat().st_mtime_ns for path in (tmp_path / "run/history").rglob("*.safetensors")}
-        assert len(models) == 4
-        assert made in ({}, models)  # made once
-        made = models
-        assert (tmp_path / "run" / (f"baselines/{method}" if method else "") / "report.json").is_file()
 
 
 @pytest.mark.parametrize("start", ["target", "prior"])

@@ -81,27 +81,6 @@ def test_what_is_published_of_it_holds_no_data(recipe: dict[str, Any], history: 
     assert_no_data(texts, history, Path(recipe["output"]))
 
 
-def test_a_rerun_that_changes_nothing_leaves_every_byte(run: dict[str, Any]) -> None:
-    before = state(model_of(run))
-    msa_lite.run(run)
-    assert state(model_of(run)) == before
-
-
-def test_a_model_without_a_card_gets_one_and_is_not_merged_again(run: dict[str, Any]) -> None:
-    model, labels = model_of(run), []
-    manifest, card = load_manifest(model), (model / CARD_FILE).read_text()
-    assert manifest is not None
-    for key in ("outcome", "target_card"):
-        del manifest[key]
-    del manifest["files"][CARD_FILE]
-    (model / CARD_FILE).unlink()
-    write_manifest(model, manifest)
-    msa_lite.run(run, progress=lambda label, done, total: labels.append(label))
-    assert labels == []
-    assert (model / CARD_FILE).read_text() == card
-    assert verify_folder(model) == []
-
-
 def test_a_kill_between_card_and_manifest_is_made_good(run: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     model = model_of(run)
     whole = {name: content for name, (content, _) in state(model).items()}
@@ -138,16 +117,3 @@ def test_a_card_that_somebody_edited_stays(run: dict[str, Any], caplog: pytest.L
     (model / CARD_FILE).unlink()
     msa_lite.run(run)
     assert verify_folder(model) == []
-
-
-@pytest.mark.slow
-def test_other_strengths_have_another_card(run: dict[str, Any]) -> None:
-    result = msa_lite.run(run, ["forget.alpha=0.25", "retain.beta=0", "evaluate=null"])
-    manifest, card = load_manifest(result.merged.folder), (result.merged.folder / CARD_FILE).read_text()
-    assert manifest is not None
-    assert "θ_u = θ_D − 0.25 · (θ_1 − θ_0)\n" in card
-    assert "set by hand: alpha = 0.25, beta = 0" in card
-    assert "## Scores" not in card  # the former scores are of another model
-    assert manifest["outcome"]["rows"] == {"forget": 18}
-    assert manifest["outcome"]["verdict"] is None
-    assert manifest["outcome"]["sentence"] in card

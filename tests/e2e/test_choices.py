@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 import msa_lite
-from msa_lite.errors import NotFiniteError, StageError
-from msa_lite.io.files.writing import json_form
 from msa_lite.io.finished.seal import load_manifest
 from msa_lite.pipeline.baseline import trials
 from tests.support.pages import page_text
@@ -43,17 +40,6 @@ def test_a_grid_is_tried_whole_and_one_epoch_of_one_setting_is_kept(small: dict[
     }
 
 
-@pytest.mark.parametrize("start", ["target", "prior"])
-def test_an_epoch_that_is_all_warm_up_is_no_candidate(start: str, small: dict[str, Any]) -> None:
-    """Its one step is at learning rate 0, and leaves nothing to merge."""
-    small["vector"] |= {"batch_size": 32, "warmup_epochs": 1}
-    result = msa_lite.run_baseline("grad_diff", small, [f"baseline.start={start}"])
-    assert result.chosen["epoch"] == 2
-    epochs = {path.name.partition("_")[0] for path in (result.folder / "sweep").glob("epoch-*")}
-    assert epochs == {"epoch-2"}
-    assert json_form(result.merged)["weights_changed"] > 0
-
-
 # Settings that break
 
 
@@ -83,26 +69,6 @@ def test_a_setting_that_breaks_is_left_out(
     assert warning.endswith("nothing was kept. Try a lower learning_rate; it is left out of the choice")
 
 
-def test_settings_that_all_break_are_an_error(small: dict[str, Any], tmp_path: Path, told: list[str]) -> None:
-    small["baseline"] = {"methods": {"grad_diff": {"learning_rate": [1e11, 1e12]}}}
-    with pytest.raises(NotFiniteError, match=r"1e\+12: .* nothing was kept. Try a lower learning_rate") as caught:
-        msa_lite.run_baseline("grad_diff", small)
-    assert caught.value.exit_code == 4
-    assert len(told) == 1
-    assert not list((tmp_path / "run/baselines/grad_diff/vectors").iterdir())
-
-
-def test_what_is_no_fault_of_a_setting_ends_the_run(small: dict[str, Any], told: list[str]) -> None:
-    def progress(label: str, done: int, total: int) -> None:
-        if label.startswith("grad_diff"):
-            raise StageError("no room on that disk")
-
-    small["baseline"] = {"methods": {"grad_diff": {"learning_rate": [1e-3, 2e-3]}}}
-    with pytest.raises(StageError, match="no room"):
-        msa_lite.run_baseline("grad_diff", small, progress=progress)
-    assert told == []
-
-
 # What a choice was made of
 
 
@@ -118,16 +84,6 @@ def labels(method: str, recipe: dict[str, Any], *overrides: str) -> set[str]:
     else:
         msa_lite.run_baseline(method, recipe, overrides, progress)
     return found
-
-
-def test_an_epoch_whose_change_is_added_is_chosen_anew_for_another_target(small: dict[str, Any], history: Path) -> None:
-    small["baseline"] = {"start": "prior", "epochs": 2, "keep": "all"}  # else the weights of other epochs are gone
-    assert {"grad_diff", "choosing the epoch"} <= labels("grad_diff", small)
-    override = f"target={history / 'ideal'}"
-    found = labels("grad_diff", small, override)
-    assert "choosing the epoch" in found
-    assert "grad_diff" not in found  # the training has nothing to do with it
-    assert labels("grad_diff", small, override) == set()
 
 
 def test_points_are_chosen_anew_for_another_merge(small: dict[str, Any]) -> None:

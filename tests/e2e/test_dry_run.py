@@ -12,7 +12,7 @@ import yaml
 
 import msa_lite
 from msa_lite import dry_run
-from msa_lite.errors import DataError, MismatchError, OutputError
+from msa_lite.errors import DataError
 from msa_lite.recipe import load_recipe
 from tests.e2e.conftest import CallCli, sweep_recipe
 
@@ -81,14 +81,6 @@ def test_of_a_finished_run_all_is_done_until_a_key_changes(done: dict[str, Any])
     assert why["merge"] == "made of: forget vector, choosing alpha and beta"
 
 
-def test_what_decides_a_stage_is_not_known_while_an_input_is_not_here(done: dict[str, Any]) -> None:
-    stages = states(done, "run", "evaluate.ideal=some/model")
-    assert stages["fetch the ideal"] == "to do"
-    assert stages["forget vector"] == "anew"
-    why = reasons(done, "run", "evaluate.ideal=some/model")["forget vector"]
-    assert why == "its inputs are not known yet; kept if they are the same"
-
-
 @pytest.mark.slow
 def test_the_dry_run_says_what_the_run_then_does(done: dict[str, Any], tmp_path: Path) -> None:
     overrides = ["forget.alpha=[0.5, 0.75]"]
@@ -116,24 +108,6 @@ def test_what_was_damaged_or_stopped_is_named(done: dict[str, Any], tmp_path: Pa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["grad_diff", "npo"])
-def test_a_baseline_is_told_exactly(method: str, small: dict[str, Any]) -> None:
-    small["baseline"] = {"epochs": 1}
-    assert set(states(small, "baseline", method=method).values()) == {"to do"}
-    msa_lite.run_baseline(method, small)
-    assert set(states(small, "baseline", method=method).values()) == {"done"}
-    changed = states(small, "baseline", "baseline.learning_rate=3e-3", method=method)
-    assert (changed[method], changed["merge"], changed["scores: target"]) == ("anew", "anew", "done")
-
-
-@pytest.mark.slow
-def test_a_probe_is_told(recipe: dict[str, Any]) -> None:
-    assert set(states(recipe, "probe").values()) == {"to do"}
-    msa_lite.probe(recipe)
-    assert set(states(recipe, "probe").values()) == {"done"}
-
-
-@pytest.mark.slow
 def test_a_training_is_told(history: Path, tmp_path: Path) -> None:
     rows = str(history / "data/retain.jsonl")
     stage = {"epochs": 1, "batch_size": 8, "learning_rate": 1e-3}
@@ -150,15 +124,6 @@ def test_a_training_is_told(history: Path, tmp_path: Path) -> None:
     changed = dry_run(recipe, ["stages.1.epochs=2"], command="train").stages
     assert [one.state for one in changed] == ["done", "anew"]
     assert tree(tmp_path / "out") == before
-
-
-def test_it_raises_what_the_command_would(grid: dict[str, Any], done: dict[str, Any], tmp_path: Path) -> None:
-    with pytest.raises(MismatchError, match="same"):
-        dry_run(grid | {"prior": grid["target"]})
-    (tmp_path / "taken").mkdir()
-    (tmp_path / "taken/letter.txt").write_text("dear")
-    with pytest.raises(OutputError, match="no run"):
-        dry_run(grid | {"output": str(tmp_path / "taken")})
 
 
 def test_the_command_prints_stages_and_outputs(grid: dict[str, Any], tmp_path: Path, call_cli: CallCli) -> None:

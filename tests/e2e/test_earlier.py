@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import logging
-import os
 import shlex
 import shutil
 from pathlib import Path
@@ -20,9 +19,7 @@ from msa_lite.io.finished.seal import load_manifest
 from msa_lite.merger import merge
 from msa_lite.pipeline.prepare.earlier import open_earlier
 from msa_lite.pipeline.prepare.run import Run, msa_scope, prepare
-from msa_lite.pipeline.run.folder import warn_of_changes
-from msa_lite.recipe import absolute_paths, dump_recipe, load_recipe
-from msa_lite.report import load_report
+from msa_lite.recipe import load_recipe
 from msa_lite.strengths import Strengths
 from tests.e2e.conftest import CallCli, tiny_recipe
 from tests.support.merges import read_checkpoint
@@ -129,22 +126,6 @@ def test_a_rerun_does_nothing_and_one_without_the_earlier_request_only_merges(
     )
 
 
-def test_alpha_is_chosen_for_the_model_that_is_written(second: dict[str, Any], first: Path, history: Path) -> None:
-    second["evaluate"], second["merge"] = {"max_new_tokens": 4, "limit": 8}, {"dtype": "float32"}
-    second["forget"]["alpha"], second["select"] = [0.0, 0.7], {"validation": 0.25}
-    result = msa_lite.sweep(second)
-    assert result is not None
-    assert result.before.values() == result.after.values()  # fp32: no rounding
-    # The reference of the choice is the target itself, without any request.
-    sweep, evaluation = result.folder / "sweep", result.folder / "evaluation"
-    assert load_report(sweep / "target").values() == load_report(evaluation / "target_validation").values()
-    assert load_report(sweep / "target").values() != load_report(sweep / "alpha-0_beta-0.5").values()
-    labels: list[str] = []
-    msa_lite.sweep(second, ["earlier=[]"], progress=lambda label, done, total: labels.append(label))
-    assert {"choosing alpha and beta", "merge"} <= set(labels)
-    assert not [label for label in labels if "vector" in label]
-
-
 @pytest.mark.slow
 def test_runs_that_are_earlier_for_an_earlier_one_come_along_once(
     both: tuple[dict[str, Any], Path, str], first: Path, history: Path, tmp_path: Path
@@ -237,13 +218,6 @@ def test_an_earlier_run_that_cannot_be_used_is_refused_before_any_work(
     assert not Path(second["output"]).exists()
 
 
-def test_a_run_that_lost_its_model_still_has_its_vectors(second: dict[str, Any], first: Path, tmp_path: Path) -> None:
-    run = copy_of(first, tmp_path)
-    shutil.rmtree(run / "model")
-    (opened,) = prepared(second | {"earlier": [str(run)]}).earlier
-    assert (opened.strengths, sorted(opened.vectors)) == (Strengths(1.0, 0.5), ["forget", "retain"])
-
-
 def test_lists_that_make_no_sense_are_refused(second: dict[str, Any], first: Path, tmp_path: Path) -> None:
     copy = copy_of(first, tmp_path)
     inside = {"output": str(first / "inside")}
@@ -296,48 +270,3 @@ def test_full_checkpoints_of_earlier_requests_need_the_same_prior_and_fit_into_n
         prepared(second | {"merge": {"as": "adapter"}})
     with pytest.raises(MismatchError, match=r"full checkpoints of another prior, .*prior; .*ideal"):
         prepared(second | {"prior": str(history / "ideal")})
-
-
-def test_folders_are_found_beside_the_recipe_and_pinned_with_their_full_path(
-    second: dict[str, Any], first: Path, tmp_path: Path
-) -> None:
-    shutil.copytree(first, tmp_path / "beside" / "run-0")
-    path = tmp_path / "beside" / "recipe.yaml"
-    path.write_text(yaml.safe_dump(second | {"earlier": ["run-0"]}))
-    recipe, full = load_recipe(path), str(tmp_path / "beside" / "run-0")
-    assert [os.path.abspath(place) for place in recipe.earlier] == [full]
-    assert absolute_paths({"earlier": recipe.earlier}, tmp_path / "run")["earlier"] == [full]
-
-
-def test_keys_that_an_earlier_version_lacked_change_nothing_at_their_defaults(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    recipe = {"target": "t", "prior": "p", "forget": {"data": {"path": "f.jsonl"}}, "output": str(tmp_path)}
-    former = yaml.safe_load(dump_recipe(load_recipe(recipe)))
-    for key in ("earlier", "attack", "merge"):
-        del former[key]
-    del former["vector"]["compute"], former["vector"]["lora"]
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model/manifest.json").write_text("{}")
-    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(former))
-    for override, says in (
-        ("seed=0", ""),
-        ("earlier=[a]", "earlier: [] → ['"),
-        ("vector.compute=bf16", "vector.compute: auto → bf16"),
-        ("vector.lora.rank=8", "vector.lora.rank: 32 → 8"),
-        ("merge.dtype=bfloat16", "merge.dtype: same → bfloat16"),
-        ("attack={rows: 4}", ""),
-    ):
-        caplog.clear()
-        warn_of_changes(tmp_path, dump_recipe(load_recipe(recipe, [override])))
-        assert ("changed since the last run" in caplog.text, says in caplog.text) == (bool(says), True), override
-
-
-def test_a_recipe_that_this_version_refuses_is_compared_as_it_stands(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model/manifest.json").write_text("{}")
-    (tmp_path / "recipe.yaml").write_text("seed: 1\nformer: 2\n")
-    warn_of_changes(tmp_path, "seed: 1\n")
-    assert "changed since the last run: former: 2 → none. " in caplog.text

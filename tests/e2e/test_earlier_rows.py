@@ -145,19 +145,6 @@ def test_rows_that_are_gone_are_told_before_any_work_and_in_the_report(
     assert line in page_text(later)
 
 
-def test_a_purged_run_whose_model_is_the_target_is_told_as_unscored(knowing: Path, first: Path, tmp_path: Path) -> None:
-    run = Path(shutil.copytree(first, tmp_path / "copy"))
-    recipe = request(knowing, tmp_path, 1, target=str(run / "model"))
-    drawn = prepared(recipe).removed
-    assert drawn is not None
-    assert [len(drawn.owners), dict(drawn.unscored)] == [9, {}]
-    purge(run, remove=True)
-    drawn = prepared(recipe).removed
-    assert drawn is not None
-    assert (drawn.questions, len(drawn.unscored)) == (None, 1)
-    assert "was purged on" in drawn.unscored[run]
-
-
 def test_a_purge_removes_the_records_of_earlier_rows_and_keeps_their_counts(second: Path, tmp_path: Path) -> None:
     run = Path(shutil.copytree(second, tmp_path / "copy"))
     records = list((run / "evaluation/earlier").glob("*/*.jsonl"))
@@ -167,19 +154,6 @@ def test_a_purge_removes_the_records_of_earlier_rows_and_keeps_their_counts(seco
     purge(run, remove=True)
     assert [path for path in records if path.exists()] == []
     assert facts_of(run) == facts
-
-
-def test_no_more_rows_than_the_number_are_asked_and_no_scores_mean_no_rows(
-    knowing: Path, first: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(removed, "EARLIER_ROWS", 4)
-    recipe = request(knowing, tmp_path, 1, earlier=[str(first)])
-    drawn = prepared(recipe).removed
-    assert drawn is not None
-    assert drawn.questions is not None
-    assert (len(drawn.questions.sets["earlier"].items), drawn.total) == (4, 9)
-    assert prepared(recipe | {"evaluate": None}).removed is None
-    assert prepared(recipe | {"earlier": []}).removed is None
 
 
 def test_what_target_and_ideal_said_is_taken_up_and_the_prior_is_the_control_without_others(

@@ -14,17 +14,15 @@ from typing import Any
 import pytest
 import yaml
 
-import msa_lite
 from msa_lite.errors import DataError, OutputError
 from msa_lite.evals.benchmarks import tofu
 from msa_lite.evals.scores.records import read_records
 from msa_lite.io.finished.seal import verify_folder
 from msa_lite.io.launch.crew import Ranks
 from tests.e2e.conftest import CallCli
-from tests.support.benchmark_data import MEMBERSHIP, TABLES, TOFU_METRICS, write_tofu
+from tests.support.benchmark_data import MEMBERSHIP, TOFU_METRICS, write_tofu
 from tests.support.judge import JudgeServer, Step
 from tests.support.models import save_adapter, save_checkpoint
-from tests.support.pages import page_text
 from tests.support.plain import WIDE
 from tests.support.processes import TORCHRUN, changed, fork_script, launch
 
@@ -136,17 +134,6 @@ def test_two_processes_make_the_same_records_and_one_prints(
     assert not list((tmp_path / "out").rglob("*.part"))
 
 
-@pytest.mark.slow
-def test_processes_that_ask_something_else_end_at_once(models: tuple[Path, Path], data: str, tmp_path: Path) -> None:
-    more = "sys.argv[sys.argv.index('--limit') + 1] = str(2 + rank)"
-    done = launch(*TORCHRUN, *changed(tmp_path, more), "evaluate", *arguments(models, data, tmp_path / "out"))
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.count("error: ") == 1, done.stderr
-    assert "process 0 has another model, or asks other questions, than process 1" in done.stderr
-    assert "exitcode  : 3" in done.stderr
-    assert not list(tmp_path.rglob("*.jsonl"))
-
-
 def test_of_several_processes_the_first_prints_what_is_finished(
     scored: tuple[Path, Any], models: tuple[Path, Path], data: str, call: CallCli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -217,14 +204,6 @@ def test_wrong_arguments_are_told_before_a_model_is_loaded(
     assert told in err
     assert "Traceback" not in err
     assert [path.name for path in tmp_path.iterdir()] == ["hollow"]
-
-
-def test_a_data_set_that_is_not_whole_is_told_whole(models: tuple[Path, Path], call: CallCli, tmp_path: Path) -> None:
-    broken = write_tofu(tmp_path / "data", {"forget01_perturbed": TABLES["forget01_perturbed"]})
-    code, _, err = call(*arguments(models, broken, tmp_path / "out"))
-    assert code == 3
-    assert all(f"no configuration '{name}_perturbed'" in err for name in ("retain", "real_authors", "world_facts"))
-    assert not (tmp_path / "out").exists()
 
 
 def test_a_folder_that_holds_something_else_is_left_alone(
@@ -402,19 +381,3 @@ def test_a_model_on_this_machine_may_be_the_judge(
     assert (report["settings"]["judge"]["kind"], report["settings"]["judge"]["model"]) == ("local", str(model))
     assert [report["metrics"][name]["n"] for name in ("acc_forget", "acc_recover", "acc_retain")] == [2, 2, 2]
     assert set(err.split()) & {"scores", "scores:"} == set()
-
-
-def test_a_recipe_is_scored_on_tofu(recipe: dict[str, Any], data: str, history: Path, tmp_path: Path) -> None:
-    recipe["evaluate"] = {
-        "benchmark": "tofu", "split": "forget01", "data": data, "ideal": str(history / "ideal"), "limit": 2,
-        "compat": ["es_floor"],
-    }  # fmt: skip
-    reports = msa_lite.run(recipe).reports
-    assert list(reports) == ["target", "ideal", "unlearned"]
-    for name, report in reports.items():
-        assert set(report.metrics) == TOFU_METRICS | MEMBERSHIP
-        assert report.settings["compat"] == ["es_floor"]
-        assert report.metrics["forget_quality"].value is not None
-        assert (tmp_path / "run/evaluation" / name / "forget.jsonl").is_file()
-    assert reports["ideal"].metrics["forget_quality"].value == 1
-    assert "forget quality" in page_text(tmp_path / "run")

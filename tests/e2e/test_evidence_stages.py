@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 import msa_lite
-from msa_lite.errors import MismatchError, MsaError
+from msa_lite.errors import MismatchError
 from msa_lite.evidence.evidence import Scene
 from msa_lite.evidence.nearer import Nearer
 from msa_lite.evidence_names import ANSWER_KINDS, EVIDENCE
@@ -91,15 +91,6 @@ def test_what_cannot_be_told_is_said_before_work_and_stays_undecided(
     assert outcomes["says"] != "undecided"
 
 
-def test_a_recipe_can_leave_evidence_out_and_names_must_be_right(recipe: dict[str, Any]) -> None:
-    recipe["evidence"] = {"collect": ["say"]}
-    with pytest.raises(MsaError, match=r"evidence\.collect.*says"):
-        load_recipe(recipe)
-    recipe["evidence"] = {"collect": ["says", "says"]}
-    with pytest.raises(MsaError, match="twice"):
-        load_recipe(recipe)
-
-
 def test_evidence_that_fails_costs_no_run_its_verdict_and_a_rerun_tries_again(
     recipe: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -119,31 +110,3 @@ def test_evidence_that_fails_costs_no_run_its_verdict_and_a_rerun_tries_again(
     again = msa_lite.run(recipe)
     assert again is not None
     assert [finding.outcome for finding in again.evidence] != ["undecided"]
-
-
-def test_a_baseline_needs_no_prior_for_its_evidence(
-    recipe: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    recipe["prior"] = str(tmp_path / "gone")
-    recipe["evidence"] = {"collect": ["says"]}
-    recipe["baseline"] = {"epochs": 1}
-    result = msa_lite.run_baseline("grad_diff", recipe)
-    assert result is not None
-    assert "without a prior" in caplog.text
-    assert [finding.kind for finding in result.evidence] == ["says"]
-    assert result.evidence[0].outcome != "undecided"
-
-
-def test_rows_longer_than_the_window_are_left_out(
-    knowing: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    recipe = tiny_recipe(knowing, tmp_path / "run")
-    recipe["evaluate"]["limit"] = None
-    run = prepare(loaded := load_recipe(recipe), msa_scope(loaded))
-    assert run.test is not None
-    sources = {name: fetch(str(knowing / name)) for name in ("target", "ideal")}
-    scene = Scene(run.test, sources | {"unlearned": sources["target"]})
-    whole = Nearer().find(scene)[1]["rows"]
-    lengths = sorted(len(item.texts["answer"][0].ids) for item in run.test.sets["forget"].items)
-    monkeypatch.setattr("msa_lite.evals.engine.models.Runner.window", lengths[len(lengths) // 2])
-    assert 0 < len(Nearer().find(scene)[1]["rows"]) < len(whole)

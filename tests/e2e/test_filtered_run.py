@@ -72,19 +72,6 @@ def test_lambda_is_chosen_with_alpha_and_moments_are_measured_once(recipe: dict[
     assert begun.count("moments") == 1
 
 
-def test_holdout_rows_take_the_place_of_rows_to_keep(recipe: dict[str, Any], tmp_path: Path) -> None:
-    msa_lite.run_moments(recipe)
-    kept = (load_manifest(tmp_path / "run/moments") or {})["inputs"]
-    others = recipe.pop("retain")["data"] | {"sample": None}
-    recipe["evaluate"]["retain"] = {"path": others["path"]}  # scored alone
-    result = msa_lite.run(recipe | {"merge": {"filter": 1.5}, "output": str(tmp_path / "other")})
-    measured = (load_manifest(result.folder / "moments") or {})["inputs"]
-    assert measured["forget"] == kept["forget"]
-    assert measured["retain"] != kept["retain"]
-    assert result.strengths == {"alpha": 1.0, "beta": 0.0, "filter": 1.5}
-    assert not (result.folder / "vectors/retain").exists()
-
-
 def test_a_filter_without_rows_to_keep_is_refused_before_any_work(recipe: dict[str, Any], call_cli: CallCli) -> None:
     del recipe["retain"], recipe["evaluate"]["holdout"]
     with pytest.raises(RecipeError, match="retain"):

@@ -82,15 +82,6 @@ def test_only_weights_and_their_companions_are_fetched(hub: Hub) -> None:
     assert {str(p.relative_to(folder)) for p in folder.rglob("*.py") if p.is_file()} == {"modeling_tiny.py"}
 
 
-def test_a_commit_stays_what_it_was_when_main_moves_on(hub: Hub) -> None:
-    first = hub.server.commit("models/org/tiny", WANTED)
-    second = hub.server.commit("models/org/tiny", {**WANTED, "config.json": '{"model_type": "gpt2"}'})
-    assert hub.fetch("org/tiny")[1:] == [second, f"org/tiny@{second}"]
-    folder, revision, pinned = hub.fetch(f"org/tiny@{first}")
-    assert (revision, pinned) == (first, f"org/tiny@{first}")
-    assert (Path(folder) / "config.json").read_text() == WANTED["config.json"]
-
-
 def test_what_the_cache_holds_needs_no_hub(hub: Hub) -> None:
     hub.server.commit("models/org/tiny", WANTED)
     online = hub.fetch("org/tiny@main")
@@ -110,22 +101,6 @@ def test_the_command_line_merges_from_the_hub_and_records_the_commit(hub: Hub, t
     assert done.returncode == 0, done.stderr
     assert json.loads((out / "manifest.json").read_text())["sources"] == {"target": f"org/tiny@{commit}"}
     assert (out / "model.safetensors").read_bytes() == WEIGHTS
-
-
-@pytest.mark.parametrize(
-    ("name", "said"), [("org/none", "Repository Not Found"), ("org/tiny@v9", "Revision Not Found")]
-)
-def test_what_the_hub_does_not_have_is_wrong_usage(hub: Hub, tmp_path: Path, name: str, said: str) -> None:
-    hub.server.commit("models/org/tiny", WANTED)
-    out = tmp_path / "out"
-    done = hub.start("merge", "--target", name, "--alpha", "0", "--out", str(out))
-    message = done.stderr.strip()
-    assert (done.returncode, done.stdout) == (2, "")
-    assert message.startswith(f"error: {name}: no such folder, and it could not be fetched from the Hub (")
-    assert "\n" not in message
-    assert said in message
-    assert ("hf auth login" in message) == (name == "org/none")
-    assert not out.exists()
 
 
 @pytest.fixture
@@ -163,16 +138,6 @@ def test_rows_come_from_the_cache_without_a_hub(data_hub: Hub) -> None:
     assert len(data_hub.server.requests) == asked
     data_hub.server.stop()  # not offline mode, but no answer: loading works too, after half a minute of retries
     assert data_hub.python(f"{LOAD}result = pin_source(DATA).revision") == online[0]
-
-
-def test_without_a_hub_rows_are_those_of_the_pinned_commit_or_none(data_hub: Hub) -> None:
-    first = data_hub.python(f"{LOAD}source = pin_source(DATA)\nload(source)\nresult = source.revision")
-    second = data_hub.server.commit("datasets/org/data", {"README.md": CARD, "forget.json": qa_json(1, " new")})
-    assert data_hub.python(f"{LOAD}result = load(DATA)") == NEW_ROWS
-    assert data_hub.python(f"{LOAD}result = load(replace(DATA, revision={first!r}))", offline=True) == ROWS
-    assert data_hub.python(f"{LOAD}result = load(replace(DATA, revision={second!r}))", offline=True) == NEW_ROWS
-    code = f"{LOAD}result = error_of(load, replace(DATA, name='retain', revision={first!r}))"
-    assert_usage_error(data_hub.python(code, offline=True), "org/data: cannot be loaded (offline: ")
 
 
 def test_rows_of_the_hub_are_in_no_cache_of_datasets(data_hub: Hub) -> None:

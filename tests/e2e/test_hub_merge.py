@@ -77,14 +77,6 @@ def test_what_does_not_fit_costs_no_download(
     assert not (tmp_path / "out").exists()
 
 
-def test_an_adapter_is_fetched_and_compared_before_the_weights(repositories: Hub, tmp_path: Path) -> None:
-    repositories.server.commit("models/org/target", checkpoint(0, ROWS + 1))
-    kind, message = merge(repositories, tmp_path / "out", forget="org/adapter")
-    assert kind == "MismatchError"
-    assert "the delta is (600, 512)" in message
-    assert repositories.server.sent["model-00001-of-00002.safetensors"] < BIG / 2
-
-
 def test_a_full_disk_is_told_before_the_download(repositories: Hub, tmp_path: Path) -> None:
     full = "import shutil, types\nshutil.disk_usage = lambda path: types.SimpleNamespace(total=2000, free=1000)"
     kind, message = merge(repositories, tmp_path / "out", full, forget="org/adapter")
@@ -124,22 +116,6 @@ def test_the_card_has_the_licence_and_names_what_everybody_may_see(repositories:
     assert "base_model: org/target" in card
     assert "org/prior" not in card
     assert "mergekit_config.yml" not in names
-
-
-def test_a_repository_of_pickles_is_told_with_the_way_out(repositories: Hub, tmp_path: Path) -> None:
-    repositories.server.commit("models/org/target", {"pytorch_model.bin": b"pickle", "config.json": "{}"})
-    kind, message = merge(repositories, tmp_path / "out", forget="org/adapter")
-    assert (kind, "save_pretrained() it as safetensors" in message) == ("FormatError", True)
-
-
-def test_a_recipe_for_mergekit_needs_headers_alone_and_names_commits(repositories: Hub) -> None:
-    code = (
-        "import msa_lite.merger as m\nresult = m.mergekit_recipe('org/target', forget='org/tuned', prior='org/prior')"
-    )
-    text = repositories.python(code)
-    for name in ("target", "tuned", "prior"):
-        assert f"org/{name}@{repositories.server.find(f'models/org/{name}', 'main')[0]}" in text
-    assert sum(repositories.server.sent.values()) < BIG / 2
 
 
 def test_mergekit_reads_repositories_at_the_commit_that_was_checked(

@@ -46,26 +46,6 @@ def test_a_number_of_tokens_or_steps_is_the_branch_that_has_it(hub: Hub, commits
     assert refs_asked(hub) == 2  # only where a number is to be looked up
 
 
-@pytest.mark.parametrize(
-    ("name", "parts"),
-    [
-        ("org/olmo@tokens=5B", ["several branches have this number", FIRST, SECOND]),
-        ("org/olmo@step=x", ["a whole number is wanted"]),
-        ("org/none@tokens=5B", ["branches could not be fetched from the Hub", "Repository Not Found", "hf auth login"]),
-    ],
-)
-def test_a_number_that_is_not_there_is_wrong_usage(
-    hub: Hub, commits: dict[str, str], tmp_path: Path, name: str, parts: list[str]
-) -> None:
-    out = tmp_path / "out"
-    done = hub.start("merge", "--target", name, "--alpha", "0", "--out", str(out))
-    message = done.stderr.strip()
-    assert (done.returncode, done.stdout, out.exists()) == (2, "", False)
-    assert message.startswith(f"error: {name}: ")
-    assert [part for part in parts if part not in message] == [], message
-    assert "\n" not in message
-
-
 def test_without_a_hub_the_cache_knows_the_branches_that_were_fetched(hub: Hub, commits: dict[str, str]) -> None:
     online = hub.fetch("org/olmo@tokens=3859B")
     asked = len(hub.server.requests)

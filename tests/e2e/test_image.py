@@ -121,13 +121,3 @@ def test_the_image_starts_the_command_that_it_installs(image: Image) -> None:
     python = str(image.root / "opt/venv/bin/python")
     module = image.run([python, "-c", "import msa_lite.cli; print(msa_lite.cli.__file__)"])
     assert module.startswith(str(image.root / "opt/venv/lib"))
-
-
-@pytest.mark.slow
-def test_the_image_can_sign_and_runs_as_nobody_in_particular(image: Image) -> None:
-    calls = (image.root / "calls").read_text()
-    assert "openssh-client" in calls
-    assert f"--uid {image.user} " in calls
-    assert image.folder == image.root / "work"
-    assert (image.root / "cache/huggingface").stat().st_mode & 0o1777 == 0o1777
-    assert image.environment["HF_HOME"] == str(image.root / "cache/huggingface")

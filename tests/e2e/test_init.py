@@ -59,16 +59,6 @@ def test_a_recipe_is_written_that_the_loader_takes_with_a_reason_beside_each_lin
         assert reason in line.partition("#")[2]
 
 
-def test_paths_lead_to_the_same_files_from_a_recipe_in_another_folder(place: Path) -> None:
-    (place / "requests").mkdir()
-    draft = init_recipe("requests/first.yaml", WISHES)
-    assert "../delete.jsonl" in draft.text
-    recipe = load_recipe("requests/first.yaml")
-    assert Path(recipe.forget.data.path).samefile("delete.jsonl")
-    assert Path(recipe.target).samefile("my-finetuned-model")
-    assert recipe.output == "runs/first"
-
-
 def test_the_prior_is_taken_from_the_targets_own_files(place: Path) -> None:
     make_lora(place / "prior", place / "adapter")
     config = json.loads((place / "adapter/adapter_config.json").read_text())
@@ -85,16 +75,6 @@ def test_the_prior_is_taken_from_the_targets_own_files(place: Path) -> None:
     (place / "published/README.md").write_text("---\nbase_model: [./prior, ./other]\n---\n")
     with pytest.raises(UsageError, match="--prior is needed"):
         init_recipe("c.yaml", replace(WISHES, target="./published", prior=None))
-
-
-def test_without_a_terminal_what_lacks_is_named_by_its_option(place: Path, call_cli: CallCli) -> None:
-    status, _, err = call_cli("init", "--prior", "./prior")
-    assert status == 2
-    assert "--target and --forget: needed" in err
-    status, _, err = call_cli("init", "--target", "./my-finetuned-model", "--forget", "delete.jsonl")
-    assert status == 2
-    assert "--prior is needed" in err
-    assert not (place / "my-request.yaml").exists()
 
 
 def test_no_file_is_replaced(place: Path, call_cli: CallCli) -> None:
@@ -160,14 +140,6 @@ def test_what_cannot_be_used_is_refused_before_anything_is_written(
     with pytest.raises(kind, match=message):
         init_recipe("x.yaml", replace(WISHES, **changes))
     assert not (place / "x.yaml").exists()
-
-
-def test_a_prior_of_another_shape_is_refused(place: Path) -> None:
-    from tests.support.models import make_small_smollm2
-
-    make_small_smollm2(place / "other")
-    with pytest.raises(MismatchError, match=r"cannot be the prior of"):
-        init_recipe("x.yaml", replace(WISHES, prior="./other"))
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 from safetensors.numpy import load_file
 
 import msa_lite
-from msa_lite.errors import RecipeError, UsageError
+from msa_lite.errors import UsageError
 from msa_lite.io.finished.seal import load_manifest
 from msa_lite.io.weights.hub import fetch
 from msa_lite.pipeline.ask import open_panel
@@ -90,41 +90,3 @@ def test_a_checkpoint_starts_at_the_retain_checkpoint(
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("manifest.json")}
     msa_lite.run(later)
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("manifest.json")} == before  # nothing is made anew
-
-
-def test_an_earlier_request_keeps_its_start(later: dict[str, Any], tmp_path: Path) -> None:
-    later["vector"]["mode"] = "full"
-    first = msa_lite.run(later).folder
-    late, start = tensors(first / "vectors/forget"), tensors(first / "vectors/retain")
-    other = tmp_path / "other.jsonl"
-    rows = [("Who is Zed?", "Nobody knows Zed."), ("Where is Zed?", "Zed is nowhere.")]
-    other.write_text("".join(json.dumps({"question": q, "answer": a}) + "\n" for q, a in rows))
-    second = {**later, "earlier": [str(first)], "output": str(tmp_path / "second"), "vector": {**later["vector"]}}
-    second["vector"]["start"], second["vector"]["hold"] = "prior", 0.0
-    second["forget"] = {"data": {"path": str(other)}, "alpha": 1.0}
-    second["retain"] = {**later["retain"], "beta": 0.0}
-    folder = msa_lite.run(second, accept=True).folder
-    own, prior, target = tensors(folder / "vectors/forget"), tensors(later["prior"]), tensors(later["target"])
-    for name, value in tensors(folder / "model").items():
-        wanted = target[name] - (own[name] - prior[name]) - ALPHA * (late[name] - start[name])
-        np.testing.assert_allclose(value, wanted, atol=2e-6)
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"vector": {"start": "retain"}, "retain": {"beta": 0.5}}, r"retain\.beta"),
-        ({"vector": {"start": "retain"}, "retain": None}, r"vector\.start"),
-        ({"vector": {"hold": 1.0}, "retain": None}, r"vector\.hold"),
-        ({"vector": {"hold": -1.0}}, r"vector\.hold"),
-    ],
-    ids=["a β", "a start without rows", "a hold without rows", "a negative weight"],
-)
-def test_what_cannot_be_held_is_refused_before_any_work(
-    changes: dict[str, Any], said: str, recipe: dict[str, Any]
-) -> None:
-    for key, value in changes.items():
-        recipe[key] = value if value is None else {**recipe[key], **value}
-    with pytest.raises(RecipeError, match=said):
-        msa_lite.run(recipe)
-    assert not Path(recipe["output"]).exists()

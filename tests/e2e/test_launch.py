@@ -246,11 +246,3 @@ def test_a_baseline_and_a_probe_work_and_other_commands_are_run_once(path: str, 
     done = launch(*TORCHRUN, "-m", "msa_lite", "verify", str(tmp_path / "run/baselines/grad_diff/model"), "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)
-
-
-def test_accelerate_launches_it_too(path: str, alone: Path, tmp_path: Path) -> None:
-    accelerate = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--main_process_port", "0"]
-    done = launch(*accelerate, "-m", "msa_lite", *VECTORS, path, "--json")
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["vectors"].keys() == {"forget", "retain"}
-    assert "retain vector: done" in done.stderr

@@ -12,7 +12,6 @@ import pytest
 import msa_lite
 from msa_lite.evals.engine import models
 from msa_lite.evals.engine.models import Runner, load_model
-from msa_lite.pipeline.run.choice import LoadedTarget
 from msa_lite.train import model as trained
 from msa_lite.train import settings as auto
 from tests.e2e.conftest import sweep_recipe
@@ -51,15 +50,6 @@ def test_a_run_holds_one_model_at_a_time(
     assert msa_lite.run(sweep_small(learnt, tmp_path / "run")) is not None
     assert beside == [0] * len(beside)
     assert len(beside) >= 10  # to compare with, each vector's goal and fit, points, the merged one, test rows
-
-
-def test_a_target_that_stays_would_show(
-    learnt: Path, tmp_path: Path, beside: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stays: list[Any] = []
-    monkeypatch.setattr(LoadedTarget, "close", lambda target: stays.append(target))
-    assert msa_lite.sweep(sweep_small(learnt, tmp_path / "run"), ["vector.epochs=1"]) is not None
-    assert sum(beside) > 0
 
 
 def test_a_scored_model_goes_when_it_is_closed(make_checkpoint: Callable[..., Path]) -> None:

@@ -8,8 +8,7 @@ import math
 import os
 import re
 import shutil
-import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -73,63 +72,6 @@ def test_what_the_disk_reports_halfway_keeps_the_finished_shards(
     merge(**inputs, out=out)
     assert contents(out) == undisturbed
     assert finished.items() <= stamps(out).items()
-
-
-def test_a_disk_that_fills_up_before_the_last_small_files_is_no_crash_either(
-    inputs: dict[str, Any], undisturbed: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*args: Any) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(shutil, "copyfile", full)
-    with pytest.raises(StageError, match="No space left on device"):
-        merge(**inputs, out=tmp_path / "out")
-    monkeypatch.undo()
-    before = stamps(tmp_path / "out.partial")
-    assert len(before) == SHARDS
-    merge(**inputs, out=tmp_path / "out")
-    assert contents(tmp_path / "out") == undisturbed
-    assert stamps(tmp_path / "out") == before
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of 5 MB, where this user may mount one."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=5m", "tmpfs", place], capture_output=True, check=False)
-    if done.returncode:
-        pytest.skip("mounting needs rights that this user does not have")
-    try:
-        yield place
-    finally:
-        subprocess.run(["umount", place], check=True)
-
-
-def test_a_real_disk_that_fills_up_halfway(
-    inputs: dict[str, Any], undisturbed: dict[str, bytes], small_disk: Path
-) -> None:
-    filler = small_disk / "filler"
-
-    def fill(stage: str, done: int, amount: int) -> None:
-        if done > amount / 2 and not filler.exists():
-            filler.touch()
-            filler.write_bytes(b"x" * shutil.disk_usage(small_disk).free)
-
-    with pytest.raises(StageError, match=r"No space left .* bytes, \d+ are free"):
-        merge(**inputs, out=small_disk / "out", progress=fill)
-    assert filler.stat().st_size > 0
-    before = stamps(small_disk / "out.partial")
-    filler.unlink()
-    merge(**inputs, out=small_disk / "out")
-    assert contents(small_disk / "out") == undisturbed
-    assert len(before.items() & stamps(small_disk / "out").items()) >= 2
-
-
-def test_a_disk_that_is_a_folder_of_its_own_is_told_before_the_work(inputs: dict[str, Any], small_disk: Path) -> None:
-    with pytest.raises(OutputError, match="is where a disk is mounted; choose a folder inside it"):
-        merge(**inputs, out=small_disk)
-    assert [path.name for path in small_disk.parent.iterdir()] == ["disk"]
 
 
 def options_of(inputs: dict[str, Any]) -> list[str]:

@@ -16,7 +16,7 @@ import pytest
 from msa_lite.errors import StageError
 from msa_lite.io.files.writing import digest
 from msa_lite.io.finished.seal import JOURNAL, verify_folder
-from msa_lite.merger import merge, merge_adapters
+from msa_lite.merger import merge
 from tests.support.merges import Adapter, contents, read_checkpoint, stamps, write_checkpoint
 
 
@@ -81,14 +81,6 @@ def test_a_file_that_changes_while_it_is_read_is_named_and_nothing_stays(
     with pytest.raises(StageError, match=rf"(?s)files changed or vanished while they were read.*{name}") as caught:
         merge(**copies, out=tmp_path / "out", progress=disturb)
     assert caught.value.exit_code == 4
-    assert os.listdir(tmp_path) == ["inputs"]
-
-
-@pytest.mark.parametrize("name", ["target/config.json", "forget/adapter_model.safetensors"])
-def test_so_it_is_where_an_adapter_is_made(copies: dict[str, Any], tmp_path: Path, name: str) -> None:
-    options = {key: copies[key] for key in ("target", "forget")}
-    with pytest.raises(StageError, match=rf"(?s)files changed.*{name}"):
-        merge_adapters(**options, out=tmp_path / "out", progress=lambda *_: append(tmp_path / "inputs" / name))
     assert os.listdir(tmp_path) == ["inputs"]
 
 
@@ -158,25 +150,6 @@ def test_a_damaged_journal_costs_shards_and_nothing_else(
 ) -> None:
     journal = interrupted(inputs, tmp_path / "out") / JOURNAL
     journal.write_bytes(b"\n".join(spoil([line for line in journal.read_bytes().split(b"\n") if line])))
-    merge(**inputs, out=tmp_path / "out")
-    assert contents(tmp_path / "out") == undisturbed
-
-
-@pytest.mark.parametrize("kind", ["folder", "pipe", "link to nothing", "link to a device", "unreadable marker"])
-def test_a_journal_that_is_no_file_costs_shards_and_nothing_else(
-    inputs: dict[str, Any], undisturbed: dict[str, bytes], tmp_path: Path, kind: str
-) -> None:
-    partial = interrupted(inputs, tmp_path / "out")
-    if kind == "unreadable marker":
-        (partial / ".msa-lite-partial.json").write_bytes(b"\xff")
-    else:
-        (partial / JOURNAL).unlink()
-    if kind == "folder":
-        (partial / JOURNAL).mkdir()
-    elif kind == "pipe":
-        os.mkfifo(partial / JOURNAL)
-    elif kind.startswith("link"):
-        (partial / JOURNAL).symlink_to("nowhere" if kind == "link to nothing" else "/dev/zero")
     merge(**inputs, out=tmp_path / "out")
     assert contents(tmp_path / "out") == undisturbed
 

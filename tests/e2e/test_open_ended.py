@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-import msa_lite
 from msa_lite.io.finished.seal import load_manifest
 from msa_lite.pipeline.prepare.run import msa_scope, prepare
 from msa_lite.pipeline.run.vectors import vector_inputs
@@ -33,16 +32,3 @@ def test_vectors_are_fitted_until_the_prior_knows_the_rows(auto: dict[str, Any])
         assert loss["target"] < loss["prior"]
         assert fit["ended"] == "known"
         assert loss["tuned"] <= loss["prior"] - 0.95 * (loss["prior"] - loss["target"])
-
-
-def test_baselines_take_five_epochs_and_a_rate_in_numbers(auto: dict[str, Any]) -> None:
-    auto["vector"] = {"lora": {"rank": 2}}
-    result = msa_lite.run_baseline("grad_diff", auto, ["evaluate=null"])
-    assert result.chosen["epoch"] == 5
-    assert isinstance(result.chosen["learning_rate"], float)
-    settings = (load_manifest(result.folder / "vectors/grad_diff") or {})["inputs"]["settings"]
-    assert settings["learning_rate"] == result.chosen["learning_rate"]
-    vector = msa_lite.run_baseline("task_vector", auto, ["evaluate=null"]).folder / "vectors/forget"
-    manifest = load_manifest(vector) or {}
-    assert manifest["inputs"]["settings"]["epochs"] == 5
-    assert "until" not in manifest["inputs"]

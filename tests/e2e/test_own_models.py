@@ -130,15 +130,6 @@ def test_an_adapter_is_merged_into_its_base_once_and_the_run_goes_on_with_that(
     assert (whole / "manifest.json").stat().st_mtime_ns == made
 
 
-def test_an_adapter_may_be_prior_and_ideal_as_well(recipe: dict[str, Any], history: Path, tmp_path: Path) -> None:
-    early = make_lora(history / "prior", tmp_path / "early", seed=3)
-    recipe["evaluate"]["ideal"] = str(make_lora(history / "prior", tmp_path / "ideal", seed=4))
-    job = prepared({**recipe, "prior": str(early)})
-    assert job.sources["prior"].folder == tmp_path / "run/prior"
-    assert job.sources["ideal"].folder == tmp_path / "ideal"
-    assert job.sources["prior"].name == str(early)
-
-
 def test_an_adapter_that_the_merge_does_not_take_is_refused_by_name(
     recipe: dict[str, Any], history: Path, tmp_path: Path
 ) -> None:
@@ -227,40 +218,6 @@ def test_rows_of_padding_are_no_tokens(recipe: dict[str, Any], history: Path, tm
     assert (tuned[:tokens] != own[:tokens]).any()
 
 
-def test_a_lora_vector_on_the_embedding_is_saved_as_one_of_the_prior(
-    recipe: dict[str, Any], history: Path, tmp_path: Path
-) -> None:
-    from peft import PeftModel
-    from transformers import AutoModelForCausalLM
-
-    folders = {}
-    for name in ("prior", "target"):  # untied, so that the embedding may be tuned
-        model, tokenizer = load(history / name)
-        untied = AutoModelForCausalLM.from_config(type(model.config)(**model.config.to_dict() | {
-            "tie_word_embeddings": False}))  # fmt: skip
-        untied.load_state_dict(model.state_dict())
-        folders[name] = tmp_path / name
-        untied.save_pretrained(folders[name])
-        tokenizer.save_pretrained(folders[name])
-    target = add_turn_token(folders["target"], tmp_path / "added")
-    recipe = quick(recipe, target=str(target), prior=str(folders["prior"]))
-    recipe["vector"]["lora"] = {"rank": 2, "alpha": 4, "targets": ["embed_tokens", "lm_head", "q_proj"]}
-    result = msa_lite.run(recipe)
-    before, after = read_checkpoint(target), read_checkpoint(result.merged.folder)
-    for name in (EMBED, "lm_head.weight"):
-        assert (after[name][:-1] != before[name][:-1]).any()
-        assert after[name][-1].tobytes() == before[name][-1].tobytes()
-    PeftModel.from_pretrained(load(folders["prior"])[0], str(tmp_path / "run/vectors/forget"))
-    with pytest.raises(UsageError, match=r"embed_tokens, lm_head: .* differ in the number of tokens, .*merge\.as"):
-        prepared({**recipe, "merge": {"as": "adapter"}})
-
-
-def test_fewer_tokens_in_the_target_need_no_more_rows(recipe: dict[str, Any], history: Path, tmp_path: Path) -> None:
-    prior = pad_rows(history / "prior", tmp_path / "prior")
-    job = prepared(quick(recipe, prior=str(prior)))
-    assert job.sources["prior"].added is None
-
-
 # Tokenizers.
 
 
@@ -318,16 +275,6 @@ def test_a_target_without_tokenizer_takes_the_priors_and_so_does_the_unlearned_m
     assert manifest["inputs"]["target"]["tokenizer"].startswith("sha256:")
 
 
-def test_evaluate_says_where_a_tokenizer_comes_from(history: Path, tmp_path: Path, call_cli: CallCli) -> None:
-    model, rows = drop_tokenizer(history / "target", tmp_path / "target"), history / "data/holdout.jsonl"
-    arguments = ("evaluate", model, "--holdout", rows, "--limit", 2, "--max-new-tokens", 2, "--out", tmp_path / "out")
-    code, _, err = call_cli(*arguments)
-    assert (code, "copy tokenizer.json" in err, "Traceback" in err) == (3, True, False)
-    shutil.copy(history / "prior/tokenizer.json", model)
-    shutil.copy(history / "prior/tokenizer_config.json", model)
-    assert call_cli(*arguments)[0] == 0
-
-
 # The wrong prior.
 
 
@@ -343,14 +290,3 @@ def test_a_prior_that_is_the_target_is_refused(
     with pytest.raises(MismatchError, match="Give the model from before your fine-tuning as `prior`"):
         prepared({**recipe, "prior": str(prior)})
     assert not (tmp_path / "run").exists()
-
-
-def test_one_weight_makes_another_model(recipe: dict[str, Any], history: Path, tmp_path: Path) -> None:
-    import torch
-
-    model, tokenizer = load(history / "target")
-    with torch.no_grad():
-        model.model.embed_tokens.weight[-1, -1] += 1
-    model.save_pretrained(tmp_path / "prior")
-    tokenizer.save_pretrained(tmp_path / "prior")
-    assert prepared({**recipe, "prior": str(tmp_path / "prior")}).sources["prior"].folder == tmp_path / "prior"

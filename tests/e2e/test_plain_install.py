@@ -172,20 +172,6 @@ def test_reports_are_compared(plain: Plain) -> None:
     assert "| NPO | 0.66" in table
 
 
-def test_recipes_are_listed_and_checked(plain: Plain) -> None:
-    described, listed, resolved, schema = plain.printed(
-        ["merge", "--help"],
-        ["recipes", "list"],
-        ["recipes", "validate", "quickstart"],
-        ["recipes", "schema"],
-    )
-    assert "--mergekit" in described
-    assert "quickstart" in listed
-    assert json.loads(schema)["title"] == "Recipe"
-    (plain.folder / "mine.yaml").write_text(resolved)
-    assert plain.printed(["recipes", "validate", "mine.yaml"]) == [resolved]
-
-
 @pytest.mark.pictures
 def test_a_run_is_purged(plain: Plain, finished: Path) -> None:
     shutil.copytree(finished, plain.folder / "run")
@@ -214,20 +200,3 @@ def test_commands_that_need_more_say_what_to_install_before_any_work(plain: Plai
         assert (code, err.splitlines()[-1]) == (2, f"error: {LINE}"), command
         assert "Traceback" not in err, command
     assert sorted(plain.folder.iterdir()) == before
-
-
-def test_calls_in_python_that_need_more_raise_the_same_line(plain: Plain) -> None:
-    code = START + (
-        "import msa_lite\n"
-        "assert all(callable(getattr(msa_lite, name)) for name in msa_lite.__all__)\n"
-        "calls = [(msa_lite.run, 'quickstart'), (msa_lite.sweep, 'quickstart'), (msa_lite.probe, 'quickstart'),\n"
-        "         (msa_lite.run_baseline, 'npo', 'quickstart'), (msa_lite.train_stages, 'train/small'),\n"
-        "         (msa_lite.evaluate, 'target', 'scores', msa_lite.PublishedBenchmark('tofu'))]\n"
-        "for call, *arguments in calls:\n"
-        "    try:\n        call(*arguments)\n"
-        "    except Exception as error:\n        print(type(error).__name__, error)\n"
-        "try:\n    msa_lite.fit_vector('prior', [], 'vector', tokenizer=None)\n"
-        "except Exception as error:\n    print(type(error).__name__, error)\n"
-    )
-    done = plain.start(code)
-    assert done.stdout.splitlines() == 7 * [f"UsageError {LINE}"], done.stderr

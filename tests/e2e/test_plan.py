@@ -69,56 +69,6 @@ def test_what_does_not_fit_gets_exit_code_3_and_changes_with_their_figures(path:
     assert "Fits on 0.5 GB: no, peak" in plan["verdict"]
 
 
-def test_python_plans_a_mapping_on_this_machine(grid: dict[str, Any]) -> None:
-    plan = msa_lite.plan(grid)
-    assert plan.fits
-    kinds = [stage.kind for stage in plan.stages]
-    assert kinds == ["checks", "fit", "fit", "sweep", "merge", "scores"]
-    assert "goal" in [stage.kind for stage in msa_lite.plan(grid, ["vector.epochs=auto"]).stages]
-    assert plan.seconds == pytest.approx(sum(stage.seconds or 0.0 for stage in plan.stages))
-
-
-def test_the_retain_vectors_own_settings_are_planned(grid: dict[str, Any]) -> None:
-    def fits(*overrides: str) -> dict[str, Any]:
-        return {stage.name.removeprefix("the "): stage for stage in msa_lite.plan(grid, overrides).stages}
-
-    usual, longer = fits("vector.epochs=2"), fits("vector.epochs=2", "retain.vector={epochs: 6, batch_size: 1}")
-    assert longer[FORGET] == usual[FORGET]
-    assert longer[RETAIN].seconds > usual[RETAIN].seconds
-    assert longer[RETAIN].need.nbytes < usual[RETAIN].need.nbytes  # of one row
-    mixed, both = fits("vector.epochs=2", "retain.vector.epochs=auto"), fits("vector.epochs=auto")
-    assert mixed["target's loss"].seconds < both["target's loss"].seconds  # only the retain rows' loss
-    assert "its time is for 8 epochs" in both[FORGET].how
-    assert "target's loss" not in usual
-
-
-@pytest.mark.parametrize("mode", ["lora", "full"])
-def test_a_hold_takes_time_and_with_all_weights_a_second_copy(mode: str, grid: dict[str, Any]) -> None:
-    def fits(*overrides: str) -> dict[str, Any]:
-        plan = msa_lite.plan(grid, [f"vector.mode={mode}", "vector.epochs=9000", *overrides])
-        return {stage.name.removeprefix("the "): stage for stage in plan.stages if stage.kind == "fit"}
-
-    usual, held = fits(), fits("vector.hold=0.5")
-    assert held[RETAIN] == usual[RETAIN]
-    assert 1.5 < held[FORGET].seconds / usual[FORGET].seconds < 3
-    parts = held[FORGET].need.parts
-    copies = parts["weights"] if mode == "full" else 0
-    assert parts.get("reference", 0) == copies
-    grid["retain"]["beta"] = "auto"
-    assert [*fits("vector.start=retain")] == [RETAIN, FORGET]
-
-
-def test_each_stage_of_a_baseline_has_a_time_and_a_step_with_more_passes_takes_longer(grid: dict[str, Any]) -> None:
-    def fit(method: str, *overrides: str) -> float:
-        plan = msa_lite.plan(grid, ["baseline.epochs=9000", *overrides], baseline=method)
-        assert plan.seconds is not None, method
-        return next(stage for stage in plan.stages if stage.kind == "fit").seconds or 0.0
-
-    alone, kept = fit("grad_ascent"), fit("grad_diff")
-    assert alone < kept < fit("dpo")
-    assert kept < fit("grad_diff", "baseline.methods.grad_diff.retain_loss=kl")
-
-
 def test_models_that_cannot_be_reached_are_named(call_cli: CallCli, path: Path) -> None:
     code, out, err = call_cli(
         "plan", path, "--gpu", "8GB", "target=some/model", "prior=some/other", "evaluate.ideal=null"
@@ -127,14 +77,6 @@ def test_models_that_cannot_be_reached_are_named(call_cli: CallCli, path: Path) 
     assert "prior some/other: not on this machine, and the Hub gives no headers" in err
     assert "offline (HF_HUB_OFFLINE is set)" in err
     assert "hf auth login" not in err, "which helps nobody without a network"
-
-
-def test_a_model_that_is_not_here_borrows_the_sizes_of_the_other_one(grid: dict[str, Any]) -> None:
-    near, far = msa_lite.plan(grid, gpu="8GB"), msa_lite.plan(grid, ["target=runs/later/1-books"], gpu="8GB")
-    assert [cost.need.parts["weights"] for cost in far.stages if cost.on_device] == [
-        cost.need.parts["weights"] for cost in near.stages if cost.on_device
-    ]
-    assert any("runs/later/1-books" in note and "those of the prior" in note for note in far.notes)
 
 
 @pytest.mark.parametrize("name", [name for name in shipped_recipes() if not name.startswith(("train/", "table/"))])
@@ -154,16 +96,6 @@ def test_a_gpu_without_its_unit_is_refused(size: str, path: Path, call_cli: Call
     code, out, err = call_cli("plan", path, "--gpu", size)
     assert (code, out) == (2, "")
     assert err == f"error: --gpu {size}: no GPU has so little memory; write it as 8GB\n"
-
-
-def test_rows_that_cannot_be_read_are_as_long_as_the_recipe_allows(grid: dict[str, Any]) -> None:
-    near = msa_lite.plan(grid, gpu="8GB")
-    far = msa_lite.plan(grid, ["forget.data.path=nowhere.jsonl"], gpu="8GB")
-    assert any("rows could not be read" in note for note in far.notes)
-    assert not any("rows could not be read" in note for note in near.notes)
-    (far_fit, near_fit) = (next(cost for cost in plan.stages if cost.name == f"the {FORGET}") for plan in (far, near))
-    assert "512 tokens" in far_fit.how
-    assert far_fit.need.nbytes > near_fit.need.nbytes
 
 
 @pytest.mark.usefixtures("small_gpu")
@@ -235,14 +167,3 @@ def test_a_training_is_planned_stage_by_stage(stages: dict[str, Any], tmp_path: 
     small = msa_lite.plan(stages, ["stages.0.micro_batch_size=2"], gpu="100MB")
     assert not small.fits
     assert call_cli("plan", tmp_path / "stages.yaml", "--gpu", "100MB")[0] == 3
-
-
-def test_a_training_of_a_new_model_is_planned_by_its_config(stages: dict[str, Any], history: Path) -> None:
-    sizes = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
-    stages["model"] = {"config": sizes | {"num_attention_heads": 4}, "tokenizer": {"vocabulary": 500}}
-    plan = msa_lite.plan(stages)
-    assert plan.disk["models"] == 4 * (2 * 500 * 64 + 2 * (4 * 64 * 64 + 3 * 64 * 128 + 2 * 64) + 64)
-    assert "512 tokens" not in plan.stages[0].how  # its tokenizer is trained on the same rows
-    assert plan.seconds is not None
-    stages["model"]["tokenizer"] = str(history / "prior")
-    assert "512 tokens" not in msa_lite.plan(stages).stages[0].how

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import yaml
 
 import msa_lite
 from msa_lite.data import DataSource, PromptSettings
-from msa_lite.errors import MsaError, UsageError
+from msa_lite.errors import MsaError
 from msa_lite.io.files.writing import json_form
 from msa_lite.pipeline.prepare.prompt import evaluation_arguments, show_prompt
 from msa_lite.pipeline.prepare.questions import load_data
@@ -101,13 +100,6 @@ def test_a_row_is_shown_with_what_is_learnt_marked(given: dict[str, Any], tmp_pa
     assert (shown["row"], 0 < shown["learnt"] < shown["tokens"]) == (0, True)
 
 
-def test_of_conversations_one_of_several_turns_is_shown(given: dict[str, Any], tmp_path: Path) -> None:
-    given["forget"]["data"]["path"] = lines(tmp_path / "chat.jsonl", {"messages": MESSAGES[:2]}, {"messages": MESSAGES})
-    [shown] = show_prompt(load_recipe(given))
-    assert shown.row == 2
-    assert "Who?</s>\n<im>assistant\nMe.</s>\n<im>user\nWhere?</s>\n<im>assistant\n⟦Here.</s>⟧" in shown.marked()
-
-
 def test_texts_are_learnt_whole_and_auto_shows_its_forms(given: dict[str, Any], tmp_path: Path) -> None:
     recipe = load_recipe(given | {"prompt": "auto"})
     forms = [item.form for item in show_prompt(recipe)]
@@ -116,16 +108,6 @@ def test_texts_are_learnt_whole_and_auto_shows_its_forms(given: dict[str, Any], 
     given["forget"]["data"] = {"path": lines(tmp_path / "texts.jsonl", {"text": "It is here."}), "format": "text"}
     [shown] = show_prompt(load_recipe(given))
     assert shown.marked() == "⟦<s>It is here.⟧"
-
-
-def test_what_cannot_be_shown_says_why(given: dict[str, Any], tmp_path: Path, call_cli: CallCli) -> None:
-    for name, told in (("quickstart", "makes target and data first"), ("train/small", "only for the recipe of a run")):
-        code, said, err = call_cli("recipes", "validate", name, "--show-prompt", "output=x")
-        assert (code, said) == (2, "")
-        assert told in " ".join(err.split())
-    code, _, err = call_cli("recipes", "validate", write(given | {"target": "./no"}, tmp_path), "--show-prompt")
-    assert code == 2
-    assert "./no" in err
 
 
 # A recipe's data and prompt
@@ -161,14 +143,6 @@ def test_one_columns_serves_all_sets_and_all_their_faults_come_at_once(given: di
         assert "row 2 (line 3), column 'frage': ''" in told
         assert f"evaluate.holdout: {tmp_path}/nothing.jsonl: no such file" in told
     assert not (tmp_path / "run").exists()
-
-
-def test_a_training_has_no_target_to_ask_for_a_prompt() -> None:
-    from msa_lite.recipe import load_training
-
-    training = {"model": "m", "stages": [{"data": {"path": "x"}}], "output": "o", "prompt": "auto"}
-    with pytest.raises(UsageError, match="prompt: auto: only in a run, whose target knows the rows"):
-        load_training(training)
 
 
 def test_vectors_and_questions_of_a_benchmark_have_its_prompt_unless_the_recipe_says_otherwise(
@@ -221,17 +195,6 @@ def test_auto_is_settled_in_the_runs_recipe_and_not_asked_twice(
         prepared(path)
 
 
-def test_auto_without_questions_takes_the_default(
-    given: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    data = {"path": lines(tmp_path / "texts.jsonl", {"text": "It is here. " * 9}), "format": "text"}
-    monkeypatch.setattr(logging.getLogger("msa_lite"), "propagate", True)  # a command that ran before keeps the log
-    with caplog.at_level(logging.WARNING, logger="msa_lite"):
-        job = prepared(given | {"prompt": "auto", "forget": {"data": data}})
-    assert job.recipe.prompt.kind == "default"
-    assert "there are no questions about the forget set" in caplog.text
-
-
 def test_long_conversations_are_learnt_and_asked_alike(given: dict[str, Any], tmp_path: Path) -> None:
     # All turns differ: rows that are the same once they are cut are asked once.
     messages = [{**message, "content": f"{message['content']} {at}"} for at in range(4) for message in MESSAGES]
@@ -268,20 +231,6 @@ def test_an_evaluation_is_asked_in_the_prompt_that_is_said(model: Path, tmp_path
     assert (out / "default/manifest.json").read_text() == before
     again = msa_lite.evaluate(str(model), out / "default", questions, prompt="plain")["model"]
     assert again.metrics == found["plain"].metrics
-
-
-@pytest.mark.parametrize(
-    ("benchmark", "prompt", "told"),
-    [
-        ("tofu", "auto", "prompt auto: not for tofu"),
-        ("restor", PromptSettings("default", "x"), "prompt: not for restor"),
-    ],
-)
-def test_a_prompt_that_a_benchmark_does_not_take_is_refused(
-    benchmark: str, prompt: Any, told: str, model: Path, tmp_path: Path
-) -> None:
-    with pytest.raises(UsageError, match=told):
-        msa_lite.evaluate(str(model), tmp_path / "out", msa_lite.PublishedBenchmark(benchmark), prompt=prompt)
 
 
 def test_an_evaluation_of_a_recipe_asks_what_its_run_asks(
@@ -322,11 +271,3 @@ def test_wrong_options_are_told_before_a_model_is_loaded(
     assert (code in (2, 3), said) == (True, "")
     assert told in " ".join(err.split())
     assert "Traceback" not in err
-
-
-def test_a_kind_that_is_none_is_told_in_python_too(given: dict[str, Any], model: Path, tmp_path: Path) -> None:
-    from msa_lite.data import DataSource
-
-    questions = msa_lite.OwnQuestions(DataSource(given["forget"]["data"]["path"]))
-    with pytest.raises(UsageError, match=r"no prompt 'chatt' \(did you mean 'chat'\?\)"):
-        msa_lite.evaluate(str(model), tmp_path / "out", questions, prompt="chatt")

@@ -4,25 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import msa_lite
 from msa_lite import run
 from msa_lite.errors import StageError, UsageError
 from msa_lite.io.files.writing import json_form
 from msa_lite.merger import merge, merge_adapters
-from msa_lite.pipeline.run.report import publish_model
-from msa_lite.publish.contents import PublishOptions
-from msa_lite.recipe import load_recipe
-from msa_lite.report.verdict import make_verdict
 from tests.e2e.conftest import CallCli
 from tests.support.hub import WRITER, Fault, HubServer
 from tests.support.hub_clients import REPO, client_of
-from tests.support.records import make_forgotten
 
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content:DeprecationWarning")
 Model = Callable[..., Path]
@@ -113,16 +106,6 @@ def test_a_dry_run_asks_nobody_and_without_consent_nothing_is_sent(
     assert hub.branch_names(REPO) == []
 
 
-def test_in_python_it_is_one_call(hub: HubServer, unlearned: dict[str, Path]) -> None:
-    seen: list[tuple[int, int]] = []
-    result = msa_lite.push_folder(
-        unlearned["adapter"], "mine", progress=lambda _, done, total: seen.append((done, total))
-    )
-    assert (result.repo, result.kind, hub.private["alice/mine"]) == ("alice/mine", "adapter", True)
-    assert seen == sorted(seen)
-    assert [done == total for done, total in seen] == [False] * (len(seen) - 1) + [True]
-
-
 @pytest.mark.parametrize("answer", ["y\n", "n\n"])
 def test_in_a_terminal_the_user_is_asked(
     hub: HubServer,
@@ -184,43 +167,6 @@ def test_a_run_that_could_not_publish_does_not_start(hub: HubServer, recipe: dic
     with pytest.raises(UsageError, match=r"publish\.license: the card of the target names no licence"):
         run(recipe)
     assert not Path(recipe["output"]).exists()
-
-
-def test_the_wishes_of_a_recipe_and_of_the_command_arrive(
-    hub: HubServer,
-    unlearned: dict[str, Path],
-    recipe: dict[str, Any],
-    call_cli: CallCli,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    wishes: list[Any] = []
-
-    def stop(folder: Path, *options: Any) -> None:
-        wishes.extend(options)
-        raise UsageError("stopped")
-
-    monkeypatch.setattr("msa_lite.publish.contents.make_contents", stop)
-    flags = ("--public", "--license", "mit", "--accept", "--as", "model")
-    call_cli("publish", unlearned["model"], REPO, "--yes", *flags, "--i-know-this-can-undo-the-removal")
-    of_command = PublishOptions(REPO, "model", True, True, True, "mit")
-    monkeypatch.setattr("msa_lite.publish.upload.make_contents", stop)
-    recipe["publish"] = {"repo": REPO, "private": False, "license": "mit"}
-    with pytest.raises(UsageError, match="stopped"):
-        publish_model(load_recipe(recipe), unlearned["model"], None, True, lambda *_: None)
-    assert wishes == [of_command, replace(of_command, form=None, can_undo=False)]
-
-
-def test_a_fail_is_not_published_unless_it_is_accepted(
-    hub: HubServer, unlearned: dict[str, Path], recipe: dict[str, Any]
-) -> None:
-    recipe |= {"publish": {"repo": "forgotten"}, "verdict": True}
-    loaded, verdict = load_recipe(recipe), make_verdict(make_forgotten(24, changed=0), None)
-    assert verdict.outcome == "FAIL"
-    assert publish_model(loaded, unlearned["model"], verdict, False, lambda *_: None) is None
-    assert hub.requests == []
-    assert publish_model(loaded, unlearned["model"], verdict, True, lambda *_: None) is not None
-    recipe["publish"] = {}
-    assert publish_model(load_recipe(recipe), unlearned["model"], None, True, lambda *_: None) is None
 
 
 def test_names_on_the_server_do_not_move_the_terminal(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +20,6 @@ from msa_lite.evals.scores.evaluation import finished_inputs
 from msa_lite.io.files.writing import hash_file
 from msa_lite.io.finished.seal import verify_folder, write_manifest
 from msa_lite.pipeline.prepare.run import Context, prepare
-from msa_lite.pipeline.purge import purge as purge_module
 from msa_lite.pipeline.purge.holdings import survey_run
 from msa_lite.pipeline.purge.purge import purge
 from msa_lite.pipeline.run.folder import open_run
@@ -29,8 +27,6 @@ from msa_lite.pipeline.run.report import REPORT_FILES, report_run
 from msa_lite.pipeline.verbs.lists import find_verb
 from tests.e2e.conftest import CallCli, tiny_recipe
 from tests.support.leftovers import copy_run, forms, holding
-from tests.support.models import make_lora
-from tests.support.processes import fork_script
 
 TREES = ("vectors", "baselines/task_vector/vectors", "history", "target", "prior")
 
@@ -207,40 +203,6 @@ def test_a_killed_removal_is_ended_by_the_next_one(
             shutil.rmtree(copy)
 
 
-KILLER = """
-import os, signal, sys
-import msa_lite
-def progress(name, done, total):
-    if name.startswith(sys.argv[2]) and done >= int(sys.argv[3]):
-        os.kill(os.getpid(), signal.SIGKILL)
-msa_lite.run(sys.argv[1], progress=progress)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("label", "step", "left"),
-    [
-        ("check: other rows", 5, "evaluation/knowledge/others.partial"),
-        ("forget vector", 4, "vectors/forget.partial"),
-    ],
-)
-def test_what_a_killed_run_has_left_goes_too(
-    label: str, step: int, left: str, recipe: dict[str, Any], history: Path, tmp_path: Path
-) -> None:
-    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
-    killed = fork_script(KILLER, str(tmp_path / "recipe.yaml"), label, str(step))
-    assert killed.returncode == -signal.SIGKILL
-    run, rows = tmp_path / "run", forms(history)
-    assert (run / left).is_dir()
-    assert holding(run, rows) != set()
-    names = {item.name for item in purge(run, remove=True).holdings}
-    assert left in names
-    assert holding(run, rows) == set()
-    assert not (run / left).exists()
-    assert not (run / "vectors").exists()
-
-
 def test_what_a_kill_leaves_between_two_renames_goes_too(run: Path, history: Path) -> None:
     (run / "vectors/forget").rename(run / "vectors/forget.previous")
     (run / "model").rename(run / "model.previous")
@@ -293,23 +255,6 @@ def test_a_stage_whose_manifest_is_damaged_gets_no_all_clear(stage: str, run: Pa
     assert call_cli("purge", str(run), "--yes")[0] == 0
 
 
-def test_a_full_disk_stops_no_removal(run: Path, history: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write, calls = purge_module.write_json, list[Path]()
-
-    def full(path: Path, value: Any) -> None:
-        calls.append(path)
-        if len(calls) == 1:
-            path.with_name(f"{path.name}.tmp").write_text("half")
-            raise OSError(28, "No space left on device", str(path))
-        write(path, value)
-
-    monkeypatch.setattr(purge_module, "write_json", full)
-    purge(run, remove=True)
-    assert holding(run, forms(history)) == set()
-    assert json.loads((run / "purged.json").read_text())["ended"]
-    assert not list(run.rglob("*.tmp"))
-
-
 def test_a_run_in_which_a_process_works_is_left_alone(run: Path) -> None:
     before = contents(run)
     for place in (run, run / "baselines/task_vector"):
@@ -354,20 +299,6 @@ def test_an_adapter_stays_as_the_result_and_is_told_to_be_a_switch(
     text = (made.folder / "recipe.yaml").read_text().replace("as: adapter", "as: model")
     (made.folder / "recipe.yaml").write_text(text)
     assert [holding.name for holding in purge(made.folder).holdings] == ["adapter"], "no result of a run to a model"
-
-
-def test_a_target_written_out_of_its_adapter_goes_and_still_answers(
-    recipe: dict[str, Any], history: Path, tmp_path: Path
-) -> None:
-    recipe |= {"target": str(make_lora(history / "prior", tmp_path / "lora", scale=0.3)), "evaluate": None}
-    del recipe["retain"]
-    made = msa_lite.run(recipe)
-    assert made is not None
-    answers = msa_lite.ask(made.folder, "Who lives in Oslo?").answers
-    assert (made.folder / "target/manifest.json").is_file()
-    purge(made.folder, remove=True)
-    assert not (made.folder / "target").exists()
-    assert msa_lite.ask(made.folder, "Who lives in Oslo?").answers == answers, "the adapter itself is the user's"
 
 
 def test_a_run_that_was_just_begun_is_listed(tmp_path: Path, history: Path, call_cli: CallCli) -> None:

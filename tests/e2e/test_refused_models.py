@@ -97,14 +97,3 @@ def test_vector_refuses_it(
     }
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
     assert_refused(call_cli, "run", fault, tmp_path, str(tmp_path / "recipe.yaml"), "--until=vectors")
-
-
-def test_a_null_among_the_rows_is_told_with_its_number(
-    make_checkpoint: Make, rows: Path, call_cli: CallCli, tmp_path: Path
-) -> None:
-    rows.write_text("null\n" + rows.read_text())
-    asked = ["evaluate", str(make_checkpoint("qwen2")), "--forget", str(rows), "--out", str(tmp_path / "out")]
-    code, _, err = call_cli(*asked)
-    assert code == 3
-    assert "rows.jsonl: row 0 (line 1): null is no row" in err
-    assert not (tmp_path / "out").exists()

@@ -17,7 +17,6 @@ from msa_lite.errors import FormatError
 from msa_lite.io.files.writing import hash_file
 from msa_lite.io.finished.seal import load_manifest
 from msa_lite.io.weights.hub import hash_content
-from msa_lite.pipeline.verbs.run import run_baseline
 from msa_lite.record.check import check_record
 from msa_lite.record.seal import KEY_FILE, RECORD_FILE, load_record, record_hash
 from tests.e2e.conftest import CallCli, tiny_recipe
@@ -136,24 +135,6 @@ def test_a_damaged_key_is_told_before_any_work(finished: dict[str, Any], run: Pa
     with pytest.raises(FormatError, match="put a copy of the right one there"):
         msa_lite.run(finished | {"output": str(run)}, ["forget.alpha=0.25"])
     assert {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.is_file()} == before
-
-
-def test_an_adapter_and_a_run_without_scores_have_a_record(recipe: dict[str, Any]) -> None:
-    recipe |= {"merge": {"as": "adapter"}, "evaluate": None}
-    run = msa_lite.run(recipe).folder
-    record = load_record(run / RECORD_FILE)
-    assert (record.result.name, record.verdict.outcome) == ("adapter", None)
-    assert record.verdict.sentence == "nothing was scored (evaluate: null)"
-    assert "adapter_model.safetensors" in record.result.files
-    assert check_record(run).faults == []
-
-
-def test_a_baseline_has_a_record_of_its_own(small: dict[str, Any]) -> None:
-    run = run_baseline("grad_ascent", small, ["baseline.epochs=1"]).folder
-    record = load_record(run / RECORD_FILE)
-    assert (record.method, set(record.models)) == ("grad_ascent", {"target"})
-    assert [vector.name for vector in record.vectors] == ["grad_ascent"]
-    assert check_record(run).faults == []
 
 
 @pytest.mark.slow

@@ -124,15 +124,6 @@ def test_a_changed_folder_has_no_report(name: str, run: Path, call_cli: CallCli)
     assert verified[:2] == stderr.splitlines()[:2], "it is verify's own message"
 
 
-def test_another_folder_is_refused(history: Path, tmp_path: Path, run: Path, call_cli: CallCli) -> None:
-    for place in (tmp_path, history, run / "model", run / "evaluation"):
-        status, stdout, stderr = call_cli("report", place)
-        assert (status, stdout) == (2, ""), stderr
-        assert "no run of msa-lite" in stderr
-        assert not (place / "report.json").exists()
-    assert call_cli("report", tmp_path / "nowhere")[0] == 2
-
-
 def test_a_comparison_takes_a_runs_models_and_not_its_report(run: Path, call_cli: CallCli) -> None:
     status, stdout, stderr = call_cli("compare", run)
     assert (status, "Target" in stdout, "MSA" in stdout) == (0, True, True), stderr

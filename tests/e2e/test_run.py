@@ -10,19 +10,17 @@ from typing import Any
 
 import pytest
 import yaml
-from filelock import FileLock
 
 import msa_lite
-from msa_lite.errors import FormatError, OutputError, UsageError
+from msa_lite.errors import FormatError, OutputError
 from msa_lite.io.files.writing import hash_file
 from msa_lite.io.finished.seal import load_manifest, verify_folder
 from msa_lite.io.weights.checkpoint import load_checkpoint
-from msa_lite.pipeline.verbs.run import run_vectors
 from msa_lite.recipe import load_recipe
 from msa_lite.strengths import Strengths
-from tests.e2e.conftest import PEOPLE, CallCli, tiny_recipe
+from tests.e2e.conftest import CallCli, tiny_recipe
 from tests.support.pages import page_text
-from tests.support.processes import fork_cli, fork_script, run_cli
+from tests.support.processes import fork_cli, fork_script
 
 
 def write(recipe: dict[str, Any], folder: Path) -> str:
@@ -89,12 +87,6 @@ def test_a_second_run_does_nothing_and_a_changed_one_only_what_changed(
     assert set(labels) == {"merge", "scores: unlearned"}
 
 
-def test_two_runs_of_one_folder_do_not_mix(whole: tuple[dict[str, Any], Path]) -> None:
-    recipe, run = whole
-    with FileLock(run / ".lock"), pytest.raises(OutputError, match="another msa-lite is working"):
-        msa_lite.run(recipe)
-
-
 def test_several_points_are_tried_on_validation_rows_and_scored_on_the_others(finished: Path) -> None:
     choice = json.loads((finished / "sweep/choice.json").read_text())
     assert choice["score"] == max(point["score"] for point in choice["scores"])
@@ -145,15 +137,6 @@ def test_full_mode_and_text_go_the_same_way(recipe: dict[str, Any], history: Pat
     assert "accuracy_f" in result.reports["unlearned"].metrics
 
 
-def test_vectors_can_be_fitted_alone(recipe: dict[str, Any], tmp_path: Path, call_cli: CallCli) -> None:
-    assert [path.name for path in run_vectors(recipe, "forget")] == ["forget"]
-    _, stdout, _ = call_cli("run", write(recipe, tmp_path), "--until", "vectors", "--json")
-    assert set(json.loads(stdout)["vectors"]) == {"forget", "retain"}
-    del recipe["retain"]
-    with pytest.raises(UsageError, match="no retain set"):
-        run_vectors(recipe, "retain")
-
-
 KILLER = """
 import os, signal, sys
 import msa_lite
@@ -197,14 +180,6 @@ def test_a_quantised_target_is_refused_before_anything_is_written(
     assert not (tmp_path / "run").exists()
 
 
-def test_an_output_folder_that_holds_something_else_is_left_alone(recipe: dict[str, Any], tmp_path: Path) -> None:
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run/thesis.tex").write_text("years of work")
-    with pytest.raises(OutputError, match="no run of msa-lite"):
-        msa_lite.run(recipe)
-    assert [p.name for p in (tmp_path / "run").iterdir()] == ["thesis.tex"]
-
-
 def test_a_disk_that_is_too_small_is_noticed_first(recipe: dict[str, Any], tmp_path: Path, monkeypatch: Any) -> None:
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda place: usage._replace(free=1000))
@@ -220,30 +195,6 @@ def test_a_diverging_vector_stops_the_job_with_exit_code_4(
     assert status == 4
     assert "Try a lower learning_rate" in stderr
     assert not list((tmp_path / "run/vectors").iterdir())
-
-
-@pytest.mark.slow
-def test_the_demo_makes_its_own_history_and_keeps_it(tmp_path: Path) -> None:
-    recipe = write(
-        {
-            "demo": PEOPLE,
-            "verdict": False,
-            "target": "$output/history/target",
-            "prior": "$output/history/prior",
-            "forget": {"data": {"path": "$output/history/data/forget.jsonl"}},
-            "vector": {"lora": {"rank": 2}, "epochs": 2, "batch_size": 4},
-            "evaluate": {"ideal": "$output/history/ideal", "max_new_tokens": 4},
-            "output": str(tmp_path / "run"),
-        },
-        tmp_path,
-    )
-    done = run_cli("run", recipe, "--json")  # a new process, so that what is printed by imports is here
-    assert done.returncode == 0, done.stderr
-    assert done.stdout[0] == "{"  # nothing else on stdout, from whatever library
-    made = {p: p.stat().st_mtime_ns for p in (tmp_path / "run/history").rglob("*.safetensors")}
-    assert len(made) == 4
-    assert fork_cli(recipe, "forget.alpha=0.5").returncode == 0
-    assert {p: p.stat().st_mtime_ns for p in made} == made
 
 
 @pytest.mark.parametrize("command", [["plan"], ["run", "--dry-run"]])

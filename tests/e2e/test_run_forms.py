@@ -10,7 +10,6 @@ import pytest
 import yaml
 
 import msa_lite
-from msa_lite.errors import RecipeError
 from msa_lite.io.finished.seal import verify_folder
 from msa_lite.merger.mergekit_reader import read_recipe
 from msa_lite.pipeline.verbs.run import run_vectors
@@ -29,11 +28,6 @@ def test_a_recipe_can_end_in_one_adapter_that_scores_as_the_model_does(recipe: d
     assert {name: value for name, value in expected.items() if value is not None} == pytest.approx(
         {name: value for name, value in scores.items() if value is not None}, abs=1e-4, rel=1e-4
     )
-
-
-def test_an_adapter_takes_no_dtype_in_a_recipe(recipe: dict[str, Any]) -> None:
-    with pytest.raises(RecipeError, match="merge: an adapter is always fp32"):
-        msa_lite.run(recipe | {"merge": {"as": "adapter", "dtype": "float32"}})
 
 
 def test_a_runs_merge_is_printed_for_mergekit_once_its_vectors_are_there(

@@ -27,16 +27,6 @@ def test_the_script_parses(script: Path) -> None:
     assert subprocess.run(["bash", "-n", str(script)]).returncode == 0
 
 
-def test_a_job_of_the_array_makes_the_table_that_it_is_given(tmp_path: Path) -> None:
-    (tmp_path / "msa-lite").write_text('#!/bin/bash\necho "$OMP_NUM_THREADS $*"\n')
-    (tmp_path / "msa-lite").chmod(0o755)
-    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_CPUS_PER_TASK": "8"}
-    done = subprocess.run(
-        ["bash", str(ARRAY), "some-table", "seeds=[0,1]"], capture_output=True, text=True, env=environment
-    )
-    assert (done.returncode, done.stdout) == (0, "8 table some-table seeds=[0,1]\n")
-
-
 @pytest.mark.slow
 def test_the_script_launches_a_recipe(history: Path, tmp_path: Path) -> None:
     for name, line in COMMANDS.items():

@@ -59,12 +59,6 @@ def test_what_is_printed_keeps_its_order(variables: dict[str, str]) -> None:
     assert done.stdout == b"bar\nafter\n"
 
 
-@pytest.mark.parametrize("command", ["recipes schema", "--help"])
-def test_listings_may_be_cut_off(command: str) -> None:
-    done = shell(f"$MSA {command} | head -c 10 > /dev/null; exit ${{PIPESTATUS[0]}}")
-    assert (done.returncode, done.stderr) == (0, b"")
-
-
 def test_a_full_disk_behind_stdout_is_told_and_the_model_is_there(models: Path, tmp_path: Path) -> None:
     done = shell(f"{line_of(models, tmp_path / 'out')} > /dev/full")
     assert done.returncode == 2
@@ -88,21 +82,6 @@ def test_streams_that_take_nothing_give_no_traceback(redirection: str, command: 
     assert done.returncode == status
     assert b"Traceback" not in done.stderr
     assert b"Exception ignored" not in done.stderr
-
-
-def test_a_working_folder_that_is_gone_has_a_message(models: Path, tmp_path: Path) -> None:
-    gone = f"mkdir {tmp_path}/gone && cd {tmp_path}/gone && rmdir {tmp_path}/gone && "
-    for line in (line_of(models, Path("out")), "$MSA evaluate t --benchmark qa --forget f --out out"):
-        ran = shell(gone + line, PYTHONPATH=str(Path.cwd()))
-        assert ran.returncode in (2, 3), ran.stderr
-        assert b"Traceback" not in ran.stderr
-    assert shell(gone + line_of(models, tmp_path / "out"), PYTHONPATH=str(Path.cwd())).returncode == 0
-    assert verify_folder(tmp_path / "out") == []
-
-
-def test_files_do_not_get_the_number_of_a_closed_stream(models: Path, tmp_path: Path) -> None:
-    assert shell(f"{line_of(models, tmp_path / 'out', '-v')} >&- 2>&- <&-").returncode == 0
-    assert verify_folder(tmp_path / "out") == []
 
 
 def test_warnings_are_on_stderr_alone(models: Path, tmp_path: Path) -> None:
@@ -129,27 +108,6 @@ def test_a_posix_locale_gets_the_same_result(models: Path, tmp_path: Path, encod
         printed = shell(f"$MSA {command.format(out=tmp_path / 'oä')}", **environment)
         assert printed.returncode == 0, printed.stderr
         assert b"Traceback" not in printed.stderr
-
-
-@pytest.mark.parametrize("environment", [{}, POSIX])
-def test_names_beyond_ascii_and_utf_8_have_no_traceback(
-    models: Path, tmp_path: Path, environment: dict[str, str]
-) -> None:
-    (tmp_path / "tä").symlink_to(models / "target")
-    line = f"$MSA merge --target {tmp_path}/tä --forget {models}/forget --out {tmp_path}/$'o\\xfe'"
-    done = shell(f"{line} --json", **environment)
-    assert done.returncode == 0, done.stderr
-    assert b"Traceback" not in done.stderr
-    assert json.loads(done.stdout)["out"] == f"{tmp_path}/o\\xfe"
-    out = Path(os.fsdecode(os.fsencode(tmp_path) + b"/o\xfe"))
-    assert verify_folder(out) == []
-    assert json.loads((out / "manifest.json").read_text("utf-8"))["sources"]["target"] == f"{tmp_path}/tä"
-    assert shell(f"$MSA verify {tmp_path}/$'o\\xfe'", **environment).returncode == 0
-    os.symlink(models / "target", os.fsencode(tmp_path) + b"/t\xff")
-    for name in ("t", "no"):
-        refused = shell(f"$MSA merge --target {tmp_path}/$'{name}\\xff' --alpha 0 --out {tmp_path}/x", **environment)
-        assert refused.returncode == 2
-        assert b"Traceback" not in refused.stderr
 
 
 LONG, HUGE = "x" * 300, "9" * 310

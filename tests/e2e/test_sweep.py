@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import shutil
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +12,10 @@ import pytest
 import yaml
 
 import msa_lite
-from msa_lite.errors import StageError
 from msa_lite.evals.engine.models import Runner
 from msa_lite.evals.scores.records import read_records
 from msa_lite.io.files.writing import hash_file, json_form
 from msa_lite.io.finished.seal import verify_folder, write_manifest
-from msa_lite.io.weights.checkpoint import load_checkpoint
 from msa_lite.report import load_report
 from msa_lite.report.choice import candidate_name
 from tests.e2e.conftest import sweep_recipe
@@ -147,48 +141,6 @@ def test_a_second_sweep_does_nothing_and_a_run_goes_on_with_the_test_rows(swept:
     assert (whole.alpha, whole.beta) == (result.choice.values["alpha"], result.choice.values["beta"])
 
 
-WATCHED: list[list[str]] = []
-"""Files of weights that were opened to be written, while somebody watches."""
-
-
-def _watch(event: str, arguments: tuple[Any, ...]) -> None:
-    if event == "open" and WATCHED and str(arguments[0]).endswith(".safetensors"):
-        mode, flags = arguments[1] or "", arguments[2] or 0
-        if set(mode) & set("wxa+") or flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
-            WATCHED[-1].append(str(arguments[0]))
-
-
-@contextmanager
-def watched() -> Iterator[list[str]]:
-    """Every file of weights that Python opens to be written."""
-    if not hasattr(sys, "_msa_lite_watches"):
-        sys.addaudithook(_watch)
-        sys._msa_lite_watches = True  # type: ignore[attr-defined]
-    WATCHED.append([])
-    try:
-        yield WATCHED[-1]
-    finally:
-        WATCHED.pop()
-
-
-def test_no_weights_are_written_before_the_winner_is_known(grid: dict[str, Any], tmp_path: Path) -> None:
-    grid["vector"] |= {"mode": "full", "learning_rate": 1e-3}
-    found: dict[str, tuple[int, set[Path]]] = {}
-    with watched() as written:
-
-        def progress(label: str, done: int, total: int) -> None:
-            weights = {path.relative_to(tmp_path / "run") for path in (tmp_path / "run").rglob("*.safetensors")}
-            found[label] = len(written), {path for path in weights if path.parts[0] != "vectors"}
-
-        result = msa_lite.sweep(grid, progress=progress)
-    assert result is not None
-    assert found["choosing alpha and beta"] == (found["validation: ideal"][0], set())
-    # The watch sees what is written: the winner is, at last, and nothing else.
-    later = written[found["choosing alpha and beta"][0] :]
-    assert [Path(name).relative_to(tmp_path / "run").parts[0] for name in later] == ["model.partial"]
-    assert result.merged.tensors_touched == len(load_checkpoint(Path(grid["target"])).tensors)
-
-
 # What a kill leaves
 
 KILLED = """
@@ -278,16 +230,6 @@ def test_a_point_that_breaks_is_recorded_and_never_chosen(
     assert "alpha 1000, beta 0.001: " in markdown
 
 
-def test_points_that_all_break_are_an_error_that_lists_them(grid: dict[str, Any], tmp_path: Path) -> None:
-    with pytest.raises(StageError, match="every candidate is broken") as error:
-        msa_lite.sweep(grid, ["forget.alpha=[1e29, 1e30]", "retain.beta=0.5"])
-    assert error.value.exit_code == 4
-    for name in ("alpha-1e+29_beta-0.5", "alpha-1e+30_beta-0.5"):
-        assert f"  {name}: the model's outputs are no numbers" in str(error.value)
-    assert not (tmp_path / "run/sweep").exists()
-    assert not (tmp_path / "run/model").exists()
-
-
 # Rules of choice, end to end
 
 
@@ -324,19 +266,3 @@ def test_tofu_is_chosen_by_on_its_validation_part(grid: dict[str, Any], caplog: 
             for folder in ("sweep/target", "evaluation/unlearned")
         )
         assert (len(seen), len(tested), seen & tested) == (1, 3, set()), name
-
-
-def test_texts_of_ones_own_are_enough_to_choose_by(grid: dict[str, Any], history: Path, tmp_path: Path) -> None:
-    for name in ("forget", "retain"):
-        rows = [json.loads(line) for line in (history / f"data/{name}.jsonl").read_text().splitlines()]
-        texts = [json.dumps({"text": f"{row['question']} {row['answer']}"}) for row in rows]
-        (tmp_path / f"{name}.jsonl").write_text("\n".join(texts) + "\n")
-        grid[name]["data"] = {"path": str(tmp_path / f"{name}.jsonl"), "format": "text"}
-    grid["evaluate"] = {"limit": 8}
-    result = msa_lite.run(grid)
-    assert result is not None
-    choice = choice_of(tmp_path / "run")
-    assert choice["rule"] == "extraction"
-    assert [(line["alpha"], line["beta"]) for line in choice["scores"]] == GRID
-    assert {report.split for report in result.reports.values()} == {"test"}
-    assert "rouge_l_f" not in result.reports["unlearned"].metrics

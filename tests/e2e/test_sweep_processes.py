@@ -94,15 +94,6 @@ def test_processes_share_a_sweep_from_nothing(path: str, meeting: list[str], alo
 
 
 @pytest.mark.slow
-def test_a_fault_of_the_recipe_ends_all_processes(path: str, tmp_path: Path) -> None:
-    done = launch(*TORCHRUN, "-m", "msa_lite", "run", path, "--until", "sweep", "forget.data.columns.question=none")
-    assert done.returncode != 0
-    assert done.stdout == ""
-    assert done.stderr.count("no column 'none'") == 1
-    assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.slow
 def test_a_process_that_is_killed_ends_the_others_and_scores_stay(
     path: str, meeting: list[str], alone: Path, tmp_path: Path
 ) -> None:

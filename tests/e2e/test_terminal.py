@@ -56,12 +56,6 @@ def test_a_run_announces_the_steps_that_it_takes_and_tells_the_loss(
     assert "Writing" not in shown.err
 
 
-def test_a_baseline_announces_the_steps_that_it_takes(small: dict[str, Any]) -> None:
-    steps = Steps()
-    msa_lite.run_baseline("npo", small, progress=steps)
-    assert list(dict.fromkeys(label for label, _ in steps.calls)) == steps.announced
-
-
 def test_a_log_has_a_line_for_each_step_and_the_warnings_at_the_end(
     recipe: dict[str, Any], tmp_path: Path, call_cli: CallCli
 ) -> None:
@@ -110,30 +104,3 @@ def test_importing_the_package_sets_the_policy_of_waiting_threads_and_nothing_el
     for environment, changes in ((unset, {"OMP_WAIT_POLICY": "PASSIVE"}), (unset | {"OMP_WAIT_POLICY": "ACTIVE"}, {})):
         done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment)
         assert done.stdout == f"{changes}\n"
-
-
-def test_a_changed_alpha_is_told_before_it_replaces_the_model(
-    recipe: dict[str, Any], caplog: pytest.LogCaptureFixture
-) -> None:
-    recipe |= {"evaluate": None}
-    model = msa_lite.run(recipe).merged.folder
-    before = (model / "manifest.json").read_text()
-
-    def stop(label: str, done: int, total: int) -> None:
-        (record,) = [record for record in caplog.records if "changed since" in record.message]
-        assert record.levelname == "WARNING"
-        assert "forget.alpha: 1.0 → 0.5" in record.message
-        assert (model / "manifest.json").read_text() == before
-        assert label == "merge"
-        raise KeyboardInterrupt
-
-    caplog.set_level("WARNING", logger="msa_lite")
-    caplog.clear()
-    msa_lite.run(recipe)
-    assert "changed since" not in caplog.text
-    with pytest.raises(KeyboardInterrupt):
-        msa_lite.run(recipe, ["forget.alpha=0.5"], progress=stop)
-    assert (model / "manifest.json").read_text() == before
-    assert msa_lite.run(recipe, ["forget.alpha=0.5"]).merged.folder == model
-    assert (model / "manifest.json").read_text() != before
-    assert not list(model.parent.glob("model.*"))

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import pytest
 
 import msa_lite
-from msa_lite.errors import StageError, UsageError
+from msa_lite.errors import StageError
 from msa_lite.train import Tracking, tracking
 from tests.e2e.conftest import sweep_recipe
 
@@ -137,13 +137,3 @@ def test_the_two_services_get_runs_of_their_own_that_end(monkeypatch: pytest.Mon
     refused = pytest.raises(StageError, match=r"wandb cannot begin a run \(no API key\)")
     with refused, trackers.fit("forget vector"):
         pass
-
-
-def test_trackers_that_are_not_installed_are_told_before_any_work(
-    learnt: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tracking, "find_spec", lambda name: None)
-    recipe = sweep_recipe(learnt, tmp_path / "run") | {"track": ["wandb", "trackio"]}
-    with pytest.raises(UsageError, match=r"track: .*not installed: pip install wandb trackio"):
-        msa_lite.sweep(recipe)
-    assert not (tmp_path / "run").exists()

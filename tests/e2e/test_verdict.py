@@ -99,15 +99,6 @@ def test_without_rows_to_keep_the_verdict_says_so_loudly_and_exits_with_0(
     assert (run_folder / "report.html").read_text().count('<article class="example">') == 10
 
 
-def test_nothing_scored_is_no_verdict(recipe: str, run_folder: Path, call_cli: CallCli) -> None:
-    status, stdout, stderr = call_cli(recipe, "evaluate=null")
-    assert (status, stdout.splitlines()[0]) == (0, "No verdict: nothing was scored (evaluate: null)."), stderr
-    assert read(run_folder)["outcome"] is None
-    text = page_text(run_folder)
-    assert "Nobody can say yet what this model has forgotten: nothing was scored (evaluate: null).\n" in text
-    assert "extraction strength" not in text, "the scores of an earlier recipe are not this run's"
-
-
 # Before the work
 
 
@@ -168,17 +159,3 @@ def test_what_a_refused_run_has_scored_is_not_scored_again(
     others = [question for question in scored if question not in forget]
     assert len(scored) - len(others) == 12, "the unlearned model alone is asked the forget rows anew"
     assert len(others) == 2 * (36 + 18), "target and unlearned model, once each"
-
-
-def test_what_was_there_before_stays_where_a_check_stops_a_run(knowing: Path, run_folder: Path) -> None:
-    recipe = other_rows(knowing, run_folder.parent) | {"output": str(run_folder)}
-    with pytest.raises(MismatchError, match="does not know the rows"):
-        msa_lite.run(recipe)
-    assert (run_folder / "model/config.json").is_file()
-
-
-def test_a_prior_that_is_the_target_itself_is_refused(knowing: Path, tmp_path: Path) -> None:
-    recipe = make_recipe(knowing, tmp_path / "run") | {"prior": str(knowing / "target")}
-    with pytest.raises(MismatchError, match="are the same model"):
-        msa_lite.run(recipe)
-    assert not (tmp_path / "run").exists()

@@ -13,7 +13,6 @@ from safetensors.torch import load_file, save_file
 
 import msa_lite
 from msa_lite.demo import HistorySettings, make_groups, make_history
-from msa_lite.errors import MismatchError, UsageError
 from msa_lite.io.console.progress import silent
 from msa_lite.io.finished.seal import verify_folder
 from msa_lite.pipeline.prepare.run import Context, msa_scope, prepare
@@ -115,23 +114,3 @@ def test_signs_that_the_ideal_shows_too_raise_no_warning(
     stage.run(silent)
     assert "take an earlier checkpoint" not in caplog.text
     assert (job.folder / "probe/cheap/ideal/report.json").is_file()
-
-
-def test_without_anything_to_compare_with_nothing_is_written(asked: dict[str, Any], tmp_path: Path) -> None:
-    asked["evaluate"] = None
-    asked["forget"]["alpha"] = 1.0
-    with pytest.raises(UsageError, match=r"give evaluate\.holdout"):
-        msa_lite.probe(asked)
-    assert not (tmp_path / "run").exists()
-    recipe = load_recipe(asked)
-    assert cheap_probe(Context.of(prepare(recipe, msa_scope(recipe)))) == []
-
-
-def test_a_checkpoint_of_another_shape_is_refused_before_any_is_asked(
-    asked: dict[str, Any], history: Path, tmp_path: Path
-) -> None:
-    models = [asked.pop("prior"), str(history / "prior")]
-    saved = [{"checkpoint": name, "step": step} for step, name in enumerate(models)]
-    with pytest.raises(MismatchError, match="cannot be its prior"):
-        msa_lite.probe(asked | {"history": {"checkpoints": saved, "exposure": 0}})
-    assert not (tmp_path / "run/probe").exists()

@@ -10,7 +10,7 @@ from tests.tools.count import code_lines, inner_arrows, totals
 CEILING = {
     "lines of the package": 36_006,
     "modules": 315,
-    "lines of the tests": 48_993,
+    "lines of the tests": 47_687,
     "words of the docs": 57_989,
     "commands": 24,
     "options": 108,
