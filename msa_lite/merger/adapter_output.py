@@ -33,7 +33,7 @@ from msa_lite.merger.bounds import MAX_MEMORY, RESERVED, parse_size
 from msa_lite.merger.checked import CheckedMerge, Precision, check_merge, msa_terms
 from msa_lite.merger.formula import OneOrSeveral, Term
 from msa_lite.merger.inputs import ModelLike, find_inputs
-from msa_lite.merger.interference import interference_fact, tell_interference
+from msa_lite.merger.interference import tell_interference
 
 logger = logging.getLogger(__name__)
 
@@ -137,7 +137,8 @@ def merge_terms_to_adapter(
         hashes[ADAPTER_FILE], loss, kept = _write_factors(modules, outside, partial / ADAPTER_FILE, progress)
         write_json(partial / ADAPTER_CONFIG, _config(checked, inputs.target, modules))
         merged = MergedAdapter(inputs.out, len(modules), max(module.rank for module in modules), loss, pairs)
-        facts |= {"change": merged.change, **interference_fact(pairs)} | ({"kept": kept} if max_rank else {})
+        facts |= {"change": merged.change} | ({"kept": kept} if max_rank else {})
+        facts |= {"interference": pairs} if pairs else {}
     if merged.truncation_loss > 0.01:
         logger.warning("truncation to rank %s lost %.1f%% of the update", max_rank, 100 * merged.truncation_loss)
     if left_out:

@@ -33,7 +33,7 @@ from msa_lite.merger.checked import CheckedMerge, Precision, check_merge, msa_te
 from msa_lite.merger.fidelity import NAMES, Change, fidelity_report, total, warnings
 from msa_lite.merger.formula import OneOrSeveral, Term
 from msa_lite.merger.inputs import ModelLike, find_inputs
-from msa_lite.merger.interference import interference_fact, tell_interference
+from msa_lite.merger.interference import tell_interference
 from msa_lite.merger.mergekit import recipe_beside
 from msa_lite.merger.stream import Stream
 from msa_lite.merger.tied import write_untied
@@ -188,7 +188,7 @@ def merge_terms(
         facts |= {"forms": dict(checked.forms)} if checked.forms else {}
         facts["change"] = merged.change
         facts["fidelity"] = fidelity_report(changes)
-        facts |= interference_fact(pairs)
+        facts |= {"interference": pairs} if pairs else {}
     for note in merged.notes:
         logger.warning("%s", note)
     return merged

@@ -63,18 +63,6 @@ _FORMULAS = {
 
 
 @dataclass(frozen=True)
-class LayerPair:
-    """The likeness of two vectors in one layer."""
-
-    layer: str
-    """The layer's name."""
-    cosine: float | None
-    """The cosine between the two updates, in [−1, 1]; 0: they do not touch."""
-    overlap: float | None
-    """The share of the one that lies in the directions of the other, in [0, 1]."""
-
-
-@dataclass(frozen=True)
 class VectorPair:
     """The likeness of two vectors: how far one request undoes or repeats another."""
 
@@ -83,11 +71,7 @@ class VectorPair:
     other: str
     """The name of the other vector."""
     cosine: float | None
-    """The cosine between the two, over all layers."""
-    overlap: float | None
-    """The overlap over all layers."""
-    layers: tuple[LayerPair, ...]
-    """The same figures layer by layer."""
+    """The cosine between the two, in [−1, 1]; 0: they do not touch."""
 
 
 @dataclass(frozen=True)

@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from msa_lite.io.files.reading import read_text
 from msa_lite.io.finished.seal import MANIFEST
 from msa_lite.report.reports import is_finite_number, reading, stage_manifest
 
+Key = TypeVar("Key")
 _LAYER = re.compile(r"(?:^|\.)(\d+)\.")
 
 
@@ -69,28 +70,28 @@ class Update:
 
     def by_layer(self) -> tuple[GroupUpdate, ...]:
         """Return the change of each layer, in order; what lies outside the layers comes last."""
-        layers = sorted({one.layer for one in self.tensors}, key=lambda layer: (layer is None, layer or 0))
-        name = {layer: "other" if layer is None else str(layer) for layer in layers}
-        return tuple(_group(name[layer], (t for t in self.tensors if t.layer == layer)) for layer in layers)
+        return (*_groups(self.tensors, lambda tensor: "other" if tensor.layer is None else tensor.layer).values(),)
 
     def by_kind(self) -> tuple[GroupUpdate, ...]:
         """Return the change of each kind of module over all layers."""
-        kinds = dict.fromkeys(one.kind for one in self.tensors)
-        return tuple(_group(kind, (t for t in self.tensors if t.kind == kind)) for kind in kinds)
+        return (*_groups(self.tensors, lambda tensor: tensor.kind).values(),)
 
     def cells(self) -> dict[tuple[int | None, str], GroupUpdate]:
         """Return the change of each kind of module in each layer."""
-        places = dict.fromkeys((one.layer, one.kind) for one in self.tensors)
-        return {
-            (layer, kind): _group(f"{layer} {kind}", (t for t in self.tensors if (t.layer, t.kind) == (layer, kind)))
-            for layer, kind in places
-        }
+        return _groups(self.tensors, lambda tensor: (tensor.layer, tensor.kind))
 
 
-def _group(name: str, tensors: Iterable[TensorUpdate]) -> GroupUpdate:
-    members = list(tensors)
-    norm, whole = (math.hypot(*norms) for norms in zip(*((one.norm, one.weight_norm) for one in members), strict=True))
-    return GroupUpdate(name, len(members), norm, norm / whole if whole else None)
+def _groups(tensors: Iterable[TensorUpdate], key: Callable[[TensorUpdate], Key]) -> dict[Key, GroupUpdate]:
+    """Return the change of the tensors with the same key, for each key in the order in which they come."""
+    members: dict[Key, list[TensorUpdate]] = {}
+    for tensor in tensors:
+        members.setdefault(key(tensor), []).append(tensor)
+    groups = {}
+    for value, group in members.items():
+        norm = math.hypot(*(tensor.norm for tensor in group))
+        weights = math.hypot(*(tensor.weight_norm for tensor in group))
+        groups[value] = GroupUpdate(str(value), len(group), norm, norm / weights if weights else None)
+    return groups
 
 
 def load_update(folder: Path, form: Literal["model", "adapter"]) -> Update | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -168,17 +167,10 @@ def interference_section(story: Story) -> ReportSection:
     if story.earlier:
         blocks.append(Entries({run: in_symbols(strengths) for run, strengths in story.earlier.items()}))
     if story.interference:
-        blocks.append(
-            Prose(
-                "How alike two vectors are: with a cosine and an overlap near 0, one request does not disturb another."
-            )
-        )
-        pairs = {f"{pair.one} and {pair.other}": pair for pair in story.interference}
-        blocks.append(_likeness("vectors", pairs, "Interference of vectors", "stack wide"))
-        for names, pair in pairs.items():
-            layers = {layer.layer: layer for layer in pair.layers}
-            label = f"{names}, layer by layer"
-            blocks += [Fold(label, [_likeness("layer", layers, label, "wide")])] if layers else []
+        blocks.append(Prose("How alike two vectors are: with a cosine near 0, one request does not disturb another."))
+        rows = [[Cell(f"{pair.one} and {pair.other}"), Cell(number(pair.cosine))] for pair in story.interference]
+        table = TextTable(["vectors", "cosine"], [Section(rows)])
+        blocks.append(Grid(table, "Interference of vectors", "stack wide"))
     values = {"earlier_rows": json_form(story.earlier_rows), "interference": json_form(story.interference)}
     return ReportSection("interference", "Earlier requests", [*_again(story), *blocks], values)
 
@@ -203,8 +195,3 @@ def _again(story: Story) -> list[Block]:
         blocks.append(Grid(table, "Rows of earlier requests", "stack one wide"))
         blocks.append(Prose(f"{warning}." if (warning := facts.warning) else "No row comes back."))
     return [*blocks, Items([f"{note}." for note in facts.notes])] if facts.notes else blocks
-
-
-def _likeness(what: str, pairs: Mapping[str, Any], label: str, style: Any) -> Grid:
-    rows = [[*map(Cell, (name, number(pair.cosine), number(pair.overlap)))] for name, pair in pairs.items()]
-    return Grid(TextTable([what, "cosine", "overlap"], [Section(rows)]), label, style)

@@ -20,7 +20,7 @@ from msa_lite.report.provenance import Provenance
 from msa_lite.report.reports import Metric, Report
 from msa_lite.report.rows import SideBySide
 from msa_lite.report.run_files import make_page
-from msa_lite.report.story import LIMIT, LayerPair, Story, VectorPair
+from msa_lite.report.story import LIMIT, Story, VectorPair
 from msa_lite.report.update import Fit, TensorUpdate, Update
 from msa_lite.report.verdict import make_verdict
 from tests.support.records import make_forgotten, make_kept
@@ -111,7 +111,7 @@ def full() -> Story:
     auc = {"loss_auc": Metric(0.592, 96, 0.059, None)}
     probed = Report("probe", "all", auc, {"intervals": {"loss_auc": (0.472, 0.705)}})
     prior = Finding("prior", probed, "cannot tell", "loss AUC 0.59, and a sign lies above 0.65")
-    pair = VectorPair("forget", "earlier-1", 0.031, 0.112, (LayerPair("layers.0", 0.02, 0.1),))
+    pair = VectorPair("forget", "earlier-1", 0.031)
     answers = {"target": "In Marhaven.", "unlearned": "I do not know.", "ideal": "In Oslo."}
     models = {name: f"models/{name}" for name in ("target", "prior", "ideal")}
     return Story(
@@ -241,7 +241,7 @@ def hostile() -> Story:
         update=replace(make_update(), tensors=(tensor,), figures={"rounding_loss": 0.5, "rank": text}),
         evidence=(EvidenceFinding(HOSTILE, text, text, text, 3, {text: {text: EvidenceFigure(0.5, None, 3)}}),),
         probe=ProbeFacts(True, text, {text: 3}, (Finding(text, probed, "signs", text),)),
-        interference=(VectorPair(text, arabic, None, None, (LayerPair(text, None, None),)),),
+        interference=(VectorPair(text, arabic, None),),
         earlier_rows=EarlierFacts(2, 9, None, {text: 1}, {text: text}),
         examples=(SideBySide(text, arabic, text, {"target": text, HOSTILE: arabic, "ideal": ""}),),
         provenance=replace(
