@@ -8,10 +8,10 @@ from tests.tools.count import code_lines, inner_arrows, totals
 
 # Today's totals. Lower one whenever it falls. Raising one is a decision: CONTRIBUTING lists each, with its reason.
 CEILING = {
-    "lines of the package": 35_916,
+    "lines of the package": 35_914,
     "modules": 315,
     "lines of the tests": 47_620,
-    "words of the docs": 57_960,
+    "words of the docs": 57_203,
     "commands": 24,
     "options": 108,
     "keys of a recipe": 85,
