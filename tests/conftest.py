@@ -117,7 +117,7 @@ def drawing() -> Iterator[Drawing]:
     """Draw pictures inside `with drawing():`, nowhere else: it takes longer than the rest of a tiny run."""
     from msa_lite.choose import choice
     from msa_lite.pipeline.run import report as reporting
-    from msa_lite.report.run_files import make_page
+    from msa_lite.report.page.run_files import make_page
 
     originals = {(choice, "write_pictures"): choice.write_pictures, (reporting, "write_page"): reporting.write_page}
 

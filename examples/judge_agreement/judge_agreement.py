@@ -36,8 +36,8 @@ from msa_lite.evals.scores.records import read_records
 from msa_lite.io.files.reading import local_path, read_bytes
 from msa_lite.io.files.writing import check_writable, digest, write_text
 from msa_lite.io.finished.seal import load_manifest
-from msa_lite.report.formats import csv_lines
-from msa_lite.report.rows import clean
+from msa_lite.report.run.rows import clean
+from msa_lite.report.tables.formats import csv_lines
 
 SHEET = "judge-sample.csv"
 COLUMNS_OF_SHEET = ("id", "question", "answer", "candidates", "choose", "letter")

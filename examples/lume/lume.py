@@ -51,7 +51,7 @@ from msa_lite.evals.verdict.bounds import Models
 from msa_lite.evals.verdict.outcome import RECITED, Yardstick, is_recited, yardstick_of_rows
 from msa_lite.io.files.reading import local_path
 from msa_lite.report import Metric
-from msa_lite.report.metrics import MEMBERSHIP, METRICS, MetricKind
+from msa_lite.report.tables.metrics import MEMBERSHIP, METRICS, MetricKind
 
 _TASKS = ("Task1", "Task2", "Task3")
 _SPLITS = ("all", "train", "validation")

@@ -9,10 +9,10 @@ from claims import NAMES, name_of
 from collect import Results, Run, seed_names
 
 from msa_lite.attack_names import ATTACKS
-from msa_lite.report.attacks import MOST_BACK, AttackedModel
-from msa_lite.report.figures import percent
-from msa_lite.report.formats import Cell, Section, TextTable, markdown
-from msa_lite.report.reports import number
+from msa_lite.report.run.attacks import MOST_BACK, AttackedModel
+from msa_lite.report.tables.formats import Cell, Section, TextTable, markdown
+from msa_lite.report.tables.reports import number
+from msa_lite.report.verdict.figures import percent
 
 SCORES: Mapping[str, tuple[str, str]] = {
     "extraction": ("quantise", "plain.extraction_strength"),

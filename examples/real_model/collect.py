@@ -17,10 +17,10 @@ from msa_lite.evals.scores.records import read_records
 from msa_lite.io.files.reading import read_object
 from msa_lite.io.files.writing import digest
 from msa_lite.report import Metric, load_report
-from msa_lite.report.attacks import ATTACKS_FOLDER, AttackFacts, facts_of
-from msa_lite.report.choice import CHOICE_FILE, candidate_name, load_choice
-from msa_lite.report.probing import load_probe
-from msa_lite.report.reports import REPORT_FILE
+from msa_lite.report.run.attacks import ATTACKS_FOLDER, AttackFacts, facts_of
+from msa_lite.report.run.choice import CHOICE_FILE, candidate_name, load_choice
+from msa_lite.report.run.probing import load_probe
+from msa_lite.report.tables.reports import REPORT_FILE
 
 MODELS = ("target", "ideal", "unlearned")
 POINTS = "hindsight"

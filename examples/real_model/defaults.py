@@ -9,8 +9,8 @@ from collect import Results
 from measures import paired
 from rules import NO, YES, further, mark
 
-from msa_lite.report.formats import Cell, Section, TextTable, markdown
-from msa_lite.report.reports import number
+from msa_lite.report.tables.formats import Cell, Section, TextTable, markdown
+from msa_lite.report.tables.reports import number
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ from tables import (
 from verdicts import verdict_counts, verdict_table
 
 from msa_lite.io.files.writing import write_text
-from msa_lite.report.formats import escape_markdown
+from msa_lite.report.tables.formats import escape_markdown
 
 WORDS = (
     "Prior, target, ideal: the checkpoint from before, the finished model, and one that never saw the rows to forget",

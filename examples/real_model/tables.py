@@ -13,8 +13,8 @@ from figures import grid_means
 from measures import FORGET, MEASURES, RETAIN, measure, reference, works
 from rules import UNKNOWN, Claim, mark
 
-from msa_lite.report.formats import Cell, Section, TextTable, markdown
-from msa_lite.report.reports import number
+from msa_lite.report.tables.formats import Cell, Section, TextTable, markdown
+from msa_lite.report.tables.reports import number
 
 GROUPS = {
     "lora": "LoRA: rank, rate and modules; 4 bits",

@@ -14,9 +14,9 @@ from claims import name_of
 from collect import ROW_SCORES, Point, Results, Scores
 
 from msa_lite.evals.benchmarks.qa import Qa
-from msa_lite.report.figures import Bound, percent
-from msa_lite.report.formats import Cell, Section, TextTable, markdown
-from msa_lite.report.verdict import Verdict, make_verdict
+from msa_lite.report.tables.formats import Cell, Section, TextTable, markdown
+from msa_lite.report.verdict.figures import Bound, percent
+from msa_lite.report.verdict.verdict import Verdict, make_verdict
 
 
 def verdict_of(point: Point) -> Verdict | None:

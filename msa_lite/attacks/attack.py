@@ -18,7 +18,7 @@ from msa_lite.io.console.progress import Progress, silent
 from msa_lite.io.files.writing import digest
 from msa_lite.io.weights.checkpoint import load_checkpoint
 from msa_lite.io.weights.hub import Source
-from msa_lite.report.metrics import metric_kind
+from msa_lite.report.tables.metrics import metric_kind
 
 
 @dataclass(frozen=True)

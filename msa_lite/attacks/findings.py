@@ -19,7 +19,7 @@ from msa_lite.evals.benchmarks.benchmark import Record, Records, column
 from msa_lite.evals.engine import scoring
 from msa_lite.evals.verdict.outcome import LEAST
 from msa_lite.report import Metric
-from msa_lite.report.attacks import AttackControl, AttackedModel, Gain, Overshoot, TrialResult
+from msa_lite.report.run.attacks import AttackControl, AttackedModel, Gain, Overshoot, TrialResult
 
 TrialRecords = Mapping[str, Records]
 """The records of an attack on one model: by trial, then by set."""

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 from msa_lite.budget.needs import Need
 from msa_lite.budget.speed import Device
 from msa_lite.io.console.progress import about, readable
-from msa_lite.report.formats import Cell, Section, TextTable
+from msa_lite.report.tables.formats import Cell, Section, TextTable
 
 MARGIN = 0.05  # the error of a prediction that a refusal allows for
 _CERTAIN = ("weights", "adapters", "gradients", "optimizer")  # the parts that follow from headers alone

@@ -17,8 +17,8 @@ from msa_lite.choose.search import StrengthSearch
 from msa_lite.choose.validation import Validation
 from msa_lite.errors import NotFiniteError
 from msa_lite.io.finished.seal import MANIFEST
-from msa_lite.report.choice import Values
-from msa_lite.report.reports import REPORT_FILE, load_report
+from msa_lite.report.run.choice import Values
+from msa_lite.report.tables.reports import REPORT_FILE, load_report
 
 logger = logging.getLogger(__name__)
 

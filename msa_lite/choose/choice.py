@@ -21,7 +21,8 @@ from msa_lite.io.files.writing import canonical_json, write_json, write_text
 from msa_lite.io.finished.manifest import is_finished, partial_folder, stage_folder
 from msa_lite.io.finished.seal import load_manifest
 from msa_lite.report import REPORT_FILE, load_report
-from msa_lite.report.choice import (
+from msa_lite.report.page.maps import write_pictures
+from msa_lite.report.run.choice import (
     CHOICE_FILE,
     CHOICE_TABLE,
     Choice,
@@ -31,7 +32,6 @@ from msa_lite.report.choice import (
     points_csv,
     points_markdown,
 )
-from msa_lite.report.maps import write_pictures
 from msa_lite.strengths import Strengths
 
 logger = logging.getLogger(__name__)

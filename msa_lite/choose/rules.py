@@ -15,9 +15,9 @@ from typing import Any, Literal
 from msa_lite.benchmarks import paper_scores
 from msa_lite.errors import DataError, UsageError, join_faults, nearest
 from msa_lite.evals.verdict.outcome import Standing
-from msa_lite.report.choice import EXTRACTION, LEAVES_OUT
-from msa_lite.report.metrics import metric_kind
-from msa_lite.report.verdict import MARGINS, Margins, is_forgotten
+from msa_lite.report.run.choice import EXTRACTION, LEAVES_OUT
+from msa_lite.report.tables.metrics import metric_kind
+from msa_lite.report.verdict.verdict import MARGINS, Margins, is_forgotten
 
 Metrics = Mapping[str, float | None]
 """Values of metrics by name; None where a metric cannot be given."""

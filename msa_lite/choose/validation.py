@@ -20,9 +20,9 @@ from msa_lite.evals.scores.evaluation import NO_JUDGE, ideal_identity, read_sets
 from msa_lite.evals.scores.records import read_records, run_items, write_records
 from msa_lite.evals.verdict.outcome import Standing, stand, yardstick_of_rows
 from msa_lite.report import Report, load_report, write_report
-from msa_lite.report.choice import WHOLE
-from msa_lite.report.metrics import MEMBERSHIP, metric_kind
-from msa_lite.report.reports import REPORT_FILE
+from msa_lite.report.run.choice import WHOLE
+from msa_lite.report.tables.metrics import MEMBERSHIP, metric_kind
+from msa_lite.report.tables.reports import REPORT_FILE
 
 logger = logging.getLogger(__name__)
 

@@ -38,8 +38,8 @@ def attack_command(
     """
     from msa_lite.cli.output import print_dry_run, print_json, print_table, progress_bars, quieten_libraries
     from msa_lite.pipeline.verbs.attack import attack, dry_attack
-    from msa_lite.report.attacks import HOLDOUT_LIMIT
-    from msa_lite.report.evidence_sections import GAIN_MEANING, attack_table
+    from msa_lite.report.page.evidence_sections import GAIN_MEANING, attack_table
+    from msa_lite.report.run.attacks import HOLDOUT_LIMIT
 
     quieten_libraries(verbose)
     names = read_names(attacks)

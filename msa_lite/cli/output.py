@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from msa_lite.pipeline.verbs.run import RunResult
     from msa_lite.publish.upload import Published
     from msa_lite.report import Report
-    from msa_lite.report.formats import TextTable
-    from msa_lite.report.rows import RowList
+    from msa_lite.report.run.rows import RowList
+    from msa_lite.report.tables.formats import TextTable
 
 
 OUTCOME_STYLES = {"PASS": "bold green", "PARTLY": "bold yellow", "FAIL": "bold red"}
@@ -134,7 +134,7 @@ def print_reports(reports: Mapping[str, Report], title: str) -> None:
 
 def print_table(table: TextTable, dense: bool = False) -> None:
     """Print a table and its notes on stdout, in full width where no terminal sets one."""
-    from msa_lite.report.formats import terminal_table
+    from msa_lite.report.tables.formats import terminal_table
 
     console = make_console()
     if not console.is_terminal:
@@ -146,7 +146,7 @@ def print_dry_run(result: DryRun, as_json: bool) -> None:
     """Print a dry run on stdout, as JSON or as a table with remarks."""
     from rich.text import Text
 
-    from msa_lite.report.formats import Cell, Section, TextTable
+    from msa_lite.report.tables.formats import Cell, Section, TextTable
 
     if as_json:
         print_json(result)
@@ -178,7 +178,7 @@ def print_rows(rows: RowList) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from msa_lite.report.rows import row_lines
+    from msa_lite.report.run.rows import row_lines
 
     console = make_console()
     print_wrapped(Text(rows.headline, "bold"))
@@ -264,7 +264,7 @@ def print_published(published: Published) -> None:
 
 
 def _print_examples(result: RunResult) -> None:
-    from msa_lite.report.rows import examples_text
+    from msa_lite.report.run.rows import examples_text
 
     if result.examples:
         click.echo(f"\nSome questions, and what the models say:\n\n{examples_text(result.examples)}\n")

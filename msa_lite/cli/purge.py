@@ -94,7 +94,7 @@ def _print_remarks(title: str, remarks: Sequence[Remark]) -> None:
 
 def _print_end(result: Purge) -> None:
     from msa_lite.pipeline.purge.purge import AFTER, purge_command
-    from msa_lite.report.provenance import PURGED_FILE
+    from msa_lite.report.run.provenance import PURGED_FILE
 
     if not result.holdings:
         return

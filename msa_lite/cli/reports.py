@@ -10,7 +10,7 @@ import click
 from msa_lite.cli.help import Command, read_names, takes_json, takes_run
 
 if TYPE_CHECKING:
-    from msa_lite.report.story import Story
+    from msa_lite.report.run.story import Story
 
 
 @click.command(cls=Command)
@@ -35,7 +35,7 @@ def report_command(run: Path, show_examples: bool, rows: bool, as_json: bool) ->
     """
     from msa_lite.cli.output import print_json
     from msa_lite.pipeline.run.report import report_run
-    from msa_lite.report.run_files import run_json
+    from msa_lite.report.page.run_files import run_json
 
     story = report_run(run, show_examples, rows)
     if as_json:

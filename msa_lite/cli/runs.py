@@ -147,7 +147,7 @@ def _fit_vectors(invocation: Invocation) -> None:
 def _choose(invocation: Invocation) -> None:
     from msa_lite.cli.output import print_json, print_model, print_table
     from msa_lite.pipeline.verbs.run import sweep
-    from msa_lite.report.choice import terminal_points
+    from msa_lite.report.run.choice import terminal_points
 
     result = invocation.call(sweep)
     if invocation.as_json:
@@ -205,7 +205,7 @@ def probe_command(invocation: Invocation) -> None:
     """
     from msa_lite.cli.output import print_json, print_table
     from msa_lite.pipeline.run.probe import probe
-    from msa_lite.report.formats import Cell, Section, TextTable
+    from msa_lite.report.tables.formats import Cell, Section, TextTable
 
     result = invocation.call(probe)
     if invocation.as_json:

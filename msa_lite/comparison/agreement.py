@@ -11,7 +11,7 @@ from msa_lite.comparison.entries import Entry
 from msa_lite.comparison.published import PublishedTable
 from msa_lite.errors import MismatchError, join_faults
 from msa_lite.report import Report
-from msa_lite.report.metrics import metric_kind
+from msa_lite.report.tables.metrics import metric_kind
 
 if TYPE_CHECKING:
     pass

@@ -8,7 +8,7 @@ from dataclasses import replace
 from msa_lite.comparison.agreement import TEST, judge_of
 from msa_lite.comparison.entries import Entry
 from msa_lite.comparison.published import PublishedTable
-from msa_lite.report.reports import heading, notes
+from msa_lite.report.tables.reports import heading, notes
 
 _RULE = (
     "in brackets: the ratio to the ideal's value, as in the MSA paper (↑ value / ideal, ↓ ideal / value); +100% means "

@@ -15,9 +15,9 @@ from msa_lite.comparison.entries import SECTIONS, Entry, Role, read_entries, set
 from msa_lite.comparison.published import PublishedTable, Ratio, best_values, load_published, ratios
 from msa_lite.errors import UsageError, nearest
 from msa_lite.evidence_names import evidence_metric
-from msa_lite.report.formats import Cell, Section, TextTable, csv_lines, html_page, latex, markdown
-from msa_lite.report.metrics import ATTACKED, EARLIER_GROUP, EVIDENT, metric_kind
-from msa_lite.report.reports import Report, heading, number
+from msa_lite.report.tables.formats import Cell, Section, TextTable, csv_lines, html_page, latex, markdown
+from msa_lite.report.tables.metrics import ATTACKED, EARLIER_GROUP, EVIDENT, metric_kind
+from msa_lite.report.tables.reports import Report, heading, number
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from msa_lite.errors import UsageError, nearest
-from msa_lite.report.metrics import metric_kind
-from msa_lite.report.reports import Metric
+from msa_lite.report.tables.metrics import metric_kind
+from msa_lite.report.tables.reports import Metric
 
 
 @dataclass(frozen=True)

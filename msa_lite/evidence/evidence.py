@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from msa_lite.evals.benchmarks.benchmark import Benchmark, Item, Record
 from msa_lite.io.console.progress import Progress, silent
 from msa_lite.io.weights.hub import Source
-from msa_lite.report.evidence import EvidenceFinding
+from msa_lite.report.run.evidence import EvidenceFinding
 
 MODELS = ("target", "ideal", "unlearned")
 """The models that evidence is about, in the order of tables."""

@@ -44,7 +44,7 @@ from msa_lite.evals.engine.hidden_states import predicting_places
 from msa_lite.evals.engine.models import Runner, load_model
 from msa_lite.evidence.evidence import EvidenceKind, Scene
 from msa_lite.io.console.progress import Progress, silent
-from msa_lite.report.evidence import UNDECIDED, EvidenceFigure, EvidenceFinding
+from msa_lite.report.run.evidence import UNDECIDED, EvidenceFigure, EvidenceFinding
 
 LEVEL = 0.05  # of significance; fixed before any model was looked at
 _ROWS = 200  # of each side, a seeded sample

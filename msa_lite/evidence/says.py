@@ -39,8 +39,8 @@ from msa_lite.evals.verdict.bounds import effective_rows, share_interval, unit_o
 from msa_lite.evidence.evidence import MODELS, EvidenceKind, Scene
 from msa_lite.evidence_names import ANSWER_KINDS
 from msa_lite.io.console.progress import Progress, silent
-from msa_lite.report.evidence import EvidenceFigure, EvidenceFinding, undecided
-from msa_lite.report.figures import percent
+from msa_lite.report.run.evidence import EvidenceFigure, EvidenceFinding, undecided
+from msa_lite.report.verdict.figures import percent
 
 _WORD = re.compile(r"[^\W\d_]+")
 _REFERENCES = 8  # right answers with a loss, for their quartiles to mean anything

@@ -38,9 +38,9 @@ from msa_lite.publish.private import (
     text_faults,
     weight_faults,
 )
-from msa_lite.report.card import SWITCH, UNDO, model_card, side_of
-from msa_lite.report.front_matter import CardOptions, is_local, is_word
-from msa_lite.report.verdict import VERDICT_FILE
+from msa_lite.report.card.card import SWITCH, UNDO, model_card, side_of
+from msa_lite.report.card.front_matter import CardOptions, is_local, is_word
+from msa_lite.report.verdict.verdict import VERDICT_FILE
 
 FORMS = ("model", "adapter")
 _MODEL_FILES = (

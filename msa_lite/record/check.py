@@ -24,7 +24,7 @@ from msa_lite.record.seal import (
     record_hash,
     signing_command,
 )
-from msa_lite.report.provenance import RECIPE_FILE
+from msa_lite.report.run.provenance import RECIPE_FILE
 
 
 def reach_earlier(folder: Path) -> list[Path]:

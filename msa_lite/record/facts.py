@@ -16,9 +16,9 @@ from msa_lite.io.weights.hub import content_files, revision_of
 from msa_lite.record.schema import EarlierRecord, FileHash, Judgement, Removal, ResultWeights, VectorWeights
 from msa_lite.record.seal import KEY_FILE, RECORD_FILE, SIGNATURE_FILE, load_record, record_hash, store_record
 from msa_lite.report import REPORT_FILE
-from msa_lite.report.attacks import ATTACKS_FOLDER
-from msa_lite.report.provenance import RECIPE_FILE
-from msa_lite.report.verdict import VERDICT_FILE
+from msa_lite.report.run.attacks import ATTACKS_FOLDER
+from msa_lite.report.run.provenance import RECIPE_FILE
+from msa_lite.report.verdict.verdict import VERDICT_FILE
 
 logger = logging.getLogger(__name__)
 

@@ -1,6 +1,6 @@
 """Define metrics and reports, the tables made of them, and the verdict."""
 
-from msa_lite.report.reports import (
+from msa_lite.report.tables.reports import (
     REPORT_FILE,
     Metric,
     Report,

@@ -13,13 +13,13 @@ from msa_lite.io.files.writing import json_form
 from msa_lite.pipeline.ask import MergedPoints, Panel
 from msa_lite.pipeline.run.folder import RunFolder
 from msa_lite.pipeline.run.report import forget_rows
-from msa_lite.report.choice import Choice, MetricsByName, Values
-from msa_lite.report.maps import forget_retain_pair
-from msa_lite.report.provenance import RECIPE_FILE
-from msa_lite.report.reports import heading, metric_kind
-from msa_lite.report.rows import ListedRow
-from msa_lite.report.run_files import PAGE_FILE
-from msa_lite.report.story import Story, load_story
+from msa_lite.report.page.maps import forget_retain_pair
+from msa_lite.report.page.run_files import PAGE_FILE
+from msa_lite.report.run.choice import Choice, MetricsByName, Values
+from msa_lite.report.run.provenance import RECIPE_FILE
+from msa_lite.report.run.rows import ListedRow
+from msa_lite.report.run.story import Story, load_story
+from msa_lite.report.tables.reports import heading, metric_kind
 
 _MODELS = ("target", "unlearned", "ideal")
 _LEAST_RANGE = 2.0  # of a slider: stronger than nearly all choices

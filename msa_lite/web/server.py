@@ -23,8 +23,8 @@ from typing import Any
 from msa_lite.errors import MsaError, UsageError
 from msa_lite.io.console.libraries import require
 from msa_lite.pipeline.ask import Panel, open_panel
-from msa_lite.report.charts import COLOURS_FILE
-from msa_lite.report.run_files import PAGE_FILE
+from msa_lite.report.page.charts import COLOURS_FILE
+from msa_lite.report.page.run_files import PAGE_FILE
 from msa_lite.strengths import Strengths
 from msa_lite.web.desk import Desk, Emit, OpenQuestion
 from msa_lite.web.facts import page_facts

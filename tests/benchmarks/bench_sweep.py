@@ -56,7 +56,7 @@ from msa_lite.pipeline.run.scores import validation_of
 from msa_lite.pipeline.stages.stage import execute
 from msa_lite.recipe import Recipe
 from msa_lite.report import load_report
-from msa_lite.report.choice import candidate_name
+from msa_lite.report.run.choice import candidate_name
 from msa_lite.train.model import make_config, texts_of, train_tokenizer
 
 VECTORS = ("forget", "retain")

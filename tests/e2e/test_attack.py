@@ -18,7 +18,7 @@ from msa_lite.pipeline.run.report import write_run_report
 from msa_lite.record.check import check_record
 from msa_lite.record.seal import load_record
 from msa_lite.report import load_report
-from msa_lite.report.attacks import AttackFacts, facts_of
+from msa_lite.report.run.attacks import AttackFacts, facts_of
 from tests.e2e.conftest import FEW, QUICK, CallCli
 from tests.support.pages import page_text
 

@@ -23,7 +23,7 @@ from msa_lite.pipeline.prepare.run import msa_scope, prepare
 from msa_lite.pipeline.run.folder import open_run
 from msa_lite.pipeline.verbs.lists import find_verb
 from msa_lite.recipe import load_recipe
-from msa_lite.report.attacks import AttackFacts
+from msa_lite.report.run.attacks import AttackFacts
 from tests.e2e.conftest import FEW, QUICK, CallCli
 from tests.support.pages import page_text
 

@@ -24,7 +24,7 @@ from msa_lite.io.files.writing import hash_file, json_form
 from msa_lite.io.finished.seal import load_manifest, verify_folder
 from msa_lite.io.weights.hub import fetch
 from msa_lite.pipeline.verbs.run import RunResult
-from msa_lite.report.choice import candidate_name
+from msa_lite.report.run.choice import candidate_name
 from tests.e2e.conftest import CallCli, tiny_recipe
 from tests.support.pages import page_text
 

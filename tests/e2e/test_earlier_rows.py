@@ -15,8 +15,8 @@ from msa_lite.pipeline.prepare import removed
 from msa_lite.pipeline.prepare.run import Run, msa_scope, prepare
 from msa_lite.pipeline.purge.purge import purge
 from msa_lite.recipe import load_recipe
-from msa_lite.report.comeback import EarlierFacts
-from msa_lite.report.story import load_story
+from msa_lite.report.run.story import load_story
+from msa_lite.report.verdict.comeback import EarlierFacts
 from tests.e2e.conftest import CallCli, tiny_recipe
 from tests.support.pages import page_text
 

@@ -13,7 +13,7 @@ import pytest
 from msa_lite.benchmarks import BENCHMARKS
 from msa_lite.evals.benchmarks.benchmark import BenchmarkSettings
 from msa_lite.report import load_report
-from msa_lite.report.metrics import METRICS
+from msa_lite.report.tables.metrics import METRICS
 from tests.support.benchmark_data import make_prompter
 
 EXAMPLE = Path(__file__).parents[2] / "examples/lume"

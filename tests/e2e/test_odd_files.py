@@ -17,7 +17,7 @@ from msa_lite.pipeline.run.folder import open_run
 from msa_lite.pipeline.run.report import REPORT_FILES, report_run
 from msa_lite.pipeline.verbs.lists import find_verb
 from msa_lite.record.check import check_record
-from msa_lite.report.provenance import PURGED_FILE, RECIPE_FILE
+from msa_lite.report.run.provenance import PURGED_FILE, RECIPE_FILE
 
 READERS: dict[str, Callable[[Path], object]] = {
     "report": lambda run: report_run(run, show_examples=True, rows=True),

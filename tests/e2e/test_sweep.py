@@ -17,7 +17,7 @@ from msa_lite.evals.scores.records import read_records
 from msa_lite.io.files.writing import hash_file, json_form
 from msa_lite.io.finished.seal import verify_folder, write_manifest
 from msa_lite.report import load_report
-from msa_lite.report.choice import candidate_name
+from msa_lite.report.run.choice import candidate_name
 from tests.e2e.conftest import sweep_recipe
 from tests.support.drawing import Drawing
 from tests.support.pages import page_text

@@ -11,7 +11,7 @@ import pytest
 
 import msa_lite
 from msa_lite.io.files.writing import hash_file
-from msa_lite.report.provenance import load_provenance
+from msa_lite.report.run.provenance import load_provenance
 from tests.e2e.conftest import FEW, CallCli
 from tests.support.pages import page_text
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from msa_lite.attack_names import ATTACKS
-from msa_lite.report.attacks import AttackedModel, AttackFacts, AttackResult, TrialResult, attack_report
+from msa_lite.report.run.attacks import AttackedModel, AttackFacts, AttackResult, TrialResult, attack_report
 
 FORGET = ("rouge_l_f", "probability_f", "extraction_strength", "accuracy_f")
 RETAIN = ("rouge_l_r", "probability_r", "extraction_strength_r", "accuracy_r")

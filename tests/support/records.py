@@ -7,7 +7,7 @@ from typing import Any
 
 from msa_lite.evals.scores.records import write_records
 from msa_lite.report import Metric, Report, write_report
-from msa_lite.report.figures import Bound, Forgotten, Kept
+from msa_lite.report.verdict.figures import Bound, Forgotten, Kept
 
 
 def around(value: float, half: float = 0.02) -> Bound:

@@ -25,10 +25,10 @@ from msa_lite.record.facts import (
 from msa_lite.record.schema import ModelWeights, Removal
 from msa_lite.record.seal import KEY_FILE, RowContent, make_key
 from msa_lite.report import Metric, Report, write_report
-from msa_lite.report.choice import candidate_name
-from msa_lite.report.provenance import WITH_VECTORS
-from msa_lite.report.stages import StageList, write_stages
-from msa_lite.report.verdict import make_verdict, write_verdict
+from msa_lite.report.run.choice import candidate_name
+from msa_lite.report.run.provenance import WITH_VECTORS
+from msa_lite.report.run.stages import StageList, write_stages
+from msa_lite.report.verdict.verdict import make_verdict, write_verdict
 from tests.support.records import make_forgotten, make_kept, make_report
 
 ROWS: list[RowContent] = [

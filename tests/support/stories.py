@@ -10,19 +10,19 @@ from pathlib import Path
 from typing import Any
 
 from msa_lite.io.files.writing import json_form
-from msa_lite.report.choice import Candidate, Choice
-from msa_lite.report.comeback import EarlierFacts
-from msa_lite.report.evidence import EvidenceFigure, EvidenceFinding, undecided
-from msa_lite.report.figures import Bound
-from msa_lite.report.metrics import metric_kind
-from msa_lite.report.probing import Finding, ProbeFacts
-from msa_lite.report.provenance import Provenance
-from msa_lite.report.reports import Metric, Report
-from msa_lite.report.rows import SideBySide
-from msa_lite.report.run_files import make_page
-from msa_lite.report.story import LIMIT, Story, VectorPair
-from msa_lite.report.update import Fit, TensorUpdate, Update
-from msa_lite.report.verdict import make_verdict
+from msa_lite.report.page.run_files import make_page
+from msa_lite.report.run.choice import Candidate, Choice
+from msa_lite.report.run.evidence import EvidenceFigure, EvidenceFinding, undecided
+from msa_lite.report.run.probing import Finding, ProbeFacts
+from msa_lite.report.run.provenance import Provenance
+from msa_lite.report.run.rows import SideBySide
+from msa_lite.report.run.story import LIMIT, Story, VectorPair
+from msa_lite.report.run.update import Fit, TensorUpdate, Update
+from msa_lite.report.tables.metrics import metric_kind
+from msa_lite.report.tables.reports import Metric, Report
+from msa_lite.report.verdict.comeback import EarlierFacts
+from msa_lite.report.verdict.figures import Bound
+from msa_lite.report.verdict.verdict import make_verdict
 from tests.support.records import make_forgotten, make_kept
 
 VALUES = {

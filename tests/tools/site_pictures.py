@@ -268,7 +268,7 @@ def draw_diagrams(folder: Path = PICTURES) -> list[Path]:
 def draw_run(run: Path, folder: Path = PICTURES) -> None:
     """Draw before_after.svg from the answers of a finished run; take report.png of its report, web.png of its page."""
     from msa_lite.pipeline.run.report import report_run
-    from msa_lite.report.run_files import run_json
+    from msa_lite.report.page.run_files import run_json
 
     with tempfile.TemporaryDirectory() as temporary:
         copy = Path(temporary) / run.name  # the examples must not stay in the report of the run

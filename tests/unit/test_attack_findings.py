@@ -11,7 +11,7 @@ from msa_lite.attacks.attack import Measure, Trial
 from msa_lite.attacks.depth import Depth
 from msa_lite.attacks.findings import TrialRecords, judge_model, judge_trial, mean_values, measured
 from msa_lite.evals.engine.scoring import membership_auc
-from msa_lite.report.attacks import (
+from msa_lite.report.run.attacks import (
     FEWEST_ROWS,
     AttackedModel,
     Gain,

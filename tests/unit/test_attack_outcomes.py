@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from msa_lite.report.attacks import (
+from msa_lite.report.page.evidence_sections import attack_table, trial_table
+from msa_lite.report.run.attacks import (
     FEWEST_ROWS,
     AttackedModel,
     AttackFacts,
@@ -21,7 +22,6 @@ from msa_lite.report.attacks import (
     facts_of,
     load_attacks,
 )
-from msa_lite.report.evidence_sections import attack_table, trial_table
 
 
 def gained(share: float, gain: float, low: float, high: float) -> TrialResult:

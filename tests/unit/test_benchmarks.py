@@ -23,7 +23,7 @@ ALLOWED = {
     "evals/judge/prompts.py": "what a judge is asked; manifests hold the hash of all prompts",
     "evals/judge/wording.py": "the words that a judge is asked in",
     "pipeline/table/rows.py": "the data that their tables read",
-    "report/metrics.py": "the papers that define metrics",
+    "report/tables/metrics.py": "the papers that define metrics",
 }
 NAMED = re.compile(r"tofu|muse|restor(?![ei])", re.IGNORECASE)  # but not: restore, restoring
 

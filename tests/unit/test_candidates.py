@@ -19,7 +19,7 @@ from msa_lite.data import Prompter, Template
 from msa_lite.errors import NotFiniteError, StageError
 from msa_lite.evals.benchmarks.qa import Qa
 from msa_lite.report import Metric, Report, load_report, write_report
-from msa_lite.report.choice import candidate_name
+from msa_lite.report.run.choice import candidate_name
 from tests.support.models import tiny_tokenizer
 from tests.support.records import write_shares
 

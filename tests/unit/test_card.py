@@ -12,9 +12,9 @@ from msa_lite.errors import OutputError
 from msa_lite.io.finished.seal import CARD_FILE, load_manifest, verify_folder
 from msa_lite.merger import Term, merge, merge_terms
 from msa_lite.merger.checked import Precision
-from msa_lite.report.card import model_card
-from msa_lite.report.citation import PAPER_URL
-from msa_lite.report.front_matter import CardOptions, read_target_card
+from msa_lite.report.card.card import model_card
+from msa_lite.report.card.citation import PAPER_URL
+from msa_lite.report.card.front_matter import CardOptions, read_target_card
 from tests.support.merges import COMMIT, OUTCOME, add_outcome, make_merge, write_parts
 
 LLAMA = "---\nlicense: llama3.2\nlanguage:\n- en\n- de\npipeline_tag: text-generation\nbase_model: x/y\n---\n# Theirs\n"

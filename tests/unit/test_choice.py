@@ -25,8 +25,9 @@ from msa_lite.io.finished.manifest import stage_folder
 from msa_lite.io.finished.seal import verify_folder
 from msa_lite.pipeline.run.msa import merge_arguments
 from msa_lite.recipe import load_recipe
-from msa_lite.report import Metric, Report, load_report, maps, write_report
-from msa_lite.report.choice import candidate_name
+from msa_lite.report import Metric, Report, load_report, write_report
+from msa_lite.report.page import maps
+from msa_lite.report.run.choice import candidate_name
 from tests.support.benchmark_data import make_tofu
 from tests.support.models import tiny_tokenizer
 from tests.support.records import write_shares

@@ -24,7 +24,7 @@ from msa_lite.errors import Faults, MismatchError, MsaError, StageError, UsageEr
 from msa_lite.io.console.display import Notices
 from msa_lite.io.files.writing import disk_fault
 from msa_lite.recipe import load_recipe
-from msa_lite.report.formats import Cell, Section, TextTable
+from msa_lite.report.tables.formats import Cell, Section, TextTable
 
 Call = Callable[..., tuple[int, str, str]]
 

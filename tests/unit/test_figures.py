@@ -10,8 +10,8 @@ import pytest
 from msa_lite.evals.benchmarks.qa import Qa
 from msa_lite.io.files.writing import json_form
 from msa_lite.report import Metric, Report
-from msa_lite.report.figures import Bound, Forgotten, Kept, basis_of, counts_sentence, first_sentence
-from msa_lite.report.verdict import make_verdict
+from msa_lite.report.verdict.figures import Bound, Forgotten, Kept, basis_of, counts_sentence, first_sentence
+from msa_lite.report.verdict.verdict import make_verdict
 from tests.support.records import known, text
 
 FORGOTTEN = Forgotten(48, {"target": 48, "unlearned": 2, "ideal": 1, "holdout": 3, "prior": 0}, "ideal", 48, changed=47)

@@ -24,7 +24,7 @@ from msa_lite.merger import adapter_output as adapter
 from msa_lite.merger import merge, merge_adapters, model
 from msa_lite.record.facts import hash_files, hashed_revision
 from msa_lite.report import Report
-from msa_lite.report.provenance import is_report_of
+from msa_lite.report.run.provenance import is_report_of
 from msa_lite.train import FitSettings, KeptEpochs, Until, VectorFit, fit_vector
 from tests.support.fits import ragged_rows
 from tests.support.identity import (

@@ -84,6 +84,13 @@ FOLDERS = {
         "benchmarks": {"engine", "judge", "verdict"},
         "scores": {"benchmarks", "engine", "judge"},
     },
+    "report": {
+        "tables": set[str](),
+        "verdict": {"tables"},
+        "run": {"tables", "verdict"},
+        "card": {"run", "tables"},
+        "page": {"card", "run", "tables", "verdict"},
+    },
     "pipeline": {
         "prepare": set[str](),
         "stages": {"prepare"},

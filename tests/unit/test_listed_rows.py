@@ -14,8 +14,8 @@ from msa_lite.evals.benchmarks.benchmark import benchmark_class
 from msa_lite.evals.scores.records import list_rows, write_records
 from msa_lite.io.finished.manifest import stage_folder
 from msa_lite.pipeline.run.report import report_run
-from msa_lite.report.provenance import PURGED_FILE
-from msa_lite.report.rows import RowList, row_lines
+from msa_lite.report.run.provenance import PURGED_FILE
+from msa_lite.report.run.rows import RowList, row_lines
 from tests.support.records import known, question, text, unknown
 from tests.support.runs import make_run_folder
 

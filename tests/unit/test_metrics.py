@@ -20,8 +20,8 @@ from msa_lite.evals.benchmarks.tofu import Tofu
 from msa_lite.evals.scores.probe import Probe
 from msa_lite.evidence_names import EVIDENCE, evidence_metric
 from msa_lite.report import Metric
-from msa_lite.report.metrics import GROUPS, METRICS, attack_metric, metric_kind
-from msa_lite.report.reports import heading
+from msa_lite.report.tables.metrics import GROUPS, METRICS, attack_metric, metric_kind
+from msa_lite.report.tables.reports import heading
 from tests.tools.arrows import PACKAGE, sources
 from tests.tools.pages import metrics_page
 
@@ -108,7 +108,7 @@ def test_the_table_as_markdown_has_one_row_a_metric() -> None:
 
 # Modules that may name a metric: benchmarks and attacks make them (or hold scores of the same name), rules weigh them.
 NAMING = {
-    "report/metrics.py": "the table",
+    "report/tables/metrics.py": "the table",
     "benchmarks.py": "what a benchmark shows, and the weights of its selection scores",
     "choose/rules.py": "what a rule measures on the forget set, and of which a usable model keeps something",
     "choose/choice.py": "metrics that show that there are retain rows",

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from msa_lite.report.charts import Chart, draw
-from msa_lite.report.reports import number
-from msa_lite.report.run_files import make_page, write_page
+from msa_lite.report.page.charts import Chart, draw
+from msa_lite.report.page.run_files import make_page, write_page
+from msa_lite.report.tables.reports import number
 from tests.support.stories import HOSTILE, STORIES, full, make_choice, page_of, unfinished
 
 _EMPTY = {"meta", "link", "br", "img", "hr", "input"}

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from msa_lite.report import Metric
-from msa_lite.report.choice import Candidate, Choice
-from msa_lite.report.maps import forget_retain_pair, sweep_chart, write_pictures
+from msa_lite.report.page.maps import forget_retain_pair, sweep_chart, write_pictures
+from msa_lite.report.run.choice import Candidate, Choice
 
 GRID = [(a, b) for a in (0.0, 0.5, 1.0) for b in (0.0, 1.0, 2.0)]
 Points = Collection[tuple[float, float]]

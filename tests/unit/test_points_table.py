@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from msa_lite.report import Metric
-from msa_lite.report.choice import Candidate, Choice, points_csv, points_markdown, shown_metrics, terminal_points
-from msa_lite.report.formats import terminal_table
+from msa_lite.report.run.choice import Candidate, Choice, points_csv, points_markdown, shown_metrics, terminal_points
+from msa_lite.report.tables.formats import terminal_table
 
 
 def metric(value: float | None, up: bool = False, n: int = 60, stderr: float | None = 0.02) -> Metric:

@@ -17,7 +17,7 @@ from msa_lite.io.files.writing import json_form
 from msa_lite.io.finished.seal import verify_folder
 from msa_lite.io.weights.hub import fetch
 from msa_lite.report import Metric, Report, load_report
-from msa_lite.report.probing import LEAST_ROWS, ProbeVerdict, read_verdicts
+from msa_lite.report.run.probing import LEAST_ROWS, ProbeVerdict, read_verdicts
 from tests.support.benchmark_data import TABLES, make_prompter, make_tofu, write_data
 
 QUESTIONS = [Row(i, f"Where is it, {i}?", f"It is over there, {i}.") for i in range(8)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from msa_lite.comparison.published import Ratio, best_values, load_published, published_tables, ratios
-from msa_lite.report.metrics import metric_kind
+from msa_lite.report.tables.metrics import metric_kind
 
 REACHED = Ratio(1.0, reached=True)
 LAST_DIGIT = 0.005 + 1e-9  # by which a figure with two decimals may be off

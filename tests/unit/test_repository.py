@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from msa_lite.report import citation
+from msa_lite.report.card import citation
 
 ROOT = Path(__file__).parents[2]
 # Written in two parts, so that this file does not hold what it looks for.

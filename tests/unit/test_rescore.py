@@ -11,7 +11,7 @@ import pytest
 
 from msa_lite.choose.rules import Rank
 from msa_lite.pipeline.run import choice as strengths
-from msa_lite.report.choice import Candidate, Choice
+from msa_lite.report.run.choice import Candidate, Choice
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from msa_lite.io.finished.seal import write_manifest
 from msa_lite.pipeline.run.msa import learnt_rows
 from msa_lite.pipeline.run.verdict import NOTHING_SCORED, judge_run
 from msa_lite.recipe.scores import VerdictKeys
-from msa_lite.report.verdict import Verdict
+from msa_lite.report.verdict.verdict import Verdict
 from msa_lite.strengths import Strengths
 from tests.support.benchmark_data import make_prompter
 from tests.support.records import known, unknown

@@ -10,7 +10,7 @@ from msa_lite.evals.benchmarks.muse import Muse
 from msa_lite.evals.benchmarks.qa import Qa
 from msa_lite.evals.benchmarks.restor import Restor
 from msa_lite.evals.scores.records import pick_examples
-from msa_lite.report.rows import SideBySide, examples_text
+from msa_lite.report.run.rows import SideBySide, examples_text
 
 
 def asked(count: int, answer: str | None = "yes") -> list[dict[str, Any]]:

@@ -17,8 +17,8 @@ from msa_lite.pipeline.run.demo import demo_stages
 from msa_lite.pipeline.run.folder import stage_list
 from msa_lite.pipeline.verbs.lists import find_verb
 from msa_lite.recipe import load_recipe, shipped_recipes
-from msa_lite.report.provenance import load_provenance
-from msa_lite.report.stages import ROWS, ListedStage, StageList, add_stages, load_stages, write_stages
+from msa_lite.report.run.provenance import load_provenance
+from msa_lite.report.run.stages import ROWS, ListedStage, StageList, add_stages, load_stages, write_stages
 
 AUTO, ONE, SEVERAL, NOTHING = "auto", 1.0, [0.5, 1.0], 0.0
 

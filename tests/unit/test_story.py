@@ -14,9 +14,9 @@ import pytest
 from msa_lite.errors import FormatError, UsageError
 from msa_lite.io.finished.seal import write_manifest
 from msa_lite.report import Metric, load_report, write_report
-from msa_lite.report.run_files import PAGE_FILE, make_page, run_json, write_page
-from msa_lite.report.story import Story, load_story
-from msa_lite.report.update import place_of
+from msa_lite.report.page.run_files import PAGE_FILE, make_page, run_json, write_page
+from msa_lite.report.run.story import Story, load_story
+from msa_lite.report.run.update import place_of
 from tests.support.pages import page_text
 from tests.support.runs import CHOSEN, MODELS, SECRET, make_run_folder, put_model, put_scores, put_stages
 

@@ -14,9 +14,9 @@ from msa_lite.evals.benchmarks.benchmark import benchmark_class
 from msa_lite.evals.benchmarks.restor import Restor
 from msa_lite.evals.verdict.outcome import is_recited
 from msa_lite.io.files.writing import json_form
-from msa_lite.report.comeback import EarlierFacts, earlier_facts
-from msa_lite.report.figures import Bound, Forgotten, Kept
-from msa_lite.report.verdict import Margins, Verdict, make_verdict, verdict_rule, write_verdict
+from msa_lite.report.verdict.comeback import EarlierFacts, earlier_facts
+from msa_lite.report.verdict.figures import Bound, Forgotten, Kept
+from msa_lite.report.verdict.verdict import Margins, Verdict, make_verdict, verdict_rule, write_verdict
 from tests.support.records import known, question, text, unknown
 
 

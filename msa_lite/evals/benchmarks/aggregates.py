@@ -11,7 +11,7 @@ from msa_lite.errors import UsageError, nearest
 from msa_lite.evals.benchmarks.benchmark import Record, benchmark_class, column
 from msa_lite.evals.engine import scoring
 from msa_lite.report import Metric
-from msa_lite.report.metrics import metric_kind
+from msa_lite.report.tables.metrics import metric_kind
 
 NO_IDEAL = "needs the ideal model: give it, or a report of it, as the ideal"
 NOT_JUDGED = "needs a judge"

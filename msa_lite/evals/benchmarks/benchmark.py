@@ -26,8 +26,8 @@ from msa_lite.evals.verdict.bounds import Models, Record, Records
 from msa_lite.evals.verdict.outcome import Weighed, Yardstick, is_recited, weigh_recited
 from msa_lite.io.files.writing import digest
 from msa_lite.report import Metric
-from msa_lite.report.metrics import MEMBERSHIP, metric_kind
-from msa_lite.report.rows import RECITED_ROWS, Wording
+from msa_lite.report.run.rows import RECITED_ROWS, Wording
+from msa_lite.report.tables.metrics import MEMBERSHIP, metric_kind
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from msa_lite.evals.engine.generate import Decoding
 from msa_lite.evals.verdict.bounds import Models
 from msa_lite.evals.verdict.outcome import Yardstick, yardstick_of_rows
 from msa_lite.report import Metric
-from msa_lite.report.metrics import METRICS
+from msa_lite.report.tables.metrics import METRICS
 
 _TEXT_SCORES = ("probability", "extraction_strength", "exact_memorization")
 _SCORES = ("accuracy", "probability", "rouge_l", "extraction_strength", "exact_memorization")

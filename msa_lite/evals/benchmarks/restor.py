@@ -37,7 +37,7 @@ from msa_lite.evals.verdict.bounds import Models
 from msa_lite.evals.verdict.outcome import Weighed, Yardstick, weigh_recited
 from msa_lite.io.files.reading import local_path, open_file, parse_json, read_json
 from msa_lite.report import Metric
-from msa_lite.report.rows import WRONG_FACTS
+from msa_lite.report.run.rows import WRONG_FACTS
 
 EXAMPLES = 5
 GREEDY = Decoding(32, ("\n",))

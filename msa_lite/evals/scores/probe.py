@@ -28,7 +28,7 @@ from msa_lite.io.files.writing import digest
 from msa_lite.io.finished.manifest import is_finished, stage_folder
 from msa_lite.io.weights.hub import Source
 from msa_lite.report import Metric, Report, load_report, write_report
-from msa_lite.report.probing import LEAST_ROWS
+from msa_lite.report.run.probing import LEAST_ROWS
 
 PROBE_KIND = "probe"
 PROBE_ROWS = 1000  # on a side; they bring the standard error at chance down to 0.013

@@ -19,7 +19,7 @@ from msa_lite.io.files.cache import Cache
 from msa_lite.io.files.writing import digest, write_text
 from msa_lite.io.launch.crew import Ranks
 from msa_lite.io.weights.hub import Source
-from msa_lite.report.rows import ListedRow, RowList, SideBySide, sorted_rows
+from msa_lite.report.run.rows import ListedRow, RowList, SideBySide, sorted_rows
 
 ANSWERS_FILE = "answers.sqlite"
 """The file of a run with every answer and score that it has asked a model for. It holds rows."""

@@ -36,7 +36,7 @@ from msa_lite.io.weights.checkpoint import load_checkpoint
 from msa_lite.io.weights.hub import Source, fetch, fetch_tokenizer
 from msa_lite.io.weights.vocabulary import vocabulary_size
 from msa_lite.report import Report, load_report
-from msa_lite.report.reports import REPORT_FILE
+from msa_lite.report.tables.reports import REPORT_FILE
 
 logger = logging.getLogger(__name__)
 

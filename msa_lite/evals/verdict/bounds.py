@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from msa_lite.report.figures import Bound
+from msa_lite.report.verdict.figures import Bound
 
 Record = dict[str, Any]
 Records = Mapping[str, Sequence[Record]]

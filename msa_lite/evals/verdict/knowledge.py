@@ -15,7 +15,7 @@ import numpy as np
 from msa_lite.evals.engine import scoring
 from msa_lite.evals.verdict.bounds import Record
 from msa_lite.evals.verdict.outcome import is_recited, score_of
-from msa_lite.report.reports import Z95
+from msa_lite.report.tables.reports import Z95
 
 KnowledgeGap = Literal["unknown", "other rows", "seen"]
 

@@ -22,7 +22,7 @@ from msa_lite.evals.verdict.bounds import (
     share_bound,
     unit_of_rows,
 )
-from msa_lite.report.figures import Bound, ControlName, Forgotten, Kept, Unit, score_label
+from msa_lite.report.verdict.figures import Bound, ControlName, Forgotten, Kept, Unit, score_label
 
 RECITED = 0.9  # a text counts as recited from this share of predicted tokens, or this ROUGE-L, on
 LEAST = 0.05  # a score counts where the target is so far from the control; nearer, the share of the gap is noise

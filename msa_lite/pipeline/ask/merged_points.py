@@ -14,7 +14,7 @@ from msa_lite.pipeline.prepare.earlier import EarlierRun, open_earlier, strength
 from msa_lite.pipeline.run.folder import RunFolder
 from msa_lite.pipeline.run.loaded import LoadedTarget
 from msa_lite.pipeline.run.merge import Terms, point_terms, recipe_precision
-from msa_lite.report.provenance import PURGED_FILE, RECIPE_FILE, read_run, recorded_baseline
+from msa_lite.report.run.provenance import PURGED_FILE, RECIPE_FILE, read_run, recorded_baseline
 from msa_lite.strengths import Strengths, filtered_folder
 
 

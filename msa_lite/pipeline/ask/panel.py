@@ -30,7 +30,7 @@ from msa_lite.pipeline.prepare.models import WRITTEN_OUT, find_tokenizer
 from msa_lite.pipeline.prepare.prompt import find_prompter
 from msa_lite.pipeline.run.folder import RunFolder, open_run
 from msa_lite.recipe import Recipe
-from msa_lite.report.provenance import PURGED_FILE, RECIPE_FILE
+from msa_lite.report.run.provenance import PURGED_FILE, RECIPE_FILE
 from msa_lite.strengths import Strengths
 
 Watch = Callable[[str], None]

@@ -21,9 +21,9 @@ from msa_lite.pipeline.prepare.models import fit_prior
 from msa_lite.pipeline.prepare.run import Run
 from msa_lite.pipeline.run.folder import BASELINES
 from msa_lite.pipeline.stages.stage import Stage
-from msa_lite.report.attacks import ATTACKS_FOLDER, FEWEST_ROWS, MOST_BACK, AttackControl
-from msa_lite.report.figures import percent
-from msa_lite.report.stages import ROWS
+from msa_lite.report.run.attacks import ATTACKS_FOLDER, FEWEST_ROWS, MOST_BACK, AttackControl
+from msa_lite.report.run.stages import ROWS
+from msa_lite.report.verdict.figures import percent
 
 UNLEARNED = "unlearned"
 REFERENCES = ("ideal", "target")  # attacked like all others, since the results are shares between these two

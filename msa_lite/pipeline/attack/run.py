@@ -28,8 +28,8 @@ from msa_lite.io.finished.seal import load_manifest
 from msa_lite.pipeline.attack.campaign import REFERENCES, UNLEARNED, Campaign, attack_label, attack_says, attack_stages
 from msa_lite.pipeline.run.report import write_run_report
 from msa_lite.report import Report, write_report
-from msa_lite.report.attacks import ATTACKS_FOLDER, AttackFacts, AttackResult, attack_report, load_attacks
-from msa_lite.report.stages import add_stages
+from msa_lite.report.run.attacks import ATTACKS_FOLDER, AttackFacts, AttackResult, attack_report, load_attacks
+from msa_lite.report.run.stages import add_stages
 
 logger = logging.getLogger(__name__)
 

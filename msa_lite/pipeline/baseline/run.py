@@ -24,7 +24,7 @@ from msa_lite.pipeline.run.returned import earlier_stages
 from msa_lite.pipeline.run.scores import score_stages
 from msa_lite.pipeline.stages.stage import Stage, unique
 from msa_lite.recipe import Recipe
-from msa_lite.report.choice import candidate_name
+from msa_lite.report.run.choice import candidate_name
 
 
 def baseline_stages(trials: Trials) -> list[Stage]:

@@ -44,8 +44,8 @@ from msa_lite.pipeline.run.merge import merge_identity, merge_stage
 from msa_lite.pipeline.run.scores import score_stage, scores_folder, validation_of
 from msa_lite.pipeline.run.vectors import check_shares, row_hashes, tracking_of
 from msa_lite.pipeline.stages.stage import Stage
-from msa_lite.report.choice import Choice, candidate_name, load_choice
-from msa_lite.report.stages import CHANGE, ROWS
+from msa_lite.report.run.choice import Choice, candidate_name, load_choice
+from msa_lite.report.run.stages import CHANGE, ROWS
 from msa_lite.strengths import filtered_folder
 from msa_lite.train import FitSettings, VectorFit, epoch_folder, run_fit
 

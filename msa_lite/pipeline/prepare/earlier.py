@@ -25,8 +25,8 @@ from msa_lite.pipeline.prepare.models import same_weights
 from msa_lite.recipe import Recipe, load_recipe
 from msa_lite.record.seal import RECORD_FILE, load_record
 from msa_lite.report import REPORT_FILE
-from msa_lite.report.choice import load_choice
-from msa_lite.report.provenance import PURGED_FILE, RECIPE_FILE, read_run, recorded_baseline, recorded_revisions
+from msa_lite.report.run.choice import load_choice
+from msa_lite.report.run.provenance import PURGED_FILE, RECIPE_FILE, read_run, recorded_baseline, recorded_revisions
 from msa_lite.strengths import Strengths
 
 logger = logging.getLogger(__name__)

@@ -19,7 +19,7 @@ from msa_lite.evals.scores.suite import load_benchmark
 from msa_lite.evals.verdict.bounds import difference_of_shares
 from msa_lite.pipeline.prepare.rows import count_repeated, divide_retain, each_once
 from msa_lite.recipe import SETS, Columns, Data, Recipe
-from msa_lite.report.verdict import Margins
+from msa_lite.report.verdict.verdict import Margins
 
 logger = logging.getLogger(__name__)
 

@@ -20,8 +20,8 @@ from msa_lite.io.files.writing import digest
 from msa_lite.pipeline.prepare.earlier import EarlierRun, forget_list, read_hashes
 from msa_lite.pipeline.prepare.questions import source_of
 from msa_lite.recipe import Recipe, load_recipe
-from msa_lite.report.comeback import EARLIER_SET
-from msa_lite.report.provenance import RECIPE_FILE, purge_day, read_run
+from msa_lite.report.run.provenance import RECIPE_FILE, purge_day, read_run
+from msa_lite.report.verdict.comeback import EARLIER_SET
 
 logger = logging.getLogger(__name__)
 

@@ -44,7 +44,7 @@ from msa_lite.pipeline.prepare.questions import (
 from msa_lite.pipeline.prepare.removed import RemovedRows, draw_removed
 from msa_lite.pipeline.prepare.rows import divide_retain, separate_sets
 from msa_lite.recipe import JudgeKeys, Recipe
-from msa_lite.report.provenance import WITH_VECTORS
+from msa_lite.report.run.provenance import WITH_VECTORS
 from msa_lite.train import check_mode, check_trackers
 
 logger = logging.getLogger(__name__)

@@ -30,11 +30,11 @@ from msa_lite.pipeline.prepare.prompt import PROMPT_FILE
 from msa_lite.pipeline.run.folder import BASELINES, TRACKING, RunFolder
 from msa_lite.pipeline.run.report import REPORT_FILES
 from msa_lite.record.seal import KEY_FILE, RECORD_FILE, SIGNATURE_FILE
-from msa_lite.report.attacks import ATTACKS_FOLDER
-from msa_lite.report.provenance import PURGED_FILE, RECIPE_FILE
-from msa_lite.report.reports import REPORT_FILE
-from msa_lite.report.stages import ALL, ROWS, STAGES_FILE, Holds, load_stages
-from msa_lite.report.verdict import VERDICT_FILE
+from msa_lite.report.run.attacks import ATTACKS_FOLDER
+from msa_lite.report.run.provenance import PURGED_FILE, RECIPE_FILE
+from msa_lite.report.run.stages import ALL, ROWS, STAGES_FILE, Holds, load_stages
+from msa_lite.report.tables.reports import REPORT_FILE
+from msa_lite.report.verdict.verdict import VERDICT_FILE
 
 _LATER = Holds("all", "an update from before, which can put the data back")
 _STOPPED = Holds("all", "what a stopped run has left")

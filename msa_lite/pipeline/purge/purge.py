@@ -27,8 +27,8 @@ from msa_lite.pipeline.run.folder import RunFolder, open_run
 from msa_lite.pipeline.run.report import write_run_report
 from msa_lite.record.facts import utc
 from msa_lite.report import REPORT_FILE
-from msa_lite.report.provenance import PURGED_FILE
-from msa_lite.report.run_files import PAGE_FILE
+from msa_lite.report.page.run_files import PAGE_FILE
+from msa_lite.report.run.provenance import PURGED_FILE
 
 _EXAMPLES = "questions with answers, as examples; it is written again without them"
 # By these marks a report is known to show examples or rows.

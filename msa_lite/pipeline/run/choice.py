@@ -32,8 +32,8 @@ from msa_lite.pipeline.stages.asking import choice_costs
 from msa_lite.pipeline.stages.stage import Stage
 from msa_lite.recipe import Recipe
 from msa_lite.report import REPORT_FILE
-from msa_lite.report.choice import Choice, load_choice, score_heading
-from msa_lite.report.stages import ROWS
+from msa_lite.report.run.choice import Choice, load_choice, score_heading
+from msa_lite.report.run.stages import ROWS
 from msa_lite.strengths import Strengths
 from msa_lite.train import Line
 

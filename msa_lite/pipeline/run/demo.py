@@ -14,7 +14,7 @@ from msa_lite.pipeline.stages.facts import Facts, demo_rows, find_facts, has_his
 from msa_lite.pipeline.stages.forecast import check_memory
 from msa_lite.pipeline.stages.stage import Stage
 from msa_lite.recipe import Recipe
-from msa_lite.report.stages import Holds
+from msa_lite.report.run.stages import Holds
 from msa_lite.train import FitSettings
 
 HISTORY = "history"  # the folder of a demo's models and data

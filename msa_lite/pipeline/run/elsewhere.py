@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 
 from msa_lite.io.files.reading import local_path
-from msa_lite.report.provenance import RECIPE_FILE
+from msa_lite.report.run.provenance import RECIPE_FILE
 
 _MOST = 1000  # folders beside each other that are looked into
 

@@ -23,8 +23,8 @@ from msa_lite.pipeline.run.scores import scores_folder
 from msa_lite.pipeline.stages.asking import evidence_costs
 from msa_lite.pipeline.stages.stage import Stage
 from msa_lite.report import load_report, write_report
-from msa_lite.report.evidence import EVIDENCE_FOLDER, EvidenceFinding, evidence_report, finding_of, undecided
-from msa_lite.report.stages import ROWS
+from msa_lite.report.run.evidence import EVIDENCE_FOLDER, EvidenceFinding, evidence_report, finding_of, undecided
+from msa_lite.report.run.stages import ROWS
 
 logger = logging.getLogger(__name__)
 

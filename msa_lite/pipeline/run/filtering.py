@@ -18,7 +18,7 @@ from msa_lite.pipeline.prepare.run import Context, Run
 from msa_lite.pipeline.run.vectors import vector_start
 from msa_lite.pipeline.stages.costs import filter_costs, moments_costs
 from msa_lite.pipeline.stages.stage import Stage
-from msa_lite.report.stages import CHANGE, Holds
+from msa_lite.report.run.stages import CHANGE, Holds
 from msa_lite.strengths import filtered_folder
 
 

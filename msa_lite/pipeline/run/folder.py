@@ -31,7 +31,7 @@ from msa_lite.recipe import Recipe, TrainingRecipe, absolute_paths, dump_recipe,
 from msa_lite.recipe.load import load_any
 from msa_lite.recipe.remarks import filter_notice
 from msa_lite.record.seal import KEY_FILE, make_key
-from msa_lite.report.provenance import (
+from msa_lite.report.run.provenance import (
     GIVEN,
     PURGED_FILE,
     RECIPE_FILE,
@@ -40,7 +40,7 @@ from msa_lite.report.provenance import (
     read_run,
     recorded_revisions,
 )
-from msa_lite.report.stages import StageList
+from msa_lite.report.run.stages import StageList
 
 logger = logging.getLogger(__name__)
 

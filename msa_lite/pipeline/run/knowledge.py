@@ -26,9 +26,9 @@ from msa_lite.pipeline.run.scores import CHECKED, answers_of, score_stage
 from msa_lite.pipeline.stages.asking import CHECKED_ROWS, CHECKS, asking_costs, evidence_costs
 from msa_lite.pipeline.stages.facts import Facts
 from msa_lite.pipeline.stages.stage import Stage
-from msa_lite.report.probing import read_verdicts
-from msa_lite.report.rows import SideBySide, examples_text
-from msa_lite.report.stages import ROWS
+from msa_lite.report.run.probing import read_verdicts
+from msa_lite.report.run.rows import SideBySide, examples_text
+from msa_lite.report.run.stages import ROWS
 
 logger = logging.getLogger(__name__)
 

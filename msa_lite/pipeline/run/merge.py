@@ -18,7 +18,7 @@ from msa_lite.pipeline.prepare.run import Context, Run
 from msa_lite.pipeline.stages.costs import merge_costs
 from msa_lite.pipeline.stages.stage import Stage
 from msa_lite.recipe import Recipe
-from msa_lite.report.stages import Holds
+from msa_lite.report.run.stages import Holds
 from msa_lite.strengths import Strengths
 
 _RESULTS = {

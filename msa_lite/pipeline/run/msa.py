@@ -25,7 +25,7 @@ from msa_lite.pipeline.run.vectors import fit_stages
 from msa_lite.pipeline.run.verdict import Findings, complete_card, judge_run
 from msa_lite.pipeline.stages.stage import Stage, unique
 from msa_lite.recipe import Recipe
-from msa_lite.report.choice import load_choice
+from msa_lite.report.run.choice import load_choice
 from msa_lite.strengths import Strengths
 
 

@@ -20,9 +20,9 @@ from msa_lite.pipeline.run.knowledge import PROBE_FOLDER, PROBE_SAYS, probe_rows
 from msa_lite.pipeline.stages.asking import evidence_costs
 from msa_lite.pipeline.stages.stage import Stage, execute
 from msa_lite.recipe import Recipe, RecipeSource, load_recipe
-from msa_lite.report.metrics import metric_kind
-from msa_lite.report.probing import Finding, read_verdicts
-from msa_lite.report.stages import ROWS, write_stages
+from msa_lite.report.run.probing import Finding, read_verdicts
+from msa_lite.report.run.stages import ROWS, write_stages
+from msa_lite.report.tables.metrics import metric_kind
 
 _COST = partial(evidence_costs, "the probe", 1, 2.0)  # forget rows, and about as many others
 

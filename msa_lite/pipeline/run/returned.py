@@ -17,7 +17,7 @@ from msa_lite.evals.verdict.outcome import is_recited, weigh_recited, yardstick_
 from msa_lite.pipeline.prepare.run import Context, Run
 from msa_lite.pipeline.run.scores import row_content, score_stage, scored_records, scores_folder
 from msa_lite.pipeline.stages.stage import Stage
-from msa_lite.report.comeback import EARLIER_SET, EarlierFacts
+from msa_lite.report.verdict.comeback import EARLIER_SET, EarlierFacts
 
 logger = logging.getLogger(__name__)
 

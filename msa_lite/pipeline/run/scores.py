@@ -21,8 +21,8 @@ from msa_lite.pipeline.prepare.run import Context, Run
 from msa_lite.pipeline.stages.asking import CHECKS, asking_costs
 from msa_lite.pipeline.stages.stage import Stage
 from msa_lite.report import Report
-from msa_lite.report.comeback import EARLIER_SET
-from msa_lite.report.stages import ROWS
+from msa_lite.report.run.stages import ROWS
+from msa_lite.report.verdict.comeback import EARLIER_SET
 
 Split = Literal["validation", "test", "earlier"]
 """The rows that a choice is made by, those that models are scored on, and those of earlier requests."""

@@ -22,7 +22,7 @@ from msa_lite.pipeline.run.folder import TRACKING
 from msa_lite.pipeline.stages.costs import start_costs, vector_costs
 from msa_lite.pipeline.stages.stage import Stage
 from msa_lite.recipe import Recipe
-from msa_lite.report.stages import CHANGE
+from msa_lite.report.run.stages import CHANGE
 from msa_lite.train import FitSettings, Tracking, VectorFit, run_fit
 from msa_lite.train.held import HeldLoss
 

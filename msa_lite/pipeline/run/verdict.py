@@ -22,13 +22,13 @@ from msa_lite.pipeline.prepare.run import Run
 from msa_lite.pipeline.run.returned import weigh_earlier
 from msa_lite.pipeline.run.scores import CHECKED, merged_records, row_content, scored_records
 from msa_lite.recipe import Recipe
-from msa_lite.report.card import model_card, side_of
-from msa_lite.report.comeback import EarlierFacts
-from msa_lite.report.figures import basis_of
-from msa_lite.report.front_matter import read_target_card
-from msa_lite.report.rows import SideBySide
-from msa_lite.report.story import Story, load_story
-from msa_lite.report.verdict import Margins, Verdict, make_verdict, write_verdict
+from msa_lite.report.card.card import model_card, side_of
+from msa_lite.report.card.front_matter import read_target_card
+from msa_lite.report.run.rows import SideBySide
+from msa_lite.report.run.story import Story, load_story
+from msa_lite.report.verdict.comeback import EarlierFacts
+from msa_lite.report.verdict.figures import basis_of
+from msa_lite.report.verdict.verdict import Margins, Verdict, make_verdict, write_verdict
 
 logger = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from msa_lite.io.console.progress import Progress, Step, announce
 from msa_lite.io.finished.manifest import partial_folder, previous_folder
 from msa_lite.io.finished.seal import load_manifest, why_unfinished
 from msa_lite.pipeline.stages.facts import Facts
-from msa_lite.report.stages import ALL, Holds, ListedStage
+from msa_lite.report.run.stages import ALL, Holds, ListedStage
 
 Kind = Literal["make", "check", "fit", "measure", "choose", "merge", "score", "observe", "attack", "send"]
 State = Literal["done", "to do", "anew"]

@@ -23,9 +23,9 @@ from msa_lite.pipeline.verbs.dry_run import DryRun
 from msa_lite.recipe import load_recipe
 from msa_lite.record.seal import RECORD_FILE
 from msa_lite.report import REPORT_FILE
-from msa_lite.report.attacks import ATTACKS_FOLDER
-from msa_lite.report.provenance import RECIPE_FILE, is_purged, read_run, recorded_baseline
-from msa_lite.report.story import load_story
+from msa_lite.report.run.attacks import ATTACKS_FOLDER
+from msa_lite.report.run.provenance import RECIPE_FILE, is_purged, read_run, recorded_baseline
+from msa_lite.report.run.story import load_story
 
 _CHANGEABLE = ("attack.", "evaluate.ideal", "evaluate.holdout")  # keys of a recipe that decide no stage of its run
 

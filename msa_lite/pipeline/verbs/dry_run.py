@@ -36,7 +36,7 @@ from msa_lite.pipeline.stages.stage import Stage, StageState, look_ahead
 from msa_lite.pipeline.verbs.lists import CommandName, find_verb
 from msa_lite.recipe import Recipe, RecipeSource, TrainingRecipe, load_recipe, load_training
 from msa_lite.recipe.remarks import lost_filter
-from msa_lite.report.provenance import RECIPE_FILE
+from msa_lite.report.run.provenance import RECIPE_FILE
 
 _LATER = "not all inputs are here yet: the command checks them before it starts"
 

@@ -31,8 +31,8 @@ from msa_lite.pipeline.stages.forecast import check_memory, find_remedies
 from msa_lite.pipeline.stages.stage import Stage
 from msa_lite.recipe import Recipe
 from msa_lite.record.seal import KEY_FILE
-from msa_lite.report.provenance import RECIPE_FILE, WITH_VECTORS
-from msa_lite.report.stages import STAGES_FILE
+from msa_lite.report.run.provenance import RECIPE_FILE, WITH_VECTORS
+from msa_lite.report.run.stages import STAGES_FILE
 
 logger = logging.getLogger(__name__)
 

@@ -38,12 +38,12 @@ from msa_lite.pipeline.verbs.lists import Verb, find_verb
 from msa_lite.publish.upload import Published
 from msa_lite.recipe import Recipe, RecipeSource, load_recipe
 from msa_lite.report import Report, load_report
-from msa_lite.report.attacks import AttackFacts, attack_summary
-from msa_lite.report.choice import SYMBOLS, Choice, candidate_name, load_choice
-from msa_lite.report.evidence import EvidenceFinding
-from msa_lite.report.rows import SideBySide
-from msa_lite.report.stages import write_stages
-from msa_lite.report.verdict import Verdict
+from msa_lite.report.run.attacks import AttackFacts, attack_summary
+from msa_lite.report.run.choice import SYMBOLS, Choice, candidate_name, load_choice
+from msa_lite.report.run.evidence import EvidenceFinding
+from msa_lite.report.run.rows import SideBySide
+from msa_lite.report.run.stages import write_stages
+from msa_lite.report.verdict.verdict import Verdict
 from msa_lite.strengths import Strengths
 
 logger = logging.getLogger(__name__)

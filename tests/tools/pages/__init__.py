@@ -7,8 +7,8 @@ from pathlib import Path
 
 from msa_lite.io.files.writing import indented_json
 from msa_lite.record.schema import removal_schema
-from msa_lite.report.formats import Cell, Section, TextTable, markdown
-from msa_lite.report.metrics import METRICS
+from msa_lite.report.tables.formats import Cell, Section, TextTable, markdown
+from msa_lite.report.tables.metrics import METRICS
 from tests.tools.arrows import ROOT, drawing
 from tests.tools.pages.commands import commands_page
 from tests.tools.pages.errors import errors_page
@@ -21,7 +21,7 @@ BEGIN, END = "<!-- rooms: drawn by python -m tests.tools.pages -->\n", "<!-- end
 _CONTRIBUTING = ROOT / ".github/CONTRIBUTING.md"
 _METRICS = """# Metrics
 
-Written by `python -m tests.tools.pages` from the table in `msa_lite/report/metrics.py`.
+Written by `python -m tests.tools.pages` from the table in `msa_lite/report/tables/metrics.py`.
 
 """
 

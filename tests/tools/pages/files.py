@@ -13,15 +13,15 @@ from msa_lite.pipeline.prepare.models import WRITTEN_OUT
 from msa_lite.pipeline.prepare.prompt import PROMPT_FILE
 from msa_lite.pipeline.run.folder import BASELINES, HISTORY, TRACKING
 from msa_lite.record.seal import KEY_FILE, RECORD_FILE, SIGNATURE_FILE
-from msa_lite.report.attacks import ATTACKS_FOLDER
-from msa_lite.report.choice import CHOICE_FILE, CHOICE_TABLE
-from msa_lite.report.evidence import EVIDENCE_FOLDER
-from msa_lite.report.maps import HEAT_MAP_FILE
-from msa_lite.report.provenance import PURGED_FILE, RECIPE_FILE
-from msa_lite.report.reports import REPORT_FILE
-from msa_lite.report.run_files import PAGE_FILE
-from msa_lite.report.stages import STAGES_FILE
-from msa_lite.report.verdict import VERDICT_FILE
+from msa_lite.report.page.maps import HEAT_MAP_FILE
+from msa_lite.report.page.run_files import PAGE_FILE
+from msa_lite.report.run.attacks import ATTACKS_FOLDER
+from msa_lite.report.run.choice import CHOICE_FILE, CHOICE_TABLE
+from msa_lite.report.run.evidence import EVIDENCE_FOLDER
+from msa_lite.report.run.provenance import PURGED_FILE, RECIPE_FILE
+from msa_lite.report.run.stages import STAGES_FILE
+from msa_lite.report.tables.reports import REPORT_FILE
+from msa_lite.report.verdict.verdict import VERDICT_FILE
 from msa_lite.train.loop import LOG
 from msa_lite.train.until import COURSE
 from tests.tools.pages.tables import code, table

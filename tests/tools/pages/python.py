@@ -10,8 +10,8 @@ from typing import Any
 import msa_lite
 from msa_lite.pipeline.verbs.run import RunResult
 from msa_lite.report import Report
-from msa_lite.report.figures import Forgotten
-from msa_lite.report.verdict import Verdict
+from msa_lite.report.verdict.figures import Forgotten
+from msa_lite.report.verdict.verdict import Verdict
 
 _HEADER = """# Python
 

@@ -7,11 +7,10 @@ from dataclasses import asdict
 from typing import Any
 
 from msa_lite.io.files.writing import json_form
-from msa_lite.report.blocks import Block, Entries, Fold, Grid, Pictures, Prose, ReportSection
-from msa_lite.report.charts import Chart, Dots, can_draw, cut, score_dots
-from msa_lite.report.choice import EXTRACTION, WHOLE, Choice, in_symbols, points_table, points_title
-from msa_lite.report.citation import PAPER
-from msa_lite.report.evidence_sections import (
+from msa_lite.report.card.citation import PAPER
+from msa_lite.report.page.blocks import Block, Entries, Fold, Grid, Pictures, Prose, ReportSection
+from msa_lite.report.page.charts import Chart, Dots, can_draw, cut, score_dots
+from msa_lite.report.page.evidence_sections import (
     attack_section,
     beside_section,
     example_section,
@@ -20,13 +19,14 @@ from msa_lite.report.evidence_sections import (
     provenance_section,
     rows_section,
 )
-from msa_lite.report.maps import sweep_chart
-from msa_lite.report.metrics import GROUPS, MetricKind, metric_kind
-from msa_lite.report.provenance import WITH_VECTORS
-from msa_lite.report.reports import Metric, Report, arrow, reports_table
-from msa_lite.report.story import Story
-from msa_lite.report.verdict import verdict_rule
-from msa_lite.report.work_sections import interference_section, training_section, update_section
+from msa_lite.report.page.maps import sweep_chart
+from msa_lite.report.page.work_sections import interference_section, training_section, update_section
+from msa_lite.report.run.choice import EXTRACTION, WHOLE, Choice, in_symbols, points_table, points_title
+from msa_lite.report.run.provenance import WITH_VECTORS
+from msa_lite.report.run.story import Story
+from msa_lite.report.tables.metrics import GROUPS, MetricKind, metric_kind
+from msa_lite.report.tables.reports import Metric, Report, arrow, reports_table
+from msa_lite.report.verdict.verdict import verdict_rule
 
 MARKS = {"target": "■ target", "unlearned": "● unlearned", "ideal": "◆ ideal"}
 _MOST_LINES = 3  # metrics in the first picture, a side

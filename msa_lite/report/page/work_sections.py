@@ -6,16 +6,16 @@ from dataclasses import asdict
 from typing import Any
 
 from msa_lite.io.files.writing import json_form
-from msa_lite.report.blocks import Block, Entries, Fold, Grid, Items, Pictures, Prose, ReportSection
-from msa_lite.report.charts import cut, loss_chart
-from msa_lite.report.choice import in_symbols, value_text
-from msa_lite.report.figures import percent
-from msa_lite.report.formats import Cell, Section, TextTable
-from msa_lite.report.maps import layer_chart
-from msa_lite.report.provenance import WITH_VECTORS
-from msa_lite.report.reports import number, signed
-from msa_lite.report.story import Story
-from msa_lite.report.update import GroupUpdate, Update
+from msa_lite.report.page.blocks import Block, Entries, Fold, Grid, Items, Pictures, Prose, ReportSection
+from msa_lite.report.page.charts import cut, loss_chart
+from msa_lite.report.page.maps import layer_chart
+from msa_lite.report.run.choice import in_symbols, value_text
+from msa_lite.report.run.provenance import WITH_VECTORS
+from msa_lite.report.run.story import Story
+from msa_lite.report.run.update import GroupUpdate, Update
+from msa_lite.report.tables.formats import Cell, Section, TextTable
+from msa_lite.report.tables.reports import number, signed
+from msa_lite.report.verdict.figures import percent
 
 
 def training_section(story: Story) -> ReportSection:

@@ -11,7 +11,7 @@ from typing import Literal
 from msa_lite.errors import UsageError
 from msa_lite.io.files.reading import read_object
 from msa_lite.io.files.writing import json_form, write_json
-from msa_lite.report.reports import reading
+from msa_lite.report.tables.reports import reading
 
 STAGES_FILE = "stages.json"
 

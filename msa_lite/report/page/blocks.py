@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from msa_lite.report.charts import Chart
-from msa_lite.report.formats import TextTable
+from msa_lite.report.page.charts import Chart
+from msa_lite.report.tables.formats import TextTable
 
 
 class Block:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from msa_lite.io.files.writing import write_text
-from msa_lite.report.charts import (
+from msa_lite.report.page.charts import (
     ACCENT,
     INK,
     MUTED,
@@ -19,10 +19,10 @@ from msa_lite.report.charts import (
     cut,
     draw,
 )
-from msa_lite.report.choice import SYMBOLS, Candidate, Choice, value_text
-from msa_lite.report.metrics import METRICS
-from msa_lite.report.reports import Metric, number
-from msa_lite.report.update import GroupUpdate
+from msa_lite.report.run.choice import SYMBOLS, Candidate, Choice, value_text
+from msa_lite.report.run.update import GroupUpdate
+from msa_lite.report.tables.metrics import METRICS
+from msa_lite.report.tables.reports import Metric, number
 
 logger = logging.getLogger(__name__)
 

@@ -6,14 +6,25 @@ from typing import Any
 
 from msa_lite.evidence_names import evidence_metric
 from msa_lite.io.files.writing import json_form
-from msa_lite.report.attacks import AttackedModel, AttackFacts, AttackResult, TrialResult
-from msa_lite.report.blocks import Article, Block, Entries, Fold, Grid, Heading, Items, Listing, Prose, ReportSection
-from msa_lite.report.evidence import EvidenceFinding
-from msa_lite.report.formats import Cell, Section, TextTable
-from msa_lite.report.metrics import metric_kind
-from msa_lite.report.reports import signed
-from msa_lite.report.rows import ListedRow, RowList, SideBySide, row_lines
-from msa_lite.report.story import Story
+from msa_lite.report.page.blocks import (
+    Article,
+    Block,
+    Entries,
+    Fold,
+    Grid,
+    Heading,
+    Items,
+    Listing,
+    Prose,
+    ReportSection,
+)
+from msa_lite.report.run.attacks import AttackedModel, AttackFacts, AttackResult, TrialResult
+from msa_lite.report.run.evidence import EvidenceFinding
+from msa_lite.report.run.rows import ListedRow, RowList, SideBySide, row_lines
+from msa_lite.report.run.story import Story
+from msa_lite.report.tables.formats import Cell, Section, TextTable
+from msa_lite.report.tables.metrics import metric_kind
+from msa_lite.report.tables.reports import signed
 
 GAIN_MEANING = "gain: what comes back, minus what is left of the same rows without the attack"
 _CARE = "These texts are the data itself: hand them on with care."

@@ -10,8 +10,8 @@ from typing import Any
 from msa_lite.benchmarks import BENCHMARKS
 from msa_lite.errors import FormatError
 from msa_lite.io.files.reading import read_object
-from msa_lite.report.formats import Cell, Section, TextTable, csv_lines, escape_markdown, markdown
-from msa_lite.report.reports import (
+from msa_lite.report.tables.formats import Cell, Section, TextTable, csv_lines, escape_markdown, markdown
+from msa_lite.report.tables.reports import (
     Metric,
     heading,
     is_finite_number,

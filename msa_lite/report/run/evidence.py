@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from msa_lite.evidence_names import EVIDENCE, evidence_metric
-from msa_lite.report.metrics import metric_kind
-from msa_lite.report.reports import REPORT_FILE, Z95, Metric, Report, reading, stage_report
+from msa_lite.report.tables.metrics import metric_kind
+from msa_lite.report.tables.reports import REPORT_FILE, Z95, Metric, Report, reading, stage_report
 
 EVIDENCE_FOLDER = "evidence"
 UNDECIDED = "undecided"

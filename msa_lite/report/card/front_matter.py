@@ -12,7 +12,7 @@ from msa_lite.benchmarks import BENCHMARKS, OWN
 from msa_lite.errors import FormatError
 from msa_lite.io.files.reading import YAML_LIMIT, parse_yaml, read_text
 from msa_lite.io.finished.seal import CARD_FILE
-from msa_lite.report.metrics import metric_kind
+from msa_lite.report.tables.metrics import metric_kind
 
 TAGS = ("machine-unlearning", "llm-unlearning", "unlearn")
 MSA_TAG = "model-state-arithmetic"

@@ -14,7 +14,7 @@ import yaml
 from msa_lite.errors import FormatError, UsageError
 from msa_lite.io.files.reading import PlainDumper, parse_yaml, read_object, read_text
 from msa_lite.io.weights.hub import content_files, revision_of
-from msa_lite.report.reports import Report, reading, stage_manifest
+from msa_lite.report.tables.reports import Report, reading, stage_manifest
 
 RECIPE_FILE = "recipe.yaml"  # of a run or training: the recipe as resolved, below a line that says which
 _RUN, _TRAINING = "# A run of msa-lite", "# A training of msa-lite"

@@ -12,14 +12,11 @@ from typing import Any
 from msa_lite.benchmarks import BENCHMARKS
 from msa_lite.io.files.reading import read_object
 from msa_lite.io.finished.seal import MANIFEST
-from msa_lite.report.attacks import ATTACKS_FOLDER, HOLDOUT_LIMIT, AttackFacts, load_attacks
-from msa_lite.report.choice import CHOICE_FILE, Choice, load_choice
-from msa_lite.report.comeback import EarlierFacts, earlier_facts
-from msa_lite.report.evidence import EVIDENCE_FOLDER, EvidenceFinding, load_evidence
-from msa_lite.report.figures import basis_of, first_sentence
-from msa_lite.report.metrics import GROUPS, HOLDOUT, metric_kind
-from msa_lite.report.probing import ProbeFacts, load_probe
-from msa_lite.report.provenance import (
+from msa_lite.report.run.attacks import ATTACKS_FOLDER, HOLDOUT_LIMIT, AttackFacts, load_attacks
+from msa_lite.report.run.choice import CHOICE_FILE, Choice, load_choice
+from msa_lite.report.run.evidence import EVIDENCE_FOLDER, EvidenceFinding, load_evidence
+from msa_lite.report.run.probing import ProbeFacts, load_probe
+from msa_lite.report.run.provenance import (
     WITH_VECTORS,
     Provenance,
     after_purge,
@@ -29,11 +26,14 @@ from msa_lite.report.provenance import (
     read_run,
     result_revision,
 )
-from msa_lite.report.reports import Report, reading, stage_manifest, stage_report
-from msa_lite.report.rows import RowList, SideBySide
-from msa_lite.report.stages import StageList, load_stages
-from msa_lite.report.update import Fit, Update, load_fits, load_update
-from msa_lite.report.verdict import VERDICT_FILE, Verdict
+from msa_lite.report.run.rows import RowList, SideBySide
+from msa_lite.report.run.stages import StageList, load_stages
+from msa_lite.report.run.update import Fit, Update, load_fits, load_update
+from msa_lite.report.tables.metrics import GROUPS, HOLDOUT, metric_kind
+from msa_lite.report.tables.reports import Report, reading, stage_manifest, stage_report
+from msa_lite.report.verdict.comeback import EarlierFacts, earlier_facts
+from msa_lite.report.verdict.figures import basis_of, first_sentence
+from msa_lite.report.verdict.verdict import VERDICT_FILE, Verdict
 
 LIMIT = (
     "Unlearning is approximate. These scores are evidence, not a proof that the data has no influence left; other "

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from msa_lite.attack_names import ATTACKS, AttackEntry
-from msa_lite.report.figures import percent
-from msa_lite.report.metrics import attack_metric
-from msa_lite.report.provenance import is_report_of
-from msa_lite.report.reports import REPORT_FILE, Z95, Metric, Report, reading, stage_report
+from msa_lite.report.run.provenance import is_report_of
+from msa_lite.report.tables.metrics import attack_metric
+from msa_lite.report.tables.reports import REPORT_FILE, Z95, Metric, Report, reading, stage_report
+from msa_lite.report.verdict.figures import percent
 
 ATTACKS_FOLDER = "attacks"
 AttackControl = Literal["ideal", "holdout"]

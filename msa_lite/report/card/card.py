@@ -9,10 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from msa_lite.report.choice import score_heading, shown_score, value_text
-from msa_lite.report.citation import PAPER, PAPER_URL
-from msa_lite.report.formats import escape_markdown
-from msa_lite.report.front_matter import (
+from msa_lite.report.card.citation import PAPER, PAPER_URL
+from msa_lite.report.card.front_matter import (
     CardOptions,
     benchmark_title,
     front_matter,
@@ -20,7 +18,9 @@ from msa_lite.report.front_matter import (
     is_local,
     main_metrics,
 )
-from msa_lite.report.reports import Metric, Report, markdown_table, number
+from msa_lite.report.run.choice import score_heading, shown_score, value_text
+from msa_lite.report.tables.formats import escape_markdown
+from msa_lite.report.tables.reports import Metric, Report, markdown_table, number
 
 NO_OPTIONS = CardOptions()
 HIDDEN = "a model whose name is not given"

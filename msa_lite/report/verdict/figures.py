@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from msa_lite.report.metrics import METRICS
-from msa_lite.report.reports import Report
+from msa_lite.report.tables.metrics import METRICS
+from msa_lite.report.tables.reports import Report
 
 Unit = Literal["questions", "texts", "passages", "rows", "facts"]
 """The units of a forget set; "rows": questions and texts; "facts": questions whose answers documents corrupted."""

@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeVar
 
 from msa_lite.io.files.reading import read_text
 from msa_lite.io.finished.seal import MANIFEST
-from msa_lite.report.reports import is_finite_number, reading, stage_manifest
+from msa_lite.report.tables.reports import is_finite_number, reading, stage_manifest
 
 Key = TypeVar("Key")
 _LAYER = re.compile(r"(?:^|\.)(\d+)\.")

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from msa_lite.io.files.writing import write_text
-from msa_lite.report.charts import can_draw
-from msa_lite.report.reports import RUN_REPORT
-from msa_lite.report.sections import run_sections
-from msa_lite.report.story import Story
+from msa_lite.report.page.charts import can_draw
+from msa_lite.report.page.sections import run_sections
+from msa_lite.report.run.story import Story
+from msa_lite.report.tables.reports import RUN_REPORT
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ def make_page(story: Story, drawn: bool = True) -> str:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
-        loader=PackageLoader("msa_lite.report"),
+        loader=PackageLoader("msa_lite.report.page"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

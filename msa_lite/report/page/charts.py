@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from msa_lite.report.reports import Metric, number, signed
-from msa_lite.report.update import Fit
+from msa_lite.report.run.update import Fit
+from msa_lite.report.tables.reports import Metric, number, signed
 
 WIDTH = 340  # units
 COLOURS_FILE = Path(__file__).parent / "templates/colours.css"

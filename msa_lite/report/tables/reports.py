@@ -15,8 +15,8 @@ from msa_lite.errors import FormatError, UsageError
 from msa_lite.io.files.reading import read_object
 from msa_lite.io.files.writing import write_json
 from msa_lite.io.finished.seal import EARLIER, MANIFEST, is_earlier, load_manifest
-from msa_lite.report.formats import Cell, Section, TextTable, markdown
-from msa_lite.report.metrics import GROUPS, MetricKind, metric_kind
+from msa_lite.report.tables.formats import Cell, Section, TextTable, markdown
+from msa_lite.report.tables.metrics import GROUPS, MetricKind, metric_kind
 
 REPORT_FILE = "report.json"
 Z95 = 1.96  # standard errors from a value to the ends of its 95 % interval

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from msa_lite.io.files.writing import json_form, write_json
-from msa_lite.report.comeback import EarlierFacts
-from msa_lite.report.figures import Bound, Forgotten, Kept, counts_sentence, percent, score_label, units_basis
+from msa_lite.report.verdict.comeback import EarlierFacts
+from msa_lite.report.verdict.figures import Bound, Forgotten, Kept, counts_sentence, percent, score_label, units_basis
 
 VERDICT_FILE = "verdict.json"
 Outcome = Literal["PASS", "PARTLY", "FAIL"]

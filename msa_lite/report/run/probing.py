@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from msa_lite.report.metrics import metric_kind
-from msa_lite.report.reports import REPORT_FILE, Metric, Report, reading, stage_report
+from msa_lite.report.tables.metrics import metric_kind
+from msa_lite.report.tables.reports import REPORT_FILE, Metric, Report, reading, stage_report
 
 # If the two sets differ in other ways, the AUC moves even for a model that has seen neither. With TOFU's rows and a
 # small Llama it rose to 0.61 against paraphrases. Against other authors it varied by 0.05 (20 authors a side) to 0.1

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from msa_lite.benchmarks import EARLIER_COLUMNS
-from msa_lite.report.figures import Forgotten
-from msa_lite.report.reports import Metric, stage_report
+from msa_lite.report.tables.reports import Metric, stage_report
+from msa_lite.report.verdict.figures import Forgotten
 
 EARLIER_SET = "earlier"
 """The set of rows of earlier requests, and the folder of its scores in `evaluation`."""

@@ -1,0 +1,1 @@
+"""Write the card of a model, an adapter or a vector."""

@@ -1,0 +1,1 @@
+"""Write a run's page and its report.json from one list of sections."""

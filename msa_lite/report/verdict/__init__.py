@@ -1,0 +1,1 @@
+"""Give the verdict on a run and put it into words."""
