@@ -11,7 +11,7 @@ CEILING = {
     "lines of the package": 35_925,
     "modules": 320,
     "lines of the tests": 47_628,
-    "words of the docs": 57_203,
+    "words of the docs": 56_711,
     "commands": 24,
     "options": 108,
     "keys of a recipe": 85,
