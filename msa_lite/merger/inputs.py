@@ -29,8 +29,7 @@ from msa_lite.io.weights.hub import Source, check_download_space, fetch, fetch_h
 from msa_lite.io.weights.quantised import hides_shapes
 from msa_lite.merger.checked import CheckedMerge, Precision, check_headers
 from msa_lite.merger.formula import Term, VectorLike, named_strengths, number_terms
-from msa_lite.report.card.card import model_card
-from msa_lite.report.card.front_matter import read_target_card
+from msa_lite.report.page.card import model_card, read_target_card
 from msa_lite.strengths import rounded
 
 

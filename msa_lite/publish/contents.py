@@ -7,7 +7,7 @@ the data, records, logs, files with paths. Nothing is sent from here.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from pathlib import Path
@@ -38,8 +38,7 @@ from msa_lite.publish.private import (
     text_faults,
     weight_faults,
 )
-from msa_lite.report.card.card import SWITCH, UNDO, model_card, side_of
-from msa_lite.report.card.front_matter import CardOptions, is_local, is_word
+from msa_lite.report.page.card import SWITCH, UNDO, is_local, is_word, model_card, side_of
 from msa_lite.report.verdict.verdict import VERDICT_FILE
 
 FORMS = ("model", "adapter")
@@ -77,8 +76,6 @@ class PublishOptions:
     """True if vectors, with which a removal can be undone, may go."""
     license: str | None = None
     """The licence, where the target's card names none."""
-    datasets: Sequence[str] = ()
-    """Public data sets to name on the card."""
 
 
 _PLAIN = PublishOptions()
@@ -341,8 +338,7 @@ class _Choice:
             recipe = self._recipe()
             files = [*files, *recipe]
             manifest = public_manifest(manifest, secrets, bool(recipe))
-        options = CardOptions(self.options.repo, tuple(self.options.datasets))
-        card = model_card(manifest, options)
+        card = model_card(manifest, self.options.repo)
         files.append(_made(CARD_FILE, card.encode()))
         if not self.is_vector:
             by_name = sorted(files, key=lambda item: item.name)

@@ -14,7 +14,7 @@ from msa_lite.io.files.reading import read_object
 from msa_lite.io.files.writing import indented_json
 from msa_lite.io.finished.seal import PUBLISHED
 from msa_lite.io.weights.checkpoint import read_shard
-from msa_lite.report.card.front_matter import is_local
+from msa_lite.report.page.card import is_local
 
 # Keys by which libraries note where a model or tokenizer came from. They can go: loading does not need them.
 _ORIGINS = (

@@ -15,7 +15,7 @@ import msa_lite
 from msa_lite.io.finished.seal import CARD_FILE, MANIFEST, add_files, load_manifest, verify_folder, write_manifest
 from msa_lite.pipeline.run import verdict as cards
 from msa_lite.publish.contents import PublishOptions, make_contents
-from msa_lite.report.card.card import model_card
+from msa_lite.report.page.card import model_card
 from tests.e2e.conftest import sweep_recipe
 
 

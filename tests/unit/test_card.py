@@ -12,9 +12,7 @@ from msa_lite.errors import OutputError
 from msa_lite.io.finished.seal import CARD_FILE, load_manifest, verify_folder
 from msa_lite.merger import Term, merge, merge_terms
 from msa_lite.merger.checked import Precision
-from msa_lite.report.card.card import model_card
-from msa_lite.report.card.citation import PAPER_URL
-from msa_lite.report.card.front_matter import CardOptions, read_target_card
+from msa_lite.report.page.card import PAPER_URL, model_card, read_target_card
 from tests.support.merges import COMMIT, OUTCOME, add_outcome, make_merge, write_parts
 
 LLAMA = "---\nlicense: llama3.2\nlanguage:\n- en\n- de\npipeline_tag: text-generation\nbase_model: x/y\n---\n# Theirs\n"
@@ -61,7 +59,7 @@ def test_the_same_merge_elsewhere_has_the_same_card(tmp_path: Path) -> None:
 
 def test_a_finished_run_says_what_came_of_it(tmp_path: Path) -> None:
     write_parts(tmp_path)
-    card = model_card(add_outcome(make_merge(tmp_path, hub=True)))
+    card = model_card(add_outcome(make_merge(tmp_path, hub=True)), "me/unlearned")
     parsed = ModelCard(card)
     lines = [line for line in parsed.text.splitlines() if line]
     assert lines[:3] == ["# target, unlearned", OUTCOME["sentence"], "Verdict: **PASS**."]
@@ -73,10 +71,10 @@ def test_a_finished_run_says_what_came_of_it(tmp_path: Path) -> None:
     assert "rouge" not in card.lower()
     assert "48 rows to remove." in card
     assert "LoRA of rank 32, 5 epochs, learning rate 0.0002" in card
-    assert "| **1.2** | **0.5** | **0.800** |" in card
-    assert "| 9 | 0.5 | broken |" in card
+    assert "Chosen: alpha = 1.2, beta = 0.5." in card
     assert "99 % accuracy (FUMA, EMNLP 2025)" in card
     assert "few rows" in card
+    assert 'place = "me/unlearned"' in card
 
 
 @pytest.mark.parametrize("verdict", ["PARTLY", "FAIL", None])
@@ -124,18 +122,6 @@ def test_a_baseline_and_several_requests_have_their_own_formulas(tmp_path: Path)
     assert "The rows of an earlier request, removed by the same merge" in model_card(add_outcome(out))
 
 
-def test_options_reach_the_front_matter_and_the_example(tmp_path: Path) -> None:
-    write_parts(tmp_path)
-    manifest = load_manifest(make_merge(tmp_path))
-    assert manifest is not None
-    plain = ModelCard(model_card(manifest)).data.to_dict()
-    assert "datasets" not in plain
-    card = model_card(manifest, CardOptions("me/unlearned", ["locuslab/TOFU"]))
-    data = ModelCard(card).data.to_dict()
-    assert data["datasets"] == ["locuslab/TOFU"]
-    assert 'place = "me/unlearned"' in card
-
-
 def test_what_a_card_quotes_stays_text(tmp_path: Path) -> None:
     write_parts(tmp_path)
     sentence = "| a | <script>alert(1)</script> [x](http://evil)\n# Heading\n---\nlicense: mit"
@@ -167,9 +153,7 @@ def test_only_values_of_the_hubs_form_are_taken_from_a_strangers_card(
     assert read_target_card(tmp_path) == facts
 
 
-def test_no_card_and_no_file_give_no_facts(tmp_path: Path) -> None:
-    assert read_target_card(tmp_path) == {}
-    (tmp_path / CARD_FILE).mkdir()
+def test_a_folder_without_a_card_gives_no_facts(tmp_path: Path) -> None:
     assert read_target_card(tmp_path) == {}
 
 

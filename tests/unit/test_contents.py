@@ -377,7 +377,7 @@ def test_offline_no_repository_counts_as_public(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_the_published_manifest_gives_the_same_card(tmp_path: Path) -> None:
-    from msa_lite.report.card.card import model_card
+    from msa_lite.report.page.card import model_card
 
     write_parts(tmp_path, CARD)
     out = make_merge(tmp_path)

@@ -88,8 +88,7 @@ FOLDERS = {
         "tables": set[str](),
         "verdict": {"tables"},
         "run": {"tables", "verdict"},
-        "card": {"run", "tables"},
-        "page": {"card", "run", "tables", "verdict"},
+        "page": {"run", "tables", "verdict"},
     },
     "pipeline": {
         "prepare": set[str](),

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from msa_lite.report.card import citation
+from msa_lite.report.page import card
 
 ROOT = Path(__file__).parents[2]
 # Written in two parts, so that this file does not hold what it looks for.
@@ -59,7 +59,7 @@ def test_the_paper_is_cited_alike_in_the_code_and_for_citation_managers() -> Non
     file = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     paper = file["preferred-citation"]
     names = tuple(f"{author['given-names']} {author['family-names']}" for author in paper["authors"])
-    assert (paper["title"], names, paper["url"]) == (citation.PAPER_TITLE, citation.AUTHORS, citation.PAPER_URL)
+    assert (paper["title"], names, paper["url"]) == (card.PAPER_TITLE, card.AUTHORS, card.PAPER_URL)
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     ours = (project["version"], project["license"], project["urls"]["Source"])
     assert (file["version"], file["license"], file["repository-code"]) == ours

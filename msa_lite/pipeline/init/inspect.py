@@ -23,7 +23,7 @@ from msa_lite.io.weights.hub import (
 )
 from msa_lite.io.weights.offline import offline_reason, offline_where_unreachable
 from msa_lite.pipeline.stages.facts import find_headers
-from msa_lite.report.card.front_matter import read_base_model
+from msa_lite.report.page.card import read_base_model
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ from msa_lite.record.facts import (
 from msa_lite.record.schema import ModelWeights, Removal
 from msa_lite.record.seal import KEY_FILE, RECORD_FILE, RowContent, make_key
 from msa_lite.report import REPORT_FILE
-from msa_lite.report.card.front_matter import read_target_card
+from msa_lite.report.page.card import read_target_card
 from msa_lite.report.page.run_files import PAGE_FILE, run_json, write_page
 from msa_lite.report.run.provenance import PURGED_FILE, RECIPE_FILE, purge_day, read_run
 from msa_lite.report.run.rows import RowList, SideBySide

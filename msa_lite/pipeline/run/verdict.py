@@ -22,8 +22,7 @@ from msa_lite.pipeline.prepare.run import Run
 from msa_lite.pipeline.run.returned import weigh_earlier
 from msa_lite.pipeline.run.scores import CHECKED, merged_records, row_content, scored_records
 from msa_lite.recipe import Recipe
-from msa_lite.report.card.card import model_card, side_of
-from msa_lite.report.card.front_matter import read_target_card
+from msa_lite.report.page.card import model_card, read_target_card, side_of
 from msa_lite.report.run.rows import SideBySide
 from msa_lite.report.run.story import Story, load_story
 from msa_lite.report.verdict.comeback import EarlierFacts

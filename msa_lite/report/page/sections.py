@@ -7,8 +7,8 @@ from dataclasses import asdict
 from typing import Any
 
 from msa_lite.io.files.writing import json_form
-from msa_lite.report.card.citation import PAPER
 from msa_lite.report.page.blocks import Block, Entries, Fold, Grid, Pictures, Prose, ReportSection
+from msa_lite.report.page.card import PAPER
 from msa_lite.report.page.charts import Chart, Dots, can_draw, cut, score_dots
 from msa_lite.report.page.evidence_sections import (
     attack_section,

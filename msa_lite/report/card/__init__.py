@@ -1,1 +1,0 @@
-"""Write the card of a model, an adapter or a vector."""
