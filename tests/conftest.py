@@ -98,7 +98,7 @@ def _outputs_open() -> Iterator[None]:
             return sha256
 
     with pytest.MonkeyPatch.context() as patch:
-        for module in ("msa_lite.merger.stream", "msa_lite.merger.adapter_output"):
+        for module in ("msa_lite.merger.stream.stream", "msa_lite.merger.adapters.output"):
             patch.setattr(f"{module}.Sink", Checked)
         yield
 

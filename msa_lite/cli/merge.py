@@ -146,7 +146,7 @@ def _by_mergekit(recipe: Path | None, inputs: dict[str, Any], out: str, others: 
     """Run a recipe, or the one that the options come to, with mergekit. Raise UsageError for options that it lacks."""
     from msa_lite.errors import UsageError
     from msa_lite.merger import mergekit_recipe
-    from msa_lite.merger.with_mergekit import merge_with_mergekit
+    from msa_lite.merger.mergekit.runner import merge_with_mergekit
 
     dtype = others.pop("dtype") or "same"
     if refused := _given({name: value for name, value in others.items() if value != "nearest"}):
@@ -181,7 +181,7 @@ def _filtered(
 
 def _read_recipe(recipe: Path, form: str) -> dict[str, Any]:
     """Return the library's arguments from a mergekit recipe."""
-    from msa_lite.merger.mergekit_reader import read_recipe
+    from msa_lite.merger.mergekit.reader import read_recipe
 
     request = read_recipe(recipe)
     arguments: dict[str, Any] = {

@@ -34,12 +34,12 @@ from msa_lite.io.weights.hub import Source, fetch
 from msa_lite.io.weights.layout import find_names
 from msa_lite.io.weights.vocabulary import token_tensors
 from msa_lite.io.weights.writer import Sink, file_header, output_bytes, shard_header, write_companions
-from msa_lite.merger.bounds import blocks_of
-from msa_lite.merger.deltas import Delta, Difference
+from msa_lite.merger.checks.inputs import ModelLike
+from msa_lite.merger.checks.memory import blocks_of
 from msa_lite.merger.formula import FORGET_RIDGE, RETAIN_RIDGE, Filter, layer_filter
-from msa_lite.merger.inputs import ModelLike
-from msa_lite.merger.matched import match_adapter
-from msa_lite.merger.vectors import load_vector
+from msa_lite.merger.vectors.adapter_names import match_adapter
+from msa_lite.merger.vectors.deltas import Delta, Difference
+from msa_lite.merger.vectors.vector import load_vector
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msa_lite
 from msa_lite.merger import mergekit_recipe
-from msa_lite.merger.with_mergekit import merge_with_mergekit
+from msa_lite.merger.mergekit.runner import merge_with_mergekit
 from tests.support.models import save_adapter, save_checkpoint, tiny_model
 
 SHAPES = {

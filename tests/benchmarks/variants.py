@@ -54,7 +54,7 @@ from msa_lite.io.weights.checkpoint import load_checkpoint
 from msa_lite.io.weights.hub import Source, fetch
 from msa_lite.merger import Precision, Term, merge_terms
 from msa_lite.merger.filtering import filter_vector
-from msa_lite.merger.vectors import load_vector
+from msa_lite.merger.vectors.vector import load_vector
 from msa_lite.pipeline.baseline.trials import EveryEpoch
 from msa_lite.train import FitSettings, VectorFit, epoch_folder, run_fit
 from msa_lite.train.beginning import common_beginning

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from msa_lite import merger
 from msa_lite.io.finished.seal import verify_folder
-import filelock, msa_lite.merger.mergekit, yaml  # what a merge loads on its way
+import filelock, msa_lite.merger.mergekit.recipes, yaml  # what a merge loads on its way
 
 form, options, folder = sys.argv[1], json.loads(sys.argv[2]), sys.argv[3]
 before = json.loads(sys.argv[4])  # options of a merge whose result is replaced, or null

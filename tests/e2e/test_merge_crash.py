@@ -58,7 +58,7 @@ import json, os, sys
 from msa_lite.errors import OutputError
 from msa_lite.io.finished.seal import verify_folder
 from msa_lite.merger import merge
-import filelock, msa_lite.merger.mergekit, shutil, yaml
+import filelock, msa_lite.merger.mergekit.recipes, shutil, yaml
 
 options, rounds, won = json.loads(sys.argv[1]), int(sys.argv[2]), []
 for _ in range(rounds):

@@ -11,7 +11,7 @@ import yaml
 
 import msa_lite
 from msa_lite.io.finished.seal import verify_folder
-from msa_lite.merger.mergekit_reader import read_recipe
+from msa_lite.merger.mergekit.reader import read_recipe
 from msa_lite.pipeline.verbs.run import run_vectors
 from tests.e2e.conftest import CallCli
 from tests.support.pages import page_text

@@ -16,7 +16,8 @@ from safetensors.torch import load_file, save_file
 
 from msa_lite.errors import MismatchError, UsageError
 from msa_lite.io.weights.adapter import ADAPTER_CONFIG, ADAPTER_FILE
-from msa_lite.merger import bounds, merge
+from msa_lite.merger import merge
+from msa_lite.merger.checks import memory
 
 Make = Callable[..., Path]
 Arrays = dict[str, np.ndarray]
@@ -131,7 +132,7 @@ def test_forget_and_retain_are_what_peft_changes_in_the_prior(
     stored: str,
     exact: bool,
 ) -> None:
-    monkeypatch.setattr(bounds, "BLOCK", 1000)  # several blocks of rows even for these small tensors
+    monkeypatch.setattr(memory, "BLOCK", 1000)  # several blocks of rows even for these small tensors
     kind, changes, config, _ = KINDS[name]
     target, prior = make_checkpoint(kind, 1, stored, **changes), make_checkpoint(kind, 0, **changes)
     forget, retain = (make_adapter(kind, seed, model=changes, **config) for seed in (1, 2))
@@ -167,7 +168,7 @@ def test_a_tensor_may_be_changed_by_one_kind_in_each_vector(
     retain: dict[str, Any],
     exact: bool,
 ) -> None:
-    monkeypatch.setattr(bounds, "BLOCK", 1000)
+    monkeypatch.setattr(memory, "BLOCK", 1000)
     target, prior = make_checkpoint(kind, 1, **changes), make_checkpoint(kind, 0, **changes)
     folders = [make_adapter(kind, seed, model=changes, **config) for seed, config in ((1, forget), (2, retain))]
     options = {"forget": str(folders[0]), "alpha": ALPHA, "retain": str(folders[1]), "beta": BETA}
@@ -314,7 +315,7 @@ def test_names_with_the_adapters_name_inside_mean_the_same(
 def test_experts_that_are_stored_one_by_one_are_merged_one_by_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bounds, "BLOCK", 1000)
+    monkeypatch.setattr(memory, "BLOCK", 1000)
     rng = np.random.default_rng(0)
     block, sizes = "model.layers.0.block_sparse_moe", {"w1": (48, 32), "w2": (32, 48), "w3": (48, 32)}
     shapes = {f"{block}.experts.{number}.{w}": size for number in range(3) for w, size in sizes.items()}

@@ -15,7 +15,7 @@ from msa_lite.errors import MismatchError
 from msa_lite.io.weights.blocks import Files
 from msa_lite.io.weights.checkpoint import load_checkpoint
 from msa_lite.merger import merge, merge_adapters
-from msa_lite.merger.vectors import load_vector
+from msa_lite.merger.vectors.vector import load_vector
 from tests.support.models import load, save_adapter
 
 STACKS = ["gate_up_proj", "down_proj"]

@@ -15,7 +15,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from msa_lite.io.finished.seal import verify_folder
-from msa_lite.merger import bounds, merge
+from msa_lite.merger import merge
+from msa_lite.merger.checks import memory
 from tests.support.merges import nearest
 
 Make = Callable[..., Path]
@@ -87,7 +88,7 @@ def test_full_checkpoints_are_fp64_arithmetic_rounded_once(
     make_checkpoint: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stored: str, dtype: str
 ) -> None:
     kind = "qwen2"
-    monkeypatch.setattr(bounds, "BLOCK", 125)
+    monkeypatch.setattr(memory, "BLOCK", 125)
     target, prior = make_checkpoint(kind, 0, stored), make_checkpoint(kind, 1, "bfloat16")
     forget, retain = make_checkpoint(kind, 2), make_checkpoint(kind, 3, "float16")
     options = {

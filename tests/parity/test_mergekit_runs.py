@@ -24,8 +24,8 @@ from safetensors.torch import load_file
 
 import msa_lite
 from msa_lite.merger.formula import named_strengths
-from msa_lite.merger.mergekit import MergeRequest, Reference, command_line
-from msa_lite.merger.mergekit_reader import read_recipe
+from msa_lite.merger.mergekit.reader import read_recipe
+from msa_lite.merger.mergekit.recipes import MergeRequest, Reference, command_line
 from tests.unit.test_mergekit import merge_of, write
 
 Make = Callable[..., Path]

@@ -19,7 +19,8 @@ from msa_lite.io.weights.blocks import Files, read_part, read_rows
 from msa_lite.io.weights.checkpoint import TensorEntry, load_checkpoint
 from msa_lite.io.weights.codes import Scaled
 from msa_lite.io.weights.quantised import dequantised, name_form, packed_weights
-from msa_lite.merger import bounds, merge, merge_adapters
+from msa_lite.merger import merge, merge_adapters
+from msa_lite.merger.checks import memory
 from tests.support import codes
 from tests.support.merges import Adapter
 
@@ -58,7 +59,7 @@ def as_plain(tensors: codes.Tensors, layout: Any, names: list[str]) -> codes.Ten
 def test_merges_are_stored_as_dequantising_adding_and_requantising_store_them(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bounds, "BLOCK", 1 << 14)  # several blocks a tensor
+    monkeypatch.setattr(memory, "BLOCK", 1 << 14)  # several blocks a tensor
     layout, weights = codes.LAYOUTS[kind], plain_weights(kind)
     moved, names = move(weights, 1), [*weights]
     target = codes.write(tmp_path / "target", weights, layout, is_chosen)

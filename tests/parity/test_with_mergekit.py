@@ -17,7 +17,7 @@ import msa_lite
 from msa_lite.errors import FormatError, MismatchError, OutputError, StageError, UsageError
 from msa_lite.io.finished.seal import load_manifest, verify_folder
 from msa_lite.merger import mergekit_recipe
-from msa_lite.merger.with_mergekit import merge_with_mergekit
+from msa_lite.merger.mergekit.runner import merge_with_mergekit
 
 Make = Callable[..., Path]
 
@@ -225,7 +225,7 @@ def test_the_model_under_an_adapter_is_an_input_too(
 def test_models_without_a_role_are_refused_and_weights_of_any_form_have_a_sign(
     models: dict[str, str], make_adapter: Make, tmp_path: Path
 ) -> None:
-    from msa_lite.merger.with_mergekit import find_roles, parse_text
+    from msa_lite.merger.mergekit.runner import find_roles, parse_text
 
     target, forget, retain = models.values()
     listed = [{"model": forget, "parameters": {"weight": -1.0}}]

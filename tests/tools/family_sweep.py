@@ -23,7 +23,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from msa_lite.errors import MsaError
 from msa_lite.io.weights.checkpoint import load_checkpoint
 from msa_lite.merger import merge, merge_adapters
-from msa_lite.merger.vectors import adapter_vector
+from msa_lite.merger.vectors.vector import adapter_vector
 from msa_lite.train import FitSettings
 from msa_lite.train.model import planned_adapter
 from tests.support.families import UNFIT, tiny_family

@@ -11,7 +11,7 @@ from huggingface_hub import ModelCard
 from msa_lite.errors import OutputError
 from msa_lite.io.finished.seal import CARD_FILE, load_manifest, verify_folder
 from msa_lite.merger import Term, merge, merge_terms
-from msa_lite.merger.checked import Precision
+from msa_lite.merger.checks.checked import Precision
 from msa_lite.report.page.card import PAPER_URL, model_card, read_target_card
 from tests.support.merges import COMMIT, OUTCOME, add_outcome, make_merge, write_parts
 

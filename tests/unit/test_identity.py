@@ -20,8 +20,9 @@ from msa_lite.baselines.objective import BaselineObjective, ReferenceCache
 from msa_lite.io.weights.checkpoint import INDEX_FILE
 from msa_lite.io.weights.companions import CODE, PATTERNS
 from msa_lite.io.weights.hub import Source, fetch, hash_content
-from msa_lite.merger import adapter_output as adapter
-from msa_lite.merger import merge, merge_adapters, model
+from msa_lite.merger import merge, merge_adapters
+from msa_lite.merger.adapters import output as adapter
+from msa_lite.merger.stream import model
 from msa_lite.record.facts import hash_files, hashed_revision
 from msa_lite.report import Report
 from msa_lite.report.run.provenance import is_report_of

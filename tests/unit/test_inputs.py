@@ -16,7 +16,8 @@ import pytest
 from msa_lite.errors import MismatchError, OutputError, UsageError
 from msa_lite.io.files.writing import digest
 from msa_lite.io.finished.seal import JOURNAL, MANIFEST, MERGEKIT_FILE, load_manifest
-from msa_lite.merger import Precision, Term, merge, merge_adapters, merge_terms, merge_terms_to_adapter, model
+from msa_lite.merger import Precision, Term, merge, merge_adapters, merge_terms, merge_terms_to_adapter
+from msa_lite.merger.stream import model
 from tests.support.merges import Adapter, write_checkpoint
 
 NAMES = [f"layers.{i}.weight" for i in range(6)]

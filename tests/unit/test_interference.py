@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from msa_lite.io.weights.hub import fetch
-from msa_lite.merger.checked import CheckedMerge, Precision, check_merge
+from msa_lite.merger.checks.checked import CheckedMerge, Precision, check_merge
+from msa_lite.merger.checks.interference import Interference, measure_interference, tell_interference
 from msa_lite.merger.formula import Term, number_terms
-from msa_lite.merger.interference import Interference, measure_interference, tell_interference
 from tests.support.merges import KINDS, Adapter, Arrays, write_checkpoint
 
 ROWS, COLUMNS = 30, 20

@@ -90,6 +90,16 @@ FOLDERS = {
         "run": {"tables", "verdict"},
         "page": {"run", "tables", "verdict"},
     },
+    "merger": {
+        "formula": set[str](),
+        "fidelity": {"formula"},
+        "vectors": set[str](),
+        "checks": {"fidelity", "formula", "vectors"},
+        "filtering": {"checks", "formula", "vectors"},
+        "mergekit": {"checks", "formula", "vectors"},
+        "stream": {"checks", "fidelity", "formula", "mergekit", "vectors"},
+        "adapters": {"checks", "formula", "vectors"},
+    },
     "pipeline": {
         "prepare": set[str](),
         "stages": {"prepare"},

@@ -17,9 +17,9 @@ from msa_lite.io.files.writing import hash_file, json_form
 from msa_lite.io.finished.seal import MANIFEST, MERGEKIT_FILE, load_manifest, verify_folder, write_manifest
 from msa_lite.io.weights.hub import fetch
 from msa_lite.merger import hash_vector, merge, merge_adapters, mergekit_recipe, open_merge
-from msa_lite.merger.checked import Precision, msa_terms
+from msa_lite.merger.checks.checked import Precision, msa_terms
 from msa_lite.merger.formula import Term, named_strengths, number_terms
-from msa_lite.merger.mergekit_reader import read_recipe
+from msa_lite.merger.mergekit.reader import read_recipe
 from tests.support.merges import KINDS, Adapter, Arrays, edit_adapter, gap, read_checkpoint, write_checkpoint
 
 SHAPES = {
@@ -194,7 +194,7 @@ def ledger(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, list[Request]
 
 def test_a_sum_in_the_order_of_the_requests_would_depend_on_it(ledger: Any, tmp_path: Path, monkeypatch: Any) -> None:
     target, requests = ledger
-    monkeypatch.setattr("msa_lite.merger.inputs.in_order", lambda terms: (list(terms), {}))
+    monkeypatch.setattr("msa_lite.merger.checks.inputs.in_order", lambda terms: (list(terms), {}))
     outs = [
         merge(target, tmp_path / name, **arguments(order), dtype="float32").folder
         for name, order in (("one", requests), ("other", requests[::-1]))

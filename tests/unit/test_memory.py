@@ -30,7 +30,7 @@ LAYERS = 4
 # refuses to give out more than what the limit leaves after the imports.
 MERGE = """
 import json, resource, sys
-import filelock, msa_lite.merger.mergekit, yaml  # what a merge loads on its way
+import filelock, msa_lite.merger.mergekit.recipes, yaml  # what a merge loads on its way
 from msa_lite.merger import merge
 
 def status(key):

@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from msa_lite.io.finished.seal import verify_folder
-from msa_lite.merger import bounds, merge
+from msa_lite.merger import merge
+from msa_lite.merger.checks import memory
 from tests.support.merges import KINDS, Adapter, Arrays, gap, nearest, read_checkpoint, write_checkpoint
 
 SHAPES = [(), (1,), (37,), (1, 1), (4, 9), (9, 4), (8, 8), (3, 1), (1, 50), (2, 3, 4), (0,), (0, 4), (3, 0), (2, 0, 3)]
@@ -35,7 +36,7 @@ class Case:
     def merge(self, name: str, **options: Any) -> Arrays:
         """Merge to a new folder of this name, in the case's blocks; the tensors as they are stored."""
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(bounds, "BLOCK", self.block)
+            patch.setattr(memory, "BLOCK", self.block)
             out = merge(str(self.folder / "target"), self.folder / name, **(self.options | options)).folder
         assert verify_folder(out) == []
         return read_checkpoint(out)

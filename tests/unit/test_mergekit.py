@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from msa_lite.errors import UsageError
 from msa_lite.merger import Term, mergekit_recipe
 from msa_lite.merger.formula import number_terms
-from msa_lite.merger.mergekit import MergeRequest, Reference, command_line, write_recipe
-from msa_lite.merger.mergekit_reader import read_recipe
+from msa_lite.merger.mergekit.reader import read_recipe
+from msa_lite.merger.mergekit.recipes import MergeRequest, Reference, command_line, write_recipe
 
 T, F, R, P = (Reference(name) for name in ("org/target", "org/forget", "org/retain", "org/prior"))
 FORMS = ("org/target", "org/forget", "org/retain", "org/prior")

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from msa_lite.errors import UsageError
-from msa_lite.merger.mergekit_reader import read_recipe
+from msa_lite.merger.mergekit.reader import read_recipe
 from tests.unit.test_mergekit import ON_TARGET, read, recipe_of
 
 

@@ -21,7 +21,7 @@ from msa_lite.io.weights.matching import find_name
 from msa_lite.io.weights.patterns import Patterns
 from msa_lite.io.weights.vocabulary import has_token_role
 from msa_lite.merger import Term
-from msa_lite.merger.bounds import parse_size
+from msa_lite.merger.checks.memory import parse_size
 from msa_lite.merger.fidelity import measure_factors
 
 

@@ -7,7 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from msa_lite.merger import bounds, merge, stream
+from msa_lite.merger import merge
+from msa_lite.merger.checks import memory
+from msa_lite.merger.stream import stream
 from tests.support.merges import KINDS, ROWS, SHARDS, Adapter, contents, read_checkpoint, write_checkpoint, write_inputs
 
 
@@ -23,7 +25,7 @@ def test_a_range_that_is_longer_than_a_piece_is_copied_whole(tmp_path: Path, mon
 
 def test_progress_ends_with_the_last_block_of_the_last_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     inputs = write_inputs(tmp_path)
-    monkeypatch.setattr(bounds, "BLOCK", 512 * 100)  # six blocks a tensor
+    monkeypatch.setattr(memory, "BLOCK", 512 * 100)  # six blocks a tensor
     steps: list[tuple[int, int]] = []
     merge(**inputs, out=tmp_path / "out", progress=lambda title, done, amount: steps.append((done, amount)))
     (amount,) = {amount for _, amount in steps}
@@ -37,7 +39,7 @@ def test_progress_ends_with_the_last_block_of_the_last_shard(tmp_path: Path, mon
 def test_blocks_are_rounded_stochastically_by_noise_of_their_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bounds, "BLOCK", 4 * 64)  # blocks of four rows
+    monkeypatch.setattr(memory, "BLOCK", 4 * 64)  # blocks of four rows
     target = write_checkpoint(tmp_path / "target", {"layer.weight": np.ones((8, 64), KINDS["bfloat16"])})
     factors = np.full((1, 64), 0.001, np.float32), np.ones((8, 1), np.float32)  # between two neighbours of bf16
     vector = Adapter({"layer": factors}, lora_alpha=1).write(tmp_path / "vector")

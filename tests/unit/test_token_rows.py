@@ -13,7 +13,8 @@ from msa_lite.errors import MismatchError
 from msa_lite.io.finished.seal import MERGEKIT_FILE, load_manifest
 from msa_lite.io.weights.checkpoint import load_checkpoint
 from msa_lite.io.weights.vocabulary import find_added_rows, token_tensors
-from msa_lite.merger import bounds, merge, merge_adapters
+from msa_lite.merger import merge, merge_adapters
+from msa_lite.merger.checks import memory
 from tests.support.merges import read_checkpoint
 
 Make = Callable[..., Path]
@@ -24,7 +25,7 @@ MORE = 310  # tokens of models that have added some; 300 of the others
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of seven rows of an embedding, so that common rows end within one."""
-    monkeypatch.setattr(bounds, "BLOCK", 7 * 32)
+    monkeypatch.setattr(memory, "BLOCK", 7 * 32)
 
 
 def expected(target: Path, tuned: Path, prior: Path, alpha: float) -> dict[str, np.ndarray]:

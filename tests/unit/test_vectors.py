@@ -17,8 +17,8 @@ from msa_lite.io.weights.adapter import ADAPTER_CONFIG, ADAPTER_FILE, is_adapter
 from msa_lite.io.weights.blocks import Files, Scratch
 from msa_lite.io.weights.checkpoint import Checkpoint, TensorEntry, load_checkpoint, read_shard
 from msa_lite.io.weights.factors import LowRank
-from msa_lite.merger.deltas import Delta, Difference, Dora, Product, Shift, TokenRows
-from msa_lite.merger.vectors import compare_checkpoints, load_vector, ties_head
+from msa_lite.merger.vectors.deltas import Delta, Difference, Dora, Product, Shift, TokenRows
+from msa_lite.merger.vectors.vector import compare_checkpoints, load_vector, ties_head
 
 Arrays = dict[str, np.ndarray]
 Store = Callable[..., dict[str, TensorEntry]]

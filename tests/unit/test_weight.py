@@ -8,9 +8,9 @@ from tests.tools.count import code_lines, inner_arrows, totals
 
 # Today's totals. Lower one whenever it falls. Raising one is a decision: CONTRIBUTING lists each, with its reason.
 CEILING = {
-    "lines of the package": 35_864,
-    "modules": 317,
-    "lines of the tests": 47_613,
+    "lines of the package": 35_874,
+    "modules": 322,
+    "lines of the tests": 47_632,
     "words of the docs": 56_711,
     "commands": 24,
     "options": 108,

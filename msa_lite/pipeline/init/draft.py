@@ -21,7 +21,7 @@ from msa_lite.io.files.reading import local_path, parse_yaml, read_text
 from msa_lite.io.weights.checkpoint import Checkpoint
 from msa_lite.io.weights.hub import is_remote
 from msa_lite.io.weights.offline import offline_reason, offline_where_unreachable
-from msa_lite.merger.vectors import compare_checkpoints
+from msa_lite.merger.vectors.vector import compare_checkpoints
 from msa_lite.pipeline.init.inspect import SetFacts, adapter_base, guess_prior, inspect_model, inspect_set
 from msa_lite.recipe import SETS, check_new_file, load_recipe, relative_paths, write_with_schema
 

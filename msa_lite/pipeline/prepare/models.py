@@ -37,8 +37,8 @@ from msa_lite.io.weights.layout import aligned, is_buffer
 from msa_lite.io.weights.quantised import name_form
 from msa_lite.io.weights.vocabulary import find_added_rows, token_tensors, vocabulary_size
 from msa_lite.merger import Precision, Term, check_mergeable, merge_terms
-from msa_lite.merger.inputs import ModelLike
-from msa_lite.merger.vectors import adapter_vector, compare_checkpoints
+from msa_lite.merger.checks.inputs import ModelLike
+from msa_lite.merger.vectors.vector import adapter_vector, compare_checkpoints
 from msa_lite.recipe import Demo, Recipe
 from msa_lite.train import FitSettings
 from msa_lite.train.model import planned_adapter

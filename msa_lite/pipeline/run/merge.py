@@ -12,7 +12,7 @@ from msa_lite.evals.engine.models import load_model
 from msa_lite.io.console.progress import Progress, silent
 from msa_lite.io.weights.hub import Source, fetch
 from msa_lite.merger import Merged, MergedAdapter, Precision, Term, hash_vector, merge_terms, merge_terms_to_adapter
-from msa_lite.merger.inputs import find_inputs
+from msa_lite.merger.checks.inputs import find_inputs
 from msa_lite.pipeline.prepare.earlier import EarlierRun, earlier_terms
 from msa_lite.pipeline.prepare.run import Context, Run
 from msa_lite.pipeline.stages.costs import merge_costs

@@ -15,7 +15,7 @@ from msa_lite.io.finished.manifest import is_finished
 from msa_lite.io.launch.crew import Crew
 from msa_lite.io.weights.hub import Source, fetch
 from msa_lite.merger import Precision, Term, merge_terms
-from msa_lite.merger.inputs import find_inputs
+from msa_lite.merger.checks.inputs import find_inputs
 from msa_lite.pipeline.prepare.fits import fit_settings, fit_until
 from msa_lite.pipeline.prepare.run import Context, Run
 from msa_lite.pipeline.run.folder import TRACKING

@@ -8,7 +8,7 @@ from dataclasses import replace
 from msa_lite.budget.plan import Plan
 from msa_lite.budget.speed import Device, Machine, speed_of, this_device
 from msa_lite.errors import UsageError
-from msa_lite.merger.bounds import parse_size
+from msa_lite.merger.checks.memory import parse_size
 from msa_lite.pipeline.prepare.earlier import open_earlier
 from msa_lite.pipeline.prepare.models import check_fit_ahead
 from msa_lite.pipeline.prepare.questions import terms_left_out

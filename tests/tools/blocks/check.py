@@ -22,7 +22,7 @@ import yaml
 import msa_lite
 from msa_lite.cli import cli
 from msa_lite.errors import MsaError
-from msa_lite.merger.mergekit_reader import read_recipe
+from msa_lite.merger.mergekit.reader import read_recipe
 from msa_lite.recipe import Recipe, TrainingRecipe, load_any, load_recipe, load_training, shipped_recipes
 from tests.tools.blocks.read import Block, form_faults
 

@@ -26,7 +26,7 @@ _LIGHT = (
     "msa_lite.cli.recipes",
     "msa_lite.cli.verify",
     "msa_lite.merger",
-    "msa_lite.merger.mergekit_reader",
+    "msa_lite.merger.mergekit.reader",
     "msa_lite.recipe",
 )
 _HEAVY = (

@@ -27,7 +27,7 @@ from msa_lite.io.weights.adapter import ADAPTER_FILE, base_name, deciding_fields
 from msa_lite.io.weights.checkpoint import Checkpoint, load_checkpoint
 from msa_lite.io.weights.hub import Source, check_download_space, fetch, fetch_headers, is_remote, is_remote_adapter
 from msa_lite.io.weights.quantised import hides_shapes
-from msa_lite.merger.checked import CheckedMerge, Precision, check_headers
+from msa_lite.merger.checks.checked import CheckedMerge, Precision, check_headers
 from msa_lite.merger.formula import Term, VectorLike, named_strengths, number_terms
 from msa_lite.report.page.card import model_card, read_target_card
 from msa_lite.strengths import rounded

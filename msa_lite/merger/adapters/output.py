@@ -28,12 +28,12 @@ from msa_lite.io.weights.adapter import ADAPTER_CONFIG, ADAPTER_FILE
 from msa_lite.io.weights.blocks import Files
 from msa_lite.io.weights.hub import Source
 from msa_lite.io.weights.writer import Sink, file_header
-from msa_lite.merger.adapter_modules import Module, find_modules, update_rows
-from msa_lite.merger.bounds import MAX_MEMORY, RESERVED, parse_size
-from msa_lite.merger.checked import CheckedMerge, Precision, check_merge, msa_terms
+from msa_lite.merger.adapters.modules import Module, find_modules, update_rows
+from msa_lite.merger.checks.checked import CheckedMerge, Precision, check_merge, msa_terms
+from msa_lite.merger.checks.inputs import ModelLike, find_inputs
+from msa_lite.merger.checks.interference import tell_interference
+from msa_lite.merger.checks.memory import MAX_MEMORY, RESERVED, parse_size
 from msa_lite.merger.formula import OneOrSeveral, Term
-from msa_lite.merger.inputs import ModelLike, find_inputs
-from msa_lite.merger.interference import tell_interference
 
 logger = logging.getLogger(__name__)
 

@@ -12,8 +12,7 @@ from msa_lite.io.weights.blocks import Files, Scratch, read_rows
 from msa_lite.io.weights.checkpoint import FLOAT_DTYPES, TensorEntry
 from msa_lite.io.weights.codes import Scaled
 from msa_lite.io.weights.writer import round_once, round_stochastically
-from msa_lite.merger.checked import CheckedMerge
-from msa_lite.merger.deltas import Delta
+from msa_lite.merger.checks.checked import CheckedMerge
 from msa_lite.merger.fidelity import (
     NAMES,
     Change,
@@ -24,6 +23,7 @@ from msa_lite.merger.fidelity import (
     measure_deltas,
 )
 from msa_lite.merger.formula import Factors, Term, combine
+from msa_lite.merger.vectors.deltas import Delta
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat,
 from msa_lite.errors import UsageError, join_faults, nearest
 from msa_lite.io.files.reading import read_yaml
 from msa_lite.merger.formula import Term, number_terms
-from msa_lite.merger.mergekit import ListedModel, MergeRequest, Reference, has_same_tokenizer
+from msa_lite.merger.mergekit.recipes import ListedModel, MergeRequest, Reference, has_same_tokenizer
 
 _MOST = 64  # models that are listed; one request has four, others two more each, and some may be listed at weight 0
 _SHOWN = 16  # faults for which the nearest key is looked up: the search takes time, and no more are shown

@@ -28,15 +28,15 @@ from msa_lite.io.weights.companions import tell_companions
 from msa_lite.io.weights.hub import copy_tokenizer
 from msa_lite.io.weights.quantised import write_plain
 from msa_lite.io.weights.writer import write_companions
-from msa_lite.merger.bounds import MAX_MEMORY, Bounds, describe_work, find_bounds, parse_size
-from msa_lite.merger.checked import CheckedMerge, Precision, check_merge, msa_terms
+from msa_lite.merger.checks.checked import CheckedMerge, Precision, check_merge, msa_terms
+from msa_lite.merger.checks.inputs import ModelLike, find_inputs
+from msa_lite.merger.checks.interference import tell_interference
+from msa_lite.merger.checks.memory import MAX_MEMORY, Bounds, describe_work, find_bounds, parse_size
 from msa_lite.merger.fidelity import NAMES, Change, fidelity_report, total, warnings
 from msa_lite.merger.formula import OneOrSeveral, Term
-from msa_lite.merger.inputs import ModelLike, find_inputs
-from msa_lite.merger.interference import tell_interference
-from msa_lite.merger.mergekit import recipe_beside
-from msa_lite.merger.stream import Stream
-from msa_lite.merger.tied import write_untied
+from msa_lite.merger.mergekit.recipes import recipe_beside
+from msa_lite.merger.stream.stream import Stream
+from msa_lite.merger.vectors.tied_head import write_untied
 
 logger = logging.getLogger(__name__)
 

@@ -40,11 +40,11 @@ from msa_lite.io.weights.companions import (
 )
 from msa_lite.io.weights.hub import Source, fetch, has_tokenizer, tokenizer_files
 from msa_lite.io.weights.quantised import name_form
-from msa_lite.merger.bounds import blocks_of
+from msa_lite.merger.checks.inputs import Inputs, find_inputs
+from msa_lite.merger.checks.memory import blocks_of
 from msa_lite.merger.formula import Term, number_terms
-from msa_lite.merger.inputs import Inputs, find_inputs
-from msa_lite.merger.mergekit_reader import read_recipe
-from msa_lite.merger.vectors import compare_checkpoints, load_vector
+from msa_lite.merger.mergekit.reader import read_recipe
+from msa_lite.merger.vectors.vector import compare_checkpoints, load_vector
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from msa_lite.errors import UsageError
 from msa_lite.io.console.progress import readable
 from msa_lite.io.weights.checkpoint import FLOAT_DTYPES, TensorEntry
 from msa_lite.io.weights.codes import Packed, Turned
-from msa_lite.merger.checked import CheckedMerge
+from msa_lite.merger.checks.checked import CheckedMerge
 
 MAX_MEMORY = "512MB"
 BLOCK = 1 << 19  # numbers in a block: fp32 weights, update and result stay in a core's share of the cache

@@ -21,10 +21,10 @@ from threadpoolctl import threadpool_limits
 
 from msa_lite.io.console.progress import notices, readable
 from msa_lite.io.weights.blocks import Files, Scratch
-from msa_lite.merger.bounds import RESERVED, block_rows, blocks_of, parse_size
-from msa_lite.merger.checked import CheckedMerge
-from msa_lite.merger.deltas import Loaded
+from msa_lite.merger.checks.checked import CheckedMerge
+from msa_lite.merger.checks.memory import RESERVED, block_rows, blocks_of, parse_size
 from msa_lite.merger.fidelity import cosine, factor_product
+from msa_lite.merger.vectors.deltas import Loaded
 
 logger = logging.getLogger(__name__)
 

@@ -16,9 +16,19 @@ from msa_lite.io.weights.checkpoint import Checkpoint, TensorEntry, load_checkpo
 from msa_lite.io.weights.layout import aligned, is_buffer, predicts_ahead
 from msa_lite.io.weights.quantised import dequantised, describe_forms
 from msa_lite.io.weights.vocabulary import differ_in_tokens, has_token_role
-from msa_lite.merger.deltas import CommonRows, Delta, Difference, Dora, Loaded, Product, Shift, Stacked, TokenRows
-from msa_lite.merger.matched import match_adapter
-from msa_lite.merger.tied import copies_of_head, fold_head, tied_names, ties_head, untied
+from msa_lite.merger.vectors.adapter_names import match_adapter
+from msa_lite.merger.vectors.deltas import (
+    CommonRows,
+    Delta,
+    Difference,
+    Dora,
+    Loaded,
+    Product,
+    Shift,
+    Stacked,
+    TokenRows,
+)
+from msa_lite.merger.vectors.tied_head import copies_of_head, fold_head, tied_names, ties_head, untied
 
 _HEADS = {"lm_head.weight", "embed_out.weight"}
 

@@ -16,9 +16,9 @@ import numpy as np
 
 from msa_lite.io.weights.blocks import Files, Scratch, read_rows
 from msa_lite.io.weights.checkpoint import FLOAT_DTYPES, TensorEntry
-from msa_lite.merger.checked import Precision
-from msa_lite.merger.deltas import Delta, Difference
+from msa_lite.merger.checks.checked import Precision
 from msa_lite.merger.formula import Factors, Term
+from msa_lite.merger.vectors.deltas import Delta, Difference
 
 logger = logging.getLogger(__name__)
 

@@ -23,18 +23,18 @@ from msa_lite.io.weights.checkpoint import ShardFile, TensorEntry
 from msa_lite.io.weights.codes import Packed, Scaled
 from msa_lite.io.weights.hub import Source
 from msa_lite.io.weights.writer import Sink, output_bytes, shard_header
-from msa_lite.merger.block import LoadedUpdate, RowBlock, merge_block, merge_rows, round_rows
-from msa_lite.merger.bounds import MAX_MEMORY, Bounds, blocks_of, find_bounds
-from msa_lite.merger.checked import CheckedMerge, Precision, check_merge
-from msa_lite.merger.deltas import Loaded
+from msa_lite.merger.checks.checked import CheckedMerge, Precision, check_merge
+from msa_lite.merger.checks.inputs import group_terms, sum_weights
+from msa_lite.merger.checks.memory import MAX_MEMORY, Bounds, blocks_of, find_bounds
 from msa_lite.merger.fidelity import (
     Change,
     measure_factors,
 )
 from msa_lite.merger.formula import Term, combine_factors
-from msa_lite.merger.inputs import group_terms, sum_weights
-from msa_lite.merger.on_device import DeviceTensor, OnDevice
-from msa_lite.merger.vectors import Vector
+from msa_lite.merger.stream.block import LoadedUpdate, RowBlock, merge_block, merge_rows, round_rows
+from msa_lite.merger.stream.gpu import DeviceTensor, OnDevice
+from msa_lite.merger.vectors.deltas import Loaded
+from msa_lite.merger.vectors.vector import Vector
 
 Put = Callable[[str, slice, Any], None]
 """Takes a tensor's name, a slice of its rows, and their values: an array that is used again, or a tensor of torch."""

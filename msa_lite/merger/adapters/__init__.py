@@ -1,0 +1,1 @@
+"""The merge to one adapter."""

@@ -1,0 +1,1 @@
+"""Recipes of mergekit: written, read, and run by mergekit itself."""

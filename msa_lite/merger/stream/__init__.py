@@ -1,0 +1,1 @@
+"""The merge to a model, block by block."""
