@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 import click
 
 from msa_lite.cli.help import Command, takes_run
+from msa_lite.cli.output import print_json, progress_bars, quieten_libraries
+from msa_lite.errors import UsageError
 from msa_lite.io.files.writing import json_form
 
 if TYPE_CHECKING:
@@ -35,8 +37,6 @@ def ask_command(verbose: bool, run: Path, question: str | None, as_json: bool) -
     msa-lite ask runs/quickstart "Where was Elitan Wenthorp born?"
     msa-lite ask runs/quickstart < questions.txt
     """
-    from msa_lite.cli.output import quieten_libraries
-    from msa_lite.errors import UsageError
     from msa_lite.pipeline.ask import open_panel
 
     quieten_libraries(verbose)
@@ -86,7 +86,6 @@ def _lines() -> Iterator[str]:
 
 def _answer(panel: Panel, question: str, as_json: bool, one: bool = False) -> None:
     """Print each answer as it comes; as JSON, all of them together."""
-    from msa_lite.cli.output import print_json, progress_bars
 
     if as_json:
         with progress_bars() as progress:

@@ -8,6 +8,7 @@ import click
 
 from msa_lite.attack_names import ATTACKS
 from msa_lite.cli.help import Command, read_names, takes_dry_run, takes_json, takes_overrides, takes_run
+from msa_lite.cli.output import print_dry_run, print_table, progress_bars, quieten_libraries, show
 
 
 @click.command(cls=Command, groups={"Attacks": ["--attacks", "--dry-run"]})
@@ -36,7 +37,6 @@ def attack_command(
     msa-lite attack runs/quickstart --dry-run
     msa-lite attack runs/quickstart --attacks quantise,relearn attack.rows=100
     """
-    from msa_lite.cli.output import print_dry_run, print_json, print_table, progress_bars, quieten_libraries
     from msa_lite.pipeline.verbs.attack import attack, dry_attack
     from msa_lite.report.page.evidence_sections import GAIN_MEANING, attack_table
     from msa_lite.report.run.attacks import HOLDOUT_LIMIT
@@ -48,15 +48,9 @@ def attack_command(
         return
     with progress_bars() as progress:
         result = attack(run, names, overrides=overrides, progress=progress)
-    if as_json:
-        print_json(result)
-        return
     facts = result.facts
-    print_table(attack_table(facts, "Attacks", (f"comes back: {facts.meaning}", GAIN_MEANING)))
-    for name in facts.models:
-        click.echo(facts.headline(name))
-    for name, reason in facts.left_out.items():
-        click.echo(f"{name}: left out: {reason}")
-    if facts.control == "holdout":
-        click.echo(HOLDOUT_LIMIT)
-    click.echo(f"results: {result.folder}")
+    if not as_json:
+        print_table(attack_table(facts, "Attacks", (f"comes back: {facts.meaning}", GAIN_MEANING)))
+    lines = [*map(facts.headline, facts.models), *(f"{name}: left out: {why}" for name, why in facts.left_out.items())]
+    lines += [HOLDOUT_LIMIT] if facts.control == "holdout" else []
+    show(result, as_json, *lines, f"results: {result.folder}")

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from msa_lite.benchmarks import BENCHMARKS, OWN, splits_help
-from msa_lite.cli.help import Command, RecipeName, read_columns, takes_json
+from msa_lite.cli.help import Command, RecipeName, given_options, read_columns, takes_json
+from msa_lite.cli.output import print_json, print_reports, print_start, progress_bars, quieten_libraries
+from msa_lite.errors import UsageError
 from msa_lite.io.files.writing import json_form
 
 if TYPE_CHECKING:
@@ -24,11 +26,7 @@ _GROUPS = {
 @click.command(cls=Command, groups=_GROUPS)
 @click.argument("model")
 @click.option(
-    "--benchmark",
-    type=click.Choice(list(BENCHMARKS)),
-    default=OWN,
-    show_default=True,
-    help="qa: questions of your own.",
+    "--benchmark", type=click.Choice(list(BENCHMARKS)), help=f"{OWN}: questions of your own.  [default: {OWN}]"
 )
 @click.option("--split", help=f"{splits_help()}.")
 @click.option("--data", metavar="DATA", help="The benchmark's data, a folder or Hub id[@revision].")
@@ -44,10 +42,7 @@ _GROUPS = {
     "folder or repo.  [default: the recipe's, else none]",
 )
 @click.option(
-    "--compat",
-    metavar="NAME",
-    multiple=True,
-    help="A deviation of published code to repeat, such as open-unlearning.",
+    "--compat", metavar="NAME", multiple=True, help="A deviation of published code to repeat, such as open-unlearning."
 )
 @click.option(
     "--forget", metavar="DATA", help="Questions about the forget set: FILE, FOLDER[:CONFIGURATION] or Hub id."
@@ -57,16 +52,13 @@ _GROUPS = {
 @click.option("--max-new-tokens", type=click.IntRange(min=1), help="Length limit of answers.  [default: 200]")
 @click.option("--columns", help="Columns of these: question=Q,answer=A, or messages=M; the usual ones are known.")
 @click.option(
-    "--recipe",
-    metavar="RECIPE",
-    type=RecipeName(),
-    help="Take benchmark, data, columns, prompt and judge from this recipe.",
+    "--recipe", metavar="RECIPE", type=RecipeName(), help="Take benchmark, data, columns, prompt and judge from it."
 )
 @click.option("--limit", type=click.IntRange(min=1), help="Score at most this many rows of each set.")
 @click.option("--out", required=True, type=click.Path(), help="Folder for records and report.json.")
 @takes_json
-@click.pass_context
-def evaluate_command(context: click.Context, model: str, out: str, as_json: bool, **options: Any) -> None:
+@click.pass_obj
+def evaluate_command(verbose: bool, model: str, out: str, as_json: bool, **options: Any) -> None:
     """Score MODEL on a benchmark.
 
     MODEL is a folder or repo[@revision] with a model or a LoRA adapter.
@@ -76,17 +68,15 @@ def evaluate_command(context: click.Context, model: str, out: str, as_json: bool
     msa-lite evaluate runs/mine/model --forget forget.jsonl --retain retain.jsonl --out scores
     msa-lite evaluate ./my-finetuned-model --recipe my-request.yaml --out scores
     """
-    from msa_lite.cli.output import print_json, print_reports, print_start, progress_bars, quieten_libraries
 
     print_start(model, out)
     from msa_lite.evals import evaluate
     from msa_lite.evals.judge import JudgeSettings
 
-    quieten_libraries(context.obj)
-    if options["recipe"] is not None:
-        arguments = _from_recipe(context, options)
-    else:
-        arguments = {"questions": _questions(options), "limit": options["limit"]}
+    quieten_libraries(verbose)
+    arguments: dict[str, Any] = _from_recipe(options) if options["recipe"] else {"questions": _questions(options)}
+    if options["limit"] is not None:
+        arguments["limit"] = options["limit"]
     if options["judge"] is not None:
         kind, _, name = options["judge"].partition(":")
         arguments["judge"] = JudgeSettings(kind, name or None)
@@ -96,57 +86,39 @@ def evaluate_command(context: click.Context, model: str, out: str, as_json: bool
         return
     if as_json:
         results = json_form(reports)
-        ideal = results["ideal"]["metrics"] if "ideal" in results else None
-        print_json({"out": out, **results["model"], "ideal": ideal})
+        print_json({"out": out, **results["model"], "ideal": results.get("ideal", {}).get("metrics")})
     else:
         print_reports(reports, model)
 
 
 _SETS = ("forget", "retain", "holdout")
-_OPTIONS = {
-    OWN: (*_SETS, "max_new_tokens"),
-    "published": ("split", "data", "compat"),
-}  # by what is scored
-_IN_RECIPES = (
-    "benchmark",
-    *dict.fromkeys(name for names in _OPTIONS.values() for name in names),
-    "columns",
-)
+_OWN = (*_SETS, "columns", "max_new_tokens")
+_PUBLISHED = ("split", "data", "compat")
 
 
-def _from_recipe(context: click.Context, options: dict[str, Any]) -> dict[str, Any]:
+def _from_recipe(options: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments that a recipe stands for. Raise UsageError for options that both set."""
-    from click.core import ParameterSource
-
-    from msa_lite.errors import UsageError
     from msa_lite.pipeline.prepare.prompt import evaluation_arguments
     from msa_lite.recipe import load_recipe
 
-    explicit = [name for name in options if context.get_parameter_source(name) is not ParameterSource.DEFAULT]
-    if twice := [f"--{name.replace('_', '-')}" for name in _IN_RECIPES if name in explicit]:
-        raise UsageError(f"{', '.join(twice)}: the recipe sets this already; leave it out, or leave out --recipe")
-    arguments = evaluation_arguments(load_recipe(options["recipe"]))
-    return arguments | ({"limit": options["limit"]} if "limit" in explicit else {})
+    if twice := given_options(options, "benchmark", *_OWN, *_PUBLISHED):
+        raise UsageError(f"{twice}: the recipe sets this already; leave it out, or leave out --recipe")
+    return evaluation_arguments(load_recipe(options["recipe"]))
 
 
 def _questions(options: dict[str, Any]) -> Asked:
     """Return what the options say to score a model on. Raise UsageError for options that do not go together."""
     from msa_lite.data import DataSource
-    from msa_lite.errors import UsageError, join_faults
     from msa_lite.evals.scores.suite import OwnQuestions, PublishedBenchmark
 
+    benchmark = options["benchmark"] or OWN
+    if others := given_options(options, *(_PUBLISHED if benchmark == OWN else _OWN)):
+        raise UsageError(f"{others}: not for {benchmark}")
+    if benchmark != OWN:
+        return PublishedBenchmark(benchmark, options["split"], options["data"], options["compat"])
     columns: dict[str, Any] = {**read_columns(options["columns"], ("question", "answer", "messages"))}
-    if columns and not any(options[name] for name in _SETS):
-        raise UsageError("--columns: of which data? Give --forget, --retain or --holdout")
-    benchmark = options["benchmark"]
-    takes = _OPTIONS.get(benchmark, _OPTIONS["published"])
-    others = dict.fromkeys(name for names in _OPTIONS.values() for name in names if name not in takes)
-    if faults := [f"{name}: not for {benchmark}" for name in others if options[name]]:
-        raise UsageError(faults[0] if len(faults) == 1 else join_faults("these options do not fit:", faults))
-    if benchmark == OWN:
-        arguments: dict[str, Any] = {"max_new_tokens": options["max_new_tokens"]} if options["max_new_tokens"] else {}
-        for name in filter(options.get, _SETS):
-            path, _, configuration = options[name].partition(":")
-            arguments[name] = DataSource(path, name=configuration or None, **columns)
-        return OwnQuestions(**arguments)
-    return PublishedBenchmark(benchmark, options["split"], options["data"], options["compat"])
+    arguments: dict[str, Any] = {"max_new_tokens": options["max_new_tokens"]} if options["max_new_tokens"] else {}
+    for name in filter(options.get, _SETS):
+        path, _, configuration = options[name].partition(":")
+        arguments[name] = DataSource(path, name=configuration or None, **columns)
+    return OwnQuestions(**arguments)

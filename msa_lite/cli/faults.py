@@ -99,8 +99,6 @@ def report_error(error: BaseException, verbose: bool, rank: int = 0, command: cl
             traceback.print_exception(error)
         change = "close other programs that use the GPU, or take a smaller model or a larger GPU"
         return _say(f"{memory_fault(error)}; {change}; {_RESUME}", 4)
-    if isinstance(error, FileNotFoundError) and _is_nowhere():  # the libraries ask for it as they are loaded
-        return _say("the working folder is gone; change into another one", UsageError.exit_code)
     full = disk_fault(error)
     place = error.filename if isinstance(error, OSError) and error.errno in _ADVICE else None
     if (full is None and place is None) or verbose:
@@ -118,15 +116,6 @@ def _gone_option(error: click.ClickException) -> str | None:
         return None
     advice = GONE_OPTIONS.get(f"{error.ctx.command_path.removeprefix('msa-lite ')} {error.option_name}")
     return advice and f"{error.option_name} is gone: {advice}"
-
-
-def _is_nowhere() -> bool:
-    """Check whether the working folder is gone."""
-    try:
-        os.getcwd()
-    except FileNotFoundError:
-        return True
-    return False
 
 
 def broken_pipe(end: SystemExit) -> OSError | None:

@@ -117,6 +117,12 @@ def read_names(text: str | None) -> list[str]:
     return [name.strip() for name in (text or "").split(",") if name.strip()]
 
 
+def given_options(options: Mapping[str, Any], *names: str) -> str:
+    """Return those of the named options that are given, for a message. names: none for all options."""
+    given = [name for name in names or options if options[name] not in (None, (), False)]
+    return ", ".join(f"--{name.replace('_', '-')}" for name in given)
+
+
 def read_columns(text: str | None, keys: Sequence[str]) -> dict[str, str]:
     """Read question=Q,answer=A. Raise UsageError for keys that are not among these, or do not go together."""
     columns: dict[str, str] = {}

@@ -8,6 +8,8 @@ import click
 
 from msa_lite.cli.help import Command, read_columns, takes_json
 from msa_lite.cli.invocation import in_terminal
+from msa_lite.cli.output import quieten_libraries, show
+from msa_lite.errors import ColumnsError, UsageError
 
 _KEYS = ("question", "answer", "messages", "text")
 _SET = "FILE, FOLDER[:CONFIGURATION] or Hub id"
@@ -46,8 +48,6 @@ def init_command(verbose: bool, file: str, as_json: bool, **options: Any) -> Non
     msa-lite init my-request.yaml --target ./my-finetuned-model --prior ./prior --forget delete.jsonl
     msa-lite init --target ./my-finetuned-model --prior ./prior --forget delete.jsonl --retain keep.jsonl
     """
-    from msa_lite.cli.output import print_json, quieten_libraries
-    from msa_lite.errors import UsageError
     from msa_lite.io.files.reading import local_path
     from msa_lite.pipeline.init.draft import Wishes, init_recipe
     from msa_lite.recipe import check_new_file
@@ -61,16 +61,13 @@ def init_command(verbose: bool, file: str, as_json: bool, **options: Any) -> Non
         raise UsageError(f"{' and '.join(missing)}: needed, as there is no terminal to ask on (`msa-lite init --help`)")
     click.echo("looking at models and data", err=True)
     draft = init_recipe(file, Wishes(**options))
-    if as_json:
-        print_json(draft)
-        return
-    click.echo(f"schema:  {draft.schema}, by which editors check the recipe", err=True)
-    click.echo(f"written: {draft.file}\nnext:    {draft.next}")
+    if not as_json:
+        click.echo(f"schema:  {draft.schema}, by which editors check the recipe", err=True)
+    show(draft, as_json, f"written: {draft.file}", f"next:    {draft.next}")
 
 
 def _ask(options: dict[str, Any]) -> None:
     """Ask for what is not given and cannot be seen. An empty answer leaves out what is optional."""
-    from msa_lite.errors import ColumnsError
     from msa_lite.pipeline.init.inspect import guess_prior, inspect_set
 
     options["target"] = options["target"] or _answer("The finished model (folder or repo[@revision])")

@@ -12,7 +12,9 @@ from typing import Any, Literal, TypeVar
 
 import click
 
+from msa_lite.cli.again import again
 from msa_lite.cli.help import RecipeName, takes_dry_run, takes_json, takes_overrides
+from msa_lite.cli.output import print_dry_run, print_start, progress_bars, quieten_libraries
 from msa_lite.io.launch.crew import Ranks
 
 logger = logging.getLogger(__name__)
@@ -35,7 +37,6 @@ class Invocation:
 
     def dry_run(self, command: str, **options: Any) -> None:
         """Print what a command would do. Write nothing. options: those of the library function."""
-        from msa_lite.cli.output import print_dry_run
         from msa_lite.pipeline.verbs.dry_run import dry_run
 
         if Ranks.current().first:
@@ -47,7 +48,6 @@ class Invocation:
 
         Of the processes of a launcher, only the first one has a result; the command ends here in the others.
         """
-        from msa_lite.cli.output import progress_bars
 
         with progress_bars() as progress:
             result = function(self.recipe, progress=progress, **self.checked, **options)
@@ -85,7 +85,6 @@ def takes_recipe(
             as_json: bool,
             **options: Any,
         ) -> int | None:
-            from msa_lite.cli.output import print_start, quieten_libraries
             from msa_lite.recipe import load_recipe, load_training
 
             recipe = named[recipe] if named else recipe
@@ -112,7 +111,6 @@ def takes_recipe(
 
 def _tell_former_run(output: str, recipe: str) -> None:
     """Warn that a run with this output is in another folder: this one does not go on with it."""
-    from msa_lite.cli.again import again
     from msa_lite.pipeline.run.elsewhere import find_former_run
 
     if Ranks.current().first and (former := find_former_run(output, recipe)):

@@ -10,13 +10,16 @@ from typing import Any
 
 import click
 
-from msa_lite.cli.help import Command, RecipeName, takes_json, takes_overrides
+from msa_lite.cli.help import Command, RecipeName, given_options, takes_json, takes_overrides
+from msa_lite.cli.output import print_data, print_json, progress_bars, show
+from msa_lite.errors import UsageError
 
 logger = logging.getLogger(__name__)
 
-INPUTS = ("--target", "--forget", "--alpha", "--retain", "--beta", "--prior")
+_INPUTS = ("target", "forget", "alpha", "retain", "beta", "prior")
+_VECTORS = [f"--{name}" for name in _INPUTS]
 _GROUPS = {
-    "Models and vectors": [*INPUTS, "--filter", "--filter-strength", "--mergekit", "--with"],
+    "Models and vectors": [*_VECTORS, "--filter", "--filter-strength", "--mergekit", "--with"],
     "Result": ["--out", "--dtype", "--rounding", "--as", "--max-rank", "--max-memory"],
 }
 _DTYPES = click.Choice(["same", "bfloat16", "float16", "float32"])
@@ -41,8 +44,6 @@ def takes_strengths(command: Any) -> Any:
 
 def _arguments(options: dict[str, Any]) -> dict[str, Any]:
     """Return the library's arguments from the options. Raise UsageError where one option needs another."""
-    from msa_lite.errors import UsageError
-
     if options["target"] is None:
         raise UsageError("--target is needed: a folder or repo[@revision]")
     if not options["alpha"] and not options["forget"]:
@@ -54,14 +55,9 @@ def _arguments(options: dict[str, Any]) -> dict[str, Any]:
     return {**options, "alpha": options["alpha"] or 1.0, "beta": options["beta"] or None}
 
 
-def _given(options: dict[str, Any]) -> str:
-    """Return the names of the options that are given, for a message."""
-    return ", ".join(f"--{name.replace('_', '-')}" for name, value in options.items() if value not in (None, ()))
-
-
 @click.command(cls=Command, groups=_GROUPS)
 @takes_strengths
-@click.option("--filter", "moments", type=click.Path(), help="Filter the forget vector by these moments.")
+@click.option("--filter", type=click.Path(), help="Filter the forget vector by these moments.")
 @click.option("--filter-strength", type=float, help="Strength λ of the filter, > 0.")
 @click.option("--mergekit", "recipe", type=click.Path(path_type=Path), help="Take all of the above from this recipe.")
 @click.option("--with", "engine", type=click.Choice(["mergekit"]), help="Let mergekit do it: TIES, DARE, SLERP, ….")
@@ -99,57 +95,37 @@ def merge_command(recipe: Path | None, engine: str | None, out: str, form: str, 
     msa-lite merge --mergekit ties.yml --with mergekit --out ./unlearned
     """
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # read when numpy loads; its own threads would only spin
-    from msa_lite.cli.output import print_json, progress_bars
-    from msa_lite.errors import UsageError
     from msa_lite.merger import merge, merge_adapters
 
-    inputs = {name.removeprefix("--"): options.pop(name.removeprefix("--")) for name in INPUTS}
-    moments, strength = options.pop("moments"), options.pop("filter_strength")
-    if form == "adapter":
-        _check_of_models(options)
-    elif options["max_rank"] is not None:
-        raise UsageError("--max-rank needs --as adapter")
-    if recipe is not None and (clash := _given({**inputs, "dtype": options["dtype"]})):
+    inputs = {name: options.pop(name) for name in _INPUTS}
+    filtering = {name: options.pop(name) for name in ("filter", "filter_strength")}
+    only = {name: options.pop(name) for name in (("dtype", "rounding") if form == "adapter" else ("max_rank",))}
+    if misplaced := given_options(only):
+        why = "an adapter is always fp32" if form == "adapter" else "only with --as adapter"
+        raise UsageError(f"{misplaced}: {why}; leave it out")
+    if recipe is not None and (clash := given_options({**inputs, "dtype": options.get("dtype")})):
         raise UsageError(f"--mergekit already says {clash}; leave them out")
     with progress_bars() as progress:
         if engine:
-            others = {**options, "as": form if form == "adapter" else None}
-            others |= {"filter": moments, "filter-strength": strength}
+            others = {**options, **filtering, "as": form if form == "adapter" else None}
             result: Any = _by_mergekit(recipe, inputs, out, others, progress)
         else:
             logging.getLogger("msa_lite.merger").setLevel(logging.INFO)  # bytes to read and write, memory
             arguments = _arguments(inputs) if recipe is None else _read_recipe(recipe, form)
-            if (moments, strength) != (None, None):
-                arguments["forget"] = _filtered(arguments, moments, strength, Path(out), form, progress)
+            if given_options(filtering):
+                arguments["forget"] = _filtered(arguments, **filtering, out=Path(out), form=form, progress=progress)
             arguments |= {name: value for name, value in options.items() if value is not None}
-            if form == "adapter":
-                arguments = {key: value for key, value in arguments.items() if key not in _OF_MODELS}
             result = (merge_adapters if form == "adapter" else merge)(out=out, **arguments, progress=progress)
-    if as_json:
-        print_json(result)
-    else:
-        click.echo(f"{result.folder}: " + "\n  ".join(result.describe().splitlines()))
-
-
-_OF_MODELS = {"dtype": "same", "rounding": "nearest"}  # options that an adapter does not take, with their idle values
-
-
-def _check_of_models(options: dict[str, Any]) -> None:
-    """Raise UsageError for options that mean nothing to an adapter."""
-    from msa_lite.errors import UsageError
-
-    if wrong := _given({name: options[name] for name, idle in _OF_MODELS.items() if options[name] != idle}):
-        raise UsageError(f"an adapter is always fp32: leave out {wrong} with --as adapter")
+    show(result, as_json, f"{result.folder}: " + "\n  ".join(result.describe().splitlines()))
 
 
 def _by_mergekit(recipe: Path | None, inputs: dict[str, Any], out: str, others: dict[str, Any], progress: Any) -> Any:
     """Run a recipe, or the one that the options come to, with mergekit. Raise UsageError for options that it lacks."""
-    from msa_lite.errors import UsageError
     from msa_lite.merger import mergekit_recipe
     from msa_lite.merger.mergekit.runner import merge_with_mergekit
 
-    dtype = others.pop("dtype") or "same"
-    if refused := _given({name: value for name, value in others.items() if value != "nearest"}):
+    dtype = others.pop("dtype", None) or "same"
+    if refused := given_options(others):
         raise UsageError(f"mergekit has nothing like {refused}; leave it out, or leave out --with mergekit")
     with TemporaryDirectory() as folder:
         if recipe is None:
@@ -159,14 +135,13 @@ def _by_mergekit(recipe: Path | None, inputs: dict[str, Any], out: str, others: 
 
 
 def _filtered(
-    arguments: dict[str, Any], moments: str | None, strength: float | None, out: Path, form: str, progress: Any
+    arguments: dict[str, Any], filter: str | None, filter_strength: float | None, out: Path, form: str, progress: Any
 ) -> str:
     """Filter the forget vector into a folder beside the output; return that. Raise UsageError for other requests."""
-    from msa_lite.errors import UsageError
     from msa_lite.io.finished.manifest import check_free
     from msa_lite.merger.filtering import filter_vector
 
-    if moments is None or strength is None:
+    if filter is None or filter_strength is None:
         raise UsageError("--filter needs --filter-strength, and the other way round; λ = 1 is a good start")
     forget: tuple[str, ...] = arguments["forget"] or ()
     if len(forget) != 1:
@@ -174,7 +149,7 @@ def _filtered(
     place = out.resolve()
     check_free(place, form)
     folder = place.with_name(f"{place.name}-filtered-forget")
-    filter_vector(forget[0], moments, strength, arguments["target"], arguments.get("prior"), folder, progress)
+    filter_vector(forget[0], filter, filter_strength, arguments["target"], arguments.get("prior"), folder, progress)
     logger.warning("%s: the filtered vector, by which the data can be put back; remove it once you are done", folder)
     return str(folder)
 
@@ -190,12 +165,14 @@ def _read_recipe(recipe: Path, form: str) -> dict[str, Any]:
     for side, strength in (("forget", "alpha"), ("retain", "beta")):
         terms = [term for term in request.terms if term.side == side]
         arguments |= {side: [str(term.vector) for term in terms], strength: [abs(term.weight) for term in terms]}
-    if form == "adapter" and request.dtype != "same":
-        logger.warning("%s: its dtype (%s) is ignored: an adapter is always fp32", recipe, request.dtype)
+    if form == "adapter":
+        if request.dtype != "same":
+            logger.warning("%s: its dtype (%s) is ignored: an adapter is always fp32", recipe, request.dtype)
+        return {**arguments, "alpha": arguments["alpha"] or 0.0}
     return {**arguments, "alpha": arguments["alpha"] or 0.0, "dtype": request.dtype}
 
 
-@click.command(cls=Command, groups={"Models and vectors": INPUTS, "Result": ["--dtype"]})
+@click.command(cls=Command, groups={"Models and vectors": _VECTORS, "Result": ["--dtype"]})
 @click.argument("recipe", required=False, type=RecipeName())
 @takes_overrides
 @takes_strengths
@@ -211,8 +188,6 @@ def mergekit_command(recipe: str | None, overrides: tuple[str, ...], as_json: bo
     msa-lite mergekit runs/mine/recipe.yaml > merge.yml
     msa-lite mergekit --target T --forget F --alpha 1.25 > merge.yml
     """
-    from msa_lite.cli.output import print_data, print_json
-    from msa_lite.errors import UsageError
     from msa_lite.io.files.reading import parse_yaml
     from msa_lite.merger import mergekit_recipe
 
@@ -221,7 +196,7 @@ def mergekit_command(recipe: str | None, overrides: tuple[str, ...], as_json: bo
             raise UsageError("give a recipe, or --target with the other options of `merge`")
         dtype = options.pop("dtype") or "same"
         text = mergekit_recipe(**_arguments(options), dtype=dtype)
-    elif clash := _given(options):
+    elif clash := given_options(options):
         raise UsageError(f"the recipe already says {clash}; leave it out, or leave out the recipe")
     else:
         from msa_lite.pipeline.run.msa import merge_arguments
@@ -231,9 +206,8 @@ def mergekit_command(recipe: str | None, overrides: tuple[str, ...], as_json: bo
         if loaded.prior_reason:
             click.echo(loaded.prior_reason, err=True)
         text = mergekit_recipe(**merge_arguments(loaded))
-    if not as_json:
+    if as_json:
+        command = next(line for line in text.splitlines() if line.startswith("# mergekit-yaml ")).removeprefix("# ")
+        print_json({"command": command, "text": text, "recipe": parse_yaml(text, "mergekit")})
+    else:
         print_data(text)
-        return
-    lines = (line.removeprefix("#").strip() for line in text.splitlines() if line.startswith("#"))
-    command = next(line for line in lines if line.startswith("mergekit-yaml "))
-    print_json({"command": command, "text": text, "recipe": parse_yaml(text, "mergekit")})

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from msa_lite.cli.again import again
+from msa_lite.errors import clip
 from msa_lite.io.console.display import Display, Notices, log_to
 from msa_lite.io.console.libraries import require, silence_libraries
 from msa_lite.io.console.terminal import as_is, make_console
@@ -120,6 +121,14 @@ def print_json(value: Any) -> None:
     click.echo(text, nl=False)
 
 
+def show(value: Any, as_json: bool, *lines: str) -> None:
+    """Print a result on stdout: one JSON object, or lines for people."""
+    if as_json:
+        print_json(value)
+    for line in () if as_json else lines:
+        click.echo(line)
+
+
 def print_data(text: str) -> None:
     """Print a table for other programs on stdout; into a file or pipe with every sign as it is."""
     click.echo(text, file=None if sys.stdout.isatty() else as_is(sys.stdout), nl=False)
@@ -170,39 +179,25 @@ def print_dry_run(result: DryRun, as_json: bool) -> None:
 
 
 _MOST = 400  # characters of a text on a terminal
-_STYLES = {"unlearned": "bold red"}  # of the mark
 
 
 def print_rows(rows: RowList) -> None:
     """Print a count and one block a row: wrapped at words on a terminal, else one line for each text."""
-    from rich.table import Table
     from rich.text import Text
 
     from msa_lite.report.run.rows import row_lines
 
-    console = make_console()
+    is_terminal = make_console().is_terminal
     print_wrapped(Text(rows.headline, "bold"))
     for remark in rows.remarks:
         print_wrapped(Text(remark))
-    was_cut = False
     for row in rows.rows:
-        console.print(f"\nrow {row.index}", highlight=False)
-        grid = Table.grid(padding=(0, 2))
-        for width in (10, max(7, len(rows.wording.failed))):
-            grid.add_column(no_wrap=True, min_width=width)
-        grid.add_column(overflow="fold")
+        click.echo(f"\nrow {row.index}")
         for name, mark, text in row_lines(row, rows.wording):
-            if not console.is_terminal:
-                console.print(Text(f"{name:<10}  {mark:<9} {text}"), soft_wrap=True)
-                continue
-            was_cut |= len(text) > _MOST
-            shown = text if len(text) <= _MOST else f"{text[:_MOST].rstrip()} …"
-            grid.add_row(Text(name), Text(mark, _STYLES.get(name, "")), Text(shown))
-        if console.is_terminal:
-            console.print(grid)
-    if was_cut:
-        print_wrapped(Text("Long texts are cut here; --json has them whole."))
-    console.print()
+            text = clip(text, _MOST) if is_terminal else text  # --json has it whole
+            style = "bold red" if name == "unlearned" else ""
+            print_wrapped(Text.assemble(f"{name:<10}  ", (f"{mark:<9} ", style), text), 22)
+    click.echo()
 
 
 def print_verdict(result: RunResult, to_stderr: bool = False) -> None:
@@ -210,25 +205,25 @@ def print_verdict(result: RunResult, to_stderr: bool = False) -> None:
     from rich.text import Text
 
     verdict = result.verdict
-    print_outcome(verdict.outcome if verdict else None, verdict.sentence if verdict else _no_verdict(result), to_stderr)
-    for reason in verdict.reasons if verdict else ():
-        print_wrapped(Text(f"  - {reason}"), 4, to_stderr)
-    if verdict:
+    if verdict is None:
+        print_outcome(None, f"No verdict: {result.no_verdict}.", to_stderr)
+    else:
+        print_outcome(verdict.outcome, verdict.sentence, to_stderr)
+        for reason in verdict.reasons:
+            print_wrapped(Text(f"  - {reason}"), 4, to_stderr)
         print_wrapped(Text(f"  {verdict.changes}", style="dim"), 2, to_stderr)
     if result.attacks:
         print_wrapped(Text(result.attacks.headline()), to_stderr=to_stderr)
 
 
-def _no_verdict(result: RunResult) -> str:
-    return f"No verdict: {result.no_verdict}."
-
-
-def print_result(result: RunResult, heading: str, with_examples: bool = False) -> None:
+def print_result(result: RunResult, heading: str, as_json: bool, with_examples: bool = False) -> None:
     """Print the scores under a heading, examples if wanted, the places of the files, and the verdict once more.
 
     On a terminal of 24 lines the verdict at the top has scrolled away by then. Warnings are repeated before it.
     """
-
+    if as_json:
+        print_json(result)
+        return
     if result.reports:
         split = next(iter(result.reports.values())).split
         print_reports(result.reports, f"{heading}; scores on {split} rows")

@@ -5,17 +5,15 @@ from __future__ import annotations
 import click
 
 from msa_lite.cli.help import Command, RecipeName, takes_json, takes_overrides
+from msa_lite.cli.output import print_table, quieten_libraries, show
+from msa_lite.errors import MismatchError
 
 
 @click.command(cls=Command)
 @click.argument("recipe", type=RecipeName())
 @takes_overrides
 @click.option("--gpu", metavar="SIZE", help="Plan for a GPU with this much memory, such as 8GB.  [default: this one]")
-@click.option(
-    "--baseline",
-    metavar="METHOD",
-    help="Plan `msa-lite baseline METHOD` in the place of the run.",
-)
+@click.option("--baseline", metavar="METHOD", help="Plan `msa-lite baseline METHOD` in the place of the run.")
 @click.option(
     "--processes",
     type=click.IntRange(min=1),
@@ -51,16 +49,11 @@ def plan_command(
     """
 
     from msa_lite.budget.plan import plan_lines, plan_table
-    from msa_lite.cli.output import print_json, print_table, quieten_libraries
-    from msa_lite.errors import MismatchError
     from msa_lite.pipeline.verbs.plan import plan
 
     quieten_libraries(verbose, needed=False)
     result = plan(recipe, overrides, gpu=gpu, baseline=baseline, processes=processes)
-    if as_json:
-        print_json(result)
-    else:
+    if not as_json:
         print_table(plan_table(result))
-        for line in plan_lines(result):
-            click.echo(line)
+    show(result, as_json, *plan_lines(result))
     return 0 if result.fits else MismatchError.exit_code

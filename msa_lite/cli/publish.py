@@ -9,6 +9,8 @@ import click
 
 from msa_lite.cli.help import Command, Folder, takes_json
 from msa_lite.cli.invocation import in_terminal
+from msa_lite.cli.output import print_json, print_published, progress_bars, show
+from msa_lite.errors import UsageError, with_retries
 from msa_lite.io.files.writing import json_form
 
 if TYPE_CHECKING:
@@ -51,8 +53,8 @@ def publish_command(
     """
     from dataclasses import replace
 
-    from msa_lite.cli.output import print_json, print_published
-    from msa_lite.errors import UsageError, with_retries
+    from huggingface_hub.utils import logging
+
     from msa_lite.publish.contents import PublishOptions, make_contents
     from msa_lite.publish.upload import check_name, find_destination
 
@@ -60,16 +62,14 @@ def publish_command(
     if dry_run:
         check_name(repo)
         contents = make_contents(folder, options)
-        if as_json:
-            print_json({"repo": repo, "private": private, "card": contents.card, **_described(contents)})
-        else:
-            click.echo(contents.card)
-            _print_files(contents, to_stderr=False)
+        value = {"repo": repo, "private": private, "card": contents.card, **_described(contents)}
+        show(value, as_json, contents.card, *_file_lines(contents))
         return 0
-    _quieten(verbose)
+    if not verbose:  # the library warns of each try that fails, with addresses; errors come as ours
+        logging.set_verbosity_error()
     to = find_destination(repo, private)  # first: the files of a large model take minutes to check
     contents = make_contents(folder, replace(options, repo=to.repo))
-    _print_files(contents, to)
+    click.echo("\n".join(_file_lines(contents, to)), err=True)
     if not yes:
         if not in_terminal():
             error = UsageError("nothing was sent: there is nobody to ask; give --yes, or --dry-run for a look")
@@ -90,8 +90,8 @@ def _described(contents: Contents) -> dict[str, Any]:
     return {"kind": contents.kind, "files": files, "cautions": list(contents.cautions)}
 
 
-def _print_files(contents: Contents, to: Destination | None = None, to_stderr: bool = True) -> None:
-    """Print the files and sizes, where they go, what is deleted there, and what the user should know."""
+def _file_lines(contents: Contents, to: Destination | None = None) -> list[str]:
+    """Return the files and sizes, where they go, what is deleted there, and what the user should know."""
     from msa_lite.io.console.progress import readable
     from msa_lite.publish.upload import stale_files
 
@@ -102,26 +102,16 @@ def _print_files(contents: Contents, to: Destination | None = None, to_stderr: b
     lines += [f"          {item.name:{width}}  {readable(item.nbytes)}" for item in contents.files]
     if to and (stale := stale_files(contents, to.files)):
         lines.append(f"deletes there: {', '.join(stale)}")
-    lines += [f"note:   {caution}" for caution in contents.cautions]
-    click.echo("\n".join(lines), err=to_stderr)
+    return lines + [f"note:   {caution}" for caution in contents.cautions]
 
 
 def _send(contents: Contents, to: Destination) -> Published:
     """Upload with the library's own bars in a terminal, which know the bytes of a file; elsewhere with our lines."""
     from huggingface_hub.utils import disable_progress_bars
 
-    from msa_lite.cli.output import progress_bars
     from msa_lite.publish.upload import push
 
     if in_terminal():
         return push(contents, to)
     with disable_progress_bars(), progress_bars() as progress:
         return push(contents, to, progress=progress)
-
-
-def _quieten(verbose: bool) -> None:
-    """Hide the library's warnings of each try that fails, which repeat addresses; errors come as ours."""
-    if not verbose:
-        from huggingface_hub.utils import logging
-
-        logging.set_verbosity_error()

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from msa_lite.cli.help import Command, takes_json, takes_run
+from msa_lite.cli.output import print_json, show
 
 if TYPE_CHECKING:
-    from msa_lite.pipeline.purge.holdings import Remark
     from msa_lite.pipeline.purge.purge import Purge
 
 _MOST = 30  # lines of files that are left alone
@@ -37,68 +37,54 @@ def purge_command(run: Path, yes: bool, places: tuple[str, ...], as_json: bool) 
     msa-lite purge runs/mine --yes   # removes what was listed
     msa-lite purge runs/mine --search ~/notes --search runs   # before the data's files are gone
     """
-    from msa_lite.cli.output import print_json
-    from msa_lite.pipeline.purge.purge import UNKNOWN, purge
+    from msa_lite.pipeline.purge.purge import purge
     from msa_lite.pipeline.purge.rows import search_folders
 
     if places:
         if yes:
             raise click.UsageError("--search only prints files; leave out --yes")
         found = search_folders(run, places)
-        if as_json:
-            print_json(found)
-            return
-        for name in found.files:
-            click.echo(name)
-        for fault in found.unread:
+        show(found, as_json, *found.files)
+        for fault in found.unread if not as_json else ():
             click.echo(f"not searched: {fault}", err=True)
         return
     result = purge(run, remove=yes)
     if as_json:
         print_json(result)
         return
-    _print_holdings(result)
-    _print_remarks("stays", result.kept)
-    _print_remarks("left alone", result.strays[:_MOST])
-    if len(result.strays) > _MOST:
-        click.echo(f"  … and {len(result.strays) - _MOST} more")
-    click.echo("\nnot removed by this command:")
-    for line in result.elsewhere:
-        click.echo(f"  - {line}")
-    click.echo(f"\n{UNKNOWN}")
-    _print_end(result)
+    click.echo("\n".join(_lines(result)))
 
 
-def _print_holdings(result: Purge) -> None:
+def _lines(result: Purge) -> Iterator[str]:
+    """Yield what holds the data, what stays, what is elsewhere, and what to do next."""
     from msa_lite.io.console.progress import readable
-
-    if not result.holdings:
-        before = f" since it was purged ({result.purged})" if result.purged else ""
-        click.echo(f"{result.folder}: nothing that msa-lite made in it holds the data{before}")
-        return
-    verb = "was removed" if result.removed else "can be removed"
-    count = f"{len(result.holdings)} item{'s' if len(result.holdings) > 1 else ''}"
-    click.echo(f"{result.folder}: holds the data, and {verb} ({count}, {readable(result.nbytes)}):")
-    width = max(len(holding.name) for holding in result.holdings)
-    for holding in result.holdings:
-        click.echo(f"  {holding.name:<{width}}  {readable(holding.nbytes):>9}  {holding.reason}")
-
-
-def _print_remarks(title: str, remarks: Sequence[Remark]) -> None:
-    if remarks:
-        click.echo(f"\n{title}:")
-        width = max(len(remark.name) for remark in remarks)
-        for remark in remarks:
-            click.echo(f"  {remark.name:<{width}}  {remark.reason}")
-
-
-def _print_end(result: Purge) -> None:
-    from msa_lite.pipeline.purge.purge import AFTER, purge_command
+    from msa_lite.pipeline.purge.purge import AFTER, UNKNOWN, purge_command
     from msa_lite.report.run.provenance import PURGED_FILE
 
-    if not result.holdings:
-        return
-    if result.removed:
-        click.echo(f"\n{PURGED_FILE} lists what was removed; `msa-lite verify {result.folder}` checks what stays")
+    if result.holdings:
+        verb = "was removed" if result.removed else "can be removed"
+        yield f"{result.folder}: holds the data, and {verb} ({len(result.holdings)} items, {readable(result.nbytes)}):"
     else:
-        click.echo(f"\nnothing was removed. To remove what holds the data: {purge_command(result.folder)}\n{AFTER}")
+        before = f" since it was purged ({result.purged})" if result.purged else ""
+        yield f"{result.folder}: nothing that msa-lite made in it holds the data{before}"
+    yield from _aligned((item.name, f"{readable(item.nbytes):>9}  {item.reason}") for item in result.holdings)
+    for title, remarks in (("stays", result.kept), ("left alone", result.strays)):
+        if remarks:
+            yield f"\n{title}:"
+        yield from _aligned((remark.name, remark.reason) for remark in remarks[:_MOST])
+        if len(remarks) > _MOST:
+            yield f"  … and {len(remarks) - _MOST} more"
+    yield "\nnot removed by this command:"
+    yield from (f"  - {line}" for line in result.elsewhere)
+    yield f"\n{UNKNOWN}"
+    if result.removed and result.holdings:
+        yield f"\n{PURGED_FILE} lists what was removed; `msa-lite verify {result.folder}` checks what stays"
+    elif result.holdings:
+        yield f"\nnothing was removed. To remove what holds the data: {purge_command(result.folder)}\n{AFTER}"
+
+
+def _aligned(rows: Iterable[tuple[str, str]]) -> list[str]:
+    """Return lines of names with texts beside them."""
+    pairs = list(rows)
+    width = max((len(name) for name, _ in pairs), default=0)
+    return [f"  {name:<{width}}  {text}" for name, text in pairs]

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from msa_lite.cli.help import Group, RecipeName, takes_json, takes_overrides
+from msa_lite.cli.output import print_data, print_json, print_wrapped, quieten_libraries, show
+from msa_lite.errors import RecipeError, UsageError
 
 if TYPE_CHECKING:
     from msa_lite.recipe import Recipe, TableRecipe, TrainingRecipe
@@ -33,22 +35,17 @@ def list_recipes(as_json: bool) -> None:
     msa-lite recipes list
     msa-lite recipes list --json
     """
-    from msa_lite.cli.output import print_json
     from msa_lite.recipe import shipped_recipes, title_of
 
     titles = {name: title_of(path) for name, path in shipped_recipes().items()}
-    if as_json:
-        print_json(titles)
-        return
     width = max(map(len, titles), default=0)
-    for name, title in titles.items():
-        click.echo(f"{name:<{width}}  {title}")
+    show(titles, as_json, *(f"{name:<{width}}  {title}" for name, title in titles.items()))
 
 
-@recipes_command.command()
+@recipes_command.command("show")
 @click.argument("recipe", type=RecipeName())
 @takes_json
-def show(recipe: str, as_json: bool) -> None:
+def show_recipe(recipe: str, as_json: bool) -> None:
     """Print RECIPE as it is written, with its comments.
 
     RECIPE is a YAML file, or the name of a shipped recipe.
@@ -57,8 +54,6 @@ def show(recipe: str, as_json: bool) -> None:
     msa-lite recipes show tofu/forget10
     msa-lite recipes show train/tofu
     """
-    from msa_lite.cli.output import print_data, print_json
-    from msa_lite.errors import RecipeError
     from msa_lite.io.files.reading import parse_yaml, read_text
     from msa_lite.recipe import find_recipe, title_of
 
@@ -85,18 +80,16 @@ def copy(name: str, file: str, as_json: bool) -> None:
     msa-lite recipes copy tofu/forget10 my.yaml
     msa-lite recipes copy train/small my-target.yaml
     """
-    from msa_lite.cli.output import print_json
     from msa_lite.recipe import TableRecipe, TrainingRecipe, copy_recipe, load_any
 
     path, schema = copy_recipe(name, file)
     starts: dict[type, str] = {TrainingRecipe: "msa-lite train", TableRecipe: "msa-lite table"}
     start = starts.get(type(load_any(path)), "msa-lite")
     after = f"{start} {shlex.quote(file)} --dry-run"
-    if as_json:
-        print_json({"file": str(path), "copy_of": name, "schema": str(schema), "next": after})
-        return
-    click.echo(f"schema:  {schema}, by which editors check the recipe", err=True)
-    click.echo(f"written: {path}\nnext:    {after}")
+    if not as_json:
+        click.echo(f"schema:  {schema}, by which editors check the recipe", err=True)
+    value = {"file": str(path), "copy_of": name, "schema": str(schema), "next": after}
+    show(value, as_json, f"written: {path}", f"next:    {after}")
 
 
 @recipes_command.command()
@@ -118,7 +111,6 @@ def validate(recipe: str, overrides: tuple[str, ...], show_prompt: bool, as_json
     msa-lite recipes validate my.yaml --show-prompt prompt=chat
     """
     from msa_lite.baselines.methods import check_grids
-    from msa_lite.cli.output import print_json
     from msa_lite.recipe import Recipe, dump_recipe, load_any
 
     loaded = load_any(recipe, overrides)
@@ -126,17 +118,13 @@ def validate(recipe: str, overrides: tuple[str, ...], show_prompt: bool, as_json
         check_grids(loaded.baseline.methods)
     if show_prompt:
         _show_prompt(loaded, as_json)
-    elif as_json:
-        print_json(loaded.model_dump(mode="json"))
     else:
-        click.echo(dump_recipe(loaded), nl=False)
+        show(loaded.model_dump(mode="json"), as_json, dump_recipe(loaded).rstrip("\n"))
 
 
 def _show_prompt(recipe: Recipe | TrainingRecipe | TableRecipe, as_json: bool) -> None:
     from rich.text import Text
 
-    from msa_lite.cli.output import print_json, print_wrapped, quieten_libraries
-    from msa_lite.errors import UsageError
     from msa_lite.pipeline.prepare.prompt import show_prompt
     from msa_lite.recipe import Recipe
 
@@ -171,7 +159,6 @@ def schema(kind: Literal["run", "training", "table"]) -> None:
     msa-lite recipes schema
     msa-lite recipes schema --kind training > msa-lite-training.schema.json
     """
-    from msa_lite.cli.output import print_data
     from msa_lite.recipe import recipe_schema
 
     print_data(recipe_schema(kind))

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from msa_lite.cli.help import Command, read_names, takes_json, takes_run
-
-if TYPE_CHECKING:
-    from msa_lite.report.run.story import Story
+from msa_lite.cli.output import print_data, print_json, print_outcome, print_rows, print_table
+from msa_lite.errors import UsageError
 
 
 @click.command(cls=Command)
@@ -33,29 +31,18 @@ def report_command(run: Path, show_examples: bool, rows: bool, as_json: bool) ->
     msa-lite report runs/mine --rows
     msa-lite report runs/mine/baselines/npo --show-examples
     """
-    from msa_lite.cli.output import print_json
-    from msa_lite.pipeline.run.report import report_run
+    from msa_lite.pipeline.run.report import REPORT_FILES, report_run
     from msa_lite.report.page.run_files import run_json
 
     story = report_run(run, show_examples, rows)
     if as_json:
         print_json(story.forget_rows if story.forget_rows is not None else run_json(story))
-    else:
-        _print_report(run, story)
-
-
-def _print_report(run: Path, story: Story) -> None:
-    """Print the rows, if wanted, then the outcome, what is missing and the files."""
-    from msa_lite.cli.output import print_outcome, print_rows
-    from msa_lite.pipeline.run.report import REPORT_FILES
-
+        return
     if story.forget_rows is not None:
         print_rows(story.forget_rows)
     print_outcome(story.outcome, story.sentence)
-    for line in story.missing:
-        click.echo(f"missing: {line}")
-    for name in REPORT_FILES:
-        click.echo(f"report: {run / name}")
+    for line in (*(f"missing: {line}" for line in story.missing), *(f"report: {run / name}" for name in REPORT_FILES)):
+        click.echo(line)
 
 
 @click.command(cls=Command)
@@ -63,11 +50,7 @@ def _print_report(run: Path, story: Story) -> None:
 @click.option(
     "--format", "form", type=click.Choice(["md", "tex", "csv", "html"]), help="Print this instead of a terminal table."
 )
-@click.option(
-    "--published",
-    metavar="TABLE",
-    help="A table of the MSA paper to put below; a wrong name lists them.",
-)
+@click.option("--published", metavar="TABLE", help="A table of the MSA paper to put below; a wrong name lists them.")
 @click.option(
     "--metrics",
     metavar="NAMES",
@@ -88,9 +71,7 @@ def compare_command(
     msa-lite compare LoRA=runs/a full=runs/b --format md
     msa-lite compare runs/mine --published tofu-forget10-llama-3.2-1b --format tex
     """
-    from msa_lite.cli.output import print_data, print_json, print_table
     from msa_lite.comparison.compare import FORMATS, compare, comparison_table
-    from msa_lite.errors import UsageError
 
     if as_json and form:
         raise UsageError("give one of --json and --format")

@@ -8,6 +8,8 @@ import click
 
 from msa_lite.cli.help import Command
 from msa_lite.cli.invocation import PARTS, Invocation, takes_recipe
+from msa_lite.cli.output import exit_code, print_json, print_model, print_result, print_table, print_verdict, show
+from msa_lite.errors import UsageError
 
 _QUICKSTARTS = {"new": "quickstart", "smollm2": "quickstart-smollm2"}  # recipes by --model
 
@@ -39,7 +41,6 @@ def run_command(invocation: Invocation, until: str | None, accept: bool) -> int:
     msa-lite run my.yaml --until sweep 'forget.alpha=[1.0, 1.5, 2.0]' merge.filter=1
     accelerate launch --num_processes 4 -m msa_lite my.yaml   # on 4 GPUs
     """
-    from msa_lite.errors import UsageError
 
     if until is None:
         return run_whole(invocation, accept)
@@ -71,16 +72,12 @@ def quickstart_command(invocation: Invocation) -> int:
 
 def run_whole(invocation: Invocation, accept: bool) -> int:
     """Run a recipe, print verdict, scores and examples, and return the exit code."""
-    from msa_lite.cli.output import exit_code, print_json, print_result, print_verdict
     from msa_lite.pipeline.verbs.run import run
 
     result = invocation.call(run, accept=accept)
     print_verdict(result, to_stderr=invocation.as_json)
     status = exit_code(result, accept or not invocation.recipe.verdict)
-    if invocation.as_json:
-        print_json(result)
-    else:
-        print_result(result, str(result.point), with_examples=True)
+    print_result(result, str(result.point), invocation.as_json, with_examples=True)
     return status
 
 
@@ -110,42 +107,30 @@ def baseline_command(invocation: Invocation, method: str) -> None:
     msa-lite baseline npo my.yaml baseline.epochs=10 'baseline.methods.npo.retain_weight=[2, 4, 8]'
     msa-lite baseline rmu my.yaml baseline.start=prior 'baseline.scale=[0.5, 1.0]'
     """
-    from msa_lite.cli.output import print_json, print_result, print_verdict
     from msa_lite.pipeline.verbs.run import run_baseline
 
     result = invocation.call(partial(run_baseline, method))
     print_verdict(result, to_stderr=invocation.as_json)
-    if invocation.as_json:
-        print_json(result)
-    else:
-        print_result(result, f"{method}: " + ", ".join(f"{key} {value}" for key, value in result.chosen.items()))
+    chosen = ", ".join(f"{key} {value}" for key, value in result.chosen.items())
+    print_result(result, f"{method}: {chosen}", invocation.as_json)
 
 
 def _measure_moments(invocation: Invocation) -> None:
-    from msa_lite.cli.output import print_json
     from msa_lite.pipeline.verbs.run import run_moments
 
     moments = invocation.call(run_moments)
-    if invocation.as_json:
-        print_json(moments)
-    else:
-        click.echo(f"moments of {moments.count} layers: {moments.folder}")
+    show(moments, invocation.as_json, f"moments of {moments.count} layers: {moments.folder}")
 
 
 def _fit_vectors(invocation: Invocation) -> None:
-    from msa_lite.cli.output import print_json
     from msa_lite.pipeline.verbs.run import run_vectors
 
     folders = {folder.name: folder for folder in invocation.call(run_vectors)}
-    if invocation.as_json:
-        print_json({"vectors": folders})
-        return
-    for name, folder in folders.items():
-        click.echo(f"{name} vector: {folder}")
+    lines = (f"{name} vector: {folder}" for name, folder in folders.items())
+    show({"vectors": folders}, invocation.as_json, *lines)
 
 
 def _choose(invocation: Invocation) -> None:
-    from msa_lite.cli.output import print_json, print_model, print_table
     from msa_lite.pipeline.verbs.run import sweep
     from msa_lite.report.run.choice import terminal_points
 
@@ -174,20 +159,17 @@ def train_command(invocation: Invocation) -> None:
     msa-lite train my-target.yaml
     msa-lite train train/tofu_c4_tofu stages.1.tokens=1M output=runs/short
     """
-    from msa_lite.cli.output import print_json
     from msa_lite.pipeline.staged.training import train_stages
 
     result = invocation.call(train_stages)
-    if invocation.as_json:
-        print_json(result)
-        return
     width = max(len(model.name) for model in result.models)
-    for model in result.models:
-        if model.loss is not None:
-            counts = f"{model.rows} rows, {model.tokens} tokens, {model.seen_tokens} seen since the start"
-            click.echo(f"{model.name:<{width}}  {counts}, loss {model.loss:.3g}")
-    click.echo(f"model:   {result.model}")
-    click.echo(f"history: {result.history}")
+    lines = [
+        f"{model.name:<{width}}  {model.rows} rows, {model.tokens} tokens, {model.seen_tokens} seen since the start, "
+        f"loss {model.loss:.3g}"
+        for model in result.models
+        if model.loss is not None
+    ]
+    show(result, invocation.as_json, *lines, f"model:   {result.model}", f"history: {result.history}")
 
 
 @click.command(cls=Command)
@@ -203,7 +185,6 @@ def probe_command(invocation: Invocation) -> None:
     msa-lite probe my.yaml
     msa-lite probe my.yaml evaluate.holdout.path=never-seen.jsonl
     """
-    from msa_lite.cli.output import print_json, print_table
     from msa_lite.pipeline.run.probe import probe
     from msa_lite.report.tables.formats import Cell, Section, TextTable
 

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 import click
 
 from msa_lite.cli.help import Command, read_names, takes_dry_run, takes_json, takes_overrides
+from msa_lite.cli.output import print_table, progress_bars, quieten_libraries, show
+from msa_lite.errors import StageError
 
 if TYPE_CHECKING:
     from msa_lite.pipeline.table.work import TableResult
@@ -38,8 +40,6 @@ def table_command(
     msa-lite table tofu-forget10-llama-3.2-1b --dry-run
     msa-lite table tofu-forget10-llama-3.2-1b 'methods=[npo, task_vector]' output=runs/mine
     """
-    from msa_lite.cli.output import print_json, progress_bars, quieten_libraries
-    from msa_lite.errors import StageError
     from msa_lite.pipeline.table.work import look_at_table, table
 
     quieten_libraries(verbose)
@@ -49,13 +49,10 @@ def table_command(
     else:
         with progress_bars() as progress:
             result = table(name, overrides, progress, only=labels, force=force)
-    if as_json:
-        print_json(result)
-    elif dry_run:
+    if dry_run or as_json:
         width = max(len(row.label) for row in result.rows)
-        for row in result.rows:
-            click.echo(f"{row.label:<{width}}  {row.state}")
-        for note in result.notes:
+        show(result, as_json, *(f"{row.label:<{width}}  {row.state}" for row in result.rows))
+        for note in result.notes if not as_json else ():
             click.echo(f"note: {note}", err=True)
     else:
         _print_result(result)
@@ -64,7 +61,6 @@ def table_command(
 
 def _print_result(result: TableResult) -> None:
     """Print the comparison, the files, and the rows that are not done."""
-    from msa_lite.cli.output import print_table
     from msa_lite.comparison.compare import FORMATS, comparison_table
     from msa_lite.io.console.progress import duration
 

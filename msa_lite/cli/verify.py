@@ -7,6 +7,8 @@ from pathlib import Path
 import click
 
 from msa_lite.cli.help import Command, Folder, takes_json
+from msa_lite.cli.output import print_json, show
+from msa_lite.errors import MismatchError, UsageError, join_faults
 
 _ANSWERS = {
     "row": "among the rows to forget",
@@ -34,21 +36,14 @@ def verify_command(folder: Path, allowed_signers: str | None, rows: str | None, 
     msa-lite verify runs/mine --allowed-signers signers
     msa-lite verify runs/mine --rows suspects.jsonl
     """
-    from msa_lite.errors import UsageError
+
+    from msa_lite.io.finished.seal import verify_stages
+    from msa_lite.record.check import check_records
 
     if rows is not None:
         return _print_answers(folder, rows, key, as_json)
     if key is not None:
         raise UsageError("--key: only with --rows FILE")
-    return _verify(folder, allowed_signers, as_json)
-
-
-def _verify(folder: Path, allowed_signers: str | None, as_json: bool) -> int:
-    from msa_lite.cli.output import print_json
-    from msa_lite.errors import MismatchError, join_faults
-    from msa_lite.io.finished.seal import verify_stages
-    from msa_lite.record.check import check_records
-
     records = {str(place.relative_to(folder)): check for place, check in check_records(folder, allowed_signers).items()}
     stages = {str(place.relative_to(folder)): of for place, of in verify_stages(folder, needed=not records).items()}
     lines = [fault if place == "." else f"{place}/{fault}" for place, faults in stages.items() for fault in faults]
@@ -74,19 +69,15 @@ def _verify(folder: Path, allowed_signers: str | None, as_json: bool) -> int:
 
 def _print_answers(folder: Path, rows: str, key: str | None, as_json: bool) -> int:
     """Say for each row of a file whether it was to be forgotten. The rows themselves are not printed."""
-    from msa_lite.cli.output import print_json
     from msa_lite.pipeline.run.report import find_forgotten
 
     answers = find_forgotten(folder, rows, key)
     count = sum(answer.match == "row" for answer in answers)
-    if as_json:
-        values = [{"row": i, "match": a.match, "run": str(a.folder)} for i, a in enumerate(answers)]
-        print_json({"folder": str(folder), "rows": len(answers), "among": count, "answers": values})
-        return 0
+    values = [{"row": i, "match": a.match, "run": str(a.folder)} for i, a in enumerate(answers)]
+    lines = []
     for number, answer in enumerate(answers):
         other = "" if answer.folder == folder else f" of the earlier run {answer.folder}"
-        click.echo(f"row {number}: {_ANSWERS[answer.match]}{other}")
-    others = sum(answer.match == "question" for answer in answers)
-    more = f"; of {others} more, the question was" if others else ""
-    click.echo(f"{count} of {len(answers)} rows were to be forgotten{more}")
+        lines.append(f"row {number}: {_ANSWERS[answer.match]}{other}")
+    lines.append(f"{count} of {len(answers)} rows were to be forgotten")
+    show({"folder": str(folder), "rows": len(answers), "among": count, "answers": values}, as_json, *lines)
     return 0

@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from msa_lite.cli.help import Command, takes_json, takes_run
+from msa_lite.cli.output import quieten_libraries
 
 
 @click.command(cls=Command)
@@ -32,7 +33,6 @@ def web_command(verbose: bool, run: Path, port: int, opens: bool, as_json: bool)
     msa-lite web runs/quickstart --open
     msa-lite web runs/quickstart/baselines/npo --port 8123
     """
-    from msa_lite.cli.output import quieten_libraries
     from msa_lite.web import open_page
 
     quieten_libraries(verbose)

@@ -23,13 +23,7 @@ from msa_lite.recipe.load import (
 )
 from msa_lite.recipe.schema import Recipe
 from msa_lite.recipe.scores import SETS, JudgeKeys
-from msa_lite.recipe.shipped import (
-    check_new_file,
-    find_recipe,
-    shipped_recipes,
-    shipped_tables,
-    title_of,
-)
+from msa_lite.recipe.shipped import check_new_file, find_recipe, shipped_recipes, shipped_tables, title_of
 from msa_lite.recipe.table import TableRecipe, overrides_of
 from msa_lite.recipe.training import TrainingRecipe
 

@@ -9,15 +9,7 @@ from itertools import pairwise
 from string import Formatter
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import (
-    BeforeValidator,
-    Discriminator,
-    Field,
-    Tag,
-    ValidationInfo,
-    field_validator,
-    model_validator,
-)
+from pydantic import BeforeValidator, Discriminator, Field, Tag, ValidationInfo, field_validator, model_validator
 
 from msa_lite.closed import Closed
 from msa_lite.counts import TrainingProgress, format_count, named_progress, parse_count

@@ -20,14 +20,7 @@ from msa_lite.io.files.reading import PlainDumper, local_path, parse_yaml, read_
 from msa_lite.recipe.editor import write_with_schema
 from msa_lite.recipe.gone import GONE
 from msa_lite.recipe.schema import Recipe
-from msa_lite.recipe.shipped import (
-    TABLES,
-    check_new_file,
-    find_recipe,
-    missing_recipe,
-    shipped_recipes,
-    shipped_tables,
-)
+from msa_lite.recipe.shipped import TABLES, check_new_file, find_recipe, missing_recipe, shipped_recipes, shipped_tables
 from msa_lite.recipe.table import TableRecipe
 from msa_lite.recipe.training import TrainingRecipe
 

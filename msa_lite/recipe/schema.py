@@ -164,10 +164,7 @@ class Recipe(Closed):
             raise ValueError(
                 "merge.filter: only with rows to keep, or rows that no model saw; give retain.data, or evaluate.holdout"
             )
-        uses = {
-            "vector.hold": self.vector.hold not in (AUTO, 0.0),
-            "vector.start: retain": self.starts_at_retain,
-        }
+        uses = {"vector.hold": self.vector.hold not in (AUTO, 0.0), "vector.start: retain": self.starts_at_retain}
         if self.retain is None and (names := [name for name, is_used in uses.items() if is_used]):
             raise ValueError(f"{' and '.join(names)}: only with rows to keep; give retain.data, or leave it out")
         if self.starts_at_retain and self.retain and self.retain.beta not in (AUTO, 0.0):

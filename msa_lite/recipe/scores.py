@@ -5,14 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Annotated, Literal
 
-from pydantic import (
-    BeforeValidator,
-    Discriminator,
-    Field,
-    Tag,
-    field_validator,
-    model_validator,
-)
+from pydantic import BeforeValidator, Discriminator, Field, Tag, field_validator, model_validator
 
 from msa_lite.attack_names import ATTACKS
 from msa_lite.benchmarks import BENCHMARKS, OWN, paper_scores, published, splits_help

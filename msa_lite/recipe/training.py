@@ -18,16 +18,7 @@ from pydantic import (
 )
 
 from msa_lite.closed import Closed
-from msa_lite.recipe.inputs import (
-    Columns,
-    Count,
-    Data,
-    OneOrMore,
-    Prompt,
-    PromptOrKind,
-    Trackers,
-    tracker_names,
-)
+from msa_lite.recipe.inputs import Columns, Count, Data, OneOrMore, Prompt, PromptOrKind, Trackers, tracker_names
 
 MOST = 1_000_000  # rows of a batch, epochs, tokens of a row: beyond, a number is a slip
 SEEDS = 2**32  # of numpy

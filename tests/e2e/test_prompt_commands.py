@@ -258,7 +258,7 @@ def test_an_evaluation_of_a_recipe_asks_what_its_run_asks(
         (["--forget", "FILE", "--columns", "qestion=q"], "is not KEY=COLUMN with a key of question, answer, messages"),
         (["--forget", "FILE", "--columns", "messages=m,answer=a"], "messages stands in the place of"),
         (["--forget", "FILE", "--columns", "question=qq"], "no column 'qq'"),
-        (["--columns", "question=q"], "--columns: of which data?"),
+        (["--columns", "question=q"], "nothing to score"),
         (["--recipe", "RECIPE", "--forget", "FILE", "--columns", "q=a"], "--forget, --columns: the recipe sets this"),
         (["--forget", "FILE", "--retain", "no.jsonl", "--holdout", "none.jsonl"], "2 faults"),
     ],

@@ -209,14 +209,12 @@ def test_options_that_mean_nothing_to_an_adapter_are_refused_by_name(small: dict
     options = ["--rounding", "stochastic", "--max-memory", "1", "--dtype", "float32"]
     done = run_cli(*command_of(small, tmp_path / "out"), *options)
     assert done.returncode == 2
-    assert "leave out --dtype, --rounding with --as adapter" in done.stderr
+    assert "--dtype, --rounding: an adapter is always fp32; leave it out" in done.stderr
     assert list(tmp_path.iterdir()) == []
 
 
-def test_options_that_ask_for_nothing_are_no_fault_and_the_bound_is_passed_on(
-    small: dict[str, str], tmp_path: Path
-) -> None:
-    command = [*command_of(small, tmp_path / "out"), "--dtype", "same", "--rounding", "nearest", "--max-memory"]
+def test_the_bound_on_memory_is_passed_on(small: dict[str, str], tmp_path: Path) -> None:
+    command = [*command_of(small, tmp_path / "out"), "--max-memory"]
     done = run_cli(*command, "1")
     assert (done.returncode, "1 of memory is too little" in done.stderr) == (2, True), done.stderr
     assert list(tmp_path.iterdir()) == []

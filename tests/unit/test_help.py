@@ -95,7 +95,7 @@ def test_force_means_one_thing() -> None:
 def test_one_word_stands_for_one_thing(name: str) -> None:
     command, context = COMMANDS[name]
     text = command.get_help(context).lower()
-    assert [word for word in OTHER_WORDS if word in text] == []
+    assert [word for word in OTHER_WORDS if re.search(rf"\b{word}\b", text)] == []
     assert "DIR" not in command.get_usage(context)
 
 

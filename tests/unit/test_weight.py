@@ -8,10 +8,10 @@ from tests.tools.count import code_lines, inner_arrows, totals
 
 # Today's totals. Lower one whenever it falls. Raising one is a decision: CONTRIBUTING lists each, with its reason.
 CEILING = {
-    "lines of the package": 35_874,
+    "lines of the package": 35_685,
     "modules": 322,
-    "lines of the tests": 47_632,
-    "words of the docs": 56_711,
+    "lines of the tests": 47_630,
+    "words of the docs": 56_710,
     "commands": 24,
     "options": 108,
     "keys of a recipe": 85,
