@@ -29,6 +29,9 @@ from tests.e2e.conftest import CallCli, tiny_recipe
 from tests.support.pages import page_text
 
 TRAINED = list(METHODS)
+USUAL = ("grad_diff", "npo", "rmu")
+"""Methods with rows to keep, with log-probabilities of a reference, and with activations; the others are slow tests."""
+BY_METHOD = [pytest.param(method, marks=() if method in USUAL else pytest.mark.slow) for method in TRAINED]
 
 
 @dataclass
@@ -44,7 +47,15 @@ class Runs:
         """Run a method, and keep the labels of its progress."""
         labels: set[str] = set()
         self.labels[name or method] = labels
-        return msa_lite.run_baseline(method, self.recipe, overrides, lambda label, done, total: labels.add(label))
+        return msa_lite.run_baseline(
+            method, self.recipe, overrides, lambda label, done, total: total > 1 and labels.add(label)
+        )
+
+    def result(self, method: str) -> RunResult:
+        """Return the run of a method as the recipe has it, made once."""
+        if method not in self.results:
+            self.results[method] = self.start(method)
+        return self.results[method]
 
 
 def short_recipe(knowing: Path, output: Path) -> dict[str, Any]:
@@ -62,8 +73,6 @@ def runs(knowing: Path, tmp_path_factory: pytest.TempPathFactory) -> Runs:
     folder = tmp_path_factory.mktemp("baselines") / "run"
     made = Runs(short_recipe(knowing, folder), folder)
     msa_lite.run(made.recipe)
-    for method in (*TRAINED, TASK_VECTOR):
-        made.results[method] = made.start(method)
     return made
 
 
@@ -90,9 +99,9 @@ def indices(path: Path) -> set[int]:
     return {json.loads(line)["index"] for line in path.read_text().splitlines()}
 
 
-@pytest.mark.parametrize("method", [*TRAINED, TASK_VECTOR])
+@pytest.mark.parametrize("method", [*BY_METHOD, TASK_VECTOR])
 def test_a_method_goes_from_a_recipe_to_a_report(method: str, runs: Runs) -> None:
-    result = runs.results[method]
+    result = runs.result(method)
     run = runs.folder / "baselines" / method
     assert result.folder == run
     vectors = {"forget", "retain"} if method == TASK_VECTOR else {method}
@@ -131,7 +140,8 @@ def test_a_method_goes_from_a_recipe_to_a_report(method: str, runs: Runs) -> Non
 
 
 def test_rows_to_keep_that_chose_an_epoch_are_not_scored_on(runs: Runs) -> None:
-    for method in TRAINED:
+    for method in USUAL:
+        runs.result(method)
         run = runs.folder / "baselines" / method
         tried = indices(run / "sweep/epoch-1/retain.jsonl")
         tested = indices(run / "evaluation/unlearned/retain.jsonl")
@@ -140,12 +150,13 @@ def test_rows_to_keep_that_chose_an_epoch_are_not_scored_on(runs: Runs) -> None:
             ours = indices(run / f"evaluation/unlearned/{name}.jsonl")
             assert ours == indices(runs.folder / f"evaluation/unlearned/{name}.jsonl")  # of MSA
         assert indices(run / "sweep/epoch-1/forget.jsonl") == indices(run / "evaluation/unlearned/forget.jsonl")
-        assert {report.split for report in runs.results[method].reports.values()} == {"test"}
+        assert {report.split for report in runs.result(method).reports.values()} == {"test"}
 
 
 def test_what_msa_asked_target_and_ideal_is_not_asked_again(runs: Runs) -> None:
     asked = {"scores: target", "scores: ideal", "validation: target"}
-    for method in (*TRAINED, TASK_VECTOR):
+    for method in USUAL:
+        runs.result(method)
         assert not asked & runs.labels[method]
         assert "scores: unlearned" in runs.labels[method]
     for name in ("target", "ideal"):
@@ -153,9 +164,9 @@ def test_what_msa_asked_target_and_ideal_is_not_asked_again(runs: Runs) -> None:
         assert hash_file(ours / "forget.jsonl") == hash_file(runs.folder / "evaluation" / name / "forget.jsonl")
 
 
-@pytest.mark.parametrize("method", TRAINED)
+@pytest.mark.parametrize("method", BY_METHOD)
 def test_the_model_is_the_target_with_the_chosen_epochs_adapter(method: str, runs: Runs, knowing: Path) -> None:
-    result = runs.results[method]
+    result = runs.result(method)
     vector = result.folder / "vectors" / method
     epoch = result.chosen["epoch"]
     assert [path.name for path in vector.glob("epoch-*")] == [f"epoch-{epoch}"]  # the others are gone
@@ -206,14 +217,9 @@ def test_from_the_prior_the_change_is_added_to_the_target(runs: Runs, knowing: P
     for shard in result.merged.folder.glob("*.safetensors"):
         assert hash_file(again.merged.folder / shard.name) == hash_file(shard)
 
-    overrides = ["baseline.start=prior", "baseline.scale=0.75", "baseline.epochs=1", "vector.mode=full"]
-    result = runs.start("npo", *overrides, "evaluate.ideal=null", f"output={tmp_path}/full", name="full prior")
-    after = tensors(result.folder / "vectors/npo/epoch-1")
-    assert_same(tensors(result.merged.folder), {n: target[n] + 0.75 * (after[n] - prior[n]) for n in target})
-
 
 def test_the_task_vector_is_a_plain_merge_of_vectors_from_the_target(runs: Runs, knowing: Path, tmp_path: Path) -> None:
-    result = runs.results[TASK_VECTOR]
+    result = runs.result(TASK_VECTOR)
     target, vectors = str(knowing / "target"), result.folder / "vectors"
     assert set(result.chosen) == {"alpha", "beta"}
     plain = msa_lite.merge(
@@ -244,7 +250,7 @@ def test_a_second_run_does_nothing_and_a_changed_one_only_what_depends_on_it(run
     before = times(run)
     again = runs.start("npo", output, name="again")
     assert runs.labels["again"] == set()
-    assert again.reports == runs.results["npo"].reports
+    assert again.reports == runs.result("npo").reports
     assert times(run) == before
     runs.start("npo", output, "baseline.methods.npo.beta=0.5", name="beta")
     assert runs.labels["beta"] == {"npo", "choosing the epoch", "merge", "scores: unlearned"}
@@ -275,9 +281,9 @@ def test_the_command_prints_a_table_or_one_json_object(runs: Runs, tmp_path: Pat
     before = times(runs.folder)
     code, out, err = call_cli("baseline", "npo", path, "--json")
     assert code == 0, err
-    assert json.loads(out) == json.loads(json.dumps(json_form(runs.results["npo"])))
+    assert json.loads(out) == json.loads(json.dumps(json_form(runs.result("npo"))))
     code, table, err = call_cli("baseline", "npo", path)
     assert code == 0, err
-    chosen = ", ".join(f"{key} {value}" for key, value in runs.results["npo"].chosen.items())
+    chosen = ", ".join(f"{key} {value}" for key, value in runs.result("npo").chosen.items())
     assert f"npo: {chosen}; scores on test rows" in " ".join(table.split())
     assert times(runs.folder) == before

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import yaml
 
-import msa_lite
 from msa_lite.baselines import objective
 from msa_lite.data import IGNORE, Example
 from msa_lite.evals.benchmarks import tofu
@@ -78,14 +77,10 @@ def test_no_label_comes_after_an_end_token(quick_fits: None, seen: Seen, call_cl
         Path(place["path"]).write_text("".join(json.dumps(line) + "\n" for line in lines))
 
     steps = {"epochs": 1, "learning_rate": 5e-3, "batch_size": 8, "warmup_epochs": 0}
-    stages = [{"name": name, "data": data[name]} for name in ("retain", "forget")]
-    training = {"model": str(start), "stages": stages, "training": steps, "output": str(tmp_path / "models")}
-    history = msa_lite.train_stages(training)
-    assert len(seen["fit"]) >= 16
-    assert_ended(seen["fit"])
-
+    target = save_checkpoint(tmp_path / "target", tiny_model("llama", seed=1))
+    chat_tokenizer(SMOL).save_pretrained(target)
     recipe = {
-        "target": str(history.model),
+        "target": str(target),
         "prior": str(start),
         "forget": {"data": data["forget"], "alpha": 1.0},
         "retain": {"data": data["retain"], "beta": 0.5},

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from typing import Any
 
 import pytest
@@ -51,15 +50,8 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return warnings
 
 
-@pytest.mark.parametrize(("start", "rates"), [("target", [1e-3, 1e12]), ("prior", [1e12, 1e-3])])
-def test_a_setting_that_breaks_is_left_out(
-    start: str, rates: list[float], small: dict[str, Any], told: list[str]
-) -> None:
-    small["baseline"] = {"epochs": 1, "start": start, "methods": {"grad_diff": {"learning_rate": [1e-3, 2e-3]}}}
-    vectors = msa_lite.run_baseline("grad_diff", small).folder / "vectors"
-    # As if an earlier run with other data had made the one that breaks now: finished, but of other inputs.
-    shutil.copytree(vectors / "grad_diff_learning_rate-0.002", vectors / "grad_diff_learning_rate-1e+12")
-    small["baseline"]["methods"]["grad_diff"]["learning_rate"] = rates
+def test_a_setting_that_breaks_is_left_out(small: dict[str, Any], told: list[str]) -> None:
+    small["baseline"] = {"epochs": 1, "methods": {"grad_diff": {"learning_rate": [1e12, 1e-3]}}}
     result = msa_lite.run_baseline("grad_diff", small)
     assert result.chosen["learning_rate"] == 1e-3
     sweep = {path.name.partition("_scale")[0] for path in (result.folder / "sweep").iterdir() if path.is_dir()}
