@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from msa_lite.errors import FormatError
-from msa_lite.io.files.reading import read_object
 from msa_lite.io.files.writing import hash_file
 from msa_lite.io.finished.seal import MANIFEST, load_manifest
 from msa_lite.io.weights.hub import content_files, revision_of
@@ -18,7 +17,7 @@ from msa_lite.record.seal import KEY_FILE, RECORD_FILE, SIGNATURE_FILE, load_rec
 from msa_lite.report import REPORT_FILE
 from msa_lite.report.run.attacks import ATTACKS_FOLDER
 from msa_lite.report.run.provenance import RECIPE_FILE
-from msa_lite.report.verdict.verdict import VERDICT_FILE
+from msa_lite.report.verdict.verdict import VERDICT_FILE, NoVerdict, Verdict
 
 logger = logging.getLogger(__name__)
 
@@ -63,14 +62,10 @@ def read_vectors(manifest: Mapping[str, Any]) -> list[VectorWeights]:
     ]
 
 
-def read_verdict(folder: Path) -> Judgement:
-    """Return the verdict on a run. Raise FormatError where verdict.json is missing or broken."""
-    value = read_object(folder / VERDICT_FILE)
-    try:
-        outcome = value["outcome"]
-        return Judgement(outcome=outcome, sentence=value["reason" if outcome is None else "sentence"])
-    except (KeyError, ValueError) as error:
-        raise FormatError(f"{folder / VERDICT_FILE}: no verdict of msa-lite ({error!r})") from error
+def judgement_of(verdict: Verdict | NoVerdict) -> Judgement:
+    """Return the verdict on a run, as its record has it."""
+    sentence = verdict.reason if isinstance(verdict, NoVerdict) else verdict.sentence
+    return Judgement(outcome=verdict.outcome, sentence=sentence)
 
 
 def read_earlier(folder: Path) -> EarlierRecord:

@@ -16,9 +16,9 @@ from msa_lite.io.weights.hub import hash_content
 from msa_lite.record.facts import (
     hash_result,
     hash_run_files,
+    judgement_of,
     read_earlier,
     read_vectors,
-    read_verdict,
     utc,
     write_run_record,
 )
@@ -93,7 +93,7 @@ def make_removal(
         vectors=read_vectors(load_manifest(run / "model") or {}),
         result=hash_result(run, "model"),
         forget_rows=make_key(run / KEY_FILE).hash_rows(forget_rows),
-        verdict=read_verdict(run),
+        verdict=judgement_of(make_verdict(make_forgotten(40), make_kept())),
         files=hash_run_files(run, "model", ()),
         earlier=former,
         previous_sha256=former[-1].record_sha256 if former else None,

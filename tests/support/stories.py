@@ -7,9 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
 
-from msa_lite.io.files.writing import json_form
 from msa_lite.report.page.run_files import make_page
 from msa_lite.report.run.choice import Candidate, Choice
 from msa_lite.report.run.evidence import EvidenceFigure, EvidenceFinding, undecided
@@ -22,7 +20,7 @@ from msa_lite.report.tables.metrics import metric_kind
 from msa_lite.report.tables.reports import Metric, Report
 from msa_lite.report.verdict.comeback import EarlierFacts
 from msa_lite.report.verdict.figures import Bound
-from msa_lite.report.verdict.verdict import make_verdict
+from msa_lite.report.verdict.verdict import Verdict, make_verdict
 from tests.support.records import make_forgotten, make_kept
 
 VALUES = {
@@ -116,8 +114,6 @@ def full() -> Story:
     models = {name: f"models/{name}" for name in ("target", "prior", "ideal")}
     return Story(
         folder=Path("runs/full"),
-        sentence="It still answers 1 of the 29 questions it was to forget (before: 29).",
-        basis="A question counts as answered if the whole right answer stands in the model's most likely answer.",
         verdict=_verdict("PASS"),
         method="msa",
         formula="θ_u = θ_D − α (θ_1 − θ_0) + β (θ_2 − θ_0)",
@@ -149,16 +145,16 @@ def full() -> Story:
         warnings=(),
         limits=(LIMIT,),
         missing=(),
-        earlier_rows=EarlierFacts(3, 140, make_forgotten(60), {"runs/march": 1}, {"runs/april": "its data is gone"}),
     )
 
 
-def _verdict(outcome: str) -> dict[str, Any]:
+def _verdict(outcome: str) -> Verdict:
     passed = make_forgotten(48)
     failed = make_forgotten(48, unlearned=30, excess=Bound(0.6, 0.5, 0.7))
-    verdict = make_verdict(passed if outcome == "PASS" else failed, make_kept(0.99, 288))
+    again = EarlierFacts(3, 140, make_forgotten(60), {"runs/march": 1}, {"runs/april": "its data is gone"})
+    verdict = make_verdict(passed if outcome == "PASS" else failed, make_kept(0.99, 288), earlier=again)
     assert verdict.outcome == outcome
-    return json_form(verdict)
+    return verdict
 
 
 def unfinished() -> Story:
@@ -166,12 +162,9 @@ def unfinished() -> Story:
     story = full()
     return replace(
         story,
-        sentence="This run is not finished, so nothing can be said of an unlearned model yet.",
-        basis=None,
         verdict=None,
         strengths={},
         earlier={},
-        earlier_rows=None,
         reports={},
         validation={},
         choice=None,
@@ -189,7 +182,8 @@ def without_choice() -> Story:
     """Return the story of a run with one α and no ideal."""
     story = full()
     reports = {name: story.reports[name] for name in ("target", "unlearned")}
-    return replace(story, choice=None, reports=reports, examples=(), interference=(), earlier={}, earlier_rows=None)
+    verdict = replace(_verdict("PASS"), earlier=None)
+    return replace(story, choice=None, reports=reports, examples=(), interference=(), earlier={}, verdict=verdict)
 
 
 def failed() -> Story:
@@ -227,9 +221,9 @@ def hostile() -> Story:
     tensor = TensorUpdate(f"model.layers.0.{text}", 0, text, 64, 0.1, 0.1, 1.0)
     return replace(
         story,
-        sentence=text,
-        basis=text,
-        verdict=_verdict("FAIL") | {"sentence": text, "criteria": text, "reasons": [text]},
+        verdict=replace(
+            _verdict("FAIL"), sentence=text, reasons=(text,), earlier=EarlierFacts(2, 9, None, {text: 1}, {text: text})
+        ),
         method=HOSTILE,
         formula=text,
         strengths={HOSTILE: text},
@@ -242,7 +236,6 @@ def hostile() -> Story:
         evidence=(EvidenceFinding(HOSTILE, text, text, text, 3, {text: {text: EvidenceFigure(0.5, None, 3)}}),),
         probe=ProbeFacts(True, text, {text: 3}, (Finding(text, probed, "signs", text),)),
         interference=(VectorPair(text, arabic, None),),
-        earlier_rows=EarlierFacts(2, 9, None, {text: 1}, {text: text}),
         examples=(SideBySide(text, arabic, text, {"target": text, HOSTILE: arabic, "ideal": ""}),),
         provenance=replace(
             story.provenance,
@@ -276,7 +269,6 @@ def baseline() -> Story:
         probe=None,
         interference=(),
         earlier={},
-        earlier_rows=None,
         examples=(),
     )
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import pytest
 
 from msa_lite.evals.benchmarks.qa import Qa
-from msa_lite.io.files.writing import json_form
-from msa_lite.report import Metric, Report
-from msa_lite.report.verdict.figures import Bound, Forgotten, Kept, basis_of, counts_sentence, first_sentence
+from msa_lite.report.verdict.figures import Bound, Forgotten, Kept, counts_basis, counts_sentence
 from msa_lite.report.verdict.verdict import make_verdict
 from tests.support.records import known, text
 
@@ -63,17 +60,7 @@ CASES: dict[str, tuple[Forgotten, Kept | None, str]] = {
 @pytest.mark.parametrize("name", CASES)
 def test_the_sentence_counts(name: str) -> None:
     forgotten, kept, sentence = CASES[name]
-    assert counts_sentence(forgotten, kept) == sentence
-    verdict = make_verdict(forgotten, kept)
-    assert first_sentence(json.loads(json.dumps(json_form(verdict))), {}) == sentence
-
-
-def test_without_a_verdict_it_says_why() -> None:
-    reason = {"outcome": None, "reason": "nothing was scored (evaluate: null)"}
-    assert "nothing was scored (evaluate: null)" in first_sentence(reason, {})
-    assert first_sentence(None, {}).startswith("This run is not finished")
-    report = Report("qa", "all", {"accuracy_f": Metric(0.0, 3, 0.0, False)})
-    assert first_sentence(None, {"unlearned": report}).startswith("This run gave no verdict")
+    assert counts_sentence(forgotten, kept) == sentence == make_verdict(forgotten, kept).sentence
 
 
 def test_texts_and_questions_together_are_rows() -> None:
@@ -84,13 +71,6 @@ def test_texts_and_questions_together_are_rows() -> None:
 
 
 def test_the_basis_tells_rows_that_the_choice_has_seen() -> None:
-    verdict = json_form(make_verdict(FORGOTTEN, KEPT))
-    seen = Report("qa", "test", {}, {"sets": {"forget": {"rows": 48}, "retain": {"rows": 90}}})
-    told = basis_of(verdict, {"unlearned": seen})
-    assert told is not None
+    told = counts_basis(FORGOTTEN, KEPT, {"forget": 48, "retain": 90})
     assert "Of the 120 rows to keep, 30 are among those by which the model was chosen" in told
-    alone = basis_of(verdict, {"unlearned": replace(seen, settings={})})
-    assert alone is not None
-    assert "chosen" not in alone
-    assert basis_of(None, {}) is None
-    assert basis_of({"outcome": None, "reason": ""}, {}) is None
+    assert "chosen" not in counts_basis(FORGOTTEN, KEPT, {})

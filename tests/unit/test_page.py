@@ -16,6 +16,7 @@ import pytest
 from msa_lite.report.page.charts import Chart, draw
 from msa_lite.report.page.run_files import make_page, write_page
 from msa_lite.report.tables.reports import number
+from msa_lite.report.verdict.verdict import NoVerdict
 from tests.support.stories import HOSTILE, STORIES, full, make_choice, page_of, unfinished
 
 _EMPTY = {"meta", "link", "br", "img", "hr", "input"}
@@ -96,7 +97,7 @@ def test_the_sentence_comes_first_then_the_picture_then_the_rest(pages: dict[str
         "examples", "provenance", "limits",
     ]  # fmt: skip
     page = pages["full"]
-    assert page.index("still answers 1 of the 29") < page.index(">PASS<") < page.index("<svg") < page.index("<table")
+    assert page.index("still answers 1 of the 48") < page.index(">PASS<") < page.index("<svg") < page.index("<table")
 
 
 def test_every_score_is_there_with_its_error(pages: dict[str, str]) -> None:
@@ -157,7 +158,7 @@ def test_a_failure_says_why(pages: dict[str, str]) -> None:
     assert '<span class="badge fail">FAIL</span>' in page
     assert "30 of 48 rows are still recited" in page
     assert "Rounding to bfloat16 lost 41 % of the update." in page
-    page = make_page(replace(unfinished(), verdict={"outcome": None, "reason": "nothing was scored"}))
+    page = make_page(replace(unfinished(), verdict=NoVerdict("nothing was scored")))
     assert "badge " not in page.split("</style>")[1]
 
 

@@ -17,7 +17,7 @@ from msa_lite.io.finished.seal import write_manifest
 from msa_lite.pipeline.run.msa import learnt_rows
 from msa_lite.pipeline.run.verdict import NOTHING_SCORED, judge_run
 from msa_lite.recipe.scores import VerdictKeys
-from msa_lite.report.verdict.verdict import Verdict
+from msa_lite.report.verdict.verdict import NoVerdict, Verdict
 from msa_lite.strengths import Strengths
 from tests.support.benchmark_data import make_prompter
 from tests.support.records import known, unknown
@@ -93,7 +93,7 @@ def test_the_verdict_tells_of_a_fit_that_fell_short(tmp_path: Path) -> None:
 
 def test_nothing_scored_gives_no_verdict(tmp_path: Path) -> None:
     findings = judge_run(make_job(tmp_path, None, None), ())
-    assert (findings.verdict, findings.examples) == (NOTHING_SCORED, [])
+    assert (findings.verdict, findings.examples) == (NoVerdict(NOTHING_SCORED), [])
 
 
 def named(records: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from msa_lite.choose.candidates import Values
@@ -26,6 +27,8 @@ from msa_lite.pipeline.run.verdict import Findings, complete_card, judge_run
 from msa_lite.pipeline.stages.stage import Stage, unique
 from msa_lite.recipe import Recipe
 from msa_lite.report.run.choice import load_choice
+from msa_lite.report.run.provenance import load_provenance
+from msa_lite.report.run.story import load_story
 from msa_lite.strengths import Strengths
 
 
@@ -82,8 +85,9 @@ def finish_run(
     chosen: α and β, or what was chosen for a baseline. learnt: the rows to keep that the merged model learnt.
     """
     findings = judge_run(run, learnt)
-    complete_card(run, merged, chosen)
-    write_record(run, chosen, merged)
+    story = load_story(run.folder, verdict=findings.verdict)
+    complete_card(run, story, merged, chosen)  # which the manifest then has
+    write_record(run, replace(story, provenance=load_provenance(run.folder)), chosen, merged)
     return findings
 
 

@@ -33,9 +33,9 @@ from msa_lite.record.facts import (
     ResultKind,
     hash_result,
     hash_run_files,
+    judgement_of,
     read_earlier,
     read_vectors,
-    read_verdict,
     seal_reports,
     utc,
     write_run_record,
@@ -48,7 +48,7 @@ from msa_lite.report.page.run_files import PAGE_FILE, run_json, write_page
 from msa_lite.report.run.provenance import PURGED_FILE, RECIPE_FILE, purge_day, read_run
 from msa_lite.report.run.rows import RowList, SideBySide
 from msa_lite.report.run.story import Story, formula_of, load_story
-from msa_lite.report.verdict.verdict import VERDICT_FILE, Verdict
+from msa_lite.report.verdict.verdict import VERDICT_FILE, NoVerdict, Verdict
 
 REPORT_FILES = (PAGE_FILE, REPORT_FILE)
 """The files of a report, the one to open first at the front."""
@@ -81,16 +81,15 @@ def write_run_report(folder: Path, examples: Sequence[SideBySide] = (), rows: Ro
 
     The same files in its folder give the same bytes.
     """
-    story = _write_report(folder, examples, rows)
+    story = replace(load_story(folder, examples), forget_rows=rows)
+    _write_report(story)
     seal_reports(folder, () if examples or rows else REPORT_FILES)
     return story
 
 
-def _write_report(folder: Path, examples: Sequence[SideBySide] = (), rows: RowList | None = None) -> Story:
-    story = replace(load_story(folder, examples), forget_rows=rows)
-    write_json(folder / REPORT_FILE, run_json(story))
-    write_page(story, folder / PAGE_FILE)
-    return story
+def _write_report(story: Story) -> None:
+    write_json(story.folder / REPORT_FILE, run_json(story))
+    write_page(story, story.folder / PAGE_FILE)
 
 
 def drop_report(folder: Path) -> None:
@@ -135,7 +134,7 @@ def forget_rows(folder: Path) -> RowList:
     unlearned = story.reports.get("unlearned")
     if unlearned is None:
         lines = [line for line in story.missing if not line.startswith("verdict")]
-        reason = str((story.verdict or {}).get("reason") or "nothing was scored (evaluate: null)")
+        reason = story.verdict.reason if isinstance(story.verdict, NoVerdict) else "nothing was scored (evaluate: null)"
         again = f"; `msa-lite {folder / RECIPE_FILE}` goes on with the run" if lines else ""
         raise UsageError(f"{folder}: its rows cannot be listed: {'; '.join(lines) or reason}{again}")
     with _reading_records(folder):
@@ -180,13 +179,14 @@ def _reading_records(folder: Path) -> Iterator[None]:
         raise FormatError(f"{folder / 'evaluation'}: its records are not as msa-lite writes them ({error})") from error
 
 
-def write_record(run: Run, chosen: Values, merged: Merged | MergedAdapter) -> Removal:
+def write_record(run: Run, story: Story, chosen: Values, merged: Merged | MergedAdapter) -> Removal:
     """Write the report of a finished run, and record.json; a rerun leaves both as they are.
 
-    chosen: α and β, or what was chosen for a baseline.
+    story: the run's. chosen: α and β, or what was chosen for a baseline.
     """
-    folder = run.folder
-    _write_report(folder)
+    folder, verdict = run.folder, story.verdict
+    assert verdict is not None, "the run is finished"
+    _write_report(story)
     kind: ResultKind = "adapter" if isinstance(merged, MergedAdapter) else "model"
     models = [name for name in ("target", "prior", "ideal") if name in run.sources]
     if run.scope.start == "target":
@@ -206,7 +206,7 @@ def write_record(run: Run, chosen: Values, merged: Merged | MergedAdapter) -> Re
         result=hash_result(folder, kind),
         row_counts={name: len(rows) for name, rows in run.rows.items()},
         forget_rows=make_key(folder / KEY_FILE).hash_rows(map(_content, run.rows["forget"])),
-        verdict=read_verdict(folder),
+        verdict=judgement_of(verdict),
         files=hash_run_files(folder, kind, REPORT_FILES),
         earlier=earlier,
         previous_sha256=earlier[-1].record_sha256 if earlier else None,

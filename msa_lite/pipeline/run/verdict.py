@@ -24,10 +24,9 @@ from msa_lite.pipeline.run.scores import CHECKED, merged_records, row_content, s
 from msa_lite.recipe import Recipe
 from msa_lite.report.page.card import model_card, read_target_card, side_of
 from msa_lite.report.run.rows import SideBySide
-from msa_lite.report.run.story import Story, load_story
+from msa_lite.report.run.story import Story
 from msa_lite.report.verdict.comeback import EarlierFacts
-from msa_lite.report.verdict.figures import basis_of
-from msa_lite.report.verdict.verdict import Margins, Verdict, make_verdict, write_verdict
+from msa_lite.report.verdict.verdict import Margins, NoVerdict, Verdict, make_verdict, write_verdict
 
 logger = logging.getLogger(__name__)
 
@@ -40,12 +39,10 @@ _NEAR = 0.8  # of the way from the prior's loss to the target's; a fit that ends
 class Findings:
     """The outcome of a run's scores."""
 
-    verdict: Verdict | str
+    verdict: Verdict | NoVerdict
     """The verdict, or the reason why there is none."""
     examples: Sequence[SideBySide]
     """Some questions with the models' answers."""
-    earlier: EarlierFacts | None = None
-    """What became of the rows of earlier requests."""
 
 
 def judge_run(run: Run, learnt: Iterable[Row]) -> Findings:
@@ -54,14 +51,15 @@ def judge_run(run: Run, learnt: Iterable[Row]) -> Findings:
     learnt: the rows to keep that the model learnt. They are kept better than others, so others alone count where there
     are any.
     """
-    findings = replace(_judge(run, learnt, earlier := weigh_earlier(run)), earlier=earlier)
-    write_verdict(findings.verdict, run.folder, earlier)
+    findings = _judge(run, learnt, weigh_earlier(run))
+    write_verdict(findings.verdict, run.folder)
     return findings
 
 
 def _judge(run: Run, learnt: Iterable[Row], earlier: EarlierFacts | None) -> Findings:
     if run.test is None:
-        return Findings(NOTHING_SCORED if run.recipe.evaluate is None else "there are no rows to score", [])
+        reason = NOTHING_SCORED if run.recipe.evaluate is None else "there are no rows to score"
+        return Findings(NoVerdict(reason, earlier), [])
     endings = _endings(run)
     scored = scored_records(run.folder, endings)
     prior = _prior(run, endings)
@@ -69,7 +67,7 @@ def _judge(run: Run, learnt: Iterable[Row], earlier: EarlierFacts | None) -> Fin
     weighed = run.test.weigh(models)
     examples = pick_examples(type(run.test), scored, run.recipe.seed)
     if isinstance(weighed, str):
-        return Findings(weighed, examples)
+        return Findings(NoVerdict(weighed, earlier), examples)
     forgotten, kept = weighed
     kept = replace(kept, fitted=True) if kept and fitted else kept
     verdict = make_verdict(forgotten, kept, _doubts_of_fits(run), margins_of(run.recipe), earlier)
@@ -129,7 +127,7 @@ def _doubts_of_fits(run: Run) -> list[str]:
 _FIGURES = ("value", "n", "stderr", "higher_is_better")
 
 
-def complete_card(run: Run, merged: Merged | MergedAdapter, chosen: Values) -> None:
+def complete_card(run: Run, story: Story, merged: Merged | MergedAdapter, chosen: Values) -> None:
     """Put the outcome of a run into the manifest of its model or adapter, and write the card anew.
 
     A run that ends as before changes no byte. A card that somebody has edited stays as it is. The card is written
@@ -139,7 +137,7 @@ def complete_card(run: Run, merged: Merged | MergedAdapter, chosen: Values) -> N
     manifest = load_manifest(folder)
     assert manifest is not None, "the merge has just been done, or found whole"
     target_card = manifest.get("target_card") or read_target_card(run.sources["target"].folder)
-    outcome = json.loads(json.dumps(_outcome(run, manifest, chosen)))
+    outcome = json.loads(json.dumps(_outcome(run, story, manifest, chosen)))
     facts = {"target_card": target_card, "outcome": outcome}
     card, known = model_card({**manifest, **facts}), manifest["files"].get(CARD_FILE)
     present = _read(path) if path.exists() else None
@@ -162,17 +160,16 @@ def _read(path: Any) -> str:
         return ""
 
 
-def _outcome(run: Run, manifest: dict[str, Any], chosen: Values) -> dict[str, Any]:
+def _outcome(run: Run, story: Story, manifest: dict[str, Any], chosen: Values) -> dict[str, Any]:
     """Return the outcome for the manifest: figures and sentences, no row and no path."""
-    story = load_story(run.folder)
-    verdict, terms = story.verdict or {}, manifest["terms"]
+    terms = manifest["terms"]
     sides = ["forget", *(side_of(term) for term in terms)]
     return {
         "sentence": story.sentence,
-        "basis": basis_of(story.verdict, story.reports),
+        "basis": story.basis,
         **({"earlier": story.earlier_rows.headline} if story.earlier_rows else {}),
         "verdict": story.outcome,
-        "reasons": verdict.get("reasons", []),
+        "reasons": list(story.verdict.reasons) if story.verdict else [],
         "method": run.scope.method,
         "chosen": dict(chosen),
         **(_scores(story) if story.reports else {}),

@@ -43,7 +43,7 @@ from msa_lite.report.run.choice import SYMBOLS, Choice, candidate_name, load_cho
 from msa_lite.report.run.evidence import EvidenceFinding
 from msa_lite.report.run.rows import SideBySide
 from msa_lite.report.run.stages import write_stages
-from msa_lite.report.verdict.verdict import Verdict
+from msa_lite.report.verdict.verdict import NoVerdict, Verdict
 from msa_lite.strengths import Strengths
 
 logger = logging.getLogger(__name__)
@@ -225,7 +225,8 @@ def _run(recipe: Recipe, verb: Verb, progress: Progress, crew: Crew) -> RunResul
         attacks = _attack(run, results["merge"], progress)
         if run.earlier:
             _tell_how_to_rebuild(run)
-    verdict, reason = (None, findings.verdict) if isinstance(findings.verdict, str) else (findings.verdict, None)
+    judged = findings.verdict
+    verdict, reason = (None, judged.reason) if isinstance(judged, NoVerdict) else (judged, None)
     reports = {name: results[key] for name in ("target", "ideal", "unlearned") if (key := f"scores: {name}") in results}
     result = RunResult(run.folder, run.scope.method, chosen, results["merge"], reports, verdict, reason)
     return replace(result, examples=findings.examples, evidence=findings_of(results), attacks=attacks)

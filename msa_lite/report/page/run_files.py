@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from msa_lite.io.files.writing import write_text
+from msa_lite.io.files.writing import json_form, write_text
 from msa_lite.report.page.charts import can_draw
 from msa_lite.report.page.sections import run_sections
 from msa_lite.report.run.story import Story
@@ -30,7 +30,7 @@ def run_json(story: Story) -> dict[str, Any]:
         "sentence": story.sentence,
         "basis": story.basis,
         "outcome": story.outcome,
-        "verdict": story.verdict,
+        "verdict": json_form(story.verdict),
         "missing": list(story.missing),
         "warnings": list(story.warnings),
     }

@@ -26,7 +26,7 @@ from msa_lite.report.run.provenance import WITH_VECTORS
 from msa_lite.report.run.story import Story
 from msa_lite.report.tables.metrics import GROUPS, MetricKind, metric_kind
 from msa_lite.report.tables.reports import Metric, Report, arrow, reports_table
-from msa_lite.report.verdict.verdict import verdict_rule
+from msa_lite.report.verdict.verdict import Verdict
 
 MARKS = {"target": "■ target", "unlearned": "● unlearned", "ideal": "◆ ideal"}
 _MOST_LINES = 3  # metrics in the first picture, a side
@@ -121,15 +121,16 @@ def _dots(story: Story) -> dict[str, Any]:
 
 def _verdict(story: Story) -> ReportSection:
     blocks: list[Block] = []
-    if story.verdict and story.outcome:
+    verdict = story.verdict
+    if isinstance(verdict, Verdict):
         blocks = [
             Prose(
                 "The verdict asks three things. Does the model recite more of the rows to forget than a model that "
                 "never saw them? Is it nearer to the target than to such a model? And what has it kept? A PASS says "
                 "that all three are shown, not only measured."
             ),
-            Prose(verdict_rule(story.verdict)),
-            *([Prose(story.basis, small=True)] if story.basis else []),
+            Prose(f"{verdict.changes} {verdict.criteria}."),
+            Prose(story.basis or "", small=True),
         ]
     return ReportSection("verdict", "The verdict", blocks)
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from msa_lite.benchmarks import BENCHMARKS
-from msa_lite.io.files.reading import read_object
 from msa_lite.io.finished.seal import MANIFEST
 from msa_lite.report.run.attacks import ATTACKS_FOLDER, HOLDOUT_LIMIT, AttackFacts, load_attacks
 from msa_lite.report.run.choice import CHOICE_FILE, Choice, load_choice
@@ -31,9 +29,9 @@ from msa_lite.report.run.stages import StageList, load_stages
 from msa_lite.report.run.update import Fit, Update, load_fits, load_update
 from msa_lite.report.tables.metrics import GROUPS, HOLDOUT, metric_kind
 from msa_lite.report.tables.reports import Report, reading, stage_manifest, stage_report
-from msa_lite.report.verdict.comeback import EarlierFacts, earlier_facts
-from msa_lite.report.verdict.figures import basis_of, first_sentence
-from msa_lite.report.verdict.verdict import VERDICT_FILE, Verdict
+from msa_lite.report.verdict.comeback import EarlierFacts
+from msa_lite.report.verdict.figures import counts_basis
+from msa_lite.report.verdict.verdict import VERDICT_FILE, NoVerdict, Verdict, load_verdict
 
 LIMIT = (
     "Unlearning is approximate. These scores are evidence, not a proof that the data has no influence left; other "
@@ -80,13 +78,9 @@ class Story:
 
     folder: Path
     """The run's folder."""
-    sentence: str
-    """The outcome, for somebody who knows nothing of unlearning; true for every outcome."""
-    basis: str | None
-    """The meaning of the sentence's counts: when an answer counts. None without a verdict."""
-    verdict: Mapping[str, Any] | None
-    """The content of verdict.json: outcome, sentence, criteria, reasons, forgotten, kept. None where the run has none
-    yet; its "outcome" is None where there is a reason against a verdict, which "reason" then tells."""
+    verdict: Verdict | NoVerdict | None
+    """The verdict, or the reason why there is none; None where the run is not so far. Its folders of earlier requests
+    are named as the recipe has them."""
     method: str
     """"msa", "task_vector" for a recipe without a prior, or the name of a baseline."""
     formula: str
@@ -125,8 +119,6 @@ class Story:
     """Sentences on what the scores do not show."""
     missing: tuple[str, ...]
     """A line for each stage that is not there yet: "model: the vectors are not merged yet"."""
-    earlier_rows: EarlierFacts | None = None
-    """What became of the rows of earlier requests; None without such rows, or before they are scored."""
     forget_rows: RowList | None = None
     """Every row to forget with the models' answers; they hold the data, so they are there only on request."""
 
@@ -138,7 +130,29 @@ class Story:
     @property
     def outcome(self) -> str | None:
         """Return PASS, PARTLY or FAIL; None where there is no verdict."""
-        return self.verdict["outcome"] if self.verdict else None
+        return self.verdict.outcome if self.verdict else None
+
+    @property
+    def sentence(self) -> str:
+        """Return the outcome, for somebody who knows nothing of unlearning; true for every outcome."""
+        if self.verdict:
+            return self.verdict.sentence
+        if "unlearned" in self.reports:
+            return "This run gave no verdict on its model; the scores tell what it knows."
+        return "This run is not finished, so nothing can be said of an unlearned model yet."
+
+    @property
+    def basis(self) -> str | None:
+        """Return the meaning of the sentence's counts: when an answer counts. None without a verdict."""
+        if not isinstance(self.verdict, Verdict):
+            return None
+        tested = _scored_rows(self.reports["unlearned"]) if "unlearned" in self.reports else {}
+        return counts_basis(self.verdict.forgotten, self.verdict.kept, tested)
+
+    @property
+    def earlier_rows(self) -> EarlierFacts | None:
+        """Return what became of the rows of earlier requests; None without such rows, or before they are scored."""
+        return self.verdict.earlier if self.verdict else None
 
     @property
     def benchmark(self) -> str | None:
@@ -175,20 +189,27 @@ class Story:
     @property
     def rows(self) -> Mapping[str, int]:
         """Return the scored rows of each set."""
-        for report in self.reports.values():
-            sets = report.settings.get("sets")
-            if isinstance(sets, Mapping):
-                return {str(k): int(v["rows"]) for k, v in sets.items() if isinstance(v, Mapping) and "rows" in v}
-        return {}
+        return next((rows for report in self.reports.values() if (rows := _scored_rows(report))), {})
 
 
-def load_story(folder: Path, examples: Sequence[SideBySide] = ()) -> Story:
+def _scored_rows(report: Report) -> dict[str, int]:
+    """Return the rows of each set that a report is of."""
+    sets = report.settings.get("sets")
+    parts = sets.items() if isinstance(sets, Mapping) else ()
+    return {str(name): int(part["rows"]) for name, part in parts if isinstance(part, Mapping) and "rows" in part}
+
+
+def load_story(folder: Path, examples: Sequence[SideBySide] = (), verdict: Verdict | NoVerdict | None = None) -> Story:
     """Load the story of a run, finished or not, from its folder. It changes nothing there and loads no model.
 
-    examples: questions to show, which hold the data. Raise UsageError for what is no run, FormatError for broken files.
+    examples: questions to show, which hold the data. verdict: that of a run that has just written it; else verdict.json
+    is read. Raise UsageError for what is no run, FormatError for broken files.
     """
     read_run(folder)
-    provenance, verdict = load_provenance(folder), _verdict(folder / VERDICT_FILE)
+    provenance, verdict = load_provenance(folder), verdict or load_verdict(folder)
+    if verdict and verdict.earlier:
+        verdict = replace(verdict, earlier=verdict.earlier.renamed(provenance.given))
+    again = verdict.earlier if verdict else None
     listed = load_stages(folder)
     merged = folder / provenance.form
     update, manifest = load_update(merged, provenance.form), stage_manifest(merged) or {"inputs": {}}
@@ -204,14 +225,8 @@ def load_story(folder: Path, examples: Sequence[SideBySide] = ()) -> Story:
     earlier = _earlier(folder, provenance, manifest)
     strengths = _strengths(manifest, reports, choice, listed)
     is_filtered = bool(strengths.get("filter")) and provenance.method in WITH_VECTORS
-    with reading(folder / VERDICT_FILE):
-        sentence, basis = first_sentence(verdict, reports), basis_of(verdict, reports)
-        again = earlier_facts(verdict)
-        again = again.renamed(provenance.given) if again else None
     return Story(
         folder=folder,
-        sentence=sentence,
-        basis=basis,
         verdict=verdict,
         method=provenance.method,
         formula=formula_of(
@@ -238,25 +253,7 @@ def load_story(folder: Path, examples: Sequence[SideBySide] = ()) -> Story:
         ),
         limits=_limits(reports, verdict, earlier if again is None else (), attacks, is_purged(folder), is_filtered),
         missing=after_purge(folder, _missing(provenance.form, listed, reports, fits, choice, update, verdict)),
-        earlier_rows=again,
     )
-
-
-def _verdict(path: Path) -> dict[str, Any] | None:
-    """Return verdict.json, None where there is none. Raise FormatError where a part of it is not as it should be."""
-    from pydantic import TypeAdapter
-
-    if not path.is_file():
-        return None
-    verdict = read_object(path)
-    with reading(path):
-        if verdict["outcome"] is None:
-            return {**verdict, "reason": str(verdict["reason"])}
-        json.dumps(verdict, allow_nan=False)
-        TypeAdapter(Verdict).validate_python(verdict)
-        if not {"target", "unlearned"} <= verdict["forgotten"]["recited"].keys():
-            raise ValueError("what was forgotten is not told")
-    return verdict
 
 
 def formula_of(method: str, start: str, is_filtered: bool = False, is_later: bool = False) -> str:
@@ -322,7 +319,7 @@ def _interference(folder: Path, manifest: Mapping[str, Any]) -> tuple[VectorPair
 
 def _limits(
     reports: Mapping[str, Report],
-    verdict: Mapping[str, Any] | None,
+    verdict: Verdict | NoVerdict | None,
     earlier: Iterable[str],
     attacks: AttackFacts | None,
     purged: bool,
@@ -346,10 +343,10 @@ def _limits(
             "The rows of earlier requests were not scored again. `msa-lite evaluate` with `--recipe RUN/recipe.yaml` "
             f"scores this model on those of a run: {', '.join(runs)}."
         )
-    control = verdict["forgotten"]["control"] if verdict and verdict["outcome"] else None
-    if "ideal" not in reports and control is None:
+    told = verdict if isinstance(verdict, Verdict) else None
+    if "ideal" not in reports and (told is None or told.forgotten.control is None):
         limits.append("No ideal model and no holdout rows were given, so nothing says how low the forget scores go.")
-    if verdict and verdict["outcome"] and verdict["kept"] is None:
+    if told and told.kept is None:
         limits.append("No rows to keep were scored, so nothing says what was lost besides.")
     return tuple(limits)
 
@@ -361,7 +358,7 @@ def _missing(
     fits: Mapping[str, Fit],
     choice: Choice | None,
     update: Update | None,
-    verdict: Mapping[str, Any] | None,
+    verdict: Verdict | NoVerdict | None,
 ) -> tuple[str, ...]:
     """Return a line for each stage of the recipe that is not there."""
     lines = [
@@ -373,7 +370,7 @@ def _missing(
         lines.append(f"sweep: {'alpha and beta are' if listed.vectors else 'the epoch is'} not chosen yet")
     if update is None:
         lines.append(f"{form}: the unlearned model is not merged yet")
-    nothing = verdict is not None and verdict["outcome"] is None and not reports  # no rows to score
+    nothing = isinstance(verdict, NoVerdict) and not reports  # no rows to score
     absent = [name for name in listed.models if name not in reports and not nothing]
     whats = {"unlearned": "unlearned model"}
     lines += [f"evaluation/{name}: the {whats.get(name, name)} is not scored yet" for name in absent]

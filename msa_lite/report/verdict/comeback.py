@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from msa_lite.benchmarks import EARLIER_COLUMNS
 from msa_lite.report.tables.reports import Metric, stage_report
@@ -90,14 +89,6 @@ def _requests(count: int) -> str:
 
 def _rows(count: int) -> str:
     return "1 row" if count == 1 else f"{count} rows"
-
-
-def earlier_facts(verdict: Mapping[str, Any] | None) -> EarlierFacts | None:
-    """Return what verdict.json says of earlier rows; None where there were no earlier requests."""
-    from pydantic import TypeAdapter
-
-    value = (verdict or {}).get("earlier")
-    return TypeAdapter(EarlierFacts).validate_python(value) if value else None
 
 
 def earlier_metrics(evaluation: Path, model: str, scored: object) -> dict[str, Metric]:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from msa_lite.report.tables.metrics import METRICS
-from msa_lite.report.tables.reports import Report
 
 Unit = Literal["questions", "texts", "passages", "rows", "facts"]
 """The units of a forget set; "rows": questions and texts; "facts": questions whose answers documents corrupted."""
@@ -154,39 +153,24 @@ _NEVER: Mapping[ControlName, str] = {
 }
 
 
-def first_sentence(verdict: Mapping[str, Any] | None, reports: Mapping[str, Report]) -> str:
-    """Return what happened, by the content of verdict.json; reports: the scores on test rows, if there are any."""
-    if verdict is None:
-        if "unlearned" in reports:
-            return "This run gave no verdict on its model; the scores tell what it knows."
-        return "This run is not finished, so nothing can be said of an unlearned model yet."
-    if verdict["outcome"] is None:
-        return f"Nobody can say yet what this model has forgotten: {verdict['reason']}."
-    return str(verdict["sentence"])
-
-
 def counts_sentence(forgotten: Forgotten, kept: Kept | None) -> str:
     """Return the counts of the forget set, then those of the retain set."""
     return f"{_forget_counts(forgotten)} {_retain_counts(kept)}"
 
 
-def basis_of(verdict: Mapping[str, Any] | None, reports: Mapping[str, Report]) -> str | None:
-    """Return how the sentence's counts were measured; None without a verdict.
+def counts_basis(forgotten: Forgotten, kept: Kept | None, tested: Mapping[str, int]) -> str:
+    """Return how the counts of the sentence were measured.
 
-    reports: the scores on the test rows. Where the verdict counts more rows than these, the basis says so.
+    tested: the scored test rows of each set. Where the verdict counts more rows than these, the basis says so.
     """
-    if not verdict or verdict["outcome"] is None:
-        return None
-    settings = reports["unlearned"].settings if "unlearned" in reports else {}
     more = ""
-    for name, side in (("forget", verdict["forgotten"]), ("retain", verdict["kept"])):
-        tested = settings.get("sets", {}).get(name, {}).get("rows")
-        if side and tested is not None and tested < side["rows"]:
+    for name, verb, side in (("forget", "forget", forgotten), ("retain", "keep", kept)):
+        if side and tested.get(name, side.rows) < side.rows:
             more += (
-                f" Of the {side['rows']} rows to {'forget' if name == 'forget' else 'keep'}, "
-                f"{side['rows'] - tested} are among those by which the model was chosen; the scores leave them out."
+                f" Of the {side.rows} rows to {verb}, {side.rows - tested[name]} are among those by which the model "
+                "was chosen; the scores leave them out."
             )
-    return f"{_WORDS[verdict['forgotten']['unit']].basis}.{more}"
+    return f"{_WORDS[forgotten.unit].basis}.{more}"
 
 
 def units_basis(subjects: int | None) -> str:

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
-from msa_lite.io.files.writing import json_form, write_json
+from msa_lite.io.files.reading import read_object
+from msa_lite.io.files.writing import write_json
+from msa_lite.report.tables.reports import reading
 from msa_lite.report.verdict.comeback import EarlierFacts
 from msa_lite.report.verdict.figures import Bound, Forgotten, Kept, counts_sentence, percent, score_label, units_basis
 
@@ -90,7 +92,9 @@ class Verdict:
     @property
     def changes(self) -> str:
         """Return a sentence that counts the rows with another output than the target's."""
-        return _changes(asdict(self.forgotten), asdict(self.kept) if self.kept else None)
+        sides = {"forget": self.forgotten, "retain": self.kept}
+        counts = [f"{side.changed} of {side.rows} {name} rows" for name, side in sides.items() if side]
+        return f"Its output differs from the target's on {' and '.join(counts)}."
 
     @property
     def basis(self) -> str:
@@ -101,6 +105,23 @@ class Verdict:
     def criteria(self) -> str:
         """Return the rule for the outcome, with the control and what the bounds assume."""
         return f"{self.margins.criteria}. {_EARLIER_RULE if self.earlier else ''}{self.basis}"
+
+
+@dataclass(frozen=True)
+class NoVerdict:
+    """The reason why there is no verdict on a run that is finished."""
+
+    reason: str
+    earlier: EarlierFacts | None = None
+    """As of `Verdict`."""
+    outcome: ClassVar[None] = None
+    reasons: ClassVar[tuple[str, ...]] = ()
+    json_keys: ClassVar = {"outcome": "outcome", "reason": "reason", "earlier?": "earlier"}
+
+    @property
+    def sentence(self) -> str:
+        """Return the reason in a sentence."""
+        return f"Nobody can say yet what this model has forgotten: {self.reason}."
 
 
 def is_forgotten(forgotten: Forgotten, margins: Margins) -> bool:
@@ -261,24 +282,24 @@ def _share(kept: Kept) -> str:
     return f"{percent(kept.share.value)} is kept of what the target knew ({low} to {high}; {parts})"
 
 
-def verdict_rule(verdict: Mapping[str, Any]) -> str:
-    """Return what a verdict counts and by which rule, from the content of verdict.json."""
-    return f"{_changes(verdict['forgotten'], verdict['kept'])} {verdict['criteria']}."
+def write_verdict(verdict: Verdict | NoVerdict, folder: Path) -> None:
+    """Write verdict.json into a run's folder."""
+    write_json(folder / VERDICT_FILE, verdict)
 
 
-def _changes(forgotten: Mapping[str, Any], kept: Mapping[str, Any] | None) -> str:
-    sides = {"forget": forgotten, "retain": kept}
-    counts = [f"{side['changed']} of {side['rows']} {name} rows" for name, side in sides.items() if side]
-    return f"Its output differs from the target's on {' and '.join(counts)}."
+def load_verdict(folder: Path) -> Verdict | NoVerdict | None:
+    """Return what verdict.json in a run's folder says, None where there is none. Raise FormatError for a broken one."""
+    from pydantic import TypeAdapter
 
-
-def write_verdict(verdict: Verdict | str, folder: Path, earlier: EarlierFacts | None = None) -> None:
-    """Write verdict.json into a run's folder. A text stands for no verdict and is the reason.
-
-    earlier: the rows of earlier requests; a verdict has its own.
-    """
-    if isinstance(verdict, str):
-        value = {"outcome": None, "reason": verdict} | ({"earlier": json_form(earlier)} if earlier else {})
-    else:
-        value = json_form(verdict)
-    write_json(folder / VERDICT_FILE, json.loads(json.dumps(value)))
+    path = folder / VERDICT_FILE
+    if not path.is_file():
+        return None
+    value = read_object(path)
+    with reading(path):
+        json.dumps(value, allow_nan=False)
+        if value["outcome"] is None:
+            return TypeAdapter(NoVerdict).validate_python(value)
+        verdict = TypeAdapter(Verdict).validate_python(value)
+        if not {"target", "unlearned"} <= verdict.forgotten.recited.keys():
+            raise ValueError("what was forgotten is not told")
+    return verdict
