@@ -19,8 +19,7 @@ parser.add_argument("--license", help="the licence, where the target's card name
 arguments = parser.parse_args()
 
 options = msa_lite.PublishOptions(public=arguments.public, license=arguments.license)
-with msa_lite.show_progress() as progress:
-    published = msa_lite.push_folder(arguments.folder, arguments.repo, options, progress)
+published = msa_lite.push_folder(arguments.folder, arguments.repo, options)
 
 print(f"{published.kind}: {published.url} ({'private' if published.private else 'public'}, commit {published.commit})")
 for name, nbytes in published.sent.items():

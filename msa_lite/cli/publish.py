@@ -9,13 +9,13 @@ import click
 
 from msa_lite.cli.help import Command, Folder, takes_json
 from msa_lite.cli.invocation import in_terminal
-from msa_lite.cli.output import print_json, print_published, progress_bars, show
+from msa_lite.cli.output import print_json, print_published, show
 from msa_lite.errors import UsageError, with_retries
 from msa_lite.io.files.writing import json_form
 
 if TYPE_CHECKING:
     from msa_lite.publish.contents import Contents
-    from msa_lite.publish.upload import Destination, Published
+    from msa_lite.publish.upload import Destination
 
 
 _GROUPS = {
@@ -51,12 +51,13 @@ def publish_command(
     msa-lite publish runs/mine/model alice/mine-unlearned
     msa-lite publish runs/mine alice/mine-unlearned --public --yes
     """
+    from contextlib import nullcontext
     from dataclasses import replace
 
-    from huggingface_hub.utils import logging
+    from huggingface_hub.utils import disable_progress_bars, logging
 
     from msa_lite.publish.contents import PublishOptions, make_contents
-    from msa_lite.publish.upload import check_name, find_destination
+    from msa_lite.publish.upload import check_name, find_destination, push
 
     options = PublishOptions(repo=repo, public=not private, **wishes)
     if dry_run:
@@ -77,7 +78,8 @@ def publish_command(
         if not click.confirm("Send this?", err=True):
             click.echo("nothing was sent", err=True)
             return 130
-    result = _send(contents, to)
+    with nullcontext() if in_terminal() else disable_progress_bars():
+        result = push(contents, to)
     if as_json:
         print_json(json_form(result) | _described(contents))
     else:
@@ -103,15 +105,3 @@ def _file_lines(contents: Contents, to: Destination | None = None) -> list[str]:
     if to and (stale := stale_files(contents, to.files)):
         lines.append(f"deletes there: {', '.join(stale)}")
     return lines + [f"note:   {caution}" for caution in contents.cautions]
-
-
-def _send(contents: Contents, to: Destination) -> Published:
-    """Upload with the library's own bars in a terminal, which know the bytes of a file; elsewhere with our lines."""
-    from huggingface_hub.utils import disable_progress_bars
-
-    from msa_lite.publish.upload import push
-
-    if in_terminal():
-        return push(contents, to)
-    with disable_progress_bars(), progress_bars() as progress:
-        return push(contents, to, progress=progress)

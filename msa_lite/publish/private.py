@@ -68,7 +68,7 @@ def find_secrets(manifest: Mapping[str, Any], told: Mapping[str, str]) -> Secret
     return Secrets(told, frozenset(names))
 
 
-def clean_config(path: Path, secrets: Secrets) -> tuple[bytes | None, list[str]]:
+def clean_config(path: Path, secrets: Secrets) -> tuple[str | None, list[str]]:
     """Return a JSON file's content without origins that must not be told, and the faults that remain.
 
     The content is None where the file can go as it is.
@@ -83,7 +83,7 @@ def clean_config(path: Path, secrets: Secrets) -> tuple[bytes | None, list[str]]
     for key, text in _texts(cleaned):
         if fault := secrets.fault(text):
             faults.append(f"{path.name}: {key} holds {fault}; change it and merge again")
-    return (None if cleaned == content else indented_json(cleaned).encode()), faults
+    return (None if cleaned == content else indented_json(cleaned)), faults
 
 
 def _without_origins(value: Any, repositories: Collection[str]) -> Any:
@@ -115,19 +115,15 @@ def _texts(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
             yield from _texts(item, key)
 
 
-def weight_faults(path: Path, secrets: Secrets) -> list[str]:
-    """Return what the header of a weights file holds and should not."""
+def weight_faults(path: Path, secrets: Secrets) -> tuple[list[str], list[str]]:
+    """Return what a weights file's header holds and should not, and the names of notes that a program put there."""
     shard = read_shard(path)
     texts = list(shard.metadata.items())
     texts += [("a name in it", name) for name in (*shard.metadata, *(entry.name for entry in shard.tensors))]
     faults = {key: fault for key, text in texts if (fault := secrets.fault(text))}
     end = "save the target again without it"
-    return [f"{path.name}: its header holds {fault} ({key}); {end}" for key, fault in faults.items()]
-
-
-def header_notes(path: Path) -> list[str]:
-    """Return the names of notes in the header of a weights file that somebody's program put there."""
-    return sorted(read_shard(path).metadata.keys() - _PLAIN_HEADER)
+    messages = [f"{path.name}: its header holds {fault} ({key}); {end}" for key, fault in faults.items()]
+    return messages, sorted(shard.metadata.keys() - _PLAIN_HEADER)
 
 
 def text_faults(path: Path, secrets: Secrets) -> list[str]:
@@ -136,17 +132,14 @@ def text_faults(path: Path, secrets: Secrets) -> list[str]:
     return [f"{path.name}: holds {fault}; change it and merge again"] if fault else []
 
 
-def public_manifest(manifest: Mapping[str, Any], secrets: Secrets, mergekit: bool) -> dict[str, Any]:
-    """Return the manifest that goes to the Hub, yet without files: no path, no name that is not to be told.
-
-    mergekit: the recipe for mergekit goes along.
-    """
+def public_manifest(manifest: Mapping[str, Any], secrets: Secrets) -> dict[str, Any]:
+    """Return the manifest for the Hub without its list of files: no path, no name that is not to be told."""
     facts = {key: manifest[key] for key in _FACTS if key in manifest}
     if outcome := manifest.get("outcome"):
         facts["outcome"] = {key: outcome[key] for key in _OUTCOME if key in outcome}
     change = {key: value for key, value in manifest.get("change", {}).items() if key != "notes"}
     total = manifest.get("fidelity", {}).get("total")
-    told = {"sources": dict(secrets.told), "change": change, "mergekit": mergekit, PUBLISHED: True}
+    told = {"sources": dict(secrets.told), "change": change, PUBLISHED: True}
     return json.loads(json.dumps(facts | told | ({"fidelity": {"total": total}} if total else {})))
 
 

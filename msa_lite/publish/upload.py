@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from msa_lite.errors import FormatError, MsaError, OutputError, StageError, UsageError, join_faults
-from msa_lite.io.console.progress import Progress, readable, silent, tell
 from msa_lite.io.files.spellings import masked, without_login
 from msa_lite.io.finished.seal import CARD_FILE, MANIFEST, MERGEKIT_FILE
 from msa_lite.io.weights.companions import TEMPLATES
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
     from msa_lite.publish.contents import Contents, SentFile
 
 
-LABEL = "upload (MB)"
 TITLE = "Published with msa-lite"  # the first words of a commit on main, by which a repository is known as ours
 LOGIN = "`hf auth login` with a token that may write (https://huggingface.co/settings/tokens), or set HF_TOKEN"
 _HUB = "https://huggingface.co"
@@ -203,7 +201,7 @@ def stale_files(contents: Contents, names: Iterable[str]) -> list[str]:
     return sorted(name for name in loaded if name not in sent)
 
 
-def push(contents: Contents, to: Destination, progress: Progress = silent) -> Published:
+def push(contents: Contents, to: Destination) -> Published:
     """Send the files to a repository, whole or not at all as far as its main branch goes.
 
     One commit adds new files and deletes stale ones, on top of the main that was looked at. Raise FormatError for a
@@ -212,7 +210,7 @@ def push(contents: Contents, to: Destination, progress: Progress = silent) -> Pu
     """
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 
-    api, total = HfApi(), -(-contents.nbytes // 1_000_000)
+    api = HfApi()
     with _hub_errors(to.repo, "nothing was sent"):
         if not to.exists:
             _check_card(contents, to)
@@ -224,23 +222,19 @@ def push(contents: Contents, to: Destination, progress: Progress = silent) -> Pu
             _check_card(contents, to)
     with _hub_errors(to.repo, "what was sent stays there, and the same command sends only the rest", StageError):
         if missing or stale:
-            left = sum(item.nbytes for item in missing)
-            tell(progress, LABEL, total - -(-left // 1_000_000), total, f"{readable(left)} are to be sent")
-            additions = [
-                CommitOperationAdd(item.name, str(item.path) if item.content is None else item.content)
-                for item in missing
-            ]
-            for item, addition in zip(missing, additions, strict=True):
-                if addition.upload_info.sha256.hex() != item.sha256:
-                    raise StageError(f"{item.path}: changed since it was checked; main is as it was. Run again")
-            deletions = [CommitOperationDelete(name, is_folder=False) for name in stale]
+            operations: list[Any] = [CommitOperationDelete(name, is_folder=False) for name in stale]
+            for item in missing:
+                operations.append(CommitOperationAdd(item.name, item.content))
+                if operations[-1].upload_info.sha256.hex() != item.sha256:
+                    raise StageError(
+                        f"{contents.folder / item.name}: changed since it was checked; main is as it was. Run again"
+                    )
             title = f"{TITLE}: {contents.kind}"
-            commit = api.create_commit(to.repo, [*additions, *deletions], commit_message=title, parent_commit=main.sha)
+            commit = api.create_commit(to.repo, operations, commit_message=title, parent_commit=main.sha)
             main = api.model_info(to.repo, revision=commit.oid, files_metadata=True)
     if differing := _missing(contents, main):
         names = [item.name for item in differing]
         raise StageError(join_faults(f"{to.repo}: the Hub does not have what was sent; run again:", names))
-    tell(progress, LABEL, total, total, f"all {readable(contents.nbytes)} are there")
     sent = {item.name: item.nbytes for item in missing}
     return Published(contents.kind, to.repo, to.url, str(main.sha), to.private, sent, tuple(stale))
 
@@ -279,9 +273,7 @@ def _is_there(item: SentFile, file: Any) -> bool:
 _PLAIN = PublishOptions()
 
 
-def push_folder(
-    folder: str | Path, repo: str, options: PublishOptions = _PLAIN, progress: Progress = silent
-) -> Published:
+def push_folder(folder: str | Path, repo: str, options: PublishOptions = _PLAIN) -> Published:
     """Send a model or adapter, or that of a run, to a repository of the Hub. Nobody is asked.
 
     repo: ACCOUNT/NAME, or NAME for the account of the token. It is private unless `options.public`. Raise as
@@ -292,4 +284,4 @@ def push_folder(
     to = find_destination(repo, private=not options.public)  # first: the files of a large model take minutes to check
     contents = make_contents(Path(folder), replace(options, repo=to.repo))
     with disable_progress_bars():
-        return push(contents, to, progress=progress)
+        return push(contents, to)

@@ -138,17 +138,17 @@ def make_upload(folder: Path, seed: int = 0, shards: int = 2, card: str = CARD) 
     files["model.safetensors.index.json"] = json.dumps({"weight_map": names}).encode()
     for name, data in files.items():
         (folder / name).write_bytes(data)
+    contents: dict[str, Path | bytes] = {name: folder / name for name in files} | {"README.md": card.encode()}
+    files["README.md"] = card.encode()
     items = [
-        SentFile(name, folder / name, None, hashlib.sha256(data).hexdigest(), len(data)) for name, data in files.items()
+        SentFile(name, contents[name], hashlib.sha256(data).hexdigest(), len(data)) for name, data in files.items()
     ]
-    raw = card.encode()
-    items.append(SentFile("README.md", None, raw, hashlib.sha256(raw).hexdigest(), len(raw)))
     return Contents(folder, "model", tuple(items), card, ())
 
 
 def wanted(contents: Contents) -> dict[str, bytes]:
     """The files that are to be on main."""
-    return {item.name: item.content or (contents.folder / item.name).read_bytes() for item in contents.files}
+    return {item.name: item.read() for item in contents.files}
 
 
 @contextmanager

@@ -36,7 +36,7 @@ def test_a_merged_folder_carries_its_card_from_the_start(tmp_path: Path) -> None
     assert data["library_name"] == "transformers"
     assert (data["base_model"], data["base_model_relation"]) == ("me/target", "finetune")
     assert (data["license"], data["language"], data["pipeline_tag"]) == ("llama3.2", ["en", "de"], "text-generation")
-    assert {"machine-unlearning", "llm-unlearning", "unlearn", "model-state-arithmetic", "merge"} <= set(data["tags"])
+    assert {"machine-unlearning", "llm-unlearning", "unlearn", "model-state-arithmetic"} <= set(data["tags"])
     assert "model-index" not in data
     assert "θ_u = θ_D − 1.2 · (θ_1 − θ_0) + 0.5 · (θ_2 − θ_0)" in card
     assert COMMIT in card
@@ -95,7 +95,6 @@ def test_an_adapter_is_called_a_switch(tmp_path: Path) -> None:
     card = (out / CARD_FILE).read_text()
     data = ModelCard(card).data.to_dict()
     assert (data["library_name"], data["base_model_relation"]) == ("peft", "adapter")
-    assert "merge" not in data["tags"]
     assert "a switch, not a removal" in text_of(card).partition("## What this is")[0]
     assert f'from_pretrained("me/target", revision="{COMMIT}"' in card
     assert "on 2 modules, rank 4" in card

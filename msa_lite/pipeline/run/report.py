@@ -17,7 +17,7 @@ from msa_lite.errors import FormatError, MismatchError, MsaError, UsageError, jo
 from msa_lite.evals.benchmarks.benchmark import Records, benchmark_class
 from msa_lite.evals.scores.records import list_rows, pick_examples
 from msa_lite.io.console.libraries import require
-from msa_lite.io.console.progress import Progress, notices
+from msa_lite.io.console.progress import notices
 from msa_lite.io.files.reading import local_path
 from msa_lite.io.files.writing import write_json
 from msa_lite.io.finished.seal import MANIFEST, load_manifest, locked, verify_stages
@@ -264,9 +264,7 @@ def check_licence(run: Run) -> None:
         )
 
 
-def publish_model(
-    recipe: Recipe, folder: Path, verdict: Verdict | None, accept: bool, progress: Progress
-) -> Published | None:
+def publish_model(recipe: Recipe, folder: Path, verdict: Verdict | None, accept: bool) -> Published | None:
     """Send a run's model or adapter where the recipe says; return None where it says nothing, or the verdict is FAIL.
 
     folder: the model's or adapter's. The recipe is the user's consent; nobody is asked. Raise as `push_folder`; the run
@@ -281,6 +279,6 @@ def publish_model(
         return None
     options = PublishOptions(public=not wishes.private, accept=accept, license=wishes.license)
     try:
-        return push_folder(folder, wishes.repo, options, progress)
+        return push_folder(folder, wishes.repo, options)
     except MsaError as error:
         raise type(error)(f"the run is finished, but not published: {error}") from None

@@ -184,7 +184,7 @@ def run(
             return None
         check_publishing(recipe)
         result = _run(recipe, verb, progress, crew)
-        published = publish_model(recipe, result.merged.folder, result.verdict, accept, progress)
+        published = publish_model(recipe, result.merged.folder, result.verdict, accept)
         return replace(result, published=published)
     return None
 

@@ -156,13 +156,12 @@ def _front_matter(manifest: Mapping[str, Any], title: str) -> str:
         for name, value in values.items()
         if value is not None
     ]
-    tags = [*_TAGS, *(["model-state-arithmetic"] if outcome.get("method") in (None, "msa") else [])]
     facts: dict[str, Any] = {"pipeline_tag": _TASK} | dict(manifest.get("target_card", {}))
     if target:
         facts |= {"base_model": target[0], "base_model_relation": "adapter" if is_adapter else "finetune"}
     data = ModelCardData(
         library_name="peft" if is_adapter else "transformers",
-        tags=tags + (["merge", "mergekit"] if manifest.get("mergekit") else []),
+        tags=[*_TAGS, *(["model-state-arithmetic"] if outcome.get("method") in (None, "msa") else [])],
         eval_results=results or None,
         model_name=title if results else None,
         **facts,
