@@ -37,10 +37,13 @@ def test_no_file_names_a_path_of_somebodys_machine() -> None:
     assert [f"{path}: {p}" for path, text in files.items() for p in MACHINE_PATHS if p in text] == []
 
 
-def test_the_slow_tests_that_a_plain_run_leaves_out_are_run_with_every_change() -> None:
+def test_what_a_plain_run_of_the_tests_leaves_out_is_run_each_night_and_before_a_release() -> None:
     assert "not slow" in (ROOT / "pyproject.toml").read_text()
-    commands = [line for line in (ROOT / ".ci/run").read_text().splitlines() if line.startswith("pytest ")]
-    assert commands == ["pytest -n 2 --dist worksteal -m slow"]
+    script = (ROOT / ".ci/run").read_text().partition("== nightly")[2]
+    assert "pytest -n 2 --dist worksteal -m slow" in script.splitlines()
+    assert "ATEN_CPU_CAPABILITY" in script
+    for name in ("nightly", "release"):
+        assert "bash .ci/run nightly" in (ROOT / f".github/workflows/{name}.yml").read_text()
 
 
 def test_ci_runs_both_commands_of_the_readme_in_their_order() -> None:

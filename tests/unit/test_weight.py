@@ -10,7 +10,7 @@ from tests.tools.count import code_lines, inner_arrows, totals
 CEILING = {
     "lines of the package": 35_585,
     "modules": 322,
-    "lines of the tests": 47_553,
+    "lines of the tests": 47_556,
     "words of the docs": 56_710,
     "commands": 24,
     "options": 108,
