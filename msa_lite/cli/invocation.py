@@ -111,7 +111,7 @@ def takes_recipe(
 
 def _tell_former_run(output: str, recipe: str) -> None:
     """Warn that a run with this output is in another folder: this one does not go on with it."""
-    from msa_lite.pipeline.run.elsewhere import find_former_run
+    from msa_lite.pipeline.run.folder import find_former_run
 
     if Ranks.current().first and (former := find_former_run(output, recipe)):
         logger.warning(

@@ -56,7 +56,7 @@ def test_rows_in_two_sets_and_too_few_rows_are_told_by_plan_dry_run_and_run(
     words = ("retain: 18 of 54 rows stand in", "few forget rows (8)", "PASS cannot", "kept cannot be shown")
     planned, dry = msa_lite.plan(recipe).notes, dry_run(load_recipe(recipe), command="run").notes
     with caplog.at_level("WARNING", logger="msa_lite"):
-        msa_lite.run_vectors(recipe, "retain")
+        msa_lite.run_vectors(recipe)
     warned = [record.getMessage() for record in caplog.records]
     for lines in (planned, dry, warned):
         assert [sum(word in line for line in lines) for word in words] == [1, 1, 1, 1], lines

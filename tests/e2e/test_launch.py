@@ -45,7 +45,7 @@ _Set.run = run
 FAULTS = """
 import atexit, importlib, pathlib, signal, time
 from msa_lite.errors import StageError
-follow, vectors = (importlib.import_module(f"msa_lite.pipeline.run.{name}") for name in ("follow", "vectors"))
+verbs, vectors = (importlib.import_module(f"msa_lite.pipeline.{name}") for name in ("verbs.run", "run.vectors"))
 fault = os.environ["FAULT"]
 def fit_with_all(run, name, progress):
     if fault == f"rank {rank} fails":
@@ -55,7 +55,7 @@ def fit_with_all(run, name, progress):
     if fault == f"rank {rank} dies":
         os.kill(os.getpid(), signal.SIGKILL)
     time.sleep(500)
-follow.fit_with_all = vectors.fit_with_all = fit_with_all
+verbs.fit_with_all = vectors.fit_with_all = fit_with_all
 atexit.register(lambda: pathlib.Path(os.environ["LEFT"] + str(rank)).touch())
 """
 # A tracker that writes what it gets, and which process reports.

@@ -131,7 +131,7 @@ def test_here_nothing_is_at_its_default() -> None:
 
 @pytest.mark.parametrize("mode", ["lora", "full"])
 def test_a_vectors_settings_reach_peft_and_the_trainer(mode: str, recipe: dict[str, Any], calls: Calls) -> None:
-    stopped(run_vectors, recipe | {"vector": VECTOR | {"mode": mode}, "seed": SEED}, "forget")
+    stopped(run_vectors, recipe | {"vector": VECTOR | {"mode": mode}, "seed": SEED})
     assert calls.of("TrainingArguments", ARGUMENTS) == ARGUMENTS
     assert (calls.seeds, calls.micros) == ([SEED], [2])
     if mode == "full":
@@ -147,7 +147,7 @@ def test_the_retain_vectors_own_settings_reach_the_trainer(recipe: dict[str, Any
     own = {"epochs": 4, "learning_rate": 2e-3, "weight_decay": 0.03, "warmup_epochs": 0.5, "batch_size": 8}
     assert {*own} == RetainVector.model_fields.keys()
     recipe = recipe | {"retain": recipe["retain"] | {"vector": own}, "vector": VECTOR, "seed": SEED}
-    stopped(run_vectors, recipe, "retain")
+    stopped(run_vectors, recipe, ["forget.alpha=0"])
     wanted = ARGUMENTS | {"num_train_epochs": 4, "learning_rate": 2e-3, "weight_decay": 0.03}
     wanted |= {"per_device_train_batch_size": 8, "warmup_steps": 1}  # of three steps an epoch, half
     assert calls.of("TrainingArguments", wanted) == wanted
@@ -159,7 +159,7 @@ def test_what_is_left_to_an_open_ended_fit_reaches_the_trainer(
 ) -> None:
     monkeypatch.setattr("msa_lite.train.until.measure_target", lambda *given: 0.1)
     monkeypatch.setattr("msa_lite.train.until.measure_loss", lambda *given: 9.0)
-    stopped(run_vectors, recipe | {"vector": {}, "seed": SEED}, "forget")
+    stopped(run_vectors, recipe | {"vector": {}, "seed": SEED})
     wanted = {"num_train_epochs": 60, "lr_scheduler_type": "constant_with_warmup", "warmup_steps": 4, "seed": SEED}
     wanted |= {"per_device_train_batch_size": 4, "weight_decay": 0.01}
     assert calls.of("TrainingArguments", wanted) == wanted

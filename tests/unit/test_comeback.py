@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from msa_lite.evals.scores.records import write_records
-from msa_lite.pipeline.run.returned import _count_back
+from msa_lite.pipeline.run.verdict import _count_back
 from msa_lite.report.verdict.comeback import EarlierFacts
 from tests.support.records import make_forgotten
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from msa_lite.pipeline.run.elsewhere import find_former_run
+from msa_lite.pipeline.run.folder import find_former_run
 
 
 @pytest.fixture

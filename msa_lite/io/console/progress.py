@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 notices = logging.getLogger("msa_lite.notices")
@@ -85,3 +86,16 @@ def under(progress: Progress, label: str) -> Progress:
 def part_of(progress: Progress, label: str, before: int, total: int) -> Progress:
     """Return a callback for one part of longer work, of which `before` of `total` units come first."""
     return lambda _, done, __: progress(label, before + done, total)
+
+
+@contextmanager
+def muted() -> Iterator[None]:
+    """Leave out warnings and notices in the block: another part, or the first process, has the same and shows them."""
+    levels = [(logger, logger.level) for logger in (logging.getLogger("msa_lite"), notices)]
+    for logger, _ in levels:
+        logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        for logger, level in levels:
+            logger.setLevel(level)

@@ -12,8 +12,7 @@ from msa_lite.io.finished.seal import load_manifest
 from msa_lite.io.weights.hub import Source, fetch
 from msa_lite.pipeline.prepare.earlier import EarlierRun, open_earlier, strengths_of
 from msa_lite.pipeline.run.folder import RunFolder
-from msa_lite.pipeline.run.loaded import LoadedTarget
-from msa_lite.pipeline.run.merge import Terms, point_terms, recipe_precision
+from msa_lite.pipeline.run.merge import LoadedTarget, Terms, point_terms, recipe_precision
 from msa_lite.report.run.provenance import PURGED_FILE, RECIPE_FILE, read_run, recorded_baseline
 from msa_lite.strengths import Strengths, filtered_folder
 

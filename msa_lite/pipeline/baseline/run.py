@@ -20,8 +20,7 @@ from msa_lite.pipeline.prepare.models import demo_config
 from msa_lite.pipeline.prepare.run import Scope, msa_scope
 from msa_lite.pipeline.run.evidence import evidence_stages
 from msa_lite.pipeline.run.folder import BASELINES
-from msa_lite.pipeline.run.returned import earlier_stages
-from msa_lite.pipeline.run.scores import score_stages
+from msa_lite.pipeline.run.scores import earlier_stages, score_stages
 from msa_lite.pipeline.stages.stage import Stage, unique
 from msa_lite.recipe import Recipe
 from msa_lite.report.run.choice import candidate_name

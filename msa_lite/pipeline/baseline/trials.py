@@ -39,8 +39,7 @@ from msa_lite.pipeline.prepare.fits import check_learns, first_epoch, fit_rate, 
 from msa_lite.pipeline.prepare.run import Context, Run
 from msa_lite.pipeline.run.choice import choose_candidate
 from msa_lite.pipeline.run.filtering import filter_stage, moments_stage
-from msa_lite.pipeline.run.loaded import LoadedTarget
-from msa_lite.pipeline.run.merge import merge_identity, merge_stage
+from msa_lite.pipeline.run.merge import LoadedTarget, merge_identity, merge_stage
 from msa_lite.pipeline.run.scores import score_stage, scores_folder, validation_of
 from msa_lite.pipeline.run.vectors import check_shares, row_hashes, tracking_of
 from msa_lite.pipeline.stages.stage import Stage

@@ -24,8 +24,7 @@ from msa_lite.io.launch.crew import Crew
 from msa_lite.pipeline.prepare.fits import check_learns
 from msa_lite.pipeline.prepare.run import Context, Run
 from msa_lite.pipeline.run.filtering import filter_identity
-from msa_lite.pipeline.run.loaded import LoadedTarget
-from msa_lite.pipeline.run.merge import merge_identity, run_terms
+from msa_lite.pipeline.run.merge import LoadedTarget, merge_identity, run_terms
 from msa_lite.pipeline.run.scores import score_model, score_stage, scores_folder, validation_of
 from msa_lite.pipeline.run.vectors import check_processes, tracking_of
 from msa_lite.pipeline.stages.asking import choice_costs

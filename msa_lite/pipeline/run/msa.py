@@ -20,8 +20,7 @@ from msa_lite.pipeline.run.filtering import filter_stages
 from msa_lite.pipeline.run.knowledge import check_stages
 from msa_lite.pipeline.run.merge import merge_stage, run_terms
 from msa_lite.pipeline.run.report import write_record
-from msa_lite.pipeline.run.returned import earlier_stages
-from msa_lite.pipeline.run.scores import score_stages
+from msa_lite.pipeline.run.scores import earlier_stages, score_stages
 from msa_lite.pipeline.run.vectors import fit_stages
 from msa_lite.pipeline.run.verdict import Findings, complete_card, judge_run
 from msa_lite.pipeline.stages.stage import Stage, unique
@@ -50,20 +49,9 @@ def sweep_stages(context: Context) -> list[Stage]:
     return unique(_up_to_merge(context, accept=False, probe=False))
 
 
-def vector_stages(context: Context, which: str) -> list[Stage]:
-    """Return the fits of all vectors, or of one. Raise UsageError for `retain` without its rows."""
-    recipe = context.recipe
-    names = recipe.vector_names if which == "all" else [which]
-    if which == "forget" and recipe.starts_at_retain:
-        names = ["retain", "forget"]
-    if "retain" in names and recipe.retain is None:
-        raise UsageError("the recipe has no retain set, so there is no retain vector to fit")
-    return fit_stages(context, names)
-
-
 def _up_to_merge(context: Context, accept: bool, probe: bool) -> list[Stage]:
     checks = check_stages(context, accept, probe)
-    fits = fit_stages(context, context.recipe.vector_names)
+    fits = fit_stages(context)
     names = [stage.name for stage in fits]
     moments, filters = filter_stages(context)
     names += [stage.name for stage in filters]

@@ -116,6 +116,16 @@ def score_stages(context: Context, describe: Callable[[], Mapping[str, Any]]) ->
     return stages
 
 
+def earlier_stages(context: Context) -> list[Stage]:
+    """Return the stages that ask the models the rows of earlier requests; none without such rows.
+
+    Without an ideal the prior is asked, too: it is the control then, where there are no holdout rows.
+    """
+    if not context.asks_earlier:
+        return []
+    return [score_stage(context, name, "earlier", ["merge"] * (name == "unlearned")) for name in context.earlier_models]
+
+
 def _plan_name(split: Split, final: bool) -> str:
     """Return the name that such stages have together in a plan."""
     if split == "earlier":

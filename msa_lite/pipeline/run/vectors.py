@@ -21,7 +21,6 @@ from msa_lite.pipeline.prepare.run import Context, Run
 from msa_lite.pipeline.run.folder import TRACKING
 from msa_lite.pipeline.stages.costs import start_costs, vector_costs
 from msa_lite.pipeline.stages.stage import Stage
-from msa_lite.recipe import Recipe
 from msa_lite.report.run.stages import CHANGE
 from msa_lite.train import FitSettings, Tracking, VectorFit, run_fit
 from msa_lite.train.held import HeldLoss
@@ -45,32 +44,28 @@ def row_hashes(rows: Sequence[Row]) -> dict[str, str]:
     return {"rows.jsonl": "".join(json.dumps({"index": r.index, "sha256": r.sha256}) + "\n" for r in rows)}
 
 
-def fit_stages(context: Context, names: Sequence[str]) -> list[Stage]:
-    """Return the fits of the named vectors ("forget", "retain") in their order, and what they start from."""
-    folder = context.scope.folder / "vectors"
-    is_later = {"forget": context.recipe.starts_at_retain}
-    stages = [
-        Stage(
-            f"{name} vector",
-            "fit",
-            folder / name,
-            lambda progress, name=name: fit_one(context.run, name, progress),  # type: ignore[misc]
-            needs=[_start_of(context.recipe)] if is_later.get(name) else (),
-            inputs=lambda name=name: vector_inputs(context.run, name),  # type: ignore[misc]
-            cost=partial(vector_costs, context.recipe, name),
-            says=_SAYS[name],
-            holds=CHANGE,
+def fit_stages(context: Context) -> list[Stage]:
+    """Return the fits of a recipe's vectors in their order, and what they start from."""
+    recipe, folder, stages = context.recipe, context.scope.folder / "vectors", list[Stage]()
+    for name in recipe.vector_names:
+        needs = []
+        if name == "forget" and recipe.starts_at_retain:
+            start = [] if recipe.vector.mode == "full" else [_start_stage(context)]  # there θ_2 is a vector itself
+            stages, needs = [*stages, *start], [start[0].name if start else RETAIN_VECTOR]
+        stages.append(
+            Stage(
+                f"{name} vector",
+                "fit",
+                folder / name,
+                lambda progress, name=name: fit_one(context.run, name, progress),  # type: ignore[misc]
+                needs=needs,
+                inputs=lambda name=name: vector_inputs(context.run, name),  # type: ignore[misc]
+                cost=partial(vector_costs, recipe, name),
+                says=_SAYS[name],
+                holds=CHANGE,
+            )
         )
-        for name in names
-    ]
-    if "forget" in names and is_later["forget"] and _start_of(context.recipe) == START:
-        stages.insert(names.index("forget"), _start_stage(context))
     return stages
-
-
-def _start_of(recipe: Recipe) -> str:
-    """Return the stage that makes what a later forget vector starts from: θ_2, which in full mode is a vector."""
-    return RETAIN_VECTOR if recipe.vector.mode == "full" else START
 
 
 def _start_stage(context: Context) -> Stage:

@@ -13,12 +13,13 @@ from msa_lite.budget.shape import Shape, shape_of_config
 from msa_lite.budget.speed import Machine
 from msa_lite.data import encode, make_prompter, open_tokenizer
 from msa_lite.errors import MsaError
+from msa_lite.io.console.progress import muted
 from msa_lite.io.weights.hub import fetch_tokenizer, is_remote
 from msa_lite.io.weights.offline import offline_where_unreachable
 from msa_lite.pipeline.prepare.prompt import prompt_settings
 from msa_lite.pipeline.prepare.questions import load_set
 from msa_lite.pipeline.stages.costs import MOST_SAVES, SAVE, fit_cost, full_size
-from msa_lite.pipeline.stages.facts import Facts, RowFacts, find_shapes, read_heads, without_warnings
+from msa_lite.pipeline.stages.facts import Facts, RowFacts, find_shapes, read_heads
 from msa_lite.pipeline.stages.forecast import enough_processes, forecast
 from msa_lite.pipeline.stages.stage import Stage
 from msa_lite.recipe import RecipeSource, TrainingRecipe, load_training
@@ -119,6 +120,6 @@ def _find_rows(recipe: TrainingRecipe, stage: TrainingStage, tokenizer: Any) -> 
     if tokenizer is None:
         return None
     prompter = make_prompter(tokenizer, prompt_settings(recipe.prompt))
-    with without_warnings():
+    with muted():
         sets = [load_set(data, recipe.columns) for data in stage.sets]
         return RowFacts.of([e for source, rows in sets for e in encode(rows, source, prompter, stage.max_length)])

@@ -21,7 +21,7 @@ from msa_lite.budget.shape import read_shape, shape_of_config
 from msa_lite.data import hash_ids
 from msa_lite.errors import FormatError
 from msa_lite.evals.engine.models import checkpoint_folder
-from msa_lite.io.console.progress import Progress, silent
+from msa_lite.io.console.progress import Progress, muted, silent
 from msa_lite.io.files.writing import check_space, digest, write_json, write_text
 from msa_lite.io.finished.manifest import is_finished, software_versions
 from msa_lite.io.finished.seal import load_manifest
@@ -30,7 +30,6 @@ from msa_lite.io.launch.gathering import PREPARE, agree, gathered
 from msa_lite.io.weights.checkpoint import load_checkpoint
 from msa_lite.io.weights.hub import Source, fetch
 from msa_lite.pipeline.run.folder import TRACKING, claim, recipe_text
-from msa_lite.pipeline.run.follow import muted
 from msa_lite.pipeline.run.vectors import check_shares
 from msa_lite.pipeline.staged.plan import START_FOLDER, training_stages
 from msa_lite.pipeline.staged.prepare import ReadyStage, TrainingRun, prepare_training

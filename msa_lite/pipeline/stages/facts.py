@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from msa_lite.benchmarks import OWN
 from msa_lite.budget.shape import Shape, published_shape, read_shape, shape_of_config
 from msa_lite.data import DataSource, Example, Prompter, Row, encode, open_tokenizer
 from msa_lite.errors import MsaError, UsageError, join_faults
+from msa_lite.io.console.progress import muted
 from msa_lite.io.files.reading import local_path
 from msa_lite.io.weights.adapter import base_name, is_bare_adapter
 from msa_lite.io.weights.checkpoint import Checkpoint, load_checkpoint
@@ -30,9 +30,6 @@ from msa_lite.pipeline.prepare.removed import EARLIER_ROWS
 from msa_lite.pipeline.prepare.rows import separate_sets
 from msa_lite.recipe import SETS, Recipe
 from msa_lite.train.settings import MOST_BATCH, auto_batch
-
-logger = logging.getLogger(__name__)
-
 
 _QUESTION, _ANSWER = 60, 15  # tokens of a question with its answer, and of the answer, where rows cannot be read
 _DEMO_QUESTION = 28  # the same of a demo, beside what all rows begin with: that runs once for a step
@@ -246,7 +243,7 @@ def _find_prompter(recipe: Recipe, sets: SetRows, notes: list[str]) -> Prompter 
 def _encode_rows(recipe: Recipe, sets: SetRows, prompter: Prompter) -> dict[str, Sequence[Example]]:
     """Return the rows that vectors learn, and those that a filter leaves as they are, as token ids."""
     places = [place for place in (*_LEARNT, recipe.filter_place) if place is not None and place in sets]
-    with without_warnings():
+    with muted():
         return {place: encode(sets[place][1], sets[place][0], prompter, recipe.vector.max_length) for place in places}
 
 
@@ -287,18 +284,6 @@ def match_forget(recipe: Recipe, rows: dict[str, RowFacts]) -> dict[str, RowFact
         if count < whole.count:
             rows["retain"] = RowFacts(count, whole.longest, whole.tokens * count // whole.count)
     return rows
-
-
-@contextmanager
-def without_warnings() -> Iterator[None]:
-    """Leave out the warnings about rows, which the run itself tells."""
-    parent = logging.getLogger("msa_lite")
-    level = parent.level
-    parent.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        parent.setLevel(level)
 
 
 def _demo_facts(recipe: Recipe) -> Facts:

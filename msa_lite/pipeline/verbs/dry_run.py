@@ -103,13 +103,13 @@ def dry_run(
         context = Context(recipe, verb.scope)
     else:
         context = Context.of(prepare(whole, verb.scope))
-        if command == "run":
+        if verb.publishes:
             check_publishing(recipe)
         verb.check(context.run)
     stages = [*made, *verb.stages(context)]
     if is_early:  # so what decides them is not known
         stages = [replace(stage, inputs=None) for stage in stages]
-    if command == "run" and recipe.publish.repo:
+    if verb.publishes and recipe.publish.repo:
         stages = [*stages, Stage(f"send to {recipe.publish.repo}", "send", None)]
     first = [StageState(blocker, None, "to do") for blocker in blockers]
     name = f"baseline {method}" if command == "baseline" else command

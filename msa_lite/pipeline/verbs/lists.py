@@ -23,9 +23,10 @@ from msa_lite.pipeline.prepare.run import Context, Run, Scope, msa_scope
 from msa_lite.pipeline.run.choice import check_strengths
 from msa_lite.pipeline.run.evidence import check_evidence
 from msa_lite.pipeline.run.filtering import moments_stage
-from msa_lite.pipeline.run.msa import msa_stages, sweep_stages, vector_stages
+from msa_lite.pipeline.run.msa import msa_stages, sweep_stages
 from msa_lite.pipeline.run.probe import check_probe, probe_scope, probe_stages
 from msa_lite.pipeline.run.report import END_FILES, check_licence
+from msa_lite.pipeline.run.vectors import fit_stages
 from msa_lite.pipeline.stages.facts import Facts, RowFacts
 from msa_lite.pipeline.stages.forecast import check_memory, find_remedies
 from msa_lite.pipeline.stages.stage import Stage
@@ -53,6 +54,8 @@ class Verb:
     """The settings of a baseline that trains."""
     more_files: Sequence[str] = ()
     """The files that it writes beside the folders of its stages and what each command writes."""
+    publishes: bool = False
+    """True if it ends with sending the model where the recipe says."""
 
     @property
     def files(self) -> list[str]:
@@ -87,13 +90,12 @@ def find_verb(
     command: CommandName,
     recipe: Recipe,
     method: str = "msa",
-    which: str = "all",
     accept: bool = False,
     force: bool = False,
 ) -> Verb:
     """Return what a command does with a recipe. Raise UsageError for a recipe that it cannot be used on.
 
-    method: of `baseline`. which: the vector of `vector`. accept, force: as of `run`.
+    method: of `baseline`. accept, force: as of `run`.
     """
     if command == "baseline":
         scope, settings = baseline_scope(method, recipe)
@@ -114,7 +116,7 @@ def find_verb(
             raise UsageError("prior: the recipe names none, so there is nothing to probe; name one, or a history")
         return Verb(probe_scope(recipe), probe_stages, [check_probe])
     if command == "vector":
-        return Verb(scope, lambda context: vector_stages(context, which), [check_strengths])
+        return Verb(scope, fit_stages, [check_strengths])
     if command == "moments":
         if recipe.filter_place is None:
             raise UsageError("moments need rows to keep, or holdout rows; give retain.data, or evaluate.holdout")
@@ -123,7 +125,7 @@ def find_verb(
         _check_sweep(recipe)
         return Verb(scope, sweep_stages, [check_strengths])
     checks = [check_strengths, _check_attacks, check_evidence, check_licence]
-    return Verb(scope, lambda context: msa_stages(context, accept), checks, more_files=END_FILES)
+    return Verb(scope, lambda context: msa_stages(context, accept), checks, more_files=END_FILES, publishes=True)
 
 
 def _rough_cost(stage: Stage, facts: Facts, machine: Machine) -> list[StageCost]:

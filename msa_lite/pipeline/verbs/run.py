@@ -2,51 +2,49 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, TypeVar
 
 from msa_lite.baselines.methods import check_grids
 from msa_lite.choose.candidates import Values
 from msa_lite.data import Row
-from msa_lite.io.console.progress import Progress, Step, announce, notices, silent
+from msa_lite.io.console.progress import Progress, Step, announce, muted, notices, silent
 from msa_lite.io.finished.seal import load_manifest
 from msa_lite.io.launch.crew import Crew
-from msa_lite.io.launch.gathering import gathered
+from msa_lite.io.launch.gathering import PREPARE, gathered
 from msa_lite.merger import Merged, MergedAdapter
 from msa_lite.merger.filtering import MOMENTS_FOLDER, Moments, load_moments
 from msa_lite.pipeline.attack.campaign import attack_label, attack_says, open_attacks
 from msa_lite.pipeline.attack.run import run_attacks
 from msa_lite.pipeline.baseline.trials import FIT_SETTING, help_fit
 from msa_lite.pipeline.prepare.earlier import rebuild_command
-from msa_lite.pipeline.prepare.run import Context, Run
-from msa_lite.pipeline.run.choice import chosen_strengths
+from msa_lite.pipeline.prepare.run import Context, Run, prepare
+from msa_lite.pipeline.run.choice import CHOICE, CHOOSE, chosen_strengths, help_sweep
 from msa_lite.pipeline.run.demo import demo_stages
 from msa_lite.pipeline.run.evidence import findings_of
-from msa_lite.pipeline.run.folder import claimed, stage_list
-from msa_lite.pipeline.run.follow import follow_run
+from msa_lite.pipeline.run.folder import claimed, run_inputs, stage_list
 from msa_lite.pipeline.run.merge import merge_precision, run_terms
 from msa_lite.pipeline.run.msa import finish_run, learnt_rows
 from msa_lite.pipeline.run.report import check_publishing, drop_report, publish_model
-from msa_lite.pipeline.run.scores import scores_folder
+from msa_lite.pipeline.run.scores import COLLECT, help_collect, scores_folder
+from msa_lite.pipeline.run.vectors import FIT, fit_with_all
 from msa_lite.pipeline.stages.stage import Stage, execute, steps
 from msa_lite.pipeline.verbs.lists import Verb, find_verb
 from msa_lite.publish.upload import Published
 from msa_lite.recipe import Recipe, RecipeSource, load_recipe
 from msa_lite.report import Report, load_report
 from msa_lite.report.run.attacks import AttackFacts, attack_summary
-from msa_lite.report.run.choice import SYMBOLS, Choice, candidate_name, load_choice
+from msa_lite.report.run.choice import SYMBOLS, Choice, candidate_name
 from msa_lite.report.run.evidence import EvidenceFinding
 from msa_lite.report.run.rows import SideBySide
 from msa_lite.report.run.stages import write_stages
 from msa_lite.report.verdict.verdict import NoVerdict, Verdict
 from msa_lite.strengths import Strengths
 
-logger = logging.getLogger(__name__)
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, repr=False)
@@ -178,12 +176,7 @@ def run(
     recipe = load_recipe(recipe, overrides)
     check_grids(recipe.baseline.methods)
     verb = find_verb("run", recipe, accept=accept, force=force)
-    with gathered(recipe.model_dump(mode="json")) as crew:
-        if not crew.first:
-            follow_run(crew, recipe, verb.scope)
-            return None
-        check_publishing(recipe)
-        result = _run(recipe, verb, progress, crew)
+    if result := _lead(recipe, verb, progress, partial(_run, verb, progress)):
         published = publish_model(recipe, result.merged.folder, result.verdict, accept)
         return replace(result, published=published)
     return None
@@ -205,52 +198,152 @@ def run_baseline(
     """
     recipe = load_recipe(recipe, overrides)
     verb = find_verb("baseline", recipe, method, force=force)
-    with gathered([method, recipe.model_dump(mode="json")]) as crew:
+    return _lead(recipe, verb, progress, partial(_run, verb, progress))
+
+
+def sweep(
+    recipe: RecipeSource, overrides: Iterable[str] = (), progress: Progress = silent, *, force: bool = False
+) -> SweepResult | None:
+    """Fit the vectors of a recipe, score its points on validation rows, merge the best and score that again.
+
+    This is `run` without the scores on test rows. Under a launcher all processes work on it, and only the first returns
+    a result; the others return None. force: only warn if the device's memory is too small by prediction. Raise
+    UsageError for a recipe with a single point.
+    """
+    recipe = load_recipe(recipe, overrides)
+
+    def work(run: Run, stages: list[Stage]) -> SweepResult:
+        model, out = run.folder / run.recipe.merge.form, run.folder / "sweep"
+        former = load_manifest(model)
+        try:
+            results = execute(stages, progress)
+        finally:
+            if load_manifest(model) != former:
+                drop_report(run.folder)  # it is that of another model
+        choice = results[CHOICE]
+        return SweepResult(
+            run.folder,
+            choice,
+            results["merge"],
+            load_report(out / candidate_name(choice.values)),
+            load_report(scores_folder(run, "unlearned", "validation")),
+            results["validation: unlearned"],
+        )
+
+    return _lead(recipe, find_verb("sweep", recipe, force=force), progress, work)
+
+
+def run_vectors(
+    recipe: RecipeSource, overrides: Iterable[str] = (), progress: Progress = silent, *, force: bool = False
+) -> list[Path] | None:
+    """Fit only the vectors of a recipe. Return their folders; None in the processes of a launcher but the first.
+
+    force: only warn if the device's memory is too small by prediction.
+    """
+    recipe = load_recipe(recipe, overrides)
+
+    def work(run: Run, stages: list[Stage]) -> list[Path]:
+        execute(stages, progress)
+        return [run.vector_folder(name) for name in run.recipe.vector_names]
+
+    return _lead(recipe, find_verb("vector", recipe, force=force), progress, work)
+
+
+def run_moments(
+    recipe: RecipeSource, overrides: Iterable[str] = (), progress: Progress = silent, *, force: bool = False
+) -> Moments | None:
+    """Measure the inputs of the layers of a recipe's target, on its rows to forget and to keep, into RUN/moments.
+
+    `filter_vector` takes them. Return the moments; None in the processes of a launcher but the first. force: only
+    warn if the device's memory is too small by prediction. Raise UsageError for a recipe without a retain set.
+    """
+    recipe = load_recipe(recipe, overrides)
+
+    def work(run: Run, stages: list[Stage]) -> Moments:
+        execute(stages, progress)
+        return load_moments(run.folder / MOMENTS_FOLDER)
+
+    return _lead(recipe, find_verb("moments", recipe, force=force), progress, work)
+
+
+def _lead(recipe: Recipe, verb: Verb, progress: Progress, work: Callable[[Run, list[Stage]], Result]) -> Result | None:
+    """Claim a run's folder, write the list of its stages, and return what `work` makes of the run and its stages.
+
+    The models that a demo makes first are announced with all stages after them, as one count. In the processes of a
+    launcher but the first, do what that one orders, and return None.
+    """
+    with gathered([verb.scope.method, recipe.model_dump(mode="json")]) as crew:
         if not crew.first:
-            follow_run(crew, recipe, verb.scope, {FIT_SETTING: partial(help_fit, verb.settings)})
+            _follow(crew, recipe, verb)
             return None
-        if verb.settings and not crew.is_alone and recipe.vector.mode != "full":
-            notices.info("%s: one process trains; the others help with the scores", method)
-        return _run(recipe, verb, progress, crew)
+        if verb.publishes:
+            check_publishing(recipe)
+        if made := demo_stages(recipe):
+            announce(progress, steps([*made, *verb.stages(Context(recipe, verb.scope))]))
+        with claimed(recipe, verb.scope, progress, verb.check, crew=crew) as run:
+            context = Context.of(run)
+            stages = verb.stages(context)
+            write_stages(stage_list(context, [*demo_stages(recipe, made=True), *stages]), run.folder)
+            return work(run, stages)
     return None
 
 
-def _run(recipe: Recipe, verb: Verb, progress: Progress, crew: Crew) -> RunResult:
+def _follow(crew: Crew, recipe: Recipe, verb: Verb) -> None:
+    """Prepare the same run as the first process, and do what that one orders until it has ended the run.
+
+    Warnings of tasks that the first process does, too, are left out.
+    """
+    runs: list[Run] = []
+    tasks: dict[str, Callable[..., None]] = {
+        COLLECT: help_collect,
+        FIT: lambda run, name: fit_with_all(run, name, silent),
+        FIT_SETTING: partial(help_fit, verb.settings),
+    }
+
+    def do(task: str, arguments: Mapping[str, Any]) -> Any:
+        if task == CHOOSE:
+            return help_sweep(runs[0])
+        with muted():
+            if task != PREPARE:
+                return tasks[task](runs[0], **arguments)
+            runs.append(replace(prepare(recipe, verb.scope), crew=crew))
+            return run_inputs(runs[0])
+
+    crew.follow(do)
+
+
+def _run(verb: Verb, progress: Progress, run: Run, stages: list[Stage]) -> RunResult:
     """Execute the stages of a run, of MSA or of a baseline; then its attacks."""
-    with _claimed(recipe, verb, progress, crew) as (run, stages):
-        drop_report(run.folder)
-        results = execute(stages, progress, _attack_steps(run))
-        chosen, learnt = _chosen(Context.of(run), verb)
-        findings = finish_run(run, chosen, results["merge"], learnt)
-        attacks = _attack(run, results["merge"], progress)
-        if run.earlier:
-            _tell_how_to_rebuild(run)
+    if verb.settings and not run.crew.is_alone and run.recipe.vector.mode != "full":
+        notices.info("%s: one process trains; the others help with the scores", run.scope.method)
+    drop_report(run.folder)
+    results = execute(stages, progress, _attack_steps(run))
+    merged = results["merge"]
+    chosen, learnt = _chosen(Context.of(run), verb)
+    findings = finish_run(run, chosen, merged, learnt)
+    attacks = run_attacks(open_attacks(run, merged.folder), progress).facts if run.recipe.attack.attacks else None
+    if run.earlier:
+        _tell_how_to_rebuild(run)
     judged = findings.verdict
     verdict, reason = (None, judged.reason) if isinstance(judged, NoVerdict) else (judged, None)
     reports = {name: results[key] for name in ("target", "ideal", "unlearned") if (key := f"scores: {name}") in results}
-    result = RunResult(run.folder, run.scope.method, chosen, results["merge"], reports, verdict, reason)
-    return replace(result, examples=findings.examples, evidence=findings_of(results), attacks=attacks)
-
-
-@contextmanager
-def _claimed(recipe: Recipe, verb: Verb, progress: Progress, crew: Crew) -> Iterator[tuple[Run, list[Stage]]]:
-    """Claim a run's folder, and write the list of its stages. Yield the run and its stages.
-
-    The models that a demo makes first are announced with all stages after them, as one count.
-    """
-    if made := demo_stages(recipe):
-        announce(progress, steps([*made, *verb.stages(Context(recipe, verb.scope))]))
-    with claimed(recipe, verb.scope, progress, verb.check, crew=crew) as run:
-        stages = verb.stages(Context.of(run))
-        write_stages(stage_list(Context.of(run), [*demo_stages(recipe, made=True), *stages]), run.folder)
-        yield run, stages
+    return RunResult(
+        run.folder,
+        run.scope.method,
+        chosen,
+        merged,
+        reports,
+        verdict,
+        reason,
+        findings.examples,
+        findings_of(results),
+        attacks,
+    )
 
 
 def _attack_steps(run: Run) -> list[Step]:
     """Return the attacks that a run's recipe ends it with, as steps."""
-    if not run.recipe.attack.attacks:
-        return []
-    pairs = open_attacks(run, None).pairs()
+    pairs = open_attacks(run, None).pairs() if run.recipe.attack.attacks else []
     return [Step(attack_label(name, model), attack_says(name)) for name, model in pairs]
 
 
@@ -266,96 +359,9 @@ def _chosen(context: Context, verb: Verb) -> tuple[Values, Sequence[Row]]:
     return trials.values_of(setting, epoch, scale), learnt
 
 
-def _attack(run: Run, merged: Merged | MergedAdapter, progress: Progress) -> AttackFacts | None:
-    """Attack the result of a run as its recipe says; return what comes back, None where it names no attack."""
-    if not run.recipe.attack.attacks:
-        return None
-    return run_attacks(open_attacks(run, merged.folder), progress).facts
-
-
 def _tell_how_to_rebuild(run: Run) -> None:
     """Tell the command that makes the model of a run with earlier requests from nothing."""
     terms = run_terms(run, chosen_strengths(run))
     precision = merge_precision(run) if run.recipe.merge.form == "model" else None
     command = rebuild_command(run.sources["target"], run.sources["prior"], terms, precision)
     notices.info("to merge the same model by hand (leave a request out to drop it): %s", command)
-
-
-def sweep(
-    recipe: RecipeSource, overrides: Iterable[str] = (), progress: Progress = silent, *, force: bool = False
-) -> SweepResult | None:
-    """Fit the vectors of a recipe, score its points on validation rows, merge the best and score that again.
-
-    This is `run` without the scores on test rows. Under a launcher all processes work on it, and only the first returns
-    a result; the others return None. force: only warn if the device's memory is too small by prediction. Raise
-    UsageError for a recipe with a single point.
-    """
-    recipe = load_recipe(recipe, overrides)
-    verb = find_verb("sweep", recipe, force=force)
-    with gathered(recipe.model_dump(mode="json")) as crew:
-        if not crew.first:
-            follow_run(crew, recipe, verb.scope)
-            return None
-        with _claimed(recipe, verb, progress, crew) as (run, stages):
-            model, out = run.folder / recipe.merge.form, run.folder / "sweep"
-            former = load_manifest(model)
-            try:
-                results = execute(stages, progress)
-            finally:
-                if load_manifest(model) != former:
-                    drop_report(run.folder)  # it is that of another model
-            choice = load_choice(out)
-            return SweepResult(
-                run.folder,
-                choice,
-                results["merge"],
-                load_report(out / candidate_name(choice.values)),
-                load_report(scores_folder(run, "unlearned", "validation")),
-                results["validation: unlearned"],
-            )
-    return None
-
-
-def run_vectors(
-    recipe: RecipeSource,
-    which: Literal["forget", "retain", "all"] = "all",
-    overrides: Iterable[str] = (),
-    progress: Progress = silent,
-    *,
-    force: bool = False,
-) -> list[Path] | None:
-    """Fit only the vectors of a recipe. Return their folders; None in the processes of a launcher but the first.
-
-    force: only warn if the device's memory is too small by prediction. Raise UsageError for `retain` without a retain
-    set.
-    """
-    recipe = load_recipe(recipe, overrides)
-    verb = find_verb("vector", recipe, which=which, force=force)
-    with gathered(recipe.model_dump(mode="json")) as crew:
-        if not crew.first:
-            follow_run(crew, recipe, verb.scope)
-            return None
-        with _claimed(recipe, verb, progress, crew) as (run, stages):
-            execute(stages, progress)
-            return [run.vector_folder(name) for name in (recipe.vector_names if which == "all" else [which])]
-    return None
-
-
-def run_moments(
-    recipe: RecipeSource, overrides: Iterable[str] = (), progress: Progress = silent, *, force: bool = False
-) -> Moments | None:
-    """Measure the inputs of the layers of a recipe's target, on its rows to forget and to keep, into RUN/moments.
-
-    `filter_vector` takes them. Return the moments; None in the processes of a launcher but the first. force: only
-    warn if the device's memory is too small by prediction. Raise UsageError for a recipe without a retain set.
-    """
-    recipe = load_recipe(recipe, overrides)
-    verb = find_verb("moments", recipe, force=force)
-    with gathered(recipe.model_dump(mode="json")) as crew:
-        if not crew.first:
-            follow_run(crew, recipe, verb.scope)
-            return None
-        with _claimed(recipe, verb, progress, crew) as (run, stages):
-            execute(stages, progress)
-            return load_moments(run.folder / MOMENTS_FOLDER)
-    return None
