@@ -8,8 +8,8 @@ from tests.tools.count import code_lines, inner_arrows, totals
 
 # Today's totals. Lower one whenever it falls. Raising one is a decision: CONTRIBUTING lists each, with its reason.
 CEILING = {
-    "lines of the package": 35_585,
-    "modules": 322,
+    "lines of the package": 35_510,
+    "modules": 318,
     "lines of the tests": 47_556,
     "words of the docs": 56_710,
     "commands": 24,

@@ -266,7 +266,9 @@ def run_moments(
     return _lead(recipe, find_verb("moments", recipe, force=force), progress, work)
 
 
-def _lead(recipe: Recipe, verb: Verb, progress: Progress, work: Callable[[Run, list[Stage]], _Result]) -> _Result | None:
+def _lead(
+    recipe: Recipe, verb: Verb, progress: Progress, work: Callable[[Run, list[Stage]], _Result]
+) -> _Result | None:
     """Claim a run's folder, write the list of its stages, and return what `work` makes of the run and its stages.
 
     The models that a demo makes first are announced with all stages after them, as one count. In the processes of a
