@@ -225,7 +225,7 @@ def test_the_model_under_an_adapter_is_an_input_too(
 def test_models_without_a_role_are_refused_and_weights_of_any_form_have_a_sign(
     models: dict[str, str], make_adapter: Make, tmp_path: Path
 ) -> None:
-    from msa_lite.merger.mergekit.runner import find_roles, parse_text
+    from msa_lite.merger.mergekit.runner import find_roles, parse_recipe
 
     target, forget, retain = models.values()
     listed = [{"model": forget, "parameters": {"weight": -1.0}}]
@@ -242,11 +242,11 @@ def test_models_without_a_role_are_refused_and_weights_of_any_form_have_a_sign(
     gradient, filters = [-1.0, -0.5], [{"filter": "mlp", "value": -1.0}, {"value": "-5e-1"}]
     for weight, wanted in ((gradient, -0.75), (filters, -0.75), ("-1e-1", -0.1)):
         recipe = write(tmp_path, "ties", models, models=[{"model": forget, "parameters": {"weight": weight}}])
-        [term] = find_roles(recipe, parse_text(recipe, recipe.read_text())).terms
+        [term] = find_roles(recipe, parse_recipe(recipe)[1]).terms
         assert (term.side, term.weight) == ("forget", pytest.approx(wanted, rel=1e-12))
     pieces = [{"model": name, "layer_range": [0, 2]} for name in (target, forget)]
     recipe = write(tmp_path, "ties", models, models=None, slices=[{"sources": pieces, "parameters": {"weight": -2}}])
-    assert [term.weight for term in find_roles(recipe, parse_text(recipe, recipe.read_text())).terms] == [-2.0]
+    assert [term.weight for term in find_roles(recipe, parse_recipe(recipe)[1]).terms] == [-2.0]
 
 
 @pytest.mark.parametrize(

@@ -235,7 +235,7 @@ BOTH = merge_of(T, F, 0.75, R, 0.5, P)
             recipe_of(
                 "org/target",
                 ON_TARGET,
-                parameters={"density": 1.0, "rescale": False, "int8_mask": False},
+                parameters={"int8_mask": False},
                 msa={"x": [1]},
             ),
             merge_of(T, F, 0.75, R, 0.5, None),

@@ -18,7 +18,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat,
 from msa_lite.errors import UsageError, join_faults, nearest
 from msa_lite.io.files.reading import read_yaml
 from msa_lite.merger.formula import Term, number_terms
-from msa_lite.merger.mergekit.recipes import ListedModel, MergeRequest, Reference, has_same_tokenizer
+from msa_lite.merger.mergekit.recipes import ListedModel, MergeRequest, Reference
 
 _MOST = 64  # models that are listed; one request has four, others two more each, and some may be listed at weight 0
 _SHOWN = 16  # faults for which the nearest key is looked up: the search takes time, and no more are shown
@@ -77,25 +77,18 @@ class _Closed(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class _Neutral(_Closed):
-    """Parameters that change nothing at these values."""
-
-    density: Literal[1] = 1
-    rescale: Literal[False] = False
-    int8_mask: bool = False  # of the signs of a consensus, which MSA has none of
-
-
-class _Weight(_Neutral):
+class _Weight(_Closed):
     """The parameters of a model."""
 
     weight: _Number | None = None
 
 
-class _Scale(_Neutral):
+class _Scale(_Closed):
     """The parameters of a recipe."""
 
     normalize: Annotated[bool | None, Field(strict=True)] = None
     factor: _Number = Field(1.0, alias="lambda")
+    int8_mask: bool = False  # of the signs of a consensus, which MSA has none of
 
 
 class _Entry(_Closed):
@@ -103,12 +96,6 @@ class _Entry(_Closed):
 
     model: _Model
     parameters: Annotated[_Weight, _Filled] = _Weight()
-
-
-class _Tokenizer(_Closed):
-    """The model that gives the tokenizer, in the newer form."""
-
-    source: _Model
 
 
 class _MergekitRecipe(_Closed):
@@ -121,8 +108,6 @@ class _MergekitRecipe(_Closed):
     models: list[_Entry] = Field(min_length=1, max_length=_MOST)
     parameters: Annotated[_Scale, _Filled] = _Scale.model_validate({})
     tokenizer_source: _Model | None = None
-    tokenizer: _Tokenizer | None = None
-    chat_template: Literal["auto"] | None = None
     name: Any = None
     msa: Any = None
 
@@ -132,15 +117,11 @@ class _MergekitRecipe(_Closed):
         return self.merge_method == "task_arithmetic"
 
     @property
-    def keepers(self) -> list[ListedModel]:
-        """Return the models that give the tokenizer, and under chat_template: auto the template: none, one or all."""
-        source = self.tokenizer.source if self.tokenizer else self.tokenizer_source
-        everybody = [*([self.base_model] if self.base_model else []), *self.weights]
-        if source == ListedModel(Reference("union")) or (self.chat_template and source is None):
-            return everybody
-        if self.base_model and source == ListedModel(Reference("base")):
-            return [self.base_model]
-        return [source] if source else []
+    def keeper(self) -> Reference | None:
+        """Return the model that gives the tokenizer, if the recipe names one."""
+        is_base = self.tokenizer_source == ListedModel(Reference("base"))
+        source = self.base_model if is_base else self.tokenizer_source
+        return source.checkpoint if source else None
 
     @property
     def weights(self) -> _Sum:
@@ -157,8 +138,6 @@ class _MergekitRecipe(_Closed):
     def faults(self) -> Iterator[str]:
         """Yield the faults of keys that do not fit each other."""
         base, normalize = self.base_model, self.parameters.normalize
-        if self.tokenizer and self.tokenizer_source:
-            yield "tokenizer: leave out this or tokenizer_source"
         if self.moves_base and base is None:
             yield "base_model: missing, and task_arithmetic needs it"
         if base and (base.adapter or not (self.moves_base or base in self.weights)):
@@ -179,7 +158,7 @@ class _MergekitRecipe(_Closed):
 
 _KNOWN_KEYS = [
     field.alias or name
-    for schema in (_MergekitRecipe, _Entry, _Weight, _Scale, _Tokenizer)
+    for schema in (_MergekitRecipe, _Entry, _Weight, _Scale)
     for name, field in schema.model_fields.items()
 ]
 
@@ -226,15 +205,9 @@ def _request(recipe: _MergekitRecipe) -> MergeRequest | list[str]:
     total = _expand(recipe.base_model if recipe.moves_base else None, recipe.scaled)
     if not math.isfinite(sum(map(abs, total.values()))):
         return ["models: weights that are too large to be added up"]
-    keepers = recipe.keepers
-    request = _name_models(total, recipe, keepers[0] if len(keepers) == 1 else None)
-    if request is None and len(keepers) == 1:
-        request = _name_models(total, recipe, None)
-    if request:
-        target = request.target
-        if others := [str(m) for m in keepers if not has_same_tokenizer(m.checkpoint, target)]:
-            fault = f"{', '.join(others)} is not the target, or has another tokenizer or chat template"
-            return [f"tokenizer_source: the result gets the target's tokenizer; {fault}"]
+    if request := _name_models(total, recipe):
+        if recipe.keeper not in (None, request.target):
+            return [f"tokenizer_source: the result gets the tokenizer of the target {request.target}; leave it out"]
         return replace(request, dtype=recipe.out_dtype or recipe.dtype or "same")
     terms = " + ".join(f"{c:g} × {model}" for model, c in total.items() if abs(c) > _TOLERANCE)
     form = "1 × target, vectors subtracted and added, and full checkpoints that add up to 1"
@@ -251,12 +224,12 @@ def _expand(base: ListedModel | None, models: _Sum) -> _Sum:
     return total
 
 
-def _name_models(total: _Sum, recipe: _MergekitRecipe, keeper: ListedModel | None) -> MergeRequest | None:
+def _name_models(total: _Sum, recipe: _MergekitRecipe) -> MergeRequest | None:
     """Find target, prior and vectors in a sum; None where it is not MSA.
 
     The target is a base listed at weight 1 (as in written recipes, and in `linear` recipes that take configuration and
     tokenizer from it), otherwise a listed model that counts once, or the base. Any other base is the prior; that of
-    task_arithmetic may be target and prior in one. keeper: the only model to try as target.
+    task_arithmetic may be target and prior in one. Of several, the one that gives the tokenizer comes first.
     """
     base, models = recipe.base_model, recipe.weights
     checkpoints = [model.checkpoint for model in total if not model.adapter]
@@ -265,7 +238,7 @@ def _name_models(total: _Sum, recipe: _MergekitRecipe, keeper: ListedModel | Non
     targets = targets or checkpoints
     if base is not None and models.get(base) == 1.0:
         targets = [base.checkpoint, *targets]
-    for target in [keeper.checkpoint] if keeper else targets:
+    for target in [*(c for c in checkpoints if c == recipe.keeper), *targets]:
         if base is not None and base.checkpoint != target:
             priors = [base.checkpoint]
         else:

@@ -14,8 +14,7 @@ import yaml
 from msa_lite.errors import UsageError
 from msa_lite.io.files.reading import local_path
 from msa_lite.io.finished.seal import load_manifest
-from msa_lite.io.weights.companions import name_in
-from msa_lite.io.weights.hub import Source, commit_of, has_tokenizer, is_remote, split_name, tokenizer_files
+from msa_lite.io.weights.hub import Source, commit_of, is_remote, split_name
 from msa_lite.merger.checks.checked import CheckedMerge, Precision, msa_terms
 from msa_lite.merger.checks.inputs import by_name, peek
 from msa_lite.merger.formula import OneOrSeveral, Term, named_strengths, number_terms
@@ -69,19 +68,6 @@ class ListedModel:
         if not any(mark in f"{r.path}{r.revision}" for r in parts.values() for mark in "@+"):
             return str(self)
         return {name: {"path": r.path} | ({"revision": r.revision} if r.revision else {}) for name, r in parts.items()}
-
-
-def has_same_tokenizer(model: Reference, other: Reference) -> bool:
-    """Check whether two models are one, or folders with the same tokenizer and chat template, byte for byte."""
-    if model == other:
-        return True
-    folders = [local_path(reference.path) for reference in (model, other)]
-    if not all(map(has_tokenizer, folders)):
-        return False
-    first, second = (
-        {name_in(folder, file): file.read_bytes() for file in tokenizer_files(folder)} for folder in folders
-    )
-    return first == second
 
 
 def command_line(config: str, out: str, *, adapters: bool) -> str:

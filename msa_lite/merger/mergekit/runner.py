@@ -29,7 +29,7 @@ from msa_lite.io.finished.manifest import check_free
 from msa_lite.io.finished.seal import MERGEKIT_FILE
 from msa_lite.io.weights.adapter import is_adapter
 from msa_lite.io.weights.blocks import Files, read_rows
-from msa_lite.io.weights.checkpoint import Checkpoint, TensorEntry, load_checkpoint
+from msa_lite.io.weights.checkpoint import Checkpoint, load_checkpoint
 from msa_lite.io.weights.companions import (
     check_companions,
     companion_files,
@@ -96,8 +96,7 @@ def merge_with_mergekit(
     other roles; MismatchError or FormatError for models that do not fit each other, or that are stored as codes. Raise
     StageError where mergekit fails, and MismatchError for a result that lacks tensors or holds NaN; then nothing stays.
     """
-    text = mergekit_text(recipe)
-    config = parse_text(recipe, text)
+    text, config = parse_recipe(recipe)
     roles = find_roles(recipe, config)
     check_free(output_path(out), "model")  # before anything is fetched
     sources = {name: fetch(name, by_content=False) for name in dict.fromkeys(map(str, model_paths(config)))}
@@ -192,11 +191,16 @@ def _measure(target: Checkpoint, result: Checkpoint, out: Path, method: str) -> 
     """Return the figures of a result. Raise MismatchError where tensors are missing, of another shape or not finite."""
     if faults := compare_checkpoints(target, result, ("target", "result"), ()):
         raise MismatchError(join_faults(f"{out}: mergekit's result is not a whole model:", faults))
-    for line in _changes_of_form(target, result):
-        logger.warning("%s", line)
+    theirs = result.tensors
+    if lost := sorted(target.tensors.keys() - theirs.keys()):
+        logger.warning("not in mergekit's result, and not needed by transformers: %s", clip(", ".join(lost), _SHOWN))
+    both = [(name, entry.shape, theirs[name].shape) for name, entry in target.tensors.items() if name in theirs]
+    if resized := [f"{name} {before} → {after}" for name, before, after in both if before != after]:
+        told = clip(", ".join(resized), _SHOWN)
+        logger.warning("by the recipe's tokenizer, mergekit changed the rows for tokens: %s", told)
     files, touched, changed, tensors, moved, whole = Files(), 0, 0, 0, 0.0, 0.0
     for name, entry in target.tensors.items():
-        other, count, norms = result.tensors.get(name), 0, np.zeros(2)
+        other, count, norms = theirs.get(name), 0, np.zeros(2)
         if other is None or not (entry.is_float and other.is_float) or other.shape != entry.shape:
             continue
         for start, stop in blocks_of(entry):
@@ -212,21 +216,6 @@ def _measure(target: Checkpoint, result: Checkpoint, out: Path, method: str) -> 
         raise MismatchError(f"{out}: mergekit changed no weight of the target; is every weight of the recipe 0?")
     size = float(np.sqrt(moved / whole)) if whole else None
     return MergedByMergekit(out, method, touched, changed, tensors, size)
-
-
-def _changes_of_form(target: Checkpoint, result: Checkpoint) -> Iterator[str]:
-    """Yield a line on tensors of the target that a whole result may lack, and one on those with more or fewer rows."""
-    theirs = result.tensors
-    if lost := sorted(target.tensors.keys() - theirs.keys()):
-        yield f"not in mergekit's result, and not needed by transformers: {clip(', '.join(lost), _SHOWN)}"
-    if cut := [
-        f"{n} {e.shape} → {theirs[n].shape}" for n, e in target.tensors.items() if _is_resized(e, theirs.get(n))
-    ]:
-        yield f"by the recipe's tokenizer, mergekit changed the rows for tokens: {clip(', '.join(cut), _SHOWN)}"
-
-
-def _is_resized(before: TensorEntry, after: TensorEntry | None) -> bool:
-    return after is not None and before.shape != after.shape
 
 
 # The models of a recipe of any method, in the roles that a manifest knows
@@ -257,25 +246,23 @@ class Roles:
     """The model under the adapters, where it is not the target; the prior of a merge that is ours."""
 
 
-def mergekit_text(recipe: Path) -> str:
-    """Return a recipe's text. Raise UsageError where mergekit is not installed, or the file cannot be read."""
-    require("mergekit")
-    try:
-        return recipe.read_text(encoding="utf-8")
-    except (OSError, UnicodeError) as error:
-        raise UsageError(f"{printable(recipe)}: cannot be read ({error})") from error
+def parse_recipe(recipe: Path) -> tuple[str, Any]:
+    """Return a recipe's text, and mergekit's form of it.
 
-
-def parse_text(recipe: Path, text: str) -> Any:
-    """Return mergekit's form of a recipe. Raise UsageError with its words where it refuses it."""
+    Raise UsageError where mergekit is not installed, the file cannot be read, or mergekit refuses it.
+    """
     import yaml
 
+    require("mergekit")
     with quiet():  # what mergekit loads has something to say
         from mergekit.config import MergeConfiguration
 
     try:
+        text = recipe.read_text(encoding="utf-8")
         document = yaml.safe_load(text)
         config = MergeConfiguration.model_validate(document)
+    except (OSError, UnicodeError) as error:
+        raise UsageError(f"{printable(recipe)}: cannot be read ({error})") from error
     except Exception as error:  # pydantic's, YAML's, and its own
         lines = [line.strip() for line in str(error).splitlines() if line.strip() and "errors.pydantic" not in line]
         raise UsageError(join_faults(f"{recipe}: mergekit refuses this recipe:", lines)) from error
@@ -283,7 +270,7 @@ def parse_text(recipe: Path, text: str) -> Any:
         raise UsageError(f"{recipe}: names no models")
     if unknown := sorted({*map(str, document)} - {*MergeConfiguration.model_fields, "name", "msa"}):
         logger.warning("%s: mergekit does not know %s, and passes over it", recipe, ", ".join(unknown))
-    return config
+    return text, config
 
 
 def model_paths(value: Any) -> Iterator[Any]:
