@@ -11,10 +11,10 @@ OWN = "qa"
 
 @dataclass(frozen=True)
 class BenchmarkEntry:
-    """One benchmark. All else about it is in the class that implements it."""
+    """One benchmark. All else about it is in the value that `implementation` names."""
 
     implementation: str
-    """Dotted name of its class, a `msa_lite.evals.benchmarks.benchmark.Benchmark`."""
+    """Dotted name of its value, a `msa_lite.evals.benchmarks.benchmark.Benchmark`."""
     summary: str
     """Half a sentence for help texts."""
     splits: str = ""
@@ -45,7 +45,7 @@ _PASSAGES = {"verbmem_f": -1, "extraction_strength": -2, "exact_memorization": -
 
 BENCHMARKS: dict[str, BenchmarkEntry] = {
     OWN: BenchmarkEntry(
-        "msa_lite.evals.benchmarks.qa.Qa",
+        "msa_lite.evals.benchmarks.qa.QA",
         "your own questions and texts, in forget, retain and holdout sets",
         columns=(
             "rouge_l_f", "accuracy_f", "extraction_strength", "rouge_l_r", "accuracy_r", "rouge_l_h", "accuracy_h",
@@ -56,7 +56,7 @@ BENCHMARKS: dict[str, BenchmarkEntry] = {
         ),
     ),
     "tofu": BenchmarkEntry(
-        "msa_lite.evals.benchmarks.tofu.Tofu",
+        "msa_lite.evals.benchmarks.tofu.TOFU",
         "TOFU, questions about invented authors (Maini et al., 2024)",
         splits="forget01, forget05 or forget10",
         columns=(
@@ -71,7 +71,7 @@ BENCHMARKS: dict[str, BenchmarkEntry] = {
         judged=True,
     ),
     "restor": BenchmarkEntry(
-        "msa_lite.evals.benchmarks.restor.Restor",
+        "msa_lite.evals.benchmarks.restor.RESTOR",
         "RESTOR, facts about people that false documents have corrupted (Rezaei et al., 2024)",
         splits="the corruption documents, a0 to a3",
         columns=("accuracy",),
@@ -81,7 +81,7 @@ BENCHMARKS: dict[str, BenchmarkEntry] = {
         validation=0.1,
     ),
     "muse": BenchmarkEntry(
-        "msa_lite.evals.benchmarks.muse.Muse",
+        "msa_lite.evals.benchmarks.muse.MUSE",
         "MUSE, a series of books or news articles (Shi et al., 2024)",
         splits="books or news",
         columns=(

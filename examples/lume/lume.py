@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +47,7 @@ from msa_lite.evals.engine import answers
 from msa_lite.evals.engine.forward import completion
 from msa_lite.evals.engine.generate import Decoding
 from msa_lite.evals.verdict.bounds import Models
-from msa_lite.evals.verdict.outcome import RECITED, Yardstick, is_recited, yardstick_of_rows
+from msa_lite.evals.verdict.outcome import RECITED, Weighed, is_recited, weigh_recited, yardstick_of_rows
 from msa_lite.io.files.reading import local_path
 from msa_lite.report import Metric
 from msa_lite.report.tables.metrics import MEMBERSHIP, METRICS, MetricKind
@@ -73,107 +72,109 @@ def _is_recited(record: Record) -> bool:
     return is_recited(record) or (record.get("rouge_l") or 0.0) >= RECITED
 
 
-@dataclass(frozen=True)
-class Lume(Benchmark):
-    """The benchmark over loaded documents."""
+def load(prompter: Prompter, settings: BenchmarkSettings) -> Benchmark:
+    """Load the rows of a split: all, by default, or one of the challenge's folds, train or validation.
 
-    name = "lume"
-    prompted = False
-    fields = ("question", "answer", "task", "kind", "text")
-    sides = _MEMBERS
-    vital = ("regurgitation_r", "knowledge_r")
+    data: for all, the folder `data` of a clone of github.com/amazon-science/lume-llm-unlearning, with forget.jsonl
+    and retain.jsonl. For a fold, the challenge's data set, with splits forget_FOLD and retain_FOLD; where it is a
+    folder, its mia_data/member.jsonl and nonmember.jsonl serve membership inference, if they are there.
 
-    @classmethod
-    def load(cls, prompter: Prompter, settings: BenchmarkSettings) -> Lume:
-        """Load the rows of a split: all, by default, or one of the challenge's folds, train or validation.
+    Rows of one document are of one group, since they are not independent. Raise UsageError without data and for an
+    unknown split, DataError for data that is missing, and with every row of another form. Not scored and counted
+    as skipped: empty outputs, and items that are longer than the model's window.
+    """
+    split = _SPLITS[0] if settings.split is None else settings.split
+    if split not in _SPLITS:
+        raise UsageError(f"lume has no split '{split}'{nearest(split, _SPLITS)}; choose from {', '.join(_SPLITS)}")
+    if settings.data is None or (split == "all" and not local_path(settings.data).is_dir()):
+        where = f"{settings.data}: no such folder" if settings.data else "lume: where is its data"
+        raise UsageError(
+            f"{where}; clone {_REPOSITORY} and give its folder 'data' (--data), or the challenge's data set with "
+            "split train or validation"
+        )
+    folder = local_path(settings.data)
+    if split == "all":
+        tables = {side: _read(folder / f"{side}.jsonl") for side in _SIDES}
+    else:
+        tables = load_parts(settings.data, {side: Part("default", _COLUMNS, f"{side}_{split}") for side in _SIDES})
+    _check(settings.data, tables)
+    tokenizer = prompter.tokenizer
+    sets = {}
+    for side, table in tables.items():
+        items = [_item(tokenizer, i, row) for i, row in sampled(table, settings)]
+        sets[side] = ItemSet(items, _DECODING, ends=False)
+    members = {name: folder / f"mia_data/{name}.jsonl" for name in _MEMBERS}
+    if all(file.is_file() for file in members.values()):
+        for name, file in members.items():
+            rows = sampled(_read(file), settings)
+            items = [text_item(tokenizer, i, str(row["document"] or "")) for i, row in rows]
+            sets[name] = ItemSet(items, ends=False)
+    return LUME.over(split, sets, prompter, settings.compat)
 
-        data: for all, the folder `data` of a clone of github.com/amazon-science/lume-llm-unlearning, with forget.jsonl
-        and retain.jsonl. For a fold, the challenge's data set, with splits forget_FOLD and retain_FOLD; where it is a
-        folder, its mia_data/member.jsonl and nonmember.jsonl serve membership inference, if they are there.
 
-        Rows of one document are of one group, since they are not independent. Raise UsageError without data and for an
-        unknown split, DataError for data that is missing, and with every row of another form. Not scored and counted
-        as skipped: empty outputs, and items that are longer than the model's window.
-        """
-        split = _SPLITS[0] if settings.split is None else settings.split
-        if split not in _SPLITS:
-            raise UsageError(f"lume has no split '{split}'{nearest(split, _SPLITS)}; choose from {', '.join(_SPLITS)}")
-        if settings.data is None or (split == "all" and not local_path(settings.data).is_dir()):
-            where = f"{settings.data}: no such folder" if settings.data else "lume: where is its data"
-            raise UsageError(
-                f"{where}; clone {_REPOSITORY} and give its folder 'data' (--data), or the challenge's data set with "
-                "split train or validation"
-            )
-        folder = local_path(settings.data)
-        if split == "all":
-            tables = {side: _read(folder / f"{side}.jsonl") for side in _SIDES}
-        else:
-            tables = load_parts(settings.data, {side: Part("default", _COLUMNS, f"{side}_{split}") for side in _SIDES})
-        _check(settings.data, tables)
-        tokenizer = prompter.tokenizer
-        sets = {}
-        for side, table in tables.items():
-            items = [_item(tokenizer, i, row) for i, row in sampled(table, settings)]
-            sets[side] = ItemSet(items, _DECODING, ends=False)
-        members = {name: folder / f"mia_data/{name}.jsonl" for name in _MEMBERS}
-        if all(file.is_file() for file in members.values()):
-            for name, file in members.items():
-                rows = sampled(_read(file), settings)
-                items = [text_item(tokenizer, i, str(row["document"] or "")) for i, row in rows]
-                sets[name] = ItemSet(items, ends=False)
-        return cls(split, sets, prompter, settings.compat)
+def score(benchmark: Benchmark, set_name: str, record: Record) -> Record:
+    """Return the record with rouge_l and exact, the scores of its two kinds; or with the loss of a document."""
+    if set_name in _MEMBERS:
+        return record | flat_scores(record, "text") | {"loss": next(iter(losses(record, "text")), None)}
+    record |= flat_scores(record)
+    right, generated = record["answer"], record.get("generated")
+    scored = generated is not None and answers.has_word(right)
+    record["rouge_l"] = answers.rouge_l_recall(right, str(generated)) if scored else None
+    record["exact"] = float(_plain(right) == _plain(str(generated))) if scored else None
+    return record
 
-    def describe(self) -> dict[str, Any]:
-        return super().describe() | {"prompt": {"kind": "as it is"}, "answer_rule": answers.RULE}
 
-    def complete(self, set_name: str, record: Record) -> Record:
-        """Return the record with rouge_l and exact, the scores of its two kinds; or with the loss of a document."""
-        if set_name in _MEMBERS:
-            return record | flat_scores(record, "text") | {"loss": next(iter(losses(record, "text")), None)}
-        record |= flat_scores(record)
-        right, generated = record["answer"], record.get("generated")
-        scored = generated is not None and answers.has_word(right)
-        record["rouge_l"] = answers.rouge_l_recall(right, str(generated)) if scored else None
-        record["exact"] = float(_plain(right) == _plain(str(generated))) if scored else None
-        return record
+def metrics(records: Records, ideal: Records | None) -> dict[str, Metric]:
+    """Return regurgitation and knowledge of both sets and of each task in them, and the task aggregate.
 
-    @staticmethod
-    def metrics(records: Records, ideal: Records | None) -> dict[str, Metric]:
-        """Return regurgitation and knowledge of both sets and of each task in them, and the task aggregate.
+    regurgitation: mean ROUGE-L recall of the ends of documents. knowledge: share of answers that are the right one.
+    task_aggregate: the harmonic mean of these twelve, those of the forget set as 1 − the value; None where a task
+    has no rows, 0 where one of the twelve is 0. With the challenge's documents for membership inference, also
+    mia_auc and mia_score.
+    """
+    metrics, parts = {}, {}
+    for side in _SIDES:
+        for kind, stem in _KINDS.items():
+            name = f"{stem}_{side[0]}"
+            metrics[name] = mean_metric(name, _scores(records[side], kind))
+            for task in _TASKS:
+                name = f"{stem}_{task.lower()}_{side[0]}"
+                values = _scores([r for r in records[side] if r["task"] == task], kind)
+                metrics[name] = mean_metric(name, values)
+                parts[name] = {kind: [_good(value, side) for value in values]}
+        strength = "extraction_strength" if side == "forget" else "extraction_strength_r"
+        metrics[strength] = mean_metric(strength, column(records[side], "extraction_strength"))
+        likely = f"probability_{side[0]}"
+        metrics[likely] = mean_metric(likely, column(records[side], "probability"))
+    metrics["task_aggregate"] = harmonic_metric("task_aggregate", parts)
+    if "member" in records:
+        sides = [column(records[name], "loss") for name in _MEMBERS]
+        metrics["mia_auc"] = auc_metric("mia_auc", sides, lambda auc: auc)
+        metrics["mia_score"] = auc_metric("mia_score", sides, lambda auc: 1 - 2 * abs(auc - 0.5))
+    return metrics
 
-        regurgitation: mean ROUGE-L recall of the ends of documents. knowledge: share of answers that are the right one.
-        task_aggregate: the harmonic mean of these twelve, those of the forget set as 1 − the value; None where a task
-        has no rows, 0 where one of the twelve is 0. With the challenge's documents for membership inference, also
-        mia_auc and mia_score.
-        """
-        metrics, parts = {}, {}
-        for side in _SIDES:
-            for kind, stem in _KINDS.items():
-                name = f"{stem}_{side[0]}"
-                metrics[name] = mean_metric(name, _scores(records[side], kind))
-                for task in _TASKS:
-                    name = f"{stem}_{task.lower()}_{side[0]}"
-                    values = _scores([r for r in records[side] if r["task"] == task], kind)
-                    metrics[name] = mean_metric(name, values)
-                    parts[name] = {kind: [_good(value, side) for value in values]}
-            strength = "extraction_strength" if side == "forget" else "extraction_strength_r"
-            metrics[strength] = mean_metric(strength, column(records[side], "extraction_strength"))
-            likely = f"probability_{side[0]}"
-            metrics[likely] = mean_metric(likely, column(records[side], "probability"))
-        metrics["task_aggregate"] = harmonic_metric("task_aggregate", parts)
-        if "member" in records:
-            sides = [column(records[name], "loss") for name in _MEMBERS]
-            metrics["mia_auc"] = auc_metric("mia_auc", sides, lambda auc: auc)
-            metrics["mia_score"] = auc_metric("mia_score", sides, lambda auc: 1 - 2 * abs(auc - 0.5))
-        return metrics
 
-    @classmethod
-    def fails(cls, record: Record) -> bool | None:
-        return None if record.get("generated") is None else _is_recited(record)
+def fails(record: Record) -> bool | None:
+    return None if record.get("generated") is None else _is_recited(record)
 
-    @classmethod
-    def yardstick(cls, models: Models) -> Yardstick:
-        return yardstick_of_rows(models)._replace(is_recited=_is_recited, is_kept=_is_recited)
+
+def weigh(models: Models) -> Weighed:
+    yardstick = yardstick_of_rows(models)._replace(is_recited=_is_recited, is_kept=_is_recited)
+    return weigh_recited(models, yardstick)
+
+
+LUME = Benchmark(
+    "lume",
+    score,
+    metrics,
+    load,
+    prompted=False,
+    sides=_MEMBERS,
+    vital=("regurgitation_r", "knowledge_r"),
+    about={"prompt": {"kind": "as it is"}, "answer_rule": answers.RULE},
+    weigh=weigh,
+    fails=fails,
+)
 
 
 def _read(file: Path) -> Table:
@@ -247,7 +248,7 @@ def _on_both(stem: str, label: str, formula: str) -> Iterator[MetricKind]:
 
 METRICS.update((kind.name, kind) for kind in _kinds())
 BENCHMARKS["lume"] = BenchmarkEntry(
-    f"{__name__}.Lume",
+    f"{__name__}.LUME",
     "LUME, made-up stories, made-up personal data and real biographies",
     splits="all, train or validation",
     columns=("task_aggregate", "mia_score", "regurgitation_f", "knowledge_f", "regurgitation_r", "knowledge_r"),

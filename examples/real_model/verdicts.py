@@ -13,7 +13,7 @@ from typing import Any
 from claims import name_of
 from collect import ROW_SCORES, Point, Results, Scores
 
-from msa_lite.evals.benchmarks.qa import Qa
+from msa_lite.evals.benchmarks.qa import QA
 from msa_lite.report.tables.formats import Cell, Section, TextTable, markdown
 from msa_lite.report.verdict.figures import Bound, percent
 from msa_lite.report.verdict.verdict import Verdict, make_verdict
@@ -24,7 +24,7 @@ def verdict_of(point: Point) -> Verdict | None:
     models = {"target": point.target, "unlearned": point.unlearned, "ideal": point.ideal}
     if not all(scores and scores.rows.get("forget") for scores in models.values()):
         return None
-    weighed = Qa.weigh({name: _records(scores) for name, scores in models.items() if scores})
+    weighed = QA.weigh({name: _records(scores) for name, scores in models.items() if scores})
     return None if isinstance(weighed, str) else make_verdict(*weighed)
 
 

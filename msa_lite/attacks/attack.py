@@ -11,8 +11,8 @@ from typing import Any, ClassVar, Literal, NamedTuple
 from msa_lite.attack_names import ATTACKS
 from msa_lite.data import Prompter, Row, rows_identity
 from msa_lite.errors import UsageError, nearest
-from msa_lite.evals.benchmarks.benchmark import Records
-from msa_lite.evals.benchmarks.qa import Qa, load_qa
+from msa_lite.evals.benchmarks.benchmark import Benchmark, Records
+from msa_lite.evals.benchmarks.qa import load_qa
 from msa_lite.evals.engine.models import Runner, checkpoint_folder, load_model
 from msa_lite.io.console.progress import Progress, silent
 from msa_lite.io.files.writing import digest
@@ -43,7 +43,7 @@ class Ground:
     rewordings: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """The benchmark's other wordings of the questions by name ("paraphrased"), one for each of the `forget` rows."""
 
-    def benchmark(self, sets: Collection[str] = ("forget", "holdout")) -> Qa:
+    def benchmark(self, sets: Collection[str] = ("forget", "holdout")) -> Benchmark:
         """Return the rows of some sets as questions and texts to score."""
         return load_qa({name: getattr(self, name) for name in sets if getattr(self, name)}, self.prompter,
                        self.max_new_tokens)  # fmt: skip

@@ -21,8 +21,7 @@ from itertools import chain
 
 from msa_lite.attacks.attack import Attack, Ground, Measure, Subject, Trial
 from msa_lite.data import IGNORE
-from msa_lite.evals.benchmarks.benchmark import Item, Record, Records, column
-from msa_lite.evals.benchmarks.qa import Qa
+from msa_lite.evals.benchmarks.benchmark import Benchmark, Item, Record, Records, column
 from msa_lite.evals.engine.models import model_identity
 from msa_lite.evals.engine.scoring import threshold_at_fpr
 from msa_lite.evals.scores.records import run_items
@@ -46,13 +45,10 @@ _FOUND = [
 ]
 
 
-class _Scored(Qa):
-    """Rows that are scored, and that nothing is generated from."""
-
-    def complete(self, set_name: str, record: Record) -> Record:
-        texts: list[Record] = next(iter(record.get("scores", {}).values()), [])
-        figures = {name: texts[0].get(name) if texts else None for name in _SCORES}
-        return {"index": record["index"], **figures, **{k: record[k] for k in ("skipped",) if k in record}}
+def _score(benchmark: Benchmark, set_name: str, record: Record) -> Record:
+    texts: list[Record] = next(iter(record.get("scores", {}).values()), [])
+    figures = {name: texts[0].get(name) if texts else None for name in _SCORES}
+    return {"index": record["index"], **figures, **{k: record[k] for k in ("skipped",) if k in record}}
 
 
 @dataclass(frozen=True)
@@ -103,7 +99,7 @@ class Membership(Attack):
         yield _TRIAL, records
 
 
-def _losses(prior: Subject, benchmark: Qa) -> dict[str, list[float | None]]:
+def _losses(prior: Subject, benchmark: Benchmark) -> dict[str, list[float | None]]:
     """Return the losses of a prior by set. It runs once for all models under attack."""
     key = ("membership", digest(benchmark.describe()))
     if key not in prior.results:
@@ -112,14 +108,11 @@ def _losses(prior: Subject, benchmark: Qa) -> dict[str, list[float | None]]:
     return losses
 
 
-def _scored(ground: Ground) -> _Scored:
-    """Return the rows as texts to score."""
-    rows = ground.benchmark(("forget", "holdout"))
-    return _Scored(
-        rows.split,
-        {name: replace(items, with_z=True, decoding=None) for name, items in rows.sets.items()},
-        rows.prompter,
-    )
+def _scored(ground: Ground) -> Benchmark:
+    """Return the rows as texts to score, and to generate nothing from."""
+    rows = ground.benchmark()
+    sets = {name: replace(items, with_z=True, decoding=None) for name, items in rows.sets.items()}
+    return replace(rows, score=_score, sets=sets)
 
 
 def _find(records: Records) -> None:
@@ -132,7 +125,7 @@ def _find(records: Records) -> None:
             record[f"found_{measure.name}"] = float(score < threshold) if defined else None
 
 
-def _text(benchmark: Qa, item: Item) -> str:
+def _text(benchmark: Benchmark, item: Item) -> str:
     """Return the text of the scored tokens."""
     ids = [label for texts in item.texts.values() for text in texts for label in text.labels if label != IGNORE]
     return str(benchmark.tokenizer.decode(ids, skip_special_tokens=True))

@@ -82,7 +82,7 @@ class Says(EvidenceKind):
                     item.fields["question"],
                     item.fields["answer"],
                     generated,
-                    is_told=bool(type(scene.benchmark).fails(answered[name][index])),
+                    is_told=bool(scene.benchmark.fails(answered[name][index])),
                     is_broken=fence is not None and loss is not None and loss > fence,
                 )
                 subject = {} if item.group is None else {"subject": item.group}

@@ -9,7 +9,7 @@ from pathlib import Path
 from msa_lite.cli.output import progress_bars
 from msa_lite.data import SYSTEM_PROMPT, DataSource, Prompter, Template, encode_qa, load_rows
 from msa_lite.evals.benchmarks.benchmark import BenchmarkSettings
-from msa_lite.evals.benchmarks.muse import Muse
+from msa_lite.evals.benchmarks.muse import MUSE
 
 TOKENS = 4096
 CHAT = (
@@ -48,7 +48,7 @@ def make_model(options: argparse.Namespace) -> Path:
     prompter = Prompter.build(tokenizer, "default", Template())
     examples = encode_qa(rows, prompter)
     if options.suite == "muse":
-        passages = Muse.load(prompter, BenchmarkSettings(options.data)).sets["verbmem"].items
+        passages = MUSE.load(prompter, BenchmarkSettings(options.data)).sets["verbmem"].items
         examples += [text for item in passages for text in item.texts["text"]]
     settings = FitSettings("full", epochs=options.epochs, learning_rate=2e-3, weight_decay=0, batch_size=16)
     trained = work / f"trained-{options.suite}-{template}-{options.epochs}"

@@ -51,8 +51,8 @@ from msa_lite.data import (
     to_batch,
 )
 from msa_lite.evals.benchmarks.benchmark import Benchmark, BenchmarkSettings
-from msa_lite.evals.benchmarks.muse import Muse
-from msa_lite.evals.benchmarks.tofu import Tofu
+from msa_lite.evals.benchmarks.muse import MUSE
+from msa_lite.evals.benchmarks.tofu import TOFU
 from msa_lite.evals.engine import scoring
 from msa_lite.evals.engine.forward import known_beginning, score_bundles
 from msa_lite.evals.engine.generate import generate
@@ -61,7 +61,7 @@ from msa_lite.evals.scores.records import token_record
 
 SIDES, PARTS = ("plain", "msa-lite"), ("teacher-forced", "generation")
 ROWS = {"tofu": 32, "muse": 4}  # of a batch of the plain loop
-SUITES = {"tofu": Tofu, "muse": Muse}
+SUITES = {"tofu": TOFU, "muse": MUSE}
 Beginnings = dict[tuple[str, int], list[int]]  # (set, place) → what the scores tell of an answer's beginning
 Values = dict[str, dict[str, Any]]  # "set/row/text/number" → scores, "set/row" → {"answer": ...}
 

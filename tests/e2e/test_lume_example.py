@@ -77,12 +77,12 @@ def test_its_recipe_runs_and_scores_are_those_by_hand(
         assert (report.metrics["knowledge_f"].n, report.metrics["regurgitation_f"].n) == (4, 3)
         assert None not in (report.metrics["task_aggregate"].value, report.metrics["mia_score"].value)
 
-    lume = runpy.run_path(str(EXAMPLE / "lume.py"), run_name="lume")["Lume"].load(
+    lume = runpy.run_path(str(EXAMPLE / "lume.py"), run_name="lume")["LUME"].load(
         make_prompter(), BenchmarkSettings(str(tmp_path))
     )
     records = {
         name: [
-            lume.complete(name, {**item.fields, "subject": item.group, "generated": said})
+            lume.score(lume, name, {**item.fields, "subject": item.group, "generated": said})
             for item, (*_, said) in zip(lume.sets[name].items, rows, strict=True)
         ]
         for name, rows in ROWS.items()

@@ -55,6 +55,6 @@ def test_a_run_chooses_by_it_and_is_compared(recipe: dict[str, Any], data: str) 
     assert choice["rule"] == "toy"
     assert {line["alpha"] for line in choice["scores"]} == {0.5, 1.0}
     assert result.reports["unlearned"].split == "whole test"
-    assert "benchmark toy does not say" in page_text(folder)
+    assert "the benchmark does not say" in page_text(folder)
     table = msa_lite.compare([folder])
     assert [column.name for column in table.columns] == ["likeness_r", "likeness_f"]

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from msa_lite.data import Prompter, Template
-from msa_lite.evals.benchmarks.benchmark import BenchmarkSettings, Record
-from msa_lite.evals.benchmarks.tofu import Tofu
+from msa_lite.evals.benchmarks.benchmark import Benchmark, BenchmarkSettings, Record
+from msa_lite.evals.benchmarks.tofu import TOFU
 from msa_lite.evals.engine.forward import TokenScores
 from msa_lite.evals.engine.generate import Decoding
 from msa_lite.evals.scores.records import token_record
@@ -97,9 +97,9 @@ def write_tofu(folder: Path, tables: Mapping[str, Sequence[TofuRow]] = TABLES) -
     return write_data(folder, {(name, "train"): rows for name, rows in tables.items()})
 
 
-def make_tofu(folder: Path, tables: Mapping[str, Sequence[TofuRow]] = TABLES, **options: Any) -> Tofu:
+def make_tofu(folder: Path, tables: Mapping[str, Sequence[TofuRow]] = TABLES, **options: Any) -> Benchmark:
     """The benchmark over such a data set, forget01."""
-    return Tofu.load(make_prompter(), BenchmarkSettings(write_tofu(folder, tables), "forget01", **options))
+    return TOFU.load(make_prompter(), BenchmarkSettings(write_tofu(folder, tables), "forget01", **options))
 
 
 def token_scores(chances: Sequence[float], right: str = "", es_floor: bool = False) -> Record:
@@ -111,7 +111,7 @@ def token_scores(chances: Sequence[float], right: str = "", es_floor: bool = Fal
 
 
 def made_up(
-    tofu: Tofu,
+    tofu: Benchmark,
     set_name: str,
     index: int,
     generated: str | None = "",
@@ -120,10 +120,10 @@ def made_up(
     """The record of an item whose texts have the given scores, complete."""
     fields = tofu.sets[set_name].items[index].fields
     scores = {name: list(found) for name, found in texts.items()}
-    return tofu.complete(set_name, {"index": index, **fields, "scores": scores, "generated": generated})
+    return tofu.score(tofu, set_name, {"index": index, **fields, "scores": scores, "generated": generated})
 
 
-def shortened(tofu: Tofu, tokens: int = 6) -> Tofu:
+def shortened(tofu: Benchmark, tokens: int = 6) -> Benchmark:
     """The same with answers of a few tokens, which tests wait for less long."""
     sets = {
         name: replace(part, decoding=Decoding(tokens)) if part.decoding else part for name, part in tofu.sets.items()

@@ -23,9 +23,8 @@ from msa_lite.data import (
     make_prompter,
 )
 from msa_lite.evals.benchmarks.aggregates import resolve_compat
-from msa_lite.evals.benchmarks.benchmark import BenchmarkSettings
+from msa_lite.evals.benchmarks.benchmark import Benchmark, BenchmarkSettings
 from msa_lite.evals.benchmarks.qa import load_qa
-from msa_lite.evals.benchmarks.tofu import Tofu
 from msa_lite.evals.engine.forward import TokenScores, answer_texts
 from msa_lite.evals.engine.generate import Decoding, generate
 from msa_lite.evals.engine.models import Runner
@@ -170,11 +169,11 @@ def test_extraction_leaves_out_the_end_token_and_nothing_else() -> None:
         assert (record["extraction_strength"] == 1) is memorized
 
 
-def tofu(folder: Path, prompter: Prompter, *compat: str) -> Tofu:
+def tofu(folder: Path, prompter: Prompter, *compat: str) -> Benchmark:
     switches = resolve_compat(compat, "tofu")
     settings = BenchmarkSettings(write_tofu(folder), "forget01", compat=switches)
     benchmark = load_benchmark("tofu", prompter, settings)
-    assert isinstance(benchmark, Tofu)
+    assert isinstance(benchmark, Benchmark)
     return shortened(benchmark)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from msa_lite.benchmarks import BENCHMARKS, OWN, published
-from msa_lite.evals.benchmarks.benchmark import benchmark_class
+from msa_lite.evals.benchmarks.benchmark import find_benchmark
 from tests.tools.arrows import PACKAGE, sources
 
 # Where published benchmarks may be named, and why.
@@ -49,8 +49,8 @@ def test_words_are_found_in_code_and_not_in_docstrings() -> None:
 
 
 @pytest.mark.parametrize("name", BENCHMARKS)
-def test_an_entry_leads_to_the_class_of_its_name(name: str) -> None:
-    kind = benchmark_class(name)
+def test_an_entry_leads_to_the_value_of_its_name(name: str) -> None:
+    kind = find_benchmark(name)
     assert kind.name == name
     assert kind.default_score is None or kind.default_score in BENCHMARKS[name].scores
     assert {*kind.preset} <= {*kind.switches, *kind.reads}

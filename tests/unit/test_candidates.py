@@ -17,7 +17,7 @@ from msa_lite.choose.search import StrengthSearch
 from msa_lite.choose.validation import BROKEN, Validation
 from msa_lite.data import Prompter, Template
 from msa_lite.errors import NotFiniteError, StageError
-from msa_lite.evals.benchmarks.qa import Qa
+from msa_lite.evals.benchmarks.qa import QA
 from msa_lite.report import Metric, Report, load_report, write_report
 from msa_lite.report.run.choice import candidate_name
 from tests.support.models import tiny_tokenizer
@@ -58,7 +58,9 @@ def strength(values: Values | None) -> float:
 
 @pytest.fixture
 def validation() -> Counted:
-    return Counted(Qa("validation", {}, Prompter.build(tiny_tokenizer(), "plain", Template())), LeastExtraction(0.95))
+    return Counted(
+        QA.over("validation", {}, Prompter.build(tiny_tokenizer(), "plain", Template())), LeastExtraction(0.95)
+    )
 
 
 @pytest.fixture

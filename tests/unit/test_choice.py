@@ -19,7 +19,7 @@ from msa_lite.choose.validation import BROKEN, Validation
 from msa_lite.data import Prompter, Template
 from msa_lite.errors import DataError, MsaError, NotFiniteError, StageError, UsageError
 from msa_lite.evals.benchmarks.benchmark import Item, ItemSet
-from msa_lite.evals.benchmarks.qa import Qa
+from msa_lite.evals.benchmarks.qa import QA
 from msa_lite.evals.judge import JudgeSettings
 from msa_lite.io.finished.manifest import stage_folder
 from msa_lite.io.finished.seal import verify_folder
@@ -64,7 +64,7 @@ def candidates(tmp_path: Path) -> Candidates:
 @pytest.fixture
 def questions() -> Validation:
     return Validation(
-        Qa("validation", {}, Prompter.build(tiny_tokenizer(), "plain", Template())), LeastExtraction(0.95)
+        QA.over("validation", {}, Prompter.build(tiny_tokenizer(), "plain", Template())), LeastExtraction(0.95)
     )
 
 

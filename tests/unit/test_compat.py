@@ -13,8 +13,7 @@ from msa_lite.benchmarks import BENCHMARKS
 from msa_lite.data import Prompter, Template
 from msa_lite.errors import UsageError
 from msa_lite.evals.benchmarks.aggregates import COMMON, known_presets, known_switches, resolve_compat, switches_of
-from msa_lite.evals.benchmarks.benchmark import BenchmarkSettings, Record
-from msa_lite.evals.benchmarks.tofu import Tofu
+from msa_lite.evals.benchmarks.benchmark import Benchmark, BenchmarkSettings, Record
 from msa_lite.evals.engine.models import Runner
 from msa_lite.evals.scores.records import run_items
 from msa_lite.evals.scores.suite import load_benchmark
@@ -23,15 +22,15 @@ from tests.support.models import tiny_tokenizer
 from tests.support.plain import plain_answer, plain_scores, wide_model
 
 
-def loaded(folder: Path, compat: Iterable[str] = (), prompter: Prompter | None = None) -> Tofu:
+def loaded(folder: Path, compat: Iterable[str] = (), prompter: Prompter | None = None) -> Benchmark:
     """The small TOFU with some switches on."""
     settings = BenchmarkSettings(write_tofu(folder), "forget01", compat=frozenset(compat))
     tofu = load_benchmark("tofu", prompter or make_prompter(), settings)
-    assert isinstance(tofu, Tofu)
+    assert isinstance(tofu, Benchmark)
     return shortened(tofu)
 
 
-def run(tofu: Tofu) -> list[Record]:
+def run(tofu: Benchmark) -> list[Record]:
     return run_items(Runner(wide_model("llama")), tofu, "forget")
 
 
@@ -46,7 +45,7 @@ def changed(one: Any, other: Any, name: str = "") -> set[str]:
 
 
 @pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> tuple[Tofu, list[Record]]:
+def plain(tmp_path_factory: pytest.TempPathFactory) -> tuple[Benchmark, list[Record]]:
     tofu = loaded(tmp_path_factory.mktemp("plain"))
     return tofu, run(tofu)
 
@@ -62,7 +61,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> tuple[Tofu, list[Record]]
     ],
 )
 def test_a_switch_changes_what_it_says_and_nothing_else(
-    switch: str, values: set[str], plain: tuple[Tofu, list[Record]], tmp_path: Path
+    switch: str, values: set[str], plain: tuple[Benchmark, list[Record]], tmp_path: Path
 ) -> None:
     switched = loaded(tmp_path, [switch])
     assert changed(plain[1], run(switched)) == values

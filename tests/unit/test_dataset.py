@@ -11,8 +11,8 @@ import pytest
 
 from msa_lite.data import IGNORE, Prompter, Template
 from msa_lite.errors import DataError, UsageError
-from msa_lite.evals.benchmarks.benchmark import BenchmarkSettings, Record
-from msa_lite.evals.benchmarks.tofu import Tofu
+from msa_lite.evals.benchmarks.benchmark import Benchmark, BenchmarkSettings, Record
+from msa_lite.evals.benchmarks.tofu import TOFU
 from msa_lite.evals.engine.models import Runner
 from msa_lite.evals.scores.records import run_items
 from tests.support.benchmark_data import TABLES, TofuRow, make_prompter, make_tofu, row, write_tofu
@@ -30,7 +30,7 @@ def test_every_fault_of_a_data_set_is_told_at_once(tmp_path: Path) -> None:
     tables: dict[str, Sequence[Mapping[str, Any]]] = dict(without("retain_perturbed", "world_facts_perturbed"))
     tables["forget01_perturbed"] = [{"question": "Who?", "answer": "I."}]
     with pytest.raises(DataError) as told:
-        Tofu.load(make_prompter(), BenchmarkSettings(write_tofu(tmp_path, tables), "forget01"))  # type: ignore[arg-type]
+        TOFU.load(make_prompter(), BenchmarkSettings(write_tofu(tmp_path, tables), "forget01"))  # type: ignore[arg-type]
     text = str(told.value)
     assert "no configuration 'retain_perturbed'" in text
     assert "no configuration 'world_facts_perturbed'" in text
@@ -51,7 +51,7 @@ def test_only_the_holdout_may_be_absent(tmp_path: Path) -> None:
 
 def test_an_unknown_split_is_refused_with_the_nearest(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="did you mean 'forget10'"):
-        Tofu.load(make_prompter(), BenchmarkSettings(str(tmp_path), "forget_10"))
+        TOFU.load(make_prompter(), BenchmarkSettings(str(tmp_path), "forget_10"))
 
 
 def test_a_limit_takes_a_sample_by_the_seed(tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ def test_a_limit_takes_a_sample_by_the_seed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("chat", [False, True])
 def test_texts_and_prompts_are_those_of_the_prompter(chat: bool, tmp_path: Path) -> None:
     prompter = make_prompter(chat)
-    item = Tofu.load(prompter, BenchmarkSettings(write_tofu(tmp_path), "forget01")).sets["forget"].items[1]
+    item = TOFU.load(prompter, BenchmarkSettings(write_tofu(tmp_path), "forget01")).sets["forget"].items[1]
     asked = TABLES["forget01_perturbed"][1]
     assert item.prompt == prompter.prompt(asked["question"])
     assert {name: len(texts) for name, texts in item.texts.items()} == {"answer": 1, "paraphrased": 1, "perturbed": 3}
@@ -79,7 +79,7 @@ def test_texts_and_prompts_are_those_of_the_prompter(chat: bool, tmp_path: Path)
     assert item.fields == {key: asked[key] for key in ("question", "answer", "perturbed_answer")}
 
 
-def odd_records(folder: Path, *rows: TofuRow) -> tuple[Tofu, list[Record]]:
+def odd_records(folder: Path, *rows: TofuRow) -> tuple[Benchmark, list[Record]]:
     """The records of a model for rows in the place of the forget set's."""
     tofu = make_tofu(folder, TABLES | {"forget01_perturbed": [*rows, row(9, 3)]})
     return tofu, run_items(Runner(wide_model("llama")), tofu, "forget")
@@ -116,7 +116,7 @@ def test_an_answer_without_a_token_of_its_own_is_left_out(tmp_path: Path) -> Non
     prompter = make_prompter()
     # A template whose answer shows only its end, as where a tokenizer drops the characters that it does not know.
     silent = Prompter.build(prompter.tokenizer, "plain", Template("Question: {question}\nAnswer:", "{answer:.0}"))
-    tofu = Tofu.load(silent, BenchmarkSettings(write_tofu(tmp_path), "forget01"))
+    tofu = TOFU.load(silent, BenchmarkSettings(write_tofu(tmp_path), "forget01"))
     assert {name: len(texts) for name, texts in tofu.sets["forget"].items[0].texts.items()} == {
         "answer": 0, "paraphrased": 0, "perturbed": 0,
     }  # fmt: skip
@@ -140,7 +140,7 @@ def test_items_beyond_the_window_are_skipped_with_the_reason(tmp_path: Path) -> 
 @pytest.mark.parametrize(("split", "count"), [("forget01", 40), ("forget10", 400)])
 def test_the_published_rows_are_asked_as_they_are(split: str, count: int) -> None:
     prompter = make_prompter(chat=True)
-    tofu = Tofu.load(prompter, BenchmarkSettings(str(PUBLISHED), split, limit=8))
+    tofu = TOFU.load(prompter, BenchmarkSettings(str(PUBLISHED), split, limit=8))
     assert list(tofu.sets) == ["forget", "retain", "real_authors", "world_facts"]
     rows = [json.loads(line) for line in (PUBLISHED / f"{split}_perturbed.json").read_text().splitlines()]
     assert len(rows) == count

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from msa_lite.data import Row, sample_rows
 from msa_lite.errors import DataError
 from msa_lite.evals.benchmarks.benchmark import Benchmark, BenchmarkSettings, Item, ItemSet
-from msa_lite.evals.benchmarks.muse import Muse
-from msa_lite.evals.benchmarks.qa import Qa, load_qa
-from msa_lite.evals.benchmarks.restor import Restor
+from msa_lite.evals.benchmarks.muse import MUSE
+from msa_lite.evals.benchmarks.qa import QA, load_qa
+from msa_lite.evals.benchmarks.restor import RESTOR
 from msa_lite.evals.engine.generate import Decoding
 from tests.support.benchmark_data import (
     MEMBERSHIP,
@@ -34,13 +34,13 @@ from tests.support.benchmark_data import (
 PUBLISHED = Path(__file__).parents[3] / "shared" / "data" / "tofu"
 
 
-def make_qa(**groups: Sequence[int | str | None]) -> Qa:
+def make_qa(**groups: Sequence[int | str | None]) -> Benchmark:
     """Sets of items by the groups of their items; every third row of the data."""
     sets = {
         name: ItemSet([Item(3 * i, {"question": f"{name} {i}"}, group=group) for i, group in enumerate(found)])
         for name, found in groups.items()
     }
-    return Qa("all", sets, make_prompter())
+    return QA.over("all", sets, make_prompter())
 
 
 def rows(benchmark: Benchmark, name: str) -> list[int]:
@@ -146,7 +146,7 @@ COMMON = {"What", "How", "Has", "Can", "The", "Is", "Does", "In", "Which", "Are"
 
 def test_muse_says_how_coarse_its_aucs_are(tmp_path: Path) -> None:
     texts = {("privleak", side): [{"text": f"It is {side} {i}"} for i in range(100)] for side in ("forget", "holdout")}
-    muse = Muse.load(make_prompter(), BenchmarkSettings(write_data(tmp_path, ROWS | texts)))
+    muse = MUSE.load(make_prompter(), BenchmarkSettings(write_data(tmp_path, ROWS | texts)))
     muse = replace(muse, sets={name: part for name, part in muse.sets.items() if name.startswith("privleak")})
     validation, _ = muse.divide(0.15, 0)
     # √((15 + 15 + 1) / (12 · 15 · 15)) = √0.01148 = 0.107
@@ -169,9 +169,9 @@ def test_an_auc_rests_on_the_holdout_set_where_there_is_one(tmp_path: Path) -> N
 def test_metrics_are_known_by_name_before_any_model_is_scored(tmp_path: Path) -> None:
     assert {*make_tofu(tmp_path / "tofu").metric_names()} == TOFU_METRICS | MEMBERSHIP
     assert {
-        *Muse.load(make_prompter(), BenchmarkSettings(write_data(tmp_path / "muse"))).metric_names()
+        *MUSE.load(make_prompter(), BenchmarkSettings(write_data(tmp_path / "muse"))).metric_names()
     } == MUSE_METRICS
-    restor = Restor.load(make_prompter(), BenchmarkSettings(write_restor(tmp_path / "restor")))
+    restor = RESTOR.load(make_prompter(), BenchmarkSettings(write_restor(tmp_path / "restor")))
     assert restor.metric_names() == ["accuracy", "accuracy_corrupted", "accuracy_other"]
     rows = {"forget": [Row(0, text="It is over there.")], "retain": [Row(0, "Where is it?", "There.")]}
     names = load_qa(rows, make_prompter()).metric_names()

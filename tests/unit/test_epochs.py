@@ -9,7 +9,7 @@ import pytest
 from msa_lite.choose.rules import PaperScore
 from msa_lite.choose.validation import Validation
 from msa_lite.data import Prompter, Template
-from msa_lite.evals.benchmarks.qa import Qa
+from msa_lite.evals.benchmarks.qa import QA
 from msa_lite.pipeline.baseline import settings as module
 from msa_lite.pipeline.baseline.settings import BestEpoch
 from msa_lite.report import Metric, Report, write_report
@@ -36,7 +36,7 @@ def best(folder: Path, first: int = 1) -> BestEpoch:
     target = folder / "target"
     target.mkdir()
     write_report(report(1.0, 1.0), target)
-    questions = Qa("validation", {}, Prompter.build(tiny_tokenizer(), "plain", Template()))
+    questions = QA.over("validation", {}, Prompter.build(tiny_tokenizer(), "plain", Template()))
     return BestEpoch(Validation(questions, PaperScore("tofu")), target, first)
 
 

@@ -11,14 +11,11 @@ from typing import Any
 
 import pytest
 
-from msa_lite.attacks.attack import Ground
-from msa_lite.choose.rules import PaperScore
-from msa_lite.choose.validation import Validation
 from msa_lite.data import Row
 from msa_lite.errors import MismatchError, MsaError, StageError, UsageError
 from msa_lite.evals.benchmarks.aggregates import NO_IDEAL
-from msa_lite.evals.benchmarks.qa import Qa, load_qa
-from msa_lite.evals.benchmarks.tofu import Tofu
+from msa_lite.evals.benchmarks.benchmark import Benchmark
+from msa_lite.evals.benchmarks.qa import load_qa
 from msa_lite.evals.engine import answers
 from msa_lite.evals.judge import JudgeSettings
 from msa_lite.evals.scores import evaluation
@@ -36,13 +33,16 @@ from tests.support.plain import WIDE, broken_model
 NEEDS_IDEAL = {"forget_quality", "acc_forget", "acc_recover", "acc_retain", "min_k_gap", "min_k_pp_gap"}
 
 
+Models = tuple[Source, Source]
+
+
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Tofu:
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Benchmark:
     return shortened(make_tofu(tmp_path_factory.mktemp("whole")))
 
 
 @pytest.fixture(scope="module")
-def tofu(tmp_path_factory: pytest.TempPathFactory) -> Tofu:
+def tofu(tmp_path_factory: pytest.TempPathFactory) -> Benchmark:
     """Without a holdout and with a single fact of the world, which saves the bootstrap."""
     tables = {name: rows for name, rows in TABLES.items() if name != "holdout01"}
     tables["world_facts_perturbed"] = tables["world_facts_perturbed"][:1]
@@ -65,21 +65,26 @@ def judge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         yield server
 
 
-def evaluated(source: Source, tofu: Tofu | Qa, out: Path, **options: Any) -> tuple[Report, list[str]]:
+def evaluated(source: Source, tofu: Benchmark, out: Path, **options: Any) -> tuple[Report, list[str]]:
     """(report, labels of the progress: empty where nothing was run)."""
     labels: list[str] = []
-    report = evaluate_benchmark(source, tofu, out, progress=lambda label, *_: labels.append(label), **options)
+
+    def note(label: str, done: float, total: float) -> None:
+        if done < total:
+            labels.append(label)
+
+    report = evaluate_benchmark(source, tofu, out, progress=note, **options)
     assert report is not None
     assert report == load_report(out)
     assert verify_folder(out) == []
     return report, list(dict.fromkeys(labels))
 
 
-def records_of(tofu: Tofu | Qa, folder: Path) -> dict[str, list[dict[str, Any]]]:
+def records_of(tofu: Benchmark, folder: Path) -> dict[str, list[dict[str, Any]]]:
     return {name: read_records(folder / f"{name}.jsonl") for name in tofu.sets}
 
 
-def test_the_report_follows_from_the_records_alone(whole: Tofu, models: tuple[Source, Source], tmp_path: Path) -> None:
+def test_the_report_follows_from_the_records_alone(whole: Benchmark, models: Models, tmp_path: Path) -> None:
     report, labels = evaluated(models[0], whole, tmp_path / "out", ideal=models[1])
     assert labels == ["scores: ideal", "scores"]
     mine, ideal = records_of(whole, tmp_path / "out"), records_of(whole, tmp_path / "out/ideal")
@@ -97,7 +102,7 @@ def test_the_report_follows_from_the_records_alone(whole: Tofu, models: tuple[So
     assert not (tmp_path / "out/ideal").exists()
 
 
-def test_another_ideal_does_not_run_the_model_again(tofu: Tofu, models: tuple[Source, Source], tmp_path: Path) -> None:
+def test_another_ideal_does_not_run_the_model_again(tofu: Benchmark, models: Models, tmp_path: Path) -> None:
     target, ideal = models
     out = tmp_path / "out"
     beside, _ = evaluated(target, tofu, out, ideal=ideal)
@@ -116,7 +121,7 @@ def test_another_ideal_does_not_run_the_model_again(tofu: Tofu, models: tuple[So
     assert evaluated(target, tofu, out, ideal=ideal) == (beside, [])
 
 
-def test_other_questions_are_asked(tofu: Tofu, models: tuple[Source, Source], tmp_path: Path) -> None:
+def test_other_questions_are_asked(tofu: Benchmark, models: Models, tmp_path: Path) -> None:
     evaluated(models[0], tofu, tmp_path / "out")
     shorter = shortened(tofu, 3)
     report, labels = evaluated(models[0], shorter, tmp_path / "out")
@@ -125,36 +130,26 @@ def test_other_questions_are_asked(tofu: Tofu, models: tuple[Source, Source], tm
 
 
 @pytest.fixture
-def qa() -> Qa:
+def qa() -> Benchmark:
     rows = [Row(i, f"Where is {i}?", f"It is over there at {i}.") for i in range(2)]
     return load_qa({"forget": rows}, make_prompter(), 4)
 
 
 def test_scores_by_another_rule_for_right_answers_are_made_anew(
-    qa: Qa, models: tuple[Source, Source], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    qa: Benchmark, models: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "out"
     with monkeypatch.context() as former:
-        former.setattr(answers, "RULE", "words alone")
         former.setattr(answers, "accuracy", lambda reference, generated: 1.0)
+        by_words = replace(qa, about=qa.about | {"answer_rule": "words alone"})
         for folder in (out, tmp_path / "earlier"):
-            assert evaluated(models[0], qa, folder)[0].metrics["accuracy_f"].value == 1.0
-        assert evaluated(models[0], qa, out)[1] == []
+            assert evaluated(models[0], by_words, folder)[0].metrics["accuracy_f"].value == 1.0
+        assert evaluated(models[0], by_words, out)[1] == []
     report, labels = evaluated(models[0], qa, out)
     assert labels == [], "what the model says is known, whatever becomes of it"
     assert report.metrics["accuracy_f"].value == 0.0
     with pytest.raises(MismatchError, match="its answer_rule are not those of this evaluation"):
         evaluated(models[0], qa, tmp_path / "beside", ideal=tmp_path / "earlier")
-
-
-@pytest.mark.parametrize("place", ["choice", "attack"])
-def test_the_rule_for_right_answers_decides_the_scores_of(place: str, qa: Qa, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = [Row(0, "Who?", "You.")]
-    ground = Ground(rows, [], [], rows, make_prompter())
-    describe = {"choice": Validation(qa, PaperScore("restor")).describe, "attack": lambda: ground.describe(())}[place]
-    before = describe()
-    monkeypatch.setattr(answers, "RULE", "another")
-    assert describe() != before
 
 
 @pytest.fixture
@@ -166,7 +161,7 @@ def warnings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_replacing_scores_of_another_model_is_warned_of(
-    tofu: Tofu, models: tuple[Source, Source], tmp_path: Path, judge: JudgeServer, warnings: list[str]
+    tofu: Benchmark, models: Models, tmp_path: Path, judge: JudgeServer, warnings: list[str]
 ) -> None:
     judge.reply = lambda body: "Z"
     out = tmp_path / "out"
@@ -180,9 +175,7 @@ def test_replacing_scores_of_another_model_is_warned_of(
     assert warnings == [f"{out}: holds scores of another model, or on other questions, and is made anew"]
 
 
-def test_an_adapter_on_a_model_that_has_changed_is_run_again(
-    tofu: Tofu, models: tuple[Source, Source], tmp_path: Path
-) -> None:
+def test_an_adapter_on_a_model_that_has_changed_is_run_again(tofu: Benchmark, models: Models, tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 
     below = shutil.copytree(models[0].folder, tmp_path / "below")
@@ -197,7 +190,7 @@ def test_an_adapter_on_a_model_that_has_changed_is_run_again(
     assert load_report(out / "ideal").metrics["probability_f"] != before
 
 
-def test_a_model_of_broken_weights_has_no_report(tofu: Tofu, tmp_path: Path) -> None:
+def test_a_model_of_broken_weights_has_no_report(tofu: Benchmark, tmp_path: Path) -> None:
     source = fetch(str(save_checkpoint(tmp_path / "broken", broken_model("embeddings"))))
     with pytest.raises(StageError, match="no numbers"):
         evaluate_benchmark(source, tofu, tmp_path / "out")
@@ -207,7 +200,7 @@ def test_a_model_of_broken_weights_has_no_report(tofu: Tofu, tmp_path: Path) -> 
 
 
 def test_processes_that_only_help_get_no_report_of_a_finished_folder_either(
-    tofu: Tofu, models: tuple[Source, Source], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tofu: Benchmark, models: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     report, _ = evaluated(models[0], tofu, tmp_path / "out")
     compared: list[str] = []
@@ -221,9 +214,7 @@ def test_processes_that_only_help_get_no_report_of_a_finished_folder_either(
     assert compared[0] == compared[1]
 
 
-def test_an_ideal_that_was_asked_something_else_is_refused(
-    tofu: Tofu, models: tuple[Source, Source], tmp_path: Path
-) -> None:
+def test_an_ideal_that_was_asked_something_else_is_refused(tofu: Benchmark, models: Models, tmp_path: Path) -> None:
     evaluated(models[1], shortened(tofu, 3), tmp_path / "ideal")
     with pytest.raises(MismatchError, match="its sets are not those of this evaluation"):
         evaluated(models[0], tofu, tmp_path / "out", ideal=tmp_path / "ideal")
@@ -235,7 +226,7 @@ def test_an_ideal_that_was_asked_something_else_is_refused(
 
 
 def test_an_ideal_whose_records_are_gone_is_refused_before_the_model_is_run(
-    tofu: Tofu, models: tuple[Source, Source], tmp_path: Path
+    tofu: Benchmark, models: Models, tmp_path: Path
 ) -> None:
     evaluated(models[1], tofu, tmp_path / "ideal")
     (tmp_path / "alone").mkdir()
@@ -249,9 +240,7 @@ def test_an_ideal_whose_records_are_gone_is_refused_before_the_model_is_run(
     assert not (tmp_path / "out.partial").exists()
 
 
-def test_an_ideal_in_the_folder_that_is_written_is_refused(
-    tofu: Tofu, models: tuple[Source, Source], tmp_path: Path
-) -> None:
+def test_an_ideal_in_the_folder_that_is_written_is_refused(tofu: Benchmark, models: Models, tmp_path: Path) -> None:
     before, _ = evaluated(models[0], tofu, tmp_path / "out", ideal=models[1])
     for inside in (tmp_path / "out/ideal", tmp_path / "out"):
         with pytest.raises(UsageError, match="give the model instead"):
@@ -260,7 +249,7 @@ def test_an_ideal_in_the_folder_that_is_written_is_refused(
     assert evaluated(models[0], tofu, tmp_path / "out", ideal=models[1]) == (before, [])
 
 
-def test_records_that_were_damaged_are_made_anew(tofu: Tofu, models: tuple[Source, Source], tmp_path: Path) -> None:
+def test_records_that_were_damaged_are_made_anew(tofu: Benchmark, models: Models, tmp_path: Path) -> None:
     report, _ = evaluated(models[0], tofu, tmp_path / "out")
     for name, labels in (("forget.jsonl", []), (ANSWERS_FILE, ["scores"])):
         kept = tmp_path / "out" / name
@@ -269,7 +258,7 @@ def test_records_that_were_damaged_are_made_anew(tofu: Tofu, models: tuple[Sourc
 
 
 def test_an_ideal_of_an_earlier_attempt_is_not_taken_for_the_present_one(
-    tofu: Tofu, models: tuple[Source, Source], tmp_path: Path
+    tofu: Benchmark, models: Models, tmp_path: Path
 ) -> None:
     def stop(label: str, done: int, total: int) -> None:
         if label == "scores" and done:
@@ -289,7 +278,7 @@ def settings(server: JudgeServer, **options: Any) -> JudgeSettings:
 
 
 def test_a_judge_is_asked_of_forget_and_retain_questions_and_another_does_not_run_the_model_again(
-    tofu: Tofu, models: tuple[Source, Source], tmp_path: Path, judge: JudgeServer
+    tofu: Benchmark, models: Models, tmp_path: Path, judge: JudgeServer
 ) -> None:
     judge.reply = lambda body: "Z"
     evaluated(models[0], tofu, tmp_path / "out", ideal=models[1])
@@ -319,7 +308,7 @@ def test_a_judge_is_asked_of_forget_and_retain_questions_and_another_does_not_ru
 
 
 def test_a_judge_that_fails_midway_keeps_what_was_answered(
-    tofu: Tofu, models: tuple[Source, Source], tmp_path: Path, judge: JudgeServer
+    tofu: Benchmark, models: Models, tmp_path: Path, judge: JudgeServer
 ) -> None:
     one = settings(judge)
     judge.reply = lambda body: "Z"

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from msa_lite.evals.benchmarks.qa import Qa
+from msa_lite.evals.benchmarks.qa import QA
 from msa_lite.report.verdict.figures import Bound, Forgotten, Kept, counts_basis, counts_sentence
 from msa_lite.report.verdict.verdict import make_verdict
 from tests.support.records import known, text
@@ -66,7 +66,7 @@ def test_the_sentence_counts(name: str) -> None:
 def test_texts_and_questions_together_are_rows() -> None:
     texts = {name: {"forget": [text(share)] * 12} for name, share in (("target", 1.0), ("unlearned", 0.1))}
     mixed = {name: {"forget": [*sets["forget"], *known(1)]} for name, sets in texts.items()}
-    units = [weighed[0].unit for weighed in map(Qa.weigh, (texts, mixed)) if not isinstance(weighed, str)]
+    units = [weighed[0].unit for weighed in map(QA.weigh, (texts, mixed)) if not isinstance(weighed, str)]
     assert units == ["texts", "rows"]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from msa_lite.errors import UsageError
-from msa_lite.evals.benchmarks.benchmark import benchmark_class
+from msa_lite.evals.benchmarks.benchmark import find_benchmark
 from msa_lite.evals.scores.records import list_rows, write_records
 from msa_lite.io.finished.manifest import stage_folder
 from msa_lite.pipeline.run.report import report_run
@@ -25,7 +25,7 @@ def numbered(records: list[dict[str, Any]], name: str = "question") -> list[dict
 
 
 def listed(benchmark: str, **models: Any) -> RowList:
-    return list_rows(benchmark_class(benchmark), models)
+    return list_rows(find_benchmark(benchmark), models)
 
 
 def order(rows: RowList) -> list[int]:

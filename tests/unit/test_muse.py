@@ -13,8 +13,8 @@ import pytest
 from msa_lite.data import IGNORE, Example, Prompter
 from msa_lite.errors import DataError, UsageError
 from msa_lite.evals.benchmarks.aggregates import NO_IDEAL
-from msa_lite.evals.benchmarks.benchmark import BenchmarkSettings, Record, Records
-from msa_lite.evals.benchmarks.muse import Muse
+from msa_lite.evals.benchmarks.benchmark import Benchmark, BenchmarkSettings, Record, Records
+from msa_lite.evals.benchmarks.muse import MUSE
 from msa_lite.evals.engine.forward import MAX_TOKENS, TokenScores, completion
 from msa_lite.evals.scores.records import token_record
 from msa_lite.report import Metric
@@ -28,8 +28,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="module")
-def loaded(data: str) -> Muse:
-    return Muse.load(make_prompter(), BenchmarkSettings(data))
+def loaded(data: str) -> Benchmark:
+    return MUSE.load(make_prompter(), BenchmarkSettings(data))
 
 
 def without_bos() -> Any:
@@ -84,7 +84,7 @@ def test_texts_are_cut_behind_their_prompt() -> None:
     assert len(completion(without_bos(), 0, "", long)[0].ids) == MAX_TOKENS
 
 
-def test_sets_and_how_their_answers_are_made(loaded: Muse) -> None:
+def test_sets_and_how_their_answers_are_made(loaded: Benchmark) -> None:
     sizes = {name: len(part.items) for name, part in loaded.sets.items()}
     assert sizes == {
         "verbmem": 2, "knowmem_forget": 2, "knowmem_retain": 1, "privleak_forget": 4, "privleak_holdout": 4,
@@ -107,7 +107,7 @@ def test_sets_and_how_their_answers_are_made(loaded: Muse) -> None:
     assert passage.fields == ROWS["verbmem", "forget"][0]
 
 
-def test_plain_prompts_show_the_ten_examples_in_order(loaded: Muse) -> None:
+def test_plain_prompts_show_the_ten_examples_in_order(loaded: Benchmark) -> None:
     shown = [f"Question: {shot['question']}\nAnswer: {shot['answer']}\n\n" for shot in SHOTS]
     item = loaded.sets["knowmem_forget"].items[0]
     assert loaded.tokenizer.decode(item.prompt) == f"<s>{''.join(shown)}Question: {item.fields['question']}\nAnswer:"
@@ -117,7 +117,7 @@ def test_plain_prompts_show_the_ten_examples_in_order(loaded: Muse) -> None:
 
 
 def test_chat_prompts_show_the_ten_examples_as_turns(data: str) -> None:
-    muse = Muse.load(Prompter.for_benchmark(tiny_tokenizer(chat=True)), BenchmarkSettings(data))
+    muse = MUSE.load(Prompter.for_benchmark(tiny_tokenizer(chat=True)), BenchmarkSettings(data))
     shown = "".join(f"user: {shot['question']}</s>assistant: {shot['answer']}</s>" for shot in SHOTS)
     prompt = muse.tokenizer.decode(muse.sets["knowmem_forget"].items[0].prompt)
     assert prompt.endswith(f"</s>{shown}user: Who sat?</s>assistant: ")
@@ -126,7 +126,7 @@ def test_chat_prompts_show_the_ten_examples_as_turns(data: str) -> None:
 
 
 def test_a_limit_takes_a_sample_of_each_set(data: str) -> None:
-    muse, again = (Muse.load(make_prompter(), BenchmarkSettings(data, limit=2, seed=3)) for _ in range(2))
+    muse, again = (MUSE.load(make_prompter(), BenchmarkSettings(data, limit=2, seed=3)) for _ in range(2))
     assert [len(part.items) for part in muse.sets.values()] == [2, 2, 1, 2, 2]
     assert muse.describe() == again.describe()
 
@@ -135,7 +135,7 @@ def test_everything_that_lacks_is_named_at_once(tmp_path: Path) -> None:
     rows = {key: value for key, value in ROWS.items() if key[0] != "verbmem" and key[1] != "retain_qa_icl"}
     rows |= {("privleak", split): [{"words": "It is"}] for split in ("forget", "holdout")}
     with pytest.raises(DataError) as caught:
-        Muse.load(make_prompter(), BenchmarkSettings(write_data(tmp_path, rows)))
+        MUSE.load(make_prompter(), BenchmarkSettings(write_data(tmp_path, rows)))
     lines = str(caught.value).splitlines()
     assert lines[0].endswith("there are knowmem, privleak")
     assert len(lines) == 4
@@ -146,30 +146,30 @@ def test_everything_that_lacks_is_named_at_once(tmp_path: Path) -> None:
 
 def test_wrong_names_are_wrong_usage(data: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no such file or folder"):
-        Muse.load(make_prompter(), BenchmarkSettings(str(tmp_path / "none")))
+        MUSE.load(make_prompter(), BenchmarkSettings(str(tmp_path / "none")))
     with pytest.raises(UsageError, match=r"muse has no split 'new' \(did you mean 'news'\?\); choose from"):
-        Muse.load(make_prompter(), BenchmarkSettings(data, "new"))
+        MUSE.load(make_prompter(), BenchmarkSettings(data, "new"))
 
 
 # Metrics by hand
 
 
-def scored(muse: Muse, set_name: str, scores: Sequence[TokenScores], drop_last: bool = False) -> list[Record]:
+def scored(muse: Benchmark, set_name: str, scores: Sequence[TokenScores], drop_last: bool = False) -> list[Record]:
     """Records of a set whose texts have these scores."""
     floor = "es_floor" in muse.compat
     return [
-        muse.complete(set_name, {"index": i, "prompt": "", "gt": "", "text": "", "generated": None} | {
+        muse.score(muse, set_name, {"index": i, "prompt": "", "gt": "", "text": "", "generated": None} | {
             "scores": {"text": [token_record(one, drop_last, floor)]}
         })
         for i, one in enumerate(scores)
     ]  # fmt: skip
 
 
-def answered(muse: Muse, set_name: str, pairs: Sequence[tuple[str, str | None]]) -> list[Record]:
+def answered(muse: Benchmark, set_name: str, pairs: Sequence[tuple[str, str | None]]) -> list[Record]:
     """Records of a set with these references and answers."""
     key = "gt" if set_name == "verbmem" else "answer"
     return [
-        muse.complete(set_name, {"index": i, key: right, "generated": said}) for i, (right, said) in enumerate(pairs)
+        muse.score(muse, set_name, {"index": i, key: right, "generated": said}) for i, (right, said) in enumerate(pairs)
     ]
 
 
@@ -182,18 +182,18 @@ def tokens(log_probs: Sequence[float], z: Sequence[float]) -> TokenScores:
 
 
 @pytest.fixture
-def muse() -> Muse:
-    return Muse("books", {}, make_prompter())
+def muse() -> Benchmark:
+    return MUSE.over("books", {}, make_prompter())
 
 
-def find(muse: Muse, ideal: Records | None = None, **records: list[Record]) -> dict[str, Metric]:
+def find(muse: Benchmark, ideal: Records | None = None, **records: list[Record]) -> dict[str, Metric]:
     empty: dict[str, list[Record]] = {
         name: [] for name in ("verbmem", "knowmem_forget", "knowmem_retain", "privleak_forget", "privleak_holdout")
     }
     return muse.metrics(empty | records, ideal)
 
 
-def test_memorization_of_passages(muse: Muse) -> None:
+def test_memorization_of_passages(muse: Benchmark) -> None:
     # Right from the second of four on: ES 1 − 1/4, EM 3/4. Right but at the end: ES 0, EM 3/4. A third is empty: ES and
     # EM are not defined, and it is counted.
     passages = [matches(False, True, True, True), matches(True, True, True, False)]
@@ -206,7 +206,7 @@ def test_memorization_of_passages(muse: Muse) -> None:
     assert strength.higher_is_better is exact.higher_is_better is False
 
 
-def test_memorization_without_the_last_token_and_with_a_floor(muse: Muse) -> None:
+def test_memorization_without_the_last_token_and_with_a_floor(muse: Benchmark) -> None:
     # Without the last: right from the second of three on, 1 − 1/3 and 2/3; nothing of three right, 1/3 by the floor.
     passages = [matches(False, True, True, True), matches(False, False, False, True)]
     records = scored(replace(muse, compat=frozenset({"es_floor"})), "verbmem", passages, drop_last=True)
@@ -215,7 +215,7 @@ def test_memorization_without_the_last_token_and_with_a_floor(muse: Muse) -> Non
     assert found["exact_memorization"].value == pytest.approx((2 / 3 + 0) / 2)
 
 
-def test_verbmem_is_rouge_l_f1_of_continuations(muse: Muse) -> None:
+def test_verbmem_is_rouge_l_f1_of_continuations(muse: Benchmark) -> None:
     # "the cat … on … mat" are 4 of 6 and of 5 words: 2·4/(6 + 5). Stems of "Dogs run." and "a dog runs": 2·2/(2 + 3).
     pairs = [("The cat sat on the mat", "the cat on a mat"), ("Dogs run.", "a dog runs")]
     found = find(muse, verbmem=answered(muse, "verbmem", pairs))["verbmem_f"]
@@ -225,7 +225,7 @@ def test_verbmem_is_rouge_l_f1_of_continuations(muse: Muse) -> None:
     assert found.value == pytest.approx((8 / 11 + 0) / 2)
 
 
-def test_a_short_reference_has_as_many_tokens_as_are_generated(muse: Muse) -> None:
+def test_a_short_reference_has_as_many_tokens_as_are_generated(muse: Benchmark) -> None:
     # "zz zz …" has a beginning token and 3 tokens a word: of 128 tokens, 127 make 42 words and a "z". With 42 words
     # said, all of them right: F1 = 2·42/(43 + 42) of the cut reference, 2·42/(100 + 42) of the whole.
     reference, said = ("zz " * 100).strip(), "zz " * 42
@@ -236,7 +236,7 @@ def test_a_short_reference_has_as_many_tokens_as_are_generated(muse: Muse) -> No
     assert answered(short, "knowmem_forget", [(reference, said)])[0]["rouge_l_f1"] == pytest.approx(84 / 142)
 
 
-def test_knowmem_is_rouge_l_f1_of_answers(muse: Muse) -> None:
+def test_knowmem_is_rouge_l_f1_of_answers(muse: Benchmark) -> None:
     # Forget: "Necile" in 3 words, 2·1/(1 + 3), and nothing said, 0. Retain: the same words, 1.
     found = find(
         muse,
@@ -248,14 +248,16 @@ def test_knowmem_is_rouge_l_f1_of_answers(muse: Muse) -> None:
     assert (retain.value, retain.n, retain.higher_is_better) == (1.0, 1, True)
 
 
-def test_items_without_a_score_are_counted(muse: Muse) -> None:
+def test_items_without_a_score_are_counted(muse: Benchmark) -> None:
     # No answer given to compare with (empty, or without a word), and none made as the prompt was too long or empty.
     pairs = [("", "cat"), ("…", "cat"), ("cat", None), ("cat", "cat")]
     records = answered(muse, "knowmem_retain", pairs)
-    records.append(muse.complete("knowmem_retain", {"index": 4, "answer": "cat"}))
+    records.append(muse.score(muse, "knowmem_retain", {"index": 4, "answer": "cat"}))
     found = find(muse, knowmem_retain=records)["knowmem_r"]
     assert (found.value, found.n, found.skipped) == (1.0, 1, 4)
-    found = find(muse, verbmem=[muse.complete("verbmem", {"index": 0, "gt": "cat", "scores": {}, "generated": None})])
+    found = find(
+        muse, verbmem=[muse.score(muse, "verbmem", {"index": 0, "gt": "cat", "scores": {}, "generated": None})]
+    )
     assert [found[key].skipped for key in ("extraction_strength", "exact_memorization", "verbmem_f")] == [1, 1, 1]
     assert found["verbmem_f"].value is None
     assert found["verbmem_f"].note
@@ -271,14 +273,14 @@ IDEAL_FORGET = [tokens([-1] * 5, [0] * 5)] * 2
 IDEAL_HOLDOUT = [tokens([-1] * 5, [0] * 5), tokens([-2] * 5, [0] * 5)]
 
 
-def sides(muse: Muse, forget: Sequence[TokenScores], holdout: Sequence[TokenScores]) -> dict[str, list[Record]]:
+def sides(muse: Benchmark, forget: Sequence[TokenScores], holdout: Sequence[TokenScores]) -> dict[str, list[Record]]:
     return {
         "privleak_forget": scored(muse, "privleak_forget", forget),
         "privleak_holdout": scored(muse, "privleak_holdout", holdout),
     }
 
 
-def test_membership_of_forget_texts_beside_the_ideal(muse: Muse) -> None:
+def test_membership_of_forget_texts_beside_the_ideal(muse: Benchmark) -> None:
     found = find(muse, sides(muse, IDEAL_FORGET, IDEAL_HOLDOUT), **sides(muse, FORGET, HOLDOUT))
     assert (found["min_k"].value, found["min_k"].n) == (pytest.approx(3 / 4), 4)
     assert found["min_k_pp"].value == pytest.approx(1 / 2)
@@ -294,7 +296,7 @@ def test_membership_of_forget_texts_beside_the_ideal(muse: Muse) -> None:
         assert (found["privleak"].higher_is_better, found["privleak"].note) == (None, "best at 0")
 
 
-def test_without_an_ideal_or_its_items_there_is_a_reason_and_no_number(muse: Muse) -> None:
+def test_without_an_ideal_or_its_items_there_is_a_reason_and_no_number(muse: Benchmark) -> None:
     needy = ("min_k_gap", "min_k_pp_gap", "privleak")
     found = find(muse, **sides(muse, FORGET, HOLDOUT))
     assert [(found[key].value, found[key].note) for key in needy] == [(None, NO_IDEAL)] * 3

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from msa_lite.data import IGNORE, Example
-from msa_lite.evals.benchmarks.benchmark import BenchmarkSettings, Record
-from msa_lite.evals.benchmarks.muse import Muse
+from msa_lite.evals.benchmarks.benchmark import Benchmark, BenchmarkSettings, Record
+from msa_lite.evals.benchmarks.muse import MUSE
 from msa_lite.evals.engine.models import Runner, load_model
 from msa_lite.evals.scores.evaluation import evaluate_benchmark
 from msa_lite.evals.scores.records import read_records, run_items
@@ -27,8 +27,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="module")
-def muse(data: str) -> Muse:
-    return Muse.load(make_prompter(), BenchmarkSettings(data))
+def muse(data: str) -> Benchmark:
+    return MUSE.load(make_prompter(), BenchmarkSettings(data))
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 @pytest.fixture(scope="module")
-def evaluation(checkpoints: tuple[Path, Path], muse: Muse, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def evaluation(checkpoints: tuple[Path, Path], muse: Benchmark, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("evaluations") / "target"
     target, ideal = (fetch(str(folder)) for folder in checkpoints)
     evaluate_benchmark(target, muse, out, ideal=ideal)
@@ -102,7 +102,7 @@ def plain_scores(model: Any, text: Example) -> dict[str, Any]:
     }
 
 
-def test_scores_equal_a_plain_loop(checkpoints: tuple[Path, Path], muse: Muse, evaluation: Path) -> None:
+def test_scores_equal_a_plain_loop(checkpoints: tuple[Path, Path], muse: Benchmark, evaluation: Path) -> None:
     model = load_model(checkpoints[0]).double()
     found = {}
     for name, part in muse.sets.items():
@@ -119,7 +119,7 @@ def test_scores_equal_a_plain_loop(checkpoints: tuple[Path, Path], muse: Muse, e
 
 
 def test_the_last_token_is_left_out_on_request(checkpoints: tuple[Path, Path], data: str) -> None:
-    muse = Muse.load(make_prompter(), BenchmarkSettings(data, compat=frozenset({"drop_last_token"})))
+    muse = MUSE.load(make_prompter(), BenchmarkSettings(data, compat=frozenset({"drop_last_token"})))
     runner = Runner(load_model(checkpoints[0]))
     item = muse.sets["verbmem"].items[0]
     record = run_items(runner, muse, "verbmem")[0]
@@ -129,7 +129,7 @@ def test_the_last_token_is_left_out_on_request(checkpoints: tuple[Path, Path], d
 
 
 def test_what_the_window_has_no_room_for_is_skipped(
-    make_checkpoint: Callable[..., Path], muse: Muse, tmp_path: Path
+    make_checkpoint: Callable[..., Path], muse: Benchmark, tmp_path: Path
 ) -> None:
     folder = make_checkpoint("llama")  # made for 256 tokens; ten examples are longer
     records = run_items(Runner(load_model(folder)), muse, "knowmem_forget")
@@ -141,6 +141,6 @@ def test_what_the_window_has_no_room_for_is_skipped(
     # A text's last token is predicted and not read, so that there is room for one more.
     rows: dict[tuple[str, str], Any] = dict(ROWS)
     rows["privleak", "forget"] = [{"text": "z" * count} for count in (256, 257)]
-    long = Muse.load(make_prompter(), BenchmarkSettings(write_data(tmp_path, rows)))
+    long = MUSE.load(make_prompter(), BenchmarkSettings(write_data(tmp_path, rows)))
     records = run_items(Runner(load_model(folder)), long, "privleak_forget")
     assert [record["min_k"] is None for record in records] == [False, True]

@@ -9,8 +9,8 @@ import pytest
 from msa_lite.comparison.compare import compare
 from msa_lite.data import DataSource, load_rows
 from msa_lite.errors import MismatchError
-from msa_lite.evals.benchmarks.benchmark import BenchmarkSettings, Records
-from msa_lite.evals.benchmarks.muse import Muse
+from msa_lite.evals.benchmarks.benchmark import Benchmark, BenchmarkSettings, Records
+from msa_lite.evals.benchmarks.muse import MUSE
 from msa_lite.pipeline.prepare.run import _pin_benchmark
 from msa_lite.recipe import load_recipe
 from msa_lite.report import Report, write_report
@@ -22,8 +22,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> str:
     return write_data(tmp_path_factory.mktemp("data") / "MUSE-News", NEWS)
 
 
-def load(data: str, split: str | None = None) -> Muse:
-    return Muse.load(make_prompter(), BenchmarkSettings(data, split))
+def load(data: str, split: str | None = None) -> Benchmark:
+    return MUSE.load(make_prompter(), BenchmarkSettings(data, split))
 
 
 # The data
@@ -89,12 +89,12 @@ TARGET, IDEAL = ("Aunt Em", 1.0), ("Aunt Em, or a cat", 4 / 7)  # 2 words of 5 s
 
 def put_report(folder: Path, said: str, split: str = "news") -> str:
     """The report of a model that gives one answer to the question about what is to be kept."""
-    muse = Muse(split, {}, make_prompter())
-    record = muse.complete("knowmem_retain", {"index": 0, "answer": "Aunt Em", "generated": said})
+    muse = MUSE.over(split, {}, make_prompter())
+    record = muse.score(muse, "knowmem_retain", {"index": 0, "answer": "Aunt Em", "generated": said})
     names = ("verbmem", "knowmem_forget", "privleak_forget", "privleak_holdout")
     records: Records = {"knowmem_retain": [record]} | {name: [] for name in names}
     folder.mkdir()
-    write_report(Report("muse", split, Muse.metrics(records, None), muse.describe()), folder)
+    write_report(Report("muse", split, MUSE.metrics(records, None), muse.describe()), folder)
     return str(folder)
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from msa_lite.data import Row
-from msa_lite.evals.benchmarks.benchmark import BenchmarkSettings
-from msa_lite.evals.benchmarks.muse import Muse
+from msa_lite.evals.benchmarks.benchmark import Benchmark, BenchmarkSettings
+from msa_lite.evals.benchmarks.muse import MUSE
 from msa_lite.evals.benchmarks.qa import load_qa
-from msa_lite.evals.scores.probe import Probe, against_own, against_rows, compute_auc, probe_model
+from msa_lite.evals.scores.probe import against_own, against_rows, compute_auc, probe_model, sample_probe
 from msa_lite.io.files.writing import json_form
 from msa_lite.io.finished.seal import verify_folder
 from msa_lite.io.weights.hub import fetch
@@ -81,7 +81,7 @@ def test_controls_say_whether_anything_can_be_told() -> None:
 
 def test_a_benchmark_is_compared_with_its_holdout_rows(tmp_path: Path) -> None:
     holdout = against_own(make_tofu(tmp_path / "a"))
-    muse = against_own(Muse.load(make_prompter(), BenchmarkSettings(write_data(tmp_path / "c"))))
+    muse = against_own(MUSE.load(make_prompter(), BenchmarkSettings(write_data(tmp_path / "c"))))
     assert holdout is not None
     assert muse is not None
     assert {name: len(part.items) for name, part in holdout.sets.items()} == {"forget": 4, "holdout": 3}
@@ -101,12 +101,12 @@ def test_texts_are_compared_in_chunks() -> None:
 
 
 @pytest.fixture
-def sides() -> Probe:
+def sides() -> Benchmark:
     return against_rows(QUESTIONS, OTHERS, make_prompter(), max_length=64)
 
 
 def test_a_probed_model_leaves_scores_without_texts_and_is_not_asked_again(
-    sides: Probe, make_checkpoint: Callable[..., Path], tmp_path: Path
+    sides: Benchmark, make_checkpoint: Callable[..., Path], tmp_path: Path
 ) -> None:
     model, asked = fetch(str(make_checkpoint("llama"))), []
     first, again = (
@@ -124,9 +124,9 @@ def test_a_probed_model_leaves_scores_without_texts_and_is_not_asked_again(
 
 
 def test_the_cheap_form_asks_for_losses_alone(
-    sides: Probe, make_checkpoint: Callable[..., Path], tmp_path: Path
+    sides: Benchmark, make_checkpoint: Callable[..., Path], tmp_path: Path
 ) -> None:
-    few = sides.sampled(4, seed=0, with_z=False)
+    few = sample_probe(sides, 4, seed=0, with_z=False)
     found = probe_model(fetch(str(make_checkpoint("llama"))), few, tmp_path / "out", tmp_path)
     assert list(found.metrics) == ["loss_auc"]
     assert found.settings["rows"] == {"forget": 4, "holdout": 4}

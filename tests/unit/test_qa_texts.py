@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from msa_lite.data import Row
-from msa_lite.evals.benchmarks.qa import Qa, load_qa
+from msa_lite.evals.benchmarks.benchmark import Benchmark
+from msa_lite.evals.benchmarks.qa import load_qa
 from msa_lite.evals.engine.models import Runner, load_model
 from msa_lite.evals.scores.records import run_items
 from tests.support.benchmark_data import make_prompter
@@ -67,7 +68,7 @@ def test_texts_and_questions_may_share_a_set(runner: Runner) -> None:
 
 
 def test_a_changed_text_is_another_question() -> None:
-    def asked(text: str) -> Qa:
+    def asked(text: str) -> Benchmark:
         return load_qa({"forget": [Row(0, text=text)]}, make_prompter())
 
     assert asked("It is here.").describe() == asked("It is here.").describe()

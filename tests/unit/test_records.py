@@ -15,7 +15,7 @@ import pytest
 
 from msa_lite.data import IGNORE, Example, Row
 from msa_lite.evals.benchmarks.benchmark import Benchmark, Record
-from msa_lite.evals.benchmarks.qa import Qa, load_qa
+from msa_lite.evals.benchmarks.qa import load_qa
 from msa_lite.evals.engine.models import Runner, load_model
 from msa_lite.evals.scores import records as records_module
 from msa_lite.evals.scores.records import (
@@ -45,7 +45,7 @@ def source(make_checkpoint: Callable[..., Path]) -> Source:
 
 
 @pytest.fixture(scope="module")
-def qa() -> Qa:
+def qa() -> Benchmark:
     return load_qa({"forget": ROWS, "retain": ROWS[:2]}, make_prompter(), 6)
 
 
@@ -67,7 +67,7 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def wanted(source: Source, qa: Qa, kept: Path) -> dict[str, list[Record]]:
+def wanted(source: Source, qa: Benchmark, kept: Path) -> dict[str, list[Record]]:
     return collect_records(source, qa, open_answers(kept))
 
 
@@ -123,7 +123,7 @@ def test_a_record_repeats_its_item_and_says_what_the_model_said(wanted: dict[str
 
 @pytest.mark.parametrize("tokens", [1, 64, 10**6])
 def test_batches_and_order_leave_no_trace(
-    tokens: int, source: Source, qa: Qa, wanted: dict[str, list[Record]], tmp_path: Path
+    tokens: int, source: Source, qa: Benchmark, wanted: dict[str, list[Record]], tmp_path: Path
 ) -> None:
     runner = Runner(load_model(source.folder), tokens)
     assert_same({name: run_items(runner, qa, name) for name in qa.sets}, wanted)
@@ -162,7 +162,7 @@ def test_records_survive_being_written(wanted: dict[str, list[Record]], tmp_path
 
 @pytest.mark.parametrize("after", [1, 4, 9])
 def test_a_stopped_run_goes_on_with_the_answers_that_are_missing(
-    after: int, source: Source, qa: Qa, wanted: dict[str, list[Record]], tmp_path: Path
+    after: int, source: Source, qa: Benchmark, wanted: dict[str, list[Record]], tmp_path: Path
 ) -> None:
     stop(source, qa, tmp_path, after)
     asked, found = count_asked(source, qa, tmp_path)
@@ -171,7 +171,7 @@ def test_a_stopped_run_goes_on_with_the_answers_that_are_missing(
 
 
 def test_a_kill_while_an_answer_is_written_leaves_none_of_it(
-    source: Source, qa: Qa, wanted: dict[str, list[Record]], tmp_path: Path
+    source: Source, qa: Benchmark, wanted: dict[str, list[Record]], tmp_path: Path
 ) -> None:
     code = """
 import os, sqlite3, sys
@@ -192,7 +192,7 @@ os._exit(9)
 
 
 def test_processes_share_the_work_and_each_sees_what_the_others_have(
-    source: Source, qa: Qa, wanted: dict[str, list[Record]], tmp_path: Path
+    source: Source, qa: Benchmark, wanted: dict[str, list[Record]], tmp_path: Path
 ) -> None:
     met: list[int] = []
     helper = Ranks(1, 2, lambda: met.append(1))
@@ -204,7 +204,7 @@ def test_processes_share_the_work_and_each_sees_what_the_others_have(
 
 
 def test_what_is_there_needs_no_model(
-    source: Source, qa: Qa, wanted: dict[str, list[Record]], kept: Path, tmp_path: Path
+    source: Source, qa: Benchmark, wanted: dict[str, list[Record]], kept: Path, tmp_path: Path
 ) -> None:
     assert collect_records(replace(source, folder=tmp_path / "nowhere"), qa, open_answers(kept)) == wanted
 
@@ -240,7 +240,7 @@ def test_rows_that_were_asked_otherwise_are_asked_again(
 
 
 @pytest.mark.parametrize("kind", ["olmo2", "gpt2"])
-def test_a_prompt_that_fills_the_window_is_skipped_and_one_token_less_is_answered(kind: str, qa: Qa) -> None:
+def test_a_prompt_that_fills_the_window_is_skipped_and_one_token_less_is_answered(kind: str, qa: Benchmark) -> None:
     items = qa.sets["retain"].items
     prompts = [
         ((item.prompt or []) * WINDOW)[:length] for item, length in zip(items, (WINDOW, WINDOW - 1), strict=True)

@@ -14,8 +14,8 @@ import pytest
 
 from msa_lite.data import Prompter, Template
 from msa_lite.errors import DataError, UsageError
-from msa_lite.evals.benchmarks.benchmark import BenchmarkSettings, Item, Record
-from msa_lite.evals.benchmarks.restor import Restor, described_entities
+from msa_lite.evals.benchmarks.benchmark import Benchmark, BenchmarkSettings, Item, Record
+from msa_lite.evals.benchmarks.restor import RESTOR, described_entities
 from msa_lite.evals.engine.generate import Decoding
 from msa_lite.evals.judge import JudgeSettings
 from msa_lite.evals.scores.evaluation import evaluate_benchmark
@@ -72,16 +72,16 @@ def write(path: Path, value: Any) -> None:
     path.write_text(json.dumps(value))
 
 
-def items(benchmark: Restor) -> list[Item]:
+def items(benchmark: Benchmark) -> list[Item]:
     return list(benchmark.sets["questions"].items)
 
 
-def prompts(benchmark: Restor) -> list[str]:
+def prompts(benchmark: Benchmark) -> list[str]:
     return [benchmark.tokenizer.decode(item.prompt) for item in items(benchmark)]
 
 
 def test_prompts_are_examples_about_others_and_the_question(prompter: Prompter, data: Path) -> None:
-    benchmark = Restor.load(prompter, BenchmarkSettings(data))
+    benchmark = RESTOR.load(prompter, BenchmarkSettings(data))
     shared = "City of Eve? Lima\nCity of Flo? Kiev\n"
     assert prompts(benchmark) == [  # <s>: the tokenizer's own; its chat template plays no part
         "<s>City of Cyd? Oslo\nCity of Dan? Rome\nCity of Bob? Bonn\n" + shared + "City of Ann?",
@@ -104,16 +104,16 @@ def test_prompts_are_examples_about_others_and_the_question(prompter: Prompter, 
 
 
 def test_a_limit_is_a_seeded_sample_with_the_rows_numbers(prompter: Prompter, data: Path) -> None:
-    whole = items(Restor.load(prompter, BenchmarkSettings(data)))
+    whole = items(RESTOR.load(prompter, BenchmarkSettings(data)))
     drawn = {
-        tuple(item.index for item in items(Restor.load(prompter, BenchmarkSettings(data, limit=2, seed=s))))
+        tuple(item.index for item in items(RESTOR.load(prompter, BenchmarkSettings(data, limit=2, seed=s))))
         for s in range(20)
     }
     assert len(drawn) > 1
     assert all(len(rows) == 2 and rows[0] < rows[1] for rows in drawn)
-    some = items(Restor.load(prompter, BenchmarkSettings(data, limit=2, seed=3)))
+    some = items(RESTOR.load(prompter, BenchmarkSettings(data, limit=2, seed=3)))
     assert some == [whole[item.index] for item in some]
-    assert items(Restor.load(prompter, BenchmarkSettings(data, limit=99))) == whole
+    assert items(RESTOR.load(prompter, BenchmarkSettings(data, limit=99))) == whole
 
 
 def test_documents_are_about_those_whom_half_as_many_name_as_the_most_named() -> None:
@@ -126,7 +126,7 @@ def test_documents_are_about_those_whom_half_as_many_name_as_the_most_named() ->
 def test_documents_may_be_packed_lines(prompter: Prompter, data: Path) -> None:
     lines = "\n".join(json.dumps({"text": f"Bob, {i}\u2028"}, ensure_ascii=False) for i in range(3))
     (data / "wikidata" / "v0" / "mix_a1.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
-    benchmark = Restor.load(prompter, BenchmarkSettings(data, "a1"))
+    benchmark = RESTOR.load(prompter, BenchmarkSettings(data, "a1"))
     assert [item.fields["corrupted"] for item in items(benchmark)] == [False, False, True, True, True]
 
 
@@ -137,13 +137,13 @@ def record(generated: Any, answers: list[str], corrupted: bool, **more: Any) -> 
     return {"index": 0, "question": "Q?", "generated": generated, "answers": answers, "corrupted": corrupted, **more}
 
 
-def metrics(benchmark: Restor, records: list[Record]) -> dict[str, Metric]:
-    return benchmark.metrics({"questions": [benchmark.complete("questions", r) for r in records]}, None)
+def metrics(benchmark: Benchmark, records: list[Record]) -> dict[str, Metric]:
+    return benchmark.metrics({"questions": [benchmark.score(benchmark, "questions", r) for r in records]}, None)
 
 
 def test_without_a_judge_containment_counts_and_says_so(prompter: Prompter, data: Path) -> None:
     found = metrics(
-        Restor.load(prompter, BenchmarkSettings(data)),
+        RESTOR.load(prompter, BenchmarkSettings(data)),
         [
             record("It is Paris.", ["Lutetia", "Paris"], True),  # 1
             record("Rome", ["Paris"], True),  # 0
@@ -164,7 +164,7 @@ def test_without_a_judge_containment_counts_and_says_so(prompter: Prompter, data
 def test_a_judges_verdicts_replace_containment(prompter: Prompter, data: Path) -> None:
     yes, no = {"valid": True, "correct": 1.0}, {"valid": True, "correct": 0.0}
     found = metrics(
-        Restor.load(prompter, BenchmarkSettings(data)),
+        RESTOR.load(prompter, BenchmarkSettings(data)),
         [
             record("The French capital", ["Paris"], True, judge=yes),  # 1, though it does not contain it
             record("not Paris", ["Paris"], True, judge=no),  # 0, though it does
@@ -181,7 +181,7 @@ def test_a_judges_verdicts_replace_containment(prompter: Prompter, data: Path) -
 
 
 def test_several_answers_count_with_their_mean(prompter: Prompter, data: Path) -> None:
-    benchmark = Restor.load(prompter, BenchmarkSettings(data, compat=SAMPLING))
+    benchmark = RESTOR.load(prompter, BenchmarkSettings(data, compat=SAMPLING))
     drawn = [record(["Paris", "in Paris", ""], ["Paris"], True), record(["Rome", "Oslo", "Bonn"], ["Oslo"], True)]
     # ⅔ and ⅓ by containment; the judge says yes to one of two and knows nothing of the empty one: ⅓, and 1
     assert metrics(benchmark, drawn)["accuracy"].value == pytest.approx(0.5)
@@ -199,7 +199,7 @@ def test_a_judge_is_asked_once_for_each_answer_that_can_be_right(prompter: Promp
         record("Paris", [], True),
         record(None, ["Paris"], True),
     ]
-    benchmark = Restor.load(prompter, BenchmarkSettings(data))
+    benchmark = RESTOR.load(prompter, BenchmarkSettings(data))
     (asked,) = benchmark.judge_calls({"questions": records}, None, JudgeSettings())
     assert "- Paris\n- Lutetia\n" in asked.ask.user
     assert asked.scores == {"Y": {"correct": 1.0}, "N": {"correct": 0.0}, "Z": {"correct": 0.0}}
@@ -234,7 +234,7 @@ def model(tmp_path: Path) -> Path:
     return chain_model(tmp_path / "model", ["? Paris", "s\nWhy", "!\n"])
 
 
-def evaluated(model: Path, benchmark: Restor, out: Path, judge: JudgeSettings) -> tuple[Report, list[Record]]:
+def evaluated(model: Path, benchmark: Benchmark, out: Path, judge: JudgeSettings) -> tuple[Report, list[Record]]:
     report = evaluate_benchmark(fetch(str(model)), benchmark, out, judge=judge)
     assert report is not None
     return report, read_records(out / "questions.jsonl")
@@ -242,7 +242,7 @@ def evaluated(model: Path, benchmark: Restor, out: Path, judge: JudgeSettings) -
 
 def test_answers_end_at_the_newline(prompter: Prompter, data: Path, model: Path, tmp_path: Path) -> None:
     report, records = evaluated(
-        model, Restor.load(prompter, BenchmarkSettings(data)), tmp_path / "out", JudgeSettings()
+        model, RESTOR.load(prompter, BenchmarkSettings(data)), tmp_path / "out", JudgeSettings()
     )
     assert [r["generated"] for r in records] == ["Paris", "", "Paris", "Paris", "Paris"]
     assert [r["containment"] for r in records] == [1.0, 0.0, 0.0, None, 0.0]
@@ -274,7 +274,7 @@ def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[JudgeSer
 def test_a_judge_on_loopback(
     compat: frozenset[str], prompter: Prompter, data: Path, model: Path, server: JudgeServer, tmp_path: Path
 ) -> None:
-    benchmark = Restor.load(prompter, BenchmarkSettings(data, compat=compat))
+    benchmark = RESTOR.load(prompter, BenchmarkSettings(data, compat=compat))
     judge = JudgeSettings("openai", "judge-model", server.url)
     report, records = evaluated(model, benchmark, tmp_path / "out", judge)
     # Asked about are the cities and the trip: Y, nothing valid in three tries, Y. Ann's job has an empty answer.
@@ -300,7 +300,7 @@ def test_sampling_draws_three_answers_in_two_hundred_tokens(
     facts = json.loads(json.dumps(FACTS))
     facts["dset"]["Bob"]["P3"]["question"] = "Trip of Bob " + "x" * 200 + "?"  # a token each: no room in 200
     write(data / "facts.json", facts)
-    benchmark = Restor.load(prompter, BenchmarkSettings(data, compat=SAMPLING))
+    benchmark = RESTOR.load(prompter, BenchmarkSettings(data, compat=SAMPLING))
     report, records = evaluated(model, benchmark, tmp_path / "out", JudgeSettings())
     assert [r["generated"] for r in records] == [["Paris"] * 3, [""] * 3, ["Paris"] * 3, ["Paris"] * 3, None]
     assert "200 tokens" in records[4]["skipped"]
@@ -312,7 +312,7 @@ def test_sampling_draws_three_answers_in_two_hundred_tokens(
 def test_drawn_answers_of_a_random_model_are_the_same_again(
     prompter: Prompter, data: Path, make_checkpoint: Any, tmp_path: Path
 ) -> None:
-    benchmark = Restor.load(prompter, BenchmarkSettings(data, compat=SAMPLING))
+    benchmark = RESTOR.load(prompter, BenchmarkSettings(data, compat=SAMPLING))
     runs = [evaluated(make_checkpoint("llama"), benchmark, tmp_path / name, JudgeSettings())[1] for name in "ab"]
     assert runs[0] == runs[1]
     answers = [r["generated"] for r in runs[0]]
@@ -326,27 +326,27 @@ def test_drawn_answers_of_a_random_model_are_the_same_again(
 
 def test_without_data_it_says_where_to_get_them(prompter: Prompter, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"clone https://github\.com/k1rezaei/restor .* \(--data\)"):
-        Restor.load(prompter, BenchmarkSettings())
+        RESTOR.load(prompter, BenchmarkSettings())
     with pytest.raises(UsageError, match="no such folder"):
-        Restor.load(prompter, BenchmarkSettings(tmp_path / "nowhere"))
+        RESTOR.load(prompter, BenchmarkSettings(tmp_path / "nowhere"))
 
 
 def test_missing_files_are_all_named(prompter: Prompter, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"no facts\.json, entities\.json, wikidata/v0/mix_a0\.json;"):
-        Restor.load(prompter, BenchmarkSettings(tmp_path))
+        RESTOR.load(prompter, BenchmarkSettings(tmp_path))
 
 
 def test_an_unknown_split_names_those_that_are_there(prompter: Prompter, data: Path) -> None:
     (data / "wikidata" / "v0" / "mix_b7.jsonl.gz").write_bytes(b"")
     with pytest.raises(UsageError, match=r"no split 'a9'; there are a0, b7"):
-        Restor.load(prompter, BenchmarkSettings(data, "a9"))
+        RESTOR.load(prompter, BenchmarkSettings(data, "a9"))
 
 
 def test_people_without_facts_are_all_named(prompter: Prompter, data: Path) -> None:
     write(data / "facts.json", FACTS | {"dset": FACTS["dset"] | {"Bob": {}}})
     write(data / "entities.json", [*ENTITIES, "Zoe"])
     with pytest.raises(DataError, match=r"Bob: no facts\n.*Zoe: no facts"):
-        Restor.load(prompter, BenchmarkSettings(data))
+        RESTOR.load(prompter, BenchmarkSettings(data))
 
 
 @pytest.mark.parametrize(
@@ -363,7 +363,7 @@ def test_people_without_facts_are_all_named(prompter: Prompter, data: Path) -> N
 def test_broken_files_are_data_errors(prompter: Prompter, data: Path, name: str, content: bytes, message: str) -> None:
     (data / name).write_bytes(content)  # packed documents go before plain ones
     with pytest.raises(DataError, match=message):
-        Restor.load(prompter, BenchmarkSettings(data))
+        RESTOR.load(prompter, BenchmarkSettings(data))
 
 
 # The published facts
@@ -371,7 +371,7 @@ def test_broken_files_are_data_errors(prompter: Prompter, data: Path, name: str,
 
 @needs_published
 def test_the_published_questions_are_the_1051(prompter: Prompter) -> None:
-    benchmark = Restor.load(prompter, BenchmarkSettings(PUBLISHED))
+    benchmark = RESTOR.load(prompter, BenchmarkSettings(PUBLISHED))
     found = items(benchmark)
     keys = {"entity": "entity", "pid": "relation", "question": "question", "answers": "answers"}
     listed = [json.loads(line) for line in (PUBLISHED / "qa_1051.jsonl").read_text().splitlines()]
@@ -391,7 +391,7 @@ def test_the_published_questions_are_the_1051(prompter: Prompter) -> None:
 @pytest.mark.parametrize(("split", "count"), [("a0", 198), ("a1", 198), ("a2", 198), ("a3", 178)])
 def test_the_published_documents_are_about_these(prompter: Prompter, split: str, count: int) -> None:
     found = [
-        item for item in items(Restor.load(prompter, BenchmarkSettings(PUBLISHED, split))) if item.fields["corrupted"]
+        item for item in items(RESTOR.load(prompter, BenchmarkSettings(PUBLISHED, split))) if item.fields["corrupted"]
     ]
     listed = json.loads((PUBLISHED / "corrupted_entities.json").read_text())[f"mix_{split}"]
     assert {item.fields["entity"] for item in found} == set(listed)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from msa_lite.data import Row
-from msa_lite.evals.benchmarks.benchmark import benchmark_class
+from msa_lite.evals.benchmarks.benchmark import find_benchmark
 from msa_lite.evals.scores.records import write_records
 from msa_lite.io.finished.seal import write_manifest
 from msa_lite.pipeline.run.msa import learnt_rows
@@ -25,7 +25,7 @@ from tests.support.records import known, unknown
 
 def empty(name: str) -> Any:
     """A benchmark without any item."""
-    return benchmark_class(name)("all", {}, make_prompter())
+    return find_benchmark(name).over("all", {}, make_prompter())
 
 
 def make_job(folder: Path, validation: str | None = "qa", test: str | None = "qa") -> Any:

@@ -9,7 +9,7 @@ import pytest
 from msa_lite.benchmarks import BENCHMARKS, paper_scores
 from msa_lite.choose.rules import LeastExtraction, Metrics, PaperScore, Rank, check_rule, make_rule, why_broken
 from msa_lite.errors import DataError, UsageError
-from msa_lite.evals.benchmarks.benchmark import benchmark_class
+from msa_lite.evals.benchmarks.benchmark import find_benchmark
 
 TARGET = {"rouge_l_r": 1.0}
 TOFU = {"model_utility": 0.5, "acc_forget": 0.8, "acc_recover": 0.4, "acc_retain": 0.7, "extraction_strength": 0.1}
@@ -123,6 +123,6 @@ def test_a_rule_is_refused_where_its_metrics_are_not_measured() -> None:
     ],
 )
 def test_what_keeps_nothing_is_broken(metrics: Metrics, reference: Metrics, why: str | None) -> None:
-    vital = {name for kind in map(benchmark_class, BENCHMARKS) for name in kind.vital}
+    vital = {name for kind in map(find_benchmark, BENCHMARKS) for name in kind.vital}
     found = why_broken(metrics, reference, vital)
     assert found is None if why is None else found is not None and found.startswith(why)

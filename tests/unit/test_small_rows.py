@@ -11,9 +11,9 @@ from small_rows import BENCHMARK, LEARNT, SmallFiles, muse_rows, restor_rows, to
 
 from msa_lite.errors import DataError, MsaError
 from msa_lite.evals.benchmarks.benchmark import BenchmarkSettings
-from msa_lite.evals.benchmarks.muse import Muse
-from msa_lite.evals.benchmarks.restor import Restor
-from msa_lite.evals.benchmarks.tofu import Tofu
+from msa_lite.evals.benchmarks.muse import MUSE
+from msa_lite.evals.benchmarks.restor import RESTOR
+from msa_lite.evals.benchmarks.tofu import TOFU
 from tests.support.benchmark_data import ROWS, SHOTS, make_prompter, row, write_data, write_tofu
 
 AUTHORS = {
@@ -44,7 +44,7 @@ def written(files: SmallFiles, folder: Path) -> tuple[str, dict[str, list[dict[s
 
 def test_tofu_asks_about_whole_authors_that_target_ideal_and_prior_have_learnt(tmp_path: Path) -> None:
     data, learnt = written(tofu_rows(write_tofu(tmp_path / "whole", AUTHORS), "forget05"), tmp_path)
-    tofu = Tofu.load(make_prompter(), BenchmarkSettings(data, "forget05"))
+    tofu = TOFU.load(make_prompter(), BenchmarkSettings(data, "forget05"))
     pairs = {name: {(r["question"], r["answer"]) for r in rows} for name, rows in learnt.items()}
     asked = {n: {(i.fields["question"], i.fields["answer"]) for i in part.items} for n, part in tofu.sets.items()}
     assert {name: len(items) for name, items in asked.items()} == {
@@ -57,7 +57,7 @@ def test_tofu_asks_about_whole_authors_that_target_ideal_and_prior_have_learnt(t
 
 def test_muse_asks_about_passages_that_fit_into_a_row_and_that_the_target_has_learnt(tmp_path: Path) -> None:
     data, learnt = written(muse_rows(write_data(tmp_path / "whole", BOOKS), None), tmp_path)
-    muse = Muse.load(make_prompter(), BenchmarkSettings(data))
+    muse = MUSE.load(make_prompter(), BenchmarkSettings(data))
     texts = {name: {row["text"] for row in rows} for name, rows in learnt.items()}
     items = {name: [item.fields for item in part.items] for name, part in muse.sets.items()}
     passages = [f"{item['prompt']} {item['gt']}" for item in items["verbmem"]]
@@ -86,7 +86,7 @@ def restor_data(folder: Path, **changes: Any) -> str:
 
 def test_restor_asks_about_facts_that_the_prior_has_learnt_half_of_them_spoilt(tmp_path: Path) -> None:
     data, learnt = written(restor_rows(restor_data(tmp_path / "whole"), "a0"), tmp_path)
-    items = Restor.load(make_prompter(), BenchmarkSettings(data, "a0")).sets["questions"].items
+    items = RESTOR.load(make_prompter(), BenchmarkSettings(data, "a0")).sets["questions"].items
     known = "".join(row["text"] for row in learnt["prior"])
     assert [item.fields["corrupted"] for item in items] == [True] * 4 + [False] * 4
     for item in items:

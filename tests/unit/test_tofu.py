@@ -12,8 +12,8 @@ from scipy.stats import ks_2samp
 
 from msa_lite.errors import DataError
 from msa_lite.evals.benchmarks.aggregates import NO_IDEAL, NOT_JUDGED
-from msa_lite.evals.benchmarks.benchmark import BenchmarkSettings, Record
-from msa_lite.evals.benchmarks.tofu import Tofu
+from msa_lite.evals.benchmarks.benchmark import Benchmark, BenchmarkSettings, Record
+from msa_lite.evals.benchmarks.tofu import TOFU
 from msa_lite.evals.engine.forward import TokenScores
 from msa_lite.evals.judge import JudgeSettings
 from msa_lite.evals.scores.records import token_record
@@ -33,12 +33,12 @@ LN2 = math.log(2)
 
 
 @pytest.fixture(scope="module")
-def tofu(tmp_path_factory: pytest.TempPathFactory) -> Tofu:
+def tofu(tmp_path_factory: pytest.TempPathFactory) -> Benchmark:
     return make_tofu(tmp_path_factory.mktemp("tofu"))
 
 
 @pytest.fixture(scope="module")
-def full(tofu: Tofu) -> dict[str, list[Record]]:
+def full(tofu: Benchmark) -> dict[str, list[Record]]:
     """Records of every set that hold the same everywhere: the right answer at 1/2, paraphrased at 1/4, each wrong one
     at 1/8; generated is half of the right answer's four words."""
     found: dict[str, list[Record]] = {}
@@ -61,12 +61,14 @@ def records(full: dict[str, list[Record]]) -> dict[str, list[Record]]:
     return full | {name: full[name][:1] for name in ("world_facts", "holdout")}
 
 
-def one(tofu: Tofu, records: dict[str, list[Record]], set_name: str, changed: Sequence[Record]) -> dict[str, Metric]:
+def one(
+    tofu: Benchmark, records: dict[str, list[Record]], set_name: str, changed: Sequence[Record]
+) -> dict[str, Metric]:
     """Metrics where one set has other records."""
     return tofu.metrics(records | {set_name: list(changed)}, None)
 
 
-def test_a_record_holds_the_scores_of_its_texts(tofu: Tofu) -> None:
+def test_a_record_holds_the_scores_of_its_texts(tofu: Benchmark) -> None:
     record = made_up(
         tofu,
         "forget",
@@ -91,7 +93,7 @@ def test_a_record_holds_the_scores_of_its_texts(tofu: Tofu) -> None:
     assert record["rouge_l"] == pytest.approx(2 / 5)
 
 
-def test_the_last_token_is_left_out_of_membership_alone(tofu: Tofu) -> None:
+def test_the_last_token_is_left_out_of_membership_alone(tofu: Benchmark) -> None:
     scores = TokenScores(np.array([-1.0, -2, -3, -4, -5]), np.ones(5, bool), np.array([0.5, 1, -1, 2, -6]))
     whole, cut = (token_record(scores, drop_last, es_floor=False) for drop_last in (False, True))
     # ⌊0.4 · 5⌋ = 2 of all five: (4 + 5)/2 and (6 + 1)/2; ⌊0.4 · 4⌋ = 1 of the first four: 4 and 1
@@ -102,7 +104,7 @@ def test_the_last_token_is_left_out_of_membership_alone(tofu: Tofu) -> None:
 
 
 def test_an_empty_paraphrase_leaves_no_truth_ratio(
-    tofu: Tofu, records: dict[str, list[Record]], tmp_path: Path
+    tofu: Benchmark, records: dict[str, list[Record]], tmp_path: Path
 ) -> None:
     rows = [TABLES["forget01_perturbed"][0] | {"paraphrased_answer": text} for text in ("Over there.", " ")]
     loaded = make_tofu(tmp_path, {**TABLES, "forget01_perturbed": rows}).sets["forget"].items
@@ -130,7 +132,7 @@ def test_an_empty_question_is_not_asked(missing: str | None, records: dict[str, 
     item = tofu.sets["forget"].items[1]
     assert item not in tofu.sets["forget"].scored
     assert item not in tofu.sets["forget"].answered
-    record = tofu.complete("forget", {"index": 1, **item.fields})
+    record = tofu.score(tofu, "forget", {"index": 1, **item.fields})
     scores = ("probability", "extraction_strength", "exact_memorization", "truth_ratio", "rouge_l")
     assert [record[name] for name in scores] == [None] * 5
     changed = records | {"forget": [records["forget"][0], record, *records["forget"][2:]]}
@@ -144,7 +146,7 @@ def test_an_empty_question_is_not_asked(missing: str | None, records: dict[str, 
     assert (judged.n, judged.skipped) == (3, 1)
 
 
-def test_the_forget_metrics_are_means_over_items(tofu: Tofu, records: dict[str, list[Record]]) -> None:
+def test_the_forget_metrics_are_means_over_items(tofu: Benchmark, records: dict[str, list[Record]]) -> None:
     halves = {"answer": [token_scores([0.5, 0.5, 1], "111")], "perturbed": [token_scores([0.25])]}
     low = made_up(tofu, "forget", 0, "", paraphrased=[token_scores([0.5])], **halves)  # R = 1/2
     high = made_up(
@@ -162,7 +164,7 @@ def test_the_forget_metrics_are_means_over_items(tofu: Tofu, records: dict[str, 
     }  # fmt: skip
 
 
-def test_model_utility_is_the_harmonic_mean_of_its_parts(tofu: Tofu, full: dict[str, list[Record]]) -> None:
+def test_model_utility_is_the_harmonic_mean_of_its_parts(tofu: Benchmark, full: dict[str, list[Record]]) -> None:
     found = tofu.metrics(full, None)
     # retain: p = 1/2; 3 words of 5; R = (1/8)/(1/4) = 1/2. Real authors: two wrong answers of 1/8 beside 1/2;
     # R = (1/8)/(1/2). World facts: one wrong answer.
@@ -179,7 +181,7 @@ def test_model_utility_is_the_harmonic_mean_of_its_parts(tofu: Tofu, full: dict[
     assert found["model_utility"].stderr == pytest.approx(0, abs=1e-12)  # the records of a set are all alike
 
 
-def test_one_part_at_zero_takes_model_utility_to_zero(tofu: Tofu, records: dict[str, list[Record]]) -> None:
+def test_one_part_at_zero_takes_model_utility_to_zero(tofu: Benchmark, records: dict[str, list[Record]]) -> None:
     changed = [record | {"rouge_l": 0.0} for record in records["world_facts"]]
     found = one(tofu, records, "world_facts", changed)
     assert found["model_utility"].value == found["model_utility_ra_wf"].value == 0
@@ -190,7 +192,7 @@ def test_one_part_at_zero_takes_model_utility_to_zero(tofu: Tofu, records: dict[
     assert found["probability_wf"].value is not None
 
 
-def test_forget_quality_is_a_test_between_two_models(tofu: Tofu, records: dict[str, list[Record]]) -> None:
+def test_forget_quality_is_a_test_between_two_models(tofu: Benchmark, records: dict[str, list[Record]]) -> None:
     def with_ratios(*ratios: float | None) -> dict[str, list[Record]]:
         forget = [record | {"truth_ratio": ratio} for record, ratio in zip(records["forget"], ratios, strict=True)]
         return records | {"forget": forget}
@@ -213,7 +215,7 @@ def test_forget_quality_is_a_test_between_two_models(tofu: Tofu, records: dict[s
     assert (alone.value, alone.n, alone.note) == (None, 0, NO_IDEAL)
 
 
-def test_membership_is_scored_beside_a_holdout(tofu: Tofu, full: dict[str, list[Record]]) -> None:
+def test_membership_is_scored_beside_a_holdout(tofu: Benchmark, full: dict[str, list[Record]]) -> None:
     def sides(forget: Sequence[float], holdout: Sequence[float]) -> dict[str, list[Record]]:
         found = dict(full)
         for name, values in (("forget", forget), ("holdout", holdout)):
@@ -233,7 +235,7 @@ def test_membership_is_scored_beside_a_holdout(tofu: Tofu, full: dict[str, list[
 
 
 def test_every_metric_has_a_name_and_a_reason_where_it_has_no_value(
-    tofu: Tofu, records: dict[str, list[Record]], tmp_path: Path
+    tofu: Benchmark, records: dict[str, list[Record]], tmp_path: Path
 ) -> None:
     assert set(tofu.metrics(records, None)) == TOFU_METRICS | MEMBERSHIP
     without = make_tofu(tmp_path, {name: rows for name, rows in TABLES.items() if name != "holdout01"})
@@ -244,7 +246,7 @@ def test_every_metric_has_a_name_and_a_reason_where_it_has_no_value(
     assert judged == dict.fromkeys(("acc_forget", "acc_recover", "acc_retain"), NOT_JUDGED)
 
 
-def test_what_a_judges_reply_is_worth(tofu: Tofu, records: dict[str, list[Record]]) -> None:
+def test_what_a_judges_reply_is_worth(tofu: Benchmark, records: dict[str, list[Record]]) -> None:
     ideal = {name: [record | {"generated": "Nobody knows."} for record in items] for name, items in records.items()}
     asked = {(item.set_name, item.index): item for item in tofu.judge_calls(records, ideal, JudgeSettings())}
     assert len(asked) == 4 + 3
@@ -275,7 +277,9 @@ def test_candidates_of_like_questions_stand_in_orders_of_their_own(
     assert tofu.judge_calls(records | {"forget": alike}, records | {"forget": ideal}, JudgeSettings()) == asked
 
 
-def test_an_ideal_that_knows_the_truth_is_one_candidate_with_it(tofu: Tofu, records: dict[str, list[Record]]) -> None:
+def test_an_ideal_that_knows_the_truth_is_one_candidate_with_it(
+    tofu: Benchmark, records: dict[str, list[Record]]
+) -> None:
     ideal = {n: [r | {"generated": f"{r['answer'].upper()}!"} for r in items] for n, items in records.items()}
     item = tofu.judge_calls(records, ideal, JudgeSettings())[0]
     assert len(item.ask.letters) == 1 + 3
@@ -283,7 +287,7 @@ def test_an_ideal_that_knows_the_truth_is_one_candidate_with_it(tofu: Tofu, reco
     assert merged == [{"acc_forget": 0, "acc_recover": 1, "merged": True}]
 
 
-def test_judged_metrics_are_means_of_what_was_judged(tofu: Tofu, records: dict[str, list[Record]]) -> None:
+def test_judged_metrics_are_means_of_what_was_judged(tofu: Benchmark, records: dict[str, list[Record]]) -> None:
     said = [(0, 0, True), (1, 1, True), (1, 0, False)]
     forget = [
         record | {"judge": {"valid": valid, "acc_forget": forgotten, "acc_recover": recovered, "merged": False}}
@@ -305,7 +309,7 @@ def test_paraphrases_are_given_in_the_order_of_the_questions_or_not_at_all(tmp_p
     data = write_tofu(tmp_path / "with", {**TABLES, "forget01_perturbed": forget})
     questions = [str(row["question"]) for row in reversed(forget)]
     settings = BenchmarkSettings(data, "forget01")
-    assert Tofu.wordings(settings, questions) == {"paraphrased": [f"Say: {question}" for question in questions]}
-    assert Tofu.wordings(settings, [*questions, "Where is nobody?"]) == {}
+    assert TOFU.wordings(settings, questions) == {"paraphrased": [f"Say: {question}" for question in questions]}
+    assert TOFU.wordings(settings, [*questions, "Where is nobody?"]) == {}
     without = BenchmarkSettings(write_tofu(tmp_path / "without"), "forget01")
-    assert Tofu.wordings(without, questions) == {}
+    assert TOFU.wordings(without, questions) == {}

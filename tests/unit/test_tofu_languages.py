@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from msa_lite.evals.benchmarks.benchmark import Records
-from msa_lite.evals.benchmarks.tofu import Tofu
+from msa_lite.evals.benchmarks.benchmark import Benchmark, Records
+from msa_lite.evals.benchmarks.tofu import TOFU
 from msa_lite.evals.engine import answers
 from tests.support.benchmark_data import TABLES, TOFU_METRICS, made_up, make_tofu, token_scores
 
@@ -60,7 +60,7 @@ def tables(language: Language) -> dict[str, list[dict[str, Any]]]:
     }
 
 
-def records_of(tofu: Tofu, said: str) -> Records:
+def records_of(tofu: Benchmark, said: str) -> Records:
     """Records where this is said to every question; the right answer is at 1/2, its paraphrase at 1/4, the wrong one at
     1/8."""
     found = {}
@@ -78,7 +78,7 @@ def language(request: pytest.FixtureRequest) -> Language:
 
 
 @pytest.fixture
-def tofu(language: Language, tmp_path: Path) -> Tofu:
+def tofu(language: Language, tmp_path: Path) -> Benchmark:
     return make_tofu(tmp_path, tables(language))
 
 
@@ -111,7 +111,7 @@ def test_a_text_of_two_scripts_goes_by_most_of_its_letters() -> None:
     assert answers.rouge_l_recall("Ada, 阿达, lives in 1968 AD", "ada lives in 1968") == pytest.approx(4 / 5)
 
 
-def test_all_metrics_of_a_translation_by_hand(language: Language, tofu: Tofu) -> None:
+def test_all_metrics_of_a_translation_by_hand(language: Language, tofu: Benchmark) -> None:
     records = records_of(tofu, language.said)
     found = tofu.metrics(records, records)
     assert set(found) == TOFU_METRICS
@@ -127,18 +127,20 @@ def test_all_metrics_of_a_translation_by_hand(language: Language, tofu: Tofu) ->
     assert found["model_utility"].value == pytest.approx(utility)
 
 
-def test_the_verdict_rests_on_rouge_in_every_script(language: Language, tofu: Tofu) -> None:
+def test_the_verdict_rests_on_rouge_in_every_script(language: Language, tofu: Benchmark) -> None:
     knows, forgot = records_of(tofu, language.answer), records_of(tofu, language.said)
     unlearned = knows | {"forget": forgot["forget"]}
-    forgotten, kept = Tofu.weigh({"target": knows, "unlearned": unlearned, "ideal": forgot})
+    forgotten, kept = TOFU.weigh({"target": knows, "unlearned": unlearned, "ideal": forgot})
     assert (forgotten.recited["target"], forgotten.recited["unlearned"]) == (1, 0)
     # The unlearned model still says all of it: (1 − r) / (1 − r), r the ideal's level on the rows it never saw.
     assert kept.shares["rouge_l"] == pytest.approx(1)
-    _, lost = Tofu.weigh({"target": knows, "unlearned": forgot, "ideal": forgot})
+    _, lost = TOFU.weigh({"target": knows, "unlearned": forgot, "ideal": forgot})
     assert lost.shares["rouge_l"] == pytest.approx(0)
 
 
-def test_what_is_counted_is_noted_where_it_is_not_the_packages(language: Language, tofu: Tofu, tmp_path: Path) -> None:
+def test_what_is_counted_is_noted_where_it_is_not_the_packages(
+    language: Language, tofu: Benchmark, tmp_path: Path
+) -> None:
     noted = {"rouge_words": answers.RULE} if language.is_dropped else {}
     assert {key: value for key, value in tofu.describe().items() if key == "rouge_words"} == noted
     english = make_tofu(tmp_path / "English")

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from msa_lite.evals.benchmarks.benchmark import benchmark_class
-from msa_lite.evals.benchmarks.restor import Restor
+from msa_lite.evals.benchmarks.benchmark import find_benchmark
+from msa_lite.evals.benchmarks.restor import RESTOR
 from msa_lite.evals.verdict.outcome import is_recited
 from msa_lite.io.files.writing import json_form
 from msa_lite.report.verdict.comeback import EarlierFacts
@@ -38,7 +38,7 @@ KEPT = Kept(around(0.95), 120, {"accuracy": 0.95}, {"target": 118, "unlearned": 
 
 def weighed(benchmark: str, models: Mapping[str, Any]) -> tuple[Forgotten, Kept | None]:
     """The verdict's numbers for records that something can be said of."""
-    found = benchmark_class(benchmark).weigh(models)
+    found = find_benchmark(benchmark).weigh(models)
     assert not isinstance(found, str)
     return found
 
@@ -276,7 +276,7 @@ def test_rows_of_a_subject_count_together_in_every_bound() -> None:
 
 
 def test_without_forget_rows_there_is_no_verdict() -> None:
-    assert "give evaluate.forget" in str(benchmark_class("qa").weigh({"target": {"retain": known(2)}, "unlearned": {}}))
+    assert "give evaluate.forget" in str(find_benchmark("qa").weigh({"target": {"retain": known(2)}, "unlearned": {}}))
 
 
 # Texts, and published benchmarks
@@ -352,8 +352,8 @@ def test_restor_is_what_was_regained_between_target_and_ideal() -> None:
     assert forgotten.left["wrong"].value == pytest.approx(0.2)
     assert (kept.share.value, kept.recited) == (pytest.approx(0.8), {"target": 10, "unlearned": 8})
     del models["ideal"]
-    assert "give evaluate.ideal" in str(Restor.weigh(models))
-    assert "nothing to regain" in str(Restor.weigh(models | {"ideal": restor(0.2, 1.0)}))
+    assert "give evaluate.ideal" in str(RESTOR.weigh(models))
+    assert "nothing to regain" in str(RESTOR.weigh(models | {"ideal": restor(0.2, 1.0)}))
 
 
 def test_a_text_is_changed_by_the_least_difference_of_its_probability() -> None:

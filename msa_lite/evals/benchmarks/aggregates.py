@@ -8,7 +8,7 @@ import numpy as np
 
 from msa_lite.benchmarks import BENCHMARKS
 from msa_lite.errors import UsageError, nearest
-from msa_lite.evals.benchmarks.benchmark import Record, benchmark_class, column
+from msa_lite.evals.benchmarks.benchmark import Record, column, find_benchmark
 from msa_lite.evals.engine import scoring
 from msa_lite.report import Metric
 from msa_lite.report.tables.metrics import metric_kind
@@ -154,18 +154,18 @@ COMMON = {
 
 def known_switches() -> list[str]:
     """Return the names of all switches."""
-    return [*COMMON, *(switch for name in BENCHMARKS for switch in benchmark_class(name).switches)]
+    return [*COMMON, *(switch for name in BENCHMARKS for switch in find_benchmark(name).switches)]
 
 
 def known_presets() -> dict[str, Collection[str]]:
     """Return the switches of each preset: open-unlearning's, and those of each benchmark's own code."""
-    presets = {name: benchmark_class(name).preset for name in BENCHMARKS}
+    presets = {name: find_benchmark(name).preset for name in BENCHMARKS}
     return {"open-unlearning": tuple(COMMON), **{name: switches for name, switches in presets.items() if switches}}
 
 
 def switches_of(benchmark: str) -> set[str]:
     """Return the switches that change something in a benchmark."""
-    kind = benchmark_class(benchmark)
+    kind = find_benchmark(benchmark)
     return {*kind.reads, *kind.switches}
 
 

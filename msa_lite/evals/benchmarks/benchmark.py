@@ -1,6 +1,6 @@
 """Define a benchmark: items to run a model over, a record of each, and metrics of the records.
 
-A benchmark is one module with a subclass of `Benchmark`, and one entry in `msa_lite.benchmarks`.
+A benchmark is one module with a value of `Benchmark`, and one entry in `msa_lite.benchmarks`.
 
 Records and metrics are separate layers. Records hold everything that needs a model, so metrics can be computed again
 without one, beside another ideal or with a judge.
@@ -8,12 +8,11 @@ without one, beside another ideal or with a judge.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from importlib import import_module
 from math import sqrt
-from typing import Any, ClassVar
+from typing import Any
 
 from msa_lite.benchmarks import BENCHMARKS
 from msa_lite.data import Example, Prompter, pad_id, sample_rows
@@ -23,7 +22,7 @@ from msa_lite.evals.engine.forward import completion
 from msa_lite.evals.engine.generate import Decoding
 from msa_lite.evals.judge import Ask, JudgeSettings
 from msa_lite.evals.verdict.bounds import Models, Record, Records
-from msa_lite.evals.verdict.outcome import Weighed, Yardstick, is_recited, weigh_recited
+from msa_lite.evals.verdict.outcome import Weighed, is_recited
 from msa_lite.io.files.writing import digest
 from msa_lite.report import Metric
 from msa_lite.report.run.rows import RECITED_ROWS, Wording
@@ -100,62 +99,97 @@ class BenchmarkSettings:
     """The deviations of published code to repeat (`evals.compat`)."""
 
 
-@dataclass(frozen=True)
-class Benchmark(ABC):
-    """A data set with its metrics, loaded. Each benchmark adds its records' own scores, and the aggregates."""
+def _no_data(prompter: Prompter, settings: BenchmarkSettings) -> Benchmark:
+    raise NotImplementedError("this benchmark has no data of its own")
 
-    split: str
+
+def _no_wordings(settings: BenchmarkSettings, questions: Sequence[str]) -> dict[str, list[str]]:
+    return {}
+
+
+def _no_calls(records: Records, ideal: Records | None, judge: JudgeSettings) -> list[JudgeCall]:
+    return []
+
+
+def _no_verdict(models: Models) -> Weighed:
+    return "the benchmark does not say what a verdict rests on"
+
+
+def _set_of_side(records: Records, side: str) -> list[tuple[str, int]]:
+    return [(side, at) for at in range(len(records.get(side, ())))]
+
+
+def fails_by_verdict(record: Record) -> bool | None:
+    """Check whether a row to forget is recited, by the check of the verdict; None where the model was not asked."""
+    score = record.get("exact_memorization" if "text" in record else "generated")
+    return None if score is None else is_recited(record)
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """A data set with its metrics: three functions and a few facts, and once it is loaded, its items."""
+
+    name: str
+    """Its name in `msa_lite.benchmarks.BENCHMARKS`."""
+    score: Callable[[Benchmark, str, Record], Record]
+    """score(benchmark, set, record): return the record with the scores that follow from its texts, such as ROUGE."""
+    metrics: Callable[[Records, Records | None], dict[str, Metric]]
+    """metrics(records, ideal's): return the metrics. Those that need an ideal have the reason where there is none."""
+    load: Callable[[Prompter, BenchmarkSettings], Benchmark] = _no_data
+    """Return it with its items. Raise UsageError for an unknown split, DataError with all that the data lacks."""
+
+    home: str | None = None
+    """The data set that `load` takes by default; None where it has to be named."""
+    homes: Mapping[str, str] = field(default_factory=dict)
+    """The data set by split, where splits have several."""
+    prompted: bool = True
+    """False where questions are asked as they are, without the prompt of a recipe."""
+    forget_set: str = "forget"
+    """The set of the rows to forget."""
+    sides: tuple[str, str] | None = None
+    """The sets that min_k and min_k_pp are to tell apart: the texts to forget, and texts that nobody learnt."""
+    vital: Collection[str] = ()
+    """Metrics of what is to be kept. A candidate that has 0 where the target has more is broken."""
+    default_score: str | None = None
+    """The selection score where neither the recipe names one nor gives questions about the forget set."""
+    switches: Mapping[str, str] = field(default_factory=dict)
+    """Its own `compat` switches: for each, what published code does otherwise."""
+    reads: Collection[str] = ()
+    """The common `compat` switches that change something in it."""
+    preset: Collection[str] = ()
+    """The switches that its name stands for in `compat`: what its authors' code does."""
+    about: Mapping[str, Any] = field(default_factory=dict)
+    """What else decides its records, for `describe`."""
+
+    weigh: Callable[[Models], Weighed] = _no_verdict
+    """Return what became of the forget and the retain set, or the reason why nothing can be said."""
+    fails: Callable[[Record], bool | None] = fails_by_verdict
+    """Check whether a model fails on a row to forget (`wording`); None where it was not asked."""
+    wording: Wording = RECITED_ROWS
+    """The words for a row to forget on which a model fails."""
+    listed: Callable[[Records], Sequence[Record]] | None = None
+    """Return the records of the rows to forget, where they are not those of `forget_set`."""
+    places: Callable[[Records, str], list[tuple[str, int]]] = _set_of_side
+    """Return (set, position) of the records about what is to be forgotten, or kept ("forget", "retain")."""
+    judge_calls: Callable[[Records, Records | None, JudgeSettings], list[JudgeCall]] = _no_calls
+    """Return the calls to a judge about records, beside those of the ideal."""
+    wordings: Callable[[BenchmarkSettings, Sequence[str]], dict[str, list[str]]] = _no_wordings
+    """Return other wordings of questions about the forget set by name, one for each. Raise as `load`."""
+
+    split: str = ""
     """The part of the data set, as reports name it."""
-    sets: Mapping[str, ItemSet]
-    """The items by set."""
-    prompter: Prompter
+    sets: Mapping[str, ItemSet] = field(default_factory=dict)
+    """The items by set; none before it is loaded."""
+    prompter: Prompter = None  # type: ignore[assignment]  # `over` sets it with the items
     """The way in which questions become token ids."""
     compat: frozenset[str] = frozenset()
     """The deviations of published code that are repeated (`evals.compat`)."""
 
-    name: ClassVar[str]
-    """Its name in `msa_lite.benchmarks.BENCHMARKS`."""
-    home: ClassVar[str | None] = None
-    """The data set that `load` takes by default; None where it has to be named. See `home_of`."""
-    prompted: ClassVar[bool] = True
-    """False where questions are asked as they are, without the prompt of a recipe."""
-    fields: ClassVar[Collection[str]] = ("question", "answer", "text")
-    """The keys of the data that records repeat."""
-    forget_set: ClassVar[str] = "forget"
-    """The set of the rows to forget."""
-    sides: ClassVar[tuple[str, str] | None] = None
-    """The sets that min_k and min_k_pp are to tell apart: the texts to forget, and texts that nobody learnt."""
-    vital: ClassVar[Collection[str]] = ()
-    """Metrics of what is to be kept. A candidate that has 0 where the target has more is broken."""
-    default_score: ClassVar[str | None] = None
-    """The selection score where neither the recipe names one nor gives questions about the forget set."""
-    switches: ClassVar[Mapping[str, str]] = {}
-    """Its own `compat` switches: for each, what published code does otherwise."""
-    reads: ClassVar[Collection[str]] = ()
-    """The common `compat` switches that change something in it."""
-    preset: ClassVar[Collection[str]] = ()
-    """The switches that its name stands for in `compat`: what its authors' code does."""
-
-    wording: ClassVar[Wording] = RECITED_ROWS
-    """The words for a row to forget on which a model fails."""
-
-    @classmethod
-    def load(cls, prompter: Prompter, settings: BenchmarkSettings) -> Benchmark:
-        """Load the benchmark. Raise UsageError for an unknown split, DataError with all that the data lacks."""
-        raise NotImplementedError(f"{cls.name} has no data of its own")
-
-    @classmethod
-    def home_of(cls, split: str | None) -> str | None:
-        """Return the data set that `load` takes by default for a split; None where it has to be named."""
-        return cls.home
-
-    @classmethod
-    def wordings(cls, settings: BenchmarkSettings, questions: Sequence[str]) -> dict[str, list[str]]:
-        """Return other wordings of questions about the forget set by name, one for each; none where the data has none.
-
-        Raise as `load`.
-        """
-        return {}
+    def over(
+        self, split: str, sets: Mapping[str, ItemSet], prompter: Prompter, compat: frozenset[str] = frozenset()
+    ) -> Benchmark:
+        """Return the benchmark with these items."""
+        return replace(self, split=split, sets=sets, prompter=prompter, compat=compat)
 
     @property
     def count(self) -> int:
@@ -183,7 +217,7 @@ class Benchmark(ABC):
             "prompt": self.prompter.describe(),
             "sets": {name: part.describe() for name, part in self.sets.items()},
             "compat": sorted(self.compat),
-        } | ({"rouge_words": answers.RULE} if other else {})
+        } | {**self.about, **({"rouge_words": answers.RULE} if other else {})}
 
     def only(self, names: Collection[str]) -> Benchmark:
         """Return the benchmark with only these sets."""
@@ -243,50 +277,6 @@ class Benchmark(ABC):
             f"1/{n * m}, with a standard error of {error:.2f} at chance"
         )
 
-    @abstractmethod
-    def complete(self, set_name: str, record: Record) -> Record:
-        """Return a record with the scores that follow from its texts: ROUGE, truth ratio and the like."""
-
-    @staticmethod
-    @abstractmethod
-    def metrics(records: Records, ideal: Records | None) -> dict[str, Metric]:
-        """Return the aggregates. Without records of the ideal, metrics that need it are None with the reason."""
-
-    @classmethod
-    def places(cls, records: Records, side: str) -> list[tuple[str, int]]:
-        """Return (set, position) of the records about what is to be forgotten, or kept ("forget", "retain")."""
-        return [(side, at) for at in range(len(records.get(side, ())))]
-
-    @classmethod
-    def forget_records(cls, records: Records) -> Sequence[Record]:
-        """Return the records of the rows to forget, for a list of them."""
-        return records.get(cls.forget_set, ())
-
-    @classmethod
-    def fails(cls, record: Record) -> bool | None:
-        """Check whether a model fails on a row to forget (`wording`); None where it was not asked.
-
-        For most benchmarks: whether the row is recited, by the same check as in the verdict.
-        """
-        score = record.get("exact_memorization" if "text" in record else "generated")
-        return None if score is None else is_recited(record)
-
-    @classmethod
-    def yardstick(cls, models: Models) -> Yardstick | None:
-        """Return the sets and scores that a verdict rests on; None where there is no verdict."""
-        return None
-
-    @classmethod
-    def weigh(cls, models: Models) -> Weighed:
-        """Return what became of the forget and the retain set, or the reason why nothing can be said."""
-        if yardstick := cls.yardstick(models):
-            return weigh_recited(models, yardstick)
-        return f"benchmark {cls.name} does not say what a verdict rests on"
-
-    def judge_calls(self, records: Records, ideal: Records | None, judge: JudgeSettings) -> list[JudgeCall]:
-        """Return the calls to a judge; none for most benchmarks."""
-        return []
-
 
 @dataclass(frozen=True)
 class JudgeCall:
@@ -302,11 +292,17 @@ class JudgeCall:
     """The record's judged scores by name, for each possible letter, "Z" included."""
 
 
-def benchmark_class(name: str) -> type[Benchmark]:
-    """Return the class of a benchmark by its name in `BENCHMARKS`."""
-    module, _, kind = BENCHMARKS[name].implementation.rpartition(".")
-    benchmark: type[Benchmark] = getattr(import_module(module), kind)
+def find_benchmark(name: str) -> Benchmark:
+    """Return a benchmark, without items, by its name in `BENCHMARKS`."""
+    module, _, constant = BENCHMARKS[name].implementation.rpartition(".")
+    benchmark: Benchmark = getattr(import_module(module), constant)
     return benchmark
+
+
+def home_of(name: str, split: str | None) -> str | None:
+    """Return the data set that a benchmark loads by default for a split; None where it has to be named."""
+    benchmark = find_benchmark(name)
+    return benchmark.homes.get(split or "", benchmark.home)
 
 
 def text_item(tokenizer: Any, index: int, text: str, group: str | None = None) -> Item:

@@ -13,9 +13,9 @@ trend of a metric over them (§3.1, C5 and C6); a comparison of runs shows that.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from functools import partial
 from pathlib import PurePath
-from typing import Any, ClassVar
+from typing import Any
 
 from msa_lite.data import Prompter, Shots
 from msa_lite.errors import UsageError, nearest
@@ -35,8 +35,7 @@ from msa_lite.evals.benchmarks.dataset import Part, Table, load_parts, sampled, 
 from msa_lite.evals.engine import answers
 from msa_lite.evals.engine.forward import completion
 from msa_lite.evals.engine.generate import Decoding
-from msa_lite.evals.verdict.bounds import Models
-from msa_lite.evals.verdict.outcome import RECITED, Yardstick
+from msa_lite.evals.verdict.outcome import RECITED, Yardstick, weigh_recited
 from msa_lite.report import Metric
 
 _VERBMEM = Decoding(128)
@@ -76,110 +75,80 @@ _YARDSTICK = Yardstick(
 )
 
 
-@dataclass(frozen=True)
-class Muse(Benchmark):
-    """The benchmark over loaded texts and questions."""
+def load(prompter: Prompter, settings: BenchmarkSettings) -> Benchmark:
+    """Load MUSE-Books, MUSE-News (split news), or a data set of the same layout.
 
-    name = "muse"
-    home: ClassVar[str] = _HOMES["books"]
-    fields = ("question", "answer", "prompt", "gt", "text")
-    forget_set = _YARDSTICK.forget_set
-    sides = _PRIVLEAK
-    vital = ("knowmem_r",)
-    default_score = "muse"
-    switches: ClassVar[Mapping[str, str]] = {
-        "no_stemmer": "ROUGE-L without stemming",
-        "short_reference": "VerbMem's references are cut to their first 128 tokens, as many as are generated, the "
-        "beginning-of-sequence token counted",
+    Without a split, it is news for data of MUSE-News' name, otherwise books.
+
+    Questions follow all of the data set's own examples (ten), and no prompt is cut. Open-unlearning cuts plain ones
+    to 512 tokens, so that a long one loses its question. Passages and texts are scored over their first
+    `MAX_TOKENS` tokens. Not scored and counted as skipped: empty passages and texts, those without a token to
+    predict, answers whose reference has no word, and items that are longer than the model's window. Raises
+    UsageError for an unknown split, DataError that names every configuration, split and column that the data set
+    lacks.
+    """
+    split = _split_of(settings.data) if settings.split is None else settings.split
+    if split not in _HOMES:
+        raise UsageError(f"muse has no split '{split}'{nearest(split, _HOMES)}; choose from {', '.join(_HOMES)}")
+    tables = load_parts(settings.data or _HOMES[split], _PARTS)
+    rows = {name: sampled(table, settings) for name, table in tables.items() if not name.startswith("shots")}
+    tokenizer = prompter.tokenizer
+    sets = {"verbmem": ItemSet([_passage(tokenizer, i, row) for i, row in rows["verbmem"]], _VERBMEM, ends=False)}
+    for side in ("forget", "retain"):
+        shots = _shots(tables[f"shots_{side}"])
+        items = [_question(prompter, i, row, shots) for i, row in rows[f"knowmem_{side}"]]
+        sets[f"knowmem_{side}"] = ItemSet(items, _KNOWMEM)
+    for name in _PRIVLEAK:
+        sets[name] = ItemSet(
+            [text_item(tokenizer, i, str(row["text"] or "")) for i, row in rows[name]], with_z=True, ends=False
+        )
+    return MUSE.over(split, sets, prompter, settings.compat)
+
+
+def _score(benchmark: Benchmark, set_name: str, record: Record) -> Record:
+    if set_name in _REFERENCE:
+        reference = _reference(benchmark, set_name, record[_REFERENCE[set_name]])
+        generated = record.get("generated")
+        scored = generated is not None and answers.has_word(reference)
+        stem = "no_stemmer" not in benchmark.compat
+        record["rouge_l_f1"] = answers.rouge_l_f1(reference, str(generated), stem) if scored else None
+    return record if set_name.startswith("knowmem") else record | flat_scores(record, "text")
+
+
+def _metrics(records: Records, ideal: Records | None) -> dict[str, Metric]:
+    """Return the metrics of passages, answers and membership inference.
+
+    Passages to be forgotten have extraction_strength, exact_memorization and verbmem_f (ROUGE-L F1). Answers about
+    what is to be forgotten and kept have knowmem_f and knowmem_r (ROUGE-L F1). min_k and min_k_pp are AUCs of
+    telling forget from holdout texts; they come with their distances to the ideal's, and with privleak (percent,
+    best at 0).
+    """
+    sides, ideal_sides = _sides(records), _sides(ideal) if ideal else None
+    passages = records["verbmem"]
+    scores = {
+        "extraction_strength": column(passages, "extraction_strength"),
+        "exact_memorization": column(passages, "exact_memorization"),
+        "verbmem_f": column(passages, "rouge_l_f1"),
+        "knowmem_f": column(records["knowmem_forget"], "rouge_l_f1"),
+        "knowmem_r": column(records["knowmem_retain"], "rouge_l_f1"),
     }
-    reads = ("mask_eq_pad", "trailing_blank", "es_floor", "drop_last_token")
-    preset = ("no_stemmer", "short_reference", "trailing_blank")
+    return {
+        **{name: mean_metric(name, values) for name, values in scores.items()},
+        **membership_metrics(sides, ideal_sides),
+        "privleak": privleak_metric(sides, ideal_sides),
+    }
 
-    @classmethod
-    def home_of(cls, split: str | None) -> str:
-        return _HOMES.get(split or "", cls.home)
 
-    @classmethod
-    def load(cls, prompter: Prompter, settings: BenchmarkSettings) -> Muse:
-        """Load MUSE-Books, MUSE-News (split news), or a data set of the same layout.
+def _fails(record: Record) -> bool | None:
+    return None if record.get("rouge_l_f1") is None else _YARDSTICK.is_recited(record)
 
-        Without a split, it is news for data of MUSE-News' name, otherwise books.
 
-        Questions follow all of the data set's own examples (ten), and no prompt is cut. Open-unlearning cuts plain ones
-        to 512 tokens, so that a long one loses its question. Passages and texts are scored over their first
-        `MAX_TOKENS` tokens. Not scored and counted as skipped: empty passages and texts, those without a token to
-        predict, answers whose reference has no word, and items that are longer than the model's window. Raises
-        UsageError for an unknown split, DataError that names every configuration, split and column that the data set
-        lacks.
-        """
-        split = _split_of(settings.data) if settings.split is None else settings.split
-        if split not in _HOMES:
-            raise UsageError(f"muse has no split '{split}'{nearest(split, _HOMES)}; choose from {', '.join(_HOMES)}")
-        tables = load_parts(settings.data or _HOMES[split], _PARTS)
-        rows = {name: sampled(table, settings) for name, table in tables.items() if not name.startswith("shots")}
-        tokenizer = prompter.tokenizer
-        sets = {"verbmem": ItemSet([_passage(tokenizer, i, row) for i, row in rows["verbmem"]], _VERBMEM, ends=False)}
-        for side in ("forget", "retain"):
-            shots = _shots(tables[f"shots_{side}"])
-            items = [_question(prompter, i, row, shots) for i, row in rows[f"knowmem_{side}"]]
-            sets[f"knowmem_{side}"] = ItemSet(items, _KNOWMEM)
-        for name in _PRIVLEAK:
-            sets[name] = ItemSet(
-                [text_item(tokenizer, i, str(row["text"] or "")) for i, row in rows[name]], with_z=True, ends=False
-            )
-        return cls(split, sets, prompter, settings.compat)
-
-    def complete(self, set_name: str, record: Record) -> Record:
-        if set_name in _REFERENCE:
-            reference = self._reference(set_name, record[_REFERENCE[set_name]])
-            generated = record.get("generated")
-            scored = generated is not None and answers.has_word(reference)
-            stem = "no_stemmer" not in self.compat
-            record["rouge_l_f1"] = answers.rouge_l_f1(reference, str(generated), stem) if scored else None
-        return record if set_name.startswith("knowmem") else record | flat_scores(record, "text")
-
-    @staticmethod
-    def metrics(records: Records, ideal: Records | None) -> dict[str, Metric]:
-        """Return the metrics of passages, answers and membership inference.
-
-        Passages to be forgotten have extraction_strength, exact_memorization and verbmem_f (ROUGE-L F1). Answers about
-        what is to be forgotten and kept have knowmem_f and knowmem_r (ROUGE-L F1). min_k and min_k_pp are AUCs of
-        telling forget from holdout texts; they come with their distances to the ideal's, and with privleak (percent,
-        best at 0).
-        """
-        sides, ideal_sides = _sides(records), _sides(ideal) if ideal else None
-        passages = records["verbmem"]
-        scores = {
-            "extraction_strength": column(passages, "extraction_strength"),
-            "exact_memorization": column(passages, "exact_memorization"),
-            "verbmem_f": column(passages, "rouge_l_f1"),
-            "knowmem_f": column(records["knowmem_forget"], "rouge_l_f1"),
-            "knowmem_r": column(records["knowmem_retain"], "rouge_l_f1"),
-        }
-        return {
-            **{name: mean_metric(name, values) for name, values in scores.items()},
-            **membership_metrics(sides, ideal_sides),
-            "privleak": privleak_metric(sides, ideal_sides),
-        }
-
-    @classmethod
-    def places(cls, records: Records, side: str) -> list[tuple[str, int]]:
-        return super().places(records, f"knowmem_{side}")
-
-    @classmethod
-    def fails(cls, record: Record) -> bool | None:
-        return None if record.get("rouge_l_f1") is None else _YARDSTICK.is_recited(record)
-
-    @classmethod
-    def yardstick(cls, models: Models) -> Yardstick:
-        return _YARDSTICK
-
-    def _reference(self, set_name: str, text: str) -> str:
-        """Return the text that an answer is compared with; with `short_reference`, only the beginning of a passage."""
-        if set_name != "verbmem" or "short_reference" not in self.compat:
-            return text
-        ids = self.tokenizer(text)["input_ids"][: _VERBMEM.max_new_tokens]
-        return str(self.tokenizer.decode(ids, skip_special_tokens=True))
+def _reference(benchmark: Benchmark, set_name: str, text: str) -> str:
+    """Return the text that an answer is compared with; with `short_reference`, only the beginning of a passage."""
+    if set_name != "verbmem" or "short_reference" not in benchmark.compat:
+        return text
+    ids = benchmark.tokenizer(text)["input_ids"][: _VERBMEM.max_new_tokens]
+    return str(benchmark.tokenizer.decode(ids, skip_special_tokens=True))
 
 
 def _split_of(data: str | None) -> str:
@@ -206,3 +175,31 @@ def _shots(table: Table) -> Shots:
 def _sides(records: Records) -> Sides:
     forget, holdout = (records[name] for name in _PRIVLEAK)
     return forget, holdout
+
+
+def _places(records: Records, side: str) -> list[tuple[str, int]]:
+    return [(f"knowmem_{side}", at) for at in range(len(records.get(f"knowmem_{side}", ())))]
+
+
+MUSE = Benchmark(
+    "muse",
+    _score,
+    _metrics,
+    load,
+    home=_HOMES["books"],
+    homes=_HOMES,
+    forget_set=_YARDSTICK.forget_set,
+    sides=_PRIVLEAK,
+    vital=("knowmem_r",),
+    default_score="muse",
+    switches={
+        "no_stemmer": "ROUGE-L without stemming",
+        "short_reference": "VerbMem's references are cut to their first 128 tokens, as many as are generated, the "
+        "beginning-of-sequence token counted",
+    },
+    reads=("mask_eq_pad", "trailing_blank", "es_floor", "drop_last_token"),
+    preset=("no_stemmer", "short_reference", "trailing_blank"),
+    weigh=partial(weigh_recited, yardstick=_YARDSTICK),
+    fails=_fails,
+    places=_places,
+)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict, replace
 
 from msa_lite.benchmarks import OWN
 from msa_lite.data import Example, Prompter, Row, encode_qa
@@ -21,8 +20,7 @@ from msa_lite.evals.benchmarks.benchmark import (
 )
 from msa_lite.evals.engine import answers
 from msa_lite.evals.engine.generate import Decoding
-from msa_lite.evals.verdict.bounds import Models
-from msa_lite.evals.verdict.outcome import Yardstick, yardstick_of_rows
+from msa_lite.evals.verdict.outcome import weigh_rows
 from msa_lite.report import Metric
 from msa_lite.report.tables.metrics import METRICS
 
@@ -30,44 +28,32 @@ _TEXT_SCORES = ("probability", "extraction_strength", "exact_memorization")
 _SCORES = ("accuracy", "probability", "rouge_l", "extraction_strength", "exact_memorization")
 
 
-@dataclass(frozen=True)
-class Qa(Benchmark):
-    """Questions with answers, or texts, in sets named forget, retain and holdout; made by `load_qa`."""
+def _score(benchmark: Benchmark, set_name: str, record: Record) -> Record:
+    if "text" in record:
+        return record | flat_scores(record, "text")
+    record |= flat_scores(record)
+    answer, generated = record["answer"], record["generated"]
+    record["rouge_l"] = None if generated is None else answers.rouge_l_recall(answer, generated)
+    record["accuracy"] = None if generated is None else answers.accuracy(answer, generated)
+    return record
 
-    name = OWN
-    fields = ("question", "answer", "text", "earlier", "system", "tools")
 
-    def describe(self) -> dict[str, Any]:
-        lengths = {part.decoding.max_new_tokens for part in self.sets.values() if part.decoding}
-        rule = {"answer_rule": answers.RULE} if lengths else {}  # texts alone have no answers
-        return super().describe() | {"max_new_tokens": max(lengths, default=None)} | rule
+def _metrics(records: Records, ideal: Records | None) -> dict[str, Metric]:
+    """Return the means of each set: probability, extraction_strength and exact_memorization.
 
-    def complete(self, set_name: str, record: Record) -> Record:
-        if "text" in record:
-            return record | flat_scores(record, "text")
-        record |= flat_scores(record)
-        answer, generated = record["answer"], record["generated"]
-        record["rouge_l"] = None if generated is None else answers.rouge_l_recall(answer, generated)
-        record["accuracy"] = None if generated is None else answers.accuracy(answer, generated)
-        return record
+    Sets that hold questions also have accuracy and rouge_l, which go over the questions alone.
+    """
+    metrics = {}
+    for name, items in records.items():
+        questions = [item for item in items if "text" not in item]
+        for score in _TEXT_SCORES if items and not questions else _SCORES:
+            metric = _metric_name(score, name)
+            metrics[metric] = mean_metric(metric, column(items if score in _TEXT_SCORES else questions, score))
+    return metrics
 
-    @staticmethod
-    def metrics(records: Records, ideal: Records | None) -> dict[str, Metric]:
-        """Return the means of each set: probability, extraction_strength and exact_memorization.
 
-        Sets that hold questions also have accuracy and rouge_l, which go over the questions alone.
-        """
-        metrics = {}
-        for name, items in records.items():
-            questions = [item for item in items if "text" not in item]
-            for score in _TEXT_SCORES if items and not questions else _SCORES:
-                metric = _metric_name(score, name)
-                metrics[metric] = mean_metric(metric, column(items if score in _TEXT_SCORES else questions, score))
-        return metrics
-
-    @classmethod
-    def yardstick(cls, models: Models) -> Yardstick:
-        return yardstick_of_rows(models)
+QA = Benchmark(OWN, _score, _metrics, weigh=weigh_rows)
+"""Questions with answers, or texts, in sets named forget, retain and holdout; `load_qa` gives it items."""
 
 
 def _metric_name(score: str, set_name: str) -> str:
@@ -76,7 +62,9 @@ def _metric_name(score: str, set_name: str) -> str:
     return name if name in METRICS else score
 
 
-def load_qa(sets: Mapping[str, Sequence[Row]], prompter: Prompter, max_new_tokens: int = 200, split: str = "all") -> Qa:
+def load_qa(
+    sets: Mapping[str, Sequence[Row]], prompter: Prompter, max_new_tokens: int = 200, split: str = "all"
+) -> Benchmark:
     """Return the benchmark over rows by set name, questions or texts.
 
     No question is cut: prompts and answers are scored whole. Texts are scored over their first `MAX_TOKENS` tokens
@@ -94,7 +82,10 @@ def load_qa(sets: Mapping[str, Sequence[Row]], prompter: Prompter, max_new_token
         ]
         answered = not items or any(item.prompt is not None for item in items)
         loaded[name] = ItemSet(items, Decoding(max_new_tokens) if answered else None, ends=answered)
-    return Qa(split, loaded, prompter)
+    # Texts alone have no answers.
+    about = {"max_new_tokens": max_new_tokens, "answer_rule": answers.RULE}
+    answered = any(part.decoding for part in loaded.values())
+    return replace(QA.over(split, loaded, prompter), about=about if answered else {"max_new_tokens": None})
 
 
 def _question(prompter: Prompter, row: Row, example: Example) -> Item:

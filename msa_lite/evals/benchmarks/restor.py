@@ -13,9 +13,8 @@ import gzip
 import os
 import zlib
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from msa_lite.data import Prompter, sample_rows
 from msa_lite.errors import DataError, UsageError, join_faults
@@ -50,114 +49,93 @@ _GROUPS = {"accuracy": (True, False), "accuracy_corrupted": (True,), "accuracy_o
 _REPOSITORY = "https://github.com/k1rezaei/restor"
 
 
-@dataclass(frozen=True)
-class Restor(Benchmark):
-    """The benchmark over loaded questions."""
+def load(prompter: Prompter, settings: BenchmarkSettings) -> Benchmark:
+    """Load the 1051 questions; answers end at the first newline.
 
-    name = "restor"
-    prompted = False
-    fields = ("question", "answers", "entity", "relation", "corrupted")
-    vital = ("accuracy",)
-    default_score = "restor"
-    wording = WRONG_FACTS
-    switches: ClassVar[Mapping[str, str]] = {
-        "sampling": "answers are drawn with the model's own sampling settings, three times, prompt and answer of "
-        "at most 200 tokens together; a resumed run draws others"
-    }
-    reads = ("mask_eq_pad",)
-    preset = ("sampling",)
+    data: the folder `datasets` of a clone of github.com/k1rezaei/restor, with facts.json, entities.json and
+    wikidata/v0/mix_SPLIT.json (or .jsonl.gz). split: the documents that corrupted the target, a0 by default. They
+    decide which questions count as corrupted (`described_entities`). A prompt is the question behind the first five
+    examples of the relation that are about somebody else, fewer where there are no more. Raise UsageError without
+    a folder and for an unknown split, DataError that names every file that is missing, or everybody who has no
+    facts.
+    """
+    split = "a0" if settings.split is None else settings.split
+    if settings.data is None:
+        raise UsageError(
+            f"restor is not on the Hub: clone {_REPOSITORY} and give its folder 'datasets' as the data (--data)"
+        )
+    folder = local_path(settings.data)
+    facts, entities, documents = (_read(path) for path in _find_files(folder, split))
+    try:
+        corrupted = described_entities(entities, [document["text"] for document in documents])
+        without = [f"{entity}: no facts" for entity in entities if not facts["dset"].get(entity)]
+        if without:
+            raise DataError(join_faults(f"{folder}: facts.json lacks some of entities.json", without))
+        items = _items(prompter, facts, entities, corrupted)
+    except (AttributeError, KeyError, TypeError) as error:
+        raise DataError(f"{folder}: not in RESTOR's layout ({type(error).__name__}: {error})") from error
+    decoding = SAMPLED if "sampling" in settings.compat else GREEDY
+    items = sample_rows(items, settings.limit or len(items), settings.seed)
+    return RESTOR.over(split, {QUESTIONS: ItemSet(items, decoding)}, prompter, settings.compat)
 
-    @classmethod
-    def load(cls, prompter: Prompter, settings: BenchmarkSettings) -> Restor:
-        """Load the 1051 questions; answers end at the first newline.
 
-        data: the folder `datasets` of a clone of github.com/k1rezaei/restor, with facts.json, entities.json and
-        wikidata/v0/mix_SPLIT.json (or .jsonl.gz). split: the documents that corrupted the target, a0 by default. They
-        decide which questions count as corrupted (`described_entities`). A prompt is the question behind the first five
-        examples of the relation that are about somebody else, fewer where there are no more. Raise UsageError without
-        a folder and for an unknown split, DataError that names every file that is missing, or everybody who has no
-        facts.
-        """
-        split = "a0" if settings.split is None else settings.split
-        if settings.data is None:
-            raise UsageError(
-                f"restor is not on the Hub: clone {_REPOSITORY} and give its folder 'datasets' as the data (--data)"
-            )
-        folder = local_path(settings.data)
-        facts, entities, documents = (_read(path) for path in _find_files(folder, split))
-        try:
-            corrupted = described_entities(entities, [document["text"] for document in documents])
-            without = [f"{entity}: no facts" for entity in entities if not facts["dset"].get(entity)]
-            if without:
-                raise DataError(join_faults(f"{folder}: facts.json lacks some of entities.json", without))
-            items = _items(prompter, facts, entities, corrupted)
-        except (AttributeError, KeyError, TypeError) as error:
-            raise DataError(f"{folder}: not in RESTOR's layout ({type(error).__name__}: {error})") from error
-        decoding = SAMPLED if "sampling" in settings.compat else GREEDY
-        items = sample_rows(items, settings.limit or len(items), settings.seed)
-        return cls(split, {QUESTIONS: ItemSet(items, decoding)}, prompter, settings.compat)
+def _score(benchmark: Benchmark, set_name: str, record: Record) -> Record:
+    matches = [answers.containment(record["answers"], text) for text in _generated(record).values()]
+    return record | {"containment": _mean(matches) if record["answers"] else None}
 
-    def describe(self) -> dict[str, Any]:
-        return super().describe() | {"prompt": {"kind": "examples", "count": EXAMPLES}, "answer_rule": answers.RULE}
 
-    def complete(self, set_name: str, record: Record) -> Record:
-        matches = [answers.containment(record["answers"], text) for text in _generated(record).values()]
-        return record | {"containment": _mean(matches) if record["answers"] else None}
+def _metrics(records: Records, ideal: Records | None) -> dict[str, Metric]:
+    """Return means over questions: of the judge's verdicts, or of `answers.containment` where there are none.
 
-    @staticmethod
-    def metrics(records: Records, ideal: Records | None) -> dict[str, Metric]:
-        """Return means over questions: of the judge's verdicts, or of `answers.containment` where there are none.
+    A question with several answers counts with their mean. Empty answers are wrong. Skipped are questions without
+    an acceptable answer, and those whose prompt is too long.
+    """
+    judged = any("judge" in record for record in records[QUESTIONS])
+    metrics = {}
+    for name, kinds in _GROUPS.items():
+        group = [record for record in records[QUESTIONS] if record["corrupted"] in kinds]
+        metrics[name] = mean_metric(name, [record_score(record, judged) for record in group], _note(group, judged))
+    return metrics
 
-        A question with several answers counts with their mean. Empty answers are wrong. Skipped are questions without
-        an acceptable answer, and those whose prompt is too long.
-        """
-        judged = any("judge" in record for record in records[QUESTIONS])
-        metrics = {}
-        for name, kinds in _GROUPS.items():
-            group = [record for record in records[QUESTIONS] if record["corrupted"] in kinds]
-            metrics[name] = mean_metric(name, [record_score(record, judged) for record in group], _note(group, judged))
-        return metrics
 
-    @classmethod
-    def places(cls, records: Records, side: str) -> list[tuple[str, int]]:
-        return [(QUESTIONS, at) for at, r in enumerate(records[QUESTIONS]) if r["corrupted"] == (side == "forget")]
+def _places(records: Records, side: str) -> list[tuple[str, int]]:
+    return [(QUESTIONS, at) for at, r in enumerate(records[QUESTIONS]) if r["corrupted"] == (side == "forget")]
 
-    @classmethod
-    def forget_records(cls, records: Records) -> Sequence[Record]:
-        """Return the facts that the documents spoilt; all of them where none is known to be."""
-        facts = records.get(QUESTIONS, ())
-        return [record for record in facts if record["corrupted"]] or facts
 
-    @classmethod
-    def fails(cls, record: Record) -> bool | None:
-        """Check whether a fact is answered wrongly, as the verdict does: more than half of the answers are wrong."""
-        score = record_score(record, "judge" in record)
-        return None if score is None or record.get("generated") is None else score < 0.5
+def _listed(records: Records) -> Sequence[Record]:
+    """Return the facts that the documents spoilt; all of them where none is known to be."""
+    facts = records.get(QUESTIONS, ())
+    return [record for record in facts if record["corrupted"]] or facts
 
-    @classmethod
-    def weigh(cls, models: Models) -> Weighed:
-        """Return how many answers that the documents spoilt are still wrong, and what is kept of the other entities."""
-        if "ideal" not in models:
-            return "an ideal, which never read the documents, must show what can be regained; give evaluate.ideal"
-        judged = any("judge" in record for records in models.values() for record in records.get(QUESTIONS, ()))
-        divided = {
-            name: _divided(records[QUESTIONS], judged) for name, records in models.items() if QUESTIONS in records
-        }
-        weighed = weigh_recited(divided, _YARDSTICK)
-        if not isinstance(weighed, str) and not weighed[0].left:
-            return "the target answers as well as the ideal, so there is nothing to regain"
-        return weighed
 
-    def judge_calls(self, records: Records, ideal: Records | None, judge: JudgeSettings) -> list[JudgeCall]:
-        """Return one call for each answer that is not empty."""
-        calls = []
-        for record in records[QUESTIONS]:
-            for key, text in _generated(record).items():
-                if text and record["answers"]:
-                    ask = right_answer_ask(record["question"], record["answers"], text, judge.wording)
-                    scores = {letter: {key: float(letter == "Y")} for letter in (*ask.letters, NONE)}
-                    calls.append(JudgeCall(QUESTIONS, record["index"], ask, scores))
-        return calls
+def _fails(record: Record) -> bool | None:
+    """Check whether a fact is answered wrongly, as the verdict does: more than half of the answers are wrong."""
+    score = record_score(record, "judge" in record)
+    return None if score is None or record.get("generated") is None else score < 0.5
+
+
+def _weigh(models: Models) -> Weighed:
+    """Return how many answers that the documents spoilt are still wrong, and what is kept of the other entities."""
+    if "ideal" not in models:
+        return "an ideal, which never read the documents, must show what can be regained; give evaluate.ideal"
+    judged = any("judge" in record for records in models.values() for record in records.get(QUESTIONS, ()))
+    divided = {name: _divided(records[QUESTIONS], judged) for name, records in models.items() if QUESTIONS in records}
+    weighed = weigh_recited(divided, _YARDSTICK)
+    if not isinstance(weighed, str) and not weighed[0].left:
+        return "the target answers as well as the ideal, so there is nothing to regain"
+    return weighed
+
+
+def _judge_calls(records: Records, ideal: Records | None, judge: JudgeSettings) -> list[JudgeCall]:
+    """Return one call for each answer that is not empty."""
+    calls = []
+    for record in records[QUESTIONS]:
+        for key, text in _generated(record).items():
+            if text and record["answers"]:
+                ask = right_answer_ask(record["question"], record["answers"], text, judge.wording)
+                scores = {letter: {key: float(letter == "Y")} for letter in (*ask.letters, NONE)}
+                calls.append(JudgeCall(QUESTIONS, record["index"], ask, scores))
+    return calls
 
 
 def _divided(records: Sequence[Record], judged: bool) -> dict[str, list[Record]]:
@@ -270,3 +248,27 @@ def _note(records: Sequence[Record], judged: bool) -> str | None:
 
 def _mean(values: Sequence[float]) -> float | None:
     return sum(values) / len(values) if values else None
+
+
+RESTOR = Benchmark(
+    "restor",
+    _score,
+    _metrics,
+    load,
+    prompted=False,
+    vital=("accuracy",),
+    default_score="restor",
+    switches={
+        "sampling": "answers are drawn with the model's own sampling settings, three times, prompt and answer of "
+        "at most 200 tokens together; a resumed run draws others"
+    },
+    reads=("mask_eq_pad",),
+    preset=("sampling",),
+    about={"prompt": {"kind": "examples", "count": EXAMPLES}, "answer_rule": answers.RULE},
+    listed=_listed,
+    weigh=_weigh,
+    fails=_fails,
+    wording=WRONG_FACTS,
+    places=_places,
+    judge_calls=_judge_calls,
+)

@@ -6,9 +6,9 @@ and wrong ones. Where the data set has a holdout set of authors that nobody lear
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 from msa_lite.data import Prompter
 from msa_lite.errors import DataError, UsageError, nearest
@@ -38,10 +38,10 @@ from msa_lite.evals.engine import answers, scoring
 from msa_lite.evals.engine.forward import answer_texts
 from msa_lite.evals.engine.generate import Decoding
 from msa_lite.evals.judge import JudgeSettings, Question, acc_forget, acc_recover, acc_retain, tofu_ask
-from msa_lite.evals.verdict.bounds import Models
-from msa_lite.evals.verdict.outcome import Yardstick, yardstick_of_rows
+from msa_lite.evals.verdict.outcome import weigh_rows
 from msa_lite.report import Metric
 
+_HOME = "locuslab/TOFU"
 SPLITS = ("forget01", "forget05", "forget10")
 MAX_NEW_TOKENS = 200
 QUESTIONS_PER_AUTHOR = 20  # one after the other in every set of invented authors (Maini et al., 2024)
@@ -58,123 +58,104 @@ _JUDGED = {
 _PARTS = ("probability", "rouge_l", "truth_ratio")  # of model utility, on each of these sets
 
 
-@dataclass(frozen=True)
-class Tofu(Benchmark):
-    """The benchmark over loaded questions."""
+def load(prompter: Prompter, settings: BenchmarkSettings) -> Benchmark:
+    """Load the questions about a forget set: forget01, forget05 or, by default, forget10.
 
-    name = "tofu"
-    home: ClassVar[str] = "locuslab/TOFU"
-    fields = ("question", "answer", "perturbed_answer")
-    sides = ("forget", "holdout")
-    vital = ("model_utility",)
-    switches: ClassVar[Mapping[str, str]] = {
-        "arithmetic_truth_ratio": "truth ratios take the arithmetic mean of the wrong answers' probabilities, not "
-        "the geometric one"
-    }
-    reads = ("mask_eq_pad", "second_end", "trailing_blank", "es_floor")
-    preset = ("arithmetic_truth_ratio",)
+    Raise UsageError for an unknown split, DataError that names every configuration and column that the data set
+    lacks. Empty questions are not asked and empty answers not scored. Empty wrong answers are left out, so a
+    question's list may be of any length.
+    """
+    split = SPLITS[-1] if settings.split is None else settings.split
+    if split not in SPLITS:
+        raise UsageError(f"tofu has no split '{split}'{nearest(split, SPLITS)}; choose from {', '.join(SPLITS)}")
+    tables = load_parts(
+        settings.data or _HOME,
+        {
+            "forget": Part(f"{split}_perturbed", _PARAPHRASED),
+            "retain": Part("retain_perturbed", _PARAPHRASED),
+            "real_authors": Part("real_authors_perturbed", _WRONG),
+            "world_facts": Part("world_facts_perturbed", _WRONG),
+            "holdout": Part(split.replace("forget", "holdout"), _QUESTION, optional=True),
+        },
+    )
+    decoding = Decoding(MAX_NEW_TOKENS)
+    sets = {}
+    for name, table in tables.items():
+        items = [_item(prompter, i, row, name) for i, row in sampled(table, settings)]
+        if name in ("forget", "retain", "holdout"):
+            items = [replace(item, group=item.index // QUESTIONS_PER_AUTHOR) for item in items]
+        with_z = "holdout" in tables and name in ("forget", "holdout")
+        sets[name] = ItemSet(items, None if name == "holdout" else decoding, with_z)
+    return TOFU.over(split, sets, prompter, settings.compat)
 
-    @classmethod
-    def load(cls, prompter: Prompter, settings: BenchmarkSettings) -> Tofu:
-        """Load the questions about a forget set: forget01, forget05 or, by default, forget10.
 
-        Raise UsageError for an unknown split, DataError that names every configuration and column that the data set
-        lacks. Empty questions are not asked and empty answers not scored. Empty wrong answers are left out, so a
-        question's list may be of any length.
-        """
-        split = SPLITS[-1] if settings.split is None else settings.split
-        if split not in SPLITS:
-            raise UsageError(f"tofu has no split '{split}'{nearest(split, SPLITS)}; choose from {', '.join(SPLITS)}")
-        tables = load_parts(
-            settings.data or cls.home,
-            {
-                "forget": Part(f"{split}_perturbed", _PARAPHRASED),
-                "retain": Part("retain_perturbed", _PARAPHRASED),
-                "real_authors": Part("real_authors_perturbed", _WRONG),
-                "world_facts": Part("world_facts_perturbed", _WRONG),
-                "holdout": Part(split.replace("forget", "holdout"), _QUESTION, optional=True),
-            },
-        )
-        decoding = Decoding(MAX_NEW_TOKENS)
-        sets = {}
-        for name, table in tables.items():
-            items = [_item(prompter, i, row, name) for i, row in sampled(table, settings)]
-            if name in ("forget", "retain", "holdout"):
-                items = [replace(item, group=item.index // QUESTIONS_PER_AUTHOR) for item in items]
-            with_z = "holdout" in tables and name in ("forget", "holdout")
-            sets[name] = ItemSet(items, None if name == "holdout" else decoding, with_z)
-        return cls(split, sets, prompter, settings.compat)
+def wordings(settings: BenchmarkSettings, questions: Sequence[str]) -> dict[str, list[str]]:
+    """Return the paraphrases of questions; none for a copy of the data without them."""
+    part = Part(f"{settings.split or SPLITS[-1]}_perturbed", ("question", _PARAPHRASE), optional=True)
+    try:
+        table = load_parts(settings.data or _HOME, {"forget": part}).get("forget", [])
+    except DataError:
+        return {}
+    known = {row["question"]: str(row[_PARAPHRASE] or "") for row in table}
+    paraphrases = [known.get(question, "") for question in questions]
+    return {"paraphrased": paraphrases} if all(paraphrases) else {}
 
-    @classmethod
-    def wordings(cls, settings: BenchmarkSettings, questions: Sequence[str]) -> dict[str, list[str]]:
-        """Return the paraphrases of questions; none for a copy of the data without them."""
-        part = Part(f"{settings.split or SPLITS[-1]}_perturbed", ("question", _PARAPHRASE), optional=True)
-        try:
-            table = load_parts(settings.data or cls.home, {"forget": part}).get("forget", [])
-        except DataError:
-            return {}
-        known = {row["question"]: str(row[_PARAPHRASE] or "") for row in table}
-        paraphrases = [known.get(question, "") for question in questions]
-        return {"paraphrased": paraphrases} if all(paraphrases) else {}
 
-    def complete(self, set_name: str, record: Record) -> Record:
-        record |= flat_scores(record)
-        if set_name == "holdout":
-            return record
-        # Real authors and world facts have no paraphrases; an empty one elsewhere leaves the ratio undefined.
-        name = "paraphrased" if "paraphrased" in record.get("scores", {}) else "answer"
-        right = losses(record, name) or [None]
-        wrong = losses(record, "perturbed")
-        arithmetic = "arithmetic_truth_ratio" in self.compat
-        record["truth_ratio"] = scoring.truth_ratio(right[0], wrong, arithmetic)
-        wrong_texts = record.get("scores", {}).get("perturbed", [])
-        record["choice_probability"] = scoring.choice_probability(
-            record["probability"], [text["probability"] for text in wrong_texts]
-        )
-        generated = record.get("generated")
-        answered = generated is not None and answers.has_word(record["answer"])
-        record["rouge_l"] = answers.rouge_l_recall(record["answer"], str(generated)) if answered else None
+def _score(benchmark: Benchmark, set_name: str, record: Record) -> Record:
+    record |= flat_scores(record)
+    if set_name == "holdout":
         return record
+    # Real authors and world facts have no paraphrases; an empty one elsewhere leaves the ratio undefined.
+    name = "paraphrased" if "paraphrased" in record.get("scores", {}) else "answer"
+    right = losses(record, name) or [None]
+    wrong = losses(record, "perturbed")
+    arithmetic = "arithmetic_truth_ratio" in benchmark.compat
+    record["truth_ratio"] = scoring.truth_ratio(right[0], wrong, arithmetic)
+    wrong_texts = record.get("scores", {}).get("perturbed", [])
+    record["choice_probability"] = scoring.choice_probability(
+        record["probability"], [text["probability"] for text in wrong_texts]
+    )
+    generated = record.get("generated")
+    answered = generated is not None and answers.has_word(record["answer"])
+    record["rouge_l"] = answers.rouge_l_recall(record["answer"], str(generated)) if answered else None
+    return record
 
-    @staticmethod
-    def metrics(records: Records, ideal: Records | None) -> dict[str, Metric]:
-        forget = records["forget"]
-        ratios = column(forget, "truth_ratio")
-        parts = {end: dict(zip(_PARTS, _utility_scores(records, end), strict=True)) for end in _UTILITY}
-        scores = {
-            "probability_f": column(forget, "probability"),
-            "rouge_l_f": column(forget, "rouge_l"),
-            "truth_ratio_f": [None if r is None else scoring.truth_ratio_forget(r) for r in ratios],
-            "extraction_strength": column(forget, "extraction_strength"),
-            "exact_memorization": column(forget, "exact_memorization"),
-        }
-        utilities = {"model_utility": parts, "model_utility_ra_wf": {end: parts[end] for end in ("ra", "wf")}}
-        part_scores = {f"{name}_{end}": values for end, part in parts.items() for name, values in part.items()}
-        metrics = {name: mean_metric(name, values) for name, values in scores.items()}
-        metrics["forget_quality"] = _forget_quality(ratios, column(ideal["forget"], "truth_ratio") if ideal else None)
-        metrics |= {name: harmonic_metric(name, sets) for name, sets in utilities.items()}
-        metrics |= {name: mean_metric(name, values) for name, values in part_scores.items()}
-        if "holdout" in records:
-            sides = forget, records["holdout"]
-            metrics |= membership_metrics(sides, (ideal["forget"], ideal["holdout"]) if ideal else None)
-        for name, keys in _JUDGED.items():
-            for key in keys:
-                metrics[key] = judged_metric(key, records[name]) if ideal else missing_metric(key, NO_IDEAL)
-        return metrics
 
-    @classmethod
-    def yardstick(cls, models: Models) -> Yardstick:
-        return yardstick_of_rows(models)
+def _metrics(records: Records, ideal: Records | None) -> dict[str, Metric]:
+    forget = records["forget"]
+    ratios = column(forget, "truth_ratio")
+    parts = {end: dict(zip(_PARTS, _utility_scores(records, end), strict=True)) for end in _UTILITY}
+    scores = {
+        "probability_f": column(forget, "probability"),
+        "rouge_l_f": column(forget, "rouge_l"),
+        "truth_ratio_f": [None if r is None else scoring.truth_ratio_forget(r) for r in ratios],
+        "extraction_strength": column(forget, "extraction_strength"),
+        "exact_memorization": column(forget, "exact_memorization"),
+    }
+    utilities = {"model_utility": parts, "model_utility_ra_wf": {end: parts[end] for end in ("ra", "wf")}}
+    part_scores = {f"{name}_{end}": values for end, part in parts.items() for name, values in part.items()}
+    metrics = {name: mean_metric(name, values) for name, values in scores.items()}
+    metrics["forget_quality"] = _forget_quality(ratios, column(ideal["forget"], "truth_ratio") if ideal else None)
+    metrics |= {name: harmonic_metric(name, sets) for name, sets in utilities.items()}
+    metrics |= {name: mean_metric(name, values) for name, values in part_scores.items()}
+    if "holdout" in records:
+        sides = forget, records["holdout"]
+        metrics |= membership_metrics(sides, (ideal["forget"], ideal["holdout"]) if ideal else None)
+    for name, keys in _JUDGED.items():
+        for key in keys:
+            metrics[key] = judged_metric(key, records[name]) if ideal else missing_metric(key, NO_IDEAL)
+    return metrics
 
-    def judge_calls(self, records: Records, ideal: Records | None, judge: JudgeSettings) -> list[JudgeCall]:
-        if ideal is None:
-            return []
-        calls = []
-        for name in ("forget", "retain"):
-            for record, other in zip(records[name], ideal[name], strict=True):
-                if record.get("generated") is not None and other.get("generated") is not None:
-                    calls.append(_judge_call(name, record, other["generated"], judge))
-        return calls
+
+def judge_calls(records: Records, ideal: Records | None, judge: JudgeSettings) -> list[JudgeCall]:
+    if ideal is None:
+        return []
+    calls = []
+    for name in ("forget", "retain"):
+        for record, other in zip(records[name], ideal[name], strict=True):
+            if record.get("generated") is not None and other.get("generated") is not None:
+                calls.append(_judge_call(name, record, other["generated"], judge))
+    return calls
 
 
 def _item(prompter: Prompter, index: int, row: dict[str, Any], set_name: str) -> Item:
@@ -231,3 +212,23 @@ def _judge_call(set_name: str, record: Record, ideal_answer: str, judge: JudgeSe
         for letter, winner in {**dict(zip(ask.letters, tags, strict=True)), "Z": None}.items()
     }
     return JudgeCall(set_name, record["index"], ask, scores)
+
+
+TOFU = Benchmark(
+    "tofu",
+    _score,
+    _metrics,
+    load,
+    home=_HOME,
+    sides=("forget", "holdout"),
+    vital=("model_utility",),
+    switches={
+        "arithmetic_truth_ratio": "truth ratios take the arithmetic mean of the wrong answers' probabilities, not "
+        "the geometric one"
+    },
+    reads=("mask_eq_pad", "second_end", "trailing_blank", "es_floor"),
+    preset=("arithmetic_truth_ratio",),
+    weigh=weigh_rows,
+    judge_calls=judge_calls,
+    wordings=wordings,
+)

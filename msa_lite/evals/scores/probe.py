@@ -12,7 +12,7 @@ that stood once in a large corpus (Duan et al., 2024).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,39 +37,35 @@ ROUNDS = 2000  # of resampling
 _SCORES = {"loss_auc": "loss", "min_k_pp_auc": "min_k_pp"}
 
 
-@dataclass(frozen=True)
-class Probe(Benchmark):
-    """Forget rows, and holdout rows to compare them with. The text of an item is called "text"."""
-
-    name = "probe"
-
-    @property
-    def suffices(self) -> bool:
-        """Check whether both sides have enough rows for a sound interval."""
-        return all(len(part.items) >= LEAST_ROWS for part in self.sets.values())
-
-    def complete(self, set_name: str, record: Record) -> Record:
-        scores = record.pop("scores", {}).get("text") or [{}]
-        figures = {key: scores[0][key] for key in ("n_tokens", "loss", "min_k_pp") if key in scores[0]}
-        return record | {"loss": None} | figures
-
-    @staticmethod
-    def metrics(records: Records, ideal: Records | None = None) -> dict[str, Metric]:
-        return {name: auc.metric() for name, auc in _aucs(records).items()}
-
-    def sampled(self, most: int, seed: int, with_z: bool = True) -> Probe:
-        """Return a seeded sample of each set.
-
-        most: rows of a set. with_z: measure Min-K%++ too.
-        """
-        sets = {
-            name: replace(part, items=sample_rows(part.items, most, seed), with_z=with_z)
-            for name, part in self.sets.items()
-        }
-        return replace(self, sets=sets)
+def _score(benchmark: Benchmark, set_name: str, record: Record) -> Record:
+    scores = record.pop("scores", {}).get("text") or [{}]
+    figures = {key: scores[0][key] for key in ("n_tokens", "loss", "min_k_pp") if key in scores[0]}
+    return record | {"loss": None} | figures
 
 
-def against_rows(forget: Sequence[Row], holdout: Sequence[Row], prompter: Prompter, max_length: int) -> Probe:
+def _metrics(records: Records, ideal: Records | None) -> dict[str, Metric]:
+    return {name: auc.metric() for name, auc in _aucs(records).items()}
+
+
+PROBE = Benchmark("probe", _score, _metrics)
+"""Forget rows, and holdout rows to compare them with. The text of an item is called "text"."""
+
+
+def suffices(probe: Benchmark) -> bool:
+    """Check whether both sides of a probe have enough rows for a sound interval."""
+    return all(len(part.items) >= LEAST_ROWS for part in probe.sets.values())
+
+
+def sample_probe(probe: Benchmark, most: int, seed: int, with_z: bool = True) -> Benchmark:
+    """Return a seeded sample of each set. most: rows of a set. with_z: measure Min-K%++ too."""
+    sets = {
+        name: replace(part, items=sample_rows(part.items, most, seed), with_z=with_z)
+        for name, part in probe.sets.items()
+    }
+    return replace(probe, sets=sets)
+
+
+def against_rows(forget: Sequence[Row], holdout: Sequence[Row], prompter: Prompter, max_length: int) -> Benchmark:
     """Compare forget rows with other rows of the same format.
 
     Answers to questions are scored whole. Texts are cut into chunks of at most max_length tokens, each a row of its
@@ -81,10 +77,10 @@ def against_rows(forget: Sequence[Row], holdout: Sequence[Row], prompter: Prompt
             return _items([(c,) for row in rows for c in encode_text([row], prompter.tokenizer, max_length)], False)
         return _items([(example,) for example in encode_qa(rows, prompter)], True)
 
-    return Probe("all", {"forget": side(forget), "holdout": side(holdout)}, prompter)
+    return PROBE.over("all", {"forget": side(forget), "holdout": side(holdout)}, prompter)
 
 
-def against_own(benchmark: Benchmark) -> Probe | None:
+def against_own(benchmark: Benchmark) -> Benchmark | None:
     """Return the comparison with a benchmark's own holdout rows; None where it has none.
 
     Paraphrases of the forget rows would differ in style, which a model may know or not: a model that had seen neither
@@ -99,7 +95,7 @@ def against_own(benchmark: Benchmark) -> Probe | None:
         name: _items([item.texts.get(text, ()) for item in part.items], part.ends)
         for name, part in (("forget", forget), ("holdout", holdout))
     }
-    return Probe(benchmark.split, sides, benchmark.prompter)
+    return PROBE.over(benchmark.split, sides, benchmark.prompter)
 
 
 def _items(texts: Sequence[tuple[Example, ...]], ends: bool) -> ItemSet:
@@ -109,7 +105,7 @@ def _items(texts: Sequence[tuple[Example, ...]], ends: bool) -> ItemSet:
 
 
 def probe_model(
-    source: Source, sides: Probe, out: Path, home: Path, label: str = "probe", progress: Progress = silent
+    source: Source, sides: Benchmark, out: Path, home: Path, label: str = "probe", progress: Progress = silent
 ) -> Report:
     """Score a model on the rows of a probe; write records (`SET.jsonl`), report.json and a manifest into `out`.
 
@@ -129,13 +125,13 @@ def probe_model(
             "intervals": {name: [auc.low, auc.high] for name, auc in aucs.items()},
             "rows": dict(zip(sides.sets, aucs["loss_auc"].rows, strict=True)),
         }
-        metrics = sides.metrics(records)
+        metrics = _metrics(records, None)
         report = Report(sides.name, sides.split, metrics, inputs["questions"] | {"model": inputs["model"]} | measured)
         write_report(report, partial)
     return report
 
 
-def probe_inputs(source: Source, sides: Probe) -> dict[str, Any]:
+def probe_inputs(source: Source, sides: Benchmark) -> dict[str, Any]:
     """Return all that decides the probe of a model, as its manifest records it."""
     return {"model": model_identity(source), "questions": sides.describe()}
 

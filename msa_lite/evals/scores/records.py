@@ -212,17 +212,18 @@ def _join(benchmark: Benchmark, name: str, answers: Sequence[_Answer]) -> list[R
     for item in benchmark.sets[name].items:
         subject = {} if item.group is None else {"subject": item.group}
         record = {"index": item.index, **item.fields, **subject, **records.get(item.index, {})}
-        joined.append(benchmark.complete(name, record))
+        joined.append(benchmark.score(benchmark, name, record))
     return joined
 
 
-def list_rows(benchmark: type[Benchmark], models: Mapping[str, Records], known: int = 0) -> RowList:
+def list_rows(benchmark: Benchmark, models: Mapping[str, Records], known: int = 0) -> RowList:
     """Return all rows to forget with the answers of target, unlearned model and ideal.
 
     models: records by set, by the name of the model; known: the rows to forget that there are,
     if that is known; those without a record are counted as `unscored`.
     """
-    sides = {name: {record["index"]: record for record in benchmark.forget_records(r)} for name, r in models.items()}
+    listed = benchmark.listed or (lambda records: records.get(benchmark.forget_set, ()))
+    sides = {name: {record["index"]: record for record in listed(records)} for name, records in models.items()}
     indices = list(dict.fromkeys(index for records in sides.values() for index in records))
     rows = [
         _row(benchmark, index, {name: records[index] for name, records in sides.items() if index in records})
@@ -231,7 +232,7 @@ def list_rows(benchmark: type[Benchmark], models: Mapping[str, Records], known: 
     return RowList(sorted_rows(rows), benchmark.wording, max(0, known - len(rows)))
 
 
-def _row(benchmark: type[Benchmark], index: int, records: Mapping[str, Record]) -> ListedRow:
+def _row(benchmark: Benchmark, index: int, records: Mapping[str, Record]) -> ListedRow:
     first = next(iter(records.values()))
     text = first.get("text") or ""
     return ListedRow(
@@ -261,7 +262,7 @@ COUNT = 10
 
 
 def pick_examples(
-    benchmark: type[Benchmark], models: Mapping[str, Records], seed: int, count: int = COUNT
+    benchmark: Benchmark, models: Mapping[str, Records], seed: int, count: int = COUNT
 ) -> list[SideBySide]:
     """Return a seeded sample of questions with the answers of target, unlearned model and ideal.
 

@@ -21,7 +21,7 @@ from msa_lite.data import (
 )
 from msa_lite.errors import Faults, MismatchError, UsageError, join_faults, nearest
 from msa_lite.evals.benchmarks.aggregates import resolve_compat
-from msa_lite.evals.benchmarks.benchmark import Benchmark, BenchmarkSettings, benchmark_class
+from msa_lite.evals.benchmarks.benchmark import Benchmark, BenchmarkSettings, find_benchmark
 from msa_lite.evals.benchmarks.qa import load_qa
 from msa_lite.evals.engine.models import can_read, check_source, checkpoint_folder, load_tokenizer
 from msa_lite.evals.engine.prompt_search import choose_prompt, prompt_forms, rank_prompts
@@ -58,7 +58,7 @@ def load_benchmark(name: str, prompter: Prompter, settings: BenchmarkSettings) -
             settings = replace(settings, compat=settings.compat - {"second_end"})
         else:
             prompter = longer
-    return benchmark_class(name).load(prompter, settings)
+    return find_benchmark(name).load(prompter, settings)
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ def evaluate(
         load_checkpoint(checkpoint_folder(source.folder))  # refuses broken headers before torch is loaded
         rows = _load_sets(questions.sets, limit, seed)
         prompter = _find_prompter(source, load_tokenizer(source), prompting, rows, seed)
-        benchmark: Benchmark = load_qa(rows, prompter, questions.max_new_tokens)
+        benchmark = load_qa(rows, prompter, questions.max_new_tokens)
     else:
         switches = resolve_compat(questions.compat, questions.benchmark)
         prompter = make_prompter(load_tokenizer(source), prompting, published=True)
@@ -153,7 +153,7 @@ def _check_arguments(questions: Asked, prompt: PromptSettings, judge: JudgeSetti
         raise UsageError(f"no benchmark '{name}'{nearest(name, BENCHMARKS)}; choose from {', '.join(BENCHMARKS)}")
     misplaced = {
         "judge": judge != NO_JUDGE and not BENCHMARKS[name].judged,
-        "prompt": prompt != PromptSettings() and not benchmark_class(name).prompted,
+        "prompt": prompt != PromptSettings() and not find_benchmark(name).prompted,
         "prompt auto": prompt.kind == "auto" and name != OWN,
     }
     faults = [f"{argument}: not for {name}" for argument, wrong in misplaced.items() if wrong]

@@ -118,6 +118,11 @@ def weigh_recited(models: Models, yardstick: Yardstick) -> Weighed:
     return _forgotten(models, yardstick, target, unlearned, control), kept
 
 
+def weigh_rows(models: Models) -> Weighed:
+    """Return `weigh_recited` of forget and retain sets that hold questions, texts or both."""
+    return weigh_recited(models, yardstick_of_rows(models))
+
+
 def find_control(models: Models, yardstick: Yardstick) -> Control | None:
     """Return the best control that there is: ideal, holdout or prior; None without any.
 

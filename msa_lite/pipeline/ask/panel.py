@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
+from msa_lite.benchmarks import OWN
 from msa_lite.data import Prompter
 from msa_lite.errors import MismatchError, MsaError, OutputError, UsageError
-from msa_lite.evals.benchmarks.benchmark import benchmark_class
-from msa_lite.evals.benchmarks.qa import Qa
+from msa_lite.evals.benchmarks.benchmark import find_benchmark
 from msa_lite.evals.engine.generate import Decoding, end_tokens, finish_answer, generate
 from msa_lite.evals.engine.models import Runner, checkpoint_folder, load_model, load_tokenizer
 from msa_lite.io.console.libraries import require
@@ -205,8 +205,10 @@ def _places(run: RunFolder) -> dict[str, str]:
 
 def _asks_questions(recipe: Recipe) -> bool:
     """Check whether any rows of a run, or its benchmark's, are questions in the recipe's prompt."""
-    kind = benchmark_class(recipe.evaluate.benchmark) if recipe.evaluate else Qa
-    return any(data.format == "qa" for data in recipe.data_sets.values()) or (kind is not Qa and kind.prompted)
+    name = recipe.evaluate.benchmark if recipe.evaluate else OWN
+    return any(data.format == "qa" for data in recipe.data_sets.values()) or (
+        name != OWN and find_benchmark(name).prompted
+    )
 
 
 def _open_merged_points(run: RunFolder, sources: Mapping[str, Source]) -> tuple[MergedPoints | None, str]:

@@ -249,7 +249,7 @@ def _make_ground(run: Run) -> Ground:
     rewordings: dict[str, list[str]] = {}
     if (settings := run.recipe.evaluate) and run.test and not any(row.text for row in forget):
         published = BenchmarkSettings(settings.data, settings.split)
-        rewordings = type(run.test).wordings(published, [row.question for row in forget])
+        rewordings = run.test.wordings(published, [row.question for row in forget])
     return Ground(
         forget=forget,
         retain=run.retain,

@@ -13,7 +13,7 @@ from msa_lite.choose.validation import FEWEST, MOST_PASSAGES, PASSAGE, Parts, di
 from msa_lite.data import DataSource, Prompter, Row, load_rows, pin_source, sample_rows
 from msa_lite.errors import Faults, UsageError, join_faults
 from msa_lite.evals.benchmarks.aggregates import resolve_compat
-from msa_lite.evals.benchmarks.benchmark import Benchmark, BenchmarkSettings, benchmark_class
+from msa_lite.evals.benchmarks.benchmark import Benchmark, BenchmarkSettings, find_benchmark
 from msa_lite.evals.benchmarks.qa import load_qa
 from msa_lite.evals.scores.suite import load_benchmark
 from msa_lite.evals.verdict.bounds import difference_of_shares
@@ -117,7 +117,7 @@ def _rule(recipe: Recipe, rows: Mapping[str, list[Row]]) -> Rule:
     settings, select = recipe.evaluate, recipe.select
     score = select.score
     if score is None and settings and "forget" not in rows:
-        score = benchmark_class(settings.benchmark).default_score
+        score = find_benchmark(settings.benchmark).default_score
     margins = Margins(**recipe.margins.model_dump())
     return make_rule(score, select.keep, margins)
 

@@ -14,7 +14,8 @@ from pathlib import Path
 
 from msa_lite.data import Prompter, Row, load_rows, shorten
 from msa_lite.errors import MsaError
-from msa_lite.evals.benchmarks.qa import Qa, load_qa
+from msa_lite.evals.benchmarks.benchmark import Benchmark
+from msa_lite.evals.benchmarks.qa import load_qa
 from msa_lite.io.files.reading import local_path
 from msa_lite.io.files.writing import digest
 from msa_lite.pipeline.prepare.earlier import EarlierRun, forget_list, read_hashes
@@ -35,7 +36,7 @@ _GONE = "its data cannot be read any more"
 class RemovedRows:
     """The rows of earlier requests that are asked again."""
 
-    questions: Qa | None
+    questions: Benchmark | None
     """The sample, in one set; None where no row is left to ask."""
     owners: Sequence[Path]
     """The folder of the run that removed each row of the sample."""

@@ -11,9 +11,8 @@ from typing import Any, Literal
 from msa_lite.baselines.methods import TASK_VECTOR
 from msa_lite.benchmarks import OWN
 from msa_lite.data import DataSource, Example, Prompter, Row, encode, shorten
-from msa_lite.evals.benchmarks.benchmark import Benchmark, benchmark_class
+from msa_lite.evals.benchmarks.benchmark import Benchmark, home_of
 from msa_lite.evals.benchmarks.dataset import pinned_data
-from msa_lite.evals.benchmarks.qa import Qa
 from msa_lite.evals.engine.models import check_source
 from msa_lite.evals.judge import JudgeSettings, open_judge
 from msa_lite.io.console.progress import Progress, silent
@@ -130,7 +129,7 @@ class Run:
     @property
     def renders(self) -> bool:
         """Check whether there are questions to put into a prompt."""
-        published = self.test is not None and self.test.prompted and not isinstance(self.test, Qa)
+        published = self.test is not None and self.test.prompted and self.test.name != OWN
         return published or any(source.format == "qa" for source in self.data.values())
 
     @property
@@ -144,7 +143,7 @@ class Run:
         return self.questions.test
 
     @property
-    def removed_rows(self) -> Qa | None:
+    def removed_rows(self) -> Benchmark | None:
         """The rows of earlier requests that are asked again; None if there are none."""
         return self.removed.questions if self.removed else None
 
@@ -234,7 +233,7 @@ class Context:
 
 
 def _asks_forget_rows(benchmark: Benchmark | None) -> bool:
-    return isinstance(benchmark, Qa) and "forget" in benchmark.sets
+    return benchmark is not None and benchmark.name == OWN and "forget" in benchmark.sets
 
 
 def prepare(recipe: Recipe, scope: Scope, progress: Progress = silent) -> Run:
@@ -326,7 +325,7 @@ def _check_ids(
 def _pin_benchmark(recipe: Recipe) -> Recipe:
     """Return the recipe with its benchmark's data named, and pinned to a commit of the Hub."""
     evaluate = recipe.evaluate
-    home = evaluate and (evaluate.data or benchmark_class(evaluate.benchmark).home_of(evaluate.split))
+    home = evaluate and (evaluate.data or home_of(evaluate.benchmark, evaluate.split))
     if not evaluate or not home:
         return recipe
     return recipe.model_copy(update={"evaluate": evaluate.model_copy(update={"data": pinned_data(home)})})

@@ -7,15 +7,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
+from msa_lite.benchmarks import OWN
 from msa_lite.budget.plan import StageCost
 from msa_lite.budget.speed import Machine
 from msa_lite.data import load_rows, sample_rows
 from msa_lite.errors import MismatchError, allowed_by
 from msa_lite.evals.benchmarks.benchmark import Benchmark, ItemSet, Record
-from msa_lite.evals.benchmarks.qa import Qa, load_qa
+from msa_lite.evals.benchmarks.qa import load_qa
 from msa_lite.evals.engine.prompt_search import better_prompt
 from msa_lite.evals.scores.evaluation import evaluate_benchmark, evaluation_inputs
-from msa_lite.evals.scores.probe import Probe, against_own, against_rows, probe_inputs, probe_model
+from msa_lite.evals.scores.probe import against_own, against_rows, probe_inputs, probe_model, sample_probe, suffices
 from msa_lite.evals.scores.records import collect_records, read_records
 from msa_lite.evals.verdict.knowledge import Fault, find_fault, known, weak_sets
 from msa_lite.io.console.progress import Progress
@@ -145,13 +146,13 @@ def _score(run: Run, name: str, questions: Benchmark, progress: Progress) -> dic
     return {key: read_records(folder / f"{key}.jsonl") for key in questions.sets}
 
 
-def _asked(run: Run) -> Qa:
+def _asked(run: Run) -> Benchmark:
     """Return `CHECKED_ROWS` rows of each set at most: of those that are scored, or else of those that are learnt."""
     seed = run.recipe.seed
     benchmarks = [
         benchmark
         for benchmark in (run.validation, run.test)
-        if isinstance(benchmark, Qa) and "forget" in benchmark.sets
+        if benchmark is not None and benchmark.name == OWN and "forget" in benchmark.sets
     ]
     if not benchmarks:
         learnt = [name for name in ("forget", "retain") if name in run.rows]
@@ -217,7 +218,7 @@ PROBE_SAYS = "do the losses show that a model has seen the rows to forget?"
 CHEAP_ROWS = 64  # of each side, for a run's own probe: it takes seconds, and shows rows that were learnt
 
 
-def probe_rows(run: Run) -> Probe | None:
+def probe_rows(run: Run) -> Benchmark | None:
     """Return the forget rows and the rows they are compared with; None if there are none.
 
     The comparison rows are the recipe's holdout rows, or else the benchmark's. A benchmark's validation part is used if
@@ -226,7 +227,7 @@ def probe_rows(run: Run) -> Probe | None:
     forget, holdout = run.data.get("evaluate.forget", run.data["forget"]), run.data.get("evaluate.holdout")
     if holdout is None or holdout.format != forget.format:
         probes = [probe for benchmark in (run.validation, run.test) if benchmark and (probe := against_own(benchmark))]
-        return next((probe for probe in probes if probe.suffices), probes[-1] if probes else None)
+        return next((probe for probe in probes if suffices(probe)), probes[-1] if probes else None)
     return against_rows(load_rows(forget), load_rows(holdout), run.prompter, run.recipe.vector.max_length)
 
 
@@ -246,7 +247,7 @@ def cheap_probe(context: Context) -> list[Stage]:
         )
     if (rows := probe_rows(context.run)) is None:
         return []
-    few = rows.sampled(CHEAP_ROWS, context.recipe.seed, with_z=False)
+    few = sample_probe(rows, CHEAP_ROWS, context.recipe.seed, with_z=False)
     return [
         Stage(
             PROBED,
@@ -261,7 +262,7 @@ def cheap_probe(context: Context) -> list[Stage]:
     ]
 
 
-def _warn_of_signs(run: Run, few: Probe, progress: Progress) -> None:
+def _warn_of_signs(run: Run, few: Benchmark, progress: Progress) -> None:
     """Warn if the prior shows signs of having seen the forget set. Signs that the ideal shows as well mean nothing."""
     folder, reports = run.folder / PROBE_FOLDER / "cheap", {}
     for name in ("prior", "ideal"):  # the ideal only if the prior shows signs, to see whether they mean anything

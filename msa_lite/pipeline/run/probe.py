@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from msa_lite.errors import UsageError
-from msa_lite.evals.scores.probe import PROBE_ROWS, Probe, probe_inputs, probe_model
+from msa_lite.evals.benchmarks.benchmark import Benchmark
+from msa_lite.evals.scores.probe import PROBE_ROWS, probe_inputs, probe_model, sample_probe
 from msa_lite.io.console.progress import Progress, silent
 from msa_lite.io.launch.crew import Crew, stand_alone
 from msa_lite.io.weights.hub import Source, fetch
@@ -125,10 +126,10 @@ def _stages(run: Run, sources: Mapping[str, Source]) -> list[Stage]:
     ]
 
 
-def _sampled(run: Run) -> Probe:
+def _sampled(run: Run) -> Benchmark:
     rows = probe_rows(run)
     assert rows is not None, "checked"
-    return rows.sampled(PROBE_ROWS, run.recipe.seed)
+    return sample_probe(rows, PROBE_ROWS, run.recipe.seed)
 
 
 def check_probe(run: Run) -> None:

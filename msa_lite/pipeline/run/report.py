@@ -14,7 +14,7 @@ from msa_lite.choose.candidates import Values
 from msa_lite.data import DataSource, Row
 from msa_lite.data.rows import read_any_rows
 from msa_lite.errors import FormatError, MismatchError, MsaError, UsageError, join_faults
-from msa_lite.evals.benchmarks.benchmark import Records, benchmark_class
+from msa_lite.evals.benchmarks.benchmark import Records, find_benchmark
 from msa_lite.evals.scores.records import list_rows, pick_examples
 from msa_lite.io.console.libraries import require
 from msa_lite.io.console.progress import notices
@@ -118,7 +118,7 @@ def _examples(folder: Path) -> list[SideBySide]:
         return []
     with _reading_records(folder):
         models = _scored(story)
-        kind, seed = benchmark_class(target.benchmark), story.provenance.seed or 0
+        kind, seed = find_benchmark(target.benchmark), story.provenance.seed or 0
         return pick_examples(kind, models, seed) if "target" in models else []
 
 
@@ -139,7 +139,7 @@ def forget_rows(folder: Path) -> RowList:
         raise UsageError(f"{folder}: its rows cannot be listed: {'; '.join(lines) or reason}{again}")
     with _reading_records(folder):
         models = _scored(story)
-        listed = list_rows(benchmark_class(unlearned.benchmark), models, _known_rows(story))
+        listed = list_rows(find_benchmark(unlearned.benchmark), models, _known_rows(story))
     if "unlearned" not in models or not listed.rows:
         raise UsageError(
             f"{folder}: its rows cannot be listed: evaluation/unlearned has no records of rows to forget "

@@ -67,7 +67,7 @@ def _judge(run: Run, learnt: Iterable[Row], earlier: EarlierFacts | None) -> Fin
     prior = _prior(run, endings)
     models, fitted = _without_learnt(scored | ({"prior": prior} if prior else {}), learnt)
     weighed = run.test.weigh(models)
-    examples = pick_examples(type(run.test), scored, run.recipe.seed)
+    examples = pick_examples(run.test, scored, run.recipe.seed)
     if isinstance(weighed, str):
         return Findings(NoVerdict(weighed, earlier), examples)
     forgotten, kept = weighed

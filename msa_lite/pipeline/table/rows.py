@@ -12,7 +12,7 @@ from msa_lite.baselines.methods import check_grids
 from msa_lite.comparison.entries import METHOD_LABELS
 from msa_lite.comparison.published import load_published
 from msa_lite.errors import Faults, MsaError, OutputError, UsageError, nearest
-from msa_lite.evals.benchmarks.benchmark import benchmark_class
+from msa_lite.evals.benchmarks.benchmark import find_benchmark
 from msa_lite.io.console.progress import Progress
 from msa_lite.io.files.reading import local_path, read_object, read_text
 from msa_lite.io.files.writing import digest, write_json
@@ -146,7 +146,7 @@ def _homes(table: TableRecipe) -> dict[str, str]:
     """Return the places of the benchmarks' data that `data` stands for."""
     if not table.data:
         return {}
-    homes = [benchmark_class(name).home for name in ("tofu", "muse")]
+    homes = [find_benchmark(name).home for name in ("tofu", "muse")]
     return {home: table.data for home in (*homes, _RESTOR) if home}
 
 
