@@ -75,7 +75,7 @@ _YARDSTICK = Yardstick(
 )
 
 
-def load(prompter: Prompter, settings: BenchmarkSettings) -> Benchmark:
+def _load(prompter: Prompter, settings: BenchmarkSettings) -> Benchmark:
     """Load MUSE-Books, MUSE-News (split news), or a data set of the same layout.
 
     Without a split, it is news for data of MUSE-News' name, otherwise books.
@@ -185,7 +185,7 @@ MUSE = Benchmark(
     "muse",
     _score,
     _metrics,
-    load,
+    _load,
     home=_HOMES["books"],
     homes=_HOMES,
     forget_set=_YARDSTICK.forget_set,

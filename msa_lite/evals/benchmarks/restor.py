@@ -49,7 +49,7 @@ _GROUPS = {"accuracy": (True, False), "accuracy_corrupted": (True,), "accuracy_o
 _REPOSITORY = "https://github.com/k1rezaei/restor"
 
 
-def load(prompter: Prompter, settings: BenchmarkSettings) -> Benchmark:
+def _load(prompter: Prompter, settings: BenchmarkSettings) -> Benchmark:
     """Load the 1051 questions; answers end at the first newline.
 
     data: the folder `datasets` of a clone of github.com/k1rezaei/restor, with facts.json, entities.json and
@@ -254,7 +254,7 @@ RESTOR = Benchmark(
     "restor",
     _score,
     _metrics,
-    load,
+    _load,
     prompted=False,
     vital=("accuracy",),
     default_score="restor",

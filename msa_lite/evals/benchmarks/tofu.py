@@ -58,7 +58,7 @@ _JUDGED = {
 _PARTS = ("probability", "rouge_l", "truth_ratio")  # of model utility, on each of these sets
 
 
-def load(prompter: Prompter, settings: BenchmarkSettings) -> Benchmark:
+def _load(prompter: Prompter, settings: BenchmarkSettings) -> Benchmark:
     """Load the questions about a forget set: forget01, forget05 or, by default, forget10.
 
     Raise UsageError for an unknown split, DataError that names every configuration and column that the data set
@@ -89,7 +89,7 @@ def load(prompter: Prompter, settings: BenchmarkSettings) -> Benchmark:
     return TOFU.over(split, sets, prompter, settings.compat)
 
 
-def wordings(settings: BenchmarkSettings, questions: Sequence[str]) -> dict[str, list[str]]:
+def _wordings(settings: BenchmarkSettings, questions: Sequence[str]) -> dict[str, list[str]]:
     """Return the paraphrases of questions; none for a copy of the data without them."""
     part = Part(f"{settings.split or SPLITS[-1]}_perturbed", ("question", _PARAPHRASE), optional=True)
     try:
@@ -147,7 +147,7 @@ def _metrics(records: Records, ideal: Records | None) -> dict[str, Metric]:
     return metrics
 
 
-def judge_calls(records: Records, ideal: Records | None, judge: JudgeSettings) -> list[JudgeCall]:
+def _judge_calls(records: Records, ideal: Records | None, judge: JudgeSettings) -> list[JudgeCall]:
     if ideal is None:
         return []
     calls = []
@@ -218,7 +218,7 @@ TOFU = Benchmark(
     "tofu",
     _score,
     _metrics,
-    load,
+    _load,
     home=_HOME,
     sides=("forget", "holdout"),
     vital=("model_utility",),
@@ -229,6 +229,6 @@ TOFU = Benchmark(
     reads=("mask_eq_pad", "second_end", "trailing_blank", "es_floor"),
     preset=("arithmetic_truth_ratio",),
     weigh=weigh_rows,
-    judge_calls=judge_calls,
-    wordings=wordings,
+    judge_calls=_judge_calls,
+    wordings=_wordings,
 )
