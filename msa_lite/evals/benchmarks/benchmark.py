@@ -299,7 +299,7 @@ def find_benchmark(name: str) -> Benchmark:
     return benchmark
 
 
-def home_of(name: str, split: str | None) -> str | None:
+def data_home(name: str, split: str | None) -> str | None:
     """Return the data set that a benchmark loads by default for a split; None where it has to be named."""
     benchmark = find_benchmark(name)
     return benchmark.homes.get(split or "", benchmark.home)

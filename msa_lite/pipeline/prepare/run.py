@@ -11,7 +11,7 @@ from typing import Any, Literal
 from msa_lite.baselines.methods import TASK_VECTOR
 from msa_lite.benchmarks import OWN
 from msa_lite.data import DataSource, Example, Prompter, Row, encode, shorten
-from msa_lite.evals.benchmarks.benchmark import Benchmark, home_of
+from msa_lite.evals.benchmarks.benchmark import Benchmark, data_home
 from msa_lite.evals.benchmarks.dataset import pinned_data
 from msa_lite.evals.engine.models import check_source
 from msa_lite.evals.judge import JudgeSettings, open_judge
@@ -325,7 +325,7 @@ def _check_ids(
 def _pin_benchmark(recipe: Recipe) -> Recipe:
     """Return the recipe with its benchmark's data named, and pinned to a commit of the Hub."""
     evaluate = recipe.evaluate
-    home = evaluate and (evaluate.data or home_of(evaluate.benchmark, evaluate.split))
+    home = evaluate and (evaluate.data or data_home(evaluate.benchmark, evaluate.split))
     if not evaluate or not home:
         return recipe
     return recipe.model_copy(update={"evaluate": evaluate.model_copy(update={"data": pinned_data(home)})})
