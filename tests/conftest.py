@@ -115,21 +115,18 @@ def _no_waits_for_the_disk() -> Iterator[None]:
 @pytest.fixture(scope="session", autouse=True)
 def drawing() -> Iterator[Drawing]:
     """Draw pictures inside `with drawing():`, nowhere else: it takes longer than the rest of a tiny run."""
-    from msa_lite.choose import choice
     from msa_lite.pipeline.run import report as reporting
     from msa_lite.report.page.run_files import make_page
 
-    originals = {(choice, "write_pictures"): choice.write_pictures, (reporting, "write_page"): reporting.write_page}
+    original = reporting.write_page
 
     @contextmanager
     def drawn() -> Iterator[None]:
         with pytest.MonkeyPatch.context() as patch:
-            for (module, name), original in originals.items():
-                patch.setattr(module, name, original)
+            patch.setattr(reporting, "write_page", original)
             yield
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(choice, "write_pictures", lambda choice, folder: None)
         patch.setattr(reporting, "write_page", lambda story, path: path.write_text(make_page(story, drawn=False)))
         yield drawn
 

@@ -21,7 +21,6 @@ from msa_lite.io.files.writing import canonical_json, write_json, write_text
 from msa_lite.io.finished.manifest import is_finished, partial_folder, stage_folder
 from msa_lite.io.finished.seal import load_manifest
 from msa_lite.report import REPORT_FILE, load_report
-from msa_lite.report.page.maps import write_pictures
 from msa_lite.report.run.choice import (
     CHOICE_FILE,
     CHOICE_TABLE,
@@ -29,7 +28,6 @@ from msa_lite.report.run.choice import (
     Values,
     candidate_name,
     load_choice,
-    points_csv,
     points_markdown,
 )
 from msa_lite.strengths import Strengths
@@ -131,7 +129,7 @@ def choose(
     """Score every candidate on validation rows and choose the best by the rule (ties: the smallest α and β, the first).
 
     Holdout rows show what unseen data scores; only the target is scored on them, unless the rule looks at them. Writes
-    records and a report per candidate, tables, pictures and choice.json into `out`. Reports of a stopped choice, of
+    records and a report per candidate, their table and choice.json into `out`. Reports of a stopped choice, of
     another rule or of another grid are used again. A broken candidate (outputs that are no numbers, no retain
     performance left) is recorded and never chosen. Other processes may help (`Candidates.helped`).
 
@@ -145,7 +143,6 @@ def choose(
                 _choose(ScoredFolder(folder, candidates, validation), label, progress)
             finally:
                 candidates.release()  # the memory is for the next model
-            write_pictures(load_choice(folder), folder)
     return load_choice(out)
 
 
@@ -179,9 +176,7 @@ def _choose(work: ScoredFolder, label: str, progress: Progress) -> None:
         "doubts": doubts,
     }
     write_json(folder / CHOICE_FILE, lines)
-    choice = load_choice(folder)
-    write_text(folder / CHOICE_TABLE, points_markdown(choice))
-    write_text(folder / "table.csv", points_csv(choice))
+    write_text(folder / CHOICE_TABLE, points_markdown(load_choice(folder)))
 
 
 def _try_all(work: ScoredFolder, label: str, progress: Progress) -> tuple[list[Values], list[Rank | str]]:

@@ -132,18 +132,18 @@ def _fit_vectors(invocation: Invocation) -> None:
 
 def _choose(invocation: Invocation) -> None:
     from msa_lite.pipeline.verbs.run import sweep
-    from msa_lite.report.run.choice import terminal_points
+    from msa_lite.report.run.choice import points_table
 
     result = invocation.call(sweep)
     if invocation.as_json:
         print_json(result)
         return
-    print_table(terminal_points(result.choice), dense=True)
+    print_table(points_table(result.choice), dense=True)
     click.echo(f"chosen:          {result.strengths}")
     for note in result.notes:
         click.echo(f"                 {note.strip()}")
     print_model(result.merged)
-    click.echo(f"tables:          {result.folder / 'sweep'}")
+    click.echo(f"table:           {result.folder / 'sweep'}")
 
 
 @click.command(cls=Command)

@@ -13,12 +13,12 @@ from msa_lite.io.files.writing import json_form
 from msa_lite.pipeline.ask import MergedPoints, Panel
 from msa_lite.pipeline.run.folder import RunFolder
 from msa_lite.pipeline.run.report import forget_rows
-from msa_lite.report.page.maps import forget_retain_pair
 from msa_lite.report.page.run_files import PAGE_FILE
 from msa_lite.report.run.choice import Choice, MetricsByName, Values
 from msa_lite.report.run.provenance import RECIPE_FILE
 from msa_lite.report.run.rows import ListedRow
 from msa_lite.report.run.story import Story, load_story
+from msa_lite.report.tables.metrics import METRICS
 from msa_lite.report.tables.reports import heading, metric_kind
 
 _MODELS = ("target", "unlearned", "ideal")
@@ -75,7 +75,9 @@ def _command(run: RunFolder) -> dict[str, str]:
 
 def _chart(choice: Choice) -> dict[str, Any] | None:
     """Return the places of target, ideal and candidates: what each shows of the forget set and of the retain set."""
-    pair = forget_retain_pair(choice)
+    known = {name for c in choice.candidates for name, metric in c.metrics.items() if metric.value is not None}
+    pairs = ((kind.name, kind.partner) for kind in METRICS.values() if kind.partner)
+    pair = next((pair for pair in pairs if known >= {*pair}), None)
     if pair is None:
         return None
     marks: list[tuple[str, MetricsByName, Values | None]] = [("target", choice.target, None)]

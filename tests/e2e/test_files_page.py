@@ -31,7 +31,6 @@ ABSENT = {
     "tracking/": "track",
     "baselines/METHOD/": "msa-lite baseline",
     "attacks/": "msa-lite attack",
-    "sweep/heat_map.svg": "pictures, which tests leave out",
 }
 
 

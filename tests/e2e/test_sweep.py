@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import shutil
 from pathlib import Path
@@ -79,7 +78,6 @@ def test_the_best_point_is_merged_and_scored_again_on_the_same_rows(swept: tuple
     for stage in ("sweep", "model", "vectors/forget", "vectors/retain", "evaluation/unlearned_validation"):
         assert verify_folder(run / stage) == []
     assert result.merged.tensors_touched > 0
-    assert (result.folder / "sweep/heat_map.svg").read_text().startswith("<svg ")
 
 
 def test_a_sweep_that_stops_after_its_merge_leaves_no_report_of_another_model(
@@ -103,9 +101,6 @@ def test_each_point_of_the_grid_is_tried_and_the_best_is_chosen(swept: tuple[dic
     assert [(line["alpha"], line["beta"]) for line in scores] == GRID
     chosen = max(scores, key=lambda line: (line["met"], line["score"]))
     assert (result.choice.values["alpha"], result.choice.values["beta"]) == (chosen["alpha"], chosen["beta"])
-    with open(result.folder / "sweep/table.csv") as stream:
-        table = [row for row in csv.DictReader(stream) if row["model"] == "candidate"]
-    assert [(float(row["alpha"]), float(row["beta"])) for row in table] == GRID
     markdown = (result.folder / "sweep/table.md").read_text()
     assert all(f"| {alpha:g} | {beta:g} |" in markdown for alpha, beta in GRID)
     assert {path.name for path in (result.folder / "sweep").glob("alpha-*")} == {

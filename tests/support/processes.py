@@ -7,7 +7,6 @@ call, so nothing of a test's own process is in it but arguments and environment.
 
 from __future__ import annotations
 
-import csv
 import gc
 import multiprocessing
 import os
@@ -25,6 +24,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from msa_lite.report.run.choice import load_choice
 from tests.support.walls import standing_walls
 
 _CLI = "from msa_lite.cli import main\nmain()"
@@ -173,13 +173,14 @@ def launch(*command: str, **variables: str) -> subprocess.CompletedProcess[str]:
 
 def assert_same_scores(run: Path, alone: Path) -> None:
     """Two sweeps have the same table, but for the noise of fp32: processes may have other numbers of threads."""
-    texts = [(one / "sweep/table.csv").read_text(encoding="utf-8") for one in (run, alone)]
-    tables = [list(csv.DictReader(text.splitlines())) for text in texts]
-    assert len(tables[0]) == len(tables[1]) > 0
-    for mine, other in zip(*tables, strict=True):
-        assert mine.keys() == other.keys()
-        for key, text in other.items():
-            assert mine[key] == text or float(mine[key]) == pytest.approx(float(text), rel=1e-5), (mine["model"], key)
+    mine, other = (load_choice(one / "sweep") for one in (run, alone))
+    assert len(mine.candidates) > 0
+    for one, same in zip(mine.candidates, other.candidates, strict=True):
+        assert (one.values, one.met, one.metrics.keys()) == (same.values, same.met, same.metrics.keys())
+        assert one.score == pytest.approx(same.score, rel=1e-5)
+        for name, metric in one.metrics.items():
+            expected = same.metrics[name]
+            assert [metric.value, metric.stderr] == pytest.approx([expected.value, expected.stderr], rel=1e-5), name
 
 
 _GROUP_LIMIT = 120.0  # seconds after which a process is taken for one that hangs

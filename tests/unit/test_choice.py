@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -26,7 +25,6 @@ from msa_lite.io.finished.seal import verify_folder
 from msa_lite.pipeline.run.msa import merge_arguments
 from msa_lite.recipe import load_recipe
 from msa_lite.report import Metric, Report, load_report, write_report
-from msa_lite.report.page import maps
 from msa_lite.report.run.choice import candidate_name
 from tests.support.benchmark_data import make_tofu
 from tests.support.models import tiny_tokenizer
@@ -81,29 +79,8 @@ def test_of_what_forgets_alike_what_keeps_most_is_taken_and_nothing_that_is_know
     assert notes[3].startswith("keeps 29%, 95% wanted")
     assert load_choice(tmp_path / "sweep") == choice
     assert verify_folder(tmp_path / "sweep") == []
-    with open(tmp_path / "sweep/table.csv") as stream:
-        table = list(csv.DictReader(stream))
-    assert [row["epoch"] for row in table] == ["", "1", "2", "3", "4"]  # the target first
-    assert (float(table[3]["score"]), table[3]["rouge_l_r"], table[3]["chosen"]) == (1.0, "1.0", "true")
     assert "| 0.957 |" in (tmp_path / "sweep/table.md").read_text()
     assert json.loads((tmp_path / "sweep/choice.json").read_text())["epoch"] == 3
-
-
-@pytest.mark.pictures
-def test_a_sweep_has_a_picture_or_says_what_it_needs(
-    candidates: Candidates, questions: Validation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    told: list[str] = []
-    monkeypatch.setattr(maps.logger, "warning", lambda text, *values: told.append(text % values))
-    choose(candidates, questions, tmp_path / "drawn", "choosing")
-    assert {path.name for path in (tmp_path / "drawn").glob("*.svg")} == {"heat_map.svg"}
-    assert verify_folder(tmp_path / "drawn") == []
-    assert told == []
-    monkeypatch.setattr(maps, "can_draw", lambda: False)
-    choose(candidates, questions, tmp_path / "plain", "choosing")
-    assert not list((tmp_path / "plain").glob("*.svg"))
-    assert len(told) == 1
-    assert "pip install matplotlib" in told[0]
 
 
 def test_where_none_keeps_enough_the_gentlest_is_taken_and_doubted(

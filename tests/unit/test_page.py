@@ -115,7 +115,6 @@ def test_the_pictures_in_words_hold_the_numbers(pages: dict[str, str]) -> None:
         "Chosen: α\u00a0=\u00a01.2, β\u00a0=\u00a00.",
         "of 8 candidates",
         "forget: from 1 to 0.0488",
-        "Layers: 2, kinds of module: 7. Largest: layer ",
     ):
         assert words in labels
 

@@ -1,25 +1,18 @@
-"""The pictures of a choice: what is drawn where, in words and as files of their own."""
+"""The picture of a choice: what is drawn where, and in words."""
 
 from __future__ import annotations
 
 import re
-import xml.etree.ElementTree as ET
 from collections.abc import Collection, Iterable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from msa_lite.report import Metric
-from msa_lite.report.page.maps import forget_retain_pair, sweep_chart, write_pictures
+from msa_lite.report.page.charts import sweep_chart
 from msa_lite.report.run.choice import Candidate, Choice
 
 GRID = [(a, b) for a in (0.0, 0.5, 1.0) for b in (0.0, 1.0, 2.0)]
 Points = Collection[tuple[float, float]]
-
-
-def metrics(forget: float, retain: float, names: tuple[str, str] = ("rouge_l_f", "rouge_l_r")) -> dict[str, Metric]:
-    return {names[0]: Metric(forget, 60, 0.03, False), names[1]: Metric(retain, 57, 0.02, True)}
 
 
 def make_choice(points: Iterable[tuple[float, float]], broken: Points = (), unmet: Points = ()) -> Choice:
@@ -27,11 +20,10 @@ def make_choice(points: Iterable[tuple[float, float]], broken: Points = (), unme
     candidates = [
         Candidate({"alpha": a, "beta": b}, {}, None, note="no numbers")
         if (a, b) in broken
-        else Candidate({"alpha": a, "beta": b}, metrics(0.9 - a / 4, 0.9 - a / 8), a / 2 + b / 10, (a, b) not in unmet)
+        else Candidate({"alpha": a, "beta": b}, {}, a / 2 + b / 10, (a, b) not in unmet)
         for a, b in points
     ]
-    target, ideal = metrics(0.95, 0.93), metrics(0.3, 0.9)
-    return Choice("extraction", candidates[-1].values, candidates, [], target, ideal, "validation", "qa")
+    return Choice("extraction", candidates[-1].values, candidates, [], {}, None, "validation", "qa")
 
 
 def texts(svg: str) -> list[str]:
@@ -99,35 +91,3 @@ def test_no_picture_of_a_score_without_something_to_compare() -> None:
     mixed = make_choice(GRID)
     other = replace(mixed.candidates[0], values={"epoch": 1})
     assert sweep_chart(replace(mixed, candidates=[other, *mixed.candidates])) is None
-
-
-@pytest.mark.parametrize("names", [("verbmem_f", "knowmem_r"), ("accuracy_corrupted", "accuracy_other")])
-def test_the_pair_of_metrics_is_the_first_that_is_there(names: tuple[str, str]) -> None:
-    values = metrics(0.4, 0.5, names)
-    candidate = Candidate({"epoch": 1}, values, 0.5)
-    choice = Choice("muse", candidate.values, [candidate], [], values, None, "validation", "muse")
-    assert forget_retain_pair(choice) == names
-    lacking = replace(candidate, metrics={names[0]: values[names[0]]})
-    assert forget_retain_pair(replace(choice, candidates=[lacking])) is None
-
-
-def test_a_file_needs_no_page_around_it(tmp_path: Path) -> None:
-    write_pictures(make_choice(GRID, unmet={(0.0, 0.0)}), tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["heat_map.svg"]
-    for path in tmp_path.iterdir():
-        text = path.read_text("utf-8")
-        root = ET.fromstring(text)
-        assert root.tag == "{http://www.w3.org/2000/svg}svg"
-        assert "var(" not in text
-        height = float(root.attrib["viewBox"].split()[3])
-        captions = [element for element in root.iter() if element.text and "chosen" in element.text]
-        assert captions
-        assert float(captions[-1].attrib["y"]) <= height
-    map_text = (tmp_path / "heat_map.svg").read_text("utf-8")
-    assert "Hatched: misses" in map_text
-
-
-def test_only_pictures_with_something_to_show_are_written(tmp_path: Path) -> None:
-    candidate = Candidate({"epoch": 1}, metrics(0.5, 0.9), 0.5)
-    write_pictures(Choice("a", candidate.values, [candidate], [], metrics(0.9, 0.9), None, "rows", "qa"), tmp_path)
-    assert [*tmp_path.iterdir()] == []

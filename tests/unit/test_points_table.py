@@ -1,19 +1,15 @@
-"""The tables of a choice: who is chosen, broken or beside the conditions; nothing lost in the csv."""
+"""The table of a choice: who is chosen, broken or beside the conditions, on a terminal and in Markdown."""
 
 from __future__ import annotations
 
-import csv
 import io
-from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from rich.console import Console
 
 from msa_lite.report import Metric
-from msa_lite.report.run.choice import Candidate, Choice, points_csv, points_markdown, shown_metrics, terminal_points
+from msa_lite.report.run.choice import Candidate, Choice, points_markdown, points_table, shown_metrics
 from msa_lite.report.tables.formats import terminal_table
 
 
@@ -44,37 +40,19 @@ SWEEP = Choice(
 
 def rendered(choice: Choice, width: int = 100) -> list[str]:
     console = Console(width=width, file=io.StringIO(), color_system=None)
-    console.print(terminal_table(terminal_points(choice), dense=True))
+    console.print(terminal_table(points_table(choice), dense=True))
     return console.file.getvalue().splitlines()  # type: ignore[attr-defined]
 
 
-def test_the_terminal_shows_target_and_ideal_above_the_candidates_and_marks_them_in_words() -> None:
+def test_the_terminal_marks_candidates_in_words() -> None:
     lines = rendered(SWEEP)
     cells = [line.split() for line in lines]
-    assert lines[0].rstrip() == "sweep, forget10 validation; chosen by: kept"
-    assert any("kept ↑" in line for line in lines)
+    assert lines[0].rstrip() == "Sweep, forget10 validation; chosen: alpha 1, beta 0."
     assert ["target", "–", "0.960", "0.950"] in cells
-    assert ["ideal", "–", "0.350", "0.940"] in cells
-    assert ["n", "60", "57"] in cells
-    assert ["0.5", "0", "0.375", "0.700", "0.920"] in cells
     chosen = cells.index(["chosen", "1", "0", "0.750", "0.400", "0.900"])
     assert cells[chosen + 1] == ["±", "0.020", "±", "0.020"]
     assert ["not", "met", "1.5", "0", "–", "0.200", "0.400"] in cells
     assert ["broken", "2", "0", "–", "–", "–"] in cells
-    assert "alpha 2, beta 0: broken: not a number | in the logits [of x]" in "\n".join(lines)
-    assert any(line.startswith("not met: misses the conditions") for line in lines)
-    assert any(line.strip() == "alpha 1.5, beta 0: not met: rouge_l_r is 0.4, 0.9 wanted." for line in lines)
-    assert any(line.startswith("kept: of what the target knows") for line in lines)
-
-
-def test_a_terminal_has_room_for_some_notes_and_the_file_has_all() -> None:
-    poor = [Candidate({"alpha": i}, metrics(0.5, 0.5), -0.5, False, f"short by {i}") for i in range(20)]
-    choice = replace(SWEEP, candidates=poor, values={"alpha": 13})
-    notes = [line.strip() for line in rendered(choice) if "short by" in line or "more notes" in line]
-    assert notes[0] == "alpha 13: not met: short by 13."
-    assert notes[-1] == "… and 14 more notes, which table.md has."
-    assert len(notes) == 7
-    assert points_markdown(choice).count("short by") == 20
 
 
 @pytest.mark.parametrize(
@@ -133,45 +111,6 @@ def test_candidates_of_a_baseline_are_told_by_their_own_values() -> None:
     assert lines[2].startswith("| model | learning_rate | epoch | start | kept")
     assert any(line.startswith("|  | 0.0001 | 1 |  | 0.500 |") for line in lines)
     assert any(line.startswith("| **chosen** |  | 2 | prior | 0.500 |") for line in lines)
-
-
-finite = st.floats(allow_nan=False, allow_infinity=False)
-figures = st.builds(Metric, st.none() | finite, st.integers(0, 10**6), st.none() | finite, st.none())
-# Not every Python puts a carriage return of a csv in quotes.
-texts = st.text(st.characters(codec="utf-8", exclude_characters="\r"))
-candidates = st.builds(
-    Candidate,
-    st.fixed_dictionaries({"alpha": finite, "beta": st.integers(), "start": texts}),
-    st.dictionaries(st.sampled_from(["rouge_l_f", "min_k", "task/acc,norm"]), figures),
-    st.none() | finite,
-    st.booleans(),
-    st.none() | texts.filter(bool),
-)
-
-
-def number(text: str) -> float | None:
-    return float(text) if text else None
-
-
-def read_metrics(row: Mapping[str, str], known: Mapping[str, Metric]) -> dict[str, Metric]:
-    return {
-        name: Metric(number(row[name]), int(row[f"{name}_n"]), number(row[f"{name}_stderr"]), None) for name in known
-    }
-
-
-@given(st.lists(candidates, min_size=1, max_size=4))
-@settings(max_examples=50)
-def test_the_csv_reads_back_equal(given: list[Candidate]) -> None:
-    choice = Choice("tofu", given[0].values, given, (), {"rouge_l_f": metric(1 / 3)}, None, "test", "tofu")
-    rows = list(csv.DictReader(io.StringIO(points_csv(choice), newline="")))
-    assert [row["model"] for row in rows] == ["target", *["candidate"] * len(given)]
-    assert (float(rows[0]["rouge_l_f"]), rows[0]["chosen"], rows[0]["score"]) == (1 / 3, "", "")
-    for row, one in zip(rows[1:], given, strict=True):
-        assert {"alpha": float(row["alpha"]), "beta": int(row["beta"]), "start": row["start"]} == one.values
-        score = one.score if one.met else None
-        assert (number(row["score"]), row["met"] == "true", row["note"] or None) == (score, one.met, one.note)
-        assert (row["chosen"] == "true") == (one.values == given[0].values)
-        assert read_metrics(row, one.metrics) == one.metrics
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,10 @@ from tests.tools.count import code_lines, inner_arrows, totals
 
 # Today's totals. Lower one whenever it falls. Raising one is a decision: CONTRIBUTING lists each, with its reason.
 CEILING = {
-    "lines of the package": 35_447,
-    "modules": 318,
-    "lines of the tests": 47_532,
-    "words of the docs": 56_671,
+    "lines of the package": 35_314,
+    "modules": 317,
+    "lines of the tests": 47_415,
+    "words of the docs": 56_661,
     "commands": 24,
     "options": 108,
     "keys of a recipe": 85,

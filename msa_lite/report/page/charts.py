@@ -1,7 +1,4 @@
-"""Draw charts as SVG, inline in the page's colours or as a file: the machinery, dots of scores and lines of losses.
-
-The pictures of a choice and of an update are in `maps`.
-"""
+"""Draw charts as SVG in the page's colours: dots of scores, lines of losses, and the score of a choice over α and β."""
 
 from __future__ import annotations
 
@@ -9,13 +6,13 @@ import html
 import importlib.util
 import io
 import re
-import textwrap
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from msa_lite.report.run.choice import SYMBOLS, Candidate, Choice, value_text
 from msa_lite.report.run.update import Fit
 from msa_lite.report.tables.reports import Metric, number, signed
 
@@ -52,27 +49,6 @@ class Chart:
     """The same in words, with the numbers."""
     caption: str = ""
     """The text below it: what its signs mean."""
-
-    def as_file(self) -> str:
-        """Return the picture as a file of its own: the page's colours by day, with its caption."""
-        style = COLOURS_FILE.read_text("utf-8")
-        colours: dict[str, str] = {}
-        for name, colour in re.findall(r"--([\w-]+): (#\w+)", style):
-            colours.setdefault(name, colour)  # those by day come first
-        lines = textwrap.wrap(self.caption, 56)
-        box = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', self.svg)
-        assert box, "matplotlib writes a viewBox"
-        width, height = map(float, box.groups())
-        whole = height + 16 * len(lines) + 8 * bool(lines)
-        texts = (f'<text x="4" y="{height + 16 * at:g}">{html.escape(line)}</text>' for at, line in enumerate(lines, 1))
-        caption = f'<g style="font-size: {SMALL}px; fill: {colours["muted"]}">{"".join(texts)}</g>'
-        head = (
-            '<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" '
-            f'width="{2 * width:g}" height="{2 * whole:g}" viewBox="0 0 {width:g} {whole:g}" '
-            f'style="background: {colours["surface"]}; fill: {colours["ink"]}; font-family: sans-serif"'
-        )
-        text = self.svg.replace(f"<svg {box[0]}", head, 1).replace("</svg>", f"{caption}\n</svg>\n")
-        return re.sub(r"var\(--([\w-]+)\)", lambda match: colours[match[1]], text)
 
 
 def can_draw() -> bool:
@@ -241,3 +217,136 @@ def _thinned(curve: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     size = -(-len(curve) // 200)
     parts = [curve[at : at + size] for at in range(0, len(curve), size)]
     return [(part[-1][0], sum(loss for _, loss in part) / len(part)) for part in parts]
+
+
+_Value = float | int | str
+_PALE, _DEEP = 0.06, 0.5  # opacity of the accent colour; up to that, ink can be read on it
+_ROOM = 33.0  # units; a narrower cell has no room for its number
+
+
+def value_label(key: str, value: _Value) -> str:
+    """Return one value of a candidate for a reader, "α = 0.5", on one line."""
+    return f"{_symbol(key)}\u00a0=\u00a0{tick(value)}"
+
+
+def _symbol(key: str) -> str:
+    """Return the name of an axis."""
+    return SYMBOLS.get(key, cut(key, 16))
+
+
+def tick(value: _Value) -> str:
+    """Return a value as axes show it."""
+    return cut(value_text(value), 12)
+
+
+def sweep_chart(choice: Choice) -> Chart | None:
+    """Return the score over the two values that vary as a map, or over the only one as a line.
+
+    Return None where there is nothing to compare: a single candidate, candidates that differ in more than two values,
+    or broken ones alone.
+    """
+    candidates = choice.candidates
+    varied = [key for key in choice.keys if len({candidate.values.get(key) for candidate in candidates}) > 1]
+    scores = [score for candidate in candidates if (score := candidate.shown_score) is not None]
+    alike = all(set(candidate.values) == set(choice.keys) for candidate in candidates)
+    if not alike or len(varied) not in (1, 2) or all(candidate.score is None for candidate in candidates):
+        return None
+    place = ", ".join(value_label(key, value) for key, value in choice.values.items())
+    span = f"from {number(min(scores))} to {number(max(scores))}" if scores else "none of which meets the conditions"
+    words = f"{choice.heading} of {len(candidates)} candidates, {span}. Chosen: {place}."
+    if len(varied) == 1:
+        return _score_line(choice, varied[0], f"Line chart. {words}")
+    return _score_map(choice, varied, scores, f"Heat map. {words}")
+
+
+def _sweep_caption(choice: Choice, chosen: str, **states: str) -> str:
+    """Return the caption of a score's picture; states: what the signs of "not met" and "broken" candidates mean."""
+    signs = {candidate.state for candidate in choice.candidates}
+    meanings = (meaning for state, meaning in states.items() if state.replace("_", " ") in signs)
+    return " ".join([f"The score, {choice.heading}{chosen}", *dict.fromkeys(meanings)])
+
+
+def _steps(candidates: Sequence[Candidate], key: str) -> list[_Value]:
+    """Return the values on one axis in order, numbers before texts."""
+    values = {candidate.values[key] for candidate in candidates}
+    return sorted(
+        values, key=lambda value: (isinstance(value, str), 0 if isinstance(value, str) else value, str(value))
+    )
+
+
+def _score_map(choice: Choice, keys: Sequence[str], scores: Sequence[float], words: str) -> Chart:
+    columns, rows = (_steps(choice.candidates, key) for key in keys)
+    low = min(scores, default=0.0)
+    span = max(scores, default=0.0) - low or 1.0
+
+    def paint(figure: Any) -> None:
+        axes = figure.add_subplot()
+        for candidate in choice.candidates:
+            place = columns.index(candidate.values[keys[0]]), rows.index(candidate.values[keys[1]])
+            score, is_broken = candidate.shown_score, candidate.score is None
+            if score is None:
+                _add_cell(axes, place, facecolor="none", edgecolor=RULE, hatch="" if is_broken else "///")
+                axes.plot(*place, "x" if is_broken else "", color=MUTED, markersize=7)
+            else:
+                share = (score - low) / span
+                _add_share(axes, place, share, number(score), 280 / len(columns))
+            if choice.is_chosen(candidate):
+                _add_cell(axes, place, fill=False, edgecolor=INK, linewidth=2.4, clip_on=False, zorder=5)
+        _finish(axes, [tick(value) for value in columns], [tick(value) for value in rows])
+        axes.set(xlabel=_symbol(keys[0]), ylabel=_symbol(keys[1]))
+
+    caption = _sweep_caption(
+        choice,
+        ": the deeper the colour, the better. The framed candidate was chosen.",
+        not_met="Hatched: misses the conditions of the rule.",
+        broken="×: broken.",
+    )
+    return draw("sweep", words, 60 + len(rows) * min(44, max(16, 320 / len(rows))), paint, caption)
+
+
+def _add_cell(axes: Any, place: tuple[int, int], **style: Any) -> None:
+    from matplotlib.patches import Rectangle
+
+    axes.add_patch(Rectangle((place[0] - 0.5, place[1] - 0.5), 1, 1, **style))
+
+
+def _add_share(axes: Any, place: tuple[int, int], share: float, text: str, room: float) -> None:
+    """Add a cell, the deeper the larger its share in [0, 1], with its number where there is room."""
+    _add_cell(axes, place, facecolor=ACCENT, alpha=_PALE + (_DEEP - _PALE) * share, linewidth=0)
+    if room >= _ROOM:
+        axes.text(*place, text.replace("-", "−"), ha="center", va="center", fontsize=SMALL)
+
+
+def _finish(axes: Any, columns: Sequence[str], rows: Sequence[str]) -> None:
+    """Label the axes; of many steps only every second, or fewer."""
+    axes.set(xlim=(-0.5, len(columns) - 0.5), ylim=(-0.5, len(rows) - 0.5))
+    for set_ticks, labels in ((axes.set_xticks, columns), (axes.set_yticks, rows)):
+        step = 1 + len(labels) // 13
+        set_ticks(range(0, len(labels), step), labels[::step])
+    axes.tick_params(length=0)
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+
+
+def _score_line(choice: Choice, key: str, words: str) -> Chart:
+    steps = _steps(choice.candidates, key)
+    places = sorted(((steps.index(one.values[key]), one) for one in choice.candidates), key=lambda place: place[0])
+    scored = [(x, score, one) for x, one in places if (score := one.shown_score) is not None]
+
+    def paint(figure: Any) -> None:
+        axes = figure.add_subplot()
+        axes.plot([x for x, _, _ in scored], [y for _, y, _ in scored], color=ACCENT, marker="o", markersize=5)
+        for x, y in ((x, y) for x, y, one in scored if choice.is_chosen(one)):
+            axes.plot(x, y, "o", markersize=13, color=INK, markerfacecolor="none", markeredgewidth=1.8)
+        foot = {"transform": axes.get_xaxis_transform(), "clip_on": False}  # what has no score has no height
+        for x in (x for x, one in places if one.shown_score is None):
+            axes.plot(x, 0.03, "x", color=MUTED, markersize=6, **foot)
+        step = 1 + len(steps) // 11
+        axes.set_xticks(range(0, len(steps), step), [tick(value) for value in steps[::step]])
+        axes.grid(axis="y")
+        axes.margins(0.08)
+        axes.set(xlabel=_symbol(key), ylabel=cut(choice.heading, 30))
+
+    cross = "× at the foot: misses the conditions of the rule, or is broken."
+    caption = _sweep_caption(choice, ". The ringed candidate was chosen.", not_met=cross, broken=cross)
+    return draw("sweep", words, 220, paint, caption)

@@ -9,7 +9,7 @@ from typing import Any
 from msa_lite.io.files.writing import json_form
 from msa_lite.report.page.blocks import Block, Entries, Fold, Grid, Pictures, Prose, ReportSection
 from msa_lite.report.page.card import PAPER
-from msa_lite.report.page.charts import Chart, Dots, can_draw, cut, score_dots
+from msa_lite.report.page.charts import Chart, Dots, can_draw, cut, score_dots, sweep_chart
 from msa_lite.report.page.evidence_sections import (
     attack_section,
     beside_section,
@@ -19,9 +19,8 @@ from msa_lite.report.page.evidence_sections import (
     provenance_section,
     rows_section,
 )
-from msa_lite.report.page.maps import sweep_chart
 from msa_lite.report.page.work_sections import interference_section, training_section, update_section
-from msa_lite.report.run.choice import EXTRACTION, WHOLE, Choice, in_symbols, points_table, points_title
+from msa_lite.report.run.choice import EXTRACTION, WHOLE, Choice, in_symbols, points_table
 from msa_lite.report.run.provenance import WITH_VECTORS
 from msa_lite.report.run.story import Story
 from msa_lite.report.tables.metrics import GROUPS, MetricKind, metric_kind
@@ -200,7 +199,8 @@ def _choice(story: Story) -> ReportSection:
     title = f"How the {settings} were chosen"
     if choice is None:
         return ReportSection("choice", title, (), {"choice": None})
-    table: Block = Grid(points_table(choice), "Candidates", "many")
+    points = points_table(choice)
+    table: Block = Grid(points, "Candidates", "many")
     count = len(choice.candidates)
     written = []
     if (gap := story.written_gap) is not None:
@@ -209,12 +209,12 @@ def _choice(story: Story) -> ReportSection:
     blocks: list[Block] = [
         Prose(_how_chosen(choice)),
         Pictures({"The score of each candidate": lambda: sweep_chart(choice)}),
-        Prose(points_title(choice)),
+        Prose(points.title),
         Fold(f"All {count} candidates", [table]) if count > _MOST_POINTS else table,
         *written,
         *(Prose(f"Doubt: {doubt}.") for doubt in choice.doubts),
     ]
-    points = [
+    entries = [
         {
             "values": dict(candidate.values),
             "score": candidate.score,
@@ -226,7 +226,7 @@ def _choice(story: Story) -> ReportSection:
         for candidate in choice.candidates
     ]
     facts = {"rule": choice.rule, "part": choice.split, "chosen": dict(choice.values), "doubts": list(choice.doubts)}
-    return ReportSection("choice", title, blocks, {"choice": {**facts, "points": points, "written_gap": gap}})
+    return ReportSection("choice", title, blocks, {"choice": {**facts, "points": entries, "written_gap": gap}})
 
 
 def _how_chosen(choice: Choice) -> str:

@@ -8,7 +8,6 @@ from typing import Any
 from msa_lite.io.files.writing import json_form
 from msa_lite.report.page.blocks import Block, Entries, Fold, Grid, Items, Pictures, Prose, ReportSection
 from msa_lite.report.page.charts import cut, loss_chart
-from msa_lite.report.page.maps import layer_chart
 from msa_lite.report.run.choice import in_symbols, value_text
 from msa_lite.report.run.provenance import WITH_VECTORS
 from msa_lite.report.run.story import Story
@@ -85,7 +84,6 @@ def update_section(story: Story) -> ReportSection:
     groups = [*update.by_layer(), *update.by_kind()]
     if any(group.relative_size is not None for group in groups):
         table = TextTable(["part", "tensors", "‖Δ‖", "‖Δ‖ / ‖weights‖"], [Section(list(map(_group_row, groups)))])
-        blocks.append(Pictures({"Size of the update by layer and kind of module": lambda: layer_chart(update.cells())}))
         blocks.append(Fold("The update by layer, and by kind of module", [Grid(table, "Parts of the update")]))
     values = {
         "form": update.form,

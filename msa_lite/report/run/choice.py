@@ -10,7 +10,7 @@ from typing import Any
 from msa_lite.benchmarks import BENCHMARKS
 from msa_lite.errors import FormatError
 from msa_lite.io.files.reading import read_object
-from msa_lite.report.tables.formats import Cell, Section, TextTable, csv_lines, escape_markdown, markdown
+from msa_lite.report.tables.formats import Cell, Section, TextTable, escape_markdown, markdown
 from msa_lite.report.tables.reports import (
     Metric,
     heading,
@@ -29,7 +29,6 @@ LEAVES_OUT = "the choice leaves out"  # the beginning of a doubt on terms of a s
 SYMBOLS = {"alpha": "α", "beta": "β", "filter": "λ"}
 _NO_VALUES = ("score", "met", "note")
 _NOT_MET = "not met: misses the conditions of the choice, so it has no score"
-_MOST_NOTES = 8  # in the terminal; the other forms of the table have all
 _KEPT = (
     "kept: of what the target knows of the retain set beyond unseen rows, for points that are inside the bounds of the "
     "control; distance: of the forget scores to the control's, and of the retain scores to the target's"
@@ -80,6 +79,11 @@ class Candidate:
     def state(self) -> str:
         """Return "broken", "not met", or nothing where it has a score."""
         return "broken" if self.score is None else "" if self.met else "not met"
+
+    @property
+    def shown_score(self) -> float | None:
+        """Return the score to show; None where the candidate is broken or does not meet the conditions."""
+        return self.score if self.met else None
 
 
 @dataclass(frozen=True)
@@ -137,10 +141,6 @@ class Choice:
         """Return the name of the rule's score, with the arrow of its direction."""
         return score_heading(self.rule)
 
-    def shown_score(self, candidate: Candidate) -> float | None:
-        """Return the score to show; None where the candidate is broken or does not meet the conditions."""
-        return shown_score(candidate.score, candidate.met)
-
     @property
     def keys(self) -> tuple[str, ...]:
         """Return the names of the values that candidates differ in: ("alpha", "beta")."""
@@ -153,11 +153,6 @@ def score_heading(rule: str) -> str:
     The rule "extraction" ranks by what is kept, among the points that have forgotten.
     """
     return "kept ↑" if rule == EXTRACTION else f"score ({rule}) ↑"
-
-
-def shown_score(score: float | None, met: bool) -> float | None:
-    """Return the number to show under `score_heading`; None where there is none."""
-    return score if met else None
 
 
 def load_choice(folder: Path) -> Choice:
@@ -217,53 +212,23 @@ def shown_metrics(choice: Choice) -> dict[str, int]:
     return {name: max(metric.n for metric in metrics[name]) for name in names}
 
 
-def terminal_points(choice: Choice) -> TextTable:
-    """Return the table for a terminal: standard errors of the target, the ideal and the chosen one, and some notes."""
-    headings, rows = _headings(choice), _cells(choice, brief=True)
-    references = 1 + (choice.ideal is not None)
-    metrics = shown_metrics(choice)
-    blanks = [Cell("")] * (len(headings) - len(metrics) - 1)
-    first = [*rows[:references], [Cell("n"), *blanks, *(Cell(str(n)) for n in metrics.values())]]
-    title = f"sweep, {choice.split}; chosen by: {choice.heading[:-2]}"
-    notes = ["↑ higher, ↓ lower is better", *_few_notes(choice)]
-    return TextTable(headings, [Section(first), Section(rows[references:])], title, notes)
-
-
 def points_table(choice: Choice) -> TextTable:
-    """Return the table with all standard errors and all notes."""
-    return TextTable(_headings(choice, " (n = {})"), [Section(_cells(choice))], notes=_notes(choice))
-
-
-def points_title(choice: Choice) -> str:
-    """Return the sentence above the table."""
-    return f"Sweep, {choice.split}; chosen: {values_text(choice.values)}."
+    """Return a row for target, ideal and each candidate, with all standard errors and notes."""
+    metrics, shown = _metrics(choice), shown_metrics(choice)
+    labels = [f"{heading(name, metrics[name][0].higher_is_better)} (n = {n})" for name, n in shown.items()]
+    rows = []
+    for label, model in _models(choice):
+        values = [Cell(value_text(model.values[key]) if key in model.values else "") for key in choice.keys]
+        cells = [metric_cell(model.metrics.get(name), n) for name, n in shown.items()]
+        rows.append([Cell(label, choice.is_chosen(model)), *values, Cell(number(model.shown_score)), *cells])
+    title = f"Sweep, {choice.split}; chosen: {values_text(choice.values)}."
+    return TextTable(["model", *choice.keys, choice.heading, *labels], [Section(rows)], title, _notes(choice))
 
 
 def points_markdown(choice: Choice) -> str:
-    """Return the whole table as Markdown."""
-    return f"{escape_markdown(points_title(choice))}\n\n{markdown(points_table(choice))}"
-
-
-def points_csv(choice: Choice) -> str:
-    """Return everything, one line a model: model (target, ideal or candidate), the candidate's values, score, met,
-    chosen, note, and for each metric METRIC, METRIC_stderr and METRIC_n.
-
-    Numbers have all their digits. What is missing is empty, as is the score where the conditions are not met; met and
-    chosen are true or false.
-    """
-    keys, names = choice.keys, _metrics(choice)
-    ends = (f"{name}{end}" for name in names for end in ("", "_stderr", "_n"))
-    lines: list[list[object]] = [["model", *keys, "score", "met", "chosen", "note", *ends]]
-
-    def figures(metrics: MetricsByName) -> list[object]:
-        return [getattr(metrics.get(name), key, None) for name in names for key in ("value", "stderr", "n")]
-
-    for label, model in _models(choice):
-        state = [str(model.met).lower(), str(choice.is_chosen(model)).lower(), model.note]
-        name, about = ("candidate", state) if model.values else (label, [None] * 3)
-        values = [model.values.get(key) for key in keys]
-        lines.append([name, *values, choice.shown_score(model), *about, *figures(model.metrics)])
-    return csv_lines(lines)
+    """Return the table as Markdown."""
+    table = points_table(choice)
+    return f"{escape_markdown(table.title)}\n\n{markdown(table)}"
 
 
 def _models(choice: Choice) -> list[tuple[str, Candidate]]:
@@ -283,34 +248,6 @@ def _metrics(choice: Choice) -> dict[str, list[Metric]]:
         for name, metric in model.metrics.items():
             every.setdefault(name, []).append(metric)
     return every
-
-
-def _headings(choice: Choice, items: str = "") -> list[str]:
-    """Return the headings of the columns; items: the pattern of the number of items of a metric."""
-    metrics = _metrics(choice)
-    shown = shown_metrics(choice).items()
-    names = [heading(name, metrics[name][0].higher_is_better) + items.format(n) for name, n in shown]
-    return ["model", *choice.keys, choice.heading, *names]
-
-
-def _cells(choice: Choice, brief: bool = False) -> list[list[Cell]]:
-    """Return one row a model; brief: standard errors of the target, the ideal and the chosen one alone."""
-    keys, shown = choice.keys, shown_metrics(choice)
-    rows = []
-    for label, model in _models(choice):
-        is_chosen = choice.is_chosen(model)
-        with_error = not brief or not model.values or is_chosen
-        values = [Cell(value_text(model.values[key]) if key in model.values else "") for key in keys]
-        head = [Cell(label, is_chosen), *values, Cell(number(choice.shown_score(model)))]
-        rows.append([*head, *(metric_cell(model.metrics.get(name), n, with_error) for name, n in shown.items())])
-    return rows
-
-
-def _few_notes(choice: Choice) -> list[str]:
-    """Return as many notes as a terminal has room for."""
-    notes = _notes(choice)
-    rest = len(notes) - _MOST_NOTES
-    return notes if rest <= 1 else [*notes[:_MOST_NOTES], f"… and {rest} more notes, which {CHOICE_TABLE} has"]
 
 
 def _notes(choice: Choice) -> list[str]:

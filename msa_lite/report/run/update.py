@@ -70,28 +70,24 @@ class Update:
 
     def by_layer(self) -> tuple[GroupUpdate, ...]:
         """Return the change of each layer, in order; what lies outside the layers comes last."""
-        return (*_groups(self.tensors, lambda tensor: "other" if tensor.layer is None else tensor.layer).values(),)
+        return _groups(self.tensors, lambda tensor: "other" if tensor.layer is None else str(tensor.layer))
 
     def by_kind(self) -> tuple[GroupUpdate, ...]:
         """Return the change of each kind of module over all layers."""
-        return (*_groups(self.tensors, lambda tensor: tensor.kind).values(),)
-
-    def cells(self) -> dict[tuple[int | None, str], GroupUpdate]:
-        """Return the change of each kind of module in each layer."""
-        return _groups(self.tensors, lambda tensor: (tensor.layer, tensor.kind))
+        return _groups(self.tensors, lambda tensor: tensor.kind)
 
 
-def _groups(tensors: Iterable[TensorUpdate], key: Callable[[TensorUpdate], Key]) -> dict[Key, GroupUpdate]:
-    """Return the change of the tensors with the same key, for each key in the order in which they come."""
-    members: dict[Key, list[TensorUpdate]] = {}
+def _groups(tensors: Iterable[TensorUpdate], name_of: Callable[[TensorUpdate], str]) -> tuple[GroupUpdate, ...]:
+    """Return the change of the tensors with the same name of a group, in the order in which the names come."""
+    members: dict[str, list[TensorUpdate]] = {}
     for tensor in tensors:
-        members.setdefault(key(tensor), []).append(tensor)
-    groups = {}
-    for value, group in members.items():
+        members.setdefault(name_of(tensor), []).append(tensor)
+    groups = []
+    for name, group in members.items():
         norm = math.hypot(*(tensor.norm for tensor in group))
         weights = math.hypot(*(tensor.weight_norm for tensor in group))
-        groups[value] = GroupUpdate(str(value), len(group), norm, norm / weights if weights else None)
-    return groups
+        groups.append(GroupUpdate(name, len(group), norm, norm / weights if weights else None))
+    return tuple(groups)
 
 
 def load_update(folder: Path, form: Literal["model", "adapter"]) -> Update | None:

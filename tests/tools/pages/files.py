@@ -13,7 +13,6 @@ from msa_lite.pipeline.prepare.models import WRITTEN_OUT
 from msa_lite.pipeline.prepare.prompt import PROMPT_FILE
 from msa_lite.pipeline.run.folder import BASELINES, HISTORY, TRACKING
 from msa_lite.record.seal import KEY_FILE, RECORD_FILE, SIGNATURE_FILE
-from msa_lite.report.page.maps import HEAT_MAP_FILE
 from msa_lite.report.page.run_files import PAGE_FILE
 from msa_lite.report.run.attacks import ATTACKS_FOLDER
 from msa_lite.report.run.choice import CHOICE_FILE, CHOICE_TABLE
@@ -57,8 +56,7 @@ RUN: dict[str, tuple[bool, str]] = {
     "adapter/*": (False, "With `merge.as: adapter`: the update as one adapter, in place of `model/`. Whoever has it "
     "can reverse it"),
     f"sweep/{CHOICE_FILE}": (False, "The chosen point, the rule and the doubts"),
-    f"sweep/{{{CHOICE_TABLE},table.csv}}": (False, "All points with their metrics"),
-    f"sweep/{HEAT_MAP_FILE}": (False, "The score over α and β"),
+    f"sweep/{CHOICE_TABLE}": (False, "All points with their metrics"),
     f"sweep/*/{REPORT_FILE}": (False, "The metrics of a point, on the rows that decide; in `target`, `prior` and "
     "`ideal`, those of that model"),
     f"epochs/*/**/{REPORT_FILE}": (False, "For a baseline with `start: prior`: the metrics of each epoch of a setting; "
