@@ -5,17 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from msa_lite.comparison.entries import Entry
 from msa_lite.comparison.published import PublishedTable
 from msa_lite.errors import MismatchError, join_faults
 from msa_lite.report import Report
 from msa_lite.report.tables.metrics import metric_kind
-
-if TYPE_CHECKING:
-    pass
-
 
 TEST = " test"  # ends the name of a split whose other rows were used for a choice
 _SETTINGS = ("prompt", "compat")  # that decide the questions

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from msa_lite.benchmarks import BENCHMARKS
 from msa_lite.comparison.agreement import check_agreement, merge_references
 from msa_lite.comparison.caveats import caveats
-from msa_lite.comparison.entries import SECTIONS, Entry, Role, read_entries, set_apart
+from msa_lite.comparison.entries import SECTIONS, Entry, ModelValue, Role, read_entries, set_apart
 from msa_lite.comparison.published import PublishedTable, Ratio, best_values, load_published, ratios
 from msa_lite.errors import UsageError, nearest
 from msa_lite.evidence_names import evidence_metric
@@ -32,47 +32,6 @@ class Column:
 
 
 @dataclass(frozen=True)
-class ModelValue:
-    """A model's value of one metric, and how it stands beside the other models'."""
-
-    value: float | None
-    """None where it is missing."""
-    stderr: float | None
-    n: int | None
-    """The number of items it is of. None for published figures."""
-    ratio: Ratio | None
-    """Of methods only, where there are several: see `ratios`."""
-    best: bool
-    """True where no method of its section is better, and there are several."""
-    text: str
-    """The value as tables show it. A published one stands as it was printed."""
-    json_keys: ClassVar = {
-        "value": "value", "stderr": "stderr", "n": "n", "ratio": "ratio.value", "reaches_ideal": "ratio.reached",
-        "best": "best",
-    }  # fmt: skip
-
-
-@dataclass(frozen=True)
-class TableRow:
-    """A model of a comparison."""
-
-    label: str
-    section: str
-    """One of `entries.SECTIONS`."""
-    role: Role
-    source: str
-    """The path of its report.json, or the name of the published table."""
-    method: Mapping[str, Any] | None
-    """The method that made the model, as its report says; None where it does not."""
-    cells: Mapping[str, ModelValue]
-    """The values by metric."""
-    json_keys: ClassVar = {
-        "model": "label", "section": "section", "role": "role", "source": "source", "method": "method",
-        "metrics": "cells",
-    }  # fmt: skip
-
-
-@dataclass(frozen=True)
 class Comparison:
     """Models side by side as data. `formats` writes it as text."""
 
@@ -80,7 +39,7 @@ class Comparison:
     split: str | None
     """None for published figures of an unknown split."""
     columns: tuple[Column, ...]
-    rows: tuple[TableRow, ...]
+    rows: tuple[Entry, ...]
     notes: tuple[str, ...]
     """Remarks that a reader needs, one line each."""
     published: str | None = None
@@ -116,14 +75,14 @@ def compare(
     own = sorted(set_apart(merge_references(entries)), key=_place)
     printed = _published_entries(table) if table else []
     all_columns = _choose_columns([*own, *printed], metrics)
-    columns = [column for column in all_columns if _has_values(column, [*own, *printed])]
+    columns = [one for one in all_columns if any(entry.value(one.name) is not None for entry in (*own, *printed))]
     if not columns:
         raise UsageError(f"no report has a value of {', '.join(column.name for column in all_columns) or 'any metric'}")
     return Comparison(
         (own or printed)[0].report.benchmark,
         own[0].report.split if own else table.split if table else None,
         tuple(columns),
-        (*_rows(own, columns), *_rows(printed, columns)),
+        (*_with_values(own, columns), *_with_values(printed, columns)),
         (*caveats(own, printed, [(column.name, column in columns) for column in all_columns], table), *notes),
         f"published: {table.model}" if table else None,
     )
@@ -135,17 +94,12 @@ def _place(entry: Entry) -> tuple[int, bool]:
 
 def _published_entries(table: PublishedTable) -> list[Entry]:
     roles: dict[str, Role] = {"Target": "target", "Ideal": "ideal"}
-    return [
-        Entry(
-            roles.get(label, "method"),
-            "published",
-            label,
-            Report(table.benchmark, table.split or "", {name: figure.metric for name, figure in figures.items()}),
-            table.name,
-            figures=figures,
-        )
-        for label, figures in table.rows.items()
-    ]
+    entries = []
+    for label, figures in table.rows.items():
+        report = Report(table.benchmark, table.split or "", {name: figure.metric for name, figure in figures.items()})
+        role = roles.get(label, "method")
+        entries.append(Entry(role, "published", label, report, table.name, figures=figures))
+    return entries
 
 
 def _choose_columns(entries: Sequence[Entry], names: Sequence[str] | None) -> list[Column]:
@@ -174,45 +128,27 @@ def _is_evident(name: str, entries: Sequence[Entry]) -> bool:
     return is_more and any(entry.value(name) for entry in entries)
 
 
-def _has_values(column: Column, entries: Sequence[Entry]) -> bool:
-    return any(entry.value(column.name) is not None for entry in entries)
-
-
-def _rows(entries: Sequence[Entry], columns: Sequence[Column]) -> list[TableRow]:
-    """Return the rows of one part, whose methods are compared with one another and with its ideal."""
-    by_metric = {column.name: _cells(entries, column) for column in columns}
-    return [
-        TableRow(
-            entry.label,
-            entry.section,
-            entry.role,
-            entry.source,
-            entry.method or None,
-            {name: cells[i] for name, cells in by_metric.items()},
-        )
-        for i, entry in enumerate(entries)
-    ]
-
-
-def _cells(entries: Sequence[Entry], column: Column) -> list[ModelValue]:
-    """Return a column of one part: the value of each entry, and how it stands beside the others'."""
-    name, direction, kind = column.name, column.higher_is_better, metric_kind(column.name)
+def _with_values(entries: Sequence[Entry], columns: Sequence[Column]) -> list[Entry]:
+    """Return the entries of one part with their values: its methods beside one another and beside its ideal."""
     methods = [entry for entry in entries if entry.role == "method"]
-    values = [entry.value(name) for entry in methods]
-    ideal = next((entry.value(name) for entry in entries if entry.role == "ideal"), None)
-    if len(methods) < 2:  # of one alone, each value would be the best, and 100 % of itself
-        return [_cell(entry, name, None, False) for entry in entries]
-    shares = ratios(values, ideal, direction if kind.has_ratio else None)
-    best = best_values(values, direction, kind.best_at_zero)
-    marks = {id(entry): mark for entry, *mark in zip(methods, shares, best, strict=True)}
-    return [_cell(entry, name, *marks.get(id(entry), (None, False))) for entry in entries]
+    several = len(methods) > 1  # of one alone, each value would be the best, and 100 % of itself
+    cells: list[dict[str, ModelValue]] = [{} for _ in entries]
+    for column in columns:
+        name, direction, kind = column.name, column.higher_is_better, metric_kind(column.name)
+        values = [entry.value(name) for entry in methods]
+        ideal = next((entry.value(name) for entry in entries if entry.role == "ideal"), None)
+        shares = iter(ratios(values, ideal, direction if kind.has_ratio and several else None))
+        best = iter(best_values(values, direction, kind.best_at_zero))
+        for entry, own in zip(entries, cells, strict=True):
+            mark = (next(shares), next(best) and several) if entry.role == "method" else (None, False)
+            own[name] = _model_value(entry, name, *mark)
+    return [replace(entry, cells=own) for entry, own in zip(entries, cells, strict=True)]
 
 
-def _cell(entry: Entry, name: str, ratio: Ratio | None, best: bool) -> ModelValue:
-    metric = entry.report.metrics.get(name)
+def _model_value(entry: Entry, name: str, ratio: Ratio | None, best: bool) -> ModelValue:
+    metric, figure = entry.report.metrics.get(name), entry.figures.get(name)
     if metric is None or metric.value is None:
         return ModelValue(None, None, None, None, False, number(None))
-    figure = entry.figures.get(name)
     if figure:
         return ModelValue(metric.value, None, None, figure.ratio or ratio, best, figure.printed)
     return ModelValue(metric.value, metric.stderr, metric.n, ratio, best, number(metric.value))
@@ -221,17 +157,15 @@ def _cell(entry: Entry, name: str, ratio: Ratio | None, best: bool) -> ModelValu
 def comparison_table(comparison: Comparison) -> TextTable:
     """Return one row a model; a section each for references, MSA, baselines, other models and published figures."""
     sections = []
-    for name, rows in groupby(comparison.rows, key=lambda row: row.section):
-        heading = comparison.published if name == "published" else None
-        sections.append(
-            Section([[Cell(row.label), *map(_shown_cell, row.cells.values())] for row in rows], heading or "")
-        )
+    for name, entries in groupby(comparison.rows, key=lambda row: row.section):
+        rows = []
+        for entry in entries:
+            values = entry.cells.values()
+            cells = (Cell(value.text, value.best, value.stderr, str(value.ratio or "")) for value in values)
+            rows.append([Cell(entry.label), *cells])
+        sections.append(Section(rows, (comparison.published or "") if name == "published" else ""))
     headings = ["model", *(column.heading for column in comparison.columns)]
     return TextTable(headings, sections, comparison.title, comparison.notes)
-
-
-def _shown_cell(value: ModelValue) -> Cell:
-    return Cell(value.text, value.best, value.stderr, str(value.ratio or ""))
 
 
 def comparison_csv(comparison: Comparison) -> str:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
-from msa_lite.comparison.published import Figure
+from msa_lite.comparison.published import Figure, Ratio
 from msa_lite.errors import FormatError, MsaError, UsageError, join_faults
 from msa_lite.io.files.reading import local_path
 from msa_lite.report.run.attacks import ATTACKS_FOLDER, attack_metrics
@@ -35,12 +35,32 @@ METHOD_LABELS = {
     "wga": "WGA",
     "dpo": "DPO",
 }
-_MODES = {"lora": "LoRA", "qlora": "QLoRA"}
+
+
+@dataclass(frozen=True)
+class ModelValue:
+    """A model's value of one metric, and how it stands beside the other models'."""
+
+    value: float | None
+    """None where it is missing."""
+    stderr: float | None
+    n: int | None
+    """The number of items it is of. None for published figures."""
+    ratio: Ratio | None
+    """Of methods only, where there are several: see `ratios`."""
+    best: bool
+    """True where no method of its section is better, and there are several."""
+    text: str
+    """The value as tables show it. A published one stands as it was printed."""
+    json_keys: ClassVar = {
+        "value": "value", "stderr": "stderr", "n": "n", "ratio": "ratio.value", "reaches_ideal": "ratio.reached",
+        "best": "best",
+    }  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One row of a comparison: the report of one model."""
+    """One row of a comparison: the report of one model, or a row of a published table."""
 
     role: Role
     section: str
@@ -53,6 +73,12 @@ class Entry:
     """True where the user gave the label."""
     figures: Mapping[str, Figure] = field(default_factory=dict)
     """The paper's figures by metric, for a row of a published table."""
+    cells: Mapping[str, ModelValue] = field(default_factory=dict)
+    """The values by metric, once it stands beside the others."""
+    json_keys: ClassVar = {
+        "model": "label", "section": "section", "role": "role", "source": "source", "method": "method",
+        "metrics": "cells",
+    }  # fmt: skip
 
     def value(self, name: str) -> float | None:
         """Return a metric's value, or None."""
@@ -60,10 +86,10 @@ class Entry:
         return metric.value if metric else None
 
     @property
-    def method(self) -> Mapping[str, Any]:
-        """Return the method that made the model, by its report; empty where the report does not say."""
+    def method(self) -> Mapping[str, Any] | None:
+        """Return the method that made the model, by its report; None where the report does not say."""
         method = self.report.settings.get("method")
-        return method if isinstance(method, Mapping) else {}
+        return method if method and isinstance(method, Mapping) else None
 
 
 def read_entries(paths: str | Path | Iterable[str | Path]) -> tuple[list[Entry], list[str]]:
@@ -156,7 +182,8 @@ def _read(place: Path, role: Role | None, label: str | None) -> Entry:
     if role != "method":
         return Entry(role, SECTIONS[0], role.capitalize(), report, str(place))
     section = "others" if not method else "msa" if method.get("name") == "msa" else "baselines"
-    return Entry(role, section, label or _method_label(method) or _folder_name(place), report, str(place), bool(label))
+    own = label or (method and _method_label(method)) or _folder_name(place)
+    return Entry(role, section, own, report, str(place), bool(label))
 
 
 def _beside(place: Path, role: Role, report: Report) -> dict[str, Metric]:
@@ -210,30 +237,19 @@ def _folder_name(place: Path) -> str:
 
 
 def set_apart(entries: Sequence[Entry]) -> list[Entry]:
-    """Return the entries with labels that differ: equal ones get the mode added, then the folder, then the path.
+    """Return the entries with labels that differ: equal ones get the folder's name added, then the path.
 
     Labels that the user gave stay as they are.
     """
     labelled = list(entries)
-    for detail_of in (_mode, lambda entry: _folder_name(Path(entry.source)), lambda entry: entry.source):
-        numbers: dict[str, list[int]] = {}
-        for i, entry in enumerate(labelled):
-            numbers.setdefault(entry.label, []).append(i)
-        for alike in numbers.values():
-            if len({detail_of(labelled[i]) for i in alike}) > 1:
-                for i in alike:
-                    labelled[i] = _with_detail(labelled[i], detail_of)
+    for detail_of in (lambda entry: _folder_name(Path(entry.source)), lambda entry: entry.source):
+        details: dict[str, set[str]] = {}
+        for entry in labelled:
+            details.setdefault(entry.label, set()).add(detail_of(entry))
+        labelled = [
+            replace(entry, label=f"{entry.label} ({detail_of(entry)})")
+            if len(details[entry.label]) > 1 and not entry.named
+            else entry
+            for entry in labelled
+        ]
     return labelled
-
-
-def _mode(entry: Entry) -> str:
-    mode = str(entry.method.get("mode", ""))
-    return _MODES.get(mode, mode)
-
-
-def _with_detail(entry: Entry, detail_of: Callable[[Entry], str]) -> Entry:
-    detail = detail_of(entry)
-    if entry.named or not detail:
-        return entry
-    label = f"{entry.label[:-1]}, {detail})" if entry.label.endswith(")") else f"{entry.label} ({detail})"
-    return replace(entry, label=label)

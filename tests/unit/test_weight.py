@@ -8,9 +8,9 @@ from tests.tools.count import code_lines, inner_arrows, totals
 
 # Today's totals. Lower one whenever it falls. Raising one is a decision: CONTRIBUTING lists each, with its reason.
 CEILING = {
-    "lines of the package": 35_314,
+    "lines of the package": 35_267,
     "modules": 317,
-    "lines of the tests": 47_415,
+    "lines of the tests": 47_406,
     "words of the docs": 56_661,
     "commands": 24,
     "options": 108,

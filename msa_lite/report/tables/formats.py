@@ -151,58 +151,45 @@ def _latex_cells(cell: Cell) -> list[str]:
     return [rf"\textbf{{{text}}}" if cell.bold else text, _escape_latex(cell.remark)]
 
 
-_LATEX = {
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "↑": r"$\uparrow$",
-    "↓": r"$\downarrow$",
-    "→": r"$\to$",
-    "–": "--",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-    "|": r"\textbar{}",
-    '"': r"\textquotedbl{}",
-} | {sign: f"\\{sign}" for sign in "&%$#_{}"}
+_WORDS = {"\\": "textbackslash", "~": "textasciitilde", "^": "textasciicircum", "<": "textless", ">": "textgreater"}
+_LATEX = str.maketrans(
+    {sign: f"\\{word}{{}}" for sign, word in (_WORDS | {"|": "textbar", '"': "textquotedbl"}).items()}
+    | {sign: f"\\{sign}" for sign in "&%$#_{}"}
+    | {"↑": r"$\uparrow$", "↓": r"$\downarrow$", "→": r"$\to$", "–": "--"}
+)
 
 
 def _escape_latex(text: str) -> str:
-    return "".join(_LATEX.get(sign, sign) for sign in text)
+    return text.translate(_LATEX)
 
 
 _STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem; color: #222 }
-table { border-collapse: collapse; border-top: 2px solid; border-bottom: 2px solid }
-caption { text-align: left; font-weight: 600; padding-bottom: .5rem }
-th, td { padding: .2rem .8rem; text-align: right; vertical-align: baseline; white-space: nowrap }
-thead th { white-space: normal; max-width: 9rem }
-th:first-child { text-align: left; font-weight: inherit }
+body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem }
+table { border-collapse: collapse }
 tbody { border-top: 1px solid }
-small { color: #777 }
-li { max-width: 60rem }
+th, td { padding: .2rem .8rem; text-align: right; font-weight: inherit }
+th:first-child, caption { text-align: left }
 """.strip()
 
 
 def html_page(table: TextTable) -> str:
     """Return a page of its own, with the notes below the table."""
-    title = html.escape(table.title)
-    lines = ["<!doctype html>", '<html lang="en">', '<meta charset="utf-8">', f"<title>{title}</title>"]
-    lines += [f"<style>\n{_STYLE}\n</style>", "<table>", f"<caption>{title}</caption>"]
+    title, width = html.escape(table.title), len(table.headings)
     heads = (f'<th scope="col">{html.escape(heading)}</th>' for heading in table.headings)
-    lines.append(f"<thead><tr>{''.join(heads)}</tr></thead>")
+    lines = [
+        f'<!doctype html>\n<html lang="en">\n<meta charset="utf-8">\n<title>{title}</title>',
+        f"<style>\n{_STYLE}\n</style>\n<table>\n<caption>{title}</caption>\n<thead><tr>{''.join(heads)}</tr></thead>",
+    ]
     for section in table.sections:
-        lines.append("<tbody>")
-        if section.heading:
-            heading = f"<i>{html.escape(section.heading)}</i>"
-            lines.append(f'<tr><th colspan="{len(table.headings)}" scope="rowgroup">{heading}</th></tr>')
+        heading = f'<tr><th colspan="{width}" scope="rowgroup"><i>{html.escape(section.heading)}</i></th></tr>'
+        lines += ["<tbody>", *([heading] if section.heading else [])]
         for row in section.rows:
-            label, *cells = (
-                _one_line(cell, html.escape, "<b>{}</b>", " <small>± {:.3f}</small>", " {}") for cell in row
-            )
-            lines.append(f'<tr><th scope="row">{label}</th>{"".join(f"<td>{cell}</td>" for cell in cells)}</tr>')
+            texts = [_one_line(cell, html.escape, "<b>{}</b>", " <small>± {:.3f}</small>", " {}") for cell in row]
+            cells = "".join(f"<td>{text}</td>" for text in texts[1:])
+            lines.append(f'<tr><th scope="row">{texts[0]}</th>{cells}</tr>')
         lines.append("</tbody>")
-    lines += ["</table>", "<ul>", *(f"<li>{html.escape(note)}.</li>" for note in table.notes), "</ul>", "</html>"]
-    return "\n".join(lines) + "\n"
+    notes = (f"<li>{html.escape(note)}.</li>" for note in table.notes)
+    return "\n".join([*lines, "</table>", "<ul>", *notes, "</ul>", "</html>"]) + "\n"
 
 
 def csv_lines(rows: Iterable[Iterable[object]]) -> str:
