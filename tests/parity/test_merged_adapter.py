@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file
 
 from msa_lite.errors import MismatchError, OutputError, UsageError
 from msa_lite.io.files.writing import json_form
@@ -23,7 +23,6 @@ from msa_lite.merger.adapters.low_rank import truncate
 from tests.support.processes import fork_cli
 
 Make = Callable[..., Path]
-PREFIX = "base_model.model."
 UNTIED = {"tie_word_embeddings": False}
 PATTERNS = {"rank_pattern": {".*v_proj": 2, "c_attn": 6}, "alpha_pattern": {"(up|down)_proj": 3, "mlp.c_fc": 5}}
 EMBEDDINGS = {"target_modules": ["embed_tokens", "lm_head", "q_proj"]}
@@ -118,19 +117,6 @@ def test_ranks_add_up_and_are_written_by_module(make_checkpoint: Make, make_adap
     assert set(config["target_modules"]) == set(ranks)
 
 
-@pytest.mark.parametrize("options", [{"alpha": 0.6}, {"alpha": 0.0, "beta": 0.9}])
-def test_one_vector_is_enough(
-    make_checkpoint: Make, make_adapter: Make, tmp_path: Path, options: dict[str, float]
-) -> None:
-    target, adapter = make_checkpoint("llama"), str(make_adapter("llama", use_rslora=True))
-    name = "retain" if "beta" in options else "forget"
-    merge_adapters(str(target), tmp_path / "out", **{name: adapter}, **options)
-    wanted = update(adapter, adapter, options["alpha"], options.get("beta", 0.0))
-    found = products(tmp_path / "out")
-    assert all(np.abs(found[module] - wanted[module]).max() < 1e-7 for module in wanted)
-    assert {low.rank for low in load_adapter(tmp_path / "out").modules.values()} == {4}
-
-
 def test_embedding_factors_of_a_prior_go_onto_its_target(
     make_checkpoint: Make, make_adapter: Make, tmp_path: Path
 ) -> None:
@@ -159,21 +145,6 @@ def test_an_adapter_merged_again_is_the_merge_even_of_factors_that_are_turned_di
     assert all(np.abs(once[name] - again[name]).max() < 1e-7 for name in once)
 
 
-def test_vectors_of_wrapped_models_load_onto_the_bare_target(
-    make_checkpoint: Make, make_adapter: Make, tmp_path: Path
-) -> None:
-    target, given = make_checkpoint("llama"), vectors(make_adapter, "modules of one alone")
-    for name, wrapper in (("forget", "_orig_mod."), ("retain", "module.")):
-        shutil.copytree(given[name], tmp_path / name)
-        tensors = load_file(tmp_path / name / ADAPTER_FILE)
-        renamed = {key.replace(PREFIX, PREFIX + wrapper): value for key, value in tensors.items()}
-        save_file(renamed, tmp_path / name / ADAPTER_FILE, {"format": "pt"})
-    wrapped = {"forget": str(tmp_path / "forget"), "retain": str(tmp_path / "retain")}
-    merge_adapters(str(target), tmp_path / "a", **wrapped, beta=0.5)
-    merge_adapters(str(target), tmp_path / "b", **given, beta=0.5)
-    assert torch.equal(logits(load_peft(target, tmp_path / "a")), logits(load_peft(target, tmp_path / "b")))
-
-
 def best(matrix: np.ndarray, rank: int) -> np.ndarray:
     """The best approximation of a whole matrix by its singular values."""
     u, s, v = np.linalg.svd(matrix, full_matrices=False)
@@ -198,16 +169,6 @@ def test_truncation_keeps_the_best_ranks_and_tells_what_it_lost(
     assert made.rank == rank == max(low.rank for low in load_adapter(tmp_path / "out").modules.values())
     assert load_manifest(tmp_path / "out")["change"]["truncation_loss"] == made.truncation_loss  # type: ignore[index]
     assert torch.isfinite(logits(load_peft(target, tmp_path / "out"))).all()
-
-
-def test_a_bound_that_no_module_reaches_changes_nothing(
-    make_checkpoint: Make, make_adapter: Make, tmp_path: Path
-) -> None:
-    target, given = str(make_checkpoint("llama")), vectors(make_adapter, "ranks")
-    merge_adapters(target, tmp_path / "whole", **given, beta=0.5)
-    made = merge_adapters(target, tmp_path / "bound", **given, beta=0.5, max_rank=9)  # 2 + 7
-    assert (tmp_path / "bound" / ADAPTER_FILE).read_bytes() == (tmp_path / "whole" / ADAPTER_FILE).read_bytes()
-    assert made.truncation_loss == 0.0
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,7 @@ process, as its import takes longer than all merges here; one run goes through a
 from __future__ import annotations
 
 import json
-import os
 import shlex
-import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -24,8 +20,7 @@ from safetensors.torch import load_file
 
 import msa_lite
 from msa_lite.merger.formula import named_strengths
-from msa_lite.merger.mergekit.reader import read_recipe
-from msa_lite.merger.mergekit.recipes import MergeRequest, Reference, command_line
+from msa_lite.merger.mergekit.recipes import MergeRequest, Reference
 from tests.unit.test_mergekit import merge_of, write
 
 Make = Callable[..., Path]
@@ -168,37 +163,6 @@ def test_adapters_with_whole_modules_are_applied_to_the_prior(
     before = load_weights(target)
     assert (load_weights(out)["model.embed_tokens.weight"] - before["model.embed_tokens.weight"]).abs().max() > 1e-3
     assert_same_companions(out, target)
-
-
-def test_a_forget_adapter_and_a_full_retain_checkpoint_go_together(
-    make_checkpoint: Make, make_adapter: Make, tmp_path: Path
-) -> None:
-    target = make_checkpoint("llama", 0, chat=True, max_position_embeddings=512)
-    request = request_of(target, make_adapter("llama"), make_checkpoint("llama", 2), make_checkpoint("llama", 1))
-    out = run_mergekit(write_text(request, "float32", (True, False)), tmp_path)
-    assert_near(load_weights(out), merge_here(request, tmp_path / "ours"), roundings=3)
-    assert_same_companions(out, target)
-
-
-@pytest.mark.slow
-def test_names_with_mergekits_own_marks_run_from_a_shell(
-    make_checkpoint: Make, make_adapter: Make, tmp_path: Path
-) -> None:
-    folder = tmp_path / "a@b c+d"
-    target = shutil.copytree(make_checkpoint("llama", dtype="bfloat16"), folder / "target@1")
-    adapter = shutil.copytree(make_adapter("llama"), folder / "forget+1")
-    request = request_of(target, adapter)
-    (folder / "it's.yml").write_text(write_text(request, "bfloat16", (True, False)), encoding="utf-8")
-    assert read_recipe(folder / "it's.yml") == replace(request, dtype="bfloat16")
-    command = command_line(str(folder / "it's.yml"), str(folder / "out"), adapters=True)
-    paths = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    done = subprocess.run(
-        command, shell=True, env={**os.environ, "PATH": paths}, capture_output=True, text=True, timeout=600
-    )
-    assert done.returncode == 0, done.stderr
-    theirs, ours = load_weights(folder / "out"), merge_here(request, tmp_path / "ours")
-    assert assert_same_bits(ours, theirs, merge_exactly(request, tmp_path)) <= 1  # of 25,120
-    assert len(list((folder / "out.lora-cache").iterdir())) == 1
 
 
 @pytest.mark.parametrize("adapters", [(True, True), (True, False), (False, True), (False, False)])

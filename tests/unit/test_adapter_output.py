@@ -19,8 +19,8 @@ import pytest
 from safetensors.numpy import load_file
 
 from msa_lite.errors import MismatchError, StageError, UsageError
-from msa_lite.io.finished.seal import CARD_FILE, MANIFEST, load_manifest, verify_folder
-from msa_lite.io.weights.adapter import ADAPTER_CONFIG, ADAPTER_FILE
+from msa_lite.io.finished.seal import load_manifest, verify_folder
+from msa_lite.io.weights.adapter import ADAPTER_FILE
 from msa_lite.merger import merge_adapters
 from tests.support.merges import KINDS, Adapter, write_checkpoint
 from tests.support.processes import run_cli
@@ -149,19 +149,6 @@ def test_the_file_is_hashed_as_it_is_written_and_loads_with_safetensors(small: d
         assert np.allclose(values, expected, rtol=1e-6, atol=0), name
 
 
-def test_the_hash_is_not_taken_again_from_the_disk(
-    small: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    hashed: list[str] = []
-    whole = hashlib.sha256
-    monkeypatch.setattr(
-        "msa_lite.io.finished.seal.hash_file",
-        lambda path: hashed.append(path.name) or whole(path.read_bytes()).hexdigest(),
-    )
-    merge_adapters(small["target"], tmp_path / "out", forget=small["forget"])
-    assert [name for name in hashed if name != MANIFEST] == [CARD_FILE, ADAPTER_CONFIG]
-
-
 @pytest.mark.parametrize("max_rank", [7, 30])
 def test_ranks_are_known_from_headers_where_the_matrix_has_less_than_its_factors(tmp_path: Path, max_rank: int) -> None:
     given = write_inputs(tmp_path, 1, (6, 9), 8)
@@ -190,15 +177,6 @@ def test_a_disk_that_fills_up_or_fails_leaves_nothing(
     assert merge_adapters(small["target"], tmp_path / "out", forget=small["forget"]).modules == 3
 
 
-def test_the_command_line_tells_a_full_disk_and_ends_with_4(tmp_path: Path) -> None:
-    given = write_inputs(tmp_path, 3, (400, 240), 50)
-    done = run_cli(*command_of(given, tmp_path / "out"), limit=100_000)
-    assert done.returncode == 4
-    assert re.search(r"error: .*out: File too large .* need 768000 bytes, \d+ are free", done.stderr)
-    assert "Traceback" not in done.stderr
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["forget", "retain", "target"]
-
-
 def test_factors_that_do_not_fit_fp32_are_named(small: dict[str, str], tmp_path: Path) -> None:
     with pytest.raises(MismatchError, match=r"layers\.0\.proj: the merged factors do not fit fp32; try a smaller"):
         merge_adapters(small["target"], tmp_path / "out", forget=small["forget"], alpha=1e39)
@@ -211,15 +189,6 @@ def test_options_that_mean_nothing_to_an_adapter_are_refused_by_name(small: dict
     assert done.returncode == 2
     assert "--dtype, --rounding: an adapter is always fp32; leave it out" in done.stderr
     assert list(tmp_path.iterdir()) == []
-
-
-def test_the_bound_on_memory_is_passed_on(small: dict[str, str], tmp_path: Path) -> None:
-    command = [*command_of(small, tmp_path / "out"), "--max-memory"]
-    done = run_cli(*command, "1")
-    assert (done.returncode, "1 of memory is too little" in done.stderr) == (2, True), done.stderr
-    assert list(tmp_path.iterdir()) == []
-    done = run_cli(*command, "150MB")
-    assert (done.returncode, "one adapter on 3 modules" in done.stdout) == (0, True), done.stderr
 
 
 def test_the_dtype_of_a_mergekit_recipe_is_ignored_with_a_word(small: dict[str, str], tmp_path: Path) -> None:
@@ -235,13 +204,3 @@ def test_the_dtype_of_a_mergekit_recipe_is_ignored_with_a_word(small: dict[str, 
     assert [line.partition(":")[0] for line in told] == ["warning", f"- {recipe}"]  # at once, and again at the end
     merge_adapters(small["target"], tmp_path / "same", forget=small["forget"], alpha=0.5)
     assert (tmp_path / "out" / ADAPTER_FILE).read_bytes() == (tmp_path / "same" / ADAPTER_FILE).read_bytes()
-
-
-def test_a_model_still_takes_the_defaults_of_what_is_not_given(small: dict[str, str], tmp_path: Path) -> None:
-    command = command_of(small, tmp_path / "out")[:-2]
-    for number, options in enumerate(([], ["--rounding", "nearest", "--dtype", "same"])):
-        command[command.index("--out") + 1] = str(tmp_path / str(number))
-        assert run_cli(*command, *options).returncode == 0
-    manifests = [load_manifest(tmp_path / str(number)) or {} for number in range(2)]
-    assert manifests[0]["inputs"] == manifests[1]["inputs"]
-    assert manifests[0]["files"] == manifests[1]["files"]

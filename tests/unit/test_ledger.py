@@ -192,16 +192,6 @@ def ledger(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, list[Request]
     return str(write_checkpoint(folder / "target", arrays)), requests
 
 
-def test_a_sum_in_the_order_of_the_requests_would_depend_on_it(ledger: Any, tmp_path: Path, monkeypatch: Any) -> None:
-    target, requests = ledger
-    monkeypatch.setattr("msa_lite.merger.checks.inputs.in_order", lambda terms: (list(terms), {}))
-    outs = [
-        merge(target, tmp_path / name, **arguments(order), dtype="float32").folder
-        for name, order in (("one", requests), ("other", requests[::-1]))
-    ]
-    assert model_files(outs[0]) != model_files(outs[1])
-
-
 def test_the_manifest_names_each_vector_with_its_strength(ledger: Any, tmp_path: Path) -> None:
     target, requests = ledger
     merge(target, tmp_path / "out", **arguments(requests))

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import re
 import signal
-import tracemalloc
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,9 +18,7 @@ from msa_lite.io.weights.hub import fetch, find_branch
 from msa_lite.io.weights.matching import find_name
 from msa_lite.io.weights.patterns import Patterns
 from msa_lite.io.weights.vocabulary import has_token_role
-from msa_lite.merger import Term
 from msa_lite.merger.checks.memory import parse_size
-from msa_lite.merger.fidelity import measure_factors
 
 
 @pytest.fixture(autouse=True)
@@ -166,20 +162,3 @@ def test_long_texts_are_read_in_a_time_that_grows_with_them(reader: str) -> None
 def test_sizes_that_no_machine_has_are_refused(text: str) -> None:
     with pytest.raises(UsageError, match="is no size"):
         parse_size(text)
-
-
-def test_norms_of_factors_are_those_of_the_products_and_take_no_memory_of_ranks_by_ranks() -> None:
-    random = np.random.default_rng(0)
-    forget, retain = (
-        (random.normal(size=(40, rank)).astype(np.float32), random.normal(size=(rank, 30)).astype(np.float32))
-        for rank in (900, 1700)
-    )
-    tracemalloc.start()
-    change = measure_factors([Term("forget", forget, 1.0), Term("retain", retain, 1.0)])
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    one, other = (left.astype(np.float64) @ right.astype(np.float64) for left, right in (forget, retain))
-    assert change.vectors["forget"] == pytest.approx(np.sum(one * one), rel=1e-4)
-    assert change.vectors["retain"] == pytest.approx(np.sum(other * other), rel=1e-4)
-    assert change.cross == pytest.approx(np.sum(one * other), rel=1e-3)
-    assert peak < 20e6  # whole matrices of ranks by ranks would take 69 MB

@@ -1,4 +1,4 @@
-"""Each kind of delta against whole matrices in numpy, block by block; and what a vector checks when it is opened."""
+"""The deltas that the parts of an adapter or checkpoint become, and what a vector checks when it is opened."""
 
 from __future__ import annotations
 
@@ -17,13 +17,12 @@ from msa_lite.io.weights.adapter import ADAPTER_CONFIG, ADAPTER_FILE, is_adapter
 from msa_lite.io.weights.blocks import Files, Scratch
 from msa_lite.io.weights.checkpoint import Checkpoint, TensorEntry, load_checkpoint, read_shard
 from msa_lite.io.weights.factors import LowRank
-from msa_lite.merger.vectors.deltas import Delta, Difference, Dora, Product, Shift, TokenRows
+from msa_lite.merger.vectors.deltas import Difference, Dora, Product, Shift, TokenRows
 from msa_lite.merger.vectors.vector import compare_checkpoints, load_vector, ties_head
 
 Arrays = dict[str, np.ndarray]
 Store = Callable[..., dict[str, TensorEntry]]
 PREFIX = "base_model.model."
-STEPS = [1, 3, 4, 100]
 RNG = np.random.default_rng(0)
 
 
@@ -57,78 +56,6 @@ def make_adapter(folder: Path, tensors: Arrays, **config: Any) -> Path:
     return folder
 
 
-def in_blocks(delta: Delta, rows: int, step: int, dtype: Any) -> np.ndarray:
-    """All rows of a delta, block after block through one scratch, each copied before the next one overwrites it."""
-    files, scratch = Files(), Scratch()
-    blocks = []
-    for start in range(0, rows, step):
-        stop = min(start + step, rows)
-        block = delta.rows(files, start, stop, dtype, scratch)
-        assert block.dtype == dtype
-        assert len(block) == stop - start
-        blocks.append(block.copy())
-    return np.concatenate(blocks)
-
-
-def assert_is(delta: Delta, wanted: np.ndarray, tolerance: float = 1e-14) -> None:
-    """Assert that a delta is a matrix whatever the blocks, in fp64 up to rounding and in fp32 up to a few roundings."""
-    for step in STEPS:
-        double, single = (in_blocks(delta, len(wanted), step, dtype) for dtype in (np.float64, np.float32))
-        assert np.allclose(double, wanted, rtol=tolerance, atol=tolerance)
-        assert np.allclose(single, wanted, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16, np.float64])
-@pytest.mark.parametrize("transposed", [False, True])
-def test_a_product_is_scale_b_a_turned_where_weights_are_in_out(store: Store, dtype: Any, transposed: bool) -> None:
-    a, b = random(3, 5, dtype=dtype), random(7, 3, dtype=dtype)
-    entries = store(a=a, b=b)
-    low = LowRank("x", entries["a"], entries["b"], 0.3, transposed)
-    wanted = 0.3 * b.astype(float) @ a.astype(float)
-    assert_is(Product(low), wanted.T if transposed else wanted)
-    assert low.shape == (wanted.T if transposed else wanted).shape
-    loaded = Product(low).load(Files(), np.float64)
-    assert np.allclose(loaded.left @ loaded.right, wanted.T if transposed else wanted, rtol=1e-13, atol=1e-14)
-
-
-@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
-def test_dora_is_the_magnitude_times_the_row_of_length_one_minus_the_prior(store: Store, dtype: Any) -> None:
-    a, b, m, w = random(3, 5), random(7, 3), random(7), random(7, 5, dtype=dtype)
-    entries = store(a=a, b=b, m=m, w=w)
-    low = LowRank("x", entries["a"], entries["b"], 0.3, False, magnitude=entries["m"])
-    prior = w.astype(float)
-    moved = prior + 0.3 * b.astype(float) @ a.astype(float)
-    wanted = m[:, None] * moved / np.linalg.norm(moved, axis=1, keepdims=True) - prior
-    assert_is(Dora(low, entries["m"], entries["w"]), wanted)
-
-
-@pytest.mark.parametrize("shape", [(7, 5), (7,), (2, 3, 4)])
-@pytest.mark.parametrize(
-    "dtypes", [(np.float32, np.float32), (ml_dtypes.bfloat16, np.float16), (np.float16, np.float32)]
-)
-def test_a_difference_is_tuned_minus_prior_whatever_the_dtypes(store: Store, shape: Any, dtypes: Any) -> None:
-    tuned, prior = (random(*shape, dtype=dtype) for dtype in dtypes)
-    entries = store(tuned=tuned, prior=prior)
-    wanted = tuned.astype(float) - prior.astype(float)
-    columns = shape[-1] if len(shape) > 1 else 1
-    assert_is(Difference(entries["tuned"], entries["prior"]), wanted.reshape(-1, columns))
-
-
-def test_a_shift_is_scale_times_the_bias(store: Store) -> None:
-    bias = random(7)
-    assert_is(Shift(store(bias=bias)["bias"], 0.3), 0.3 * bias.astype(float)[:, None])
-
-
-@pytest.mark.parametrize("tokens", [(6, 0, 3), (2,), ()])
-def test_token_rows_are_new_minus_old_and_zero_elsewhere(store: Store, tokens: tuple[int, ...]) -> None:
-    new, old = random(max(1, len(tokens)), 5, dtype=np.float16), random(7, 5)
-    entries = store(new=new, old=old)
-    wanted = np.zeros((7, 5))
-    for number, token in enumerate(tokens):
-        wanted[token] = new[number].astype(float) - old[token].astype(float)
-    assert_is(TokenRows(entries["new"], tokens, entries["old"]), wanted)
-
-
 def test_deltas_that_are_not_finite_are_named(store: Store) -> None:
     zeros = np.zeros((2, 4), np.float32)
     of_dora = store(a=random(1, 4), b=zeros[:, :1], m=random(2), w=zeros)  # a row of zeros has no direction
@@ -141,7 +68,7 @@ def test_deltas_that_are_not_finite_are_named(store: Store) -> None:
     }
     for name, delta in deltas.items():
         with pytest.raises(FormatError, match=f"'{name}' gives a delta that is not finite"):
-            in_blocks(delta, 2, 1, np.float32)
+            delta.rows(Files(), 0, 2, np.float32, Scratch())
 
 
 FACTORS = {"q.lora_A.weight": random(2, 6), "q.lora_B.weight": random(6, 2)}

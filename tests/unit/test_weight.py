@@ -10,7 +10,7 @@ from tests.tools.count import code_lines, inner_arrows, totals
 CEILING = {
     "lines of the package": 35_267,
     "modules": 317,
-    "lines of the tests": 47_406,
+    "lines of the tests": 47_173,
     "words of the docs": 56_661,
     "commands": 24,
     "options": 108,
