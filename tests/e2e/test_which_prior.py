@@ -16,7 +16,7 @@ from msa_lite.demo import HistorySettings, make_groups, make_history
 from msa_lite.io.console.progress import silent
 from msa_lite.io.finished.seal import verify_folder
 from msa_lite.pipeline.prepare.run import Context, msa_scope, prepare
-from msa_lite.pipeline.run.knowledge import CHEAP_ROWS, cheap_probe
+from msa_lite.pipeline.run.probe import CHEAP_ROWS, cheap_probe
 from msa_lite.recipe import load_recipe
 from tests.e2e.conftest import CallCli
 from tests.support.vary import model_seed

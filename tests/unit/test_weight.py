@@ -8,7 +8,7 @@ from tests.tools.count import code_lines, inner_arrows, totals
 
 # Today's totals. Lower one whenever it falls. Raising one is a decision: CONTRIBUTING lists each, with its reason.
 CEILING = {
-    "lines of the package": 35_267,
+    "lines of the package": 35_222,
     "modules": 317,
     "lines of the tests": 47_173,
     "words of the docs": 56_661,

@@ -2,30 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import logging
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
+from msa_lite.data import load_rows
 from msa_lite.errors import UsageError
 from msa_lite.evals.benchmarks.benchmark import Benchmark
-from msa_lite.evals.scores.probe import PROBE_ROWS, probe_inputs, probe_model, sample_probe
+from msa_lite.evals.scores.probe import (
+    PROBE_ROWS,
+    against_own,
+    against_rows,
+    probe_inputs,
+    probe_model,
+    sample_probe,
+    suffices,
+)
 from msa_lite.io.console.progress import Progress, silent
 from msa_lite.io.launch.crew import Crew, stand_alone
 from msa_lite.io.weights.hub import Source, fetch
 from msa_lite.pipeline.prepare.models import fit_prior
 from msa_lite.pipeline.prepare.run import Context, Run, Scope, msa_scope
 from msa_lite.pipeline.run.folder import claimed, stage_list
-from msa_lite.pipeline.run.knowledge import PROBE_FOLDER, PROBE_SAYS, probe_rows
-from msa_lite.pipeline.stages.asking import evidence_costs
+from msa_lite.pipeline.stages.asking import CHECKS, evidence_costs
 from msa_lite.pipeline.stages.stage import Stage, execute
 from msa_lite.recipe import Recipe, RecipeSource, load_recipe
 from msa_lite.report.run.probing import Finding, read_verdicts
 from msa_lite.report.run.stages import ROWS, write_stages
 from msa_lite.report.tables.metrics import metric_kind
 
-_COST = partial(evidence_costs, "the probe", 1, 2.0)  # forget rows, and about as many others
+logger = logging.getLogger(__name__)
+
+PROBE_FOLDER = "probe"
+CHEAP_ROWS = 64  # of each side, for a run's own probe: it takes seconds, and shows rows that were learnt
+_SAYS = "do the losses show that a model has seen the rows to forget?"
+_PASSES = 2.0  # over the forget rows: they are asked, and about as many others
 
 
 @dataclass(frozen=True)
@@ -87,8 +101,9 @@ def probe(recipe: RecipeSource, overrides: Iterable[str] = (), progress: Progres
         return None
     with claimed(recipe, probe_scope(recipe), progress, check_probe, crew=Crew()) as run:
         sources, folder = _models(run), run.folder / PROBE_FOLDER
-        stages = _stages(run, sources)
-        write_stages(stage_list(Context.of(run), stages), run.folder)
+        context = Context.of(run)
+        stages = _stages(context, sources)
+        write_stages(stage_list(context, stages), run.folder)
         results = execute(stages, progress)
         reports = {name: results[f"probe: {name}"] for name in sources}
         models = {name: source.pinned() for name, source in sources.items()}
@@ -103,33 +118,84 @@ def probe_scope(recipe: Recipe) -> Scope:
 
 def probe_stages(context: Context) -> list[Stage]:
     """Return the stages of a probe, one a model; of inputs that are not here yet, only the prior's is known."""
-    folder = context.scope.folder / PROBE_FOLDER
     if context.prepared is None:
-        return [Stage("probe: prior", "check", folder / "prior", cost=_COST, says=PROBE_SAYS, holds=ROWS)]
-    return _stages(context.run, _models(context.run))
+        return [_stage(context, "prior", "the probe", "")]
+    return _stages(context, _models(context.run))
 
 
-def _stages(run: Run, sources: Mapping[str, Source]) -> list[Stage]:
-    rows, folder = _sampled(run), run.folder / PROBE_FOLDER
-    return [
-        Stage(
-            f"probe: {name}",
-            "check",
-            folder / name,
-            partial(probe_model, source, rows, folder / name, run.recipe.folder, f"probe: {name}"),
-            inputs=partial(probe_inputs, source, rows),
-            cost=_COST,
-            says=PROBE_SAYS,
-            holds=ROWS,
-        )
-        for name, source in sources.items()
-    ]
-
-
-def _sampled(run: Run) -> Benchmark:
-    rows = probe_rows(run)
+def _stages(context: Context, sources: Mapping[str, Source]) -> list[Stage]:
+    rows = probe_rows(context.run)
     assert rows is not None, "checked"
-    return sample_probe(rows, PROBE_ROWS, run.recipe.seed)
+    few = sample_probe(rows, PROBE_ROWS, context.recipe.seed)
+    return [_stage(context, name, "the probe", "", source, few) for name, source in sources.items()]
+
+
+def cheap_probe(context: Context) -> list[Stage]:
+    """Return a run's own short probe: a warning where its prior shows signs of having seen the forget set.
+
+    Nothing where there are no rows to compare with. The scores stay in OUTPUT/probe/cheap, so a rerun loads no model.
+    """
+    if context.prepared is None:
+        evaluate = context.recipe.evaluate
+        return [_stage(context, "prior", CHECKS, "cheap")] if evaluate and evaluate.holdout else []
+    if (rows := probe_rows(context.run)) is None:
+        return []
+    few, sources = sample_probe(rows, CHEAP_ROWS, context.recipe.seed, with_z=False), context.run.sources
+    stages = [
+        _stage(context, name, CHECKS, "cheap", sources[name], few) for name in ("prior", "ideal") if name in sources
+    ]
+    return [replace(stages[0], run=partial(_warn_of_signs, context.run, stages))]
+
+
+def _stage(
+    context: Context, name: str, what: str, place: str, source: Source | None = None, rows: Benchmark | None = None
+) -> Stage:
+    """Return the stage that probes a model.
+
+    what: the name of such stages in a plan. place: the folder of its scores in OUTPUT/probe. source, rows: the model
+    and the rows, once they are there.
+    """
+    folder, cost = context.scope.folder / PROBE_FOLDER / place / name, partial(evidence_costs, what, 1, _PASSES)
+    stage = Stage(f"probe: {name}", "check", folder, cost=cost, says=_SAYS, holds=ROWS)
+    if source is None or rows is None:
+        return stage
+    run = partial(probe_model, source, rows, folder, context.recipe.folder, stage.name)
+    return replace(stage, run=run, inputs=partial(probe_inputs, source, rows))
+
+
+def _warn_of_signs(run: Run, stages: Sequence[Stage], progress: Progress) -> None:
+    """Warn if the prior shows signs of having seen the forget set. Signs that the ideal shows as well mean nothing.
+
+    stages: the probe of the prior, and that of the ideal, which is asked only if the prior shows signs.
+    """
+    reports = {}
+    for stage in stages:
+        reports[stage.name.removeprefix("probe: ")] = stage.run(progress)
+        finding = read_verdicts(reports)[0]
+        if finding.verdict != "signs":
+            return
+    forget, compared = reports["prior"].settings["rows"].values()
+    logger.warning(
+        "the prior %s %s. %s forget rows were compared with %s holdout rows; `msa-lite probe` looks closer. MSA "
+        "fails with a prior that has already seen the forget set: take an earlier checkpoint",
+        run.sources["prior"].name,
+        finding.explanation,
+        forget,
+        compared,
+    )
+
+
+def probe_rows(run: Run) -> Benchmark | None:
+    """Return the forget rows and the rows they are compared with; None if there are none.
+
+    The comparison rows are the recipe's holdout rows, or else the benchmark's. A benchmark's validation part is used if
+    it has enough rows. Otherwise its test part is: no candidate is scored on it here, and nothing is chosen by it.
+    """
+    forget, holdout = run.data.get("evaluate.forget", run.data["forget"]), run.data.get("evaluate.holdout")
+    if holdout is None or holdout.format != forget.format:
+        probes = [probe for benchmark in (run.validation, run.test) if benchmark and (probe := against_own(benchmark))]
+        return next((probe for probe in probes if suffices(probe)), probes[-1] if probes else None)
+    return against_rows(load_rows(forget), load_rows(holdout), run.prompter, run.recipe.vector.max_length)
 
 
 def check_probe(run: Run) -> None:

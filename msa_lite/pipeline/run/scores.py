@@ -4,36 +4,43 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from msa_lite.benchmarks import OWN
 from msa_lite.choose.rules import LeastExtraction
 from msa_lite.choose.validation import Validation
-from msa_lite.evals.benchmarks.benchmark import Benchmark, Record
+from msa_lite.data import sample_rows
+from msa_lite.evals.benchmarks.benchmark import Benchmark, ItemSet, Record
+from msa_lite.evals.benchmarks.qa import load_qa
 from msa_lite.evals.scores.evaluation import NO_JUDGE, Ideal, evaluate_benchmark, evaluation_inputs
 from msa_lite.evals.scores.records import collect_records, open_answers, read_records
 from msa_lite.io.console.progress import Progress
 from msa_lite.io.files.cache import Cache
+from msa_lite.io.files.writing import canonical_json
 from msa_lite.io.weights.hub import Source, fetch
 from msa_lite.pipeline.prepare.questions import why_unjudged
 from msa_lite.pipeline.prepare.run import Context, Run
-from msa_lite.pipeline.stages.asking import CHECKS, asking_costs
+from msa_lite.pipeline.stages.asking import CHECKED_ROWS, CHECKS, QuestionPart, asking_costs
 from msa_lite.pipeline.stages.stage import Stage
 from msa_lite.report import Report
 from msa_lite.report.run.stages import ROWS
 from msa_lite.report.verdict.comeback import EARLIER_SET
 
-Split = Literal["validation", "test", "earlier"]
-"""The rows that a choice is made by, those that models are scored on, and those of earlier requests."""
+Split = Literal["check", "validation", "test", "earlier"]
+"""The rows of the check before the fits, those that a choice is made by, those that models are scored on, and those of
+earlier requests. The check asks two models, and the target a second time ("others"): about rows to keep and holdout."""
 _SAYS = {
+    "check": "before anything is fitted: the target must know the rows to forget, the prior must not",
     "final": "scores on the test rows, for report and verdict",
     "validation": "scores on rows that are set apart for the choice of alpha and beta",
     "test": "scores on the test rows of a model that never saw the rows to forget",
     "earlier": "scores on the rows of earlier requests, which must stay forgotten",
 }
 COLLECT = "collect"  # the order to run a share of the questions
-CHECKED = "knowledge"  # the folder of the scores that the check before the fits makes, in `evaluation`
+_APART = {"check": "knowledge", "earlier": EARLIER_SET}  # folders in `evaluation` of scores that no report compares
 
 
 def validation_of(run: Run) -> Validation:
@@ -90,6 +97,8 @@ def score_stage(
         return evaluation_inputs(_source(run, name), rows, **yardsticks, method=method())
 
     final = split == "test" and name != "prior"
+    model = "target" if name == "others" else name
+    part: QuestionPart = "others" if name == "others" else split
     return Stage(
         _label(name, split),
         "score" if final else "check",
@@ -97,7 +106,7 @@ def score_stage(
         lambda progress: score_model(context.run, name, split, progress, method()),
         needs=needs,
         inputs=inputs,
-        cost=partial(asking_costs, context.recipe, _plan_name(split, final), name, split),
+        cost=partial(asking_costs, context.recipe, _plan_name(split, final), model, part),
         says=_SAYS["final" if final else split],
         holds=ROWS,
     )
@@ -137,29 +146,66 @@ def _label(name: str, split: Split) -> str:
     """Return the name of the stage that scores a model."""
     if split == "earlier":
         return f"earlier rows: {name}"
+    if name == "others":
+        return "check: other rows"
     return f"scores: {name}" if split == "test" and name != "prior" else f"{split}: {name}"
 
 
 def asked(run: Run, name: str, split: Split) -> Benchmark:
-    """Return the questions that a model is asked; the prior, of the forget rows alone."""
+    """Return the questions that a model is asked; the prior, and the check of a model, of the forget rows alone."""
     if split == "earlier":
         assert run.removed_rows is not None, "there are rows of earlier requests"
         return run.removed_rows
+    if split == "check":
+        questions = _questions_to_check(run)
+        return questions.only(questions.sets.keys() - {"forget"} if name == "others" else {"forget"})
     benchmark = run.validation if split == "validation" else run.test
     assert benchmark is not None, "there are questions"
     return benchmark.only({"forget"}) if name == "prior" else benchmark
 
 
+def _questions_to_check(run: Run) -> Benchmark:
+    """Return `CHECKED_ROWS` rows of each set at most: of those that are scored, or else of those that are learnt."""
+    seed = run.recipe.seed
+    benchmarks = [
+        benchmark
+        for benchmark in (run.validation, run.test)
+        if benchmark is not None and benchmark.name == OWN and "forget" in benchmark.sets
+    ]
+    if not benchmarks:
+        learnt = [name for name in ("forget", "retain") if name in run.rows]
+        rows = {name: sample_rows(run.rows[name], CHECKED_ROWS, seed) for name in learnt}
+        most = run.recipe.max_new_tokens
+        return load_qa(rows, run.prompter, most, "check")
+    names = dict.fromkeys(name for benchmark in benchmarks for name in benchmark.sets)
+    sets = {
+        name: _united([benchmark.sets[name] for benchmark in benchmarks if name in benchmark.sets], seed)
+        for name in names
+    }
+    return replace(
+        benchmarks[0], sets={name: benchmark for name, benchmark in sets.items() if benchmark.items}, split="check"
+    )
+
+
+def _united(item_sets: Sequence[ItemSet], seed: int) -> ItemSet:
+    """Return a sample of the items of several parts of a set, each once."""
+    items = {canonical_json(dict(item.fields)): item for item_set in reversed(item_sets) for item in item_set.items}
+    in_order = sorted(items.values(), key=lambda item: item.index)
+    return replace(item_sets[0], items=sample_rows(in_order, CHECKED_ROWS, seed))
+
+
 def scores_folder(run: Run | Context, name: str, split: Split) -> Path:
     """Return the folder of a model's scores."""
-    if split == "earlier":
-        return run.scope.folder / "evaluation" / EARLIER_SET / name
+    if split in _APART:
+        return run.scope.folder / "evaluation" / _APART[split] / name
     ending = "_validation" if split == "validation" else ""
     return run.scope.folder / "evaluation" / f"{name}{ending}"
 
 
 def _source(run: Run, name: str) -> Source:
     """Return a model of the run; the unlearned one as it was written."""
+    if name == "others":
+        return run.sources["target"]
     return run.sources[name] if name in run.sources else fetch(str(run.folder / run.recipe.merge.form))
 
 
@@ -182,8 +228,8 @@ def help_collect(run: Run, name: str, split: Split) -> None:
 
 
 def _yardsticks(run: Run, name: str, split: Split) -> dict[str, Any]:
-    """Return the ideal and the judge of a model's scores; none where records alone count: the prior, earlier rows."""
-    if name == "prior" or split == "earlier":
+    """Return the ideal and the judge of a model's scores; none where records alone count (prior, check, earlier)."""
+    if name == "prior" or split in _APART:
         return {}
     if split == "validation":
         validation = validation_of(run)

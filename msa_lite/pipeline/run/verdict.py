@@ -22,7 +22,7 @@ from msa_lite.io.files.writing import write_text
 from msa_lite.io.finished.seal import CARD_FILE, add_files, describe_file, load_manifest
 from msa_lite.merger import Merged, MergedAdapter
 from msa_lite.pipeline.prepare.run import Context, Run
-from msa_lite.pipeline.run.scores import CHECKED, merged_records, row_content, scored_records, scores_folder
+from msa_lite.pipeline.run.scores import merged_records, row_content, scored_records, scores_folder
 from msa_lite.recipe import Recipe
 from msa_lite.report.page.card import model_card, read_target_card, side_of
 from msa_lite.report.run.rows import SideBySide
@@ -107,7 +107,7 @@ def _endings(run: Run) -> list[str]:
 def _prior(run: Run, endings: Sequence[str]) -> dict[str, list[Record]]:
     """Return the prior's records: of these parts, or of the check before the fits."""
     folders = [run.folder / "evaluation" / f"prior{ending}" for ending in endings]
-    return merged_records(folders) or merged_records([run.folder / "evaluation" / CHECKED / "prior"])
+    return merged_records(folders) or merged_records([scores_folder(run, "prior", "check")])
 
 
 def _doubts_of_fits(run: Run) -> list[str]:
