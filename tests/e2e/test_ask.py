@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 import msa_lite
-from msa_lite.errors import UsageError
 from msa_lite.evals.engine.generate import generate
 from msa_lite.io.files.writing import hash_file
 from msa_lite.pipeline.ask import open_panel
@@ -136,17 +135,6 @@ def test_models_too_large_to_stay_are_loaded_for_each_question(
     for _ in range(2):
         assert panel.answers(question, note).answers == scored(finished, question)
     assert len(loads) == 3 + 6
-
-
-@pytest.mark.parametrize(
-    ("first", "message"),
-    [(None, "no run of msa-lite"), ("# mine\n", "no run of msa-lite"), ("# A training of msa-lite: …\n", "a training")],
-)
-def test_other_folders_are_refused(first: str | None, message: str, tmp_path: Path) -> None:
-    if first:
-        (tmp_path / "recipe.yaml").write_text(first)
-    with pytest.raises(UsageError, match=message):
-        msa_lite.ask(tmp_path, "Who?")
 
 
 def test_a_run_that_was_moved_is_asked_where_it_lies(finished: Path, tmp_path: Path) -> None:

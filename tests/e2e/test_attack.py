@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 import msa_lite
 from msa_lite.attacks import attack as attack_module
@@ -122,14 +121,6 @@ def test_a_baseline_takes_the_records_of_target_and_ideal(copy: Path, loads: lis
         assert own.read_bytes() == other.read_bytes()
 
 
-def test_without_an_ideal_holdout_rows_are_the_control_and_it_is_said(copy: Path, call_cli: CallCli) -> None:
-    code, out, _ = call_cli("attack", copy, *FEW, "evaluate.ideal=null", "--attacks", "prompt")
-    assert code == 0
-    assert "Without an ideal, holdout rows are the control" in out
-    assert "Without an ideal, holdout rows are the control" in page_text(copy)
-    assert (copy / "attacks/prompt/unlearned/plain.holdout.jsonl").is_file()
-
-
 def test_purge_removes_the_rows_and_keeps_the_results(copy: Path) -> None:
     (copy / "attacks/prompt/unlearned/plain.forget.jsonl").read_text()
     msa_lite.purge(copy, remove=True)
@@ -140,18 +131,6 @@ def test_purge_removes_the_rows_and_keeps_the_results(copy: Path) -> None:
     assert "`msa-lite attack` does" not in page_text(copy), "it needs the rows"
     with pytest.raises(OutputError, match="purged"):
         msa_lite.attack(copy, QUICK)
-
-
-@pytest.mark.slow
-def test_attacks_that_a_recipe_names_end_its_run(recipe: dict[str, Any], call_cli: CallCli, tmp_path: Path) -> None:
-    recipe["attack"] = {"attacks": ["membership"], "rows": 4}
-    path = tmp_path / "recipe.yaml"
-    path.write_text(yaml.safe_dump(recipe))
-    code, out, _ = call_cli(path)
-    assert code == 0
-    assert "\nAttacks: " in out
-    assert "losses" in out
-    assert check_record(Path(recipe["output"])).faults == []
 
 
 REFUSED: dict[str, tuple[list[str], str]] = {
@@ -174,9 +153,3 @@ def test_bad_input_is_refused_before_any_work(case: str, copy: Path, loads: list
     assert message in " ".join(err.split())
     assert loads == []
     assert (copy / "attacks/report.json").read_bytes() == before
-
-
-def test_a_run_that_is_not_finished_is_refused(copy: Path) -> None:
-    shutil.rmtree(copy / "model")
-    with pytest.raises(OutputError, match="no unlearned model to attack yet; finish the run first"):
-        msa_lite.attack(copy)

@@ -106,47 +106,19 @@ def test_a_stopped_search_goes_on_where_it_was(
     assert len(loaded) == len(whole["scores"])  # nothing twice
 
 
-@pytest.mark.parametrize(("alpha", "beta"), [([0.5, 1.0], "auto"), ("auto", [0.0, 0.5])], ids=["alpha", "beta"])
-def test_one_may_be_given_and_the_other_searched(
-    alpha: Any, beta: Any, searched: tuple[dict[str, Any], Any], tmp_path: Path
-) -> None:
-    recipe = with_vectors(searched, tmp_path / "run")
-    recipe |= {"forget": recipe["forget"] | {"alpha": alpha}, "retain": recipe["retain"] | {"beta": beta}}
-    result = msa_lite.sweep(recipe)
-    assert result is not None
-    tried = {(line["alpha"], line["beta"]) for line in result.choice.scores}
-    if beta == "auto":
-        assert {(0.5, 0.0), (0.5, 0.25), (0.5, 0.5), (1.0, 0.0), (1.0, 0.5), (1.0, 1.0)} <= tried
-        assert {a for a, _ in tried} == {0.5, 1.0}
-    else:
-        assert {b for _, b in tried} == {0.0, 0.5}
-        assert len({a for a, _ in tried}) > 1
-
-
-@pytest.mark.parametrize(("documents", "retain"), [(1, True), (3, False)])
 def test_a_request_about_a_text_ends_in_a_choice_on_that_text(
-    documents: int, retain: bool, auto: dict[str, Any], history: Path, tmp_path: Path
+    auto: dict[str, Any], history: Path, tmp_path: Path
 ) -> None:
     for name in ("forget", "retain", "holdout"):
         rows = [json.loads(line) for line in (history / f"data/{name}.jsonl").read_text().splitlines()]
         text = " ".join(f"{row['question']} {row['answer']}" for row in rows)
-        count = documents if name == "forget" else 1
-        size = -(-len(text) // count)
-        lines = [json.dumps({"text": text[i : i + size]}) for i in range(0, len(text), size)]
-        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps({"text": text}) + "\n")
     data = {n: {"path": str(tmp_path / f"{n}.jsonl"), "format": "text"} for n in ("forget", "retain", "holdout")}
-    auto["forget"]["data"], auto["retain"]["data"] = data["forget"], data["retain"]
+    auto["forget"]["data"], auto["retain"] = data["forget"], {"data": data["retain"], "beta": 0.0}
     auto["evaluate"] = {"holdout": data["holdout"]}
-    auto["retain"]["beta"] = 0.0
-    if not retain:
-        del auto["retain"]
-    result = msa_lite.run(auto)
-    assert result is not None
+    assert msa_lite.run(auto) is not None
     choice = choice_of(tmp_path / "run")
     assert choice["rule"] == "extraction"
     assert all(line["score"] is not None or line["note"] for line in choice["scores"])
-    watched = not any("nothing shows what else was lost" in doubt for doubt in choice["doubts"])
-    assert watched == retain
     target = json.loads((tmp_path / "run/sweep/target/report.json").read_text())["metrics"]
-    assert "probability_f" in target
-    assert "rouge_l_f" not in target
+    assert ("probability_f" in target, "rouge_l_f" in target) == (True, False)

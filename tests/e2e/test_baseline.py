@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
@@ -20,12 +19,12 @@ import msa_lite
 from msa_lite.baselines.methods import METHODS, TASK_VECTOR
 from msa_lite.choose.choice import load_choice
 from msa_lite.errors import MismatchError, StageError
-from msa_lite.io.files.writing import hash_file, json_form
+from msa_lite.io.files.writing import hash_file
 from msa_lite.io.finished.seal import load_manifest, verify_folder
 from msa_lite.io.weights.hub import fetch
 from msa_lite.pipeline.verbs.run import RunResult
 from msa_lite.report.run.choice import candidate_name
-from tests.e2e.conftest import CallCli, tiny_recipe
+from tests.e2e.conftest import tiny_recipe
 from tests.support.pages import page_text
 
 TRAINED = list(METHODS)
@@ -273,17 +272,3 @@ def test_an_epoch_that_breaks_the_model_ends_the_training(
     assert {path.name for path in (vector / "scores").iterdir()} == {f"epoch-{n}" for n in range(1, last + 1)}
     log = (vector / "train_log.jsonl").read_text().splitlines()
     assert len(log) == 3 * last
-
-
-def test_the_command_prints_a_table_or_one_json_object(runs: Runs, tmp_path: Path, call_cli: CallCli) -> None:
-    path = tmp_path / "recipe.yaml"
-    path.write_text(yaml.safe_dump(dict(runs.recipe)))
-    before = times(runs.folder)
-    code, out, err = call_cli("baseline", "npo", path, "--json")
-    assert code == 0, err
-    assert json.loads(out) == json.loads(json.dumps(json_form(runs.result("npo"))))
-    code, table, err = call_cli("baseline", "npo", path)
-    assert code == 0, err
-    chosen = ", ".join(f"{key} {value}" for key, value in runs.result("npo").chosen.items())
-    assert f"npo: {chosen}; scores on test rows" in " ".join(table.split())
-    assert times(runs.folder) == before

@@ -82,15 +82,6 @@ def test_a_baseline_that_is_stopped_goes_on_where_it_was_and_ends_in_the_same_mo
 # Other data
 
 
-def test_no_retain_set_and_no_prior_are_needed_where_nothing_uses_them(small: dict[str, Any]) -> None:
-    small |= {"retain": None, "prior": "/nowhere", "evaluate": None, "baseline": {"epochs": 1}}
-    for method, override in (
-        ("grad_ascent", []),
-        ("rmu", ["baseline.methods.rmu={layer: 0, retain_weight: 0}"]),
-    ):
-        assert msa_lite.run_baseline(method, small, override).chosen["epoch"] == 1
-
-
 # What is refused
 
 

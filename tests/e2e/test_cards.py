@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import shutil
 from pathlib import Path
 from typing import Any
@@ -105,15 +104,3 @@ def test_a_kill_between_card_and_manifest_is_made_good(run: dict[str, Any], monk
     assert labels == []
     assert verify_folder(model) == []
     assert load_manifest(model) == json.loads(whole[MANIFEST])
-
-
-def test_a_card_that_somebody_edited_stays(run: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
-    model = model_of(run)
-    (model / CARD_FILE).write_text("my own words")
-    logging.getLogger("msa_lite").propagate = True
-    msa_lite.run(run)
-    assert (model / CARD_FILE).read_text() == "my own words"
-    assert "somebody has edited it" in caplog.text
-    (model / CARD_FILE).unlink()
-    msa_lite.run(run)
-    assert verify_folder(model) == []

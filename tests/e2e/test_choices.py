@@ -76,12 +76,3 @@ def labels(method: str, recipe: dict[str, Any], *overrides: str) -> set[str]:
     else:
         msa_lite.run_baseline(method, recipe, overrides, progress)
     return found
-
-
-def test_points_are_chosen_anew_for_another_merge(small: dict[str, Any]) -> None:
-    """They are scored with weights that are rounded as the merge rounds them."""
-    small["forget"]["alpha"], small["vector"]["epochs"] = [0.5, 1.0], 1
-    assert {"forget vector", "choosing alpha and beta"} <= labels("msa", small)
-    found = labels("msa", small, "merge.dtype=bfloat16")
-    assert {"choosing alpha and beta", "merge"} <= found
-    assert "forget vector" not in found

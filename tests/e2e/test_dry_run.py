@@ -107,25 +107,6 @@ def test_what_was_damaged_or_stopped_is_named(done: dict[str, Any], tmp_path: Pa
     assert states(done)["forget vector"] == "to do"
 
 
-@pytest.mark.slow
-def test_a_training_is_told(history: Path, tmp_path: Path) -> None:
-    rows = str(history / "data/retain.jsonl")
-    stage = {"epochs": 1, "batch_size": 8, "learning_rate": 1e-3}
-    recipe = {
-        "model": str(history / "prior"),
-        "stages": [{"data": {"path": rows}, **stage}, {"data": {"path": rows}, **stage}],
-        "output": str(tmp_path / "out"),
-    }
-    assert [one.state for one in dry_run(recipe, command="train").stages] == ["to do", "to do"]
-    assert not (tmp_path / "out").exists()
-    msa_lite.train_stages(recipe)
-    before = tree(tmp_path / "out")
-    assert [one.state for one in dry_run(recipe, command="train").stages] == ["done", "done"]
-    changed = dry_run(recipe, ["stages.1.epochs=2"], command="train").stages
-    assert [one.state for one in changed] == ["done", "anew"]
-    assert tree(tmp_path / "out") == before
-
-
 def test_the_command_prints_stages_and_outputs(grid: dict[str, Any], tmp_path: Path, call_cli: CallCli) -> None:
     file = tmp_path / "recipe.yaml"
     file.write_text(yaml.safe_dump(grid))
@@ -142,13 +123,4 @@ def test_the_command_prints_stages_and_outputs(grid: dict[str, Any], tmp_path: P
     assert names[-2:] == ["merge", "validation: unlearned"]
     assert {item["state"] for item in values["stages"]} == {"to do"}
     assert str(tmp_path / "run/vectors/forget") in values["writes"]
-    assert not (tmp_path / "run").exists()
-
-
-def test_what_is_not_here_yet_is_told_and_nothing_is_made(tmp_path: Path, call_cli: CallCli) -> None:
-    status, out, err = call_cli("quickstart", f"output={tmp_path / 'run'}", "--dry-run", "--json")
-    assert status == 0, err
-    values = json.loads(out)
-    assert values["stages"][0]["stage"] == "history: prior"
-    assert {stage["state"] for stage in values["stages"]} == {"to do"}
     assert not (tmp_path / "run").exists()

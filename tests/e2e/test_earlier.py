@@ -251,22 +251,3 @@ def test_rows_of_an_earlier_request_are_told(
     (tmp_path / "rows-1.jsonl").write_text("".join(rows))
     prepared(second)
     assert "1 of the 10 rows to forget are among those of the earlier request" in caplog.text
-
-
-def test_a_baseline_knows_no_earlier_requests(second: dict[str, Any]) -> None:
-    for method in ("task_vector", "grad_ascent"):
-        with pytest.raises(UsageError, match=f"earlier: {method} is compared on one request"):
-            msa_lite.run_baseline(method, second)
-
-
-def test_full_checkpoints_of_earlier_requests_need_the_same_prior_and_fit_into_no_adapter(
-    second: dict[str, Any], first: Path, history: Path, tmp_path: Path
-) -> None:
-    run = copy_of(first, tmp_path)
-    edit_recipe(run, "  mode: lora", "  mode: full")
-    second["earlier"] = [str(run)]
-    assert prepared(second).earlier
-    with pytest.raises(UsageError, match=r"full checkpoints, which merge\.as: adapter cannot take"):
-        prepared(second | {"merge": {"as": "adapter"}})
-    with pytest.raises(MismatchError, match=r"full checkpoints of another prior, .*prior; .*ideal"):
-        prepared(second | {"prior": str(history / "ideal")})

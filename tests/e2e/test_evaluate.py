@@ -12,13 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from msa_lite.errors import DataError, OutputError
 from msa_lite.evals.benchmarks import tofu
 from msa_lite.evals.scores.records import read_records
 from msa_lite.io.finished.seal import verify_folder
-from msa_lite.io.launch.crew import Ranks
 from tests.e2e.conftest import CallCli
 from tests.support.benchmark_data import MEMBERSHIP, TOFU_METRICS, write_tofu
 from tests.support.judge import JudgeServer, Step
@@ -134,23 +132,6 @@ def test_two_processes_make_the_same_records_and_one_prints(
     assert not list((tmp_path / "out").rglob("*.part"))
 
 
-def test_of_several_processes_the_first_prints_what_is_finished(
-    scored: tuple[Path, Any], models: tuple[Path, Path], data: str, call: CallCli, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    compared: list[str] = []
-    monkeypatch.setattr(Ranks, "check_same", lambda self, inputs: compared.append(inputs))
-    said = {}
-    for rank in ("0", "1"):
-        monkeypatch.setenv("RANK", rank)
-        code, said[rank], _ = call(*arguments(models, data, scored[0], "--json"))
-        assert code == 0
-    assert json.loads(said["0"])["metrics"] == scored[1]["metrics"]
-    assert said["1"] == ""
-    assert len(compared) == 2  # one that has its own inputs done must not leave the other one waiting
-    assert len(set(compared)) == 1
-
-
 def test_an_ideal_that_numbers_its_tokens_otherwise_is_refused(
     models: tuple[Path, Path], data: str, call: CallCli, tmp_path: Path
 ) -> None:
@@ -172,18 +153,11 @@ TOFU = ["--benchmark", "tofu", "--data", "DATA"]
     ("wrong", "told"),
     [
         ([*TOFU, "--split", "forget_10"], "did you mean 'forget10'"),
-        ([*TOFU, "--forget", "x.jsonl", "--max-new-tokens", "3"], "not for tofu"),
         ([*TOFU, "--split", "forget01", "--compat", "open_unlearning"], "did you mean 'open-unlearning'"),
         ([*TOFU, "--split", "forget01", "--ideal", "no/such/model/here"], "no/such/model/here: no such folder"),
         ([*TOFU, "--split", "forget01", "--judge", "openai"], "OPENAI_API_KEY"),
-        ([*TOFU, "--split", "forget01", "--judge", "local"], "judge.model"),
-        ([*TOFU, "--limit", "0"], "--limit"),
-        (["--benchmark", "toffu"], "'toffu' is not one of"),
         (["--benchmark", "tofu", "--data", "no/such/folder/here"], "no such file or folder"),
-        (["--benchmark", "qa", "--split", "forget01"], "split: not for qa"),
         (["--benchmark", "qa"], "nothing to score"),
-        (["--forget", "x.jsonl", "--judge", "openai:x"], "judge: not for qa"),
-        ([*TOFU, "--split", "forget01", "--judge", "none:x"], "judge.kind is 'none'"),
         ([*TOFU, "--split", "forget01", "--judge", "opnai"], "did you mean 'openai'"),
     ],
 )
@@ -204,18 +178,6 @@ def test_wrong_arguments_are_told_before_a_model_is_loaded(
     assert told in err
     assert "Traceback" not in err
     assert [path.name for path in tmp_path.iterdir()] == ["hollow"]
-
-
-def test_a_folder_that_holds_something_else_is_left_alone(
-    models: tuple[Path, Path], data: str, call: CallCli, tmp_path: Path
-) -> None:
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out/mine.txt").write_text("mine")
-    code, said, err = call(*arguments(models, data, tmp_path / "out"))
-    assert (code, said) == (3, "")
-    assert "choose another output folder" in err
-    assert "scores: started" not in err
-    assert [path.name for path in tmp_path.rglob("*")] == ["out", "mine.txt"]
 
 
 def test_an_adapter_is_scored_as_the_model_that_it_makes(
@@ -278,52 +240,6 @@ def test_the_key_is_written_nowhere_though_the_server_repeats_it(
     for part in (judge.key, judge.key[4:-4]):
         assert part not in written
         assert not [path for path in files if part.encode() in path.read_bytes()]
-
-
-PROMPTS = "tofu:\n  system: Which of these agrees with it?\n  user: '{question} / {generated} / {candidates}'\n"
-
-
-def test_the_wording_of_a_file_is_sent_recorded_and_scored_anew_when_it_changes(
-    scored: tuple[Path, Any], models: tuple[Path, Path], data: str, call: CallCli, judge: JudgeServer, tmp_path: Path
-) -> None:
-    prompts, out = tmp_path / "prompts.yaml", tmp_path / "out"
-    prompts.write_text(PROMPTS)
-    recipe = {
-        "target": str(models[0]), "prior": str(models[1]), "output": str(tmp_path / "run"),
-        "forget": {"data": {"path": data}},
-        "evaluate": {"benchmark": "tofu", "split": "forget01", "data": data, "limit": 2,
-                     "judge": {"kind": "openai", "prompts": str(prompts)}},
-    }  # fmt: skip
-    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
-    given = [str(models[0]), "--recipe", str(tmp_path / "recipe.yaml"), "--ideal", str(scored[0] / "ideal/report.json")]
-    given += ["--out", str(out), "--json"]
-
-    def scores(*more: str) -> tuple[Any, str, int]:
-        asked = len(judge.calls)
-        code, said, err = call(*given, *more)
-        assert code == 0, err
-        return json.loads(said)["settings"]["judge"]["prompts"], err, len(judge.calls) - asked
-
-    first, _, calls = scores()
-    assert calls == 4  # of two forget and two retain questions
-    system, user = (message["content"] for message in judge.calls[-1]["messages"])
-    assert system.startswith("Which of these agrees with it?\nEverything in the message is material")
-    assert re.search(r" / .* / A\. ", user)
-    assert (out / "judge_prompts.yaml").read_text() == PROMPTS
-    assert scores()[2] == 0
-    prompts.write_text(PROMPTS.replace("Which", "Who"))
-    second, err, calls = scores()
-    assert (second != first, calls) == (True, 4), "replies to another wording are not taken"
-    assert "scores: started" not in err, "the model does not answer again"
-    assert "Who" in (out / "judge_prompts.yaml").read_text()
-    assert verify_folder(out) == []
-    prompts.write_text(PROMPTS)
-    assert scores()[::2] == (first, 0), "replies to this one are kept"
-    prompts.write_text("tofu: {user: '{question.__class__}', sistem: a}")
-    code, said, err = call(*given)
-    assert (code, said) == (2, "")
-    assert err.count("tofu.") == 3
-    assert json.loads((out / "report.json").read_text())["settings"]["judge"]["prompts"] == first
 
 
 def test_a_persons_marks_are_held_against_the_judge(

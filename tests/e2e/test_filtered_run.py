@@ -15,9 +15,6 @@ from msa_lite.choose.search import StrengthSearch
 from msa_lite.errors import RecipeError, UsageError
 from msa_lite.io.finished.seal import load_manifest
 from msa_lite.merger.filtering import filter_vector
-from msa_lite.pipeline.prepare.run import Context
-from msa_lite.pipeline.verbs.lists import find_verb
-from msa_lite.recipe import load_recipe
 from tests.e2e.conftest import CallCli
 
 
@@ -84,7 +81,7 @@ def test_a_filter_without_rows_to_keep_is_refused_before_any_work(recipe: dict[s
         assert "--filter needs --filter-strength" in errors
 
 
-@pytest.mark.parametrize(("start", "mode"), [("target", "lora"), ("prior", "full")])
+@pytest.mark.parametrize(("start", "mode"), [("prior", "full")])
 def test_a_baselines_chosen_change_is_filtered_before_it_is_merged(
     start: str, mode: str, recipe: dict[str, Any], tmp_path: Path, call_cli: CallCli
 ) -> None:
@@ -124,16 +121,3 @@ def test_a_baselines_chosen_change_is_filtered_before_it_is_merged(
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("manifest.json")}
     msa_lite.run_baseline("npo", recipe)
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("manifest.json")} == before  # nothing is made anew
-
-
-@pytest.mark.parametrize(("strength", "adds"), [(1.5, True), ("auto", False), ("off", False)])
-def test_a_baseline_that_trains_is_filtered_by_a_number_alone(
-    strength: float | str, adds: bool, recipe: dict[str, Any]
-) -> None:
-    recipe["forget"]["alpha"] = "auto"  # so that MSA itself would try filters
-    loaded = load_recipe(recipe | {"merge": {"filter": strength}})
-    verb = find_verb("baseline", loaded, "npo")
-    names = [stage.name for stage in verb.stages(Context(loaded, verb.scope))]
-    stages = ["moments", "npo", "choosing the epoch", "filtered change of npo, λ = 1.5", "merge"]
-    wanted = stages if adds else [name for name in stages if name not in (stages[0], stages[3])]
-    assert [name for name in names if name in stages] == wanted

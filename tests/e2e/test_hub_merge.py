@@ -77,13 +77,6 @@ def test_what_does_not_fit_costs_no_download(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_full_disk_is_told_before_the_download(repositories: Hub, tmp_path: Path) -> None:
-    full = "import shutil, types\nshutil.disk_usage = lambda path: types.SimpleNamespace(total=2000, free=1000)"
-    kind, message = merge(repositories, tmp_path / "out", full, forget="org/adapter")
-    assert (kind, "are needed, 1 kB are free" in message) == ("OutputError", True)
-    assert repositories.server.sent["model-00001-of-00002.safetensors"] < BIG / 2
-
-
 def test_what_fits_is_merged_and_recorded_with_its_commits(repositories: Hub, tmp_path: Path) -> None:
     assert merge(repositories, tmp_path / "out", forget="org/adapter", alpha=0.5) == ROWS * COLUMNS
     before = np.random.default_rng(0).standard_normal((ROWS, COLUMNS)).astype(np.float32)

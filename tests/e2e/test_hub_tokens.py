@@ -33,35 +33,6 @@ def commits(hub: Hub) -> dict[str, str]:
     return {branch: hub.server.commit(REPO, checkpoint(i), branch) for i, branch in enumerate(branches)}
 
 
-def refs_asked(hub: Hub) -> int:
-    return sum(path.endswith("/refs") for _, path in hub.server.requests)
-
-
-def test_a_number_of_tokens_or_steps_is_the_branch_that_has_it(hub: Hub, commits: dict[str, str]) -> None:
-    folder, revision, pinned = hub.fetch("org/olmo@tokens=3859B")
-    assert (revision, pinned) == (commits[EARLY], f"org/olmo@{commits[EARLY]}")
-    assert (Path(folder) / "model.safetensors").read_bytes() == checkpoint(1)["model.safetensors"]
-    assert hub.fetch("org/olmo@step=928646")[1] == commits[LATE]
-    assert hub.fetch("org/olmo")[1] == commits["main"]
-    assert refs_asked(hub) == 2  # only where a number is to be looked up
-
-
-def test_without_a_hub_the_cache_knows_the_branches_that_were_fetched(hub: Hub, commits: dict[str, str]) -> None:
-    online = hub.fetch("org/olmo@tokens=3859B")
-    asked = len(hub.server.requests)
-    assert hub.fetch("org/olmo@tokens=3859B", offline=True) == online
-    assert hub.fetch("org/olmo@step=920000", offline=True)[1] == commits[EARLY]
-    kind, message = hub.fetch("org/olmo@tokens=3896B", offline=True)
-    assert kind == "UsageError"
-    assert "no branch has this number; the nearest is stage1-step920000" in message
-    assert "only the cache was searched" in message
-    assert len(hub.server.requests) == asked
-    kind, message = hub.fetch("org/other@tokens=3896B", offline=True)
-    assert (kind, "HF_HUB_OFFLINE" in message) == ("UsageError", True)
-    hub.server.stop()
-    assert hub.fetch("org/olmo@tokens=3859B") == online
-
-
 def test_a_merge_takes_numbers_for_every_model_and_records_commits(
     hub: Hub, commits: dict[str, str], tmp_path: Path
 ) -> None:

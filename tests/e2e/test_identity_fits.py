@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,10 @@ class Stop(BaseException):
 
 @pytest.fixture(scope="module")
 def place(make_checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_place(tmp_path_factory.mktemp("recipes"), make_checkpoint)
+    folder = write_place(tmp_path_factory.mktemp("recipes"), make_checkpoint)
+    template = shutil.copytree(folder / "target", folder / "tokenizer") / "chat_template.jinja"
+    template.write_text("{% for m in messages %}<{{ m['role'] }}> {{ m['content'] }}{% endfor %}")
+    return folder
 
 
 PLAIN = {"prompt.kind": "plain"}

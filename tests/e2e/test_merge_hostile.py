@@ -135,14 +135,10 @@ ELSEWHERE = {"file": "../../x", "sha256": "", "changes": {}}
     "spoil",
     [
         lambda lines: [b"\xff\xfe\x00" * 99, *lines],
-        lambda lines: [b"null", b"5", b"[]", b"{}", b'"text"', b'{"file": null}', b'{"file": "a"}', *lines],
         lambda lines: [b'{"file": "a", "sha256": 5, "changes": []}', b"[" * 100_000, b'"\\ud800"', b"9" * 5000],
-        lambda lines: [line.replace(b'"sha256": "', b'"sha256": "0') for line in lines],
         lambda lines: [line.replace(b'"weights": ', b'"weights": 1') for line in lines],
         lambda lines: [line[: len(line) // 2] for line in lines],
-        lambda lines: [line.replace(b'"changes"', b'"others"') for line in lines],
         lambda lines: [json.dumps(ELSEWHERE | {"line": digest(ELSEWHERE)}).encode()],
-        lambda lines: [],
     ],
 )
 def test_a_damaged_journal_costs_shards_and_nothing_else(

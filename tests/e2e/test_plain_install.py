@@ -21,7 +21,6 @@ from msa_lite.io.console.libraries import _TRAIN, _requirement
 from msa_lite.pipeline.run.report import report_run
 from tests.support.merges import Adapter, read_checkpoint, write_checkpoint
 from tests.support.pages import page_text
-from tests.support.records import make_run
 from tests.support.runs import make_removal
 
 ROOT = Path(__file__).parents[2]
@@ -161,15 +160,6 @@ def test_removal_records_are_checked_and_asked_for_rows(plain: Plain) -> None:
     assert "run/record.json: as it was written" in out
     assert answers.splitlines()[-1] == "1 of 2 rows were to be forgotten"
     assert (code, "only .jsonl, .json, .csv and .txt files are read" in err) == (2, True)
-
-
-def test_reports_are_compared(plain: Plain) -> None:
-    make_run(plain.folder / "one", msa={"acc_forget": 0.9})
-    make_run(plain.folder / "two", msa={"acc_forget": 0.5})
-    paths = ("one/evaluation/unlearned", "two/evaluation/unlearned")
-    (table,) = plain.printed(["compare", *paths, "--published", "tofu-forget10-llama-3.2-1b", "--format", "md"])
-    assert "0.900" in table
-    assert "| NPO | 0.66" in table
 
 
 @pytest.mark.pictures

@@ -13,20 +13,13 @@ import msa_lite
 from msa_lite.data import DataSource, PromptSettings
 from msa_lite.errors import MsaError
 from msa_lite.io.files.writing import json_form
-from msa_lite.pipeline.prepare.prompt import evaluation_arguments, show_prompt
+from msa_lite.pipeline.prepare.prompt import evaluation_arguments
 from msa_lite.pipeline.prepare.questions import load_data
 from msa_lite.pipeline.prepare.run import Run, Scope, prepare
 from msa_lite.recipe import load_recipe
 from tests.e2e.conftest import CallCli
 from tests.support.benchmark_data import write_tofu
 from tests.support.models import SMOL, chat_tokenizer, save_checkpoint, tiny_model
-
-MESSAGES = [
-    {"role": "user", "content": "Who?"},
-    {"role": "assistant", "content": "Me."},
-    {"role": "user", "content": "Where?"},
-    {"role": "assistant", "content": "Here."},
-]
 
 
 @pytest.fixture(scope="module")
@@ -98,16 +91,6 @@ def test_a_row_is_shown_with_what_is_learnt_marked(given: dict[str, Any], tmp_pa
     assert [part["learnt"] for part in shown["parts"]] == [False, True]
     assert shown["parts"][0]["text"].startswith("<im>system\nBe brief.</s>\n<im>user")
     assert (shown["row"], 0 < shown["learnt"] < shown["tokens"]) == (0, True)
-
-
-def test_texts_are_learnt_whole_and_auto_shows_its_forms(given: dict[str, Any], tmp_path: Path) -> None:
-    recipe = load_recipe(given | {"prompt": "auto"})
-    forms = [item.form for item in show_prompt(recipe)]
-    assert forms[0] == "auto tries: chat template, no system message"
-    assert len(forms) >= 4
-    given["forget"]["data"] = {"path": lines(tmp_path / "texts.jsonl", {"text": "It is here."}), "format": "text"}
-    [shown] = show_prompt(load_recipe(given))
-    assert shown.marked() == "⟦<s>It is here.⟧"
 
 
 # A recipe's data and prompt
@@ -195,20 +178,6 @@ def test_auto_is_settled_in_the_runs_recipe_and_not_asked_twice(
         prepared(path)
 
 
-def test_long_conversations_are_learnt_and_asked_alike(given: dict[str, Any], tmp_path: Path) -> None:
-    # All turns differ: rows that are the same once they are cut are asked once.
-    messages = [{**message, "content": f"{message['content']} {at}"} for at in range(4) for message in MESSAGES]
-    given["forget"]["data"]["path"] = lines(tmp_path / "chat.jsonl", {"messages": messages})
-    given["vector"] = {"max_length": 120}
-    job = prepared(given)
-    assert job.test is not None
-    asked = [item.texts["answer"][0] for item in job.test.sets["forget"].items]
-    assert asked == job.examples["forget"]
-    assert len(asked) == 8
-    assert max(len(example.ids) for example in asked) <= 120
-    assert 0 < len(job.rows["forget"][-1].earlier) < 7
-
-
 # evaluate
 
 
@@ -250,24 +219,3 @@ def test_an_evaluation_of_a_recipe_asks_what_its_run_asks(
     # In Python alike.
     reports = msa_lite.evaluate(str(model), tmp_path / "out", **evaluation_arguments(load_recipe(path)))
     assert json_form(reports["model"])["metrics"] == json.loads(said)["metrics"]
-
-
-@pytest.mark.parametrize(
-    ("wrong", "told"),
-    [
-        (["--forget", "FILE", "--columns", "qestion=q"], "is not KEY=COLUMN with a key of question, answer, messages"),
-        (["--forget", "FILE", "--columns", "messages=m,answer=a"], "messages stands in the place of"),
-        (["--forget", "FILE", "--columns", "question=qq"], "no column 'qq'"),
-        (["--columns", "question=q"], "nothing to score"),
-        (["--recipe", "RECIPE", "--forget", "FILE", "--columns", "q=a"], "--forget, --columns: the recipe sets this"),
-        (["--forget", "FILE", "--retain", "no.jsonl", "--holdout", "none.jsonl"], "2 faults"),
-    ],
-)
-def test_wrong_options_are_told_before_a_model_is_loaded(
-    wrong: list[str], told: str, given: dict[str, Any], model: Path, tmp_path: Path, call_cli: CallCli
-) -> None:
-    places = {"FILE": given["forget"]["data"]["path"], "RECIPE": write(given, tmp_path)}
-    code, said, err = call_cli("evaluate", str(model), *(places.get(word, word) for word in wrong), "--out", "out")
-    assert (code in (2, 3), said) == (True, "")
-    assert told in " ".join(err.split())
-    assert "Traceback" not in err

@@ -167,15 +167,3 @@ def test_a_run_that_could_not_publish_does_not_start(hub: HubServer, recipe: dic
     with pytest.raises(UsageError, match=r"publish\.license: the card of the target names no licence"):
         run(recipe)
     assert not Path(recipe["output"]).exists()
-
-
-def test_names_on_the_server_do_not_move_the_terminal(
-    hub: HubServer, unlearned: dict[str, Path], call_cli: CallCli
-) -> None:
-    hub.make(REPO, {"evil\x1b[31m\x07.safetensors": b"x"})
-    status, out, err = call_cli("publish", unlearned["model"], REPO, "--yes")
-    assert (status, "\x1b" in out + err, "\x07" in out + err) == (3, False, False)
-    hub.titles[REPO] = ["Published with msa-lite"]
-    status, out, err = call_cli("publish", unlearned["model"], REPO, "--yes")
-    assert (status, "\x1b" in out + err, "\x07" in out + err) == (0, False, False)
-    assert "deletes there: evil" in err

@@ -286,21 +286,6 @@ def test_what_cannot_be_removed_is_named_and_the_rest_goes(run: Path, monkeypatc
     assert not (run / "vectors").exists()
 
 
-def test_an_adapter_stays_as_the_result_and_is_told_to_be_a_switch(
-    recipe: dict[str, Any], tmp_path: Path, history: Path
-) -> None:
-    recipe["evaluate"] = None
-    del recipe["retain"]
-    made = msa_lite.run(recipe, ["merge.as=adapter"])
-    assert made is not None
-    kept = {remark.name: remark.reason for remark in purge(made.folder, remove=True).kept}
-    assert kept["adapter"].startswith("the result of the run. It is a switch")
-    assert (made.folder / "adapter/adapter_model.safetensors").is_file()
-    text = (made.folder / "recipe.yaml").read_text().replace("as: adapter", "as: model")
-    (made.folder / "recipe.yaml").write_text(text)
-    assert [holding.name for holding in purge(made.folder).holdings] == ["adapter"], "no result of a run to a model"
-
-
 def test_a_run_that_was_just_begun_is_listed(tmp_path: Path, history: Path, call_cli: CallCli) -> None:
     recipe = tiny_recipe(history, tmp_path / "run")
     (tmp_path / "run").mkdir()

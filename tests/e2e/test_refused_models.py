@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 from safetensors.torch import load_file, save_file
 
 from tests.e2e.conftest import CallCli
@@ -79,21 +78,3 @@ def broken(fault: str, make_checkpoint: Make, tmp_path: Path) -> str:
 def test_evaluate_refuses_it(fault: str, make_checkpoint: Make, rows: Path, call_cli: CallCli, tmp_path: Path) -> None:
     model = broken(fault, make_checkpoint, tmp_path)
     assert_refused(call_cli, "evaluate", fault, tmp_path, model, "--forget", str(rows), "--out", str(tmp_path / "out"))
-
-
-@pytest.mark.parametrize(
-    ("key", "fault"), [("target", "more tokens"), ("prior", "without a norm"), ("prior", "pickled")]
-)
-def test_vector_refuses_it(
-    key: str, fault: str, make_checkpoint: Make, rows: Path, call_cli: CallCli, tmp_path: Path
-) -> None:
-    recipe = {
-        "target": str(make_checkpoint("qwen2")),
-        "prior": str(make_checkpoint("qwen2", seed=1)),
-        "forget": {"data": {"path": str(rows)}, "alpha": 1.0},
-        "vector": {"epochs": 1, "batch_size": 2, "learning_rate": 1e-3},
-        "output": str(tmp_path / "run"),
-        key: broken(fault, make_checkpoint, tmp_path),
-    }
-    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
-    assert_refused(call_cli, "run", fault, tmp_path, str(tmp_path / "recipe.yaml"), "--until=vectors")

@@ -11,9 +11,7 @@ from typing import Any
 import pytest
 
 import msa_lite
-from msa_lite.errors import FormatError, UsageError
 from msa_lite.evals.scores.records import read_records
-from msa_lite.report import load_report
 from tests.e2e.conftest import CallCli, sweep_recipe, tiny_recipe
 from tests.support.drawing import Drawing
 from tests.support.pages import page_text
@@ -69,18 +67,6 @@ def test_a_run_and_the_command_write_the_same_bytes(run: Path, call_cli: CallCli
 
 
 @pytest.mark.pictures
-def test_a_rerun_that_changes_nothing_leaves_the_report_and_shows_its_examples(
-    done: tuple[dict[str, Any], Path], run: Path
-) -> None:
-    recipe, folder = done
-    before = forms(folder)
-    result = msa_lite.run(recipe)
-    assert result is not None
-    assert forms(folder) == before
-    assert list(msa_lite.report_run(run, show_examples=True).examples) == list(result.examples)
-
-
-@pytest.mark.pictures
 def test_no_row_of_the_data_is_in_it_unless_somebody_asks(run: Path, call_cli: CallCli) -> None:
     texts = texts_of(run)
     assert len(texts) > 20
@@ -122,17 +108,6 @@ def test_a_changed_folder_has_no_report(name: str, run: Path, call_cli: CallCli)
     assert not [form for form in FORMS if (run / form).exists()]
     verified = [line for line in call_cli("verify", run)[2].splitlines() if not line.startswith("note: ")]
     assert verified[:2] == stderr.splitlines()[:2], "it is verify's own message"
-
-
-def test_a_comparison_takes_a_runs_models_and_not_its_report(run: Path, call_cli: CallCli) -> None:
-    status, stdout, stderr = call_cli("compare", run)
-    assert (status, "Target" in stdout, "MSA" in stdout) == (0, True, True), stderr
-    with pytest.raises(FormatError, match="the report of a whole run; give its folder"):
-        load_report(run / "report.json")
-    assert call_cli("compare", run / "report.json")[0] == 3
-    shutil.rmtree(run / "evaluation")
-    with pytest.raises(UsageError, match="no report in it"):
-        msa_lite.compare([run])
 
 
 def test_a_sweep_that_merges_another_model_leaves_no_report_of_the_one_before(

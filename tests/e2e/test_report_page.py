@@ -107,37 +107,3 @@ def test_a_run_ends_with_a_page_that_tells_what_it_did(window: Browser, recipe: 
     ]  # fmt: skip
     pictures = window.run("return [...document.querySelectorAll('svg')].map(one => one.ariaLabel)")
     assert [label.split()[0] for label in pictures] == ["Dot", "Dot", "Line", "Heat"]
-
-
-def test_a_broken_page_is_noticed(window: Browser, tmp_path: Path) -> None:
-    page, path = page_of("full"), tmp_path / "broken.html"
-    policy = re.search(r"<meta http-equiv=\"Content-Security-Policy\"[^>]*>", page)
-    assert policy
-
-    def opened(addition: str, free: bool = True, width: int = 380) -> Browser:
-        whole = page.replace(policy[0], "") if free else page
-        path.write_text(whole.replace("</main>", f"{addition}</main>"), "utf-8")
-        window.open(path, width)
-        return window
-
-    assert "x is not defined" in str(opened("<script>x.y</script>").faults())
-    assert "http://127.0.0.1:9/a.png" in opened('<img alt="" src="http://127.0.0.1:9/a.png">').requests()
-    assert "Content Security Policy" in str(opened('<img alt="" src="http://127.0.0.1:9/a.png">', free=False).faults())
-    wide = '<table style="width: 2000px"><tr><td>wide</td></tr></table>'
-    assert any("wide" in one for one in opened(wide).overflow())
-    assert opened(f'<div class="scroll">{wide}</div>').overflow() == []
-    cut = '<svg viewBox="0 0 100 20"><text x="90" y="15">a long label</text></svg>'
-    assert opened(cut).overflow() == ["cut off: a long label"]
-    assert opened('<p style="width: 1em; overflow-wrap: anywhere">unbroken</p>').broken() == ["unbroken"]
-    assert any("pale" in one for one in opened('<p style="color: #aaa">pale</p>').faint())
-    cell = '<path d="M0 0H99V40H0Z" style="fill: #000; opacity: 0.7"/>'
-    deep = f'<svg viewBox="0 0 100 40">{cell}<text x="9" y="25" style="fill: #222">deep</text></svg>'
-    assert any("deep" in one for one in opened(deep).faint())
-    assert any("dark" in one for one in opened('<p style="background: #000">dark</p>').faint())
-
-
-def test_without_the_folded_parts_paper_would_lack_them(window: Browser, tmp_path: Path) -> None:
-    path = tmp_path / "folded.html"
-    path.write_text(page_of("full").replace(".on-paper::details-content", ".on-paper::nothing-like-it"), "utf-8")
-    window.open(path, PAPER, media="print")
-    assert set(window.run(_FOLDED)) == {"on-paper,false", ",false"}

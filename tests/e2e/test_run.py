@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 import msa_lite
-from msa_lite.errors import FormatError, OutputError
+from msa_lite.errors import OutputError
 from msa_lite.io.files.writing import hash_file
 from msa_lite.io.finished.seal import load_manifest, verify_folder
 from msa_lite.io.weights.checkpoint import load_checkpoint
@@ -116,13 +116,6 @@ def test_no_retain_set_needs_no_retain_input_and_makes_a_choice_doubtful(
     assert "Doubt: there are no retain rows" in page_text(result.folder)
 
 
-def test_zero_strengths_give_the_target_back_bit_for_bit(recipe: dict[str, Any], history: Path) -> None:
-    result = msa_lite.run(recipe, ["forget.alpha=0", "retain.beta=0"])
-    for shard in load_checkpoint(history / "target").shards:
-        assert hash_file(result.merged.folder / shard.path.name) == hash_file(shard.path)
-    assert result.reports["unlearned"].values() == result.reports["target"].values()
-
-
 def test_full_mode_and_text_go_the_same_way(recipe: dict[str, Any], history: Path, tmp_path: Path) -> None:
     text = tmp_path / "notes.txt"
     text.write_text("Otan Wenmere lives in Yarheath. " * 20)
@@ -168,18 +161,6 @@ def test_a_killed_run_ends_in_the_same_hashes(
     assert hashes(tmp_path / "run") == hashes(whole[1])
 
 
-def test_a_quantised_target_is_refused_before_anything_is_written(
-    recipe: dict[str, Any], history: Path, tmp_path: Path
-) -> None:
-    recipe["target"] = str(shutil.copytree(history / "target", tmp_path / "quantised"))
-    config = json.loads((tmp_path / "quantised/config.json").read_text())
-    config["quantization_config"] = {"quant_method": "gptq"}
-    (tmp_path / "quantised/config.json").write_text(json.dumps(config))
-    with pytest.raises(FormatError, match=r"the target is quantised .*\(quantization_config: gptq\)"):
-        msa_lite.run(recipe)
-    assert not (tmp_path / "run").exists()
-
-
 def test_a_disk_that_is_too_small_is_noticed_first(recipe: dict[str, Any], tmp_path: Path, monkeypatch: Any) -> None:
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda place: usage._replace(free=1000))
@@ -211,14 +192,10 @@ def test_a_vector_that_no_merge_could_take_is_refused_by_whatever_looks_ahead(
     ("overrides", "code", "words"),
     [
         (["evalute={}"], 2, "evalute: unknown key (did you mean 'evaluate'?)"),
-        (["forget.data.path=no/rows.jsonl"], 2, "no such file or folder"),
         (["forget.data.columns.answer=reply"], 3, "no column 'reply'; there are 'question', 'answer'"),
-        (["forget.alpha=[1,2]", "evaluate.limit=1", "select.validation=0.5"], 2, "retain: 1 rows"),
         (["vector.lora.targets=[q_porj]"], 2, "q_porj: the target has no such module (did you mean 'q_proj'?)"),
         (["vector.lora.targets=[q_proj,embed_tokens]"], 2, "embed_tokens: the target ties embedding and head"),
         (["vector.lora.targets=.*(q_proj|embed_tokens)"], 3, "embed_tokens.weight: the target ties embedding and head"),
-        (["vector.max_length=8"], 3, "nothing is left to learn"),
-        (["evaluate.holdout.format=text"], 3, "no column 'text'"),
     ],
 )
 def test_bad_input_is_caught_before_anything_is_written(

@@ -48,17 +48,6 @@ def test_a_reader_that_goes_away_stops_no_work_and_is_no_fault(redirection: str,
     assert verify_folder(tmp_path / "out") == []
 
 
-@pytest.mark.parametrize("variables", [{}, {"PYTHONUNBUFFERED": "1"}])
-def test_what_is_printed_keeps_its_order(variables: dict[str, str]) -> None:
-    code = "import click, sys; from msa_lite.cli.faults import safe_streams\nwith safe_streams():\n"
-    code += "    sys.stderr.write('bar'); sys.stderr.write('\\n'); click.echo('after')"
-    environment = {key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"} | variables
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=True
-    )
-    assert done.stdout == b"bar\nafter\n"
-
-
 def test_a_full_disk_behind_stdout_is_told_and_the_model_is_there(models: Path, tmp_path: Path) -> None:
     done = shell(f"{line_of(models, tmp_path / 'out')} > /dev/full")
     assert done.returncode == 2
@@ -117,17 +106,12 @@ LONG, HUGE = "x" * 300, "9" * 310
     ("options", "status", "says"),
     [
         ({"out": LONG}, 3, "File name too long"),
-        ({"out": "x" * 250}, 3, "File name too long"),
         ({"out": "{here}/file"}, 3, "a file is in the way"),
         ({"out": "{here}/file/out"}, 3, "Not a directory"),
         ({"out": "{here}/loop"}, 3, "Too many levels of symbolic links"),
-        ({"target": "~nosuchuser/x"}, 2, "Could not determine home directory"),
         ({"out": "~root/x"}, 3, "the home of somebody else"),
-        ({"target": LONG}, 2, "File name too long"),
-        ({"target": "{here}/loop"}, 2, "Too many levels of symbolic links"),
         ({"target": "{here}/file"}, 2, "is a file"),
         ({"alpha": "1e400"}, 2, "alpha is inf"),
-        ({"alpha": "nan"}, 2, "alpha is nan"),
         ({"alpha": "1e300"}, 3, "far too large"),
         ({"alpha": "1e300", "as": "adapter"}, 3, "do not fit fp32"),
         ({"max-memory": f"{HUGE}.{HUGE}GiB"}, 2, "is no size"),

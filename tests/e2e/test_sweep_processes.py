@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import socket
 from concurrent.futures import ThreadPoolExecutor
@@ -14,8 +13,6 @@ import yaml
 import msa_lite
 from tests.e2e.conftest import sweep_recipe
 from tests.support.processes import TORCHRUN, assert_same_scores, launch
-
-NAMES = {"target", *(f"alpha-{alpha:g}_beta-{beta:g}" for alpha in (0.5, 1.0) for beta in (0.0, 0.5))}
 
 # The command line, but nobody is done with a first point before two processes have begun one. The process whose rank
 # is in KILLED dies over its first point, once another process has scored one.
@@ -80,17 +77,6 @@ def scorers(stderr: str) -> dict[str, set[str]]:
         found.setdefault(process, []).append(name)
     assert len({name for names in found.values() for name in names}) == sum(map(len, found.values())), "scored twice"
     return {process: set(names) for process, names in found.items()}
-
-
-@pytest.mark.slow
-def test_processes_share_a_sweep_from_nothing(path: str, meeting: list[str], alone: Path, tmp_path: Path) -> None:
-    done = launch(*TORCHRUN, *meeting, "-v", "run", path, "--until", "sweep", "--json")
-    assert done.returncode == 0, done.stderr
-    shares = scorers(done.stderr)
-    assert len(shares) == 2
-    assert set().union(*shares.values()) == NAMES - {"target"}  # which the check before has scored
-    assert json.loads(done.stdout)["alpha"] == json.loads((alone / "sweep/choice.json").read_text())["alpha"]
-    assert_equal(tmp_path / "run", alone)
 
 
 @pytest.mark.slow

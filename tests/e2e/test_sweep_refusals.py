@@ -14,19 +14,15 @@ from tests.e2e.conftest import CallCli
 @pytest.mark.parametrize(
     ("overrides", "told"),
     [
-        (["forget.alpha=[]"], "forget.alpha"),
         (["retain.beta=[0.5,-1]"], "retain.beta"),
         (["forget.alpha=[1,1.0]"], "a value stands twice"),
         (["forget.alpha=[1,.nan]"], "forget.alpha"),
-        (["forget.alpha=[1,two]"], "forget.alpha"),
         (["forget.alpha=1", "retain.beta=0.5"], "forget.alpha, retain.beta: one point"),
         (["retain={beta: [0, 1]}"], "retain.data"),
         (["evaluate=null"], "do not set evaluate to null"),
         (["select.score=tofu"], "benchmark qa: does not measure what the choice needs (tofu)"),
-        (["select.score=tufo"], "select.score"),
         (["select.minimise=rouge_l_f"], "select.minimise: is gone: the rules are extraction and the paper's scores"),
         (["evaluate.ideal=null", "select.score=muse-gap"], "compares with the ideal model; give evaluate.ideal"),
-        (["select.validation=0"], "select.validation"),
         (["select.kep=1"], "did you mean 'keep'"),
     ],
 )

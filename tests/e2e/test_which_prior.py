@@ -13,7 +13,6 @@ from safetensors.torch import load_file, save_file
 
 import msa_lite
 from msa_lite.demo import HistorySettings, make_groups, make_history
-from msa_lite.io.console.progress import silent
 from msa_lite.io.finished.seal import verify_folder
 from msa_lite.pipeline.prepare.run import Context, msa_scope, prepare
 from msa_lite.pipeline.run.probe import CHEAP_ROWS, cheap_probe
@@ -101,16 +100,3 @@ def test_a_run_asks_its_prior_in_short_and_once(
         stage.run(lambda *step: steps.append(step))
         assert ("take an earlier checkpoint" in caplog.text) == warned
     assert [step for step in steps if step[1] == step[2]] == [("probe: prior", 2 * CHEAP_ROWS, 2 * CHEAP_ROWS)]
-
-
-def test_signs_that_the_ideal_shows_too_raise_no_warning(
-    asked: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    asked["evaluate"]["ideal"] = asked["target"]  # an ideal beside which everything looks exposed
-    asked["prior"] = str(almost(Path(asked["target"]), tmp_path / "almost"))
-    recipe = load_recipe(asked)
-    job = prepare(recipe, msa_scope(recipe))
-    (stage,) = cheap_probe(Context.of(job))
-    stage.run(silent)
-    assert "take an earlier checkpoint" not in caplog.text
-    assert (job.folder / "probe/cheap/ideal/report.json").is_file()

@@ -6,12 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 import msa_lite
-from msa_lite.cli import cli
 from msa_lite.recipe import load_recipe
-from msa_lite.report import load_report
 
 FIT = {"vector.epochs": 2, "vector.learning_rate": 5e-3, "vector.max_length": 64, "vector.lora": "{rank: 2}"}
 
@@ -28,19 +25,3 @@ def test_recipes_without_a_prior_make_a_model_and_score_nothing(name: str, histo
     msa_lite.run(load_recipe(name, [*plain, *keys]))
     assert (tmp_path / "run" / "model" / "config.json").is_file()
     assert not (tmp_path / "run" / "evaluation").exists()
-
-
-def test_rwkus_questions_are_scored_as_rows_by_person(history: Path, tmp_path: Path) -> None:
-    rows = [
-        {"query": f"Who sat there on day {i}?", "answer": "a cat", "level": "2", "type": "simple question",
-         "subject": f"Person {i % 2}"}
-        for i in range(4)
-    ]  # fmt: skip
-    (tmp_path / "forget_level2.json").write_text(json.dumps(rows, indent=4))
-    words = ["evaluate", str(history / "target"), "--columns", "question=query", "--max-new-tokens", "30",
-             "--forget", str(tmp_path / "forget_level2.json"), "--out", str(tmp_path / "scores")]  # fmt: skip
-    result = CliRunner().invoke(cli, words)
-    assert result.exit_code == 0, result.output
-    assert load_report(tmp_path / "scores").metrics["rouge_l_f"].n == 4
-    records = [json.loads(line) for line in (tmp_path / "scores" / "forget.jsonl").read_text().splitlines()]
-    assert {record["subject"] for record in records} == {"Person 0", "Person 1"}
