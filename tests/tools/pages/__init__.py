@@ -11,7 +11,6 @@ from msa_lite.report.tables.formats import Cell, Section, TextTable, markdown
 from msa_lite.report.tables.metrics import METRICS
 from tests.tools.arrows import ROOT, drawing
 from tests.tools.pages.commands import commands_page
-from tests.tools.pages.errors import errors_page
 from tests.tools.pages.files import files_page
 from tests.tools.pages.lowest import lowest_page
 from tests.tools.pages.python import python_page
@@ -48,7 +47,6 @@ PAGES: dict[Path, Callable[[], str]] = {
     _CONTRIBUTING: contributing_page,
     ROOT / "constraints/lowest.txt": lowest_page,
     ROOT / "docs/reference/commands.md": commands_page,
-    ROOT / "docs/reference/errors.md": errors_page,
     ROOT / "docs/reference/files.md": files_page,
     ROOT / "docs/reference/metrics.md": metrics_page,
     ROOT / "docs/reference/python.md": python_page,
