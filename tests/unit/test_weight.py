@@ -10,8 +10,8 @@ from tests.tools.count import code_lines, inner_arrows, totals
 CEILING = {
     "lines of the package": 35_222,
     "modules": 317,
-    "lines of the tests": 46_446,
-    "words of the docs": 56_652,
+    "lines of the tests": 46_104,
+    "words of the docs": 56_636,
     "commands": 24,
     "options": 108,
     "keys of a recipe": 85,
