@@ -38,7 +38,7 @@ def attack_command(
     msa-lite attack runs/quickstart --attacks quantise,relearn attack.rows=100
     """
     from msa_lite.pipeline.verbs.attack import attack, dry_attack
-    from msa_lite.report.page.evidence_sections import GAIN_MEANING, attack_table
+    from msa_lite.report.page.run_tables import GAIN_MEANING, attack_table
     from msa_lite.report.run.attacks import HOLDOUT_LIMIT
 
     quieten_libraries(verbose)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from msa_lite.report.page.evidence_sections import attack_table, trial_table
+from msa_lite.report.page.run_tables import attack_table, trial_table
 from msa_lite.report.run.attacks import (
     FEWEST_ROWS,
     AttackedModel,

@@ -176,10 +176,10 @@ def test_an_adapter_has_a_story(tmp_path: Path) -> None:
 def test_the_update_is_told_by_layer_and_by_kind_of_module(finished: Path) -> None:
     update = load_story(finished).update
     assert update is not None
-    assert [(one.name, one.norm, one.relative_size) for one in update.by_layer()] == [
+    assert [(one.name, one.norm, one.relative_size) for one in update.layers] == [
         ("0", 3.0, 0.5), ("1", 3.0, 0.5), ("other", 3.0, 0.5),
     ]  # fmt: skip
-    kind = update.by_kind()[0]
+    kind = update.kinds[0]
     assert (kind.name, kind.tensors, kind.norm) == ("mlp.up_proj", 2, pytest.approx(18**0.5))
     assert kind.relative_size == pytest.approx(0.5)
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import yaml
 
@@ -53,6 +53,9 @@ class Provenance:
     """True for the run of a method beside the recipe's own."""
     given: Mapping[str, str] = field(default_factory=dict)
     """Local paths as the recipe has them, by full path: a report goes by mail, and names no folder of this machine."""
+    json_keys: ClassVar = (
+        "recipe", "method", "reason", "models", "revisions", "rows", "files", "versions", "seed", "form", "is_baseline",
+    )  # fmt: skip
 
 
 def load_provenance(folder: Path) -> Provenance:

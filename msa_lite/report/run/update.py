@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 from msa_lite.io.files.reading import read_text
 from msa_lite.io.finished.seal import MANIFEST
@@ -67,12 +67,15 @@ class Update:
     """Every tensor that a vector touches, in the model's order; empty for an adapter."""
     notes: tuple[str, ...]
     """Warnings of the merge."""
+    json_keys: ClassVar = ("form", "figures", "notes", "layers", "kinds", "tensors")
 
-    def by_layer(self) -> tuple[GroupUpdate, ...]:
+    @property
+    def layers(self) -> tuple[GroupUpdate, ...]:
         """Return the change of each layer, in order; what lies outside the layers comes last."""
         return _groups(self.tensors, lambda tensor: "other" if tensor.layer is None else str(tensor.layer))
 
-    def by_kind(self) -> tuple[GroupUpdate, ...]:
+    @property
+    def kinds(self) -> tuple[GroupUpdate, ...]:
         """Return the change of each kind of module over all layers."""
         return _groups(self.tensors, lambda tensor: tensor.kind)
 
