@@ -16,7 +16,7 @@ from msa_lite.data import Example
 from msa_lite.errors import MsaError, NotFiniteError, discarded
 from msa_lite.io.console.libraries import without_bars
 from msa_lite.io.console.progress import Progress, tell
-from msa_lite.io.models.heads import autocast, choose_precision
+from msa_lite.io.models.heads import choose_precision
 from msa_lite.train.model import broken_weight, save_model
 from msa_lite.train.rungs import Rung
 from msa_lite.train.settings import AfterEpoch, KeptEpochs, Objective
@@ -202,25 +202,29 @@ class Loop:
         return discarded(NotFiniteError(f"{self.label}: {fault}; nothing was kept. Try a lower learning_rate"))
 
     def finish_epoch(self, model: Any, epoch: int, write: bool = True) -> KeptEpochs:
-        """Ask `after_epoch` which epochs to keep; save this one's weights if it is among them, and drop the others.
+        """Save an epoch's weights, ask `after_epoch` which epochs to keep, and drop the others.
 
-        Raise NotFiniteError where the model's outputs or weights are no numbers.
+        write: False where the weights were saved before. Raise NotFiniteError where the model's outputs or weights are
+        no numbers.
         """
-        if write and (name := broken_weight(model)):  # before scoring: an epoch that is not kept must leave no scores
-            raise NotFiniteError(f"{name} is no number")
+        if write:
+            if name := broken_weight(model):
+                raise NotFiniteError(f"{name} is no number")
+            self._save(model, epoch_folder(self.partial, epoch))
         training = model.training
         choice = self.choose_epochs(model.eval(), epoch)
         model.train(training)
-        if write and epoch in choice.epochs:
-            self._save(model, epoch_folder(self.partial, epoch))
         self.keep_epochs(choice.epochs)
         return choice
 
     def choose_epochs(self, model: Any, epoch: int) -> KeptEpochs:
-        """Ask `after_epoch` which epochs to keep. model: in eval mode."""
+        """Ask `after_epoch` which epochs to keep. model: in eval mode. Remove an epoch whose outputs are no numbers."""
         assert self.after_epoch is not None
-        with autocast(model):  # as the Trainer has it, also for parts of the model that it does not call
+        try:
             return self.after_epoch(model, epoch, self.partial / SCORES)
+        except NotFiniteError:
+            shutil.rmtree(epoch_folder(self.partial, epoch), ignore_errors=True)
+            raise
 
     def keep_epochs(self, epochs: Container[int]) -> None:
         """Remove the weights of the other epochs."""

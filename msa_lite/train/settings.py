@@ -174,6 +174,7 @@ class AfterEpoch(Protocol):
     def __call__(self, model: Any, epoch: int, scores: Path) -> KeptEpochs:
         """Decide from the model after this many epochs, in eval mode. scores: a folder for files, kept in the vector's.
 
+        The weights of the epochs that are kept, and of this one, lie in folders beside it (`epoch_folder`).
         After a stop it is called again for the last epoch, with the folder as it was left and perhaps another model.
         Then it must decide from the files.
         """

@@ -225,12 +225,12 @@ def _finish_epoch(loop: Loop, model: Any, epoch: int, peers: Peers, write: bool 
     """Decide on an epoch as `Loop.finish_epoch` does; return whether the fit goes on."""
     if write and (name := find_broken(model, peers)):
         raise NotFiniteError(f"{name} is no number after epoch {epoch}")
+    if write:
+        _write_model(loop, model, epoch_folder(loop.partial, epoch), peers)
     training = model.training
     model.eval()
     choice = run_lent(model, peers, lambda: loop.choose_epochs(model, epoch))
     model.train(training)
-    if write and epoch in choice.epochs:
-        _write_model(loop, model, epoch_folder(loop.partial, epoch), peers)
     peers.in_first(lambda: loop.keep_epochs(choice.epochs))
     return choice.go_on
 

@@ -55,8 +55,7 @@ from msa_lite.io.weights.hub import Source, fetch
 from msa_lite.merger import Precision, Term, merge_terms
 from msa_lite.merger.filtering import filter_vector
 from msa_lite.merger.vectors.vector import load_vector
-from msa_lite.pipeline.baseline.trials import EveryEpoch
-from msa_lite.train import FitSettings, VectorFit, epoch_folder, run_fit
+from msa_lite.train import FitSettings, KeptEpochs, VectorFit, epoch_folder, run_fit
 from msa_lite.train.beginning import common_beginning
 from msa_lite.train.held import HeldLoss
 from msa_lite.train.moments import write_moments
@@ -382,6 +381,16 @@ def _fit_baseline(lab: Lab, method: str, parameters: Mapping[str, Any], name: st
         epochs=EPOCHS, learning_rate=float(parameters["learning_rate"]), batch_size=8, micro_batch_size=8
     )
     return lab.fit(f"{method}-{name}", "target", settings, objective=objective, after_epoch=EveryEpoch())
+
+
+class EveryEpoch:
+    """Keeps the weights of all epochs."""
+
+    def describe(self) -> str:
+        return "every epoch"
+
+    def __call__(self, model: Any, epoch: int, scores: Path) -> KeptEpochs:
+        return KeptEpochs(frozenset(range(1, epoch + 1)))
 
 
 def _best(lab: Lab, variant: str) -> tuple[str, int]:

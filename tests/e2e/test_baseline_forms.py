@@ -158,8 +158,8 @@ def test_only_the_weights_of_the_chosen_epoch_stay_and_the_reports_of_all(knowin
     assert (again.chosen, labels) == (run.chosen, set()), "nothing is trained or scored again"
 
     other = next(rate for rate in grid["npo"]["learning_rate"] if rate != run.chosen["learning_rate"])
+    narrow = [f"baseline.methods.npo.learning_rate=[{other}, 1.0e-6]"]
     with pytest.raises(StageError, match=r"dropped after an earlier choice; remove .*, and run again"):
-        msa_lite.run_baseline("npo", recipe, [f"baseline.methods.npo.learning_rate=[{other}, 1.0e-6]"])
+        msa_lite.run_baseline("npo", recipe, narrow)
     shutil.rmtree(next(path for path in vectors.iterdir() if str(other) in path.name))
-    narrow = msa_lite.run_baseline("npo", recipe, [f"baseline.methods.npo.learning_rate=[{other}, 1.0e-6]"])
-    assert narrow.chosen["learning_rate"] in (other, 1e-6)
+    assert msa_lite.run_baseline("npo", recipe, narrow).chosen["learning_rate"] in (other, 1e-6)

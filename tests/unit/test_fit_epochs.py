@@ -52,7 +52,7 @@ def test_epochs_weights_come_and_go_as_is_said(prior: Path, tmp_path: Path) -> N
     watch = Watch(keeping([1], [1, 2], [2, 3]), before=lambda epoch: there.append(epochs_in(partial)))
     folder = fit(prior, tmp_path / "v", settings, objective=CrossEntropy(), after_epoch=watch)
     assert watch.calls == [1, 2, 3]
-    assert there == [[], ["epoch-1"], ["epoch-1", "epoch-2"]]
+    assert there == [["epoch-1"], ["epoch-1", "epoch-2"], ["epoch-1", "epoch-2", "epoch-3"]]
     assert epochs_in(folder) == ["epoch-2", "epoch-3"]
     assert weights(folder) == {}  # no weights but those of epochs
     assert_close(weights(epoch_folder(folder, 3)), final)

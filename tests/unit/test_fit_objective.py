@@ -23,6 +23,7 @@ from msa_lite.evals.benchmarks.qa import load_qa
 from msa_lite.evals.engine import models
 from msa_lite.evals.engine.models import Runner
 from msa_lite.io.finished.seal import load_manifest
+from msa_lite.io.models.heads import autocast
 from msa_lite.io.weights.hub import fetch
 from msa_lite.report import load_report
 from msa_lite.train import KeptEpochs, epoch_folder
@@ -162,7 +163,8 @@ class Scores:
     def __call__(self, model: Any, epoch: int, scores: Path) -> KeptEpochs:
         self.apart.append(Runner(model).halves.body is not None)
         scores.mkdir(exist_ok=True)
-        self.validation.score_into(epoch_folder(scores, epoch), lambda: model)
+        with autocast(model):
+            self.validation.score_into(epoch_folder(scores, epoch), lambda: model)
         return KeptEpochs(frozenset([epoch]))
 
 

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from msa_lite.baselines.losses import check_layer
 from msa_lite.baselines.methods import TASK_VECTOR, Value, check_grids, check_method, settings_grid
 from msa_lite.errors import UsageError
-from msa_lite.pipeline.baseline.settings import Setting, epochs_of, scales_of
+from msa_lite.pipeline.baseline.settings import Setting, scales_of
 from msa_lite.pipeline.baseline.trials import Trials
 from msa_lite.pipeline.prepare.models import demo_config
 from msa_lite.pipeline.prepare.run import Scope, msa_scope
@@ -81,5 +81,4 @@ def _scope(method: str, recipe: Recipe) -> tuple[Scope, list[Setting]]:
     if recipe.demo and (layers := [int(point["layer"]) for point in points if "layer" in point]):
         check_layer("the demo's model", demo_config(recipe.demo), max(layers))  # before it is trained
     names = [setting.folder.name for setting in settings]
-    checkpoints = epochs_of(recipe) if spec.start == "prior" else 1
-    return Scope(method, folder, spec.start, choice, names, checkpoints, sample=False, is_baseline=True), settings
+    return Scope(method, folder, spec.start, choice, names, sample=False, is_baseline=True), settings

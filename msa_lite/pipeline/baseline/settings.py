@@ -1,76 +1,113 @@
-"""One setting of a baseline: the epochs that are kept, and the cost of its training."""
+"""One setting of a baseline: the choice among its epochs while it is trained, and the cost of its training."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from msa_lite.baselines.methods import METHODS, Value
 from msa_lite.budget.plan import StageCost, sum_seconds
 from msa_lite.budget.speed import Machine
 from msa_lite.choose.rules import Rank
 from msa_lite.choose.validation import Validation
+from msa_lite.errors import NotFiniteError
 from msa_lite.io.finished.seal import drop_files, load_manifest
+from msa_lite.io.models.heads import autocast
 from msa_lite.pipeline.stages.asking import candidates_costs
 from msa_lite.pipeline.stages.costs import vector_costs
 from msa_lite.pipeline.stages.facts import Facts
 from msa_lite.recipe import Recipe
-from msa_lite.report import load_report
+from msa_lite.report import REPORT_FILE, load_report
+from msa_lite.report.run.choice import candidate_name
 from msa_lite.train import KeptEpochs, epoch_folder
+from msa_lite.train.loop import SCORES
 from msa_lite.train.settings import EPOCHS
 
 logger = logging.getLogger(__name__)
 
+_Key = TypeVar("_Key")
+
+
+def highest_rank(ranks: Mapping[_Key, Rank | str]) -> _Key | None:
+    """Return the key of the highest rank, of equals the first; None where all are broken."""
+    whole = {key: rank for key, rank in ranks.items() if isinstance(rank, Rank)}
+    return max(whole, key=lambda key: whole[key]) if whole else None
+
 
 @dataclass(frozen=True)
 class BestEpoch:
-    """Score the model after each epoch on validation rows, and keep the best so far. A broken epoch ends training."""
+    """Score each epoch on validation rows when it ends, and keep the weights of the best so far.
+
+    Where training starts from the target, the trained model is scored; a broken one ends the training. Where it starts
+    from the prior, each of the `scales` gives a model to score: the target plus so much of the change.
+    """
 
     validation: Validation
     reference: Path
     """The folder of the target's scores."""
     first: int = 1
     """The first epoch that is a candidate."""
+    scales: Sequence[float] = ()
+    """Factors of the prior's change; none where training starts from the target."""
+    merge: Mapping[str, Any] = field(default_factory=dict)
+    """All that decides the target plus a change, besides the change."""
+    load: Callable[[Path, float], Any] | None = None
+    """Loads the target plus a change, by the folder of the epoch's weights and its factor."""
+    release: Callable[[], None] = lambda: None
+    """Frees the memory of what was loaded."""
 
     def describe(self) -> dict[str, Any]:
         """Return all that decides which epochs are kept, for a manifest."""
-        target = load_report(self.reference).values()
-        return {**self.validation.describe(), **self.validation.describe_rule(), "target": target, "first": self.first}
+        rule = {**self.validation.describe(), **self.validation.describe_rule(), "first": self.first}
+        added = {"scales": list(self.scales), "merge": self.merge} if self.scales else {}
+        return {**rule, "target": load_report(self.reference).values(), **added}
 
     def __call__(self, model: Any, epoch: int, scores: Path) -> KeptEpochs:
         if epoch < self.first:
             return KeptEpochs(frozenset())
+        ranks: dict[tuple[int, float], Rank | str] = {}
         scores.mkdir(exist_ok=True)
-        ranks = {}
-        for number in range(self.first, epoch + 1):
-            folder = epoch_folder(scores, number)
-            self.validation.score_into(folder, lambda: model, {"epoch": number})
-            ranks[number] = self.validation.rank(folder, self.reference)
-        if isinstance(ranks[epoch], str):
-            logger.warning("epoch %d is broken (%s); training ends there", epoch, ranks[epoch])
-        whole = {number: rank for number, rank in ranks.items() if isinstance(rank, Rank)}
-        best = max(whole, key=lambda number: whole[number]) if whole else epoch
-        return KeptEpochs(frozenset([best]), isinstance(ranks[epoch], Rank))
+        try:
+            for number, scale in product(range(self.first, epoch + 1), self.scales or [1.0]):
+                values = self.values_of(number, scale)
+                folder = scores / candidate_name(values)
+                if not (folder / REPORT_FILE).is_file():
+                    self._score(model, folder, epoch_folder(scores.parent, number), scale, values)
+                ranks[number, scale] = self.validation.rank(folder, self.reference)
+        finally:
+            self.release()
+        fault = ranks[epoch, 1.0] if not self.scales else None
+        if isinstance(fault, str):
+            logger.warning("epoch %d is broken (%s); training ends there", epoch, fault)
+        best = highest_rank(ranks) or (epoch, 1.0)
+        return KeptEpochs(frozenset([best[0]]), not isinstance(fault, str))
 
+    def values_of(self, epoch: int, scale: float) -> dict[str, Value]:
+        """Return a candidate's values, which name the folder of its scores."""
+        return {"epoch": epoch, **({"scale": scale} if self.scales else {})}
 
-@dataclass(frozen=True)
-class EveryEpoch:
-    """Keep each epoch from the `first` on, to be added to the target and scored later."""
+    def _score(self, model: Any, folder: Path, weights: Path, scale: float, values: Mapping[str, Value]) -> None:
+        """Score a candidate, without a change of the random numbers that the training goes on with."""
+        import torch
 
-    first: int = 1
-
-    def describe(self) -> str:
-        """Return all that decides which epochs are kept, for a manifest."""
-        return f"every epoch from {self.first}"
-
-    def __call__(self, model: Any, epoch: int, scores: Path) -> KeptEpochs:
-        if epoch >= self.first:
-            epoch_folder(scores, epoch).mkdir(parents=True, exist_ok=True)  # stays when the weights go
-        return KeptEpochs(frozenset(range(self.first, epoch + 1)))
+        about = {"candidate": dict(values)}
+        with torch.random.fork_rng([model.device] if model.device.type == "cuda" else []):
+            if self.load is None:
+                with autocast(model):  # as the Trainer has it, also for parts of the model that it does not call
+                    self.validation.score_into(folder, lambda: model, about)
+                return
+            load = partial(self.load, weights, scale)
+            try:
+                self.validation.score_into(folder, load, about, release=self.release)
+            except NotFiniteError as error:
+                logger.warning("%s: %s; it is left out of the choice", folder.name, error)
+                self.validation.write_broken(folder, str(error))
 
 
 @dataclass(frozen=True)
@@ -100,9 +137,9 @@ def scales_of(recipe: Recipe) -> list[float]:
 def fit_costs(
     recipe: Recipe, method: str, settings: Sequence[Setting], number: int, facts: Facts, machine: Machine
 ) -> list[StageCost]:
-    """Return the cost of a setting's fit, with the scores of its epochs where these are candidates by themselves.
+    """Return the cost of a setting's fit, with the scores of its epochs.
 
-    All epochs that are kept lie on the disk until one of them is chosen.
+    The best epoch of all settings so far lies on the disk, that of this setting, and one that is compared with them.
     """
     layers, parameters = facts.shapes["prior"].layers, settings[number].parameters
     used = min(1.0, (int(parameters.get("layer", layers)) + 1) / layers)
@@ -111,14 +148,12 @@ def fit_costs(
     fixed = {"hold": 0.0, "epochs": epochs_of(recipe)}  # a baseline knows neither a hold nor an open end
     fitted = recipe.model_copy(update={"vector": recipe.vector.model_copy(update=fixed)})
     (cost,) = vector_costs(fitted, "forget", facts, machine, reference, more)
-    if "validation" in facts.asked and recipe.baseline.start == "target":
-        (scores,) = candidates_costs(recipe, epochs_of(recipe), facts, machine)
+    size, files = cost.disk["vectors"], dict(cost.while_running)
+    if "validation" in facts.asked:
+        (scores,) = candidates_costs(recipe, epochs_of(recipe) * len(scales_of(recipe)), facts, machine)
         cost = replace(cost, seconds=sum_seconds(cost.seconds, scores.seconds))
-    checkpoints = epochs_of(recipe) if recipe.baseline.start == "prior" else 1
-    size = cost.disk["vectors"]
-    until_chosen = {"epochs to choose from": (checkpoints * len(settings) - 1) * size}
-    disk = {"vectors": size} if number == 0 else {}
-    return [replace(cost, disk=disk, while_running={**cost.while_running, **until_chosen})]
+        files["epochs that are compared"] = size * (min(1, number) + min(1, epochs_of(recipe) - 1))
+    return [replace(cost, disk={"vectors": size} if number == 0 else {}, while_running=files)]
 
 
 def _tokens_per_row(facts: Facts) -> float:
@@ -128,19 +163,14 @@ def _tokens_per_row(facts: Facts) -> float:
     return per_row[0] / per_row[1] if len(per_row) == 2 else 1.0
 
 
-def epoch_of(folder: Path) -> int:
-    """Return the number of an epoch by its folder."""
-    return int(folder.name.removeprefix("epoch-"))
-
-
-def epoch_score_costs(recipe: Recipe, settings: int, facts: Facts, machine: Machine) -> list[StageCost]:
-    """Return the cost of scoring epochs that were trained from the prior; others were scored when they were trained."""
-    count = epochs_of(recipe) * len(scales_of(recipe)) * settings if recipe.baseline.start == "prior" else 0
-    return candidates_costs(recipe, count, facts, machine)
+def scored_epochs(folder: Path) -> list[int]:
+    """Return the epochs of a finished setting that have scores."""
+    names = {path.parent.name for path in folder.glob(f"{SCORES}/*/{REPORT_FILE}")}
+    return sorted({int(name.removeprefix("epoch-").partition("_")[0]) for name in names})
 
 
 def files_beside_weights(folder: Path) -> dict[str, Any]:
-    """Return the files of a setting without the weights of its epochs, which are dropped after the choice."""
+    """Return the files of a setting without the weights of its epochs, of which the best alone stays."""
     files = (load_manifest(folder) or {}).get("files", {})
     return {name: item for name, item in files.items() if not name.startswith("epoch-")}
 

@@ -25,15 +25,14 @@ from msa_lite.io.weights.hub import Source
 from msa_lite.merger import Term
 from msa_lite.pipeline.baseline.settings import (
     BestEpoch,
-    EveryEpoch,
     Setting,
     drop_epochs,
-    epoch_of,
-    epoch_score_costs,
     epochs_of,
     files_beside_weights,
     fit_costs,
+    highest_rank,
     scales_of,
+    scored_epochs,
 )
 from msa_lite.pipeline.prepare.fits import check_learns, first_epoch, fit_rate, fit_settings
 from msa_lite.pipeline.prepare.run import Context, Run
@@ -47,6 +46,7 @@ from msa_lite.report.run.choice import Choice, candidate_name, load_choice
 from msa_lite.report.run.stages import CHANGE, ROWS
 from msa_lite.strengths import filtered_folder
 from msa_lite.train import FitSettings, VectorFit, epoch_folder, run_fit
+from msa_lite.train.loop import SCORES
 
 logger = logging.getLogger(__name__)
 
@@ -54,21 +54,14 @@ _CHOICE = "choosing the epoch"
 FIT_SETTING = "fit a baseline's setting"  # the order to train it with all others
 
 
-def resolve_trials(context: Context, settings: Sequence[Setting]) -> Trials:
-    """Return the run of a method. Once it is prepared, an open learning rate is the one that suits the model."""
-
-    def with_rate(setting: Setting) -> Setting:
-        if context.prepared is None or setting.parameters["learning_rate"] != "auto":
-            return setting
-        return replace(setting, parameters={**setting.parameters, "learning_rate": fit_rate(context.run, "forget")})
-
-    return Trials(context, [with_rate(setting) for setting in settings])
-
-
 def help_fit(settings: Sequence[Setting], run: Run, name: str) -> None:
     """Train a setting with the first process, which decides what comes of it."""
     with suppress(NotFiniteError):
-        resolve_trials(Context.of(run), settings).fit_with_all(name, silent)
+        Trials(Context.of(run), settings).fit_with_all(name, silent)
+
+
+def _never(values: Values | None) -> Any:
+    raise AssertionError("every epoch was scored when it ended")
 
 
 @dataclass(frozen=True)
@@ -156,9 +149,8 @@ class Trials:
             context.scope.folder / "sweep",
             self._choose,
             needs=names,
-            inputs=lambda: self._candidates()[0].inputs(validation_of(self.run)),
-            cost=partial(epoch_score_costs, recipe, len(self.settings)),
-            says="epochs are compared by scores on validation rows",
+            inputs=lambda: self._candidates(self._fitted)[0].inputs(validation_of(self.run)),
+            says="the epochs' scores on validation rows are compared",
             holds=ROWS,
         )
         chosen = [choice] if context.chooses else []
@@ -198,6 +190,24 @@ class Trials:
             if len(self.failed) == len(self.settings):
                 raise
             logger.warning("%s; it is left out of the choice", error)
+        if self.run.validation is not None:
+            self._keep_best()
+
+    def _keep_best(self) -> None:
+        """Remove the weights of all epochs but the best so far, of whatever setting. Reports and records stay."""
+        fitted = [setting for setting in self._fitted if is_finished(setting.folder, self._fit_inputs(setting))]
+        candidates, chosen_by_name = self._candidates(fitted)
+        validation = validation_of(self.run)
+        ranks = {name: validation.rank(candidates.known[name], self._reference) for name in chosen_by_name}
+        if (best := highest_rank(ranks)) is not None:
+            chosen, epoch, _ = chosen_by_name[best]
+            for setting in fitted:
+                drop_epochs(setting.folder, epoch if setting is chosen else None)
+
+    @property
+    def _fitted(self) -> list[Setting]:
+        """The settings that are fitted, perhaps from other inputs."""
+        return [setting for setting in self.settings if setting not in self.failed and load_manifest(setting.folder)]
 
     @property
     def is_shared(self) -> bool:
@@ -240,15 +250,29 @@ class Trials:
         )
 
     def _settings_of(self, setting: Setting) -> FitSettings:
-        rate = setting.parameters["learning_rate"]
+        rate = self._rate(setting)
         return fit_settings(self.run, "forget", epochs=epochs_of(self.run.recipe), learning_rate=rate)
 
-    def _after(self, fitted: FitSettings) -> BestEpoch | EveryEpoch | None:
-        """Return what happens after an epoch: it is kept, or compared with the target's scores on validation rows."""
+    def _rate(self, setting: Setting) -> Value:
+        """Return the learning rate of a setting, or the one that suits the model."""
+        rate = setting.parameters["learning_rate"]
+        return fit_rate(self.run, "forget") if rate == "auto" else rate
+
+    def _after(self, fitted: FitSettings) -> BestEpoch | None:
+        """Return what happens after an epoch: its scores on validation rows are compared with the best so far."""
         if self.run.validation is None:
             return None
         first = first_epoch(fitted, len(self.run.examples["forget"]))
-        return EveryEpoch(first) if self.from_prior else BestEpoch(validation_of(self.run), self._reference, first)
+        best = BestEpoch(validation_of(self.run), self._reference, first)
+        if not self.from_prior:
+            return best
+        target = LoadedTarget.of(self.run)
+
+        def load(weights: Path, scale: float) -> Any:
+            return target.merged([Term(self.method, weights, scale)])
+
+        scales, merge = scales_of(self.run.recipe), merge_identity(self.run)
+        return replace(best, scales=scales, merge=merge, load=load, release=target.close)
 
     @property
     def _reference(self) -> Path:
@@ -256,22 +280,19 @@ class Trials:
         return scores_folder(self.run, "target", "validation")
 
     def _choose(self, progress: Progress) -> Choice:
-        """Return the best setting, epoch and scale on the validation rows. Drop the weights of all other epochs."""
-        choice = choose_candidate(self.run, self._candidates()[0], "the epoch", progress)
-        best, epoch, _ = self.chosen()
-        for setting in self.settings:
-            drop_epochs(setting.folder, epoch if setting is best else None)
-        return choice
+        """Return the best setting, epoch and scale on the validation rows."""
+        self._keep_best()  # a kill may have left more
+        return choose_candidate(self.run, self._candidates(self._fitted)[0], "the epoch", progress)
 
     def chosen(self) -> tuple[Setting, int, float]:
         """Return (setting, epoch, scale) as they were chosen. Without scores that is the last epoch."""
         if self.run.validation is None:
             return self.settings[0], epochs_of(self.run.recipe), scales_of(self.run.recipe)[0]
-        return self._candidates()[1][candidate_name(load_choice(self.run.folder / "sweep").values)]
+        return self._candidates(self._fitted)[1][candidate_name(load_choice(self.run.folder / "sweep").values)]
 
     def values_of(self, setting: Setting, epoch: int, scale: float) -> dict[str, Value]:
         """Return what was chosen, by name."""
-        values: dict[str, Value] = {**setting.parameters, "epoch": epoch}
+        values: dict[str, Value] = {**setting.parameters, "learning_rate": self._rate(setting), "epoch": epoch}
         values |= {"scale": scale} if self.from_prior else {}
         return values | ({"filter": self.filter} if self.filter else {})
 
@@ -280,32 +301,21 @@ class Trials:
         recipe = self.run.recipe
         return self.run.scope.describe(recipe, {**chosen, "epochs": epochs_of(recipe)})
 
-    def _candidates(self) -> tuple[Candidates, dict[str, tuple[Setting, int, float]]]:
-        """Return the candidates to choose from, and (setting, epoch, scale) of each by its name.
-
-        Epochs that were trained from the target have been scored during their training.
-        """
-        fitted = [setting for setting in self.settings if setting not in self.failed and load_manifest(setting.folder)]
+    def _candidates(self, fitted: list[Setting]) -> tuple[Candidates, dict[str, tuple[Setting, int, float]]]:
+        """Return the candidates to choose from, and (setting, epoch, scale) of each by its name. All are scored."""
         chosen_by_name: dict[str, tuple[Setting, int, float]] = {}
         values: list[Values] = []
         known = {TARGET: self._reference}
         for setting in fitted:
-            epochs = sorted(map(epoch_of, setting.folder.glob("scores/epoch-*")))
-            for epoch, scale in product(epochs, scales_of(self.run.recipe)):
-                values.append({**setting.tried, "epoch": epoch} | ({"scale": scale} if self.from_prior else {}))
+            for epoch, scale in product(scored_epochs(setting.folder), scales_of(self.run.recipe)):
+                own: dict[str, Value] = {"epoch": epoch, **({"scale": scale} if self.from_prior else {})}
+                values.append({**setting.tried, **own})
                 name = candidate_name(values[-1])
                 chosen_by_name[name] = setting, epoch, scale
-                if not self.from_prior:
-                    known[name] = epoch_folder(setting.folder / "scores", epoch)
-
-        target = LoadedTarget.of(self.run)
-
-        def load(candidate: Values | None) -> Any:
-            return target.merged([self.term(*chosen_by_name[candidate_name(candidate or {})])])
-
+                known[name] = setting.folder / SCORES / candidate_name(own)
         made_of: dict[str, Any] = {"vectors": [files_beside_weights(setting.folder) for setting in fitted]}
         made_of |= merge_identity(self.run) if self.from_prior else {}
-        return Candidates(values, load, made_of, known, release=target.close), chosen_by_name
+        return Candidates(values, _never, made_of, known), chosen_by_name
 
     def term(self, setting: Setting, epoch: int, scale: float) -> Term[Path]:
         """Return the weights of an epoch as a term of a merge.

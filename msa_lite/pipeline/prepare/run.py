@@ -63,8 +63,6 @@ class Scope:
     """True if the run makes a choice on validation rows; "if possible": only if there are questions to choose by."""
     vectors: Sequence[str]
     """The names of what is fitted."""
-    checkpoints: int = 1
-    """The fp32 checkpoints that a fit leaves in full mode."""
     sample: bool = True
     """True if the retain set is sampled as the recipe says."""
     force: bool = False
@@ -339,8 +337,8 @@ def judge_settings(keys: JudgeKeys) -> JudgeSettings:
 def _bytes_needed(target: Checkpoint, recipe: Recipe, scope: Scope) -> int:
     """Return the disk space that the run still needs; stages that are there already need none.
 
-    It holds the merged model. In full mode it also holds the fp32 checkpoints of each vector, and during a fit three
-    saves with AdamW's state and a new best epoch beside the old one.
+    It holds the merged model. In full mode it also holds an fp32 checkpoint of each vector, or of the best epoch of a
+    baseline, and during a fit three saves with AdamW's state and, of a baseline, two more epochs.
     """
     folder = scope.folder
     count = sum(entry.nbytes // {"F64": 8, "F32": 4}.get(entry.dtype, 2) for entry in target.tensors.values())
@@ -351,5 +349,6 @@ def _bytes_needed(target: Checkpoint, recipe: Recipe, scope: Scope) -> int:
         size += target.nbytes  # of the prior with the retain vector, which is as large
     if recipe.vector.mode == "full":
         missing = [name for name in scope.vectors if not (folder / "vectors" / name).exists()]
-        size += (4 * scope.checkpoints * len(missing) + (4 + 3 * 12 if missing else 0)) * count
+        most = 2 if scope.is_baseline else len(missing)  # the best of all settings, and that of the running one
+        size += (4 * min(most, len(missing)) + (4 + 3 * 12 if missing else 0)) * count
     return size

@@ -18,7 +18,7 @@ from msa_lite.io.weights.checkpoint import load_checkpoint
 from msa_lite.pipeline.attack.campaign import open_attacks
 from msa_lite.pipeline.baseline.run import baseline_scope, baseline_stages
 from msa_lite.pipeline.baseline.settings import Setting
-from msa_lite.pipeline.baseline.trials import Trials, resolve_trials
+from msa_lite.pipeline.baseline.trials import Trials
 from msa_lite.pipeline.prepare.run import Context, Run, Scope, msa_scope
 from msa_lite.pipeline.run.choice import check_strengths
 from msa_lite.pipeline.run.evidence import check_evidence
@@ -83,7 +83,7 @@ class Verb:
 
     def trials(self, context: Context) -> Trials:
         """Return the run of a baseline that trains."""
-        return resolve_trials(context, self.settings)
+        return Trials(context, self.settings)
 
 
 def find_verb(
@@ -141,12 +141,12 @@ def facts_of_run(run: Run) -> Facts:
 
 
 def _baseline(settings: Sequence[Setting], context: Context) -> list[Stage]:
-    return baseline_stages(resolve_trials(context, settings))
+    return baseline_stages(Trials(context, settings))
 
 
 def _check_baseline(settings: Sequence[Setting], run: Run) -> None:
     """Raise, before any training, if the method lacks what it needs."""
-    resolve_trials(Context.of(run), settings).check()
+    Trials(Context.of(run), settings).check()
 
 
 def _check_attacks(run: Run) -> None:
