@@ -1,25 +1,27 @@
-"""Choose among candidates by their scores on validation rows, and give reasons to doubt the choice."""
+"""Choose among candidates by their scores on validation rows, each scored once into a folder of its own."""
 
 from __future__ import annotations
 
 import json
 import logging
+import os
 import shutil
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from msa_lite.choose.candidates import TARGET, Candidates, ScoredFolder
 from msa_lite.choose.rules import Metrics, Rank
-from msa_lite.choose.search import gentleness
+from msa_lite.choose.search import StrengthSearch, gentleness
 from msa_lite.choose.validation import WHOLE, Validation
-from msa_lite.errors import StageError, join_faults
+from msa_lite.errors import NotFiniteError, StageError, join_faults
 from msa_lite.evals.benchmarks.benchmark import Benchmark
 from msa_lite.io.console.progress import Progress, silent
 from msa_lite.io.files.writing import canonical_json, write_json, write_text
 from msa_lite.io.finished.manifest import is_finished, partial_folder, stage_folder
-from msa_lite.io.finished.seal import load_manifest
+from msa_lite.io.finished.seal import MANIFEST, load_manifest
 from msa_lite.report import REPORT_FILE, load_report
 from msa_lite.report.run.choice import (
     CHOICE_FILE,
@@ -34,93 +36,91 @@ from msa_lite.strengths import Strengths
 
 logger = logging.getLogger(__name__)
 
-
-FEW = 12  # rows of a set, of which each is almost a tenth
-_UNTOUCHED = 0.98  # a kept share above which a vector has changed next to nothing
-
-
-def doubts_of(
-    validation: Validation,
-    target: Metrics,
-    candidates: Sequence[Mapping[str, Any]],
-    ranks: Sequence[Rank | str],
-    best: int,
-    remedies: Sequence[str] = (),
-) -> list[str]:
-    """Return the reasons to doubt the choice of candidate number `best`; empty if there is none.
-
-    target: the target's metrics. candidates: their values, in the order of the ranks. remedies: what this run can try
-    where no candidate both forgets and keeps.
-    """
-    rule, benchmark, rank = validation.rule, validation.benchmark, ranks[best]
-    assert isinstance(rank, Rank), "a broken candidate is never chosen"
-    doubts = [] if rank.met else [rule.unmet(rank)]
-    if not {"rouge_l_r", "probability_r", *benchmark.vital} & target.keys():
-        doubts.append(
-            "there are no retain rows, so nothing shows what else was lost; add rows to keep (retain.data, or "
-            "evaluate.retain)"
-        )
-    if coarse := benchmark.resolution(rule.needs()):
-        doubts.append(coarse)
-    advice = strength_advice(candidates, ranks, best, remedies)
-    return [*doubts, *few_rows(benchmark), *advice, *rule.notes(target, validation.unjudged)]
-
-
-def few_rows(benchmark: Benchmark) -> list[str]:
-    """Say which sets have few rows, and whether choice and final scores share the retain rows."""
-    few = [f"{name}: {len(part.items)}" for name, part in benchmark.sets.items() if len(part.items) < FEW]
-    doubts = [f"it rests on few rows ({', '.join(few)})"] if few else []
-    if benchmark.split == WHOLE and (retain := benchmark.sets.get("retain")):
-        doubts.append(
-            f"there are too few retain rows to divide ({len(retain.items)}), so the final scores are on the same rows "
-            "as the choice; add rows (evaluate.retain)"
-        )
-    return doubts
-
-
-def strength_advice(
-    candidates: Sequence[Mapping[str, Any]], ranks: Sequence[Rank | str], best: int, remedies: Sequence[str] = ()
-) -> list[str]:
-    """Say in which direction a better point may lie that was not tried; nothing if the best is good enough.
-
-    candidates: their values, in the order of the ranks. `Rank.aim` gives the direction, if the rule can tell; if it
-    cannot, every edge of the grid may hide a better point. remedies: as of `doubts_of`.
-    """
-    rank, values = ranks[best], candidates[best]
-    assert isinstance(rank, Rank), "a broken candidate is never chosen"
-    if "alpha" not in values:
-        hint = "try gentler ones: a lower baseline.learning_rate, or fewer epochs"
-        return [hint] if rank.aim == "gentler" else []
-    tried = {key: sorted({float(c[key]) for c in candidates if key in c}) for key in ("alpha", "beta")}
-    several = {key for key, numbers in tried.items() if len(numbers) > 1}
-    largest = {key for key in several if values[key] == tried[key][-1]}
-    smallest = {key for key in several if values[key] == tried[key][0] > 0}
-    if rank.aim is None:
-        edges = [f"{key} {values[key]:g} is the largest tried; a larger one may be better" for key in largest]
-        edges += [f"{key} {values[key]:g} is the smallest tried; a smaller one may be better" for key in smallest]
-        return sorted(edges)
-    if rank.aim == "enough":
-        return []
-    aims = {other.aim if isinstance(other, Rank) else "gentler" for other in ranks}
-    if "neither" in aims or aims >= {"stronger", "gentler"}:
-        instead = f". Try {', or '.join(remedies)}" if remedies else ""
-        more = ["beta"] if "beta" in largest else []
-        return [
-            f"gentler points know too much, stronger ones lose too much{instead}",
-            *(f"{key} {values[key]:g} is the largest tried; a larger one may keep more" for key in more),
-        ]
-    if rank.aim == "gentler":
-        return [f"no alpha below {tried['alpha'][0]:g} was tried; a smaller one may keep more"]
-    if rank.kept > _UNTOUCHED:
-        return [
-            f"no point forgets, up to alpha {tried['alpha'][-1]:g}, and all of them keep enough. The forget vector may "
-            "have learnt too little, see its loss: fit it longer (vector.epochs), at a higher vector.learning_rate, or "
-            "try larger alphas"
-        ]
-    return [f"an alpha larger than {tried['alpha'][-1]:g} may forget more"]
-
-
 IDEAL = "ideal"
+TARGET = "target"  # the folder of the model that candidates are compared with; scored like them
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """The candidates to choose from, and how to load their models."""
+
+    values: Sequence[Values]
+    """The values of each candidate; unused with a search."""
+    load: Callable[[Values | None], Any]
+    """Loads a candidate's model, or the target for None, ready to be scored."""
+    made_of: Any
+    """Identities of the models and vectors that candidates are made from, JSON-able."""
+    known: Mapping[str, Path] = field(default_factory=dict)
+    """Folders with the records and reports of candidates (or `TARGET`) that are scored already, by name."""
+    search: StrengthSearch | None = None
+    """The search that finds the values one after the other, in place of a list."""
+    release: Callable[[], None] = lambda: None
+    """Frees the memory of the loaded models; `load` may be called again."""
+    remedies: Sequence[str] = ()
+    """What to try in this run where no candidate both forgets and keeps, in words."""
+    helped: Callable[[Sequence[Values]], AbstractContextManager[int]] = lambda points: nullcontext(1)
+    """Has all n processes of a launch score every n-th of these candidates while the block runs, and gives n."""
+
+    def inputs(self, validation: Validation) -> dict[str, Any]:
+        """Return all that decides the choice, for a manifest."""
+        candidates = self.search.describe() if self.search else [dict(values) for values in self.values]
+        return {"candidates": candidates} | validation.describe_rule() | self.scored_by(validation)
+
+    def scored_by(self, validation: Validation) -> dict[str, Any]:
+        """Return all that decides the scores of a candidate; they hold for other grids and rules as well."""
+        return {"made_of": self.made_of, **validation.describe()}
+
+
+@dataclass(frozen=True)
+class ScoredFolder:
+    """The folder that candidates are scored into."""
+
+    folder: Path
+    candidates: Candidates
+    validation: Validation
+
+    def take_known(self, names: Collection[str]) -> None:
+        """Copy the records and reports of those that are scored already."""
+        for name, known in self.candidates.known.items():
+            if name in names and self.missing([name]):
+                copy = self.folder / f"{name}.tmp"  # whole or not at all; what a kill leaves is removed by the next run
+                shutil.copytree(known, copy, ignore=shutil.ignore_patterns(MANIFEST), dirs_exist_ok=True)
+                shutil.rmtree(self.folder / name, ignore_errors=True)
+                copy.rename(self.folder / name)
+
+    def keep(self, names: Collection[str]) -> None:
+        """Remove candidates that a stopped choice has left: all folders but `names`."""
+        for path in self.folder.iterdir():
+            if path.is_dir() and path.name not in names:
+                shutil.rmtree(path)
+
+    def missing(self, names: Sequence[str]) -> list[str]:
+        """Return the names that have no report yet."""
+        return [name for name in names if not (self.folder / name / REPORT_FILE).is_file()]
+
+    def rank(self, name: str) -> Rank | str:
+        """Return the rank of a candidate or the target, or why it is broken. Raise as `Validation.rank`."""
+        return self.validation.rank(self.folder / name, self.folder / TARGET)
+
+    def score(self, candidates: Mapping[str, Values | None], after: Callable[[], None] = lambda: None) -> None:
+        """Score the candidates that are missing, by name, None for the target; call `after` after each."""
+        for name, values in candidates.items():
+            if self.missing([name]):
+                self._score(name, values)
+                after()
+
+    def _score(self, name: str, values: Values | None) -> None:
+        folder = self.folder / name
+        logger.info("scoring %s in process %d", name, os.getpid())
+        try:
+            about, release = {"candidate": values or TARGET}, self.candidates.release
+            load = partial(self.candidates.load, values)
+            self.validation.score_into(folder, load, about, whole=values is None, release=release)
+        except NotFiniteError as error:
+            if values is None:  # candidates are compared with the target
+                raise
+            logger.warning("%s: %s; it is left out of the choice", name, error)
+            self.validation.write_broken(folder, str(error))
 
 
 def choose(
@@ -228,7 +228,6 @@ def _score_all(work: ScoredFolder, candidates: Sequence[Values], label: str, pro
 
     def report_progress() -> None:
         progress(label, len(todo) - len(work.missing(list(todo))), likely)
-        work.tell(todo)
 
     work.score({TARGET: None}, report_progress)
     report_progress()
@@ -244,3 +243,88 @@ def help_choose(candidates: Candidates, validation: Validation, out: Path, point
     """Score these candidates of a choice that another process makes (`choose` into `out`)."""
     work = ScoredFolder(partial_folder(out), candidates, validation)
     work.score({candidate_name(values): values for values in points})
+
+
+FEW = 12  # rows of a set, of which each is almost a tenth
+_UNTOUCHED = 0.98  # a kept share above which a vector has changed next to nothing
+
+
+def doubts_of(
+    validation: Validation,
+    target: Metrics,
+    candidates: Sequence[Mapping[str, Any]],
+    ranks: Sequence[Rank | str],
+    best: int,
+    remedies: Sequence[str] = (),
+) -> list[str]:
+    """Return the reasons to doubt the choice of candidate number `best`; empty if there is none.
+
+    target: the target's metrics. candidates: their values, in the order of the ranks. remedies: what this run can try
+    where no candidate both forgets and keeps.
+    """
+    rule, benchmark, rank = validation.rule, validation.benchmark, ranks[best]
+    assert isinstance(rank, Rank), "a broken candidate is never chosen"
+    doubts = [] if rank.met else [rule.unmet(rank)]
+    if not {"rouge_l_r", "probability_r", *benchmark.vital} & target.keys():
+        doubts.append(
+            "there are no retain rows, so nothing shows what else was lost; add rows to keep (retain.data, or "
+            "evaluate.retain)"
+        )
+    if coarse := benchmark.resolution(rule.needs()):
+        doubts.append(coarse)
+    advice = strength_advice(candidates, ranks, best, remedies)
+    return [*doubts, *few_rows(benchmark), *advice, *rule.notes(target, validation.unjudged)]
+
+
+def few_rows(benchmark: Benchmark) -> list[str]:
+    """Say which sets have few rows, and whether choice and final scores share the retain rows."""
+    few = [f"{name}: {len(part.items)}" for name, part in benchmark.sets.items() if len(part.items) < FEW]
+    doubts = [f"it rests on few rows ({', '.join(few)})"] if few else []
+    if benchmark.split == WHOLE and (retain := benchmark.sets.get("retain")):
+        doubts.append(
+            f"there are too few retain rows to divide ({len(retain.items)}), so the final scores are on the same rows "
+            "as the choice; add rows (evaluate.retain)"
+        )
+    return doubts
+
+
+def strength_advice(
+    candidates: Sequence[Mapping[str, Any]], ranks: Sequence[Rank | str], best: int, remedies: Sequence[str] = ()
+) -> list[str]:
+    """Say in which direction a better point may lie that was not tried; nothing if the best is good enough.
+
+    candidates: their values, in the order of the ranks. `Rank.aim` gives the direction, if the rule can tell; if it
+    cannot, every edge of the grid may hide a better point. remedies: as of `doubts_of`.
+    """
+    rank, values = ranks[best], candidates[best]
+    assert isinstance(rank, Rank), "a broken candidate is never chosen"
+    if "alpha" not in values:
+        hint = "try gentler ones: a lower baseline.learning_rate, or fewer epochs"
+        return [hint] if rank.aim == "gentler" else []
+    tried = {key: sorted({float(c[key]) for c in candidates if key in c}) for key in ("alpha", "beta")}
+    several = {key for key, numbers in tried.items() if len(numbers) > 1}
+    largest = {key for key in several if values[key] == tried[key][-1]}
+    smallest = {key for key in several if values[key] == tried[key][0] > 0}
+    if rank.aim is None:
+        edges = [f"{key} {values[key]:g} is the largest tried; a larger one may be better" for key in largest]
+        edges += [f"{key} {values[key]:g} is the smallest tried; a smaller one may be better" for key in smallest]
+        return sorted(edges)
+    if rank.aim == "enough":
+        return []
+    aims = {other.aim if isinstance(other, Rank) else "gentler" for other in ranks}
+    if "neither" in aims or aims >= {"stronger", "gentler"}:
+        instead = f". Try {', or '.join(remedies)}" if remedies else ""
+        more = ["beta"] if "beta" in largest else []
+        return [
+            f"gentler points know too much, stronger ones lose too much{instead}",
+            *(f"{key} {values[key]:g} is the largest tried; a larger one may keep more" for key in more),
+        ]
+    if rank.aim == "gentler":
+        return [f"no alpha below {tried['alpha'][0]:g} was tried; a smaller one may keep more"]
+    if rank.kept > _UNTOUCHED:
+        return [
+            f"no point forgets, up to alpha {tried['alpha'][-1]:g}, and all of them keep enough. The forget vector may "
+            "have learnt too little, see its loss: fit it longer (vector.epochs), at a higher vector.learning_rate, or "
+            "try larger alphas"
+        ]
+    return [f"an alpha larger than {tried['alpha'][-1]:g} may forget more"]

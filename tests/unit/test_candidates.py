@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from msa_lite.choose.candidates import TARGET, Candidates, ScoredFolder, Values
-from msa_lite.choose.choice import choose, help_choose
+from msa_lite.choose.choice import TARGET, Candidates, ScoredFolder, Values, choose, help_choose
 from msa_lite.choose.rules import LeastExtraction
 from msa_lite.choose.search import StrengthSearch
 from msa_lite.choose.validation import BROKEN, Validation

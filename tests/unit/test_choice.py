@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from msa_lite.choose import candidates as module
-from msa_lite.choose.candidates import TARGET, Candidates, Values
-from msa_lite.choose.choice import choose, load_choice
+from msa_lite.choose import choice as module
+from msa_lite.choose.choice import TARGET, Candidates, Values, choose, load_choice
 from msa_lite.choose.rules import LeastExtraction, PaperScore
 from msa_lite.choose.validation import BROKEN, Validation
 from msa_lite.data import Prompter, Template

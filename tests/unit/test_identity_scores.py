@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from msa_lite.choose.candidates import Candidates
+from msa_lite.choose.choice import Candidates
 from msa_lite.choose.rules import LeastExtraction, PaperScore
 from msa_lite.choose.search import StrengthSearch
 from msa_lite.choose.validation import Validation
@@ -142,7 +142,7 @@ def test_a_choice_is_known_by_candidates_rows_and_rule(tmp_path: Path) -> None:
         "made_of": {"seed": 1},
         "search": StrengthSearch(None, None),
     }
-    assert_all_named(Candidates, changes, ["load", "known", "release", "remedies", "tell"])
+    assert_all_named(Candidates, changes, ["load", "known", "release", "remedies", "helped"])
     assert_told_apart(lambda change: replace(base, **change).inputs(rows), one_each(changes))
     validation = {
         "benchmark": tofu.only({"forget"}),

@@ -13,8 +13,7 @@ import torch
 from accelerate import PartialState
 
 from msa_lite.choose import validation as module
-from msa_lite.choose.candidates import TARGET, Candidates, Values
-from msa_lite.choose.choice import choose
+from msa_lite.choose.choice import TARGET, Candidates, Values, choose
 from msa_lite.choose.rules import LeastExtraction, PaperScore, Rule
 from msa_lite.choose.validation import Validation
 from msa_lite.data import Prompter, Row, Template

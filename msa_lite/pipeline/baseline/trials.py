@@ -14,7 +14,7 @@ from typing import Any
 from msa_lite.baselines.losses import check_layer
 from msa_lite.baselines.methods import METHODS, Value
 from msa_lite.baselines.objective import BaselineObjective, ReferenceCache, draw_answers
-from msa_lite.choose.candidates import TARGET, Candidates, Values
+from msa_lite.choose.choice import TARGET, Candidates, Values
 from msa_lite.data import Example, encode_qa, pad_id
 from msa_lite.errors import NotFiniteError, StageError, UsageError
 from msa_lite.io.console.progress import Progress, silent

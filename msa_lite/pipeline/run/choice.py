@@ -14,11 +14,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from msa_lite.choose.candidates import TARGET, Candidates, Values
-from msa_lite.choose.choice import choose, help_choose
-from msa_lite.choose.rules import Metrics, Rank
+from msa_lite.choose.choice import TARGET, Candidates, Values, choose, help_choose
 from msa_lite.choose.search import StrengthSearch
 from msa_lite.io.console.progress import Progress
+from msa_lite.io.finished.manifest import is_finished
 from msa_lite.io.finished.seal import load_manifest
 from msa_lite.io.launch.crew import Crew
 from msa_lite.pipeline.prepare.fits import check_learns
@@ -31,7 +30,7 @@ from msa_lite.pipeline.stages.asking import choice_costs
 from msa_lite.pipeline.stages.stage import Stage
 from msa_lite.recipe import Recipe
 from msa_lite.report import REPORT_FILE
-from msa_lite.report.run.choice import Choice, load_choice, score_heading
+from msa_lite.report.run.choice import Candidate, Choice, load_choice, score_heading
 from msa_lite.report.run.stages import ROWS
 from msa_lite.strengths import Strengths
 from msa_lite.train import Line
@@ -123,19 +122,22 @@ def check_strengths(run: Run) -> None:
 
 def choose_candidate(run: Run, candidates: Candidates, what: str, progress: Progress) -> Choice:
     """Return the best candidate on the run's validation rows. Warn of reasons to doubt it."""
-    with tracking_of(run).lines("sweep") as report:
-        if run.recipe.trackers:
-            candidates = replace(candidates, tell=lambda *scored: report(_tracked_line(*scored)))
-        choice = choose(candidates, validation_of(run), run.folder / "sweep", f"choosing {what}", progress)
+    validation, out = validation_of(run), run.folder / "sweep"
+    is_new = not is_finished(out, candidates.inputs(validation))
+    choice = choose(candidates, validation, out, f"choosing {what}", progress)
+    if is_new:
+        with tracking_of(run).lines("sweep") as report:
+            for candidate in choice.candidates:
+                report(_tracked_line(candidate))
     for doubt in (doubt for doubt in choice.doubts if doubt not in run.notes):  # the run has begun with its notes
         logger.warning("the choice of %s: %s", what, doubt)
     return choice
 
 
-def _tracked_line(values: Values, rank: Rank | str, metrics: Metrics) -> Line:
+def _tracked_line(candidate: Candidate) -> Line:
     """Return the numbers of a candidate: its values, its score unless it is broken, its metrics."""
-    scored = {} if isinstance(rank, str) else {"score": rank.value, "conditions_met": float(rank.met)}
-    line = {**values, **scored, **metrics}
+    scored = {} if candidate.score is None else {"score": candidate.score, "conditions_met": float(candidate.met)}
+    line = {**candidate.values, **scored, **{name: metric.value for name, metric in candidate.metrics.items()}}
     return {name: float(value) for name, value in line.items() if isinstance(value, int | float)}
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from msa_lite.choose.candidates import Values
+from msa_lite.choose.choice import Values
 from msa_lite.data import Row
 from msa_lite.errors import UsageError
 from msa_lite.io.finished.seal import load_manifest

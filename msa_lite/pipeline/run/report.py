@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from msa_lite.benchmarks import OWN
-from msa_lite.choose.candidates import Values
+from msa_lite.choose.choice import Values
 from msa_lite.data import DataSource, Row
 from msa_lite.data.rows import read_any_rows
 from msa_lite.errors import FormatError, MismatchError, MsaError, UsageError, join_faults

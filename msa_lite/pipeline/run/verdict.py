@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from msa_lite.benchmarks import BENCHMARKS
-from msa_lite.choose.candidates import Values
+from msa_lite.choose.choice import Values
 from msa_lite.data import Row
 from msa_lite.errors import FormatError
 from msa_lite.evals.benchmarks.benchmark import Record, Records

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from msa_lite.baselines.methods import check_grids
-from msa_lite.choose.candidates import Values
+from msa_lite.choose.choice import Values
 from msa_lite.data import Row
 from msa_lite.io.console.progress import Progress, Step, announce, muted, notices, silent
 from msa_lite.io.finished.seal import load_manifest
