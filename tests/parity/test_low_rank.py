@@ -14,7 +14,7 @@ from safetensors.numpy import load_file
 from msa_lite.errors import MismatchError
 from msa_lite.io.finished.seal import load_manifest
 from msa_lite.merger import merge_adapters
-from msa_lite.merger.adapters.low_rank import approximate
+from msa_lite.merger.adapters.modules import approximate
 from tests.support.models import load
 
 RANK = 6

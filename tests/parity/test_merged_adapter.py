@@ -19,7 +19,7 @@ from msa_lite.io.files.writing import json_form
 from msa_lite.io.finished.seal import load_manifest, verify_folder
 from msa_lite.io.weights.adapter import ADAPTER_CONFIG, ADAPTER_FILE, load_adapter
 from msa_lite.merger import merge, merge_adapters
-from msa_lite.merger.adapters.low_rank import truncate
+from msa_lite.merger.adapters.modules import truncate
 from tests.support.processes import fork_cli
 
 Make = Callable[..., Path]

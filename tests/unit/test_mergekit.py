@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shlex
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from msa_lite.errors import UsageError
 from msa_lite.merger import Term, mergekit_recipe
 from msa_lite.merger.formula import number_terms
 from msa_lite.merger.mergekit.reader import read_recipe
-from msa_lite.merger.mergekit.recipes import MergeRequest, Reference, command_line, write_recipe
+from msa_lite.merger.mergekit.recipes import MergeRequest, Reference, write_recipe
 
 T, F, R, P = (Reference(name) for name in ("org/target", "org/forget", "org/retain", "org/prior"))
 FORMS = ("org/target", "org/forget", "org/retain", "org/prior")
@@ -133,7 +132,8 @@ def test_a_recipe_says_how_it_is_run_and_everything_that_matters() -> None:
     text = write(merge_of(T, F, 1e-05, None, 0.0, P, "same"), (True, False), needs_prior=True)
     comments = [line for line in text.splitlines() if line.startswith("#")]
     assert text.startswith("\n".join(comments))
-    assert f"#   {command_line('CONFIG', 'OUT', adapters=True)}" in comments
+    options = "--lora-merge-cache OUT.lora-cache --lora-merge-dtype float32"
+    assert f"#   mergekit-yaml CONFIG OUT {options}" in comments
     assert any("mergekit >= 0.1.5" in line for line in comments)
     assert any("target - 1e-05 (forget-tuned - prior); alpha 1e-05, beta 0.0" in line for line in comments)
     document = yaml.safe_load(text)
@@ -156,13 +156,6 @@ def test_names_that_mergekit_would_split_are_mappings() -> None:
     models = yaml.safe_load(write(request, (True, True)))["models"]
     assert models[0]["model"] == {"model": {"path": "org/target"}, "lora": {"path": "a@b", "revision": "v1"}}
     assert models[1]["model"] == "org/target+c@d"
-
-
-def test_commands_are_quoted_for_a_shell() -> None:
-    plain = command_line("it's.yml", "new folder/", adapters=False)
-    assert shlex.split(plain) == ["mergekit-yaml", "it's.yml", "new folder/"]
-    words = shlex.split(command_line("c.yml", "new folder/", adapters=True))
-    assert words[3:] == ["--lora-merge-cache", "new folder.lora-cache", "--lora-merge-dtype", "float32"]
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from pathlib import Path
 from typing import Any
 
@@ -158,19 +157,6 @@ def test_a_file_that_is_not_there_or_not_text_is_refused(tmp_path: Path) -> None
 def test_yaml_that_nobody_writes_is_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(UsageError):
         read(tmp_path, text)
-
-
-@pytest.mark.parametrize("kind", ["pipe", "zeros", "folder", "circle"])
-def test_what_is_no_file_is_never_waited_for(tmp_path: Path, kind: str) -> None:
-    path = tmp_path / "recipe.yml"
-    {
-        "pipe": os.mkfifo,
-        "folder": os.mkdir,
-        "zeros": lambda p: p.symlink_to("/dev/zero"),
-        "circle": lambda p: p.symlink_to(p),
-    }[kind](path)
-    with pytest.raises(UsageError, match=r"recipe\.yml"):
-        read_recipe(path)
 
 
 scalars = st.sampled_from(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar
@@ -18,7 +18,6 @@ from msa_lite.io.weights.blocks import Files, Scratch
 from msa_lite.io.weights.checkpoint import TensorEntry
 from msa_lite.io.weights.factors import BareParameter, ExpertShare, LowRank
 from msa_lite.io.weights.vocabulary import is_head
-from msa_lite.merger.adapters.low_rank import OVERSAMPLED, approximate, squared_norm, truncate
 from msa_lite.merger.checks.checked import CheckedMerge
 from msa_lite.merger.checks.memory import block_rows, blocks_of
 from msa_lite.merger.formula import Factors, Term, combine_factors
@@ -28,6 +27,10 @@ from msa_lite.merger.vectors.tied_head import ties_head
 _FACTOR_KEYS = {False: "base_model.model.{}{}.lora_{}.weight", True: "base_model.model.{}{}.lora_embedding_{}"}
 TensorList = list[tuple[str, str, tuple[int, int], int]]
 """Name, dtype, shape and bytes of tensors."""
+OVERSAMPLED = 8  # columns of the sketch beyond the rank
+_ITERATIONS = 2  # of the power method: singular values of updates fall slowly
+ReadRows = Callable[[], Iterable[tuple[slice, np.ndarray]]]
+"""Yields a matrix by rows; called once for each pass."""
 
 
 def _pair(key: str, shape: tuple[int, int], rank: int) -> TensorList:
@@ -216,6 +219,53 @@ def update_rows(files: Files, entry: TensorEntry, terms: Sequence[Term[Delta]]) 
         for term in loaded:
             rows += term.weight * term.vector.rows(files, start, stop, np.float64, scratch)
         yield slice(start, stop), rows
+
+
+# Products of few ranks in the place of matrices: the best ones in the Frobenius norm (Eckart and Young), in fp64
+
+
+def squared_norm(b: np.ndarray, a: np.ndarray) -> float:
+    """Return ‖B A‖², without the product."""
+    return float(np.sum((b.T @ b) * (a @ a.T)))
+
+
+def truncate(b: np.ndarray, a: np.ndarray, rank: int) -> tuple[np.ndarray, np.ndarray, float]:
+    """Return the best approximation of B A of this rank, never forming the product; and its squared error.
+
+    b: (out, r), a: (r, in). With B = Q_b R_b and Aᵀ = Q_a R_a the singular values are those of R_b R_aᵀ, which is
+    at most (r, r).
+    """
+    left, core_left = np.linalg.qr(b)
+    right, core_right = np.linalg.qr(a.T)
+    u, s, v = np.linalg.svd(core_left @ core_right.T, full_matrices=False)
+    root = np.sqrt(s[:rank])
+    return left @ (u[:, :rank] * root), (root[:, None] * v[:rank]) @ right.T, float(np.sum(s[rank:] ** 2))
+
+
+def approximate(rows: ReadRows, shape: tuple[int, int], rank: int) -> tuple[Factors, float, float]:
+    """Return B (out, rank) and A (rank, in) near a matrix that is only read by rows; its squared norm, and theirs.
+
+    A random sketch finds the range of the largest singular values, and two steps of the power method sharpen it; the
+    matrix is read six times. Source: Halko, Martinsson and Tropp (2011), algorithms 4.4 and 5.1. The result depends on
+    the matrix alone.
+    """
+    (out, into), width = shape, min(rank + OVERSAMPLED, *shape)
+    sketch = np.random.default_rng(0).standard_normal((into, width))
+    whole = 0.0
+    for step in range(_ITERATIONS + 1):
+        image = np.empty((out, width))
+        for part, block in rows():
+            image[part] = block @ sketch
+            whole += float(np.sum(block * block)) if step == 0 else 0.0
+        basis, _ = np.linalg.qr(image)
+        seen = np.zeros((into, width))  # Dᵀ Q
+        for part, block in rows():
+            seen += block.T @ basis[part]
+        if step < _ITERATIONS:
+            sketch, _ = np.linalg.qr(seen)
+    u, s, v = np.linalg.svd(seen.T, full_matrices=False)
+    root = np.sqrt(s[:rank])
+    return ((basis @ u[:, :rank]) * root, root[:, None] * v[:rank]), whole, float(np.sum(s[:rank] ** 2))
 
 
 Module = FactorModule | DenseModule

@@ -1,4 +1,4 @@
-"""The memory and the work of a merge, by headers: blocks of rows, threads, and how long it takes at least."""
+"""The memory and the work of a merge, by headers: blocks of rows, threads, bytes."""
 
 from __future__ import annotations
 
@@ -22,8 +22,6 @@ RESERVED = 100 << 20  # bytes for Python, numpy and the buffers of the output fi
 _TENSOR = 1500  # bytes that a tensor's names, places and figures take
 _LARGEST = 10**15  # bytes of memory that anybody allows
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
-# Seconds a byte or number on one core of a 2024 server; only for the estimate that is printed.
-_SECONDS_BYTE, _SECONDS_PRODUCT, _SECONDS_DENSE, _SECONDS_CODES = 1.0e-9, 2.5e-9, 4.0e-9, 1.5e-8
 
 
 def block_rows(entry: TensorEntry) -> int:
@@ -105,24 +103,13 @@ def _worker_bytes(checked: CheckedMerge, entry: TensorEntry) -> int:
 
 
 def describe_work(checked: CheckedMerge, bounds: Bounds) -> str:
-    """Say how much the merge reads and writes, the memory it takes, and its least time on a fast disk."""
-    tensors = checked.target.tensors
+    """Say how much the merge reads and writes, and the memory and threads that it takes."""
     files = {path for vector in checked.vectors for path in vector.files}
     files |= {shard.path for shard in checked.target.shards}
-    written = checked.output_bytes
-    work = written * _SECONDS_BYTE
-    for name in checked.touched:
-        number = _SECONDS_PRODUCT if checked.is_low_rank(name) else _SECONDS_DENSE
-        number += _SECONDS_CODES if checked.keeps_codes and isinstance(tensors[name], Packed) else 0
-        work += math.prod(tensors[name].shape) * number
-    # It tells where the files hold each expert. As measured: a process with it is that much larger.
-    beside = (
-        " and 300 MB for transformers"
-        if any(low.share for n in checked.touched for low in checked.low_ranks(n))
-        else ""
-    )
+    # transformers tells where the files hold each expert. As measured: a process with it is that much larger.
+    has_experts = any(low.share for name in checked.touched for low in checked.low_ranks(name))
+    beside = " and 300 MB for transformers" if has_experts else ""
     return (
-        f"{readable(sum(path.stat().st_size for path in files))} to read, {readable(written)} to write, about "
-        f"{readable(bounds.memory)} of memory{beside}, {bounds.threads} threads, at least "
-        f"{max(work / bounds.threads, written * _SECONDS_BYTE / 1.5):.1f} s"
+        f"{readable(sum(path.stat().st_size for path in files))} to read, {readable(checked.output_bytes)} to write, "
+        f"about {readable(bounds.memory)} of memory{beside}, {bounds.threads} threads"
     )

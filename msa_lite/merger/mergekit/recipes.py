@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shlex
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,17 +69,6 @@ class ListedModel:
         return {name: {"path": r.path} | ({"revision": r.revision} if r.revision else {}) for name, r in parts.items()}
 
 
-def command_line(config: str, out: str, *, adapters: bool) -> str:
-    """Return the mergekit-yaml command, quoted for a shell, that runs the recipe `config` into `out`.
-
-    adapters: the recipe names adapters. mergekit merges these in fp32 and keeps them as whole models beside `out`.
-    """
-    words = ["mergekit-yaml", config, out]
-    if adapters:
-        words += ["--lora-merge-cache", f"{out.rstrip('/')}.lora-cache", "--lora-merge-dtype", "float32"]
-    return shlex.join(words)
-
-
 def write_recipe(request: MergeRequest, *, stored: str, adapters: Collection[str], needs_prior: bool) -> str:
     """Return a merge as YAML for mergekit >= 0.1.5, with the command that runs it in comments.
 
@@ -141,9 +129,10 @@ def _comments(terms: Sequence[Term[Reference]], adapters: bool, on_prior: bool) 
         "A merge as a mergekit recipe, written by msa-lite:",
         f"unlearned = target{update}; {', '.join(f'{name} {value}' for name, value in strengths.items())}",
         "Run with mergekit >= 0.1.5; CONFIG is this file, OUT a folder that is not there yet:",
-        f"  {command_line('CONFIG', 'OUT', adapters=adapters)}",
+        "  mergekit-yaml CONFIG OUT" + " --lora-merge-cache OUT.lora-cache --lora-merge-dtype float32" * adapters,
     ]
     if adapters:
+        # mergekit merges adapters in fp32 and keeps them as whole models beside OUT.
         lines += ["The cache gets a whole model for each adapter and goes by name: remove it when an adapter changed."]
     if on_prior:
         lines += ["The weights besides the target's add up to 0."]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, Self
 
 import numpy as np
 
@@ -190,22 +190,28 @@ class TokenRows(_OnDisk):
 
 
 @dataclass(frozen=True)
-class CommonRows:
-    """A delta of a tensor's first rows, zero for the others: tokens that not all checkpoints have."""
+class _Around:
+    """A delta that another one is made of."""
 
     delta: Delta
     """The delta."""
-    count: int
-    """The number of rows that it changes."""
-    columns: int
-    """The columns of the tensor."""
 
     @property
     def kind(self) -> str:
         return self.delta.kind
 
-    def load(self, files: Files, dtype: Any) -> CommonRows:
+    def load(self, files: Files, dtype: Any) -> Self:
         return replace(self, delta=self.delta.load(files, dtype))
+
+
+@dataclass(frozen=True)
+class CommonRows(_Around):
+    """A delta of a tensor's first rows, zero for the others: tokens that not all checkpoints have."""
+
+    count: int
+    """The number of rows that it changes."""
+    columns: int
+    """The columns of the tensor."""
 
     def rows(self, files: Files, start: int, stop: int, dtype: Any, scratch: Scratch) -> np.ndarray:
         out = scratch.take("common", (stop - start, self.columns), dtype)
@@ -217,20 +223,11 @@ class CommonRows:
 
 
 @dataclass(frozen=True)
-class TurnedDelta:
+class TurnedDelta(_Around):
     """A delta of stacked matrices (inputs, outputs), for a target that stores them as (outputs, inputs)."""
 
-    delta: Delta
-    """The delta of (n, inputs, outputs)."""
     inputs: int
     outputs: int
-
-    @property
-    def kind(self) -> str:
-        return self.delta.kind
-
-    def load(self, files: Files, dtype: Any) -> TurnedDelta:
-        return replace(self, delta=self.delta.load(files, dtype))
 
     def rows(self, files: Files, start: int, stop: int, dtype: Any, scratch: Scratch) -> np.ndarray:
         out = scratch.take("turned", (stop - start, self.inputs), dtype)
