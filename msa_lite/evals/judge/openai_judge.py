@@ -1,7 +1,7 @@
 """Ask a judge behind a server with OpenAI's interface, a few calls at a time.
 
-Retries with back-off and authentication are the openai package's. A reply is read whole, within limits, and as plain
-JSON, since a server may send anything.
+Retries with back-off, timeouts and authentication are the openai package's. A reply is read as plain JSON, since a
+server may send anything.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-import anyio
-import httpx2
 import openai
 from anyio.from_thread import start_blocking_portal
 
@@ -26,45 +24,13 @@ from msa_lite.io.files.writing import digest
 _AT_A_TIME = 8  # calls, which a server of one's own also takes
 _TRIES = 3  # replies to one ask until one is valid
 _RETRIES = 6  # of a call; with back-off about half a minute in all, since many servers limit the calls of a minute
-_SECONDS = 300.0  # for one try: a slow server of one's own may need minutes for _AT_A_TIME calls; a trickle ends
-_LIMIT = 1 << 20  # bytes of a reply
-_HEADERS = (b"location", b"retry-after", b"retry-after-ms", b"x-should-retry")  # a hostile server's others may harm
+_SECONDS = 300.0  # for one try: a slow server of one's own may need minutes for _AT_A_TIME calls
 _HINTS = {
     401: "check OPENAI_API_KEY",
     403: "check what the key of OPENAI_API_KEY may use",
     404: "check judge.model and judge.base_url, which usually ends in /v1",
     429: "the quota or rate limit is used up; wait",
 }
-
-
-class _Client(openai.DefaultAsyncHttpxClient):
-    """Read each reply whole, within the limits of size and time; follow no redirect."""
-
-    def __init__(self) -> None:
-        super().__init__(follow_redirects=False)
-
-    async def send(self, request: httpx2.Request, *, stream: bool = False, **options: Any) -> httpx2.Response:
-        """Send a call and read its reply to the end. Raise StageError for a reply that is too large or compressed."""
-        request.headers["accept-encoding"] = "identity"
-        body = bytearray()
-        try:
-            with anyio.fail_after(_SECONDS):
-                response = await super().send(request, stream=True, **options)
-                try:
-                    async for part in response.aiter_raw():
-                        body += part
-                        if len(body) > _LIMIT:
-                            raise StageError(
-                                f"a reply has more than {_LIMIT} bytes, which is no judge's; {_HINTS[404]}"
-                            )
-                finally:
-                    await response.aclose()
-        except TimeoutError:
-            raise httpx2.ReadTimeout("the reply does not end", request=request) from None
-        if response.headers.get("content-encoding", "identity").strip().lower() not in ("identity", ""):
-            raise StageError("the server compresses its replies, though it was asked not to")
-        headers = [(name, value) for name, value in response.headers.raw if name.lower() in _HEADERS]
-        return httpx2.Response(response.status_code, headers=headers, content=bytes(body), request=request)
 
 
 class OpenAIJudge(Judge):
@@ -105,7 +71,10 @@ class OpenAIJudge(Judge):
                 progress("judge", answered, len(todo))
 
         address = self.settings.address
-        async with openai.AsyncOpenAI(base_url=address, max_retries=_RETRIES, http_client=_Client()) as client:
+        http = openai.DefaultAsyncHttpxClient(follow_redirects=False)  # elsewhere is not where the texts may go
+        async with openai.AsyncOpenAI(
+            base_url=address, max_retries=_RETRIES, timeout=_SECONDS, http_client=http
+        ) as client:
             try:
                 async with asyncio.TaskGroup() as group:  # the first fault ends all calls
                     for _ in range(_AT_A_TIME):
