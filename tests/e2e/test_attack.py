@@ -87,7 +87,7 @@ def test_a_rerun_prints_all_and_loads_nothing_and_a_removed_part_is_made_again(
     assert (copy / "attacks/report.json").read_bytes() == before
 
 
-def test_a_dry_run_tells_what_is_done_what_is_to_do_and_what_is_copied(copy: Path, call_cli: CallCli) -> None:
+def test_a_dry_run_tells_what_is_done_and_what_is_to_do(copy: Path, call_cli: CallCli) -> None:
     _, out, _ = call_cli("attack", copy, *FEW, "--attacks", "membership,prompt", "--dry-run")
     assert "All stages are done" in out
     shutil.rmtree(copy / "attacks/membership/unlearned")
@@ -103,22 +103,16 @@ def test_a_dry_run_tells_what_is_done_what_is_to_do_and_what_is_copied(copy: Pat
     assert set(states.values()) == {"done"}
     assert str(copy / "attacks/membership/unlearned") in own["writes"]
     _, out, _ = call_cli("attack", other, *FEW, "--attacks", "membership", "--dry-run", "--json")
-    stages = {one["stage"]: one for one in json.loads(out)["stages"]}
-    for model in ("ideal", "target"):
-        taken = stages[f"membership: {model}"]
-        assert taken["reasons"] == [f"copied from {copy / 'attacks/membership' / model}"]
-    assert stages["membership: unlearned"]["reasons"] == []
+    assert [one["stage"] for one in json.loads(out)["stages"]] == ["membership: unlearned"], "the run has the others"
     assert sorted((path, path.stat().st_mtime_ns) for path in copy.rglob("*")) == before, "it wrote something"
 
 
-def test_a_baseline_takes_the_records_of_target_and_ideal(copy: Path, loads: list[str]) -> None:
+def test_a_baseline_reads_the_records_of_target_and_ideal(copy: Path, loads: list[str]) -> None:
     folder = copy / "baselines/task_vector"
     result = msa_lite.attack(folder, ["membership"], overrides=FEW)
     assert set(loads) == {"model", "prior"}, "neither target nor ideal"
     assert result.folder == folder / "attacks"
-    for model in ("ideal", "target"):
-        own, other = (home / f"attacks/membership/{model}/scores.forget.jsonl" for home in (folder, copy))
-        assert own.read_bytes() == other.read_bytes()
+    assert [path.name for path in (folder / "attacks/membership").iterdir() if path.is_dir()] == ["unlearned"]
 
 
 def test_purge_removes_the_rows_and_keeps_the_results(copy: Path) -> None:

@@ -16,14 +16,12 @@ from msa_lite.attacks.attack import Subject, Trial
 from msa_lite.attacks.prompt import Prompting
 from msa_lite.errors import MsaError, StageError, UsageError
 from msa_lite.evals.benchmarks.benchmark import Records
-from msa_lite.pipeline.attack import run as attacking
 from msa_lite.pipeline.attack.campaign import Campaign, open_attacks
 from msa_lite.pipeline.baseline.run import baseline_scope
 from msa_lite.pipeline.prepare.run import msa_scope, prepare
 from msa_lite.pipeline.run.folder import open_run
 from msa_lite.pipeline.verbs.lists import find_verb
 from msa_lite.recipe import load_recipe
-from msa_lite.report.run.attacks import AttackFacts
 from tests.e2e.conftest import FEW, QUICK, CallCli
 from tests.support.pages import page_text
 
@@ -45,12 +43,10 @@ def test_results_beside_another_ideal_or_on_other_rows_are_not_kept(copy: Path) 
     prior = yaml.safe_load((copy / "recipe.yaml").read_text())["prior"]
     for change in (f"evaluate.ideal={prior}", "evaluate.ideal=null", "attack.rows=3"):
         campaign = planned(copy, ["membership"], change)
-        kept, models = attacking._with_earlier(campaign, AttackFacts(()))
-        assert kept.attacks == (), change
-        assert kept.left_out == dict.fromkeys(QUICK, "was made with other models or rows before; make it again")
-        assert set(models) == {*campaign.sources} - {"prior"}
-    kept, _ = attacking._with_earlier(planned(copy, ["sample"]), AttackFacts(()))
-    assert [one.name for one in kept.attacks] == QUICK
+        assert [*campaign.attacks] == ["membership"], change
+        others = dict.fromkeys(set(QUICK) - {"membership"}, "was made with other models or rows before; make it again")
+        assert campaign.left_out == others
+    assert set(planned(copy, ["sample"]).attacks) == {"sample", *QUICK}
 
 
 def test_all_forget_rows_are_attacked_also_those_that_the_choice_was_made_by(copy: Path) -> None:

@@ -1,7 +1,7 @@
 """Hold the wording of the judge's prompts: ours, or that of a publication, from a file of templates.
 
-A template is a text with fields, as {question}, which are replaced by texts. The rule for the reply (one letter) is ours
-in every wording, since the replies are read by it.
+A template is a text with fields, as {question}, which are replaced by texts. The rule for the reply (one letter) is
+ours in every wording, since the replies are read by it.
 """
 
 from __future__ import annotations

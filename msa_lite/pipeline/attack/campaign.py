@@ -69,8 +69,16 @@ class Campaign:
         return [name for name in attack.uses if name in self.sources]
 
     def folder_of(self, name: str, model: str) -> Path:
-        """Return the folder of an attack's records of a model."""
-        return self.folder / ATTACKS_FOLDER / name / model
+        """Return the folder of an attack's records of a model.
+
+        It is the run's, or for target and ideal that of another run of the recipe with records from the same inputs.
+        """
+        own = self.folder / ATTACKS_FOLDER / name / model
+        if model not in REFERENCES or own.exists():
+            return own
+        homes, inputs = [self.home, *sorted((self.home / BASELINES).glob("*"))], self.inputs(name, model)
+        copies = (home / ATTACKS_FOLDER / name / model for home in homes)
+        return next((copy for copy in copies if is_finished(copy, inputs)), own)
 
     def inputs(self, name: str, model: str) -> dict[str, Any]:
         """Return all that decides the records of an attack on a model, as their manifest records it."""
@@ -104,23 +112,9 @@ class Campaign:
         models = (*REFERENCES, UNLEARNED)
         return [(name, m) for m in models for name, attack in self.attacks.items() if m in self.models_of(attack)]
 
-    def finished_folder(self, name: str, model: str) -> Path | None:
-        """Return the folder with the records of an attack on a model, from the same inputs; None: they are to be made.
-
-        It is the run's, or for target and ideal that of another run of the recipe.
-        """
-        folder, inputs = self.folder_of(name, model), self.inputs(name, model)
-        if is_finished(folder, inputs):
-            return folder
-        if model not in REFERENCES or folder.exists():
-            return None
-        homes = [self.home, *sorted((self.home / BASELINES).glob("*"))]
-        copies = (home / ATTACKS_FOLDER / name / model for home in homes if home.resolve() != self.folder.resolve())
-        return next((copy for copy in copies if is_finished(copy, inputs)), None)
-
     def missing(self) -> list[tuple[str, str]]:
         """Return the pairs whose records are still to be made."""
-        return [pair for pair in self.pairs() if not self.finished_folder(*pair)]
+        return [pair for pair in self.pairs() if not is_finished(self.folder_of(*pair), self.inputs(*pair))]
 
     def without(self, reasons: Mapping[str, str]) -> Campaign:
         """Return the campaign without some attacks, each with the reason."""
@@ -130,7 +124,7 @@ class Campaign:
 
 
 def attack_stages(campaign: Campaign) -> list[Stage]:
-    """Return the stages of a campaign: the records of each attack on each model, in the order of the work."""
+    """Return the stages of a campaign: the run's own records of each attack on each model, in the order of the work."""
     return [
         Stage(
             attack_label(name, model),
@@ -141,6 +135,7 @@ def attack_stages(campaign: Campaign) -> list[Stage]:
             holds=ROWS,
         )
         for name, model in campaign.pairs()
+        if campaign.folder_of(name, model).is_relative_to(campaign.folder)
     ]
 
 
@@ -159,7 +154,8 @@ def open_attacks(run: Run, result: Path | None, names: Sequence[str] = ()) -> Ca
 
     Settings of attacks that depend on the models are the same for all of them. result: the folder of the unlearned
     model; None before there is one. names: of the attacks; empty: those that the recipe names, or all that are
-    possible. An attack that somebody named and that cannot be made is an error; else it is left out, with the reason.
+    possible. Attacks that were made before on the same models and rows are among them, so that their results stay in
+    the report. An attack that somebody named and that cannot be made is an error; else it is left out, with the reason.
     Raise UsageError with all that forbids the attacks.
     """
     import torch
@@ -172,17 +168,24 @@ def open_attacks(run: Run, result: Path | None, names: Sequence[str] = ()) -> Ca
     ground, sources = limit_ground(_make_ground(run), rows), _sources(run, result)
     campaign = Campaign(run.folder, run.recipe.folder, {}, sources, ground, _control(run, ground), {})
     attacks, left_out, faults = dict[str, Attack](), dict[str, str](), Faults()
-    for name in [name for name in ATTACKS if name in (wanted or ATTACKS)]:
+    for name in ATTACKS:
+        is_wanted = not wanted or name in wanted
+        if not is_wanted and not (campaign.folder / ATTACKS_FOLDER / name).is_dir():
+            continue
         attack, own = make_attack(name, of_run.get(name, {})), Faults()
         with own.gathered(f"{name}: " if wanted else ""):
             _check_needs(attack, campaign)
             used = [*campaign.models_of(attack), *campaign.used_by(attack)]
-            attacks[name] = attack.fit_to({model: sources[model] for model in used})
-            parts = attacks[name].left_out(campaign.ground_of(attack))
-            left_out |= {f"{name}, {part}": reason for part, reason in parts.items()}
-        if own:
+            attack = attack.fit_to({model: sources[model] for model in used})
+            parts = attack.left_out(campaign.ground_of(attack))
+        if not is_wanted and (own or replace(campaign, attacks={name: attack}).missing()):
+            left_out[name] = "was made with other models or rows before; make it again"
+        elif own:
             left_out[name] = str(own[0])
-        faults += own
+            faults += own
+        else:
+            attacks[name] = attack
+            left_out |= {f"{name}, {part}": reason for part, reason in parts.items()}
     if wanted:
         faults.check()
     if not attacks:

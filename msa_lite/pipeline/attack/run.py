@@ -2,21 +2,20 @@
 
 All models are attacked alike, on the same rows. A model is loaded once for all attacks on it. The records of each
 attack and model are a stage of their own, so that a rerun goes on where a stop was. Records of target and ideal from
-another run of the recipe are used again.
+another run of the recipe are read there.
 """
 
 from __future__ import annotations
 
 import logging
-import shutil
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any, ClassVar
 
 from msa_lite.attack_names import ATTACKS
-from msa_lite.attacks.attack import Subject, make_attack
+from msa_lite.attacks.attack import Subject
 from msa_lite.attacks.findings import TrialRecords, judge_model, measured
 from msa_lite.errors import MsaError, StageError, join_faults
 from msa_lite.evals.benchmarks.benchmark import Record
@@ -24,11 +23,10 @@ from msa_lite.evals.engine.models import model_identity
 from msa_lite.evals.scores.records import read_records, write_records
 from msa_lite.io.console.progress import Progress, Step, announce, notices, under
 from msa_lite.io.finished.manifest import stage_folder
-from msa_lite.io.finished.seal import load_manifest
 from msa_lite.pipeline.attack.campaign import REFERENCES, UNLEARNED, Campaign, attack_label, attack_says, attack_stages
 from msa_lite.pipeline.run.report import write_run_report
 from msa_lite.report import Report, write_report
-from msa_lite.report.run.attacks import ATTACKS_FOLDER, AttackFacts, AttackResult, attack_report, load_attacks
+from msa_lite.report.run.attacks import ATTACKS_FOLDER, AttackFacts, AttackResult, attack_report
 from msa_lite.report.run.stages import add_stages
 
 logger = logging.getLogger(__name__)
@@ -61,14 +59,15 @@ def run_attacks(campaign: Campaign, progress: Progress) -> Attacked:
     before that.
     """
     if missing := campaign.missing():
-        _tell(campaign)
+        _tell(campaign, dict.fromkeys(name for name, _ in missing))
         announce(progress, [Step(attack_label(*pair), attack_says(pair[0])) for pair in missing])
     add_stages([stage.listed(campaign.folder) for stage in attack_stages(campaign)], campaign.folder)
-    _take_over(campaign)
     failed = _make_records(campaign, progress)
     campaign, out = campaign.without(failed), campaign.folder / ATTACKS_FOLDER
-    facts, models = _with_earlier(campaign, _judge(campaign))
+    facts = _judge(campaign)
     if facts.attacks:
+        attacked = [name for name in (*REFERENCES, UNLEARNED) if name in campaign.sources]
+        models = {name: model_identity(campaign.sources[name]) for name in attacked}
         write_report(attack_report(facts, models), out)
         write_run_report(campaign.folder)
     if failed:
@@ -77,64 +76,11 @@ def run_attacks(campaign: Campaign, progress: Progress) -> Attacked:
     return Attacked(out, facts)
 
 
-def _with_earlier(campaign: Campaign, facts: AttackFacts) -> tuple[AttackFacts, dict[str, Any]]:
-    """Return the results with those of other attacks that were made before, and the identities of all models.
-
-    Results on other models or rows, or beside another control, are left out: they would be read as shares between the
-    models of this report.
-    """
-    attacked = [name for name in (*REFERENCES, UNLEARNED) if name in campaign.sources]
-    models = {name: model_identity(campaign.sources[name]) for name in attacked}
-    earlier = load_attacks(campaign.folder / ATTACKS_FOLDER, campaign.sources[UNLEARNED].folder)
-    if earlier is None:
-        return facts, models
-    results = {result.name: result for result in facts.attacks}
-    # "relearn, part" is a part of an attack, which may be made now.
-    left_out = {name: reason for name, reason in earlier.left_out.items() if name.partition(",")[0] not in results}
-    left_out |= facts.left_out
-    for result in earlier.attacks:
-        if result.name in ATTACKS and result.name not in results:
-            if result.control == campaign.control and _has_same_inputs(campaign, result.name):
-                results[result.name] = result
-            else:
-                left_out[result.name] = "was made with other models or rows before; make it again"
-    # The parts of an attack that is left out as a whole need no word.
-    left_out = {
-        name: reason
-        for name, reason in left_out.items()
-        if name not in results and ("," not in name or name.partition(",")[0] not in left_out)
-    }
-    return AttackFacts(tuple(results[name] for name in ATTACKS if name in results), left_out), models
-
-
-def _has_same_inputs(campaign: Campaign, name: str) -> bool:
-    """Check whether an earlier attack was made on the models and rows of a campaign, by its records."""
-    attack = make_attack(name, {})
-    campaign = replace(campaign, attacks={name: attack})
-    for model in campaign.models_of(attack):
-        recorded = (load_manifest(campaign.folder_of(name, model)) or {}).get("inputs", {})
-        present = campaign.inputs(name, model)
-        if any(recorded.get(key) != present[key] for key in ("model", "others", "rows")):
-            return False
-    return True
-
-
-def _take_over(campaign: Campaign) -> None:
-    """Copy finished records of target and ideal from the recipe's other runs, where their inputs are the same."""
-    for pair in campaign.pairs():
-        out, finished = campaign.folder_of(*pair), campaign.finished_folder(*pair)
-        if finished and finished != out:
-            out.parent.mkdir(parents=True, exist_ok=True)
-            copy = out.with_name(f"{out.name}.tmp")
-            shutil.copytree(finished, copy, dirs_exist_ok=True)
-            copy.rename(out)
-
-
-def _tell(campaign: Campaign) -> None:
+def _tell(campaign: Campaign, attacks: Iterable[str]) -> None:
     """Tell what will be attacked, and what will not."""
     notices.info(
         "%s on %s, %d forget rows%s",
-        ", ".join(campaign.attacks),
+        ", ".join(attacks),
         ", ".join(name for name in (*REFERENCES, UNLEARNED) if name in campaign.sources),
         len(campaign.ground.forget),
         f" and {len(campaign.ground.holdout)} holdout rows" if campaign.ground.holdout else "",

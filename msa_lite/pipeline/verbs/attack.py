@@ -51,13 +51,8 @@ def attack(
 def dry_attack(folder: str | Path, attacks: Sequence[str] = (), overrides: Iterable[str] = ()) -> DryRun:
     """Return what `attack` would do with the same arguments; raise what it raises before its work. Write nothing."""
     campaign = _campaign(_open(folder, attacks), attacks, overrides)
-    states = look_ahead(attack_stages(campaign))
-    for at, pair in enumerate(campaign.pairs()):
-        finished = campaign.finished_folder(*pair)
-        if finished and finished != states[at].folder:
-            states[at] = replace(states[at], reasons=[f"copied from {finished}"])
     files = [f"{ATTACKS_FOLDER}/{REPORT_FILE}", *REPORT_FILES, RECORD_FILE]
-    return DryRun("attack", campaign.folder, states, campaign.remarks, files)
+    return DryRun("attack", campaign.folder, look_ahead(attack_stages(campaign)), campaign.remarks, files)
 
 
 def _open(folder: str | Path, attacks: Sequence[str]) -> RunFolder:

@@ -345,8 +345,9 @@ def _run(verb: Verb, progress: Progress, run: Run, stages: list[Stage]) -> RunRe
 
 def _attack_steps(run: Run) -> list[Step]:
     """Return the attacks that a run's recipe ends it with, as steps."""
-    pairs = open_attacks(run, None).pairs() if run.recipe.attack.attacks else []
-    return [Step(attack_label(name, model), attack_says(name)) for name, model in pairs]
+    wanted = run.recipe.attack.attacks
+    pairs = open_attacks(run, None).pairs() if wanted else []
+    return [Step(attack_label(name, model), attack_says(name)) for name, model in pairs if name in wanted]
 
 
 def _chosen(context: Context, verb: Verb) -> tuple[Values, Sequence[Row]]:
