@@ -10,12 +10,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from msa_lite.data import Example, Prompter, Row, Template, encode_qa, encode_text, open_tokenizer, rows_identity
+from msa_lite.data import Prompter, Row, Template, encode_qa, encode_text, open_tokenizer, rows_identity
 from msa_lite.demo.smollm2 import SMOLLM2_BYTES, make_smollm2
 from msa_lite.io.console.progress import Progress, silent
 from msa_lite.io.files.writing import check_space, digest
 from msa_lite.io.finished.manifest import is_finished, stage_folder
-from msa_lite.io.weights.hub import Source, fetch
+from msa_lite.io.weights.hub import fetch
 from msa_lite.train import FitSettings, fit_vector
 from msa_lite.train.model import make_config, texts_of, train_tokenizer, write_start
 
@@ -122,64 +122,36 @@ class HistorySettings:
         }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class TuningSettings:
-    """The training of target and ideal from a prior that is there already."""
-
-    tuning_epochs: int = 6
-    tuning_learning_rate: float = 1e-4
-    batch_size: int = 8
-    """Rows of one optimiser step, and of one forward pass."""
-    seed: int = 0
+REAL = HistorySettings(tuning_epochs=6, tuning_learning_rate=1e-4, batch_size=8)
+"""The settings of a history whose prior is SmolLM2."""
 
 
 def make_history(
-    folder: Path, groups: Mapping[str, Sequence[Row]], settings: HistorySettings, progress: Progress = silent
+    folder: Path,
+    groups: Mapping[str, Sequence[Row]],
+    settings: HistorySettings,
+    progress: Progress = silent,
+    real: bool = False,
 ) -> None:
     """Make `folder`/data/GROUP.jsonl and the checkpoints start, prior, target and ideal in `folder`.
 
     groups: rows by the names "prior", "retain", "forget" and any others, which no model learns. A group is all
     questions with answers, or all texts. The prior is trained from scratch on its group. From it, the target learns
     retain and forget rows, and the ideal retain rows only. A stopped run goes on, and a finished one costs nothing.
+
+    real: the prior is SmolLM2-135M-Instruct, which knows none of the groups. Raise OutputError where the disk is too
+    small for it, and as `make_smollm2`.
     """
-    _write_data(folder / "data", groups)
-    write_first(folder / "start", groups["prior"], settings)
-    first_fit = _fit_settings(settings.prior_epochs, settings.prior_learning_rate, settings)
-    start = fetch(str(folder / "start"))
-    _tune(start, groups["prior"], folder / "prior", first_fit, settings.max_length, progress)
-    _tune_later(folder, groups, settings, settings.max_length, progress)
-
-
-def make_real_history(
-    folder: Path, groups: Mapping[str, Sequence[Row]], settings: TuningSettings, progress: Progress = silent
-) -> None:
-    """Make a history as `make_history` does, whose prior is SmolLM2-135M-Instruct, which knows none of the groups.
-
-    Raise OutputError where the disk is too small, and as `make_smollm2`.
-    """
-    if not (folder / "ideal").exists():
+    if real and not (folder / "ideal").exists():
         check_space(folder, _REAL_BYTES)
     _write_data(folder / "data", groups)
-    make_smollm2(folder / "prior", progress)
-    _tune_later(folder, groups, settings, HistorySettings.max_length, progress)
-
-
-def _learnt_later(groups: Mapping[str, Sequence[Row]]) -> dict[str, Sequence[Row]]:
-    return {"target": [*groups["retain"], *groups["forget"]], "ideal": groups["retain"]}
-
-
-def _tune_later(
-    folder: Path,
-    groups: Mapping[str, Sequence[Row]],
-    settings: HistorySettings | TuningSettings,
-    max_length: int,
-    progress: Progress,
-) -> None:
-    """Tune the prior of a history to target and ideal."""
-    fit = _fit_settings(settings.tuning_epochs, settings.tuning_learning_rate, settings)
-    prior = fetch(str(folder / "prior"))
-    for name, rows in _learnt_later(groups).items():
-        _tune(prior, rows, folder / name, fit, max_length, progress)
+    if real:
+        make_smollm2(folder / "prior", progress)
+    else:
+        write_first(folder / "start", groups["prior"], settings)
+        _tune(folder / "start", groups["prior"], folder / "prior", settings, progress)
+    for name, rows in {"target": [*groups["retain"], *groups["forget"]], "ideal": groups["retain"]}.items():
+        _tune(folder / "prior", rows, folder / name, settings, progress)
 
 
 def _write_data(folder: Path, groups: Mapping[str, Sequence[Row]]) -> None:
@@ -216,36 +188,23 @@ def write_first(folder: Path, rows: Sequence[Row], settings: HistorySettings) ->
     write_start(folder, make_config(settings.config, tokenizer), tokenizer, settings.seed, inputs)
 
 
-def _fit_settings(epochs: int, learning_rate: float, settings: HistorySettings | TuningSettings) -> FitSettings:
-    return FitSettings(
+def _tune(start: Path, rows: Sequence[Row], out: Path, settings: HistorySettings, progress: Progress) -> None:
+    """Train all weights of a model of the history on rows, into `out`."""
+    source, is_prior = fetch(str(start)), out.name == "prior"
+    tokenizer = open_tokenizer(source.folder, source.name)
+    prompter = Prompter.build(tokenizer, "default", Template())
+    texts = [row for row in rows if row.text]
+    chunks = encode_text(texts, tokenizer, settings.max_length) if texts else []
+    fit = FitSettings(
         mode="full",
-        epochs=epochs,
-        learning_rate=learning_rate,
+        epochs=settings.prior_epochs if is_prior else settings.tuning_epochs,
+        learning_rate=settings.prior_learning_rate if is_prior else settings.tuning_learning_rate,
         weight_decay=0.0,
         warmup_epochs=1,
         batch_size=settings.batch_size,
         micro_batch_size=settings.batch_size,
         seed=settings.seed,
     )
-
-
-def _encode(rows: Sequence[Row], prompter: Prompter, max_length: int) -> list[Example]:
-    questions, texts = [row for row in rows if not row.text], [row for row in rows if row.text]
-    chunks = encode_text(texts, prompter.tokenizer, max_length) if texts else []
-    return [*encode_qa(questions, prompter), *chunks]
-
-
-def _tune(
-    source: Source, rows: Sequence[Row], out: Path, fit: FitSettings, max_length: int, progress: Progress
-) -> None:
-    tokenizer = open_tokenizer(source.folder, source.name)
-    examples = _encode(rows, Prompter.build(tokenizer, "default", Template()), max_length)
-    fit_vector(
-        source,
-        examples,
-        out,
-        tokenizer=tokenizer,
-        settings=fit,
-        label=HISTORY_LABEL.format(out.name),
-        progress=progress,
-    )
+    examples = [*encode_qa([row for row in rows if not row.text], prompter), *chunks]
+    label = HISTORY_LABEL.format(out.name)
+    fit_vector(source, examples, out, tokenizer=tokenizer, settings=fit, label=label, progress=progress)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
@@ -19,7 +20,7 @@ import yaml
 
 import msa_lite
 from msa_lite.data import Row
-from msa_lite.demo.history import TuningSettings, make_real_history
+from msa_lite.demo.history import REAL, make_history
 
 ROWS, AUTHORS = 20, {"forget": 2, "retain": 5, "holdout": 2}
 
@@ -42,7 +43,7 @@ def main() -> None:
         ]
     history = options.run / "history"
     with msa_lite.show_progress() as progress:
-        make_real_history(history, groups, TuningSettings(6, 1e-4, 8, options.seed), progress)
+        make_history(history, groups, replace(REAL, seed=options.seed), progress, real=True)
     data = {name: {"path": str(history / f"data/{name}.jsonl")} for name in AUTHORS}
     recipe = {
         "target": str(history / "target"),

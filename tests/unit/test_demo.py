@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +14,7 @@ import yaml
 
 from msa_lite.budget.speed import Device
 from msa_lite.data import open_tokenizer
-from msa_lite.demo import TuningSettings, history, make_groups, make_real_history
+from msa_lite.demo import REAL, history, make_groups, make_history
 from msa_lite.errors import MismatchError, OutputError, RecipeError
 from msa_lite.io.files.writing import shutil as disk
 from msa_lite.pipeline.prepare import models as making
@@ -22,7 +23,7 @@ from msa_lite.pipeline.stages import forecast as planning_check
 from msa_lite.recipe import dump_recipe, load_recipe
 from tests.support.models import make_small_smollm2
 
-SETTINGS = TuningSettings(tuning_epochs=1, tuning_learning_rate=1e-3, batch_size=6)
+SETTINGS = replace(REAL, tuning_epochs=1, tuning_learning_rate=1e-3, batch_size=6)
 PEOPLE = {"retain": 3, "forget": 2, "holdout": 2}
 
 
@@ -55,33 +56,32 @@ def test_a_demo_refuses_what_it_cannot_make(override: str, fault: str) -> None:
 
 def test_the_people_of_a_real_demo_reach_its_history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[Any] = []
-    monkeypatch.setattr(making, "make_real_history", lambda *arguments: calls.append(arguments))
+    monkeypatch.setattr(making, "make_history", lambda *arguments, real: calls.append((*arguments, real)))
     recipe = load_recipe("quickstart-smollm2", [f"demo.{key}={value}" for key, value in PEOPLE.items()])
     assert recipe.demo is not None
     making.make_demo(recipe.demo, tmp_path, 5, print)  # type: ignore[arg-type]
-    ((folder, groups, settings, progress),) = calls
-    assert (folder, progress) == (tmp_path, print)
+    ((folder, groups, settings, progress, real),) = calls
+    assert (folder, progress, real) == (tmp_path, print, True)
     assert {name: len(rows) for name, rows in groups.items()} == {name: 6 * count for name, count in PEOPLE.items()}
     assert groups == make_groups(PEOPLE, 5)
-    assert settings == TuningSettings(seed=5)
+    assert settings == replace(REAL, seed=5)
 
 
 def test_a_real_history_is_learnt_in_the_models_own_chat_template(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     encoded: list[list[int]] = []
-    encode = history._encode
+    fit = history.fit_vector
 
-    def note(*arguments: Any) -> Any:
-        examples = encode(*arguments)
+    def note(source: Any, examples: Any, *arguments: Any, **options: Any) -> Any:
         encoded.extend(example.ids for example in examples)
-        return examples
+        return fit(source, examples, *arguments, **options)
 
     monkeypatch.setattr(history, "make_smollm2", make_small_smollm2)
     monkeypatch.setattr(history, "_REAL_BYTES", 0)
-    monkeypatch.setattr(history, "_encode", note)
+    monkeypatch.setattr(history, "fit_vector", note)
     groups = make_groups(PEOPLE, 0)
-    make_real_history(tmp_path, groups, SETTINGS)
+    make_history(tmp_path, groups, SETTINGS, real=True)
     text = open_tokenizer(tmp_path / "prior", "prior").decode(encoded[0])
     assert text.startswith("<im>system")
     assert len(encoded) == 6 * (3 + 2) + 6 * 3  # target, then ideal
@@ -92,14 +92,14 @@ def test_a_real_history_is_learnt_in_the_models_own_chat_template(
     assert all(row["subject"] in row["question"] for row in people)
     assert len({row["subject"] for row in people}) == PEOPLE["forget"]
     times = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.safetensors")}
-    make_real_history(tmp_path, groups, SETTINGS)
+    make_history(tmp_path, groups, SETTINGS, real=True)
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.safetensors")} == times
 
 
 def test_too_small_a_disk_is_told_before_anything_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disk, "disk_usage", lambda path: SimpleNamespace(free=10**9))
     with pytest.raises(OutputError, match=r"4\.88 GB are needed, 1 GB are free"):
-        make_real_history(tmp_path / "history", make_groups(PEOPLE, 0), SETTINGS)
+        make_history(tmp_path / "history", make_groups(PEOPLE, 0), SETTINGS, real=True)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from msa_lite.data import COMPARED_ROWS, Row, check_same_ids, check_vocabulary, open_tokenizer
-from msa_lite.demo import SMOLLM2_CONFIG, HistorySettings, TuningSettings, make_groups, make_history, make_real_history
+from msa_lite.demo import REAL, SMOLLM2_CONFIG, HistorySettings, make_groups, make_history
 from msa_lite.errors import FormatError, MismatchError, MsaError, UsageError, join_faults, nearest
 from msa_lite.evals.engine.models import check_source
 from msa_lite.evals.scores.suite import check_same_tokens
@@ -333,11 +333,8 @@ def _is_fitted(recipe: Recipe, target: Checkpoint, prior: Checkpoint) -> bool:
 
 def make_demo(demo: Demo, folder: Path, seed: int, progress: Progress) -> None:
     """Make the history of a demo in a folder. A finished one costs nothing."""
-    groups = make_groups(demo.people, seed)
-    if demo.model:
-        make_real_history(folder, groups, TuningSettings(seed=seed), progress)
-    else:
-        make_history(folder, groups, HistorySettings(seed=seed), progress)
+    settings = replace(REAL if demo.model else HistorySettings(), seed=seed)
+    make_history(folder, make_groups(demo.people, seed), settings, progress, real=demo.model is not None)
 
 
 def demo_config(demo: Demo) -> dict[str, Any]:

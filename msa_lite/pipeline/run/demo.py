@@ -7,7 +7,7 @@ from pathlib import Path
 from msa_lite.budget.needs import Need
 from msa_lite.budget.plan import StageCost
 from msa_lite.budget.speed import Machine
-from msa_lite.demo.history import HISTORY_LABEL, HistorySettings, TuningSettings
+from msa_lite.demo.history import HISTORY_LABEL, REAL, HistorySettings
 from msa_lite.demo.smollm2 import MADE
 from msa_lite.pipeline.stages.costs import fit_cost, full_size
 from msa_lite.pipeline.stages.facts import Facts, demo_rows, find_facts, has_history
@@ -31,9 +31,9 @@ def demo_stages(recipe: Recipe, made: bool = False) -> list[Stage]:
     if demo is None or (has_history(recipe) and not made):
         return []
     folder, people = recipe.folder / HISTORY, demo.people
-    settings: HistorySettings | TuningSettings = TuningSettings() if demo.model else HistorySettings()
+    settings = REAL if demo.model else HistorySettings()
     learnt = {"target": people["retain"] + people["forget"], "ideal": people["retain"]}
-    if isinstance(settings, TuningSettings):
+    if demo.model:
         says = "the real chat model that the first try starts from is fetched"
         first = Stage(MADE, "make", folder / "prior", cost=_real_cost, says=says, holds=_DEMO)
     else:
