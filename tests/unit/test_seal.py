@@ -14,8 +14,8 @@ import pytest
 from msa_lite.errors import OutputError
 from msa_lite.io.finished.manifest import check_free, is_finished, stage_folder
 from msa_lite.io.finished.seal import (
-    EARLIER,
     MANIFEST,
+    NOT_OURS,
     WORKING,
     add_files,
     load_manifest,
@@ -226,13 +226,13 @@ def test_files_that_are_added_are_sealed_in(folder: Path) -> None:
     assert (manifest["pictures"], is_finished(folder, INPUTS)) == (True, True)
 
 
-def test_a_folder_without_a_seal_is_of_an_earlier_development_version_and_refused_in_a_line(folder: Path) -> None:
+def test_a_folder_without_a_seal_is_refused_in_a_line(folder: Path) -> None:
     values = {k: v for k, v in (load_manifest(folder) or {}).items() if k not in ("format", "manifest_sha256")}
     (folder / MANIFEST).write_text(json.dumps(values))
     assert load_manifest(folder) is None
     assert not is_finished(folder, INPUTS)
-    assert verify_folder(folder) == [f"{MANIFEST}: {EARLIER}"]
-    with pytest.raises(OutputError, match=EARLIER):
+    assert verify_folder(folder) == [f"{MANIFEST}: {NOT_OURS}"]
+    with pytest.raises(OutputError, match=f"{MANIFEST} is damaged"):
         check_free(folder, "model")
 
 

@@ -231,16 +231,6 @@ JSON = [
 ]
 
 
-def test_a_run_of_an_earlier_development_version_is_to_be_run_again(run: Path) -> None:
-    path = run / "model/manifest.json"
-    manifest = json.loads(path.read_text())
-    for seal in ("format", "manifest_sha256"):
-        del manifest[seal]
-    path.write_text(json.dumps(manifest))
-    with pytest.raises(FormatError, match="earlier development version: run it again"):
-        load_story(run)
-
-
 @pytest.mark.parametrize("path", JSON)
 def test_a_broken_file_is_named(path: str, run: Path) -> None:
     of_objects = ("[]", '{"outcome": 5}', "") if path.endswith(".json") else ()  # a log without a loss is a log

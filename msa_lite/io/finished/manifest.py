@@ -32,7 +32,6 @@ from msa_lite.io.console.progress import readable
 from msa_lite.io.files.reading import printable, read_bytes, read_object
 from msa_lite.io.files.writing import digest, disk_fault, hash_file, nearest_place, reachable, sync, write_json
 from msa_lite.io.finished.seal import (
-    EARLIER,
     LOCK,
     MANIFEST,
     MARKER,
@@ -40,7 +39,6 @@ from msa_lite.io.finished.seal import (
     WORKING,
     describe_file,
     entries,
-    is_earlier,
     list_files,
     load_manifest,
     locked,
@@ -105,8 +103,6 @@ def check_free(folder: Path, kind: str) -> None:
     with reachable(folder), suppress(FileNotFoundError):
         if not stat.S_ISDIR(os.stat(folder).st_mode):
             raise OutputError(f"{folder}: a file is in the way; choose another output folder")
-        if is_earlier(folder):
-            raise OutputError(f"{folder}: {EARLIER}, in another output folder")
         if any(folder.iterdir()):
             manifest = load_manifest(folder) or {}
             kind_there = manifest.get("kind", f"something that msa-lite did not make, or whose {MANIFEST} is damaged")

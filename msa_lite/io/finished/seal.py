@@ -31,7 +31,7 @@ REPLACES = ".replaces.json"  # names the folder that a new one takes the place o
 # Files that a stage needs while it works; they are no part of its result. The marker is removed last.
 WORKING = (LOCK, JOURNAL, REPLACES, f"{REPLACES}.tmp", f"{MARKER}.tmp", MARKER)
 _OF_HUB = (".gitattributes", ".cache/")  # comes with a download
-EARLIER = "made by an earlier development version: run it again"
+NOT_OURS = "not as msa-lite wrote it, or of another program"
 _FORMAT, _SEAL = "format", "manifest_sha256"  # the last keys of a manifest
 
 
@@ -68,15 +68,6 @@ def load_manifest(folder: Path) -> dict[str, Any] | None:
     except FormatError:
         return None
     return value if is_whole(raw, _SEAL) and _has_form(value) else None
-
-
-def is_earlier(folder: Path) -> bool:
-    """Check whether a development version from before there were seals made a folder."""
-    try:
-        manifest = read_object(folder / MANIFEST)
-    except FormatError:
-        return False
-    return manifest.get("made_by") == "msa-lite" and manifest.keys().isdisjoint((_FORMAT, _SEAL))
 
 
 def _has_form(value: Any) -> bool:
@@ -190,7 +181,7 @@ def verify_folder(folder: Path) -> list[str]:
         raise OutputError(f"{printable(folder)}: no {MANIFEST} of msa-lite in there")
     manifest = load_manifest(folder)
     if manifest is None:
-        return [f"{MANIFEST}: {EARLIER if is_earlier(folder) else 'not as msa-lite wrote it, or of another program'}"]
+        return [f"{MANIFEST}: {NOT_OURS}"]
     try:
         files, strange = entries(folder), strange_files(folder, manifest)
     except OSError as error:

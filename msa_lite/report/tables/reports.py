@@ -14,7 +14,7 @@ from typing import Any
 from msa_lite.errors import FormatError, UsageError
 from msa_lite.io.files.reading import read_object
 from msa_lite.io.files.writing import write_json
-from msa_lite.io.finished.seal import EARLIER, MANIFEST, is_earlier, load_manifest
+from msa_lite.io.finished.seal import MANIFEST, NOT_OURS, load_manifest
 from msa_lite.report.tables.formats import Cell, Section, TextTable, markdown
 from msa_lite.report.tables.metrics import GROUPS, MetricKind, metric_kind
 
@@ -109,8 +109,7 @@ def stage_manifest(folder: Path) -> dict[str, Any] | None:
     """Return the manifest of a finished stage, None where there is none. Raise FormatError for a damaged one."""
     manifest = load_manifest(folder)
     if manifest is None and (folder / MANIFEST).exists():
-        reason = EARLIER if is_earlier(folder) else "not as msa-lite wrote it, or of another program"
-        raise FormatError(f"{folder / MANIFEST}: {reason}")
+        raise FormatError(f"{folder / MANIFEST}: {NOT_OURS}")
     return manifest
 
 
