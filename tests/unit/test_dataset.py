@@ -104,14 +104,6 @@ def test_empty_answers_are_left_out_and_counted(tmp_path: Path) -> None:
     assert found["model_utility"].value is None
 
 
-def test_lists_of_wrong_answers_may_be_of_any_length(tmp_path: Path) -> None:
-    _, (none, one, many, _) = odd_records(tmp_path, row(0, 0), row(1, 1), row(2, 7))
-    assert none["truth_ratio"] is none["choice_probability"] is None
-    assert none["probability"] is not None
-    assert [len(record["scores"]["perturbed"]) for record in (none, one, many)] == [0, 1, 7]
-    assert None not in (one["truth_ratio"], many["truth_ratio"])
-
-
 def test_an_answer_without_a_token_of_its_own_is_left_out(tmp_path: Path) -> None:
     prompter = make_prompter()
     # A template whose answer shows only its end, as where a tokenizer drops the characters that it does not know.
@@ -154,14 +146,6 @@ def test_the_published_rows_are_asked_as_they_are(split: str, count: int) -> Non
         assert text.labels == [IGNORE] * len(item.prompt or ()) + text.ids[len(item.prompt or ()) :]
         assert len(item.texts["perturbed"]) == 5
     assert len(tofu.sets["world_facts"].items[0].texts["perturbed"]) == 3
-
-
-def test_rows_come_from_the_folder_and_not_from_one_of_the_same_name(tmp_path: Path) -> None:
-    for number in range(2):
-        tofu = make_tofu(tmp_path / str(number) / "data", TABLES | {"forget01_perturbed": [row(number, 1)]})
-        assert [item.fields["question"] for item in tofu.sets["forget"].items] == [f"Where is author {number}?"]
-    changed = make_tofu(tmp_path / "0" / "data", TABLES | {"forget01_perturbed": [row(7, 1)]})
-    assert [item.fields["question"] for item in changed.sets["forget"].items] == ["Where is author 7?"]
 
 
 def test_questions_that_a_choice_was_made_by_are_left_out(tmp_path: Path) -> None:

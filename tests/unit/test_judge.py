@@ -92,41 +92,11 @@ def test_garbage_three_times_counts_as_z_and_invalid_and_stays_so(server: JudgeS
     assert (letters(verdicts), usage.calls, usage.invalid) == (f"Z{right[1]}", 0, 1)
 
 
-def test_passing_faults_are_tried_again(server: JudgeServer, get: Get) -> None:
-    server.script = [Step(status=status, headers=RETRY_NOW) for status in (429, 500, 408)]
-    asks, right = tofu_asks(1)
-    verdicts, usage = get(asks)
-    assert (letters(verdicts), usage.calls, len(server.calls)) == (right, 1, 4)
-
-
 @pytest.mark.parametrize("fault", [Step(drop=True), Step(cut=20), Step(body=b'{"choices": [{"mess')], ids=str)
 def test_dropped_and_cut_replies_are_tried_again(server: JudgeServer, get: Get, fault: Step) -> None:
     server.script = [fault]
     asks, right = tofu_asks(1)
     assert (letters(get(asks)[0]), len(server.calls)) == (right, 2)
-
-
-def test_late_replies_are_tried_again(server: JudgeServer, get: Get, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(openai_judge, "_SECONDS", 0.5)
-    server.script = [Step(delay=600)]
-    asks, right = tofu_asks(1)
-    assert letters(get(asks)[0]) == right
-    assert len(server.calls) >= 2  # on a busy machine others may be late as well
-
-
-@pytest.mark.parametrize("headers", [{"retry-after": "0.3"}, {"retry-after-ms": "300", "retry-after": "30"}])
-def test_the_server_says_how_long_to_wait(
-    server: JudgeServer, get: Get, headers: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    waits: list[float] = []
-
-    async def sleep(seconds: float) -> None:
-        waits.append(seconds)
-
-    monkeypatch.setattr("anyio.sleep", sleep)
-    server.script = [Step(status=429, headers=headers)]
-    get(tofu_asks(1)[0])
-    assert waits == pytest.approx([0.3])
 
 
 def test_no_more_calls_are_under_way_than_allowed(

@@ -125,12 +125,6 @@ def test_chat_prompts_show_the_ten_examples_as_turns(data: str) -> None:
     assert passage == "<s>There was a cat"  # running text has no turns
 
 
-def test_a_limit_takes_a_sample_of_each_set(data: str) -> None:
-    muse, again = (MUSE.load(make_prompter(), BenchmarkSettings(data, limit=2, seed=3)) for _ in range(2))
-    assert [len(part.items) for part in muse.sets.values()] == [2, 2, 1, 2, 2]
-    assert muse.describe() == again.describe()
-
-
 def test_everything_that_lacks_is_named_at_once(tmp_path: Path) -> None:
     rows = {key: value for key, value in ROWS.items() if key[0] != "verbmem" and key[1] != "retain_qa_icl"}
     rows |= {("privleak", split): [{"words": "It is"}] for split in ("forget", "holdout")}
@@ -204,15 +198,6 @@ def test_memorization_of_passages(muse: Benchmark) -> None:
     assert (exact.value, exact.n, exact.skipped) == (pytest.approx(3 / 4), 2, 1)
     assert strength.stderr == pytest.approx(3 / 8)  # deviation (3/4)/√2, over √2
     assert strength.higher_is_better is exact.higher_is_better is False
-
-
-def test_memorization_without_the_last_token_and_with_a_floor(muse: Benchmark) -> None:
-    # Without the last: right from the second of three on, 1 − 1/3 and 2/3; nothing of three right, 1/3 by the floor.
-    passages = [matches(False, True, True, True), matches(False, False, False, True)]
-    records = scored(replace(muse, compat=frozenset({"es_floor"})), "verbmem", passages, drop_last=True)
-    found = find(muse, verbmem=records)
-    assert found["extraction_strength"].value == pytest.approx((2 / 3 + 1 / 3) / 2)
-    assert found["exact_memorization"].value == pytest.approx((2 / 3 + 0) / 2)
 
 
 def test_verbmem_is_rouge_l_f1_of_continuations(muse: Benchmark) -> None:

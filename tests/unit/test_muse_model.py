@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from msa_lite.data import IGNORE, Example
-from msa_lite.evals.benchmarks.benchmark import Benchmark, BenchmarkSettings, Record
+from msa_lite.evals.benchmarks.benchmark import Benchmark, BenchmarkSettings
 from msa_lite.evals.benchmarks.muse import MUSE
-from msa_lite.evals.engine.models import Runner, load_model
+from msa_lite.evals.engine.models import load_model
 from msa_lite.evals.scores.evaluation import evaluate_benchmark
-from msa_lite.evals.scores.records import read_records, run_items
+from msa_lite.evals.scores.records import read_records
 from msa_lite.io.weights.hub import fetch
 from tests.support.benchmark_data import MUSE_METRICS, ROWS, make_prompter, write_data
 from tests.support.models import save_checkpoint, tiny_model, tiny_tokenizer
@@ -116,31 +115,3 @@ def test_scores_equal_a_plain_loop(checkpoints: tuple[Path, Path], muse: Benchma
             )
             found[name, item.index] = record["exact_memorization"]
     assert any(0 < value < 1 for value in found.values())  # learnt in part, so that the comparison means something
-
-
-def test_the_last_token_is_left_out_on_request(checkpoints: tuple[Path, Path], data: str) -> None:
-    muse = MUSE.load(make_prompter(), BenchmarkSettings(data, compat=frozenset({"drop_last_token"})))
-    runner = Runner(load_model(checkpoints[0]))
-    item = muse.sets["verbmem"].items[0]
-    record = run_items(runner, muse, "verbmem")[0]
-    text = item.texts["text"][0]
-    kept = Example(0, text.ids[:-1], text.labels[:-1])
-    assert record["min_k"] == pytest.approx(plain_scores(runner.model, kept)["min_k"], abs=1e-4, rel=1e-4)
-
-
-def test_what_the_window_has_no_room_for_is_skipped(
-    make_checkpoint: Callable[..., Path], muse: Benchmark, tmp_path: Path
-) -> None:
-    folder = make_checkpoint("llama")  # made for 256 tokens; ten examples are longer
-    records = run_items(Runner(load_model(folder)), muse, "knowmem_forget")
-    assert [record["generated"] for record in records] == [None, None]
-    assert all("longer than the 256 tokens" in record["skipped"] for record in records)
-    others: dict[str, list[Record]] = {name: [] for name in muse.sets}
-    found = muse.metrics(others | {"knowmem_forget": records}, None)["knowmem_f"]
-    assert (found.value, found.n, found.skipped) == (None, 0, 2)
-    # A text's last token is predicted and not read, so that there is room for one more.
-    rows: dict[tuple[str, str], Any] = dict(ROWS)
-    rows["privleak", "forget"] = [{"text": "z" * count} for count in (256, 257)]
-    long = MUSE.load(make_prompter(), BenchmarkSettings(write_data(tmp_path, rows)))
-    records = run_items(Runner(load_model(folder)), long, "privleak_forget")
-    assert [record["min_k"] is None for record in records] == [False, True]

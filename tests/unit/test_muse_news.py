@@ -1,4 +1,4 @@
-"""MUSE-News: its data beside that of MUSE-Books, its forget sets, and both curves against values worked out by hand."""
+"""MUSE-News: its data beside that of MUSE-Books, its forget sets."""
 
 from __future__ import annotations
 
@@ -6,14 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from msa_lite.comparison.compare import compare
 from msa_lite.data import DataSource, load_rows
-from msa_lite.errors import MismatchError
-from msa_lite.evals.benchmarks.benchmark import Benchmark, BenchmarkSettings, Records
+from msa_lite.evals.benchmarks.benchmark import Benchmark, BenchmarkSettings
 from msa_lite.evals.benchmarks.muse import MUSE
 from msa_lite.pipeline.prepare.run import _pin_benchmark
 from msa_lite.recipe import load_recipe
-from msa_lite.report import Report, write_report
 from tests.support.benchmark_data import FOLDS, NEWS, ROWS, make_prompter, write_data
 
 
@@ -75,42 +72,3 @@ def test_the_recipes_forget_sets_grow_or_follow_one_another(data: str) -> None:
     requests = [first, *(forget_rows(data, sust, f"forget.data.split=forget_{fold}") for fold in FOLDS[1:])]
     assert [len(rows) for rows in requests] == [2, 2, 2, 2]
     assert set.union(*requests) == grown[-1]  # disjoint, since their sizes add up
-
-
-# The curves: knowmem_r, as MUSE's figure 6, over growing sets or after each request. "Aunt Em" is asked for.
-SAID = [
-    ("aunt em", 1.0),
-    ("Aunt Em Gale", 4 / 5),  # 2 words of 3 said and 2 wanted: 2·2/(3 + 2)
-    ("aunt", 2 / 3),  # 1 word of 1 said and 2 wanted: 2·1/(1 + 2)
-    ("a cat", 0.0),
-]
-TARGET, IDEAL = ("Aunt Em", 1.0), ("Aunt Em, or a cat", 4 / 7)  # 2 words of 5 said and 2 wanted: 2·2/(5 + 2)
-
-
-def put_report(folder: Path, said: str, split: str = "news") -> str:
-    """The report of a model that gives one answer to the question about what is to be kept."""
-    muse = MUSE.over(split, {}, make_prompter())
-    record = muse.score(muse, "knowmem_retain", {"index": 0, "answer": "Aunt Em", "generated": said})
-    names = ("verbmem", "knowmem_forget", "privleak_forget", "privleak_holdout")
-    records: Records = {"knowmem_retain": [record]} | {name: [] for name in names}
-    folder.mkdir()
-    write_report(Report("muse", split, MUSE.metrics(records, None), muse.describe()), folder)
-    return str(folder)
-
-
-def test_a_curve_is_a_comparison_in_the_order_given(tmp_path: Path) -> None:
-    sizes = ["0.8M", "1.7M", "2.5M", "10M"]  # not in the order of the alphabet
-    for place, said in (("target", TARGET), ("ideal", IDEAL)):
-        put_report(tmp_path / place, said[0])
-    points = [f"{size}={put_report(tmp_path / size, said)}" for size, (said, _) in zip(sizes, SAID, strict=True)]
-    curve = compare([*points, tmp_path / "target", tmp_path / "ideal"], metrics=["knowmem_r"])
-    assert [row.label for row in curve.rows] == ["Target", "Ideal", *sizes]
-    values = [row.cells["knowmem_r"].value for row in curve.rows]
-    assert values == pytest.approx([TARGET[1], IDEAL[1], *(value for _, value in SAID)])
-    assert curve.title == "muse, news"
-
-
-def test_news_and_books_do_not_stand_in_one_curve(tmp_path: Path) -> None:
-    places = [put_report(tmp_path / split, "aunt em", split) for split in ("news", "books")]
-    with pytest.raises(MismatchError, match="split"):
-        compare(places)

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import pytest
 
 from msa_lite.evals.benchmarks.benchmark import Benchmark, Records
-from msa_lite.evals.benchmarks.tofu import TOFU
 from msa_lite.evals.engine import answers
 from tests.support.benchmark_data import TABLES, TOFU_METRICS, made_up, make_tofu, token_scores
 
@@ -125,17 +124,6 @@ def test_all_metrics_of_a_translation_by_hand(language: Language, tofu: Benchmar
     # 108/155 for r = 4/5. Were r 0 by its script, utility would be 0 for every model.
     utility = {3 / 4: 54 / 79, 4 / 5: 108 / 155}[language.rouge]
     assert found["model_utility"].value == pytest.approx(utility)
-
-
-def test_the_verdict_rests_on_rouge_in_every_script(language: Language, tofu: Benchmark) -> None:
-    knows, forgot = records_of(tofu, language.answer), records_of(tofu, language.said)
-    unlearned = knows | {"forget": forgot["forget"]}
-    forgotten, kept = TOFU.weigh({"target": knows, "unlearned": unlearned, "ideal": forgot})
-    assert (forgotten.recited["target"], forgotten.recited["unlearned"]) == (1, 0)
-    # The unlearned model still says all of it: (1 − r) / (1 − r), r the ideal's level on the rows it never saw.
-    assert kept.shares["rouge_l"] == pytest.approx(1)
-    _, lost = TOFU.weigh({"target": knows, "unlearned": forgot, "ideal": forgot})
-    assert lost.shares["rouge_l"] == pytest.approx(0)
 
 
 def test_what_is_counted_is_noted_where_it_is_not_the_packages(
