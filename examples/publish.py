@@ -22,7 +22,7 @@ options = msa_lite.PublishOptions(public=arguments.public, license=arguments.lic
 published = msa_lite.push_folder(arguments.folder, arguments.repo, options)
 
 print(f"{published.kind}: {published.url} ({'private' if published.private else 'public'}, commit {published.commit})")
-for name, nbytes in published.sent.items():
-    print(f"  {nbytes:>12} bytes  {name}")
+if not published.changed:
+    print("it was there already")
 if published.new_version:
     print(f"for the card of the old model, to lead its readers here: new_version: {published.new_version}")

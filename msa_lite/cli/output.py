@@ -249,7 +249,7 @@ def print_model(merged: Merged | MergedAdapter) -> None:
 def print_published(published: Published) -> None:
     """Print where a model is on the Hub, and the line that points readers of the target's card to it."""
     facts = ["private" if published.private else "public", f"commit {published.commit[:12]}"]
-    if not published.sent:
+    if not published.changed:
         facts.append("it was there already")
     click.echo(f"published:       {published.url} ({', '.join(facts)})")
     if published.new_version:

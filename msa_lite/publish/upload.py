@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
@@ -13,7 +12,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from msa_lite.errors import FormatError, MsaError, OutputError, StageError, UsageError, join_faults
+from msa_lite.errors import FormatError, MsaError, OutputError, StageError, UsageError
 from msa_lite.io.files.spellings import masked, without_login
 from msa_lite.io.finished.seal import CARD_FILE, MANIFEST, MERGEKIT_FILE
 from msa_lite.io.weights.companions import TEMPLATES
@@ -21,7 +20,7 @@ from msa_lite.io.weights.hub import explain
 from msa_lite.publish.contents import PublishOptions, make_contents
 
 if TYPE_CHECKING:
-    from msa_lite.publish.contents import Contents, SentFile
+    from msa_lite.publish.contents import Contents
 
 
 TITLE = "Published with msa-lite"  # the first words of a commit on main, by which a repository is known as ours
@@ -128,7 +127,7 @@ def _check_repository(api: Any, info: Any, private: bool) -> None:
             f"{info.id}: is {opposite[2:]} already, and is to be {wanted}; an upload does not change that. Send with "
             f"{opposite}, choose another name, or change it in the repository's settings"
         )
-    strange = sorted(_files(info).keys() - _OF_ANYBODY)
+    strange = sorted(_files(info) - _OF_ANYBODY)
     if strange and not any(commit.title.startswith(TITLE) for commit in api.list_repo_commits(info.id)):
         more = f" and {len(strange) - 3} more" if len(strange) > 3 else ""
         raise OutputError(
@@ -177,16 +176,11 @@ class Published:
     """The commit of main that has the files."""
     private: bool
     """True if only its owner may see it."""
-    sent: Mapping[str, int]
-    """The files that were not there before, with their bytes."""
+    changed: bool
+    """False if all files were there already."""
     deleted: tuple[str, ...]
     """The stale files that were deleted."""
-    json_keys: ClassVar = ("kind", "repo", "url", "commit", "private", "sent", "sent_bytes", "deleted", "new_version")
-
-    @property
-    def sent_bytes(self) -> int:
-        """Return the size of the files that were not there before."""
-        return sum(self.sent.values())
+    json_keys: ClassVar = ("kind", "repo", "url", "commit", "private", "changed", "deleted", "new_version")
 
     @property
     def new_version(self) -> str | None:
@@ -212,31 +206,23 @@ def push(contents: Contents, to: Destination) -> Published:
 
     api = HfApi()
     with _hub_errors(to.repo, "nothing was sent"):
+        _check_card(contents, to)
         if not to.exists:
-            _check_card(contents, to)
             api.create_repo(to.repo, private=to.private, exist_ok=True)
-        main = api.model_info(to.repo, files_metadata=True)
+        main = api.model_info(to.repo)
         _check_repository(api, main, to.private)
-        missing, stale = _missing(contents, main), stale_files(contents, _files(main))
-        if missing and to.exists:
-            _check_card(contents, to)
+        stale = stale_files(contents, _files(main))
+        operations: list[Any] = [CommitOperationDelete(name, is_folder=False) for name in stale]
+        for item in contents.files:
+            addition = CommitOperationAdd(item.name, item.content)
+            if addition.upload_info.sha256.hex() != item.sha256:
+                path = contents.folder / item.name
+                raise StageError(f"{path}: changed since it was checked; nothing was sent. Run again")
+            operations.append(addition)
     with _hub_errors(to.repo, "what was sent stays there, and the same command sends only the rest", StageError):
-        if missing or stale:
-            operations: list[Any] = [CommitOperationDelete(name, is_folder=False) for name in stale]
-            for item in missing:
-                operations.append(CommitOperationAdd(item.name, item.content))
-                if operations[-1].upload_info.sha256.hex() != item.sha256:
-                    raise StageError(
-                        f"{contents.folder / item.name}: changed since it was checked; main is as it was. Run again"
-                    )
-            title = f"{TITLE}: {contents.kind}"
-            commit = api.create_commit(to.repo, operations, commit_message=title, parent_commit=main.sha)
-            main = api.model_info(to.repo, revision=commit.oid, files_metadata=True)
-    if differing := _missing(contents, main):
-        names = [item.name for item in differing]
-        raise StageError(join_faults(f"{to.repo}: the Hub does not have what was sent; run again:", names))
-    sent = {item.name: item.nbytes for item in missing}
-    return Published(contents.kind, to.repo, to.url, str(main.sha), to.private, sent, tuple(stale))
+        title = f"{TITLE}: {contents.kind}"
+        commit = api.create_commit(to.repo, operations, commit_message=title, parent_commit=main.sha).oid
+    return Published(contents.kind, to.repo, to.url, commit, to.private, commit != main.sha, tuple(stale))
 
 
 def _check_card(contents: Contents, to: Destination) -> None:
@@ -249,25 +235,9 @@ def _check_card(contents: Contents, to: Destination) -> None:
         raise FormatError(f"{to.repo}: the Hub does not take the card: {error}") from None
 
 
-def _files(info: Any) -> dict[str, Any]:
-    """Return the files of a revision by name."""
-    return {file.rfilename: file for file in info.siblings or ()}
-
-
-def _missing(contents: Contents, info: Any) -> list[SentFile]:
-    """Return what a revision does not have, or has otherwise."""
-    there = _files(info)
-    return [item for item in contents.files if not _is_there(item, there.get(item.name))]
-
-
-def _is_there(item: SentFile, file: Any) -> bool:
-    """Compare a file with the Hub's: by SHA-256 where it is a large one there, else by the hash that git gives it."""
-    if file is None or file.size != item.nbytes:
-        return False
-    if file.lfs:
-        return bool(file.lfs.sha256 == item.sha256)
-    data = item.read()
-    return bool(file.blob_id == hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest())
+def _files(info: Any) -> set[str]:
+    """Return the names of a revision's files."""
+    return {file.rfilename for file in info.siblings or ()}
 
 
 _PLAIN = PublishOptions()

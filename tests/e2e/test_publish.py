@@ -64,7 +64,7 @@ def test_a_model_is_sent_and_loads_straight_from_the_hub(
         assert str(unlearned["model"].parent).encode() not in data, name
 
     status, again, _ = call_cli("publish", unlearned["model"], REPO, "--yes", "--json")
-    assert (status, json.loads(again)["sent"]) == (0, {})
+    assert (status, json.loads(again)["changed"]) == (0, False)
 
 
 def test_an_adapter_is_sent_and_loads_on_its_target(
