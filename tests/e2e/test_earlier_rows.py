@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import msa_lite
-from msa_lite.pipeline.prepare import removed
+from msa_lite.pipeline.prepare.earlier import _draw
 from msa_lite.pipeline.prepare.run import Run, msa_scope, prepare
 from msa_lite.pipeline.purge.purge import purge
 from msa_lite.recipe import load_recipe
@@ -157,11 +157,10 @@ def test_a_purge_removes_the_records_of_earlier_rows_and_keeps_their_counts(seco
 
 
 def test_a_sample_is_spread_over_requests_and_grows_by_the_new_ones(tmp_path: Path) -> None:
-    recipe = load_recipe(tiny_recipe(tmp_path, tmp_path / "run"))
-    requests = [removed._Request(tmp_path / f"{n}", recipe, [f"{n}-{row}" for row in range(n + 1)]) for n in range(6)]
+    requests = [(tmp_path / f"{n}", [f"{n}-{row}" for row in range(n + 1)]) for n in range(6)]
 
-    def drawn(of: Sequence[removed._Request], most: int) -> dict[str, list[str]]:
-        return {request.folder.name: rows for request, rows in removed._draw(of, most, seed=0)}
+    def drawn(of: Sequence[tuple[Path, list[str]]], most: int) -> dict[str, list[str]]:
+        return {folder.name: rows for folder, rows in _draw(dict(of), most, seed=0).items()}
 
     assert sum(map(len, drawn(requests, 100).values())) == 21, "all, if they are fewer"
     assert {name: len(rows) for name, rows in drawn(requests, 11).items()} == dict.fromkeys("012345", 2) | {"0": 1}

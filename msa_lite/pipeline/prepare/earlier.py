@@ -10,23 +10,36 @@ import logging
 import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from msa_lite.data import Row
+from msa_lite.data import Prompter, Row, load_rows, shorten
 from msa_lite.errors import Faults, FormatError, MismatchError, MsaError, UsageError
-from msa_lite.io.files.reading import read_objects
+from msa_lite.evals.benchmarks.benchmark import Benchmark
+from msa_lite.evals.benchmarks.qa import load_qa
+from msa_lite.io.files.reading import local_path, read_objects
+from msa_lite.io.files.writing import digest
 from msa_lite.io.finished.seal import load_manifest, verify_folder
 from msa_lite.io.weights.checkpoint import load_checkpoint
 from msa_lite.io.weights.hub import Source, fetch
 from msa_lite.merger import Precision, Term, open_merge
 from msa_lite.pipeline.prepare.models import same_weights
+from msa_lite.pipeline.prepare.questions import source_of
 from msa_lite.recipe import Recipe, load_recipe
 from msa_lite.record.seal import RECORD_FILE, load_record
 from msa_lite.report import REPORT_FILE
 from msa_lite.report.run.choice import load_choice
-from msa_lite.report.run.provenance import PURGED_FILE, RECIPE_FILE, read_run, recorded_baseline, recorded_revisions
+from msa_lite.report.run.provenance import (
+    PURGED_FILE,
+    RECIPE_FILE,
+    purge_day,
+    read_run,
+    recorded_baseline,
+    recorded_revisions,
+)
+from msa_lite.report.verdict.comeback import EARLIER_SET
 from msa_lite.strengths import Strengths
 
 logger = logging.getLogger(__name__)
@@ -291,3 +304,123 @@ def _options(precision: Precision | None) -> Iterator[str]:
     for option, value in precision.record.items():
         if (option, value) != ("dtype", "same"):
             yield from (f"--{option}", str(value))
+
+
+EARLIER_ROWS = 60
+"""The most rows of earlier requests that a run asks its models; `evaluate.limit` may set fewer. Fixed before any score
+was seen: if none of 60 is recited, and none by a control of 60, the difference is below 4 points (`least_bound`)."""
+_SPLIT = "earlier requests"
+
+
+@dataclass(frozen=True)
+class RemovedRows:
+    """The rows of earlier requests that are asked again: a sample of fixed size, spread over all requests.
+
+    Rows of all earlier requests are as many as there were requests; a sample keeps the cost of a request from growing
+    with their number. It is drawn by seeded hashes of the rows, first one of each request, then a second one of each,
+    and so on. So a later run draws nearly the same rows again, and takes up what target and ideal said of them.
+    """
+
+    questions: Benchmark | None
+    """The sample, in one set; None where no row is left to ask."""
+    owners: Sequence[Path]
+    """The folder of the run that removed each row of the sample."""
+    total: int
+    """The rows that the earlier requests removed, as far as that is known."""
+    requests: int
+    """The earlier requests."""
+    unscored: Mapping[Path, str]
+    """The reason why rows of a request cannot be asked, by the folder of its run."""
+
+    @property
+    def notes(self) -> list[str]:
+        """Return a sentence for each request whose rows cannot be asked."""
+        return [
+            f"rows of an earlier request cannot be scored again ({folder}): {reason}"
+            for folder, reason in self.unscored.items()
+        ]
+
+
+def draw_removed(recipe: Recipe, earlier: Sequence[EarlierRun], prompter: Prompter) -> RemovedRows | None:
+    """Return the rows of earlier requests to ask again; None if there are no earlier requests, or nothing is scored.
+
+    Earlier requests are those whose vectors are merged, too, and those whose removal the target holds: where it lies in
+    the folder of the run that made it. Their data may be gone, or have changed: such rows are left out, with the
+    reason.
+    """
+    if recipe.evaluate is None:
+        return None
+    recipes = {run.folder: run.recipe for run in earlier if "forget" in run.vectors}
+    recipes |= {folder: found for folder, found in _runs_in(recipe.target) if folder not in recipes}
+    if not recipes:
+        return None
+    hashes, unscored = dict[Path, list[str]](), dict[Path, str]()
+    for folder, theirs in recipes.items():
+        with _reading(folder, unscored):
+            if day := purge_day(folder):
+                unscored[folder] = f"its data was purged on {day}"
+                continue
+            listed = forget_list(folder)  # the run of a baseline has none
+            names = read_hashes(listed) if listed.is_file() else [row.sha256 for row in _load(theirs)]
+            hashes[folder] = list(dict.fromkeys(names))
+    most = min(EARLIER_ROWS, recipe.evaluate.limit or EARLIER_ROWS)
+    rows, owners = list[Row](), list[Path]()
+    for folder, wanted in _draw(hashes, most, recipe.seed).items():
+        with _reading(folder, unscored):
+            whole = _load(recipes[folder])
+            shorter = shorten(whole, prompter, recipes[folder].vector.max_length)  # as the run itself cut them
+            there = {row.sha256: row for row in [*whole, *shorter]}
+            found = [there[sha256] for sha256 in wanted if sha256 in there]
+            if lost := len(wanted) - len(found):
+                unscored[folder] = f"its data has changed: {lost} of {len(wanted)} rows are not there any more"
+            rows += found
+            owners += [folder] * len(found)
+    named = [replace(row, index=index) for index, row in enumerate(rows)]
+    questions = load_qa({EARLIER_SET: named}, prompter, recipe.evaluate.max_new_tokens, _SPLIT) if named else None
+    return RemovedRows(questions, owners, sum(map(len, hashes.values())), len(recipes), unscored)
+
+
+def _load(recipe: Recipe) -> list[Row]:
+    return load_rows(source_of(recipe.forget.data, recipe.columns))
+
+
+@contextmanager
+def _reading(folder: Path, unscored: dict[Path, str]) -> Iterator[None]:
+    """Note a request whose data cannot be read any more."""
+    try:
+        yield
+    except MsaError as error:
+        logger.debug("%s: %s", folder, error)
+        unscored[folder] = "its data cannot be read any more"
+
+
+def _draw(hashes: Mapping[Path, Sequence[str]], most: int, seed: int) -> dict[Path, list[str]]:
+    """Return the hashes of the rows that are drawn, by the run that removed them. hashes: those of all its rows."""
+    places = []
+    for number, (folder, names) in enumerate(hashes.items()):
+        ordered = sorted((digest([seed, sha256]), sha256) for sha256 in names)
+        places += [(rank, key, number, folder, sha256) for rank, (key, sha256) in enumerate(ordered)]
+    drawn = sorted(places)[:most]
+    by_run = {folder: [each[4] for each in drawn if each[3] == folder] for folder in hashes}
+    return {folder: names for folder, names in by_run.items() if names}
+
+
+def _runs_in(target: str) -> Iterator[tuple[Path, Recipe]]:
+    """Yield the runs whose removal a target holds, the last one first, with their recipes.
+
+    A target holds that of a run if it is the run's unlearned model and still lies in its folder.
+    """
+    places, seen = [local_path(target)], set[Path]()
+    while places:
+        place = places.pop(0)
+        folder = place.parent if place.name in ("model", "adapter") else place
+        if folder.resolve() in seen or not (folder / RECIPE_FILE).is_file() or (not seen and folder == place):
+            continue
+        seen.add(folder.resolve())
+        try:
+            read_run(folder)
+            recipe = load_recipe(folder / RECIPE_FILE)
+        except MsaError:
+            continue
+        yield folder, recipe
+        places += map(local_path, [*recipe.earlier, recipe.target])

@@ -21,7 +21,14 @@ from msa_lite.io.launch.crew import Crew
 from msa_lite.io.models.devices import check_device
 from msa_lite.io.weights.checkpoint import Checkpoint, load_checkpoint
 from msa_lite.io.weights.hub import Source
-from msa_lite.pipeline.prepare.earlier import EarlierRun, check_earlier, check_rows, open_earlier
+from msa_lite.pipeline.prepare.earlier import (
+    EarlierRun,
+    RemovedRows,
+    check_earlier,
+    check_rows,
+    draw_removed,
+    open_earlier,
+)
 from msa_lite.pipeline.prepare.models import (
     check_apart,
     check_fit,
@@ -40,7 +47,6 @@ from msa_lite.pipeline.prepare.questions import (
     load_questions,
     terms_left_out,
 )
-from msa_lite.pipeline.prepare.removed import RemovedRows, draw_removed
 from msa_lite.pipeline.prepare.rows import divide_retain, separate_sets
 from msa_lite.recipe import JudgeKeys, Recipe
 from msa_lite.report.run.provenance import WITH_VECTORS
