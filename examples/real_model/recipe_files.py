@@ -14,7 +14,7 @@ from history import Models, row_line
 from msa_lite.data import DataSource, load_rows
 from msa_lite.io.files.reading import read_object
 from msa_lite.io.files.writing import write_text
-from msa_lite.pipeline.prepare.rows import divide_retain
+from msa_lite.pipeline.prepare.questions import divide_retain
 from msa_lite.recipe import load_recipe
 
 HINDSIGHT_FOLDER = "hindsight"

@@ -6,7 +6,7 @@ import pytest
 
 from msa_lite.data import Row
 from msa_lite.errors import DataError
-from msa_lite.pipeline.prepare.rows import count_repeated, each_once, separate_sets
+from msa_lite.pipeline.prepare.questions import count_repeated, each_once, separate_sets
 
 A, B, C, D = (Row(i, f"Question {name}?", f"Answer {name}.") for i, name in enumerate("ABCD"))
 TURN = Row(4, "And then?", "Yes.", earlier=(("Question A?", "Answer A."),))

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from msa_lite.choose.validation import FEWEST
 from msa_lite.data import Row
-from msa_lite.pipeline.prepare.rows import divide_retain
+from msa_lite.pipeline.prepare.questions import divide_retain
 from msa_lite.recipe import Recipe, load_recipe
 
 

@@ -14,7 +14,7 @@ import pytest
 from msa_lite.errors import UsageError
 from msa_lite.io.weights.checkpoint import load_checkpoint
 from msa_lite.io.weights.hub import fetch
-from msa_lite.pipeline.prepare.fits import check_fit_learns, first_epoch, fit_settings, fit_until
+from msa_lite.pipeline.run.vectors import check_fit_learns, first_epoch, fit_settings, fit_until
 from msa_lite.recipe import load_recipe
 from msa_lite.train import FitSettings
 from msa_lite.train.settings import auto_rate, most_epochs

@@ -34,13 +34,20 @@ from msa_lite.pipeline.baseline.settings import (
     scales_of,
     scored_epochs,
 )
-from msa_lite.pipeline.prepare.fits import check_learns, first_epoch, fit_rate, fit_settings
 from msa_lite.pipeline.prepare.run import Context, Run
 from msa_lite.pipeline.run.choice import choose_candidate
 from msa_lite.pipeline.run.filtering import filter_stage, moments_stage
 from msa_lite.pipeline.run.merge import LoadedTarget, merge_identity, merge_stage
 from msa_lite.pipeline.run.scores import score_stage, scores_folder, validation_of
-from msa_lite.pipeline.run.vectors import check_shares, row_hashes, tracking_of
+from msa_lite.pipeline.run.vectors import (
+    check_learns,
+    check_shares,
+    first_epoch,
+    fit_rate,
+    fit_settings,
+    row_hashes,
+    tracking_of,
+)
 from msa_lite.pipeline.stages.stage import Stage
 from msa_lite.report.run.choice import Choice, candidate_name, load_choice
 from msa_lite.report.run.stages import CHANGE, ROWS

@@ -1,23 +1,26 @@
-"""Load the data of a recipe and turn it into the questions to choose by and to score; say what they cannot show."""
+"""Load the data of a recipe and turn it into the questions to choose by and to score; say what they cannot show.
+
+Rows are kept apart by their use: forget, retain and holdout rows, and learnt rows from scored ones.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from msa_lite.benchmarks import OWN, paper_scores
 from msa_lite.choose.rules import LeastExtraction, PaperScore, Rule, check_rule, make_rule
 from msa_lite.choose.validation import FEWEST, MOST_PASSAGES, PASSAGE, Parts, divide_rows
 from msa_lite.data import DataSource, Prompter, Row, load_rows, pin_source, sample_rows
-from msa_lite.errors import Faults, UsageError, join_faults
+from msa_lite.errors import DataError, Faults, UsageError, join_faults
 from msa_lite.evals.benchmarks.aggregates import resolve_compat
 from msa_lite.evals.benchmarks.benchmark import Benchmark, BenchmarkSettings, find_benchmark
 from msa_lite.evals.benchmarks.qa import load_qa
+from msa_lite.evals.engine.answers import normalise
 from msa_lite.evals.scores.suite import load_benchmark
 from msa_lite.evals.verdict.bounds import difference_of_shares
-from msa_lite.pipeline.prepare.rows import count_repeated, divide_retain, each_once
 from msa_lite.recipe import SETS, Columns, Data, Recipe
 from msa_lite.report.verdict.verdict import Margins
 
@@ -287,3 +290,105 @@ def _count(recipe: Recipe, rows: Sequence[Row]) -> int:
         passages = sum(max(1, round(len(row.text.split()) / PASSAGE)) for row in rows)
         return min(passages, limit or MOST_PASSAGES)
     return min(len(rows), limit or len(rows))
+
+
+_REASONS = {
+    "retain": "no row can be both forgotten and kept",
+    "holdout": "only rows that no model was trained on are a control",
+}
+
+
+def separate_sets(rows: Mapping[str, list[Row]]) -> tuple[dict[str, list[Row]], list[str]]:
+    """Return the rows with those left out that stand in another set, too, and a sentence for each set that has some.
+
+    rows: by their places in the recipe ("retain", "evaluate.holdout", …). Retain rows may not be among the forget rows,
+    and holdout rows in neither set. Two rows are the same if they ask the same after the same turns, or are the same
+    text, in the words of `normalise`. Raise DataError where nothing is left of a set.
+    """
+    separate, notes, faults = dict(rows), [], Faults()
+    contents: dict[str, set[tuple[str, ...]]] = {"forget": set()}  # by role
+    for role in ("forget", "retain", "holdout"):
+        places = [place for place in rows if place.rpartition(".")[2] == role]
+        taken = set().union(*contents.values()) if role != "forget" else set()
+        names = " or ".join(contents)
+        for place in places:
+            separate[place] = [row for row in rows[place] if _content(row) not in taken]
+            count, whole = len(rows[place]) - len(separate[place]), len(rows[place])
+            if count == whole and whole:
+                with faults.gathered():
+                    raise DataError(
+                        f"{place}: all {whole} rows stand in the {names} set, too, and {_REASONS[role]}; give "
+                        "other rows, or leave the set out"
+                    )
+            elif count:
+                notes.append(
+                    f"{place}: {count} of {whole} rows stand in the {names} set, too, and are left out: "
+                    f"{_REASONS[role]}"
+                )
+        contents.setdefault(role, set()).update(_content(row) for place in places for row in separate[place])
+    faults.check()
+    return separate, notes
+
+
+def each_once(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows without those that repeat an earlier one: the same question with the same answer, or text."""
+    first: dict[tuple[str, ...], Row] = {}
+    for row in rows:
+        first.setdefault((*_content(row), _words(row.answer)), row)
+    return list(first.values())
+
+
+def count_repeated(sets: Mapping[str, Iterable[Row]]) -> list[str]:
+    """Return a sentence for each set of scored rows in which some stand more than once."""
+    notes = []
+    for name, scored in sets.items():
+        rows = list(scored)
+        if count := len(rows) - len(each_once(rows)):
+            notes.append(f"{count} of {len(rows)} {name} rows repeat another one; each is scored once")
+    return notes
+
+
+def _content(row: Row) -> tuple[str, ...]:
+    """Return what a model is asked in a row, as it is compared: earlier turns, question and steps, or the text."""
+    if row.text:
+        return ("text", _words(row.text))
+    around = [text for turn in row.earlier for text in turn]
+    return tuple(map(_words, filter(None, [*around, row.question, row.tools.steps])))
+
+
+def _words(text: str) -> str:
+    return normalise(text) or text.strip()
+
+
+class RetainRows(NamedTuple):
+    """The rows of a retain set by their use."""
+
+    whole: list[Row]
+    """Those that baselines learn, and MSA's vector without a sample."""
+    sample: list[Row]
+    """Those that MSA's vector learns."""
+    scored: list[Row]
+    """Those that may be scored, where the recipe names no others."""
+
+
+def divide_retain(recipe: Recipe, rows: Mapping[str, list[Row]]) -> RetainRows:
+    """Divide the retain set by use. Rows that are learnt are kept much better than others, and mislead a choice.
+
+    rows: all rows by their place in the recipe; "retain" and "forget" are needed. Rows that `evaluate.retain` names are
+    not learnt, if there are as many others as forget rows. Of a set that is sampled, the rows that the sample leaves
+    may be scored; all rows, if it leaves fewer than `FEWEST`. Without a sample all may be.
+    """
+    retain, count = rows["retain"], len(rows["forget"])
+    assert recipe.retain is not None
+    unscored = _without(retain, rows.get("evaluate.retain", ()))
+    whole = unscored if len(unscored) >= count else retain
+    if recipe.retain.data.sample is None:
+        return RetainRows(whole, whole, retain)
+    sample = sample_rows(whole, count, recipe.seed)
+    left = _without(retain, sample)
+    return RetainRows(whole, sample, left if len({row.thread for row in left}) >= FEWEST else retain)
+
+
+def _without(rows: Iterable[Row], removed: Iterable[Row]) -> list[Row]:
+    threads = {row.thread for row in removed}
+    return [row for row in rows if row.thread not in threads]

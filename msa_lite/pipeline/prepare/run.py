@@ -42,12 +42,13 @@ from msa_lite.pipeline.prepare.prompt import resolve_prompt
 from msa_lite.pipeline.prepare.questions import (
     Questions,
     WhenToChoose,
+    divide_retain,
     limits_of_evidence,
     load_data,
     load_questions,
+    separate_sets,
     terms_left_out,
 )
-from msa_lite.pipeline.prepare.rows import divide_retain, separate_sets
 from msa_lite.recipe import JudgeKeys, Recipe
 from msa_lite.report.run.provenance import WITH_VECTORS
 from msa_lite.train import check_mode, check_trackers

@@ -20,12 +20,11 @@ from msa_lite.io.console.progress import Progress
 from msa_lite.io.finished.manifest import is_finished
 from msa_lite.io.finished.seal import load_manifest
 from msa_lite.io.launch.crew import Crew
-from msa_lite.pipeline.prepare.fits import check_learns
 from msa_lite.pipeline.prepare.run import Context, Run
 from msa_lite.pipeline.run.filtering import filter_identity
 from msa_lite.pipeline.run.merge import LoadedTarget, merge_identity, run_terms
 from msa_lite.pipeline.run.scores import score_model, score_stage, scores_folder, validation_of
-from msa_lite.pipeline.run.vectors import check_processes, tracking_of
+from msa_lite.pipeline.run.vectors import check_learns, check_processes, tracking_of
 from msa_lite.pipeline.stages.asking import choice_costs
 from msa_lite.pipeline.stages.stage import Stage
 from msa_lite.recipe import Recipe

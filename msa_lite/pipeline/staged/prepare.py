@@ -29,10 +29,10 @@ from msa_lite.io.files.writing import digest
 from msa_lite.io.models.devices import check_device
 from msa_lite.io.weights.checkpoint import load_checkpoint
 from msa_lite.io.weights.hub import Source, commit_of, fetch, fetch_tokenizer, split_name
-from msa_lite.pipeline.prepare.fits import check_fit_learns
 from msa_lite.pipeline.prepare.models import open_reader
 from msa_lite.pipeline.prepare.prompt import prompt_settings
 from msa_lite.pipeline.prepare.questions import load_set, source_of
+from msa_lite.pipeline.run.vectors import check_fit_learns
 from msa_lite.recipe import Columns, TrainingRecipe
 from msa_lite.recipe.training import NewModel, NewTokenizer, Training, TrainingStage
 from msa_lite.train import FitSettings, check_mode, check_trackers

@@ -25,8 +25,7 @@ from msa_lite.io.weights.quantised import dequantised, hides_shapes
 from msa_lite.pipeline.prepare.earlier import EARLIER_ROWS, forget_list, read_hashes
 from msa_lite.pipeline.prepare.models import WRITTEN_OUT, demo_config, find_tokenizer, written_out_as
 from msa_lite.pipeline.prepare.prompt import find_prompter
-from msa_lite.pipeline.prepare.questions import WhenToChoose, limits_of_evidence, load_set
-from msa_lite.pipeline.prepare.rows import separate_sets
+from msa_lite.pipeline.prepare.questions import WhenToChoose, limits_of_evidence, load_set, separate_sets
 from msa_lite.recipe import SETS, Recipe
 from msa_lite.train.settings import MOST_BATCH, auto_batch
 
