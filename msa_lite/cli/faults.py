@@ -32,40 +32,23 @@ _ODD = dict.fromkeys((errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELO
 _ADVICE = _CLOSED | _ODD  # by the system's error about a place
 _HARNESS = "run lm-evaluation-harness itself: lm_eval --model hf --model_args pretrained=MODEL --tasks NAMES"
 GONE_OPTIONS = {
-    "attack --budget": "give fewer rows (attack.rows=20), or name attacks; leave it out",
+    "attack --budget": "give fewer rows (attack.rows=20), or name attacks",
     "attack --model": "`msa-lite baseline --model MODEL RECIPE` makes a run of it, which is attacked like any other",
     "evaluate --allow-code": _HARNESS,
-    "evaluate --dry-run": "`msa-lite plan RECIPE` says what a recipe needs; leave it out",
-    "evaluate --engine": "transformers scores everything; leave it out",
-    "evaluate --judge-batch": "calls are made a few at a time; leave it out",
+    "evaluate --dry-run": "`msa-lite plan RECIPE` says what a recipe needs",
     "evaluate --judge-model": "--judge openai:MODEL, or --judge local:MODEL",
     "evaluate --judge-prompts": "evaluate.judge.prompts in a recipe, and --recipe RECIPE",
-    "evaluate --judge-separate": "acc_forget is scored from the same call as acc_recover; leave it out",
     "evaluate --judge-url": "the variable OPENAI_BASE_URL, or evaluate.judge.base_url in a recipe, and --recipe RECIPE",
     "evaluate --prompt": "`prompt` in a recipe, and --recipe RECIPE",
     "evaluate --system": "`prompt.system` in a recipe, and --recipe RECIPE",
     "evaluate --tasks": _HARNESS,
     "evaluate --tokenizer": "copy tokenizer.json and tokenizer_config.json of another model into the model's folder",
-    "init --replace": "remove the file, or name another one",
-    "merge --exact": "fp32 arithmetic is rounded once; msa_lite.merge(…, exact=True) takes float64",
-    "merge --forecast": "the attack quantise measures what it predicted; leave it out",
-    "merge --seed": "stochastic rounding begins at seed 0; msa_lite.merge(…, seed=N) takes another",
-    "merge --threads": "there is one thread a core, and fewer where memory is short; leave it out",
-    "merge --untie": "msa_lite.merge(…, untie=True) gives the head a matrix of its own",
-    "plan --measure": "times are rough; leave it out",
-    "plan --no-measure": "no step is timed; leave it out",
-    "plan --price-per-hour": "the price is the time that `plan` prints times the price of an hour; leave it out",
-    "publish --gated": "the settings of the repository on the Hub gate it; leave it out",
-    "publish --name-models": "the card names models that are public; leave it out",
-    "recipes copy --replace": "remove the file, or name another one",
     "report --csv": "the rows as JSON: --rows --json",
     "run --show-examples": "msa-lite report RUN --show-examples",
-    "table --gpu": "`msa-lite plan` on a row's recipe tells its memory and time; leave it out",
-    "table --price-per-hour": "the price is the time times the price of an hour; leave it out",
     "table --size": "python examples/small_table/small_table.py NAME DATA makes a table with tiny models",
     "verify --schema": "the schema of record.json is msa_lite/record/schema.json",
 }
-"""Options that commands no longer have, as "COMMAND --option" → the new form, for the refusal."""
+"""Options that others took the place of, as "COMMAND --option" → the new form, for the refusal."""
 
 
 def report_error(error: BaseException, verbose: bool, rank: int = 0, command: click.Command | None = None) -> int:

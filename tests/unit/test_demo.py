@@ -44,7 +44,7 @@ def test_the_two_kinds_are_told_apart_and_read_back_from_a_run() -> None:
 @pytest.mark.parametrize(
     ("override", "fault"),
     [
-        ("demo.hidden_size=64", r"demo\.hidden_size: is gone"),
+        ("demo.hidden_size=64", r"demo\.hidden_size: unknown key"),
         ("demo.model=llama", r"demo\.model: input should be 'smollm2', got 'llama'"),
         ("demo.retain=400", r"demo: 408 people are too many"),
     ],
