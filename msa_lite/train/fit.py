@@ -34,7 +34,7 @@ from msa_lite.io.weights.hub import Source, fetch
 from msa_lite.train.loop import SAVES, SCORES, Loop, whole_saves
 from msa_lite.train.model import copy_trained, load_trainable, restore_trained
 from msa_lite.train.plain import PlainLoss
-from msa_lite.train.rungs import Rung, Static, StepProbe, ladder, longest_first, micro_batches, set_up
+from msa_lite.train.rungs import Rung, Static, ladder, longest_first, micro_batches, set_up, step_fault
 from msa_lite.train.settings import AfterEpoch, FitSettings, Objective
 from msa_lite.train.tracking import UNTRACKED, Tracking
 from msa_lite.train.until import OpenFit, Until
@@ -168,11 +168,11 @@ def _run(loop: Loop) -> int:
     rungs = _rungs_left(loop, ladder(model, micros))
     start = None if loop.settings.mode == "full" else copy_trained(model)
     is_plain = isinstance(loop.objective, PlainLoss)  # others look at the prior before the last save is loaded
-    probe = StepProbe(loop.objective, loop.settings, longest_first(loop.examples))
+    rows = longest_first(loop.examples)
     try:
         for rung, lower in zip(rungs, [*rungs[1:], None], strict=True):
             set_up(model, rung, loop.partial)
-            fault, has_run = probe.fault(model, rung.micro), False
+            fault, has_run = step_fault(model, loop.objective, loop.settings, rows, rung.micro), False
             if fault is None:
                 fault, has_run = _attempt(replace(loop, rung=rung), model), True
             if fault is None:
@@ -210,38 +210,35 @@ def _attempt(loop: Loop, model: Any) -> str | None:
 
 
 def _load(loop: Loop) -> Any:
-    """Load the model to tune; where it finds no room, with its layers in RAM.
+    """Load the model to tune onto the device; if it finds no room there and is frozen, with its layers in RAM.
 
     Raise StageError when it does not fit even so, or its files have changed since.
     """
     free_memory()  # of the target, whose loss was measured, or of a model that did not fit
-    try:
-        model = _load_where_it_fits(loop)
-    except Exception as error:
-        if not is_out_of_memory(error):
-            raise
-        change = {"full": "vector.mode lora", "lora": "vector.mode qlora", "qlora": "a larger GPU"}[loop.settings.mode]
+    source, settings = loop.source, loop.settings
+    model, fault = None, ""
+    for spill in (None,) if settings.mode == "full" else (None, loop.partial):
+        if spill:
+            notices.info(
+                "%s: the weights do not fit (%s); layers wait in RAM and stream to the device", loop.label, fault
+            )
+        try:
+            model = load_trainable(source.folder, settings, source.added, spill=spill)
+            break
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            traceback.clear_frames(error.__traceback__)  # they hold weights
+            fault = memory_fault(error)
+        free_memory()
+    if model is None:
+        change = {"full": "vector.mode lora", "lora": "vector.mode qlora", "qlora": "a larger GPU"}[settings.mode]
         raise StageError(
             f"{loop.label}: the weights do not fit into the memory of the device, {readable(total_bytes())} in all "
-            f"({memory_fault(error)}). Close other programs that use it, or choose {change}"
-        ) from error
-    loop.source.check_unchanged()
+            f"({fault}). Close other programs that use it, or choose {change}"
+        )
+    source.check_unchanged()
     return model
-
-
-def _load_where_it_fits(loop: Loop) -> Any:
-    """Load the model to tune onto the device; if it finds no room there and is frozen, with its layers in RAM."""
-    source, settings = loop.source, loop.settings
-    try:
-        return load_trainable(source.folder, settings, source.added)
-    except Exception as error:
-        if settings.mode == "full" or not is_out_of_memory(error):
-            raise
-        traceback.clear_frames(error.__traceback__)  # they hold weights
-        fault = memory_fault(error)
-    free_memory()
-    notices.info("%s: the weights do not fit (%s); layers wait in RAM and stream to the device", loop.label, fault)
-    return load_trainable(source.folder, settings, source.added, spill=loop.partial)
 
 
 def _too_large(loop: Loop, model: Any, rung: Rung, fault: str) -> StageError:

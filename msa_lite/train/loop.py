@@ -132,19 +132,9 @@ class Loop:
         return self.settings.steps_per_epoch(len(self.examples))
 
     @property
-    def likely_steps(self) -> int:
-        """Return the steps of the whole fit, guessed in an open-ended one."""
-        if self.open_fit is not None:
-            return self.open_fit.likely_steps(self.steps_per_epoch)
+    def most_steps(self) -> int:
+        """Return the steps of the whole fit; an open-ended one may end before."""
         return self.settings.epochs * self.steps_per_epoch
-
-    def measure(self, model: Any, epoch: int, step: int) -> bool:
-        """Measure an open-ended fit after an epoch; return whether it goes on. Raise NotFiniteError as it does."""
-        assert self.open_fit is not None
-        try:
-            return self.open_fit.after_epoch(model, epoch, step)
-        except NotFiniteError as error:
-            raise self.failure(str(error)) from error
 
     def run(self, model: Any) -> None:
         """Train, from the last whole save where there is one, and write the weights."""
@@ -270,11 +260,13 @@ def _make_callback(loop: Loop) -> Any:
             self.broken = control.should_training_stop = True
 
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            tell(loop.progress, loop.label, state.global_step, loop.likely_steps, last_loss(state))
+            tell(loop.progress, loop.label, state.global_step, loop.most_steps, last_loss(state))
 
         def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             if loop.open_fit is not None:
-                control.should_training_stop = not loop.measure(kwargs["model"], round(state.epoch), state.global_step)
+                control.should_training_stop = not loop.open_fit.after_epoch(
+                    kwargs["model"], round(state.epoch), state.global_step
+                )
                 if control.should_training_stop:
                     loop.progress(loop.label, state.global_step, state.global_step)
                 elif time.monotonic() - self.saved_at > SAVE_SECONDS:

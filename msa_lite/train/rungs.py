@@ -169,38 +169,32 @@ class Static:
         return f"{text}; the GPU has {readable(total)}" if total else text
 
 
-@dataclass(frozen=True)
-class StepProbe:
-    """Tries whether a step fits: the longest rows that a forward pass may have, forward and backward."""
+def step_fault(model: Any, objective: Objective, settings: FitSettings, rows: Sequence[int], micro: int) -> str | None:
+    """Return why a step does not fit: the longest rows that a forward pass may have, forward and backward; or None.
 
-    objective: Objective
-    settings: FitSettings
-    rows: Sequence[int]
-    """The indices of all rows, the longest first."""
-
-    def fault(self, model: Any, micro: int) -> str | None:
-        """Return why a step does not fit, or None. On a CPU nothing is tried. The model is left as it was."""
-        room = free_bytes()
-        if room is None:
-            return None
-        static = Static.of(model, self.settings)
-        if static.gradients + static.optimizer >= room:
-            needed = readable(static.gradients + static.optimizer)
-            return f"gradients and optimiser need {needed}, {readable(room)} are free"
-        try:
-            with _scratch(model, static.optimizer), autocast(model):
-                self.objective.prepare(model)
-                self.objective.step(model, self.rows[:micro], 0, micro, lambda loss: loss.backward())
-        except Exception as error:
-            if not is_out_of_memory(error):
-                raise
-            return memory_fault(error)
-        finally:
-            self.objective.release()
-            for parameter in model.parameters():
-                parameter.grad = None
-            free_memory()
+    rows: the indices of all rows, the longest first. On a CPU nothing is tried. The model is left as it was.
+    """
+    room = free_bytes()
+    if room is None:
         return None
+    static = Static.of(model, settings)
+    if static.gradients + static.optimizer >= room:
+        needed = readable(static.gradients + static.optimizer)
+        return f"gradients and optimiser need {needed}, {readable(room)} are free"
+    try:
+        with _scratch(model, static.optimizer), autocast(model):
+            objective.prepare(model)
+            objective.step(model, rows[:micro], 0, micro, lambda loss: loss.backward())
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        return memory_fault(error)
+    finally:
+        objective.release()
+        for parameter in model.parameters():
+            parameter.grad = None
+        free_memory()
+    return None
 
 
 def find_rung(model: Any, objective: PlainLoss, settings: FitSettings, rungs: Iterable[Rung]) -> Rung:
@@ -208,11 +202,10 @@ def find_rung(model: Any, objective: PlainLoss, settings: FitSettings, rungs: It
 
     Raise StageError where there is none.
     """
-    probe = StepProbe(objective, settings, longest_first(objective.examples))
-    fault: str | None = None
+    rows, fault = longest_first(objective.examples), None
     for rung in rungs:
         set_up(model, rung)
-        fault = probe.fault(model, rung.micro)
+        fault = step_fault(model, objective, settings, rows, rung.micro)
         if fault is None:
             return rung
     raise StageError(f"no step of the fit is possible: out of memory ({fault}): {Static.of(model, settings)}")

@@ -14,7 +14,8 @@ import shutil
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +78,7 @@ def fit_sharded(fit: VectorFit, out: str | Path, progress: Progress = silent) ->
             )
             loop = fit.loop(folder, progress)
             try:
-                run = _run_until(loop, fit.until, peers) if fit.until else {"micro_batch_size": _fit(loop, None, peers)}
+                run = _run_until(loop, fit.until, peers) if fit.until else {"micro_batch_size": _fit(loop, peers)}
             finally:
                 loop.objective.release()
                 free_memory()
@@ -105,36 +106,6 @@ def check_sharded(settings: FitSettings, count: int) -> None:
         raise UsageError("\n".join(faults))
 
 
-@dataclass
-class _SharedOpenFit:
-    """An open-ended fit that the first process measures and decides on."""
-
-    loop: Loop
-    """Its `open_fit` is the first process's; None in the others."""
-    peers: Peers
-    saved_at: float = field(default_factory=time.monotonic)
-
-    def begin(self, model: Any, epoch: int, step: int, micro: int) -> None:
-        """Measure the prior, unless that is done."""
-
-        def begin() -> None:
-            assert self.loop.open_fit is not None
-            self.loop.open_fit.begin(model, epoch, step, micro)
-
-        run_lent(model, self.peers, begin)
-
-    def after_epoch(self, model: Any, epoch: int, step: int) -> tuple[bool, bool]:
-        """Measure; return whether the fit goes on, and whether to save it. Raise NotFiniteError as `Loop.measure`."""
-        return run_lent(model, self.peers, lambda: self._decide(model, epoch, step))
-
-    def _decide(self, model: Any, epoch: int, step: int) -> tuple[bool, bool]:
-        goes_on = self.loop.measure(model, epoch, step)
-        is_due = goes_on and time.monotonic() - self.saved_at > SAVE_SECONDS
-        if is_due:
-            self.saved_at = time.monotonic()
-        return goes_on, is_due
-
-
 def _run_until(loop: Loop, until: Until, peers: Peers) -> dict[str, Any]:
     """Train until enough is learnt, perhaps several times at different rates; return facts for the manifest.
 
@@ -144,7 +115,7 @@ def _run_until(loop: Loop, until: Until, peers: Peers) -> dict[str, Any]:
     def fit(rate: float, folder: Path, label: str, open_fit: OpenFit | None = None) -> None:
         settings = replace(loop.settings, learning_rate=rate)
         attempt = replace(loop, settings=settings, partial=folder, label=label, open_fit=open_fit)
-        _fit(attempt, _SharedOpenFit(attempt, peers), peers)
+        _fit(attempt, peers, is_open_ended=True)
 
     if not peers.first:
         while (task := peers.share()) is not None:
@@ -177,9 +148,22 @@ def _run_until(loop: Loop, until: Until, peers: Peers) -> dict[str, Any]:
     return facts
 
 
-def _fit(loop: Loop, shared: _SharedOpenFit | None, peers: Peers) -> int:
-    """Train, from the last whole save where there is one, and write the weights; return the micro-batch."""
-    settings, saves = loop.settings, loop.partial / SAVES
+def _fit(loop: Loop, peers: Peers, is_open_ended: bool = False) -> int:
+    """Train, from the last whole save where there is one, and write the weights; return the micro-batch.
+
+    Of an open-ended fit, the first process measures and decides; the others have no `Loop.open_fit`.
+    """
+    settings, saves, saved_at = loop.settings, loop.partial / SAVES, time.monotonic()
+
+    def measure(epoch: int, step: int) -> tuple[bool, bool]:
+        assert loop.open_fit is not None
+        goes_on = loop.open_fit.after_epoch(model, epoch, step)
+        return goes_on, goes_on and time.monotonic() - saved_at > SAVE_SECONDS
+
+    def begin() -> None:
+        assert loop.open_fit is not None
+        loop.open_fit.begin(model, epoch, step, micro)
+
     save, epoch, step = peers.in_first(lambda: _take_up(loop))
     model = load_shards(loop.source, settings, peers)
     optimizer = _make_optimizer(model, settings, peers)
@@ -190,16 +174,17 @@ def _fit(loop: Loop, shared: _SharedOpenFit | None, peers: Peers) -> int:
     steps = _Steps(loop, model, optimizer, _make_schedule(loop, optimizer), peers, micro)
     if save:
         read_save(save, model, optimizer, peers)
-    if shared is not None:
-        shared.begin(model, epoch, step, micro)
+    if is_open_ended:
+        run_lent(model, peers, begin)
     goes_on = not (save and loop.after_epoch) or _finish_epoch(loop, model, epoch, peers, write=False)
     with loop.tracking.lines(loop.label) as report:  # whose trackers begin with the first line, so in the first process
         while goes_on and epoch < settings.epochs:
             try:
                 step = steps.run_epoch(epoch, step, report)
                 epoch, is_due = epoch + 1, True
-                if shared is not None:
-                    goes_on, is_due = shared.after_epoch(model, epoch, step)
+                if is_open_ended:
+                    goes_on, is_due = run_lent(model, peers, partial(measure, epoch, step))
+                    saved_at = time.monotonic() if is_due else saved_at
                 elif loop.after_epoch is not None:
                     goes_on = _finish_epoch(loop, model, epoch, peers)
             except NotFiniteError as error:
@@ -319,7 +304,7 @@ class _Steps:
             if peers.first:
                 loop.write_log(line)
                 report({f"train/{name}": value for name, value in line.items()})
-                tell(loop.progress, loop.label, step, loop.likely_steps, f"loss {values['loss']:.3g}")
+                tell(loop.progress, loop.label, step, loop.most_steps, f"loss {values['loss']:.3g}")
         return step
 
     def _step(self, rows: Sequence[int], epoch: int, step: int) -> dict[str, float]:

@@ -293,13 +293,6 @@ class OpenFit:
         logger.info("loss after %d steps: %.3g; loss of the target: %.3g", steps, loss, self.course.goal)
         return not attempt.ended
 
-    def likely_steps(self, per_epoch: int) -> int:
-        """Estimate the steps of the whole fit, as if the gap closed evenly; always more than are done."""
-        attempt, most = self.course.attempts[-1], self.settings.epochs * per_epoch
-        closed = self.course.closed(attempt.losses[-1]) if attempt.losses else 0.0
-        likely = attempt.steps / closed if closed > 0 else most
-        return max(attempt.steps + per_epoch + 1, min(most, math.ceil(likely)))
-
     def _write(self) -> None:
         write_json(self.partial / COURSE, self.course)
 

@@ -16,7 +16,7 @@ from msa_lite.io.files.writing import hash_file
 from msa_lite.io.models.devices import is_out_of_memory, memory_fault
 from msa_lite.train import FitSettings, fit
 from msa_lite.train.model import load_trainable
-from msa_lite.train.rungs import Rung, Static, StepProbe, ladder, set_up
+from msa_lite.train.rungs import Rung, Static, ladder, set_up, step_fault
 from tests.support.fits import ROWS, SETTINGS, CrossEntropy, Killed, Watch, assert_close, keeping, steps_of, weights
 from tests.support.fits import fit as run_fit
 
@@ -321,9 +321,8 @@ def test_a_probe_finds_no_fault_of_another_kind(prior: Path, on_device: Callable
         raise RuntimeError("CUDA error: device-side assert triggered")
 
     on_device(lambda rung: True)
-    probe = StepProbe(CrossEntropy(before=broken), SETTINGS, [0, 1, 2, 3])
     with pytest.raises(RuntimeError, match="assert triggered"):
-        probe.fault(load_trainable(prior, SETTINGS), 4)
+        step_fault(load_trainable(prior, SETTINGS), CrossEntropy(before=broken), SETTINGS, [0, 1, 2, 3], 4)
 
 
 def test_static_bytes_are_those_of_weights_gradients_and_states(prior: Path) -> None:
