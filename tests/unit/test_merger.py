@@ -173,12 +173,6 @@ def test_wrong_arguments_are_usage_errors(
     assert_refused(tmp_path / "out", UsageError, says, str(make_checkpoint("llama")), **call)
 
 
-def test_a_quantised_target_is_refused(make_checkpoint: Make, make_adapter: Make, tmp_path: Path) -> None:
-    quantised = make_checkpoint("llama", quantization_config={"quant_method": "gptq", "bits": 4})
-    says = r"target is quantised .*\(quantization_config: gptq\)"
-    assert_refused(tmp_path / "out", FormatError, says, str(quantised), forget=str(make_adapter("llama")))
-
-
 def test_integers_are_refused_where_touched_and_copied_elsewhere_as_are_empty_tensors(
     make_checkpoint: Make, make_adapter: Make, tmp_path: Path
 ) -> None:
@@ -207,43 +201,41 @@ def test_vectors_that_change_nothing_are_an_error(
 
 
 def test_a_full_checkpoint_needs_its_prior(make_checkpoint: Make, tmp_path: Path) -> None:
-    options = {"forget": str(make_checkpoint("llama", 2))}
-    assert_refused(
-        tmp_path / "out",
-        UsageError,
-        r"name the model that it was tuned from \(--prior\)",
-        str(make_checkpoint("llama")),
-        **options,
-    )
-    merge(str(make_checkpoint("llama")), tmp_path / "out", **options, prior=str(make_checkpoint("llama", 1)))
+    target, options = str(make_checkpoint("llama")), {"forget": str(make_checkpoint("llama", 2))}
+    assert_refused(tmp_path / "out", UsageError, r"the model that it was tuned from \(--prior\)", target, **options)
+    merge(target, tmp_path / "out", **options, prior=str(make_checkpoint("llama", 1)))
     assert verify_folder(tmp_path / "out") == []
 
 
+QUANTISED = {"quantization_config": {"quant_method": "gptq", "bits": 4}}
+
+
 @pytest.mark.parametrize(
-    ("changes", "says"),
+    ("which", "changes", "error", "says"),
     [
-        ({"intermediate_size": 56}, r"mlp\.down_proj\.weight: \(32, 48\) in the target, \(32, 56\) in the prior"),
-        ({"num_hidden_layers": 1}, r"model\.layers\.1\.\S+: in the target, not in the prior"),
-        ({"num_hidden_layers": 3}, r"model\.layers\.2\.\S+: in the prior, not in the target"),
+        ("target", QUANTISED, FormatError, r"target is quantised .*\(quantization_config: gptq\)"),
+        (
+            "prior",
+            {"intermediate_size": 56},
+            MismatchError,
+            r"mlp\.down_proj\.weight: \(32, 48\) in the target, \(32, 56\)",
+        ),
+        ("prior", {"num_hidden_layers": 1}, MismatchError, r"model\.layers\.1\.\S+: in the target, not in the prior"),
+        ("prior", {"num_hidden_layers": 3}, MismatchError, r"model\.layers\.2\.\S+: in the prior, not in the target"),
+        ("forget", {"integers": True}, MismatchError, f"{Q}: stored as I8 in {SINGLE_FILE}"),
+        ("prior", {"integers": True}, MismatchError, f"{Q}: stored as I8 in {SINGLE_FILE}"),
     ],
 )
-def test_a_prior_of_another_shape_is_told_by_tensor(
-    make_checkpoint: Make, tmp_path: Path, changes: dict[str, Any], says: str
+def test_checkpoints_that_do_not_fit_are_told_by_tensor(
+    make_checkpoint: Make, tmp_path: Path, which: str, changes: dict[str, Any], error: type[MsaError], says: str
 ) -> None:
-    prior, tuned = make_checkpoint("llama", 1, **changes), make_checkpoint("llama", 2)
-    assert_refused(
-        tmp_path / "out", MismatchError, says, str(make_checkpoint("llama")), forget=str(tuned), prior=str(prior)
-    )
-
-
-@pytest.mark.parametrize("which", ["forget", "prior"])
-def test_a_checkpoint_of_integers_is_not_subtracted(make_checkpoint: Make, tmp_path: Path, which: str) -> None:
-    spoilt = edit_weights(make_checkpoint("llama", 1), tmp_path / "p", lambda t: t.update({Q: t[Q].astype(np.int8)}))
-    options = {"forget": str(make_checkpoint("llama", 2)), "prior": str(make_checkpoint("llama", 1))}
-    says = f"{Q}: stored as I8 in {SINGLE_FILE}"
-    assert_refused(
-        tmp_path / "out", MismatchError, says, str(make_checkpoint("llama")), **(options | {which: str(spoilt)})
-    )
+    folders = {name: make_checkpoint("llama", seed) for seed, name in enumerate(("target", "prior", "forget"))}
+    if "integers" in changes:
+        folders[which] = edit_weights(folders[which], tmp_path / "p", lambda t: t.update({Q: t[Q].astype(np.int8)}))
+    else:
+        folders[which] = make_checkpoint("llama", 1, **changes)
+    target, options = str(folders.pop("target")), {name: str(folder) for name, folder in folders.items()}
+    assert_refused(tmp_path / "out", error, says, target, **options)
 
 
 def test_each_vector_has_to_contribute(make_checkpoint: Make, make_adapter: Make, tmp_path: Path) -> None:

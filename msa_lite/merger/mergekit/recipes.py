@@ -1,4 +1,4 @@
-"""Write merges in mergekit's format, so that mergekit-yaml runs them. `mergekit_reader` reads them back."""
+"""Write merges in mergekit's format, so that mergekit-yaml runs them. reader.py reads them back."""
 
 from __future__ import annotations
 

@@ -44,6 +44,7 @@ from msa_lite.merger.checks.inputs import Inputs, find_inputs
 from msa_lite.merger.checks.memory import blocks_of
 from msa_lite.merger.formula import Term, number_terms
 from msa_lite.merger.mergekit.reader import read_recipe
+from msa_lite.merger.mergekit.recipes import MergeRequest, Reference
 from msa_lite.merger.vectors.vector import compare_checkpoints, load_vector
 
 logger = logging.getLogger(__name__)
@@ -101,9 +102,9 @@ def merge_with_mergekit(
     check_free(output_path(out), "model")  # before anything is fetched
     sources = {name: fetch(name, by_content=False) for name in dict.fromkeys(map(str, model_paths(config)))}
     options = {"with": "mergekit", "recipe": digest(text), "seed": seed, "version": metadata.version("mergekit")}
-    terms = [term.with_vector(sources[term.vector]) for term in roles.terms]
-    prior = sources[roles.prior] if roles.prior else None
-    inputs = find_inputs(out, "model", sources[roles.target], terms, prior, options, replace)
+    terms = [term.with_vector(sources[str(term.vector)]) for term in roles.terms]
+    prior = sources[str(roles.prior)] if roles.prior else None
+    inputs = find_inputs(out, "model", sources[str(roles.target)], terms, prior, options, replace)
     if manifest := inputs.finished:
         return MergedByMergekit(inputs.out, **manifest["change"])
     checkpoint = _check_fit(inputs)
@@ -234,18 +235,6 @@ def quiet() -> Iterator[None]:
             logging.disable(before)
 
 
-@dataclass(frozen=True)
-class Roles:
-    """The models of a recipe, by name, in the roles that a manifest knows."""
-
-    target: str
-    """The base, or the first model: the one whose configuration and tokenizer the result gets."""
-    terms: list[Term[str]]
-    """The other models, or the adapters on them."""
-    prior: str | None
-    """The model under the adapters, where it is not the target; the prior of a merge that is ours."""
-
-
 def parse_recipe(recipe: Path) -> tuple[str, Any]:
     """Return a recipe's text, and mergekit's form of it.
 
@@ -313,27 +302,29 @@ def _listed(config: Any) -> Iterator[tuple[Any, dict[str, Any]]]:
                 yield item, {**of_part, **(piece.parameters or {}), **(item.parameters or {})}
 
 
-def find_roles(recipe: Path, config: Any) -> Roles:
-    """Return the roles of a recipe's models. Raise UsageError for models that have none."""
+def find_roles(recipe: Path, config: Any) -> MergeRequest:
+    """Return a recipe's models in the roles that a manifest knows. Raise UsageError for models that have none.
+
+    The base, or the first model, is the target, whose configuration and tokenizer the result gets. The prior is the
+    model under the adapters, where it is not the target.
+    """
     listed = [*_listed(config)]
     base = config.base_model or listed[0][0].model
     faults = [f"base_model {base}: has an adapter; merge that first (msa-lite merge)"] if base.lora else []
     target, under = str(base.model), {str(item.model.model) for item, _ in listed if item.model.lora}
     try:
-        request = read_recipe(recipe)
+        roles = read_recipe(recipe)
     except UsageError:
         weights: dict[str, float] = {}
         for item, settings in listed:
             if item.model != base:
                 weights.setdefault(str(item.model.lora or item.model.model), _weight(settings.get("weight", 1.0)))
         faults += [f"{name}: has weight 0; leave it out" for name, weight in weights.items() if not weight]
-        terms = number_terms([Term("forget" if w < 0 else "retain", name, w) for name, w in weights.items() if w])
-        roles = Roles(target, terms, next(iter(sorted(under - {target})), None))
-        faults += [] if terms else ["names no model besides its base, so that nothing would change"]
-    else:
-        vectors = [term.with_vector(str(term.vector)) for term in request.terms]
-        roles = Roles(str(request.target), vectors, str(request.prior) if request.prior else None)
-    known = {roles.target, roles.prior, *(term.vector for term in roles.terms)}
+        vectors = [Term("forget" if w < 0 else "retain", Reference(name), w) for name, w in weights.items() if w]
+        prior = next(iter(sorted(under - {target})), None)
+        roles = MergeRequest(Reference(target), number_terms(vectors), Reference(prior) if prior else None)
+        faults += [] if vectors else ["names no model besides its base, so that nothing would change"]
+    known = {str(name) for name in (roles.target, roles.prior, *(term.vector for term in roles.terms)) if name}
     if strange := [name for name in dict.fromkeys(map(str, model_paths(config))) if name not in known and not faults]:
         faults.append(
             f"{', '.join(strange)}: neither the base, nor merged, nor the one model under the adapters; leave it out, "
