@@ -14,7 +14,7 @@ from msa_lite.io.files.reading import local_path
 from msa_lite.report.run.attacks import ATTACKS_FOLDER, attack_metrics
 from msa_lite.report.run.evidence import EVIDENCE_FOLDER, evidence_metrics, load_evidence
 from msa_lite.report.tables.reports import REPORT_FILE, Metric, Report, is_run_report, load_report
-from msa_lite.report.verdict.comeback import earlier_metrics
+from msa_lite.report.verdict.figures import earlier_metrics
 
 Role = Literal["target", "ideal", "method"]
 SECTIONS = ("references", "msa", "baselines", "others", "published")

@@ -16,7 +16,7 @@ from msa_lite.pipeline.prepare.run import Run, msa_scope, prepare
 from msa_lite.pipeline.purge.purge import purge
 from msa_lite.recipe import load_recipe
 from msa_lite.report.run.story import load_story
-from msa_lite.report.verdict.comeback import EarlierFacts
+from msa_lite.report.verdict.figures import EarlierFacts
 from tests.e2e.conftest import CallCli, tiny_recipe
 from tests.support.pages import page_text
 

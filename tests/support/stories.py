@@ -18,8 +18,7 @@ from msa_lite.report.run.story import LIMIT, Story, VectorPair
 from msa_lite.report.run.update import Fit, TensorUpdate, Update
 from msa_lite.report.tables.metrics import metric_kind
 from msa_lite.report.tables.reports import Metric, Report
-from msa_lite.report.verdict.comeback import EarlierFacts
-from msa_lite.report.verdict.figures import Bound
+from msa_lite.report.verdict.figures import Bound, EarlierFacts
 from msa_lite.report.verdict.verdict import Verdict, make_verdict
 from tests.support.records import make_forgotten, make_kept
 

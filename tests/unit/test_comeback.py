@@ -7,7 +7,7 @@ from pathlib import Path
 
 from msa_lite.evals.scores.records import write_records
 from msa_lite.pipeline.run.verdict import _count_back
-from msa_lite.report.verdict.comeback import EarlierFacts
+from msa_lite.report.verdict.figures import EarlierFacts
 from tests.support.records import make_forgotten
 
 ROW = {"index": 0, "question": "Where does Ada live?", "answer": "In Yarheath."}

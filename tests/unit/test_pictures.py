@@ -68,12 +68,11 @@ def test_where_cells_are_small_numbers_are_left_out_and_some_steps_have_no_label
 
 
 @pytest.mark.parametrize("points", [[(a, 1.0) for a in (0, 0.5, 1, 2)], [(1.0, b) for b in (0, 0.5, 1, 2)]])
-def test_where_one_strength_varies_the_score_is_a_line(points: list[tuple[float, float]]) -> None:
+def test_where_one_strength_varies_the_map_has_one_row(points: list[tuple[float, float]]) -> None:
     chart = sweep_chart(make_choice(points, broken={points[0]}, unmet={points[1]}))
     assert chart is not None
-    assert chart.words.startswith("Line chart. kept ↑ of 4 candidates")
-    assert "ringed" in chart.caption
-    assert chart.caption.count("× at the foot") == 1
+    assert chart.words.startswith("Heat map. kept ↑ of 4 candidates")
+    assert chart.caption.endswith("Hatched: misses the conditions of the rule. ×: broken.")
     assert [text for text in texts(chart.svg) if text in ("α", "β")] == ["α" if points[0][1] == 1 else "β"]
 
 

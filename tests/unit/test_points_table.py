@@ -47,7 +47,7 @@ def rendered(choice: Choice, width: int = 100) -> list[str]:
 def test_the_terminal_marks_candidates_in_words() -> None:
     lines = rendered(SWEEP)
     cells = [line.split() for line in lines]
-    assert lines[0].rstrip() == "Sweep, forget10 validation; chosen: alpha 1, beta 0."
+    assert lines[0].rstrip() == "Sweep, forget10 validation; chosen: α = 1, β = 0."
     assert ["target", "–", "0.960", "0.950"] in cells
     chosen = cells.index(["chosen", "1", "0", "0.750", "0.400", "0.900"])
     assert cells[chosen + 1] == ["±", "0.020", "±", "0.020"]
@@ -87,14 +87,14 @@ def test_nothing_of_a_wide_table_is_cut_in_eighty_columns() -> None:
 def test_markdown_has_every_standard_error_and_odd_signs_break_no_cell() -> None:
     text = points_markdown(SWEEP)
     lines = text.splitlines()
-    assert lines[0] == "Sweep, forget10 validation; chosen: alpha 1, beta 0."
+    assert lines[0] == "Sweep, forget10 validation; chosen: α = 1, β = 0."
     assert lines[2].startswith("| model | alpha | beta | kept ↑ | ROUGE-L recall, forget set ↓ (n = 60) |")
     assert lines[2].endswith("| ROUGE-L recall, retain set ↑ (n = 57) |")
     assert "| target |  |  | – | 0.960 ± 0.020 | 0.950 ± 0.020 |" in lines
     assert "| **chosen** | 1 | 0 | 0.750 | 0.400 ± 0.020 | 0.900 ± 0.020 |" in lines
     assert "| not met | 1.5 | 0 | – | 0.200 ± 0.020 | 0.400 ± 0.020 |" in lines
     assert "| broken | 2 | 0 | – | – | – |" in lines
-    assert r"- alpha 2, beta 0: broken: not a number \| in the logits \[of x\]." in lines
+    assert r"- α = 2, β = 0: broken: not a number \| in the logits \[of x\]." in lines
 
 
 def test_a_chosen_candidate_that_does_not_meet_the_conditions_is_both() -> None:

@@ -39,7 +39,7 @@ from msa_lite.report.run.provenance import (
     recorded_baseline,
     recorded_revisions,
 )
-from msa_lite.report.verdict.comeback import EARLIER_SET
+from msa_lite.report.verdict.figures import EARLIER_SET
 from msa_lite.strengths import Strengths
 
 logger = logging.getLogger(__name__)

@@ -27,7 +27,7 @@ from msa_lite.pipeline.stages.asking import CHECKED_ROWS, CHECKS, QuestionPart, 
 from msa_lite.pipeline.stages.stage import Stage
 from msa_lite.report import Report
 from msa_lite.report.run.stages import ROWS
-from msa_lite.report.verdict.comeback import EARLIER_SET
+from msa_lite.report.verdict.figures import EARLIER_SET
 
 Split = Literal["check", "validation", "test", "earlier"]
 """The rows of the check before the fits, those that a choice is made by, those that models are scored on, and those of

@@ -27,7 +27,7 @@ from msa_lite.recipe import Recipe
 from msa_lite.report.page.card import model_card, read_target_card, side_of
 from msa_lite.report.run.rows import SideBySide
 from msa_lite.report.run.story import Story
-from msa_lite.report.verdict.comeback import EARLIER_SET, EarlierFacts
+from msa_lite.report.verdict.figures import EARLIER_SET, EarlierFacts
 from msa_lite.report.verdict.verdict import Margins, NoVerdict, Verdict, make_verdict, write_verdict
 
 logger = logging.getLogger(__name__)

@@ -219,28 +219,12 @@ def _thinned(curve: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     return [(part[-1][0], sum(loss for _, loss in part) / len(part)) for part in parts]
 
 
-_Value = float | int | str
 _PALE, _DEEP = 0.06, 0.5  # opacity of the accent colour; up to that, ink can be read on it
 _ROOM = 33.0  # units; a narrower cell has no room for its number
 
 
-def value_label(key: str, value: _Value) -> str:
-    """Return one value of a candidate for a reader, "α = 0.5", on one line."""
-    return f"{_symbol(key)}\u00a0=\u00a0{tick(value)}"
-
-
-def _symbol(key: str) -> str:
-    """Return the name of an axis."""
-    return SYMBOLS.get(key, cut(key, 16))
-
-
-def tick(value: _Value) -> str:
-    """Return a value as axes show it."""
-    return cut(value_text(value), 12)
-
-
 def sweep_chart(choice: Choice) -> Chart | None:
-    """Return the score over the two values that vary as a map, or over the only one as a line.
+    """Return the score over the two values that vary as a map; of a single one, the map has one row.
 
     Return None where there is nothing to compare: a single candidate, candidates that differ in more than two values,
     or broken ones alone.
@@ -251,22 +235,47 @@ def sweep_chart(choice: Choice) -> Chart | None:
     alike = all(set(candidate.values) == set(choice.keys) for candidate in candidates)
     if not alike or len(varied) not in (1, 2) or all(candidate.score is None for candidate in candidates):
         return None
-    place = ", ".join(value_label(key, value) for key, value in choice.values.items())
-    span = f"from {number(min(scores))} to {number(max(scores))}" if scores else "none of which meets the conditions"
-    words = f"{choice.heading} of {len(candidates)} candidates, {span}. Chosen: {place}."
-    if len(varied) == 1:
-        return _score_line(choice, varied[0], f"Line chart. {words}")
-    return _score_map(choice, varied, scores, f"Heat map. {words}")
+    steps = [_steps(candidates, key) for key in varied]
+    columns, rows = steps if len(steps) == 2 else (*steps, [None])
+    low, high = min(scores, default=0.0), max(scores, default=0.0)
+
+    def paint(figure: Any) -> None:
+        axes = figure.add_subplot()
+        for candidate in candidates:
+            at = [values.index(candidate.values[key]) for key, values in zip(varied, steps, strict=True)]
+            place, score = (*at, 0)[:2], candidate.shown_score
+            if score is not None:
+                depth = (score - low) / ((high - low) or 1.0)
+                _add_cell(axes, place, facecolor=ACCENT, alpha=_PALE + (_DEEP - _PALE) * depth, linewidth=0)
+                if 280 / len(columns) >= _ROOM:
+                    axes.text(*place, signed(score), ha="center", va="center", fontsize=SMALL)
+            elif candidate.score is None:
+                _add_cell(axes, place, facecolor="none", edgecolor=RULE)
+                axes.plot(*place, "x", color=MUTED, markersize=7)
+            else:
+                _add_cell(axes, place, facecolor="none", edgecolor=RULE, hatch="///")
+            if choice.is_chosen(candidate):
+                _add_cell(axes, place, fill=False, edgecolor=INK, linewidth=2.4, clip_on=False, zorder=5)
+        axes.set(xlim=(-0.5, len(columns) - 0.5), ylim=(-0.5, len(rows) - 0.5))
+        for set_ticks, values in ((axes.set_xticks, columns), (axes.set_yticks, rows)):
+            step = 1 + len(values) // 13  # of many steps only every second, or fewer, has a label
+            set_ticks(range(0, len(values), step), ["" if v is None else _tick(v) for v in values[::step]])
+        axes.set(**dict(zip(("xlabel", "ylabel"), (SYMBOLS.get(key, cut(key, 16)) for key in varied), strict=False)))
+        axes.tick_params(length=0)
+        for spine in axes.spines.values():
+            spine.set_visible(False)
+
+    chosen = ", ".join(f"{SYMBOLS.get(key, cut(key, 16))}\u00a0=\u00a0{_tick(v)}" for key, v in choice.values.items())
+    span = f"from {number(low)} to {number(high)}" if scores else "none of which meets the conditions"
+    words = f"Heat map. {choice.heading} of {len(candidates)} candidates, {span}. Chosen: {chosen}."
+    states = {candidate.state for candidate in candidates}
+    caption = f"The score, {choice.heading}: the deeper the colour, the better. The framed candidate was chosen."
+    caption += " Hatched: misses the conditions of the rule." if "not met" in states else ""
+    caption += " ×: broken." if "broken" in states else ""
+    return draw("sweep", words, 60 + len(rows) * min(44, max(16, 320 / len(rows))), paint, caption)
 
 
-def _sweep_caption(choice: Choice, chosen: str, **states: str) -> str:
-    """Return the caption of a score's picture; states: what the signs of "not met" and "broken" candidates mean."""
-    signs = {candidate.state for candidate in choice.candidates}
-    meanings = (meaning for state, meaning in states.items() if state.replace("_", " ") in signs)
-    return " ".join([f"The score, {choice.heading}{chosen}", *dict.fromkeys(meanings)])
-
-
-def _steps(candidates: Sequence[Candidate], key: str) -> list[_Value]:
+def _steps(candidates: Sequence[Candidate], key: str) -> list[Any]:
     """Return the values on one axis in order, numbers before texts."""
     values = {candidate.values[key] for candidate in candidates}
     return sorted(
@@ -274,79 +283,12 @@ def _steps(candidates: Sequence[Candidate], key: str) -> list[_Value]:
     )
 
 
-def _score_map(choice: Choice, keys: Sequence[str], scores: Sequence[float], words: str) -> Chart:
-    columns, rows = (_steps(choice.candidates, key) for key in keys)
-    low = min(scores, default=0.0)
-    span = max(scores, default=0.0) - low or 1.0
-
-    def paint(figure: Any) -> None:
-        axes = figure.add_subplot()
-        for candidate in choice.candidates:
-            place = columns.index(candidate.values[keys[0]]), rows.index(candidate.values[keys[1]])
-            score, is_broken = candidate.shown_score, candidate.score is None
-            if score is None:
-                _add_cell(axes, place, facecolor="none", edgecolor=RULE, hatch="" if is_broken else "///")
-                axes.plot(*place, "x" if is_broken else "", color=MUTED, markersize=7)
-            else:
-                share = (score - low) / span
-                _add_share(axes, place, share, number(score), 280 / len(columns))
-            if choice.is_chosen(candidate):
-                _add_cell(axes, place, fill=False, edgecolor=INK, linewidth=2.4, clip_on=False, zorder=5)
-        _finish(axes, [tick(value) for value in columns], [tick(value) for value in rows])
-        axes.set(xlabel=_symbol(keys[0]), ylabel=_symbol(keys[1]))
-
-    caption = _sweep_caption(
-        choice,
-        ": the deeper the colour, the better. The framed candidate was chosen.",
-        not_met="Hatched: misses the conditions of the rule.",
-        broken="×: broken.",
-    )
-    return draw("sweep", words, 60 + len(rows) * min(44, max(16, 320 / len(rows))), paint, caption)
+def _tick(value: object) -> str:
+    """Return a value as axes show it."""
+    return cut(value_text(value), 12)
 
 
-def _add_cell(axes: Any, place: tuple[int, int], **style: Any) -> None:
+def _add_cell(axes: Any, place: tuple[int, ...], **style: Any) -> None:
     from matplotlib.patches import Rectangle
 
     axes.add_patch(Rectangle((place[0] - 0.5, place[1] - 0.5), 1, 1, **style))
-
-
-def _add_share(axes: Any, place: tuple[int, int], share: float, text: str, room: float) -> None:
-    """Add a cell, the deeper the larger its share in [0, 1], with its number where there is room."""
-    _add_cell(axes, place, facecolor=ACCENT, alpha=_PALE + (_DEEP - _PALE) * share, linewidth=0)
-    if room >= _ROOM:
-        axes.text(*place, text.replace("-", "−"), ha="center", va="center", fontsize=SMALL)
-
-
-def _finish(axes: Any, columns: Sequence[str], rows: Sequence[str]) -> None:
-    """Label the axes; of many steps only every second, or fewer."""
-    axes.set(xlim=(-0.5, len(columns) - 0.5), ylim=(-0.5, len(rows) - 0.5))
-    for set_ticks, labels in ((axes.set_xticks, columns), (axes.set_yticks, rows)):
-        step = 1 + len(labels) // 13
-        set_ticks(range(0, len(labels), step), labels[::step])
-    axes.tick_params(length=0)
-    for spine in axes.spines.values():
-        spine.set_visible(False)
-
-
-def _score_line(choice: Choice, key: str, words: str) -> Chart:
-    steps = _steps(choice.candidates, key)
-    places = sorted(((steps.index(one.values[key]), one) for one in choice.candidates), key=lambda place: place[0])
-    scored = [(x, score, one) for x, one in places if (score := one.shown_score) is not None]
-
-    def paint(figure: Any) -> None:
-        axes = figure.add_subplot()
-        axes.plot([x for x, _, _ in scored], [y for _, y, _ in scored], color=ACCENT, marker="o", markersize=5)
-        for x, y in ((x, y) for x, y, one in scored if choice.is_chosen(one)):
-            axes.plot(x, y, "o", markersize=13, color=INK, markerfacecolor="none", markeredgewidth=1.8)
-        foot = {"transform": axes.get_xaxis_transform(), "clip_on": False}  # what has no score has no height
-        for x in (x for x, one in places if one.shown_score is None):
-            axes.plot(x, 0.03, "x", color=MUTED, markersize=6, **foot)
-        step = 1 + len(steps) // 11
-        axes.set_xticks(range(0, len(steps), step), [tick(value) for value in steps[::step]])
-        axes.grid(axis="y")
-        axes.margins(0.08)
-        axes.set(xlabel=_symbol(key), ylabel=cut(choice.heading, 30))
-
-    cross = "× at the foot: misses the conditions of the rule, or is broken."
-    caption = _sweep_caption(choice, ". The ringed candidate was chosen.", not_met=cross, broken=cross)
-    return draw("sweep", words, 220, paint, caption)

@@ -54,11 +54,6 @@ def in_symbols(values: Mapping[str, object]) -> str:
     return ", ".join(f"{SYMBOLS.get(key, key)} = {value_text(value)}" for key, value in values.items())
 
 
-def values_text(values: Values) -> str:
-    """Return the values of a candidate by their names in a recipe: `alpha 0.5, beta 1`."""
-    return ", ".join(f"{key} {value_text(value)}" for key, value in values.items())
-
-
 @dataclass(frozen=True)
 class Candidate:
     """One scored candidate of a choice."""
@@ -221,7 +216,7 @@ def points_table(choice: Choice) -> TextTable:
         values = [Cell(value_text(model.values[key]) if key in model.values else "") for key in choice.keys]
         cells = [metric_cell(model.metrics.get(name), n) for name, n in shown.items()]
         rows.append([Cell(label, choice.is_chosen(model)), *values, Cell(number(model.shown_score)), *cells])
-    title = f"Sweep, {choice.split}; chosen: {values_text(choice.values)}."
+    title = f"Sweep, {choice.split}; chosen: {in_symbols(choice.values)}."
     return TextTable(["model", *choice.keys, choice.heading, *labels], [Section(rows)], title, _notes(choice))
 
 
@@ -256,7 +251,7 @@ def _notes(choice: Choice) -> list[str]:
     for candidate in sorted(choice.candidates, key=lambda candidate: not choice.is_chosen(candidate)):
         if candidate.note:
             reason = f"{candidate.state}: {' '.join(candidate.note.split())}"
-            reasons.setdefault(reason, []).append(values_text(candidate.values))
+            reasons.setdefault(reason, []).append(in_symbols(candidate.values))
     notes = [_KEPT] if choice.rule == EXTRACTION else []
     if any(candidate.state == "not met" for candidate in choice.candidates):
         notes.append(_NOT_MET)

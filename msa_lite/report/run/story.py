@@ -29,8 +29,7 @@ from msa_lite.report.run.stages import StageList, load_stages
 from msa_lite.report.run.update import Fit, Update, load_fits, load_update
 from msa_lite.report.tables.metrics import GROUPS, HOLDOUT, metric_kind
 from msa_lite.report.tables.reports import Report, reading, stage_manifest, stage_report
-from msa_lite.report.verdict.comeback import EarlierFacts
-from msa_lite.report.verdict.figures import counts_basis
+from msa_lite.report.verdict.figures import EarlierFacts, counts_basis
 from msa_lite.report.verdict.verdict import VERDICT_FILE, NoVerdict, Verdict, load_verdict
 
 LIMIT = (

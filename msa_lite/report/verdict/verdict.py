@@ -17,8 +17,16 @@ from typing import ClassVar, Literal
 from msa_lite.io.files.reading import read_object
 from msa_lite.io.files.writing import write_json
 from msa_lite.report.tables.reports import reading
-from msa_lite.report.verdict.comeback import EarlierFacts
-from msa_lite.report.verdict.figures import Bound, Forgotten, Kept, counts_sentence, percent, score_label, units_basis
+from msa_lite.report.verdict.figures import (
+    Bound,
+    EarlierFacts,
+    Forgotten,
+    Kept,
+    counts_sentence,
+    percent,
+    score_label,
+    units_basis,
+)
 
 VERDICT_FILE = "verdict.json"
 Outcome = Literal["PASS", "PARTLY", "FAIL"]
