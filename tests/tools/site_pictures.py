@@ -1,4 +1,4 @@
-"""The pictures of README and docs/: `python -m tests.tools.site_pictures` draws the diagrams into docs/pictures.
+"""The pictures of README and docs with numbers: `python -m tests.tools.site_pictures` draws them into docs/pictures.
 
 With the folder of a finished quickstart, `python -m tests.tools.site_pictures runs/quickstart` also draws
 before_after.svg from its answers, and takes report.png of its report with chromium.
@@ -35,7 +35,7 @@ the ideal answers right by chance."""
 
 
 class Drawing:
-    """A picture that is put together from boxes, texts and arrows, on a light card of its own."""
+    """A picture that is put together from boxes, bars and texts, on a light card of its own."""
 
     def __init__(self, width: int, height: int, title: str) -> None:
         self.size, self.title, self.parts = (width, height), title, list[str]()
@@ -59,15 +59,6 @@ class Drawing:
             weight, ink, size = ("bold", colour, 14) if number == 0 else ("normal", INK, 12)
             self.text(x + width / 2, top + 18 * number, line, ink, size, anchor="middle", weight=weight)
 
-    def arrow(self, start: tuple[float, float], end: tuple[float, float], colour: str = PALE, dashed: str = "") -> None:
-        """Draw a straight arrow. dashed: lengths of the dashes, such as "5 4"."""
-        (x1, y1), (x2, y2) = start, end
-        dashes = f' stroke-dasharray="{dashed}"' if dashed else ""
-        self.parts.append(
-            f'<line x1="{x1:g}" y1="{y1:g}" x2="{x2:g}" y2="{y2:g}" stroke="{colour}" stroke-width="2.2"'
-            f'{dashes} marker-end="url(#head-{colour[1:]})"/>'
-        )
-
     def bar(self, x: float, y: float, width: float, height: float, colour: str) -> None:
         """Draw a filled rectangle."""
         self.parts.append(f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" fill="{colour}"/>')
@@ -79,82 +70,14 @@ class Drawing:
     def svg(self) -> str:
         """Return the picture."""
         width, height = self.size
-        heads = "".join(
-            f'<marker id="head-{colour[1:]}" viewBox="0 0 10 10" refX="8.5" refY="5" markerWidth="6" markerHeight="6" '
-            f'orient="auto-start-reverse"><path d="M0 0 10 5 0 10z" fill="{colour}"/></marker>'
-            for colour in (BLUE, RED, GREEN, ORANGE, PALE)
-        )
         return (
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
             f'font-family="system-ui, -apple-system, Segoe UI, Helvetica, Arial, sans-serif" role="img">\n'
-            f"<title>{escape(self.title)}</title>\n<defs>{heads}</defs>\n"
+            f"<title>{escape(self.title)}</title>\n"
             f'<rect width="{width}" height="{height}" rx="10" fill="#ffffff" stroke="{LINE}"/>\n'
             + "\n".join(self.parts)
             + "\n</svg>\n"
         )
-
-
-def history() -> Drawing:
-    """Return the history of a model, and the two fits that start from its prior."""
-    picture = Drawing(720, 270, "From the prior, training leads to the target; two short fits lead to the vectors")
-    picture.text(30, 34, "What happened", PALE, 13)
-    picture.box(30, 48, 130, 64, BLUE, ["θ₀ prior", "before the rows"])
-    picture.box(250, 48, 220, 64, PALE, ["training", "rows to forget, and others"])
-    picture.box(560, 48, 130, 64, RED, ["θ_D target", "the finished model"])
-    picture.arrow((162, 80), (248, 80))
-    picture.arrow((472, 80), (558, 80))
-    picture.text(30, 250, "What msa-lite does", PALE, 13)
-    picture.box(250, 140, 220, 48, RED, ["tune on the forget set"])
-    picture.box(250, 206, 220, 48, GREEN, ["tune on a retain sample"])
-    picture.box(560, 140, 130, 48, RED, ["forget vector", "θ₁ − θ₀"])
-    picture.box(560, 206, 130, 48, GREEN, ["retain vector", "θ₂ − θ₀"])
-    picture.arrow((95, 114), (248, 162), RED)
-    picture.arrow((95, 114), (248, 228), GREEN)
-    picture.arrow((472, 164), (558, 164), RED)
-    picture.arrow((472, 230), (558, 230), GREEN)
-    return picture
-
-
-def arithmetic() -> Drawing:
-    """Return the formula as arrows in a plane of weights."""
-    picture = Drawing(720, 300, "The forget vector is subtracted from the target and the retain vector is added")
-    prior, target, tuned, retained = (110.0, 220.0), (470.0, 90.0), (200.0, 90.0), (260.0, 244.0)
-    half = (target[0] - (tuned[0] - prior[0]), target[1] - (tuned[1] - prior[1]))  # α = 1
-    end = (half[0] + 0.5 * (retained[0] - prior[0]), half[1] + 0.5 * (retained[1] - prior[1]))  # β = 0.5
-    ideal = (end[0] + 56, end[1] - 44)
-    picture.arrow(prior, target, PALE, "6 5")
-    for start, tip, colour in ((prior, tuned, RED), (prior, retained, GREEN), (target, half, RED), (half, end, GREEN)):
-        picture.arrow(start, tip, colour)
-    for at, colour in ((prior, BLUE), (target, RED), (end, BLUE), (ideal, GREEN)):
-        picture.dot(*at, colour)
-    picture.text(30, 34, "Each point is a model with all its weights; each arrow is a change of the weights.", PALE, 13)
-    picture.text(prior[0] - 78, prior[1] + 5, "θ₀ prior", BLUE, weight="bold")
-    picture.text(tuned[0] - 60, tuned[1] - 12, "θ₁ tuned on the forget set", RED, 13)
-    picture.text(prior[0] + 20, retained[1] + 28, "θ₂ tuned on a retain sample", GREEN, 13)
-    picture.text(260, 188, "training", PALE, 13)
-    picture.text(target[0] + 14, target[1] + 2, "θ_D target", RED, weight="bold")
-    picture.text(target[0] - 26, 150, "− α (θ₁ − θ₀)", RED, 13)
-    picture.text(half[0] - 26, end[1] + 38, "+ β (θ₂ − θ₀)", GREEN, 13)
-    picture.text(end[0] + 14, end[1] + 8, "θ_u unlearned", BLUE, weight="bold")
-    picture.text(ideal[0] + 14, ideal[1] + 2, "ideal: never saw the rows", GREEN, 13)
-    return picture
-
-
-def merge() -> Drawing:
-    """Return the way of one block of rows through the merge."""
-    picture = Drawing(720, 240, "The merge reads a block of rows, adds the update in fp32, rounds once and writes it")
-    picture.text(30, 32, "One block of rows at a time; the next ones wait on the disk", PALE, 13)
-    for number in range(5):
-        picture.box(30, 48 + 34 * number, 120, 28, RED if number == 2 else PALE, ["block of rows"] * (number == 2))
-        picture.box(570, 48 + 34 * number, 120, 28, BLUE if number == 2 else PALE, ["same place"] * (number == 2))
-    picture.box(260, 84, 200, 92, ORANGE, ["add in fp32", "− α s B₁A₁ + β s B₂A₂", "for these rows only", "round once"])
-    picture.arrow((152, 130), (258, 130))
-    picture.arrow((462, 130), (568, 130))
-    picture.text(90, 230, "target's files", PALE, 13, anchor="middle")
-    picture.text(630, 230, "unlearned model's files", PALE, 13, anchor="middle")
-    picture.box(260, 194, 200, 34, GREEN, ["adapters: thin factors"])
-    picture.arrow((360, 192), (360, 178), GREEN)
-    return picture
 
 
 def filtered() -> Drawing:
@@ -256,10 +179,10 @@ def _lines(picture: Drawing, x: float, y: float, text: str, width: int) -> None:
 
 
 def draw_diagrams(folder: Path = PICTURES) -> list[Path]:
-    """Draw the pictures that need no run; return their files."""
+    """Draw the pictures of numbers that need no run; return their files."""
     folder.mkdir(parents=True, exist_ok=True)
     files = []
-    for draw in (history, arithmetic, merge, filtered, methods):
+    for draw in (filtered, methods):
         files.append(folder / f"{draw.__name__}.svg")
         files[-1].write_text(draw().svg(), "utf-8")
     return files
