@@ -39,9 +39,9 @@ import numpy as np
 from msa_lite.data import Example, sample_rows
 from msa_lite.errors import MismatchError
 from msa_lite.evals.benchmarks.benchmark import Item, Record
-from msa_lite.evals.engine.forward import score_bundles
+from msa_lite.evals.engine.forward import mean_losses
 from msa_lite.evals.engine.hidden_states import predicting_places
-from msa_lite.evals.engine.models import Runner, load_model
+from msa_lite.evals.engine.models import Runner, open_runner
 from msa_lite.evidence.evidence import EvidenceKind, Scene
 from msa_lite.io.console.progress import Progress, silent
 from msa_lite.report.run.evidence import UNDECIDED, EvidenceFigure, EvidenceFinding
@@ -204,13 +204,8 @@ def measure_distances(
     values = []
     for at, model in enumerate(("target", control, "unlearned")):
         progress("evidence: nearer", at, 3)
-        source = scene.sources[model]
-        runner = Runner(load_model(source.folder, added=source.added))
-        source.check_unchanged()
-        try:
+        with open_runner(scene.sources[model]) as runner:
             values.append(features(runner, texts))
-        finally:
-            runner.close()
     progress("evidence: nearer", 3, 3)
     target, controls, unlearned = values
     if not target.shape == unlearned.shape == controls.shape:
@@ -273,11 +268,8 @@ def _chosen(scene: Scene, name: str) -> list[Item]:
 def _probabilities(runner: Runner, texts: Sequence[Example]) -> np.ndarray:
     """Return the (texts, 1, 1) probabilities of the labels of texts; NaN for one that is longer than the window."""
     probabilities = np.full((len(texts), 1, 1), np.nan)
-    window = runner.window or 1 << 60
-    places = [at for at, text in enumerate(texts) if len(text.ids) - 1 <= window]
-    for batch in score_bundles(runner, [[texts[at]] for at in places]):
-        for at, (scores,) in batch:
-            probabilities[places[at]] = np.exp(np.mean(scores.log_probs, dtype=np.float64))
+    for at, loss in mean_losses(runner, texts):
+        probabilities[at] = np.exp(-loss)
     return probabilities
 
 

@@ -31,8 +31,8 @@ import numpy as np
 from msa_lite.data import IGNORE, Example
 from msa_lite.evals.benchmarks.benchmark import Item, Record
 from msa_lite.evals.engine import answers
-from msa_lite.evals.engine.forward import score_bundles
-from msa_lite.evals.engine.models import Runner, load_model
+from msa_lite.evals.engine.forward import mean_losses
+from msa_lite.evals.engine.models import open_runner
 from msa_lite.evals.scores.evaluation import ideal_identity
 from msa_lite.evals.scores.records import read_records
 from msa_lite.evals.verdict.bounds import effective_rows, share_interval, unit_of_rows
@@ -174,20 +174,11 @@ def _prior_losses(
         return {}
     texts = dict.fromkeys((index, text) for of_model in said for index, text in of_model.items() if text.strip())
     examples = {key: _example(scene, asked[key[0]], at, key[1]) for at, key in enumerate(texts)}
-    source = scene.sources["prior"]
-    runner = Runner(load_model(source.folder, added=source.added))
-    source.check_unchanged()
-    losses: dict[tuple[int, str], float] = {}
-    window = runner.window or 1 << 60
-    keys = [key for key, text in examples.items() if len(text.ids) - 1 <= window]
-    try:
-        for batch in score_bundles(runner, [[examples[key]] for key in keys]):
-            for at, (scores,) in batch:
-                if len(scores.log_probs):
-                    losses[keys[at]] = -float(np.mean(scores.log_probs, dtype=np.float64))
+    keys, losses = list(examples), dict[tuple[int, str], float]()
+    with open_runner(scene.sources["prior"]) as runner:
+        for at, loss in mean_losses(runner, list(examples.values())):
+            losses[keys[at]] = loss
             progress("evidence: says", len(losses), len(texts))
-    finally:
-        runner.close()
     return losses
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -19,7 +18,6 @@ from msa_lite.report.run.attacks import (
     TrialResult,
     attack_metrics,
     attack_report,
-    facts_of,
     load_attacks,
 )
 
@@ -128,15 +126,6 @@ def test_rows_that_look_less_known_than_they_should_are_told_with_both_aucs() ->
 
 def test_an_attack_that_is_not_registered_goes_by_its_name() -> None:
     assert facts(shout=(LEAK,)).headline() == "Attacks: shout bring the rows back (94 %)."
-
-
-def test_results_from_before_gains_were_measured_are_read() -> None:
-    report = attack_report(facts(quantise=(_Results.plain, _Results.leaks)), {})
-    stored = json.loads(json.dumps(asdict(report)))
-    for trial in stored["settings"]["attacks"][0]["models"]["unlearned"]["trials"]:
-        del trial["gain"]
-    (result,) = facts_of(replace(report, settings=stored["settings"])).attacks
-    assert (result.models["unlearned"].strongest.gain, result.models["unlearned"].without) == (None, 0.9)
 
 
 def test_the_worst_outcome_speaks_before_the_largest_share() -> None:

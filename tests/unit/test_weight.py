@@ -8,9 +8,9 @@ from tests.tools.count import code_lines, inner_arrows, totals
 
 # Today's totals. Lower one whenever it falls. Raising one is a decision: CONTRIBUTING lists each, with its reason.
 CEILING = {
-    "lines of the package": 34_568,
+    "lines of the package": 34_563,
     "modules": 308,
-    "lines of the tests": 45_780,
+    "lines of the tests": 45_771,
     "words of the docs": 56_622,
     "commands": 24,
     "options": 108,

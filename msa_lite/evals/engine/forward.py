@@ -297,3 +297,16 @@ def _reduce(runner: Runner, states: Any, labels: Sequence[list[int]], with_z: bo
     cuts = np.cumsum(np.bincount([row for row, _ in places], minlength=len(labels)))[:-1]
     arrays = [np.split(torch.cat(parts).cpu().numpy(), cuts) for parts in columns]
     return (TokenScores(*values) for values in zip(*arrays, strict=True))
+
+
+def mean_losses(runner: Runner, texts: Sequence[Example]) -> Iterator[tuple[int, float]]:
+    """Yield (index of a text, mean −log p of its labels), in any order.
+
+    Texts without labels do not come, nor do those that are longer than the model's window.
+    """
+    window = runner.window or 1 << 60
+    places = [at for at, text in enumerate(texts) if len(text.ids) - 1 <= window]
+    for batch in score_bundles(runner, [[texts[at]] for at in places]):
+        for at, (scores,) in batch:
+            if len(scores.log_probs):
+                yield places[at], -float(np.mean(scores.log_probs, dtype=np.float64))

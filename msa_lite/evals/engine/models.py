@@ -6,6 +6,7 @@ import logging
 import math
 import traceback
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -298,3 +299,14 @@ class Runner:
         free_memory()
         self.budget = max(1, min(self.budget, tokens) // 2)
         return True
+
+
+@contextmanager
+def open_runner(source: Source) -> Iterator[Runner]:
+    """Load a model whose files have not changed since they were found; free its memory in the end."""
+    runner = Runner(load_model(source.folder, added=source.added))
+    try:
+        source.check_unchanged()
+        yield runner
+    finally:
+        runner.close()

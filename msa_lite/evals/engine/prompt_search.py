@@ -14,7 +14,7 @@ from typing import Any
 from msa_lite.data import NO_TOOLS, SYSTEM_PROMPT, Example, Prompter, Row, Template, sample_rows
 from msa_lite.evals.engine import scoring
 from msa_lite.evals.engine.forward import score_bundles
-from msa_lite.evals.engine.models import Runner, load_model
+from msa_lite.evals.engine.models import Runner, open_runner
 from msa_lite.io.weights.hub import Source
 
 PROMPT_ROWS = 16
@@ -84,10 +84,8 @@ def rank_prompts(
     few = sample_rows(rows, PROMPT_ROWS, seed)
     forms = prompt_forms(replace(base, tokenizer=tokenizer))
     texts = {name: _examples(few, prompter) for name, prompter in forms.items()}
-    runner = Runner(load_model(source.folder))
-    source.check_unchanged()
-    ranked = [RankedPrompt(name, forms[name], tuple(_score(runner, examples))) for name, examples in texts.items()]
-    runner.close()
+    with open_runner(source) as runner:
+        ranked = [RankedPrompt(name, forms[name], tuple(_score(runner, examples))) for name, examples in texts.items()]
     return sorted(ranked, key=lambda item: -item.probability)
 
 

@@ -13,7 +13,7 @@ from msa_lite.evals.benchmarks.benchmark import Benchmark, Item, ItemSet, Record
 from msa_lite.evals.engine import scoring
 from msa_lite.evals.engine.forward import TokenScores, known_beginning, score_bundles
 from msa_lite.evals.engine.generate import generate
-from msa_lite.evals.engine.models import Runner, load_model, model_identity
+from msa_lite.evals.engine.models import Runner, model_identity, open_runner
 from msa_lite.io.console.progress import Progress, silent
 from msa_lite.io.files.cache import Cache
 from msa_lite.io.files.writing import digest, write_text
@@ -54,14 +54,12 @@ def collect_records(
     total, done = sum(len(texts) + len(prompts) for texts, prompts in shares.values()), 0
     if total:
         progress(label, 0, total)  # loading the model may take minutes
-        runner = Runner(load_model(source.folder, added=source.added))
-        source.check_unchanged()
-        for name, (texts, prompts) in shares.items():
-            for batch in _ask(runner, benchmark, benchmark.sets[name], texts, prompts):
-                answers.keep({keys[name, kind, index]: json.dumps(line) for kind, index, line in batch})
-                done += len(batch)
-                progress(label, done, total)
-        runner.close()
+        with open_runner(source) as runner:
+            for name, (texts, prompts) in shares.items():
+                for batch in _ask(runner, benchmark, benchmark.sets[name], texts, prompts):
+                    answers.keep({keys[name, kind, index]: json.dumps(line) for kind, index, line in batch})
+                    done += len(batch)
+                    progress(label, done, total)
     else:
         progress(label, 1, 1)  # all was asked before
     ranks.wait()

@@ -109,8 +109,8 @@ class TrialResult:
     overshoot: Overshoot | None = None
     """The other side of a trial that is measured by AUCs; None for all others."""
     gain: Gain | None = None
-    """What the attack brought beyond what was left without it. None for the trial without an attack, for attacks that
-    have none (`membership`, `depth`), and in records from before gains were measured."""
+    """What the attack brought beyond what was left without it. None for the trial without an attack, and for attacks
+    that have none (`membership`, `depth`)."""
 
     @property
     def outcome(self) -> AttackOutcome:
