@@ -98,17 +98,13 @@ def test_the_card_has_the_licence_and_names_what_everybody_may_see(repositories:
     assert "org/prior" in card
     code = (
         "from pathlib import Path\nfrom msa_lite.publish.contents import PublishOptions, make_contents\n"
-        f"sent = make_contents(Path({str(tmp_path / 'out')!r}), PublishOptions(public=True))\n"
-        "result = [sent.card, [file.name for file in sent.files]]"
+        f"result = make_contents(Path({str(tmp_path / 'out')!r}), PublishOptions(public=True)).card"
     )
-    card, names = repositories.python(code)
-    assert "base_model: org/target" in card
-    assert "mergekit_config.yml" in names
+    assert "base_model: org/target" in repositories.python(code)
     repositories.server.hide("models/org/prior")
-    card, names = repositories.python(code)
+    card = repositories.python(code)
     assert "base_model: org/target" in card
     assert "org/prior" not in card
-    assert "mergekit_config.yml" not in names
 
 
 def test_mergekit_reads_repositories_at_the_commit_that_was_checked(

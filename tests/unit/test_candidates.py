@@ -13,7 +13,7 @@ import pytest
 from msa_lite.choose.choice import TARGET, Candidates, ScoredFolder, Values, choose, help_choose
 from msa_lite.choose.rules import LeastExtraction
 from msa_lite.choose.search import StrengthSearch
-from msa_lite.choose.validation import BROKEN, Validation
+from msa_lite.choose.validation import Validation
 from msa_lite.data import Prompter, Template
 from msa_lite.errors import NotFiniteError, StageError
 from msa_lite.evals.benchmarks.qa import QA
@@ -86,23 +86,6 @@ def test_what_has_a_report_is_not_scored_and_what_a_kill_left_half_done_is(
     assert validation.names == sorted(NAMES)
     assert told == [3, 2, 1, 0]
     assert {path: path.stat().st_mtime_ns for path in before} == before
-
-
-def test_a_broken_candidate_is_put_down_once_and_a_broken_target_is_an_error(
-    work: ScoredFolder, validation: Counted, tmp_path: Path
-) -> None:
-    nan = replace(work, candidates=replace(work.candidates, load=lambda values: float("nan") if values else 1.0))
-    nan.score(todo())
-    assert load_report(work.folder / NAMES[1]).settings == {BROKEN: "no numbers"}
-    nan.score(todo())
-    assert validation.names == sorted(NAMES)
-    (tmp_path / "other").mkdir()
-    other = replace(
-        nan, folder=tmp_path / "other", candidates=replace(nan.candidates, load=lambda values: float("nan"))
-    )
-    with pytest.raises(NotFiniteError, match="no numbers"):
-        other.score(todo())
-    assert other.missing(NAMES) == NAMES
 
 
 def test_reports_that_are_known_are_copied_whole(work: ScoredFolder, validation: Counted, tmp_path: Path) -> None:

@@ -168,19 +168,6 @@ def test_scores_are_looked_at_by_another_rule_without_scoring_again(
     assert verify_folder(tmp_path / "sweep") == []
 
 
-def test_another_grid_takes_what_it_shares_and_leaves_the_rest(
-    candidates: Candidates, questions: Validation, tmp_path: Path
-) -> None:
-    out, known = tmp_path / "sweep", candidates.known
-    nothing, values = without(candidates, *NAMES), candidates.values
-    choose(replace(candidates, values=values[:2]), questions, out, "choosing")
-    larger = replace(nothing, known={name: known[name] for name in NAMES[3:]})
-    assert len(choose(larger, questions, out, "choosing").scores) == 4
-    assert choose(replace(nothing, values=values[2:]), questions, out, "choosing").values == {"epoch": 3}
-    assert folders(out) == {TARGET, "epoch-3", "epoch-4"}
-    assert verify_folder(out) == []
-
-
 def test_after_a_stop_another_rule_and_grid_go_on_with_what_is_scored(
     candidates: Candidates, questions: Validation, tmp_path: Path
 ) -> None:
@@ -258,12 +245,6 @@ def test_what_the_target_lacks_is_told_before_any_candidate_is_scored(
     alone = without(candidates, *NAMES[1:])  # a candidate would be refused
     with pytest.raises(DataError, match="score restor: the target has none of accuracy"):
         choose(alone, replace(questions, rule=PaperScore("restor")), tmp_path / "sweep", "choosing")
-
-
-def test_sets_of_few_rows_are_doubted_by_name(candidates: Candidates, questions: Validation, tmp_path: Path) -> None:
-    few = replace(questions, benchmark=with_items(questions.benchmark, forget=9, retain=10, holdout=2))
-    doubts = choose(candidates, few, tmp_path / "sweep", "choosing").doubts
-    assert doubts == ["it rests on few rows (forget: 9, retain: 10, holdout: 2)"]
 
 
 def test_how_coarse_an_auc_is_stands_among_the_doubts_of_a_choice_by_it(

@@ -56,13 +56,6 @@ def test_an_evaluation_a_report_and_a_run_without_baselines_can_be_given(tmp_pat
     assert labels(compare([run, run, run / "evaluation"])) == ["Target", "Ideal", "MSA"]
 
 
-def test_a_run_of_before_methods_were_noted_bears_its_folders_name(tmp_path: Path) -> None:
-    put(tmp_path / "old/evaluation/unlearned", GOOD)
-    put(tmp_path / "old/evaluation/ideal", IDEAL)
-    assert labels(compare([tmp_path / "old"])) == ["Ideal", "old"]
-    assert labels(compare([tmp_path / "old/evaluation/unlearned/report.json"])) == ["old"]
-
-
 def test_labels_of_the_user_stand_as_given_and_can_say_what_a_model_is(tmp_path: Path) -> None:
     put(tmp_path / "a", TARGET)
     put(tmp_path / "b", IDEAL)
