@@ -8,12 +8,10 @@ import shutil
 import stat
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 import msa_lite
 from msa_lite.cli import main
@@ -125,16 +123,6 @@ def attacked(finished: Path, tmp_path_factory: pytest.TempPathFactory, drawing: 
     with drawing():
         msa_lite.attack(folder, QUICK, overrides=FEW)
     return folder
-
-
-@contextmanager
-def changed_recipe(run: Path) -> Iterator[dict[str, Any]]:
-    """Give the recipe in a run's folder, and write it back behind its first line."""
-    path = run / "recipe.yaml"
-    first, _, text = path.read_text().partition("\n")
-    recipe = yaml.safe_load(text)
-    yield recipe
-    path.write_text(f"{first}\n{yaml.safe_dump(recipe)}")
 
 
 @pytest.fixture

@@ -190,15 +190,6 @@ def add_turn_token(folder: Path, out: Path, pad_to: int | None = None) -> Path:
     return out
 
 
-def pad_rows(folder: Path, out: Path, multiple: int = 64) -> Path:
-    """A copy whose embedding and head have rows that no token is of."""
-    model, tokenizer = load(folder)
-    model.resize_token_embeddings(pad_to_multiple_of=multiple, mean_resizing=False)
-    model.save_pretrained(out)
-    tokenizer.save_pretrained(out)
-    return out
-
-
 def make_lora(base: Path, out: Path, template: bool = False, **config: Any) -> Path:
     """A LoRA adapter on a checkpoint, with its own tokenizer and chat template where that is asked for."""
     model, tokenizer = load(base)

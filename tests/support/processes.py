@@ -11,14 +11,11 @@ import gc
 import multiprocessing
 import os
 import resource
-import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -48,56 +45,31 @@ _context.set_forkserver_preload(
 )
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
-    """Wait for what another thread or process does; fail where it does not come."""
-    end = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > end:
-            pytest.fail(f"nothing came within {seconds:g} seconds")
-        time.sleep(0.01)
-
-
-@dataclass(frozen=True)
-class Forked:
-    """A child that runs, and may be sent signals. streams: the files of its stdout and stderr."""
-
-    process: Any
-    arguments: tuple[str, ...]
-    streams: tuple[Path, Path]
-
-    def wait(self) -> subprocess.CompletedProcess[str]:
-        """Return its exit status, negative where a signal ended it, and what it printed."""
-        self.process.join(_LIMIT)
-        if hangs := self.process.is_alive():
-            self.process.kill()
-            self.process.join()
-        out, err = (path.read_text(encoding="utf-8") for path in self.streams)
-        shutil.rmtree(self.streams[0].parent)
-        assert not hangs, f"not done after {_LIMIT:g} seconds\n{err}"
-        return subprocess.CompletedProcess(self.arguments, self.process.exitcode, out, err)
-
-
-def start_script(
+def fork_script(
     code: str, *arguments: str, cwd: Path | None = None, env: Mapping[str, str] | None = None, limit: int | None = None
-) -> Forked:
-    """Start Python code with arguments, as `python -c` would. limit: bytes that a file may have, as on a full disk."""
-    folder = Path(tempfile.mkdtemp(prefix="forked-"))
-    streams = (folder / "stdout", folder / "stderr")
-    for path in streams:
-        path.touch()
-    given = (code, arguments, tuple(map(str, streams)), str(cwd or Path.cwd()), dict(env or os.environ), limit)
-    process = _context.Process(target=run_code, args=given)
-    process.start()
-    return Forked(process, arguments, streams)
+) -> subprocess.CompletedProcess[str]:
+    """Run Python code with arguments to its end, as `python -c` would; the status is negative where a signal ended it.
 
-
-def fork_script(code: str, *arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
-    """Run Python code to its end; arguments and options as for `start_script`."""
-    return start_script(code, *arguments, **options).wait()
+    limit: bytes that a file may have, as on a full disk.
+    """
+    with tempfile.TemporaryDirectory(prefix="forked-") as folder:
+        streams = (Path(folder, "stdout"), Path(folder, "stderr"))
+        for path in streams:
+            path.touch()
+        given = (code, arguments, tuple(map(str, streams)), str(cwd or Path.cwd()), dict(env or os.environ), limit)
+        process = _context.Process(target=run_code, args=given)
+        process.start()
+        process.join(_LIMIT)
+        if hangs := process.is_alive():
+            process.kill()
+            process.join()
+        out, err = (path.read_text(encoding="utf-8") for path in streams)
+    assert not hangs, f"not done after {_LIMIT:g} seconds\n{err}"
+    return subprocess.CompletedProcess(arguments, process.exitcode or 0, out, err)
 
 
 def fork_cli(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
-    """Run msa-lite with arguments; options as for `start_script`."""
+    """Run msa-lite with arguments; options as for `fork_script`."""
     return fork_script(_CLI, *arguments, **options)
 
 

@@ -10,7 +10,7 @@ from tests.tools.count import code_lines, inner_arrows, totals
 CEILING = {
     "lines of the package": 34_563,
     "modules": 308,
-    "lines of the tests": 45_730,
+    "lines of the tests": 45_697,
     "words of the docs": 56_622,
     "commands": 24,
     "options": 108,
