@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from msa_lite.choose.rules import Metrics, Rank
+from msa_lite.choose.rules import LeastExtraction, Metrics, Rank
 from msa_lite.choose.search import StrengthSearch, gentleness
 from msa_lite.choose.validation import WHOLE, Validation
 from msa_lite.errors import NotFiniteError, StageError, join_faults
@@ -264,13 +264,13 @@ def doubts_of(
     """
     rule, benchmark, rank = validation.rule, validation.benchmark, ranks[best]
     assert isinstance(rank, Rank), "a broken candidate is never chosen"
-    doubts = [] if rank.met else [rule.unmet(rank)]
+    doubts = [rule.unmet(rank)] if isinstance(rule, LeastExtraction) and not rank.met else []
     if not {"rouge_l_r", "probability_r", *benchmark.vital} & target.keys():
         doubts.append(
             "there are no retain rows, so nothing shows what else was lost; add rows to keep (retain.data, or "
             "evaluate.retain)"
         )
-    if coarse := benchmark.resolution(rule.needs()):
+    if coarse := benchmark.resolution(rule.needs):
         doubts.append(coarse)
     advice = strength_advice(candidates, ranks, best, remedies)
     return [*doubts, *few_rows(benchmark), *advice, *rule.notes(target, validation.unjudged)]

@@ -6,7 +6,6 @@ A rule ranks the scores of one candidate beside the target's. Rules are pure fun
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import harmonic_mean
@@ -43,55 +42,8 @@ class Rank:
     """The conditions that it does not meet, and by how much."""
 
 
-class Rule(ABC):
-    """Order candidates by their metrics."""
-
-    @property
-    @abstractmethod
-    def name(self) -> str:
-        """Return the name that is printed."""
-
-    @abstractmethod
-    def terms(self) -> tuple[str, ...]:
-        """Return the metrics that the rule looks at."""
-
-    @abstractmethod
-    def rank(self, metrics: Metrics, target: Metrics, standing: Standing | None = None) -> Rank:
-        """Rank a candidate by its metrics beside the target's, on the same rows.
-
-        standing: the place beside control and target, by the records of all; None for a rule that does not look at it.
-        Raise DataError if there is nothing that all candidates are compared with.
-        """
-
-    @abstractmethod
-    def describe(self) -> Any:
-        """Return what a manifest records, JSON-able."""
-
-    def needs(self) -> tuple[str, ...]:
-        """Return the metrics without which candidates cannot be ranked."""
-        return self.terms()
-
-    @property
-    def needs_ideal(self) -> bool:
-        """Check whether candidates can only be ranked beside the ideal."""
-        return any(metric_kind(name).needs_ideal for name in self.needs())
-
-    @property
-    def judged(self) -> bool:
-        """Check whether a judge has a part in one of its terms."""
-        return any(metric_kind(name).judge for name in self.terms())
-
-    def notes(self, target: Metrics, unjudged: str = "") -> list[str]:
-        """Say which terms do not count beside this target. unjudged: why there are no judged ones."""
-        return []
-
-    def unmet(self, best: Rank) -> str:
-        """Say what was chosen, and why, if no candidate meets the rule's conditions."""
-        raise AssertionError(f"{self.name} has no conditions")
-
-
 @dataclass(frozen=True)
-class LeastExtraction(Rule):
+class LeastExtraction:
     """Stay inside the control's bounds and keep most; where no candidate does, be the nearest.
 
     A candidate meets the rule if it recites no more of the forget set, and knows it no better, than a model may that
@@ -106,8 +58,14 @@ class LeastExtraction(Rule):
     margins: Margins = MARGINS
     """The margins of a PASS."""
     name = EXTRACTION
+    needs = ("extraction_strength",)
+    needs_ideal = judged = False
 
     def rank(self, metrics: Metrics, target: Metrics, standing: Standing | None = None) -> Rank:
+        """Rank a candidate by its place beside control and target, by the records of all on the same rows.
+
+        Raise DataError where there is none.
+        """
         if standing is None:
             raise DataError(f"score {self.name}: there are no records of the forget set to compare by")
         lost, shown = standing.kept < self.keep - 1e-9, is_forgotten(standing.forgotten, self.margins)
@@ -119,14 +77,17 @@ class LeastExtraction(Rule):
         aim: Aim = "stronger" if not lost else "gentler" if standing.inside and shown else "neither"
         return Rank(False, -standing.distance, standing.kept, aim, "; ".join(notes))
 
-    def terms(self) -> tuple[str, ...]:
-        return ("extraction_strength",)
-
     def describe(self) -> Any:
+        """Return what a manifest records, JSON-able."""
         margins = {"recited": self.margins.recited, "left": self.margins.left}
         return {"score": self.name, "keep": self.keep, "inside": "bounds of the control", **margins, "else": "parity"}
 
+    def notes(self, target: Metrics, unjudged: str = "") -> list[str]:
+        """Return nothing: no term is left out."""
+        return []
+
     def unmet(self, best: Rank) -> str:
+        """Say what was chosen, and why, if no candidate meets the conditions."""
         return (
             f"no candidate is shown to forget like a model that never saw the rows and to keep {self.keep:.0%} of the "
             f"rest, so the nearest was chosen: {best.note}"
@@ -134,7 +95,7 @@ class LeastExtraction(Rule):
 
 
 @dataclass(frozen=True)
-class PaperScore(Rule):
+class PaperScore:
     """Rank by a validation score of the MSA paper, one of `benchmarks.paper_scores`; see `paper_score`.
 
     A term that the target has no value for, such as the judge's three without a judge, is left out for every candidate,
@@ -153,21 +114,33 @@ class PaperScore(Rule):
         return paper_scores()[self.score]
 
     def rank(self, metrics: Metrics, target: Metrics, standing: Standing | None = None) -> Rank:
+        """Rank a candidate by its metrics beside the target's. Raise DataError where the target has none of them."""
         weights = {name: weight for name, weight in self.weights.items() if target.get(name) is not None}
         if not weights:
             raise DataError(f"score {self.name}: the target has none of {', '.join(self.weights)}")
         return Rank(True, paper_score(metrics, weights, printed=self.score.endswith("-printed")))
 
-    def terms(self) -> tuple[str, ...]:
-        return tuple(self.weights)
-
+    @property
     def needs(self) -> tuple[str, ...]:
-        return tuple(name for name in self.weights if name not in self.judged_terms)
+        """Return the metrics without which candidates cannot be ranked."""
+        return tuple(name for name in self.weights if not _needs_judge(name))
+
+    @property
+    def needs_ideal(self) -> bool:
+        """Check whether candidates can only be ranked beside the ideal."""
+        return any(metric_kind(name).needs_ideal for name in self.needs)
+
+    @property
+    def judged(self) -> bool:
+        """Check whether a judge has a part in one of its terms."""
+        return any(metric_kind(name).judge for name in self.weights)
 
     def describe(self) -> Any:
+        """Return what a manifest records, JSON-able."""
         return {"score": self.score, "weights": dict(self.weights)}
 
     def notes(self, target: Metrics, unjudged: str = "") -> list[str]:
+        """Say which terms do not count beside this target. unjudged: why there are no judged ones."""
         missing = [name for name in self.weights if target.get(name) is None]
         groups = {
             unjudged or "no judge compares with an ideal model": [name for name in missing if _needs_judge(name)],
@@ -188,6 +161,9 @@ class PaperScore(Rule):
     def judged_terms(self) -> tuple[str, ...]:
         """Return the terms that only a judge has a value for."""
         return tuple(filter(_needs_judge, self.weights))
+
+
+Rule = LeastExtraction | PaperScore
 
 
 def _needs_judge(name: str) -> bool:
@@ -226,7 +202,7 @@ def check_rule(rule: Rule, available: Collection[str], where: str) -> None:
 
     where: what measures the metrics, to open the message with ("benchmark qa").
     """
-    lacking = [f"{name}{nearest(name, available)}" for name in rule.needs() if name not in available]
+    lacking = [f"{name}{nearest(name, available)}" for name in rule.needs if name not in available]
     if lacking:
         raise UsageError(
             join_faults(f"{where}: does not measure what the choice needs ({rule.name}):", lacking)

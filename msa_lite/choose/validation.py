@@ -134,7 +134,7 @@ class Validation:
     @property
     def _sets(self) -> list[str]:
         """The sets that candidates are scored on: all, but "holdout" only where the rule looks at it."""
-        with_holdout = any(metric_kind(name).group == MEMBERSHIP for name in self.rule.needs())
+        with_holdout = any(metric_kind(name).group == MEMBERSHIP for name in self.rule.needs)
         return [name for name in self.benchmark.sets if name != "holdout" or with_holdout]
 
     def rank(self, folder: Path, target_folder: Path) -> Rank | str:

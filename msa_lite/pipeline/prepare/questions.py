@@ -83,7 +83,7 @@ def load_questions(
         return Questions(rule, None, benchmark)
     check_rule(rule, benchmark.metric_names(), f"benchmark {benchmark.name}")
     validation, test = benchmark.divide(recipe.validation, recipe.seed)
-    if coarse := validation.resolution(rule.needs()):
+    if coarse := validation.resolution(rule.needs):
         logger.warning("%s; with so few rows, the choice may be by chance (select.validation)", coarse)
     judged = settings.judge.kind == "openai" and rule.judged  # a local judge would be loaded beside the target
     return Questions(rule, validation, test, judged)
