@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -223,8 +223,7 @@ def load_story(folder: Path, examples: Sequence[SideBySide] = (), verdict: Verdi
     attacks = load_attacks(folder / ATTACKS_FOLDER, update.folder) if update else None
     earlier = _earlier(folder, provenance, manifest)
     strengths = _strengths(manifest, reports, choice, listed)
-    is_filtered = bool(strengths.get("filter")) and provenance.method in WITH_VECTORS
-    return Story(
+    story = Story(
         folder=folder,
         verdict=verdict,
         method=provenance.method,
@@ -250,9 +249,10 @@ def load_story(folder: Path, examples: Sequence[SideBySide] = (), verdict: Verdi
             *(choice.doubts if choice else ()),
             *([again.warning] if again and again.warning else []),
         ),
-        limits=_limits(reports, verdict, earlier if again is None else (), attacks, is_purged(folder), is_filtered),
-        missing=after_purge(folder, _missing(provenance.form, listed, reports, fits, choice, update, verdict)),
+        limits=(),
+        missing=(),
     )
+    return replace(story, limits=_limits(story), missing=after_purge(folder, _missing(story, listed)))
 
 
 def formula_of(method: str, start: str, is_filtered: bool = False, is_later: bool = False) -> str:
@@ -301,11 +301,9 @@ def _earlier(folder: Path, provenance: Provenance, manifest: Mapping[str, Any]) 
                 place = Path(part["source"])
                 run = str(place.parent.parent) if place.parent.name == "vectors" else str(place)
                 if run not in own:
-                    runs.setdefault(provenance.given.get(run, run), {})[
-                        "alpha" if name.startswith("forget") else "beta"
-                    ] = abs(part["weight"])
-                    if name in filters:
-                        runs[provenance.given.get(run, run)]["filter"] = filters[name]
+                    strengths = runs.setdefault(provenance.given.get(run, run), {})
+                    strengths["alpha" if name.startswith("forget") else "beta"] = abs(part["weight"])
+                    strengths |= {"filter": filters[name]} if name in filters else {}
     return runs
 
 
@@ -316,61 +314,45 @@ def _interference(folder: Path, manifest: Mapping[str, Any]) -> tuple[VectorPair
         return TypeAdapter(tuple[VectorPair, ...]).validate_python(manifest.get("interference") or ())
 
 
-def _limits(
-    reports: Mapping[str, Report],
-    verdict: Verdict | NoVerdict | None,
-    earlier: Iterable[str],
-    attacks: AttackFacts | None,
-    purged: bool,
-    is_filtered: bool,
-) -> tuple[str, ...]:
-    """Return sentences on what the scores do not show, and on what was not measured.
-
-    earlier: the folders of runs whose vectors were merged, too, and whose rows were not asked again. purged: the rows
-    are gone, and attacks need them. is_filtered: True where the forget vector was filtered.
-    """
+def _limits(story: Story) -> tuple[str, ...]:
+    """Return sentences on what the scores do not show, and on what was not measured."""
+    is_filtered = story.strengths.get("filter") and story.method in WITH_VECTORS
     limits = [LIMIT, *([_FILTER_LIMIT] if is_filtered else [])]
-    if not reports:
+    if not story.reports:
         return (*limits, "Nothing was scored.")
-    made = {attack.name for attack in attacks.attacks} if attacks else set()
+    made = {attack.name for attack in story.attacks.attacks} if story.attacks else set()
     if untested := [words for name, words in _UNTESTED.items() if name not in made]:
-        limits.append(f"Not tested here: {', '.join(untested)}.{'' if purged else ' `msa-lite attack` does.'}")
-    if attacks and attacks.control == "holdout":
+        way = "" if is_purged(story.folder) else " `msa-lite attack` does."  # which needs the rows
+        limits.append(f"Not tested here: {', '.join(untested)}.{way}")
+    if story.attacks and story.attacks.control == "holdout":
         limits.append(HOLDOUT_LIMIT)
-    if runs := list(earlier):
+    if story.earlier and story.earlier_rows is None:
         limits.append(
             "The rows of earlier requests were not scored again. `msa-lite evaluate` with `--recipe RUN/recipe.yaml` "
-            f"scores this model on those of a run: {', '.join(runs)}."
+            f"scores this model on those of a run: {', '.join(story.earlier)}."
         )
-    told = verdict if isinstance(verdict, Verdict) else None
-    if "ideal" not in reports and (told is None or told.forgotten.control is None):
+    told = story.verdict if isinstance(story.verdict, Verdict) else None
+    if "ideal" not in story.reports and (told is None or told.forgotten.control is None):
         limits.append("No ideal model and no holdout rows were given, so nothing says how low the forget scores go.")
     if told and told.kept is None:
         limits.append("No rows to keep were scored, so nothing says what was lost besides.")
     return tuple(limits)
 
 
-def _missing(
-    form: str,
-    listed: StageList,
-    reports: Mapping[str, Report],
-    fits: Mapping[str, Fit],
-    choice: Choice | None,
-    update: Update | None,
-    verdict: Verdict | NoVerdict | None,
-) -> tuple[str, ...]:
+def _missing(story: Story, listed: StageList) -> tuple[str, ...]:
     """Return a line for each stage of the recipe that is not there."""
+    fits, verdict = story.fits, story.verdict
     lines = [
         f"vectors/{name}: the {name} vector is not fitted yet" for name in listed.vectors or () if name not in fits
     ]
     if listed.vectors is None and not fits:
         lines.append("vectors: nothing is trained yet")
-    if listed.chooses and choice is None:
+    if listed.chooses and story.choice is None:
         lines.append(f"sweep: {'alpha and beta are' if listed.vectors else 'the epoch is'} not chosen yet")
-    if update is None:
-        lines.append(f"{form}: the unlearned model is not merged yet")
-    nothing = isinstance(verdict, NoVerdict) and not reports  # no rows to score
-    absent = [name for name in listed.models if name not in reports and not nothing]
+    if story.update is None:
+        lines.append(f"{story.provenance.form}: the unlearned model is not merged yet")
+    nothing = isinstance(verdict, NoVerdict) and not story.reports  # no rows to score
+    absent = [name for name in listed.models if name not in story.reports and not nothing]
     whats = {"unlearned": "unlearned model"}
     lines += [f"evaluation/{name}: the {whats.get(name, name)} is not scored yet" for name in absent]
     if verdict is None:
