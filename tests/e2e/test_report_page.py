@@ -106,4 +106,4 @@ def test_a_run_ends_with_a_page_that_tells_what_it_did(window: Browser, recipe: 
         "result", "verdict", "scores", "method", "training", "update", "probe", "provenance", "limits",
     ]  # fmt: skip
     pictures = window.run("return [...document.querySelectorAll('svg')].map(one => one.ariaLabel)")
-    assert [label.split()[0] for label in pictures] == ["Dot", "Dot", "Line", "Heat"]
+    assert [label.split()[0] for label in pictures] == ["Dot", "Dot", "Line"]

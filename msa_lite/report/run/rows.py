@@ -36,8 +36,8 @@ def example_block(example: SideBySide) -> str:
 
 
 def _cut(name: str, text: str) -> str:
-    """Return a text beside a name, in at most two lines. Signs that a terminal would act on become blanks."""
-    line = " ".join("".join(sign if sign.isprintable() else " " for sign in text).split()) or "(nothing)"
+    """Return a text beside a name, in at most two lines."""
+    line = clean(text) or "(nothing)"
     lines = textwrap.wrap(line, _WIDTH - _MARGIN - 1, max_lines=_LINES, placeholder=" …")
     return f"{name:<{_MARGIN}} " + f"\n{'':{_MARGIN + 1}}".join(lines)
 
