@@ -32,7 +32,7 @@ def make_job(folder: Path, validation: str | None = "qa", test: str | None = "qa
     """What `judge_run` looks at of a job with an ideal."""
     return SimpleNamespace(
         folder=folder,
-        scope=SimpleNamespace(start="prior"),
+        scope=SimpleNamespace(start="prior", folder=folder),
         recipe=SimpleNamespace(
             evaluate=test and {}, seed=0, folder=folder, margins=VerdictKeys(), vector_names=["forget"]
         ),

@@ -8,8 +8,8 @@ from tests.tools.count import code_lines, inner_arrows, totals
 
 # Today's totals. Lower one whenever it falls. Raising one is a decision: CONTRIBUTING lists each, with its reason.
 CEILING = {
-    "lines of the package": 34_534,
-    "modules": 308,
+    "lines of the package": 34_519,
+    "modules": 307,
     "lines of the tests": 45_697,
     "words of the docs": 56_324,
     "commands": 24,

@@ -19,8 +19,7 @@ from msa_lite.choose.validation import Validation
 from msa_lite.errors import NotFiniteError
 from msa_lite.io.finished.seal import drop_files, load_manifest
 from msa_lite.io.models.heads import autocast
-from msa_lite.pipeline.stages.asking import candidates_costs
-from msa_lite.pipeline.stages.costs import vector_costs
+from msa_lite.pipeline.stages.costs import candidates_costs, vector_costs
 from msa_lite.pipeline.stages.facts import Facts
 from msa_lite.recipe import Recipe
 from msa_lite.report import REPORT_FILE, load_report

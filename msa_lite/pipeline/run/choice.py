@@ -25,7 +25,7 @@ from msa_lite.pipeline.run.filtering import filter_identity
 from msa_lite.pipeline.run.merge import LoadedTarget, merge_identity, run_terms
 from msa_lite.pipeline.run.scores import score_model, score_stage, scores_folder, validation_of
 from msa_lite.pipeline.run.vectors import check_learns, check_processes, tracking_of
-from msa_lite.pipeline.stages.asking import choice_costs
+from msa_lite.pipeline.stages.costs import choice_costs
 from msa_lite.pipeline.stages.stage import Stage
 from msa_lite.recipe import Recipe
 from msa_lite.report import REPORT_FILE

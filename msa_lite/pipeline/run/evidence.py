@@ -20,7 +20,7 @@ from msa_lite.io.weights.hub import Source, fetch
 from msa_lite.pipeline.prepare.models import fit_prior
 from msa_lite.pipeline.prepare.run import Context, Run
 from msa_lite.pipeline.run.scores import scores_folder
-from msa_lite.pipeline.stages.asking import evidence_costs
+from msa_lite.pipeline.stages.costs import evidence_costs
 from msa_lite.pipeline.stages.stage import Stage
 from msa_lite.report import load_report, write_report
 from msa_lite.report.run.evidence import EVIDENCE_FOLDER, EvidenceFinding, evidence_report, finding_of, undecided

@@ -90,18 +90,14 @@ def _records(run: Run, name: str) -> dict[str, list[Record]]:
 
 def _message(run: Run, fault: Fault, forget: Sequence[Record]) -> str:
     target, prior = run.sources["target"].name, run.sources["prior"].name
-    headlines = {
-        "unknown": f"the target {target} does not know the rows to forget: {fault.reason}",
-        "other rows": f"the target {target} does not know the rows to forget: {fault.reason}",
-        "seen": f"the prior {prior} has already seen the rows to forget, so their vector would miss them: "
-        f"{fault.reason}",
-    }
-    advice = {
-        "unknown": _prompt_advice(run) if fault.kind == "unknown" else "",
-        "other rows": "are these the rows that it was trained on? If so, is the prompt that of the training?",
-        "seen": "take an earlier checkpoint as the prior, from before they came in (`msa-lite probe` compares some)",
-    }
-    lines = [headlines[fault.kind], f"  ({fault.figures})", f"  {advice[fault.kind]}"]
+    advice = "are these the rows that it was trained on? If so, is the prompt that of the training?"
+    headline = f"the target {target} does not know the rows to forget"
+    if fault.kind == "unknown":
+        advice = _prompt_advice(run)
+    elif fault.kind == "seen":
+        headline = f"the prior {prior} has already seen the rows to forget, so their vector would miss them"
+        advice = "take an earlier checkpoint as the prior, from before they came in (`msa-lite probe` compares some)"
+    lines = [f"{headline}: {fault.reason}", f"  ({fault.figures})", f"  {advice}"]
     if fault.kind != "seen" and (examples := _worst(forget)):
         lines += ["", *(f"  {line}".rstrip() for line in examples_text(examples).splitlines()), ""]
     return "\n".join(lines)

@@ -27,7 +27,7 @@ from msa_lite.io.weights.hub import Source, fetch
 from msa_lite.pipeline.prepare.models import fit_prior
 from msa_lite.pipeline.prepare.run import Context, Run, Scope, msa_scope
 from msa_lite.pipeline.run.folder import claimed, stage_list
-from msa_lite.pipeline.stages.asking import CHECKS, evidence_costs
+from msa_lite.pipeline.stages.costs import CHECKS, evidence_costs
 from msa_lite.pipeline.stages.stage import Stage, execute
 from msa_lite.recipe import Recipe, RecipeSource, load_recipe
 from msa_lite.report.run.probing import Finding, read_verdicts

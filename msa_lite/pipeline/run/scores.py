@@ -23,7 +23,7 @@ from msa_lite.io.files.writing import canonical_json
 from msa_lite.io.weights.hub import Source, fetch
 from msa_lite.pipeline.prepare.questions import why_unjudged
 from msa_lite.pipeline.prepare.run import Context, Run
-from msa_lite.pipeline.stages.asking import CHECKED_ROWS, CHECKS, QuestionPart, asking_costs
+from msa_lite.pipeline.stages.costs import CHECKED_ROWS, CHECKS, QuestionPart, asking_costs
 from msa_lite.pipeline.stages.stage import Stage
 from msa_lite.report import Report
 from msa_lite.report.run.stages import ROWS

@@ -86,14 +86,14 @@ def _without_learnt(
 ) -> tuple[dict[str, dict[str, Sequence[Record]]], bool]:
     """Return the records without the retain rows that were learnt, and whether all of them were; then all stay."""
     known = {row_content({"question": r.question, "text": r.text, "earlier": r.earlier}) for r in learnt}
-    kept = {name: {**records, "retain": _unlearnt(records["retain"], known)} if "retain" in records else {**records}
-            for name, records in models.items()}  # fmt: skip
-    fitted = bool(models["target"].get("retain")) and not kept["target"]["retain"]
-    return ({name: {**records} for name, records in models.items()} if fitted else kept), fitted
-
-
-def _unlearnt(records: Sequence[Record], known: set[str]) -> list[Record]:
-    return [record for record in records if row_content(record) not in known]
+    whole: dict[str, dict[str, Sequence[Record]]] = {name: {**records} for name, records in models.items()}
+    others = {
+        name: records | {"retain": [record for record in records["retain"] if row_content(record) not in known]}
+        for name, records in whole.items()
+        if "retain" in records
+    }
+    fitted = bool(whole["target"].get("retain")) and not others["target"]["retain"]
+    return (whole if fitted else whole | others), fitted
 
 
 def _endings(run: Run) -> list[str]:

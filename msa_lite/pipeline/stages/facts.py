@@ -104,7 +104,7 @@ def find_facts(recipe: Recipe, choice: WhenToChoose | None = None) -> Facts:
     names = {"target": recipe.target} | ({"prior": recipe.prior_checkpoint} if recipe.has_prior else {})
     if recipe.evaluate and recipe.evaluate.ideal:
         names["ideal"] = recipe.evaluate.ideal
-    is_far = any(map(is_remote, [*names.values(), *_data_places(recipe)]))
+    is_far = any(map(is_remote, [*names.values(), *(data.path for data in recipe.data_sets.values())]))
     with offline_where_unreachable() if is_far else nullcontext():
         heads = read_heads(names)
         shapes, download, missing = find_shapes(names, heads, notes)
@@ -119,11 +119,6 @@ def find_facts(recipe: Recipe, choice: WhenToChoose | None = None) -> Facts:
     tokens = rows["forget"].tokens // rows["forget"].count if "forget" in rows else 0
     asked = _asked_sets(recipe, counts, recipe.has_choice if choice is None else choice, tokens)
     return Facts(shapes, rows, download, notes, missing, heads, written_out, asked)
-
-
-def _data_places(recipe: Recipe) -> list[str]:
-    """Return the folders, files or repositories of the rows to learn and to score."""
-    return [data.path for data in recipe.data_sets.values()]
 
 
 def read_heads(names: Mapping[str, str]) -> dict[str, Checkpoint]:
@@ -152,7 +147,8 @@ def find_shapes(
             shapes[role], family = published
             borrowed.setdefault(f"the published ones of {family}", []).append(f"{role} {names[role]}")
     if not shapes:
-        lines = [f"{role} {names[role]}: {_absence(names[role])}" for role in missing]
+        absence = {True: "not on this machine, and the Hub gives no headers", False: "no such folder"}
+        lines = [f"{role} {names[role]}: {absence[is_remote(names[role])]}" for role in missing]
         reason = offline_reason()
         remedy = f"offline ({reason}); name folders" if reason else "log in with `hf auth login`, or name folders"
         headline = f"the sizes of no model can be read, so there is nothing to plan with; {remedy}:"
@@ -165,10 +161,6 @@ def find_shapes(
     for lender, models in borrowed.items():
         notes.append(f"{', '.join(models)}: not on this machine yet, or not given by the Hub; its sizes are {lender}")
     return shapes, download, tuple(missing)
-
-
-def _absence(name: str) -> str:
-    return "not on this machine, and the Hub gives no headers" if is_remote(name) else "no such folder"
 
 
 def has_history(recipe: Recipe) -> bool:

@@ -81,10 +81,6 @@ class Verb:
             left = [replace(stage, cost=partial(_rough_cost, stage)) for stage in left]
         check_memory(left, facts, run.crew.ranks.count, remedies, run.scope.force)
 
-    def trials(self, context: Context) -> Trials:
-        """Return the run of a baseline that trains."""
-        return Trials(context, self.settings)
-
 
 def find_verb(
     command: CommandName,
@@ -103,8 +99,8 @@ def find_verb(
         if settings:
             return Verb(
                 scope,
-                partial(_baseline, settings),
-                [partial(_check_baseline, settings), _check_attacks, check_evidence],
+                lambda context: baseline_stages(Trials(context, settings)),
+                [lambda run: Trials(Context.of(run), settings).check(), _check_attacks, check_evidence],
                 settings,
                 END_FILES,
             )
@@ -122,7 +118,10 @@ def find_verb(
             raise UsageError("moments need rows to keep, or holdout rows; give retain.data, or evaluate.holdout")
         return Verb(scope, lambda context: [moments_stage(context)])
     if command == "sweep":
-        _check_sweep(recipe)
+        if not recipe.has_choice:
+            raise UsageError(
+                "forget.alpha, retain.beta: one point, so there is nothing to sweep; give a list of values, or auto"
+            )
         return Verb(scope, sweep_stages, [check_strengths])
     checks = [check_strengths, _check_attacks, check_evidence, check_licence]
     return Verb(scope, lambda context: msa_stages(context, accept), checks, more_files=END_FILES, publishes=True)
@@ -140,24 +139,7 @@ def facts_of_run(run: Run) -> Facts:
     return Facts(shapes, rows)
 
 
-def _baseline(settings: Sequence[Setting], context: Context) -> list[Stage]:
-    return baseline_stages(Trials(context, settings))
-
-
-def _check_baseline(settings: Sequence[Setting], run: Run) -> None:
-    """Raise, before any training, if the method lacks what it needs."""
-    Trials(Context.of(run), settings).check()
-
-
 def _check_attacks(run: Run) -> None:
     """Raise what forbids the attacks that a recipe ends its run with, before there is an unlearned model."""
     if run.recipe.attack.attacks:
         open_attacks(run, None)
-
-
-def _check_sweep(recipe: Recipe) -> None:
-    """Raise UsageError for a recipe with a single point."""
-    if not recipe.has_choice:
-        raise UsageError(
-            "forget.alpha, retain.beta: one point, so there is nothing to sweep; give a list of values, or auto"
-        )

@@ -19,7 +19,7 @@ from msa_lite.merger import Merged, MergedAdapter
 from msa_lite.merger.filtering import MOMENTS_FOLDER, Moments, load_moments
 from msa_lite.pipeline.attack.campaign import attack_label, attack_says, open_attacks
 from msa_lite.pipeline.attack.run import run_attacks
-from msa_lite.pipeline.baseline.trials import FIT_SETTING, help_fit
+from msa_lite.pipeline.baseline.trials import FIT_SETTING, Trials, help_fit
 from msa_lite.pipeline.prepare.earlier import rebuild_command
 from msa_lite.pipeline.prepare.run import Context, Run, prepare
 from msa_lite.pipeline.run.choice import CHOICE, CHOOSE, chosen_strengths, help_sweep
@@ -355,7 +355,7 @@ def _chosen(context: Context, verb: Verb) -> tuple[Values, Sequence[Row]]:
     if not verb.settings:
         strengths = chosen_strengths(context.run)
         return strengths.values, learnt_rows(context.run, strengths)
-    trials = verb.trials(context)
+    trials = Trials(context, verb.settings)
     setting, epoch, scale = trials.chosen()
     has_part = setting.parameters.get("retain_weight") or trials.filter
     learnt = context.run.rows.get("retain", ()) if has_part else ()
