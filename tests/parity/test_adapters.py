@@ -112,14 +112,6 @@ def assert_rounded(ours: Arrays, wanted: Arrays, stored: str, exact: bool) -> No
         assert (np.abs(ours[name] - value) <= half + slack).all(), name
 
 
-def rename(folder: Path, out: Path, change: Callable[[str], str]) -> Path:
-    """A copy of an adapter whose keys were changed by a function."""
-    shutil.copytree(folder, out)
-    tensors = load_file(out / ADAPTER_FILE)
-    save_file({change(name): tensor for name, tensor in tensors.items()}, out / ADAPTER_FILE, {"format": "pt"})
-    return out
-
-
 @pytest.mark.parametrize(("stored", "exact"), [("float32", True), ("bfloat16", False)])
 @pytest.mark.parametrize("name", KINDS)
 def test_forget_and_retain_are_what_peft_changes_in_the_prior(
@@ -232,84 +224,6 @@ def test_copies_beside_embedding_factors_are_the_priors_or_the_targets(
     for folder, model in (("own", prior), ("out", target)):
         wanted = {name: w - delta[name] for name, w in load_weights(model).items()}
         assert_rounded(load_weights(tmp_path / folder), wanted, "float32", exact=False)
-
-
-@pytest.mark.parametrize(
-    ("kind", "config", "says", "says_so"),
-    [
-        (
-            "llama",
-            {"target_modules": ["embed_tokens", "q_proj"]},
-            r"model\.embed_tokens\.weight: the target ties",
-            True,
-        ),
-        ("llama", {"target_modules": ["lm_head", "q_proj"]}, r"lm_head\.weight: the target ties", True),
-        ("llama", {"modules_to_save": ["embed_tokens"]}, r"model\.embed_tokens\.weight: the target ties", True),
-        ("gpt2", {"target_modules": ["wte", "c_attn"]}, r"transformer\.wte\.weight: the target ties", False),
-    ],
-)
-def test_a_change_of_one_use_of_a_tied_matrix_is_refused(
-    make_checkpoint: Make,
-    make_adapter: Make,
-    tmp_path: Path,
-    kind: str,
-    config: dict[str, Any],
-    says: str,
-    says_so: bool,
-) -> None:
-    prior, target = make_checkpoint(kind), tmp_path / "target"
-    shutil.copytree(prior, target)
-    if not says_so:  # configs on the Hub leave out what is the architecture's own default
-        content = json.loads((target / "config.json").read_text())
-        del content["tie_word_embeddings"]
-        (target / "config.json").write_text(json.dumps(content))
-    with pytest.raises(MismatchError, match=says):
-        merge(str(target), tmp_path / "out", forget=str(make_adapter(kind, **config)), prior=str(prior))
-    assert [path.name for path in tmp_path.iterdir()] == ["target"]
-
-
-@pytest.mark.parametrize("name", ["all at once", "embeddings", "Conv1D bias all"])
-def test_wrapped_names_mean_the_same(make_checkpoint: Make, make_adapter: Make, tmp_path: Path, name: str) -> None:
-    kind, changes, config, _ = KINDS[name]
-    target, prior = make_checkpoint(kind, 1, **changes), make_checkpoint(kind, 0, **changes)
-    adapter = make_adapter(kind, model=changes, **config)
-    merge(str(target), tmp_path / "plain", forget=str(adapter), prior=str(prior))
-    wanted = (tmp_path / "plain/model.safetensors").read_bytes()
-    wrapped = [
-        (PREFIX, "_orig_mod.module.base_model._orig_mod.model.module."),
-        (f"{PREFIX}model.", f"{PREFIX}model.language_model."),
-    ]
-    if name == "all at once":
-        wrapped += [
-            (PREFIX, f"{PREFIX}_orig_mod."),
-            (PREFIX, f"_orig_mod.{PREFIX}"),
-            (".self_attn.", "._checkpoint_wrapped_module.self_attn."),
-            (PREFIX, f"{PREFIX}language_model."),
-        ]
-    for number, (old, new) in enumerate(wrapped):
-        renamed = rename(adapter, tmp_path / f"renamed-{number}", lambda key: key.replace(old, new, 1))  # noqa: B023
-        merge(str(target), tmp_path / f"{number}", forget=str(renamed), prior=str(prior))
-        assert (tmp_path / f"{number}/model.safetensors").read_bytes() == wanted, new
-
-
-def older_name(name: str) -> str:
-    """A key as files of older versions of PEFT have it, with the adapter's name inside."""
-    for part in ("lora_A", "lora_B", "lora_embedding_A", "lora_embedding_B", "lora_magnitude_vector"):
-        name = name.replace(f".{part}", f".{part}.default")
-    return name.replace("trainable_tokens_delta", "trainable_tokens_delta.default")
-
-
-@pytest.mark.parametrize("name", ["all at once", "embeddings", "lora_bias"])
-def test_names_with_the_adapters_name_inside_mean_the_same(
-    make_checkpoint: Make, make_adapter: Make, tmp_path: Path, name: str
-) -> None:
-    kind, changes, config, _ = KINDS[name]
-    prior, adapter = make_checkpoint(kind, 0, **changes), make_adapter(kind, model=changes, **config)
-    older = rename(adapter, tmp_path / "older", older_name)
-    assert load_file(older / ADAPTER_FILE).keys() != load_file(adapter / ADAPTER_FILE).keys()
-    merge(str(prior), tmp_path / "a", forget=str(adapter), prior=str(prior))
-    merge(str(prior), tmp_path / "b", forget=str(older), prior=str(prior))
-    assert (tmp_path / "a/model.safetensors").read_bytes() == (tmp_path / "b/model.safetensors").read_bytes()
 
 
 def test_experts_that_are_stored_one_by_one_are_merged_one_by_one(
