@@ -30,7 +30,9 @@ from msa_lite.evals.benchmarks.benchmark import Record, Records
 from msa_lite.evals.engine.generate import Decoding, sample_answers
 from msa_lite.evals.engine.models import Runner
 from msa_lite.evals.engine.scoring import leak_at
-from msa_lite.evals.judge import JudgeSettings, open_judge, right_answer_ask
+from msa_lite.evals.judge import open_judge
+from msa_lite.evals.judge.base import JudgeSettings
+from msa_lite.evals.judge.prompts import right_answer_ask
 from msa_lite.io.console.progress import Progress, silent
 
 _ON_GPU, _ON_CPU = 200, 16

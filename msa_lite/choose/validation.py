@@ -15,7 +15,7 @@ from msa_lite.data import Row, sample_rows, split_rows
 from msa_lite.errors import DataError, NotFiniteError
 from msa_lite.evals.benchmarks.benchmark import Benchmark, Record
 from msa_lite.evals.engine.models import Runner
-from msa_lite.evals.judge import JudgeSettings
+from msa_lite.evals.judge.base import JudgeSettings
 from msa_lite.evals.scores.evaluation import NO_JUDGE, ideal_identity, read_sets, write_scores
 from msa_lite.evals.scores.records import read_records, run_items, write_records
 from msa_lite.evals.verdict.outcome import Standing, stand, yardstick_of_rows

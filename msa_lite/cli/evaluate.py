@@ -71,7 +71,7 @@ def evaluate_command(verbose: bool, model: str, out: str, as_json: bool, **optio
 
     print_start(model, out)
     from msa_lite.evals import evaluate
-    from msa_lite.evals.judge import JudgeSettings
+    from msa_lite.evals.judge.base import JudgeSettings
 
     quieten_libraries(verbose)
     arguments: dict[str, Any] = _from_recipe(options) if options["recipe"] else {"questions": _questions(options)}

@@ -16,7 +16,9 @@ from typing import Any
 
 import pytest
 
-from msa_lite.evals.judge import Ask, JudgeSettings, Question, Ruling, Usage, open_judge, openai_judge, tofu_ask
+from msa_lite.evals.judge import open_judge, openai_judge
+from msa_lite.evals.judge.base import JudgeSettings, Ruling, Usage
+from msa_lite.evals.judge.prompts import Ask, Question, tofu_ask
 from msa_lite.io.console.progress import silent
 from tests.support.loopback import Loopback
 

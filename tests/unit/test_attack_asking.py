@@ -21,7 +21,8 @@ from msa_lite.attacks.sample import Sample
 from msa_lite.data import Row
 from msa_lite.evals.benchmarks.benchmark import Record, Records
 from msa_lite.evals.engine.scoring import leak_at, membership_auc, threshold_at_fpr
-from msa_lite.evals.judge import Ask, JudgeSettings, Ruling
+from msa_lite.evals.judge.base import JudgeSettings, Ruling
+from msa_lite.evals.judge.prompts import Ask
 from tests.support.memorised import (
     FORGET,
     HOLDOUT,

@@ -18,7 +18,7 @@ from msa_lite.data import Prompter, Template
 from msa_lite.errors import DataError, MsaError, NotFiniteError, StageError, UsageError
 from msa_lite.evals.benchmarks.benchmark import Item, ItemSet
 from msa_lite.evals.benchmarks.qa import QA
-from msa_lite.evals.judge import JudgeSettings
+from msa_lite.evals.judge.base import JudgeSettings
 from msa_lite.io.finished.manifest import stage_folder
 from msa_lite.io.finished.seal import verify_folder
 from msa_lite.pipeline.run.msa import merge_arguments

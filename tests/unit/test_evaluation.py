@@ -17,7 +17,7 @@ from msa_lite.evals.benchmarks.aggregates import NO_IDEAL
 from msa_lite.evals.benchmarks.benchmark import Benchmark
 from msa_lite.evals.benchmarks.qa import load_qa
 from msa_lite.evals.engine import answers
-from msa_lite.evals.judge import JudgeSettings
+from msa_lite.evals.judge.base import JudgeSettings
 from msa_lite.evals.scores import evaluation
 from msa_lite.evals.scores.evaluation import evaluate_benchmark
 from msa_lite.evals.scores.records import ANSWERS_FILE, read_records

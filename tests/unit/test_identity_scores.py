@@ -19,7 +19,7 @@ from msa_lite.choose.rules import LeastExtraction, PaperScore
 from msa_lite.choose.search import StrengthSearch
 from msa_lite.choose.validation import Validation
 from msa_lite.data import DataSource
-from msa_lite.evals.judge import JudgeSettings
+from msa_lite.evals.judge.base import JudgeSettings
 from msa_lite.evals.scores import evaluation
 from msa_lite.evals.scores.suite import OwnQuestions, PublishedBenchmark, evaluate
 from msa_lite.io.finished.manifest import stage_folder

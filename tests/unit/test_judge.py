@@ -15,7 +15,9 @@ from typing import Any
 import pytest
 
 from msa_lite.errors import StageError
-from msa_lite.evals.judge import Ask, JudgeSettings, Ruling, Usage, open_judge, openai_judge
+from msa_lite.evals.judge import open_judge, openai_judge
+from msa_lite.evals.judge.base import JudgeSettings, Ruling, Usage
+from msa_lite.evals.judge.prompts import Ask
 from msa_lite.io.console.progress import silent
 from tests.support.judge import RETRY_NOW, JudgeServer, Step, letters, tofu_asks
 

@@ -14,7 +14,8 @@ from urllib.parse import quote
 import pytest
 
 from msa_lite.errors import StageError, UsageError
-from msa_lite.evals.judge import JudgeSettings, open_judge
+from msa_lite.evals.judge import open_judge
+from msa_lite.evals.judge.base import JudgeSettings
 from msa_lite.io.files.spellings import masked
 from tests.support.judge import JudgeServer, Speaker, judge, say, set_environment
 

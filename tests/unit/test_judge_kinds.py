@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from msa_lite.errors import OutputError, UsageError
-from msa_lite.evals.judge import Ask, JudgeSettings, Ruling, Usage, encode_ask, open_judge
-from msa_lite.evals.judge.base import open_cache
+from msa_lite.evals.judge import encode_ask, open_judge
+from msa_lite.evals.judge.base import JudgeSettings, Ruling, Usage, open_cache
+from msa_lite.evals.judge.prompts import Ask
 from msa_lite.io.console.progress import silent
 from tests.support.judge import tofu_asks
 from tests.support.models import save_checkpoint, tiny_model, tiny_tokenizer

@@ -5,8 +5,15 @@ from __future__ import annotations
 import pytest
 
 from msa_lite.errors import DataError
-from msa_lite.evals.judge import Question, acc_forget, acc_recover, acc_retain, right_answer_ask, tofu_ask
-from msa_lite.evals.judge.prompts import read_letter
+from msa_lite.evals.judge.prompts import (
+    Question,
+    acc_forget,
+    acc_recover,
+    acc_retain,
+    read_letter,
+    right_answer_ask,
+    tofu_ask,
+)
 
 WRONG = ("He lives in Rome.", "He lives in Oslo.", "He lives in Bonn.", "He lives in Lima.", "He lives in Cairo.")
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from msa_lite.errors import UsageError
-from msa_lite.evals.judge import JudgeSettings, Question, right_answer_ask, tofu_ask
+from msa_lite.evals.judge.base import JudgeSettings
+from msa_lite.evals.judge.prompts import Question, right_answer_ask, tofu_ask
 from msa_lite.evals.judge.wording import OURS, JudgePrompt, JudgeWording, load_wording
 
 QUESTION = Question("Who {is} it?", "{question.__class__} {answers}", "Ann", "Bob", ("Cid",), 0)

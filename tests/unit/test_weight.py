@@ -8,9 +8,9 @@ from tests.tools.count import code_lines, inner_arrows, totals
 
 # Today's totals. Lower one whenever it falls. Raising one is a decision: CONTRIBUTING lists each, with its reason.
 CEILING = {
-    "lines of the package": 34_519,
+    "lines of the package": 34_513,
     "modules": 307,
-    "lines of the tests": 45_608,
+    "lines of the tests": 45_624,
     "words of the docs": 56_324,
     "commands": 24,
     "options": 108,

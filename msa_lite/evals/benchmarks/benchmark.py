@@ -20,7 +20,8 @@ from msa_lite.errors import DataError, join_faults
 from msa_lite.evals.engine import answers
 from msa_lite.evals.engine.forward import completion
 from msa_lite.evals.engine.generate import Decoding
-from msa_lite.evals.judge import Ask, JudgeSettings
+from msa_lite.evals.judge.base import JudgeSettings
+from msa_lite.evals.judge.prompts import Ask
 from msa_lite.evals.verdict.bounds import Models, Record, Records
 from msa_lite.evals.verdict.outcome import Weighed, is_recited
 from msa_lite.io.files.writing import digest

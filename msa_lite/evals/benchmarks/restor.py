@@ -30,7 +30,8 @@ from msa_lite.evals.benchmarks.benchmark import (
 )
 from msa_lite.evals.engine import answers
 from msa_lite.evals.engine.generate import Decoding
-from msa_lite.evals.judge import JudgeSettings, right_answer_ask
+from msa_lite.evals.judge.base import JudgeSettings
+from msa_lite.evals.judge.prompts import right_answer_ask
 from msa_lite.evals.judge.wording import NONE
 from msa_lite.evals.verdict.bounds import Models
 from msa_lite.evals.verdict.outcome import Weighed, Yardstick, weigh_recited

@@ -37,7 +37,8 @@ from msa_lite.evals.benchmarks.dataset import Part, load_parts, sampled
 from msa_lite.evals.engine import answers, scoring
 from msa_lite.evals.engine.forward import answer_texts
 from msa_lite.evals.engine.generate import Decoding
-from msa_lite.evals.judge import JudgeSettings, Question, acc_forget, acc_recover, acc_retain, tofu_ask
+from msa_lite.evals.judge.base import JudgeSettings
+from msa_lite.evals.judge.prompts import Question, acc_forget, acc_recover, acc_retain, tofu_ask
 from msa_lite.evals.verdict.outcome import weigh_rows
 from msa_lite.report import Metric
 

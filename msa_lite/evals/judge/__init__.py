@@ -9,28 +9,13 @@ from typing import Any
 
 from msa_lite.data import DATE_STRING, open_tokenizer, render_chat
 from msa_lite.errors import UsageError
-from msa_lite.evals.judge.base import Judge, JudgeSettings, Ruling, Usage, api_key, open_cache
-from msa_lite.evals.judge.prompts import Ask, Question, acc_forget, acc_recover, acc_retain, right_answer_ask, tofu_ask
+from msa_lite.evals.judge.base import Judge, JudgeSettings, Usage, api_key, open_cache
+from msa_lite.evals.judge.prompts import Ask
 from msa_lite.io.console.libraries import require
 from msa_lite.io.console.progress import Progress
 from msa_lite.io.files.reading import local_path
 from msa_lite.io.files.writing import digest
 from msa_lite.io.weights.hub import Source, fetch
-
-__all__ = [
-    "Ask",
-    "Judge",
-    "JudgeSettings",
-    "Question",
-    "Ruling",
-    "Usage",
-    "acc_forget",
-    "acc_recover",
-    "acc_retain",
-    "open_judge",
-    "right_answer_ask",
-    "tofu_ask",
-]
 
 
 def open_judge(settings: JudgeSettings, cache_folder: Path | None = None) -> Judge | None:

@@ -29,7 +29,7 @@ from msa_lite.data import (
 from msa_lite.errors import MsaError, UsageError
 from msa_lite.evals.engine.models import model_identity
 from msa_lite.evals.engine.prompt_search import PROMPT_ROWS, choose_prompt, prompt_forms, rank_prompts
-from msa_lite.evals.judge import JudgeSettings
+from msa_lite.evals.judge.base import JudgeSettings
 from msa_lite.evals.scores.suite import OwnQuestions, PublishedBenchmark
 from msa_lite.io.console.libraries import require
 from msa_lite.io.console.progress import notices
