@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 import msa_lite
-from msa_lite.errors import MismatchError, MsaError, OutputError, StageError
+from msa_lite.errors import MismatchError, MsaError, StageError
 from msa_lite.io.files.writing import hash_file
 from msa_lite.io.finished.seal import verify_folder
 from tests.e2e.test_baseline import short_recipe
@@ -115,15 +115,6 @@ def test_bad_input_is_refused_before_anything_is_written(
         msa_lite.run_baseline(method, small, overrides)
     assert caught.value.exit_code == code
     assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize("place", ["run", "run/baselines/npo"])
-def test_a_folder_of_something_else_is_left_alone(place: str, small: dict[str, Any], tmp_path: Path) -> None:
-    (tmp_path / place).mkdir(parents=True)
-    (tmp_path / place / "thesis.tex").write_text("years of work")
-    with pytest.raises(OutputError, match="no run of msa-lite"):
-        msa_lite.run_baseline("npo", small)
-    assert [path.name for path in (tmp_path / place).iterdir()] == ["thesis.tex"]
 
 
 def test_a_reference_of_another_model_is_refused_before_any_training(

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 import msa_lite
 from msa_lite.errors import MismatchError
@@ -72,23 +71,6 @@ def test_on_trained_models_the_target_and_the_ideal_are_found(knowing: Path, tmp
     sign = 1 if is_like == "ideal" else -1
     values = [figure.value for figure in finding.figures["unlearned"].values()]
     assert values == pytest.approx([sign])
-
-
-def test_what_cannot_be_told_is_said_before_work_and_stays_undecided(
-    recipe: dict[str, Any], tmp_path: Path, call_cli: CallCli
-) -> None:
-    del recipe["evidence"], recipe["evaluate"]["ideal"], recipe["evaluate"]["holdout"]
-    file = tmp_path / "recipe.yaml"
-    file.write_text(yaml.safe_dump(recipe))
-    code, _, err = call_cli("run", file, "--dry-run")
-    assert code == 0
-    assert "nearer stays undecided" in err
-    assert not (tmp_path / "run").exists()
-    result = msa_lite.run(recipe)
-    assert result is not None
-    outcomes = {finding.kind: finding.outcome for finding in result.evidence}
-    assert outcomes["nearer"] == "undecided"
-    assert outcomes["says"] != "undecided"
 
 
 def test_evidence_that_fails_costs_no_run_its_verdict_and_a_rerun_tries_again(
