@@ -20,7 +20,6 @@ from msa_lite.merger.checks import memory
 from tests.support.merges import nearest
 
 Make = Callable[..., Path]
-PATTERNS = {"rank_pattern": {".*v_proj": 2, "c_attn": 6}, "alpha_pattern": {"(up|down)_proj": 3, "mlp.c_fc": 5}}
 
 
 def load_weights(folder: Path) -> dict[str, torch.Tensor]:
