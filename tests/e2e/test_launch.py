@@ -120,8 +120,6 @@ def test_two_processes_do_a_run_as_one_does(path: str, alone: Path, tmp_path: Pa
     for model in ("ideal", "ideal_validation", "unlearned", "unlearned_validation"):
         shares = [[line for line in lines if line.startswith(f"{model}.partial/")] for lines in (first, second)]
         assert all(shares), model
-    of_target = [line for line in second if line.startswith(("target", "others"))]
-    assert not of_target, "the check has asked all of these few rows before, in one process"
 
 
 @pytest.mark.parametrize(

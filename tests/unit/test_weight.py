@@ -10,7 +10,7 @@ from tests.tools.count import code_lines, inner_arrows, totals
 CEILING = {
     "lines of the package": 34_513,
     "modules": 307,
-    "lines of the tests": 45_600,
+    "lines of the tests": 45_598,
     "words of the docs": 56_324,
     "commands": 24,
     "options": 108,
