@@ -33,7 +33,12 @@ def contributing_page() -> str:
 
 def metrics_page() -> str:
     """Return the page that explains every metric."""
-    rows = [(kind.group, kind.name, kind.best, kind.formula, kind.source) for kind in METRICS.values()]
+    rows: list[tuple[str, ...]] = []
+    first: dict[str, str] = {}  # meaning → the first metric that has it
+    for kind in METRICS.values():
+        name = first.setdefault(kind.formula, kind.name)
+        meaning = (kind.formula, kind.source) if name == kind.name else (f"as {name}", "")
+        rows.append((kind.group, kind.name, kind.best, *meaning))
     headings = ["group", "metric", "best", "meaning", "source"]
     return _METRICS + markdown(TextTable(headings, [Section([[*map(Cell, row)] for row in rows])], left=5))
 

@@ -14,8 +14,9 @@ _HEADER = """# Commands
 
 Written by `python -m tests.tools.pages` from the commands themselves; `msa-lite COMMAND --help` prints the same.
 
-Results go to stdout, progress and warnings to stderr. `--json` prints one JSON object. `-v`, before or after a command,
-prints more. [Errors](errors.md) has the commonest messages, with causes and fixes.
+RECIPE is a YAML file, or the name of a shipped recipe; KEY.SUB=VALUE changes one of its keys. Results go to stdout,
+progress and warnings to stderr. With `--json`, all but `recipes schema` print one JSON object. `-v`, before or after a
+command, prints more. [Errors](errors.md) has the commonest messages, with causes and fixes.
 
 """
 _CODES = {
@@ -28,6 +29,10 @@ _CODES = {
     4: "A stage failed. Finished stages stay, and the same command resumes",
     130: "Interrupted. The same command resumes",
 }
+_SAID = (  # what the head of the page says for all commands
+    "RECIPE is a YAML file, or the name of a shipped recipe.",
+    "KEY.SUB=VALUE changes one of its keys.",
+)
 _DEFAULT = re.compile(r"  \[((?:default: |required|x[<>]|[^\]]*<x)[^\]]*)\]$")
 
 
@@ -85,13 +90,19 @@ def _describe(context: click.Context) -> str:
         f"## {context.command_path}\n",
         purpose + "\n",
         f"```text\n{usage}\n```\n",
-        *(part + "\n" for part in prose),
+        *(part + "\n" for part in map(_without_what_is_said, prose) if part),
     ]
     if examples := examples_of(command):
-        reason = "<!-- not run: examples of the help, whose files are the reader's -->"
+        reason = "<!-- not run: examples -->"
         blocks.append(f"{reason}\n```bash\n" + "\n".join(examples) + "\n```\n")
     blocks += [_options(heading, rows) for heading, rows in _sections(context)]
     return "\n".join(blocks)
+
+
+def _without_what_is_said(part: str) -> str:
+    for sentence in _SAID:
+        part = part.replace(sentence, "")
+    return " ".join(part.split())
 
 
 def _wide(context: click.Context) -> click.Context:
@@ -103,7 +114,11 @@ def _sections(context: click.Context) -> list[tuple[str, list[tuple[str, str]]]]
     formatter = _Rows()
     context.command.format_options(context, formatter)
     common = ("--help", "--verbose")
-    sections = [(heading, [row for row in rows if not row[0].endswith(common)]) for heading, rows in formatter.sections]
+    said = ("--json", "Print one JSON object.")
+    sections = [
+        (heading, [row for row in rows if not row[0].endswith(common) and tuple(row) != said])
+        for heading, rows in formatter.sections
+    ]
     return [(heading, rows) for heading, rows in sections if rows]
 
 

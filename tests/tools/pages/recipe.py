@@ -29,24 +29,28 @@ _BOUNDS = {
 }  # fmt: skip
 _TYPES = {"string": "text", "integer": "whole number", "number": "number", "boolean": "true or false", "null": "null"}
 Schema = Mapping[str, Any]
+Row = tuple[str, str, str, str]
 
 
 def recipe_page() -> str:
     """Return the page: the keys of the recipes of runs, trainings and tables, section by section."""
     titles: dict[str, str] = {}
-    run = _sections(Recipe, "The recipe of a run", titles)
-    training = _sections(TrainingRecipe, "The recipe of a training", titles)
-    return _HEADER + run + "\n" + training + "\n" + _sections(TableRecipe, "The recipe of a table", titles)
+    shown: dict[str, list[Row]] = {}
+    run = _sections(Recipe, "The recipe of a run", titles, shown)
+    training = _sections(TrainingRecipe, "The recipe of a training", titles, shown)
+    return _HEADER + run + "\n" + training + "\n" + _sections(TableRecipe, "The recipe of a table", titles, shown)
 
 
-def _sections(model: type[BaseModel], heading: str, titles: dict[str, str]) -> str:
-    """Return the sections of a schema, and note their titles. Those that have a title already stand on the page."""
+def _sections(model: type[BaseModel], heading: str, titles: dict[str, str], shown: dict[str, list[Row]]) -> str:
+    """Return the sections of a schema, and note titles and rows. Those that have a title already stand on the page."""
     schema = model.model_json_schema()
     places = _places(schema, schema.get("$defs", {}))
     new = {name: title for name, title in _titles(places).items() if name not in titles}
     titles |= new
-    texts = [_section(f"## {heading}", schema, [], titles)]
-    texts += [_section(f"### {title}", schema["$defs"][name], places[name], titles) for name, title in new.items()]
+    texts = [_section(f"## {heading}", schema, [], titles, {})]
+    texts += [
+        _section(f"### {title}", schema["$defs"][name], places[name], titles, shown) for name, title in new.items()
+    ]
     return "\n".join(texts)
 
 
@@ -79,16 +83,25 @@ def _references(field: Schema) -> list[str]:
     return names + (_references(field["items"]) if isinstance(field.get("items"), dict) else [])
 
 
-def _section(heading: str, schema: Schema, keys: list[str], titles: Mapping[str, str]) -> str:
-    """Return a section: its purpose, the keys that hold it, and the table of its own keys."""
+def _section(
+    heading: str, schema: Schema, keys: list[str], titles: Mapping[str, str], shown: dict[str, list[Row]]
+) -> str:
+    """Return a section: its purpose, the keys that hold it, and the table of the keys that no section before it has."""
     required = schema.get("required", ())
-    rows = []
+    rows: list[Row] = []
     for name, field in schema.get("properties", {}).items():
         default = "required" if name in required else _default(field)
         rows.append((code(name), _type(field, titles), default, field.get("description", "")))
     others = [key for key in dict.fromkeys(keys) if not heading.endswith(f" {key}")]
     where = f"The same keys stand in {', '.join(map(code, others))}.\n\n" if others else ""
     text = f"{' '.join(schema.get('description', '').split())}\n\n"
+    for title, before in shown.items():
+        if len(before) > 2 and set(before) < set(rows):
+            where += f"It has all keys of [{title}](#{slugify(title, '-')}), and:\n\n"
+            rows = [row for row in rows if row not in before]
+            break
+    else:
+        shown[heading.lstrip("# ")] = rows
     return f"{heading}\n\n{text}{where}" + table(("key", "value", "default", "meaning"), rows)
 
 

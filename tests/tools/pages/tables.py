@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return a table. A bar in a cell is escaped, and a line break becomes a blank."""
-    lines = [headings, ["---"] * len(headings), *rows]
-    return "".join("| " + " | ".join(map(_cell, line)) + " |\n" for line in lines)
+    first, *others = ["| " + " | ".join(map(_cell, line)) + " |\n" for line in (headings, *rows)]
+    return first + "|---" * len(headings) + "|\n" + "".join(others)
 
 
 def code(text: str) -> str:
