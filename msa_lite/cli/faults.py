@@ -33,7 +33,7 @@ _ADVICE = _CLOSED | _ODD  # by the system's error about a place
 _HARNESS = "run lm-evaluation-harness itself: lm_eval --model hf --model_args pretrained=MODEL --tasks NAMES"
 GONE_OPTIONS = {
     "attack --budget": "give fewer rows (attack.rows=20), or name attacks",
-    "attack --model": "`msa-lite baseline --model MODEL RECIPE` makes a run of it, which is attacked like any other",
+    "attack --model": "only models of a run are attacked; `msa-lite evaluate` scores any other",
     "evaluate --allow-code": _HARNESS,
     "evaluate --dry-run": "`msa-lite plan RECIPE` says what a recipe needs",
     "evaluate --judge-model": "--judge openai:MODEL, or --judge local:MODEL",

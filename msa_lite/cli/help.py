@@ -106,7 +106,7 @@ takes_json = click.option("--json", "as_json", is_flag=True, help="Print one JSO
 takes_dry_run = click.option(
     "--dry-run",
     is_flag=True,
-    help="Print what would be done, read and written, and how long it would take. Write nothing.",
+    help="Print what would be done, and why. Write nothing.",
 )
 takes_overrides = click.argument("overrides", nargs=-1, metavar="[KEY.SUB=VALUE ...]")
 takes_run = click.argument("run", type=Folder())

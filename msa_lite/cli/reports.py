@@ -19,9 +19,9 @@ from msa_lite.errors import UsageError
 def report_command(run: Path, show_examples: bool, rows: bool, as_json: bool) -> None:
     """Write report.html and report.json into RUN.
 
-    A run writes them at its end; this writes them again, for a run that was stopped, or was
-    made by an earlier version, or with examples. RUN is a recipe's output, or a baseline's folder below it. Every file
-    is checked against its manifest first. Without --show-examples the report holds no row of the data.
+    A run writes them at its end; this writes them again, for a run that was stopped, or with examples. RUN is a
+    recipe's output, or a baseline's folder below it. Every file is checked against its manifest first. Without
+    --show-examples the report holds no row of the data.
 
     --rows prints the rows with the answers of target, unlearned model and ideal. With --show-examples they are in the
     report, too.

@@ -30,8 +30,8 @@ def run_command(invocation: Invocation, until: str | None, accept: bool) -> int:
     keys. A second run does only what is missing or has changed.
 
     The verdict is printed first: PASS, PARTLY or FAIL. The exit code of FAIL is 1. --until stops before that, after
-    what is to be looked at: moments/, which `msa-lite merge --filter` takes; vectors/; or sweep/, with tables, pictures
-    and a report for each point. A later run goes on with them.
+    what is to be looked at: moments/, which `msa-lite merge --filter` takes; vectors/; or sweep/, with a table and a
+    report for each point. A later run goes on with them.
 
     \b
     msa-lite quickstart

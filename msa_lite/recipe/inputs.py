@@ -104,9 +104,8 @@ class Prompt(Closed):
 
     kind: Literal["default", "chat", "plain", "auto"] = "default"
     """chat: the target's chat template. plain: the plain template below. default: the chat template if there is one,
-    else plain. If the recipe scores a published benchmark and sets nothing else here, default is the benchmark's own
-    prompt (tofu and muse with a chat template: with open-unlearning's system message). auto: the run tries several
-    forms on some forget rows, and takes the one in which the target gives them the highest probability."""
+    else plain; for a published benchmark its own prompt, if nothing else is set here. auto: the run tries several forms
+    on some forget rows, and takes the one in which the target gives them the highest probability."""
     system: str | None = None
     """A system message for every row that has none of its own. null: none, but a chat template may add its own."""
     prompt: str = "Question: {question}\nAnswer:"

@@ -103,14 +103,13 @@ class Select(Closed):
 
     validation: Share = "auto"
     """The share of the retain rows that decide the choice; the others give the final scores. auto: 30 rows, or half of
-    a small set; fewer than 12 rows serve for both. All forget rows decide, because the promise concerns each of them. A
-    score of a published benchmark divides all its sets: 0.15, and 0.1 for restor, as in the paper."""
+    a small set; fewer than 12 rows serve for both. All forget rows decide. A score of a published benchmark divides all
+    its sets: 0.15, and 0.1 for restor, as in the paper."""
     score: ScoreName | None = None
-    """extraction: a point is good if it recites and knows no more of the forget set than the control's 95 % bound
-    allows (control: the ideal, else holdout rows, else the prior), and `keep`s enough of the retain set. The good point
-    that keeps most wins; if none is good, the nearest to control and target. tofu, muse, restor: the paper's scores.
-    muse-gap: with the distance of the AUCs to the ideal's. -printed: as the paper prints the formulas. Default:
-    extraction; for muse and restor without own questions, their own."""
+    """extraction: of the points that recite and know no more of the forget set than the control's 95 % bound allows and
+    `keep` enough, the one that keeps most; if there is none, the nearest to control and target. tofu, muse, restor: the
+    paper's scores. muse-gap: with the distance of the AUCs to the ideal's. -printed: as the paper prints the formulas.
+    Default: extraction; for muse and restor without own questions, their own."""
     keep: float = Field(0.9, gt=0, le=1)
     """For extraction: the share of the target's knowledge of the retain set, above the level of unseen rows, that a
     point must keep."""

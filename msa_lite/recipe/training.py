@@ -244,10 +244,7 @@ class VectorSpec(Tuning):
 
 
 class RetainVector(Closed):
-    """The fit of the retain vector, where it differs from that of the forget vector. Other keys are those of `vector`.
-
-    The MSA paper tunes on MUSE's forget set for 5 epochs, on its retain set for 3 (App. "Experiments on MUSE-Books").
-    """
+    """The fit of the retain vector, where it differs from the forget vector's. Other keys are those of `vector`."""
 
     epochs: Positive | Literal["auto"] | None = None
     """Passes over the retain rows, or auto. Default: vector.epochs."""

@@ -8,10 +8,10 @@ from tests.tools.count import code_lines, inner_arrows, totals
 
 # Today's totals. Lower one whenever it falls. Raising one is a decision: CONTRIBUTING lists each, with its reason.
 CEILING = {
-    "lines of the package": 34_513,
+    "lines of the package": 34_512,
     "modules": 307,
-    "lines of the tests": 45_598,
-    "words of the docs": 56_324,
+    "lines of the tests": 45_629,
+    "words of the docs": 50_176,
     "commands": 24,
     "options": 108,
     "keys of a recipe": 85,

@@ -112,8 +112,7 @@ def _attacked() -> Iterator[MetricKind]:
     """Yield what each attack brings back."""
     for name, entry in ATTACKS.items():
         formula = (
-            f"msa-lite attack: {entry.summary}; (attacked unlearned − attacked control) / (target − control) in the "
-            "strongest trial; for an AUC, below 0 if the rows look less known than unseen rows"
+            f"msa-lite attack: {entry.summary}; the share that comes back beyond the control in the strongest trial"
         )
         yield MetricKind(
             attack_metric(name), f"back by {name}", ATTACKED, False, formula, _OWN, best_at_zero=True, has_ratio=False

@@ -15,8 +15,7 @@ from tests.tools.pages.tables import code, table
 _HEADER = """# Recipe
 
 Written by `python -m tests.tools.pages` from the schemas in `msa_lite/recipe/`. `msa-lite recipes schema` prints
-them as JSON schema for your editor. Unknown keys are refused. `msa-lite recipes validate RECIPE` names every fault at
-once.
+them as JSON schema for your editor. A key with the default `null` takes null, too. Unknown keys are refused.
 
 Any key can be overridden on the command line, as in `forget.alpha=1.25` or `'retain.beta=[0, 0.5]'`. A path that starts
 with `$output/` starts from the run's folder. Other relative paths start from the recipe's folder if they exist there,
@@ -91,7 +90,8 @@ def _section(
     rows: list[Row] = []
     for name, field in schema.get("properties", {}).items():
         default = "required" if name in required else _default(field)
-        rows.append((code(name), _type(field, titles), default, field.get("description", "")))
+        kind = _type(field, titles).removesuffix(" or null") if default == "`null`" else _type(field, titles)
+        rows.append((code(name), kind, default, field.get("description", "")))
     others = [key for key in dict.fromkeys(keys) if not heading.endswith(f" {key}")]
     where = f"The same keys stand in {', '.join(map(code, others))}.\n\n" if others else ""
     text = f"{' '.join(schema.get('description', '').split())}\n\n"
@@ -108,7 +108,7 @@ def _section(
 def _default(field: Schema) -> str:
     value = field.get("default")
     if isinstance(value, dict) and value:
-        return "as in its section"
+        return "below"
     if isinstance(value, str):
         quoted = value.replace("\n", "\\n")
         return code(quoted if value.strip() == value else f'"{quoted}"')
