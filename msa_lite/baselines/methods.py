@@ -56,9 +56,9 @@ class Method:
         return self.keywords | dict(self.layer_parameters) | weights
 
     def more_passes(self, parameters: Mapping[str, Value], retain: float) -> float:
-        """Return the passes of a step besides those over its forget rows, for each of these: forward and backward.
+        """Return the extra passes of a step, forward and backward, for each pass over its forget rows.
 
-        retain: tokens of a retain row for each token of a forget row. A reference runs forward, which is a third.
+        retain: tokens of a retain row for each token of a forget row. A reference runs only forward: a third of a pass.
         """
         passes = (1.0 if self.takes == "pairs" else 0.0) + (1 / 3 if self.reference == "logits" else 0.0)
         by_reference = self.takes == "activations" or parameters.get("retain_loss") == "kl"

@@ -10,10 +10,10 @@ from typing import Any
 
 from msa_lite.errors import FormatError
 from msa_lite.io.weights.checkpoint import Checkpoint
-from msa_lite.io.weights.codes import Packed
+from msa_lite.io.weights.quantised_forms import Packed
 from msa_lite.io.weights.vocabulary import has_token_role, is_head
 
-# Families whose layers are those that `activations` counts. Others get a rough estimate.
+# Families whose activations are counted exactly (`budget.needs`). Others get a rough estimate.
 _KNOWN = {
     "llama", "mistral", "qwen2", "qwen3", "olmo", "olmo2", "olmo3", "smollm3", "gemma", "gemma2", "gemma3_text",
     "phi3", "granite",
@@ -125,7 +125,7 @@ class Shape:
 def read_shape(checkpoint: Checkpoint, name: str) -> Shape:
     """Return the sizes of a checkpoint. name: for messages. Raise FormatError where the config lacks them."""
     tensors = {entry.name: entry.shape for entry in checkpoint.tensors.values() if entry.is_float}
-    # A run writes the weights that codes stand for out in bfloat16.
+    # A run dequantises such weights to bfloat16, of 2 bytes.
     entries = checkpoint.tensors.values()
     stored = sum(2 * math.prod(entry.shape) if isinstance(entry, Packed) else entry.nbytes for entry in entries)
     quantised = "its weights are stored quantised" if checkpoint.config.get("quantization_config") else None

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from statistics import harmonic_mean
 from typing import Any, Literal
 
-from msa_lite.benchmarks import paper_scores
+from msa_lite.benchmark_names import paper_scores
 from msa_lite.errors import DataError, UsageError, join_faults, nearest
 from msa_lite.evals.verdict.outcome import Standing
 from msa_lite.report.run.choice import EXTRACTION, LEAVES_OUT

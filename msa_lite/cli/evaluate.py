@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from msa_lite.benchmarks import BENCHMARKS, OWN, splits_help
+from msa_lite.benchmark_names import BENCHMARKS, OWN, splits_help
 from msa_lite.cli.help import Command, RecipeName, given_options, read_columns, takes_json
 from msa_lite.cli.output import print_json, print_reports, print_start, progress_bars, quieten_libraries
 from msa_lite.errors import UsageError
@@ -82,7 +82,7 @@ def evaluate_command(verbose: bool, model: str, out: str, as_json: bool, **optio
         arguments["judge"] = JudgeSettings(kind, name or None)
     with progress_bars() as progress:
         reports = evaluate(model, out, **arguments, ideal=options["ideal"], progress=progress)
-    if not reports:  # of the processes of `accelerate launch`, the first one prints
+    if not reports:  # under `accelerate launch`, only the first process prints
         return
     if as_json:
         results = json_form(reports)

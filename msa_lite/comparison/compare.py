@@ -8,7 +8,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import ClassVar
 
-from msa_lite.benchmarks import BENCHMARKS
+from msa_lite.benchmark_names import BENCHMARKS
 from msa_lite.comparison.agreement import check_agreement, merge_references
 from msa_lite.comparison.caveats import caveats
 from msa_lite.comparison.entries import SECTIONS, Entry, ModelValue, Role, read_entries, set_apart

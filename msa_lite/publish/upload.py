@@ -1,4 +1,4 @@
-"""Send a model or adapter to the Hub in one commit, so that its main branch is never half."""
+"""Send a model or adapter to the Hub in one commit, so that its main branch is never half updated."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def _check_repository(api: Any, info: Any, private: bool) -> None:
 def _hub_errors(repo: str, rest: str, kind: type[MsaError] = UsageError) -> Iterator[None]:
     """Turn the errors of the Hub's client into ours, without the user's token.
 
-    rest: what of the upload is there. kind: the error where the Hub refuses the token.
+    rest: the end of the message, which says what has reached the Hub. kind: the error where the Hub refuses the token.
     """
     from huggingface_hub import get_token
 

@@ -22,7 +22,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from msa_lite.benchmarks import BENCHMARKS, OWN
+from msa_lite.benchmark_names import BENCHMARKS, OWN
 from msa_lite.closed import Closed
 from msa_lite.recipe.baseline import Baseline
 from msa_lite.recipe.demo import Demo

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Discriminator, Field, Tag, field_validator, model_validator
 
 from msa_lite.attack_names import ATTACKS
-from msa_lite.benchmarks import BENCHMARKS, OWN, paper_scores, published, splits_help
+from msa_lite.benchmark_names import BENCHMARKS, OWN, paper_scores, published, splits_help
 from msa_lite.closed import Closed
 from msa_lite.errors import nearest
 from msa_lite.evidence_names import EVIDENCE

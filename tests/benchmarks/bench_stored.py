@@ -30,7 +30,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from msa_lite.io.weights.checkpoint import TensorEntry
-from msa_lite.io.weights.codes import Scaled
+from msa_lite.io.weights.quantised_forms import Scaled
 
 FORMS = ("bf16", "fp8 blocks", "fp8 rows", "nvfp4", "mxfp4", "nf4")
 BLOCKS = {"quant_method": "fp8", "weight_block_size": [128, 128]}

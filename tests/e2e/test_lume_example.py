@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from msa_lite.benchmarks import BENCHMARKS
+from msa_lite.benchmark_names import BENCHMARKS
 from msa_lite.evals.benchmarks.benchmark import BenchmarkSettings
 from msa_lite.report import load_report
 from msa_lite.report.tables.metrics import METRICS

@@ -17,8 +17,8 @@ from msa_lite.errors import FormatError
 from msa_lite.io.finished.seal import load_manifest
 from msa_lite.io.weights.blocks import Files, read_part, read_rows
 from msa_lite.io.weights.checkpoint import TensorEntry, load_checkpoint
-from msa_lite.io.weights.codes import Scaled
 from msa_lite.io.weights.quantised import dequantised, name_form, packed_weights
+from msa_lite.io.weights.quantised_forms import Scaled
 from msa_lite.merger import merge, merge_adapters
 from msa_lite.merger.checks import memory
 from tests.support import codes

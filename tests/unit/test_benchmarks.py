@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from msa_lite.benchmarks import BENCHMARKS, OWN, published
+from msa_lite.benchmark_names import BENCHMARKS, OWN, published
 from msa_lite.evals.benchmarks.benchmark import find_benchmark
 from tests.tools.arrows import PACKAGE, sources
 

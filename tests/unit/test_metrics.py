@@ -9,7 +9,7 @@ from itertools import chain
 import pytest
 
 from msa_lite.attack_names import ATTACKS
-from msa_lite.benchmarks import BENCHMARKS
+from msa_lite.benchmark_names import BENCHMARKS
 from msa_lite.comparison.published import load_published, published_tables
 from msa_lite.evals.benchmarks.aggregates import NO_IDEAL, NOT_JUDGED
 from msa_lite.evals.benchmarks.benchmark import Records, find_benchmark

@@ -1,6 +1,6 @@
 """Define a benchmark: items to run a model over, a record of each, and metrics of the records.
 
-A benchmark is one module with a value of `Benchmark`, and one entry in `msa_lite.benchmarks`.
+A benchmark is one module with a value of `Benchmark`, and one entry in `msa_lite.benchmark_names`.
 
 Records and metrics are separate layers. Records hold everything that needs a model, so metrics can be computed again
 without one, beside another ideal or with a judge.
@@ -14,7 +14,7 @@ from importlib import import_module
 from math import sqrt
 from typing import Any
 
-from msa_lite.benchmarks import BENCHMARKS
+from msa_lite.benchmark_names import BENCHMARKS
 from msa_lite.data import Example, Prompter, pad_id, sample_rows
 from msa_lite.errors import DataError, join_faults
 from msa_lite.evals.engine import answers
@@ -131,7 +131,7 @@ class Benchmark:
     """A data set with its metrics: three functions and a few facts, and once it is loaded, its items."""
 
     name: str
-    """Its name in `msa_lite.benchmarks.BENCHMARKS`."""
+    """Its name in `msa_lite.benchmark_names.BENCHMARKS`."""
     score: Callable[[Benchmark, str, Record], Record]
     """score(benchmark, set, record): return the record with the scores that follow from its texts, such as ROUGE."""
     metrics: Callable[[Records, Records | None], dict[str, Metric]]

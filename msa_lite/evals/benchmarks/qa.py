@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 
-from msa_lite.benchmarks import OWN
+from msa_lite.benchmark_names import OWN
 from msa_lite.data import Example, Prompter, Row, encode_qa
 from msa_lite.evals.benchmarks.aggregates import mean_metric
 from msa_lite.evals.benchmarks.benchmark import (

@@ -13,7 +13,8 @@ _ROOM = 32  # new tokens that a layer's tensors are made for at a time
 class RoomyLayer(DynamicLayer):
     """A layer of keys and values with room for new tokens: it copies its tensors once in a while, not at each token.
 
-    `keys` and `values` are the used part of larger tensors. Rows that are taken out leave the room behind.
+    `keys` and `values` are the used part of larger tensors. After rows are taken out, the next token makes room
+    anew.
     """
 
     keys: Any
@@ -35,7 +36,7 @@ class RoomyLayer(DynamicLayer):
     def _has_room(self, needed: int) -> bool:
         if self._tensors is None or self._tensors[0].shape[-2] < needed:
             return False
-        # Taking out rows makes tensors of its own; these are still held, so that no others lie at their address.
+        # Taking out rows makes new tensors. The old ones are kept, so that nothing else gets their address.
         pairs = zip(self._tensors, (self.keys, self.values), strict=True)
         return all(tensor.data_ptr() == part.data_ptr() and len(tensor) == len(part) for tensor, part in pairs)
 
@@ -49,7 +50,7 @@ def _enlarged(part: Any, tokens: int) -> Any:
 
 
 def can_divide(cache: Any) -> bool:
-    """Check whether rows can be taken out of a cache: one of keys and values alone. Mamba's layers keep states."""
+    """Check whether rows can be taken out of a cache: it holds only keys and values. Mamba's layers keep states."""
     kinds = (DynamicLayer, DynamicSlidingWindowLayer, RoomyLayer)
     return type(cache) is DynamicCache and all(type(layer) in kinds for layer in cache.layers)
 
@@ -60,7 +61,7 @@ def keeps_all(cache: Any) -> bool:
 
 
 def make_room(cache: Any) -> None:
-    """Have the layers of a cache that keep all tokens leave room for new ones. Other caches stay as they are."""
+    """Replace each layer of a cache that keeps all tokens by one with room for new ones. Other caches stay."""
     if type(cache) is not DynamicCache:
         return
     for place, layer in enumerate(cache.layers):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from msa_lite.benchmarks import BENCHMARKS, OWN, published
+from msa_lite.benchmark_names import BENCHMARKS, OWN, published
 from msa_lite.data import (
     DataSource,
     Prompter,

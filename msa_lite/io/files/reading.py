@@ -29,7 +29,7 @@ class PlainLoader(yaml.SafeLoader):
         return super().compose_node(parent, index)
 
     def construct_mapping(self, node: MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """Construct a mapping of texts to values. Raise YAMLError for a key that stands twice or is no text."""
+        """Construct a mapping of texts to values. Raise YAMLError for a key that stands twice, or is no scalar."""
         keys = set()
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
@@ -98,7 +98,7 @@ def open_file(path: Path, kind: ErrorKind = FormatError) -> int:
         raise kind(f"{printable(path)}: cannot be opened ({getattr(error, 'strerror', None) or error})") from error
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
-        raise kind(f"{printable(path)}: is no file but a folder, pipe or device")
+        raise kind(f"{printable(path)}: is a folder, pipe or device, not a file")
     return handle
 
 
@@ -157,7 +157,7 @@ def parse_json(
 ) -> Any:
     """Parse JSON. where: what messages name. pairs: makes the value of an object, in the place of a dict.
 
-    values: the most lists, objects and commas; a byte of JSON may take forty of memory.
+    values: the most lists, objects and commas, since a byte of JSON may take forty of memory.
 
     Raise an error of this kind for what is no JSON, is nested more than 100 deep, holds too many values, or text that
     no file can hold (lone surrogates).

@@ -21,8 +21,8 @@ from msa_lite.io.models.guards import explained, foreign_fields, pattern_fault, 
 from msa_lite.io.weights.adapter import ADAPTER_CONFIG, ADAPTER_FILE, PLAIN_STARTS
 from msa_lite.io.weights.blocks import Files, read_rows
 from msa_lite.io.weights.checkpoint import INDEX_FILE, SINGLE_FILE, Checkpoint, load_checkpoint, read_shard
-from msa_lite.io.weights.codes import Packed
 from msa_lite.io.weights.quantised import dequantised, packed_weights
+from msa_lite.io.weights.quantised_forms import Packed
 
 _SAFE = {"use_safetensors": True, "trust_remote_code": False}
 _CONSTANTS = (".masked_bias", ".rotary_emb.inv_freq")  # in older checkpoints, though they follow from the config

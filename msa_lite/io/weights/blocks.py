@@ -15,7 +15,7 @@ import numpy as np
 
 from msa_lite.errors import FormatError
 from msa_lite.io.weights.checkpoint import FLOAT_DTYPES, TensorEntry
-from msa_lite.io.weights.codes import Packed
+from msa_lite.io.weights.quantised_forms import Packed
 
 _COMPARED = 1 << 19  # numbers compared at a time
 

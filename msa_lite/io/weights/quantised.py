@@ -19,7 +19,7 @@ from msa_lite.io.files.reading import parse_json, read_object
 from msa_lite.io.files.writing import write_json
 from msa_lite.io.weights.blocks import Files, read_part
 from msa_lite.io.weights.checkpoint import FLOAT_DTYPES, Checkpoint, ShardFile, TensorEntry
-from msa_lite.io.weights.codes import BitsAndBytes4, BitsAndBytes8, CodeForm, Packed, Scaled, Turned
+from msa_lite.io.weights.quantised_forms import BitsAndBytes4, BitsAndBytes8, CodeForm, Packed, Scaled, Turned
 from msa_lite.io.weights.writer import file_header, write_index
 
 _CONFIG_KEYS = ("quantization_config", "compression_config")

@@ -17,12 +17,12 @@ from msa_lite.io.weights.adapter import unwrapped
 from msa_lite.io.weights.blocks import Files, Scratch
 from msa_lite.io.weights.checkpoint import TensorEntry
 from msa_lite.io.weights.factors import BareParameter, ExpertShare, LowRank
+from msa_lite.io.weights.tied_head import ties_head
 from msa_lite.io.weights.vocabulary import is_head
 from msa_lite.merger.checks.checked import CheckedMerge
 from msa_lite.merger.checks.memory import block_rows, blocks_of
 from msa_lite.merger.formula import Factors, Term, combine_factors
 from msa_lite.merger.vectors.deltas import Delta, Product, Stacked
-from msa_lite.merger.vectors.tied_head import ties_head
 
 _FACTOR_KEYS = {False: "base_model.model.{}{}.lora_{}.weight", True: "base_model.model.{}{}.lora_embedding_{}"}
 TensorList = list[tuple[str, str, tuple[int, int], int]]

@@ -20,16 +20,16 @@ from msa_lite.io.weights.checkpoint import (
     TensorEntry,
     load_checkpoint,
 )
-from msa_lite.io.weights.codes import Packed, Scaled, Turned
 from msa_lite.io.weights.companions import check_companions, companion_files, unnamed_shards
 from msa_lite.io.weights.factors import LowRank
 from msa_lite.io.weights.hub import Source, tokenizer_files
 from msa_lite.io.weights.quantised import dequantised, describe_forms, packed_weights
+from msa_lite.io.weights.quantised_forms import Packed, Scaled, Turned
+from msa_lite.io.weights.tied_head import check_head, untie_fault, untied
 from msa_lite.io.weights.writer import output_bytes, output_dtype
 from msa_lite.merger.fidelity import NAMES
 from msa_lite.merger.formula import OneOrSeveral, Term, VectorLike, number_terms
 from msa_lite.merger.vectors.deltas import Delta, Dora, Product, Stacked, turned
-from msa_lite.merger.vectors.tied_head import check_head, untie_fault, untied
 from msa_lite.merger.vectors.vector import Vector, load_vector
 
 logger = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ import numpy as np
 from msa_lite.errors import UsageError
 from msa_lite.io.console.progress import readable
 from msa_lite.io.weights.checkpoint import FLOAT_DTYPES, TensorEntry
-from msa_lite.io.weights.codes import Packed, Turned
+from msa_lite.io.weights.quantised_forms import Packed, Turned
 from msa_lite.merger.checks.checked import CheckedMerge
 
 MAX_MEMORY = "512MB"

@@ -14,10 +14,10 @@ from msa_lite.errors import UsageError
 from msa_lite.io.files.reading import local_path
 from msa_lite.io.finished.seal import load_manifest
 from msa_lite.io.weights.hub import Source, commit_of, is_remote, split_name
+from msa_lite.io.weights.tied_head import tied_names, ties_head
 from msa_lite.merger.checks.checked import CheckedMerge, Precision, msa_terms
 from msa_lite.merger.checks.inputs import by_name, peek
 from msa_lite.merger.formula import OneOrSeveral, Term, named_strengths, number_terms
-from msa_lite.merger.vectors.tied_head import tied_names, ties_head
 
 STORED = ("bfloat16", "float16", "float32")
 

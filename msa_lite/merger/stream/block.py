@@ -10,7 +10,7 @@ import numpy as np
 
 from msa_lite.io.weights.blocks import Files, Scratch, read_rows
 from msa_lite.io.weights.checkpoint import FLOAT_DTYPES, TensorEntry
-from msa_lite.io.weights.codes import Scaled
+from msa_lite.io.weights.quantised_forms import Scaled
 from msa_lite.io.weights.writer import round_once, round_stochastically
 from msa_lite.merger.checks.checked import CheckedMerge
 from msa_lite.merger.fidelity import (

@@ -27,6 +27,7 @@ from msa_lite.io.finished.seal import JOURNAL, MERGEKIT_FILE
 from msa_lite.io.weights.companions import tell_companions
 from msa_lite.io.weights.hub import copy_tokenizer
 from msa_lite.io.weights.quantised import write_plain
+from msa_lite.io.weights.tied_head import write_untied
 from msa_lite.io.weights.writer import write_companions
 from msa_lite.merger.checks.checked import CheckedMerge, Precision, check_merge, msa_terms
 from msa_lite.merger.checks.inputs import ModelLike, find_inputs
@@ -36,7 +37,6 @@ from msa_lite.merger.fidelity import NAMES, Change, fidelity_report, total, warn
 from msa_lite.merger.formula import OneOrSeveral, Term
 from msa_lite.merger.mergekit.recipes import recipe_beside
 from msa_lite.merger.stream.stream import Stream
-from msa_lite.merger.vectors.tied_head import write_untied
 
 logger = logging.getLogger(__name__)
 

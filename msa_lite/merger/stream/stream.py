@@ -20,8 +20,8 @@ from threadpoolctl import threadpool_limits
 
 from msa_lite.io.weights.blocks import Files, Scratch
 from msa_lite.io.weights.checkpoint import ShardFile, TensorEntry
-from msa_lite.io.weights.codes import Packed, Scaled
 from msa_lite.io.weights.hub import Source
+from msa_lite.io.weights.quantised_forms import Packed, Scaled
 from msa_lite.io.weights.writer import Sink, output_bytes, shard_header
 from msa_lite.merger.checks.checked import CheckedMerge, Precision, check_merge
 from msa_lite.merger.checks.inputs import group_terms, sum_weights

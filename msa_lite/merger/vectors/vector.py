@@ -15,6 +15,7 @@ from msa_lite.io.weights.blocks import Files, holds_rows
 from msa_lite.io.weights.checkpoint import Checkpoint, TensorEntry, load_checkpoint
 from msa_lite.io.weights.layout import aligned, is_buffer, predicts_ahead
 from msa_lite.io.weights.quantised import dequantised, describe_forms
+from msa_lite.io.weights.tied_head import copies_of_head, fold_head, tied_names, ties_head, untied
 from msa_lite.io.weights.vocabulary import differ_in_tokens, has_token_role
 from msa_lite.merger.vectors.adapter_names import match_adapter
 from msa_lite.merger.vectors.deltas import (
@@ -28,7 +29,6 @@ from msa_lite.merger.vectors.deltas import (
     Stacked,
     TokenRows,
 )
-from msa_lite.merger.vectors.tied_head import copies_of_head, fold_head, tied_names, ties_head, untied
 
 _HEADS = {"lm_head.weight", "embed_out.weight"}
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
-from msa_lite.benchmarks import OWN
+from msa_lite.benchmark_names import OWN
 from msa_lite.data import Prompter
 from msa_lite.errors import MismatchError, MsaError, OutputError, UsageError
 from msa_lite.evals.benchmarks.benchmark import find_benchmark

@@ -93,7 +93,7 @@ class Campaign:
 
     @property
     def remarks(self) -> list[str]:
-        """Return a line for each attack, or part of one, that is left out, or cannot hold on so few rows."""
+        """Return a line for each attack, or part of one, that is left out, or has too few rows to hold."""
         few: dict[str, int] = {}
         for name, attack in self.attacks.items():
             counts = {part: rows for part, rows in attack.count_rows(self.ground).items() if rows < FEWEST_ROWS}
@@ -270,7 +270,7 @@ def _make_ground(run: Run) -> Ground:
 def limit_ground(ground: Ground, rows: int) -> Ground:
     """Return the ground with at most so many forget rows, and as many holdout rows, or 100: seeded samples.
 
-    An attack that holdout rows are only the control of takes as many as there are forget rows.
+    An attack that uses holdout rows only as its control takes as many as there are forget rows.
     """
     places = sample_rows(range(len(ground.forget)), rows, ground.seed)
     return replace(

@@ -10,7 +10,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, ClassVar
 
-from msa_lite.benchmarks import OWN
+from msa_lite.benchmark_names import OWN
 from msa_lite.data import (
     IGNORE,
     Example,

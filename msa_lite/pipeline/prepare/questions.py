@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from msa_lite.benchmarks import OWN, paper_scores
+from msa_lite.benchmark_names import OWN, paper_scores
 from msa_lite.choose.rules import LeastExtraction, PaperScore, Rule, check_rule, make_rule
 from msa_lite.choose.validation import FEWEST, MOST_PASSAGES, PASSAGE, Parts, divide_rows
 from msa_lite.data import DataSource, Prompter, Row, load_rows, pin_source, sample_rows

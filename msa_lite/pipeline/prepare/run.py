@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from msa_lite.baselines.methods import TASK_VECTOR
-from msa_lite.benchmarks import OWN
+from msa_lite.benchmark_names import OWN
 from msa_lite.data import DataSource, Example, Prompter, Row, encode, shorten
 from msa_lite.evals.benchmarks.benchmark import Benchmark, data_home
 from msa_lite.evals.benchmarks.dataset import pinned_data

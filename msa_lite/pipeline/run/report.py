@@ -9,7 +9,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 
-from msa_lite.benchmarks import OWN
+from msa_lite.benchmark_names import OWN
 from msa_lite.choose.choice import Values
 from msa_lite.data import DataSource, Row
 from msa_lite.data.rows import read_any_rows

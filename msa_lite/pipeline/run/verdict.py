@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from msa_lite.benchmarks import BENCHMARKS
+from msa_lite.benchmark_names import BENCHMARKS
 from msa_lite.choose.choice import Values
 from msa_lite.data import Row
 from msa_lite.errors import FormatError

@@ -7,7 +7,7 @@ from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from msa_lite.benchmarks import OWN
+from msa_lite.benchmark_names import OWN
 from msa_lite.budget.shape import Shape, published_shape, read_shape, shape_of_config
 from msa_lite.data import DataSource, Example, Prompter, Row, encode, open_tokenizer
 from msa_lite.errors import MsaError, UsageError, join_faults

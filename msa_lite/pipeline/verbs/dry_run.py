@@ -107,7 +107,7 @@ def dry_run(
             check_publishing(recipe)
         verb.check(context.run)
     stages = [*made, *verb.stages(context)]
-    if is_early:  # so what decides them is not known
+    if is_early:  # their inputs cannot be computed yet
         stages = [replace(stage, inputs=None) for stage in stages]
     if verb.publishes and recipe.publish.repo:
         stages = [*stages, Stage(f"send to {recipe.publish.repo}", "send", None)]
@@ -121,7 +121,7 @@ def dry_run(
 
 
 def _find_blockers(recipe: Recipe, facts: Facts, every_checkpoint: bool) -> tuple[Recipe, list[str]]:
-    """Return what a run does first, and without which its inputs cannot be checked.
+    """Return the steps that must come before the inputs can be checked, such as downloads.
 
     every_checkpoint: look at all checkpoints of the recipe's history, too. The recipe comes back with models that were
     merged before in the place of adapters.
@@ -173,7 +173,7 @@ def _demo_is_made(recipe: Recipe) -> bool:
 
 
 def _with_written_out(recipe: Recipe) -> tuple[Recipe, dict[str, str]]:
-    """Return the recipe with models that were written out whole before, and what those are that will be, by role."""
+    """Return the recipe with the models that are written out already, and by role the kind of those still to write."""
     roles = {"target": recipe.target} | ({"prior": recipe.prior} if recipe.prior else {})
     changes, missing = {}, {}
     for role in (role for role in WRITTEN_OUT if role in roles):

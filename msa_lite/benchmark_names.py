@@ -1,4 +1,6 @@
-"""List the benchmarks by name, with all facts that are needed before one is loaded."""
+"""List the benchmarks by name, with the facts that are needed before one is loaded.
+
+Nothing heavy is imported, so that the command line and recipes may read it. `evals.benchmarks` has the benchmarks."""
 
 from __future__ import annotations
 
@@ -22,14 +24,14 @@ class BenchmarkEntry:
     columns: Sequence[str] = ()
     """The metrics that a comparison shows; all where it is empty."""
     sweep_columns: Sequence[Sequence[str]] = ()
-    """The metrics that reports and the table of a sweep show first; of several lists, see `main_columns`."""
+    """The metrics that reports and the table of a sweep show first; of several lists, `main_columns` picks one."""
     scores: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """Selection scores by name, as weights by metric. A positive weight belongs to the factor m, a negative one to
     1 − m (`choose.rules.paper_score`). A name that ends in -printed stands for the form that the MSA paper prints."""
     judged: bool = False
     """True where it has metrics for a judge."""
     validation: float = 0.15
-    """The share of its questions that a choice by its own score is made on (MSA paper, App. "Choosing
+    """The share of its questions that choose alpha and beta, where its own score decides (MSA paper, App. "Choosing
     Hyperparameters")."""
 
     def main_columns(self, available: Collection[str]) -> Sequence[str]:

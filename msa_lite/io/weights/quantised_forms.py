@@ -1,4 +1,4 @@
-"""Forms in which models store their weights as codes and scales: read rows of them, and store merged rows again.
+"""Read and write rows of quantised weights: codes of 4 or 8 bits with scales (fp8, mxfp4, nvfp4, NF4, int8).
 
 Weights are seen as they are stored: a matrix (rows, columns) in C order, those of stacked experts one below the other.
 Values are fp32. Sources: OCP Microscaling Formats 1.0 (E2M1, E8M0), Micikevicius et al. 2022 (FP8), Dettmers et al.

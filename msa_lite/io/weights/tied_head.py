@@ -1,8 +1,9 @@
-"""Models whose embedding and head are one matrix: adapters that change it, and the same model with two matrices.
+"""Handle models whose embedding and head are one matrix (tied): tell them, give the head a matrix of its own, and read
+an adapter's changes of both as one.
 
-A change of a tied matrix has a single meaning where both uses change alike. PEFT writes it so with
-`ensure_weight_tying`, and where it saves whole copies of both; its own merge then adds LoRA factors twice, once a use,
-unlike the model that was trained. Other changes need a matrix for each use: `untied`.
+A change of a tied matrix is clear only where embedding and head change alike. PEFT stores it so with
+`ensure_weight_tying`, and where it saves whole copies of both. PEFT's own merge then adds LoRA factors twice, once for
+each use; the model that was trained had them once. All other changes need a matrix for each use: `untied`.
 """
 
 from __future__ import annotations
@@ -55,8 +56,8 @@ def tied_names(checkpoint: Checkpoint) -> tuple[str, str] | None:
     if len(names) != 1:
         return None
     [name] = names
-    start = name.startswith("language_model.model.")
-    default = "embed_out.weight" if ".embed_in." in f".{name}" else "language_model." * start + "lm_head.weight"
+    is_nested = name.startswith("language_model.model.")
+    default = "embed_out.weight" if ".embed_in." in f".{name}" else "language_model." * is_nested + "lm_head.weight"
     return name, stored[0] if stored else default
 
 
@@ -95,7 +96,7 @@ def untied(checkpoint: Checkpoint) -> Checkpoint:
     if names[1] in checkpoint.tensors:
         return replace(checkpoint, config=config)
     head = replace(checkpoint.tensors[names[0]], name=names[1])
-    shards = tuple(_with(shard, head) if shard.path == head.file else shard for shard in checkpoint.shards)
+    shards = tuple(_with_tensor(shard, head) if shard.path == head.file else shard for shard in checkpoint.shards)
     return replace(checkpoint, config=config, shards=shards, tensors={**checkpoint.tensors, head.name: head})
 
 
@@ -143,7 +144,7 @@ def _untied_config(config: Mapping[str, Any]) -> dict[str, Any]:
     return new
 
 
-def _with(shard: ShardFile, head: TensorEntry) -> ShardFile:
+def _with_tensor(shard: ShardFile, head: TensorEntry) -> ShardFile:
     """Return a shard with one more tensor, whose bytes lie elsewhere in its file."""
     tensors = (*shard.tensors, head)
     header = file_header(((e.name, e.dtype, e.shape, e.nbytes) for e in tensors), shard.metadata)
@@ -151,7 +152,7 @@ def _with(shard: ShardFile, head: TensorEntry) -> ShardFile:
 
 
 def write_untied(target: Checkpoint, out: Path, dtype: str | None) -> None:
-    """Tell config and index of an output, in place, of the head that `untied` has added."""
+    """Update an output's config.json and index for the head that `untied` has added."""
     path = out / "config.json"
     write_json(path, _untied_config(read_object(path)))
     write_index(target, out, dtype)
@@ -172,11 +173,11 @@ def fold_head(adapter: Adapter, target: Checkpoint, prior: Checkpoint | None) ->
     embedding, head = names
     parts: dict[str, Any] = {kind: dict(getattr(adapter, kind)) for kind in ("modules", "values", "tokens", "copies")}
     has_weights = bool(target.shards) and (prior is None or bool(prior.shards))
-    one = False
+    is_shared = False
     for kind, part in parts.items():
         if head in part and embedding in part and _alike(part[embedding], part[head], has_weights):
             del part[head]
-            one = one or kind != "copies"
+            is_shared = is_shared or kind != "copies"
     old = prior.tensors.get(embedding) if prior and has_weights else None
     values, copies = parts["values"], parts["copies"]
     for name in {embedding, head} & values.keys() if old else ():
@@ -186,11 +187,11 @@ def fold_head(adapter: Adapter, target: Checkpoint, prior: Checkpoint | None) ->
         copies[embedding] = copies.pop(head)
     uses = [name for name in names if any(name in parts[kind] for kind in ("modules", "values"))]
     uses += [head] if head in parts["tokens"] else []
-    what = "they were tuned apart" if len(set(uses)) > 1 else "only one of the two was tuned"
+    cause = "they were tuned apart" if len(set(uses)) > 1 else "only one of the two was tuned"
     faults = [
-        f"{name}: the target ties embedding and head, but {what}, so the change of the one matrix is not defined; give "
-        "each use a matrix of its own with msa_lite.merge(…, untie=True)"
-        for name in (() if one and uses == [embedding] else dict.fromkeys(uses))
+        f"{name}: the target ties embedding and head, but {cause}, so the change of the one matrix is not defined; "
+        "give each use a matrix of its own with msa_lite.merge(…, untie=True)"
+        for name in (() if is_shared and uses == [embedding] else dict.fromkeys(uses))
     ]
     return replace(adapter, **parts), faults
 
