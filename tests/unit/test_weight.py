@@ -11,7 +11,7 @@ CEILING = {
     "lines of the package": 34_512,
     "modules": 307,
     "lines of the tests": 45_652,
-    "words of the docs": 49_836,
+    "words of the docs": 49_645,
     "commands": 24,
     "options": 108,
     "keys of a recipe": 85,
