@@ -125,10 +125,11 @@ def drawing() -> str:
     for room in (room for room in order if room.strip("_") == room):
         lines.append(f"| `{room}` | {purpose(room)} | {', '.join(sorted(graph[room])) or '–'} |")
     for room in FOLDERED:
-        graph = folder_graph(room)
+        inner = folder_graph(room)
+        ordered = {folder: sorted(inner[folder]) for folder in sorted(inner)}  # so that the order is always the same
         lines += ["", f"Inside `{room}`:", "", "| folder | purpose | imports from |", "|---|---|---|"]
-        for folder in TopologicalSorter(graph).static_order():
-            lines.append(f"| `{folder}` | {purpose(f'{room}/{folder}')} | {', '.join(sorted(graph[folder])) or '–'} |")
+        for folder in TopologicalSorter(ordered).static_order():
+            lines.append(f"| `{folder}` | {purpose(f'{room}/{folder}')} | {', '.join(ordered[folder]) or '–'} |")
     return "\n".join(lines) + "\n"
 
 
