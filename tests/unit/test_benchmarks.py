@@ -18,7 +18,6 @@ ALLOWED = {
     "evals/benchmarks/tofu.py": "its own module",
     "evals/benchmarks/muse.py": "its own module",
     "evals/benchmarks/restor.py": "its own module",
-    "evals/judge/__init__.py": "what a judge is asked",
     "evals/judge/base.py": "the prompts of a file that each benchmark needs",
     "evals/judge/prompts.py": "what a judge is asked; manifests hold the hash of all prompts",
     "evals/judge/wording.py": "the words that a judge is asked in",
