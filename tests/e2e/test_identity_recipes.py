@@ -80,7 +80,7 @@ def identify(place: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict
 
     def choose(candidates: Any, validation: Any, *others: Any) -> Any:
         found["sweep"], found["points"] = candidates.inputs(validation), candidates.made_of
-        return SimpleNamespace(values={"alpha": 1.0, "beta": 0.5}, doubts=[])
+        return SimpleNamespace(values={"alpha": 1.0, "beta": 0.5}, doubts=[], candidates=[])
 
     for module, name, double in (
         (vectors, "run_fit", fit),

@@ -222,7 +222,7 @@ def test_a_point_that_breaks_is_recorded_and_never_chosen(
     markdown = (tmp_path / "run/sweep/table.md").read_text()
     assert markdown.count("| broken |") == 2
     assert "no numbers" in markdown
-    assert "alpha 1000, beta 0.001: " in markdown
+    assert "α = 1000, β = 0.001: " in markdown
 
 
 # Rules of choice, end to end

@@ -47,7 +47,7 @@ def test_a_model_that_changes_while_it_is_loaded_is_not_scored(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     (tmp_path / "rows.jsonl").write_text('{"question": "Where?", "answer": "There."}\n')
-    changing(monkeypatch, "msa_lite.evals.scores.records.load_model", model / name)
+    changing(monkeypatch, "msa_lite.evals.engine.models.load_model", model / name)
     with pytest.raises(StageError, match=rf"(?s)files changed.*{name}$"):
         evaluate(str(model), tmp_path / "out", OwnQuestions(DataSource(str(tmp_path / "rows.jsonl")), max_new_tokens=2))
     assert sorted(os.listdir(tmp_path)) == ["model", "rows.jsonl"]
