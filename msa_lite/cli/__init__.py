@@ -31,7 +31,7 @@ _SECTIONS = {
         "train": ("runs", "Train targets, ideals and histories in stages."),
     },
     "Check": {
-        "report": ("reports", "Write the report of a run: a page, Markdown and JSON."),
+        "report": ("reports", "Write the report of a run: a page and JSON."),
         "ask": ("ask", "Ask the models of a run a question, side by side."),
         "web": ("web", "Ask the models of a run in a page of the browser."),
         "attack": ("attack", "Attack a run's models: does it stay forgotten?"),

@@ -39,15 +39,18 @@ def code_lines(path: Path) -> int:
 
 
 def inner_arrows() -> Counter[str]:
-    """Return the imports of one module by another of the same room, by room."""
-    arrows: Counter[str] = Counter()
+    """Return the arrows inside each folder: pairs of its modules and folders of which one imports from the other."""
+    pairs: set[tuple[str, str, str]] = set()
     modules = {module_of(path).removesuffix(".__init__") for path in sources()}
     for path in sources():
-        own, room = module_of(path).removesuffix(".__init__"), f"msa_lite.{room_of(path)}"
+        own = module_of(path).removesuffix(".__init__").split(".")
         names = {name for _, name in imported_names(path.read_text(), module_of(path).rpartition(".")[0])}
-        homes = {name if name in modules else name.rpartition(".")[0] for name in names}
-        arrows[room_of(path)] += sum(home.startswith(f"{room}.") and home != own for home in homes & modules)
-    return arrows
+        homes = {name if name in modules else name.rpartition(".")[0] for name in names} & modules
+        for home in (home.split(".") for home in homes):
+            shared = next((at for at, pair in enumerate(zip(own, home, strict=False)) if len({*pair}) > 1), 99)
+            if shared < min(len(own), len(home)):
+                pairs.add((".".join(own[:shared]), own[shared], home[shared]))
+    return Counter(folder for folder, _, _ in pairs)
 
 
 @cache
@@ -80,15 +83,18 @@ def _source(key: str) -> str:
 
 
 def table() -> str:
-    """Return lines of code, files and inner arrows of each room, the largest first, and the totals."""
+    """Return lines of code, files and the most arrows in one folder of each room, the largest first, and the totals."""
     lines: Counter[str] = Counter()
     files: Counter[str] = Counter()
     for path in sources():
         lines[room_of(path)] += code_lines(path)
         files[room_of(path)] += 1
-    arrows = inner_arrows()
+    arrows: dict[str, int] = {}
+    for folder, count in inner_arrows().items():
+        room = folder.removeprefix("msa_lite").removeprefix(".").partition(".")[0]
+        arrows[room] = max(count, arrows.get(room, 0))
     rows = [f"{'room':<16}{'lines':>8}{'files':>8}{'arrows':>8}"]
-    rows += [f"{room:<16}{count:>8,}{files[room]:>8}{arrows[room]:>8}" for room, count in lines.most_common()]
+    rows += [f"{room:<16}{count:>8,}{files[room]:>8}{arrows.get(room, 0):>8}" for room, count in lines.most_common()]
     return "\n".join([*rows, "", *(f"{name:<24}{count:>8,}" for name, count in totals().items())])
 
 

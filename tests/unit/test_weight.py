@@ -10,7 +10,7 @@ from tests.tools.count import code_lines, inner_arrows, totals
 CEILING = {
     "lines of the package": 34_512,
     "modules": 307,
-    "lines of the tests": 45_652,
+    "lines of the tests": 45_659,
     "words of the docs": 49_644,
     "commands": 24,
     "options": 108,
@@ -30,7 +30,8 @@ def test_lines_of_code_are_without_blanks_comments_and_docstrings(tmp_path: Path
     assert code_lines(path) == 3
 
 
-def test_arrows_are_imports_inside_a_room() -> None:
+def test_a_folder_has_few_arrows_inside() -> None:
     arrows = inner_arrows()
-    assert arrows["pipeline"] > arrows["baselines"] > 0
-    assert arrows["errors"] == 0
+    many = {"msa_lite": 116, "msa_lite.train": 56}  # the rooms themselves have a table of their own
+    assert {folder: count for folder, count in arrows.items() if count > many.get(folder, 45)} == {}
+    assert arrows["msa_lite.pipeline.run"] > arrows["msa_lite.baselines"] > 0
