@@ -12,7 +12,6 @@ import subprocess
 import sys
 import termios
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -105,28 +104,6 @@ def test_a_predicted_time_is_one_number(seconds: float | None, text: str) -> Non
     assert about(seconds) == text
 
 
-def test_a_step_that_begins_ends_what_stopped_early_and_one_that_gets_more_to_do_goes_on(
-    display: Display, clock: Clock, capsys: pytest.CaptureFixture[str]
-) -> None:
-    announce(display, [Step("fit"), Step("choosing")])
-    display("fit", 0, 100)
-    display("fit", 40, 100)
-    display("judge", 0, 2)  # part of a step: not announced
-    display("choosing", 1, 1)
-    display("choosing", 1, 1)
-    display("choosing", 1, 3)
-    display("choosing", 3, 3)
-    assert lines(capsys) == [
-        "[1/2] fit: started",
-        "judge: started",
-        "[1/2] fit: ended at 40 of 100 in 0 s",
-        "judge: ended at 0 of 2 in 0 s",
-        "[2/2] choosing: done in 0 s",
-        "[2/2] choosing: started",
-        "[2/2] choosing: done in 0 s",
-    ]
-
-
 def test_a_callback_of_three_arguments_gets_no_note_and_no_steps() -> None:
     calls: list[tuple[str, int, int]] = []
     tell(lambda *call: calls.append(call), "fit", 1, 2, "loss 3")
@@ -150,24 +127,6 @@ def test_from_python_the_log_is_shown_and_the_logger_left_as_it_was(capsys: pyte
         "1 warning:",
         "- the target is unknown",
     ]
-
-
-def test_warnings_are_repeated_once_each_and_only_where_something_came_between(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    notices = Notices()
-    for text in ("one", "two", "one"):
-        notices.handle(logging.LogRecord("msa_lite", logging.WARNING, "", 0, text, (), None))
-    capsys.readouterr()
-    notices.repeat()
-    assert lines(capsys) == []
-    for text in ("one", "two", "one"):
-        notices.handle(logging.LogRecord("msa_lite", logging.WARNING, "", 0, text, (), None))
-    with closing(Display(notices)) as progress:
-        progress("merge", 1, 1)
-    capsys.readouterr()
-    notices.repeat()
-    assert lines(capsys) == ["2 warnings:", "- one", "- two"]
 
 
 SCRIPT = """

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,26 +10,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from msa_lite.data import Row, sample_rows
+from msa_lite.data import sample_rows
 from msa_lite.errors import DataError
 from msa_lite.evals.benchmarks.benchmark import Benchmark, BenchmarkSettings, Item, ItemSet
 from msa_lite.evals.benchmarks.muse import MUSE
-from msa_lite.evals.benchmarks.qa import QA, load_qa
-from msa_lite.evals.benchmarks.restor import RESTOR
+from msa_lite.evals.benchmarks.qa import QA
 from msa_lite.evals.engine.generate import Decoding
 from tests.support.benchmark_data import (
-    MEMBERSHIP,
-    MUSE_METRICS,
     ROWS,
     TABLES,
-    TOFU_METRICS,
     make_prompter,
     make_tofu,
     row,
     write_data,
 )
-
-PUBLISHED = Path(__file__).parents[3] / "shared" / "data" / "tofu"
 
 
 def make_qa(**groups: Sequence[int | str | None]) -> Benchmark:
@@ -45,19 +37,6 @@ def make_qa(**groups: Sequence[int | str | None]) -> Benchmark:
 
 def rows(benchmark: Benchmark, name: str) -> list[int]:
     return [item.index for item in benchmark.sets[name].items]
-
-
-def write_restor(folder: Path) -> Path:
-    """Three people with three facts each, one of them described by a document."""
-    (folder / "wikidata" / "v0").mkdir(parents=True)
-    facts = {
-        who: {f"P{i}": {"question": f"What is {i} of {who}?", "answers": ["one"]} for i in range(3)}
-        for who in ("Ann", "Bob", "Cyd")
-    }
-    (folder / "facts.json").write_text(json.dumps({"dset": facts, "context": {}}))
-    (folder / "entities.json").write_text(json.dumps([*facts]))
-    (folder / "wikidata" / "v0" / "mix_a0.json").write_text(json.dumps([{"text": "Ann is here."}]))
-    return folder
 
 
 group_lists = st.lists(st.none() | st.integers(0, 4) | st.sampled_from("ab"), min_size=2, max_size=30)
@@ -109,39 +88,10 @@ def test_rows_that_ask_the_same_question_stay_together() -> None:
         assert rows(validation, "retain") == sample_rows(rows(whole, "retain"), 3, seed)
 
 
-def test_one_question_asked_many_times_cannot_be_divided() -> None:
-    items = [Item(i, {"question": "Where is it?", "answer": f"{i}"}) for i in range(5)]
-    whole = replace(make_qa(), sets={"forget": ItemSet(items)})
-    with pytest.raises(DataError, match="forget: 1 question cannot be divided"):
-        whole.divide(0.15, 0)
-
-
 def test_a_sample_of_tofus_questions_keeps_their_authors(tmp_path: Path) -> None:
     tables = TABLES | {"forget01_perturbed": [row(i, 1) for i in range(60)]}
     sampled = make_tofu(tmp_path, tables, limit=30)
     assert {(item.index // 20, item.group) for item in sampled.sets["forget"].items} == {(0, 0), (1, 1), (2, 2)}
-
-
-@pytest.mark.skipif(not PUBLISHED.is_dir(), reason="the published questions are not on this machine")
-@pytest.mark.parametrize("name", ["forget01_perturbed", "forget05_perturbed", "forget10_perturbed", "retain_perturbed"])
-def test_twenty_questions_in_a_row_are_about_one_author(name: str) -> None:
-    table = [json.loads(line) for line in (PUBLISHED / f"{name}.json").read_text().splitlines()]
-
-    def most_named(start: int) -> int:
-        """In how many of 20 rows the word stands, of those with a capital, that stands in most of them."""
-        found = Counter[str]()
-        for item in table[start : start + 20]:
-            words = f"{item['question']} {item['answer']}".replace("'", " ").split()
-            found.update({word.strip('.,?!"') for word in words if word[0].isupper()} - COMMON)
-        return found.most_common(1)[0][1]
-
-    starts = range(0, len(table), 20)
-    assert sum(most_named(start) >= 18 for start in starts) >= 0.9 * len(starts)
-    # Half an author further on, two share the rows.
-    assert sum(most_named(start + 10) >= 18 for start in starts[:-1]) <= 0.1 * len(starts)
-
-
-COMMON = {"What", "How", "Has", "Can", "The", "Is", "Does", "In", "Which", "Are", "Yes", "While", "Who", "Did", "His"}
 
 
 def test_muse_says_how_coarse_its_aucs_are(tmp_path: Path) -> None:
@@ -164,19 +114,6 @@ def test_an_auc_rests_on_the_holdout_set_where_there_is_one(tmp_path: Path) -> N
     alone = replace(tofu, sets={name: part for name, part in tofu.sets.items() if name != "holdout"})
     assert alone.resolution(["min_k"]) is None
     assert make_qa(forget=[None], holdout=[None]).resolution(["min_k"]) is None
-
-
-def test_metrics_are_known_by_name_before_any_model_is_scored(tmp_path: Path) -> None:
-    assert {*make_tofu(tmp_path / "tofu").metric_names()} == TOFU_METRICS | MEMBERSHIP
-    assert {
-        *MUSE.load(make_prompter(), BenchmarkSettings(write_data(tmp_path / "muse"))).metric_names()
-    } == MUSE_METRICS
-    restor = RESTOR.load(make_prompter(), BenchmarkSettings(write_restor(tmp_path / "restor")))
-    assert restor.metric_names() == ["accuracy", "accuracy_corrupted", "accuracy_other"]
-    rows = {"forget": [Row(0, text="It is over there.")], "retain": [Row(0, "Where is it?", "There.")]}
-    names = load_qa(rows, make_prompter()).metric_names()
-    assert "rouge_l_r" in names
-    assert "rouge_l_f" not in names
 
 
 def test_a_set_too_small_to_be_divided_is_an_error() -> None:

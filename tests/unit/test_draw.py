@@ -106,15 +106,6 @@ def test_samples_beyond_the_cache_are_drawn_in_several_batches() -> None:
     assert texts == drawn(model, PROMPTS[:1], 10)
 
 
-def test_a_batch_too_large_for_the_memory_is_halved() -> None:
-    model = wide_model("llama")
-    wanted = drawn(model, PROMPTS[:3])
-    with Crowded(model, 2 * max(map(len, PROMPTS))):
-        assert drawn(model, PROMPTS[:3]) == wanted
-    with Crowded(model, 5), pytest.raises(StageError, match="out of memory with a single prompt"):
-        drawn(model)
-
-
 def test_outputs_that_are_no_numbers_are_no_answers() -> None:
     with pytest.raises(StageError, match="no numbers \\(NaN\\)"):
         drawn(broken_model("head"))

@@ -56,11 +56,6 @@ def test_a_broken_epoch_is_never_kept_and_ends_the_training(tmp_path: Path, monk
     assert told == ["epoch 3 is broken (0 is left of the target's probability_r and rouge_l_r); training ends there"]
 
 
-def test_of_equal_epochs_the_first_is_kept(tmp_path: Path) -> None:
-    scores, say = scored(tmp_path, (0.6, 0.9), (0.4, 0.9), (0.4, 0.9), (0.4, 0.9)), best(tmp_path)
-    assert [say(None, epoch, scores).epochs for epoch in (2, 3, 4)] == [frozenset([2])] * 3
-
-
 @pytest.mark.parametrize("first", [1, 2])
 def test_a_first_epoch_that_is_broken_is_all_there_is(first: int, tmp_path: Path) -> None:
     """Epochs before the `first` are no candidates."""

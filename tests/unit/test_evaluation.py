@@ -18,7 +18,6 @@ from msa_lite.evals.benchmarks.benchmark import Benchmark
 from msa_lite.evals.benchmarks.qa import load_qa
 from msa_lite.evals.engine import answers
 from msa_lite.evals.judge.base import JudgeSettings
-from msa_lite.evals.scores import evaluation
 from msa_lite.evals.scores.evaluation import evaluate_benchmark
 from msa_lite.evals.scores.records import ANSWERS_FILE, read_records
 from msa_lite.io.finished.seal import verify_folder
@@ -121,14 +120,6 @@ def test_another_ideal_does_not_run_the_model_again(tofu: Benchmark, models: Mod
     assert evaluated(target, tofu, out, ideal=ideal) == (beside, [])
 
 
-def test_other_questions_are_asked(tofu: Benchmark, models: Models, tmp_path: Path) -> None:
-    evaluated(models[0], tofu, tmp_path / "out")
-    shorter = shortened(tofu, 3)
-    report, labels = evaluated(models[0], shorter, tmp_path / "out")
-    assert labels == ["scores"]
-    assert evaluated(models[0], shorter, tmp_path / "fresh")[0] == report
-
-
 @pytest.fixture
 def qa() -> Benchmark:
     rows = [Row(i, f"Where is {i}?", f"It is over there at {i}.") for i in range(2)]
@@ -150,29 +141,6 @@ def test_scores_by_another_rule_for_right_answers_are_made_anew(
     assert report.metrics["accuracy_f"].value == 0.0
     with pytest.raises(MismatchError, match="its answer_rule are not those of this evaluation"):
         evaluated(models[0], qa, tmp_path / "beside", ideal=tmp_path / "earlier")
-
-
-@pytest.fixture
-def warnings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What evaluations warned of; not by caplog, since a command that ran before keeps the log to itself."""
-    told: list[str] = []
-    monkeypatch.setattr(evaluation.logger, "warning", lambda text, *values: told.append(text % values))
-    return told
-
-
-def test_replacing_scores_of_another_model_is_warned_of(
-    tofu: Benchmark, models: Models, tmp_path: Path, judge: JudgeServer, warnings: list[str]
-) -> None:
-    judge.reply = lambda body: "Z"
-    out = tmp_path / "out"
-    before, _ = evaluated(models[0], tofu, out)
-    same, _ = evaluated(models[0], tofu, out, ideal="itself", judge=settings(judge))
-    assert same.metrics["forget_quality"].value == 1
-    assert warnings == []
-    after, labels = evaluated(models[1], tofu, out)
-    assert labels == ["scores"]
-    assert after.metrics["probability_f"] != before.metrics["probability_f"]
-    assert warnings == [f"{out}: holds scores of another model, or on other questions, and is made anew"]
 
 
 def test_an_adapter_on_a_model_that_has_changed_is_run_again(tofu: Benchmark, models: Models, tmp_path: Path) -> None:

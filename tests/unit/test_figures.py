@@ -22,10 +22,6 @@ CASES: dict[str, tuple[Forgotten, Kept | None, str]] = {
         replace(FORGOTTEN, control="holdout", control_rows=40), KEPT,
         f"{START} (before: 48; of 40 questions that it never saw, it answered 3). {KEEPS}",
     ),
-    "fewer rows of the prior": (
-        replace(FORGOTTEN, control="prior", control_rows=32), KEPT,
-        f"{START} (before: 48; the model from before it learnt them: 0 of 32). {KEEPS}",
-    ),
     "nothing to keep": (
         replace(FORGOTTEN, control=None), None, f"{START} (before: 48). Nothing shows what it has lost of the rest.",
     ),
@@ -33,11 +29,6 @@ CASES: dict[str, tuple[Forgotten, Kept | None, str]] = {
         replace(FORGOTTEN, control=None, recited={"target": 48, "unlearned": 48}, changed=0), KEPT,
         "It still answers 48 of the 48 questions it was to forget (before: 48). Nothing has changed: its output is the "
         f"same as before on each of them. {KEEPS}",
-    ),
-    "texts": (
-        replace(FORGOTTEN, unit="texts"), replace(KEPT, unit="texts"),
-        "It still knows by heart 2 of the 48 texts it was to forget (before: 48; a model that was never trained on "
-        "them: 1). Of 120 texts it was to keep, it knew by heart 118 before and 115 now.",
     ),
     "a share of passages and answers": (
         replace(FORGOTTEN, unit="passages"), replace(KEPT, recited={}),

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
-import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,6 @@ from msa_lite.data import Example, Prompter, Row, Template
 from msa_lite.evals.benchmarks.qa import load_qa
 from msa_lite.evals.engine import models
 from msa_lite.evals.engine.models import Runner
-from msa_lite.io.finished.seal import load_manifest
 from msa_lite.io.models.heads import autocast
 from msa_lite.io.weights.hub import fetch
 from msa_lite.report import load_report
@@ -34,18 +32,12 @@ from tests.support.fits import (
     ROWS,
     SETTINGS,
     CrossEntropy,
-    Kill,
-    Killed,
     Noted,
-    Watch,
     assert_close,
     compute_in_bf16,
-    epochs_in,
     fit,
-    keeping,
     out_of_memory,
     ragged_rows,
-    steps_of,
     weights,
 )
 from tests.support.models import tiny_tokenizer
@@ -189,64 +181,7 @@ def test_in_half_precision_an_epoch_is_scored_as_its_weights_are_later(
         assert inside[name] != pytest.approx(outside[name], rel=1e-6)  # or it was not scored in bf16
 
 
-def test_an_objective_gets_the_model_where_it_is_trained(
-    prior: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What it takes of the model, a copy for instance, would otherwise stay behind on the CPU."""
-    from transformers import Trainer
-
-    told: list[str] = []
-    move = Trainer._move_model_to_device
-
-    def moved(self: Any, model: Any, device: Any) -> None:
-        told.append("placed")
-        move(self, model, device)
-
-    monkeypatch.setattr(Trainer, "_move_model_to_device", moved)
-    objective = CrossEntropy()
-    prepare = objective.prepare
-
-    def prepared(model: Any) -> None:
-        told.append("prepared")
-        prepare(model)
-
-    monkeypatch.setattr(objective, "prepare", prepared)
-    fit(prior, tmp_path / "v", replace(SETTINGS, epochs=1), objective=objective)
-    assert told[:2] == ["placed", "prepared"]
-
-
 # When memory runs out
-
-
-def test_a_smaller_micro_batch_goes_on_from_the_last_save(prior: Path, tmp_path: Path) -> None:
-    plan = keeping([1], [1, 2], [1, 2, 3])
-    wanted = fit(prior, tmp_path / "wanted", objective=CrossEntropy(), after_epoch=Watch(plan))
-    watch, objective = Watch(plan), CrossEntropy(before=out_of_memory(1, 2))
-    folder = fit(prior, tmp_path / "v", objective=objective, after_epoch=watch)
-    assert watch.calls == [1, 1, 1, 2, 3]  # asked again after the save of epoch 1, with checkpointing and with two rows
-    assert [(epoch, micro) for _, epoch, micro in objective.steps] == [(0, 4)] * 2 + [(1, 2)] * 2 + [(2, 2)] * 2
-    manifest = load_manifest(folder)
-    assert manifest is not None
-    assert manifest["micro_batch_size"] == 2
-    assert steps_of(folder) == [1, 2, 3, 4, 5, 6]
-    assert epochs_in(folder) == epochs_in(wanted)
-    for name, tolerance in (("epoch-1", 0.0), ("epoch-2", 1e-4), ("epoch-3", 1e-4)):
-        assert_close(weights(folder / name), weights(wanted / name), tolerance)
-
-
-def test_a_run_that_was_stopped_keeps_the_micro_batch_that_fitted(prior: Path, tmp_path: Path) -> None:
-    plan = keeping([1], [2], [3])
-
-    def stop(rows: Sequence[int], epoch: int, micro: int) -> None:
-        out_of_memory(0, 1)(rows, epoch, micro)
-        Kill((2,))(epoch)
-
-    with pytest.raises(Killed):
-        fit(prior, tmp_path / "v", objective=CrossEntropy(before=stop), after_epoch=Watch(plan))
-    objective = CrossEntropy(before=out_of_memory(0, 1))
-    folder = fit(prior, tmp_path / "v", objective=objective, after_epoch=Watch(plan))
-    assert [(epoch, micro) for _, epoch, micro in objective.steps] == [(2, 1), (2, 1)]
-    assert steps_of(folder) == [1, 2, 3, 4, 5, 6]
 
 
 @pytest.mark.parametrize("mode", ["lora", "full"])
@@ -265,37 +200,3 @@ def test_in_half_precision_no_model_outlives_its_fit(
         gc.enable()
     # Three starts a fit: four rows are too many, with checkpointing too. An adapter's model is loaded once.
     assert objective.alive == ([0, 1, 1] if mode == "lora" else [0] * 3) * 2
-
-
-@pytest.mark.parametrize("full", [False, True], ids=["lora", "full"])
-def test_the_model_that_did_not_fit_is_let_go(full: bool, prior: Path, tmp_path: Path) -> None:
-    """Two of them would need twice the memory, where there is not enough for one."""
-    made = BaselineObjective(
-        "undial", settings_grid("undial", {"retain_weight": 1.0})[0], ROWS, RETAIN, PAD, 0, full=full
-    )
-    old: list[Any] = []
-    alive: list[int] = []
-    step, prepare = made.step, made.prepare
-
-    def short(model: Any, rows: Any, epoch: int, micro: int, backward: Any) -> Any:
-        if not old:
-            old.extend(weakref.ref(m) for m in (made._model, made._frozen) if m is not None)
-        out_of_memory(0, 2)(rows, epoch, micro)
-        return step(model, rows, epoch, micro, backward)
-
-    def watched(model: Any) -> None:
-        alive.append(sum(ref() is not None for ref in old))
-        prepare(model)
-
-    made.step, made.prepare = short, watched  # type: ignore[method-assign]
-    gc.disable()  # it would come by chance
-    try:
-        fit(prior, tmp_path / "v", replace(SETTINGS, mode="full" if full else "lora", epochs=1), objective=made)
-    finally:
-        gc.enable()
-    assert len(old) == 1 + full
-    assert alive == ([0, 0, 0] if full else [0, 1, 1])  # an adapter's model is used again
-    del made.step, made.prepare
-    gc.collect()
-    assert made._model is None
-    assert made._frozen is None

@@ -160,37 +160,6 @@ def test_a_fit_that_breaks_is_made_again_at_a_lower_rate(prior: Path, target: Pa
 
 
 @pytest.fixture(scope="module")
-def whole(prior: Path, target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What a fit of five epochs makes that nothing stops."""
-    return fit(prior, tmp_path_factory.mktemp("whole") / "v", replace(SETTINGS, epochs=5), until=until(target))
-
-
-@pytest.mark.parametrize(("step", "seconds"), [(1, -1.0), (7, -1.0), (5, 1e9)])
-def test_a_fit_that_was_stopped_goes_on_to_the_same_bytes(
-    step: int, seconds: float, whole: Path, prior: Path, target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """seconds: between saves; there is one after every epoch, or none."""
-    monkeypatch.setattr(loop, "SAVE_SECONDS", seconds)
-    loaded: list[Path] = []
-
-    def load() -> Any:
-        loaded.append(target)
-        return loads(target)
-
-    rule, settings = Until(fetch(str(target)), load), replace(SETTINGS, epochs=5)
-    with pytest.raises(Killed):
-        fit(prior, tmp_path / "cut", settings, until=rule, progress=kill_at(step))
-    saves = list((tmp_path / "cut.partial/try-1/checkpoints").glob("checkpoint-*"))
-    assert bool(saves) == (seconds < 0 and step > 2)
-    steps: list[int] = []
-    resumed = fit(prior, tmp_path / "cut", settings, until=rule, progress=lambda label, done, total: steps.append(done))
-    assert steps[0] == (2 * ((step - 1) // 2) + 1 if seconds < 0 else 1)
-    assert len(loaded) == 1  # a rerun does not measure the target again
-    for name in ("adapter_model.safetensors", "train_log.jsonl", "course.json"):
-        assert hash_file(whole / name) == hash_file(resumed / name)
-
-
-@pytest.fixture(scope="module")
 def twice(prior: Path, target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What a fit makes that learns too little at first and is made again."""
     folder = fit(prior, tmp_path_factory.mktemp("twice") / "v", AGAIN, until=until(target, tries=2))
@@ -198,19 +167,47 @@ def twice(prior: Path, target: Path, tmp_path_factory: pytest.TempPathFactory) -
     return folder
 
 
-@pytest.mark.parametrize("at", [("vector", 7), ("vector, try 2", 5), ("moved", 0)])
-def test_a_fit_that_was_stopped_between_or_in_tries_goes_on_to_the_same_bytes(
-    at: tuple[str, int], twice: Path, prior: Path, target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("label", "step", "seconds", "first"),
+    [
+        ("vector", 1, -1.0, 1),
+        ("vector", 7, -1.0, 7),
+        ("vector", 5, 1e9, 1),
+        ("vector, try 2", 5, -1.0, 5),
+        ("moved", 0, -1.0, None),
+    ],
+)
+def test_a_fit_that_was_stopped_goes_on_to_the_same_bytes(
+    label: str,
+    step: int,
+    seconds: float,
+    first: int | None,
+    twice: Path,
+    prior: Path,
+    target: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(loop, "SAVE_SECONDS", -1.0)
-    rule = until(target, tries=2)
-    patch = pytest.MonkeyPatch()
-    if at[0] == "moved":
-        patch.setattr("msa_lite.train.until.os.replace", _move_one())
-    with pytest.raises(Killed):
-        fit(prior, tmp_path / "cut", AGAIN, until=rule, progress=kill_at(at[1], at[0]))
-    patch.undo()
-    resumed = fit(prior, tmp_path / "cut", AGAIN, until=rule)
+    """seconds: between saves; there is one after every epoch, or none. first: the step that a rerun goes on with."""
+    monkeypatch.setattr(loop, "SAVE_SECONDS", seconds)
+    loaded: list[Path] = []
+
+    def load() -> Any:
+        loaded.append(target)
+        return loads(target)
+
+    rule = Until(fetch(str(target)), load, tries=2)
+    with monkeypatch.context() as patch:
+        if label == "moved":
+            patch.setattr("msa_lite.train.until.os.replace", _move_one())
+        with pytest.raises(Killed):
+            fit(prior, tmp_path / "cut", AGAIN, until=rule, progress=kill_at(step, label))
+    steps: list[tuple[str, int]] = []
+    resumed = fit(
+        prior, tmp_path / "cut", AGAIN, until=rule, progress=lambda label, done, total: steps.append((label, done))
+    )
+    assert first is None or steps[0] == (label, first)
+    assert len(loaded) == 1  # a rerun does not measure the target again
     for name in ("adapter_model.safetensors", "train_log.jsonl", "course.json", "manifest.json"):
         assert hash_file(twice / name) == hash_file(resumed / name)
 
@@ -229,17 +226,3 @@ def _move_one() -> Callable[..., None]:
         own(source, goal)
 
     return replace_one
-
-
-def test_a_vector_is_kept_while_the_rule_and_the_target_stay(prior: Path, target: Path, tmp_path: Path) -> None:
-    short = replace(SETTINGS, epochs=1)
-
-    def fitted(rule: Until) -> bool:
-        steps: list[int] = []
-        fit(prior, tmp_path / "v", short, until=rule, progress=lambda label, done, total: steps.append(done))
-        return bool(steps)
-
-    assert fitted(until(target))
-    assert not fitted(Until(fetch(str(target)), load=lambda: pytest.fail("measured again")))
-    assert fitted(until(prior))
-    assert fitted(until(prior, tries=2))

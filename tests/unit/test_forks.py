@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.processes import fork_cli, fork_script, run_cli
+from tests.support.processes import fork_script
 
 
 @pytest.mark.parametrize(
@@ -34,9 +34,3 @@ def test_a_child_has_its_own_arguments_folder_and_environment_and_torch_already(
     assert "ONE" not in os.environ
     full = fork_script("import pathlib; pathlib.Path('big').write_bytes(bytes(2000))", cwd=tmp_path, limit=1000)
     assert "File too large" in full.stderr
-
-
-@pytest.mark.parametrize("arguments", [["recipes", "list"], ["verify", "no/such/folder"]])
-def test_a_command_says_in_a_fork_what_it_says_in_a_new_process(arguments: list[str]) -> None:
-    forked, new = fork_cli(*arguments), run_cli(*arguments)
-    assert (forked.returncode, forked.stdout, forked.stderr) == (new.returncode, new.stdout, new.stderr)

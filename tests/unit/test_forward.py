@@ -86,34 +86,14 @@ def plain(model: Any, bundles: Sequence[Bundle], hidden: int | None = None) -> l
     ]
 
 
-def test_the_texts_below_are_what_they_are_meant_to_be() -> None:
-    merged = BUNDLES[10]
-    prompter = make_prompter(template=Template("Question: {question}\nAnswer: ", "{answer}"))
-    assert merged[0].ids[: len(prompter.prompt("Where is it?"))] != prompter.prompt("Where is it?")
-    scores = score(wide_model("llama"), BUNDLES)
-    assert [len(one.log_probs) for one in scores[4]] == [len(scores[4][0].log_probs), 0, len(scores[4][2].log_probs)]
-    # The end token of a question's answer is scored.
-    assert len(scores[2][0].log_probs) == sum(label != IGNORE for label in BUNDLES[2][0].labels)
-    assert BUNDLES[2][0].labels[-1] == 1
-    spread = [value for bundle in scores for one in bundle for value in one.log_probs]
-    assert np.std(spread) > 0.5  # not all alike, or the comparisons below would mean little
-
-
 @pytest.mark.parametrize("kind", [*KINDS, *SPECIAL])
-def test_scores_equal_a_plain_loop(kind: str) -> None:
+def test_scores_equal_a_plain_loop_in_any_batches_and_order(kind: str) -> None:
     model = wide_model(kind)
-    assert_equal(score(model, BUNDLES), plain(model, BUNDLES))
-
-
-@pytest.mark.parametrize("kind", [*KINDS, "gemma2", "mistral"])
-def test_batches_and_order_do_not_matter(kind: str) -> None:
-    model = wide_model(kind)
-    wanted = score(model, BUNDLES)
-    for budget in (1, 64):
+    wanted = plain(model, BUNDLES)
+    for budget in (1, 64, ALL):
         assert_equal(score(model, BUNDLES, budget), wanted)
     order = random.Random(0).sample(range(len(BUNDLES)), len(BUNDLES))
-    shuffled = score(model, [BUNDLES[i] for i in order], 200)
-    assert_equal(shuffled, [wanted[i] for i in order])
+    assert_equal(score(model, [BUNDLES[i] for i in order], 200), [wanted[i] for i in order])
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "mistral"])
@@ -125,13 +105,6 @@ def test_a_token_may_be_hidden_wherever_it_stands(kind: str) -> None:
         assert_equal(score(model, BUNDLES, budget, hidden), plain(model, BUNDLES, hidden))
     shown, unseen = (plain_scores(model, BUNDLES[1][0], token) for token in (None, hidden))
     assert np.abs(shown.log_probs - unseen.log_probs).max() > 0.01
-
-
-def test_a_hidden_first_token_leaves_its_position_with_nothing_to_see() -> None:
-    first = BUNDLES[0][0].ids[0]
-    found = score(wide_model("llama"), BUNDLES[:2], hidden=first)
-    assert all(np.isfinite(one.log_probs).all() for bundle in found for one in bundle)
-    assert_equal(found, plain(wide_model("llama"), BUNDLES[:2], first))
 
 
 def test_a_vocabulary_is_taken_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,11 +129,6 @@ def test_a_uniform_prediction_is_no_surprise_either_way() -> None:
         # Each of 300 tokens has log(1/300); none is above or below the mean.
         assert one.log_probs == pytest.approx(-np.log(VOCABULARY), abs=1e-5, rel=1e-5)
         assert one.z == pytest.approx(0, abs=1e-3)
-
-
-def test_min_k_pp_is_not_worked_out_where_nobody_asks() -> None:
-    batch = next(iter(score_bundles(Runner(wide_model("llama")), BUNDLES[:1])))
-    assert all(one.z is None for one in batch[0][1])
 
 
 @pytest.mark.parametrize(
@@ -217,20 +185,6 @@ def test_a_single_item_too_large_for_the_memory_is_said(budget: int) -> None:
         pytest.raises(StageError, match="out of memory with a single item of 3 texts"),
     ):
         score(wide_model("llama"), BUNDLES[:1], budget)
-
-
-def test_another_fault_of_the_model_is_not_taken_for_memory() -> None:
-    model = wide_model("llama")
-
-    def fail(*args: object) -> None:
-        raise RuntimeError("shapes differ")
-
-    hook = model.base_model.register_forward_pre_hook(fail)
-    try:
-        with pytest.raises(RuntimeError, match="shapes differ"):
-            score(model, BUNDLES)
-    finally:
-        hook.remove()
 
 
 @pytest.mark.parametrize("where", ["head", "embeddings"])

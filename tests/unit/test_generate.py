@@ -13,11 +13,9 @@ from msa_lite.errors import StageError
 from msa_lite.evals.engine.generate import Decoding, generate
 from msa_lite.evals.engine.models import Runner
 from tests.support.benchmark_data import make_prompter
-from tests.support.models import tiny_model
 from tests.support.plain import (
     KINDS,
     SPECIAL,
-    WIDE,
     WINDOW,
     Crowded,
     broken_model,
@@ -115,11 +113,6 @@ def test_a_known_beginning_goes_no_further_than_the_answer() -> None:
     assert answers(model, [full], known=[[5, 6]]) == [[""]]
 
 
-def test_rows_stay_where_the_model_keeps_states() -> None:
-    model = model_that_ends("lfm2")
-    assert answers(model) == plain(model)
-
-
 @pytest.mark.parametrize("kind", [*KINDS, *SPECIAL])
 def test_what_all_prompts_begin_with_makes_no_difference(kind: str) -> None:
     models = (wide_model(kind, seed) for seed in range(9))
@@ -129,14 +122,6 @@ def test_what_all_prompts_begin_with_makes_no_difference(kind: str) -> None:
         for budget in (1, ALL):
             assert answers(model, CHATS, budget=budget, hidden=hidden) == wanted
     assert answers(model, CHATS[:1] * 3) == [answers(model, CHATS[:1])[0]] * 3
-
-
-def test_an_answer_may_end_with_its_first_token() -> None:
-    model = copy.deepcopy(wide_model("llama"))
-    model.generation_config.eos_token_id = list(range(300))
-    with Crowded(model) as seen:
-        assert answers(model) == [[""]] * len(PROMPTS)
-    assert len(seen.shapes) == 1
 
 
 def test_the_end_token_of_the_tokenizer_ends_answers_too() -> None:
@@ -196,10 +181,6 @@ def test_answers_stop_at_the_end_of_the_window(kind: str) -> None:
     assert answers(model, [full, PROMPTS[0]]) == [[""], found[0]]
 
 
-def test_nothing_is_asked_of_a_model_without_prompts() -> None:
-    assert answers(wide_model("llama"), []) == []
-
-
 def test_a_batch_too_large_for_the_memory_is_halved() -> None:
     model = wide_model("llama")
     wanted = answers(model)
@@ -232,12 +213,6 @@ def test_samples_are_as_long_as_asked() -> None:
     with Crowded(model) as seen:
         answers(model, PROMPTS[:1], room)
     assert len(seen.shapes) == 6
-
-
-def test_samples_stay_within_the_window() -> None:
-    model = tiny_model("gpt2", n_positions=64, **WIDE).eval()
-    prompt = (PROMPTS[0] * 64)[:60]
-    assert len(answers(model, [prompt], Decoding(8, samples=2, max_length=200))[0]) == 2
 
 
 @pytest.mark.parametrize(("where", "prompts"), [("head", CHATS), ("embeddings", PROMPTS[:2])])

@@ -60,14 +60,6 @@ def test_the_table_of_evidence_has_positions_of_each_seed_and_a_mark_where_nothi
     assert cells[2:] == ["25 %"] * 3 + ["+0.50 (0.20), +0.50 (0.20)", "?, ?"]
 
 
-def test_the_same_scores_give_the_same_picture_and_other_ones_another(tmp_path: Path) -> None:
-    pictures = []
-    for at, scores in enumerate((stored(0, 1), stored(0, 1), stored(0))):
-        gives_away.save(gives_away.draw(scores), tmp_path / f"{at}.svg")
-        pictures.append((tmp_path / f"{at}.svg").read_bytes())
-    assert pictures[0] == pictures[1] != pictures[2]
-
-
 def test_what_reports_say_is_collected(tmp_path: Path) -> None:
     runs = {name: tmp_path / name for name in gives_away.METHODS}
     names = [*gives_away.MODELS]

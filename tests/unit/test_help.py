@@ -13,7 +13,6 @@ from msa_lite import cli
 from msa_lite.cli.help import Command
 
 OTHER_WORDS = ("directory", "directories", "base model", "oracle", "fuse", "config file", "retrain model", "delete set")
-SHARED = {"--json"}  # options that mean the same everywhere
 
 
 def walk() -> Iterator[tuple[str, click.Command, click.Context]]:
@@ -86,28 +85,12 @@ def test_every_command_prints_json(name: str) -> None:
     assert "--json" in {opt for one in options(name) for opt in one.opts}
 
 
-def test_force_means_one_thing() -> None:
-    texts = {one.help for name in COMMANDS for one in options(name) if "--force" in one.opts}
-    assert len(texts) == 1
-
-
 @pytest.mark.parametrize("name", COMMANDS)
 def test_one_word_stands_for_one_thing(name: str) -> None:
     command, context = COMMANDS[name]
     text = command.get_help(context).lower()
     assert [word for word in OTHER_WORDS if re.search(rf"\b{word}\b", text)] == []
     assert "DIR" not in command.get_usage(context)
-
-
-def test_an_option_that_commands_share_means_the_same_in_all() -> None:
-    texts: dict[str, set[str]] = {}
-    for name in COMMANDS:
-        for one in options(name):
-            for opt in SHARED & {*one.opts}:
-                texts.setdefault(opt, set()).add(
-                    str(one.help).split(".")[0].split(",")[0].removesuffix(" for each question")
-                )
-    assert {opt: len(found) for opt, found in texts.items()} == dict.fromkeys(SHARED, 1)
 
 
 def test_every_command_stands_in_one_section_of_the_first_help() -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +14,6 @@ from msa_lite.errors import RecipeError, UsageError
 from msa_lite.pipeline.verbs.lists import find_verb
 from msa_lite.recipe import dump_recipe, load_recipe
 from msa_lite.recipe.inputs import History, choose_prior
-from tests.support.processes import fork_cli
 
 OLMO = "allenai/OLMo-2-1124-7B"
 RECIPE: dict[str, Any] = {"target": "t", "forget": {"data": {"path": "f.jsonl"}}, "output": "runs/x"}
@@ -95,33 +92,9 @@ def test_an_exposure_in_tokens_beside_checkpoints_in_steps_is_refused(exposure: 
     assert load_recipe(RECIPE | {"history": with_tokens}).prior_checkpoint.startswith("EleutherAI/pythia-1b@step")
 
 
-def test_steps_are_a_plain_number() -> None:
-    lettered = [PYTHIA[0], {"checkpoint": "runs/a", "step": "2k"}]
-    with pytest.raises(
-        RecipeError, match=r"checkpoints\.1\.step: that is how tokens are written; a step is a plain number"
-    ):
-        load_recipe(RECIPE | {"history": {"checkpoints": lettered, "exposure": 1500}})
-    plain = load_recipe(RECIPE | {"history": {"checkpoints": PYTHIA, "exposure": 150_000_000_000}})
-    assert "the latest of 3 checkpoints from before the forget data came in at step 150000000000" in str(
-        plain.prior_reason
-    )
-    assert load_recipe(yaml.safe_load(dump_recipe(plain))) == plain
-
-
-def test_an_entry_that_stands_twice_counts_once() -> None:
-    assert (
-        "the only checkpoint"
-        in choose_prior(
-            History.model_validate({"checkpoints": [{"checkpoint": "a", "step": 5}] * 2, "exposure": 7})
-        ).why
-    )
-
-
 @pytest.mark.parametrize(
     ("checkpoints", "exposure", "says"),
     [
-        ([], 5, ["history.checkpoints: list should have at least 1 item"]),
-        ([{"checkpoint": "a", "step": 1}], [], ["history.exposure: list should have at least 1 item"]),
         (
             [
                 {"checkpoint": "a"},
@@ -189,19 +162,6 @@ def test_a_recipe_has_a_prior_or_a_history() -> None:
     assert (given_prior.prior_checkpoint, given_prior.prior_reason) == ("p", None)
 
 
-def test_a_history_is_written_out_checked_and_described_as_the_rest_of_the_recipe(tmp_path: Path) -> None:
+def test_a_history_survives_being_written_out() -> None:
     recipe = load_recipe(RECIPE | {"history": HISTORY})
     assert load_recipe(yaml.safe_load(dump_recipe(recipe))) == recipe
-    path = tmp_path / "recipe.yaml"
-    path.write_text(yaml.safe_dump(RECIPE | {"history": HISTORY}))
-
-    def recipes(*arguments: str) -> Any:
-        return json.loads(fork_cli("recipes", *arguments).stdout)
-
-    history = recipes("validate", str(path), "--json")["history"]
-    assert history["exposure"] == [3_890_000_000_000]
-    assert history["checkpoints"][2] == {"checkpoint": "runs/history/stage-2", "seen_tokens": 20_000_000, "step": None}
-    schema = recipes("schema")
-    kinds = [kind["type"] for kind in schema["$defs"]["PastCheckpoint"]["properties"]["seen_tokens"]["anyOf"]]
-    assert kinds == ["integer", "string", "null"]
-    assert schema["anyOf"] == [{"required": ["prior"]}, {"required": ["history"]}, {"required": ["retain"]}]

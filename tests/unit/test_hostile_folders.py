@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
@@ -15,12 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from msa_lite.errors import MsaError, OutputError, UsageError
-from msa_lite.io.weights.adapter import base_name
+from msa_lite.errors import MsaError
 from msa_lite.io.weights.checkpoint import INDEX_FILE, load_checkpoint
-from msa_lite.io.weights.hub import fetch
 from msa_lite.merger import merge
-from tests.support.merges import Adapter, read_checkpoint, write_checkpoint
+from tests.support.merges import Adapter, write_checkpoint
 
 NAMES = ("layers.0", "layers.1")
 TARGET_FILES = ("config.json", INDEX_FILE, "model-00000.safetensors")
@@ -86,24 +83,6 @@ def test_what_is_no_file_of_its_kind_is_named_and_never_waited_for(
     assert_refused(inputs, file.replace(".", r"\."))
 
 
-@pytest.mark.parametrize("file", [*TARGET_FILES, *ADAPTER_FILES])
-def test_a_file_that_may_not_be_read_is_named(
-    inputs: dict[str, Path], monkeypatch: pytest.MonkeyPatch, file: str
-) -> None:
-    closed, whole = inputs["forget" if "adapter" in file else "target"] / file, os.open
-    if os.geteuid():
-        closed.chmod(0)
-    else:  # to root, nothing is closed
-
-        def refuse(path: Any, *rest: Any, **options: Any) -> int:
-            if isinstance(path, (str, Path)) and Path(path) == closed:
-                raise PermissionError(13, "Permission denied", str(path))
-            return whole(path, *rest, **options)
-
-        monkeypatch.setattr(os, "open", refuse)
-    assert_refused(inputs, rf"{file}: cannot be .*Permission denied")
-
-
 @pytest.mark.parametrize("kind", ["pipe", "zeros", "folder", "dangling", "circle"])
 @pytest.mark.parametrize(
     ("where", "name"), [("target", "other.safetensors"), ("target", "vocab.txt"), ("forget", "LICENSE")]
@@ -126,15 +105,6 @@ def test_names_that_are_no_text_are_refused(inputs: dict[str, Path], where: str,
 def test_a_folder_whose_name_is_no_text_is_refused(inputs: dict[str, Path], where: str) -> None:
     inputs[where] = inputs[where].rename(os.fsdecode(os.fsencode(inputs[where]) + b"\xe9"))
     assert_refused(inputs, "the name is no UTF-8", (2,))
-
-
-@pytest.mark.parametrize("name", ["~nobody-at-all/x", "x" * 300, "x/" * 3000, "a\nb", "repo\n", "a\0b"])
-def test_names_of_no_folder_are_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(UsageError, match=r"no such folder|can be no path"):
-        fetch(name)
-    (tmp_path / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": name}))
-    with contextlib.suppress(UsageError):  # a Hub repository may have a name of 300 letters
-        assert base_name(tmp_path) == name == "x" * 300
 
 
 # Companion files
@@ -186,11 +156,6 @@ def test_a_huge_file_that_only_looks_like_a_companion_is_refused(inputs: dict[st
     assert_refused(inputs, "log.txt: .* TB; move it elsewhere")
 
 
-def test_a_targets_adapter_config_is_not_taken_over(inputs: dict[str, Path]) -> None:
-    (inputs["target"] / "adapter_config.json").write_text('{"base_model_name_or_path": "another"}')
-    assert not (merged(inputs) / "adapter_config.json").exists()
-
-
 # Names of shards
 
 
@@ -218,16 +183,6 @@ def test_names_that_are_no_shards_are_refused(inputs: dict[str, Path], name: str
         r"no shards|one file on some systems|no config\.json|is no JSON|not a safetensors index|not UTF-8",
         (2, 3),
     )
-
-
-@pytest.mark.parametrize(
-    "name", ["LICENSE.safetensors", "NOTICE-2.safetensors", "model.txt.safetensors", "ä b.safetensors"]
-)
-def test_other_names_are_merged_like_any(inputs: dict[str, Path], name: str) -> None:
-    before = read_checkpoint(inputs["target"])
-    rename_shard(inputs["target"], name)
-    after = read_checkpoint(merged(inputs))
-    assert all((after[f"{module}.weight"] != before[f"{module}.weight"]).all() for module in NAMES)
 
 
 def test_a_whole_model_beside_an_index_of_others_is_refused(inputs: dict[str, Path]) -> None:
@@ -288,8 +243,3 @@ def test_any_value_of_any_field_is_merged_or_refused(
 def test_json_that_is_no_object_is_refused_by_its_file(inputs: dict[str, Path], file: str, text: str) -> None:
     (inputs["forget" if "adapter" in file else "target"] / file).write_text(text)
     assert_refused(inputs, file.replace(".", r"\."))
-
-
-def test_an_output_whose_name_no_file_can_have_is_refused(inputs: dict[str, Path], tmp_path: Path) -> None:
-    with pytest.raises(OutputError, match="cannot be written"):
-        merged(inputs, tmp_path / "out\ud800")

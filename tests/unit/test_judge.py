@@ -213,16 +213,6 @@ def test_it_works_where_an_event_loop_runs_already(get: Get) -> None:
     assert asyncio.run(notebook()) == right
 
 
-def test_progress_counts_what_the_cache_holds(server: JudgeServer, get: Get, tmp_path: Path) -> None:
-    asks, _ = tofu_asks(5)
-    get(asks[:3])
-    judge = open_judge(JudgeSettings("openai", "judge-model", server.url), tmp_path)
-    assert judge is not None
-    steps: list[tuple[str, int, int]] = []
-    judge.ask(asks, lambda *step: steps.append(step))
-    assert steps == [("judge", 4, 5), ("judge", 5, 5), ("judge", 5, 5)]
-
-
 def test_texts_are_not_kept(server: JudgeServer, get: Get, tmp_path: Path) -> None:
     asks, _ = tofu_asks(3)
     server.script = [Step("truth"), Step("truth"), Step("truth")]

@@ -47,18 +47,13 @@ def test_the_rule_of_the_reply_stays_ours(tmp_path: Path, kind: str) -> None:
         (f"tofu: {{user: '{USER} {{answer}}'}}", ["tofu.user: {answer}: unknown field"]),
         ("tofu: {system: 'Judge {question}'}", ["tofu.system: {question}: fields belong in user"]),
         ("tofu: {system: ' '}", ["tofu.system: must be a text"]),
-        ("tofu: {system: null}", ["tofu.system: must be a text"]),
         ("tofu: {}", ["tofu: must be a mapping with system, user or both"]),
-        ("tofu: Judge it", ["tofu: must be a mapping"]),
-        ("tofu: {system: 5}", ["tofu.system: must be a text"]),
         ("tofo: {system: a}", ["tofo: unknown key (did you mean 'tofu'?); choose from tofu, restor"]),
-        ("tofu: {sistem: a}", ["tofu.sistem: unknown key (did you mean 'system'?); choose from system, user"]),
         (
             "{restor: {user: '{question}', more: 1}, tofu: {system: ''}, x: 1}",
             ["restor.more: unknown key", "x: unknown", "tofu.system: must", "restor.user: {answers}: missing"],
         ),
         ("", ["holds no prompts; give at least one of tofu, restor"]),
-        ("- a", ["holds no prompts"]),
         ("tofu: [", ["not YAML"]),
     ],
 )  # fmt: skip

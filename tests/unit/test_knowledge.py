@@ -36,23 +36,6 @@ def test_target_and_prior_are_compared_row_by_row(
 
 
 @pytest.mark.parametrize(
-    ("target", "prior", "others", "words"),
-    [
-        ((0.52, 0.26), (0.18, 0.09), {}, "hardly better on them than the prior: 0.26 against 0.09, and 0.29 at least"),
-        ((0.5986, 0.0), (0.0, 0.0), {}, "0.1995 against 0.0000, and 0.2000 at least"),
-        ((1.6, 0.0), (0.6, 0.0), {"holdout": unknown(9, 1.5)}, "not trained on: 0.53 against 0.50, and 0.55 at "),
-        ((1.0, 0.0), (0.1, 0.0), {"retain": known(9)}, "0.30 against 0.97, and 0.39 at least"),
-    ],
-)  # fmt: skip
-def test_the_words_of_a_fault_say_what_its_rule_wants(
-    target: tuple[float, float], prior: tuple[float, float], others: dict[str, Any], words: str
-) -> None:
-    fault = find_fault(unknown(24, *target), unknown(24, *prior), **others)
-    assert fault is not None
-    assert words in fault.reason
-
-
-@pytest.mark.parametrize(
     ("retain", "holdout", "words"),
     [
         (known(9), unknown(9), []),

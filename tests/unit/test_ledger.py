@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from msa_lite.errors import UsageError
-from msa_lite.io.files.writing import hash_file, json_form
+from msa_lite.io.files.writing import hash_file
 from msa_lite.io.finished.seal import MANIFEST, MERGEKIT_FILE, load_manifest, verify_folder, write_manifest
 from msa_lite.io.weights.hub import fetch
 from msa_lite.merger import hash_vector, merge, merge_adapters, mergekit_recipe, open_merge
@@ -222,14 +222,6 @@ def test_one_request_has_the_inputs_of_always_and_is_still_finished(ledger: Any,
     lists = {name: [value] for name, value in one.items()}
     assert merge(target, tmp_path / "out", **lists) == merge(target, tmp_path / "out", **one)
     assert (tmp_path / "out" / MANIFEST).stat().st_mtime_ns == written
-
-
-def test_a_second_call_says_the_same_about_several_requests(ledger: Any, tmp_path: Path) -> None:
-    target, requests = ledger
-    for form in (merge, merge_adapters):
-        first = form(target, tmp_path / form.__name__, **arguments(requests))
-        assert form(target, tmp_path / form.__name__, **arguments(requests[::-1])) == first
-        assert len(json_form(first)["interference"]) == 10
 
 
 def test_a_request_of_strength_zero_is_as_if_it_were_not_there(ledger: Any, tmp_path: Path) -> None:
