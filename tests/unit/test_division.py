@@ -10,15 +10,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from msa_lite.data import sample_rows
+from msa_lite.data import Row, sample_rows
 from msa_lite.errors import DataError
 from msa_lite.evals.benchmarks.benchmark import Benchmark, BenchmarkSettings, Item, ItemSet
 from msa_lite.evals.benchmarks.muse import MUSE
-from msa_lite.evals.benchmarks.qa import QA
+from msa_lite.evals.benchmarks.qa import QA, load_qa
 from msa_lite.evals.engine.generate import Decoding
 from tests.support.benchmark_data import (
+    MEMBERSHIP,
     ROWS,
     TABLES,
+    TOFU_METRICS,
     make_prompter,
     make_tofu,
     row,
@@ -114,6 +116,14 @@ def test_an_auc_rests_on_the_holdout_set_where_there_is_one(tmp_path: Path) -> N
     alone = replace(tofu, sets={name: part for name, part in tofu.sets.items() if name != "holdout"})
     assert alone.resolution(["min_k"]) is None
     assert make_qa(forget=[None], holdout=[None]).resolution(["min_k"]) is None
+
+
+def test_metrics_are_known_by_name_before_any_model_is_scored(tmp_path: Path) -> None:
+    assert {*make_tofu(tmp_path).metric_names()} == TOFU_METRICS | MEMBERSHIP
+    rows = {"forget": [Row(0, text="It is over there.")], "retain": [Row(0, "Where is it?", "There.")]}
+    names = load_qa(rows, make_prompter()).metric_names()
+    assert "rouge_l_r" in names
+    assert "rouge_l_f" not in names
 
 
 def test_a_set_too_small_to_be_divided_is_an_error() -> None:

@@ -206,29 +206,6 @@ def test_saves_of_another_optimiser_or_of_an_older_version_are_not_resumed(prior
         assert watch.known[0] == []
 
 
-@pytest.mark.parametrize(
-    ("mode", "fixed", "change"),
-    [
-        ("lora", "auto", "vector.mode qlora"),
-        ("full", "auto", "vector.optimizer adamw_8bit, vector.mode lora"),
-        ("lora", 2, "micro_batch_size auto, vector.mode qlora"),
-    ],
-)
-def test_what_never_fits_ends_with_numbers_and_the_cheapest_change(
-    mode: Any, fixed: Any, change: str, prior: Path, tmp_path: Path, on_device: Callable[..., Device]
-) -> None:
-    device = on_device(lambda rung: False)
-    settings = replace(SETTINGS, mode=mode, micro_batch_size=fixed)
-    rows = "even with one row at a time" if fixed == "auto" else "with micro_batch_size 2"
-    with pytest.raises(StageError) as raised:
-        run_fit(prior, tmp_path / "v", settings, objective=CrossEntropy(before=device.step))
-    text, longest = str(raised.value), max(len(row.ids) for row in ROWS)
-    assert f"vector: out of memory, {rows} (CUDA out of memory. Tried to allocate 2.00 GiB)" in text
-    assert "the weights take " in text
-    assert f"the GPU has 8 GB; the longest row has {longest} tokens. Try {change}" in text
-    assert device.loads == 1
-
-
 @pytest.mark.parametrize("mode", ["lora", "qlora", "full"])
 def test_weights_that_do_not_fit_stream_from_ram_or_end_with_numbers_too(
     mode: Any,

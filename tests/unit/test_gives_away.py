@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import gives_away
@@ -58,31 +56,6 @@ def test_the_table_of_evidence_has_positions_of_each_seed_and_a_mark_where_nothi
     line = gives_away.evidence_table(stored(0, 1)).splitlines()[-1]
     cells = [cell.strip() for cell in line.split("|")[1:-1]]
     assert cells[2:] == ["25 %"] * 3 + ["+0.50 (0.20), +0.50 (0.20)", "?, ?"]
-
-
-def test_what_reports_say_is_collected(tmp_path: Path) -> None:
-    runs = {name: tmp_path / name for name in gives_away.METHODS}
-    names = [*gives_away.MODELS]
-
-    def put(path: Path, metrics: dict[str, float]) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        values = {name: {"value": value, "stderr": 0.1, "n": 24} for name, value in metrics.items()}
-        earlier = json.loads(path.read_text())["metrics"] if path.exists() else {}
-        path.write_text(json.dumps({"metrics": earlier | values}))
-
-    for at, name in enumerate(names):
-        run, own = (runs[name], "unlearned") if name in runs else (runs["unlearned"], name)
-        for panel in gives_away.PANELS.values():
-            if panel.attack != "evidence":
-                put(run / f"attacks/{panel.attack}/report.json", {f"{panel.metric}.{own}": at / 10})
-        put(run / "evidence/says/report.json", {f"says_other.{own}": 0.9})
-    put(runs["npo"] / "attacks/relearn/report.json",
-        {"plain.extraction_strength.unlearned": 0.1, "part step 3.extraction_strength.unlearned": 0.4,
-         "part published step 3.extraction_strength.unlearned": 0.3})  # fmt: skip
-    values = gives_away.collect(runs)
-    assert values["panels"]["prompt"] == {name: [at / 10, 0.1, 24] for at, name in enumerate(names)}
-    assert values["panels"]["other"] == {name: [0.9, 0.1, 24] for name in names}
-    assert values["relearning"]["npo"] == {"0": 0.1, "3": 0.4}
 
 
 def test_the_page_shows_the_stored_scores() -> None:

@@ -78,37 +78,32 @@ def merged(make_checkpoint: Make, make_adapter: Make, tmp_path: Path) -> tuple[C
     return base, other | {"alpha": 0.9, "beta": 0.4}
 
 
+@pytest.mark.parametrize(
+    ("call", "module", "own", "others"),
+    [
+        (merge, model, {"dtype": "bfloat16", "rounding": "nearest", "seed": 1, "exact": True, "untie": True},
+         {"threads": 1}),
+        (merge_adapters, adapter, {"max_rank": 3}, {}),
+    ],
+    ids=["model", "adapter"],
+)  # fmt: skip
 def test_a_merge_is_known_by_each_of_its_options(
-    merged: tuple[Change, Change], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    call: Callable[..., Any],
+    module: Any,
+    own: Change,
+    others: Change,
+    merged: tuple[Change, Change],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     base, shared = merged
-    changes = {**shared, "dtype": "bfloat16", "rounding": "nearest", "seed": 1, "exact": True, "untie": True}
-    others = {
-        "out": tmp_path / "b",
-        "max_memory": "1GB",
-        "threads": 1,
-        "replace": True,
-        "progress": print,
-    }
-    assert_all_named(merge, changes, others)
+    base |= {"rounding": "stochastic"} if call is merge else {}  # which a seed decides
+    changes = shared | own
+    others = others | {"out": tmp_path / "b", "max_memory": "1GB", "replace": True, "progress": print}
+    assert_all_named(call, changes, others)
 
     def identity(change: Change) -> Any:
-        return recorded(monkeypatch, model, merge, {**base, "rounding": "stochastic", **change})
-
-    assert_told_apart(identity, one_each(changes))
-    assert_not_told_apart(identity, one_each(others))
-
-
-def test_a_merge_to_an_adapter_is_known_by_each_of_its_options(
-    merged: tuple[Change, Change], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    base, shared = merged
-    changes = {**shared, "max_rank": 3}
-    others = {"out": tmp_path / "b", "max_memory": "1GB", "replace": True, "progress": print}
-    assert_all_named(merge_adapters, changes, others)
-
-    def identity(change: Change) -> Any:
-        return recorded(monkeypatch, adapter, merge_adapters, {**base, **change})
+        return recorded(monkeypatch, module, call, {**base, **change})
 
     assert_told_apart(identity, one_each(changes))
     assert_not_told_apart(identity, one_each(others))
