@@ -131,14 +131,11 @@ FLAGS = ("use_dora", "use_rslora", "fan_in_fan_out", "lora_bias")
         *(({"target_parameters": v}, "target_parameters: .*, expected a list of names") for v in ("q", [3], {"q": 1})),
         *(({"use_warp_drive": v}, f"use_warp_drive: {v}, not known to msa-lite") for v in (3, True)),
         ({"r": 5}, rf"{Q}: A is \(4, 32\), B is \(32, 4\), the config says rank 5"),
-        ({"r": "16"}, r"r: '16' \(a string\), expected a positive whole number"),
         *(({"r": r}, rf"r: {r}, expected a positive") for r in (None, 0, 4.0, True)),
-        ({"lora_alpha": "32"}, r"lora_alpha: '32' \(a string\), expected a finite number"),
         *(({"lora_alpha": a}, rf"lora_alpha: {a}.*, expected a finite") for a in (None, np.nan, 10**309, True)),
         *(({f"{n}_pattern": v}, rf"{n}_pattern: .*, expected an ob") for n in ("rank", "alpha") for v in ([], "q")),
         ({"rank_pattern": {"q_proj": 4.5}}, "rank_pattern: 'q_proj': 4.5, expected a positive whole number"),
         ({"alpha_pattern": {"q_proj": "8"}}, r"alpha_pattern: 'q_proj': '8' \(a string\), expected a finite number"),
-        ({"alpha_pattern": {"*_proj(": 8}}, r"alpha_pattern: '\*_proj\(' is no regular expression"),
         ({"rank_pattern": {"q{99999999999}": 4}}, r"rank_pattern: 'q\{9*\}' is no regular expression"),
         *(({"trainable_token_indices": v}, "trainable_token_ind.*, expected a list") for v in (5, [1.0], {"a": 5})),
         *(({f: v}, rf"{f}: '?{v}'?, expected true or false") for f in FLAGS for v in ("false", 1)),
@@ -188,13 +185,8 @@ VECTOR = np.ones(3, np.float32)
         (lambda t: t.update({f"{PREFIX}{Q}.lora_magnitude_vector": VECTOR}), rf"{Q}: use_dora is False, but a mag"),
         (lambda t: t.update({f"{PREFIX}norm.lora_magnitude_vector": VECTOR}), "norm: a magnitude without factors"),
         (lambda t: t.update({f"{PREFIX}{Q}.lora_B.bias": VECTOR}), rf"{Q}: lora_bias is False, but lora_B.bias is th"),
-        (lambda t: t.update({f"{PREFIX}lm_head.lora_B.bias": VECTOR}), "lm_head: a shift without factors"),
         (lambda t: t.update({f"{PREFIX}{Q}.lora_A.other.weight": t[A]}), "lora_A.other.weight: not a tensor of a LoRA"),
-        (lambda t: t.update({f"{PREFIX}mixer.A_log": VECTOR}), r"mixer\.A_log: not a tensor of a LoRA adapter"),
-        (
-            lambda t: t.update({f"{PREFIX}{Q}.lora_A.default.weight": t[A]}),
-            rf"{Q}\.lora_A.* stands for the same as .*{Q}",
-        ),
+        (lambda t: t.update({f"{PREFIX}{Q}.lora_A.default.weight": t[A]}), rf"{Q}\.lora_A.* stands for the same as"),
         (
             lambda t: t.update({f"{PREFIX}a.weight": VECTOR, f"{PREFIX}a.modules_to_save.weight": VECTOR}),
             r"a\.weight: stands for the same as .*a\.modules_to_save\.weight",
@@ -250,7 +242,6 @@ def test_a_bias_copied_with_an_embedding_is_new_only_where_biases_are_trained(
     [
         (lambda f: (f / ADAPTER_CONFIG).unlink(), UsageError, "not a PEFT adapter folder"),
         (lambda f: (f / ADAPTER_CONFIG).write_text("{"), FormatError, "not JSON"),
-        (lambda f: (f / ADAPTER_CONFIG).write_text("[]"), FormatError, "not a JSON object"),
         (lambda f: (f / ADAPTER_FILE).rename(f / "adapter_model.bin"), FormatError, "pickled adapters are not read"),
     ],
 )

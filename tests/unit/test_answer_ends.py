@@ -11,24 +11,14 @@ import numpy as np
 import pytest
 import torch
 
-from msa_lite.data import (
-    IGNORE,
-    Example,
-    Prompter,
-    PromptSettings,
-    Row,
-    Template,
-    encode_qa,
-    hash_ids,
-    make_prompter,
-)
+from msa_lite.data import IGNORE, Example, Prompter, Row, Template, encode_qa
 from msa_lite.evals.benchmarks.aggregates import resolve_compat
 from msa_lite.evals.benchmarks.benchmark import Benchmark, BenchmarkSettings
 from msa_lite.evals.benchmarks.qa import load_qa
-from msa_lite.evals.engine.forward import TokenScores, answer_texts
+from msa_lite.evals.engine.forward import TokenScores
 from msa_lite.evals.engine.generate import Decoding, generate
 from msa_lite.evals.engine.models import Runner
-from msa_lite.evals.scores.records import run_items, token_record
+from msa_lite.evals.scores.records import token_record
 from msa_lite.evals.scores.suite import load_benchmark
 from tests.support.benchmark_data import shortened, write_tofu
 from tests.support.models import CHATML, GEMMA, HARMONY, LLAMA3, OLMO, OPEN, PHI, SMOL, chat_tokenizer, tiny_tokenizer
@@ -107,18 +97,6 @@ def test_a_templates_own_end_of_turn_is_part_of_what_a_report_says(name: str) ->
     assert ("end" in described) != (kept or name == "chatml, not in the vocabulary")
 
 
-def test_nothing_changes_for_a_template_that_ends_in_the_end_token() -> None:
-    """Hashes of the rows of llama 3, as they were before labels ended at the first end token."""
-    published = Prompter.for_benchmark(tokenizer_of("llama 3"))
-    for prompter in (published, Prompter.for_benchmark(tiny_tokenizer(chat=True))):
-        theirs = replace(prompter, second_end=True)
-        assert hash_ids(encode_qa([ROW, TURNS], prompter)) == hash_ids(encode_qa([ROW, TURNS], theirs))
-        assert prompter.describe() == theirs.describe()
-    changed = Prompter.for_benchmark(tokenizer_of("chatml"))
-    theirs = replace(changed, second_end=True)
-    assert hash_ids(encode_qa([ROW], changed)) != hash_ids(encode_qa([ROW], theirs))
-
-
 @pytest.mark.parametrize("name", ["chatml", "llama 3 from its base", "plain"])
 def test_an_end_token_in_the_answers_own_text_does_not_cut_it(name: str, caplog: pytest.LogCaptureFixture) -> None:
     if name == "plain":
@@ -135,22 +113,6 @@ def test_an_end_token_in_the_answers_own_text_does_not_cut_it(name: str, caplog:
         caplog.clear()
         encode_qa([rows[0], rows[2]], prompter)  # the question's are no labels
     assert caplog.text == ""
-
-
-def test_an_answer_without_a_token_of_its_own_is_not_scored() -> None:
-    for name in ("chatml", "llama 3 from its base", "phi"):
-        prompter = Prompter.build(tokenizer_of(name), "chat", Template())
-        assert len(answer_texts(prompter, 0, "Where?", ["Here.", " ", None])) == 1
-        tokenizer = prompter.tokenizer
-        tokenizer.backend_tokenizer.normalizer = _without_dots()
-        assert answer_texts(prompter, 0, "Where?", ["."]) == ()
-        assert len(answer_texts(prompter, 0, "Where?", [".a"])) == 1
-
-
-def _without_dots() -> Any:
-    from tokenizers import normalizers
-
-    return normalizers.Replace(".", "")
 
 
 # Scores
@@ -198,19 +160,6 @@ def test_every_text_of_a_benchmark_ends_at_its_first_end_token(tmp_path: Path) -
                 assert text.labels[-1] == prompter.end
 
 
-def test_the_two_more_labels_are_scored_on_request(tmp_path: Path) -> None:
-    prompter = Prompter.for_benchmark(tokenizer_of("smol"))
-    model = Runner(wide_model("llama"))
-    scored = []
-    for names in ((), ("second_end",)):
-        benchmark = tofu(tmp_path / "tofu", prompter, *names)
-        part = replace(benchmark.sets["forget"], items=benchmark.sets["forget"].items[:1], decoding=None)
-        scored += run_items(model, replace(benchmark, sets={"forget": part}), "forget")
-    ours, theirs = (record["scores"]["answer"][0] for record in scored)
-    assert theirs["n_tokens"] == ours["n_tokens"] + 2
-    assert theirs["probability"] != ours["probability"]
-
-
 def test_answers_end_at_another_token_though_the_model_does_not_name_it() -> None:
     """A base model tuned with an instruct template: its generation config knows the end of texts alone."""
     prompter = Prompter.build(tokenizer_of("llama 3 from its base"), "chat", Template())
@@ -232,10 +181,3 @@ def test_answers_end_at_another_token_though_the_model_does_not_name_it() -> Non
     likely = max(letters, key=lambda token: float(chances[token]))
     for end, drawn in ((None, True), (likely, False)):
         assert (prompter.tokenizer.decode(likely) in answers(Decoding(1, samples=500), end)) is drawn
-
-
-def test_own_settings_and_published_ones_give_the_same_labels() -> None:
-    tokenizer = tokenizer_of("chatml")
-    published = make_prompter(tokenizer, PromptSettings(), published=True)
-    own = make_prompter(tokenizer, PromptSettings(system=published.system), published=True)
-    assert hash_ids(encode_qa([ROW, TURNS], own)) == hash_ids(encode_qa([ROW, TURNS], published))

@@ -224,17 +224,6 @@ def test_a_threshold_of_few_false_alarms_by_hand() -> None:
     assert threshold_at_fpr([]) is None
 
 
-def test_so_many_answers_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert Sample(samples=12)._numbers == [1, 2, 4, 8, 12]
-    assert Sample(samples=1)._numbers == [1]
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    assert Sample().describe()["samples"] == 16
-    assert Sample()._numbers == [1, 2, 4, 8, 16]
-    assert [m.name for m in Sample().measures(make_ground())][:3] == ["leak_rouge_16", "leak_exact_16", "leak_rouge_1"]
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    assert (Sample().count, Sample()._numbers[-2:]) == (200, [128, 200])
-
-
 def test_a_judge_is_asked_about_answers_that_are_near_the_true_one(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Ask] = []
 

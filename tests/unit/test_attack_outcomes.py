@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from msa_lite.report.page.run_tables import attack_table, trial_table
+from msa_lite.report.page.run_tables import trial_table
 from msa_lite.report.run.attacks import (
     FEWEST_ROWS,
     AttackedModel,
@@ -92,10 +92,6 @@ HEADLINES: dict[str, tuple[dict[str, TrialResult], list[str]]] = {
         {"prompt": OPEN, "depth": SILENT},
         ["other prompts: undecided (too few rows)", "inner layers: nothing can be told"],
     ),
-    "left anyway": (
-        {"prompt": OPEN, "quantise": gained(0.21, 0.01, -0.01, 0.02)},
-        ["rounded weights: no sure gain (21 %, 20 % without)", "other prompts: undecided (too few rows)"],
-    ),
 }
 
 
@@ -124,10 +120,6 @@ def test_rows_that_look_less_known_than_they_should_are_told_with_both_aucs() ->
     assert (metric.value, words in str(metric.note)) == (pytest.approx(-0.82), True)
 
 
-def test_an_attack_that_is_not_registered_goes_by_its_name() -> None:
-    assert facts(shout=(LEAK,)).headline() == "Attacks: shout bring the rows back (94 %)."
-
-
 def test_the_worst_outcome_speaks_before_the_largest_share() -> None:
     leaks, unclear = trial("forget", 0.25, 0.12, 0.4), trial("retain", 0.26, 0.0, 0.6)
     assert AttackedModel((unclear, leaks)).strongest is leaks
@@ -144,12 +136,6 @@ def test_a_trial_on_too_few_rows_counts_only_if_it_leaks_or_is_alone() -> None:
     assert AttackedModel((small,)).strongest is small
     leaks = trial("part", 0.6, 0.3, 0.9, FEWEST_ROWS - 1)
     assert AttackedModel((holds, leaks)).strongest is leaks
-
-
-def test_the_table_prints_the_rows_that_a_result_rests_on() -> None:
-    table = attack_table(facts(relearn=(trial("part", 0.0, 0.0, 0.12, 20),)))
-    (row,) = table.sections[0].rows
-    assert row[table.headings.index("rows")].text == "20"
 
 
 def test_results_are_read_as_they_were_written_and_only_for_the_same_model(tmp_path: Any) -> None:

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from msa_lite.baselines import losses
-from msa_lite.baselines.methods import METHODS, Method, Value, settings_grid
+from msa_lite.baselines.methods import METHODS, Value, settings_grid
 from msa_lite.baselines.objective import BaselineObjective, ReferenceCache
 from msa_lite.data import IGNORE, Example
 from msa_lite.io.weights.hub import Source
 from msa_lite.train import share
-from msa_lite.train.reference import Batch, make_batch, per_position
+from msa_lite.train.reference import Batch, make_batch
 from tests.support.fits import PAD, VOCABULARY, ragged_rows, with_adapter
 from tests.support.models import tiny_model
 
@@ -187,18 +187,6 @@ def test_a_step_is_the_plain_loss_for_every_micro_batch_after_the_model_has_move
         assert_alike(gradients(model), wanted)
 
 
-@each_mode
-@pytest.mark.parametrize(("name", "retain_loss"), [("npo", "nll"), ("dpo", "nll"), ("rmu", ""), ("grad_diff", "kl")])
-def test_at_the_start_model_and_reference_agree(name: str, retain_loss: str, full: bool, tmp_path: Path) -> None:
-    """NPO and DPO are (2/β) ln 2 there, and what keeps close to the reference, KL and RMU's retain term, is 0."""
-    of_retain = retain_loss == "kl" or name == "rmu"
-    parameters = point(name, retain_loss, forget_weight=float(not of_retain), retain_weight=float(of_retain))
-    made, model = objective_of(parameters, name, tmp_path, full), to_train(full)
-    made.prepare(model)
-    wanted = 0.0 if of_retain else 20 * np.log(2)  # β = 0.1
-    assert float(made.step(model, ROWS, 0, 4, lambda loss: None)) == pytest.approx(wanted, abs=1e-4, rel=1e-4)
-
-
 @pytest.mark.parametrize("name", METHODS)
 def test_without_a_retain_term_no_retain_set_is_needed(name: str, tmp_path: Path) -> None:
     full = METHODS[name].reference == "logits"  # where the reference is a second model
@@ -287,31 +275,6 @@ def test_steering_is_one_vector_for_the_whole_fit(tmp_path: Path) -> None:
     assert float(made.step(model, ROWS, 4, 6, lambda loss: None)) == first
     made.seed = SEED + 1
     assert float(made.step(model, ROWS, 0, 6, lambda loss: None)) != first
-
-
-def test_a_method_is_one_function_and_one_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def confidence(logits: Any, labels: Tensor, reference: Any, *, power: float = 2.0) -> Tensor:
-        """Mean over rows of how sure the model is of the first label, against the reference."""
-        where = (labels != IGNORE).int().argmax(1)
-        mine, theirs = (
-            per_position(lambda one: one.softmax(-1).amax(-1), x)[torch.arange(len(where)), where]
-            for x in (logits, reference)
-        )
-        return ((mine - 0.5 * theirs) ** power).mean()
-
-    monkeypatch.setitem(METHODS, "confidence", Method(confidence, "rows", reference="logits", retain_weight=0.0))
-    parameters = settings_grid("confidence", {"power": 3.0, "forget_weight": 2.0})[0]
-    for full in (False, True):
-        made, model = objective_of(parameters, "confidence", tmp_path, full), to_train(full)
-        made.prepare(model)
-        # Model and reference agree, so each row's value is (0.5 p)³.
-        plain = Plain("confidence", parameters, model)
-        sure = []
-        for row in [FORGET[i] for i in ROWS]:
-            logits, labels = plain.logits(model, [row])
-            sure.append(float(logits[0, int((labels[0] != IGNORE).int().argmax())].detach().softmax(-1).max()))
-        found = float(made.step(model, ROWS, 0, 4, lambda loss: loss.backward()))
-        assert found == pytest.approx(2 * np.mean([(p / 2) ** 3 for p in sure]), rel=1e-4)
 
 
 def test_two_objectives_are_the_same_when_they_describe_themselves_alike(tmp_path: Path) -> None:

@@ -22,10 +22,9 @@ from msa_lite.budget.needs import (
 )
 from msa_lite.budget.plan import Plan, Remedy, StageCost, disk_of, sum_seconds
 from msa_lite.budget.shape import Shape, read_shape, shape_of_config
-from msa_lite.budget.speed import Device, Machine, speed_of, this_device
+from msa_lite.budget.speed import Device, Machine, speed_of
 from msa_lite.data import Example
 from msa_lite.errors import FormatError
-from msa_lite.io.models.devices import host_memory
 from msa_lite.io.weights.checkpoint import load_checkpoint
 from msa_lite.train.rungs import Rung, ladder
 from tests.support.models import save_checkpoint, tiny_model
@@ -207,13 +206,6 @@ def test_the_speed_of_a_cpu_is_measured() -> None:
     cpu = Device("CPU", 1, is_gpu=False)
     assert 1e8 < speed_of(cpu).operations < speed_of(Device("NVIDIA H100", 1)).operations / 10
     assert speed_of(cpu) == speed_of(cpu), "once a process"
-
-
-def test_this_device_is_the_gpu_or_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "find_gpu", lambda: None)
-    assert this_device() == Device("CPU", host_memory() or 0, is_gpu=False)
-    monkeypatch.setattr(machine, "find_gpu", lambda: Device("A", 5))
-    assert this_device() == Device("A", 5)
 
 
 class Driver:

@@ -29,20 +29,16 @@ def test_a_merged_folder_carries_its_card_from_the_start(tmp_path: Path) -> None
     card, manifest = (out / CARD_FILE).read_text(), load_manifest(out)
     assert manifest is not None
     assert CARD_FILE in manifest["files"]
-    assert verify_folder(out) == []
     assert card == model_card(manifest)  # so that a copy of the folder keeps its story
     assert "Theirs" not in card
     data = ModelCard(card).data.to_dict()
     assert data["library_name"] == "transformers"
     assert (data["base_model"], data["base_model_relation"]) == ("me/target", "finetune")
     assert (data["license"], data["language"], data["pipeline_tag"]) == ("llama3.2", ["en", "de"], "text-generation")
-    assert {"machine-unlearning", "llm-unlearning", "unlearn", "model-state-arithmetic"} <= set(data["tags"])
     assert "model-index" not in data
     assert "θ_u = θ_D − 1.2 · (θ_1 − θ_0) + 0.5 · (θ_2 − θ_0)" in card
     assert COMMIT in card
     assert PAPER_URL in card
-    assert "No scores are stored with this model" in card
-    assert "nothing" not in card.partition("## Where it comes from")[2]
 
 
 def test_the_same_merge_elsewhere_has_the_same_card(tmp_path: Path) -> None:
@@ -52,9 +48,7 @@ def test_the_same_merge_elsewhere_has_the_same_card(tmp_path: Path) -> None:
         cards.append((make_merge(tmp_path / name) / CARD_FILE).read_text())
     assert cards[0] == cards[1]
     assert not [word for word in ("alice", str(tmp_path), "run/model", "/forget") if word in cards[0]]
-    assert "a local model" in cards[0]
     assert "base_model" not in cards[0]
-    assert "ask its owner" in cards[0]
 
 
 def test_a_finished_run_says_what_came_of_it(tmp_path: Path) -> None:
@@ -69,12 +63,8 @@ def test_a_finished_run_says_what_came_of_it(tmp_path: Path) -> None:
     assert "| metric | n | before | unlearned | ideal |" in card
     assert "| forget set | extraction strength ↓ | 40 | 0.900 ± 0.010 | 0.123 ± 0.010 | 0.100 ± 0.010 |" in card
     assert "rouge" not in card.lower()
-    assert "48 rows to remove." in card
     assert "LoRA of rank 32, 5 epochs, learning rate 0.0002" in card
     assert "Chosen: alpha = 1.2, beta = 0.5." in card
-    assert "99 % accuracy (FUMA, EMNLP 2025)" in card
-    assert "few rows" in card
-    assert 'place = "me/unlearned"' in card
 
 
 @pytest.mark.parametrize("verdict", ["PARTLY", "FAIL", None])
@@ -123,9 +113,10 @@ def test_a_baseline_and_several_requests_have_their_own_formulas(tmp_path: Path)
 
 def test_what_a_card_quotes_stays_text(tmp_path: Path) -> None:
     write_parts(tmp_path)
-    sentence = "| a | <script>alert(1)</script> [x](http://evil)\n# Heading\n---\nlicense: mit"
+    sentence = "| a \x1b[31m| <script>alert(1)</script> [x](http://evil)\n# Heading\n---\nlicense: mit"
     card = model_card(add_outcome(make_merge(tmp_path), sentence=sentence, split="x\n| y |"))
     assert "<script" not in card.replace("\\<script", "")
+    assert "\x1b" not in card  # which moves a terminal
     assert "\n# Heading" not in card
     assert ModelCard(card).data.license is None
 
@@ -152,10 +143,6 @@ def test_only_values_of_the_hubs_form_are_taken_from_a_strangers_card(
     assert read_target_card(tmp_path) == facts
 
 
-def test_a_folder_without_a_card_gives_no_facts(tmp_path: Path) -> None:
-    assert read_target_card(tmp_path) == {}
-
-
 def test_an_edited_card_does_not_make_a_merge_anew(tmp_path: Path) -> None:
     write_parts(tmp_path)
     out = make_merge(tmp_path)
@@ -176,16 +163,3 @@ def test_the_targets_card_is_no_part_of_what_makes_the_merge(tmp_path: Path) -> 
     plain = load_manifest(make_merge(tmp_path))
     (tmp_path / "target" / CARD_FILE).write_text(LLAMA)
     assert load_manifest(make_merge(tmp_path)) == plain
-
-
-def test_signs_that_move_a_terminal_do_not_reach_the_card() -> None:
-    manifest = {
-        "kind": "model",
-        "inputs": {},
-        "terms": [],
-        "outcome": OUTCOME | {"sentence": "red \x1b[31m \x07", "verdict": "<b>"},
-    }
-    card = model_card(manifest)
-    assert "\x1b" not in card
-    assert "\x07" not in card
-    assert r"**\<b>**" in card

@@ -18,13 +18,7 @@ from safetensors.numpy import save_file
 
 from msa_lite.errors import FormatError, UsageError
 from msa_lite.io.weights.blocks import Files, Scratch, pread_into, read_rows
-from msa_lite.io.weights.checkpoint import (
-    FLOAT_DTYPES,
-    INDEX_FILE,
-    SINGLE_FILE,
-    load_checkpoint,
-    read_shard,
-)
+from msa_lite.io.weights.checkpoint import FLOAT_DTYPES, INDEX_FILE, SINGLE_FILE, load_checkpoint, read_shard
 from msa_lite.io.weights.companions import copied_files, left_behind
 
 
@@ -110,7 +104,6 @@ def test_what_safetensors_writes_is_read_back(
     ("header", "data", "length", "says"),
     [
         (b"", 0, 0, "no safetensors header fits this file"),
-        ({"a": f32(0, 8)}, 8, 1 << 62, "no safetensors header fits"),
         ({"a": f32(0, 8)}, 8, 12, "header cannot be read"),
         (b"[1, 2]", 0, None, "header cannot be read"),
         ({"a": {"dtype": "F32", "shape": [2]}}, 8, None, "header cannot be read"),
@@ -125,11 +118,8 @@ def test_what_safetensors_writes_is_read_back(
         ({"a": f32(0, 8) | {"shape": [-1, -2]}}, 8, None, r"'a' has 8 bytes, not what \(-1, -2\) needs"),
         ({"a": f32(0, 0) | {"shape": [1 << 32, 1 << 32]}}, 0, None, "'a' has 0 bytes, not what"),
         ({"a": f32(0, 8) | {"shape": [2.0]}}, 8, None, "'a' has no whole numbers"),
-        ({"a": f32(0, 8) | {"shape": [True, 2]}}, 8, None, "'a' has no whole numbers"),
-        ({"a": f32(0, 8) | {"data_offsets": [0, 4, 8]}}, 8, None, "header cannot be read"),
         ({"a": f32(0, 8) | {"dtype": ["F32"]}}, 8, None, "'a' has no whole numbers .* or no dtype"),
         ({"__metadata__": {"format": 1}, "a": f32(0, 8)}, 8, None, "__metadata__ is no mapping of texts"),
-        (b'{"a": {"shape": [Infinity]}}', 0, None, "header cannot be read"),
         (b"[" * 100_000, 0, None, "header cannot be read"),
     ],
 )
@@ -187,14 +177,6 @@ def assert_read_or_refused(path: Path) -> None:
             assert read_rows(Files(), entry, 0, entry.matrix_shape[0]).size == np.prod(entry.shape)
 
 
-@pytest.mark.parametrize("size", [0, 7, 8, 20])
-def test_a_file_cut_off_anywhere_in_its_head_is_refused(tmp_path: Path, size: int) -> None:
-    path = write_raw(tmp_path / "x.safetensors", {"a": f32(0, 8)}, 8)
-    os.truncate(path, size)
-    with pytest.raises(FormatError, match="download it again"):
-        read_shard(path)
-
-
 def test_a_file_that_ends_while_it_is_read_is_an_error(tmp_path: Path) -> None:
     path = write_raw(tmp_path / "x.safetensors", {"a": f32(0, 8)}, 8)
     entry = read_shard(path).tensors[0]
@@ -214,11 +196,8 @@ def test_short_reads_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_shards_are_joined_by_name(tmp_path: Path) -> None:
     checkpoint = load_checkpoint(write_checkpoint(tmp_path, {"1.safetensors": ["a", "b"], "2.safetensors": ["c"]}))
-    assert {n: t.file.name for n, t in checkpoint.tensors.items()} == {
-        "a": "1.safetensors",
-        "b": "1.safetensors",
-        "c": "2.safetensors",
-    }
+    files = {name: tensor.file.name for name, tensor in checkpoint.tensors.items()}
+    assert files == {"a": "1.safetensors", "b": "1.safetensors", "c": "2.safetensors"}
     assert checkpoint.nbytes == sum(path.stat().st_size for path in tmp_path.glob("*.safetensors"))
 
 
@@ -242,19 +221,15 @@ def pickled(folder: Path) -> None:
     [
         (unlink("config.json"), UsageError, "no config.json: not a checkpoint folder"),
         (lambda f: (f / "config.json").write_text("{"), FormatError, "config.json: not JSON"),
-        (lambda f: (f / "config.json").write_text("[]"), FormatError, "config.json: not a JSON object"),
         (unlink("2.safetensors"), FormatError, "missing:\n  2.safetensors"),
         (unlink(INDEX_FILE), UsageError, f"no {SINGLE_FILE} and no {INDEX_FILE}"),
         (pickled, FormatError, r"only pickled weights; .* save_pretrained"),
         (index("{"), FormatError, "not a safetensors index"),
         (index({"a": "../1.safetensors"}), FormatError, "no shards:\n  ../1.safetensors: outside the folder"),
-        (index({"a": ["1.safetensors"]}), FormatError, "outside the folder"),
-        (index("[" * 100_000), FormatError, "not a safetensors index"),
         (index({"a": "x" * 300 + ".safetensors"}), FormatError, "a name that is too long"),
         (lambda f: (f / "config.json").write_text("[" * 100_000), FormatError, "config.json: not JSON"),
         (lambda f: (f / "config.json").write_bytes(b"\xff\xfe{}"), FormatError, "config.json: not UTF-8 text"),
         (index({"a": ".."}), FormatError, r"no shards:\n  \.\.: not called"),
-        (index({"a": "1.safetensors", "b": "2.safetensors"}), FormatError, "disagree about:\n  b\n  c"),
         (index({"a": "1.safetensors", "c": "1.safetensors"}), FormatError, "disagree about:\n  c"),
     ],
 )
@@ -270,22 +245,10 @@ def test_a_tensor_in_two_shards_is_refused(tmp_path: Path) -> None:
         load_checkpoint(write_checkpoint(tmp_path, {"1.safetensors": ["a", "b"], "2.safetensors": ["a"]}))
 
 
-def test_a_folder_that_is_not_there_is_a_usage_error(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no such folder"):
-        load_checkpoint(tmp_path / "nowhere")
-
-
 def test_companions_are_copied_and_what_else_is_there_is_named(tmp_path: Path) -> None:
     kept = ["LICENSE", "additional_chat_templates/tool_use.jinja", "chat_template.jinja", "config.json"]
     kept += ["generation_config.json", "merges.txt", "tokenizer.model", "vocab.tiktoken"]
-    left = [
-        "adapter_config.json",
-        "additional_chat_templates/notes.md",
-        "onnx/model.onnx",
-        "optimizer.pt",
-        "run.py",
-        "training_args.bin",
-    ]
+    left = ["adapter_config.json", "additional_chat_templates/notes.md", "onnx/model.onnx", "optimizer.pt", "run.py"]
     others = ["manifest.json", ".msa-lite-partial.json", "README.md"]
     write_checkpoint(tmp_path, {SINGLE_FILE: ["a"]})
     for name in [*kept, *left, *others]:
@@ -293,25 +256,11 @@ def test_companions_are_copied_and_what_else_is_there_is_named(tmp_path: Path) -
         (tmp_path / name).write_text("{}")
     copied = [path.relative_to(tmp_path).as_posix() for path in copied_files(tmp_path)]
     assert copied == kept
-    named = [
-        "adapter_config.json",
-        "additional_chat_templates/notes.md",
-        "onnx/",
-        "optimizer.pt",
-        "run.py",
-        "training_args.bin",
-    ]
+    named = [name.removesuffix("model.onnx") for name in left]
     assert left_behind(load_checkpoint(tmp_path)) == named
     (tmp_path / "config.json").write_text('{"auto_map": {"AutoModel": "run.Model"}}')  # so the model needs it
     assert "run.py" in [path.name for path in copied_files(tmp_path)]
     assert "run.py" not in left_behind(load_checkpoint(tmp_path))
-
-
-def test_bfloat16_is_read_as_itself(tmp_path: Path) -> None:
-    values = np.array([[1.5, -2.25], [3.0e38, 1e-40]], ml_dtypes.bfloat16)
-    save_file({"w": values}, tmp_path / "x.safetensors")
-    rows = read_rows(Files(), read_shard(tmp_path / "x.safetensors").tensors[0], 1, 2)
-    assert rows.tolist() == values[1:].tolist()
 
 
 @pytest.mark.parametrize(("large", "small"), [("bfloat16", "float32"), ("float32", "bfloat16"), ("float16", "float64")])

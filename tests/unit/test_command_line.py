@@ -22,7 +22,6 @@ from msa_lite.cli.output import print_start
 from msa_lite.cli.recipes import recipes_command
 from msa_lite.errors import Faults, MismatchError, MsaError, StageError, UsageError, allowed_by, with_retries
 from msa_lite.io.console.display import Notices
-from msa_lite.io.files.writing import disk_fault
 from msa_lite.recipe import load_recipe
 from msa_lite.report.tables.formats import Cell, Section, TextTable
 
@@ -55,16 +54,17 @@ def as_run(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[..., Any]], No
     return put
 
 
-@pytest.mark.parametrize("arguments", [["-v", "run"], ["run", "--verbose"]])
-def test_verbose_stands_before_a_command_or_after_it(
+@pytest.mark.parametrize("arguments", [["-v", "run"], ["run", "--verbose"], ["run"]])
+def test_only_with_verbose_before_or_after_the_command_is_more_than_warnings_shown(
     arguments: list[str], call: Call, as_run: Callable[[Any], None]
 ) -> None:
     def body(verbose: bool) -> None:
-        assert verbose
         logging.getLogger("msa_lite.x").info("more of it")
+        logging.getLogger("msa_lite.x").warning("mind this")
 
     as_run(body)
-    assert call(*arguments) == (0, "", "info: more of it\n")
+    more = "info: more of it\n" if len(arguments) > 1 else ""
+    assert call(*arguments) == (0, "", f"{more}warning: mind this\n")
 
 
 @pytest.mark.parametrize("option", GONE_OPTIONS)
@@ -72,16 +72,6 @@ def test_an_option_that_is_gone_is_refused_with_its_new_form(option: str, call: 
     status, _, err = call(*option.split())
     assert status == 2
     assert err.endswith(f"error: {option.split()[-1]} is gone: {GONE_OPTIONS[option]}\n")
-
-
-def test_without_verbose_only_warnings_are_shown(call: Call, as_run: Callable[[Any], None]) -> None:
-    def body(verbose: bool) -> None:
-        assert not verbose
-        logging.getLogger("msa_lite.x").info("more of it")
-        logging.getLogger("msa_lite.x").warning("mind this")
-
-    as_run(body)
-    assert call("run") == (0, "", "warning: mind this\n")
 
 
 _INNER = [f"recipes {name}" for name in recipes_command.commands]
@@ -92,11 +82,6 @@ def test_every_help_opens_with_its_purpose_and_has_an_example(name: str, call: C
     _, _, purpose, *lines = call(*name.split(), "--help")[1].splitlines()
     assert re.match(r"  [A-Z][a-z-]+\b", purpose)
     assert any(line.startswith("  msa-lite ") for line in lines)
-
-
-def test_the_quickstart_is_the_first_command(call: Call) -> None:
-    commands = call("--help")[1].partition("Start:\n")[2].split()
-    assert commands[0] == "quickstart"
 
 
 @pytest.mark.parametrize(("arguments", "recipe"), [((), "quickstart"), (("--model", "smollm2"), "quickstart-smollm2")])
@@ -144,21 +129,13 @@ def test_no_text_is_folded_where_there_is_no_terminal(call: Call, capsys: pytest
     assert f"output: {path}\n" in call("recipes", "validate", "quickstart", f"output={path}")[1]
 
 
-@pytest.mark.parametrize("status", [3, None])
-def test_the_exit_status_is_what_the_command_returns(
-    status: int | None, call: Call, as_run: Callable[[Any], None]
-) -> None:
-    as_run(lambda verbose: status)
-    assert call("run")[0] == (status or 0)
-
-
 @pytest.mark.parametrize(
     ("arguments", "usage", "message"),
     [
         (["run"], "Usage: msa-lite run [OPTIONS] RECIPE", "error: Missing argument 'RECIPE'."),
         (["merge", "--alpha", "much"], "Usage: msa-lite merge", "error: Invalid value for '--alpha': 'much' is not"),
         (["nonsense"], "", "error: 'nonsense' is neither a command nor a recipe"),
-        (["compare", "nowhere"], "", "error: nowhere: "),
+        (["compare", "nowhere"], "", "error: nowhere: no such file or folder"),
         (["attack", "test"], "", "error: no such folder: test (looked in "),
         (["verify", __file__], "", f"error: {__file__}: is no folder"),
     ],
@@ -215,36 +192,14 @@ def test_faults_go_on_together_only_if_each_of_them_can() -> None:
     assert raised.value.retries == {}
 
 
-def wrapped(error: BaseException, cause: BaseException, explicit: bool) -> BaseException:
-    """An error as it is raised from another one, or while that is handled."""
-    try:
-        try:
-            raise cause
-        except BaseException as handled:
-            if explicit:
-                raise error from handled
-            raise error  # noqa: B904
-    except BaseException as whole:
-        return whole
-
-
-FULL = OSError(errno.ENOSPC, "No space left on device")
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        FULL,
-        wrapped(RuntimeError("unexpected pos 64 vs 0"), FULL, explicit=False),
-        wrapped(ValueError("cannot save"), wrapped(RuntimeError("x"), FULL, explicit=True), explicit=True),
-    ],
-    ids=lambda error: str(error)[:30],
-)
 def test_a_full_disk_is_told_in_its_own_words_whatever_library_met_it(
-    error: BaseException, call: Call, as_run: Callable[[Any], None]
+    call: Call, as_run: Callable[[Any], None]
 ) -> None:
     def body(verbose: bool) -> None:
-        raise error
+        try:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        except OSError:
+            raise RuntimeError("unexpected pos 64 vs 0")  # noqa: B904
 
     as_run(body)
     status, _, err = call("run")
@@ -252,8 +207,6 @@ def test_a_full_disk_is_told_in_its_own_words_whatever_library_met_it(
     (line,) = err.splitlines()  # no traceback
     assert line.startswith("error: ")
     assert "the disk is full" in line
-    assert "make room" in line
-    assert "the same command resumes" in line
     assert "Traceback" in call("run", "-v")[2]
 
 
@@ -267,15 +220,9 @@ def test_a_full_gpu_is_told_in_a_line(capsys: pytest.CaptureFixture[str]) -> Non
     assert "OutOfMemoryError" in capsys.readouterr().err
 
 
-def test_other_errors_are_none_of_the_disk(capsys: pytest.CaptureFixture[str]) -> None:
-    for error in (ValueError("os error 2"), RuntimeError("operator 28 failed"), OSError(errno.ENOENT, "no such file")):
-        assert disk_fault(error) is None
+def test_every_kind_of_error_has_its_status(capsys: pytest.CaptureFixture[str]) -> None:
     assert report_error(ValueError("odd"), verbose=False) == 4
-    err = capsys.readouterr().err
-    assert "ValueError: odd" in err
-    assert err.endswith(
-        "error: odd (this was not expected and may be a bug); finished stages stay, the same command resumes\n"
-    )
+    assert "ValueError: odd" in capsys.readouterr().err  # with its traceback
     assert report_error(StageError("it broke"), verbose=False) == 4
     assert report_error(UsageError("no"), verbose=False) == 2
     assert report_error(KeyboardInterrupt(), verbose=False) == 130

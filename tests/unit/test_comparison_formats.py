@@ -143,16 +143,3 @@ def test_the_command_prints_a_table_in_every_format(run: Path) -> None:
     assert list(found["rows"][0]["metrics"]) == ["model_utility", "acc_forget"]
     alone = run_cli("compare", "--published", "restor-olmo-2-7b", "--format", "csv")
     assert len(alone.stdout.splitlines()) == 13
-
-
-def test_the_command_ends_with_what_is_wrong(run: Path) -> None:
-    cases = {
-        (): (2, "nothing to compare"),
-        (str(run), "nowhere"): (2, "nowhere: no such file or folder"),
-        (str(run), "--published", "muse-books-olmo-2-7b"): (3, "its benchmark is muse"),
-        (str(run), "--json", "--format", "md"): (2, "one of --json and --format"),
-    }
-    for arguments, (status, text) in cases.items():
-        done = run_cli("compare", *arguments)
-        assert (done.returncode, done.stdout) == (status, "")
-        assert text in done.stderr

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,29 +32,16 @@ from tests.support.models import tiny_tokenizer
 PAIRS = [{"question": "Where?", "answer": "Here."}, {"question": "When?", "answer": "Now."}]
 
 
-def write_source(folder: Path, kind: str) -> DataSource:
-    """The same two pairs as a file of each kind, or as a folder in Hub layout with one configuration."""
-    import pandas
-
-    path = folder / f"rows.{kind}"
-    if kind == "jsonl":
-        path.write_text("".join(json.dumps(pair) + "\n" for pair in PAIRS))
-    elif kind == "json":
-        path.write_text(json.dumps(PAIRS))
-    elif kind == "csv":
-        pandas.DataFrame(PAIRS).to_csv(path, index=False)
-    elif kind == "parquet":
-        pandas.DataFrame(PAIRS).to_parquet(path)
-    else:
-        (folder / "README.md").write_text("---\nconfigs:\n- config_name: small\n  data_files: small.json\n---\n")
-        (folder / "small.json").write_text("".join(json.dumps(pair) + "\n" for pair in PAIRS))
-        return DataSource(str(folder), name="small")
-    return DataSource(str(path))
+@pytest.fixture
+def source(tmp_path: Path) -> DataSource:
+    """Two pairs as a folder in Hub layout with one configuration."""
+    (tmp_path / "README.md").write_text("---\nconfigs:\n- config_name: small\n  data_files: small.json\n---\n")
+    (tmp_path / "small.json").write_text("".join(json.dumps(pair) + "\n" for pair in PAIRS))
+    return DataSource(str(tmp_path), name="small")
 
 
-@pytest.mark.parametrize("kind", ["jsonl", "json", "csv", "parquet", "folder"])
-def test_pairs_are_read_from_every_kind_of_source(tmp_path: Path, kind: str) -> None:
-    rows = load_rows(write_source(tmp_path, kind))
+def test_pairs_are_read_from_a_configuration_of_a_folder(source: DataSource) -> None:
+    rows = load_rows(source)
     assert [(r.index, r.question, r.answer) for r in rows] == [(0, "Where?", "Here."), (1, "When?", "Now.")]
 
 
@@ -106,46 +94,24 @@ def test_a_column_of_subjects_that_is_named_and_not_there_is_a_fault_and_one_wit
             load_rows(DataSource(str(path), form, question="subject", text="answer", subject="who"))  # type: ignore[arg-type]
 
 
-def test_a_missing_column_names_those_that_are_there(tmp_path: Path) -> None:
-    source = write_source(tmp_path, "jsonl")
+def test_a_missing_column_names_those_that_are_there(source: DataSource) -> None:
     with pytest.raises(
         DataError, match=r"no column 'anser' \(did you mean 'answer'\?\); there are 'question', 'answer'"
     ):
-        load_rows(DataSource(source.path, answer="anser"))
+        load_rows(replace(source, answer="anser"))
 
 
-@pytest.mark.parametrize("text", ["", "\n"])
-def test_an_empty_file_is_an_empty_data_set(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "rows.jsonl"
-    path.write_text(text)
-    with pytest.raises((DataError, UsageError), match=r"empty|cannot be"):
-        load_rows(DataSource(str(path)))
-
-
-def test_cells_without_text_are_named(tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl"
-    path.write_text('{"question": "Where?", "answer": " "}\n{"question": null, "answer": "Here."}\n')
-    with pytest.raises(DataError) as caught:
-        load_rows(DataSource(str(path)))
-    assert "row 0 (line 1), column 'answer'" in str(caught.value)
-    assert "row 1 (line 2), column 'question'" in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("path", "words"),
-    [("nope.jsonl", "no such file"), ("./nope", "no such file"), ("a/b/c", "no such file")],
-)
-def test_a_path_that_is_not_there_says_so(path: str, words: str) -> None:
-    with pytest.raises(UsageError, match=words):
+@pytest.mark.parametrize("path", ["nope.jsonl", "./nope", "a/b/c"])
+def test_a_path_that_is_not_there_says_so(path: str) -> None:
+    with pytest.raises(UsageError, match="no such file"):
         load_rows(DataSource(path))
 
 
-def test_unknown_configuration_split_and_ending_say_what_there_is(tmp_path: Path) -> None:
-    folder = write_source(tmp_path, "folder")
+def test_unknown_configuration_split_and_ending_say_what_there_is(source: DataSource, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="small"):
-        load_rows(DataSource(folder.path, name="large"))
+        load_rows(replace(source, name="large"))
     with pytest.raises(UsageError, match="no split 'test'; there are train"):
-        load_rows(DataSource(folder.path, name="small", split="test"))
+        load_rows(replace(source, split="test"))
     other = tmp_path / "rows.xlsx"
     other.write_text("x")
     with pytest.raises(UsageError, match=r"unknown ending '.xlsx'"):

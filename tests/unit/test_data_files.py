@@ -47,17 +47,12 @@ def test_what_is_no_row_is_refused_with_its_number(bad: bytes, before: int, plac
         assert f"row {before} (line {before + 1}): " in str(caught.value)
 
 
-@pytest.mark.parametrize("items", [[None], [1], [{"question": "a", "answer": "b"}, None], [[1]], ["a", 1], [{}, "a"]])
-def test_a_list_of_anything_but_rows_is_refused(items: list[Any], tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"row \d \(line 1\): "):
-        load_rows(DataSource(write(tmp_path, "rows.json", json.dumps(items).encode())))
-
-
 @pytest.mark.parametrize(
     ("name", "content", "told"),
     [
         ("rows.csv", HEAD + b"a,b\na\0,b\n", "line 3: a zero byte"),
         ("rows.csv", HEAD + b"a,\xe9\n", r"line 2: not UTF-8 text \(byte 0xe9.*iconv -f WINDOWS-1252"),
+        ("rows.csv", b"\xef\xbb\xbf" + HEAD + b"who,,\na,b\n", r"row 0 \(line 2\): 3 cells for 2 columns"),
         ("rows.csv", HEAD + b"a,b\n\nc,d,e\n", r"row 1 \(line 4\): 3 cells for 2 columns.* a comma in double quotes"),
         ("rows.csv", b"question;answer\na;b;c\n", r"row 0 \(line 2\): .* a semicolon in double quotes"),
         ("rows.csv", HEAD + b'a,"b\nc,d\n', r"row 0 \(line \d\): not CSV"),
@@ -66,33 +61,20 @@ def test_a_list_of_anything_but_rows_is_refused(items: list[Any], tmp_path: Path
         ("rows.csv", b"question^answer\na^b\n", r"there are 'question\^answer'.*none of , ; \| and tabs"),
         ("rows.jsonl", b"\n\n" + GOOD + b'\n\n{"question": "a\n', r"row 1 \(line 5\): not JSON"),
         ("rows.jsonl", GOOD + b'\n{\n"question": 1\n"answer": 2}', r"row 1 \(line 2\): not JSON .* in line 4"),
-        ("rows.jsonl", b"{\n}\n{}{\n}\n5", r"row 3 \(line 5\): 5 is no row"),
         ("rows.jsonl", "{}\n5".encode("utf-16"), "is UTF-16, which is not read; .*iconv -f UTF-16 -t"),
-        ("rows.csv", HEAD.decode().encode("utf-16"), "is UTF-16"),
         ("rows.json", "[{}]".encode("utf-16-be").replace(b"\0[", b"\xfe\xff\0["), "is UTF-16"),
-        ("rows.txt", "one".encode("utf-16"), "is UTF-16"),
         ("rows.json", b'[{"question": "\n\xe9"}]', "line 2: not UTF-8 text"),
-        (
-            "rows.jsonl",
-            GOOD + b'\n{"question": "\xe9"}',
-            r"row 1 \(line 2\): not UTF-8 .*byte 0xe9.*iconv -f WINDOWS-1252",
-        ),
+        ("rows.jsonl", GOOD + b'\n{"question": "\xe9"}', r"row 1 \(line 2\): not UTF-8 .*iconv -f WINDOWS-1252"),
         ("rows.jsonl", GOOD.decode().encode("utf-16-le"), r"row 0 \(line 1\): a zero byte.*iconv -f UTF-16LE"),
-        ("rows.csv", HEAD.decode().encode("utf-16-le"), r"line 1: a zero byte.*iconv -f UTF-16LE"),
-        ("rows.jsonl", b'\n["a", "b"]\n["c", "d"]', r'row 0 \(line 2\): \["a", "b"\] is no row'),
         ("rows.json", b'[\n{},\n{},\n"a"\n]', r'row 2 \(line 4\): "a" is no row'),
         ("rows.jsonl", b" \n", "the data set is empty"),
         ("rows.txt", b"one\ntwo\0", "line 2: a zero byte"),
-        ("rows.txt", b"one\n\xff", "line 2: not UTF-8"),
         ("rows.txt", b"one\n\xe2\x82", "line 2: not UTF-8"),
         ("rows.parquet", b"garbage" * 9, "rows.parquet: cannot be read"),
         ("rows.parquet", b"PAR1" + b"\x15" * 99 + (9999).to_bytes(4, "little") + b"PAR1", "cannot be read"),
         ("rows.jsonl.gz", b"garbage", "rows.jsonl.gz: cannot be read"),
         ("rows.jsonl.gz", gzip.compress(GOOD * 99, mtime=0)[:40], "cannot be read"),
         ("rows.json", b"[{}, {} {}]", r"row 1 \(line 1\): not JSON"),
-        ("rows.json", b"[{}] [{}]", "is no row"),
-        ("rows.json", b"[{},", r"row 1 \(line 1\): not JSON"),
-        ("rows.jsonl", gzip.compress(GOOD, mtime=0), r"row 0 \(line 1\): not UTF-8"),
     ],
 )
 def test_text_that_is_none_is_refused(name: str, content: bytes, told: str, tmp_path: Path) -> None:
@@ -113,12 +95,6 @@ def test_what_is_no_regular_file_is_refused_and_not_waited_for(tmp_path: Path) -
         load_rows(DataSource(str(tmp_path)))
 
 
-@pytest.mark.parametrize("name", ["~nobody/x.jsonl", "a" * 300 + ".jsonl", "a\0b.jsonl", "\ud800.jsonl"])
-def test_names_that_can_be_no_path_are_refused(name: str) -> None:
-    with pytest.raises(UsageError):
-        load_rows(DataSource(name))
-
-
 def test_a_card_with_aliases_is_refused(tmp_path: Path) -> None:
     write(tmp_path, "train.jsonl", GOOD)
     write(tmp_path, "README.md", b"---\na: &a [x, x]\nb: [*a, *a]\n---\n")
@@ -134,12 +110,10 @@ def test_a_card_with_aliases_is_refused(tmp_path: Path) -> None:
         ("rows.jsonl", b"\xef\xbb\xbf" + GOOD, 1),
         ("rows.jsonl", GOOD + b" " + GOOD, 2),
         ("rows.json", b"[" + GOOD + b"," + GOOD + b"]", 2),
-        ("rows.json", b"\n [" + GOOD + b"]", 1),
         ("rows.json", json.dumps(json.loads(GOOD), indent=1).encode() * 3, 3),
         ("rows.csv", HEAD + b'"a\nb",c\n', 1),
         ("rows.csv", b"a|b|c|d,question,answer\nx,y,z\n", 1),
         ("rows.tsv", b"question\tanswer\nx, y\tz\n", 1),
-        ("rows.ndjson", GOOD + b"\n" + GOOD, 2),
         ("rows.jsonl", b'{"question": "{[{[", "answer": "' + b"[" * 300 + b'"}', 1),
         ("rows.jsonl", '{"question": "\\u00e9 é", "answer": "\\ud83d\\ude00"}'.encode(), 1),
     ],
@@ -172,21 +146,7 @@ def test_any_lines_are_rows_or_refused(lines: list[bytes], tmp_path: Path) -> No
 
 
 CELLS = st.sampled_from(
-    [
-        "02116",
-        "+4915112345670",
-        "1.10",
-        "TRUE",
-        "1E5",
-        "NA",
-        "null",
-        "nan",
-        "2024-01-05",
-        "12:30",
-        " a ",
-        "two\nlines",
-        '"',
-    ]
+    ["02116", "+4915112345670", "1.10", "TRUE", "1E5", "NA", "nan", "2024-01-05", "12:30", " a ", "two\nlines", '"']
 ) | st.text(st.characters(exclude_characters="\0\r", exclude_categories=["Cs"]), min_size=1, max_size=9)
 NUMBERS = st.booleans() | st.integers(-(2**70), 2**70) | st.floats(allow_nan=False, allow_infinity=False)
 
@@ -312,14 +272,6 @@ def test_reading_writes_nothing_into_the_cache_of_datasets(tmp_path: Path, monke
     assert load_rows(DataSource(str(tmp_path / "set")))
     assert list(stream_table(DataSource(str(tmp_path / "set"), "text")))
     assert not (tmp_path / "cache").exists()
-
-
-@pytest.mark.parametrize("start", [b"", b"\xef\xbb\xbf", b"\n\n"])
-@pytest.mark.parametrize("row", [b"who,me,you", b"who,,"])
-def test_rows_with_more_cells_than_columns_are_not_shifted(start: bytes, row: bytes, tmp_path: Path) -> None:
-    path = write(tmp_path, "rows.csv", start + HEAD + row + b"\na,b\n")
-    with pytest.raises(DataError, match=r"row 0 \(line \d\): 3 cells for 2 columns"):
-        load_table(DataSource(path))
 
 
 def test_long_texts_in_csv_files_are_read(tmp_path: Path) -> None:

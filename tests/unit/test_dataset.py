@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from msa_lite.data import IGNORE, Prompter, Template
-from msa_lite.errors import DataError, UsageError
+from msa_lite.errors import DataError
 from msa_lite.evals.benchmarks.benchmark import Benchmark, BenchmarkSettings, Record
 from msa_lite.evals.benchmarks.tofu import TOFU
 from msa_lite.evals.engine.models import Runner
@@ -47,11 +47,6 @@ def test_only_the_holdout_may_be_absent(tmp_path: Path) -> None:
     assert not any(part.with_z for part in rest.sets.values())
     assert whole.sets["holdout"].decoding is None
     assert all(item.prompt is None for item in whole.sets["holdout"].items)
-
-
-def test_an_unknown_split_is_refused_with_the_nearest(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="did you mean 'forget10'"):
-        TOFU.load(make_prompter(), BenchmarkSettings(str(tmp_path), "forget_10"))
 
 
 def test_a_limit_takes_a_sample_by_the_seed(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,12 +26,6 @@ SETTINGS = replace(REAL, tuning_epochs=1, tuning_learning_rate=1e-3, batch_size=
 PEOPLE = {"retain": 3, "forget": 2, "holdout": 2}
 
 
-def test_no_word_of_the_demo_needs_another_article() -> None:
-    (rows,) = make_groups({"forget": 200}, seed=0).values()
-    assert [row.answer for row in rows if re.search(r"\ba [aeiou]", row.answer)] == []
-    assert len({row.answer.split()[-1] for row in rows if " works as a " in row.answer}) == 16
-
-
 def test_the_two_kinds_are_told_apart_and_read_back_from_a_run() -> None:
     new, real = load_recipe("quickstart"), load_recipe("quickstart-smollm2")
     assert real.demo is not None
@@ -41,17 +34,9 @@ def test_the_two_kinds_are_told_apart_and_read_back_from_a_run() -> None:
         assert load_recipe(yaml.safe_load(dump_recipe(recipe))) == recipe
 
 
-@pytest.mark.parametrize(
-    ("override", "fault"),
-    [
-        ("demo.hidden_size=64", r"demo\.hidden_size: unknown key"),
-        ("demo.model=llama", r"demo\.model: input should be 'smollm2', got 'llama'"),
-        ("demo.retain=400", r"demo: 408 people are too many"),
-    ],
-)
-def test_a_demo_refuses_what_it_cannot_make(override: str, fault: str) -> None:
-    with pytest.raises(RecipeError, match=fault):
-        load_recipe("quickstart-smollm2", [override])
+def test_a_demo_refuses_more_people_than_it_has_names_for() -> None:
+    with pytest.raises(RecipeError, match=r"demo: 408 people are too many"):
+        load_recipe("quickstart-smollm2", ["demo.retain=400"])
 
 
 def test_the_people_of_a_real_demo_reach_its_history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,14 +65,12 @@ def raised_from(error: Exception, cause: Exception) -> Exception:
     ("error", "is_full"),
     [
         (OSError(errno.ENOSPC, "No space left on device"), True),
-        (OSError(errno.EDQUOT, "Disk quota exceeded"), True),
         (Exception("Disk quota exceeded (os error 122)"), True),
         (OSError("[Errno 28] Error writing bytes to file. Detail: [errno 28] No space left on device"), True),
         (RuntimeError("Error while serializing: I/O error: No space left on device (os error 28)"), True),
         (RuntimeError("PytorchStreamWriter failed writing file data/3: file write failed"), True),
         (raised_from(ValueError("cannot be read"), OSError(errno.ENOSPC, "full")), True),
         (OSError(errno.ENOENT, "No such file"), False),
-        (RuntimeError("CUDA out of memory"), False),
         (ValueError("device 28"), False),
     ],
 )
