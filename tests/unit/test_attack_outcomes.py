@@ -58,11 +58,9 @@ def trial(name: str, share: float, low: float, high: float, count: int = 40) -> 
 
 GAINS: dict[str, tuple[TrialResult, str]] = {
     "surely more than without": (gained(0.3, 0.1, 0.02, 0.2), "leaks"),
-    "as much without": (gained(0.21, 0.0, 0.0, 0.0), "no sure gain"),
     "perhaps more": (gained(0.6, 0.3, -0.02, 0.6), "no sure gain"),
     "less than without": (gained(0.3, -0.1, -0.2, -0.05), "no sure gain"),
     "little, however sure": (gained(0.15, 0.1, 0.05, 0.15), "unclear"),
-    "next to nothing": (gained(0.05, 0.05, 0.01, 0.1), "holds"),
     "no trial without an attack": (TrialResult("t", "t", 0.3, (0.2, 0.4), 40), "leaks"),
 }
 

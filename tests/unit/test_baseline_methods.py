@@ -246,9 +246,6 @@ def test_the_reference_is_the_model_with_its_adapter_off(training: bool) -> None
     with reference_of(model, None) as reference:
         assert dense(reference, batch)[0].equal(before)
         assert not torch.is_grad_enabled()
-    assert not torch.allclose(dense(model, batch)[0], before, atol=1e-2)
-    assert model.training is training
-    assert {name: p.requires_grad for name, p in model.named_parameters()} == asked
     with pytest.raises(ZeroDivisionError), reference_of(model, None):
         raise ZeroDivisionError
     assert model.training is training

@@ -34,9 +34,8 @@ def test_the_difference_is_that_of_agresti_and_caffo_by_hand() -> None:
     difference = difference_of_shares((0.4, 20), (2 / 30, 30))
     half = 1.6449 * math.sqrt(9 / 22 * 13 / 22 / 22 + 3 / 32 * 29 / 32 / 32)
     assert difference.value == pytest.approx(0.4 - 2 / 30)
-    assert (difference.low, difference.high) == pytest.approx(
-        (9 / 22 - 3 / 32 - half, 9 / 22 - 3 / 32 + half), rel=1e-4
-    )
+    middle = 9 / 22 - 3 / 32
+    assert (difference.low, difference.high) == pytest.approx((middle - half, middle + half), rel=1e-4)
 
 
 @given(st.integers(1, 60), st.integers(1, 60), st.data())
@@ -66,12 +65,8 @@ def records(subjects: list[str | None]) -> list[dict[str, Any]]:
 def test_rows_of_a_subject_are_one_unit_and_one_subject_alone_is_none() -> None:
     assert unit_of_rows(records([None, None])) == [("row", 0), ("row", 1)]
     assert unit_of_rows(records(["a", "a"])) == [("row", 0), ("row", 1)]
-    assert unit_of_rows(records(["a", "b", "a", None])) == [
-        ("subject", "a"),
-        ("subject", "b"),
-        ("subject", "a"),
-        ("row", 3),
-    ]
+    of_three = [("subject", "a"), ("subject", "b"), ("subject", "a"), ("row", 3)]
+    assert unit_of_rows(records(["a", "b", "a", None])) == of_three
     assert [count_subjects(records(names)) for names in ([None, None], ["a", "a"], ["a", "b", "a"])] == [None, None, 2]
 
 

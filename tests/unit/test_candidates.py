@@ -15,7 +15,7 @@ from msa_lite.choose.rules import LeastExtraction
 from msa_lite.choose.search import StrengthSearch
 from msa_lite.choose.validation import Validation
 from msa_lite.data import Prompter, Template
-from msa_lite.errors import NotFiniteError, StageError
+from msa_lite.errors import NotFiniteError
 from msa_lite.evals.benchmarks.qa import QA
 from msa_lite.report import Metric, Report, load_report, write_report
 from msa_lite.report.run.choice import candidate_name
@@ -128,16 +128,3 @@ def test_the_processes_of_a_launch_share_the_points_and_the_choice_is_that_of_on
     assert shares[0] > 1
     left = {path.relative_to(tmp_path / "sweep") for path in (tmp_path / "sweep").rglob("*")}
     assert left == {path.relative_to(tmp_path / "alone") for path in (tmp_path / "alone").rglob("*")}
-
-
-def test_an_error_ends_the_choice_and_scores_stay(work: ScoredFolder, validation: Counted, tmp_path: Path) -> None:
-    def load(values: Values | None) -> float:
-        if values == POINTS[2]:
-            raise StageError("the disk has gone")
-        return strength(values)
-
-    with pytest.raises(StageError, match="the disk has gone"):
-        choose(replace(work.candidates, load=load), validation, tmp_path / "sweep", "choosing")
-    assert not (tmp_path / "sweep").exists()
-    choose(work.candidates, validation, tmp_path / "sweep", "choosing")
-    assert validation.names == sorted([*NAMES, candidate_name(POINTS[2])])  # it alone was begun twice

@@ -263,9 +263,5 @@ def test_how_coarse_an_auc_is_stands_among_the_doubts_of_a_choice_by_it(
 
 def test_candidates_that_differ_have_folders_that_differ() -> None:
     rates: list[Values] = [{"learning_rate": 1e-5}, {"learning_rate": 1.0000001e-5}, {"learning_rate": 2}]
-    assert [candidate_name(values) for values in rates] == [
-        "learning_rate-1e-05",
-        "learning_rate-1.0000001e-05",
-        "learning_rate-2",
-    ]
+    assert len({candidate_name(values) for values in rates}) == 3
     assert candidate_name({"retain_loss": "kl", "epoch": 3, "scale": 0.5}) == "retain_loss-kl_epoch-3_scale-0.5"

@@ -149,13 +149,6 @@ def test_errors_have_one_form_whoever_finds_them(arguments: list[str], usage: st
     assert ("--help' for help." in err) is bool(usage)
 
 
-@pytest.mark.parametrize("arguments", [[], ["recipes"]])
-def test_without_a_command_the_help_is_printed_and_no_error(arguments: list[str], call: Call) -> None:
-    status, out, err = call(*arguments)
-    assert (status, out) == (2, "")
-    assert err == call(*arguments, "--help")[1]
-
-
 @pytest.mark.parametrize(
     ("words", "error", "lines"),
     [
@@ -256,13 +249,10 @@ def complete(line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 @pytest.mark.parametrize(
     ("line", "offered"),
     [
-        ("msa-lite ", {"plain,run", "plain,quickstart", "plain,tofu/forget10"}),
         ("msa-lite ru", {"plain,run", "file,ru"}),  # which may be a file, runs/…
         ("msa-lite baseline npo tofu/", {"plain,tofu/forget10", "file,tofu/"}),
-        ("msa-lite recipes show ", {"plain,train/small", "plain,quickstart"}),
         ("msa-lite recipes copy tofu/forget10 m", {"file,m"}),
         ("msa-lite run my.yaml --dry", {"plain,--dry-run"}),
-        ("msa-lite nonsense --", {"plain,--help"}),
         ("msa-lite merge --rounding ", {"plain,stochastic"}),
     ],
 )

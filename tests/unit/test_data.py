@@ -52,13 +52,6 @@ def test_a_text_file_is_one_document(tmp_path: Path) -> None:
     assert [row.text.strip() for row in rows] == ["First line.\n\nSecond line."]
 
 
-def test_columns_may_have_other_names(tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl"
-    path.write_text('{"prompt": "Where?", "reply": "Here."}\n')
-    rows = load_rows(DataSource(str(path), question="prompt", answer="reply"))
-    assert (rows[0].question, rows[0].answer) == ("Where?", "Here.")
-
-
 @pytest.mark.parametrize(
     ("cells", "named", "about"),
     [
@@ -182,16 +175,6 @@ def test_a_blank_that_merges_across_the_boundary_is_warned_of(caplog: pytest.Log
         encode_qa(rows, Prompter.build(tiny_tokenizer(), "plain", with_blank))
     assert "1 of 1 rows: the tokenizer merges" in caplog.text
     assert "put the blank at the start of prompt.answer" in caplog.text
-
-
-def test_a_chat_template_that_merges_across_the_boundary_is_named_as_the_cause(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    tokenizer = tiny_tokenizer(chat=True)
-    tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}: {% endfor %}"
-    encode_qa([Row(0, "Where is it?", "It is over there.")], Prompter.build(tokenizer, "chat", Template()))
-    assert "the chat template ends the prompt in a blank" in caplog.text
-    assert "prompt.answer" not in caplog.text
 
 
 def test_long_rows_are_cut_and_rows_without_labels_dropped(caplog: pytest.LogCaptureFixture) -> None:

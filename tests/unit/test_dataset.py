@@ -104,9 +104,7 @@ def test_an_answer_without_a_token_of_its_own_is_left_out(tmp_path: Path) -> Non
     # A template whose answer shows only its end, as where a tokenizer drops the characters that it does not know.
     silent = Prompter.build(prompter.tokenizer, "plain", Template("Question: {question}\nAnswer:", "{answer:.0}"))
     tofu = TOFU.load(silent, BenchmarkSettings(write_tofu(tmp_path), "forget01"))
-    assert {name: len(texts) for name, texts in tofu.sets["forget"].items[0].texts.items()} == {
-        "answer": 0, "paraphrased": 0, "perturbed": 0,
-    }  # fmt: skip
+    assert not any(tofu.sets["forget"].items[0].texts.values())
     record = run_items(Runner(wide_model("llama")), tofu, "forget")[0]
     assert record["probability"] is record["truth_ratio"] is None
 
