@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -131,23 +130,6 @@ def test_a_broken_file_is_named_with_its_fault(
         read_shard(path)
 
 
-header_parts = st.recursive(
-    st.none() | st.booleans() | st.integers(-9, 9) | st.integers() | st.floats() | st.sampled_from(["F32", "I64", "x"]),
-    lambda parts: (
-        st.lists(parts, max_size=3)
-        | st.dictionaries(st.sampled_from(["dtype", "shape", "data_offsets", "__metadata__", "a"]), parts, max_size=4)
-    ),
-    max_leaves=12,
-)
-
-
-@settings(max_examples=80)
-@given(header_parts, st.integers(0, 24))
-def test_no_header_whatever_breaks_the_reader(tmp_path_factory: pytest.TempPathFactory, header: Any, data: int) -> None:
-    path = write_raw(tmp_path_factory.getbasetemp() / "any.safetensors", json.dumps(header).encode(), data)
-    assert_read_or_refused(path)
-
-
 @settings(max_examples=80)
 @given(st.lists(st.tuples(st.integers(0, 400), st.integers(0, 255)), min_size=1, max_size=4), st.integers(0, 3))
 def test_no_flipped_byte_breaks_the_reader(
@@ -261,12 +243,3 @@ def test_companions_are_copied_and_what_else_is_there_is_named(tmp_path: Path) -
     (tmp_path / "config.json").write_text('{"auto_map": {"AutoModel": "run.Model"}}')  # so the model needs it
     assert "run.py" in [path.name for path in copied_files(tmp_path)]
     assert "run.py" not in left_behind(load_checkpoint(tmp_path))
-
-
-@pytest.mark.parametrize(("large", "small"), [("bfloat16", "float32"), ("float32", "bfloat16"), ("float16", "float64")])
-def test_the_dtype_of_a_checkpoint_is_that_of_most_bytes_of_its_floats(large: str, small: str, tmp_path: Path) -> None:
-    kinds = {"bfloat16": ml_dtypes.bfloat16, **{name: np.dtype(name) for name in ("float16", "float32", "float64")}}
-    tensors = {"a": np.ones(3, kinds[small]), "b": np.ones(40, kinds[large]), "c": np.ones(3, kinds[small])}
-    (tmp_path / "config.json").write_text("{}")
-    save_file({**tensors, "ids": np.ones(900, np.int64)}, tmp_path / SINGLE_FILE)
-    assert load_checkpoint(tmp_path).dtype_name == large

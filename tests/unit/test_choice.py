@@ -25,7 +25,6 @@ from msa_lite.pipeline.run.msa import merge_arguments
 from msa_lite.recipe import load_recipe
 from msa_lite.report import Metric, Report, load_report, write_report
 from msa_lite.report.run.choice import candidate_name
-from tests.support.benchmark_data import make_tofu
 from tests.support.models import tiny_tokenizer
 from tests.support.records import write_shares
 
@@ -245,20 +244,6 @@ def test_what_the_target_lacks_is_told_before_any_candidate_is_scored(
     alone = without(candidates, *NAMES[1:])  # a candidate would be refused
     with pytest.raises(DataError, match="score restor: the target has none of accuracy"):
         choose(alone, replace(questions, rule=PaperScore("restor")), tmp_path / "sweep", "choosing")
-
-
-def test_how_coarse_an_auc_is_stands_among_the_doubts_of_a_choice_by_it(
-    candidates: Candidates, questions: Validation, tmp_path: Path
-) -> None:
-    known = {name: load_report(path) for name, path in candidates.known.items()}
-    for name, report in known.items():
-        metrics = {**report.metrics, "min_k": replace(report.metrics["rouge_l_f"])}
-        write_report(replace(report, metrics=metrics), candidates.known[name])
-    tofu = replace(questions, benchmark=make_tofu(tmp_path / "tofu"))  # 4 questions to be forgotten, 3 nobody learnt
-    by_auc = replace(tofu, rule=PaperScore("muse"))
-    coarse = "min_k, min_k_pp: measured on 4 × 3 pairs of texts, so that the AUC moves in steps of 1/12,"
-    assert any(coarse in doubt for doubt in choose(candidates, by_auc, tmp_path / "by_auc", "choosing").doubts)
-    assert not any("pairs" in doubt for doubt in choose(candidates, tofu, tmp_path / "other", "choosing").doubts)
 
 
 def test_candidates_that_differ_have_folders_that_differ() -> None:

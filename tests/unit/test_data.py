@@ -151,16 +151,6 @@ def test_the_chat_template_is_used_with_a_pinned_date() -> None:
     assert prompter.describe()["date_string"] == DATE_STRING
 
 
-def test_a_template_without_a_system_role_gets_none() -> None:
-    tokenizer = tiny_tokenizer(chat=True)
-    tokenizer.chat_template = (
-        "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
-        "{% for m in messages %}{{ m['content'] }}|{% endfor %}"
-    )
-    prompter = Prompter.build(tokenizer, "chat", Template())
-    assert tokenizer.decode(prompter.prompt("Where?")) == "Where?|"
-
-
 def test_asking_for_a_chat_template_that_is_not_there_is_an_error() -> None:
     with pytest.raises(UsageError, match="has no chat template"):
         Prompter.build(tiny_tokenizer(), "chat", Template())
