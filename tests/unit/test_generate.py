@@ -143,17 +143,6 @@ def test_settings_of_sampling_that_a_model_comes_with_are_not_used() -> None:
     assert answers(model) == plain(wide_model("llama"))
 
 
-@pytest.mark.parametrize("kind", ["llama", "gpt2", "mistral"])
-def test_a_token_may_be_hidden_wherever_it_stands(kind: str) -> None:
-    model = wide_model(kind)
-    hidden = PROMPTER.tokenizer("?")["input_ids"][1]
-    assert sum(hidden in prompt for prompt in PROMPTS) == len(PROMPTS) - 1
-    wanted = plain(model, hidden)
-    assert wanted != plain(model)
-    for budget in (1, ALL):
-        assert answers(model, budget=budget, hidden=hidden) == wanted
-
-
 def test_an_answer_is_cut_before_its_first_stop_string() -> None:
     model = wide_model("llama")
     whole = [text for (text,) in answers(model)]
