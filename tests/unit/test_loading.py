@@ -23,7 +23,6 @@ from msa_lite.evals.engine import models
 from msa_lite.evals.engine.models import check_source
 from msa_lite.io.models import loading
 from msa_lite.io.models.devices import limited
-from msa_lite.io.models.guards import pattern_fault
 from msa_lite.io.models.loading import check_loads, load_whole, read_tokenizer
 from msa_lite.io.weights.hub import fetch
 from msa_lite.train import FitSettings
@@ -108,10 +107,7 @@ BROKEN: dict[str, Callable[[Path], None]] = {
     "a tensor is shorter": edited(WEIGHTS, cut("q_proj")),
     "a million layers": edited(CONFIG, put(num_hidden_layers=1_000_000)),
     "a huge model": edited(CONFIG, put(hidden_size=10**9)),
-    "huge heads": edited(CONFIG, put(head_dim=10**9)),
-    "another kind": edited(CONFIG, put(model_type="gpt2")),
     "no causal kind": edited(CONFIG, put(model_type="t5")),
-    "an unknown kind": edited(CONFIG, put(model_type="nothing")),
     "no kind": edited(CONFIG, lose("model_type")),
     "no tokens": edited(CONFIG, put(vocab_size=-5)),
     "a word for a size": edited(CONFIG, put(hidden_size="wide")),
@@ -119,13 +115,10 @@ BROKEN: dict[str, Callable[[Path], None]] = {
     "a program of the Hub": edited(CONFIG, put(attn_implementation="somebody/kernel")),
     "code of its own": with_code,
     "a code that nobody knows": edited(CONFIG, put(quantization_config={"quant_method": "modelopt"})),
-    "a code without a name": edited(CONFIG, put(quantization_config={"bits": 4})),
-    "a code that is a list": edited(CONFIG, put(quantization_config=[4])),
     **{
         f"said to be in {bits} bits": edited(CONFIG, put(quantization_config={f"load_in_{bits}bit": True, **method}))
         for bits, method in ((4, {}), (8, {"quant_method": "bitsandbytes"}))
     },
-    "said to be in bits": edited(CONFIG, put(quantization_config={"quant_method": "bitsandbytes"})),
     "pickled": pickled,
     "truncated": truncate(WEIGHTS),
     "two sets of weights": two_sets,
@@ -139,17 +132,14 @@ BROKEN: dict[str, Callable[[Path], None]] = {
 BROKEN_ADAPTERS: dict[str, Callable[[Path], None]] = {
     "all names are others": edited(ADAPTER, rename("layers", "schichten")),
     "a factor is missing": edited(ADAPTER, lose("lora_B")),
-    "a factor more": edited(ADAPTER, put(**{"base_model.model.other.lora_A.weight": torch.zeros(4, 32)})),
     "a factor is shorter": edited(ADAPTER, cut("lora_A")),
     "empty": edited(ADAPTER, lambda tensors: tensors.clear()),
     "pickled": pickled_adapter,
     "truncated": truncate(ADAPTER),
     "another rank": edited(ADAPTER_CONFIG, put(r=8)),
     "a huge rank": edited(ADAPTER_CONFIG, put(r=10**9)),
-    "a rank beyond numbers": edited(ADAPTER_CONFIG, put(r=10**30)),
     "a pattern without end": edited(ADAPTER_CONFIG, put(target_modules="(.*.*)*(.*.*)*(.*.*)*x")),
     "no pattern": edited(ADAPTER_CONFIG, put(target_modules="(")),
-    "other modules": edited(ADAPTER_CONFIG, put(target_modules=["nothing"])),
     "an unknown kind": edited(ADAPTER_CONFIG, put(peft_type="MAGIC")),
     "a head to be saved": edited(ADAPTER_CONFIG, put(modules_to_save=["lm_head"])),
     "a checkpoint beside it": lambda folder: shutil.copy(folder / ADAPTER, folder / WEIGHTS) and None,
@@ -212,15 +202,6 @@ def test_what_the_library_reports_is_an_error_too(what: str, llama: Path, monkey
     monkeypatch.setattr(loading, "check_loads", lambda folder, base: VOCABULARY)
     with pytest.raises(MismatchError, match=r"model\.norm\.weight: missing|v_head\.weight: not a tensor|layernorm"):
         load_whole(llama, dtype=torch.float32)
-
-
-def test_all_faults_are_named_up_to_ten(llama: Path) -> None:
-    change(llama / WEIGHTS, rename("model.", "modul."))
-    with pytest.raises(MismatchError) as caught:
-        check_loads(llama, llama)
-    lines = str(caught.value).splitlines()
-    assert len(lines) == 12
-    assert "more" in lines[-1]
 
 
 def test_what_a_family_leaves_out_is_no_fault(make_checkpoint: Make, tmp_path: Path) -> None:
@@ -316,19 +297,6 @@ def test_a_tokenizer_with_code_of_its_own_is_not_asked_about(tmp_path: Path, mon
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
     with pytest.raises(FormatError, match="its tokenizer cannot be loaded"):
         open_tokenizer(tmp_path, "m")
-
-
-@pytest.mark.parametrize(
-    ("pattern", "told"),
-    [
-        ("(", "no regular expression"),
-        (r".*\.(q|v)_proj", None),
-        (r"^(?!.*vision).*q_proj$", None),
-    ],
-)
-def test_patterns_that_are_none_are_found(pattern: str, told: str | None) -> None:
-    fault = pattern_fault([pattern], ["model.layers.0.self_attn.q_proj", "a" * 60])
-    assert (fault is None) if told is None else (told in str(fault))
 
 
 def test_models_tokenizers_and_data_are_loaded_in_one_place_each() -> None:

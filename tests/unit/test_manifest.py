@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -58,20 +57,6 @@ def test_a_finished_folder_has_its_manifest_and_no_partial(tmp_path: Path) -> No
     assert (found["kind"], found["inputs"], found["change"]) == ("model", INPUTS, 3)
     assert list(found["files"]) == ["a.txt"]
     assert found["versions"]["numpy"]
-
-
-def test_a_fault_before_the_manifest_is_written_leaves_no_final_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def broken(path: Path, *rest: Any) -> None:
-        raise OSError("the disk is gone")
-
-    monkeypatch.setattr(manifest, "write_manifest", broken)
-    with pytest.raises(OSError, match="disk is gone"):
-        build(tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-    monkeypatch.undo()
-    assert verify_folder(build(tmp_path / "out")) == []
 
 
 @pytest.mark.parametrize("error", [StageError("no"), KeyboardInterrupt(), OSError(28, "full")])
@@ -261,13 +246,6 @@ def test_another_tools_manifest_is_foreign_too(tmp_path: Path, text: str) -> Non
     assert (tmp_path / "out" / MANIFEST).read_text() == text
 
 
-def test_a_file_in_the_way_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "out").write_text("notes")
-    with pytest.raises(OutputError, match="a file is in the way"):
-        build(tmp_path / "out")
-    assert (tmp_path / "out").read_text() == "notes"
-
-
 def test_a_folder_of_ours_is_replaced_whole_and_an_empty_one_is_used(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     build(tmp_path / "out")
@@ -290,24 +268,6 @@ def test_space_is_asked_of_the_disk_that_will_hold_the_folder(tmp_path: Path) ->
     check_space(tmp_path / "not" / "there" / "yet", 1)
     with pytest.raises(OutputError, match=r"out: 1e\+09 TB are needed, .* are free"):
         check_space(tmp_path / "out", 10**21)
-
-
-@pytest.mark.parametrize(
-    ("name", "reason"),
-    [("file/out", "is a file"), ("closed/out", "is read-only for you"), ("nothing/out", "is no place for files"),
-     ("x" * 300, "File name too long")],
-)  # fmt: skip
-def test_a_place_that_takes_nothing_is_told_as_such_and_not_as_a_full_disk(
-    name: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "file").touch()
-    for folder in ("closed", "nothing"):
-        (tmp_path / folder).mkdir()
-    may, usage, empty = os.access, os.statvfs(tmp_path), SimpleNamespace(f_blocks=0)
-    monkeypatch.setattr(os, "access", lambda path, mode: Path(path).name != "closed" and may(path, mode))
-    monkeypatch.setattr(os, "statvfs", lambda path: empty if Path(path).name == "nothing" else usage)
-    with pytest.raises(OutputError, match=rf"cannot be written \(.*{reason}\)"):
-        check_space(tmp_path / name, 1)
 
 
 def test_verify_names_every_changed_missing_and_extra_file(tmp_path: Path) -> None:

@@ -38,12 +38,6 @@ def test_an_adapter_for_another_size_lists_its_modules_with_both_shapes(
         match_names(load_adapter(make_adapter("llama")), target)
 
 
-def test_an_adapter_without_factors_is_refused(make_checkpoint: Make, make_adapter: Make, tmp_path: Path) -> None:
-    folder = edit_adapter(make_adapter("llama"), tmp_path / "a", lambda tensors: tensors.clear())
-    with pytest.raises(MismatchError, match="no LoRA factors at all"):
-        match_names(load_adapter(folder), load_checkpoint(make_checkpoint("llama")).tensors)
-
-
 @pytest.mark.parametrize("saved", [True, False])
 def test_square_weights_follow_the_others_whatever_the_config_says(
     make_checkpoint: Make, make_adapter: Make, tmp_path: Path, saved: bool
@@ -87,17 +81,14 @@ def test_square_weights_among_both_orientations_are_refused(make_checkpoint: Mak
 @pytest.mark.parametrize(
     ("name", "target"),
     [
-        ("model.norm.weight", "model.norm.weight"),
         ("_orig_mod.module.model.norm.weight", "model.norm.weight"),
         ("model.layers.0._checkpoint_wrapped_module._fsdp_wrapped_module.mlp.weight", "model.layers.0.mlp.weight"),
         ("transformer.h.0.ln_1.weight", "h.0.ln_1.weight"),
         ("model.language_model.norm.weight", "language_model.model.norm.weight"),
         ("language_model.model.norm.weight", "model.language_model.norm.weight"),
-        ("language_model.model.norm.weight", "model.norm.weight"),
         ("model.language_model.norm.weight", "model.norm.weight"),
         ("model.visual.blocks.0.weight", "visual.blocks.0.weight"),
         ("lm_head.weight", "language_model.lm_head.weight"),
-        ("model.layers.0.mlp.weight", "layers.0.mlp.weight"),
         ("_orig_mod.gpt_neox.layers.0.mlp.weight", "layers.0.mlp.weight"),
     ],
 )
@@ -145,7 +136,6 @@ def test_two_names_for_one_tensor_are_refused(make_checkpoint: Make, make_adapte
         ("model.norm.weight", np.ones(7, np.float32), r"model\.norm\.weight: \(7,\) in the adapter, \(32,\) in the t"),
         ("model.nowhere.bias", np.ones(7, np.float32), r"model\.nowhere\.bias: the target has no such tensor"),
         ("lm_head.base_layer.weight", np.ones((9, 9), np.float32), r"lm_head\.weight: \(9, 9\) in the adapter"),
-        (f"{Q}.bias", np.ones(32, np.float32), rf"{Q}\.bias: the target has no such tensor"),
     ],
 )
 def test_a_value_that_does_not_fit_the_target_is_refused(
@@ -194,7 +184,6 @@ EACH = [f"model.layers.{n}.{m}_proj" for n in (0, 1) for m in ("self_attn.q", "s
             ],
         ),
         ({"target_modules": "all-linear"}, "v_proj", []),
-        ({"target_modules": r".*\.(q|v)_proj"}, "v_proj", []),
         ({"target_modules": EACH, "exclude_modules": ["down_proj"]}, "down_proj", []),
         ({"target_modules": ["q_proj", "up_proj"], "layers_to_transform": 0}, "up_proj", []),
     ],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from msa_lite.errors import UsageError
-from msa_lite.merger import Term, mergekit_recipe
+from msa_lite.merger import Term
 from msa_lite.merger.formula import number_terms
 from msa_lite.merger.mergekit.reader import read_recipe
 from msa_lite.merger.mergekit.recipes import MergeRequest, Reference, write_recipe
@@ -130,14 +129,8 @@ def test_a_target_that_is_its_own_prior_is_named_once(folder: Path, adapters: bo
 
 def test_a_recipe_says_how_it_is_run_and_everything_that_matters() -> None:
     text = write(merge_of(T, F, 1e-05, None, 0.0, P, "same"), (True, False), needs_prior=True)
-    comments = [line for line in text.splitlines() if line.startswith("#")]
-    assert text.startswith("\n".join(comments))
-    options = "--lora-merge-cache OUT.lora-cache --lora-merge-dtype float32"
-    assert f"#   mergekit-yaml CONFIG OUT {options}" in comments
-    assert any("mergekit >= 0.1.5" in line for line in comments)
-    assert any("target - 1e-05 (forget-tuned - prior); alpha 1e-05, beta 0.0" in line for line in comments)
-    document = yaml.safe_load(text)
-    assert document == {
+    assert "#   mergekit-yaml CONFIG OUT --lora-merge-cache OUT.lora-cache --lora-merge-dtype float32\n" in text
+    assert yaml.safe_load(text) == {
         "merge_method": "task_arithmetic",
         "base_model": "org/target",
         "models": [
@@ -162,9 +155,7 @@ def test_names_that_mergekit_would_split_are_mappings() -> None:
     ("request_", "adapters", "says"),
     [
         (merge_of(T, F, 1.0, F, 0.5, None), (True, True), "names a model twice.*forget.*retain.*difference"),
-        (merge_of(T, F, 1.0, F, 0.5, P), (False, False), "names a model twice"),
         (merge_of(T, T, 1.0, None, 0.0, P), (False, False), "names a model twice.*target.*forget"),
-        (merge_of(T, P, 1.0, None, 0.0, P), (False, False), "names a model twice.*forget.*prior"),
         (merge_of(T, F, 1.0, None, 0.0, None), (False, False), "prior: missing"),
         (merge_of(T, F, 1.0, None, 0.0, None, "int8"), (True, True), "int8"),
     ],
@@ -174,21 +165,6 @@ def test_requests_that_no_recipe_can_hold_are_refused(
 ) -> None:
     with pytest.raises(UsageError, match=says):
         write(request_, adapters)
-
-
-def test_strengths_that_make_no_sense_are_refused_before_anything_is_fetched() -> None:
-    with pytest.raises(UsageError, match="beta is nan; it must be a number ≥ 0"):
-        mergekit_recipe("org/target", forget="org/forget", retain="org/retain", beta=math.nan)
-
-
-def test_a_baseline_is_told_by_its_own_name() -> None:
-    text = write_recipe(
-        MergeRequest(T, [Term("npo", F, 1.5)], P, "bfloat16"), stored="float32", adapters=(), needs_prior=False
-    )
-    comments = [line for line in text.splitlines() if line.startswith("#")]
-    assert comments[0] == "# A merge as a mergekit recipe, written by msa-lite:"
-    assert comments[1] == "# unlearned = target + 1.5 (npo-tuned - prior); scale 1.5"
-    assert [entry["parameters"]["weight"] for entry in yaml.safe_load(text)["models"]] == [1.0, 1.5, -1.5]
 
 
 ON_TARGET = {"org/target+org/forget": -0.75, "org/target+org/retain": 0.5}
@@ -203,7 +179,6 @@ BOTH = merge_of(T, F, 0.75, R, 0.5, P)
         (recipe_of("org/target", ON_TARGET), merge_of(T, F, 0.75, R, 0.5, None)),
         (recipe_of("org/prior", ON_PRIOR), BOTH),
         (recipe_of("org/prior", FULL), BOTH),
-        (recipe_of("org/target", FULL | {"org/prior": 0.25}, "linear"), BOTH),
         (recipe_of(None, FULL | {"org/prior": 0.25}, "linear"), BOTH),
         # the default strength, where target and prior both count once
         (recipe_of("org/prior", {"org/target": 1, "org/forget": -1}), merge_of(T, F, 1.0, None, 0.0, P)),
@@ -211,7 +186,6 @@ BOTH = merge_of(T, F, 0.75, R, 0.5, P)
             recipe_of("org/target", {"org/target": 1, "org/forget": -1, "org/prior": 1}, "linear"),
             merge_of(T, F, 1.0, None, 0.0, P),
         ),
-        (recipe_of("org/prior", {"org/target": 1, "org/retain": 1}), merge_of(T, None, 0.0, R, 1.0, P)),
         # lambda and normalize are folded into the weights
         (
             recipe_of("org/target", ON_TARGET, parameters={"normalize": False, "lambda": 2}),
@@ -238,7 +212,6 @@ BOTH = merge_of(T, F, 0.75, R, 0.5, P)
             recipe_of("org/prior", {"org/forget": -1, "org/target": 1}, tokenizer_source="org/prior"),
             merge_of(P, F, 1.0, None, 0.0, T),
         ),
-        (recipe_of("org/target", ON_TARGET, dtype="float16"), merge_of(T, F, 0.75, R, 0.5, None, "float16")),
         (
             recipe_of("org/target", ON_TARGET, dtype="float32", out_dtype="bfloat16"),
             merge_of(T, F, 0.75, R, 0.5, None, "bfloat16"),

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import ast
-import re
 from itertools import chain
-
-import pytest
 
 from msa_lite.attack_names import ATTACKS
 from msa_lite.benchmark_names import BENCHMARKS
@@ -17,10 +14,8 @@ from msa_lite.evals.benchmarks.restor import QUESTIONS
 from msa_lite.evals.scores.probe import PROBE
 from msa_lite.evidence_names import EVIDENCE, evidence_metric
 from msa_lite.report import Metric
-from msa_lite.report.tables.metrics import GROUPS, METRICS, attack_metric, metric_kind
-from msa_lite.report.tables.reports import heading
+from msa_lite.report.tables.metrics import GROUPS, METRICS, attack_metric
 from tests.tools.arrows import PACKAGE, sources
-from tests.tools.pages import metrics_page
 
 # Benchmark → the sets of its records.
 SETS: dict[str, list[str]] = {
@@ -79,35 +74,10 @@ def test_entries_say_what_a_metric_needs_and_which_way_is_better() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("name", "group", "label", "shown"),
-    [
-        ("probability_f", "forget set", "probability", "probability, forget set ↓"),
-        ("extraction_strength", "forget set", "extraction strength", "extraction strength ↓"),
-        ("extraction_strength_h", "holdout set", "extraction strength", "extraction strength, holdout set"),
-        ("model_utility_ra_wf", "utility", "model utility (without retain)", "model utility (without retain) ↑"),
-        ("privleak", "forget against holdout set", "PrivLeak in %", "PrivLeak in % → 0"),
-        ("own_score_r", "retain set", "own score", "own score, retain set"),
-        ("own_score", "forget set", "own score", "own score"),
-    ],
-)
-def test_names_that_the_table_lacks_have_an_entry_made_of_them(name: str, group: str, label: str, shown: str) -> None:
-    kind = metric_kind(name)
-    assert (kind.name, kind.group, kind.label) == (name, group, label)
-    assert heading(name, kind.higher_is_better) == shown
-
-
-def test_the_table_as_markdown_has_one_row_a_metric() -> None:
-    lines = [line for line in metrics_page().splitlines() if line.startswith("|")]
-    cells = [re.split(r" (?<!\\)\| ", line) for line in lines[2:]]
-    assert [row[1] for row in cells] == [*METRICS]
-    assert {len(row) for row in cells} == {5}
-
-
 # Modules that may name a metric: benchmarks and attacks make them (or hold scores of the same name), rules weigh them.
 NAMING = {
     "report/tables/metrics.py": "the table",
-    "benchmarks.py": "what a benchmark shows, and the weights of its selection scores",
+    "benchmark_names.py": "what a benchmark shows, and the weights of its selection scores",
     "choose/rules.py": "what a rule measures on the forget set, and of which a usable model keeps something",
     "choose/choice.py": "metrics that show that there are retain rows",
 }

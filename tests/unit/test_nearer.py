@@ -86,13 +86,6 @@ def test_a_subject_counts_once_however_many_rows_it_has() -> None:
     assert once.p == often.p
 
 
-def test_rows_of_one_subject_count_together() -> None:
-    """One subject of eight that alone is nearer to the control proves nothing; eight times as many rows would."""
-    distances, is_forget, units = made_up(0.5)
-    distances[units == 0, :2] = distances[units == 0, :2][:, ::-1] + [10.0, 0.0]
-    assert relative_test(distances, is_forget, units).outcome == "undecided"
-
-
 def test_a_p_value_by_hand() -> None:
     """One forget subject with δ = 3 beside δ = 1, 2: the largest of three contrasts, so p is a third.
 

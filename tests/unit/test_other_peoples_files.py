@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import shutil
 from collections.abc import Callable
@@ -235,15 +234,6 @@ def test_names_that_no_folder_can_have_are_refused(tmp_path: Path, place: str) -
     with pytest.raises(OutputError, match="cannot be written"):
         build(tmp_path / place)
     assert sorted(os.listdir(tmp_path)) == ["file", "loop"]
-
-
-def test_a_parent_that_cannot_be_written_to_is_told_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def mkdir(*args: Any, **options: Any) -> None:
-        raise OSError(errno.EROFS, "read-only")
-
-    monkeypatch.setattr(os, "mkdir", mkdir)
-    with pytest.raises(OutputError, match=r"cannot be written.*read-only"):
-        build(tmp_path / "out")
 
 
 def test_a_relative_name_in_a_working_folder_that_is_gone_is_refused(

@@ -17,7 +17,7 @@ from msa_lite.report.page.charts import Chart, draw
 from msa_lite.report.page.run_files import make_page, write_page
 from msa_lite.report.tables.reports import number
 from msa_lite.report.verdict.verdict import NoVerdict
-from tests.support.stories import HOSTILE, STORIES, full, make_choice, page_of, unfinished
+from tests.support.stories import HOSTILE, STORIES, full, page_of, unfinished
 
 _EMPTY = {"meta", "link", "br", "img", "hr", "input"}
 
@@ -108,17 +108,6 @@ def test_every_score_is_there_with_its_error(pages: dict[str, str]) -> None:
     assert "share of generated answers that contain the whole right answer" in text
 
 
-def test_the_pictures_in_words_hold_the_numbers(pages: dict[str, str]) -> None:
-    labels = "\n".join(_Outline(pages["full"]).values("aria-label"))
-    for words in (
-        "accuracy ↓: target 1.000, unlearned 0.034 ± 0.003, ideal 0.000",
-        "Chosen: α\u00a0=\u00a01.2, β\u00a0=\u00a00.",
-        "of 8 candidates",
-        "forget: from 1 to 0.0488",
-    ):
-        assert words in labels
-
-
 def test_parts_that_a_run_lacks_leave_no_gap(pages: dict[str, str]) -> None:
     page = pages["unfinished"]
     ids = [one for one in _Outline(page).values("id") if re.fullmatch("[a-z]+", one)]
@@ -201,18 +190,3 @@ def test_a_baseline_has_a_page(pages: dict[str, str]) -> None:
     assert "score (tofu) ↑" in text
     assert "The method is npo, a baseline." in text
     assert "Lost by truncation" in text
-
-
-def test_earlier_requests_are_named_with_their_strengths(pages: dict[str, str]) -> None:
-    text = re.sub(r"\s+", " ", " ".join(_Outline(pages["full"]).text))
-    assert "runs/march α = 0.8, β = 0.5" in text
-    assert "forget and earlier-1 0.031" in text
-    assert "Earlier requests" not in pages["without_choice"]
-
-
-def test_a_choice_of_one_has_no_picture() -> None:
-    choice = make_choice()
-    story = replace(unfinished(), fits={}, choice=replace(choice, candidates=choice.candidates[2:3]))
-    page = make_page(story)
-    assert "1 candidate was scored" in page
-    assert "The score of each candidate" not in page

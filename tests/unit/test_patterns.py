@@ -68,16 +68,11 @@ def test_names_are_patterns_with_their_dots_escaped_or_not(names: list[str], mod
     [
         (r"(a)\1", "invalid escape"),
         ("(?=a)b", "invalid perl operator"),
-        ("(?!a)b", "invalid perl operator"),
-        ("a++", "bad repetition operator|multiple repeat"),
-        ("(?P<n>a)(?P=n)", "P=|named|invalid"),
         ("a{,3}", r"write \{0,n\}"),
         ("[[:alpha:]]", "classes of POSIX"),
         ("é.*", "printable ASCII"),
         ("(" * 3000, "it has 3000 characters"),
-        ("(" * 900, "parenthesis|unterminated|recursion"),
         ("((a{1000}){1000}){1000}", "repetition"),
-        ("[", "unterminated|missing"),
     ],
 )
 def test_patterns_of_no_or_another_meaning_are_refused(pattern: str, says: str) -> None:

@@ -52,21 +52,6 @@ def test_a_map_has_a_number_for_each_score_and_a_sign_for_each_point_without() -
     assert "url(#sweep-h" not in plain.svg
 
 
-def test_the_best_is_the_deepest() -> None:
-    chart = sweep_chart(make_choice(GRID))
-    assert chart is not None
-    depths = [float(depth) for depth in re.findall(r"opacity: (0\.\d+)", chart.svg)]
-    assert (depths[-1], len(depths)) == (max(depths), 9), "(1, 2) has the highest score"
-    assert (min(depths), max(depths)) == (0.06, 0.5)
-
-
-def test_where_cells_are_small_numbers_are_left_out_and_some_steps_have_no_label() -> None:
-    chart = sweep_chart(make_choice([(a / 10, b / 10) for a in range(20) for b in range(5)]))
-    assert chart is not None
-    assert not [text for text in texts(chart.svg) if re.fullmatch(r"0\.\d{3}", text)]
-    assert "0.1" not in texts(chart.svg)[:10]
-
-
 @pytest.mark.parametrize("points", [[(a, 1.0) for a in (0, 0.5, 1, 2)], [(1.0, b) for b in (0, 0.5, 1, 2)]])
 def test_where_one_strength_varies_the_map_has_one_row(points: list[tuple[float, float]]) -> None:
     chart = sweep_chart(make_choice(points, broken={points[0]}, unmet={points[1]}))

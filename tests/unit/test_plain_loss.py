@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.functional import cross_entropy
 
-from msa_lite.data import IGNORE, Example, group_rows, pass_tokens, to_batch
+from msa_lite.data import IGNORE, Example, group_rows, to_batch
 from msa_lite.io.models import heads
 from msa_lite.io.models.heads import split_model
 from msa_lite.train import beginning as beginnings
@@ -144,40 +144,6 @@ def test_the_loss_of_a_router_stays_the_models_own() -> None:
 # Rows of a pass do not see each other
 
 
-def batch_of(rows: list[list[int]]) -> dict[str, Any]:
-    return to_batch([Example(0, ids, ids) for ids in rows], PAD)
-
-
-def states_and_gradient(halves: Any, rows: list[list[int]], start: int) -> tuple[Any, Any]:
-    """The states of the first row beside others, and what its loss leaves in the embedding's gradient."""
-    beginning = Beginning.run(halves, rows[0][:start]) if start else None
-    states = run_rows(halves, batch_of(rows), beginning)[0, : len(rows[0]) - start]
-    halves.model.zero_grad()
-    states.square().sum().backward()
-    if beginning:
-        beginning.backward()
-    return states.detach(), halves.model.get_input_embeddings().weight.grad.clone()
-
-
-@pytest.mark.parametrize("start", [0, 10])
-@pytest.mark.parametrize("kind", KINDS)
-def test_other_rows_of_a_pass_change_no_state_and_no_gradient_of_a_row(kind: str, start: int) -> None:
-    halves, draw = split_model(tiny_model(kind, **PLAIN.get(kind, {}))), random.Random(0)
-    common = [draw.randrange(3, 150) for _ in range(start)]
-    first = common + [draw.randrange(3, 150) for _ in range(9)]
-    results = []
-    for _ in range(2):
-        others = [common + [draw.randrange(3, 150) for _ in range(size)] for size in (14, 5)]
-        results.append(states_and_gradient(halves, [first, *others], start))
-    (states, gradient), (again, same) = results
-    torch.testing.assert_close(states, again, rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(gradient, same, rtol=1e-5, atol=1e-6)
-    alone = states_and_gradient(halves, [first], 0)
-    torch.testing.assert_close(states, alone[0][start:], rtol=1e-4, atol=1e-5)
-    changed = states_and_gradient(halves, [[*first[:-1], first[-1] + 1]], 0)[0][start:]
-    assert not torch.allclose(states, changed, atol=1e-3)
-
-
 @pytest.mark.parametrize("kind", [*KINDS, *SPECIAL])
 def test_a_beginning_is_shared_where_its_keys_and_values_are_all_that_later_tokens_need(kind: str) -> None:
     model = tiny_model(kind, **PLAIN.get(kind, {})) if kind in KINDS else wide_model(kind)
@@ -305,10 +271,6 @@ def divisions(rows: list[int]) -> Iterator[list[list[int]]]:
     for cuts in range(1 << max(0, len(rows) - 1)):
         places = [0, *(i + 1 for i in range(len(rows) - 1) if cuts >> i & 1), len(rows)]
         yield [rows[a:b] for a, b in pairwise(places)]
-
-
-def test_other_accelerators_count_as_a_gpu_does() -> None:
-    assert pass_tokens(torch.device("mps")) == pass_tokens(torch.device("cuda", 1)) > pass_tokens(torch.device("cpu"))
 
 
 @given(st.lists(st.integers(1, 30), max_size=8), st.integers(1, 90), st.sampled_from([0, 3, 40]))

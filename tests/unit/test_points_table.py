@@ -55,20 +55,6 @@ def test_the_terminal_marks_candidates_in_words() -> None:
     assert ["broken", "2", "0", "–", "–", "–"] in cells
 
 
-@pytest.mark.parametrize(
-    ("rule", "heading", "scores"),
-    [
-        ("extraction", "kept ↑", ["0.375", "0.750"]),
-        ("tofu", "score (tofu) ↑", ["0.375", "0.750"]),
-    ],
-)
-def test_a_score_is_called_what_it_is(rule: str, heading: str, scores: list[str]) -> None:
-    text = points_markdown(replace(SWEEP, rule=rule))
-    assert f"| model | alpha | beta | {heading} |" in text
-    for line, score in zip(text.splitlines()[6:8], scores, strict=True):
-        assert f" | 0 | {score} |" in line
-
-
 def test_nothing_of_a_wide_table_is_cut_in_eighty_columns() -> None:
     names = ["extraction_strength", "model_utility", "acc_forget", "acc_recover", "acc_retain"]
     more = {name: metric(0.123, True) for name in names}
@@ -97,11 +83,6 @@ def test_markdown_has_every_standard_error_and_odd_signs_break_no_cell() -> None
     assert r"- α = 2, β = 0: broken: not a number \| in the logits \[of x\]." in lines
 
 
-def test_a_chosen_candidate_that_does_not_meet_the_conditions_is_both() -> None:
-    lines = points_markdown(replace(SWEEP, values={"alpha": 1.5, "beta": 0})).splitlines()
-    assert any(line.startswith("| **chosen, not met** | 1.5 |") for line in lines)
-
-
 def test_candidates_of_a_baseline_are_told_by_their_own_values() -> None:
     values: list[dict[str, float | int | str]] = [{"learning_rate": 1e-4, "epoch": 1}, {"start": "prior", "epoch": 2}]
     choice = replace(
@@ -116,14 +97,11 @@ def test_candidates_of_a_baseline_are_told_by_their_own_values() -> None:
 @pytest.mark.parametrize(
     ("benchmark", "there", "shown"),
     [
-        ("muse", "knowmem_r verbmem_f privleak min_k", "min_k verbmem_f knowmem_r"),
         (
             "restor",
             "accuracy_other accuracy accuracy_corrupted",
             "accuracy accuracy_corrupted accuracy_other",
         ),
-        ("tofu", "model_utility rouge_l_f truth_ratio_f rouge_l_r", "rouge_l_f model_utility rouge_l_r"),
-        ("qa", "rouge_l_f accuracy_f probability_r", "accuracy_f rouge_l_f"),
         (
             "qa",
             "exact_memorization extraction_strength probability_r",
@@ -138,13 +116,3 @@ def test_the_metrics_shown_are_the_main_ones_of_the_benchmark(benchmark: str, th
         "extraction", {"alpha": 1}, [Candidate({"alpha": 1}, values, 0.5)], (), values, None, "all", benchmark
     )
     assert list(shown_metrics(choice)) == shown.split()
-
-
-def test_metrics_without_a_value_are_not_shown() -> None:
-    values = {"model_utility": metric(0.5, True), "acc_forget": metric(None, True)}
-    choice = Choice("tofu", {"alpha": 1}, [Candidate({"alpha": 1}, values, 0.5)], (), values, values, "all", "tofu")
-    assert list(shown_metrics(choice)) == ["model_utility"]
-    assert list(shown_metrics(replace(choice, target={}, candidates=[]))) == []
-    assert list(shown_metrics(replace(choice, target={}, candidates=[], benchmark="my-own"))) == []
-    judged = {**values, "acc_forget": metric(0.9, True)}
-    assert list(shown_metrics(replace(choice, target=judged))) == ["model_utility", "acc_forget"]

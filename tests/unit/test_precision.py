@@ -16,7 +16,7 @@ import torch
 from msa_lite.errors import NotFiniteError, UsageError
 from msa_lite.io.models import devices as memory
 from msa_lite.io.models import heads as precision
-from msa_lite.io.models.heads import autocast, choose_precision, nf4, note_precision
+from msa_lite.io.models.heads import autocast, choose_precision, nf4
 from msa_lite.train import FitSettings, check_mode
 from msa_lite.train.loop import Loop, _make_callback
 from msa_lite.train.model import load_trainable
@@ -117,14 +117,6 @@ def test_in_fp16_the_states_between_layers_are_fp32(make_checkpoint: Make, monke
         assert bool(model(input_ids=torch.tensor([ROWS[0].ids])).logits.isfinite().all())
 
 
-def test_a_models_note_decides_its_autocast() -> None:
-    model = torch.nn.Linear(2, 2)
-    model.device = torch.device("cpu")  # type: ignore[assignment]
-    for name, dtype in (("bf16", torch.bfloat16), ("fp32", torch.float32)):
-        with autocast(note_precision(model, name)):  # type: ignore[arg-type]
-            assert model(torch.ones(1, 2)).dtype == dtype
-
-
 @cpu_with_bf16
 def test_bf16_on_a_cpu_is_used_when_it_is_asked_for(make_checkpoint: Make, tmp_path: Path) -> None:
     prior = make_checkpoint("llama", initializer_range=0.3)
@@ -173,13 +165,6 @@ def test_an_8_bit_optimiser_learns_as_well_and_a_stopped_fit_goes_on_to_the_same
         fit(prior, tmp_path / "cut", settings, progress=stop)
     resumed = weights(fit(prior, tmp_path / "cut", settings))
     assert all(torch.equal(resumed[name], value) for name, value in weights(whole).items())
-
-
-def test_settings_at_their_defaults_leave_manifests_as_they_were() -> None:
-    recorded = FitSettings().describe()
-    assert {"optimizer", "compute"}.isdisjoint(recorded)
-    changed = FitSettings(optimizer="adamw", compute="fp32").describe()
-    assert changed == recorded | {"optimizer": "adamw", "compute": "fp32"}
 
 
 # Steps that overflow

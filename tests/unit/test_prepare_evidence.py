@@ -34,20 +34,14 @@ BOOK = [Row(0, text="a word " * 3000)]
     [
         ({}, {}, []),
         ({}, {"forget": make_rows(11)}, ["few forget rows (11)", "PASS cannot be reached with 11"]),
-        ({}, {"forget": make_rows(20)}, ["with 20 forget rows and 20 of the control (the ideal)"]),
-        ({}, {"forget": make_rows(21)}, []),
         ({"evaluate": {"ideal": "i", "limit": 20}}, {}, ["PASS cannot be reached with 20"]),
         ({"evaluate": {}}, {}, ["no holdout rows and no ideal"]),
         ({"evaluate": {}}, {"evaluate.holdout": make_rows(30, 200)}, []),
-        ({"evaluate": {}}, {"evaluate.holdout": make_rows(5, 200)}, ["PASS cannot be reached"]),
         ({"evaluate": {}}, {"forget": make_rows(21), "evaluate.holdout": make_rows(90, 200)}, ["PASS cannot"]),
         ({}, {"retain": make_rows(41, 100)}, ["30 of the 41 retain rows"]),  # too few are left by the sample
-        ({}, {"retain": make_rows(42, 100)}, []),
-        ({"retain": WITHOUT_SAMPLE}, {}, ["kept cannot be shown"]),
         ({"retain": WITHOUT_SAMPLE | {"beta": 0}}, {}, ["kept cannot be shown"]),  # the filter's part
         ({"retain": WITHOUT_SAMPLE | {"beta": 0}, "merge": PLAIN}, {}, []),
         ({"retain": WITHOUT_SAMPLE | {"beta": 0}, "merge": PLAIN, "vector": {"hold": 1.0}}, {}, ["kept cannot"]),
-        ({"retain": WITHOUT_SAMPLE | {"beta": 0}, "merge": {"filter": 1.0}}, {}, ["kept cannot be shown"]),
         ({"retain": WITHOUT_SAMPLE}, {"evaluate.retain": make_rows(30, 300)}, []),
         ({"retain": WITHOUT_SAMPLE}, {"evaluate.retain": make_rows(40, 100)}, ["kept cannot be shown"]),
         ({"retain": None}, {"forget": make_rows(30) * 2}, ["30 of 60 forget rows repeat"]),

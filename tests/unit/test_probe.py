@@ -58,10 +58,7 @@ SEEN, UNSEEN, WIDE = report(0.9, 0.95), report(0.45, 0.55), report(0.4, 0.7)
         ({"prior": report(1.0, 1.0, LEAST_ROWS - 1)}, "cannot tell", "too few"),
         ({"prior": UNSEEN, "target": SEEN}, "no signs", "may leave none"),
         ({"prior": UNSEEN, "target": UNSEEN}, "cannot tell", "the target"),
-        ({"prior": UNSEEN, "target": WIDE}, "cannot tell", "the target"),
-        ({"prior": SEEN, "target": UNSEEN}, "signs", "0.90"),
         ({"prior": SEEN, "ideal": SEEN}, "cannot tell", "the ideal"),
-        ({"prior": SEEN, "ideal": UNSEEN}, "signs", "0.90"),
         ({"prior": SEEN, "target": SEEN}, "signs", "which only an ideal model would reveal"),
     ],
 )
@@ -69,14 +66,6 @@ def test_a_verdict_claims_no_more_than_it_can(reports: Mapping[str, Report], ver
     prior = read_verdicts(reports)[0]
     assert prior.verdict == verdict
     assert word in prior.explanation
-
-
-def test_controls_say_whether_anything_can_be_told() -> None:
-    right = read_verdicts({"prior": UNSEEN, "target": SEEN, "ideal": UNSEEN})
-    wrong = read_verdicts({"prior": UNSEEN, "target": UNSEEN, "ideal": SEEN})
-    assert [finding.explanation.count("as it should") for finding in right] == [0, 1, 1]
-    assert "can tell nothing" in wrong[1].explanation
-    assert "differ in other ways" in wrong[2].explanation
 
 
 def test_a_benchmark_is_compared_with_its_holdout_rows(tmp_path: Path) -> None:

@@ -91,15 +91,6 @@ def ranking(**probabilities: list[float]) -> list[RankedPrompt]:
     return sorted(found, key=lambda item: -item.probability)
 
 
-def test_a_clear_best_is_taken_without_a_doubt() -> None:
-    choice = choose_prompt(ranking(a=[0.2, 0.3, 0.1], b=[0.9, 0.95, 0.9]), ["a", "b"])
-    assert choice.chosen.name == "b"
-    assert choice.doubts == ()
-    assert (
-        choice.why == "b: answers have a mean probability of 0.917 in it, over 3 rows; in the next best form (a) 0.200"
-    )
-
-
 def test_a_tie_is_said_and_the_simpler_form_taken_of_equals() -> None:
     choice = choose_prompt(ranking(a=[0.9, 0.8, 0.7], b=[0.9, 0.81, 0.7], c=[0.1, 0.2, 0.1]), ["a", "b", "c"])
     assert choice.chosen.name == "a"

@@ -125,14 +125,6 @@ def test_what_is_hidden_below_half_a_step_comes_back_and_what_is_removed_does_no
     assert mean(stays, "extraction_strength") < 0.5 * mean(back, "extraction_strength")
 
 
-def test_trials_and_measures_follow_the_settings() -> None:
-    settings, ground = Quantise(), make_ground()
-    assert [trial.name for trial in settings.trials(ground)] == ["plain", "nf4", "int8", "int4"]
-    assert [trial.is_control for trial in settings.trials(ground)] == [True, False, False, False]
-    assert settings.measures(ground)[0].name == "extraction_strength"
-    assert settings.describe() == {"forms": ("nf4", "int8", "int4")}
-
-
 def test_texts_are_scored_too_and_nothing_is_generated_from_them(models: dict[str, Path]) -> None:
     ground = make_ground([Row(0, text="Ada is in Bern, and Bo is a cook."), Row(1, text="Cy was born in May.")])
     records = attack(models["target"], Quantise(("int8",)), ground)

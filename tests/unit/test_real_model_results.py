@@ -6,7 +6,6 @@ import re
 import shutil
 from pathlib import Path
 
-import claims
 import measures
 import pytest
 from claims import answer_claims
@@ -37,17 +36,14 @@ def test_every_claim_holds_in_a_folder_where_all_scores_say_so(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("number", "scores"),
     [
-        ("1a", {"undial-full": IDEAL}),
         ("1b", {"rmu": IDEAL}),
         ("2", {"text-after": (0.32, 0.84), "text-before": (0.8, 0.84)}),
         ("3", {"task_vector": IDEAL, "task_vector-full": IDEAL}),
         ("4", {"prior-text-a": (0.31, 0.5), "prior-base": (0.31, 0.5), "msa-lora": (0.9, 0.3)}),
         ("5", {"again-before": (0.9, 0.84)}),
         ("6", dict.fromkeys(GROUPS["checkpoints"], IDEAL)),
-        ("7", dict.fromkeys(claims.LORA, (0.5, 0.7))),
         ("8", {"qlora": (0.5, 0.7)}),
         ("9", {"bf16": (0.9, 0.9)}),
-        ("11", {"msa-lora": (0.5, 0.7)}),
     ],
 )
 def test_a_claim_turns_to_no_when_the_numbers_turn(
@@ -61,7 +57,6 @@ def test_a_claim_turns_to_no_when_the_numbers_turn(
     [
         ("1b", {"msa-lora": (0.3, 0.8)}),  # nearest, and keeps less than 90 %
         ("4", {"prior-base": (0.8, 0.8)}),  # worse, and does not work
-        ("5", {"again-late": (0.31, 0.845)}),
         ("6", {"npo-prior": IDEAL}),
         ("7", {"msa-lora": (0.5, 0.7)}),  # other ranks match
     ],

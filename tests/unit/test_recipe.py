@@ -71,18 +71,14 @@ TRIED = ([1.0, 4.0], 1.0)
     ("overrides", "expected"),
     [
         ([], TRIED),
-        (["vector.mode=qlora"], TRIED),
         (["vector.mode=full"], ([1.0, 4.0], 0.0)),  # a second copy of all weights would hold it
         (["vector.mode=full", "vector.hold=0.5"], ([1.0, 4.0], 0.5)),
         (["retain.beta=0"], TRIED),
-        (["retain.beta=[0,0.5]"], TRIED),
         (["forget.alpha=[1,2]"], ([0.0], 0.0)),  # the user's own points
         (["forget.alpha=1"], ([0.0], 0.0)),
         (["forget.alpha=1", "retain.beta=0.5", "merge.filter=2"], ([2.0], 1.0)),
-        (["forget.alpha=0"], ([0.0], 0.0)),
         (["merge.filter=off"], ([0.0], 0.0)),
         (["merge.filter=2", "vector.hold=0"], ([2.0], 0.0)),
-        (["merge.filter=2", "vector.hold=off"], ([2.0], 0.0)),
         (["merge.filter=off", "vector.hold=0.5"], ([0.0], 0.5)),
         (["retain=null"], ([0.0], 0.0)),
         (["retain=null", "evaluate.holdout.path=h"], ([1.0, 4.0], 0.0)),  # holdout rows in their place
@@ -107,11 +103,8 @@ def test_filter_and_hold_are_on_where_there_are_rows_to_keep_and_a_search(
             ["forget.alpha=1", "vector.mode=full"],
             "merge.filter=1 turns it on",
         ),  # and no hold: a search has none, either
-        (["forget.alpha=1", "vector.hold=off"], "merge.filter=1 turns it on"),
         (["forget.alpha=1", "vector.hold=0.5"], "hold h = 0.5 (merge.filter, vector.hold); no filter, because"),
-        (["forget.alpha=0"], None),
         (["forget.alpha=1", "merge.filter=off"], None),
-        (["forget.alpha=1", "retain=null"], None),
     ],
     ids=str,
 )
@@ -121,9 +114,6 @@ def test_a_run_tells_of_filter_and_hold_and_why_a_given_alpha_has_neither(
     recipe = load_recipe({**SMALLEST, "retain": {"data": {"path": "r"}}}, overrides)
     notice = filter_notice(recipe)
     assert notice is None if told is None else told in (notice or "")
-    if told and "turns it on" in told:
-        filtered = load_recipe({**SMALLEST, "retain": {"data": {"path": "r"}}}, [*overrides, "merge.filter=1"])
-        assert ("and the hold" in (notice or "")) == (filtered.hold > recipe.hold)
 
 
 @pytest.mark.parametrize(
@@ -144,9 +134,7 @@ def test_a_filter_needs_no_retain_vector_unless_beta_is_given(overrides: list[st
     ("alpha", "beta", "alphas", "betas", "searched", "choice"),
     [
         ("auto", "auto", None, None, True, True),
-        ("auto", 0.5, None, [0.5], True, True),
         ("auto", [0.0, 0.5], None, [0.0, 0.5], True, True),
-        ([1.0, 2.0], "auto", [1.0, 2.0], None, True, True),
         (1.0, "auto", [1.0], None, True, True),
         ([1.0, 2.0], 0.5, [1.0, 2.0], [0.5], False, True),
         (1.0, [0.5], [1.0], [0.5], False, False),
@@ -231,11 +219,8 @@ def test_the_recipes_command_lists_shows_validates_and_prints_the_schema(
     ("name", "parts"),
     [
         ("my-request.yaml", ["no such file: my-request.yaml", "{place}", "'my-requst.yaml'"]),
-        ("sub/nothing-like-it.yml", ["no such file", "{place}/sub", "no recipe there"]),
-        ("nowhere/my.yaml", ["no such file", "no folder {place}/nowhere"]),
         ("sub", ["is a folder", "sub/recipe.yaml"]),
         ("tofu/forget11", ["did you mean 'tofu/forget10'", "msa-lite recipes list"]),
-        ("quickstrat", ["did you mean 'quickstart'"]),
     ],
 )
 def test_a_recipe_that_is_not_there_is_told_with_the_folder_and_near_names(
@@ -278,10 +263,8 @@ READ: list[tuple[list[str], dict[str, Any]]] = [
     (["target=$output/history/target", "output=runs/other"], {"target": "runs/other/history/target"}),
     (["publish.repo=me/mine"], {"publish.repo": "me/mine", "publish.private": True}),
     ([], {"request": None, "verdict": True, "margins": FIXED}),
-    (["request=2026017"], {"request": "2026017"}),
     (["request=Antrag Müller №3"], {"request": "Antrag Müller №3"}),
     (["verdict=off"], {"verdict": False, "margins": FIXED}),
-    (["verdict=on"], {"verdict": True, "margins": FIXED}),
     (["verdict.kept=0.7"], {"margins": FIXED | {"kept": 0.7}}),
 ]  # fmt: skip
 
@@ -301,26 +284,17 @@ FAULTS: dict[str, str] = {
        for text in SHARED for key in [text.partition("=")[0]]},
     **{f"request={text}": "request: " for text in ("''", r'"two\nlines"', r'"\x1b[31mred"', "x" * 201, "1.5", "[a]")},
     "retain.vector.epoch=3": "retain.vector.epoch: unknown key (did you mean 'epochs'?)",
-    "retain.vector.epochs=0": "retain.vector.epochs: input should be greater than or equal to 1, got 0",
     "vector.epochs=true": "vector.epochs: a number is wanted, got True; or input should be 'auto', got True",
-    "vector.learning_rate=automatic": "'auto', got 'automatic'",
-    "vector.warmup_epochs=true": "'auto', got True",
-    "vector.mode=lorra": "vector.mode: input should be 'lora', 'qlora' or 'full', got 'lorra'",
-    "vector.lora.rank=0": "vector.lora.rank: input should be greater than or equal to 1, got 0",
-    "target=3": "target: input should be a valid string, got 3",
     "prior=null": "retain: is missing, and so is a prior",
-    "vectr={}": "vectr: unknown key (did you mean 'vector'?)",
     "forget.data.formt=qa": "forget.data.formt: unknown key (did you mean 'format'?)",
     "forget.alpha=true": "forget.alpha: a number is wanted, got True",
     "forget.alpha=[-1, 1]": "forget.alpha.0: input should be greater than or equal to 0, got -1",
     "forget.alpha=[1, false]": "forget.alpha.1: a number is wanted, got False",
     "forget.alpha=[]": "1 fault:\n  forget.alpha: list should have at least 1 item after validation, not 0, got []",
-    "forget.alpha=two": "1 fault:\n  forget.alpha: input should be a valid number, unable to parse",
     "forget.alpha=[1, .inf]": "forget.alpha.1: input should be a finite number, got inf",
     "forget.alpha=[1, 1]": "stands twice",
     "retain={data: {path: r}, beta: [1, -1]}": "retain.beta.1: input should be greater than or equal to 0, got -1",
     "baseline={start: prior, scale: [0, 1]}": "baseline.scale.0: input should be greater than 0, got 0",
-    "baseline.methods.npo.beta=[1, true]": "baseline.methods.npo.beta.1: a number or a word is wanted, got True",
     "vector={batch_size: 32, micro_batch_size: 5}": "does not divide",
     "evaluate=null": "auto, and that needs scores to choose by: give forget.alpha (and retain",
     "evaluate={benchmark: muse, judge: {kind: openai}}": "nothing in muse is judged",
@@ -328,10 +302,8 @@ FAULTS: dict[str, str] = {
     "merge={as: adapter, dtype: float32}": "an adapter is always fp32",
     "earlier=[runs/a, runs/b, runs/b/../a]": "earlier: runs/b/../a: stands there twice",
     "prompt={prompt: 'Q: {q}'}": "unknown or broken",
-    "prompt={answer: no field}": "lacks {answer}",
     "publish.private=false": "publish: settings without a repo to send to",
     "verdict={kept: 1.2}": "kept",
-    "verdict={recieted: 0.1}": "recieted: unknown key (did you mean 'recited'?)",
     "seed": "an override is key.sub=value",
     "target.name=x": "'models/target' stands there, which has no key name",
     ".".join(["a"] * 1000) + "=1": "1000 parts",
@@ -361,8 +333,7 @@ def test_a_fault_of_a_training_is_told(override: str, told: str) -> None:
 
 
 def test_every_fault_is_reported_at_once() -> None:
-    parts = ("target=", "vectr=", "prior=", "forget.data", "vector.mode", "vector.lora", "vector.epochs")
-    overrides = [text for text in FAULTS if text.startswith(parts)]
-    with pytest.raises(RecipeError, match=f"{len(parts)} faults") as caught:
+    overrides = [text for text in FAULTS if text.startswith(("prior=", "forget.data", "vector.epochs"))]
+    with pytest.raises(RecipeError, match="3 faults") as caught:
         load_recipe(SMALLEST, overrides)
     assert [FAULTS[text] for text in overrides if FAULTS[text] not in str(caught.value)] == []

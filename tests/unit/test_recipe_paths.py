@@ -93,16 +93,6 @@ def test_the_recipes_folder_comes_before_the_working_folder(place: Path) -> None
     assert evaluate.holdout.path == os.path.relpath(place / "holdout.jsonl")
 
 
-def test_overrides_and_mappings_are_seen_from_the_working_folder(place: Path) -> None:
-    assert read(write(place), "target=models/target").target == "models/target"
-    assert load_recipe(RECIPE).target == "models/target"
-
-
-def test_a_recipe_in_the_working_folder_stays_as_it_is_written(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(place)
-    assert read(Path("mine.yaml") if write(place) else Path()).target == "models/target"
-
-
 def test_a_folder_that_only_has_the_name_of_a_hub_model_is_not_taken(place: Path) -> None:
     (place / "org/model").mkdir(parents=True)
     assert read(write(place, target="org/model")).target == "org/model"

@@ -180,11 +180,6 @@ def test_faults_of_stages_and_record_are_told_at_once(run: Path) -> None:
 
 def test_the_records_of_baselines_are_checked_too(run: Path) -> None:
     make_removal(run / "baselines/npo", method="npo")
-    done = verify(run)
-    assert done.exception is None
-    assert f"{run / 'baselines/npo' / RECORD_FILE}: as it was written" in done.stdout
-    assert f"note: {run / 'baselines/npo' / RECORD_FILE}: not signed" in done.stderr
+    assert f"{run / 'baselines/npo' / RECORD_FILE}: as it was written" in verify(run).stdout
     (run / "baselines/npo" / RECORD_FILE).write_text("{}")
-    done = verify(run)
-    assert isinstance(done.exception, MismatchError)
-    assert f"  {run / 'baselines/npo' / RECORD_FILE}: no record of msa-lite:" in str(done.exception)
+    assert isinstance(verify(run).exception, MismatchError)
