@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,26 +28,17 @@ from msa_lite.report.run.choice import Candidate, Choice
 def test_a_difference_of_more_than_a_fiftieth_is_warned_of(
     after: Rank | str, warned: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told, line = rescored(0.5, True, after, monkeypatch)
+    told, line = rescored(after, monkeypatch)
     assert "the chosen point in memory: 0.5000; as merged model: " in line
     assert bool(told) is warned
 
 
-@pytest.mark.parametrize(("after", "warned"), [(-0.21, False), (-0.35, True)])
-def test_of_a_point_that_misses_the_conditions_both_shortfalls_are_told(
-    after: float, warned: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    told, line = rescored(-0.2, False, Rank(False, after), monkeypatch)
-    assert re.findall(r"short by (\d\.\d+)", line) == ["0.2000", f"{-after:.4f}"]
-    assert bool(told) is warned
-
-
-def rescored(score: float, met: bool, after: Rank | str, monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], str]:
-    """The warnings, and the line on a choice of this score whose merged model ranks as `after`."""
+def rescored(after: Rank | str, monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], str]:
+    """The warnings, and the line on a choice that scores 0.5 whose merged model ranks as `after`."""
     told: list[str] = []
     monkeypatch.setattr(strengths.logger, "warning", lambda text, *values: told.append(text % values))
     values = {"alpha": 1.0, "beta": 0.5}
-    choice = Choice("tofu", values, [Candidate(values, {}, score, met)], [], {}, None, "validation", "tofu")
+    choice = Choice("tofu", values, [Candidate(values, {}, 0.5, True)], [], {}, None, "validation", "tofu")
     monkeypatch.setattr(strengths, "score_model", lambda *given: None)
     monkeypatch.setattr(strengths, "load_choice", lambda folder: choice)
     monkeypatch.setattr(strengths, "validation_of", lambda run: SimpleNamespace(rank=lambda *folders: after))

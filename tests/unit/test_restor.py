@@ -172,24 +172,11 @@ def test_several_answers_count_with_their_mean(prompter: Prompter, data: Path) -
     drawn = [record(["Paris", "in Paris", ""], ["Paris"], True), record(["Rome", "Oslo", "Bonn"], ["Oslo"], True)]
     # ⅔ and ⅓ by containment; the judge says yes to one of two and knows nothing of the empty one: ⅓, and 1
     assert metrics(benchmark, drawn)["accuracy"].value == pytest.approx(0.5)
-    asked = benchmark.judge_calls({"questions": drawn}, None, JudgeSettings())
+    asked = benchmark.judge_calls({"questions": [*drawn, record(None, ["Oslo"], True)]}, None, JudgeSettings())
     assert [list(item.scores["Y"]) for item in asked] == [[f"correct_{i}"] for i in (0, 1, 0, 1, 2)]
     drawn[0]["judge"] = {"valid": True, "correct_0": 1.0, "correct_1": 0.0}
     drawn[1]["judge"] = {"valid": True} | {f"correct_{i}": 1.0 for i in range(3)}
     assert metrics(benchmark, drawn)["accuracy"].value == pytest.approx((1 / 3 + 1) / 2)
-
-
-def test_a_judge_is_asked_once_for_each_answer_that_can_be_right(prompter: Prompter, data: Path) -> None:
-    records = [
-        record("in Paris", ["Paris", "Lutetia"], True),
-        record("", ["Paris"], True),
-        record("Paris", [], True),
-        record(None, ["Paris"], True),
-    ]
-    benchmark = RESTOR.load(prompter, BenchmarkSettings(data))
-    (asked,) = benchmark.judge_calls({"questions": records}, None, JudgeSettings())
-    assert "- Paris\n- Lutetia\n" in asked.ask.user
-    assert asked.scores == {"Y": {"correct": 1.0}, "N": {"correct": 0.0}, "Z": {"correct": 0.0}}
 
 
 # From a model to a report
@@ -225,20 +212,6 @@ def evaluated(model: Path, benchmark: Benchmark, out: Path, judge: JudgeSettings
     report = evaluate_benchmark(fetch(str(model)), benchmark, out, judge=judge)
     assert report is not None
     return report, read_records(out / "questions.jsonl")
-
-
-def test_answers_end_at_the_newline(prompter: Prompter, data: Path, model: Path, tmp_path: Path) -> None:
-    report, records = evaluated(
-        model, RESTOR.load(prompter, BenchmarkSettings(data)), tmp_path / "out", JudgeSettings()
-    )
-    assert [r["generated"] for r in records] == ["Paris", "", "Paris", "Paris", "Paris"]
-    assert [r["containment"] for r in records] == [1.0, 0.0, 0.0, None, 0.0]
-    # Paris is among Ann's answers; her job's is empty; Bob is in Bonn, has no known job, and went "to Paris".
-    assert {name: (m.value, m.n, m.skipped) for name, m in report.metrics.items()} == {
-        "accuracy": (0.25, 4, 1),
-        "accuracy_corrupted": (0.5, 2, 0),
-        "accuracy_other": (0.0, 2, 1),
-    }
 
 
 @pytest.fixture
@@ -279,6 +252,9 @@ def test_a_judge_on_loopback(
     report, records = evaluated(model, benchmark, tmp_path / "out", JudgeSettings())
     assert report.metrics["accuracy"].note == "containment match, no judge"
     assert not any("judge" in r for r in records)
+    if not compat:  # Paris is among Ann's answers; her job's ends at once; Bob is in Bonn, and went "to Paris"
+        assert [r["generated"] for r in records] == ["Paris", "", "Paris", "Paris", "Paris"]
+        assert [r["containment"] for r in records] == [1.0, 0.0, 0.0, None, 0.0]
 
 
 def test_sampling_draws_three_answers_in_two_hundred_tokens(
@@ -311,20 +287,13 @@ def test_data_that_are_not_there_are_said_to_come_from(prompter: Prompter, data:
             RESTOR.load(prompter, settings)
 
 
-def test_people_without_facts_are_all_named(prompter: Prompter, data: Path) -> None:
-    write(data / "facts.json", FACTS | {"dset": FACTS["dset"] | {"Bob": {}}})
-    write(data / "entities.json", [*ENTITIES, "Zoe"])
-    with pytest.raises(DataError, match=r"Bob: no facts\n.*Zoe: no facts"):
-        RESTOR.load(prompter, BenchmarkSettings(data))
-
-
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
         ("facts.json", b'{"dset": {', "not JSON"),
-        ("facts.json", b"[]", "not in RESTOR's layout"),
         ("facts.json", b'{"dset": {"Ann": {"P1": {}}, "Bob": {"P1": {}}}, "context": {}}', "not in RESTOR's layout"),
         ("entities.json", b"7", "not in RESTOR's layout"),
+        ("entities.json", b'["Ann", "Zoe", "Yan"]', r"Zoe: no facts\n.*Yan: no facts"),
         ("wikidata/v0/mix_a0.json", b'["Ann"]', "not in RESTOR's layout"),
         ("wikidata/v0/mix_a0.jsonl.gz", gzip.compress(b"{}", mtime=0)[:-9], "cannot be read"),
     ],

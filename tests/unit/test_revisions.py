@@ -104,13 +104,6 @@ def test_a_number_that_no_branch_or_several_have_is_told_with_names(revision: st
         find_branch(BRANCHES, revision)
 
 
-def test_branches_without_numbers_say_so_and_long_lists_are_cut() -> None:
-    with pytest.raises(ValueError, match="no branch has a number of steps in its name"):
-        find_branch(["main", "v1"], "step=5")
-    with pytest.raises(ValueError, match=r"seed7-step5, … \(10 in all\)$"):
-        find_branch([f"seed{i}-step5" for i in range(10)], "step=5")
-
-
 @given(st.sets(st.integers(0, 5000), min_size=1), st.integers(0, 5000))
 @settings(max_examples=50)
 def test_a_branch_is_found_exactly_where_its_number_is_there(numbers: set[int], wanted: int) -> None:

@@ -204,14 +204,6 @@ def auc(*samples: np.ndarray) -> float | None:
     return scoring.membership_auc(*samples)
 
 
-def test_bootstrap_error_is_the_spread_of_fresh_samples() -> None:
-    random = np.random.default_rng(0)
-    fresh = [auc(*random.random((2, 100))) for _ in range(1000)]
-    error = scoring.spread(scoring.bootstrap(auc, list(random.random((2, 100)))))
-    # Both spreads are of 1000 draws, so they agree to √2/√2000 ≈ 3 % (one deviation); the sample adds its own.
-    assert error == pytest.approx(np.std(fresh, ddof=1), rel=0.2)
-
-
 def test_bootstrap_error_of_values_of_one_item_goes_by_item() -> None:
     # One value and its negative cancel within each item, so their sum has no error; drawn apart, it has.
     values = np.random.default_rng(0).random(50)
@@ -237,11 +229,6 @@ def test_bootstrap_error_leaves_out_redraws_in_which_nothing_is_defined() -> Non
     # Of four equally likely redraws one has it twice, two once, one not at all: 1, 0, 0 and nothing. The variance of
     # 1, 0, 0 is 2/9.
     assert scoring.spread(scoring.bootstrap(first, [np.arange(2)])) == pytest.approx(math.sqrt(2) / 3, rel=0.05)
-
-
-def test_bootstrap_error_needs_two_redraws_with_a_value() -> None:
-    assert scoring.spread(scoring.bootstrap(lambda items: None, [np.arange(3)])) is None
-    assert scoring.spread(scoring.bootstrap(np.mean, [np.arange(3)], rounds=1)) is None
 
 
 def test_no_right_answer_of_29_is_no_certainty() -> None:

@@ -70,10 +70,6 @@ def test_the_printed_form_orders_the_other_way_where_it_punishes_what_is_kept() 
         assert (rule.rank(more, MUSE) > rule.rank(MUSE, MUSE)) is better
 
 
-def test_ranks_put_what_meets_the_conditions_first() -> None:
-    assert max(Rank(False, 5.0), Rank(True, -2.0), Rank(True, -1.0)) == Rank(True, -1.0)
-
-
 def test_rules_are_made_of_what_a_recipe_says_and_recorded() -> None:
     assert make_rule(None, 0.9) == make_rule("extraction", 0.9) == LeastExtraction(0.9)
     assert make_rule("muse-gap", 0.9) == PaperScore("muse-gap")

@@ -8,13 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from click import ClickException
 from small_table import shrink
 
 from msa_lite.baselines.methods import check_grids, check_method
 from msa_lite.cli.evaluate import evaluate_command
 from msa_lite.comparison.published import load_published, published_tables
-from msa_lite.errors import RecipeError, UsageError
 from msa_lite.evals.benchmarks.aggregates import resolve_compat
 from msa_lite.pipeline.table.rows import table_rows
 from msa_lite.recipe import (
@@ -123,30 +121,6 @@ def test_every_command_in_a_recipes_comments_is_right(name: str) -> None:
     assert any(isinstance(recipe, type(own)) for _, recipe in loaded)  # it is launched
     if name.startswith("paper/"):
         assert ["msa-lite", "table", name.removeprefix("paper/")] in [words for words, _ in loaded]
-
-
-@pytest.mark.parametrize(
-    ("line", "error"),
-    [
-        ("msa-lite paper/restor-olmo-2-7b forget.alhpa=1", RecipeError),
-        ("msa-lite paper/restor-olmo-3-7b", UsageError),
-        ("for m in npo nop; do msa-lite baseline $m paper/restor-olmo-2-7b; done", UsageError),
-        ("… retain.vector.mode=lora", RecipeError),
-        ("… evaluate.compat=[smapling]", UsageError),
-        ("msa-lite evaluate model --benchmark lmue --out scores", ClickException),
-    ],
-)
-def test_a_wrong_command_would_be_found(line: str, error: type[Exception]) -> None:
-    text = f"# What it is.\n#\n# Launch:    {line}  # what it does\n\ntarget: t\n"
-    commands = list(commands_of("paper/restor-olmo-2-7b", text))
-    with pytest.raises(error):
-        check_command(commands[-1])
-
-
-def test_commands_go_on_over_lines_and_quotations() -> None:
-    lines = ["# Launch:    git clone a \\", "#    b", "#            … 'x=[1,", "#   2]' y=3  # so", "# Needs: c", ""]
-    words = [["git", "clone", "a", "b"], ["msa-lite", "train", "train/tofu", "x=[1,   2]", "y=3"]]
-    assert list(commands_of("train/tofu", "\n".join(lines))) == words
 
 
 def printed_table(text: str) -> tuple[list[str], dict[str, list[str]]]:

@@ -10,7 +10,6 @@ from msa_lite.evals.benchmarks.muse import MUSE
 from msa_lite.evals.benchmarks.qa import QA
 from msa_lite.evals.benchmarks.restor import RESTOR
 from msa_lite.evals.scores.records import pick_examples
-from msa_lite.report.run.rows import SideBySide, examples_text
 
 
 def asked(count: int, answer: str | None = "yes") -> list[dict[str, Any]]:
@@ -41,15 +40,3 @@ def test_texts_are_left_out_and_other_benchmarks_sets_are_found() -> None:
     (forget, retain) = pick_examples(RESTOR, {"target": restor, "unlearned": restor}, 0)
     assert (forget.set_name, retain.set_name, forget.expected) == ("forget", "retain", "a / b")
     assert forget.answers == {"target": "x", "unlearned": "x"}
-
-
-def test_blocks_fit_a_terminal_of_80_columns_and_cannot_steer_it() -> None:
-    long = "word " * 100
-    example = SideBySide("forget", "What?", "\x1b[2Jno\nwonder", {"target": long, "unlearned": ""})
-    text = examples_text([example, example])
-    assert all(len(line) <= 78 for line in text.splitlines())
-    assert "\x1b" not in text
-    first = text.split("\n\n")[0].splitlines()
-    assert len(first) == 5
-    assert (first[0], first[4]) == ("forget       What?", "  unlearned  (nothing)")
-    assert first[3].endswith("word …")

@@ -173,13 +173,6 @@ def test_a_login_of_pips_index_is_in_no_message(index: Path, tmp_path: Path, mon
     assert "secret" not in str(caught.value)
 
 
-def test_without_gguf_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(smollm2, "commit_of", lambda name: None)
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(UsageError, match=r"needs gguf: pip install .*\[smollm2\]"):
-        make_smollm2(tmp_path / "model")
-
-
 @pytest.mark.network
 def test_the_real_model_is_made_and_answers_in_its_own_chat_template(tmp_path: Path) -> None:
     try:

@@ -9,8 +9,6 @@ import pytest
 import yaml
 
 from msa_lite.errors import UsageError
-from msa_lite.io.console.display import Display, Notices
-from msa_lite.io.console.progress import Step
 from msa_lite.pipeline.prepare.run import Context
 from msa_lite.pipeline.run.choice import CHOICE
 from msa_lite.pipeline.run.demo import demo_stages
@@ -94,16 +92,6 @@ def test_every_stage_of_a_shipped_recipe_is_explained(name: str) -> None:
     verb = find_verb("run", recipe)
     stages = [*demo_stages(recipe), *verb.stages(Context(recipe, verb.scope))]
     assert [stage.name for stage in stages if not stage.says] == []
-
-
-def test_a_step_says_what_it_is_for_as_it_begins(capsys: pytest.CaptureFixture[str]) -> None:
-    display = Display(Notices())
-    display.announce([Step("check: prior", "must not know the rows"), Step("other")])
-    display("check: prior", 0, 2)
-    display("other", 0, 2)
-    first, _, last = capsys.readouterr().err.splitlines()
-    assert first.endswith("check: prior: started (must not know the rows)")
-    assert last.endswith("other: started")
 
 
 def test_former_stages_stay_in_the_list_as_long_as_their_folders_are_there(tmp_path: Path) -> None:

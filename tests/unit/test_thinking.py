@@ -120,14 +120,11 @@ def test_templates_without_a_block_are_left_alone(template: str, added: list[str
     assert not modes[0].has_block
     assert modes[0].example(0, "Where?", "Here.") == modes[1].example(0, "Where?", "Here.")
     assert modes[0].describe() == modes[1].describe()
-    assert "thoughts" not in modes[0].sentence
 
 
 def test_the_choice_is_part_of_what_a_manifest_and_a_report_say() -> None:
     ours, theirs = build("qwen3"), build("qwen3", "template")
     assert ours.describe() == theirs.describe() | {"thinking": "answer"}
-    assert "answers begin behind its empty block of thoughts" in ours.sentence
-    assert "answers begin with its block of thoughts" in theirs.sentence
     assert (ours.settings(), theirs.settings()) == ({"kind": "chat"}, {"kind": "chat", "thinking": "template"})
     assert {form.thinking for form in prompt_forms(theirs).values() if form.use_chat} == {"template"}
 

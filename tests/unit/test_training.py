@@ -15,7 +15,7 @@ from transformers import AutoTokenizer
 
 import msa_lite
 from msa_lite.data import DataSource, Prompter, Template, encode, encode_text, encode_up_to, load_rows
-from msa_lite.errors import MsaError, OutputError, UsageError
+from msa_lite.errors import MsaError, OutputError
 from msa_lite.io.files.writing import hash_file
 from msa_lite.io.finished.seal import load_manifest, verify_folder
 from msa_lite.pipeline.staged.training import TrainingResult
@@ -177,15 +177,6 @@ def test_the_folder_tells_what_was_seen_and_repeats_the_training(trained: Traini
     assert (result.models[-1].loss or 9) < (result.models[1].loss or 0)
 
 
-def test_stages_of_as_many_rows_are_shuffled_each_in_its_own_way(recipe: dict[str, Any]) -> None:
-    recipe["stages"] = [stage | {"epochs": 2} for stage in recipe["stages"] if "tokens" not in stage]
-    result = msa_lite.train_stages(recipe, ["seed=5"])
-    manifests = [load_manifest(result.folder / model.name) or {} for model in result.models]
-    assert [m["inputs"]["settings"]["seed"] for m in manifests[1:]] == [5, 6]
-    assert manifests[0]["inputs"]["seed"] == 5
-    assert len({m["inputs"]["examples"] for m in manifests[1:]}) == 1
-
-
 def test_a_history_names_its_models_wherever_it_is_read(
     recipe: dict[str, Any], make_checkpoint: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -289,17 +280,12 @@ def test_too_few_tokens_are_warned_of(recipe: dict[str, Any], caplog: pytest.Log
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"stages": []}, ["stages: list should have at least 1 item"]),
-        ({"stages": [{"epochs": 2}]}, ["stages.0.data: is missing"]),
         ({"stages": [{"data": {"path": "q"}, "tokens": 100}]}, ["stages.0: tokens: only for one data set"]),
         ({"stages": [{"data": {"path": "t", "format": "text"}, "tokens": 0}]}, ["stages.0.tokens: ", "got 0"]),
         ({"stages": [{"data": {"path": "t", "fromat": "text"}, "epoch": 1}]}, ["'format'?", "'epochs'?"]),
         ({"stages": [{"data": {"path": "t"}, "micro_batch_size": 3}]}, ["3 does not divide batch_size 4"]),
         ({"stages": [{"data": {"path": "none.jsonl"}}], "model": "none"}, ["2 faults", "none.jsonl", "none: no such"]),
         ({"model": {"config": {"hidden_size": 8}, "tokenizer": "x"}}, ["model.config: model_type is missing"]),
-        ({"model": {"config": LLAMA}}, ["model.tokenizer: is missing"]),
-        (new_model(vocabulary=9), ["model.tokenizer.vocabulary: ", "got 9"]),
-        ({"model": {"config": LLAMA, "tokenizer": "./none"}}, ["./none: no such"]),
         (new_model(model_type="lama"), ["'llama'?"]),
         (new_model(hiden_size=8), ["'hidden_size'?"]),
         (new_model(hidden_size=33), ["cannot make a llama of it", "33"]),
@@ -330,10 +316,3 @@ def test_a_folder_of_something_else_is_refused_and_so_is_a_disk_too_small(
     with pytest.raises(OutputError, match="are needed, 100 kB are free"):
         train(recipe)
     assert not (tmp_path / "out").exists()
-
-
-def test_each_kind_of_recipe_knows_the_other(recipe: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match="a training in stages; `msa-lite train` takes it"):
-        msa_lite.run(recipe)
-    with pytest.raises(UsageError, match="an unlearning run; `msa-lite run` takes it"):
-        train({"target": "t", "prior": "p", "output": "o"})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -137,23 +136,6 @@ def test_few_rows_and_remarks_are_told_and_decide_nothing() -> None:
     verdict = make_verdict(replace(FORGOTTEN, rows=6), KEPT, ["the fit fell short"])
     assert verdict.outcome == "PASS"
     assert verdict.reasons == ("the verdict rests on few rows (forget: 6)", "the fit fell short")
-
-
-def test_a_verdict_is_a_value_and_json(tmp_path: Path) -> None:
-    verdict = make_verdict(replace(FORGOTTEN, **left(0.3)), KEPT)
-    assert "30 % of the gap is left" in verdict.reasons[0]
-    assert verdict.changes == "Its output differs from the target's on 48 of 48 forget rows and 0 of 120 retain rows."
-    write_verdict(verdict, tmp_path)
-    value = json.loads((tmp_path / "verdict.json").read_text())
-    assert value == json.loads(json.dumps(json_form(verdict)))
-    assert (value["outcome"], value["forgotten"]["left"]["probability"]["value"]) == ("PARTLY", 0.3)
-    assert value["margins"] == {"recited": 0.1, "left": 0.2, "kept": 0.85}
-
-
-def test_why_there_is_no_verdict_is_said(tmp_path: Path) -> None:
-    write_verdict(NoVerdict("nothing was scored"), tmp_path)
-    value = json.loads((tmp_path / "verdict.json").read_text())
-    assert value == {"outcome": None, "reason": "nothing was scored"}
 
 
 # The bounds of questions

@@ -38,13 +38,6 @@ def test_a_run_is_verified_stage_by_stage(run: Path) -> None:
     assert sorted(out.splitlines()) == sorted(f"{run / name}: every file is as it was written" for name in STAGES)
 
 
-def test_a_stage_is_verified_alone(run: Path) -> None:
-    (run / "vectors/forget/a.txt").write_text("b")
-    assert verify(run / "model") == (0, f"{run / 'model'}: every file is as it was written\n")
-    with pytest.raises(MismatchError, match=r"forget: differs from its manifest:\n  a.txt: content changed$"):
-        verify(run / "vectors/forget")
-
-
 def test_all_that_differs_in_a_run_is_told_at_once(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (run / "vectors/forget/a.txt").write_text("b")
     (run / "model/a.txt").unlink()

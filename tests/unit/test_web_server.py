@@ -185,13 +185,3 @@ def test_a_load_that_holds_up_the_end_is_told(panel: Slow, monkeypatch: pytest.M
     desk.close()
     assert panel.may_end.is_set()
     assert len(panel.strengths) == 1
-
-
-def test_nothing_is_told_where_nothing_holds_up_the_end(panel: Slow, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("msa_lite.web.desk.notices", None)
-    desk = Desk(panel)  # type: ignore[arg-type]
-    for _ in range(2):
-        desk.take(OpenQuestion("slow", None, ["target"], lambda event: None))
-    assert panel.began.wait(WAIT)
-    desk.close()
-    assert panel.stopped.is_set()
