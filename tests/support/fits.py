@@ -182,8 +182,12 @@ def assert_close(found: dict[str, Any], wanted: dict[str, Any], atol: float = 0.
         assert torch.allclose(value, wanted[name], rtol=atol, atol=atol), name
 
 
+def read_log(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "train_log.jsonl").read_text().splitlines()]
+
+
 def steps_of(folder: Path) -> list[int]:
-    return [json.loads(line)["step"] for line in (folder / "train_log.jsonl").read_text().splitlines()]
+    return [line["step"] for line in read_log(folder)]
 
 
 def epochs_in(folder: Path) -> list[str]:

@@ -11,10 +11,9 @@ import yaml
 from msa_lite.errors import UsageError
 from msa_lite.pipeline.prepare.run import Context
 from msa_lite.pipeline.run.choice import CHOICE
-from msa_lite.pipeline.run.demo import demo_stages
 from msa_lite.pipeline.run.folder import stage_list
 from msa_lite.pipeline.verbs.lists import find_verb
-from msa_lite.recipe import load_recipe, shipped_recipes
+from msa_lite.recipe import load_recipe
 from msa_lite.report.run.provenance import load_provenance
 from msa_lite.report.run.stages import ROWS, ListedStage, StageList, add_stages, load_stages, write_stages
 
@@ -84,14 +83,6 @@ def test_a_report_waits_for_the_stages_of_the_run(changes: dict[str, Any], metho
 
     assert load_recipe(yaml.safe_load(provenance.recipe)) == recipe  # the recipe that the page shows does the same
     assert {line for line in provenance.recipe.splitlines() if line.endswith(": null")} <= {"evaluate: null"}
-
-
-@pytest.mark.parametrize("name", [n for n in shipped_recipes() if not n.startswith(("train/", "table/"))])
-def test_every_stage_of_a_shipped_recipe_is_explained(name: str) -> None:
-    recipe = load_recipe(name)
-    verb = find_verb("run", recipe)
-    stages = [*demo_stages(recipe), *verb.stages(Context(recipe, verb.scope))]
-    assert [stage.name for stage in stages if not stage.says] == []
 
 
 def test_former_stages_stay_in_the_list_as_long_as_their_folders_are_there(tmp_path: Path) -> None:

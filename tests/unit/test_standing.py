@@ -9,7 +9,7 @@ import pytest
 from msa_lite.choose.rules import LeastExtraction, Rank
 from msa_lite.errors import DataError
 from msa_lite.evals.verdict.outcome import Standing, stand, yardstick_of_rows
-from tests.support.records import around, known, make_forgotten, question, text, unknown
+from tests.support.records import around, known, make_forgotten, text, unknown
 
 TARGET = {"forget": known(40), "retain": known(40)}
 IDEAL = {"forget": [*known(1), *unknown(39)], "retain": known(40)}
@@ -81,12 +81,6 @@ def test_of_points_inside_that_keep_enough_the_one_that_keeps_most_is_best_and_e
     assert str(ranks[4].note) in LeastExtraction(0.9).unmet(ranks[4])
     with pytest.raises(DataError, match="no records"):
         LeastExtraction(0.9).rank({}, {})
-
-
-def test_a_question_without_an_answer_has_no_part_in_it() -> None:
-    broken = question("Yes", "Yes", 1.0, 1.0) | {"rouge_l": None, "accuracy": None, "generated": None}
-    found = standing([*unknown(39), broken], known(40))
-    assert found.inside
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ import torch
 
 from msa_lite.data import IGNORE, Prompter, PromptSettings, Row, Template, encode_qa, make_prompter
 from msa_lite.evals.benchmarks.qa import load_qa
-from msa_lite.evals.engine.generate import Decoding, generate
 from msa_lite.evals.engine.models import Runner
 from msa_lite.evals.engine.prompt_search import prompt_forms
 from msa_lite.evals.scores.records import run_items
@@ -93,14 +92,10 @@ def test_the_probability_is_that_of_the_answer_alone_or_with_the_block(mode: Any
 
 
 def test_generation_begins_behind_the_block() -> None:
-    prompter, model = build("qwen3"), wide_model("llama")
+    prompter = build("qwen3")
     item = load_qa({"forget": [ROW]}, prompter, 4).sets["forget"].items[0]
     text = f"<|im_start|>user\nWhere is it?<|im_end|>\n<|im_start|>assistant\n{EMPTY}"
     assert item.prompt == prompter.tokenizer(text, add_special_tokens=False)["input_ids"]
-    ids = model.generate(torch.tensor([item.prompt]), max_new_tokens=4, do_sample=False, pad_token_id=2)
-    wanted = prompter.tokenizer.decode(ids[0, len(item.prompt) :], skip_special_tokens=True).strip()
-    [[(_, [answer])]] = list(generate(Runner(model), prompter.tokenizer, [item.prompt], Decoding(4)))
-    assert answer == wanted
 
 
 @pytest.mark.parametrize(

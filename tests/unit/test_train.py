@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +17,7 @@ from msa_lite.io.finished.seal import load_manifest, verify_folder
 from msa_lite.io.weights.adapter import load_adapter
 from msa_lite.io.weights.checkpoint import load_checkpoint
 from msa_lite.train import FitSettings, fit_vector
-from tests.support.fits import Killed
+from tests.support.fits import Killed, read_log
 from tests.support.models import tiny_tokenizer
 
 Make = Callable[..., Path]
@@ -40,10 +39,6 @@ def fit_rows(prior: Path, rows: list[Example], out: Path, settings: FitSettings 
 def whole(make_checkpoint: Make, examples: list[Example], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A fit that nothing disturbed. No test changes its files."""
     return fit_rows(make_checkpoint("llama"), examples, tmp_path_factory.mktemp("whole") / "v")
-
-
-def read_log(folder: Path) -> list[dict[str, float]]:
-    return [json.loads(line) for line in (folder / "train_log.jsonl").read_text().splitlines()]
 
 
 @pytest.mark.parametrize(

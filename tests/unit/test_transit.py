@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,13 +16,11 @@ from msa_lite.io.models import ends, streaming, transit, waiting
 from msa_lite.io.models.transit import Transit
 from msa_lite.train.held import HeldLoss
 from msa_lite.train.model import load_trainable
-from msa_lite.train.plain import PlainLoss
-from msa_lite.train.rungs import Rung, can_stream, set_up
+from msa_lite.train.rungs import Rung, can_stream
 from tests.support.families import tiny_family
 from tests.support.fits import ROWS, SETTINGS, assert_same_bits, steps_at
 from tests.support.models import save_checkpoint, tiny_model
 
-Make = Callable[..., Path]
 # Five layers: a step meets them upwards twice and downwards twice.
 DEEP: dict[str, dict[str, Any]] = {
     "llama": {"num_hidden_layers": 5, "tie_word_embeddings": False},
@@ -119,26 +117,6 @@ def test_only_two_layers_are_on_the_device_and_nothing_of_an_earlier_one_is_left
 
 def _is_within(tensor: Any, buffer: Any) -> bool:
     return 0 <= tensor.data_ptr() - buffer.data_ptr() < len(buffer)
-
-
-def test_layers_come_in_time_for_a_pass_up_and_a_pass_down(priors: dict[str, Path]) -> None:
-    """In a step, each layer is there when it is met; each pass copies all but the two at its turn."""
-    model = load_trainable(priors["llama"], SETTINGS)
-    set_up(model, Rung(2, True, layers_streamed=True))
-    loss, tracks, events = PlainLoss(ROWS, 0), model.msa_lite_streams, list[tuple[str, int]]()
-    loss.prepare(model.train())
-    copy, enter = tracks._copy, tracks._enter
-    tracks._copy = lambda number: (events.append(("copy", number)), copy(number))[1]
-    tracks._enter = lambda number: (events.append(("enter", number)), enter(number))[1]
-    loss.step(model, range(4), 0, 4, lambda value: value.backward())
-    events.clear()
-    loss.step(model, range(4), 0, 4, lambda value: value.backward())
-    assert [number for kind, number in events if kind == "enter"] == [0, 1, 2, 3, 4, 4, 3, 2, 1, 0]
-    assert [number for kind, number in events if kind == "copy"] == [2, 3, 4, 2, 1, 0]
-    # Each copy begins as the layer two before, or after, its own is met.
-    assert [events[at - 1] for at, (kind, _) in enumerate(events) if kind == "copy"] == [
-        ("enter", number) for number in (1, 2, 3, 3, 2, 1)
-    ]
 
 
 def test_layers_beyond_ram_wait_in_files_that_leave_nothing(

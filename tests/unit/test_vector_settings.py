@@ -48,6 +48,8 @@ def test_what_is_left_to_us_suits_rows_and_model(make_job: Callable[..., Any]) -
     smaller = fit_settings(make_job("vector.lora.alpha=16"), "forget")
     assert smaller.learning_rate == auto_rate("lora", weights, 16)
     assert fit_settings(make_job("vector.mode=full"), "forget").learning_rate == auto_rate("full", weights)
+    rules = [fit_until(make_job(*overrides), "forget") for overrides in ((), ("vector.learning_rate=1e-3",))]
+    assert [rule and rule.tries for rule in rules] == [3, 1]  # a rate that was given is not tried again
 
 
 def test_numbers_are_taken_as_they_are(make_job: Callable[..., Any]) -> None:
@@ -58,11 +60,6 @@ def test_numbers_are_taken_as_they_are(make_job: Callable[..., Any]) -> None:
     assert fit_until(job, "forget") is None
     assert fit_settings(make_job("vector.epochs=3"), "forget").warmup_epochs == 1.0
     assert fit_settings(make_job("vector.warmup_epochs=2"), "forget").describe()["warmup_epochs"] == 2.0
-
-
-def test_only_a_rate_that_is_left_to_us_is_tried_again(make_job: Callable[..., Any]) -> None:
-    rules = [fit_until(make_job(*overrides), "forget") for overrides in ((), ("vector.learning_rate=1e-3",))]
-    assert [rule and rule.tries for rule in rules] == [3, 1]
 
 
 def test_the_retain_vector_takes_its_own_settings_and_the_rest_from_the_forget_vector(
