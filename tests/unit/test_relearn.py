@@ -122,14 +122,8 @@ def settings_of(attack: Relearn, model: Any) -> dict[str, FitSettings]:
 
 def test_the_published_settings_are_those_of_the_publications() -> None:
     settings = settings_of(Relearn(), ideal())
-    plain = {
-        "mode": "full",
-        "weight_decay": 0.0,
-        "warmup_steps": 0,
-        "schedule": "linear",
-        "epochs": 1,
-        "batch_size": 32,
-    }
+    plain: dict[str, Any] = {"mode": "full", "weight_decay": 0.0, "warmup_steps": 0, "schedule": "linear"}
+    plain |= {"epochs": 1, "batch_size": 32}
     wanted: dict[str, dict[str, Any]] = {
         "forget": plain | {"learning_rate": 2e-5},
         "part": plain | {"learning_rate": 5e-6, "epochs": 6, "batch_size": 4, "warmup_steps": 24},

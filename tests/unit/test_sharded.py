@@ -24,7 +24,7 @@ from msa_lite.io.weights.vocabulary import find_added_rows
 from msa_lite.train import FitSettings, Until, VectorFit, fit_vector, run_fit
 from msa_lite.train.peers import told_of_losses
 from msa_lite.train.plain import PlainLoss
-from tests.support.fits import assert_close, ragged_rows, read_log, steps_of, weights
+from tests.support.fits import assert_close, kill_process_at, ragged_rows, read_log, steps_of, weights
 from tests.support.models import tiny_tokenizer
 from tests.support.processes import Ended, run_together
 
@@ -52,16 +52,8 @@ def sharded(rank: int, prior: Any, out: Path, settings: FitSettings = SETTINGS, 
 
 def dies(rank: int, who: int, step: int, prior: Path, out: Path) -> None:
     """Fit, but one process is killed before a step."""
-    from msa_lite.train.sharded import _Steps
-
-    own = _Steps._step
-
-    def killed(self: Any, rows: Any, epoch: int, number: int) -> Any:
-        if (rank, number) == (who, step):
-            os.kill(os.getpid(), signal.SIGKILL)
-        return own(self, rows, epoch, number)
-
-    _Steps._step = killed  # type: ignore[method-assign]
+    if rank == who:
+        kill_process_at(step)
     sharded(rank, prior, out)
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +17,7 @@ from msa_lite.io.finished.seal import load_manifest, verify_folder
 from msa_lite.io.weights.hub import fetch
 from msa_lite.train import FitSettings, KeptEpochs, VectorFit, run_fit
 from msa_lite.train.held import HeldLoss
-from tests.support.fits import PAD, assert_close, ragged_rows, read_log, weights
+from tests.support.fits import PAD, assert_close, kill_process_at, ragged_rows, read_log, weights
 from tests.support.models import tiny_tokenizer
 from tests.support.processes import Ended, run_together
 
@@ -93,16 +91,8 @@ def fit_all(rank: int, cases: list[str], prior: Path, folder: Path) -> None:
 
 def dies(rank: int, prior: Path, folder: Path) -> None:
     """Fit with a choice of epochs, but the second process is killed in the second epoch."""
-    from msa_lite.train.sharded import _Steps
-
-    own = _Steps._step
-
-    def killed(self: Any, rows: Any, epoch: int, step: int) -> Any:
-        if (rank, step) == (1, 4):
-            os.kill(os.getpid(), signal.SIGKILL)
-        return own(self, rows, epoch, step)
-
-    _Steps._step = killed  # type: ignore[method-assign]
+    if rank == 1:
+        kill_process_at(4)
     fit_all(rank, ["undial"], prior, folder)
 
 

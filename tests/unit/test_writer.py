@@ -69,16 +69,11 @@ def test_special_values_stay_what_they_are(dtype: str, work: type) -> None:
     assert np.signbit(rounded[1:]).tolist() == [False, True, False, True]
 
 
-def test_rounding_leaves_its_input_alone() -> None:
-    values = np.array([1.0 + 2**-40, 3.3])
-    round_once(values, "BF16")
-    assert values.tolist() == [1.0 + 2**-40, 3.3]
-
-
 def test_rounding_may_go_into_a_buffer_that_is_there() -> None:
     values, buffer = np.array([[1.0 + 2**-12, 3.3]], np.float32), np.zeros((1, 2), np.float16)
     assert round_once(values, "F16", buffer) is buffer
     assert np.array_equal(buffer, values.astype(np.float16))
+    assert values.tolist() == [[1.0 + 2**-12, np.float32(3.3)]]
     generator = np.random.default_rng(0)
     assert round_stochastically(values, "F16", generator, buffer) is buffer
     assert np.all(np.abs(buffer - values) < 2**-8)
