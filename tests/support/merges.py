@@ -15,6 +15,7 @@ import numpy as np
 from safetensors.numpy import load_file, save_file
 
 from msa_lite.io.finished.seal import load_manifest, write_manifest
+from msa_lite.io.weights.adapter import ADAPTER_CONFIG, ADAPTER_FILE
 from msa_lite.io.weights.hub import Source
 from msa_lite.merger import merge, merge_adapters
 
@@ -90,6 +91,14 @@ class Adapter:
         }
         save_file(tensors, folder / "adapter_model.safetensors", {"format": "pt"})
         return folder
+
+
+def make_adapter(folder: Path, tensors: Arrays, **config: Any) -> Path:
+    """Write a LoRA adapter of rank 2 and scale 2 with these tensors, which have the target's names."""
+    folder.mkdir()
+    save_file({f"base_model.model.{name}": array for name, array in tensors.items()}, folder / ADAPTER_FILE)
+    (folder / ADAPTER_CONFIG).write_text(json.dumps({"peft_type": "LORA", "r": 2, "lora_alpha": 4, **config}))
+    return folder
 
 
 def edit_adapter(folder: Path, out: Path, tensors: Callable[[Arrays], Any] | None = None, **config: Any) -> Path:

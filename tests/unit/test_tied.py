@@ -12,10 +12,10 @@ from safetensors.numpy import load_file, save_file
 
 from msa_lite.errors import MismatchError, UsageError
 from msa_lite.io.finished.seal import MERGEKIT_FILE
-from msa_lite.io.weights.adapter import ADAPTER_CONFIG, ADAPTER_FILE
+from msa_lite.io.weights.adapter import ADAPTER_FILE
 from msa_lite.io.weights.checkpoint import load_checkpoint
 from msa_lite.merger import merge, merge_adapters
-from tests.support.merges import read_checkpoint
+from tests.support.merges import make_adapter, read_checkpoint
 
 Arrays = dict[str, np.ndarray]
 E, H, Q = "model.embed_tokens", "lm_head", "model.layers.0.self_attn.q_proj"
@@ -41,13 +41,6 @@ def make_model(folder: Path, step: float = 0.0, shards: bool = False) -> Path:
         index = {"metadata": {"total_size": 1}, "weight_map": {n: file for file, part in files.items() for n in part}}
         (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     (folder / "config.json").write_text(json.dumps(TIED))
-    return folder
-
-
-def make_adapter(folder: Path, tensors: Arrays, **config: Any) -> Path:
-    folder.mkdir()
-    save_file({f"base_model.model.{name}": array for name, array in tensors.items()}, folder / ADAPTER_FILE)
-    (folder / ADAPTER_CONFIG).write_text(json.dumps({"peft_type": "LORA", "r": 2, "lora_alpha": 4, **config}))
     return folder
 
 

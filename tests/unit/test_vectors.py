@@ -13,16 +13,16 @@ import pytest
 from safetensors.numpy import save_file
 
 from msa_lite.errors import FormatError, MismatchError, UsageError
-from msa_lite.io.weights.adapter import ADAPTER_CONFIG, ADAPTER_FILE, is_adapter
+from msa_lite.io.weights.adapter import ADAPTER_FILE, is_adapter
 from msa_lite.io.weights.blocks import Files, Scratch
 from msa_lite.io.weights.checkpoint import Checkpoint, TensorEntry, load_checkpoint, read_shard
 from msa_lite.io.weights.factors import LowRank
 from msa_lite.merger.vectors.deltas import Difference, Dora, Product, Shift, TokenRows
 from msa_lite.merger.vectors.vector import compare_checkpoints, load_vector, ties_head
+from tests.support.merges import make_adapter
 
 Arrays = dict[str, np.ndarray]
 Store = Callable[..., dict[str, TensorEntry]]
-PREFIX = "base_model.model."
 RNG = np.random.default_rng(0)
 
 
@@ -47,13 +47,6 @@ def make_checkpoint(folder: Path, tensors: Arrays, **config: Any) -> Checkpoint:
     save_file(tensors, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(config))
     return load_checkpoint(folder)
-
-
-def make_adapter(folder: Path, tensors: Arrays, **config: Any) -> Path:
-    folder.mkdir()
-    save_file({PREFIX + name: tensor for name, tensor in tensors.items()}, folder / ADAPTER_FILE)
-    (folder / ADAPTER_CONFIG).write_text(json.dumps({"peft_type": "LORA", "r": 2, "lora_alpha": 4, **config}))
-    return folder
 
 
 def test_deltas_that_are_not_finite_are_named(store: Store) -> None:
