@@ -219,3 +219,24 @@ def test_a_model_that_runs_out_of_memory_while_it_loads_streams(
     monkeypatch.setattr(waiting, "_file_system", lambda folder: "tmpfs")
     with pytest.raises(StageError, match="would wait in RAM"):
         load_model(folder)
+
+
+def test_weights_beyond_memory_of_the_cpu_halve_a_batch(make_checkpoint: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """numpy and Python have an error of their own for it."""
+    model = load_model(make_checkpoint("llama"))
+    wanted = results(model)
+    failures = [MemoryError("too little")]
+
+    def fail_once(*_: Any) -> None:
+        if failures:
+            raise failures.pop()
+
+    runner = Runner(model)
+    assert runner.halves.body is not None
+    model.base_model.register_forward_pre_hook(fail_once)
+    bundle = [PROMPTER.example(0, ASKED[0], answer) for answer in ("Here.", "Nowhere.")]
+    scores = [pair for batch in score_bundles(runner, [bundle]) for pair in batch]
+    assert failures == []
+    assert runner.budget < 2048
+    for mine, other in zip(scores[0][1], wanted[0], strict=False):
+        assert mine.log_probs == pytest.approx(other, rel=1e-5)

@@ -61,12 +61,7 @@ def test_models_and_data_that_cannot_be_had_are_told_with_the_rows_that_need_the
     table = load_table_recipe({**TABLE, "output": str(tmp_path / "out"), "set": nowhere})
     with pytest.raises(UsageError) as error:
         check_table(table, table_rows(table))
-    for fault in (
-        "no/prior: neither on this machine",
-        "the prior of all 2 rows",
-        "rows.jsonl: neither",
-        "the data of all 2 rows",
-    ):
+    for fault in ("no/prior: neither", "the prior of all 2 rows", "rows.jsonl: neither", "the data of all 2 rows"):
         assert fault in str(error.value)
     assert not (tmp_path / "out").exists()
 

@@ -45,10 +45,7 @@ def full(tofu: Benchmark) -> dict[str, list[Record]]:
     for name, part in tofu.sets.items():
         for index in range(len(part.items)):
             wrong = part.items[index].fields.get("perturbed_answer", [])
-            texts = {
-                "answer": [token_scores([0.5, 0.5, 0.5], "111")],
-                "perturbed": [token_scores([0.125])] * len(wrong),
-            }
+            texts = {"answer": [token_scores([0.5] * 3, "111")], "perturbed": [token_scores([0.125])] * len(wrong)}
             if name in ("forget", "retain"):
                 texts["paraphrased"] = [token_scores([0.25, 0.25])]
             found.setdefault(name, []).append(made_up(tofu, name, index, "It is there", **texts))
@@ -141,9 +138,6 @@ def test_an_empty_question_is_not_asked(missing: str | None, records: dict[str, 
         assert (found[name].n, found[name].skipped) == (3, 1)
     asked = tofu.judge_calls(changed, records, JudgeSettings())
     assert [ask.index for ask in asked if ask.set_name == "forget"] == [0, 2, 3]
-    said = [r | ({"judge": {"valid": True, "acc_forget": 1.0}} if r["index"] != 1 else {}) for r in changed["forget"]]
-    judged = tofu.metrics(changed | {"forget": said}, records)["acc_forget"]
-    assert (judged.n, judged.skipped) == (3, 1)
 
 
 def test_the_forget_metrics_are_means_over_items(tofu: Benchmark, records: dict[str, list[Record]]) -> None:

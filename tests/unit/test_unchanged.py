@@ -19,8 +19,6 @@ from msa_lite.train import fit_vector
 from tests.support.fits import ROWS, SETTINGS
 from tests.support.models import tiny_tokenizer
 
-FILES = ["model.safetensors", "config.json", "tokenizer.json"]
-
 
 @pytest.fixture
 def model(make_checkpoint: Callable[..., Path], tmp_path: Path) -> Path:
@@ -42,25 +40,26 @@ def changing(monkeypatch: pytest.MonkeyPatch, place: str, path: Path) -> None:
     monkeypatch.setattr(place, load)
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_a_model_that_changes_while_it_is_loaded_is_not_scored(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    (tmp_path / "rows.jsonl").write_text('{"question": "Where?", "answer": "There."}\n')
-    changing(monkeypatch, "msa_lite.evals.engine.models.load_model", model / name)
-    with pytest.raises(StageError, match=rf"(?s)files changed.*{name}$"):
-        evaluate(str(model), tmp_path / "out", OwnQuestions(DataSource(str(tmp_path / "rows.jsonl")), max_new_tokens=2))
-    assert sorted(os.listdir(tmp_path)) == ["model", "rows.jsonl"]
+def score(model: Path, folder: Path) -> None:
+    (folder / "rows.jsonl").write_text('{"question": "Where?", "answer": "There."}\n')
+    evaluate(str(model), folder / "out", OwnQuestions(DataSource(str(folder / "rows.jsonl")), max_new_tokens=2))
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_a_prior_that_changes_while_it_is_loaded_is_not_tuned(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+def tune(model: Path, folder: Path) -> None:
+    fit_vector(str(model), ROWS, folder / "out", tokenizer=tiny_tokenizer(), settings=SETTINGS)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json"])
+@pytest.mark.parametrize(
+    ("use", "place"), [(score, "msa_lite.evals.engine.models.load_model"), (tune, "msa_lite.train.fit.load_trainable")]
+)
+def test_a_model_that_changes_while_it_is_loaded_is_neither_scored_nor_tuned(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, use: Callable[..., None], place: str, name: str
 ) -> None:
-    changing(monkeypatch, "msa_lite.train.fit.load_trainable", model / name)
+    changing(monkeypatch, place, model / name)
     with pytest.raises(StageError, match=rf"(?s)files changed.*{name}$"):
-        fit_vector(str(model), ROWS, tmp_path / "out", tokenizer=tiny_tokenizer(), settings=SETTINGS)
-    assert sorted(os.listdir(tmp_path)) == ["model"]
+        use(model, tmp_path)
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_source_knows_its_files_from_before_its_content_was_hashed(

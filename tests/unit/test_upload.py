@@ -133,12 +133,7 @@ def test_the_same_again_sends_nothing_and_a_new_card_alone_the_card(hub: HubServ
 
 def test_stale_files_go_in_the_same_commit_and_other_peoples_stay(hub: HubServer, tmp_path: Path) -> None:
     publish(make_upload(tmp_path / "large", seed=1, shards=3))
-    others = {
-        "notes.md": b"mine",
-        "model.gguf": b"quantised",
-        "old/model.safetensors": b"a folder",
-        "handler.py": b"mine",
-    }
+    others = dict.fromkeys(("notes.md", "model.gguf", "old/model.safetensors", "handler.py"), b"mine")
     stale = {"additional_chat_templates/old.jinja": b"which transformers would read"}
     hub.commit(f"models/{REPO}", {**hub.find(f"models/{REPO}", "main")[1], **others, **stale})
     contents = make_upload(tmp_path / "small", shards=1)

@@ -152,24 +152,17 @@ def test_another_dtype_than_the_stored_one_is_for_gpus_alone(make_checkpoint: An
     assert loaded.dtype == (torch.bfloat16 if torch.cuda.is_available() else torch.float32)
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        RuntimeError("CUDA error: out of memory"),
-        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"),
-        MemoryError("too little"),  # of numpy and Python
-    ],
-)
-def test_the_memory_of_a_batch_that_failed_is_free_for_the_next(model: Any, error: Exception) -> None:
+@pytest.mark.parametrize("words", ["CUDA error: out of memory", "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"])
+def test_the_memory_of_a_batch_that_failed_is_free_for_the_next(model: Any, words: str) -> None:
     references: list[weakref.ref[Any]] = []
 
     def fail() -> None:
         logits = torch.zeros(8)
         references.append(weakref.ref(logits))
-        raise error
+        raise RuntimeError(words)
 
     runner = models.Runner(model, 64)
-    with pytest.raises(type(error)) as caught:
+    with pytest.raises(RuntimeError) as caught:
         fail()
     assert references[0]() is not None
     assert runner.lower_budget(caught.value, 32)
