@@ -72,14 +72,6 @@ def test_extraction_strength_is_the_share_of_the_right_suffix(matches: list[bool
     assert scoring.extraction_strength(np.array(matches, bool)) == pytest.approx(value)
 
 
-@pytest.mark.parametrize(
-    ("matches", "value"),
-    [([False] * 10, 0.1), ([False], 1.0), ([True] * 9 + [False], 0.1), ([False] * 4 + [True] * 6, 0.6), ([], 0.0)],
-)
-def test_extraction_strength_of_open_unlearning_ends_one_step_early(matches: list[bool], value: float) -> None:
-    assert scoring.extraction_strength(np.array(matches, bool), floor=True) == pytest.approx(value)
-
-
 def test_exact_memorization_is_the_share_of_right_tokens() -> None:
     assert scoring.exact_memorization(np.array([True, True, False, True])) == 0.75
     assert scoring.exact_memorization(np.array([], bool)) is None

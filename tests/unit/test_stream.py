@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from msa_lite.merger import merge
 from msa_lite.merger.checks import memory
 from msa_lite.merger.stream import stream
-from tests.support.merges import KINDS, ROWS, SHARDS, Adapter, contents, read_checkpoint, write_checkpoint, write_inputs
+from tests.support.merges import ROWS, SHARDS, contents, write_inputs
 
 
 def test_a_range_that_is_longer_than_a_piece_is_copied_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,16 +33,3 @@ def test_progress_ends_with_the_last_block_of_the_last_shard(tmp_path: Path, mon
     assert done == sorted(done)
     assert len({*done} - {0, amount}) >= 6 * SHARDS
     assert max(step for step in done if step < amount) >= amount - 2 * 512 * 512
-
-
-def test_blocks_are_rounded_stochastically_by_noise_of_their_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(memory, "BLOCK", 4 * 64)  # blocks of four rows
-    target = write_checkpoint(tmp_path / "target", {"layer.weight": np.ones((8, 64), KINDS["bfloat16"])})
-    factors = np.full((1, 64), 0.001, np.float32), np.ones((8, 1), np.float32)  # between two neighbours of bf16
-    vector = Adapter({"layer": factors}, lora_alpha=1).write(tmp_path / "vector")
-    made = merge(str(target), tmp_path / "out", forget=str(vector), rounding="stochastic")
-    weights = read_checkpoint(made.folder)["layer.weight"].astype(np.float32)
-    assert len(np.unique(weights)) == 2
-    assert (weights[:4] != weights[4:]).any()

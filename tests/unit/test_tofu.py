@@ -271,16 +271,6 @@ def test_candidates_of_like_questions_stand_in_orders_of_their_own(
     assert tofu.judge_calls(records | {"forget": alike}, records | {"forget": ideal}, JudgeSettings()) == asked
 
 
-def test_an_ideal_that_knows_the_truth_is_one_candidate_with_it(
-    tofu: Benchmark, records: dict[str, list[Record]]
-) -> None:
-    ideal = {n: [r | {"generated": f"{r['answer'].upper()}!"} for r in items] for n, items in records.items()}
-    item = tofu.judge_calls(records, ideal, JudgeSettings())[0]
-    assert len(item.ask.letters) == 1 + 3
-    merged = [scores for letter, scores in item.scores.items() if scores["acc_recover"]]
-    assert merged == [{"acc_forget": 0, "acc_recover": 1, "merged": True}]
-
-
 def test_judged_metrics_are_means_of_what_was_judged(tofu: Benchmark, records: dict[str, list[Record]]) -> None:
     said = [(0, 0, True), (1, 1, True), (1, 0, False)]
     forget = [

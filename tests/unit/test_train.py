@@ -7,11 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from msa_lite.data import Example, Prompter, Row, Template, encode_qa
-from msa_lite.errors import StageError, UsageError
+from msa_lite.errors import UsageError
 from msa_lite.io.files.writing import hash_file
 from msa_lite.io.finished.seal import load_manifest, verify_folder
 from msa_lite.io.weights.adapter import load_adapter
@@ -149,45 +148,6 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bytes(
         assert hash_file(whole / name) == hash_file(resumed / name)
 
 
-def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_nothing(
-    make_checkpoint: Make, examples: list[Example], tmp_path: Path
-) -> None:
-    with pytest.raises(StageError, match=r"the loss is .* nothing was kept. Try a lower learning_rate"):
-        fit_rows(
-            make_checkpoint("llama"),
-            examples,
-            tmp_path / "v",
-            replace(SETTINGS, mode="full", learning_rate=1e30, warmup_epochs=0, weight_decay=0.5),
-        )
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_unknown_target_modules_are_refused(make_checkpoint: Make, examples: list[Example], tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"vector.lora.targets: .*no_such_layer"):
         fit_rows(make_checkpoint("llama"), examples, tmp_path / "v", replace(SETTINGS, lora_targets=("no_such_layer",)))
-
-
-def test_micro_batches_halve_when_memory_runs_out(
-    make_checkpoint: Make, examples: list[Example], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The device's error is raised by the model itself for batches of more tokens than the limit."""
-    import torch
-    from transformers import LlamaModel
-
-    forward, limits = LlamaModel.forward, [max(len(example.ids) for example in examples)]
-
-    def small_device(self: Any, input_ids: Any = None, **kwargs: Any) -> Any:
-        if input_ids.numel() > limits[-1]:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
-        return forward(self, input_ids=input_ids, **kwargs)
-
-    monkeypatch.setattr(LlamaModel, "forward", small_device)
-    folder = fit_rows(make_checkpoint("llama"), examples, tmp_path / "v")
-    manifest = load_manifest(folder)
-    assert manifest is not None
-    assert manifest["micro_batch_size"] == 1
-    assert np.isfinite([line["loss"] for line in read_log(folder)]).all()
-    assert len(read_log(folder)) == 6
-    limits.append(0)
-    with pytest.raises(StageError, match="even with one row at a time"):
-        fit_rows(make_checkpoint("llama"), examples, tmp_path / "none")
