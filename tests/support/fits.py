@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import random
-import signal
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -226,20 +224,6 @@ def kill_at_disk(patch: pytest.MonkeyPatch, where: str, at: tuple[int, ...]) -> 
         patch.setattr(Trainer, "_save_checkpoint", saved)
     if where == "end":
         patch.setattr(module, "shutil", type("Shutil", (), {"rmtree": staticmethod(removed)}))
-
-
-def kill_process_at(step: int) -> None:
-    """Have this process, one of several that fit together, die before a step."""
-    from msa_lite.train.sharded import _Steps
-
-    own = _Steps._step
-
-    def killed(self: Any, rows: Any, epoch: int, number: int) -> Any:
-        if number == step:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return own(self, rows, epoch, number)
-
-    _Steps._step = killed  # type: ignore[method-assign]
 
 
 def out_of_memory(epoch: int, limit: int) -> Callable[[Sequence[int], int, int], None]:
