@@ -77,7 +77,7 @@ _MERGE = (
 _ROWS = ("--forget", "history/data/forget.jsonl", "--retain", "history/data/retain.jsonl", "--max-new-tokens", "6")
 SCENES = {
     "merge": Scene(_MERGE, _merge_inputs, 0.45),
-    "merge --as adapter": Scene((*_MERGE[:-4], "--out", "out", "--as", "adapter"), _merge_inputs, 0.25),
+    "merge --as adapter": Scene((*_MERGE, "--as", "adapter"), _merge_inputs, 0.25),
     "vector": Scene(("run", "run.yaml", "--until", "vectors"), _history, 0.05, heavy=True),
     "evaluate": Scene(("evaluate", "history/target", *_ROWS, "--out", "out"), _history, 0.06, heavy=True),
     "sweep": Scene(("run", "sweep.yaml", "--until", "sweep"), _history, 0.05, heavy=True),
