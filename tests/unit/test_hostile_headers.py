@@ -162,6 +162,30 @@ def test_what_nobody_has_is_refused_although_the_library_opens_it(
         read_shard(path)
 
 
+@pytest.mark.parametrize(
+    "header",
+    [
+        many(1_600_000, '"{}":0'),
+        b'{"a":{"dtype":"U8","shape":[' + b"0," * 2_000_000 + b'0],"data_offsets":[0,0]}}',
+        b'{"a":' + b"[" * 2_000_000,
+        b"{" + b'"a":{},' * 1_000_000 + b'"b":{}}',
+    ],
+    ids=["numbers", "dimensions", "depth", "one name"],
+)
+def test_headers_of_millions_of_values_are_refused_before_they_are_taken_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, header: bytes
+) -> None:
+    monkeypatch.setattr("json.loads", lambda *_, **__: pytest.fail("taken apart"))
+    with pytest.raises(FormatError, match="more than 1000000 values"):
+        read_shard(write(tmp_path / "x.safetensors", header))
+
+
+def test_a_name_that_stands_twice_among_many_is_found_in_one_pass(tmp_path: Path) -> None:
+    header = many(90_000, '"{}":0')[:-1] + b',"89999":1}'
+    with pytest.raises(FormatError, match="the name '89999' stands twice"):  # minutes, were each name counted
+        read_shard(write(tmp_path / "x.safetensors", header))
+
+
 @pytest.mark.parametrize(("limit", "value"), [("MAX_TENSORS", 5), ("MAX_HEADER", 300)])
 def test_limits_are_those_of_all_shards_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, value: int

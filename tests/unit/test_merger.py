@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -137,16 +138,32 @@ def test_an_input_is_never_written_to(make_checkpoint: Make, make_adapter: Make,
     assert (read_files(target), read_files(forget)) == before
 
 
+def test_a_disk_that_is_too_small_is_told_before_anything_is_written(
+    make_checkpoint: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(total=20, free=10))
+    assert_refused(
+        tmp_path / "out", OutputError, "are needed, 10 bytes are free", str(make_checkpoint("llama")), alpha=0
+    )
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [
         ({"alpha": -1}, "alpha is -1; it must be a number ≥ 0"),
+        ({"alpha": float("nan")}, "alpha is nan"),
         ({"beta": 0.5}, "beta is 0.5, but there is no retain vector"),
         ({"forget": None}, "alpha is 1, but there is no forget vector"),
         ({"retain": "not/opened"}, "there is a retain vector, but no beta; say how strongly it counts"),
+        ({"alpha": None}, "there is a forget vector, but no alpha"),
+        ({"rounding": "nerest"}, "did you mean 'nearest'"),
         ({"rounding": "stochastic", "seed": -1}, "seed is -1; it must be ≥ 0"),
+        ({"threads": 0}, "threads is 0; at least 1 is needed"),
+        ({"max_memory": "plenty"}, "'plenty' is no size; write it as 512MB"),
         ({"max_memory": "1MB"}, r"1MB of memory is too little: this merge needs at least \d+MB"),
         ({"alpha": -1, "beta": 2.0, "dtype": "x"}, r"(?s)wrong arguments:.*alpha is -1.*beta is 2.*dtype 'x'"),
+        ({"forget": "not/there/at/all"}, "no such folder"),
+        ({"dtype": "bfloat61"}, "did you mean 'bfloat16'"),
     ],
 )
 def test_wrong_arguments_are_usage_errors(
@@ -171,13 +188,16 @@ def test_integers_are_refused_where_touched_and_copied_elsewhere_as_are_empty_te
     assert {array.dtype.str for name, array in out.items() if name != Q} == {"<f2"}
 
 
-def test_vectors_that_are_lost_in_rounding_are_an_error(
-    make_checkpoint: Make, make_adapter: Make, tmp_path: Path
+@pytest.mark.parametrize(("size", "stored"), [(0.0, "float32"), (1e-9, "bfloat16")])
+def test_vectors_that_change_nothing_are_an_error(
+    make_checkpoint: Make, make_adapter: Make, tmp_path: Path, size: float, stored: str
 ) -> None:
-    adapter = str(edit_weights(make_adapter("llama"), tmp_path / "a", scale(1e-9)))
-    target = str(make_checkpoint("llama", dtype="bfloat16"))
-    assert_refused(tmp_path / "out", MismatchError, "change none of the 15360 weights", target, forget=adapter)
-    assert merge(target, tmp_path / "out", forget=adapter, dtype="float32").weights_changed > 0
+    adapter = edit_weights(make_adapter("llama"), tmp_path / "a", scale(size))
+    target = str(make_checkpoint("llama", dtype=stored))
+    words = "change none of the 15360 weights" if size else "the vector is all zeros"
+    assert_refused(tmp_path / "out", MismatchError, words, target, forget=str(adapter))
+    if size:
+        assert merge(target, tmp_path / "out", forget=str(adapter), dtype="float32").weights_changed > 0
 
 
 def test_a_full_checkpoint_needs_its_prior(make_checkpoint: Make, tmp_path: Path) -> None:
@@ -202,6 +222,7 @@ QUANTISED = {"quantization_config": {"quant_method": "gptq", "bits": 4}}
         ),
         ("prior", {"num_hidden_layers": 1}, MismatchError, r"model\.layers\.1\.\S+: in the target, not in the prior"),
         ("prior", {"num_hidden_layers": 3}, MismatchError, r"model\.layers\.2\.\S+: in the prior, not in the target"),
+        ("forget", {"integers": True}, MismatchError, f"{Q}: stored as I8 in {SINGLE_FILE}"),
         ("prior", {"integers": True}, MismatchError, f"{Q}: stored as I8 in {SINGLE_FILE}"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,9 +16,23 @@ from msa_lite.evals.verdict.outcome import is_recited
 from msa_lite.io.files.writing import json_form
 from msa_lite.report.verdict.figures import Bound, EarlierFacts, Forgotten, Kept
 from msa_lite.report.verdict.verdict import Margins, NoVerdict, Verdict, load_verdict, make_verdict, write_verdict
-from tests.support.records import around, known, make_forgotten, make_kept, question, text, unknown
+from tests.support.records import known, question, text, unknown
 
-FORGOTTEN, KEPT = make_forgotten(unlearned=2), make_kept(rows=120)
+
+def around(value: float, half: float = 0.02) -> Bound:
+    return Bound(value, value - half, value + half)
+
+
+FORGOTTEN = Forgotten(
+    rows=48,
+    recited={"target": 48, "unlearned": 2, "ideal": 1},
+    control="ideal",
+    control_rows=48,
+    excess=Bound(0.02, -0.05, 0.09),
+    left={"extraction_strength": around(0.05), "probability": around(0.1)},
+    changed=48,
+)
+KEPT = Kept(around(0.95), 120, {"accuracy": 0.95}, {"target": 118, "unlearned": 115})
 
 
 def weighed(benchmark: str, models: Mapping[str, Any]) -> tuple[Forgotten, Kept | None]:
@@ -122,6 +137,23 @@ def test_few_rows_and_remarks_are_told_and_decide_nothing() -> None:
     verdict = make_verdict(replace(FORGOTTEN, rows=6), KEPT, ["the fit fell short"])
     assert verdict.outcome == "PASS"
     assert verdict.reasons == ("the verdict rests on few rows (forget: 6)", "the fit fell short")
+
+
+def test_a_verdict_is_a_value_and_json(tmp_path: Path) -> None:
+    verdict = make_verdict(replace(FORGOTTEN, **left(0.3)), KEPT)
+    assert "30 % of the gap is left" in verdict.reasons[0]
+    assert verdict.changes == "Its output differs from the target's on 48 of 48 forget rows and 0 of 120 retain rows."
+    write_verdict(verdict, tmp_path)
+    value = json.loads((tmp_path / "verdict.json").read_text())
+    assert value == json.loads(json.dumps(json_form(verdict)))
+    assert (value["outcome"], value["forgotten"]["left"]["probability"]["value"]) == ("PARTLY", 0.3)
+    assert value["margins"] == {"recited": 0.1, "left": 0.2, "kept": 0.85}
+
+
+def test_why_there_is_no_verdict_is_said(tmp_path: Path) -> None:
+    write_verdict(NoVerdict("nothing was scored"), tmp_path)
+    value = json.loads((tmp_path / "verdict.json").read_text())
+    assert value == {"outcome": None, "reason": "nothing was scored"}
 
 
 # The bounds of questions
@@ -258,8 +290,12 @@ def test_texts_are_recited_from_nine_tenths_of_their_tokens_on() -> None:
     assert forgotten.recited == {"target": 3, "unlearned": 0, "prior": 0}
     assert {name: gap.value for name, gap in forgotten.left.items()} == {"extraction_strength": 0.0, "probability": 0.0}
     assert kept is not None
-    assert (forgotten.unit, kept.unit, kept.share.value) == ("texts", "texts", 1.0)
-    assert kept.recited == {"target": 12, "unlearned": 12}
+    assert (forgotten.unit, kept.unit, kept.share.value, kept.recited) == (
+        "texts",
+        "texts",
+        1.0,
+        {"target": 12, "unlearned": 12},
+    )
     assert weighed("qa", {"target": target, "unlearned": target})[0].changed == 0
 
 
@@ -279,10 +315,15 @@ def test_tofu_counts_what_its_records_lack() -> None:
 
 def test_muse_rests_on_passages_and_on_answers_about_them() -> None:
     def muse(rouge: float, kept: float) -> dict[str, list[dict[str, Any]]]:
-        passage = {"prompt": "p", "gt": "g", "generated": str(rouge)}
-        passage |= dict.fromkeys(("extraction_strength", "probability", "rouge_l_f1"), rouge)
+        passage = {
+            "prompt": "p",
+            "gt": "g",
+            "generated": str(rouge),
+            "extraction_strength": rouge,
+            "probability": rouge,
+        }
         answers = [{"question": "q", "answer": "a", "generated": "a", "rouge_l_f1": kept}] * 10
-        return {"verbmem": [passage] * 10, "knowmem_forget": answers, "knowmem_retain": answers}
+        return {"verbmem": [passage | {"rouge_l_f1": rouge}] * 10, "knowmem_forget": answers, "knowmem_retain": answers}
 
     models = {"target": muse(1.0, 0.8), "unlearned": muse(0.2, 0.4), "ideal": muse(0.2, 0.2)}
     forgotten, kept = weighed("muse", models)
