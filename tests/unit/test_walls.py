@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -58,12 +59,14 @@ def test_a_test_that_uses_what_belongs_to_its_runner_is_red(mode: tuple[str, ...
     (tmp_path / "conftest.py").write_text(CONFTEST)
     (tmp_path / "test_few.py").write_text(TESTS)
     theirs = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
-    theirs |= {"HOME": str(home), "OPENAI_API_KEY": "key", "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path / "tmp")}
-    (tmp_path / "tmp").mkdir()
+    theirs |= {"HOME": str(home), "OPENAI_API_KEY": "key", "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), "-rE", *mode]
-    done = subprocess.run([*command, str(tmp_path)], capture_output=True, text=True, env=theirs, cwd=tmp_path)
+    with tempfile.TemporaryDirectory() as place:  # not in tmp_path: the address of a socket has 107 characters at most
+        theirs["TMPDIR"] = place
+        done = subprocess.run([*command, str(tmp_path)], capture_output=True, text=True, env=theirs, cwd=tmp_path)
+        left = [*Path(place).glob("msa-lite-tests-*")]
     red = {line.split()[1].partition("::")[2] for line in done.stdout.splitlines() if line.startswith("ERROR ")}
     names = ("reads_their_runs", "reads_their_home", "a_child_reads_their_home", "writes_into_the_clone")
     assert red == {f"test_{name}" for name in (*names, "leaves_a_file")}, done.stdout
     assert "7 passed, 5 errors" in done.stdout
-    assert not [*(tmp_path / "tmp").glob("msa-lite-tests-*")], "what the tests had instead is removed"
+    assert not left, "what the tests had instead is removed"
