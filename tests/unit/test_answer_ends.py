@@ -15,7 +15,7 @@ from msa_lite.data import IGNORE, Example, Prompter, Row, Template, encode_qa
 from msa_lite.evals.benchmarks.aggregates import resolve_compat
 from msa_lite.evals.benchmarks.benchmark import Benchmark, BenchmarkSettings
 from msa_lite.evals.benchmarks.qa import load_qa
-from msa_lite.evals.engine.forward import TokenScores
+from msa_lite.evals.engine.forward import TokenScores, answer_texts
 from msa_lite.evals.engine.generate import Decoding, generate
 from msa_lite.evals.engine.models import Runner
 from msa_lite.evals.scores.records import token_record
@@ -181,3 +181,19 @@ def test_answers_end_at_another_token_though_the_model_does_not_name_it() -> Non
     likely = max(letters, key=lambda token: float(chances[token]))
     for end, drawn in ((None, True), (likely, False)):
         assert (prompter.tokenizer.decode(likely) in answers(Decoding(1, samples=500), end)) is drawn
+
+
+def _without_dots() -> Any:
+    from tokenizers import normalizers
+
+    return normalizers.Replace(".", "")
+
+
+def test_an_answer_without_a_token_of_its_own_is_not_scored() -> None:
+    for name in ("chatml", "llama 3 from its base", "phi"):
+        prompter = Prompter.build(tokenizer_of(name), "chat", Template())
+        assert len(answer_texts(prompter, 0, "Where?", ["Here.", " ", None])) == 1
+        tokenizer = prompter.tokenizer
+        tokenizer.backend_tokenizer.normalizer = _without_dots()
+        assert answer_texts(prompter, 0, "Where?", ["."]) == ()
+        assert len(answer_texts(prompter, 0, "Where?", [".a"])) == 1

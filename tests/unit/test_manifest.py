@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -330,3 +331,28 @@ def test_the_former_folder_stays_until_the_new_one_was_read_back_and_is_put_back
     build(out, {"seed": 2}, text="new")
     assert (out / "sub/a.txt").read_text() == "new"
     assert not (tmp_path / "out.previous").exists()
+
+
+def test_a_file_in_the_way_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("notes")
+    with pytest.raises(OutputError, match="a file is in the way"):
+        build(tmp_path / "out")
+    assert (tmp_path / "out").read_text() == "notes"
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("file/out", "is a file"), ("closed/out", "is read-only for you"), ("nothing/out", "is no place for files"),
+     ("x" * 300, "File name too long")],
+)  # fmt: skip
+def test_a_place_that_takes_nothing_is_told_as_such_and_not_as_a_full_disk(
+    name: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    for folder in ("closed", "nothing"):
+        (tmp_path / folder).mkdir()
+    may, usage, empty = os.access, os.statvfs(tmp_path), SimpleNamespace(f_blocks=0)
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path).name != "closed" and may(path, mode))
+    monkeypatch.setattr(os, "statvfs", lambda path: empty if Path(path).name == "nothing" else usage)
+    with pytest.raises(OutputError, match=rf"cannot be written \(.*{reason}\)"):
+        check_space(tmp_path / name, 1)

@@ -204,3 +204,9 @@ def test_modules_that_the_config_names_and_the_file_lacks_are_told(
     folder = edit_adapter(make_adapter("llama", modules_to_save=["norm"]), tmp_path / "a", drop, **config)
     match_names(load_adapter(folder), load_checkpoint(make_checkpoint("llama")).tensors)
     assert adapter_warnings == [f"{folder}: {line}" for line in missing]
+
+
+def test_an_adapter_without_factors_is_refused(make_checkpoint: Make, make_adapter: Make, tmp_path: Path) -> None:
+    folder = edit_adapter(make_adapter("llama"), tmp_path / "a", lambda tensors: tensors.clear())
+    with pytest.raises(MismatchError, match="no LoRA factors at all"):
+        match_names(load_adapter(folder), load_checkpoint(make_checkpoint("llama")).tensors)

@@ -167,3 +167,11 @@ def test_any_value_in_any_place_is_a_merge_or_refused(tmp_path_factory: pytest.T
     with contextlib.suppress(UsageError):
         request = read(tmp_path_factory.getbasetemp(), recipe)
         assert all(term.weight < 0 if term.side == "forget" else term.weight > 0 for term in request.terms)
+
+
+def test_all_faults_come_at_once(tmp_path: Path) -> None:
+    recipe = recipe_of("org/target", {"org/target+org/forget": "x"}, dtype="int8", sclies=[])
+    with pytest.raises(UsageError) as caught:
+        read(tmp_path, recipe)
+    faults = [line.split(":")[0].strip() for line in str(caught.value).splitlines()[1:]]
+    assert faults == ["sclies", "dtype", "models.0.parameters.weight"]

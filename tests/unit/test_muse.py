@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from msa_lite.data import IGNORE, Example, Prompter
-from msa_lite.errors import DataError
+from msa_lite.errors import DataError, UsageError
 from msa_lite.evals.benchmarks.aggregates import NO_IDEAL
 from msa_lite.evals.benchmarks.benchmark import Benchmark, BenchmarkSettings, Record, Records
 from msa_lite.evals.benchmarks.muse import MUSE
@@ -286,3 +286,10 @@ def test_without_an_ideal_or_its_items_there_is_a_reason_and_no_number(muse: Ben
     empty = find(muse, sides(muse, FORGET, HOLDOUT))
     assert [metric.value for metric in empty.values()] == [None] * len(MUSE_METRICS)
     assert all(metric.note for metric in empty.values())
+
+
+def test_wrong_names_are_wrong_usage(data: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no such file or folder"):
+        MUSE.load(make_prompter(), BenchmarkSettings(str(tmp_path / "none")))
+    with pytest.raises(UsageError, match=r"muse has no split 'new' \(did you mean 'news'\?\); choose from"):
+        MUSE.load(make_prompter(), BenchmarkSettings(data, "new"))

@@ -107,3 +107,9 @@ def test_a_matrix_whose_header_has_its_sides_exchanged_is_no_other_way_of_storin
     with pytest.raises(MismatchError, match=r"layers\.0\.mlp\.up_proj\.weight: .* header may be damaged"):
         merge(str(target), tmp_path / "out", forget=str(make_adapter("qwen2")))
     assert not (tmp_path / "out").exists()
+
+
+def test_a_file_of_nothing_names_zero_3(tmp_path: Path, target: Path) -> None:
+    folder = edit_adapter(factors(LAYERS[0]).write(tmp_path / "a"), tmp_path / "b", lambda tensors: tensors.clear())
+    with pytest.raises(MismatchError, match=r"no LoRA factors at all.*ZeRO-3"):
+        merge(target, tmp_path / "out", forget=folder)

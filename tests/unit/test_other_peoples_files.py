@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from collections.abc import Callable
@@ -246,3 +247,12 @@ def test_a_relative_name_in_a_working_folder_that_is_gone_is_refused(
         build(Path("out"))
     build(tmp_path / "out")
     assert verify_folder(tmp_path / "out") == []
+
+
+def test_a_parent_that_cannot_be_written_to_is_told_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def mkdir(*args: Any, **options: Any) -> None:
+        raise OSError(errno.EROFS, "read-only")
+
+    monkeypatch.setattr(os, "mkdir", mkdir)
+    with pytest.raises(OutputError, match=r"cannot be written.*read-only"):
+        build(tmp_path / "out")

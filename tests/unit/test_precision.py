@@ -212,3 +212,10 @@ def test_segments_grow_unless_the_user_has_set_the_allocator_up(monkeypatch: pyt
     monkeypatch.delenv(memory._ALLOCATOR)
     memory.avoid_fragments()
     assert memory.os.environ[memory._ALLOCATOR] == "expandable_segments:True"
+
+
+def test_settings_at_their_defaults_leave_manifests_as_they_were() -> None:
+    recorded = FitSettings().describe()
+    assert {"optimizer", "compute"}.isdisjoint(recorded)
+    changed = FitSettings(optimizer="adamw", compute="fp32").describe()
+    assert changed == recorded | {"optimizer": "adamw", "compute": "fp32"}

@@ -129,3 +129,13 @@ def test_a_runs_recipe_and_its_report_tell_paths_as_the_recipe_has_them(place: P
     full = str(place.parent / "here/holdout.jsonl")
     assert given_paths(values, Path("runs/x")) == {full: "./holdout.jsonl"}
     assert given_paths({"target": full}, Path("runs/x")) == {}  # the recipe itself has the full path
+
+
+def test_overrides_and_mappings_are_seen_from_the_working_folder(place: Path) -> None:
+    assert read(write(place), "target=models/target").target == "models/target"
+    assert load_recipe(RECIPE).target == "models/target"
+
+
+def test_a_recipe_in_the_working_folder_stays_as_it_is_written(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(place)
+    assert read(Path("mine.yaml") if write(place) else Path()).target == "models/target"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from msa_lite.errors import OutputError
 from msa_lite.io.finished.manifest import check_free, is_finished, stage_folder
 from msa_lite.io.finished.seal import (
     MANIFEST,
+    NOT_OURS,
     WORKING,
     add_files,
     load_manifest,
@@ -200,3 +202,20 @@ def test_files_that_are_added_are_sealed_in(folder: Path) -> None:
     assert verify_folder(folder) == []
     manifest = load_manifest(folder) or {}
     assert (manifest["pictures"], is_finished(folder, INPUTS)) == (True, True)
+
+
+@pytest.mark.parametrize("raw", [b"\xff\xfe", b"[" * 100_000, b'{"a": "\\ud800"}', b"\x00" * 10, b"9" * 5000])
+def test_a_manifest_of_any_bytes_is_none(folder: Path, raw: bytes) -> None:
+    (folder / MANIFEST).write_bytes(raw)
+    assert load_manifest(folder) is None
+    assert verify_folder(folder) == [BROKEN]
+
+
+def test_a_folder_without_a_seal_is_refused_in_a_line(folder: Path) -> None:
+    values = {k: v for k, v in (load_manifest(folder) or {}).items() if k not in ("format", "manifest_sha256")}
+    (folder / MANIFEST).write_text(json.dumps(values))
+    assert load_manifest(folder) is None
+    assert not is_finished(folder, INPUTS)
+    assert verify_folder(folder) == [f"{MANIFEST}: {NOT_OURS}"]
+    with pytest.raises(OutputError, match=f"{MANIFEST} is damaged"):
+        check_free(folder, "model")

@@ -6,8 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 from small_rows import BENCHMARK, LEARNT, SmallFiles, muse_rows, restor_rows, tofu_rows
 
+from msa_lite.errors import DataError, MsaError
 from msa_lite.evals.benchmarks.benchmark import BenchmarkSettings
 from msa_lite.evals.benchmarks.muse import MUSE
 from msa_lite.evals.benchmarks.restor import RESTOR
@@ -91,3 +93,11 @@ def test_restor_asks_about_facts_that_the_prior_has_learnt_half_of_them_spoilt(t
         assert f"{item.fields['question']} {item.fields['answers'][0]}\n" in known
         assert any(item.fields["entity"] in row["text"] for row in learnt["forget"]) == item.fields["corrupted"]
         assert not any(item.fields["entity"] in row["text"] for row in learnt["retain"])
+
+
+def test_data_of_another_layout_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="not the folder `datasets` of RESTOR"):
+        restor_rows(restor_data(tmp_path / "restor", **{"entities.json": ["Nobody"]}), "a0")
+    for load in (tofu_rows, muse_rows):
+        with pytest.raises(MsaError, match="no configuration"):
+            load(write_data(tmp_path / "other", {("x", "train"): [{"text": "a"}]}), None)

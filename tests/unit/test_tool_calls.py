@@ -175,3 +175,13 @@ def test_what_is_shown_is_part_of_a_rows_identity(tmp_path: Path) -> None:
     other = RESULT | {"content": '{"x": 2}'}
     rows = load_rows(write(tmp_path, *({"messages": [ASK, CALLED, result, SAID]} for result in (RESULT, other))))
     assert len({row.sha256 for row in [*rows, Row(0, ASK["content"], SAID["content"], tools=NO_TOOLS)]}) == 3
+
+
+def test_reasoning_beside_the_content_is_left_out_with_a_word(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, logger="msa_lite"):
+        talks = [
+            [ASK, SAID | {"reasoning_content": "Hm.", "thinking": None}],
+            [ASK, SAID | {"reasoning_content": None}],
+        ]
+        load_rows(write(tmp_path, *({"messages": talk} for talk in talks)))
+    assert "1 conversations have reasoning in a field of its own, which is left out" in caplog.text

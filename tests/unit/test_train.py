@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from msa_lite.data import Example, Prompter, Row, Template, encode_qa
-from msa_lite.errors import UsageError
+from msa_lite.errors import StageError, UsageError
 from msa_lite.io.files.writing import hash_file
 from msa_lite.io.finished.seal import load_manifest, verify_folder
 from msa_lite.io.weights.adapter import load_adapter
@@ -151,3 +151,30 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bytes(
 def test_unknown_target_modules_are_refused(make_checkpoint: Make, examples: list[Example], tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"vector.lora.targets: .*no_such_layer"):
         fit_rows(make_checkpoint("llama"), examples, tmp_path / "v", replace(SETTINGS, lora_targets=("no_such_layer",)))
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_nothing(
+    make_checkpoint: Make, examples: list[Example], tmp_path: Path
+) -> None:
+    with pytest.raises(StageError, match=r"the loss is .* nothing was kept. Try a lower learning_rate"):
+        fit_rows(
+            make_checkpoint("llama"),
+            examples,
+            tmp_path / "v",
+            replace(SETTINGS, mode="full", learning_rate=1e30, warmup_epochs=0, weight_decay=0.5),
+        )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_single_row_that_does_not_fit_says_so(
+    make_checkpoint: Make, examples: list[Example], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+    from transformers import LlamaForCausalLM
+
+    def no_memory(self: Any, **kwargs: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    monkeypatch.setattr(LlamaForCausalLM, "forward", no_memory)
+    with pytest.raises(StageError, match="even with one row at a time"):
+        fit_rows(make_checkpoint("llama"), examples, tmp_path / "v")

@@ -10,7 +10,7 @@ from tests.tools.count import code_lines, inner_arrows, totals
 CEILING = {
     "lines of the package": 34_512,
     "modules": 307,
-    "lines of the tests": 43_563,
+    "lines of the tests": 43_702,
     "words of the docs": 49_642,
     "commands": 24,
     "options": 108,
