@@ -23,7 +23,7 @@ DEPTHS = 4  # layers that are looked at
 def run_by_states(folder: Path, method: str = "msa") -> RelativeTest | None:
     """Return the test of a finished run; None where its rows or models do not allow it."""
     from msa_lite.evidence.nearer import Nearer
-    from msa_lite.pipeline.baseline.run import baseline_scope
+    from msa_lite.pipeline.baseline.settings import baseline_scope
     from msa_lite.pipeline.prepare.run import msa_scope, prepare
     from msa_lite.pipeline.run.evidence import make_scene
     from msa_lite.pipeline.run.folder import open_run

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from msa_lite.choose.rules import LeastExtraction, Metrics, Rank
+from msa_lite.choose.rules import LeastExtraction, Metrics, Rank, highest_rank
 from msa_lite.choose.search import StrengthSearch, gentleness
 from msa_lite.choose.validation import WHOLE, Validation
 from msa_lite.errors import NotFiniteError, StageError, join_faults
@@ -200,13 +200,13 @@ def _best(candidates: Sequence[Values], ranks: Sequence[Rank | str]) -> int:
 
     Raise StageError if every candidate is broken.
     """
-    whole = {number: rank for number, rank in enumerate(ranks) if isinstance(rank, Rank)}
-    if not whole:
+    best = highest_rank(dict(enumerate(ranks)), lambda number: gentleness(Strengths.of(candidates[number])))
+    if best is None:
         faults = [f"{candidate_name(values)}: {reason}" for values, reason in zip(candidates, ranks, strict=True)]
         raise StageError(
             join_faults("every candidate is broken, so there is none to choose; try gentler ones:", faults)
         )
-    return max(whole, key=lambda number: (whole[number], gentleness(Strengths.of(candidates[number]))))
+    return best
 
 
 def _entry(rank: Rank | str) -> dict[str, Any]:

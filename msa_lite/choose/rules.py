@@ -6,10 +6,10 @@ A rule ranks the scores of one candidate beside the target's. Rules are pure fun
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import harmonic_mean
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from msa_lite.benchmark_names import paper_scores
 from msa_lite.errors import DataError, UsageError, join_faults, nearest
@@ -20,6 +20,7 @@ from msa_lite.report.verdict.verdict import MARGINS, Margins, is_forgotten
 
 Metrics = Mapping[str, float | None]
 """Values of metrics by name; None where a metric cannot be given."""
+_Key = TypeVar("_Key")
 Aim = Literal["stronger", "gentler", "enough", "neither"]
 _NOT_SHOWN = "its bounds reach beyond the margins of a PASS"
 LOWEST = 1e-6  # the smallest factor of a paper's score, so that the other factors still order candidates with a zero
@@ -40,6 +41,15 @@ class Rank:
     neither: it does not forget and loses too much, so there is none. None if the rule cannot tell."""
     note: str | None = field(default=None, compare=False)
     """The conditions that it does not meet, and by how much."""
+
+
+def highest_rank(ranks: Mapping[_Key, Rank | str], gentleness: Callable[[_Key], Any] = lambda key: 0) -> _Key | None:
+    """Return the key of the highest rank, of equals the gentlest, then the first; None where all are broken.
+
+    gentleness: returns what is larger for the gentler of two candidates.
+    """
+    whole = {key: rank for key, rank in ranks.items() if isinstance(rank, Rank)}
+    return max(whole, key=lambda key: (whole[key], gentleness(key)), default=None)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from msa_lite.choose.rules import Rank
+from msa_lite.choose.rules import Rank, highest_rank
 from msa_lite.strengths import Strengths, rounded
 
 Scored = Mapping[Strengths, Rank | str]
@@ -32,8 +32,7 @@ def gentleness(point: Strengths) -> tuple[float, float, float]:
 
 def best_point(scored: Scored) -> Strengths | None:
     """Return the point of the highest rank, of equals the gentlest; None where all are broken."""
-    whole = {point: rank for point, rank in scored.items() if isinstance(rank, Rank)}
-    return max(whole, key=lambda point: (whole[point], gentleness(point)), default=None)
+    return highest_rank(scored, gentleness)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from msa_lite.attacks.prompt import Prompting
 from msa_lite.errors import MsaError, StageError, UsageError
 from msa_lite.evals.benchmarks.benchmark import Records
 from msa_lite.pipeline.attack.campaign import Campaign, open_attacks
-from msa_lite.pipeline.baseline.run import baseline_scope
+from msa_lite.pipeline.baseline.settings import baseline_scope
 from msa_lite.pipeline.prepare.run import msa_scope, prepare
 from msa_lite.pipeline.run.folder import open_run
 from msa_lite.pipeline.verbs.lists import find_verb

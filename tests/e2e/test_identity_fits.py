@@ -11,6 +11,7 @@ import pytest
 
 from msa_lite.io.files.writing import canonical_json
 from msa_lite.pipeline.baseline import trials
+from msa_lite.pipeline.run import vectors
 from msa_lite.pipeline.staged import training
 from msa_lite.pipeline.staged.training import train_stages
 from msa_lite.pipeline.stages.stage import Stage
@@ -79,7 +80,7 @@ def test_an_option_decides_a_baselines_fit(
         found.append(canonical_json([fit.inputs()]))
         raise Stop
 
-    monkeypatch.setattr(trials, "run_fit", fit)
+    monkeypatch.setattr(vectors, "run_fit", fit)
     monkeypatch.setattr("msa_lite.pipeline.verbs.run.execute", only_fits)
     monkeypatch.setattr(trials, "scores_folder", lambda *given: tmp_path)
     method, value, others = BASELINE[option]

@@ -46,9 +46,9 @@ records._share = share
 FAULTS = """
 import atexit, importlib, pathlib, signal, time
 from msa_lite.errors import StageError
-verbs, vectors = (importlib.import_module(f"msa_lite.pipeline.{name}") for name in ("verbs.run", "run.vectors"))
+vectors = importlib.import_module("msa_lite.pipeline.run.vectors")
 fault = os.environ["FAULT"]
-def fit_with_all(run, name, progress):
+def fit_with_all(fit, out, crew, progress):
     if fault == f"rank {rank} fails":
         raise StageError("the loss is lost")
     if fault == f"rank {rank} breaks":
@@ -56,7 +56,7 @@ def fit_with_all(run, name, progress):
     if fault == f"rank {rank} dies":
         os.kill(os.getpid(), signal.SIGKILL)
     time.sleep(500)
-verbs.fit_with_all = vectors.fit_with_all = fit_with_all
+vectors.fit_with_all = fit_with_all
 atexit.register(lambda: pathlib.Path(os.environ["LEFT"] + str(rank)).touch())
 """
 # A tracker that writes what it gets, and which process reports.

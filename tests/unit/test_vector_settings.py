@@ -14,7 +14,7 @@ import pytest
 from msa_lite.errors import UsageError
 from msa_lite.io.weights.checkpoint import load_checkpoint
 from msa_lite.io.weights.hub import fetch
-from msa_lite.pipeline.run.vectors import check_fit_learns, first_epoch, fit_settings, fit_until
+from msa_lite.pipeline.run.vectors import check_learns, first_epoch, fit_settings, fit_until
 from msa_lite.recipe import load_recipe
 from msa_lite.train import FitSettings
 from msa_lite.train.settings import auto_rate, most_epochs
@@ -118,10 +118,10 @@ def test_an_epoch_of_one_step_learns_nothing_while_the_rate_is_0(rows: int, firs
     assert first_epoch(settings, rows) == first
     for warmup, earliest in ((0.0, 1), (0.5, 1), (1.0, first), (2.0, first)):
         assert first_epoch(replace(settings, warmup_epochs=warmup), rows) == earliest
-    check_fit_learns("forget", replace(settings, epochs=first), rows)
+    check_learns("forget", replace(settings, epochs=first), rows)
     if first == 2:
         with pytest.raises(UsageError, match=f"forget: its {rows} rows are one step of batch_size 8"):
-            check_fit_learns("forget", settings, rows)
+            check_learns("forget", settings, rows)
 
 
 @pytest.mark.parametrize("epochs", [0.0, 0.3, 0.5, 0.9, 1.0, 1.25, 1.5, 2.0])

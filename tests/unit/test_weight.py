@@ -8,9 +8,9 @@ from tests.tools.count import code_lines, inner_arrows, totals
 
 # Today's totals. Lower one whenever it falls. Raising one is a decision: CONTRIBUTING lists each, with its reason.
 CEILING = {
-    "lines of the package": 34_512,
-    "modules": 307,
-    "lines of the tests": 43_702,
+    "lines of the package": 34_479,
+    "modules": 306,
+    "lines of the tests": 43_703,
     "words of the docs": 49_642,
     "commands": 24,
     "options": 108,

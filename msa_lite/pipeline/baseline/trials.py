@@ -1,10 +1,9 @@
-"""Try the settings of a baseline: train each, and choose a setting and an epoch."""
+"""The stages of a baseline: train each setting, choose a setting and an epoch, merge that and score it."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
@@ -15,9 +14,10 @@ from msa_lite.baselines.losses import check_layer
 from msa_lite.baselines.methods import METHODS, Value
 from msa_lite.baselines.objective import BaselineObjective, ReferenceCache, draw_answers
 from msa_lite.choose.choice import TARGET, Candidates, Values
+from msa_lite.choose.rules import highest_rank
 from msa_lite.data import Example, encode_qa, pad_id
 from msa_lite.errors import NotFiniteError, StageError, UsageError
-from msa_lite.io.console.progress import Progress, silent
+from msa_lite.io.console.progress import Progress
 from msa_lite.io.finished.manifest import is_finished
 from msa_lite.io.finished.seal import load_manifest
 from msa_lite.io.weights.checkpoint import load_checkpoint
@@ -30,41 +30,35 @@ from msa_lite.pipeline.baseline.settings import (
     epochs_of,
     files_beside_weights,
     fit_costs,
-    highest_rank,
     scales_of,
     scored_epochs,
 )
 from msa_lite.pipeline.prepare.run import Context, Run
 from msa_lite.pipeline.run.choice import choose_candidate
+from msa_lite.pipeline.run.evidence import evidence_stages
 from msa_lite.pipeline.run.filtering import filter_stage, moments_stage
 from msa_lite.pipeline.run.merge import LoadedTarget, merge_identity, merge_stage
-from msa_lite.pipeline.run.scores import score_stage, scores_folder, validation_of
+from msa_lite.pipeline.run.scores import earlier_stages, score_stage, score_stages, scores_folder, validation_of
 from msa_lite.pipeline.run.vectors import (
     check_learns,
     check_shares,
     first_epoch,
     fit_rate,
     fit_settings,
+    make_fit,
     row_hashes,
     tracking_of,
 )
-from msa_lite.pipeline.stages.stage import Stage
+from msa_lite.pipeline.stages.stage import Stage, unique
 from msa_lite.report.run.choice import Choice, candidate_name, load_choice
 from msa_lite.report.run.stages import CHANGE, ROWS
 from msa_lite.strengths import filtered_folder
-from msa_lite.train import FitSettings, VectorFit, epoch_folder, run_fit
+from msa_lite.train import FitSettings, VectorFit, epoch_folder
 from msa_lite.train.loop import SCORES
 
 logger = logging.getLogger(__name__)
 
 _CHOICE = "choosing the epoch"
-FIT_SETTING = "fit a baseline's setting"  # the order to train it with all others
-
-
-def help_fit(settings: Sequence[Setting], run: Run, name: str) -> None:
-    """Train a setting with the first process, which decides what comes of it."""
-    with suppress(NotFiniteError):
-        Trials(Context.of(run), settings).fit_with_all(name, silent)
 
 
 def _never(values: Values | None) -> Any:
@@ -114,12 +108,12 @@ class Trials:
                 check_layer(self.run.sources["prior"].name, config, int(setting.parameters["layer"]))
         if METHODS[self.method].takes == "pairs" and forget.data.format != "qa":
             raise UsageError(f"{self.method} needs questions to answer otherwise: forget.data.format qa")
-        check_learns(self.run, ["forget"], epochs=epochs_of(self.run.recipe))
+        for setting in self.settings:
+            settings = self._settings_of(setting)
+            check_learns("forget", settings, len(self.run.examples["forget"]))
+            check_shares(self.run.crew, settings)
         if cache := self._cache():
             cache.check()
-        if self.is_shared:
-            for setting in self.settings:
-                check_shares(self.run.crew, self._settings_of(setting))
         if not self.context.chooses:
             logger.warning(
                 "%s: no questions to choose an epoch by, so the last one is taken; evaluate.forget can give some",
@@ -127,7 +121,7 @@ class Trials:
             )
 
     def stages(self) -> list[Stage]:
-        """Return the stages up to the merged model: models to compare with are scored before anything is trained."""
+        """Return the stages of the run: models to compare with are scored before anything is trained."""
         context, names = self.context, [setting.folder.name for setting in self.settings]
         recipe = context.recipe
         by_rows = context.chooses_by_rows and context.scope.start == "prior"
@@ -164,7 +158,9 @@ class Trials:
         needs = [*names, *(stage.name for stage in chosen)]
         moments, filtered = ([moments_stage(context)], [self._filter_stage(needs)]) if self.filter else ([], [])
         merge = merge_stage(context, lambda: [self._merged()], [*needs, *(stage.name for stage in filtered)])
-        return [*moments, *scores, *fits, *chosen, *filtered, merge]
+        up_to_merge = [*moments, *scores, *fits, *chosen, *filtered, merge]
+        later = [*score_stages(context, self._describe), *earlier_stages(context), *evidence_stages(context)]
+        return unique([*up_to_merge, *later])
 
     def _filter_stage(self, needs: Sequence[str]) -> Stage:
         """Return the stage that filters the chosen change."""
@@ -187,11 +183,8 @@ class Trials:
     def _fit(self, setting: Setting, progress: Progress) -> None:
         """Train a setting. One whose loss is no number any more is left out, unless no other is there."""
         try:
-            if not self.is_shared:
-                run_fit(self._fit_of(setting), setting.folder, progress)
-            elif not is_finished(setting.folder, self._fit_inputs(setting)):
-                with self.run.crew.helped(FIT_SETTING, {"name": setting.folder.name}):
-                    self.fit_with_all(setting.folder.name, progress)
+            name = setting.folder.name
+            make_fit(self._fit_of(setting), setting.folder, self.run.crew, {"name": name}, progress)
         except NotFiniteError as error:
             self.failed.append(setting)
             if len(self.failed) == len(self.settings):
@@ -216,27 +209,9 @@ class Trials:
         """The settings that are fitted, perhaps from other inputs."""
         return [setting for setting in self.settings if setting not in self.failed and load_manifest(setting.folder)]
 
-    @property
-    def is_shared(self) -> bool:
-        """True where all processes of a launcher train each setting together."""
-        return self.run.recipe.vector.mode == "full" and not self.run.crew.is_alone
-
-    def fit_with_all(self, name: str, progress: Progress) -> None:
-        """Train the setting with this folder's name by all processes of the crew; each of them has to call it.
-
-        Raise NotFiniteError, in all of them, where the loss is no number any more.
-        """
-        from msa_lite.train.sharded import fit_sharded
-
-        setting = next(setting for setting in self.settings if setting.folder.name == name)
-        fault: NotFiniteError | None = None
-        with self.run.crew.group():  # which an error would not leave
-            try:
-                fit_sharded(self._fit_of(setting), setting.folder, progress)
-            except NotFiniteError as error:
-                fault = error
-        if fault is not None:
-            raise fault
+    def fit_named(self, name: str) -> VectorFit:
+        """Return the fit of the setting whose folder has this name."""
+        return next(self._fit_of(setting) for setting in self.settings if setting.folder.name == name)
 
     def _fit_inputs(self, setting: Setting) -> dict[str, Any]:
         """Return all that decides the vector of a setting."""
@@ -303,9 +278,9 @@ class Trials:
         values |= {"scale": scale} if self.from_prior else {}
         return values | ({"filter": self.filter} if self.filter else {})
 
-    def describe(self, chosen: Mapping[str, Value]) -> dict[str, Any]:
+    def _describe(self) -> dict[str, Any]:
         """Return the method as the unlearned model's report names it."""
-        recipe = self.run.recipe
+        recipe, chosen = self.run.recipe, self.values_of(*self.chosen())
         return self.run.scope.describe(recipe, {**chosen, "epochs": epochs_of(recipe)})
 
     def _candidates(self, fitted: list[Setting]) -> tuple[Candidates, dict[str, tuple[Setting, int, float]]]:

@@ -24,7 +24,7 @@ from msa_lite.pipeline.prepare.run import Context, Run
 from msa_lite.pipeline.run.filtering import filter_identity
 from msa_lite.pipeline.run.merge import LoadedTarget, merge_identity, run_terms
 from msa_lite.pipeline.run.scores import score_model, score_stage, scores_folder, validation_of
-from msa_lite.pipeline.run.vectors import check_learns, check_processes, tracking_of
+from msa_lite.pipeline.run.vectors import tracking_of
 from msa_lite.pipeline.stages.costs import choice_costs
 from msa_lite.pipeline.stages.stage import Stage
 from msa_lite.recipe import Recipe
@@ -111,12 +111,6 @@ def help_sweep(run: Run) -> None:
             return
         help_choose(candidates, validation, run.folder / "sweep", points[crew.ranks.rank :: crew.ranks.count])
         crew.put(f"scored/{number}/{crew.ranks.rank}", True)
-
-
-def check_strengths(run: Run) -> None:
-    """Raise UsageError, before any work, if a vector would learn nothing."""
-    check_learns(run, run.recipe.vector_names)
-    check_processes(run)
 
 
 def choose_candidate(run: Run, candidates: Candidates, what: str, progress: Progress) -> Choice:

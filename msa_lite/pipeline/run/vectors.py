@@ -6,15 +6,17 @@ Settings are a recipe's `vector` sections, with what rows and models decide wher
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from msa_lite.data import Row, pad_id
-from msa_lite.errors import UsageError
+from msa_lite.errors import NotFiniteError, UsageError
 from msa_lite.evals.engine.models import count_weights, load_model
-from msa_lite.io.console.progress import Progress
+from msa_lite.io.console.progress import Progress, silent
 from msa_lite.io.finished.manifest import is_finished
 from msa_lite.io.launch.crew import Crew
 from msa_lite.io.models.heads import choose_precision, note_precision
@@ -33,7 +35,7 @@ from msa_lite.train.settings import EPOCHS, TRIES, WARMUP_STEPS, auto_batch, aut
 
 RETAIN_VECTOR = "retain vector"
 START = "start of the forget vector"
-FIT = "fit sharded"  # the order to fit a vector with all others
+FIT = "fit sharded"  # the order to make a fit of all weights with all others
 _SAYS = {
     "forget": "a copy of the prior is tuned on the rows to forget; the change of its weights is the vector",
     "retain": "a copy of the prior is tuned on rows to keep; the change of its weights is the vector",
@@ -94,41 +96,62 @@ def _start_stage(context: Context) -> Stage:
 
 
 def fit_one(run: Run, name: str, progress: Progress) -> None:
-    """Fit a vector ("forget", "retain") into the run's folder, unless it is there already.
+    """Fit a vector ("forget", "retain") into the run's folder, unless it is there already."""
+    make_fit(vector_fit(run, name), run.vector_folder(name), run.crew, {"name": name}, progress)
 
-    All processes of a crew fit a vector of all weights together; the first one fits an adapter.
+
+def make_fit(fit: VectorFit, out: Path, crew: Crew, arguments: Mapping[str, Any], progress: Progress) -> None:
+    """Make a fit into its folder, unless it is there already: of all weights by all processes of a crew, else by one.
+
+    arguments: those of the order `FIT`, by which the other processes find the same fit. Raise as `fit_with_all`.
     """
-    if run.crew.is_alone or run.recipe.vector.mode != "full":
-        run_fit(vector_fit(run, name), run.vector_folder(name), progress)
-    elif not is_finished(run.vector_folder(name), vector_inputs(run, name)):
-        with run.crew.helped(FIT, {"name": name}):
-            fit_with_all(run, name, progress)
+    if crew.is_alone or fit.settings.mode != "full":
+        run_fit(fit, out, progress)
+    elif not is_finished(out, fit.inputs()):
+        with crew.helped(FIT, arguments):
+            fit_with_all(fit, out, crew, progress)
 
 
-def check_processes(run: Run) -> None:
-    """Raise UsageError, before any work, if the processes of the crew cannot fit a vector of all weights together."""
-    if run.recipe.vector.mode == "full":
-        for name in run.recipe.vector_names:
-            check_shares(run.crew, fit_settings(run, name))
+def help_fit(fit: VectorFit, out: Path, crew: Crew) -> None:
+    """Make a fit with the first process, which decides what comes of it."""
+    with suppress(NotFiniteError):
+        fit_with_all(fit, out, crew, silent)
+
+
+def fit_with_all(fit: VectorFit, out: Path, crew: Crew, progress: Progress) -> None:
+    """Make a fit of all weights by all processes of a crew; each of them has to call it.
+
+    Raise NotFiniteError, in all of them, where the loss is no number any more.
+    """
+    from msa_lite.train.sharded import fit_sharded
+
+    fault: NotFiniteError | None = None
+    with crew.group():  # which an error would not leave
+        try:
+            fit_sharded(fit, out, progress)
+        except NotFiniteError as error:
+            fault = error
+    if fault is not None:
+        raise fault
+
+
+def check_fits(run: Run) -> None:
+    """Raise UsageError, before any work, if a vector would learn nothing, or the crew cannot fit it together."""
+    for name in run.recipe.vector_names:
+        settings = fit_settings(run, name)
+        check_learns(name, settings, len(run.examples[name]))
+        check_shares(run.crew, settings)
 
 
 def check_shares(crew: Crew, settings: FitSettings) -> None:
-    """Raise UsageError if the processes of a crew share a GPU, or cannot make a fit with these settings together."""
+    """Raise UsageError if a fit is for all processes of a crew, and they share a GPU or cannot have its settings."""
     from msa_lite.train.sharded import check_sharded
 
-    if crew.is_alone:
+    if crew.is_alone or settings.mode != "full":
         return
     if not crew.own_gpus:
         raise UsageError(f"{crew.ranks.count} processes are more than there are GPUs; start one for each GPU")
     check_sharded(settings, crew.ranks.count)
-
-
-def fit_with_all(run: Run, name: str, progress: Progress) -> None:
-    """Fit a vector of all weights by all processes of the crew; each of them has to call it."""
-    from msa_lite.train.sharded import fit_sharded
-
-    with run.crew.group():
-        fit_sharded(vector_fit(run, name), run.vector_folder(name), progress)
 
 
 def vector_fit(run: Run, name: str) -> VectorFit:
@@ -261,13 +284,7 @@ def first_epoch(settings: FitSettings, rows: int) -> int:
     return 2 if rows <= settings.batch_size and settings.warmup_epochs >= 1 else 1
 
 
-def check_learns(run: Run, names: Iterable[str], **changes: Any) -> None:
-    """Raise UsageError if a fit on one of the named sets of examples would end before it learns anything."""
-    for name in names:
-        check_fit_learns(name, fit_settings(run, name, **changes), len(run.examples[name]))
-
-
-def check_fit_learns(name: str, settings: FitSettings, rows: int) -> None:
+def check_learns(name: str, settings: FitSettings, rows: int) -> None:
     """Raise UsageError if a fit on so many rows would end before it learns anything. name: what is fitted."""
     if settings.epochs < first_epoch(settings, rows):
         raise UsageError(

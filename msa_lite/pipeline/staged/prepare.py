@@ -32,7 +32,7 @@ from msa_lite.io.weights.hub import Source, commit_of, fetch, fetch_tokenizer, s
 from msa_lite.pipeline.prepare.models import open_reader
 from msa_lite.pipeline.prepare.prompt import prompt_settings
 from msa_lite.pipeline.prepare.questions import load_set, source_of
-from msa_lite.pipeline.run.vectors import check_fit_learns
+from msa_lite.pipeline.run.vectors import check_learns
 from msa_lite.recipe import Columns, TrainingRecipe
 from msa_lite.recipe.training import NewModel, NewTokenizer, Training, TrainingStage
 from msa_lite.train import FitSettings, check_mode, check_trackers
@@ -147,7 +147,7 @@ def prepare_training(recipe: TrainingRecipe, folder: Path) -> TrainingRun:
             ready = ReadyStage(f"{number + 1}-{stage.title}", settings, _encode(stage, inputs, prompter))
             if start.source:
                 check_source(start.source, {token for example in ready.examples for token in example.ids})
-            check_fit_learns(ready.name, settings, len(ready.examples))
+            check_learns(ready.name, settings, len(ready.examples))
             _check_lengths(ready.examples, start.positions)
             stages.append(ready)
     faults.check()

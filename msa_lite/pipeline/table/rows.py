@@ -18,7 +18,7 @@ from msa_lite.io.files.reading import local_path, read_object, read_text
 from msa_lite.io.files.writing import digest, write_json
 from msa_lite.io.weights.hub import is_remote
 from msa_lite.io.weights.offline import offline_reason, offline_where_unreachable
-from msa_lite.pipeline.baseline.run import baseline_scope
+from msa_lite.pipeline.baseline.settings import baseline_scope
 from msa_lite.pipeline.run.folder import check_run_folder
 from msa_lite.pipeline.staged.training import train_stages
 from msa_lite.pipeline.stages.facts import find_headers

@@ -14,7 +14,7 @@ from msa_lite.io.finished.seal import load_manifest, locked
 from msa_lite.io.models.heads import has_precision
 from msa_lite.pipeline.attack.campaign import Campaign, attack_stages, open_attacks
 from msa_lite.pipeline.attack.run import Attacked, run_attacks
-from msa_lite.pipeline.baseline.run import baseline_scope
+from msa_lite.pipeline.baseline.settings import baseline_scope
 from msa_lite.pipeline.prepare.run import Run, msa_scope, prepare
 from msa_lite.pipeline.run.folder import RunFolder, home_of, open_run
 from msa_lite.pipeline.run.report import REPORT_FILES

@@ -16,17 +16,15 @@ from msa_lite.errors import FormatError, UsageError
 from msa_lite.evals.engine.models import checkpoint_folder
 from msa_lite.io.weights.checkpoint import load_checkpoint
 from msa_lite.pipeline.attack.campaign import open_attacks
-from msa_lite.pipeline.baseline.run import baseline_scope, baseline_stages
-from msa_lite.pipeline.baseline.settings import Setting
+from msa_lite.pipeline.baseline.settings import Setting, baseline_scope
 from msa_lite.pipeline.baseline.trials import Trials
 from msa_lite.pipeline.prepare.run import Context, Run, Scope, msa_scope
-from msa_lite.pipeline.run.choice import check_strengths
 from msa_lite.pipeline.run.evidence import check_evidence
 from msa_lite.pipeline.run.filtering import moments_stage
 from msa_lite.pipeline.run.msa import msa_stages, sweep_stages
 from msa_lite.pipeline.run.probe import check_probe, probe_scope, probe_stages
 from msa_lite.pipeline.run.report import END_FILES, check_licence
-from msa_lite.pipeline.run.vectors import fit_stages
+from msa_lite.pipeline.run.vectors import check_fits, fit_stages
 from msa_lite.pipeline.stages.facts import Facts, RowFacts
 from msa_lite.pipeline.stages.forecast import check_memory, find_remedies
 from msa_lite.pipeline.stages.stage import Stage
@@ -99,12 +97,12 @@ def find_verb(
         if settings:
             return Verb(
                 scope,
-                lambda context: baseline_stages(Trials(context, settings)),
+                lambda context: Trials(context, settings).stages(),
                 [lambda run: Trials(Context.of(run), settings).check(), _check_attacks, check_evidence],
                 settings,
                 END_FILES,
             )
-        checks = [check_strengths, _check_attacks, check_evidence, check_licence]
+        checks = [check_fits, _check_attacks, check_evidence, check_licence]
         return Verb(scope, msa_stages, checks, more_files=END_FILES)
     scope = replace(msa_scope(recipe), force=force)
     if command == "probe":
@@ -112,7 +110,7 @@ def find_verb(
             raise UsageError("prior: the recipe names none, so there is nothing to probe; name one, or a history")
         return Verb(probe_scope(recipe), probe_stages, [check_probe])
     if command == "vector":
-        return Verb(scope, fit_stages, [check_strengths])
+        return Verb(scope, fit_stages, [check_fits])
     if command == "moments":
         if recipe.filter_place is None:
             raise UsageError("moments need rows to keep, or holdout rows; give retain.data, or evaluate.holdout")
@@ -122,8 +120,8 @@ def find_verb(
             raise UsageError(
                 "forget.alpha, retain.beta: one point, so there is nothing to sweep; give a list of values, or auto"
             )
-        return Verb(scope, sweep_stages, [check_strengths])
-    checks = [check_strengths, _check_attacks, check_evidence, check_licence]
+        return Verb(scope, sweep_stages, [check_fits])
+    checks = [check_fits, _check_attacks, check_evidence, check_licence]
     return Verb(scope, lambda context: msa_stages(context, accept), checks, more_files=END_FILES, publishes=True)
 
 

@@ -19,7 +19,7 @@ from msa_lite.merger import Merged, MergedAdapter
 from msa_lite.merger.filtering import MOMENTS_FOLDER, Moments, load_moments
 from msa_lite.pipeline.attack.campaign import attack_label, attack_says, open_attacks
 from msa_lite.pipeline.attack.run import run_attacks
-from msa_lite.pipeline.baseline.trials import FIT_SETTING, Trials, help_fit
+from msa_lite.pipeline.baseline.trials import Trials
 from msa_lite.pipeline.prepare.earlier import rebuild_command
 from msa_lite.pipeline.prepare.run import Context, Run, prepare
 from msa_lite.pipeline.run.choice import CHOICE, CHOOSE, chosen_strengths, help_sweep
@@ -30,7 +30,7 @@ from msa_lite.pipeline.run.merge import merge_precision, run_terms
 from msa_lite.pipeline.run.msa import finish_run, learnt_rows
 from msa_lite.pipeline.run.report import check_publishing, drop_report, publish_model
 from msa_lite.pipeline.run.scores import COLLECT, help_collect, scores_folder
-from msa_lite.pipeline.run.vectors import FIT, fit_with_all
+from msa_lite.pipeline.run.vectors import FIT, help_fit, vector_fit
 from msa_lite.pipeline.stages.stage import Stage, execute, steps
 from msa_lite.pipeline.verbs.lists import Verb, find_verb
 from msa_lite.publish.upload import Published
@@ -298,8 +298,7 @@ def _follow(crew: Crew, recipe: Recipe, verb: Verb) -> None:
     runs: list[Run] = []
     tasks: dict[str, Callable[..., None]] = {
         COLLECT: help_collect,
-        FIT: lambda run, name: fit_with_all(run, name, silent),
-        FIT_SETTING: partial(help_fit, verb.settings),
+        FIT: partial(_help_fit, verb),
     }
 
     def do(task: str, arguments: Mapping[str, Any]) -> Any:
@@ -312,6 +311,12 @@ def _follow(crew: Crew, recipe: Recipe, verb: Verb) -> None:
             return run_inputs(runs[0])
 
     crew.follow(do)
+
+
+def _help_fit(verb: Verb, run: Run, name: str) -> None:
+    """Make a fit of a vector with the first process, or one of a baseline's settings by the name of its folder."""
+    fit = Trials(Context.of(run), verb.settings).fit_named(name) if verb.settings else vector_fit(run, name)
+    help_fit(fit, run.vector_folder(name), run.crew)
 
 
 def _run(verb: Verb, progress: Progress, run: Run, stages: list[Stage]) -> RunResult:
