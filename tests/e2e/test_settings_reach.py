@@ -205,7 +205,7 @@ def test_each_stage_of_a_training_has_its_own_settings(history: Path, calls: Cal
     assert (calls.seeds, calls.fits[0][1], calls.micros) == ([SEED], 40, [2])
     assert calls.fits[0][0].compute == "fp32"
     again = load_training(recipe | {"stages": recipe["stages"] * 3, "seed": SEED})
-    job = prepare_training(again, tmp_path / "more")  # equally many rows are shuffled alike by one seed
+    job = prepare_training(again)  # equally many rows are shuffled alike by one seed
     assert [one.settings.seed for one in job.stages] == [SEED, SEED + 1, SEED + 2]
 
 

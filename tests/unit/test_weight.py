@@ -8,8 +8,8 @@ from tests.tools.count import code_lines, inner_arrows, totals
 
 # Today's totals. Lower one whenever it falls. Raising one is a decision: CONTRIBUTING lists each, with its reason.
 CEILING = {
-    "lines of the package": 34_479,
-    "modules": 306,
+    "lines of the package": 34_440,
+    "modules": 305,
     "lines of the tests": 43_703,
     "words of the docs": 49_642,
     "commands": 24,

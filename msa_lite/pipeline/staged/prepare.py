@@ -1,13 +1,21 @@
-"""Find, load and check all that a training needs before its first step: a model, and rows for each stage."""
+"""Find, load and check all that a training needs before its first step: a model, and rows for each stage.
+
+A plan reads the same, but of a model only the headers, and of a stream of texts nothing.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from msa_lite.budget.plan import Plan, StageCost
+from msa_lite.budget.shape import Shape, shape_of_config
+from msa_lite.budget.speed import Machine
 from msa_lite.data import (
     DataSource,
     Example,
@@ -22,25 +30,35 @@ from msa_lite.data import (
     open_tokenizer,
     stream_texts,
 )
-from msa_lite.errors import DataError, Faults, MismatchError
+from msa_lite.errors import DataError, Faults, MismatchError, MsaError
 from msa_lite.evals.engine.models import check_source, count_weights
-from msa_lite.io.files.reading import local_path
+from msa_lite.io.console.progress import muted
 from msa_lite.io.files.writing import digest
 from msa_lite.io.models.devices import check_device
 from msa_lite.io.weights.checkpoint import load_checkpoint
-from msa_lite.io.weights.hub import Source, commit_of, fetch, fetch_tokenizer, split_name
+from msa_lite.io.weights.hub import Source, fetch, fetch_tokenizer, is_remote
+from msa_lite.io.weights.offline import offline_where_unreachable
 from msa_lite.pipeline.prepare.models import open_reader
 from msa_lite.pipeline.prepare.prompt import prompt_settings
 from msa_lite.pipeline.prepare.questions import load_set, source_of
 from msa_lite.pipeline.run.vectors import check_learns
-from msa_lite.recipe import Columns, TrainingRecipe
+from msa_lite.pipeline.stages.costs import MOST_SAVES, SAVE, fit_cost, full_size
+from msa_lite.pipeline.stages.facts import Facts, RowFacts, find_shapes, read_heads
+from msa_lite.pipeline.stages.forecast import enough_processes, forecast
+from msa_lite.pipeline.stages.stage import Stage
+from msa_lite.recipe import RecipeSource, TrainingRecipe, load_training
 from msa_lite.recipe.training import NewModel, NewTokenizer, Training, TrainingStage
 from msa_lite.train import FitSettings, check_mode, check_trackers
 from msa_lite.train.model import count_parameters, make_config, texts_of, train_tokenizer
 
 logger = logging.getLogger(__name__)
 
+START_FOLDER = "0-start"  # the folder of a model from nothing
+MODEL = "model"  # the name of the model's sizes in `Facts`
 _CHARACTERS = 4  # of a token, about: where tokens are counted, a new tokenizer is trained on as much text
+
+Sets = Sequence[tuple[DataSource, list[Row]]]
+"""The data sets of a stage, pinned, with their rows; none where its tokens are counted, which is a stream."""
 
 
 @dataclass(frozen=True)
@@ -64,28 +82,6 @@ class Start:
 
 
 @dataclass(frozen=True)
-class StageData:
-    """The data of a stage."""
-
-    sources: list[DataSource]
-    """The data sets; pinned, unless their tokens are counted."""
-    rows: list[list[Row]]
-    """The rows of each data set; empty for a set whose tokens are counted, which is a stream."""
-    texts: Path
-    """The file that the texts of a stream are kept in."""
-
-    def stream(self) -> Iterator[str]:
-        """Read the texts of the one source, no further than they are taken."""
-        source = self.sources[0]
-        return kept_texts(source, self.texts) if is_remote_data(source) else stream_texts(source)
-
-    def pinned(self) -> list[DataSource]:
-        """Return the sources, that of a kept stream with the revision that is kept."""
-        head = None if self.rows else kept_head(self.texts)
-        return [replace(self.sources[0], revision=head["revision"])] if head else self.sources
-
-
-@dataclass(frozen=True)
 class ReadyStage:
     """A stage, ready to run."""
 
@@ -95,6 +91,8 @@ class ReadyStage:
     """The settings of its fit."""
     examples: list[Example]
     """Its rows as token ids."""
+    sources: list[DataSource]
+    """Its data sets, pinned."""
 
     @property
     def tokens(self) -> int:
@@ -112,20 +110,23 @@ class TrainingRun:
     """The model that the first stage goes on from."""
     stages: list[ReadyStage]
     """The stages in their order."""
-    sources: list[list[DataSource]]
-    """The data sets of each stage, pinned."""
 
 
-def prepare_training(recipe: TrainingRecipe, folder: Path) -> TrainingRun:
-    """Find the model, then read and encode the rows. `folder`/data keeps texts of the Hub whose tokens are counted.
+def named_stages(recipe: TrainingRecipe) -> dict[str, TrainingStage]:
+    """Return the stages of a training by the names of their folders: NUMBER-TITLE."""
+    return {f"{number}-{stage.title}": stage for number, stage in enumerate(recipe.stages, 1)}
+
+
+def prepare_training(recipe: TrainingRecipe) -> TrainingRun:
+    """Find the model, then read and encode the rows. Its folder keeps texts of the Hub whose tokens are counted.
 
     Raise all faults of the stages' data, and of a new model, in one error; a checkpoint is opened once there are none.
     """
     check_trackers(recipe.trackers)
-    faults, data, source = Faults(), [], None
+    faults, sets, source = Faults(), list[Sets](), None
     for number, stage in enumerate(recipe.stages):
         with faults.gathered(f"stages.{number}: "):
-            data.append(_load_data(stage, recipe.columns, folder))
+            sets.append(_load_sets(recipe, stage))
     if isinstance(recipe.model, str):
         with faults.gathered():
             source = fetch(recipe.model)
@@ -135,39 +136,49 @@ def prepare_training(recipe: TrainingRecipe, folder: Path) -> TrainingRun:
         if source:
             start = _find_start(source)
         elif isinstance(recipe.model, NewModel):  # if the data is at fault, its config can be checked all the same
-            start = _new_start(recipe.model, recipe, [] if faults else _first_texts(recipe, data[0]))
+            start = _new_start(recipe.model, recipe, [] if faults else _first_texts(recipe, sets[0]))
     faults.check()
     prompter = make_prompter(start.tokenizer, prompt_settings(recipe.prompt))
     stages = []
-    for number, (stage, inputs) in enumerate(zip(recipe.stages, data, strict=True)):
+    for number, ((name, stage), stage_sets) in enumerate(zip(named_stages(recipe).items(), sets, strict=True)):
         with faults.gathered(f"stages.{number}: "):
             tuning = stage.model_dump(include={*Training.model_fields} - {"max_length"})
             settings = FitSettings(mode="full", seed=recipe.seed + number, **tuning)
             check_mode(settings.mode, compute=settings.compute)
-            ready = ReadyStage(f"{number + 1}-{stage.title}", settings, _encode(stage, inputs, prompter))
+            sources = [source for source, _ in stage_sets] or [_kept_source(recipe, stage)]
+            ready = ReadyStage(name, settings, _encode(recipe, stage, stage_sets, prompter), sources)
             if start.source:
                 check_source(start.source, {token for example in ready.examples for token in example.ids})
-            check_learns(ready.name, settings, len(ready.examples))
+            check_learns(name, settings, len(ready.examples))
             _check_lengths(ready.examples, start.positions)
             stages.append(ready)
     faults.check()
-    return TrainingRun(recipe, start, stages, [inputs.pinned() for inputs in data])
+    return TrainingRun(recipe, start, stages)
 
 
-def _load_data(stage: TrainingStage, columns: Columns, folder: Path) -> StageData:
-    texts = kept_file(stage, columns, folder)
+def _load_sets(recipe: TrainingRecipe, stage: TrainingStage) -> Sets:
     if stage.tokens is None:
-        sources, rows = zip(*(load_set(data, columns) for data in stage.sets), strict=True)
-        return StageData([*sources], [*rows], texts)
-    data = StageData([source_of(stage.sets[0], columns)], [], texts)
-    if next(data.stream(), None) is None:
-        raise DataError(f"{data.sources[0].path}: the data set is empty")
-    return data
+        return [load_set(data, recipe.columns) for data in stage.sets]
+    if next(_stream(recipe, stage), None) is None:
+        raise DataError(f"{stage.sets[0].path}: the data set is empty")
+    return []
 
 
-def kept_file(stage: TrainingStage, columns: Columns, folder: Path) -> Path:
-    """Return the file that keeps the texts of a stage whose tokens are counted. folder: that of the training."""
-    return folder / "data" / f"{digest(stage.sets[0].flat(columns))[:16]}.jsonl"
+def _stream(recipe: TrainingRecipe, stage: TrainingStage) -> Iterator[str]:
+    """Read the texts of a stage whose tokens are counted, no further than they are taken."""
+    source = source_of(stage.sets[0], recipe.columns)
+    return kept_texts(source, kept_file(recipe, stage)) if is_remote_data(source) else stream_texts(source)
+
+
+def kept_file(recipe: TrainingRecipe, stage: TrainingStage) -> Path:
+    """Return the file in a training's folder that keeps the texts of a stage whose tokens are counted."""
+    return recipe.folder / "data" / f"{digest(stage.sets[0].flat(recipe.columns))[:16]}.jsonl"
+
+
+def _kept_source(recipe: TrainingRecipe, stage: TrainingStage) -> DataSource:
+    """Return the source of a stream, with the revision that is kept."""
+    source, head = source_of(stage.sets[0], recipe.columns), kept_head(kept_file(recipe, stage))
+    return replace(source, revision=head["revision"]) if head else source
 
 
 def _find_start(source: Source) -> Start:
@@ -182,22 +193,22 @@ def _new_start(model: NewModel, recipe: TrainingRecipe, texts: list[str]) -> Sta
         tokenizer, named = train_tokenizer(texts, model.tokenizer.vocabulary), model
         origin: dict[str, Any] = {"vocabulary": model.tokenizer.vocabulary, "texts": digest(texts)}
     else:
-        tokenizer, pinned, revision = _open_tokenizer(model.tokenizer)
-        named, origin = model.model_copy(update={"tokenizer": pinned}), {"revision": revision}
+        source = fetch_tokenizer(model.tokenizer)
+        tokenizer = open_tokenizer(source.folder, source.name)
+        named, origin = model.model_copy(update={"tokenizer": source.pinned()}), {"revision": source.revision}
     config = make_config(model.config, tokenizer)
     made_of = {"config": model.config, "tokenizer": origin, "seed": recipe.seed}
     positions = getattr(config, "max_position_embeddings", None)
     return Start(named.model_dump(), tokenizer, count_parameters(config), positions, config=config, made_of=made_of)
 
 
-def _first_texts(recipe: TrainingRecipe, data: StageData) -> list[str]:
+def _first_texts(recipe: TrainingRecipe, sets: Sets) -> list[str]:
     """Return the texts that a new tokenizer is trained on: the first stage's rows, or about as much as its tokens."""
     limit = recipe.stages[0].tokens
     if limit is None:
-        rows = [row for rows in data.rows for row in rows]
-        return texts_of(rows, prompt_settings(recipe.prompt).template)
+        return texts_of([row for _, rows in sets for row in rows], prompt_settings(recipe.prompt).template)
     texts, length = [], 0
-    for text in data.stream():
+    for text in _stream(recipe, recipe.stages[0]):
         texts.append(text)
         length += len(text)
         if length >= _CHARACTERS * limit:
@@ -205,27 +216,16 @@ def _first_texts(recipe: TrainingRecipe, data: StageData) -> list[str]:
     return texts
 
 
-def _open_tokenizer(name: str) -> tuple[Any, str, str | None]:
-    """Return a tokenizer, its pinned name and its revision. Nothing else of a repository is fetched."""
-    if local_path(name).is_dir():
-        source = fetch(name)
-        return open_tokenizer(source.folder, name), name, source.revision
-    repo, branch = split_name(name)
-    revision = commit_of(name) or branch
-    folder = fetch_tokenizer(name).folder
-    return open_tokenizer(folder, name), f"{repo}@{revision}" if revision else repo, revision
-
-
-def _encode(stage: TrainingStage, data: StageData, prompter: Prompter) -> list[Example]:
+def _encode(recipe: TrainingRecipe, stage: TrainingStage, sets: Sets, prompter: Prompter) -> list[Example]:
     if stage.tokens is None:
-        pairs = zip(data.rows, data.sources, strict=True)
-        return [e for rows, source in pairs for e in encode(rows, source, prompter, stage.max_length)]
-    examples = encode_up_to(data.stream(), prompter.tokenizer, stage.max_length, stage.tokens)
+        return [e for source, rows in sets for e in encode(rows, source, prompter, stage.max_length)]
+    path = stage.sets[0].path
+    examples = encode_up_to(_stream(recipe, stage), prompter.tokenizer, stage.max_length, stage.tokens)
     if not examples:
-        raise DataError(f"{data.sources[0].path}: nothing to learn in {stage.tokens} tokens; ask for more")
+        raise DataError(f"{path}: nothing to learn in {stage.tokens} tokens; ask for more")
     tokens = sum(len(example.ids) for example in examples)
     if tokens < stage.tokens - 1:  # a last one alone is no row
-        logger.warning("%s: the recipe asks for %d tokens, the data has %d", data.sources[0].path, stage.tokens, tokens)
+        logger.warning("%s: the recipe asks for %d tokens, the data has %d", path, stage.tokens, tokens)
     return examples
 
 
@@ -233,3 +233,91 @@ def _check_lengths(examples: list[Example], positions: int | None) -> None:
     longest = max(len(example.ids) for example in examples)
     if positions is not None and longest > positions:
         raise MismatchError(f"its rows have up to {longest} tokens, the model takes {positions}; lower max_length")
+
+
+def find_training_facts(recipe: TrainingRecipe) -> Facts:
+    """Find the sizes of a training's model and rows, without weights. Notes say which rows cannot be read.
+
+    Raise UsageError where the sizes of the model cannot be read.
+    """
+    tokenizer, notes, rows = None, list[str](), dict[str, RowFacts]()
+    if isinstance(recipe.model, str):
+        names = {MODEL: recipe.model}
+        with offline_where_unreachable() if is_remote(recipe.model) else nullcontext():
+            shapes, download, missing = find_shapes(names, read_heads(names), notes)
+    else:
+        shapes, download, missing = {MODEL: _new_shape(recipe.model)}, 0, ()
+    try:
+        tokenizer = _find_tokenizer(recipe)
+    except (MsaError, ImportError) as error:
+        notes += [] if missing else [f"no tokenizer: {str(error).splitlines()[0]}"]
+    for name, stage in named_stages(recipe).items():
+        if stage.tokens is not None:  # they are not read for it
+            count = -(-stage.tokens // stage.max_length)
+            rows[name] = RowFacts(count, min(stage.tokens, stage.max_length), stage.tokens)
+        elif tokenizer is not None:
+            try:
+                prompter = make_prompter(tokenizer, prompt_settings(recipe.prompt))
+                with muted():
+                    rows[name] = RowFacts.of(_encode(recipe, stage, _load_sets(recipe, stage), prompter))
+            except (MsaError, ImportError) as error:
+                notes.append(f"{name}: its rows could not be read ({str(error).splitlines()[0]})")
+    if tokenizer is None:
+        notes.append("without a tokenizer, rows are taken to be as long as max_length allows")
+    return Facts(shapes, rows, download, notes, missing=missing)
+
+
+def _new_shape(model: NewModel) -> Shape:
+    """Return the sizes of a model from nothing."""
+    from transformers import AutoConfig
+
+    own = model.tokenizer
+    vocabulary = own.vocabulary if isinstance(own, NewTokenizer) else len(_open(own))
+    values = {"vocab_size": vocabulary} | {key: value for key, value in model.config.items() if key != "model_type"}
+    config = AutoConfig.for_model(model.config["model_type"], **values)
+    return shape_of_config(config.to_dict(), "the new model")
+
+
+def _find_tokenizer(recipe: TrainingRecipe) -> Any:
+    """Return the tokenizer of a training; a new one is trained here on the same rows, but not on texts by the token."""
+    name = recipe.model if isinstance(recipe.model, str) else recipe.model.tokenizer
+    if not isinstance(name, NewTokenizer):
+        return _open(name)
+    first = recipe.stages[0]
+    if first.tokens is not None:
+        return None
+    return train_tokenizer(_first_texts(recipe, _load_sets(recipe, first)), name.vocabulary)
+
+
+def _open(name: str) -> Any:
+    source = fetch_tokenizer(name)
+    return open_tokenizer(source.folder, source.name)
+
+
+def training_stages(recipe: TrainingRecipe) -> list[Stage]:
+    """Return the stages of a training as its recipe tells them: where they stand, and what they cost."""
+    start = [] if isinstance(recipe.model, str) else [Stage(START_FOLDER, "make", recipe.folder / START_FOLDER)]
+    fits = []
+    for number, (name, stage) in enumerate(named_stages(recipe).items(), 1):
+        is_kept = recipe.keep == "each" or number <= 2  # of `keep: last`, two are there at a time
+        fits.append(Stage(name, "fit", recipe.folder / name, cost=partial(_cost, name, stage, is_kept)))
+    return [*start, *fits]
+
+
+def _cost(name: str, stage: TrainingStage, is_kept: bool, facts: Facts, machine: Machine) -> list[StageCost]:
+    """Return the cost of a stage: all weights are trained, in fp32."""
+    shape = facts.shapes[MODEL]
+    size = full_size(f"the training of {name}", facts.rows.get(name), stage, stage.max_length, machine.device)
+    saves = SAVE * shape.weights * min(MOST_SAVES, stage.epochs)
+    disk = {"models": 4 * shape.weights if is_kept else 0}
+    return [replace(fit_cost(shape, size, machine), disk=disk, while_running={"saves of a stage": saves})]
+
+
+def plan_training(source: RecipeSource, overrides: Iterable[str], machine: Machine) -> Plan:
+    """Predict memory, disk and time of each stage. Raise UsageError where the sizes of the model cannot be read."""
+    recipe = load_training(source, overrides)
+    stages, facts = training_stages(recipe), find_training_facts(recipe)
+    if count := enough_processes(stages, facts, machine.device):
+        launch = f"accelerate launch --num_processes {count} -m msa_lite train"
+        facts.notes.append(f"{count} of these GPUs hold the training together: {launch}")
+    return forecast(stages, facts, machine, recipe.folder)

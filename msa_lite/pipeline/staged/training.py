@@ -30,15 +30,21 @@ from msa_lite.io.launch.gathering import PREPARE, agree, gathered
 from msa_lite.io.weights.checkpoint import load_checkpoint
 from msa_lite.io.weights.hub import Source, fetch
 from msa_lite.pipeline.run.folder import TRACKING, claim, recipe_text
-from msa_lite.pipeline.run.vectors import check_shares
-from msa_lite.pipeline.staged.plan import START_FOLDER, training_stages
-from msa_lite.pipeline.staged.prepare import ReadyStage, TrainingRun, prepare_training
+from msa_lite.pipeline.run.vectors import FIT, check_shares, help_fit, make_fit
+from msa_lite.pipeline.staged.prepare import (
+    MODEL,
+    START_FOLDER,
+    ReadyStage,
+    TrainingRun,
+    prepare_training,
+    training_stages,
+)
 from msa_lite.pipeline.stages.facts import Facts, RowFacts
 from msa_lite.pipeline.stages.forecast import check_memory
 from msa_lite.pipeline.stages.stage import Stage, StageState, execute, look_ahead
 from msa_lite.recipe import RecipeSource, TrainingRecipe, load_training
 from msa_lite.report.run.provenance import RECIPE_FILE
-from msa_lite.train import Tracking, VectorFit, run_fit
+from msa_lite.train import Tracking, VectorFit
 from msa_lite.train.model import write_start
 
 logger = logging.getLogger(__name__)
@@ -47,7 +53,6 @@ _COMMAND = "msa-lite train"
 _STATE = "stages.json"
 TRAINING_FILES = (RECIPE_FILE, _STATE, "history.yaml")
 """The files of a training beside its models."""
-_STAGE = "stage"  # the order to train a stage with all others
 _HISTORY = """\
 # The checkpoints of this training. Put this block into a recipe, instead of its `prior`.
 # seen_tokens: the tokens read since the start in all epochs, with prompts and special tokens, without padding.
@@ -136,7 +141,7 @@ def _lead(loaded: TrainingRecipe, crew: Crew, progress: Progress, force: bool) -
 
 def _prepare(loaded: TrainingRecipe, crew: Crew, force: bool) -> _Training:
     """Find and check all that a training needs before its first step."""
-    training = _Training(prepare_training(loaded, loaded.folder), loaded.folder, crew)
+    training = _Training(prepare_training(loaded), crew)
     check_space(loaded.folder, training.bytes_needed)
     for stage in training.run.stages:
         check_shares(crew, stage.settings)
@@ -149,11 +154,6 @@ def _prepare(loaded: TrainingRecipe, crew: Crew, force: bool) -> _Training:
     return training
 
 
-def training_ahead(recipe: TrainingRecipe, force: bool = False) -> list[StageState]:
-    """Return what a training would do with each of its stages. All that it reads has to be on this machine."""
-    return _prepare(recipe, Crew(), force).ahead()
-
-
 def _follow(loaded: TrainingRecipe, crew: Crew) -> None:
     """Train stages with the first process, as it orders, until it has ended."""
     runs: list[TrainingRun] = []
@@ -161,11 +161,13 @@ def _follow(loaded: TrainingRecipe, crew: Crew) -> None:
     def do(task: str, arguments: dict[str, Any]) -> Any:
         with muted():
             if task == PREPARE:
-                runs.append(prepare_training(loaded, loaded.folder))
+                runs.append(prepare_training(loaded))
                 return _inputs(runs[0])
+            assert task == FIT, "the first process orders nothing else"
             source = Source(arguments["name"], Path(arguments["folder"]), arguments["revision"])
             step = next(step for step in runs[0].stages if step.name == arguments["stage"])
-            return _train_with_all(crew, runs[0], step, source, loaded.folder / step.name, silent)
+            help_fit(_fit_of(runs[0], step, source), loaded.folder / step.name, crew)
+            return None
 
     crew.follow(do)
 
@@ -177,30 +179,30 @@ def _inputs(run: TrainingRun) -> dict[str, Any]:
     return {"model": digest(start), "rows": digest(rows), "package versions": digest(software_versions())}
 
 
-def _train_with_all(
-    crew: Crew, run: TrainingRun, step: ReadyStage, source: Source, out: Path, progress: Progress
-) -> None:
-    """Train a stage by all processes of the crew; each of them has to call it."""
-    from msa_lite.train.sharded import fit_sharded
-
-    with crew.group():
-        fit_sharded(_fit_of(run, step, source, out.parent), out, progress)
+def training_ahead(recipe: TrainingRecipe, force: bool = False) -> list[StageState]:
+    """Return what a training would do with each of its stages. All that it reads has to be on this machine."""
+    training = _prepare(recipe, Crew(), force)
+    done = [StageState(model.name, recipe.folder / model.name, "done") for model in training.models]
+    return [*done, *look_ahead(training.stages())]
 
 
-def _fit_of(run: TrainingRun, step: ReadyStage, source: Source, folder: Path) -> VectorFit:
+def _fit_of(run: TrainingRun, step: ReadyStage, source: Source) -> VectorFit:
     """Return the fit of a stage, which goes on from a model."""
+    folder = run.recipe.folder
     tracking = Tracking(run.recipe.trackers, folder / TRACKING, folder.resolve().name)
-    tokenizer = run.start.tokenizer
-    return VectorFit(source, step.examples, tokenizer, step.settings, label=step.name, tracking=tracking)
+    return VectorFit(source, step.examples, run.start.tokenizer, step.settings, label=step.name, tracking=tracking)
 
 
 @dataclass(frozen=True)
 class _Training:
-    """The stages of a training, on the way to their models in a folder."""
+    """The stages of a training, on the way to their models in its folder."""
 
     run: TrainingRun
-    folder: Path
     crew: Crew
+
+    @property
+    def folder(self) -> Path:
+        return self.run.recipe.folder
 
     @property
     def steps(self) -> list[ReadyStage | None]:
@@ -239,11 +241,6 @@ class _Training:
             if place >= done
         ]
 
-    def ahead(self) -> list[StageState]:
-        """Return what would be done with each stage."""
-        done = [StageState(model.name, self.folder / model.name, "done") for model in self.models]
-        return [*done, *look_ahead(self.stages())]
-
     def facts(self) -> Facts:
         """Return the sizes of the model and of the rows. Raise FormatError for a config in words that are not known."""
         start = self.run.start
@@ -251,7 +248,7 @@ class _Training:
             shape = read_shape(load_checkpoint(checkpoint_folder(start.source.folder)), start.source.name)
         else:
             shape = shape_of_config(start.config.to_dict(), "the new model")
-        return Facts({"model": shape}, {step.name: RowFacts.of(step.examples) for step in self.run.stages})
+        return Facts({MODEL: shape}, {step.name: RowFacts.of(step.examples) for step in self.run.stages})
 
     @property
     def bytes_needed(self) -> int:
@@ -283,24 +280,17 @@ class _Training:
         return [path.name for path in sorted(self.folder.iterdir()) if path.name not in names and load_manifest(path)]
 
     def _make(self, step: ReadyStage | None, progress: Progress) -> None:
-        """Make the next model, and update the state file."""
+        """Make the next model from the last one, and update the state file."""
         start, out, inputs = self.run.start, self.folder / _name(step), self._inputs(step, self.models)
         if step is None:
             write_start(out, start.config, start.tokenizer, self.run.recipe.seed, inputs)
         else:
-            self._train(step, out, progress)
+            source = self._source(self.models)
+            model = {"name": source.name, "folder": str(source.folder.resolve()), "revision": source.revision}
+            fit = _fit_of(self.run, step, source)
+            make_fit(fit, out, self.crew, {"stage": step.name, **model}, progress)
         self.models.append(self._describe(step, self.models, inputs))
         self._write_down()
-
-    def _train(self, step: ReadyStage, out: Path, progress: Progress) -> None:
-        """Train the next model from the last one, by this process or by all."""
-        source = self._source(self.models)
-        if self.crew.is_alone:
-            run_fit(_fit_of(self.run, step, source, self.folder), out, progress)
-            return
-        model = {"name": source.name, "folder": str(source.folder.resolve()), "revision": source.revision}
-        with self.crew.helped(_STAGE, {"stage": step.name, **model}):
-            _train_with_all(self.crew, self.run, step, source, out, progress)
 
     def _source(self, models: Sequence[TrainedModel]) -> Source:
         """Return the model that the next stage goes on from."""
@@ -313,7 +303,7 @@ class _Training:
     def _inputs(self, step: ReadyStage | None, models: Sequence[TrainedModel]) -> dict[str, Any]:
         if step is None:
             return self.run.start.made_of or {}
-        return _fit_of(self.run, step, self._source(models), self.folder).inputs()
+        return _fit_of(self.run, step, self._source(models)).inputs()
 
     def _describe(
         self, step: ReadyStage | None, models: Sequence[TrainedModel], inputs: dict[str, Any]
@@ -372,10 +362,10 @@ def _read_state(folder: Path) -> list[TrainedModel]:
 def _pinned(run: TrainingRun) -> str:
     """Return recipe.yaml with commits for Hub repositories; what is learnt as comments."""
     values = run.recipe.model_dump(mode="json") | {"model": run.start.name}
-    for stage, sources in zip(values["stages"], run.sources, strict=True):
+    for stage, step in zip(values["stages"], run.stages, strict=True):
         sets = stage["data"] if isinstance(stage["data"], list) else [stage["data"]]
-        for data, source in zip(sets, sources, strict=True):
+        for data, source in zip(sets, step.sources, strict=True):
             data["revision"] = source.revision
     notes = [f"model: {run.start.source.revision}"] if run.start.source else []
-    notes += [f"{stage.name}: {len(stage.examples)} rows, {stage.tokens} tokens an epoch" for stage in run.stages]
+    notes += [f"{step.name}: {len(step.examples)} rows, {step.tokens} tokens an epoch" for step in run.stages]
     return recipe_text("training", _COMMAND, TrainingRecipe.model_validate(values), notes)

@@ -25,11 +25,7 @@ from msa_lite.pipeline.prepare.run import Context, prepare
 from msa_lite.pipeline.run.demo import demo_stages
 from msa_lite.pipeline.run.folder import check_run_folder
 from msa_lite.pipeline.run.report import check_publishing
-from msa_lite.pipeline.staged.plan import (
-    find_training_facts,
-    training_stages,
-)
-from msa_lite.pipeline.staged.prepare import kept_file
+from msa_lite.pipeline.staged.prepare import find_training_facts, kept_file, training_stages
 from msa_lite.pipeline.staged.training import TRAINING_FILES, training_ahead
 from msa_lite.pipeline.stages.facts import Facts, find_facts, find_headers, has_history
 from msa_lite.pipeline.stages.stage import Stage, StageState, look_ahead
@@ -150,7 +146,7 @@ def _dry_training(recipe: TrainingRecipe, force: bool) -> DryRun:
     blockers = [f"download {readable(facts.download)} of weights"] if facts.download else []
     blockers += [f"fetch the {role} {recipe.model}" for role in facts.missing]
     for stage in recipe.stages:
-        source, kept = source_of(stage.sets[0], recipe.columns), kept_file(stage, recipe.columns, recipe.folder)
+        source, kept = source_of(stage.sets[0], recipe.columns), kept_file(recipe, stage)
         if stage.tokens is not None and is_remote_data(source) and not kept.is_file():
             blockers.append(f"download {stage.tokens} tokens of {source.path}")
     if not blockers:

@@ -14,7 +14,7 @@ from msa_lite.pipeline.prepare.models import check_fit_ahead
 from msa_lite.pipeline.prepare.questions import terms_left_out
 from msa_lite.pipeline.prepare.run import Context
 from msa_lite.pipeline.run.demo import demo_stages
-from msa_lite.pipeline.staged.plan import plan_training
+from msa_lite.pipeline.staged.prepare import plan_training
 from msa_lite.pipeline.stages.facts import find_facts
 from msa_lite.pipeline.stages.forecast import enough_processes, find_remedies, forecast
 from msa_lite.pipeline.stages.stage import Stage
