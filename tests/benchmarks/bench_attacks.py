@@ -1,7 +1,7 @@
 """Attack MSA and the baselines on the quickstart's history: what does each give back, over several seeds?
 
-    python tests/benchmarks/bench_attacks.py OUT [--seeds 0 1 2] [--methods npo ...] [--attacks quantise ...]
-    python tests/benchmarks/bench_attacks.py OUT --run RUN [RUN ...]      # only gather finished runs, attacked already
+    python -m tests.benchmarks.bench_attacks OUT [--seeds 0 1 2] [--methods npo ...] [--attacks quantise ...]
+    python -m tests.benchmarks.bench_attacks OUT --run RUN [RUN ...]      # only gather finished runs, attacked already
 
 Prints two tables in percent, with means over seeds and 95 % intervals of a t distribution: what the strongest trial of
 each attack brings back beyond the ideal, as a share of what the target shows, beside what is left and kept before any

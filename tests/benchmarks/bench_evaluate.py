@@ -1,7 +1,7 @@
 """Time and peak memory of an evaluation beside a plain loop in the manner of open-unlearning, on a CPU in fp32.
 
-    python tests/benchmarks/bench_evaluate.py --data FOLDER [--suite tofu|muse] [--template chat|plain]
-        [--vocabulary 32768] [--work DIR] [--epochs N] [--model FOLDER] [--limit N] [--threads 1] [--repeats 3]
+    python -m tests.benchmarks.bench_evaluate --data FOLDER [--suite tofu|muse] [--template chat|plain]
+        [--vocabulary 32768] [--work DIR] [--epochs N] [--model FOLDER] [--limit N] [--threads 1] [--rounds 3]
 
 Linux only. The model is a small Llama (hidden 256, 4 layers, 4 heads) that is made in DIR and learns the forget set and
 as many retain rows for some epochs, so that it answers in sentences and stops, as models do that TOFU is asked of; or
@@ -19,37 +19,20 @@ tokenizing the data, loading, and ROUGE, which are the same for both, are not ti
 
 The plain loop's cross-entropy goes over a strided axis, as open-unlearning's does, and is off by more the larger the
 vocabulary (1.6e-4 in a probability at 32768, against float64, where ours is off by 1e-5).
-
-The sides take turns, each time in a fresh process. Ratios are medians over repeats of the ratio within a repeat. CPU
-seconds, user and system, are disturbed less by other processes than wall time is; system time goes into handing out
-large blocks of memory again and again. Peak is the most that the process held in that part (VmHWM), beside what it held
-before.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
-import resource
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from answering_model import TOKENS, make_model
 
 from msa_lite.cli.output import quieten_libraries
-from msa_lite.data import (
-    IGNORE,
-    Example,
-    Prompter,
-    Template,
-    to_batch,
-)
+from msa_lite.data import IGNORE, Example, Prompter, Template, to_batch
 from msa_lite.evals.benchmarks.benchmark import Benchmark, BenchmarkSettings
 from msa_lite.evals.benchmarks.muse import MUSE
 from msa_lite.evals.benchmarks.tofu import TOFU
@@ -58,8 +41,9 @@ from msa_lite.evals.engine.forward import known_beginning, score_bundles
 from msa_lite.evals.engine.generate import generate
 from msa_lite.evals.engine.models import Runner, load_model
 from msa_lite.evals.scores.records import token_record
+from tests.benchmarks.answering_model import TOKENS, make_model
+from tests.benchmarks.paired import Meter, machine, print_table, take_turns
 
-SIDES, PARTS = ("plain", "msa-lite"), ("teacher-forced", "generation")
 ROWS = {"tofu": 32, "muse": 4}  # of a batch of the plain loop
 SUITES = {"tofu": TOFU, "muse": MUSE}
 Beginnings = dict[tuple[str, int], list[int]]  # (set, place) → what the scores tell of an answer's beginning
@@ -218,15 +202,26 @@ def own_answers(model: Any, benchmark: Benchmark, beginnings: Beginnings) -> Val
     return values
 
 
-RUNS = {"plain": (plain_scores, plain_answers), "msa-lite": (own_scores, own_answers)}
+def known_of(model: Any, benchmark: Benchmark) -> Beginnings:
+    """Return what msa-lite's scores tell of the answers' beginnings."""
+    beginnings: Beginnings = {}
+    own_scores(model, benchmark, beginnings)
+    return beginnings
+
+
+SIDES = {
+    "plain scores": plain_scores,
+    "msa-lite scores": own_scores,
+    "plain answers": plain_answers,
+    "msa-lite answers": own_answers,
+}
 
 
 def run_side(side: str, options: argparse.Namespace) -> dict[str, Any]:
-    """Both parts on one side, in this process: wall and user seconds, peak memory in MB, and the values."""
+    """Run one side in this process: the meter's figures, and the values in a file."""
     import torch
     import transformers
 
-    quieten_libraries(verbose=False)
     torch.set_num_threads(options.threads)
     model = load_model(options.model)
     tokenizer = transformers.AutoTokenizer.from_pretrained(options.model)
@@ -235,87 +230,35 @@ def run_side(side: str, options: argparse.Namespace) -> dict[str, Any]:
     benchmark = benchmark.only({*benchmark.sets} - {"holdout"})
     prompts = [item.prompt for part in benchmark.sets.values() for item in part.items if item.prompt]
     model(input_ids=torch.tensor(prompts[:1]))  # not counted
-    beginnings: Beginnings = {}
-    result: dict[str, Any] = {"before": memory("VmRSS")}
-    for part, run in zip(PARTS, RUNS[side], strict=True):
-        Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
-        start, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_SELF)
-        values = run(model, benchmark, beginnings)
-        wall, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_SELF)
-        user, system = after.ru_utime - before.ru_utime, after.ru_stime - before.ru_stime
-        result[part] = {"wall": wall, "user": user, "cpu": user + system, "peak": memory("VmHWM"), "values": values}
-    lengths = [len(tokenizer(found["answer"], add_special_tokens=False)["input_ids"]) for found in values.values()]
-    items = [item for part in benchmark.sets.values() for item in part.items]
-    texts = [(item, text) for item in items for group in item.texts.values() for text in group]
-    result["prompt"] = float(np.mean([len(item.prompt or []) for item in items]))
-    result["scored"] = float(np.mean([len(text.ids) - len(item.prompt or []) for item, text in texts]))
-    result["known"] = float(np.mean([len(known) for known in beginnings.values()] or [0]))
-    return result | {"lengths": lengths}
+    beginnings = known_of(model, benchmark) if side == "msa-lite answers" else {}
+    meter = Meter()
+    values = SIDES[side](model, benchmark, beginnings)
+    figures = meter.read()
+    values_file(options, side).write_text(json.dumps(values))
+    return figures
 
 
-def memory(key: str) -> float:
-    """MB of this process."""
-    return int(Path("/proc/self/status").read_text().partition(f"{key}:")[2].split()[0]) * 1024 / 1e6
+def values_file(options: argparse.Namespace, side: str) -> Path:
+    """Return the file of a side's values."""
+    return options.work / f"{side}.json"
 
 
-def compare(plain: dict[str, Any], own: dict[str, Any]) -> str:
-    """How far the values of the two sides are apart."""
-    scores, others = (side["teacher-forced"]["values"] for side in (plain, own))
-    answers, other_answers = (side["generation"]["values"] for side in (plain, own))
+def compare(options: argparse.Namespace) -> str:
+    """Say how far the values of the two sides are apart."""
+    scores, others, answers, other_answers = (json.loads(values_file(options, side).read_text()) for side in SIDES)
     assert scores.keys() == others.keys()
     assert answers.keys() == other_answers.keys()
-    found = []
+    texts = []
     for metric in ("probability", "min_k", "min_k_pp"):
         if keys := [key for key in scores if scores[key].get(metric) is not None]:
             far = max(abs(scores[key][metric] - others[key][metric]) for key in keys)
-            found.append(f"{metric} of {len(keys)} texts differs by at most {far:.1e}")
+            texts.append(f"{metric} of {len(keys)} texts differs by at most {far:.1e}")
     for metric in ("extraction_strength", "exact_memorization"):
         keys = [key for key in scores if metric in scores[key]]
         differ = sum(scores[key][metric] != others[key][metric] for key in keys)
-        found.append(f"{metric} differs for {differ} of {len(keys)}")
+        texts.append(f"{metric} differs for {differ} of {len(keys)}")
     differ = sum(answers[key] != other_answers[key] for key in answers)
-    return ", ".join([*found, f"generated answers differ for {differ} of {len(answers)}"])
-
-
-def print_table(runs: dict[str, list[dict[str, Any]]]) -> None:
-    """A line a part and side: medians, ratios plain ÷ msa-lite, and peaks."""
-    keys = ("wall", "cpu", "user")
-    print(f"{'part':16}{'side':10}{'wall s':>8}{'CPU s':>8}{'user s':>8}{'peak MB':>9}{'before':>8}  plain ÷ msa-lite")
-    for part in PARTS:
-        for side in SIDES:
-            cells = [np.median([run[part][key] for run in runs[side]]) for key in keys]
-            peak, before = max(run[part]["peak"] for run in runs[side]), max(run["before"] for run in runs[side])
-            line = f"{part:16}{side:10}" + "".join(f"{cell:8.1f}" for cell in cells) + f"{peak:9.0f}{before:8.0f}"
-            if side == SIDES[-1]:
-                pairs = list(zip(runs["plain"], runs[side], strict=True))
-                ratios = {key: np.median([one[part][key] / own[part][key] for one, own in pairs]) for key in keys}
-                line += "  " + ", ".join(f"{key} {ratio:.2f}" for key, ratio in ratios.items())
-            print(line)
-
-
-def measure(options: argparse.Namespace) -> None:
-    """Let the sides take turns, each in a process of its own, and print."""
-    runs: dict[str, list[dict[str, Any]]] = {side: [] for side in SIDES}
-    for repeat in range(options.repeats):
-        for side in SIDES[:: -1 if repeat % 2 else 1]:
-            arguments = ["--side", side, "--suite", options.suite, "--data", options.data, "--model", options.model]
-            arguments += ["--threads", options.threads, *(["--limit", options.limit] if options.limit else [])]
-            environment = os.environ | {"OMP_WAIT_POLICY": "PASSIVE"}
-            command = [sys.executable, __file__, *map(str, arguments)]
-            done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
-            run = json.loads(done.stdout.splitlines()[-1])
-            runs[side].append(run)
-            times = ", ".join(f"{part} {run[part]['wall']:.1f} s ({run[part]['cpu']:.1f} s CPU)" for part in PARTS)
-            print(f"repeat {repeat}: {side}: {times}; load average {os.getloadavg()[0]:.2f}", flush=True)
-    first = runs["msa-lite"][0]
-    print(f"prompts have {first['prompt']:.0f} tokens in the mean, answers that are scored {first['scored']:.0f}")
-    lengths = np.array(first["lengths"])
-    print(
-        f"generated answers: {lengths.mean():.0f} tokens in the mean, 90 % at most {np.quantile(lengths, 0.9):.0f}, of "
-        f"which the scores tell {first['known']:.0f}"
-    )
-    print(compare(runs["plain"][0], first))
-    print_table(runs)
+    return ", ".join([*texts, f"generated answers differ for {differ} of {len(answers)}"])
 
 
 def main() -> None:
@@ -330,23 +273,22 @@ def main() -> None:
     parser.add_argument("--model", type=Path, help="a checkpoint to measure with instead")
     parser.add_argument("--limit", type=int, help="at most so many questions of each set")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
     options = parser.parse_args()
     options.data = options.data or SUITES[options.suite].home
+    quieten_libraries(verbose=False)
     if options.side:
         print(json.dumps(run_side(options.side, options)))
         return
-    quieten_libraries(verbose=False)
     options.work.mkdir(parents=True, exist_ok=True)
-    if options.model is None:
-        options.model = make_model(options)
-    cpu = Path("/proc/cpuinfo").read_text().partition("model name\t: ")[2].partition("\n")[0] or "unknown CPU"
-    print(f"{cpu}, {os.cpu_count()} cores, {options.threads} used; load average {os.getloadavg()[0]:.2f}")
-    config = json.loads((options.model / "config.json").read_text())
-    shape = ", ".join(f"{key} {config[key]}" for key in ("hidden_size", "num_hidden_layers", "vocab_size"))
-    print(f"{options.model}: {shape}; {options.limit or 'all'} questions of each set")
-    measure(options)
+    options.model = options.model or make_model(options)
+    print(f"{machine()}; {options.limit or 'all'} questions of each set")
+    runs = take_turns([*SIDES], options.rounds, ["--model", options.model])
+    print(compare(options))
+    for part in ("scores", "answers"):
+        own = {side: results for side, results in runs.items() if side.endswith(part)}
+        print_table(own, f"plain {part}")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,9 @@
 """Time and memory of the hold and of the filter, beside a plain fit of the same forget vector.
 
-    python tests/benchmarks/bench_filter.py [--width 512] [--layers 8] [--rows 40] [--epochs 3] [--rounds 3]
+    python -m tests.benchmarks.bench_filter [--width 512] [--layers 8] [--rows 40] [--epochs 3] [--rounds 3]
 
 The model is a Llama with random weights, the rows are as long as TOFU's as chats, and there are as many to keep as to
-forget. Each part is a process of its own; a round runs all of them, and what is printed are medians over rounds, and
-the median of the ratio to the plain fit within a round. Seconds are CPU seconds, which other processes disturb less
-than wall time; memory is the most that the process held, with about 0.5 GB of Python and torch.
+forget.
 """
 
 from __future__ import annotations
@@ -13,12 +11,8 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import resource
-import statistics
-import subprocess
-import sys
+import shutil
 import tempfile
-import time
 from pathlib import Path
 
 import transformers
@@ -31,6 +25,7 @@ from msa_lite.merger.filtering import filter_vector
 from msa_lite.train import FitSettings, VectorFit, run_fit
 from msa_lite.train.held import HeldLoss
 from msa_lite.train.moments import write_moments
+from tests.benchmarks.paired import Meter, machine, print_table, take_turns
 from tests.support.models import save_checkpoint, tiny_tokenizer
 
 PARTS = ("plain fit", "held fit", "moments", "filter, λ = 1")  # in the order of their needs
@@ -56,13 +51,14 @@ def make_prior(options: argparse.Namespace, folder: Path) -> None:
     save_checkpoint(folder, transformers.AutoModelForCausalLM.from_config(config))
 
 
-def run_part(part: str, options: argparse.Namespace) -> None:
-    """Run one part, and print its CPU seconds and its peak in MB."""
+def run_part(part: str, options: argparse.Namespace) -> dict[str, float]:
+    """Run one part; return the meter's figures."""
     folder, source = options.folder, fetch(str(options.folder / "prior"))
     forget, retain = draw_rows(options.rows, 0), draw_rows(options.rows, 1)
     settings = FitSettings(epochs=options.epochs, batch_size=8, micro_batch_size=8)
     held = HeldLoss(forget, retain, 1.0, pad=0, seed=0) if part == "held fit" else None
-    began = time.process_time()
+    shutil.rmtree(folder / part, ignore_errors=True)
+    meter = Meter()
     if part.endswith("fit"):
         run_fit(VectorFit(source, forget, tiny_tokenizer(), settings, objective=held), folder / part)
     elif part == "moments":
@@ -70,26 +66,8 @@ def run_part(part: str, options: argparse.Namespace) -> None:
         inputs = {"target": source.identity()}
         write_moments(folder / part, inputs, lambda: load_model(source.folder), names, rows, pad=0)
     else:
-        filter_vector(str(folder / "plain fit"), folder / "moments", 1.0, source, None, folder / "filtered")
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    print(json.dumps([time.process_time() - began, peak]))
-
-
-def compare(options: argparse.Namespace) -> None:
-    """Run all parts in turn and print the table."""
-    results: dict[str, list[tuple[float, float]]] = {part: [] for part in PARTS}
-    for _ in range(options.rounds):
-        with tempfile.TemporaryDirectory() as folder:
-            make_prior(options, Path(folder) / "prior")
-            for part in PARTS:
-                words = [sys.executable, __file__, *sys.argv[1:], "--part", part, "--folder", folder]
-                lines = subprocess.run(words, check=True, capture_output=True, text=True).stdout.splitlines()
-                results[part].append(tuple(json.loads(lines[-1])))
-    print("| part | CPU seconds | beside a plain fit | peak, MB |\n|---|---:|---:|---:|")
-    for part, runs in results.items():
-        ratio = statistics.median(own[0] / plain[0] for own, plain in zip(runs, results[PARTS[0]], strict=True))
-        seconds, peak = (statistics.median(values) for values in zip(*runs, strict=True))
-        print(f"| {part} | {seconds:.1f} | {ratio:.2f} | {peak:.0f} |")
+        filter_vector(str(folder / "plain fit"), folder / "moments", 1.0, source, None, folder / part)
+    return meter.read()
 
 
 def main() -> None:
@@ -97,13 +75,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default in (("width", 512), ("layers", 8), ("rows", 40), ("epochs", 3), ("rounds", 3)):
         parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--part", choices=PARTS, help=argparse.SUPPRESS)
+    parser.add_argument("--side", choices=PARTS, help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.part:
-        run_part(options.part, options)
-    else:
-        compare(options)
+    if options.side:
+        print(json.dumps(run_part(options.side, options)))
+        return
+    print(machine())
+    with tempfile.TemporaryDirectory() as folder:
+        make_prior(options, Path(folder) / "prior")
+        for part in PARTS[:3:2]:  # what the filter needs, whichever part comes first
+            run_part(part, argparse.Namespace(**vars(options) | {"folder": Path(folder)}))
+        runs = take_turns(PARTS, options.rounds, ["--folder", folder])
+    print_table(runs, PARTS[0])
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """The GPU memory of a fit's step part by part, on fake tensors: the Trainer with PEFT, ours, and what `plan` predicts.
 
-    python tests/benchmarks/bench_memory.py [--shapes 1B 8B 70B] [--modes lora qlora full] [--rows 4] [--tokens 512]
+    python -m tests.benchmarks.bench_memory [--shapes 1B 8B 70B] [--modes lora qlora full] [--rows 4] [--tokens 512]
         [--rank 32] [--kinds peer fast lean least streamed head]
 
 Random Llamas of the sizes of Llama 3.2 1B, Llama 3.1 8B and 70B in bf16; all tokens have labels. Needs no GPU: see

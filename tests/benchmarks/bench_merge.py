@@ -1,6 +1,6 @@
-"""Wall time, memory, disk and rounding of a merge beside `cp -r`, PEFT and mergekit, on a checkpoint made on the spot.
+"""Wall time, memory and disk of a merge beside `cp -r`, PEFT and mergekit, on a checkpoint made on the spot.
 
-    python tests/benchmarks/bench_merge.py --shape 400m|1b|3b|8b [--only cp,msa-lite,exact,peft,mergekit] [--repeats 3]
+    python -m tests.benchmarks.bench_merge --shape 400m|1b|3b|8b [--only cp,msa-lite,peft,mergekit] [--repeats 3]
                                            [--full] [--folder DIR] [--keep]
 
 Linux only. The checkpoint has the Llama shapes of the named size, bf16, in shards of 5 GB, filled from a reused pool of
@@ -34,14 +34,13 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-from rich.console import Console
-from rich.table import Table
-from safetensors import safe_open
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import save_file
+
+from tests.benchmarks.paired import machine, print_table
 
 ALPHA, BETA, RANK, LORA_ALPHA = 1.0, 0.5, 16, 32
-SHARD_BYTES, CHECKED_WEIGHTS, BLOCK = 5 * 10**9, 1.3e9, 1 << 22
-TOOLS = ("cp", "msa-lite", "exact", "peft", "mergekit")
+SHARD_BYTES, BLOCK = 5 * 10**9, 1 << 22
+TOOLS = ("cp", "msa-lite", "peft", "mergekit")
 SHAPES = {  # hidden, intermediate, layers, heads, key-value heads, vocabulary; only 8b has a head of its own
     "tiny": (64, 128, 2, 4, 2, 320),
     "400m": (2048, 8192, 5, 32, 8, 32000),
@@ -52,15 +51,11 @@ SHAPES = {  # hidden, intermediate, layers, heads, key-value heads, vocabulary; 
 # The RSS of the process that starts a child counts as the child's, so it must not be this one, which holds numpy.
 LAUNCHER = """
 import json, os, sys, time
-def busy():  # CPU seconds of the whole machine, without idling and waiting for disks
-    user, nice, system, _, _, *rest = (int(text) for text in open("/proc/stat").read().split()[1:9])
-    return (user + nice + system + sum(rest)) / os.sysconf("SC_CLK_TCK")
-
-before, start = busy(), time.perf_counter()
+start = time.perf_counter()
 pid = os.posix_spawnp(sys.argv[2], sys.argv[2:], os.environ)
 _, status, used = os.wait4(pid, 0)
 wall, cpu = time.perf_counter() - start, used.ru_utime + used.ru_stime
-run = {"wall": wall, "cpu": cpu, "peak": used.ru_maxrss / 1024, "others": max(0, busy() - before - cpu) / wall}
+run = {"wall": wall, "cpu": cpu, "peak": used.ru_maxrss / 1024}
 with open(sys.argv[1], "w") as file:
     json.dump(run | {"exit": os.waitstatus_to_exitcode(status)}, file)
 """
@@ -173,8 +168,8 @@ def write_adapter(folder: Path, shape: str, seed: int) -> None:
 
 
 def make_inputs(work: Path, shape: str, full: bool) -> None:
-    """The target and its vectors, and the exactly rounded result, unless an earlier run kept them."""
-    if (work / "expected").exists():
+    """Write the target and its vectors, unless an earlier run kept them."""
+    if (work / "complete").exists():
         return
     shutil.rmtree(work)
     work.mkdir()
@@ -189,66 +184,7 @@ def make_inputs(work: Path, shape: str, full: bool) -> None:
         write_checkpoint(work / name, shape, pools[name].astype(ml_dtypes.bfloat16))
     for seed, name in enumerate(() if full else ("forget", "retain"), 1):
         write_adapter(work / name, shape, seed)
-    write_expected(work, shape, full)
-
-
-def open_checkpoint(folder: Path) -> dict:
-    """A lazy slice of every tensor of a checkpoint."""
-    files = [safe_open(path, "numpy") for path in folder.glob("*.safetensors")]
-    return {name: file.get_slice(name) for file in files for name in file.offset_keys()}
-
-
-def round_to_bf16(values: np.ndarray) -> np.ndarray:
-    """fp64 to bf16 in one rounding, to nearest, ties to even, for magnitudes in bf16's normal range."""
-    # By way of fp32, as in numpy, it is two. Not msa_lite's own function: that is under test here.
-    bits = values.view(np.uint64)
-    odd = (bits >> np.uint64(45)) & np.uint64(1)  # bf16 keeps 7 of the 52 bits of the fraction
-    bits = (bits + np.uint64((1 << 44) - 1) + odd) & ~np.uint64((1 << 45) - 1)
-    return bits.view(np.float64).astype(ml_dtypes.bfloat16)
-
-
-def write_expected(work: Path, shape: str, full: bool) -> None:
-    """Save the exactly rounded value of every checked tensor, computed in blocks of rows."""
-    sizes = {name: math.prod(size) for name, size in tensor_shapes(shape).items() if full or "proj" in name}
-    order, total = np.random.default_rng(0).permutation(sorted(sizes)), 0
-    read = {name: open_checkpoint(work / name) for name in ("target", *(("prior", "forget", "retain") if full else ()))}
-    loras = {} if full else {n: load_file(work / n / "adapter_model.safetensors") for n in ("forget", "retain")}
-
-    def delta(vector: str, name: str, rows: slice) -> np.ndarray:
-        if full:
-            return read[vector][name][rows].astype(np.float64) - read["prior"][name][rows].astype(np.float64)
-        module = "base_model.model." + name.removesuffix(".weight")
-        b, a = (loras[vector][f"{module}.lora_{side}.weight"].astype(np.float64) for side in "BA")
-        return LORA_ALPHA / RANK * (b[rows] @ a)
-
-    partial = work / "expected.partial"
-    partial.mkdir()
-    for name in (n for n in order if (total := total + sizes[n]) <= CHECKED_WEIGHTS):
-        target = read["target"][name]
-        result = np.empty(target.get_shape(), ml_dtypes.bfloat16)
-        step = max(1, BLOCK // math.prod(result.shape[1:]))
-        for start in range(0, len(result), step):
-            rows = slice(start, min(start + step, len(result)))
-            change = BETA * delta("retain", name, rows) - ALPHA * delta("forget", name, rows)
-            result[rows] = round_to_bf16(target[rows].astype(np.float64) + change)
-        np.save(partial / f"{name}.npy", result.view(np.uint16))
-    partial.rename(work / "expected")
-
-
-def compare(work: Path, full: bool) -> str:
-    """Share of the checked weights of the output that differ. ValueError where other tensors changed."""
-    output, target = open_checkpoint(work / "out"), open_checkpoint(work / "target")
-    for name in target:
-        if name not in output or output[name].get_dtype() != "BF16":
-            raise ValueError(f"{name} is missing or not bf16")
-        if not full and "proj" not in name and (output[name][:] != target[name][:]).any():
-            raise ValueError(f"{name} changed although no vector touches it")
-    differ = total = 0
-    for path in (work / "expected").iterdir():
-        want = np.load(path).view(ml_dtypes.bfloat16)
-        differ += int(np.count_nonzero(output[path.stem][:] != want))
-        total += want.size
-    return f"{differ / total:.5%} ({differ:,} of {total:,})"
+    (work / "complete").touch()
 
 
 def mergekit_recipe(work: Path, full: bool) -> dict:
@@ -290,7 +226,7 @@ def settle(work: Path) -> None:
 
 
 def time_tool(tool: Tool, work: Path) -> dict[str, Any]:
-    """Run a tool once: wall and CPU seconds, MiB of peak RSS, MB of output and extra, cores others used.
+    """Run a tool once: wall and CPU seconds, MiB of peak RSS, MB of output and extra.
 
     RuntimeError if it is not installed, is expected not to fit into what is free, or fails.
     """
@@ -317,58 +253,28 @@ def free_ram() -> int:
     return int(Path("/proc/meminfo").read_text().split("MemAvailable:")[1].split()[0]) * 1024
 
 
-def describe_machine(work: Path) -> str:
-    """CPU, cores, memory, file system and load before anything is started."""
-    cpu = Path("/proc/cpuinfo").read_text().partition("model name\t: ")[2].partition("\n")[0] or "unknown CPU"
-    kind = subprocess.run(["df", "--output=fstype", work], capture_output=True, text=True, check=True).stdout.split()
-    return (
-        f"{cpu}, {os.cpu_count()} cores; {free_ram() / 1e9:.1f} GB of RAM free; "
-        f"{kind[-1]}, {shutil.disk_usage(work).free / 1e9:.0f} GB free; load average {os.getloadavg()[0]:.2f}"
-    )
-
-
-def print_table(console: Console, results: dict[str, list[dict[str, Any]]], full: bool) -> None:
-    """One row a tool. MB are 10^6 bytes."""
-    copy = "read 4, write 1" if full else "cp"
-    table = Table(*f"tool|wall s|min s|÷ {copy}|÷ same, fsync|CPU s|peak MiB|out MB|extra MB|differ".split("|"))
-    for name, runs in results.items():
-        walls = [run["wall"] for run in runs]
-        cells = [f"{np.median(walls):.2f}", f"{min(walls):.2f}"]
-        for reference in ("cp", "cp, fsync"):
-            pairs = zip(walls, results.get(reference, runs), strict=True)
-            ratio = np.median([wall / other["wall"] for wall, other in pairs])
-            cells.append(f"{ratio:.2f}" if reference in results else "–")
-        cells += [f"{np.median([run['cpu'] for run in runs]):.2f}", f"{max(run['peak'] for run in runs):.0f}"]
-        cells += [*(f"{runs[0][key]:.0f}" for key in ("out", "extra")), runs[0]["differ"]]
-        table.add_row(name.replace("cp", copy), *cells)
-    console.print(table)
-
-
-def measure(console: Console, work: Path, options: argparse.Namespace) -> None:
+def measure(work: Path, options: argparse.Namespace) -> None:
     """Make the inputs, run the tools in turn and print."""
     make_inputs(work, options.shape, options.full)
     if 2 * model_bytes(options.shape) > free_ram():
-        console.print("Input and output do not both fit into the page cache: these are times of the disk, too.")
+        print("Input and output do not both fit into the page cache: these are times of the disk, too.")
     tools = make_tools(work, options.shape, options.full)
     settle(work)
     time_tool(tools[0], work)  # not counted: a virtual machine is slow to hand out memory that it has not used yet
     tools = [tool for tool in tools if tool.name.split(",")[0] in options.only]
-    results: dict[str, list[dict[str, Any]]] = {}
-    for repeat in range(options.repeats):
+    runs: dict[str, list[dict[str, Any]]] = {}
+    for _ in range(options.repeats):
         for tool in list(tools):
             settle(work)
             try:
-                run = time_tool(tool, work)
-                run["differ"] = "–" if repeat or "cp" in tool.name else compare(work, options.full)
-                results.setdefault(tool.name, []).append(run)
-            except (RuntimeError, ValueError) as error:
-                console.print(f"{tool.name} is left out: {error}", markup=False)
+                runs.setdefault(tool.name, []).append(time_tool(tool, work))
+            except RuntimeError as error:
+                print(f"{tool.name} is left out: {error}")
                 tools.remove(tool)
-                results.pop(tool.name, None)
-                continue
-            console.print(f"repeat {repeat}: {tool.name} {run['wall']:.2f} s, others used {run['others']:.2f} cores")
-    settle(work)
-    print_table(console, results, options.full)
+                runs.pop(tool.name, None)
+    for reference in ("cp", "cp, fsync"):
+        if reference in runs:
+            print_table(runs, reference, "wall", ("wall", "cpu", "peak", "out", "extra"))
 
 
 def main() -> None:
@@ -385,10 +291,9 @@ def main() -> None:
         parser.error(f"--only: unknown {', '.join(sorted(unknown))}; choose of {', '.join(TOOLS)}")
     work = options.folder.resolve() / f"bench-merge-{options.shape}{'-full' if options.full else ''}"
     work.mkdir(parents=True, exist_ok=True)
-    console = Console(width=max(160, Console().width), highlight=False)
-    console.print(describe_machine(work))
+    print(f"{machine()}; {free_ram() / 1e9:.1f} GB of RAM free")
     try:
-        measure(console, work, options)
+        measure(work, options)
     finally:
         if not options.keep:
             shutil.rmtree(work)

@@ -1,6 +1,6 @@
 """Count the weights in which mergekit's result differs from msa-lite's, of the same recipe over random adapters.
 
-python tests/benchmarks/bench_mergekit.py [--shape tiny|135m] [--dtype float32|bfloat16] [--folder FOLDER]
+python -m tests.benchmarks.bench_mergekit [--shape tiny|135m] [--dtype float32|bfloat16] [--folder FOLDER]
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Wall time and peak memory of the quickstart: from nothing, with the history cached, and with everything cached.
 
-    python tests/benchmarks/bench_quickstart.py [SEED ...]
+    python -m tests.benchmarks.bench_quickstart [SEED ...]
 
 Prints a line a run, and for each seed the three conditions that the quickstart promises.
 """

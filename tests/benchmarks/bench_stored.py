@@ -1,6 +1,6 @@
 """Wall time and memory of a merge into a model stored as codes, beside `cp -r` of it and the merge of plain bf16.
 
-    python tests/benchmarks/bench_stored.py --shape tiny|1b|3b|8b [--repeats 3] [--folder DIR]
+    python -m tests.benchmarks.bench_stored --shape tiny|1b|3b|8b [--repeats 3] [--folder DIR]
 
 Linux only. The checkpoint is that of bench_merge.py, its layers' matrices stored in each form in turn; the vectors are
 two rank-16 adapters on all of them. fp8 and 4-bit floats are merged in their stored form, NF4 of bitsandbytes is read
@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-import statistics
 import sys
 import tempfile
 from pathlib import Path
@@ -23,14 +22,21 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-from bench_merge import BLOCK, Tool, describe_machine, model_bytes, settle, time_tool, write_adapter, write_checkpoint
-from rich.console import Console
-from rich.table import Table
 from safetensors import safe_open
 from safetensors.torch import save_file
 
 from msa_lite.io.weights.checkpoint import TensorEntry
 from msa_lite.io.weights.quantised_forms import Scaled
+from tests.benchmarks.bench_merge import (
+    BLOCK,
+    Tool,
+    model_bytes,
+    settle,
+    time_tool,
+    write_adapter,
+    write_checkpoint,
+)
+from tests.benchmarks.paired import machine, print_table
 
 FORMS = ("bf16", "fp8 blocks", "fp8 rows", "nvfp4", "mxfp4", "nf4")
 BLOCKS = {"quant_method": "fp8", "weight_block_size": [128, 128]}
@@ -90,8 +96,8 @@ def write_form(plain: Path, folder: Path, form: str) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps(index | {"weight_map": places}))
 
 
-def measure(form: str, work: Path, shape: str, repeats: int) -> list[str]:
-    """One line of the table."""
+def measure(form: str, work: Path, shape: str, repeats: int) -> None:
+    """Print the table of a form, and how much of the update is left."""
     target, out, size = work / form, work / "out", model_bytes(shape)
     if form != "bf16":
         write_form(work / "bf16", target, form)
@@ -106,14 +112,11 @@ def measure(form: str, work: Path, shape: str, repeats: int) -> list[str]:
             settle(work)
             runs[name].append(time_tool(tool, work))
     total = json.loads((out / "manifest.json").read_text())["fidelity"]["total"]
-    ratios = [merge["wall"] / copy["wall"] for copy, merge in zip(runs["cp"], runs["merge"], strict=True)]
     gigabytes = sum(path.stat().st_size for path in target.glob("*.safetensors")) / 1e9
     if form != "bf16":
         shutil.rmtree(target)
-    times = [f"{statistics.median(run['wall'] for run in runs[name]):.1f}" for name in tools]
-    peak = f"{max(run['peak'] for run in runs['merge']):.0f}"
-    shares = [f"{total[key]:.1%}" for key in ("kept", "rounding_loss")]
-    return [form, f"{gigabytes:.2f}", *times, f"{statistics.median(ratios):.2f}", peak, *shares]
+    print(f"\n{form}, {gigabytes:.2f} GB: {total['kept']:.1%} kept, {total['rounding_loss']:.1%} cut")
+    print_table(runs, "cp", "wall", ("wall", "cpu", "peak"))
 
 
 def main() -> None:
@@ -128,10 +131,9 @@ def main() -> None:
         write_checkpoint(work / "bf16", arguments.shape, pool)
         for seed, vector in enumerate(("forget", "retain"), 1):
             write_adapter(work / vector, arguments.shape, seed)
-        table = Table("form", "GB", "cp s", "merge s", "÷ cp", "peak MiB", "kept", "cut", title=describe_machine(work))
+        print(machine())
         for form in FORMS:
-            table.add_row(*measure(form, work, arguments.shape, arguments.repeats))
-    Console(width=120).print(table)
+            measure(form, work, arguments.shape, arguments.repeats)
 
 
 if __name__ == "__main__":

@@ -10,8 +10,8 @@ from tests.tools.count import code_lines, inner_arrows, totals
 CEILING = {
     "lines of the package": 34_440,
     "modules": 305,
-    "lines of the tests": 43_703,
-    "words of the docs": 49_642,
+    "lines of the tests": 43_347,
+    "words of the docs": 49_646,
     "commands": 24,
     "options": 108,
     "keys of a recipe": 85,
