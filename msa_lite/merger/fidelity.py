@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
@@ -108,17 +108,17 @@ def cosine(product: float, square_a: float, square_b: float) -> float | None:
     return max(-1.0, min(1.0, product / (math.sqrt(square_a) * math.sqrt(square_b))))
 
 
-def total(changes: Mapping[str, Change]) -> Change:
+def total(changes: Iterable[Change]) -> Change:
     """Return the sums over all tensors."""
     result = Change()
-    for change in changes.values():
+    for change in changes:
         result.add(change)
     return result
 
 
 def fidelity_report(changes: Mapping[str, Change]) -> dict[str, Any]:
     """Return the manifest's report: figures in total and for each tensor that a vector touches."""
-    return json_form({"total": total(changes), "tensors": dict(sorted(changes.items()))})
+    return json_form({"total": total(changes.values()), "tensors": dict(sorted(changes.items()))})
 
 
 def warnings(change: Change, dtype: str, stochastic: bool, codes: bool = False) -> list[str]:

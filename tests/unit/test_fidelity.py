@@ -93,7 +93,7 @@ def test_sums_add_up_and_survive_json(parts: list[list[float]]) -> None:
         f"t{number}": Change(number, 1, *values[:5], dict(zip(("forget", "retain"), values[5:], strict=True)))
         for number, values in enumerate(parts)
     }
-    whole = total(changes)
+    whole = total(changes.values())
     assert whole.weights == sum(range(len(parts)))
     assert list(sums(whole).values())[2:] == pytest.approx([sum(v[i] for v in parts) for i in range(7 if parts else 5)])
     again = {name: Change(**json.loads(json.dumps(asdict(change)))) for name, change in changes.items()}

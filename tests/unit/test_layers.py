@@ -96,7 +96,7 @@ FOLDERS = {
         "vectors": set[str](),
         "checks": {"fidelity", "formula", "vectors"},
         "filtering": {"checks", "formula", "vectors"},
-        "mergekit": {"checks", "formula", "vectors"},
+        "mergekit": {"checks", "fidelity", "formula", "vectors"},
         "stream": {"checks", "fidelity", "formula", "mergekit", "vectors"},
         "adapters": {"checks", "formula", "vectors"},
     },

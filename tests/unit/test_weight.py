@@ -8,9 +8,9 @@ from tests.tools.count import code_lines, inner_arrows, totals
 
 # Today's totals. Lower one whenever it falls. Raising one is a decision: CONTRIBUTING lists each, with its reason.
 CEILING = {
-    "lines of the package": 34_440,
+    "lines of the package": 34_401,
     "modules": 305,
-    "lines of the tests": 43_347,
+    "lines of the tests": 43_343,
     "words of the docs": 49_646,
     "commands": 24,
     "options": 108,

@@ -23,7 +23,7 @@ from threadpoolctl import threadpool_limits
 from msa_lite.errors import MismatchError, UsageError
 from msa_lite.io.console.progress import Progress, readable, silent
 from msa_lite.io.files.reading import read_object
-from msa_lite.io.files.writing import check_space, json_form, write_json
+from msa_lite.io.files.writing import check_space, write_json
 from msa_lite.io.weights.adapter import ADAPTER_CONFIG, ADAPTER_FILE
 from msa_lite.io.weights.blocks import Files
 from msa_lite.io.weights.hub import Source
@@ -51,7 +51,7 @@ class MergedAdapter:
     truncation_loss: float
     """The share of the update that truncation to `max_rank` lost."""
     interference: Sequence[dict[str, Any]] = ()
-    """The interference of the vectors of several requests, pair by pair, in JSON form."""
+    """The interference of the vectors of several requests, pair by pair."""
 
     json_keys: ClassVar = {"out": "folder", "**": "change", "interference?": "interference"}
     notes: ClassVar[tuple[str, ...]] = ()  # nothing is rounded
@@ -131,7 +131,7 @@ def merge_terms_to_adapter(
     checked.check_factors()
     for line in checked.tell_forms(writes=False):
         logger.info("%s", line)
-    pairs = json_form(tell_interference(checked, max_memory, compare))
+    pairs = tell_interference(checked, compare)
     with inputs.stage(needed) as (partial, facts, hashes):
         outside = _lost_outside(checked, left_out)
         hashes[ADAPTER_FILE], loss, kept = _write_factors(modules, outside, partial / ADAPTER_FILE, progress)

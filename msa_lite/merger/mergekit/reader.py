@@ -7,7 +7,6 @@ always computes in fp32 or better and rounds once, so `dtype` only says how the 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -21,22 +20,8 @@ from msa_lite.merger.formula import Term, number_terms
 from msa_lite.merger.mergekit.recipes import ListedModel, MergeRequest, Reference
 
 _MOST = 64  # models that are listed; one request has four, others two more each, and some may be listed at weight 0
-_SHOWN = 16  # faults for which the nearest key is looked up: the search takes time, and no more are shown
+_HINTED = 16  # faults for which the nearest key is looked up: the search takes time, and no more are shown
 _TOLERANCE = 1e-9  # of coefficients: sums of weights that cancel on paper
-_NO_NUMBER = "must be one number (no gradient or filter)"
-_TEXTS = {
-    "extra_forbidden": "not handled",
-    "invalid_key": "not handled",
-    "missing": "missing",
-    "too_short": "missing",
-    "too_long": f"at most {_MOST}",
-    "model_type": "must be a mapping",
-    "list_type": "must be a list of models",
-    "bool_type": "must be true or false",
-    "float_type": _NO_NUMBER,
-    "float_parsing": _NO_NUMBER,
-    "finite_number": _NO_NUMBER,
-}  # faults by pydantic's types
 _Sum = dict[ListedModel, float]
 
 
@@ -174,44 +159,48 @@ def read_recipe(path: Path) -> MergeRequest:
     if not isinstance(document, dict):
         raise UsageError(f"{path}: a mergekit recipe is a mapping of keys; got {type(document).__name__}")
     try:
-        result = _request(_MergekitRecipe.model_validate(document))
+        return _request(_MergekitRecipe.model_validate(document))
     except ValidationError as error:
-        result = _explain(error)
-    if isinstance(result, MergeRequest):
-        return result
+        faults = _explain(error)
+    except _NotMsaError as error:
+        faults = list(error.args)
     headline = f"{path}: not a merge that msa-lite can do; mend it, or run it with mergekit-yaml:"
-    raise UsageError(join_faults(headline, result))
+    raise UsageError(join_faults(headline, faults))
 
 
 def _explain(error: ValidationError) -> list[str]:
-    """Return the faults of single keys, unknown keys first."""
+    """Return the faults of single keys."""
     lines: list[str] = []
-    for fault in sorted(error.errors(), key=lambda fault: _TEXTS.get(fault["type"]) != "not handled"):
-        text = _TEXTS.get(fault["type"]) or fault["msg"].removeprefix("Value error, ").replace("Input should", "must")
-        hint = ""
-        if text == "not handled" and len(lines) < _SHOWN:
-            hint = nearest(str(fault["loc"][-1]), _KNOWN_KEYS)
-        elif fault["type"] == "literal_error":
-            hint = nearest(str(fault["input"]), re.findall(r"'(\w+)'", fault["ctx"]["expected"]))
-        value = "" if text in ("not handled", "missing") else f"; got {fault['input']!r}"
-        lines.append(f"{'.'.join(map(str, fault['loc']))}: {text}{value}{hint}")
+    for fault in error.errors():
+        text = fault["msg"].removeprefix("Value error, ").replace("Input should", "must")
+        text = f"{text}; got {fault['input']!r}"
+        if fault["type"] == "missing":
+            text = "missing"
+        elif fault["type"] == "extra_forbidden":
+            text = "not handled" + (nearest(str(fault["loc"][-1]), _KNOWN_KEYS) if len(lines) < _HINTED else "")
+        lines.append(f"{'.'.join(map(str, fault['loc']))}: {text}")
     return lines
 
 
-def _request(recipe: _MergekitRecipe) -> MergeRequest | list[str]:
-    """Return the merge of a recipe, or its faults: keys that do not fit each other, or a sum that is not MSA."""
+class _NotMsaError(Exception):
+    """The faults of a recipe whose keys do not fit each other, or whose sum is not MSA."""
+
+
+def _request(recipe: _MergekitRecipe) -> MergeRequest:
     if faults := [*recipe.faults()]:
-        return faults
+        raise _NotMsaError(*faults)
     total = _expand(recipe.base_model if recipe.moves_base else None, recipe.scaled)
     if not math.isfinite(sum(map(abs, total.values()))):
-        return ["models: weights that are too large to be added up"]
-    if request := _name_models(total, recipe):
-        if recipe.keeper not in (None, request.target):
-            return [f"tokenizer_source: the result gets the tokenizer of the target {request.target}; leave it out"]
-        return replace(request, dtype=recipe.out_dtype or recipe.dtype or "same")
-    terms = " + ".join(f"{c:g} × {model}" for model, c in total.items() if abs(c) > _TOLERANCE)
-    form = "1 × target, vectors subtracted and added, and full checkpoints that add up to 1"
-    return [f"models: computes {terms.replace('+ -', '− ') or 'nothing'}; MSA is {form}"]
+        raise _NotMsaError("models: weights that are too large to be added up")
+    request = _name_models(total, recipe)
+    if request is None:
+        terms = " + ".join(f"{c:g} × {model}" for model, c in total.items() if abs(c) > _TOLERANCE)
+        form = "1 × target, vectors subtracted and added, and full checkpoints that add up to 1"
+        raise _NotMsaError(f"models: computes {terms.replace('+ -', '− ') or 'nothing'}; MSA is {form}")
+    if recipe.keeper not in (None, request.target):
+        fault = f"the result gets the tokenizer of the target {request.target}; leave it out"
+        raise _NotMsaError(f"tokenizer_source: {fault}")
+    return replace(request, dtype=recipe.out_dtype or recipe.dtype or "same")
 
 
 def _expand(base: ListedModel | None, models: _Sum) -> _Sum:

@@ -11,7 +11,7 @@ import logging
 import math
 import tempfile
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import metadata
@@ -23,7 +23,7 @@ import numpy as np
 from msa_lite.errors import FormatError, MismatchError, MsaError, StageError, UsageError, clip, discarded, join_faults
 from msa_lite.io.console.libraries import require, without_bars
 from msa_lite.io.console.progress import Progress, notices, silent
-from msa_lite.io.files.reading import printable
+from msa_lite.io.files.reading import YAML_LIMIT, read_text
 from msa_lite.io.files.writing import check_space, digest, output_path, write_text
 from msa_lite.io.finished.manifest import check_free
 from msa_lite.io.finished.seal import MERGEKIT_FILE
@@ -42,6 +42,7 @@ from msa_lite.io.weights.hub import Source, fetch, has_tokenizer, tokenizer_file
 from msa_lite.io.weights.quantised import name_form
 from msa_lite.merger.checks.inputs import Inputs, find_inputs
 from msa_lite.merger.checks.memory import blocks_of
+from msa_lite.merger.fidelity import Change, measure, total
 from msa_lite.merger.formula import Term, number_terms
 from msa_lite.merger.mergekit.reader import read_recipe
 from msa_lite.merger.mergekit.recipes import MergeRequest, Reference
@@ -100,7 +101,7 @@ def merge_with_mergekit(
     text, config = parse_recipe(recipe)
     roles = find_roles(recipe, config)
     check_free(output_path(out), "model")  # before anything is fetched
-    sources = {name: fetch(name, by_content=False) for name in dict.fromkeys(map(str, model_paths(config)))}
+    sources = {name: fetch(name, by_content=False) for name in model_names(config)}
     options = {"with": "mergekit", "recipe": digest(text), "seed": seed, "version": metadata.version("mergekit")}
     terms = [term.with_vector(sources[str(term.vector)]) for term in roles.terms]
     prior = sources[str(roles.prior)] if roles.prior else None
@@ -115,7 +116,7 @@ def merge_with_mergekit(
     with inputs.stage(needed) as (partial, facts, _):
         progress("merge", 0, 1)
         try:
-            _run(pinned(config, sources), partial, seed)
+            _run(_pinned(config, sources), partial, seed)
             _add_companions(config, checkpoint, partial)
             merged = _measure(checkpoint, load_checkpoint(partial), inputs.out, config.merge_method)
         except MsaError as error:
@@ -199,24 +200,21 @@ def _measure(target: Checkpoint, result: Checkpoint, out: Path, method: str) -> 
     if resized := [f"{name} {before} → {after}" for name, before, after in both if before != after]:
         told = clip(", ".join(resized), _SHOWN)
         logger.warning("by the recipe's tokenizer, mergekit changed the rows for tokens: %s", told)
-    files, touched, changed, tensors, moved, whole = Files(), 0, 0, 0, 0.0, 0.0
+    files, changes = Files(), list[Change]()
     for name, entry in target.tensors.items():
-        other, count, norms = theirs.get(name), 0, np.zeros(2)
+        other, change = theirs.get(name), Change()
         if other is None or not (entry.is_float and other.is_float) or other.shape != entry.shape:
             continue
         for start, stop in blocks_of(entry):
             before, after = (read_rows(files, e, start, stop).astype(np.float64) for e in (entry, other))
             if not np.isfinite(after).all():
                 raise MismatchError(f"{out}: {name}: mergekit's result holds NaN or infinities")
-            count += int(np.count_nonzero(before != after))
-            norms += np.square(after - before).sum(), np.square(before).sum()
-        if count:
-            touched, changed, tensors = touched + before.shape[1] * entry.matrix_shape[0], changed + count, tensors + 1
-            moved, whole = moved + norms[0], whole + norms[1]
-    if not changed:
+            change.add(measure(before, after - before, after, np.empty(before.shape, bool)))
+        changes += [change] if change.changed else []
+    if not changes:
         raise MismatchError(f"{out}: mergekit changed no weight of the target; is every weight of the recipe 0?")
-    size = float(np.sqrt(moved / whole)) if whole else None
-    return MergedByMergekit(out, method, touched, changed, tensors, size)
+    whole = total(changes)
+    return MergedByMergekit(out, method, whole.weights, whole.changed, len(changes), whole.relative_size)
 
 
 # The models of a recipe of any method, in the roles that a manifest knows
@@ -246,12 +244,10 @@ def parse_recipe(recipe: Path) -> tuple[str, Any]:
     with quiet():  # what mergekit loads has something to say
         from mergekit.config import MergeConfiguration
 
+    text = read_text(recipe, YAML_LIMIT, UsageError)
     try:
-        text = recipe.read_text(encoding="utf-8")
         document = yaml.safe_load(text)
         config = MergeConfiguration.model_validate(document)
-    except (OSError, UnicodeError) as error:
-        raise UsageError(f"{printable(recipe)}: cannot be read ({error})") from error
     except Exception as error:  # pydantic's, YAML's, and its own
         lines = [line.strip() for line in str(error).splitlines() if line.strip() and "errors.pydantic" not in line]
         raise UsageError(join_faults(f"{recipe}: mergekit refuses this recipe:", lines)) from error
@@ -262,33 +258,39 @@ def parse_recipe(recipe: Path) -> tuple[str, Any]:
     return text, config
 
 
-def model_paths(value: Any) -> Iterator[Any]:
-    """Yield the models and adapters that a recipe names, wherever it does, as mergekit's ModelPath."""
+def replace_paths(value: Any, new_path: Callable[[Any], Any]) -> Any:
+    """Return mergekit's form of a recipe, or a part of it, with each model and adapter (ModelPath) replaced."""
     from mergekit.common import ModelPath
     from pydantic import BaseModel
 
-    if isinstance(value, ModelPath):
-        yield value
-    elif isinstance(value, BaseModel):
-        for name in type(value).model_fields:
-            yield from model_paths(getattr(value, name))
-    elif isinstance(value, Mapping | list | tuple):
-        for item in value.values() if isinstance(value, Mapping) else value:
-            yield from model_paths(item)
+    def replaced(part: Any) -> Any:
+        if isinstance(part, ModelPath):
+            return new_path(part)
+        if isinstance(part, BaseModel):
+            return part.model_copy(update={name: replaced(getattr(part, name)) for name in type(part).model_fields})
+        if isinstance(part, Mapping):
+            return {key: replaced(item) for key, item in part.items()}
+        return type(part)(map(replaced, part)) if isinstance(part, list | tuple) else part
+
+    return replaced(value)
 
 
-def pinned(value: Any, sources: Mapping[str, Source]) -> Any:
+def model_names(config: Any) -> list[str]:
+    """Return the models and adapters that a recipe names, wherever it does."""
+    names: dict[str, None] = {}
+
+    def note(path: Any) -> Any:
+        names[str(path)] = None
+        return path
+
+    replace_paths(config, note)
+    return list(names)
+
+
+def _pinned(config: Any, sources: Mapping[str, Source]) -> Any:
     """Return a recipe that names the folders of its models, in the place of repositories."""
-    from mergekit.common import ModelPath
-    from pydantic import BaseModel
-
-    if isinstance(value, ModelPath):
-        return ModelPath.model_validate({"path": str(sources[str(value)].folder.absolute())})
-    if isinstance(value, BaseModel):
-        return value.model_copy(update={n: pinned(getattr(value, n), sources) for n in type(value).model_fields})
-    if isinstance(value, Mapping):
-        return {key: pinned(item, sources) for key, item in value.items()}
-    return type(value)(pinned(item, sources) for item in value) if isinstance(value, list | tuple) else value
+    folders = {name: {"path": str(source.folder.absolute())} for name, source in sources.items()}
+    return replace_paths(config, lambda path: type(path).model_validate(folders[str(path)]))
 
 
 def _listed(config: Any) -> Iterator[tuple[Any, dict[str, Any]]]:
@@ -325,7 +327,7 @@ def find_roles(recipe: Path, config: Any) -> MergeRequest:
         roles = MergeRequest(Reference(target), number_terms(vectors), Reference(prior) if prior else None)
         faults += [] if vectors else ["names no model besides its base, so that nothing would change"]
     known = {str(name) for name in (roles.target, roles.prior, *(term.vector for term in roles.terms)) if name}
-    if strange := [name for name in dict.fromkeys(map(str, model_paths(config))) if name not in known and not faults]:
+    if strange := [name for name in model_names(config) if name not in known and not faults]:
         faults.append(
             f"{', '.join(strange)}: neither the base, nor merged, nor the one model under the adapters; leave it out, "
             "or run the recipe with mergekit-yaml"

@@ -21,7 +21,7 @@ from threadpoolctl import threadpool_limits
 from msa_lite.errors import FormatError, MismatchError, MsaError, discarded
 from msa_lite.io.console.progress import Progress, notices, silent
 from msa_lite.io.files.reading import parse_json, read_bytes
-from msa_lite.io.files.writing import check_space, digest, hash_file, json_form, write_text
+from msa_lite.io.files.writing import check_space, digest, hash_file, write_text
 from msa_lite.io.finished.manifest import partial_folder
 from msa_lite.io.finished.seal import JOURNAL, MERGEKIT_FILE
 from msa_lite.io.weights.companions import tell_companions
@@ -66,7 +66,7 @@ class Merged:
     notes: tuple[str, ...] = ()
     """Warnings for the user, one sentence each."""
     interference: Sequence[dict[str, Any]] = ()
-    """The interference of the vectors of several requests, pair by pair, in JSON form."""
+    """The interference of the vectors of several requests, pair by pair."""
     json_keys: ClassVar = {"out": "folder", "**": "change", "interference?": "interference"}
 
     @property
@@ -147,13 +147,12 @@ def merge_terms(
     max_memory: str | int = MAX_MEMORY,
     threads: int | None = None,
     replace: bool = False,
-    compare: bool | Collection[Path] = True,
+    compare: Collection[Path] | None = None,
     progress: Progress = silent,
 ) -> Merged:
     """Write θ_D + Σ weight · vector to `out`, as `merge` does, for the terms of MSA or of a baseline.
 
-    compare: tell first how far the vectors of several requests interfere; with folders, only how far each of these
-    vectors does with all others.
+    compare: folders of vectors, to tell only how far each of these interferes with all others.
     """
     parse_size(max_memory)
     options = precision.record | ({"untie": True} if untie else {})
@@ -164,8 +163,7 @@ def merge_terms(
         return Merged(inputs.out, **change, interference=pairs)
     checked = check_merge(inputs.target, inputs.terms, inputs.prior, precision, untie)
     bounds, recipe = find_bounds(checked, max_memory, threads), recipe_beside(checked, inputs.sources)
-    folders = None if isinstance(compare, bool) else compare
-    pairs = [] if compare is False else json_form(tell_interference(checked, max_memory, folders))
+    pairs = tell_interference(checked, compare)
     needed = checked.output_bytes
     check_space(inputs.out, needed - _bytes_done(inputs.out))
     for line in tell_companions(checked.target):
@@ -272,7 +270,7 @@ class _Journal:
 
 def _summary(checked: CheckedMerge, out: Path, changes: dict[str, Change]) -> Merged:
     """Return the totals. Raise MismatchError when a vector is zero or nothing changed; the partial folder then goes."""
-    change, stored, terms = total(changes), checked.precision.stored, checked.terms
+    change, stored, terms = total(changes.values()), checked.precision.stored, checked.terms
     idle = [term.name for term in terms if not change.vectors.get(term.name)]
     if idle:
         names = " and the ".join(idle)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -96,7 +96,7 @@ def merge_vectors(run: Run, terms: Terms, progress: Progress) -> Merged | Merged
             compare=_own_folders(run, terms),
             progress=progress,
         )
-    return _merge_model(run, run.folder / "model", terms, progress)
+    return _merge_model(run, run.folder / "model", terms, progress, _own_folders(run, terms))
 
 
 def merge_candidate(run: Run, terms: Terms) -> Any:
@@ -109,7 +109,7 @@ def merge_candidate(run: Run, terms: Terms) -> Any:
     folder = run.folder / "candidate"
     with FileLock(run.folder / ".candidate.lock"):
         shutil.rmtree(folder, ignore_errors=True)  # what a kill may have left
-        _merge_model(run, folder, terms, silent, compare=False)
+        _merge_model(run, folder, terms, silent, compare=())
         try:
             return load_model(folder)
         finally:
@@ -143,7 +143,7 @@ def recipe_precision(recipe: Recipe) -> Precision:
     return Precision(recipe.merge.dtype, recipe.merge.rounding, recipe.seed)
 
 
-def _merge_model(run: Run, folder: Path, terms: Terms, progress: Progress, compare: bool = True) -> Merged:
+def _merge_model(run: Run, folder: Path, terms: Terms, progress: Progress, compare: Collection[Path]) -> Merged:
     return merge_terms(
         run.sources["target"],
         folder,
@@ -151,7 +151,7 @@ def _merge_model(run: Run, folder: Path, terms: Terms, progress: Progress, compa
         run.sources["prior"],
         merge_precision(run),
         replace=True,
-        compare=_own_folders(run, terms) if compare else False,
+        compare=compare,
         progress=progress,
     )
 

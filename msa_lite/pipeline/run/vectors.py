@@ -85,7 +85,7 @@ def _start_stage(context: Context) -> Stage:
 
     def make(progress: Progress) -> None:
         prior = context.run.sources["prior"]
-        merge_terms(prior, folder, terms(), prior, Precision(), replace=True, compare=False, progress=progress)
+        merge_terms(prior, folder, terms(), prior, Precision(), replace=True, compare=(), progress=progress)
 
     def inputs() -> dict[str, Any]:
         prior = context.run.sources["prior"]
