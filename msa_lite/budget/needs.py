@@ -124,10 +124,8 @@ def fit_need(shape: Shape, case: FitCase, rung: Rung, accumulates: bool = True) 
 
 def static_bytes(shape: Shape, case: FitCase, rung: Rung) -> dict[str, int]:
     """Return the bytes that a fit holds all the time: weights, adapters, gradients and the optimiser's states."""
-    if case.mode == "full":
-        trained, weights = shape.weights, 4.0 * shape.weights
-    else:
-        trained = sum(linear.adapter(case.rank) for linear in shape.adapted(case.targets))
+    trained, weights = shape.trained(case.mode, case.rank, case.targets), 4.0 * shape.weights
+    if case.mode != "full":
         width, layers, head = _frozen_bytes(shape, case)
         embedding = 0.0 if rung.embedding_on_cpu else width * shape.embedding
         layers *= 2 / shape.layers if rung.layers_streamed else 1  # one computes, the next one comes

@@ -12,6 +12,7 @@ from msa_lite.budget.speed import Device
 from msa_lite.io.console.progress import about, readable
 from msa_lite.report.tables.formats import Cell, Section, TextTable
 
+CHECKS = "the checks"  # the name of all checks of a run
 MARGIN = 0.05  # the error of a prediction that a refusal allows for
 _CERTAIN = ("weights", "adapters", "gradients", "optimizer")  # the parts that follow from headers alone
 
@@ -26,8 +27,8 @@ class StageCost:
 
     name: str
     """"the fit of the forget vector", "the sweep", …"""
-    kind: Literal["make", "checks", "goal", "fit", "moments", "filter", "sweep", "merge", "scores"]
-    """goal: the target's loss, which open-ended fits are to reach."""
+    kind: str
+    """"fit", "merge", "scores", "checks", …"""
     need: Need
     """Memory at the peak: of the host for a filter or merge, else of the device."""
     seconds: float | None = None
@@ -40,18 +41,15 @@ class StageCost:
     """Bytes that it writes, by what they hold."""
     while_running: Mapping[str, int] = field(default_factory=dict)
     """Bytes that it writes and removes at its end."""
+    place: Literal["device", "host"] = "device"
+    """The place where it runs."""
 
     @property
     def on_device(self) -> bool:
         """Check whether its memory on the device counts: a check takes no more than scores, and is no reason against a
         run without any.
         """
-        return self.place == "device" and self.kind != "checks"
-
-    @property
-    def place(self) -> str:
-        """Return where it runs: "device" or "host"."""
-        return "host" if self.kind in ("make", "filter", "merge") else "device"
+        return self.place == "device" and self.name != CHECKS
 
 
 def sum_seconds(*seconds: float | None) -> float | None:

@@ -114,6 +114,10 @@ class Shape:
         """Return the bytes of a weight as it is stored, on average."""
         return self.stored / self.weights
 
+    def trained(self, mode: str, rank: int, targets: str | Iterable[str]) -> int:
+        """Return the number of weights that a fit trains: all in full mode, else those of adapters of this rank."""
+        return self.weights if mode == "full" else sum(linear.adapter(rank) for linear in self.adapted(targets))
+
     def adapted(self, targets: str | Iterable[str]) -> list[Linear]:
         """Return the linear layers that get an adapter. targets: "all-linear", a regular expression, or names."""
         if isinstance(targets, str):

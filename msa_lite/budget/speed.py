@@ -58,18 +58,14 @@ def this_device() -> Device:
     return find_gpu() or Device("CPU", host_memory() or 1 << 62, is_gpu=False)
 
 
-# Dense 16-bit tensor operations a second and bytes a second, by a part of the name, as the makers state them.
-_GPUS = (
-    ("B200", 2.25e15, 8.0e12), ("H200", 9.9e14, 4.8e12), ("H100", 9.9e14, 3.35e12), ("A100", 3.12e14, 2.0e12),
-    ("L40S", 3.6e14, 8.6e11), ("L4", 1.2e14, 3.0e11), ("A10", 1.25e14, 6.0e11), ("A6000", 1.55e14, 7.7e11),
-    ("5090", 2.1e14, 1.8e12), ("4090", 1.65e14, 1.0e12), ("4080", 0.97e14, 7.2e11), ("4070", 0.58e14, 5.0e11),
-    ("4060", 0.3e14, 2.7e11), ("3090", 0.71e14, 9.4e11), ("3080", 0.6e14, 7.6e11), ("3070", 0.41e14, 4.5e11),
-    ("3060", 0.26e14, 3.6e11), ("V100", 1.25e14, 9.0e11), ("T4", 0.65e14, 3.2e11), ("2080", 0.54e14, 4.5e11),
-)  # fmt: skip
-_OTHER = (0.3e14, 3.0e11)  # a GPU that the table lacks: like a small one of 2021
-_CPU_BYTES = 2.0e10  # bytes a second from the memory of a host with two channels
+# Dense 16-bit tensor operations a second, by a part of the name, as the makers state them.
+_GPUS = {
+    "B200": 2.25e15, "H200": 9.9e14, "H100": 9.9e14, "A100": 3.12e14, "L40S": 3.6e14, "L4": 1.2e14, "A10": 1.25e14,
+    "A6000": 1.55e14, "5090": 2.1e14, "4090": 1.65e14, "4080": 0.97e14, "4070": 0.58e14, "4060": 0.3e14,
+    "3090": 0.71e14, "3080": 0.6e14, "3070": 0.41e14, "3060": 0.26e14, "V100": 1.25e14, "T4": 0.65e14, "2080": 0.54e14,
+}  # fmt: skip
+_OTHER = 0.3e14  # a GPU that the table lacks: like a small one of 2021
 _REACHED = 0.35  # the share of these operations that training reaches with these sizes
-_STREAMED = 0.5  # the share of these bytes a second that decoding reaches
 _LAYER = 0.003  # seconds of a layer's forward and backward pass on a GPU, however few its rows
 _SIDE, _PRODUCT = 1024, 0.5  # rows and columns of the matrices that a CPU multiplies, and for how many seconds
 _HOST = 8e10  # operations a second of a few cores in fp64
@@ -79,24 +75,10 @@ _SAVED = 5e8  # bytes a second that files are written at, hashes included
 _BUS = 1.2e10  # bytes a second from locked RAM to a GPU: PCIe 3.0 × 16, or 4.0 × 8
 
 
-@dataclass(frozen=True)
-class Speed:
-    """The speed of a device."""
-
-    operations: float
-    """Per second, as reached."""
-    nbytes: float
-    """Bytes per second, as reached."""
-    layer: float = 0.0
-    """Seconds that a layer's forward and backward pass takes beside its operations."""
-
-
-def speed_of(device: Device) -> Speed:
-    """Return the speed of a GPU by its name; that of a CPU is measured in half a second."""
-    if not device.is_gpu:
-        return Speed(_product_speed() * _REACHED, _CPU_BYTES * _STREAMED)
-    operations, nbytes = next((row[1:] for row in _GPUS if row[0] in device.name), _OTHER)
-    return Speed(operations * _REACHED, nbytes * _STREAMED, _LAYER)
+def speed_of(device: Device) -> float:
+    """Return the operations a second that a device reaches: a GPU by its name, a CPU measured in half a second."""
+    stated = (speed for name, speed in _GPUS.items() if name in device.name)
+    return _REACHED * (next(stated, _OTHER) if device.is_gpu else _product_speed())
 
 
 @cache
@@ -119,8 +101,8 @@ class Machine:
     """The device that tunes and scores."""
     processes: int = 1
     """Those that share a fit of all weights."""
-    speed: Speed | None = None
-    """None where only memory and disk are wanted."""
+    speed: float | None = None
+    """Operations a second, as reached; None where only memory and disk are wanted."""
 
     @property
     def host(self) -> int | None:
@@ -132,23 +114,22 @@ class Machine:
         shape: Shape,
         operations: float = 0.0,
         *,
-        memory: float = 0.0,
         host: float = 0.0,
         disk: float = 0.0,
         bus: float = 0.0,
         passes: float = 0.0,
         loads: int = 1,
     ) -> float | None:
-        """Return the seconds of a stage that loads a model and then does so many operations; None without a speed.
+        """Return the rough time of a stage that loads a model and does so many operations; None without a speed.
 
-        memory, disk, bus: bytes that the device reads from its memory, that are written to files, that come from RAM.
-        host: operations of the host in fp64. passes: forward and backward. loads: the models that are loaded.
+        host: operations of the host in fp64. disk, bus: bytes that are written to files, and that come from RAM.
+        passes: forward and backward. loads: the models that are loaded.
         """
         if self.speed is None:
             return None
-        begin = loads * (_BEGIN + shape.stored / _LOADED) + passes * shape.layers * self.speed.layer
-        computed = operations / self.speed.operations + host / _HOST
-        return begin + computed + memory / self.speed.nbytes + disk / _SAVED + bus / _BUS
+        begin = loads * (_BEGIN + shape.stored / _LOADED)
+        layers = passes * shape.layers * _LAYER if self.device.is_gpu else 0.0
+        return begin + layers + operations / self.speed + host / _HOST + disk / _SAVED + bus / _BUS
 
 
 def token_operations(mode: str, checkpointing: bool) -> float:

@@ -194,7 +194,6 @@ def seconds(name: str, *, is_gpu: bool = True, **work: float) -> float:
 def test_time_follows_work_and_device() -> None:
     assert seconds("NVIDIA H100", operations=2e15) == pytest.approx(2 * seconds("NVIDIA H100", operations=1e15))
     assert seconds("NVIDIA H100", operations=1e15) < seconds("Some GPU", operations=1e15) / 20
-    assert seconds("NVIDIA H100", memory=1e12) < seconds("Some GPU", memory=1e12)
     assert seconds("NVIDIA H100", passes=5) > 0 == seconds("CPU", is_gpu=False, passes=5)
     assert seconds("Some GPU", bus=1e12) == seconds("NVIDIA H100", bus=1e12) > 60
     assert Machine(Device("NVIDIA H100", 1)).seconds(shape_of(SMALL)) is None, "only memory is wanted"
@@ -204,7 +203,7 @@ def test_time_follows_work_and_device() -> None:
 
 def test_the_speed_of_a_cpu_is_measured() -> None:
     cpu = Device("CPU", 1, is_gpu=False)
-    assert 1e8 < speed_of(cpu).operations < speed_of(Device("NVIDIA H100", 1)).operations / 10
+    assert 1e8 < speed_of(cpu) < speed_of(Device("NVIDIA H100", 1)) / 10
     assert speed_of(cpu) == speed_of(cpu), "once a process"
 
 

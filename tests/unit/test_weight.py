@@ -8,10 +8,10 @@ from tests.tools.count import code_lines, inner_arrows, totals
 
 # Today's totals. Lower one whenever it falls. Raising one is a decision: CONTRIBUTING lists each, with its reason.
 CEILING = {
-    "lines of the package": 34_401,
+    "lines of the package": 34_314,
     "modules": 305,
-    "lines of the tests": 43_343,
-    "words of the docs": 49_646,
+    "lines of the tests": 43_342,
+    "words of the docs": 49_651,
     "commands": 24,
     "options": 108,
     "keys of a recipe": 85,

@@ -186,23 +186,16 @@ def fit_costs(
     layers, parameters = facts.shapes["prior"].layers, settings[number].parameters
     used = min(1.0, (int(parameters.get("layer", layers)) + 1) / layers)
     reference = used if METHODS[method].runs_reference(parameters) else 0.0
-    more = METHODS[method].more_passes(parameters, _tokens_per_row(facts))
+    more = METHODS[method].more_passes(parameters, facts.retain_ratio)
     fixed = {"hold": 0.0, "epochs": epochs_of(recipe)}  # a baseline knows neither a hold nor an open end
     fitted = recipe.model_copy(update={"vector": recipe.vector.model_copy(update=fixed)})
     (cost,) = vector_costs(fitted, "forget", facts, machine, reference, more)
     size, files = cost.disk["vectors"], dict(cost.while_running)
-    if "validation" in facts.asked:
+    if facts.questions:
         (scores,) = candidates_costs(recipe, epochs_of(recipe) * len(scales_of(recipe)), facts, machine)
         cost = replace(cost, seconds=sum_seconds(cost.seconds, scores.seconds))
         files["epochs that are compared"] = size * (min(1, number) + min(1, epochs_of(recipe) - 1))
     return [replace(cost, disk={"vectors": size} if number == 0 else {}, while_running=files)]
-
-
-def _tokens_per_row(facts: Facts) -> float:
-    """Return the tokens of a retain row for each token of a forget row; 1 where they are not known."""
-    sets = [facts.rows.get(name) for name in ("retain", "forget")]
-    per_row = [size.tokens / size.count for size in sets if size and size.count]
-    return per_row[0] / per_row[1] if len(per_row) == 2 else 1.0
 
 
 def scored_epochs(folder: Path) -> list[int]:

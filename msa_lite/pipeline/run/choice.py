@@ -25,7 +25,7 @@ from msa_lite.pipeline.run.filtering import filter_identity
 from msa_lite.pipeline.run.merge import LoadedTarget, merge_identity, run_terms
 from msa_lite.pipeline.run.scores import score_model, score_stage, scores_folder, validation_of
 from msa_lite.pipeline.run.vectors import tracking_of
-from msa_lite.pipeline.stages.costs import choice_costs
+from msa_lite.pipeline.stages.costs import candidates_costs
 from msa_lite.pipeline.stages.stage import Stage
 from msa_lite.recipe import Recipe
 from msa_lite.report import REPORT_FILE
@@ -38,6 +38,7 @@ logger = logging.getLogger(__name__)
 
 CHOOSE = "choose"  # the order to score points
 CHOICE = "choosing alpha and beta"
+_SEARCHED = 10  # points of a search, about
 _APART = 0.02  # difference of a score before and after the merge that is worth a warning
 
 
@@ -57,7 +58,7 @@ def choice_stages(context: Context, needs: Sequence[str]) -> list[Stage]:
         lambda progress: _choose_strengths(context.run, progress),
         needs=names,
         inputs=lambda: _sweep_inputs(context.run),
-        cost=partial(choice_costs, context.recipe),
+        cost=partial(candidates_costs, context.recipe, len(context.recipe.points) or _SEARCHED),
         says="strengths are tried in memory, by scores on validation rows",
         holds=ROWS,
     )

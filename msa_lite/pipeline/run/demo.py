@@ -9,7 +9,7 @@ from msa_lite.budget.plan import StageCost
 from msa_lite.budget.speed import Machine
 from msa_lite.demo.history import HISTORY_LABEL, REAL, HistorySettings
 from msa_lite.demo.smollm2 import MADE
-from msa_lite.pipeline.stages.costs import fit_cost, full_size
+from msa_lite.pipeline.stages.costs import fit_cost
 from msa_lite.pipeline.stages.facts import Facts, demo_rows, find_facts, has_history
 from msa_lite.pipeline.stages.forecast import check_memory
 from msa_lite.pipeline.stages.stage import Stage
@@ -46,10 +46,9 @@ def demo_stages(recipe: Recipe, made: bool = False) -> list[Stage]:
 
 def _fit_stage(folder: Path, name: str, people: int, epochs: int, batch: int) -> Stage:
     def cost(facts: Facts, machine: Machine) -> list[StageCost]:
-        rows = demo_rows(people)
-        settings = FitSettings(epochs=epochs, batch_size=batch, micro_batch_size=batch)
-        size = full_size(f"the training of the {name} of the demo", rows, settings, rows.longest, machine.device)
-        return [fit_cost(facts.shapes[name], size, machine)]
+        settings = FitSettings("full", epochs=epochs, batch_size=batch, micro_batch_size=batch)
+        what = f"the training of the {name} of the demo"
+        return [fit_cost(what, facts.shapes[name], settings, demo_rows(people), machine)]
 
     says = "models of the first try learn invented people: the target more of them than prior and ideal"
     return Stage(HISTORY_LABEL.format(name), "fit", folder / name, cost=cost, says=says, holds=_DEMO)
@@ -57,7 +56,7 @@ def _fit_stage(folder: Path, name: str, people: int, epochs: int, batch: int) ->
 
 def _real_cost(facts: Facts, machine: Machine) -> list[StageCost]:
     """Return the time of fetching the prior of a real demo; memory and disk are small beside those of its fits."""
-    return [StageCost("the prior of the demo", "make", Need({}), _DOWNLOAD, "from the Hub, or a package")]
+    return [StageCost("the prior of the demo", "make", Need({}), _DOWNLOAD, "from the Hub, or a package", place="host")]
 
 
 def check_demo_memory(recipe: Recipe, force: bool) -> None:

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from msa_lite.budget.needs import Need
+from msa_lite.budget.plan import StageCost
+from msa_lite.budget.shape import Linear, Shape
+from msa_lite.budget.speed import Machine
 from msa_lite.data import Example, hash_ids, pad_id
 from msa_lite.evals.engine.models import load_model
 from msa_lite.io.console.progress import Progress
@@ -16,10 +21,15 @@ from msa_lite.io.weights.hub import Source, fetch
 from msa_lite.merger.filtering import MOMENTS_FOLDER, SIDES, filter_inputs, filter_vector, load_moments
 from msa_lite.pipeline.prepare.run import Context, Run
 from msa_lite.pipeline.run.vectors import vector_start
-from msa_lite.pipeline.stages.costs import filter_costs, moments_costs
+from msa_lite.pipeline.stages.costs import asking_cost, trained_weights
+from msa_lite.pipeline.stages.facts import Facts, RowFacts
 from msa_lite.pipeline.stages.stage import Stage
+from msa_lite.recipe import Recipe
 from msa_lite.report.run.stages import CHANGE, Holds
 from msa_lite.strengths import filtered_folder
+from msa_lite.train.moments import HELD, MOST_LABELS
+
+_MANY = 1 << 20  # tokens, more than a layer has inputs
 
 
 def filter_stages(context: Context) -> tuple[list[Stage], list[Stage]]:
@@ -61,7 +71,7 @@ def filter_stage(
         vector, start = fitted()
         return filter_inputs(fetch(str(vector)), load_moments(moments), strength, start)
 
-    cost = partial(filter_costs, context.recipe)
+    cost = partial(_filter_cost, context.recipe)
     return Stage(
         label,
         "measure",
@@ -83,10 +93,44 @@ def moments_stage(context: Context) -> Stage:
         context.scope.folder / MOMENTS_FOLDER,
         lambda progress: measure_moments(context.run, progress),
         inputs=lambda: moments_inputs(context.run),
-        cost=partial(moments_costs, context.recipe),
+        cost=_moments_cost,
         says="what the target's layers take in, on rows to forget and to keep; the filter needs it",
         holds=Holds("all", "the inputs of the target's layers on the rows, from which texts could be guessed"),
     )
+
+
+def _moments_cost(facts: Facts, machine: Machine) -> list[StageCost]:
+    """Return the cost of measuring the inputs of the target's layers: one or a few forward passes over the rows."""
+    shape, tokens = facts.shapes["target"], _tokens(facts)
+    kept = [min(count, MOST_LABELS) for count in tokens]
+    disk = sum(4 * linear.count * linear.inputs * min(count, linear.inputs) for linear in _fed(shape) for count in kept)
+    often = -(-disk // HELD)  # where roots do not fit into memory at once, the rows run again
+    cost = asking_cost("the moments", shape, RowFacts(1, 0, often * sum(tokens)), machine)
+    return [replace(cost, kind="moments", seconds=cost.seconds if facts.rows else None, disk={"moments": disk})]
+
+
+def _filter_cost(recipe: Recipe, facts: Facts, machine: Machine) -> list[StageCost]:
+    """Return the cost of filtering the forget vector with one λ: a system of equations for each input, in RAM."""
+    shape, tokens = facts.shapes["target"], sum(min(count, MOST_LABELS) for count in _tokens(facts))
+    sizes = [(linear, min(tokens, linear.inputs)) for linear in _fed(shape)]
+    # The products of all pairs of rows, and a system; of all weights, its solution for each input, too.
+    right = 2 if recipe.vector.mode == "full" else 0
+    work = sum(linear.count * size**2 * ((1 + right) * linear.inputs + size) for linear, size in sizes)
+    need = Need({"buffers": max((8 * linear.inputs * 6 * size for linear, size in sizes), default=0)})
+    seconds = machine.seconds(shape, host=work) if facts.rows else None
+    disk = {"filtered vector": 4 * trained_weights(recipe, facts.shapes["prior"])}
+    return [StageCost("the filter", "filter", need, seconds, "layer by layer, in RAM", disk=disk, place="host")]
+
+
+def _tokens(facts: Facts) -> list[int]:
+    """Return the tokens of the rows to forget and to keep; of rows that are not known, as many as a root can hold."""
+    others = "retain" if "retain" in facts.rows else "evaluate.holdout"
+    return [facts.rows[side].tokens if side in facts.rows else _MANY for side in ("forget", others)]
+
+
+def _fed(shape: Shape) -> list[Linear]:
+    """Return a model's linear layers without those that get the same input as another one."""
+    return [linear for linear in shape.linear if linear.name not in ("k_proj", "v_proj", "up_proj")]
 
 
 def measure_moments(run: Run, progress: Progress) -> Path:

@@ -17,6 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from msa_lite.budget.plan import StageCost
+from msa_lite.budget.speed import Machine
 from msa_lite.evals.engine.models import load_model
 from msa_lite.io.console.progress import Progress, silent
 from msa_lite.io.models.devices import free_memory
@@ -40,7 +42,8 @@ from msa_lite.merger import (
 from msa_lite.merger.checks.inputs import find_inputs
 from msa_lite.pipeline.prepare.earlier import EarlierRun, earlier_terms
 from msa_lite.pipeline.prepare.run import Context, Run
-from msa_lite.pipeline.stages.costs import merge_costs
+from msa_lite.pipeline.stages.costs import merge_cost, trained_weights
+from msa_lite.pipeline.stages.facts import Facts
 from msa_lite.pipeline.stages.stage import Stage
 from msa_lite.recipe import Recipe
 from msa_lite.report.run.stages import Holds
@@ -65,10 +68,18 @@ def merge_stage(context: Context, terms: Callable[[], Terms], needs: Sequence[st
         lambda progress: merge_vectors(context.run, terms(), progress),
         needs=needs,
         inputs=lambda: merge_inputs(context.run, terms()),
-        cost=partial(merge_costs, context.recipe),
+        cost=partial(_merge_cost, context.recipe),
         says="the vectors are folded into the target, which gives the unlearned model",
         holds=Holds("nothing", _RESULTS[context.recipe.merge.form]),
     )
+
+
+def _merge_cost(recipe: Recipe, facts: Facts, machine: Machine) -> list[StageCost]:
+    target, adapter = facts.shapes["target"], 4 * trained_weights(recipe, facts.shapes["prior"])
+    width = {"same": target.width, "float32": 4.0}.get(recipe.merge.dtype, 2.0)
+    is_model = recipe.merge.form == "model"
+    size = int(width * target.weights) if is_model else adapter * len(recipe.vector_names)
+    return [merge_cost("the merge", target, machine, {"unlearned model": size})]
 
 
 def run_terms(run: Run, strengths: Strengths) -> list[Term[Path]]:

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
+from msa_lite.budget.plan import CHECKS
 from msa_lite.data import load_rows
 from msa_lite.errors import UsageError
 from msa_lite.evals.benchmarks.benchmark import Benchmark
@@ -27,7 +28,7 @@ from msa_lite.io.weights.hub import Source, fetch
 from msa_lite.pipeline.prepare.models import fit_prior
 from msa_lite.pipeline.prepare.run import Context, Run, Scope, msa_scope
 from msa_lite.pipeline.run.folder import claimed, stage_list
-from msa_lite.pipeline.stages.costs import CHECKS, evidence_costs
+from msa_lite.pipeline.stages.costs import evidence_costs
 from msa_lite.pipeline.stages.stage import Stage, execute
 from msa_lite.recipe import Recipe, RecipeSource, load_recipe
 from msa_lite.report.run.probing import Finding, read_verdicts

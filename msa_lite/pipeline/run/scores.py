@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from msa_lite.benchmark_names import OWN
+from msa_lite.budget.plan import CHECKS
 from msa_lite.choose.rules import LeastExtraction
 from msa_lite.choose.validation import Validation
 from msa_lite.data import sample_rows
@@ -23,7 +24,7 @@ from msa_lite.io.files.writing import canonical_json
 from msa_lite.io.weights.hub import Source, fetch
 from msa_lite.pipeline.prepare.questions import why_unjudged
 from msa_lite.pipeline.prepare.run import Context, Run
-from msa_lite.pipeline.stages.costs import CHECKED_ROWS, CHECKS, QuestionPart, asking_costs
+from msa_lite.pipeline.stages.costs import CHECKED_ROWS, QuestionPart, asking_costs
 from msa_lite.pipeline.stages.stage import Stage
 from msa_lite.report import Report
 from msa_lite.report.run.stages import ROWS
@@ -106,7 +107,7 @@ def score_stage(
         lambda progress: score_model(context.run, name, split, progress, method()),
         needs=needs,
         inputs=inputs,
-        cost=partial(asking_costs, context.recipe, _plan_name(split, final), model, part),
+        cost=partial(asking_costs, context.recipe, _plan_name(split, final), model, part, context.chooses),
         says=_SAYS["final" if final else split],
         holds=ROWS,
     )

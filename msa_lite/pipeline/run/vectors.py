@@ -13,6 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from msa_lite.budget.plan import StageCost
+from msa_lite.budget.speed import Machine
 from msa_lite.data import Row, pad_id
 from msa_lite.errors import NotFiniteError, UsageError
 from msa_lite.evals.engine.models import count_weights, load_model
@@ -25,9 +27,9 @@ from msa_lite.merger import Precision, Term, merge_terms
 from msa_lite.merger.checks.inputs import find_inputs
 from msa_lite.pipeline.prepare.run import Context, Run
 from msa_lite.pipeline.run.folder import TRACKING
-from msa_lite.pipeline.stages.costs import start_costs, vector_costs
+from msa_lite.pipeline.stages.costs import merge_cost, step_settings, vector_costs
+from msa_lite.pipeline.stages.facts import Facts
 from msa_lite.pipeline.stages.stage import Stage
-from msa_lite.recipe.training import VectorSpec
 from msa_lite.report.run.stages import CHANGE
 from msa_lite.train import FitSettings, Tracking, Until, VectorFit, run_fit
 from msa_lite.train.held import HeldLoss
@@ -91,8 +93,12 @@ def _start_stage(context: Context) -> Stage:
         prior = context.run.sources["prior"]
         return find_inputs(folder, "model", prior, terms(), prior, Precision().record, True).record
 
+    def cost(facts: Facts, machine: Machine) -> list[StageCost]:
+        shape = facts.shapes["prior"]
+        return [merge_cost("the start", shape, machine, {"start of the forget vector": shape.stored})]
+
     says = "the retain vector is merged into the prior, which is tuned next"
-    return Stage(START, "make", folder, make, [RETAIN_VECTOR], inputs, start_costs, says=says, holds=CHANGE)
+    return Stage(START, "make", folder, make, [RETAIN_VECTOR], inputs, cost, says=says, holds=CHANGE)
 
 
 def fit_one(run: Run, name: str, progress: Progress) -> None:
@@ -231,22 +237,6 @@ def fit_settings(run: Run, name: str, **changes: Any) -> FitSettings:
     return replace(settings, **{key: value for key, value in changes.items() if value is not None})
 
 
-def step_settings(spec: VectorSpec, batch: int) -> FitSettings:
-    """Return the settings that decide the time and the memory of a step of `batch` rows; all others are defaults."""
-    targets = spec.lora.targets
-    return FitSettings(
-        mode=spec.mode,
-        lora_rank=spec.lora.rank,
-        lora_alpha=spec.lora.alpha,
-        lora_dropout=spec.lora.dropout,
-        lora_targets=targets if isinstance(targets, str) else tuple(targets),
-        batch_size=batch,
-        micro_batch_size=_micro_batch(spec.micro_batch_size, batch),
-        optimizer=spec.optimizer,
-        compute=spec.compute,
-    )
-
-
 def fit_until(run: Run, name: str) -> Until | None:
     """Return the rule by which the open-ended fit of this vector ends; None where its epochs are fixed."""
     if not is_open_ended(run, name):
@@ -270,13 +260,6 @@ def fit_rate(run: Run, name: str) -> float:
     if spec.learning_rate != "auto":
         return spec.learning_rate
     return auto_rate(spec.mode, count_weights(run.sources["prior"]), spec.lora.alpha)
-
-
-def _micro_batch(micro: int | str, batch: int) -> Any:
-    """Return the rows of a forward pass: the largest divisor of the batch that is not above the recipe's number."""
-    if isinstance(micro, str):
-        return micro
-    return next(size for size in range(min(micro, batch), 0, -1) if batch % size == 0)
 
 
 def first_epoch(settings: FitSettings, rows: int) -> int:

@@ -42,8 +42,8 @@ from msa_lite.pipeline.prepare.models import open_reader
 from msa_lite.pipeline.prepare.prompt import prompt_settings
 from msa_lite.pipeline.prepare.questions import load_set, source_of
 from msa_lite.pipeline.run.vectors import check_learns
-from msa_lite.pipeline.stages.costs import MOST_SAVES, SAVE, fit_cost, full_size
-from msa_lite.pipeline.stages.facts import Facts, RowFacts, find_shapes, read_heads
+from msa_lite.pipeline.stages.costs import MOST_SAVES, SAVE, fit_cost
+from msa_lite.pipeline.stages.facts import Facts, RowFacts, find_model_facts
 from msa_lite.pipeline.stages.forecast import enough_processes, forecast
 from msa_lite.pipeline.stages.stage import Stage
 from msa_lite.recipe import RecipeSource, TrainingRecipe, load_training
@@ -240,17 +240,17 @@ def find_training_facts(recipe: TrainingRecipe) -> Facts:
 
     Raise UsageError where the sizes of the model cannot be read.
     """
-    tokenizer, notes, rows = None, list[str](), dict[str, RowFacts]()
+    tokenizer, rows = None, dict[str, RowFacts]()
     if isinstance(recipe.model, str):
-        names = {MODEL: recipe.model}
         with offline_where_unreachable() if is_remote(recipe.model) else nullcontext():
-            shapes, download, missing = find_shapes(names, read_heads(names), notes)
+            facts = find_model_facts({MODEL: recipe.model})
     else:
-        shapes, download, missing = {MODEL: _new_shape(recipe.model)}, 0, ()
+        facts = Facts({MODEL: _new_shape(recipe.model)}, {})
+    notes = facts.notes
     try:
         tokenizer = _find_tokenizer(recipe)
     except (MsaError, ImportError) as error:
-        notes += [] if missing else [f"no tokenizer: {str(error).splitlines()[0]}"]
+        notes += [] if facts.missing else [f"no tokenizer: {str(error).splitlines()[0]}"]
     for name, stage in named_stages(recipe).items():
         if stage.tokens is not None:  # they are not read for it
             count = -(-stage.tokens // stage.max_length)
@@ -264,7 +264,7 @@ def find_training_facts(recipe: TrainingRecipe) -> Facts:
                 notes.append(f"{name}: its rows could not be read ({str(error).splitlines()[0]})")
     if tokenizer is None:
         notes.append("without a tokenizer, rows are taken to be as long as max_length allows")
-    return Facts(shapes, rows, download, notes, missing=missing)
+    return replace(facts, rows=rows)
 
 
 def _new_shape(model: NewModel) -> Shape:
@@ -307,10 +307,12 @@ def training_stages(recipe: TrainingRecipe) -> list[Stage]:
 def _cost(name: str, stage: TrainingStage, is_kept: bool, facts: Facts, machine: Machine) -> list[StageCost]:
     """Return the cost of a stage: all weights are trained, in fp32."""
     shape = facts.shapes[MODEL]
-    size = full_size(f"the training of {name}", facts.rows.get(name), stage, stage.max_length, machine.device)
+    values = stage.model_dump(include={"epochs", "batch_size", "micro_batch_size", "compute"})
+    settings, rows = FitSettings("full", **values), facts.rows_of(name, stage.max_length)
     saves = SAVE * shape.weights * min(MOST_SAVES, stage.epochs)
     disk = {"models": 4 * shape.weights if is_kept else 0}
-    return [replace(fit_cost(shape, size, machine), disk=disk, while_running={"saves of a stage": saves})]
+    cost = fit_cost(f"the training of {name}", shape, settings, rows, machine)
+    return [replace(cost, disk=disk, while_running={"saves of a stage": saves})]
 
 
 def plan_training(source: RecipeSource, overrides: Iterable[str], machine: Machine) -> Plan:

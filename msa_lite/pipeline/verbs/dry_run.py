@@ -89,7 +89,7 @@ def dry_run(
     recipe = load_recipe(recipe, overrides)
     verb = find_verb(command, recipe, method, force=force)
     check_run_folder(recipe.folder, "run")
-    facts = find_facts(recipe, verb.scope.choice)
+    facts = find_facts(recipe)
     whole, blockers = _find_blockers(recipe, facts, every_checkpoint=command == "probe")
     made = demo_stages(recipe)
     is_early = bool(blockers or made)  # so the inputs cannot be prepared

@@ -50,7 +50,7 @@ def plan(
     open_earlier(loaded)  # the run would refuse them
     verb = find_verb("run", loaded) if baseline is None else find_verb("baseline", loaded, baseline)
     scope = verb.scope
-    facts = find_facts(loaded, scope.choice)
+    facts = find_facts(loaded)
     check_fit_ahead(loaded, facts.heads)
 
     def build(recipe: Recipe) -> list[Stage]:
