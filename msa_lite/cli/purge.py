@@ -37,8 +37,7 @@ def purge_command(run: Path, yes: bool, places: tuple[str, ...], as_json: bool) 
     msa-lite purge runs/mine --yes   # removes what was listed
     msa-lite purge runs/mine --search ~/notes --search runs   # before the data's files are gone
     """
-    from msa_lite.pipeline.purge.purge import purge
-    from msa_lite.pipeline.purge.rows import search_folders
+    from msa_lite.pipeline.purge.purge import purge, search_folders
 
     if places:
         if yes:

@@ -158,8 +158,6 @@ class TrainingRecipe(Closed):
     """The columns of all data sets that do not name their own."""
     prompt: PromptOrKind = Prompt()
     """The prompt of rows of format qa. auto is refused, because no model knows the rows yet."""
-    keep: Literal["each", "last"] = "each"
-    """each: keep the models of all stages. last: keep only the last one."""
     track: Trackers = []
     """The trackers that get the loss of each step: tensorboard (files in `$output/tracking`), wandb or trackio, or a
     list of them. They get no rows, and change no result."""

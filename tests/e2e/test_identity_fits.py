@@ -120,7 +120,7 @@ TRAINING: dict[str, tuple[Any, dict[str, Any]]] = {
     "seed": (1, NEW),  # that of a stage: test_settings_reach
 }
 OF_NO_STAGE = {
-    "keep": "last", "output": "elsewhere", "stages.0.name": "known", "track": "tensorboard",
+    "output": "elsewhere", "stages.0.name": "known", "track": "tensorboard",
     "prompt.thinking": "template",  # where a template has no block of thoughts; else: test_thinking
 }  # fmt: skip
 

@@ -131,17 +131,14 @@ def test_a_model_from_nothing_is_the_same_twice_and_another_with_another_seed(
     assert (config["vocab_size"], config["bos_token_id"], config["eos_token_id"]) == (words, 0, 1)
 
 
-@pytest.mark.parametrize("keep", ["each", "last"])
 def test_a_training_that_was_killed_goes_on_to_the_same_weights(
-    recipe: dict[str, Any], keep: str, trained: TrainingResult, tmp_path: Path
+    recipe: dict[str, Any], trained: TrainingResult, tmp_path: Path
 ) -> None:
-    recipe["keep"] = keep
     with pytest.raises(Killed):
         train(recipe, stop=("2-texts", 3))
     assert str(tmp_path / "out/1-tofu") in (tmp_path / "out/history.yaml").read_text()
     assert train(recipe) == ["2-texts", "3-tofu-again"]
-    whole = hashes(trained.folder)
-    assert hashes(tmp_path / "out") == (whole if keep == "each" else {NAMES[-1]: whole[NAMES[-1]]})
+    assert hashes(tmp_path / "out") == hashes(trained.folder)
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("*/manifest.json")}
     assert train(recipe) == []
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("*/manifest.json")} == before
@@ -153,12 +150,6 @@ def test_a_changed_stage_is_trained_again_and_so_are_those_after_it(
     shutil.copytree(trained.folder, recipe["output"])
     assert train(recipe, "stages.2.epochs=2") == NAMES[3:]
     assert train(recipe, "stages.1.tokens=64", "stages.2.epochs=2") == NAMES[2:]
-    # What went with keep: last is made again only where something is to follow it.
-    last = ("keep=last", "stages.1.tokens=64", "stages.2.epochs=2")
-    assert train(recipe, *last) == []
-    assert sorted(hashes(Path(recipe["output"]))) == NAMES[3:]
-    assert train(recipe, *last) == []
-    assert train(recipe, *last[:2]) == NAMES[1:]
 
 
 def test_the_folder_tells_what_was_seen_and_repeats_the_training(trained: TrainingResult) -> None:

@@ -298,21 +298,19 @@ def training_stages(recipe: TrainingRecipe) -> list[Stage]:
     """Return the stages of a training as its recipe tells them: where they stand, and what they cost."""
     start = [] if isinstance(recipe.model, str) else [Stage(START_FOLDER, "make", recipe.folder / START_FOLDER)]
     fits = []
-    for number, (name, stage) in enumerate(named_stages(recipe).items(), 1):
-        is_kept = recipe.keep == "each" or number <= 2  # of `keep: last`, two are there at a time
-        fits.append(Stage(name, "fit", recipe.folder / name, cost=partial(_cost, name, stage, is_kept)))
+    for name, stage in named_stages(recipe).items():
+        fits.append(Stage(name, "fit", recipe.folder / name, cost=partial(_cost, name, stage)))
     return [*start, *fits]
 
 
-def _cost(name: str, stage: TrainingStage, is_kept: bool, facts: Facts, machine: Machine) -> list[StageCost]:
+def _cost(name: str, stage: TrainingStage, facts: Facts, machine: Machine) -> list[StageCost]:
     """Return the cost of a stage: all weights are trained, in fp32."""
     shape = facts.shapes[MODEL]
     values = stage.model_dump(include={"epochs", "batch_size", "micro_batch_size", "compute"})
     settings, rows = FitSettings("full", **values), facts.rows_of(name, stage.max_length)
     saves = SAVE * shape.weights * min(MOST_SAVES, stage.epochs)
-    disk = {"models": 4 * shape.weights if is_kept else 0}
     cost = fit_cost(f"the training of {name}", shape, settings, rows, machine)
-    return [replace(cost, disk=disk, while_running={"saves of a stage": saves})]
+    return [replace(cost, disk={"models": 4 * shape.weights}, while_running={"saves of a stage": saves})]
 
 
 def plan_training(source: RecipeSource, overrides: Iterable[str], machine: Machine) -> Plan:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import logging
-import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
@@ -22,7 +21,7 @@ from msa_lite.data import hash_ids
 from msa_lite.errors import FormatError
 from msa_lite.evals.engine.models import checkpoint_folder
 from msa_lite.io.console.progress import Progress, muted, silent
-from msa_lite.io.files.writing import check_space, digest, write_json, write_text
+from msa_lite.io.files.writing import check_space, digest, write_text
 from msa_lite.io.finished.manifest import is_finished, software_versions
 from msa_lite.io.finished.seal import load_manifest
 from msa_lite.io.launch.crew import Crew
@@ -50,8 +49,7 @@ from msa_lite.train.model import write_start
 logger = logging.getLogger(__name__)
 
 _COMMAND = "msa-lite train"
-_STATE = "stages.json"
-TRAINING_FILES = (RECIPE_FILE, _STATE, "history.yaml")
+TRAINING_FILES = (RECIPE_FILE, "history.yaml")
 """The files of a training beside its models."""
 _HISTORY = """\
 # The checkpoints of this training. Put this block into a recipe, instead of its `prior`.
@@ -66,8 +64,6 @@ class TrainedModel:
 
     name: str
     """The name of its folder."""
-    inputs: str
-    """A hash of what it was made from."""
     revision: str
     """A hash of its content."""
     rows: int = 0
@@ -89,7 +85,7 @@ class TrainingResult:
     folder: Path
     """The folder of all models."""
     models: list[TrainedModel]
-    """The models in their order, a new start model first. Those that are not kept are named too."""
+    """The models in their order, a new start model first."""
 
     @property
     def model(self) -> Path:
@@ -103,10 +99,8 @@ class TrainingResult:
 
     @property
     def stages(self) -> list[dict[str, Any]]:
-        """Return what is known of each model, with its folder where it is kept."""
-        folders = ((self.folder / model.name, model) for model in self.models)
-        stages = [{"folder": folder if folder.is_dir() else None, **asdict(model)} for folder, model in folders]
-        return [{key: value for key, value in stage.items() if key != "inputs"} for stage in stages]
+        """Return what is known of each model, with its folder."""
+        return [{"folder": self.folder / model.name, **asdict(model)} for model in self.models]
 
 
 def train_stages(
@@ -211,20 +205,13 @@ class _Training:
 
     @cached_property
     def models(self) -> list[TrainedModel]:
-        """The models so far: at first, the last one of those that are there, and all before it."""
-        known = {model.name: model for model in _read_state(self.folder)}
+        """The models so far: at first those that are there, up to one that is missing or made of something else."""
         models: list[TrainedModel] = []
-        present = 0
         for step in self.steps:
-            inputs, model = self._inputs(step, models), known.get(_name(step))
-            if is_finished(self.folder / _name(step), inputs):
-                models.append(self._describe(step, models, inputs))
-                present = len(models)
-            elif self.run.recipe.keep == "last" and model and model.inputs == digest(inputs):
-                models.append(model)  # it has gone, and may have to
-            else:
+            if not is_finished(self.folder / _name(step), self._inputs(step, models)):
                 break
-        return models[:present]
+            models.append(self._describe(step, models))
+        return models
 
     def stages(self) -> list[Stage]:
         """Return the stages whose models are still to be made."""
@@ -259,14 +246,13 @@ class _Training:
         missing = self.steps[len(self.models) :]
         if not missing:
             return 0
-        models = len(missing) if self.run.recipe.keep == "each" else min(2, len(missing))
         saves = max(min(3, step.settings.epochs) for step in self.run.stages)
         begun = sum(path.stat().st_size for path in self.folder.glob("*.partial/**/*") if path.is_file())
-        return max(0, (4 * models + 12 * saves) * self.run.start.parameters - begun)
+        return max(0, (4 * len(missing) + 12 * saves) * self.run.start.parameters - begun)
 
     def train(self, progress: Progress) -> list[TrainedModel]:
-        """Make the missing models and return all. Update the state file after each model."""
-        self._write_down()
+        """Make the missing models and return all. Update the history after each model."""
+        self._write_history()
         if strays := self._strays():
             logger.warning(
                 "%s: left as it is, since no stage of this training makes it: %s", self.folder, ", ".join(strays)
@@ -280,17 +266,17 @@ class _Training:
         return [path.name for path in sorted(self.folder.iterdir()) if path.name not in names and load_manifest(path)]
 
     def _make(self, step: ReadyStage | None, progress: Progress) -> None:
-        """Make the next model from the last one, and update the state file."""
-        start, out, inputs = self.run.start, self.folder / _name(step), self._inputs(step, self.models)
+        """Make the next model from the last one, and update the history."""
+        start, out = self.run.start, self.folder / _name(step)
         if step is None:
-            write_start(out, start.config, start.tokenizer, self.run.recipe.seed, inputs)
+            write_start(out, start.config, start.tokenizer, self.run.recipe.seed, self._inputs(step, ()))
         else:
             source = self._source(self.models)
             model = {"name": source.name, "folder": str(source.folder.resolve()), "revision": source.revision}
             fit = _fit_of(self.run, step, source)
             make_fit(fit, out, self.crew, {"stage": step.name, **model}, progress)
-        self.models.append(self._describe(step, self.models, inputs))
-        self._write_down()
+        self.models.append(self._describe(step, self.models))
+        self._write_history()
 
     def _source(self, models: Sequence[TrainedModel]) -> Source:
         """Return the model that the next stage goes on from."""
@@ -305,39 +291,28 @@ class _Training:
             return self.run.start.made_of or {}
         return _fit_of(self.run, step, self._source(models)).inputs()
 
-    def _describe(
-        self, step: ReadyStage | None, models: Sequence[TrainedModel], inputs: dict[str, Any]
-    ) -> TrainedModel:
-        """Return the record of a model that lies in its folder."""
+    def _describe(self, step: ReadyStage | None, models: Sequence[TrainedModel]) -> TrainedModel:
+        """Return the record of a model that lies in its folder. models: those before it."""
         folder = self.folder / _name(step)
-        model = TrainedModel(folder.name, digest(inputs), fetch(str(folder)).revision)
+        revision = fetch(str(folder)).revision
         if step is None:
-            return model
+            return TrainedModel(folder.name, revision)
         seen = (models[-1].seen_tokens if models else 0) + step.settings.epochs * step.tokens
-        return replace(
-            model, rows=len(step.examples), tokens=step.tokens, seen_tokens=seen, loss=_last_loss(folder, step)
-        )
+        return TrainedModel(folder.name, revision, len(step.examples), step.tokens, seen, _last_loss(folder, step))
 
-    def _write_down(self) -> None:
-        """Write the state and the history, then remove the models that the recipe does not keep."""
-        models = self.models
-        write_json(self.folder / _STATE, [asdict(model) for model in models])
-        present = models if self.run.recipe.keep == "each" else models[-1:]
+    def _write_history(self) -> None:
+        """Write the checkpoints so far as the `history:` of a run's recipe."""
         source, folder = self.run.start.source, self.folder.resolve()  # it goes into recipes that lie elsewhere
         start = [str(source.folder.resolve()) if source.is_folder else source.pinned()] if source else []
         checkpoints: list[dict[str, Any]] = [{"checkpoint": name, "seen_tokens": 0} for name in start]
-        checkpoints += [{"checkpoint": str(folder / model.name), "seen_tokens": model.seen_tokens} for model in present]
-        began = 0
-        notes = []
-        for model in models:
+        began, notes = 0, []
+        for model in self.models:
+            checkpoints.append({"checkpoint": str(folder / model.name), "seen_tokens": model.seen_tokens})
             if model.rows:
                 notes.append(f"#   {model.name} began at {began}\n")
             began = model.seen_tokens
         block = yaml.safe_dump({"history": {"checkpoints": checkpoints}}, sort_keys=False, allow_unicode=True)
         write_text(self.folder / "history.yaml", _HISTORY + "".join(notes) + block + "  exposure:\n")
-        for model in models:
-            if model not in present:
-                shutil.rmtree(self.folder / model.name, ignore_errors=True)
 
 
 def _name(step: ReadyStage | None) -> str:
@@ -349,14 +324,6 @@ def _last_loss(folder: Path, step: ReadyStage) -> float:
     lines = [json.loads(line) for line in (folder / "train_log.jsonl").read_text("utf-8").splitlines()]
     losses = [line["loss"] for line in lines if line["epoch"] > step.settings.epochs - 1]
     return sum(losses) / len(losses)
-
-
-def _read_state(folder: Path) -> list[TrainedModel]:
-    """Return the models that were made here before, whether or not they are still there."""
-    try:
-        return [TrainedModel(**item) for item in json.loads((folder / _STATE).read_text("utf-8"))]
-    except (OSError, ValueError, TypeError, RecursionError):
-        return []
 
 
 def _pinned(run: TrainingRun) -> str:
