@@ -33,10 +33,10 @@ from recipe_files import HINDSIGHT_FOLDER, hindsight_recipe, recipe_of, run_fold
 from results import write_results
 
 import msa_lite
-from msa_lite.cli.output import quieten_libraries
 from msa_lite.data import DataSource
 from msa_lite.demo.smollm2 import make_smollm2
 from msa_lite.errors import Faults, MismatchError, MsaError, OutputError, StageError
+from msa_lite.io.console.libraries import silence_libraries
 from msa_lite.io.console.progress import Progress, duration
 from msa_lite.io.finished.seal import load_manifest, locked
 from msa_lite.io.models.devices import free_ram
@@ -343,7 +343,7 @@ def parse() -> argparse.Namespace:
 def main() -> int:
     """Run everything that is missing; return the exit code."""
     arguments = parse()
-    quieten_libraries(verbose=False)
+    silence_libraries()
     try:
         faults = Faults()
         with faults.gathered():

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from msa_lite.cli.help import Group, RecipeName
 from msa_lite.errors import UsageError, nearest
 from msa_lite.io.launch.crew import Ranks, in_group
 
@@ -20,9 +19,9 @@ if TYPE_CHECKING:
 _SECTIONS = {
     "Start": {
         "quickstart": ("runs", "Try msa-lite in minutes, without GPU or downloads."),
-        "init": ("init", "Write a first recipe, from a few questions."),
+        "init": ("recipes", "Write a first recipe, from a few questions."),
         "recipes": ("recipes", "List, show, copy and check recipes."),
-        "plan": ("plan", "Predict memory, disk and time of a run."),
+        "plan": ("runs", "Predict memory, disk and time of a run."),
     },
     "Unlearn": {
         "run": ("runs", "Run a recipe: vectors, choice, merge, scores, report."),
@@ -31,22 +30,22 @@ _SECTIONS = {
         "train": ("runs", "Train targets, ideals and histories in stages."),
     },
     "Check": {
-        "report": ("reports", "Write the report of a run: a page and JSON."),
-        "ask": ("ask", "Ask the models of a run a question, side by side."),
-        "web": ("web", "Ask the models of a run in a page of the browser."),
-        "attack": ("attack", "Attack a run's models: does it stay forgotten?"),
-        "evaluate": ("evaluate", "Score a model on a benchmark."),
-        "compare": ("reports", "Put reports side by side, as in the paper."),
+        "report": ("scores", "Write the report of a run: a page and JSON."),
+        "ask": ("asking", "Ask the models of a run a question, side by side."),
+        "web": ("asking", "Ask the models of a run in a page of the browser."),
+        "attack": ("asking", "Attack a run's models: does it stay forgotten?"),
+        "evaluate": ("scores", "Score a model on a benchmark."),
+        "compare": ("scores", "Put reports side by side, as in the paper."),
         "probe": ("runs", "Check whether a prior has already seen the forget set."),
     },
     "Hand on": {
-        "verify": ("verify", "Check every file of a run or folder against its manifest."),
-        "publish": ("publish", "Send a model or adapter to the Hugging Face Hub."),
-        "purge": ("purge", "List and remove what still holds the data of a run."),
+        "verify": ("handing_on", "Check every file of a run or folder against its manifest."),
+        "publish": ("handing_on", "Send a model or adapter to the Hugging Face Hub."),
+        "purge": ("handing_on", "List and remove what still holds the data of a run."),
     },
     "Tools": {
         "mergekit": ("merge", "Print a merge as a recipe for mergekit."),
-        "table": ("table", "Make a table of the paper, or one of your own."),
+        "table": ("scores", "Make a table of the paper, or one of your own."),
     },
 }
 _COMMANDS = {name: module for section in _SECTIONS.values() for name, (module, _) in section.items()}
@@ -62,7 +61,7 @@ _GONE = {
 }
 
 
-class _Commands(Group):
+class _Commands(click.Group):
     """The commands of the table. A recipe in the place of a command means `run`."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -105,8 +104,9 @@ class _Commands(Group):
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Offer the commands, and files and shipped recipes, which mean `run`."""
-        items = {item.value: item for item in RecipeName().shell_complete(ctx, self.params[0], incomplete)}
-        return [*(items | {item.value: item for item in super().shell_complete(ctx, incomplete)}).values()]
+        from msa_lite.cli.arguments import complete_recipe
+
+        return super().shell_complete(ctx, incomplete) + complete_recipe(ctx, self.params[0], incomplete)
 
 
 _SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 110, "show_default": True}
@@ -115,8 +115,7 @@ _SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 110, "s
 @click.group(cls=_Commands, context_settings=_SETTINGS)
 @click.version_option(package_name="msa-lite")
 @click.option("-v", "--verbose", is_flag=True, help="Print more, and tracebacks of errors; in any place.")
-@click.pass_context
-def cli(ctx: click.Context, verbose: bool) -> None:
+def cli(verbose: bool) -> None:
     """Remove the influence of chosen training data from a finished language model.
 
     \b
@@ -125,21 +124,24 @@ def cli(ctx: click.Context, verbose: bool) -> None:
     msa-lite merge --target T --forget V --alpha 1.0 --out FOLDER   only a merge, without torch
     """
     from msa_lite.cli.output import set_up_logging
+    from msa_lite.io.console.libraries import silence_libraries
 
-    ctx.obj = verbose
     set_up_logging(verbose)
+    if not verbose:
+        silence_libraries()
 
 
 def main() -> None:
     """Run the command that the user typed; turn errors into messages and exit codes."""
     try:
-        from msa_lite.cli.faults import report_lost, safe_streams
+        from msa_lite.cli.faults import report_lost
+        from msa_lite.io.console.terminal import SafeText, safe_streams
 
-        with safe_streams() as outlet:
+        with safe_streams():
             status = _run(sys.argv[1:])
-            if outlet:
+            if isinstance(sys.stdout, SafeText):
                 sys.stdout.flush()
-                status = status or report_lost(outlet.fault)
+                status = status or report_lost(sys.stdout.fault)
     except KeyboardInterrupt:  # before a command began, or while its end is told
         sys.stderr.write("interrupted\n")
         status = 130
@@ -153,8 +155,7 @@ def main() -> None:
 
 def _run(args: list[str]) -> int:
     """Run a command and return its exit status: what the command returns, or 0."""
-    from msa_lite.cli.again import remember
-    from msa_lite.cli.faults import broken_pipe, report_error
+    from msa_lite.cli.faults import broken_pipe, remember, report_error
     from msa_lite.cli.output import repeat_warnings
 
     remember(args)

@@ -1,29 +1,19 @@
-"""Turn errors into messages and exit statuses, in one place; keep the work going where stdout or stderr fails."""
+"""Turn errors into messages and exit statuses, in one place; print the user's own command with a way out."""
 
 from __future__ import annotations
 
-import codecs
 import errno
-import io
-import os
-import sys
+import shlex
 import time
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TextIO
+from collections.abc import Iterator, Sequence
 
 import click
 
-from msa_lite.cli.again import offers
 from msa_lite.errors import MsaError, UsageError
-from msa_lite.io.console.terminal import SafeText
 from msa_lite.io.files.writing import disk_fault
+from msa_lite.io.launch.crew import Ranks
 from msa_lite.io.models.devices import is_out_of_memory, memory_fault
-
-if TYPE_CHECKING:
-    from _typeshed import ReadableBuffer
-
 
 _RESUME = "finished stages stay, the same command resumes"
 _PATIENCE = 20.0  # seconds; the first process may take that long to end
@@ -49,6 +39,36 @@ GONE_OPTIONS = {
     "verify --schema": "the schema of record.json is msa_lite/record/schema.json",
 }
 """Options that others took the place of, as "COMMAND --option" → the new form, for the refusal."""
+
+
+_TYPED: list[str] = []  # the words of this process's command
+_CLASHES = {"--accept": "--until"}  # by an option: the one that a command refuses beside it
+
+
+def remember(args: Sequence[str]) -> None:
+    """Take the words that the user typed after `msa-lite`."""
+    _TYPED[:] = args
+
+
+def again(*words: str) -> str:
+    """Return the user's command with some words more, quoted for a shell.
+
+    Of a launcher's command, only the words after it are known.
+    """
+    end = _TYPED.index("--") if "--" in _TYPED else len(_TYPED)
+    command = shlex.join(["msa-lite", *_TYPED[:end], *words, *_TYPED[end:]])
+    return f"{command} (after your launcher)" if Ranks.current().count > 1 else command
+
+
+def offers(error: BaseException, command: click.Command | None) -> Iterator[str]:
+    """Yield a line for each way out that an error offers and the command knows: "to …: msa-lite …"."""
+    typed = {word.partition("=")[0] for word in _TYPED}
+    options = {name for parameter in command.params for name in parameter.opts} if command else set()
+    options -= {name for name, other in _CLASHES.items() if other in typed}
+    for purpose, words in error.retries.items() if isinstance(error, MsaError) else ():
+        known = all(word in options for word in words if word.startswith("--"))
+        if known and not set(words) <= set(_TYPED):
+            yield f"{purpose}: {again(*words)}"
 
 
 def report_error(error: BaseException, verbose: bool, rank: int = 0, command: click.Command | None = None) -> int:
@@ -133,70 +153,3 @@ def _print_usage(error: click.ClickException) -> None:
 def _say(message: str, status: int) -> int:
     click.echo(f"error: {message}", err=True)
     return status
-
-
-class Outlet(io.RawIOBase):
-    """A stream of bytes whose errors stop nobody. It does not own the stream below, and never closes it."""
-
-    def __init__(self, stream: Any) -> None:
-        self._stream = stream
-        self.fault: OSError | None = None
-        """The first error; everything after it goes nowhere."""
-
-    def write(self, data: ReadableBuffer) -> int | None:
-        """Write; keep an error, and do not raise it."""
-        try:
-            if self.fault is None:
-                count: int | None = self._stream.write(data)
-                return count
-        except OSError as error:
-            self.fault = error
-        return memoryview(data).nbytes
-
-    def writable(self) -> bool:
-        return True
-
-    def fileno(self) -> int:
-        return int(self._stream.fileno())
-
-    def isatty(self) -> bool:
-        return bool(self._stream.isatty())
-
-
-@contextmanager
-def safe_streams() -> Iterator[Outlet | None]:
-    """Replace standard output and error by safe streams; give the outlet of standard output, if there is one."""
-    _fill_descriptors()
-    originals = sys.stdout, sys.stderr
-    sys.stdout, outlet = _safe(sys.stdout)
-    sys.stderr, _ = _safe(sys.stderr)
-    try:
-        yield outlet
-    finally:
-        for stream in (sys.stdout, sys.stderr):
-            if stream is not None:
-                stream.flush()
-        sys.stdout, sys.stderr = originals
-
-
-def _fill_descriptors() -> None:
-    """Lead closed standard streams nowhere. Otherwise a model's file gets their number, and the prints go into it."""
-    for number in range(3):
-        try:
-            os.fstat(number)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)
-
-
-def _safe(stream: TextIO) -> tuple[TextIO, Outlet | None]:
-    """Wrap a stream: escape what steers a terminal or its encoding lacks; turn ASCII (a POSIX locale) into UTF-8."""
-    if not hasattr(stream, "buffer"):  # closed, or put there by somebody who knows why
-        return stream, None
-    stream.flush()
-    outlet = Outlet(getattr(stream.buffer, "raw", stream.buffer))
-    encoding = codecs.lookup(stream.encoding or "utf-8").name
-    encoding = "utf-8" if encoding == "ascii" else encoding
-    at_once = getattr(stream, "write_through", False)  # with PYTHONUNBUFFERED, which containers often set
-    buffer: Any = outlet if at_once else io.BufferedWriter(outlet)
-    lines = getattr(stream, "line_buffering", False)
-    return SafeText(buffer, encoding, "backslashreplace", line_buffering=lines, write_through=at_once), outlet

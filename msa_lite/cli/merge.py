@@ -10,18 +10,13 @@ from typing import Any
 
 import click
 
-from msa_lite.cli.help import Command, RecipeName, given_options, takes_json, takes_overrides
+from msa_lite.cli.arguments import complete_recipe, given_options, takes_json, takes_overrides
 from msa_lite.cli.output import print_data, print_json, progress_bars, show
 from msa_lite.errors import UsageError
 
 logger = logging.getLogger(__name__)
 
 _INPUTS = ("target", "forget", "alpha", "retain", "beta", "prior")
-_VECTORS = [f"--{name}" for name in _INPUTS]
-_GROUPS = {
-    "Models and vectors": [*_VECTORS, "--filter", "--filter-strength", "--mergekit", "--with"],
-    "Result": ["--out", "--dtype", "--rounding", "--as", "--max-rank", "--max-memory"],
-}
 _DTYPES = click.Choice(["same", "bfloat16", "float16", "float32"])
 
 
@@ -55,7 +50,7 @@ def _arguments(options: dict[str, Any]) -> dict[str, Any]:
     return {**options, "alpha": options["alpha"] or 1.0, "beta": options["beta"] or None}
 
 
-@click.command(cls=Command, groups=_GROUPS)
+@click.command()
 @takes_strengths
 @click.option("--filter", type=click.Path(), help="Filter the forget vector by these moments.")
 @click.option("--filter-strength", type=float, help="Strength λ of the filter, > 0.")
@@ -172,8 +167,8 @@ def _read_recipe(recipe: Path, form: str) -> dict[str, Any]:
     return {**arguments, "alpha": arguments["alpha"] or 0.0, "dtype": request.dtype}
 
 
-@click.command(cls=Command, groups={"Models and vectors": _VECTORS, "Result": ["--dtype"]})
-@click.argument("recipe", required=False, type=RecipeName())
+@click.command()
+@click.argument("recipe", required=False, shell_complete=complete_recipe)
 @takes_overrides
 @takes_strengths
 @click.option("--dtype", type=_DTYPES, help="The stored dtype; same: the target's.  [default: same]")

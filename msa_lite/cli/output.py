@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import re
 import shlex
 import sys
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, closing
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager, redirect_stdout
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from msa_lite.cli.again import again
+from msa_lite.cli.faults import again
 from msa_lite.errors import clip
 from msa_lite.io.console.display import Display, Notices, log_to
-from msa_lite.io.console.libraries import require, silence_libraries
 from msa_lite.io.console.terminal import as_is, make_console
 from msa_lite.io.files.writing import indented_json
 
@@ -50,30 +48,11 @@ def repeat_warnings() -> None:
     _notices.repeat()
 
 
-_LOGGERS = ("peft", "bitsandbytes", "accelerate.big_modeling", "huggingface_hub", "httpx", "httpx2", "openai")
-
-
-def quieten_libraries(verbose: bool, needed: bool = True) -> None:
-    """Check that the libraries underneath are installed; hide their bars and warnings, unless the user wants all.
-
-    None of them is loaded for it: that takes seconds, and the command has checks that need none. needed: False for a
-    command that does without them.
-    """
-    import warnings
-
-    if needed:
-        require("train")
-    silence_libraries(verbose)
-    if not verbose:
-        for name in _LOGGERS:
-            logging.getLogger(name).setLevel(logging.ERROR)
-        warnings.filterwarnings("ignore", category=FutureWarning)
-        warnings.filterwarnings("ignore", category=UserWarning)
-
-
-def progress_bars() -> AbstractContextManager[Watcher]:
-    """Show progress on stderr: bars on a terminal, lines elsewhere."""
-    return closing(Display(_notices))
+@contextmanager
+def progress_bars() -> Iterator[Watcher]:
+    """Show progress on stderr: bars on a terminal, lines elsewhere. What libraries print goes there, too."""
+    with redirect_stdout(sys.stderr), closing(Display(_notices)) as display:
+        yield display
 
 
 def print_start(recipe: str, output: str) -> None:

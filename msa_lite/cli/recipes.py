@@ -1,21 +1,22 @@
-"""msa-lite recipes: list, show, copy and check recipes; print the schema for editors."""
+"""Recipes: write a first one (init); list, show, copy and check them; print their schema for editors."""
 
 from __future__ import annotations
 
 import shlex
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from msa_lite.cli.help import Group, RecipeName, takes_json, takes_overrides
-from msa_lite.cli.output import print_data, print_json, print_wrapped, quieten_libraries, show
-from msa_lite.errors import RecipeError, UsageError
+from msa_lite.cli.arguments import complete_recipe, in_terminal, read_columns, takes_json, takes_overrides
+from msa_lite.cli.output import print_data, print_json, print_wrapped, show
+from msa_lite.errors import ColumnsError, RecipeError, UsageError
+from msa_lite.io.console.libraries import require
 
 if TYPE_CHECKING:
     from msa_lite.recipe import Recipe, TableRecipe, TrainingRecipe
 
 
-@click.group(cls=Group)
+@click.group()
 def recipes_command() -> None:
     """List, show, copy and check recipes.
 
@@ -43,7 +44,7 @@ def list_recipes(as_json: bool) -> None:
 
 
 @recipes_command.command("show")
-@click.argument("recipe", type=RecipeName())
+@click.argument("recipe", shell_complete=complete_recipe)
 @takes_json
 def show_recipe(recipe: str, as_json: bool) -> None:
     """Print RECIPE as it is written, with its comments.
@@ -67,7 +68,7 @@ def show_recipe(recipe: str, as_json: bool) -> None:
 
 
 @recipes_command.command()
-@click.argument("name", type=RecipeName())
+@click.argument("name", shell_complete=complete_recipe)
 @click.argument("file", type=click.Path())
 @takes_json
 def copy(name: str, file: str, as_json: bool) -> None:
@@ -93,7 +94,7 @@ def copy(name: str, file: str, as_json: bool) -> None:
 
 
 @recipes_command.command()
-@click.argument("recipe", type=RecipeName())
+@click.argument("recipe", shell_complete=complete_recipe)
 @takes_overrides
 @click.option("--show-prompt", is_flag=True, help="Print one forget row as the models read it.")
 @takes_json
@@ -130,7 +131,7 @@ def _show_prompt(recipe: Recipe | TrainingRecipe | TableRecipe, as_json: bool) -
 
     if not isinstance(recipe, Recipe):
         raise UsageError("--show-prompt: only for the recipe of a run")
-    quieten_libraries(verbose=False)
+    require("train")
     prompts = show_prompt(recipe)
     if as_json:
         print_json({"prompts": prompts})
@@ -162,3 +163,79 @@ def schema(kind: Literal["run", "training", "table"]) -> None:
     from msa_lite.recipe import recipe_schema
 
     print_data(recipe_schema(kind))
+
+
+_KEYS = ("question", "answer", "messages", "text")
+_SET = "FILE, FOLDER[:CONFIGURATION] or Hub id"
+
+
+def _option(name: str, kind: str, text: str) -> Any:
+    return click.option(name, type=click.Path(), metavar=kind, help=text)
+
+
+@click.command()
+@click.argument("file", type=click.Path(), default="my-request.yaml")
+@_option("--target", "MODEL", "The finished model: a folder or repo[@revision], or a LoRA adapter.")
+@_option("--prior", "MODEL", "The model that you fine-tuned from.  [default: the model that the target's files name]")
+@_option("--forget", "DATA", f"The rows to forget: {_SET}.")
+@_option("--retain", "DATA", "Rows to keep, likewise.")
+@_option("--holdout", "DATA", "Similar rows that no model was trained on, likewise.")
+@click.option("--columns", help="Columns of these: question=Q,answer=A, messages=M or text=T; the usual are known.")
+@_option("--output", "FOLDER", "Folder of the run.  [default: runs/ and the name of FILE]")
+@takes_json
+def init_command(file: str, as_json: bool, **options: Any) -> None:
+    """Write a commented recipe to FILE, from a few questions or options.
+
+    It looks at headers of the models, at what the target was tuned from, and at the columns of the data. It asks only
+    what it cannot see, and only on a terminal. No weights are loaded. FILE is my-request.yaml unless you name another.
+
+    The JSON schema of recipes is written beside it: editors complete and check the recipe by it.
+
+    \b
+    msa-lite init
+    msa-lite init my-request.yaml --target ./my-finetuned-model --prior ./prior --forget delete.jsonl
+    msa-lite init --target ./my-finetuned-model --prior ./prior --forget delete.jsonl --retain keep.jsonl
+    """
+    from msa_lite.io.files.reading import local_path
+    from msa_lite.pipeline.init.draft import Wishes, init_recipe
+    from msa_lite.recipe import check_new_file
+
+    require("train")
+    check_new_file(local_path(file))  # before any question
+    options["columns"] = read_columns(options["columns"], _KEYS)
+    if in_terminal():
+        _ask(options)
+    if missing := [f"--{name}" for name in ("target", "forget") if not options[name]]:
+        raise UsageError(f"{' and '.join(missing)}: needed, as there is no terminal to ask on (`msa-lite init --help`)")
+    click.echo("looking at models and data", err=True)
+    draft = init_recipe(file, Wishes(**options))
+    if not as_json:
+        click.echo(f"schema:  {draft.schema}, by which editors check the recipe", err=True)
+    show(draft, as_json, f"written: {draft.file}", f"next:    {draft.next}")
+
+
+def _ask(options: dict[str, Any]) -> None:
+    """Ask for what is not given and cannot be seen. An empty answer leaves out what is optional."""
+    from msa_lite.pipeline.init.inspect import guess_prior, inspect_set
+
+    options["target"] = options["target"] or _answer("The finished model (folder or repo[@revision])")
+    if not options["prior"] and guess_prior(options["target"]) is None:
+        options["prior"] = _answer("The model that you fine-tuned, which has not seen the rows")
+    if not options["forget"]:  # whoever gives options knows the others
+        options["forget"] = _answer(f"The rows to forget ({_SET})")
+        for name, what in {"retain": "Rows to keep", "holdout": "Similar rows that no model saw"}.items():
+            options[name] = options[name] or _answer(f"{what} (empty: none)", default="")
+    for name in ("forget", "retain", "holdout") if not options["columns"] else ():
+        try:
+            if options[name]:
+                inspect_set(options[name], options["columns"])
+        except ColumnsError as error:
+            click.echo(f"{options[name]} has the columns {', '.join(error.columns)}", err=True)
+            choice = click.Choice(error.columns)
+            for key in ("question", "answer"):
+                options["columns"][key] = click.prompt(f"The column of {key}s", type=choice, err=True)
+
+
+def _answer(question: str, default: str | None = None) -> str | None:
+    answer = click.prompt(question, default=default, show_default=False, err=True)
+    return str(answer).strip() or None

@@ -1,4 +1,4 @@
-"""Commands on the recipe of a run or a training: run, quickstart, baseline, train, probe."""
+"""Commands on the recipe of a run or a training: plan, run, quickstart, baseline, train, probe."""
 
 from __future__ import annotations
 
@@ -6,15 +6,14 @@ from functools import partial
 
 import click
 
-from msa_lite.cli.help import Command
-from msa_lite.cli.invocation import PARTS, Invocation, takes_recipe
+from msa_lite.cli.arguments import PARTS, Invocation, complete_recipe, takes_json, takes_overrides, takes_recipe
 from msa_lite.cli.output import exit_code, print_json, print_model, print_result, print_table, print_verdict, show
-from msa_lite.errors import UsageError
+from msa_lite.errors import MismatchError, UsageError
 
 _QUICKSTARTS = {"new": "quickstart", "smollm2": "quickstart-smollm2"}  # recipes by --model
 
 
-@click.command(cls=Command)
+@click.command()
 @click.option(
     "--until",
     type=click.Choice(list(PARTS)),
@@ -50,7 +49,7 @@ def run_command(invocation: Invocation, until: str | None, accept: bool) -> int:
     return 0
 
 
-@click.command(cls=Command)
+@click.command()
 @takes_recipe(named=_QUICKSTARTS)
 def quickstart_command(invocation: Invocation) -> int:
     """Try msa-lite: models learn invented people, and unlearn some of them.
@@ -89,7 +88,7 @@ def _checked_method(context: click.Context, argument: click.Parameter, method: s
     return method
 
 
-@click.command(cls=Command)
+@click.command()
 @click.argument("method", callback=_checked_method)
 @takes_recipe()
 def baseline_command(invocation: Invocation, method: str) -> None:
@@ -146,7 +145,7 @@ def _choose(invocation: Invocation) -> None:
     click.echo(f"table:           {result.folder / 'sweep'}")
 
 
-@click.command(cls=Command)
+@click.command()
 @takes_recipe("training")
 def train_command(invocation: Invocation) -> None:
     """Train the stages of RECIPE, one after the other.
@@ -172,7 +171,7 @@ def train_command(invocation: Invocation) -> None:
     show(result, invocation.as_json, *lines, f"model:   {result.model}", f"history: {result.history}")
 
 
-@click.command(cls=Command)
+@click.command()
 @takes_recipe(checks=False)
 def probe_command(invocation: Invocation) -> None:
     """Check whether the prior of RECIPE has already seen the forget set.
@@ -198,3 +197,50 @@ def probe_command(invocation: Invocation) -> None:
     for finding in result.findings:
         click.echo(f"{finding.name} ({result.models[finding.name]}): {finding.explanation}")
     click.echo(f"scores: {result.folder}")
+
+
+@click.command()
+@click.argument("recipe", shell_complete=complete_recipe)
+@takes_overrides
+@click.option("--gpu", metavar="SIZE", help="Plan for a GPU with this much memory, such as 8GB.  [default: this one]")
+@click.option("--baseline", metavar="METHOD", help="Plan `msa-lite baseline METHOD` in the place of the run.")
+@click.option(
+    "--processes",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Processes of `accelerate launch`, each with such a GPU; they divide fits in full mode.",
+)
+@takes_json
+def plan_command(
+    recipe: str,
+    overrides: tuple[str, ...],
+    gpu: str | None,
+    baseline: str | None,
+    processes: int,
+    as_json: bool,
+) -> int:
+    """Predict what RECIPE needs: memory of each stage, disk, time.
+
+    Nothing is written. RECIPE is a YAML file, or the name of a shipped recipe, of a run or of a training (train/...).
+    KEY.SUB=VALUE changes one of its keys. Models are read by their headers and configs alone, from this machine or from
+    the Hub; no weights are downloaded. Times are rough: operations divided by the speed of such a GPU, or of this CPU.
+
+    The last line says whether the run fits, and if not, which change of the recipe makes it fit at the least cost. The
+    exit code is 0 if it fits, else 3.
+
+    \b
+    msa-lite plan my.yaml
+    msa-lite plan my.yaml --gpu 8GB vector.mode=qlora
+    msa-lite plan my.yaml --gpu 80GB --processes 2 --baseline undial vector.mode=full
+    msa-lite plan my.yaml --gpu 80GB --json
+    """
+
+    from msa_lite.budget.plan import plan_lines, plan_table
+    from msa_lite.pipeline.verbs.plan import plan
+
+    result = plan(recipe, overrides, gpu=gpu, baseline=baseline, processes=processes)
+    if not as_json:
+        print_table(plan_table(result))
+    show(result, as_json, *plan_lines(result))
+    return 0 if result.fits else MismatchError.exit_code

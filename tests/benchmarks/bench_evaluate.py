@@ -31,7 +31,6 @@ from typing import Any
 
 import numpy as np
 
-from msa_lite.cli.output import quieten_libraries
 from msa_lite.data import IGNORE, Example, Prompter, Template, to_batch
 from msa_lite.evals.benchmarks.benchmark import Benchmark, BenchmarkSettings
 from msa_lite.evals.benchmarks.muse import MUSE
@@ -41,6 +40,7 @@ from msa_lite.evals.engine.forward import known_beginning, score_bundles
 from msa_lite.evals.engine.generate import generate
 from msa_lite.evals.engine.models import Runner, load_model
 from msa_lite.evals.scores.records import token_record
+from msa_lite.io.console.libraries import silence_libraries
 from tests.benchmarks.answering_model import TOKENS, make_model
 from tests.benchmarks.paired import Meter, machine, print_table, take_turns
 
@@ -277,7 +277,7 @@ def main() -> None:
     parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
     options = parser.parse_args()
     options.data = options.data or SUITES[options.suite].home
-    quieten_libraries(verbose=False)
+    silence_libraries()
     if options.side:
         print(json.dumps(run_side(options.side, options)))
         return

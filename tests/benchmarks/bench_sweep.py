@@ -23,9 +23,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from msa_lite.cli.output import quieten_libraries
 from msa_lite.demo import make_groups
 from msa_lite.evals.engine.models import load_model
+from msa_lite.io.console.libraries import silence_libraries
 from msa_lite.merger import merge
 from msa_lite.pipeline.prepare.run import Context, Run, msa_scope, prepare
 from msa_lite.pipeline.run.choice import choice_stages
@@ -123,7 +123,7 @@ def main() -> None:
     parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
     parser.add_argument("--work", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    quieten_libraries(verbose=False)
+    silence_libraries()
     logging.getLogger("msa_lite").setLevel(logging.ERROR)  # doubts about a choice among random weights
     if options.side:
         print(json.dumps(run_side(options.side, options.work, options)))

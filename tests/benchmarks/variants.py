@@ -45,9 +45,9 @@ from transformers import AutoModelForCausalLM
 from msa_lite.attacks.relearn import UNRELATED
 from msa_lite.baselines.methods import METHODS, settings_grid
 from msa_lite.baselines.objective import BaselineObjective, ReferenceCache
-from msa_lite.cli.output import quieten_libraries
 from msa_lite.data import IGNORE, Example, Prompter, Row, Template, encode_qa, encode_text, open_tokenizer, to_batch
 from msa_lite.evals.engine.models import load_model
+from msa_lite.io.console.libraries import silence_libraries
 from msa_lite.io.finished.seal import load_manifest
 from msa_lite.io.weights.blocks import Files, Scratch
 from msa_lite.io.weights.checkpoint import load_checkpoint
@@ -534,7 +534,7 @@ def main() -> None:
     if options.table:
         show(options.runs, options.beside)
         return
-    quieten_libraries(False)
+    silence_libraries()
     for run in options.runs:
         lab = Lab(run)
         known = {"target": {"rows": lists_of(lab.target)}}

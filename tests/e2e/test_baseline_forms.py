@@ -31,14 +31,14 @@ def write(recipe: dict[str, Any], folder: Path) -> str:
 
 STOPPER = """
 import contextlib, os, sys
-import msa_lite.cli.invocation as invocation
+import msa_lite.cli.arguments as arguments
 label, step, signal = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 def progress(name, done, total):
     print(name, done, sep=": ")
     if name == label and done >= step:
         sys.stdout.flush()
         os.kill(os.getpid(), signal)
-invocation.progress_bars = contextlib.contextmanager(lambda: (yield progress))
+arguments.progress_bars = contextlib.contextmanager(lambda: (yield progress))
 from msa_lite.cli import _run
 sys.exit(_run(["baseline", "npo", *sys.argv[4:]]))
 """

@@ -147,7 +147,7 @@ def answering(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """answering(*lines): have a user at a terminal answer with these lines."""
 
     def put(*lines: str) -> None:
-        monkeypatch.setattr("msa_lite.cli.init.in_terminal", lambda: True)
+        monkeypatch.setattr("msa_lite.cli.recipes.in_terminal", lambda: True)
         monkeypatch.setattr("sys.stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
 
     return put

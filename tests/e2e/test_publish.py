@@ -117,7 +117,7 @@ def test_in_a_terminal_the_user_is_asked(
 ) -> None:
     path = tmp_path / "answer"
     path.write_text(answer)
-    monkeypatch.setattr("msa_lite.cli.publish.in_terminal", lambda: True)
+    monkeypatch.setattr("msa_lite.cli.handing_on.in_terminal", lambda: True)
     with path.open() as stream:
         monkeypatch.setattr("sys.stdin", stream)
         status, _, err = call_cli("publish", unlearned["model"], REPO)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from msa_lite.cli.verify import verify_command
+from msa_lite.cli.handing_on import verify_command
 from msa_lite.errors import MismatchError, UsageError
 from msa_lite.record.check import check_record
 from msa_lite.record.seal import KEY_FILE, RECORD_FILE, SIGNATURE_FILE, check_signature, signing_command

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from msa_lite.cli.verify import verify_command
+from msa_lite.cli.handing_on import verify_command
 from msa_lite.errors import MismatchError, OutputError
 from msa_lite.io.finished.manifest import stage_folder
 

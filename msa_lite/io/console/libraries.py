@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import json
+import logging
 import os
 import shlex
-import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout
-from functools import partial
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import metadata
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec, PathFinder
-from types import ModuleType
 from urllib.parse import unquote, urlsplit
 
 from msa_lite.errors import UsageError
@@ -72,80 +67,34 @@ def _requirement(extra: str) -> str:
 def without_bars() -> Iterator[None]:
     """Let transformers load and save models without bars; restore its settings afterwards."""
     from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars
-    from transformers.utils import logging
+    from transformers.utils import logging as bars
 
     downloads = not are_progress_bars_disabled()  # which transformers' switch moves as well
-    if not logging.is_progress_bar_enabled():
+    if not bars.is_progress_bar_enabled():
         yield
         return
-    logging.disable_progress_bar()
+    bars.disable_progress_bar()
     try:
         yield
     finally:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of the Hub's bars that the environment switches off
-            logging.enable_progress_bar()
+            bars.enable_progress_bar()
         if not downloads:
             disable_progress_bars()
 
 
-class _OnLoad(MetaPathFinder):
-    """Calls an action once a package is loaded."""
-
-    def __init__(self) -> None:
-        self.actions: dict[str, Callable[[], None]] = {}
-        """The actions that wait, by the name of the package."""
-
-    def find_spec(
-        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        """Return the spec of a package that an action waits for; its loader calls the action at the end."""
-        spec = PathFinder.find_spec(name, path, target) if name in self.actions else None
-        if spec is None or spec.loader is None:
-            return None
-        load = spec.loader.exec_module
-
-        def load_and_act(module: ModuleType) -> None:
-            load(module)
-            if action := self.actions.pop(name, None):
-                action()
-
-        spec.loader.exec_module = load_and_act  # type: ignore[method-assign]
-        return spec
+_TALKERS = (
+    "transformers", "datasets", "peft", "bitsandbytes", "accelerate.big_modeling", "huggingface_hub", "httpx", "httpx2",
+    "openai",
+)  # fmt: skip
 
 
-_on_load = _OnLoad()
-
-
-def silence_libraries(verbose: bool) -> None:
-    """Hide bars and warnings of transformers and datasets, as soon as they are loaded. None of them is loaded for it.
-
-    verbose: show them; only the line that transformers prints on stdout, where results go, is led to stderr.
-    """
-    actions: dict[str, Callable[[], None]] = {"transformers": partial(_silence_transformers, verbose)}
-    if not verbose:
-        actions["datasets"] = _silence_datasets
-    for name, action in actions.items():
-        if name in sys.modules:
-            action()
-        else:
-            _on_load.actions[name] = action
-    if _on_load not in sys.meta_path:
-        sys.meta_path.insert(0, _on_load)
-
-
-def _silence_transformers(verbose: bool) -> None:
-    if os.environ.get("WANDB_MODE") == "offline":
-        with redirect_stdout(sys.stderr):
-            importlib.import_module("transformers.integrations.integration_utils")
-    if not verbose:
-        from transformers.utils import logging
-
-        logging.set_verbosity_error()
-        logging.disable_progress_bar()
-
-
-def _silence_datasets() -> None:
-    import datasets
-
-    datasets.utils.logging.set_verbosity_error()
+def silence_libraries() -> None:
+    """Hide warnings of the libraries underneath, those that are loaded already and those to come. None is loaded."""
+    for name in ("TRANSFORMERS", "DATASETS", "HF_HUB"):
+        os.environ.setdefault(f"{name}_VERBOSITY", "error")  # read when it is loaded
+    for name in _TALKERS:
+        logging.getLogger(name).setLevel(logging.ERROR)
+    for category in (FutureWarning, UserWarning):
+        warnings.filterwarnings("ignore", category=category)

@@ -1,11 +1,14 @@
-"""The way out to a terminal: signs that steer it, from names and texts of others, are shown and not obeyed."""
+"""The way out to a terminal: signs that steer it are shown and not obeyed, and a stream that breaks stops no work."""
 
 from __future__ import annotations
 
+import codecs
 import io
+import os
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
@@ -22,14 +25,80 @@ def shown(text: str) -> str:
 
 
 class SafeText(io.TextIOWrapper):
-    """A text stream on which nobody's text steers the terminal. Bars of tqdm may go back to the start of their line."""
+    """A text stream on which nobody's text steers the terminal, and whose errors stop nobody.
+
+    Bars of tqdm may go back to the start of their line. The stream below is somebody else's, and is never closed.
+    """
+
+    fault: OSError | None = None
+    """The first error; everything after it goes nowhere."""
 
     def write(self, text: str) -> int:
         """Write a text as `shown`."""
         bar = _BARS.match(text)
         start = bar[0] if bar else ""
-        super().write(start + shown(text[len(start) :]))
+        self.write_as_is(start + shown(text[len(start) :]))
         return len(text)
+
+    def write_as_is(self, text: str) -> int:
+        """Write a text with the signs that steer a terminal; keep an error, and do not raise it."""
+        try:
+            super().write(text)
+        except OSError as error:
+            self._give_up(error)
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush; keep an error, and do not raise it."""
+        try:
+            super().flush()
+        except OSError as error:
+            self._give_up(error)
+
+    def close(self) -> None:
+        """Flush only."""
+        self.flush()
+
+    def _give_up(self, error: OSError) -> None:
+        self.fault = self.fault or error
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, self.fileno())  # takes what is still in buffers, too
+        os.close(nowhere)
+
+
+@contextmanager
+def safe_streams() -> Iterator[None]:
+    """Replace standard output and error by safe streams."""
+    _fill_descriptors()
+    originals = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = map(_safe, originals)
+    try:
+        yield
+    finally:
+        for stream in filter(None, (sys.stdout, sys.stderr)):
+            stream.flush()
+        sys.stdout, sys.stderr = originals
+
+
+def _fill_descriptors() -> None:
+    """Lead closed standard streams nowhere. Otherwise a model's file gets their number, and the prints go into it."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+
+
+def _safe(stream: TextIO) -> TextIO:
+    """Wrap a stream: escape what steers a terminal or its encoding lacks; turn ASCII (a POSIX locale) into UTF-8."""
+    if not isinstance(stream, io.TextIOWrapper):  # closed, or put there by somebody who knows why
+        return stream
+    stream.flush()
+    encoding = codecs.lookup(stream.encoding).name
+    encoding = "utf-8" if encoding == "ascii" else encoding
+    at_once = stream.write_through  # with PYTHONUNBUFFERED, which containers often set
+    lines = stream.line_buffering
+    return SafeText(stream.buffer, encoding, "backslashreplace", line_buffering=lines, write_through=at_once)
 
 
 class _AsIs:
@@ -37,13 +106,7 @@ class _AsIs:
 
     def __init__(self, stream: SafeText) -> None:
         self._stream = stream
-
-    def write(self, text: str) -> int:
-        return io.TextIOWrapper.write(self._stream, text)
-
-    def writelines(self, lines: Iterable[str]) -> None:
-        for line in lines:
-            self.write(line)
+        self.write = stream.write_as_is
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)

@@ -24,7 +24,7 @@ WEIGHTS = {
 _LIGHT = (
     "msa_lite.cli.merge",
     "msa_lite.cli.recipes",
-    "msa_lite.cli.verify",
+    "msa_lite.cli.handing_on",
     "msa_lite.merger",
     "msa_lite.merger.mergekit.reader",
     "msa_lite.recipe",

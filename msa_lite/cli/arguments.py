@@ -1,23 +1,95 @@
-"""Open a command that works on a recipe: load it, print where the run goes, and make the one library call."""
+"""What commands share: common arguments and options, and the way in for those that work on a recipe."""
 
 from __future__ import annotations
 
 import logging
+import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import click
 
-from msa_lite.cli.again import again
-from msa_lite.cli.help import RecipeName, takes_dry_run, takes_json, takes_overrides
-from msa_lite.cli.output import print_dry_run, print_start, progress_bars, quieten_libraries
+from msa_lite.cli.faults import again
+from msa_lite.cli.output import print_dry_run, print_start, progress_bars
+from msa_lite.errors import UsageError, nearest
+from msa_lite.io.console.libraries import require
+from msa_lite.io.files.reading import local_path
 from msa_lite.io.launch.crew import Ranks
 
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
 logger = logging.getLogger(__name__)
+
+
+class Folder(click.Path):
+    """A folder that is there."""
+
+    def __init__(self) -> None:
+        super().__init__(exists=True, file_okay=False, path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the folder. Raise UsageError for any other path, with the nearest name beside it."""
+        try:
+            return super().convert(value, param, ctx)
+        except click.BadParameter as error:
+            path = local_path(value)
+            if path.exists():
+                raise UsageError(f"{value}: is no folder that can be read; name a folder") from error
+            place = Path(os.path.abspath(path.parent))
+            beside = [item.name for item in place.iterdir() if item.is_dir()] if place.is_dir() else []
+            raise UsageError(f"no such folder: {value} (looked in {place}){nearest(path.name, beside)}") from error
+
+
+def complete_recipe(context: click.Context, argument: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Offer the shipped recipes, and files."""
+    from click.shell_completion import CompletionItem
+
+    from msa_lite.recipe import shipped_recipes
+
+    names = [name for name in shipped_recipes() if name.startswith(incomplete)]
+    return [*map(CompletionItem, names), CompletionItem(incomplete, type="file")]
+
+
+takes_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+takes_dry_run = click.option("--dry-run", is_flag=True, help="Print what would be done, and why. Write nothing.")
+takes_force = click.option(
+    "--force", is_flag=True, help="Start even if the memory is too small by prediction (`msa-lite plan`)."
+)
+takes_overrides = click.argument("overrides", nargs=-1, metavar="[KEY.SUB=VALUE ...]")
+takes_run = click.argument("run", type=Folder())
+
+
+def read_names(text: str | None) -> list[str]:
+    """Return the names in a text, with commas between them."""
+    return [name.strip() for name in (text or "").split(",") if name.strip()]
+
+
+def given_options(options: Mapping[str, Any], *names: str) -> str:
+    """Return those of the named options that are given, for a message. names: none for all options."""
+    given = [name for name in names or options if options[name] not in (None, (), False)]
+    return ", ".join(f"--{name.replace('_', '-')}" for name in given)
+
+
+def read_columns(text: str | None, keys: Sequence[str]) -> dict[str, str]:
+    """Read question=Q,answer=A. Raise UsageError for keys that are not among these, or do not go together."""
+    columns: dict[str, str] = {}
+    for pair in text.split(",") if text is not None else ():
+        key, equals, name = (piece.strip() for piece in pair.partition("="))
+        if key not in keys or not equals or not name:
+            raise UsageError(
+                f"--columns: '{pair}' is not KEY=COLUMN with a key of {', '.join(keys)}{nearest(key, keys)}"
+            )
+        columns[key] = name
+    for alone in ("messages", "text"):
+        if alone in columns and len(columns) > 1:
+            raise UsageError(f"--columns: {alone} stands in the place of question and answer; name one or the other")
+    return columns
+
 
 Body = Callable[..., int | None]
 Result = TypeVar("Result")
@@ -64,7 +136,7 @@ def takes_recipe(
     checks: False for a command that does not check its memory first, and so has no --force. named: recipes by the
     values of an option --model, which takes the place of RECIPE; the first is the default.
     """
-    source = click.argument("recipe", type=RecipeName())
+    source = click.argument("recipe", shell_complete=complete_recipe)
     if named is not None:
         text = "The model: made from nothing, or a real one."
         choice = click.Choice(list(named))
@@ -91,7 +163,7 @@ def takes_recipe(
             loaded = (load_recipe if kind == "run" else load_training)(recipe, overrides)
             print_start(recipe, loaded.output)
             _tell_former_run(loaded.output, recipe)
-            quieten_libraries(context.obj)
+            require("train")
             checked = {"force": options.pop("force")} if checks else {}
             invocation = Invocation(loaded, as_json, checked)
             if not dry_run:
@@ -101,10 +173,7 @@ def takes_recipe(
             invocation.dry_run(name, **choices)
             return None
 
-        if checks:
-            text = "Start even if the memory is too small by prediction (`msa-lite plan`)."
-            command = click.option("--force", is_flag=True, help=text)(command)
-        return command
+        return takes_force(command) if checks else command
 
     return decorate
 

@@ -1,0 +1,245 @@
+"""Hand on a result, and end with the data: verify, publish, purge."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from msa_lite.cli.arguments import Folder, in_terminal, takes_json, takes_run
+from msa_lite.cli.output import print_json, print_published, show
+from msa_lite.errors import MismatchError, UsageError, join_faults, with_retries
+from msa_lite.io.files.writing import json_form
+
+if TYPE_CHECKING:
+    from msa_lite.pipeline.purge.purge import Purge
+    from msa_lite.publish.contents import Contents
+    from msa_lite.publish.upload import Destination
+
+_ANSWERS = {
+    "row": "among the rows to forget",
+    "question": "only its question is among the rows to forget",
+    "none": "not among the rows to forget",
+}
+
+
+@click.command()
+@click.argument("folder", type=Folder())
+@click.option("--allowed-signers", type=click.Path(), help="OpenSSH's file of those who may sign record.json.")
+@click.option("--rows", type=click.Path(), help="Only tell which rows of this file were to be forgotten.")
+@click.option("--key", type=click.Path(), help="With --rows: a copy of the run's record.key.")
+@takes_json
+def verify_command(folder: Path, allowed_signers: str | None, rows: str | None, key: str | None, as_json: bool) -> int:
+    """Check every file of FOLDER against its manifest, by hash.
+
+    FOLDER is a model, a vector, an evaluation, or a run with all of these. The manifest is checked against its own
+    hash. Files that no manifest names are listed too. Of a run, the removal record is checked as well: against its own
+    hash and signature, against the rest of the run, and against the records of earlier requests.
+
+    \b
+    msa-lite verify runs/mine/model
+    msa-lite verify runs/mine
+    msa-lite verify runs/mine --allowed-signers signers
+    msa-lite verify runs/mine --rows suspects.jsonl
+    """
+
+    from msa_lite.io.finished.seal import verify_stages
+    from msa_lite.record.check import check_records
+
+    if rows is not None:
+        return _print_answers(folder, rows, key, as_json)
+    if key is not None:
+        raise UsageError("--key: only with --rows FILE")
+    records = {str(place.relative_to(folder)): check for place, check in check_records(folder, allowed_signers).items()}
+    stages = {str(place.relative_to(folder)): of for place, of in verify_stages(folder, needed=not records).items()}
+    lines = [fault if place == "." else f"{place}/{fault}" for place, faults in stages.items() for fault in faults]
+    of_records = [fault for check in records.values() for fault in check.faults]
+    if as_json:
+        print_json({"folder": str(folder), "faults": lines + of_records, "stages": stages, "records": records})
+        return MismatchError.exit_code if lines or of_records else 0
+    for place, faults in stages.items():
+        if not faults:
+            click.echo(f"{folder / place}: every file is as it was written")
+    for check in records.values():
+        for line in check.statements:
+            click.echo(line)
+        for line in check.notes:
+            click.echo(f"note: {line}", err=True)
+    broken = sum(map(bool, stages.values()))
+    of = f" ({broken} of {len(stages)} folders)" if len(stages) > 1 else ""
+    headline = f"{folder}: differs from its manifest{of}:" if lines else f"{folder}: its removal record does not hold:"
+    if lines or of_records:
+        raise MismatchError(join_faults(headline, lines + of_records, limit=100))
+    return 0
+
+
+def _print_answers(folder: Path, rows: str, key: str | None, as_json: bool) -> int:
+    """Say for each row of a file whether it was to be forgotten. The rows themselves are not printed."""
+    from msa_lite.pipeline.run.report import find_forgotten
+
+    answers = find_forgotten(folder, rows, key)
+    count = sum(answer.match == "row" for answer in answers)
+    values = [{"row": i, "match": a.match, "run": str(a.folder)} for i, a in enumerate(answers)]
+    lines = []
+    for number, answer in enumerate(answers):
+        other = "" if answer.folder == folder else f" of the earlier run {answer.folder}"
+        lines.append(f"row {number}: {_ANSWERS[answer.match]}{other}")
+    lines.append(f"{count} of {len(answers)} rows were to be forgotten")
+    show({"folder": str(folder), "rows": len(answers), "among": count, "answers": values}, as_json, *lines)
+    return 0
+
+
+@click.command()
+@click.argument("folder", metavar="FOLDER", type=Folder())
+@click.argument("repo")
+@click.option("--private/--public", "private", default=True, show_default=True, help="Who sees it: the owner, or all.")
+@click.option("--as", "form", type=click.Choice(["model", "adapter"]), help="The folder of a run to send.")
+@click.option("--license", metavar="ID", help="The licence, if the target's card names none.")
+@click.option("--accept", is_flag=True, help="Send it although its verdict is FAIL.")
+@click.option("--i-know-this-can-undo-the-removal", "can_undo", is_flag=True, help="Send even a vector.")
+@click.option("--dry-run", is_flag=True, help="Print card and files. Send nothing; no token is needed.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@takes_json
+def publish_command(
+    folder: Path, repo: str, private: bool, dry_run: bool, yes: bool, as_json: bool, **wishes: Any
+) -> int:
+    """Send a model or adapter, with its card, to the Hugging Face Hub.
+
+    FOLDER is a model, an adapter, or a run with one of them. REPO is ACCOUNT/NAME. A new repository is private unless
+    --public is given. What is to be sent is shown first. An upload that was interrupted is repeated by the same
+    command, which sends only what is missing; until it is whole, the main branch stays as it was.
+
+    \b
+    msa-lite publish runs/mine alice/mine-unlearned --dry-run
+    msa-lite publish runs/mine/model alice/mine-unlearned
+    msa-lite publish runs/mine alice/mine-unlearned --public --yes
+    """
+    from contextlib import nullcontext
+    from dataclasses import replace
+
+    from huggingface_hub.utils import disable_progress_bars
+
+    from msa_lite.publish.contents import PublishOptions, make_contents
+    from msa_lite.publish.upload import check_name, find_destination, push
+
+    options = PublishOptions(repo=repo, public=not private, **wishes)
+    if dry_run:
+        check_name(repo)
+        contents = make_contents(folder, options)
+        value = {"repo": repo, "private": private, "card": contents.card, **_described(contents)}
+        show(value, as_json, contents.card, *_file_lines(contents))
+        return 0
+    to = find_destination(repo, private)  # first: the files of a large model take minutes to check
+    contents = make_contents(folder, replace(options, repo=to.repo))
+    click.echo("\n".join(_file_lines(contents, to)), err=True)
+    if not yes:
+        if not in_terminal():
+            error = UsageError("nothing was sent: there is nobody to ask; give --yes, or --dry-run for a look")
+            raise with_retries(error, {"to send it": ["--yes"]})
+        if not click.confirm("Send this?", err=True):
+            click.echo("nothing was sent", err=True)
+            return 130
+    with nullcontext() if in_terminal() else disable_progress_bars():
+        result = push(contents, to)
+    if as_json:
+        print_json(json_form(result) | _described(contents))
+    else:
+        print_published(result)
+    return 0
+
+
+def _described(contents: Contents) -> dict[str, Any]:
+    files = [{"name": item.name, "bytes": item.nbytes, "sha256": item.sha256} for item in contents.files]
+    return {"kind": contents.kind, "files": files, "cautions": list(contents.cautions)}
+
+
+def _file_lines(contents: Contents, to: Destination | None = None) -> list[str]:
+    """Return the files and sizes, where they go, what is deleted there, and what the user should know."""
+    from msa_lite.io.console.progress import readable
+    from msa_lite.publish.upload import stale_files
+
+    lines = [f"to:     {to.describe()}"] if to else []
+    count, size = len(contents.files), readable(sum(item.nbytes for item in contents.files))
+    lines.append(f"sends:  the {contents.kind} {contents.folder}: {count} files, {size}")
+    width = max(len(item.name) for item in contents.files)
+    lines += [f"          {item.name:{width}}  {readable(item.nbytes)}" for item in contents.files]
+    if to and (stale := stale_files(contents, to.files)):
+        lines.append(f"deletes there: {', '.join(stale)}")
+    return lines + [f"note:   {caution}" for caution in contents.cautions]
+
+
+_MOST = 30  # lines of files that are left alone
+
+
+@click.command()
+@takes_run
+@click.option("--yes", is_flag=True, help="Remove what is listed. Nothing brings it back.")
+@click.option("--search", "places", multiple=True, metavar="FOLDER", help="Print its files that hold rows.")
+@takes_json
+def purge_command(run: Path, yes: bool, places: tuple[str, ...], as_json: bool) -> None:
+    """List what still holds the data of RUN, and with --yes remove it.
+
+    RUN is the folder of a run. Vectors can put the data back, and records repeat its rows. The unlearned model, the
+    report and the removal record stay. After that, RUN is not run again and takes no part in later merges. Outside of
+    RUN nothing is removed; the data's own files, the target and earlier runs are named.
+
+    --search looks for the rows of the recipe's files in other folders: in UTF-8, as they stand or escaped as in JSON,
+    from 12 bytes on. It sees nothing in packed files (Parquet, zip, PDF) and other encodings.
+
+    \b
+    msa-lite purge runs/mine         # only lists
+    msa-lite purge runs/mine --yes   # removes what was listed
+    msa-lite purge runs/mine --search ~/notes --search runs   # before the data's files are gone
+    """
+    from msa_lite.pipeline.purge.purge import purge, search_folders
+
+    if places:
+        if yes:
+            raise click.UsageError("--search only prints files; leave out --yes")
+        found = search_folders(run, places)
+        show(found, as_json, *found.files)
+        for fault in found.unread if not as_json else ():
+            click.echo(f"not searched: {fault}", err=True)
+        return
+    result = purge(run, remove=yes)
+    if as_json:
+        print_json(result)
+        return
+    click.echo("\n".join(_lines(result)))
+
+
+def _lines(result: Purge) -> Iterator[str]:
+    """Yield what holds the data, what stays, what is elsewhere, and what to do next."""
+    from msa_lite.io.console.progress import readable
+    from msa_lite.pipeline.purge.purge import AFTER, UNKNOWN, purge_command
+    from msa_lite.report.run.provenance import PURGED_FILE
+
+    if result.holdings:
+        verb = "was removed" if result.removed else "can be removed"
+        yield f"{result.folder}: holds the data, and {verb} ({len(result.holdings)} items, {readable(result.nbytes)}):"
+    else:
+        before = f" since it was purged ({result.purged})" if result.purged else ""
+        yield f"{result.folder}: nothing that msa-lite made in it holds the data{before}"
+    yield from _aligned((item.name, f"{readable(item.nbytes):>9}  {item.reason}") for item in result.holdings)
+    for title, remarks in (("stays", result.kept), ("left alone", result.strays)):
+        if remarks:
+            yield f"\n{title}:"
+        yield from _aligned((remark.name, remark.reason) for remark in remarks[:_MOST])
+        if len(remarks) > _MOST:
+            yield f"  … and {len(remarks) - _MOST} more"
+    yield "\nnot removed by this command:"
+    yield from (f"  - {line}" for line in result.elsewhere)
+    yield f"\n{UNKNOWN}"
+    if result.removed and result.holdings:
+        yield f"\n{PURGED_FILE} lists what was removed; `msa-lite verify {result.folder}` checks what stays"
+    elif result.holdings:
+        yield f"\nnothing was removed. To remove what holds the data: {purge_command(result.folder)}\n{AFTER}"
+
+
+def _aligned(rows: Iterable[tuple[str, str]]) -> list[str]:
+    """Return lines of names with texts beside them."""
+    pairs = list(rows)
+    width = max((len(name) for name, _ in pairs), default=0)
+    return [f"  {name:<{width}}  {text}" for name, text in pairs]
