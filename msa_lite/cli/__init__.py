@@ -100,7 +100,11 @@ class _Commands(click.Group):
             args = ["run", *args]
         if args[0] not in _SHARED and not Ranks.current().first:  # of the processes of a launcher, the first one works
             raise click.exceptions.Exit(0)
-        return super().resolve_command(ctx, args)
+        from msa_lite.cli.faults import remember_options
+
+        called, command, rest = super().resolve_command(ctx, args)
+        remember_options(command)
+        return called, command, rest
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Offer the commands, and files and shipped recipes, which mean `run`."""
@@ -172,15 +176,5 @@ def _run(args: list[str]) -> int:
             raise
         return report_error(error, verbose, rank)
     except (Exception, KeyboardInterrupt) as error:
-        return report_error(error, verbose, rank, _command_of(args))
+        return report_error(error, verbose, rank)
     return status if isinstance(status, int) else 0
-
-
-def _command_of(args: list[str]) -> click.Command | None:
-    """Return the command that these words call: what stands in the place of one is a recipe to run."""
-    names = [word for word in args if not word.startswith("-")]
-    if not names:
-        return None
-    root = click.Context(cli)
-    command = cli.get_command(root, names[0]) or cli.get_command(root, "run")
-    return command.commands.get(names[1]) if isinstance(command, click.Group) and names[1:] else command

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import click
 
-from msa_lite.cli.faults import again
 from msa_lite.cli.output import print_dry_run, print_start, progress_bars
 from msa_lite.errors import UsageError, nearest
 from msa_lite.io.console.libraries import require
@@ -56,7 +55,9 @@ def complete_recipe(context: click.Context, argument: click.Parameter, incomplet
 
 
 takes_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-takes_dry_run = click.option("--dry-run", is_flag=True, help="Print what would be done, and why. Write nothing.")
+takes_dry_run = click.option(
+    "--dry-run", "is_dry", is_flag=True, help="Print what would be done, and why. Write nothing."
+)
 takes_force = click.option(
     "--force", is_flag=True, help="Start even if the memory is too small by prediction (`msa-lite plan`)."
 )
@@ -107,14 +108,6 @@ class Invocation:
     checked: Mapping[str, bool]
     """`force` of commands that check their memory first; it goes to the library function."""
 
-    def dry_run(self, command: str, **options: Any) -> None:
-        """Print what a command would do. Write nothing. options: those of the library function."""
-        from msa_lite.pipeline.verbs.dry_run import dry_run
-
-        if Ranks.current().first:
-            result = dry_run(self.recipe, command=command, **self.checked, **options)  # type: ignore[arg-type]
-            print_dry_run(result, self.as_json)
-
     def call(self, function: Callable[..., Result | None], **options: Any) -> Result:
         """Return what a library function makes of the recipe, with progress on stderr.
 
@@ -153,42 +146,29 @@ def takes_recipe(
             context: click.Context,
             recipe: str,
             overrides: tuple[str, ...],
-            dry_run: bool,
+            is_dry: bool,
             as_json: bool,
             **options: Any,
         ) -> int | None:
+            from msa_lite.pipeline.verbs.dry_run import dry_run
             from msa_lite.recipe import load_recipe, load_training
 
             recipe = named[recipe] if named else recipe
             loaded = (load_recipe if kind == "run" else load_training)(recipe, overrides)
             print_start(recipe, loaded.output)
-            _tell_former_run(loaded.output, recipe)
             require("train")
             checked = {"force": options.pop("force")} if checks else {}
-            invocation = Invocation(loaded, as_json, checked)
-            if not dry_run:
-                return body(invocation, **options)
-            choices = {name: options[name] for name in ("method",) if name in options}
-            name = PARTS.get(options.get("until") or "", "run" if named else str(context.info_name))
-            invocation.dry_run(name, **choices)
+            if not is_dry:
+                return body(Invocation(loaded, as_json, checked), **options)
+            if Ranks.current().first:
+                choices: dict[str, Any] = {name: options[name] for name in ("method",) if name in options}
+                verb: Any = PARTS.get(options.get("until") or "", "run" if named else str(context.info_name))
+                print_dry_run(dry_run(loaded, command=verb, **checked, **choices), as_json)
             return None
 
         return takes_force(command) if checks else command
 
     return decorate
-
-
-def _tell_former_run(output: str, recipe: str) -> None:
-    """Warn that a run with this output is in another folder: this one does not go on with it."""
-    from msa_lite.pipeline.run.folder import find_former_run
-
-    if Ranks.current().first and (former := find_former_run(output, recipe)):
-        logger.warning(
-            "there is a run in %s, made from another working folder; this one begins anew in %s. To go on there: %s",
-            former,
-            Path(output).absolute(),
-            again(f"output={former}"),
-        )
 
 
 def in_terminal() -> bool:

@@ -13,7 +13,7 @@ import click
 
 from msa_lite.attack_names import ATTACKS
 from msa_lite.cli.arguments import read_names, takes_dry_run, takes_json, takes_overrides, takes_run
-from msa_lite.cli.output import print_dry_run, print_json, print_table, progress_bars, show
+from msa_lite.cli.output import print_dry_run, print_json, print_table, print_wrapped, progress_bars, show
 from msa_lite.errors import UsageError
 from msa_lite.io.console.libraries import require
 from msa_lite.io.files.writing import json_form
@@ -88,6 +88,7 @@ def _lines() -> Iterator[str]:
 
 def _answer(panel: Panel, question: str, as_json: bool, one: bool = False) -> None:
     """Print each answer as it comes; as JSON, all of them together."""
+    from rich.text import Text
 
     if as_json:
         with progress_bars() as progress:
@@ -98,25 +99,8 @@ def _answer(panel: Panel, question: str, as_json: bool, one: bool = False) -> No
     for name in panel.names:
         with progress_bars() as progress:  # closed before anything is printed: bars lead stdout to their own stream
             text = panel.answer(name, question, progress)
-        _print_answer(f"{name:<{width}}", text)
-
-
-def _print_answer(name: str, text: str) -> None:
-    """Print an answer beside a name: wrapped on a terminal, else in full width. Other signs than text become blanks."""
-    from rich.table import Table
-    from rich.text import Text
-
-    from msa_lite.io.console.terminal import make_console
-
-    console = make_console()
-    if not console.is_terminal:
-        console.width = 1 << 20
-    lines = map(_plain, text.splitlines())
-    table = Table.grid(padding=(0, 2))
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
-    table.add_row(Text(name, style="bold"), Text("\n".join(lines) or "(nothing)"))
-    console.print(table)
+        lines = "\n".join(map(_plain, text.splitlines())) or "(nothing)"
+        print_wrapped(Text.assemble((f"{name:<{width}}", "bold"), "  ", lines), width + 2)
 
 
 def _plain(line: str) -> str:
@@ -180,7 +164,7 @@ def _opened_in_browser(address: str) -> Iterator[None]:
 )
 @takes_dry_run
 @takes_json
-def attack_command(run: Path, overrides: tuple[str, ...], attacks: str | None, dry_run: bool, as_json: bool) -> None:
+def attack_command(run: Path, overrides: tuple[str, ...], attacks: str | None, is_dry: bool, as_json: bool) -> None:
     """Attack the models of RUN, to see whether the rows to forget come back.
 
     RUN is the folder of a finished run, or of a baseline in it. Target, ideal and unlearned model are attacked alike.
@@ -199,7 +183,7 @@ def attack_command(run: Path, overrides: tuple[str, ...], attacks: str | None, d
 
     require("train")
     names = read_names(attacks)
-    if dry_run:
+    if is_dry:
         print_dry_run(dry_attack(run, names, overrides), as_json)
         return
     with progress_bars() as progress:

@@ -42,12 +42,19 @@ GONE_OPTIONS = {
 
 
 _TYPED: list[str] = []  # the words of this process's command
+_OPTIONS: set[str] = set()  # those of that command
 _CLASHES = {"--accept": "--until"}  # by an option: the one that a command refuses beside it
 
 
 def remember(args: Sequence[str]) -> None:
     """Take the words that the user typed after `msa-lite`."""
     _TYPED[:] = args
+    _OPTIONS.clear()
+
+
+def remember_options(command: click.Command | None) -> None:
+    """Take the options of the command that the words call."""
+    _OPTIONS.update(name for parameter in (command.params if command else ()) for name in parameter.opts)
 
 
 def again(*words: str) -> str:
@@ -60,21 +67,18 @@ def again(*words: str) -> str:
     return f"{command} (after your launcher)" if Ranks.current().count > 1 else command
 
 
-def offers(error: BaseException, command: click.Command | None) -> Iterator[str]:
+def offers(error: MsaError) -> Iterator[str]:
     """Yield a line for each way out that an error offers and the command knows: "to …: msa-lite …"."""
     typed = {word.partition("=")[0] for word in _TYPED}
-    options = {name for parameter in command.params for name in parameter.opts} if command else set()
-    options -= {name for name, other in _CLASHES.items() if other in typed}
-    for purpose, words in error.retries.items() if isinstance(error, MsaError) else ():
+    options = _OPTIONS - {name for name, other in _CLASHES.items() if other in typed}
+    for purpose, words in error.retries.items():
         known = all(word in options for word in words if word.startswith("--"))
         if known and not set(words) <= set(_TYPED):
             yield f"{purpose}: {again(*words)}"
 
 
-def report_error(error: BaseException, verbose: bool, rank: int = 0, command: click.Command | None = None) -> int:
+def report_error(error: BaseException, verbose: bool, rank: int = 0) -> int:
     """Print what a command raised on stderr, with the commands that go on; return the exit status.
-
-    command: the one that raised it.
 
     rank: the number of the process. The first one of a launcher prints the errors that all have, and the launcher then
     ends the others. One that is still there after some seconds has an error of its own.
@@ -91,7 +95,7 @@ def report_error(error: BaseException, verbose: bool, rank: int = 0, command: cl
         _print_usage(error)
         return _say(_gone_option(error) or error.format_message(), 2)
     if isinstance(error, MsaError):
-        return _say("\n".join([str(error), *offers(error, command)]), error.exit_code)
+        return _say("\n".join([str(error), *offers(error)]), error.exit_code)
     if isinstance(error, (click.Abort, KeyboardInterrupt)):
         click.echo(f"interrupted; {_RESUME}", err=True)
         return 130

@@ -67,18 +67,15 @@ def print_start(recipe: str, output: str) -> None:
 
 
 def print_wrapped(text: Text, indent: int = 0, to_stderr: bool = False) -> None:
-    """Print a text: wrapped at words on a terminal, elsewhere in one line, so that `grep` finds it.
+    """Print a text: wrapped at words on a terminal, elsewhere as it is, so that `grep` finds it.
 
     indent: blanks before all lines but the first.
     """
     from rich.text import Text
 
     console = make_console(to_stderr)
-    if not console.is_terminal:
-        console.print(text, soft_wrap=True)
-        return
-    width = max(20, console.width)
-    for number, line in enumerate(text.wrap(console, width - indent)):
+    lines = text.wrap(console, max(20, console.width) - indent) if console.is_terminal else text.split()
+    for number, line in enumerate(lines):
         console.print(Text(" " * indent if number else "").append_text(line), soft_wrap=True)
 
 

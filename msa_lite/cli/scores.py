@@ -224,7 +224,7 @@ def compare_command(
 @takes_dry_run
 @takes_json
 def table_command(
-    name: str, overrides: tuple[str, ...], only: str | None, force: bool, dry_run: bool, as_json: bool
+    name: str, overrides: tuple[str, ...], only: str | None, force: bool, is_dry: bool, as_json: bool
 ) -> int:
     """Make a table of the MSA paper, or one of your own, in one command.
 
@@ -245,12 +245,12 @@ def table_command(
 
     require("train")
     labels = read_names(only)
-    if dry_run:
+    if is_dry:
         result = look_at_table(name, overrides, only=labels)
     else:
         with progress_bars() as progress:
             result = table(name, overrides, progress, only=labels, force=force)
-    if dry_run or as_json:
+    if is_dry or as_json:
         width = max(len(row.label) for row in result.rows)
         show(result, as_json, *(f"{row.label:<{width}}  {row.state}" for row in result.rows))
         for note in result.notes if not as_json else ():

@@ -166,10 +166,10 @@ def test_errors_have_one_form_whoever_finds_them(arguments: list[str], usage: st
 def test_a_refusal_names_the_whole_command_that_goes_on(
     words: str, error: MsaError, lines: list[str], call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(self: Any, context: click.Context) -> None:
+    def refuse(*arguments: Any) -> None:
         raise error
 
-    monkeypatch.setattr(type(cli.cli), "invoke", refuse)
+    monkeypatch.setattr("msa_lite.recipe.load_recipe", refuse)
     _, _, err = call(*shlex.split(words))
     assert [line.partition(": msa-lite ")[2] for line in err.splitlines()[1:]] == [
         line.format(words=words) for line in lines

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from msa_lite.cli.evaluate import evaluate_command
 from small_table import shrink
 
 from msa_lite.baselines.methods import check_grids, check_method
+from msa_lite.cli.scores import evaluate_command
 from msa_lite.comparison.published import load_published, published_tables
 from msa_lite.evals.benchmarks.aggregates import resolve_compat
 from msa_lite.pipeline.table.rows import table_rows

@@ -29,7 +29,7 @@ from typing import Any
 
 from msa_lite.errors import FormatError, MsaError, OutputError, StageError, join_faults
 from msa_lite.io.console.progress import readable
-from msa_lite.io.files.reading import printable, read_bytes, read_object
+from msa_lite.io.files.reading import read_bytes, read_object
 from msa_lite.io.files.writing import digest, disk_fault, hash_file, nearest_place, reachable, sync, write_json
 from msa_lite.io.finished.seal import (
     LOCK,
@@ -39,7 +39,6 @@ from msa_lite.io.finished.seal import (
     WORKING,
     describe_file,
     entries,
-    list_files,
     load_manifest,
     locked,
     remove_leftovers,
@@ -176,8 +175,8 @@ def stage_folder(
         known = hashes or {}
         files = {
             name: describe_file(path, known.get(name))
-            for path in list_files(partial)
-            for name in [printable(path.relative_to(partial))]
+            for name, path in entries(partial).items()
+            if name not in (MANIFEST, *WORKING)
         }
         facts = {"made_by": "msa-lite", "kind": kind, "inputs": inputs, **(facts or {}), "files": files}
         write_manifest(partial, {**facts, "versions": software_versions()})
@@ -368,5 +367,5 @@ def _sweep(folder: Path) -> None:
 def _apply_umask(folder: Path) -> None:
     """Give files the usual permissions; the safetensors library makes them readable by their owner alone."""
     usual = stat.S_IMODE((folder / MANIFEST).stat().st_mode)  # of a file that was opened just now
-    for path in list_files(folder):
+    for path in entries(folder).values():
         path.chmod(usual)

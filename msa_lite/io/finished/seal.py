@@ -127,12 +127,6 @@ def describe_file(path: Path, sha256: str | None = None) -> dict[str, Any]:
     return {"sha256": sha256 or hash_file(path), "bytes": path.stat().st_size}
 
 
-def list_files(folder: Path) -> list[Path]:
-    """Return all files below a folder, sorted, without its manifest and a stage's working files."""
-    skip = {MANIFEST, *WORKING}
-    return sorted(p for p in folder.rglob("*") if p.is_file() and str(p.relative_to(folder)) not in skip)
-
-
 def entries(folder: Path) -> dict[str, Path]:
     """Return all that is below a folder, except folders, by the name in a manifest: files, links, pipes, …
 

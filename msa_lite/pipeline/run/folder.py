@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
-from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -18,7 +16,7 @@ from msa_lite.errors import FormatError, MsaError, OutputError, RecipeError
 from msa_lite.evals.scores.records import ANSWERS_FILE
 from msa_lite.io.console.libraries import require
 from msa_lite.io.console.progress import Progress, notices
-from msa_lite.io.files.reading import local_path, parse_yaml, read_text
+from msa_lite.io.files.reading import parse_yaml, read_text
 from msa_lite.io.files.writing import check_writable, digest, write_json, write_text
 from msa_lite.io.finished.manifest import software_versions
 from msa_lite.io.finished.seal import LOCK, MANIFEST, PURGING, leaves, locked
@@ -349,32 +347,3 @@ def open_run(folder: str | Path) -> RunFolder:
     place = folder.resolve()
     home = folder.parent.parent if place.parent.name == BASELINES else folder
     return RunFolder(folder, load_recipe(moved_paths(recipe.model_dump(mode="json"), recipe.output.rstrip("/"), home)))
-
-
-_NEIGHBOURS = 1000  # folders beside each other that are looked into
-
-
-def find_former_run(output: str, recipe: str) -> Path | None:
-    """Return the folder of a run by this relative output elsewhere, while there is none here; None if none is found.
-
-    recipe: its file, or the name of a shipped one. Looked into are the recipe's own folder, the folders above that and
-    above the working folder, and those directly in the working folder.
-    """
-    here = Path(output).expanduser()
-    if here.is_absolute() or os.path.exists(here):
-        return None
-    with suppress(OSError):  # a folder that nobody may read, or that is gone, holds no run to go on with
-        return next(
-            (place / here for place in _likely_places(recipe) if os.path.isfile(place / here / RECIPE_FILE)), None
-        )
-    return None
-
-
-def _likely_places(recipe: str) -> Iterator[Path]:
-    """Yield folders in which somebody may have started the recipe, the likeliest first."""
-    working, file = Path.cwd(), local_path(recipe)
-    if file.is_file():
-        yield from [Path(os.path.abspath(file.parent)), *Path(os.path.abspath(file.parent)).parents]
-    yield from working.parents
-    with os.scandir(working) as entries:
-        yield from (Path(working, entry.name) for entry in islice(entries, _NEIGHBOURS) if entry.is_dir())
