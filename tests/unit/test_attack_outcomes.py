@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from msa_lite.report.page.run_tables import trial_table
+from msa_lite.report.page.run_files import trial_table
 from msa_lite.report.run.attacks import (
     FEWEST_ROWS,
     AttackedModel,

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from collections import Counter
 from dataclasses import replace
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -148,16 +146,6 @@ def test_a_failure_says_why(pages: dict[str, str]) -> None:
     assert "Rounding to bfloat16 lost 41 % of the update." in page
     page = make_page(replace(unfinished(), verdict=NoVerdict("nothing was scored")))
     assert "badge " not in page.split("</style>")[1]
-
-
-def test_without_matplotlib_the_page_has_its_tables(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
-    find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "matplotlib" else find(name))
-    page = make_page(full())
-    assert "<svg" not in page
-    assert "matplotlib was not installed" in page
-    assert 'id="scores"' in page
-    assert "pip install matplotlib" in caplog.text
 
 
 def test_a_chart_takes_the_pages_colours_and_leaves_the_callers_matplotlib_alone() -> None:

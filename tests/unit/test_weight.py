@@ -8,10 +8,10 @@ from tests.tools.count import code_lines, inner_arrows, totals
 
 # Today's totals. Lower one whenever it falls. Raising one is a decision: CONTRIBUTING lists each, with its reason.
 CEILING = {
-    "lines of the package": 34_051,
-    "modules": 294,
-    "lines of the tests": 43_283,
-    "words of the docs": 49_510,
+    "lines of the package": 33_922,
+    "modules": 293,
+    "lines of the tests": 43_273,
+    "words of the docs": 49_498,
     "commands": 24,
     "options": 108,
     "keys of a recipe": 85,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import importlib.util
 import io
 import re
 import warnings
@@ -49,11 +48,6 @@ class Chart:
     """The same in words, with the numbers."""
     caption: str = ""
     """The text below it: what its signs mean."""
-
-
-def can_draw() -> bool:
-    """Check whether matplotlib is installed."""
-    return importlib.util.find_spec("matplotlib") is not None
 
 
 def cut(text: str, most: int = 52) -> str:

@@ -6,26 +6,31 @@ the same bytes.
 
 from __future__ import annotations
 
-import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from msa_lite.evidence_names import evidence_metric
 from msa_lite.io.files.writing import json_form, write_text
-from msa_lite.report.page import run_tables
-from msa_lite.report.page.charts import Chart, Dots, can_draw, cut, loss_chart, score_dots, sweep_chart
-from msa_lite.report.run.choice import EXTRACTION, WHOLE, in_symbols, points_table
+from msa_lite.report.page.card import PAPER
+from msa_lite.report.page.charts import Chart, Dots, cut, loss_chart, score_dots, sweep_chart
+from msa_lite.report.run.attacks import AttackedModel, AttackFacts, AttackResult, TrialResult
+from msa_lite.report.run.choice import EXTRACTION, WHOLE, in_symbols, points_table, value_text
 from msa_lite.report.run.provenance import WITH_VECTORS
+from msa_lite.report.run.rows import row_lines
 from msa_lite.report.run.story import Story
-from msa_lite.report.tables.metrics import metric_kind
-from msa_lite.report.tables.reports import RUN_REPORT, Metric, Report, arrow, reports_table
-
-logger = logging.getLogger(__name__)
+from msa_lite.report.tables.formats import Cell, Section, TextTable
+from msa_lite.report.tables.metrics import GROUPS, MetricKind, metric_kind
+from msa_lite.report.tables.reports import RUN_REPORT, Metric, Report, arrow, number, reports_table, signed
+from msa_lite.report.verdict.figures import percent
 
 PAGE_FILE = "report.html"
 _TEMPLATE = "report.html.jinja"
+GAIN_MEANING = "gain: what comes back, minus what is left of the same rows without the attack"
+_MOST_LINES = 3  # metrics in the first picture, a side
+_FORGETTING = [group for group in GROUPS if "forget" in group]
 
 
 def run_json(story: Story) -> dict[str, Any]:
@@ -100,21 +105,21 @@ def make_page(story: Story, drawn: bool = True) -> str:
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
+        extensions=["jinja2.ext.do"],
     )
     environment.filters |= {"prose": _prose, "capital": lambda text: f"{text[:1].upper()}{text[1:]}"}
-    if drawn and not can_draw():
-        logger.warning("no pictures on the page: pip install matplotlib, then write the report again")
+    environment.filters |= {"value": value_text, "cut": cut, "signed": signed}
+    functions = (
+        Cell, attack_table, evidence_metric, in_symbols, method_facts, metric_kind, number, percent, points_table,
+        reports_table, row_lines, share_text, signed, table_of, trial_table,
+    )  # fmt: skip
+    environment.globals |= {function.__name__: function for function in functions}
+    environment.globals |= {"EXTRACTION": EXTRACTION, "WHOLE": WHOLE, "GAIN_MEANING": GAIN_MEANING}
     page = environment.get_template(_TEMPLATE).render(
         story=story,
         has_vectors=story.method in WITH_VECTORS,
-        can_draw=can_draw(),
-        pictures=_pictures(story) if drawn and can_draw() else {},
-        tables=run_tables,
-        reports_table=reports_table,
-        points_table=points_table,
-        in_symbols=in_symbols,
-        EXTRACTION=EXTRACTION,
-        WHOLE=WHOLE,
+        main_kinds=[kind for kinds in main_sides(story).values() for kind in kinds],
+        pictures=_pictures(story) if drawn else {},
     )
     return page.rstrip() + "\n"
 
@@ -131,12 +136,87 @@ def _pictures(story: Story) -> dict[str, dict[str, Chart]]:
 def _dots(story: Story) -> dict[str, list[Dots]]:
     """Return the lines of the pictures of the metrics that matter."""
     sides: dict[str, list[Dots]] = {}
-    for title, kinds in run_tables.main_sides(story).items() if story.reports else ():
+    for title, kinds in main_sides(story).items():
         for kind in kinds:
             models = {name: r.metrics[kind.name] for name, r in story.reports.items() if kind.name in r.metrics}
             direction = next(iter(models.values())).higher_is_better
             sides.setdefault(title, []).append(Dots(cut(kind.label, 30) + arrow(kind, direction), models))
     return sides
+
+
+def main_sides(story: Story) -> dict[str, list[MetricKind]]:
+    """Return the metrics of the first pictures: of forgetting, and of keeping; those without any value are left out."""
+    sides: dict[str, list[MetricKind]] = {"What it was to forget": [], "What it was to keep": []}
+    forget, keep = sides.values()
+    for kind in map(metric_kind, story.main_metrics):
+        side = forget if kind.group in _FORGETTING else keep
+        if len(side) < _MOST_LINES and any(
+            report.values().get(kind.name) is not None for report in story.reports.values()
+        ):
+            side.append(kind)
+    return {title: kinds for title, kinds in (sides if forget else {"The scores that matter": keep}).items() if kinds}
+
+
+def method_facts(story: Story) -> dict[str, str]:
+    """Return the formula, its values and the names of the models."""
+    settings_of = story.reports["unlearned"].settings.get("method") if "unlearned" in story.reports else None
+    method: Mapping[str, Any] = settings_of if isinstance(settings_of, Mapping) else {}
+    hold = method.get("hold")
+    facts = {
+        "formula": story.formula,
+        "strengths" if story.method in WITH_VECTORS else "settings": in_symbols(story.strengths),
+        **story.names,
+        "hold of the forget vector's fit": f"h = {hold:g}" if isinstance(hold, float) else "",
+        "choice of the prior": story.provenance.reason or "",
+        "paper": PAPER if story.method == "msa" else "",
+    }
+    return {name: text for name, text in facts.items() if text}
+
+
+def table_of(headings: Sequence[str], rows: Sequence[Sequence[str | Cell]], left: int = 1) -> TextTable:
+    """Return a table of one section."""
+    cells = [[cell if isinstance(cell, Cell) else Cell(cell) for cell in row] for row in rows]
+    return TextTable(headings, [Section(cells)], left=left)
+
+
+def attack_table(facts: AttackFacts, title: str = "", notes: tuple[str, ...] = ()) -> TextTable:
+    """Return a line for each attack and model, with its strongest trial."""
+    rows = []
+    for attack in facts.attacks:
+        for name, attacked in attack.models.items():
+            trial = attacked.strongest
+            texts = (attack.name, name, trial.label, trial.words, _gain(trial), str(trial.rows), trial.outcome)
+            rows.append([*map(Cell, texts)])
+    headings = ["attack", "model", "strongest trial", "comes back", "gain", "rows", "outcome"]
+    return TextTable(headings, [Section(rows)], title, notes, left=3)
+
+
+def trial_table(attack: AttackResult) -> TextTable:
+    """Return a line for each trial of an attack on each model."""
+    rows = []
+    for name, attacked in attack.models.items():
+        for trial in attacked.trials:
+            outcome = "" if trial.is_control else _outcome_words(attacked, trial)
+            rows.append([name, trial.label, trial.words, _gain(trial), str(trial.rows), outcome])
+    return table_of(["model", "trial", "comes back", "gain", "rows", "outcome"], rows, left=2)
+
+
+def _gain(trial: TrialResult) -> str:
+    return trial.gain.words if trial.gain else "–"
+
+
+def _outcome_words(attacked: AttackedModel, trial: TrialResult) -> str:
+    """Return the outcome of a trial, and whether its rows are too few for it to count."""
+    is_left_out = trial.has_too_few_rows and not attacked.strongest.has_too_few_rows
+    return "unclear, too few rows to count" if is_left_out else trial.outcome
+
+
+def share_text(share: float) -> str:
+    """Return a share in percent with as many digits as matter: "25.6 %", "0.012 %"."""
+    hundredths = 100 * share
+    if 0 < hundredths < 1e-3:
+        return "below 0.001 %"
+    return f"{hundredths:.1f} %" if hundredths >= 1 or hundredths == 0 else f"{hundredths:.2g} %"
 
 
 def _prose(text: str) -> Any:
