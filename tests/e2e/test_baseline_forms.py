@@ -16,8 +16,10 @@ import yaml
 import msa_lite
 from msa_lite.errors import MismatchError, MsaError, StageError
 from msa_lite.io.files.writing import hash_file
-from msa_lite.io.finished.seal import verify_folder
+from msa_lite.io.finished.seal import load_manifest, verify_folder
+from msa_lite.pipeline.baseline import trials
 from tests.e2e.test_baseline import short_recipe
+from tests.support.pages import page_text
 from tests.support.processes import fork_script
 
 
@@ -79,9 +81,6 @@ def test_a_baseline_that_is_stopped_goes_on_where_it_was_and_ends_in_the_same_mo
     assert again.reports == whole.reports
 
 
-# Other data
-
-
 # What is refused
 
 
@@ -131,9 +130,6 @@ def test_a_reference_of_another_model_is_refused_before_any_training(
     assert hash_file(run / "model/model.safetensors") != model
 
 
-# The demo, and a method of one's own
-
-
 def test_only_the_weights_of_the_chosen_epoch_stay_and_the_reports_of_all(knowing: Path, tmp_path: Path) -> None:
     recipe = short_recipe(knowing, tmp_path / "run")
     grid = {"npo": {"learning_rate": [1e-2, 3e-2]}}
@@ -154,3 +150,55 @@ def test_only_the_weights_of_the_chosen_epoch_stay_and_the_reports_of_all(knowin
         msa_lite.run_baseline("npo", recipe, narrow)
     shutil.rmtree(next(path for path in vectors.iterdir() if str(other) in path.name))
     assert msa_lite.run_baseline("npo", recipe, narrow).chosen["learning_rate"] in (other, 1e-6)
+
+
+# What is chosen among settings, epochs and points: with some that break, and when something else is given.
+
+
+# Settings and epochs of a baseline
+
+
+def test_a_grid_is_tried_whole_and_one_epoch_of_one_setting_is_kept(small: dict[str, Any]) -> None:
+    grid = {"learning_rate": [1e-4, "1e-3"], "retain_weight": [1, 2]}
+    small["baseline"] = {"epochs": 1, "methods": {"grad_diff": grid}}
+    result = msa_lite.run_baseline("grad_diff", small)
+    names = {f"retain_weight-{weight}_learning_rate-{rate}" for rate in ("0.0001", "0.001") for weight in (1, 2)}
+    assert {path.name for path in (result.folder / "vectors").iterdir()} == {f"grad_diff_{name}" for name in names}
+    sweep = {path.name for path in (result.folder / "sweep").iterdir() if path.is_dir()}
+    assert sweep == {"target", *(f"{name}_epoch-1" for name in names)}
+    assert result.chosen["learning_rate"] in (1e-4, 1e-3)
+    choice = json.loads((result.folder / "sweep/choice.json").read_text())
+    assert {key: choice[key] for key in ("learning_rate", "retain_weight", "epoch")}.items() <= result.chosen.items()
+    assert "retain_weight | learning_rate | epoch |" in page_text(result.folder)
+    for name in names:
+        settings = (load_manifest(result.folder / f"vectors/grad_diff_{name}") or {})["inputs"]["settings"]
+        assert settings["learning_rate"] == float(name.rpartition("-")[2])
+    # Another value is trained beside the others, which stay.
+    labels: set[str] = set()
+    small["baseline"]["methods"]["grad_diff"]["learning_rate"] = [1e-4, 1e-3, 2e-3]
+    msa_lite.run_baseline("grad_diff", small, progress=lambda label, done, total: labels.add(label))
+    assert {label for label in labels if label.startswith("grad_diff")} == {
+        f"grad_diff_retain_weight-{weight}_learning_rate-0.002" for weight in (1, 2)
+    }
+
+
+# Settings that break
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What was warned of in a baseline's run."""
+    warnings: list[str] = []
+    monkeypatch.setattr(trials.logger, "warning", lambda text, *values: warnings.append(text % values))
+    return warnings
+
+
+def test_a_setting_that_breaks_is_left_out(small: dict[str, Any], told: list[str]) -> None:
+    small["baseline"] = {"epochs": 1, "methods": {"grad_diff": {"learning_rate": [1e12, 1e-3]}}}
+    result = msa_lite.run_baseline("grad_diff", small)
+    assert result.chosen["learning_rate"] == 1e-3
+    sweep = {path.name.partition("_scale")[0] for path in (result.folder / "sweep").iterdir() if path.is_dir()}
+    assert sweep == {"target", "learning_rate-0.001_epoch-1"}
+    (warning,) = told
+    assert warning.startswith("grad_diff_learning_rate-1e+12: the loss is ")
+    assert warning.endswith("nothing was kept. Try a lower learning_rate; it is left out of the choice")

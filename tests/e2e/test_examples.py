@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import runpy
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
+import nbclient
+import nbformat
 import pytest
 import yaml
 
+from msa_lite.benchmark_names import BENCHMARKS
 from msa_lite.errors import UsageError
+from msa_lite.evals.benchmarks.benchmark import BenchmarkSettings
 from msa_lite.merger import merge
+from msa_lite.report import load_report
+from msa_lite.report.tables.metrics import METRICS
+from tests.support.benchmark_data import make_prompter
 from tests.support.fits import weights
 from tests.support.hub import HubServer
 from tests.support.hub_clients import REPO, client_of
@@ -157,3 +167,163 @@ def test_the_stored_results_of_fifty_requests_are_those_of_its_figure_and_tables
     assert tables_of([replace(requests[0], kept=0.123), *requests[1:]], last)[0] not in text
     write_figure(requests, tmp_path / "again.svg")
     assert (tmp_path / "again.svg").read_bytes() == (folder / "requests.svg").read_bytes()
+
+
+# The example that locates updates: all of it runs at the smallest size, and its results are those of its scores.
+
+
+LOCALISATION = Path(__file__).parents[2] / "examples/localisation"
+
+
+@pytest.mark.slow
+def test_the_example_locates_updates_in_a_tiny_history(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    methods = ["msa-full", "undial"]
+    arguments = ["--tiny", "--seeds", "3", "--methods", *methods, "--out", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", ["run.py", *arguments])
+    runpy.run_path(str(LOCALISATION / "run.py"), run_name="__main__")
+    rows = [json.loads(line) for line in (tmp_path / "scores.jsonl").read_text().splitlines()]
+    assert [row["method"] for row in rows] == ["target", *methods, "exact undo"]
+    target, *unlearned, undo = rows
+    assert (target["precision"], target["auc"], target["undone"]) == (None, 0.5, 0)
+    for row in unlearned:
+        assert row["chance"] < row["chance_within"] == pytest.approx(0.05, rel=0.2)
+        assert row["precision"] < 0.5
+        assert row["undone"] != 0
+    assert [undo[key] for key in ("precision", "auc", "precision_within", "energy")] == [1, 1, 1, 1]
+    assert [undo[key] for key in ("cosine", "undone")] == pytest.approx([1, 1])
+    out = capsys.readouterr().out
+    assert all(out.count(f"| {name} |") == 2 for name in ("target", *methods, "exact undo"))
+
+
+def test_the_table_of_the_results_is_that_of_the_scores() -> None:
+    rows = [json.loads(line) for line in (LOCALISATION / "scores.jsonl").read_text().splitlines()]
+    names = runpy.run_path(str(LOCALISATION / "run.py"))
+    assert [row["seed"] for row in rows] == sorted([0, 1, 2] * (len(names["METHODS"]) + 2))
+    for columns in names["TABLES"].values():
+        assert names["as_markdown"](rows, columns) in (LOCALISATION / "RESULTS.md").read_text()
+
+
+# LUME, the example of a benchmark from outside: its recipe runs on tiny data, and its scores are those by hand.
+
+
+LUME = Path(__file__).parents[2] / "examples/lume"
+# id, task, input, output, and what a model says to it: its score is ROUGE-L recall of ends (sc), equality of answers.
+ROWS = {
+    "forget": [
+        ('"a-1"sc1', 1, "Once there was a hat on which", "the cat sat there", "the cat ran"),  # 2 of 4 words
+        ('"a-1"qa0', 1, "Who sat there?", "Cat", "dog"),  # 0
+        ("b2sc1", 2, "Ann was born there. Her", "number is 900", "a number"),  # 1 of 3 words
+        ("b2qa0", 2, "What is the number of Ann?", "900", "900."),  # 0: the full stop counts
+        ("b2qa1", 2, "Where is Ann?", "1 Main St", " 1 MAIN ST\n"),  # 1: case and outer blanks do not
+        ("301sc1", 3, "Ann Lee was there when", "he won a prize", "a dog"),  # 1 of 4 words
+        ("301qa0", 3, "Who was there?", "Ann Lee", "It is Ann Lee"),  # 0: more than the answer
+    ],
+    "retain": [
+        ('"d-4"sc1', 1, "There was no other day, and", "it was over", "It was over."),  # 3 of 3 words
+        ('"d-4"qa0', 1, "Who was over there?", "Bob", "bob"),  # 1
+        ("e5sc1", 2, "Tim is there. You can", "mail me here now", "mail me"),  # 2 of 4 words
+        ("e5qa0", 2, "What is the number of Tim?", "7", "7"),  # 1
+        ("e5qa1", 2, "Where is Tim?", "Rome", "Oslo"),  # 0
+        ("602sc1", 3, "Eve was an author;", "she was born in Rome", "she was born in Oslo"),  # 4 of 5 words
+        ("602qa0", 3, "Who was the author?", "Eve", "EVE"),  # 1
+    ],
+}
+
+
+@pytest.fixture
+def tables() -> Iterator[None]:
+    """Take the example's entries out of the tables again."""
+    before = [(table, {**table}) for table in (BENCHMARKS, METRICS)]
+    yield
+    for table, kept in before:
+        table.clear()
+        table.update(kept)  # type: ignore[arg-type]
+
+
+def test_its_recipe_runs_and_scores_are_those_by_hand(
+    history: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tables: None
+) -> None:
+    for name, rows in ROWS.items():
+        lines = [{"id": i, "task": f"Task{task}", "input": text, "output": end} for i, task, text, end, _ in rows]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    (tmp_path / "mia_data").mkdir()
+    for name in ("member", "nonmember"):
+        documents = [json.dumps({"document": f"It was the {name} that sat there, {i}."}) for i in range(3)]
+        (tmp_path / f"mia_data/{name}.jsonl").write_text("\n".join(documents))
+    places = {"target": history / "target", "prior": history / "prior",
+              "forget.data.path": tmp_path / "forget.jsonl", "retain.data.path": tmp_path / "retain.jsonl",
+              "evaluate.retain.path": tmp_path / "retain.jsonl", "evaluate.data": tmp_path,
+              "output": tmp_path / "run"}  # fmt: skip
+    short = {"vector.epochs": 2, "vector.learning_rate": 5e-3, "vector.max_length": 64, "vector.lora": "{rank: 2}"}
+    given = {"verdict": "false", "forget.alpha": 1.0, "retain.beta": 1.0}
+    keys = [f"{key}={value}" for key, value in {**places, **short, **given}.items()]
+    monkeypatch.setattr(sys, "argv", ["lume.py", str(LUME / "olmo-1b.yaml"), *keys])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(LUME / "lume.py"), run_name="__main__")
+    assert not ended.value.code
+    for model in ("target", "unlearned"):
+        report = load_report(tmp_path / "run/evaluation" / model)
+        assert report.benchmark == "lume"
+        assert (report.metrics["knowledge_f"].n, report.metrics["regurgitation_f"].n) == (4, 3)
+        assert None not in (report.metrics["task_aggregate"].value, report.metrics["mia_score"].value)
+
+    lume = runpy.run_path(str(LUME / "lume.py"), run_name="lume")["LUME"].load(
+        make_prompter(), BenchmarkSettings(str(tmp_path))
+    )
+    records = {
+        name: [
+            lume.score(lume, name, {**item.fields, "subject": item.group, "generated": said})
+            for item, (*_, said) in zip(lume.sets[name].items, rows, strict=True)
+        ]
+        for name, rows in ROWS.items()
+    }
+    metrics = lume.metrics(records, None)
+    assert metrics["regurgitation_f"].value == pytest.approx((1 / 2 + 1 / 3 + 1 / 4) / 3)
+    assert metrics["knowledge_task2_f"].value == metrics["knowledge_task2_r"].value == 1 / 2
+    # forget: 1 − ½, 1 − 0; 1 − ⅓, 1 − ½; 1 − ¼, 1 − 0. retain: 1, 1; ½, ½; ⅘, 1. The harmonic mean of these twelve is
+    # 12 / (2 + 1 + 3/2 + 2 + 4/3 + 1 + 1 + 1 + 2 + 2 + 5/4 + 1) = 12 / (205/12) = 144/205
+    assert metrics["task_aggregate"].value == pytest.approx(144 / 205)
+
+
+# The notebook of the quickstart runs from its first cell to its last, on models of a few thousand weights.
+
+
+NOTEBOOK = Path(__file__).parents[2] / "examples/quickstart.ipynb"
+SMALL = [
+    *(f"demo.{name}={count}" for name, count in {"prior": 6, "retain": 6, "forget": 3, "holdout": 2}.items()),
+    *("vector.epochs=2", "vector.batch_size=8", "vector.lora.rank=2"),
+    *("forget.alpha=[0.5, 1.0]", "retain.beta=0.5", "evaluate.max_new_tokens=4", "verdict=off"),
+]
+
+
+def code_cells(notebook: Any) -> list[Any]:
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
+
+def outputs_of(cell: Any) -> str:
+    """What a cell printed and returned, as text."""
+    return "".join(output.get("text", "") or str(output.get("data", "")) for output in cell.outputs)
+
+
+def test_the_notebook_is_stored_without_outputs() -> None:
+    for cell in code_cells(nbformat.read(NOTEBOOK, 4)):
+        assert (cell.outputs, cell.execution_count) == ([], None), "clear all outputs before you commit it"
+
+
+@pytest.mark.slow
+def test_the_notebook_runs_to_its_last_cell(tmp_path: Path) -> None:
+    notebook = nbformat.read(NOTEBOOK, 4)
+    parameters = next(cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", []))
+    parameters.source = f"overrides = {SMALL!r}"
+    with patch.dict(os.environ, {"PYTHONPATH": str(NOTEBOOK.parents[1]), "HF_HUB_OFFLINE": "1"}):
+        nbclient.NotebookClient(notebook, timeout=900, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    run, scores, questions, pictures, merge, compared = map(outputs_of, code_cells(notebook)[1:])
+    assert "RunResult(runs/quickstart: " in run
+    assert "forget vector: done" in run, "progress, as lines"
+    assert "unlearned" in scores
+    assert questions.count("  unlearned  ") == 2
+    assert "image/svg+xml" in str(code_cells(notebook)[4].outputs), pictures
+    assert "weights in" in merge
+    assert "twice the α" in compared

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 import signal
+import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +15,18 @@ import yaml
 
 import msa_lite
 from msa_lite.errors import OutputError
+from msa_lite.evals.engine import models
+from msa_lite.evals.engine.models import Runner, load_model
 from msa_lite.io.files.writing import hash_file
 from msa_lite.io.finished.seal import load_manifest, verify_folder
 from msa_lite.io.weights.checkpoint import load_checkpoint
+from msa_lite.merger.mergekit.reader import read_recipe
+from msa_lite.pipeline.verbs.run import run_vectors
 from msa_lite.recipe import load_recipe
 from msa_lite.strengths import Strengths
-from tests.e2e.conftest import CallCli, tiny_recipe
+from msa_lite.train import model as trained
+from msa_lite.train import settings as auto
+from tests.e2e.conftest import CallCli, sweep_recipe, tiny_recipe
 from tests.support.pages import page_text
 from tests.support.processes import fork_cli, fork_script
 
@@ -151,7 +159,7 @@ msa_lite.run(sys.argv[1], progress=progress)
 def test_a_killed_run_ends_in_the_same_hashes(
     label: str, step: int, left: str, whole: tuple[dict[str, Any], Path], recipe: dict[str, Any], tmp_path: Path
 ) -> None:
-    """Kills while a merge goes on: test_merge_crash."""
+    """Kills while a merge goes on: test_merge_accidents."""
     path = write(recipe, tmp_path)
     killed = fork_script(KILLER, path, label, str(step))
     assert killed.returncode == -signal.SIGKILL
@@ -206,3 +214,91 @@ def test_bad_input_is_caught_before_anything_is_written(
     assert words in stderr
     assert "Traceback" not in stderr
     assert not (tmp_path / "run").exists()
+
+
+# A recipe's result in its other forms: as one adapter, and as a recipe for mergekit.
+
+
+def test_a_recipe_can_end_in_one_adapter_that_scores_as_the_model_does(recipe: dict[str, Any], tmp_path: Path) -> None:
+    recipe["evaluate"].pop("ideal")
+    whole = msa_lite.run(recipe | {"output": str(tmp_path / "whole"), "merge": {"dtype": "float32"}})
+    light = msa_lite.run(recipe | {"output": str(tmp_path / "light"), "merge": {"as": "adapter"}})
+    assert verify_folder(tmp_path / "light" / "adapter") == []
+    assert not (tmp_path / "light" / "model").exists()
+    assert "Rank of the adapter" in page_text(tmp_path / "light")
+    scores, expected = light.reports["unlearned"].values(), whole.reports["unlearned"].values()
+    assert {name: value for name, value in expected.items() if value is not None} == pytest.approx(
+        {name: value for name, value in scores.items() if value is not None}, abs=1e-4, rel=1e-4
+    )
+
+
+def test_a_runs_merge_is_printed_for_mergekit_once_its_vectors_are_there(
+    recipe: dict[str, Any], tmp_path: Path, call_cli: CallCli
+) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(yaml.safe_dump(recipe))
+    status, stdout, stderr = call_cli("mergekit", path)
+    assert (status, stdout) == (2, "")
+    assert "not fitted yet; `msa-lite run RECIPE --until vectors`" in stderr
+    run_vectors(path)
+    status, stdout, stderr = call_cli("mergekit", path)
+    assert status == 0, stderr
+    (tmp_path / "merge.yml").write_text(stdout)
+    request = read_recipe(tmp_path / "merge.yml")
+    assert {term.name: (str(term.vector), term.weight) for term in request.terms} == {
+        "forget": (str(tmp_path / "run/vectors/forget"), -1.0),
+        "retain": (str(tmp_path / "run/vectors/retain"), 0.5),
+    }
+    status, stdout, stderr = call_cli(
+        "merge", "--mergekit", tmp_path / "merge.yml", "--out", tmp_path / "out", "--json"
+    )
+    assert status == 0, stderr
+    assert json.loads(stdout)["weights_changed"] > 0
+    status, _, stderr = call_cli("mergekit", path, "--alpha", "2")
+    assert (status, "already says --alpha" in stderr) == (2, True)
+
+
+# One model at a time: whenever a run loads a model, the memory of all earlier ones is free again.
+
+
+@pytest.fixture
+def beside(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """For each model that was loaded, how many earlier ones were still in memory."""
+    counts: list[int] = []
+    references: list[weakref.ref[Any]] = []
+    load = models.load_whole
+
+    def count(folder: Path, **how: Any) -> Any:
+        counts.append(sum(reference() is not None for reference in references))
+        model = load(folder, **how)
+        references.append(weakref.ref(model))
+        return model
+
+    for module in (models, trained):
+        monkeypatch.setattr(module, "load_whole", count)
+    return counts
+
+
+def sweep_small(learnt: Path, output: Path) -> dict[str, Any]:
+    """A recipe whose fits go on until the target's loss, which is measured first; two gentle points."""
+    recipe = sweep_recipe(learnt, output)
+    recipe["forget"]["alpha"] = [0.25]
+    recipe["vector"] |= {"epochs": "auto", "learning_rate": 1e-3}
+    return recipe
+
+
+def test_a_run_holds_one_model_at_a_time(
+    learnt: Path, tmp_path: Path, beside: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(auto, "_MOST_PASSES", 5)
+    assert msa_lite.run(sweep_small(learnt, tmp_path / "run")) is not None
+    assert beside == [0] * len(beside)
+    assert len(beside) >= 10  # to compare with, each vector's goal and fit, points, the merged one, test rows
+
+
+def test_a_scored_model_goes_when_it_is_closed(make_checkpoint: Callable[..., Path]) -> None:
+    runner = Runner(load_model(make_checkpoint("llama")))
+    scored = weakref.ref(runner.model)
+    assert runner.halves
+    runner.close()
+    assert scored() is None

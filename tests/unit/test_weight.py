@@ -10,7 +10,7 @@ from tests.tools.count import code_lines, inner_arrows, totals
 CEILING = {
     "lines of the package": 33_922,
     "modules": 293,
-    "lines of the tests": 43_273,
+    "lines of the tests": 43_134,
     "words of the docs": 49_498,
     "commands": 24,
     "options": 108,

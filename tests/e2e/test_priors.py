@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,14 @@ from safetensors.torch import load_file, save_file
 
 import msa_lite
 from msa_lite.demo import HistorySettings, make_groups, make_history
+from msa_lite.io.files.writing import hash_file
 from msa_lite.io.finished.seal import verify_folder
 from msa_lite.pipeline.prepare.run import Context, msa_scope, prepare
 from msa_lite.pipeline.run.probe import CHEAP_ROWS, cheap_probe
 from msa_lite.recipe import load_recipe
-from tests.e2e.conftest import CallCli
+from msa_lite.report.run.provenance import load_provenance
+from tests.e2e.conftest import FEW, CallCli
+from tests.support.pages import page_text
 from tests.support.vary import model_seed
 
 # Enough rows for an interval that ends below what counts as a sign; the models learn them in seconds.
@@ -100,3 +104,69 @@ def test_a_run_asks_its_prior_in_short_and_once(
         stage.run(lambda *step: steps.append(step))
         assert ("take an earlier checkpoint" in caplog.text) == warned
     assert [step for step in steps if step[1] == step[2]] == [("probe: prior", 2 * CHEAP_ROWS, 2 * CHEAP_ROWS)]
+
+
+# A recipe without a prior: its own run is that of the task vector, and says so.
+
+
+def test_a_run_without_a_prior_is_the_task_vector_and_says_so(
+    recipe: dict[str, Any], call_cli: CallCli, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    del recipe["prior"]
+    recipe["merge"] = {"filter": 1.0}
+    beside = msa_lite.run_baseline("task_vector", recipe)
+    assert beside is not None
+    assert "names no prior" not in caplog.text  # whoever asks for a task vector knows
+    assert any("names no prior" in note for note in msa_lite.dry_run(recipe).notes)
+    assert any("names no prior" in note for note in msa_lite.plan(recipe).notes)
+    result = msa_lite.run(recipe)
+    assert result is not None
+    folder = result.folder
+    assert folder == Path(recipe["output"])
+    assert caplog.text.count("names no prior") == 1
+    assert hash_file(folder / "model/model.safetensors") == hash_file(beside.folder / "model/model.safetensors")
+    assert load_provenance(folder).method == "task_vector"
+    report = json.loads((folder / "report.json").read_text())
+    assert (report["method"], report["formula"].count("θ_0")) == ("task_vector", 0)
+    text, card = page_text(folder), (folder / "model/README.md").read_text()
+    record, config = (folder / "record.json").read_text(), (folder / "model/mergekit_config.yml").read_text()
+    assert "Unlearning report:" in text
+    assert "task_vector" in page_text(beside.folder)
+    for told in (text.replace("as MSA did", ""), card, record, config):  # but for the note
+        assert "MSA" not in told
+        assert "model state" not in told.lower().replace("-", " ")
+        assert "θ_0" not in told
+    assert "`msa-lite` on this file" in (folder / "recipe.yaml").read_text()
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("manifest.json")}
+    msa_lite.run(folder / "recipe.yaml")
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("manifest.json")} == before  # nothing is made anew
+    status, _, errors = call_cli("mergekit", folder / "recipe.yaml")
+    assert status == 0, errors
+    later = recipe | {"earlier": [str(folder)], "output": f"{folder}-later"}
+    later["forget"] = later["forget"] | {"data": recipe["evaluate"]["holdout"]}
+    later["evaluate"] = {"ideal": recipe["evaluate"]["ideal"], "max_new_tokens": 4, "limit": 4}
+    second = msa_lite.run(later)
+    assert second is not None
+    attacked = msa_lite.attack(second.folder, ["prompt"], overrides=FEW)  # no baseline may have earlier runs
+    assert attacked.facts.attacks
+
+
+# The recipes of WMDP and RWKU on tiny models: each runs as it is shipped, with other models and a short fit.
+
+
+FIT = {"vector.epochs": 2, "vector.learning_rate": 5e-3, "vector.max_length": 64, "vector.lora": "{rank: 2}"}
+
+
+@pytest.mark.parametrize("name", ["wmdp/cyber", "rwku/stephen-king"])
+def test_recipes_without_a_prior_make_a_model_and_score_nothing(name: str, history: Path, tmp_path: Path) -> None:
+    for side in ("forget", "retain"):
+        texts = [{"text": f"The {side} cat sat there on day {i}.", "subject": side} for i in range(7)]
+        (tmp_path / f"{side}.jsonl").write_text("\n".join(map(json.dumps, texts)))
+    plain = [f"{side}.data.{key}=null" for side in ("forget", "retain") for key in ("name", "split")]
+    places = {"target": history / "target", "output": tmp_path / "run"}
+    places |= {f"{side}.data.path": tmp_path / f"{side}.jsonl" for side in ("forget", "retain")}
+    keys = [f"{key}={value}" for key, value in {**FIT, **places}.items()]
+    msa_lite.run(load_recipe(name, [*plain, *keys]))
+    assert (tmp_path / "run" / "model" / "config.json").is_file()
+    assert not (tmp_path / "run" / "evaluation").exists()
