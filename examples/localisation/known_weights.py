@@ -16,8 +16,8 @@ import numpy as np
 
 from msa_lite.errors import UsageError, join_faults, nearest
 from msa_lite.io.weights.patterns import Patterns
-from msa_lite.train.plain import PlainLoss
-from msa_lite.train.share import ALONE, StepShare
+from msa_lite.train.objectives.objective import ALONE, Division
+from msa_lite.train.objectives.plain import PlainLoss
 
 
 @dataclass(frozen=True)
@@ -77,10 +77,10 @@ class KnownLoss(PlainLoss):
     def describe(self) -> dict[str, Any]:
         return {"known": [*self.known.tensors, self.known.share, self.known.seed]}
 
-    def prepare(self, model: Any, share: StepShare = ALONE) -> None:
+    def prepare(self, model: Any, division: Division = ALONE) -> None:
         import torch
 
-        super().prepare(model, share)
+        super().prepare(model, division)
         names = {*self.known.among([name for name, _ in model.named_parameters()])}
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(name in names)

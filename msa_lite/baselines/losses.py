@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 from msa_lite.data import IGNORE
 from msa_lite.errors import UsageError
 from msa_lite.io.models.heads import find_layers
-from msa_lite.train.reference import Batch, first_layers, per_position
+from msa_lite.train.objectives.reference import Batch, first_layers, per_position
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from msa_lite.train.reference import Logits
+    from msa_lite.train.objectives.reference import Logits
 
 
 def layer_activations(model: Any, batch: Batch, layer: int) -> Any:

@@ -6,31 +6,30 @@ import json
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from msa_lite.baselines import losses
 from msa_lite.baselines.losses import layer_activations, sequence_log_probs
 from msa_lite.baselines.methods import METHODS, Method, Value
-from msa_lite.data import IGNORE, Example, hash_ids, pass_tokens
+from msa_lite.data import IGNORE, Example, hash_ids
 from msa_lite.errors import MismatchError
 from msa_lite.io.files.writing import write_json
 from msa_lite.io.finished.manifest import is_finished, stage_folder
 from msa_lite.io.finished.seal import load_manifest
 from msa_lite.io.models.devices import free_memory, is_out_of_memory
-from msa_lite.io.models.heads import autocast, split_model
+from msa_lite.io.models.heads import Halves, autocast, split_model
 from msa_lite.io.weights.hub import Source
-from msa_lite.train.reference import (
+from msa_lite.train.objectives.objective import ALONE, Backward, Division, LossTerm, draw_rows
+from msa_lite.train.objectives.reference import (
     Batch,
     ChosenLogits,
+    FitReference,
     answer_logits,
-    in_chunks,
     kl_divergence,
     make_batch,
-    reference_of,
 )
-from msa_lite.train.share import ALONE, StepShare, run_passes, shortest
+from msa_lite.train.objectives.rows import count_labels
 
 ANSWERS = (
     "I don't know.",
@@ -88,23 +87,23 @@ class ReferenceCache:
                 f"({ours}); remove that folder, or choose another output"
             )
 
-    def values(self, model: Any, pad: int, share: StepShare = ALONE) -> dict[str, list[float]]:
+    def values(self, model: Any, pad: int, division: Division = ALONE) -> dict[str, list[float]]:
         """Return log-probabilities by set, one per row: from the folder, or computed with `model`, the reference.
 
         Of several processes, each computes them all, since each has only a part of the model; the first one writes.
         """
         import torch
 
-        if not share.in_first(lambda: is_finished(self.folder, self.inputs)):
+        if not division.in_first(lambda: is_finished(self.folder, self.inputs)):
             training = model.training
             model.eval()
             with torch.no_grad(), autocast(model):
-                scores = share.forward(
+                scores = division.forward(
                     model, lambda: {name: _score(model, examples, pad) for name, examples in self.sets.items()}
                 )
             model.train(training)
-            share.in_first(lambda: self._write(scores))
-        return share.in_first(lambda: json.loads((self.folder / _FILE).read_text("utf-8")))
+            division.in_first(lambda: self._write(scores))
+        return division.in_first(lambda: json.loads((self.folder / _FILE).read_text("utf-8")))
 
     def _write(self, scores: Mapping[str, Sequence[float]]) -> None:
         with stage_folder(self.folder, "reference", self.inputs) as partial:
@@ -118,7 +117,8 @@ def _score(model: Any, examples: Sequence[Example], pad: int) -> list[float]:
 
     def run(size: int) -> list[float]:
         values = [0.0] * len(examples)
-        for chunk in in_chunks(order, size):
+        for start in range(0, len(order), size):
+            chunk = order[start : start + size]
             batch = make_batch([examples[i] for i in chunk], pad, model.device)
             scores = sequence_log_probs(*answer_logits(halves, batch)).tolist()
             for i, score in zip(chunk, scores, strict=True):
@@ -135,45 +135,12 @@ def _score(model: Any, examples: Sequence[Example], pad: int) -> list[float]:
     return run(1)
 
 
-Backward = Callable[[Any], None]
-
-
-@dataclass(frozen=True)
-class _Term:
-    """A part of an objective: `weight` times the mean of `loss(model, rows)`."""
-
-    examples: Sequence[Example]
-    weight: float
-    mean_over: str
-    """rows, labels or tokens."""
-    loss: Callable[[Any, Sequence[int]], Any]
-    passes: int = 1
-    """The sequences that one row takes up of a micro-batch."""
-    beside: Sequence[Sequence[Example]] = ()
-    """Other examples of each row, which run in batches of the same rows."""
-
-    def run(
-        self, model: Any, rows: Sequence[int], micro: int, longest: int, backward: Backward, share: StepShare = ALONE
-    ) -> Any:
-        """Run this process's share of `rows`, pass by pass, each with its backward pass; return its detached value.
-
-        longest: the tokens that each of `micro` rows may have.
-        """
-        counts, size = [self._count(self.examples[i]) for i in rows], max(1, micro // self.passes)
-        lengths = [max(len(examples[i].ids) for examples in (self.examples, *self.beside)) for i in rows]
-        passes = share.passes(lengths, size * longest, pass_tokens(model.device))
-
-        def loss(chunk: Sequence[int]) -> Any:
-            part = sum(counts[i] for i in chunk) / sum(counts)
-            return self.weight * part * self.loss(model, [rows[i] for i in chunk])
-
-        spare = shortest([self.examples[i] for i in rows], counts)
-        return run_passes(share, model, passes, spare, loss, backward)
-
-    def _count(self, example: Example) -> int:
-        if self.mean_over == "labels":
-            return sum(label != IGNORE for label in example.labels[1:])
-        return len(example.ids) - 1 if self.mean_over == "tokens" else 1
+_COUNTS: Mapping[str, Callable[[Example], int]] = {
+    "rows": lambda example: 1,
+    "labels": count_labels,
+    "tokens": lambda example: len(example.ids) - 1,
+}
+"""Units that a loss may be a mean over, and the number of them in a row."""
 
 
 @dataclass
@@ -195,11 +162,10 @@ class BaselineObjective:
     """For methods that need log-probabilities of a reference."""
     full: bool = False
     """True when all weights are trained, so that the reference must be a second model."""
-    _share: StepShare = field(default=ALONE, init=False)
+    _division: Division = field(default=ALONE, init=False)
     _model: Any = field(default=None, init=False)
-    _frozen: Any = field(default=None, init=False)
-    _halves: Any = field(default=None, init=False)
-    _reference_halves: Any = field(default=None, init=False)
+    _halves: Halves | None = field(default=None, init=False)
+    _reference: FitReference | None = field(default=None, init=False)
     _reference_scores: dict[str, list[float]] = field(default_factory=dict, init=False)
 
     @property
@@ -222,53 +188,46 @@ class BaselineObjective:
             **{name: hash_ids(examples) for name, examples in rows.items()},
         }
 
-    def prepare(self, model: Any, share: StepShare = ALONE) -> None:
+    def prepare(self, model: Any, division: Division = ALONE) -> None:
         """Get the reference ready."""
-        self._model, self._share = model, share
-        if self.method.takes != "activations":
-            self._halves = split_model(model)
+        self._model, self._division = model, division
+        self._halves = None if self.method.takes == "activations" else split_model(model)
         if self.cache is not None:
-            self._reference_scores = self.cache.values(model, self.pad, share)
-        if self.full and self.method.runs_reference(self.parameters):
-            self._frozen = share.freeze(model, self._frozen_layers)
-        if self._halves is not None:
-            self._reference_halves = split_model(self._frozen) if self._frozen is not None else self._halves
+            self._reference_scores = self.cache.values(model, self.pad, division)
+        needs_copy = self.full and self.method.runs_reference(self.parameters)
+        copy = division.freeze(model, self._copied_layers) if needs_copy else None
+        self._reference = FitReference.of(model, self._halves, copy)
 
     def release(self) -> None:
         """Let go of the models."""
-        self._model = self._frozen = self._halves = self._reference_halves = None
+        self._model = self._halves = self._reference = None
 
     def step(self, model: Any, rows: Sequence[int], epoch: int, micro: int, backward: Backward) -> Any:
-        """Run γ · loss of the forget rows, then λ · loss of their retain rows, as `train.Objective` describes."""
-        total = self._forget_term.run(model, list(rows), micro, self.longest, backward, self._share)
+        """Run γ · loss of the forget rows, then λ · loss of their retain rows, as `Objective` describes."""
+        total = self._forget_term.run(model, list(rows), micro, self.longest, backward, self._division)
         if self._retains:
-            drawn = self.draw(epoch)[list(rows)].tolist()
-            total = total + self._retain_term.run(model, drawn, micro, self.longest, backward, self._share)
+            drawn = draw_rows(len(self.forget), len(self.retain), self.seed, epoch)[list(rows)].tolist()
+            total = total + self._retain_term.run(model, drawn, micro, self.longest, backward, self._division)
         return total
 
-    def draw(self, epoch: int) -> Any:
-        """Draw (forget rows,) the retain row of each, uniformly with replacement, from a generator of each epoch's."""
-        import numpy as np
-
-        return np.random.default_rng((self.seed, epoch)).integers(len(self.retain), size=len(self.forget))
-
     @property
-    def _forget_term(self) -> _Term:
-        run = {"answers": self._answers, "pairs": self._pairs, "activations": self._activations}[self.method.takes]
+    def _forget_term(self) -> LossTerm:
+        losses_by_input = {"answers": self._answers, "pairs": self._pairs, "activations": self._activations}
         # A reference's logits beside the model's own take as much memory as a second row does.
         beside = [self.alternatives] if self.method.takes == "pairs" else []
         twice = bool(beside) or (self.method.reference == "logits")
         weight = float(self.parameters["forget_weight"])
-        return _Term(self.forget, weight, self.method.mean_over, run, 1 + twice, beside)
+        count, loss = _COUNTS[self.method.mean_over], losses_by_input[self.method.takes]
+        return LossTerm(self.forget, weight, count, loss, 1 + twice, beside)
 
     @property
-    def _retain_term(self) -> _Term:
+    def _retain_term(self) -> LossTerm:
         weight = float(self.parameters["retain_weight"])
         if self.method.takes == "activations":
-            return _Term(self.retain, weight, "rows", self._retain_activations)
+            return LossTerm(self.retain, weight, _COUNTS["rows"], self._retain_activations)
         if self.parameters["retain_loss"] == "kl":
-            return _Term(self.retain, weight, "tokens", self._kl, 2)
-        return _Term(self.retain, weight, "labels", self._nll)
+            return LossTerm(self.retain, weight, _COUNTS["tokens"], self._kl, 2)
+        return LossTerm(self.retain, weight, count_labels, self._nll)
 
     @property
     def _retains(self) -> bool:
@@ -279,7 +238,7 @@ class BaselineObjective:
         return self.retain if self._retains else ()
 
     @property
-    def _frozen_layers(self) -> int | None:
+    def _copied_layers(self) -> int | None:
         """Return the number of the reference's layers to keep; None for all."""
         return int(self.parameters["layer"]) + 1 if self.method.takes == "activations" else None
 
@@ -302,19 +261,24 @@ class BaselineObjective:
         if self.method.reference == "log_probs":
             reference = (self._log_probs("forget", rows),)
         elif self.method.reference == "logits":
-            reference = (self._reference_logits(batch),)
-        return self.method.loss(*answer_logits(self._halves, batch), *reference, **self._keywords)
+            reference = (self._reference_at_hand.logits(batch),)
+        return self.method.loss(*self._logits(batch), *reference, **self._keywords)
 
-    def _reference_logits(self, batch: Batch, positions: Any = None) -> ChosenLogits:
-        context = partial(reference_of, self._model, self._frozen)
-        return answer_logits(self._reference_halves, batch, positions, context)[0]
+    @property
+    def _reference_at_hand(self) -> FitReference:
+        assert self._reference is not None, "prepare comes first"
+        return self._reference
+
+    def _logits(self, batch: Batch, positions: Any = None) -> tuple[ChosenLogits, Any]:
+        """Return the model's logits and their labels (`answer_logits`)."""
+        assert self._halves is not None, "prepare comes first"
+        return answer_logits(self._halves, batch, positions)
 
     def _pairs(self, model: Any, rows: Sequence[int]) -> Any:
         # Each in a batch of its own: alternatives are short, and padding them to the answers' length wastes time.
         sets = {"forget": self.forget, "alternatives": self.alternatives}
         gains = [
-            losses.sequence_log_probs(*answer_logits(self._halves, self._batch(examples, rows)))
-            - self._log_probs(name, rows)
+            sequence_log_probs(*self._logits(self._batch(examples, rows))) - self._log_probs(name, rows)
             for name, examples in sets.items()
         ]
         return self.method.loss(*gains, **self._keywords)
@@ -327,16 +291,16 @@ class BaselineObjective:
 
     def _retain_activations(self, model: Any, rows: Sequence[int]) -> Any:
         batch = self._batch(self.retain, rows)
-        with reference_of(self._model, self._frozen) as reference:
+        with self._reference_at_hand.running() as reference:
             aim = layer_activations(reference, batch, int(self.parameters["layer"]))
         states = layer_activations(model, batch, int(self.parameters["layer"]))
         return self.method.loss(states, aim, batch.labels != IGNORE, **self._keywords)
 
     def _nll(self, model: Any, rows: Sequence[int]) -> Any:
-        return losses.cross_entropy(*answer_logits(self._halves, self._batch(self.retain, rows)))
+        return losses.cross_entropy(*self._logits(self._batch(self.retain, rows)))
 
     def _kl(self, model: Any, rows: Sequence[int]) -> Any:
         batch = self._batch(self.retain, rows)
         mask = batch.mask[:, 1:] == 1
-        reference = self._reference_logits(batch, mask)
-        return kl_divergence(answer_logits(self._halves, batch, mask)[0], reference, mask)
+        reference = self._reference_at_hand.logits(batch, mask)
+        return kl_divergence(self._logits(batch, mask)[0], reference, mask)

@@ -11,7 +11,7 @@ from msa_lite.budget.speed import Device
 from msa_lite.errors import StageError
 from msa_lite.io.models.ends import HEAD_BLOCK
 from msa_lite.io.models.streaming import NF4, Sizes, fits, place
-from msa_lite.train.rungs import Rung, rungs
+from msa_lite.train.memory.rungs import Rung, rungs
 
 # Bytes that CUDA, cuBLAS and their kernels take beside all tensors: 0.3 GB to 0.5 GB on GPUs since 2018.
 CONTEXT = 450_000_000

@@ -17,7 +17,7 @@ from msa_lite.io.files.writing import check_space, digest
 from msa_lite.io.finished.manifest import is_finished, stage_folder
 from msa_lite.io.weights.hub import fetch
 from msa_lite.train import FitSettings, fit_vector
-from msa_lite.train.model import make_config, texts_of, train_tokenizer, write_start
+from msa_lite.train.scratch import make_config, texts_of, train_tokenizer, write_start
 
 # ruff: noqa: SIM905
 

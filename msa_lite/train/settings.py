@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
 from msa_lite.io.models.heads import Compute, choose_precision
-from msa_lite.train.share import ALONE, StepShare
 
 
 @dataclass(frozen=True)
@@ -126,34 +124,6 @@ def auto_rate(mode: Literal["lora", "qlora", "full"], weights: int, lora_alpha: 
     """
     rate = 1e-4 * (1.8e6 / weights) ** 0.25 * (1 if mode == "full" else 10 * 64 / lora_alpha)
     return float(f"{rate:.1e}")
-
-
-class Objective(Protocol):
-    """A function to minimise in place of the plain loss of the examples."""
-
-    @property
-    def longest(self) -> int:
-        """Return the tokens of the longest row that `step` may run."""
-
-    def describe(self) -> dict[str, Any]:
-        """Return what the manifest records. Two objectives are the same when this is equal."""
-
-    def prepare(self, model: Any, share: StepShare = ALONE) -> None:
-        """Keep what is needed of the loaded model before it changes; called at every start, of a resumed fit too.
-
-        share: of this process in each step.
-        """
-
-    def release(self) -> None:
-        """Free what `prepare` kept. The fit is over, or begins again with another model because memory ran out."""
-
-    def step(self, model: Any, rows: Sequence[int], epoch: int, micro: int, backward: Callable[[Any], None]) -> Any:
-        """Run the forward and backward passes of one optimiser step; return the detached loss.
-
-        model: as `prepare` got it, perhaps wrapped. rows: indices of examples. epoch: counted from 0. micro: so many of
-        the longest rows fit into memory. A pass may hold more rows, but not more tokens, padding included. Of several
-        processes, each gets all rows of the step, runs its share of them, and returns its part of the loss.
-        """
 
 
 class KeptEpochs(NamedTuple):

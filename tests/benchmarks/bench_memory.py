@@ -28,7 +28,7 @@ from typing import Any
 
 from msa_lite.budget.needs import FitCase, fit_need
 from msa_lite.budget.shape import shape_of_config
-from msa_lite.train.rungs import Rung
+from msa_lite.train.memory.rungs import Rung
 from tests.tools.memory_model import CONTEXT, GB, LLAMA, SHAPES, Memory, make_rows, peak
 
 PARTS = ("weights", "adapters", "gradients", "optimizer", "activations", "logits", "temporaries")

@@ -20,7 +20,8 @@ from msa_lite.recipe import TrainingRecipe
 from msa_lite.recipe.baseline import Baseline
 from msa_lite.recipe.training import Training, TrainingStage
 from msa_lite.report import Report, write_report
-from msa_lite.train import VectorFit, tracking
+from msa_lite.train import VectorFit
+from msa_lite.train.fit import tracking
 from tests.support.identity import DATA, OF_TEXT, UNSAID, base, changed, fill, leaves, tables_once, write_place
 
 __all__ = ["tables_once"]  # a fixture

@@ -62,7 +62,7 @@ atexit.register(lambda: pathlib.Path(os.environ["LEFT"] + str(rank)).touch())
 # A tracker that writes what it gets, and which process reports.
 TRACKED = """
 from contextlib import contextmanager
-from msa_lite.train import tracking
+from msa_lite.train.fit import tracking
 @contextmanager
 def opener(title, place):
     place.mkdir(parents=True, exist_ok=True)

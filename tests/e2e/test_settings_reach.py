@@ -16,8 +16,9 @@ from msa_lite.pipeline.staged.prepare import prepare_training
 from msa_lite.pipeline.verbs.run import run_vectors
 from msa_lite.recipe import load_training
 from msa_lite.recipe.training import Lora, RetainVector, Training, VectorSpec
-from msa_lite.train import FitSettings, Until, fit
-from msa_lite.train import loop as trainer
+from msa_lite.train import FitSettings, Until
+from msa_lite.train.fit import loop as trainer
+from msa_lite.train.fit import vector as fit
 
 pytestmark = pytest.mark.usefixtures("quick_fits")
 
@@ -157,8 +158,8 @@ def test_the_retain_vectors_own_settings_reach_the_trainer(recipe: dict[str, Any
 def test_what_is_left_to_an_open_ended_fit_reaches_the_trainer(
     recipe: dict[str, Any], calls: Calls, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("msa_lite.train.until.measure_target", lambda *given: 0.1)
-    monkeypatch.setattr("msa_lite.train.until.measure_loss", lambda *given: 9.0)
+    monkeypatch.setattr("msa_lite.train.fit.until.measure_target", lambda *given: 0.1)
+    monkeypatch.setattr("msa_lite.train.fit.until.measure_loss", lambda *given: 9.0)
     stopped(run_vectors, recipe | {"vector": {}, "seed": SEED})
     wanted = {"num_train_epochs": 60, "lr_scheduler_type": "constant_with_warmup", "warmup_steps": 4, "seed": SEED}
     wanted |= {"per_device_train_batch_size": 4, "weight_decay": 0.01}

@@ -13,7 +13,8 @@ import pytest
 
 import msa_lite
 from msa_lite.errors import StageError
-from msa_lite.train import Tracking, tracking
+from msa_lite.train import Tracking
+from msa_lite.train.fit import tracking
 from tests.e2e.conftest import sweep_recipe
 
 FACTS = ("Jormi", "born")  # of questions and answers in the demo's data

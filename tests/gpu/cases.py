@@ -30,7 +30,7 @@ from msa_lite.io.finished.seal import load_manifest
 from msa_lite.io.models import heads as precision
 from msa_lite.io.weights.hub import fetch
 from msa_lite.train import FitSettings, VectorFit, run_fit
-from msa_lite.train import model as train_model
+from msa_lite.train.memory import model as train_model
 from tests.e2e.conftest import sweep_recipe
 from tests.support.fits import ROWS, SETTINGS, Killed, assert_close, kill_at_disk, weights
 from tests.support.models import tiny_tokenizer

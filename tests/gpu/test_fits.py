@@ -13,8 +13,8 @@ import torch
 from msa_lite.baselines.methods import METHODS
 from msa_lite.io.models import heads as precision
 from msa_lite.train import FitSettings
-from msa_lite.train.model import load_trainable
-from msa_lite.train.rungs import Rung
+from msa_lite.train.memory.model import load_trainable
+from msa_lite.train.memory.rungs import Rung
 from tests.gpu import cases
 from tests.support.fits import VOCABULARY, assert_same_bits, steps_at
 

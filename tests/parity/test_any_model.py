@@ -171,7 +171,7 @@ def test_all_linear_of_a_mamba_is_what_peft_takes_and_is_merged(family: str, tmp
     from peft import PeftModel
 
     from msa_lite.train import FitSettings
-    from msa_lite.train.model import with_adapter
+    from msa_lite.train.memory.model import with_adapter
 
     base = tmp_path / "base"
     tiny_family(family).save_pretrained(base)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from msa_lite.baselines import losses
 from msa_lite.data import IGNORE
-from msa_lite.train.reference import kl_divergence
+from msa_lite.train.objectives.reference import kl_divergence
 from tests.support.models import VOCABULARY, tiny_model
 
 many = settings(max_examples=50)

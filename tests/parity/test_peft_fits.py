@@ -14,7 +14,9 @@ from transformers import AutoTokenizer
 from msa_lite.data import IGNORE, Example
 from msa_lite.demo import make_smollm2
 from msa_lite.errors import UsageError
-from msa_lite.train import FitSettings, adapted, fit_vector, model, plain
+from msa_lite.train import FitSettings, fit_vector
+from msa_lite.train.memory import adapted, model
+from msa_lite.train.objectives import plain
 from tests.support.fits import SETTINGS, ragged_rows
 from tests.support.models import tiny_tokenizer
 

@@ -19,9 +19,9 @@ from msa_lite.data import IGNORE, Example
 from msa_lite.io.console.progress import Progress, silent
 from msa_lite.io.weights.hub import fetch
 from msa_lite.train import FitSettings, KeptEpochs, VectorFit, run_fit
-from msa_lite.train.plain import PlainLoss
-from msa_lite.train.reference import in_chunks, make_batch
-from msa_lite.train.rungs import Rung, set_up
+from msa_lite.train.memory.rungs import Rung, set_up
+from msa_lite.train.objectives.plain import PlainLoss
+from msa_lite.train.objectives.reference import make_batch
 from tests.support.models import tiny_tokenizer
 
 VOCABULARY = 150
@@ -101,8 +101,8 @@ class CrossEntropy:
         self.steps.append((list(rows), epoch, micro))
         known = sum(label != IGNORE for i in rows for label in ROWS[i].labels[1:])
         total: Any = 0.0
-        for chunk in in_chunks(rows, micro):
-            batch = make_batch([ROWS[i] for i in chunk], PAD, model.device)
+        for start in range(0, len(rows), micro):
+            batch = make_batch([ROWS[i] for i in rows[start : start + micro]], PAD, model.device)
             logits = model(input_ids=batch.ids, attention_mask=batch.mask).logits[:, :-1]
             loss = losses.token_losses(logits, batch.labels[:, 1:]).sum() / known
             if (epoch, len(self.steps) % 2) == self.broken_from:
@@ -209,7 +209,7 @@ def kill_at_disk(patch: pytest.MonkeyPatch, where: str, at: tuple[int, ...]) -> 
     """Kill before the save of a step, or between the end of the training and the removal of its saves."""
     from transformers import Trainer
 
-    from msa_lite.train import fit as module
+    from msa_lite.train.fit import vector as module
 
     save = Trainer._save_checkpoint
 

@@ -10,7 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "msa_lite"
 Graph = Mapping[str, set[str]]
-FOLDERED = ("pipeline", "evals", "report", "merger", "io")  # rooms that are drawn inside, too
+FOLDERED = ("pipeline", "evals", "report", "merger", "train", "io")  # rooms that are drawn inside, too
 
 
 def sources() -> list[Path]:

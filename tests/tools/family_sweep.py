@@ -25,7 +25,7 @@ from msa_lite.io.weights.checkpoint import load_checkpoint
 from msa_lite.merger import merge, merge_adapters
 from msa_lite.merger.vectors.vector import adapter_vector
 from msa_lite.train import FitSettings
-from msa_lite.train.model import planned_adapter
+from msa_lite.train.memory.model import planned_adapter
 from tests.support.families import UNFIT, tiny_family
 
 FORGET, RETAIN = 0.75, 0.5

@@ -37,10 +37,11 @@ from msa_lite.data import IGNORE, Example, to_batch
 from msa_lite.io.console.progress import silent
 from msa_lite.io.models import heads as precision
 from msa_lite.io.models import streaming, transit
-from msa_lite.train import FitSettings, plain
-from msa_lite.train import model as train_model
-from msa_lite.train.loop import Loop
-from msa_lite.train.rungs import Rung, set_up
+from msa_lite.train import FitSettings
+from msa_lite.train.fit.loop import Loop
+from msa_lite.train.memory import model as train_model
+from msa_lite.train.memory.rungs import Rung, set_up
+from msa_lite.train.objectives import plain
 
 GB = 1e9
 _CODES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}  # of safetensors' headers

@@ -12,9 +12,9 @@ import torch
 from peft import LoraConfig, get_peft_model
 from peft.tuners.lora import Linear
 
-from msa_lite.train import adapted
-from msa_lite.train.adapted import speed_up
-from msa_lite.train.rungs import checkpoint_layers
+from msa_lite.train.memory import adapted
+from msa_lite.train.memory.adapted import speed_up
+from msa_lite.train.memory.rungs import checkpoint_layers
 from tests.support.families import tiny_family
 from tests.support.fits import with_adapter
 from tests.support.models import tiny_model

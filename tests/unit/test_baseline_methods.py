@@ -14,7 +14,7 @@ from msa_lite.baselines.methods import METHODS, Method, Value, check_method, set
 from msa_lite.data import IGNORE
 from msa_lite.errors import UsageError
 from msa_lite.io.models.heads import split_model
-from msa_lite.train.reference import Batch, answer_logits, freeze_copy, make_batch, reference_of
+from msa_lite.train.objectives.reference import Batch, FitReference, answer_logits, freeze_copy, make_batch
 from tests.support.fits import PAD, VOCABULARY, ragged_rows, with_adapter
 from tests.support.models import tiny_model
 
@@ -243,10 +243,10 @@ def test_the_reference_is_the_model_with_its_adapter_off(training: bool) -> None
         before = dense(tiny("llama"), batch)[0]
     model = with_adapter(tiny("llama"), moved=True).train(training)
     asked = {name: p.requires_grad for name, p in model.named_parameters()}
-    with reference_of(model, None) as reference:
+    with FitReference(model, None, None).running() as reference:
         assert dense(reference, batch)[0].equal(before)
         assert not torch.is_grad_enabled()
-    with pytest.raises(ZeroDivisionError), reference_of(model, None):
+    with pytest.raises(ZeroDivisionError), FitReference(model, None, None).running():
         raise ZeroDivisionError
     assert model.training is training
     assert {name: p.requires_grad for name, p in model.named_parameters()} == asked
@@ -262,7 +262,7 @@ def test_dropout_is_off_in_the_reference() -> None:
         get_peft_model(tiny_model("gpt2", vocab_size=VOCABULARY), config).train(),
         make_batch(ragged_rows(2), PAD, "cpu"),
     )
-    with reference_of(model, None) as reference:
+    with FitReference(model, None, None).running() as reference:
         first, second = (dense(reference, batch)[0] for _ in range(2))
     assert first.equal(second)
 

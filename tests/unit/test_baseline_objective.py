@@ -19,8 +19,9 @@ from msa_lite.baselines.methods import METHODS, Value, settings_grid
 from msa_lite.baselines.objective import BaselineObjective, ReferenceCache
 from msa_lite.data import IGNORE, Example
 from msa_lite.io.weights.hub import Source
-from msa_lite.train import share
-from msa_lite.train.reference import Batch, make_batch
+from msa_lite.train.objectives import objective as divided
+from msa_lite.train.objectives.objective import draw_rows
+from msa_lite.train.objectives.reference import Batch, make_batch
 from tests.support.fits import PAD, VOCABULARY, ragged_rows, with_adapter
 from tests.support.models import tiny_model
 
@@ -177,7 +178,7 @@ def test_a_step_is_the_plain_loss_for_every_micro_batch_after_the_model_has_move
     made = objective_of(parameters, name, tmp_path, full)
     made.prepare(model)
     move(model, made)
-    plain = Plain(name, parameters, model).loss(made.draw(EPOCH)[ROWS].tolist())
+    plain = Plain(name, parameters, model).loss(draw_rows(len(FORGET), len(RETAIN), made.seed, EPOCH)[ROWS].tolist())
     plain.backward()
     wanted = gradients(model)
     for micro in (4, 1):
@@ -223,13 +224,13 @@ def test_a_second_model_is_held_only_where_a_step_runs_it(
     name: str, changes: dict[str, Any], copied: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     layers: list[int | None] = []
-    copy = share.freeze_copy
+    copy = divided.freeze_copy
 
     def watch(model: Any, count: int | None = None) -> Any:
         layers.append(count)
         return copy(model, count)
 
-    monkeypatch.setattr(share, "freeze_copy", watch)
+    monkeypatch.setattr(divided, "freeze_copy", watch)
     for full in (False, True):
         made, model = objective_of(point(name, **changes), name, tmp_path, full), to_train(full)
         made.prepare(model)
@@ -237,23 +238,20 @@ def test_a_second_model_is_held_only_where_a_step_runs_it(
     assert layers == ([LAYER + 1 if name == "rmu" else None] if copied else [])
 
 
-def test_retain_rows_are_drawn_afresh_each_epoch_from_a_generator_of_their_own(tmp_path: Path) -> None:
-    made = objective_of(point("grad_diff"), "grad_diff", tmp_path, False, forget=FORGET * 15)
+def test_retain_rows_are_drawn_afresh_each_epoch_from_a_generator_of_their_own() -> None:
     states = torch.get_rng_state(), random.getstate(), str(np.random.get_state())
-    drawn = [made.draw(epoch).tolist() for epoch in range(3)]
+    drawn = [draw_rows(120, 9, seed=7, epoch=epoch).tolist() for epoch in range(3)]
     assert torch.get_rng_state().equal(states[0])
     assert (random.getstate(), str(np.random.get_state())) == states[1:]
     assert [len(rows) for rows in drawn] == [120] * 3
     assert len({tuple(rows) for rows in drawn}) == 3
     torch.rand(3), random.random(), np.random.rand()
-    again = objective_of(point("npo"), "npo", tmp_path, True, forget=FORGET * 15)
-    assert [again.draw(epoch).tolist() for epoch in range(3)] == drawn
-    assert replace(made, seed=8).draw(0).tolist() != drawn[0]
+    assert [draw_rows(120, 9, seed=7, epoch=epoch).tolist() for epoch in range(3)] == drawn
+    assert draw_rows(120, 9, seed=8, epoch=0).tolist() != drawn[0]
 
 
-def test_retain_rows_are_drawn_uniformly(tmp_path: Path) -> None:
-    made = objective_of(point("grad_diff"), "grad_diff", tmp_path, False, forget=FORGET * 450)
-    counts = np.bincount(np.concatenate([made.draw(epoch) for epoch in range(5)]), minlength=9)
+def test_retain_rows_are_drawn_uniformly() -> None:
+    counts = np.bincount(np.concatenate([draw_rows(3600, 9, 7, epoch) for epoch in range(5)]), minlength=9)
     assert len(counts) == 9
     # 18,000 draws of 9 rows: 2,000 each, with a standard deviation of √(18,000 · 1/9 · 8/9) = 42.
     assert np.abs(counts - 2000).max() < 5 * 42

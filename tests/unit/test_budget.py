@@ -26,7 +26,7 @@ from msa_lite.budget.speed import Device, Machine, speed_of
 from msa_lite.data import Example
 from msa_lite.errors import FormatError
 from msa_lite.io.weights.checkpoint import load_checkpoint
-from msa_lite.train.rungs import Rung, ladder
+from msa_lite.train.memory.rungs import Rung, ladder
 from tests.support.models import save_checkpoint, tiny_model
 from tests.tools.memory_model import SHAPES, peak
 
@@ -113,7 +113,7 @@ def test_the_rungs_are_those_of_the_fit(kind: str, mode: Any, tmp_path: Path, mo
     for parameter in model.parameters():
         parameter.requires_grad_(mode == "full")
     shape = read_shape(load_checkpoint(save_checkpoint(tmp_path / kind, model)), kind)
-    monkeypatch.setattr("msa_lite.train.rungs.free_bytes", lambda: 1 << 40)
+    monkeypatch.setattr("msa_lite.train.memory.rungs.free_bytes", lambda: 1 << 40)
     assert fit_rungs(shape, FitCase(mode, 8), [4, 2, 1]) == ladder(model, [4, 2, 1])
 
 

@@ -13,7 +13,8 @@ from msa_lite.baselines.objective import BaselineObjective
 from msa_lite.data import IGNORE, Example
 from msa_lite.evals.engine.forward import score_bundles
 from msa_lite.evals.engine.models import Runner
-from msa_lite.train.until import measure_loss
+from msa_lite.train.fit.until import measure_loss
+from msa_lite.train.objectives.objective import draw_rows
 from tests.support.fits import PAD, VOCABULARY, ragged_rows
 from tests.support.models import tiny_model
 
@@ -46,7 +47,7 @@ def test_the_weight_of_a_micro_batch(model: Any, micro: int) -> None:
     made = BaselineObjective("grad_diff", parameters, ROWS, ROWS, PAD, 0)
     made.prepare(model)
     forget = [loss for row in ROWS for loss in plain_losses(model, row)]
-    retain = [loss for i in made.draw(0) for loss in plain_losses(model, ROWS[i])]
+    retain = [loss for i in draw_rows(len(ROWS), len(ROWS), 0, 0) for loss in plain_losses(model, ROWS[i])]
     wanted = -sum(forget) / len(forget) + 3 * sum(retain) / len(retain)
     found = made.step(model, range(len(ROWS)), 0, micro, lambda loss: None)
     assert float(found) == pytest.approx(wanted, rel=1e-4)

@@ -14,7 +14,7 @@ import torch
 from msa_lite.errors import NotFiniteError
 from msa_lite.io.finished.seal import verify_folder
 from msa_lite.train import KeptEpochs, epoch_folder
-from msa_lite.train.model import load_trainable
+from msa_lite.train.memory.model import load_trainable
 from tests.support.fits import (
     SETTINGS,
     CrossEntropy,
@@ -107,7 +107,7 @@ def breaking(what: str, epoch: int, plan: dict[int, KeptEpochs]) -> tuple[CrossE
 def test_a_model_that_breaks_at_the_end_of_an_epoch_leaves_those_before(
     what: str, calls: list[int], words: str, prior: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from msa_lite.train import loop
+    from msa_lite.train.fit import loop
 
     told: list[str] = []
     monkeypatch.setattr(loop.logger, "warning", lambda text, *values: told.append(text % values))

@@ -14,9 +14,10 @@ import torch
 from msa_lite.errors import StageError
 from msa_lite.io.files.writing import hash_file
 from msa_lite.io.models.devices import is_out_of_memory
-from msa_lite.train import FitSettings, fit
-from msa_lite.train.model import load_trainable
-from msa_lite.train.rungs import Rung, Static, ladder, set_up, step_fault
+from msa_lite.train import FitSettings
+from msa_lite.train.fit import vector as fit
+from msa_lite.train.memory.model import load_trainable
+from msa_lite.train.memory.rungs import Rung, Static, ladder, set_up, step_fault
 from tests.support.fits import ROWS, SETTINGS, CrossEntropy, Killed, Watch, assert_close, keeping, steps_of, weights
 from tests.support.fits import fit as run_fit
 
@@ -68,8 +69,8 @@ def on_device(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture)
             device.rung = rung
             set_up(model, replace(rung, states_on_cpu=False), folder)  # pinned memory needs a GPU
 
-        monkeypatch.setattr("msa_lite.train.rungs.free_bytes", lambda: device.room if device.probes else None)
-        monkeypatch.setattr("msa_lite.train.rungs.total_bytes", lambda: 8 * 10**9)
+        monkeypatch.setattr("msa_lite.train.memory.rungs.free_bytes", lambda: device.room if device.probes else None)
+        monkeypatch.setattr("msa_lite.train.memory.rungs.total_bytes", lambda: 8 * 10**9)
         monkeypatch.setattr(fit, "load_trainable", load)
         monkeypatch.setattr(fit, "set_up", bring)
         return device
@@ -133,10 +134,12 @@ def test_a_late_end_of_memory_keeps_what_is_done(
     mode: Any, prior: Path, tmp_path: Path, on_device: Callable[..., Device], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Checkpointing leaves the numbers as they are, so the result is that of a fit with enough memory, bit for bit."""
-    from msa_lite.train.plain import PlainLoss
+    from msa_lite.train.objectives.plain import PlainLoss
 
     settings, seen = replace(SETTINGS, mode=mode), []
-    monkeypatch.setattr("msa_lite.train.plain.can_share", lambda halves: False)  # or checkpointing changes the sums
+    monkeypatch.setattr(
+        "msa_lite.train.objectives.plain.can_share", lambda halves: False
+    )  # or checkpointing changes the sums
     plain = run_fit(prior, tmp_path / "plain", settings)
     device = on_device(lambda rung: rung.checkpointing, epoch=1, probes=False)
     step = PlainLoss.step
@@ -222,8 +225,8 @@ def test_weights_that_do_not_fit_stream_from_ram_or_end_with_numbers_too(
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has 8")
 
     device = on_device(lambda rung: rung.layers_streamed)
-    monkeypatch.setattr("msa_lite.train.fit.total_bytes", lambda: 8 * 10**9)
-    monkeypatch.setattr("msa_lite.train.model.load_whole", load)
+    monkeypatch.setattr("msa_lite.train.fit.vector.total_bytes", lambda: 8 * 10**9)
+    monkeypatch.setattr("msa_lite.train.memory.model.load_whole", load)
     if mode != "full":
         folder = run_fit(prior, tmp_path / "v", settings, objective=CrossEntropy(before=device.step))
         assert (device.loads, device.rung) == (2, Rung(4, True, True, True, True))

@@ -25,8 +25,9 @@ from msa_lite.io.models.heads import autocast
 from msa_lite.io.weights.hub import fetch
 from msa_lite.report import load_report
 from msa_lite.train import KeptEpochs, epoch_folder
-from msa_lite.train.model import load_trainable
-from msa_lite.train.reference import make_batch
+from msa_lite.train.memory.model import load_trainable
+from msa_lite.train.objectives.objective import draw_rows
+from msa_lite.train.objectives.reference import make_batch
 from tests.support.fits import (
     PAD,
     ROWS,
@@ -99,7 +100,8 @@ def test_a_baseline_is_trained_by_plain_steps_of_adamw(prior: Path, tmp_path: Pa
     model, other = load_trainable(prior, SETTINGS), load_trainable(prior, SETTINGS).eval()
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.0, weight_decay=0.01)
     for (rows, epoch), rate in zip(batches, [0, 0.5, 1, 0.75, 0.5, 0.25], strict=True):
-        forget, retain = [ROWS[i] for i in rows], [RETAIN[made.draw(epoch)[i]] for i in rows]
+        drawn = draw_rows(len(ROWS), len(RETAIN), 5, epoch)
+        forget, retain = [ROWS[i] for i in rows], [RETAIN[drawn[i]] for i in rows]
         before = losses.sequence_log_probs(*answers(other, forget)).detach()
         loss = losses.npo(*answers(model, forget), before) + 2 * losses.cross_entropy(*answers(model, retain))
         optimizer.zero_grad()

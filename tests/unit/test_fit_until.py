@@ -15,8 +15,9 @@ from msa_lite.errors import NotFiniteError
 from msa_lite.io.files.writing import hash_file
 from msa_lite.io.finished.seal import load_manifest, verify_folder
 from msa_lite.io.weights.hub import fetch
-from msa_lite.train import FitSettings, Until, loop
-from msa_lite.train.until import measure_loss
+from msa_lite.train import FitSettings, Until
+from msa_lite.train.fit import loop
+from msa_lite.train.fit.until import measure_loss
 from tests.support.fits import PAD, ROWS, Killed, fit, steps_of
 
 Make = Callable[..., Path]
@@ -193,7 +194,7 @@ def test_a_fit_that_was_stopped_goes_on_to_the_same_bytes(
     rule = Until(fetch(str(target)), load, tries=2)
     with monkeypatch.context() as patch:
         if label == "moved":
-            patch.setattr("msa_lite.train.until.os.replace", _move_one())
+            patch.setattr("msa_lite.train.fit.until.os.replace", _move_one())
         with pytest.raises(Killed):
             fit(prior, tmp_path / "cut", AGAIN, until=rule, progress=kill_at(step, label))
     steps: list[tuple[str, int]] = []

@@ -14,8 +14,9 @@ from msa_lite.data import IGNORE, Example
 from msa_lite.io.finished.seal import load_manifest
 from msa_lite.io.weights.hub import fetch
 from msa_lite.train import FitSettings, Until
-from msa_lite.train.held import HeldLoss
-from msa_lite.train.model import load_trainable
+from msa_lite.train.memory.model import load_trainable
+from msa_lite.train.objectives.held import HeldLoss
+from msa_lite.train.objectives.objective import draw_rows
 from tests.support.fits import PAD, ROWS, SETTINGS, Killed, assert_close, fit, ragged_rows, weights
 
 Make = Callable[..., Path]
@@ -50,7 +51,7 @@ def test_a_step_is_the_plain_loss_and_h_times_the_divergence(mode: Any, micro: i
         for number, parameter in enumerate(p for p in model.parameters() if p.requires_grad):
             parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(number)), alpha=0.05)
     rows = [1, 3, 4, 6]
-    drawn = objective._draw(2)[rows]
+    drawn = draw_rows(len(ROWS), len(RETAIN), 0, 2)[rows]
     told = [-log_probs(model, ROWS[i]).gather(1, label[:, None]) for i in rows
             for label in [torch.tensor([x for x in ROWS[i].labels[1:] if x != IGNORE])]]  # fmt: skip
     apart = [(before[i].exp() * (before[i] - log_probs(model, RETAIN[i]))).sum(-1) for i in drawn]

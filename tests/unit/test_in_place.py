@@ -132,7 +132,7 @@ def test_a_model_is_put_back_whatever_is_raised(
         raise fault
 
     if where != "look":
-        monkeypatch.setattr("msa_lite.train.plain.PlainLoss.step", fail)
+        monkeypatch.setattr("msa_lite.train.objectives.plain.PlainLoss.step", fail)
     expected = StageError if where == "memory" else type(fault)
     with without_a_trace(model), pytest.raises(expected, match="more of it" if where == "memory" else None):
         tune(model, ROWS, fail, pad=PAD, settings=settings, steps=(1,))
@@ -163,7 +163,7 @@ def test_the_precision_reaches_the_products(
 
 
 def test_checkpointing_is_switched_off_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    from msa_lite.train import rungs
+    from msa_lite.train.memory import rungs
 
     seen: list[bool] = []
     faults = iter(["out of memory", None])  # the first rung does not fit
@@ -186,5 +186,5 @@ def test_models_that_cannot_be_tuned_are_refused() -> None:
 
 @pytest.mark.parametrize(("gigabytes", "mode"), [(1, "lora"), (100, "full")])
 def test_all_weights_are_tuned_where_there_is_room(gigabytes: int, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("msa_lite.train.in_place.free_ram", lambda: gigabytes * 10**9)
+    monkeypatch.setattr("msa_lite.train.fit.in_place.free_ram", lambda: gigabytes * 10**9)
     assert roomy_mode(10**8) == mode  # 2 GB with gradients and states

@@ -100,6 +100,15 @@ FOLDERS = {
         "stream": {"checks", "fidelity", "formula", "mergekit", "vectors"},
         "adapters": {"checks", "formula", "vectors"},
     },
+    "train": {
+        "settings": set[str](),
+        "scratch": set[str](),
+        "objectives": set[str](),
+        "moments": {"objectives"},
+        "memory": {"objectives", "settings"},
+        "fit": {"memory", "objectives", "settings"},
+        "processes": {"fit", "memory", "objectives", "settings"},
+    },
     "pipeline": {
         "prepare": set[str](),
         "stages": {"prepare"},

@@ -26,7 +26,7 @@ from msa_lite.io.models.devices import limited
 from msa_lite.io.models.loading import check_loads, load_whole, read_tokenizer
 from msa_lite.io.weights.hub import fetch
 from msa_lite.train import FitSettings
-from msa_lite.train.model import load_trainable as load_to_tune
+from msa_lite.train.memory.model import load_trainable as load_to_tune
 from tests.support.models import VOCABULARY, tiny_model, tiny_tokenizer
 
 Make = Callable[..., Path]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from msa_lite.baselines import losses
 from msa_lite.data import IGNORE
-from msa_lite.train.reference import kl_divergence
+from msa_lite.train.objectives.reference import kl_divergence
 
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
 

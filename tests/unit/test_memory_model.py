@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from torch.profiler import ProfilerActivity, profile
 
-from msa_lite.train.rungs import Rung
+from msa_lite.train.memory.rungs import Rung
 from tests.tools import memory_model
 from tests.tools.memory_model import CONTEXT, GB, make_rows, peak
 

@@ -11,10 +11,11 @@ import torch
 
 from msa_lite.data import IGNORE, Example
 from msa_lite.io.models.heads import split_model
-from msa_lite.train import packed, plain
-from msa_lite.train.beginning import Beginning
-from msa_lite.train.packed import Layout, can_pack, packing, run_packed
-from msa_lite.train.plain import PlainLoss
+from msa_lite.train.objectives import packing as packed
+from msa_lite.train.objectives import plain
+from msa_lite.train.objectives.packing import Layout, can_pack, packing, run_packed
+from msa_lite.train.objectives.plain import PlainLoss
+from msa_lite.train.objectives.rows import Beginning
 from tests.support.fits import PAD
 from tests.support.models import tiny_model
 from tests.support.plain import KINDS, SPECIAL, wide_model

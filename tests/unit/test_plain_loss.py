@@ -17,12 +17,12 @@ from torch.nn.functional import cross_entropy
 from msa_lite.data import IGNORE, Example, group_rows, to_batch
 from msa_lite.io.models import heads
 from msa_lite.io.models.heads import split_model
-from msa_lite.train import beginning as beginnings
-from msa_lite.train import plain
-from msa_lite.train.beginning import Beginning, can_share, common_beginning, run_rows
-from msa_lite.train.packed import run_packed
-from msa_lite.train.plain import PlainLoss
-from msa_lite.train.until import measure_loss
+from msa_lite.train.fit.until import measure_loss
+from msa_lite.train.objectives import plain
+from msa_lite.train.objectives import rows as beginnings
+from msa_lite.train.objectives.packing import run_packed
+from msa_lite.train.objectives.plain import PlainLoss
+from msa_lite.train.objectives.rows import Beginning, can_share, common_beginning, run_rows
 from tests.support.fits import PAD, ragged_rows, with_adapter
 from tests.support.models import VOCABULARY, tiny_model
 from tests.support.plain import KINDS, SPECIAL, wide_model

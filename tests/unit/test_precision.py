@@ -18,8 +18,8 @@ from msa_lite.io.models import devices as memory
 from msa_lite.io.models import heads as precision
 from msa_lite.io.models.heads import autocast, choose_precision, nf4
 from msa_lite.train import FitSettings, check_mode
-from msa_lite.train.loop import Loop, _make_callback
-from msa_lite.train.model import load_trainable
+from msa_lite.train.fit.loop import Loop, _make_callback
+from msa_lite.train.memory.model import load_trainable
 from tests.support.fits import ROWS, SETTINGS, compute_in_bf16, fit, weights
 
 Make = Callable[..., Path]
@@ -107,7 +107,7 @@ def test_on_a_cpu_all_is_fp32(make_checkpoint: Make) -> None:
 
 def test_in_fp16_the_states_between_layers_are_fp32(make_checkpoint: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """A sum over all layers may leave fp16's range."""
-    monkeypatch.setattr("msa_lite.train.model.choose_precision", lambda compute: "fp16")
+    monkeypatch.setattr("msa_lite.train.memory.model.choose_precision", lambda compute: "fp16")
     model = load_trainable(make_checkpoint("llama", dtype="bfloat16"), SETTINGS)
     dtypes = {name: p.dtype for name, p in model.named_parameters() if "lora_" not in name}
     assert {dtype for name, dtype in dtypes.items() if "norm" not in name} == {torch.float16}
@@ -178,7 +178,7 @@ def log_of(watch: Any, losses: list[tuple[float, float]]) -> None:
 
 def test_a_skipped_step_in_fp16_is_no_broken_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def watch_of(name: str) -> Any:
-        monkeypatch.setattr("msa_lite.train.loop.choose_precision", lambda compute: name)
+        monkeypatch.setattr("msa_lite.train.fit.loop.choose_precision", lambda compute: name)
         unused: Any = None
         return _make_callback(Loop(unused, ROWS, unused, SETTINGS, tmp_path, "v", unused, None, unused))
 

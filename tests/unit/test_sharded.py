@@ -22,8 +22,8 @@ from msa_lite.io.weights.checkpoint import load_checkpoint
 from msa_lite.io.weights.hub import Source, fetch
 from msa_lite.io.weights.vocabulary import find_added_rows
 from msa_lite.train import FitSettings, Until, VectorFit, fit_vector, run_fit
-from msa_lite.train.peers import told_of_losses
-from msa_lite.train.plain import PlainLoss
+from msa_lite.train.objectives.plain import PlainLoss
+from msa_lite.train.processes.peers import told_of_losses
 from tests.support.fits import assert_close, ragged_rows, steps_of, weights
 from tests.support.models import tiny_tokenizer
 from tests.support.processes import Ended, run_together
@@ -43,7 +43,7 @@ def one(prior: Path, out: Path, settings: FitSettings = SETTINGS, **more: Any) -
 
 
 def sharded(rank: int, prior: Any, out: Path, settings: FitSettings = SETTINGS, **more: Any) -> None:
-    from msa_lite.train.sharded import fit_sharded
+    from msa_lite.train.processes.fit import fit_sharded
 
     source = prior if isinstance(prior, Source) else fetch(str(prior))
     rows = more.pop("rows", ROWS)
@@ -52,7 +52,7 @@ def sharded(rank: int, prior: Any, out: Path, settings: FitSettings = SETTINGS, 
 
 def dies(rank: int, who: int, step: int, prior: Path, out: Path) -> None:
     """Fit, but one process is killed before a step."""
-    from msa_lite.train.sharded import _Steps
+    from msa_lite.train.processes.fit import _Steps
 
     own = _Steps._step
 
@@ -68,7 +68,8 @@ def dies(rank: int, who: int, step: int, prior: Path, out: Path) -> None:
 def checkpointed(rank: int, prior: Path, out: Path) -> None:
     """Fit as on GPUs, where activations are made again in the backward pass, a model that makes its own loss."""
     from msa_lite.io.models import heads
-    from msa_lite.train import plain, shards
+    from msa_lite.train.objectives import plain
+    from msa_lite.train.processes import shards
 
     own = shards._bare_model
 
@@ -83,7 +84,7 @@ def checkpointed(rank: int, prior: Path, out: Path) -> None:
 
 def tracked(rank: int, prior: Path, out: Path) -> None:
     """Fit with a tracker that writes its lines into a file for each process."""
-    from msa_lite.train import tracking
+    from msa_lite.train.fit import tracking
 
     @contextmanager
     def opened(title: str, place: Path) -> Iterator[Any]:
@@ -227,7 +228,7 @@ def until_known(rank: int, prior: Path, target: Path, out: Path) -> None:
 
 def until_killed(rank: int, prior: Path, target: Path, out: Path) -> None:
     """Die within the second try, where every epoch is saved."""
-    from msa_lite.train import sharded as module
+    from msa_lite.train.processes import fit as module
 
     write, module.SAVE_SECONDS = module.write_save, -1.0
 
@@ -311,14 +312,14 @@ def chosen_micro(rank: int, prior: Path, limit: int) -> list[int]:
     """Choose a micro-batch where passes of more rows than the limit run out of memory, as on a GPU."""
     from msa_lite.data import pad_id
     from msa_lite.io.console.progress import silent
-    from msa_lite.train.loop import Loop
-    from msa_lite.train.peers import Peers
-    from msa_lite.train.sharded import choose_micro
-    from msa_lite.train.shards import ShardShare, load_shards
+    from msa_lite.train.fit.loop import Loop
+    from msa_lite.train.processes.fit import choose_micro
+    from msa_lite.train.processes.peers import Peers
+    from msa_lite.train.processes.shards import ShardedDivision, load_shards
 
     peers, source, loss = Peers.join(), fetch(str(prior)), Cramped(ROWS, pad_id(tiny_tokenizer()))
     model = load_shards(source, SETTINGS, peers)
-    loss.prepare(model, ShardShare.of(source, peers))
+    loss.prepare(model, ShardedDivision.of(source, peers))
     loss.limit = limit
     settings = replace(SETTINGS, batch_size=8)
     loop = Loop(source, ROWS, tiny_tokenizer(), settings, prior, "vector", loss, None, silent)
@@ -345,9 +346,9 @@ def only_one_is_full(rank: int, prior: Path) -> None:
     import torch
 
     from msa_lite.io.console.progress import silent
-    from msa_lite.train.loop import Loop
-    from msa_lite.train.peers import Peers
-    from msa_lite.train.sharded import choose_micro
+    from msa_lite.train.fit.loop import Loop
+    from msa_lite.train.processes.fit import choose_micro
+    from msa_lite.train.processes.peers import Peers
 
     loss = FullInOne(ROWS, 0)
     loss.rank = rank

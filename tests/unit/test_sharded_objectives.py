@@ -18,7 +18,7 @@ from msa_lite.data import IGNORE
 from msa_lite.io.finished.seal import load_manifest, verify_folder
 from msa_lite.io.weights.hub import fetch
 from msa_lite.train import FitSettings, KeptEpochs, VectorFit, run_fit
-from msa_lite.train.held import HeldLoss
+from msa_lite.train.objectives.held import HeldLoss
 from tests.support.fits import PAD, assert_close, ragged_rows, weights
 from tests.support.models import tiny_tokenizer
 from tests.support.processes import Ended, run_together
@@ -54,7 +54,7 @@ class Nearest:
 
     def __call__(self, model: Any, epoch: int, scores: Path) -> KeptEpochs:
         from msa_lite.evals.engine.models import Runner
-        from msa_lite.train.until import measure_loss
+        from msa_lite.train.fit.until import measure_loss
 
         assert not model.training
         scores.mkdir(exist_ok=True)
@@ -85,7 +85,7 @@ def fit_of(case: str, prior: Path, folder: Path, settings: FitSettings = SETTING
 
 
 def fit_all(rank: int, cases: list[str], prior: Path, folder: Path) -> None:
-    from msa_lite.train.sharded import fit_sharded
+    from msa_lite.train.processes.fit import fit_sharded
 
     for case in cases:
         fit_sharded(fit_of(case, prior, folder), folder / case)
@@ -93,7 +93,7 @@ def fit_all(rank: int, cases: list[str], prior: Path, folder: Path) -> None:
 
 def dies(rank: int, prior: Path, folder: Path) -> None:
     """Fit with a choice of epochs, but the second process is killed in the second epoch."""
-    from msa_lite.train.sharded import _Steps
+    from msa_lite.train.processes.fit import _Steps
 
     own = _Steps._step
 
@@ -108,7 +108,7 @@ def dies(rank: int, prior: Path, folder: Path) -> None:
 
 def breaks(rank: int, prior: Path, folder: Path, step: int) -> None:
     """Fit with a choice of epochs; the loss of the second process is no number from a step on."""
-    from msa_lite.train.sharded import _Steps
+    from msa_lite.train.processes.fit import _Steps
 
     own = _Steps._step
 

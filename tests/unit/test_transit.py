@@ -14,9 +14,9 @@ import torch
 from msa_lite.errors import StageError
 from msa_lite.io.models import ends, streaming, transit, waiting
 from msa_lite.io.models.transit import Transit
-from msa_lite.train.held import HeldLoss
-from msa_lite.train.model import load_trainable
-from msa_lite.train.rungs import Rung, can_stream
+from msa_lite.train.memory.model import load_trainable
+from msa_lite.train.memory.rungs import Rung, can_stream
+from msa_lite.train.objectives.held import HeldLoss
 from tests.support.families import tiny_family
 from tests.support.fits import ROWS, SETTINGS, assert_same_bits, steps_at
 from tests.support.models import save_checkpoint, tiny_model

@@ -51,7 +51,8 @@ def tune(model: Path, folder: Path) -> None:
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json"])
 @pytest.mark.parametrize(
-    ("use", "place"), [(score, "msa_lite.evals.engine.models.load_model"), (tune, "msa_lite.train.fit.load_trainable")]
+    ("use", "place"),
+    [(score, "msa_lite.evals.engine.models.load_model"), (tune, "msa_lite.train.fit.vector.load_trainable")],
 )
 def test_a_model_that_changes_while_it_is_loaded_is_neither_scored_nor_tuned(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, use: Callable[..., None], place: str, name: str

@@ -11,8 +11,8 @@ import pytest
 from msa_lite.data import IGNORE, Example
 from msa_lite.io.files.writing import json_form
 from msa_lite.io.weights.hub import Source
+from msa_lite.train.fit.until import SAMPLE, Attempt, Course, Until, measure_loss, next_rate, sample_examples, why_stop
 from msa_lite.train.settings import auto_batch, auto_rate, most_epochs
-from msa_lite.train.until import SAMPLE, Attempt, Course, Until, measure_loss, next_rate, sample_examples, why_stop
 from tests.support.fits import PAD, VOCABULARY, ragged_rows
 from tests.support.models import tiny_model
 

@@ -21,7 +21,7 @@ from msa_lite.io.weights.checkpoint import load_checkpoint
 from msa_lite.io.weights.hub import copy_tokenizer, fetch, fetch_tokenizer, has_tokenizer
 from msa_lite.io.weights.vocabulary import AddedRows, cut_adapter, find_added_rows, has_token_role, without_added_rows
 from msa_lite.train import FitSettings, fit_vector
-from msa_lite.train.model import load_trainable
+from msa_lite.train.memory.model import load_trainable
 from tests.support.merges import read_checkpoint
 from tests.support.models import tiny_tokenizer
 

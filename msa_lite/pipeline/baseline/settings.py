@@ -34,7 +34,7 @@ from msa_lite.recipe import Recipe
 from msa_lite.report import REPORT_FILE, load_report
 from msa_lite.report.run.choice import candidate_name
 from msa_lite.train import KeptEpochs, epoch_folder
-from msa_lite.train.loop import SCORES
+from msa_lite.train.fit.loop import SCORES
 from msa_lite.train.settings import EPOCHS
 
 logger = logging.getLogger(__name__)

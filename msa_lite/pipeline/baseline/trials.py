@@ -54,7 +54,7 @@ from msa_lite.report.run.choice import Choice, candidate_name, load_choice
 from msa_lite.report.run.stages import CHANGE, ROWS
 from msa_lite.strengths import filtered_folder
 from msa_lite.train import FitSettings, VectorFit, epoch_folder
-from msa_lite.train.loop import SCORES
+from msa_lite.train.fit.loop import SCORES
 
 logger = logging.getLogger(__name__)
 

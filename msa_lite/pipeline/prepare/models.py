@@ -41,7 +41,7 @@ from msa_lite.merger.checks.inputs import ModelLike
 from msa_lite.merger.vectors.vector import adapter_vector, compare_checkpoints
 from msa_lite.recipe import Demo, Recipe
 from msa_lite.train import FitSettings
-from msa_lite.train.model import planned_adapter
+from msa_lite.train.memory.model import planned_adapter
 
 # An adapter, or a model that is stored as codes, under one of these keys is written out to this folder of the run.
 WRITTEN_OUT = ("target", "prior")

@@ -32,7 +32,7 @@ from msa_lite.pipeline.stages.facts import Facts
 from msa_lite.pipeline.stages.stage import Stage
 from msa_lite.report.run.stages import CHANGE
 from msa_lite.train import FitSettings, Tracking, Until, VectorFit, run_fit
-from msa_lite.train.held import HeldLoss
+from msa_lite.train.objectives.held import HeldLoss
 from msa_lite.train.settings import EPOCHS, TRIES, WARMUP_STEPS, auto_batch, auto_rate, most_epochs
 
 RETAIN_VECTOR = "retain vector"
@@ -129,7 +129,7 @@ def fit_with_all(fit: VectorFit, out: Path, crew: Crew, progress: Progress) -> N
 
     Raise NotFiniteError, in all of them, where the loss is no number any more.
     """
-    from msa_lite.train.sharded import fit_sharded
+    from msa_lite.train.processes.fit import fit_sharded
 
     fault: NotFiniteError | None = None
     with crew.group():  # which an error would not leave
@@ -151,7 +151,7 @@ def check_fits(run: Run) -> None:
 
 def check_shares(crew: Crew, settings: FitSettings) -> None:
     """Raise UsageError if a fit is for all processes of a crew, and they share a GPU or cannot have its settings."""
-    from msa_lite.train.sharded import check_sharded
+    from msa_lite.train.processes.fit import check_sharded
 
     if crew.is_alone or settings.mode != "full":
         return

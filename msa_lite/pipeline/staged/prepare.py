@@ -49,7 +49,7 @@ from msa_lite.pipeline.stages.stage import Stage
 from msa_lite.recipe import RecipeSource, TrainingRecipe, load_training
 from msa_lite.recipe.training import NewModel, NewTokenizer, Training, TrainingStage
 from msa_lite.train import FitSettings, check_mode, check_trackers
-from msa_lite.train.model import count_parameters, make_config, texts_of, train_tokenizer
+from msa_lite.train.scratch import count_parameters, make_config, texts_of, train_tokenizer
 
 logger = logging.getLogger(__name__)
 

@@ -44,7 +44,7 @@ from msa_lite.pipeline.stages.stage import Stage, StageState, execute, look_ahea
 from msa_lite.recipe import RecipeSource, TrainingRecipe, load_training
 from msa_lite.report.run.provenance import RECIPE_FILE
 from msa_lite.train import Tracking, VectorFit
-from msa_lite.train.model import write_start
+from msa_lite.train.scratch import write_start
 
 logger = logging.getLogger(__name__)
 

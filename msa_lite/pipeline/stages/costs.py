@@ -28,9 +28,9 @@ from msa_lite.pipeline.stages.facts import Facts, RowFacts
 from msa_lite.recipe import Recipe
 from msa_lite.recipe.training import VectorSpec
 from msa_lite.train import FitSettings
-from msa_lite.train.rungs import CPU_TOKENS, Rung
+from msa_lite.train.fit.until import SAMPLE
+from msa_lite.train.memory.rungs import CPU_TOKENS, Rung
 from msa_lite.train.settings import EPOCHS, MOST_BATCH, auto_batch, most_epochs
-from msa_lite.train.until import SAMPLE
 
 CHECKED_ROWS = 64  # of each set, for the check before a run
 _LONGEST = 512  # tokens of a question with its answer

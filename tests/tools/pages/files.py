@@ -21,8 +21,8 @@ from msa_lite.report.run.provenance import PURGED_FILE, RECIPE_FILE
 from msa_lite.report.run.stages import STAGES_FILE
 from msa_lite.report.tables.reports import REPORT_FILE
 from msa_lite.report.verdict.verdict import VERDICT_FILE
-from msa_lite.train.loop import LOG
-from msa_lite.train.until import COURSE
+from msa_lite.train.fit.loop import LOG
+from msa_lite.train.fit.until import COURSE
 from tests.tools.pages.tables import code, table
 
 _EVALUATIONS = "evaluation/{target,prior,ideal,unlearned}"

@@ -21,8 +21,7 @@ from msa_lite.io.files.writing import write_json
 from msa_lite.io.models.devices import free_memory
 from msa_lite.io.models.heads import autocast, split_model
 from msa_lite.io.weights.hub import Source
-from msa_lite.train.beginning import run_rows
-from msa_lite.train.labels import count_labels, label_states
+from msa_lite.train.objectives.rows import count_labels, label_states, run_rows
 from msa_lite.train.settings import FitSettings
 
 logger = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from msa_lite.data import IGNORE, Example, to_batch
-from msa_lite.io.models.heads import Halves, autocast, find_layers
+from msa_lite.io.models.heads import Halves, autocast, find_layers, split_model
 
 
 @dataclass(frozen=True)
@@ -107,22 +107,43 @@ def first_layers(model: Any, count: int) -> Iterator[None]:
             setattr(parent, name, layers)
 
 
-@contextmanager
-def reference_of(model: Any, frozen: Any | None) -> Iterator[Any]:
-    """Provide the reference, without gradients: `frozen`, or else the model with its adapter switched off."""
-    import torch
+@dataclass(frozen=True)
+class FitReference:
+    """The model where a fit starts, beside the model that is tuned."""
 
-    if frozen is not None:
-        with torch.no_grad(), autocast(frozen):
-            yield frozen
-        return
-    training = model.training
-    with torch.no_grad(), model.disable_adapter():
-        model.eval()
-        try:
-            yield model
-        finally:
-            model.train(training)
+    model: Any
+    """The model that is tuned, under an adapter unless there is a copy."""
+    copy: Any | None
+    """The reference, where all weights are trained; perhaps its first layers only."""
+    halves: Halves | None
+    """Of the reference; None where nothing wants its logits."""
+
+    @classmethod
+    def of(cls, model: Any, halves: Halves | None, copy: Any | None) -> FitReference:
+        """Return the reference of a model. halves: of the model; None where nothing wants logits."""
+        return cls(model, copy, split_model(copy) if halves and copy is not None else halves)
+
+    @contextmanager
+    def running(self) -> Iterator[Any]:
+        """Provide the reference, without gradients: the copy, or else the model with its adapter switched off."""
+        import torch
+
+        if self.copy is not None:
+            with torch.no_grad(), autocast(self.copy):
+                yield self.copy
+            return
+        training = self.model.training
+        with torch.no_grad(), self.model.disable_adapter():
+            self.model.eval()
+            try:
+                yield self.model
+            finally:
+                self.model.train(training)
+
+    def logits(self, batch: Batch, positions: Any = None) -> ChosenLogits:
+        """Return the reference's logits at positions with a label, or at those of a (b, L − 1) mask."""
+        assert self.halves is not None, "the reference was prepared without logits"
+        return answer_logits(self.halves, batch, positions, self.running)[0]
 
 
 def freeze_copy(model: Any, layers: int | None = None) -> Any:
@@ -131,11 +152,6 @@ def freeze_copy(model: Any, layers: int | None = None) -> Any:
 
     with first_layers(model, layers) if layers else nullcontext():
         return copy.deepcopy(model).eval().requires_grad_(False)
-
-
-def in_chunks(rows: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
-    """Yield consecutive parts of at most `size` rows."""
-    return (rows[i : i + size] for i in range(0, len(rows), size))
 
 
 if TYPE_CHECKING:

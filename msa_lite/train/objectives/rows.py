@@ -1,4 +1,7 @@
-"""The tokens that all rows of a step begin with, such as a system prompt, run once for all of them."""
+"""Rows as a model runs them: the tokens that predict labels, and those that all rows of a step begin with.
+
+A beginning that rows share, such as a system prompt, is run once for all of them.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,40 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
-from msa_lite.data import Example
+from msa_lite.data import IGNORE, Example
 from msa_lite.io.models.heads import Halves, autocast
-from msa_lite.train.labels import labelled
 
 _WORTH_SHARING = 8  # tokens; for less, a pass of their own costs more than it saves
 _TOLERANCE = 0.05  # of the largest state: far above what bf16 and 4-bit kernels round, far below what a leak changes
+
+
+def label_states(states: Any, examples: Sequence[Example]) -> tuple[Any, Any]:
+    """Return the (n, ·) states that predict the labels of padded examples, and these (n,) labels.
+
+    states: (rows, width, ·), of the last `width` tokens of the padded rows. The places come from the examples, not from
+    tensors, so that a GPU need not be waited for.
+    """
+    import torch
+
+    start = max(len(e.ids) for e in examples) - states.shape[1]
+    row_of, position = torch.tensor(label_places(examples, start), device=states.device).T
+    targets = [e.labels[t] for e in examples for t in labelled(e)]
+    return states[row_of, position], torch.tensor(targets, device=states.device)
+
+
+def label_places(examples: Sequence[Example], start: int = 0) -> list[tuple[int, int]]:
+    """Return (row, position) of the tokens that predict labels, the position counted from `start`."""
+    return [(row, t - 1 - start) for row, e in enumerate(examples) for t in labelled(e)]
+
+
+def labelled(example: Example) -> list[int]:
+    """Return the places of the labels that some token predicts."""
+    return [t for t, label in enumerate(example.labels) if t and label != IGNORE]
+
+
+def count_labels(example: Example) -> int:
+    """Return the number of labels that some token predicts."""
+    return len(labelled(example))
 
 
 def common_beginning(examples: Sequence[Example]) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from msa_lite.data import Example
 from msa_lite.errors import StageError, UsageError
@@ -15,13 +15,10 @@ from msa_lite.io.models.devices import free_bytes, free_memory, is_out_of_memory
 from msa_lite.io.models.ends import can_leave_embedding, can_leave_head, leave_embedding, leave_head
 from msa_lite.io.models.heads import autocast, layers_path
 from msa_lite.io.models.streaming import is_streamed
-from msa_lite.train.model import stream_fit
-from msa_lite.train.plain import PlainLoss
+from msa_lite.train.memory.model import stream_fit
+from msa_lite.train.objectives.objective import Objective
+from msa_lite.train.objectives.plain import PlainLoss
 from msa_lite.train.settings import FitSettings
-
-if TYPE_CHECKING:
-    from msa_lite.train.settings import Objective
-
 
 CPU_TOKENS = 4096
 """The tokens of a micro-batch on a CPU, where running out of memory cannot be caught."""

@@ -24,9 +24,8 @@ from msa_lite.io.finished.manifest import is_finished, stage_folder
 from msa_lite.io.models.devices import free_memory, free_ram
 from msa_lite.io.models.heads import autocast, split_model
 from msa_lite.io.weights.matching import find_name
-from msa_lite.train.beginning import run_rows
-from msa_lite.train.experts import Stack, expert_inputs, expert_stacks
-from msa_lite.train.labels import count_labels, label_places
+from msa_lite.train.moments.experts import Stack, expert_inputs, expert_stacks
+from msa_lite.train.objectives.rows import count_labels, label_places, run_rows
 
 logger = logging.getLogger(__name__)
 

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from itertools import accumulate
-from typing import Any, TypeAlias
+from typing import Any
 
 from msa_lite.data import Example, group_rows, pass_tokens, to_batch
 from msa_lite.io.models.heads import Halves, autocast, split_model
-from msa_lite.train.beginning import Beginning, can_share, common_beginning, run_rows
-from msa_lite.train.labels import backward_of_labels, count_labels, label_states, labelled
-from msa_lite.train.packed import can_pack, packing, run_packed
-from msa_lite.train.share import ALONE, StepShare, run_passes, shortest
+from msa_lite.train.objectives.objective import ALONE, Backward, Division, run_passes, shortest
+from msa_lite.train.objectives.packing import can_pack, packing, run_packed
+from msa_lite.train.objectives.rows import (
+    Beginning,
+    can_share,
+    common_beginning,
+    count_labels,
+    label_states,
+    labelled,
+    run_rows,
+)
 
 _PADDED_ATTENTION = 16  # of packed rows attention alone is padded, a sixteenth of the work
-_Backward: TypeAlias = Callable[[Any], None]
 
 
 @dataclass
@@ -30,7 +36,7 @@ class PlainLoss:
     _halves: Halves | None = field(default=None, init=False)
     _shares: bool = field(default=False, init=False)
     _packs: bool = field(default=False, init=False)
-    _share: StepShare = field(default=ALONE, init=False)
+    _division: Division = field(default=ALONE, init=False)
 
     @property
     def halves(self) -> Halves:
@@ -47,27 +53,27 @@ class PlainLoss:
         """Return nothing: a manifest names only objectives in place of this one."""
         return {}
 
-    def prepare(self, model: Any, share: StepShare = ALONE) -> None:
+    def prepare(self, model: Any, division: Division = ALONE) -> None:
         """Split the model, and check whether rows may share their beginning, and stand in one sequence.
 
         They may not if several processes divide them.
         """
-        self._share, self._halves = share, split_model(model)
-        self._shares = share.is_whole and can_share(self._halves)
+        self._division, self._halves = division, split_model(model)
+        self._shares = division.is_whole and can_share(self._halves)
         beginning = partial(Beginning.run, self._halves) if self._shares else None
-        self._packs = share.is_whole and can_pack(self._halves, beginning)
+        self._packs = division.is_whole and can_pack(self._halves, beginning)
 
     def release(self) -> None:
         """Let go of the model."""
         self._halves = None
 
-    def step(self, model: Any, rows: Sequence[int], epoch: int, micro: int, backward: _Backward) -> Any:
-        """Run the rows of an optimiser step, as `train.Objective` describes; `micro` of the longest rows fit."""
+    def step(self, model: Any, rows: Sequence[int], epoch: int, micro: int, backward: Backward) -> Any:
+        """Run the rows of an optimiser step, as `Objective` describes; `micro` of the longest rows fit."""
         import torch
 
         examples = [self.examples[i] for i in rows if count_labels(self.examples[i])]
         labels = sum(map(count_labels, examples))
-        if not self._share.is_whole:
+        if not self._division.is_whole:
             return self._run_divided(model, examples or self.examples[:1], max(1, labels), micro, backward)
         total = torch.zeros((), device=model.device)
         packs = self._packs and not _has_router_loss(model)
@@ -82,9 +88,7 @@ class PlainLoss:
                 beginning.backward()
         return total
 
-    def _run_divided(
-        self, model: Any, examples: Sequence[Example], labels: int, micro: int, backward: _Backward
-    ) -> Any:
+    def _run_divided(self, model: Any, examples: Sequence[Example], labels: int, micro: int, backward: Backward) -> Any:
         """Run this process's share of a step's rows. labels: those of the whole step."""
         from torch.nn.functional import cross_entropy
 
@@ -98,9 +102,9 @@ class PlainLoss:
                 return self.halves.map_logits(partial(cross_entropy, reduction="none"), *states).sum() / labels
 
         lengths = [len(example.ids) for example in examples]
-        passes = self._share.passes(lengths, micro * self.longest, pass_tokens(model.device))
+        passes = self._division.passes(lengths, micro * self.longest, pass_tokens(model.device))
         spare = shortest(examples, [count_labels(example) for example in examples])
-        return run_passes(self._share, model, passes, spare, loss, backward)
+        return run_passes(self._division, model, passes, spare, loss, backward)
 
     def _run_beginning(self, model: Any, examples: Sequence[Example]) -> Beginning | None:
         """Run what all rows begin with, if it is long enough and the model allows it."""
@@ -112,7 +116,7 @@ class PlainLoss:
             return Beginning.run(self.halves, examples[0].ids[:tokens]) if tokens else None
 
     def _run(
-        self, examples: Sequence[Example], beginning: Beginning | None, labels: int, packs: bool, backward: _Backward
+        self, examples: Sequence[Example], beginning: Beginning | None, labels: int, packs: bool, backward: Backward
     ) -> Any:
         """Run one pass forward and backward; return its share of the loss. labels: those of the whole step."""
         model = self.halves.model
@@ -145,3 +149,49 @@ class PlainLoss:
 
 def _has_router_loss(model: Any) -> bool:
     return bool(getattr(model.config, "output_router_logits", False))
+
+
+def backward_of_labels(halves: Halves, states: Any, targets: Any, labels: int, backward: Backward) -> Any:
+    """Return Σ −log p of the targets, divided by `labels`, after the backward pass of (n, ·) states.
+
+    Each block of logits has its backward pass to the states before the next one is made; then one pass takes the
+    gradients of all states through the body. So the head runs once, and neither logits nor their gradients pile up.
+    """
+    import torch
+
+    total, gradients = torch.zeros((), device=states.device), []
+    for block in halves.blocks(len(states)):
+        leaf = states[block].detach().requires_grad_()
+        with autocast(halves.model):
+            logits = halves.logits(leaf)
+        loss = _summed_loss().apply(logits, targets[block]) / labels
+        backward(loss)
+        total += loss.detach()
+        gradients.append(leaf.grad)
+        del logits, loss  # of the last block they would stay during the pass through the body
+    if states.requires_grad:  # not where the head alone is trained
+        states.backward(torch.cat(gradients))
+    return total
+
+
+@cache
+def _summed_loss() -> Any:
+    """Return an autograd function of (n, v) logits and (n,) targets: Σ −log p.
+
+    The gradient of the logits takes the place of their log-probabilities, where torch's loss makes two more tensors.
+    """
+    import torch
+
+    class SummedLoss(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, logits: Any, targets: Any) -> Any:
+            ctx.targets, ctx.log_p = targets[:, None], logits.log_softmax(-1)
+            return -ctx.log_p.gather(1, ctx.targets).sum()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Any) -> Any:
+            of_logits, ctx.log_p = ctx.log_p.exp_(), None
+            of_logits.scatter_add_(1, ctx.targets, -torch.ones_like(ctx.targets, dtype=of_logits.dtype))
+            return of_logits.mul_(gradient), None
+
+    return SummedLoss

@@ -17,15 +17,16 @@ from msa_lite.errors import MsaError, NotFiniteError, discarded
 from msa_lite.io.console.libraries import without_bars
 from msa_lite.io.console.progress import Progress, tell
 from msa_lite.io.models.heads import choose_precision
-from msa_lite.train.model import broken_weight, save_model
-from msa_lite.train.rungs import Rung
-from msa_lite.train.settings import AfterEpoch, KeptEpochs, Objective
-from msa_lite.train.tracking import UNTRACKED, Tracking
+from msa_lite.train.fit.tracking import UNTRACKED, Tracking
+from msa_lite.train.memory.model import broken_weight, save_model
+from msa_lite.train.memory.rungs import Rung
+from msa_lite.train.objectives.objective import Objective
+from msa_lite.train.settings import AfterEpoch, KeptEpochs
 
 if TYPE_CHECKING:
     from msa_lite.io.weights.hub import Source
+    from msa_lite.train.fit.until import OpenFit
     from msa_lite.train.settings import FitSettings
-    from msa_lite.train.until import OpenFit
 
 logger = logging.getLogger(__name__)
 

@@ -62,7 +62,7 @@ class Peers:
         """True for the process that writes files."""
         return self.rank == 0
 
-    def share(self, value: Any = None) -> Any:
+    def from_first(self, value: Any = None) -> Any:
         """Return the value that the first process has, in all of them."""
         import torch.distributed as dist
 
@@ -79,7 +79,7 @@ class Peers:
                 result = work()
             except MsaError as failure:
                 error = failure
-        result, error = self.share((result, error))
+        result, error = self.from_first((result, error))
         if error is not None:
             raise error
         return result

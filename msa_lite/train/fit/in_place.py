@@ -15,11 +15,11 @@ from msa_lite.io.console.progress import Progress, silent, tell
 from msa_lite.io.models.devices import free_bytes, free_memory, free_ram, is_out_of_memory, memory_fault
 from msa_lite.io.models.heads import autocast, choose_precision, note_precision
 from msa_lite.io.models.streaming import is_streamed
-from msa_lite.train.adapted import speed_up
-from msa_lite.train.loop import last_loss, make_trainer
-from msa_lite.train.model import with_adapter
-from msa_lite.train.plain import PlainLoss
-from msa_lite.train.rungs import find_rung, ladder, micro_batches
+from msa_lite.train.fit.loop import last_loss, make_trainer
+from msa_lite.train.memory.adapted import speed_up
+from msa_lite.train.memory.model import with_adapter
+from msa_lite.train.memory.rungs import find_rung, ladder, micro_batches
+from msa_lite.train.objectives.plain import PlainLoss
 from msa_lite.train.settings import FitSettings
 
 TuningMode = Literal["full", "lora"]

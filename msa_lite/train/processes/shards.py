@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from msa_lite.data import group_rows
 from msa_lite.errors import StageError, UsageError, join_faults
 from msa_lite.io.files.writing import write_json
 from msa_lite.io.models.heads import NumberFormat, choose_precision, dtype_of, note_precision, noted_precision
@@ -17,11 +18,11 @@ from msa_lite.io.models.loading import check_model, load_whole
 from msa_lite.io.weights.checkpoint import load_checkpoint
 from msa_lite.io.weights.hub import Source
 from msa_lite.io.weights.vocabulary import extend
-from msa_lite.train.loop import SAVED_WHOLE, whole_saves
-from msa_lite.train.peers import Peers
-from msa_lite.train.reference import freeze_copy
-from msa_lite.train.rungs import checkpoint_layers
-from msa_lite.train.share import StepShare
+from msa_lite.train.fit.loop import SAVED_WHOLE, whole_saves
+from msa_lite.train.memory.rungs import checkpoint_layers
+from msa_lite.train.objectives.objective import Division
+from msa_lite.train.objectives.reference import freeze_copy
+from msa_lite.train.processes.peers import Peers
 
 if TYPE_CHECKING:
     from msa_lite.train.settings import FitSettings
@@ -72,22 +73,18 @@ def _divide(model: Any, precision: NumberFormat, peers: Peers) -> None:
 
 
 @dataclass(frozen=True)
-class ShardShare(StepShare):
-    """The share of a process whose model is in shards."""
+class ShardedDivision(Division):
+    """The division of rows among processes that have the model in shards."""
 
     source: Source = field(kw_only=True)
     """The prior, for its architecture."""
     peers: Peers = field(kw_only=True)
+    is_whole: bool = False
+    """False even where the process is alone: FSDP has to know of each forward pass."""
 
-    @classmethod
-    def of(cls, source: Source, peers: Peers) -> ShardShare:
-        """Return the share of this process."""
-        return cls(peers.rank, peers.count, source=source, peers=peers)
-
-    @property
-    def is_whole(self) -> bool:
-        """False, even for a process that is alone: FSDP has to know of each forward pass."""
-        return False
+    def passes(self, lengths: Sequence[int], budget: int, per_pass: int) -> list[list[int]]:
+        """Return the passes of this process, as many as all others have."""
+        return deal(lengths, self.peers.count, budget, per_pass)[self.peers.rank]
 
     def forward(self, model: Any, work: Callable[[], _T]) -> _T:
         """Run forward passes with embedding and head gathered; layers are gathered one by one."""
@@ -111,6 +108,22 @@ class ShardShare(StepShare):
     def in_first(self, work: Callable[[], _T]) -> _T:
         """Run the work in the first process; return its result, or raise its MsaError, in all of them."""
         return self.peers.in_first(work)
+
+
+def deal(lengths: Sequence[int], count: int, budget: int, per_pass: int = 0) -> list[list[list[int]]]:
+    """Return the passes of each process for a step's rows, equally many for all; an empty one has no row to run.
+
+    lengths: tokens of each row. budget, per_pass: as in `group_rows`. The rows go round the processes by length, so
+    that all have about the same work.
+    """
+    by_length = sorted(range(len(lengths)), key=lambda row: -lengths[row])
+    passes = []
+    for rank in range(count):
+        hand = by_length[rank::count]
+        groups = group_rows([lengths[row] for row in hand], budget, per_pass)
+        passes.append([[hand[i] for i in group] for group in groups])
+    most = max(1, *map(len, passes))
+    return [[*hand, *([] for _ in range(most - len(hand)))] for hand in passes]
 
 
 _END = -1  # in the place of a layer's number
@@ -158,7 +171,7 @@ def _announced(layers: Sequence[Any], peers: Peers, work: Callable[[], _T]) -> _
 
 
 def _tell(peers: Peers, number: int = 0) -> int:
-    """Return the number that the first process has, in all of them; quicker than `Peers.share`."""
+    """Return the number that the first process has, in all of them; quicker than `Peers.from_first`."""
     import torch
     import torch.distributed as dist
 

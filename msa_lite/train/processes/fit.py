@@ -26,16 +26,17 @@ from msa_lite.io.console.progress import Progress, silent, tell
 from msa_lite.io.finished.manifest import is_finished, stage_folder
 from msa_lite.io.models.devices import avoid_fragments, free_memory, is_out_of_memory
 from msa_lite.io.models.heads import choose_precision
-from msa_lite.train.fit import VectorFit
-from msa_lite.train.labels import count_labels
-from msa_lite.train.loop import LOG, SAVE_SECONDS, SAVES, Loop, cut_log, epoch_folder
-from msa_lite.train.model import save_model
-from msa_lite.train.peers import Peers, told_of_losses
-from msa_lite.train.rungs import CPU_TOKENS, longest_first
-from msa_lite.train.settings import FitSettings
-from msa_lite.train.shards import (
+from msa_lite.train.fit.loop import LOG, SAVE_SECONDS, SAVES, Loop, cut_log, epoch_folder
+from msa_lite.train.fit.tracking import Line
+from msa_lite.train.fit.until import OpenFit, Until
+from msa_lite.train.fit.vector import VectorFit
+from msa_lite.train.memory.model import save_model
+from msa_lite.train.memory.rungs import CPU_TOKENS, longest_first
+from msa_lite.train.objectives.rows import count_labels
+from msa_lite.train.processes.peers import Peers, told_of_losses
+from msa_lite.train.processes.shards import (
     MOMENTS,
-    ShardShare,
+    ShardedDivision,
     find_broken,
     gather_model,
     load_shards,
@@ -44,8 +45,7 @@ from msa_lite.train.shards import (
     run_lent,
     write_save,
 )
-from msa_lite.train.tracking import Line
-from msa_lite.train.until import OpenFit, Until
+from msa_lite.train.settings import FitSettings
 
 logger = logging.getLogger(__name__)
 
@@ -118,7 +118,7 @@ def _run_until(loop: Loop, until: Until, peers: Peers) -> dict[str, Any]:
         _fit(attempt, peers, is_open_ended=True)
 
     if not peers.first:
-        while (task := peers.share()) is not None:
+        while (task := peers.from_first()) is not None:
             if isinstance(task, MsaError):
                 raise task
             with suppress(NotFiniteError):  # the first process knows, and decides
@@ -128,7 +128,7 @@ def _run_until(loop: Loop, until: Until, peers: Peers) -> dict[str, Any]:
 
     def lead(rate: float, folder: Path, label: str) -> None:
         nonlocal others_wait
-        peers.share((rate, folder, label))
+        peers.from_first((rate, folder, label))
         others_wait = False
         try:
             fit(rate, folder, label, open_fit)
@@ -142,9 +142,9 @@ def _run_until(loop: Loop, until: Until, peers: Peers) -> dict[str, Any]:
         facts = open_fit.run(lead)
     except MsaError as error:
         if others_wait:  # else they raise it themselves
-            peers.share(error)
+            peers.from_first(error)
         raise
-    peers.share(None)
+    peers.from_first(None)
     return facts
 
 
@@ -167,7 +167,7 @@ def _fit(loop: Loop, peers: Peers, is_open_ended: bool = False) -> int:
     save, epoch, step = peers.in_first(lambda: _take_up(loop))
     model = load_shards(loop.source, settings, peers)
     optimizer = _make_optimizer(model, settings, peers)
-    loop.objective.prepare(model, ShardShare.of(loop.source, peers))
+    loop.objective.prepare(model, ShardedDivision(source=loop.source, peers=peers))
     model.reset_iter_state()  # passes that were tried may have failed
     model.reshard()
     micro = choose_micro(loop, model, peers)
@@ -202,7 +202,7 @@ def _fit(loop: Loop, peers: Peers, is_open_ended: bool = False) -> int:
         _write_model(loop, model, loop.partial, peers)
     if peers.first:
         shutil.rmtree(saves, ignore_errors=True)
-    peers.share()  # the others go on when all is written
+    peers.from_first()  # the others go on when all is written
     return micro
 
 

@@ -31,13 +31,14 @@ from msa_lite.io.finished.manifest import is_finished, stage_folder
 from msa_lite.io.models.devices import avoid_fragments, free_memory, is_out_of_memory, memory_fault, total_bytes
 from msa_lite.io.models.heads import Compute, choose_precision
 from msa_lite.io.weights.hub import Source, fetch
-from msa_lite.train.loop import SAVES, SCORES, Loop, whole_saves
-from msa_lite.train.model import copy_trained, load_trainable, restore_trained
-from msa_lite.train.plain import PlainLoss
-from msa_lite.train.rungs import Rung, Static, ladder, longest_first, micro_batches, set_up, step_fault
-from msa_lite.train.settings import AfterEpoch, FitSettings, Objective
-from msa_lite.train.tracking import UNTRACKED, Tracking
-from msa_lite.train.until import OpenFit, Until
+from msa_lite.train.fit.loop import SAVES, SCORES, Loop, whole_saves
+from msa_lite.train.fit.tracking import UNTRACKED, Tracking
+from msa_lite.train.fit.until import OpenFit, Until
+from msa_lite.train.memory.model import copy_trained, load_trainable, restore_trained
+from msa_lite.train.memory.rungs import Rung, Static, ladder, longest_first, micro_batches, set_up, step_fault
+from msa_lite.train.objectives.objective import Objective
+from msa_lite.train.objectives.plain import PlainLoss
+from msa_lite.train.settings import AfterEpoch, FitSettings
 
 logger = logging.getLogger(__name__)
 
