@@ -21,7 +21,7 @@ from msa_lite.pipeline.prepare.prompt import evaluation_arguments, find_prompter
 from msa_lite.pipeline.prepare.questions import load_data
 from msa_lite.pipeline.prepare.run import Run, Scope, prepare
 from msa_lite.recipe import load_recipe
-from msa_lite.train import fit
+from msa_lite.train.fit import vector as fit
 from tests.e2e.conftest import CallCli
 from tests.support.benchmark_data import write_tofu
 from tests.support.models import SMOL, chat_tokenizer, save_checkpoint, tiny_model, tiny_tokenizer

@@ -24,8 +24,8 @@ from msa_lite.merger.mergekit.reader import read_recipe
 from msa_lite.pipeline.verbs.run import run_vectors
 from msa_lite.recipe import load_recipe
 from msa_lite.strengths import Strengths
-from msa_lite.train import model as trained
 from msa_lite.train import settings as auto
+from msa_lite.train.memory import model as trained
 from tests.e2e.conftest import CallCli, sweep_recipe, tiny_recipe
 from tests.support.pages import page_text
 from tests.support.processes import fork_cli, fork_script
