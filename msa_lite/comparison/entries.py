@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -165,7 +164,7 @@ def _own_reports(path: Path) -> Iterator[tuple[Path, Role | None]]:
 
 
 def _read(place: Path, role: Role | None, label: str | None) -> Entry:
-    report = _checked(load_report(place), place)
+    report = load_report(place)
     if place.parent.parent.name == "evaluation":
         again = earlier_metrics(place.parent.parent, place.parent.name, report.settings.get("model"))
         report = replace(report, metrics={**report.metrics, **again})
@@ -193,26 +192,6 @@ def _beside(place: Path, role: Role, report: Report) -> dict[str, Metric]:
     attacked = attack_metrics(folder / ATTACKS_FOLDER, model) if role == "method" else {}
     revision = model.get("revision") if isinstance(model, Mapping) else None
     return {**attacked, **evidence_metrics(load_evidence(folder / EVIDENCE_FOLDER, revision, name), name)}
-
-
-def _checked(report: Report, place: Path) -> Report:
-    """Return the report without values that are not finite. Raise FormatError for values that are no numbers."""
-    kinds = (int, float, type(None))
-    faults = [
-        name
-        for name, metric in report.metrics.items()
-        if not all(isinstance(value, kinds) for value in (metric.value, metric.stderr, metric.n))
-        or metric.higher_is_better not in (True, False, None)
-    ]
-    if faults or not isinstance(report.settings, Mapping):
-        raise FormatError(f"{place}: not a report of msa-lite ({', '.join(faults) or 'settings'})")
-    return replace(report, metrics={name: _finite(metric) for name, metric in report.metrics.items()})
-
-
-def _finite(metric: Metric) -> Metric:
-    if metric.value is not None and not math.isfinite(metric.value):
-        return replace(metric, value=None, stderr=None, note=metric.note or f"not a finite number but {metric.value}")
-    return metric if metric.stderr is None or math.isfinite(metric.stderr) else replace(metric, stderr=None)
 
 
 def _method_label(method: Mapping[str, Any]) -> str:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -69,20 +68,35 @@ def write_report(report: Report, folder: Path) -> None:
 
 
 def load_report(path: Path) -> Report:
-    """Read a report.json, or the one in a folder. Raise UsageError when there is none, FormatError if it is broken."""
+    """Read a report.json, or the one in a folder. Values that are no finite numbers are missing, and the note says so.
+
+    Raise UsageError when there is none, FormatError if it is broken.
+    """
+    from pydantic import TypeAdapter, ValidationError
+
     path = path / REPORT_FILE if path.is_dir() else path
     if not path.is_file():
         raise UsageError(f"{path}: no such report")
+    if is_run_report(path):
+        raise FormatError(f"{path}: the report of a whole run; give its folder, or a report.json in its evaluation/")
     try:
-        value = json.loads(path.read_text("utf-8"))
-        if value.get("kind") == RUN_REPORT:
-            raise FormatError(
-                f"{path}: the report of a whole run; give its folder, or a report.json in its evaluation/"
-            )
-        metrics = {name: Metric(**item) for name, item in value["metrics"].items()}
-        return Report(value["benchmark"], value["split"], metrics, value.get("settings", {}))
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise FormatError(f"{path}: not a report of msa-lite ({error})") from error
+        report = TypeAdapter(Report).validate_json(path.read_bytes(), strict=True)
+    except ValidationError as error:
+        fault = error.errors()[0]
+        place = ".".join(map(str, fault["loc"]))
+        raise FormatError(f"{path}: not a report of msa-lite ({place}: {fault['msg']})") from error
+    return replace(report, metrics={name: _finite(metric) for name, metric in report.metrics.items()})
+
+
+def _finite(metric: Metric) -> Metric:
+    if metric.value is not None and not math.isfinite(metric.value):
+        return replace(metric, value=None, stderr=None, note=metric.note or f"not a finite number but {metric.value}")
+    return metric if metric.stderr is None or math.isfinite(metric.stderr) else replace(metric, stderr=None)
+
+
+def stage_report(folder: Path) -> Report | None:
+    """Return the report in a folder, None where there is none. Raise FormatError for one that is damaged."""
+    return load_report(folder) if (folder / REPORT_FILE).is_file() else None
 
 
 def is_run_report(path: Path) -> bool:
@@ -111,28 +125,6 @@ def stage_manifest(folder: Path) -> dict[str, Any] | None:
     if manifest is None and (folder / MANIFEST).exists():
         raise FormatError(f"{folder / MANIFEST}: {NOT_OURS}")
     return manifest
-
-
-def stage_report(folder: Path) -> Report | None:
-    """Return the report in a folder, None where there is none. Raise FormatError for one that is damaged."""
-    path = folder / REPORT_FILE
-    if not path.is_file():
-        return None
-    report = load_report(path)
-    with reading(path):
-        for name, metric in report.metrics.items():
-            values = (metric.value, metric.stderr)
-            if not all(value is None or is_finite_number(value) for value in values) or not is_finite_number(metric.n):
-                raise ValueError(f"{name} is no number")
-            if not isinstance(metric.higher_is_better, bool | None) or not isinstance(metric.note, str | None):
-                raise ValueError(f"{name}: higher_is_better or note")
-            if not isinstance(metric.skipped, int):
-                raise ValueError(f"{name}: skipped")
-        if not isinstance(report.settings, Mapping) or not all(
-            isinstance(s, str) for s in (report.benchmark, report.split)
-        ):
-            raise ValueError("benchmark, split or settings")
-    return report
 
 
 def is_finite_number(value: object) -> bool:
