@@ -5,7 +5,6 @@ from msa_lite.report.tables.reports import (
     Metric,
     Report,
     load_report,
-    markdown_table,
     reports_table,
     write_report,
 )
@@ -15,7 +14,6 @@ __all__ = [
     "Metric",
     "Report",
     "load_report",
-    "markdown_table",
     "reports_table",
     "write_report",
 ]

@@ -61,7 +61,7 @@ def test_a_finished_run_says_what_came_of_it(tmp_path: Path) -> None:
     assert results == {"extraction_strength": 0.123457, "model_utility": 0.55}  # the main ones that have a value
     assert {result.dataset_name for result in parsed.data.eval_results} == {"TOFU"}
     assert "| metric | n | before | unlearned | ideal |" in card
-    assert "| forget set | extraction strength ↓ | 40 | 0.900 ± 0.010 | 0.123 ± 0.010 | 0.100 ± 0.010 |" in card
+    assert "| extraction strength ↓ | 40 | 0.900 ± 0.010 | 0.123 ± 0.010 | 0.100 ± 0.010 |" in card
     assert "rouge" not in card.lower()
     assert "LoRA of rank 32, 5 epochs, learning rate 0.0002" in card
     assert "Chosen: alpha = 1.2, beta = 0.5." in card

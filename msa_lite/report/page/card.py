@@ -16,9 +16,9 @@ from msa_lite.errors import FormatError
 from msa_lite.io.files.reading import YAML_LIMIT, parse_yaml, read_text
 from msa_lite.io.finished.seal import CARD_FILE
 from msa_lite.report.run.choice import value_text
-from msa_lite.report.tables.formats import escape_markdown
+from msa_lite.report.tables.formats import escape_markdown, markdown
 from msa_lite.report.tables.metrics import metric_kind
-from msa_lite.report.tables.reports import Metric, Report, markdown_table
+from msa_lite.report.tables.reports import Metric, Report, reports_table
 
 PAPER_TITLE = "Revisiting the Past: Data Unlearning with Model State History"
 AUTHORS = ("Keivan Rezaei", "Mehrdad Saberi", "Abhilasha Ravichander", "Soheil Feizi")
@@ -44,7 +44,6 @@ _LIMITS = (
 )
 _TAGS = ("machine-unlearning", "llm-unlearning", "unlearn")
 _TASK = "text-generation"
-_COLUMNS = {"target": "before", "unlearned": "unlearned", "ideal": "ideal"}
 _SYMBOLS = {"forget": "θ_1", "retain": "θ_2"}
 _LONGEST_CARD = 4 << 20  # bytes
 _BLOCK = re.compile(r"\s*---\r?\n(.*?)\r?\n---[ \t]*(?:\r?\n|$)", re.DOTALL)
@@ -110,25 +109,22 @@ def model_card(manifest: Mapping[str, Any], place: str | None = None) -> str:
         what = f"A LoRA adapter of rank {rank}, fitted on a checkpoint" if rank else "A whole checkpoint"
         title, parts = "vector", ["# Vector of msa-lite", UNDO, f"{what}. Made with {_versions(manifest)}."]
     else:
-        is_adapter = manifest["kind"] == "adapter"
-        target = hub_name(manifest, "target")
+        is_adapter, target = manifest["kind"] == "adapter", hub_name(manifest, "target")
         title = f"{target[0].rpartition('/')[2]}, unlearned" if target else "Unlearned model"
         title += " (adapter)" if is_adapter else ""
-        parts = [
-            f"# {title}",
-            *_lead(manifest, outcome),
-            *_about(manifest),
-            *_removed(manifest, outcome),
-            *_scores(outcome),
-            *_choice(outcome),
-            *_fidelity(manifest),
-            "## Limits",
-            _bullets([*([] if is_adapter else [_EDITED]), *_LIMITS]),
-            "## How to load it",
-            _loading(manifest, place or "PATH/TO/THIS/FOLDER"),
-            "## Where it comes from",
-            *_provenance(manifest),
-        ]
+        sections = {
+            "What this is": _about(manifest),
+            "What was removed": _removed(manifest, outcome),
+            "Scores": _scores(outcome),
+            "How the strengths were chosen": _choice(outcome),
+            "How much of the update is in the weights": _fidelity(manifest),
+            "Limits": [_bullets([*([] if is_adapter else [_EDITED]), *_LIMITS])],
+            "How to load it": [_loading(manifest, place or "PATH/TO/THIS/FOLDER")],
+            "Where it comes from": _provenance(manifest),
+        }
+        parts = [f"# {title}", *_lead(manifest, outcome)]
+        for heading, paragraphs in sections.items():
+            parts += [f"## {heading}", *paragraphs] if paragraphs else []
     return _front_matter(manifest, title) + "\n" + "\n\n".join(parts) + "\n"
 
 
@@ -206,9 +202,8 @@ def _about(manifest: Mapping[str, Any]) -> list[str]:
         how = f"the baseline {method or ' and '.join(names)}"
     what = "an update, as one LoRA adapter, of" if is_adapter else "an edited copy of"
     lines = [
-        "## What this is",
         f"This is {what} {_shown(manifest, 'target')}. The influence of some training data was to be removed from it "
-        f"by {how}.",
+        f"by {how}."
     ]
     if not terms:
         return [*lines, "No vector was applied: the weights are those of the model before."]
@@ -260,46 +255,37 @@ def _removed(manifest: Mapping[str, Any], outcome: Mapping[str, Any]) -> list[st
         size = f"LoRA of rank {fit['lora_rank']}" if fit.get("lora_rank") else "all weights"
         epochs, rate = f"{fit['epochs']:g} epochs", f"learning rate {fit['learning_rate']:g}"
         lines.append(f"{_capital(name)} vector: {size}, {epochs}, {rate}.")
-    if not lines:
-        return []
-    return ["## What was removed", _bullets([*lines, "The data itself is not part of this card, nor are its names."])]
+    apart = "The data itself is not part of this card, nor are its names."
+    return [_bullets([*lines, apart])] if lines else []
 
 
 def _scores(outcome: Mapping[str, Any]) -> list[str]:
     """Return the table of the main metrics: before, unlearned, ideal."""
     metrics, reports = _main_metrics(outcome), {}
-    for model, heading in _COLUMNS.items():
+    for model, heading in {"target": "before", "unlearned": "unlearned", "ideal": "ideal"}.items():
         if values := {name: Metric(**models[model]) for name, models in metrics.items() if model in models}:
             reports[heading] = Report(outcome["benchmark"], outcome["split"], values)
     if not reports:
         return []
-    ideal = (
-        "*Ideal* is a model that never saw the data."
-        if "ideal" in reports
-        else "No ideal (a model that never saw the data) was given, so there is no aim for the forget scores."
-    )
-    return [
-        "## Scores",
-        f"{_capital(_benchmark_title(outcome))}, {_plain(outcome['split'])} rows: mean ± standard error. ↑ higher, "
-        f"↓ lower is better. *Before* is the model that was edited. {ideal}",
-        markdown_table(reports).rstrip("\n"),
-    ]
+    ideal = "No ideal (a model that never saw the data) was given, so there is no aim for the forget scores."
+    if "ideal" in reports:
+        ideal = "*Ideal* is a model that never saw the data."
+    rows = f"{_capital(_benchmark_title(outcome))}, {_plain(outcome['split'])} rows."
+    table = markdown(reports_table(reports)).rstrip("\n")
+    return [f"{rows} *Before* is the model that was edited. {ideal}", table]
 
 
 def _choice(outcome: Mapping[str, Any]) -> list[str]:
     """Return how the strengths were chosen."""
-    sweep = outcome.get("sweep")
-    values = ", ".join(
-        f"{_plain(key)} = {_plain(value_text(value))}" for key, value in outcome.get("chosen", {}).items()
-    )
+    sweep, chosen = outcome.get("sweep"), outcome.get("chosen", {})
+    values = ", ".join(f"{_plain(key)} = {_plain(value_text(value))}" for key, value in chosen.items())
+    text = f"They were set by hand: {values}."
     if sweep:
         text = (
             f"By the rule {_plain(sweep['rule'])}, among {len(sweep['points'])} points, on {_plain(sweep['split'])} "
             f"rows, which are not among those of the scores above. Chosen: {values}."
         )
-    else:
-        text = f"They were set by hand: {values}."
-    return ["## How the strengths were chosen", text] if values else []
+    return [text] if values else []
 
 
 def _fidelity(manifest: Mapping[str, Any]) -> list[str]:
@@ -324,7 +310,7 @@ def _fidelity(manifest: Mapping[str, Any]) -> list[str]:
     for pair in manifest.get("interference") or ():
         if pair.get("cosine") is not None:
             lines.append(f"{_plain(pair['one'])} and {_plain(pair['other'])}: cosine {pair['cosine']:.3f}.")
-    return ["## How much of the update is in the weights", _bullets(lines)] if lines else []
+    return [_bullets(lines)] if lines else []
 
 
 def _loading(manifest: Mapping[str, Any], place: str) -> str:
@@ -361,11 +347,10 @@ def _provenance(manifest: Mapping[str, Any]) -> list[str]:
     ]
     licence = manifest.get("target_card", {}).get("license")
     named = " and ".join(licence) if isinstance(licence, list) else licence
+    owner = "Licence: unknown, because the card of the model before names none; ask its owner."
     return [
         "\n".join(["| | | revision |", "|---|---|---|", *lines]),
-        f"Licence: that of the model before, {_plain(named)}."
-        if named
-        else "Licence: unknown, because the card of the model before names none; ask its owner.",
+        f"Licence: that of the model before, {_plain(named)}." if named else owner,
         f"Made with {_versions(manifest)}.",
     ]
 

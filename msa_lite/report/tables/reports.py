@@ -14,7 +14,7 @@ from msa_lite.errors import FormatError, UsageError
 from msa_lite.io.files.reading import read_object
 from msa_lite.io.files.writing import write_json
 from msa_lite.io.finished.seal import MANIFEST, NOT_OURS, load_manifest
-from msa_lite.report.tables.formats import Cell, Section, TextTable, markdown
+from msa_lite.report.tables.formats import Cell, Section, TextTable
 from msa_lite.report.tables.metrics import GROUPS, MetricKind, metric_kind
 
 REPORT_FILE = "report.json"
@@ -160,29 +160,11 @@ def signed(value: float | None) -> str:
     return number(value).replace("-", "−")
 
 
-def metric_cell(metric: Metric | None, n: int, with_error: bool = True) -> Cell:
+def metric_cell(metric: Metric | None, n: int) -> Cell:
     """Return a metric as tables show it, with its number of items where it is not n."""
     if metric is None or metric.value is None:
         return Cell(number(None))
-    error = metric.stderr if with_error else None
-    return Cell(number(metric.value), stderr=error, remark="" if metric.n == n else f"n = {metric.n}")
-
-
-def metric_row(name: str, reports: Mapping[str, Report], in_group: bool = False) -> list[Cell]:
-    """Return [label, n, one cell a model] of a metric. in_group: the table names its group elsewhere."""
-    kind, metrics = metric_kind(name), [report.metrics.get(name) for report in reports.values()]
-    present = [metric for metric in metrics if metric is not None]
-    n = max(metric.n for metric in present)
-    direction = arrow(kind, present[0].higher_is_better)
-    label = Cell(kind.label + direction, meaning=kind.formula) if in_group else Cell(kind.heading + direction)
-    return [label, Cell(str(n)), *(metric_cell(metric, n) for metric in metrics)]
-
-
-def _rows(reports: Mapping[str, Report]) -> list[tuple[str, list[Cell]]]:
-    """Return (group, row) of each metric, by group; metrics in the order of the first report that has them."""
-    names = dict.fromkeys(name for report in reports.values() for name in report.metrics)
-    kinds = sorted(map(metric_kind, names), key=lambda kind: GROUPS.index(kind.group))
-    return [(kind.group, metric_row(kind.name, reports, in_group=True)) for kind in kinds]
+    return Cell(number(metric.value), stderr=metric.stderr, remark="" if metric.n == n else f"n = {metric.n}")
 
 
 def notes(reports: Mapping[str, Report]) -> list[str]:
@@ -208,13 +190,23 @@ def _judge_note(judge: Mapping[str, Any]) -> str:
 
 
 def reports_table(reports: Mapping[str, Report], title: str = "") -> TextTable:
-    """Return one row a metric and one column a model, in a section for each group of metrics."""
-    groups = groupby(_rows(reports), key=lambda row: row[0])
-    sections = [Section([cells for _, cells in rows], group) for group, rows in groups]
+    """Return one row a metric and one column a model, in a section for each group of metrics.
+
+    Metrics stand in the order of the first report that has them.
+    """
+    names = dict.fromkeys(name for report in reports.values() for name in report.metrics)
+    kinds = sorted(map(metric_kind, names), key=lambda kind: GROUPS.index(kind.group))
+    sections = [
+        Section([_metric_row(kind, reports) for kind in of_group], group)
+        for group, of_group in groupby(kinds, key=lambda kind: kind.group)
+    ]
     return TextTable(["metric", "n", *reports], sections, title, [_LEGEND, *notes(reports)])
 
 
-def markdown_table(reports: Mapping[str, Report]) -> str:
-    """Return the same table as Markdown, with a column for the group."""
-    rows = [[Cell(group), *cells] for group, cells in _rows(reports)]
-    return markdown(TextTable(["set", "metric", "n", *reports], [Section(rows)], notes=notes(reports), left=2))
+def _metric_row(kind: MetricKind, reports: Mapping[str, Report]) -> list[Cell]:
+    """Return [label, n, one cell a model] of a metric."""
+    metrics = [report.metrics.get(kind.name) for report in reports.values()]
+    present = [metric for metric in metrics if metric is not None]
+    n = max(metric.n for metric in present)
+    label = Cell(kind.label + arrow(kind, present[0].higher_is_better), meaning=kind.formula)
+    return [label, Cell(str(n)), *(metric_cell(metric, n) for metric in metrics)]
