@@ -105,7 +105,7 @@ def merge_command(recipe: Path | None, engine: str | None, out: str, form: str, 
             others = {**options, **filtering, "as": form if form == "adapter" else None}
             result: Any = _by_mergekit(recipe, inputs, out, others, progress)
         else:
-            logging.getLogger("msa_lite.merger").setLevel(logging.INFO)  # bytes to read and write, memory
+            logging.getLogger("msa_lite.merger").setLevel(logging.INFO)  # bytes to write, memory
             arguments = _arguments(inputs) if recipe is None else _read_recipe(recipe, form)
             if given_options(filtering):
                 arguments["forget"] = _filtered(arguments, **filtering, out=Path(out), form=form, progress=progress)

@@ -36,6 +36,7 @@ from msa_lite.io.weights.vocabulary import token_tensors
 from msa_lite.io.weights.writer import Sink, file_header, output_bytes, shard_header, write_companions
 from msa_lite.merger.checks.inputs import ModelLike
 from msa_lite.merger.checks.memory import blocks_of
+from msa_lite.merger.fidelity import factor_product
 from msa_lite.merger.formula import FORGET_RIDGE, RETAIN_RIDGE, Filter, layer_filter
 from msa_lite.merger.vectors.adapter_names import match_adapter
 from msa_lite.merger.vectors.deltas import Delta, Difference
@@ -172,12 +173,15 @@ def filter_vector(
         raise UsageError(f"{source.name}: a full checkpoint; the filter needs the model it was tuned from (--prior)")
     if "moments" not in (load_manifest(folder) or {"inputs": inputs})["inputs"]:
         raise OutputError(f"{folder}: holds another vector, which was fitted; choose another output folder")
-    after, work = load_checkpoint(goal.folder), _Work(measured, strength, partial(progress, label))
-    with stage_folder(folder, "vector", inputs, work.facts) as place:
+    after, filters = load_checkpoint(goal.folder), _Filters(measured, strength, partial(progress, label))
+    facts: dict[str, Any] = {}
+    with stage_folder(folder, "vector", inputs, facts) as place:
+        growth = {}
         if start is None or is_low_rank:
-            work.filter_adapter(source.folder, after, place)
+            growth["growth"] = _filter_adapter(source.folder, after, place, filters)
         else:
-            work.filter_checkpoint(source.folder, after, load_checkpoint(start.folder), place)
+            _filter_checkpoint(source.folder, after, load_checkpoint(start.folder), place, filters)
+        facts["filter"] = {"strength": strength, "layers": filters.count, **growth}
     return folder
 
 
@@ -185,153 +189,145 @@ def _find(name: ModelLike) -> Source:
     return fetch(name) if isinstance(name, str) else name
 
 
-class _Work:
-    """The filtering of one vector."""
+class _Filters:
+    """The filters of a target's layers. The latest ones are kept, since several layers have the same inputs."""
 
     def __init__(self, moments: Moments, strength: float, progress: Callable[[int, int], None]) -> None:
-        self._moments, self._strength, self._progress = moments, strength, progress
-        self._files = Files()
+        self.moments, self._strength, self._progress = moments, strength, progress
+        self.files = Files()
         self._known: dict[str, Filter] = {}  # the latest, by the names of their roots
-        self._filtered = 0
-        self.facts: dict[str, Any] = {}
-        """What the manifest tells besides the inputs."""
+        self.count, self.total = 0, 0
+        """The filters that were used, and those that will be."""
 
-    def filter_adapter(self, folder: Path, target: Checkpoint, out: Path) -> None:
-        """Write an adapter whose A's are filtered; all else is copied."""
-        matched = match_adapter(load_adapter(folder), target)
-        faults = [f"{name}: {kind}" for kind in ("values", "shifts", "tokens") for name in getattr(matched, kind)]
-        faults += [f"{name}: DoRA" for name, low in matched.modules.items() if low.magnitude is not None]
-        if faults:
-            raise MismatchError(join_faults(f"{folder}: the filter changes LoRA factors and nothing else:", faults))
-        names = {name: (low,) for name, low in matched.modules.items()} | matched.stacks
-        self._check_known(
-            folder, names.keys() & self._moments.layers, [n for n in names if n not in self._moments.layers]
-        )
-        parts = self._parts(names)
-        count = sum(map(len, parts.values()))
-        sums = np.zeros(2)  # squared norms of the vector before and after
-        shard = read_shard(folder / ADAPTER_FILE)
-        tensors = [(e.name, "F32", e.shape, 4 * math.prod(e.shape)) for e in shard.tensors]
-        header = file_header(tensors, shard.metadata)
-        with Sink(out / ADAPTER_FILE, len(header) + sum(size for *_, size in tensors)) as sink:
-            sink.append(header)
-            for entry in shard.tensors:
-                values = read_whole(self._files, entry, np.float64)
-                for expert, lows in parts.get(entry.name, {}).items():
-                    (name, root), rank = next(iter(lows)), next(iter(lows.values())).rank
-                    rows = slice(expert * rank, (expert + 1) * rank)
-                    before = values[rows].copy()
-                    values[rows] = self._filter_of(name, root, values.shape[1], count).apply(before)
-                    for low in lows.values():
-                        b, _ = low.read(self._files, np.float64)
-                        sums += [np.sum((b.T @ b) * (a @ a.T)) for a in (before, values[rows])]
-                sink.append(_stored(values))
-            sink.close()
-        shutil.copyfile(folder / ADAPTER_CONFIG, out / ADAPTER_CONFIG)
-        growth = math.sqrt(sums[1] / sums[0]) if sums[0] else 1.0
-        self.facts["filter"]["growth"] = growth
-        if growth > _LARGE:
-            logger.warning(
-                "%s: the filter made the vector %.1f times as large, so texts unlike the measured rows may suffer; "
-                "score the result on others, and give more and other rows to keep",
-                folder,
-                growth,
-            )
+    def of(self, name: str, root: str, inputs: int, solve: bool = False) -> Filter:
+        """Return the filter of a layer with so many inputs, else raise MismatchError.
 
-    def _parts(self, names: Mapping[str, Sequence[LowRank]]) -> dict[str, dict[int, dict[tuple[str, str], LowRank]]]:
-        """Return the factors that were measured, by the name of A and by expert, each with its layer and root.
-
-        A gate and an up share an expert's rows of A.
+        solve: True where it is for more rows than a LoRA factor has.
         """
-        parts: dict[str, dict[int, dict[tuple[str, str], LowRank]]] = {}
-        for name, lows in names.items():
-            if name in self._moments.layers:
-                for root, low in zip(self._moments.layers[name].roots, lows, strict=True):
-                    expert = low.share.expert if low.share else 0
-                    parts.setdefault(low.a.name, {}).setdefault(expert, {})[name, root] = low
-        return parts
+        if root not in self._known:
+            self._known = dict([*self._known.items()][1 - _KNOWN :])
+            known = self.moments.filter_of(root, self._strength, self.files)
+            self._known[root] = known.solved() if solve else known
+        measured = len(self._known[root].left)
+        if measured != inputs:
+            raise MismatchError(f"{name}: {inputs} inputs in the vector, {measured} in {self.moments.folder}")
+        self.count += 1
+        self._progress(self.count, self.total)
+        return self._known[root]
 
-    def filter_checkpoint(self, folder: Path, target: Checkpoint, prior: Checkpoint, out: Path) -> None:
-        """Write θ_0 + D′ in fp32, in the prior's layout. Embeddings, heads, norms and biases are the prior's."""
-        deltas = load_vector(folder, target, prior).deltas
-        known = {n: d for n, d in deltas.items() if n in self._moments.layers and isinstance(d, Difference)}
-        tokens = token_tensors(target)
-        others = [
-            name
-            for name in deltas
-            if not (name in known or name in tokens or _POSITIONS.search(name)) and len(target.tensors[name].shape) > 1
-        ]
-        self._check_known(folder, known, others)
-        count = sum(len(self._moments.layers[name].roots) for name in known)
-        check_space(out, output_bytes(prior.tensors.values(), "F32"))
-        names = find_names(prior, target.tensors)
-        for shard in prior.shards:
-            header = shard_header(shard, "F32")
-            with Sink(out / shard.path.name, len(header) + output_bytes(shard.tensors, "F32")) as sink:
-                sink.append(header)
-                for entry in shard.tensors:
-                    if not entry.is_float:
-                        sink.append_from(self._files[shard.path], entry.start, entry.nbytes, shard.path)
-                        continue
-                    parts: Iterable[tuple[TensorEntry, Rows | None]] = [(entry, None)]
-                    name = names.get(entry.name, entry.name)
-                    if name in known:
-                        parts = self._changes(replace(entry, name=name), known[name], count)
-                    elif name in others:
-                        parts = [(entry, partial(self._rows, deltas[name], Scratch()))]
-                    for part, change in parts:
-                        for start, stop in blocks_of(part):
-                            rows = read_rows(self._files, part, start, stop).astype(np.float64)
-                            sink.append(_stored(rows if change is None else rows + change(start, stop)))
-                sink.close()
-        write_companions(prior, out, "F32")
-
-    def _check_known(self, folder: Path, known: Collection[str], others: Sequence[str]) -> None:
+    def check(self, folder: Path, known: Collection[str], others: Sequence[str]) -> None:
         """Raise MismatchError where no layer was measured. Warn of others that the vector changes."""
         if not known:
-            raise MismatchError(f"{self._moments.folder}: measured no layer that {folder} changes; measure again")
+            raise MismatchError(f"{self.moments.folder}: measured no layer that {folder} changes; measure again")
         if others:
             count, first = len(others), others[0]
             logger.warning("%d layers were not measured and stay as they were fitted, among them %s", count, first)
 
-    def _rows(self, delta: Delta, scratch: Scratch, start: int, stop: int) -> np.ndarray:
-        return delta.rows(self._files, start, stop, np.float64, scratch)
 
-    def _changes(self, entry: TensorEntry, delta: Difference, count: int) -> Iterator[tuple[TensorEntry, Rows]]:
-        """Yield a matrix, or each slice of a tensor of experts, and a function that gives rows [start, stop) of its D′,
-        as it is stored."""
-        layer = self._moments.layers[entry.name]
-        for root, *parts in zip(layer.roots, *map(_slices, (entry, delta.tuned, delta.prior)), strict=True):
-            part, change = parts[0], Difference(*parts[1:])
-            filtering = self._filter_of(entry.name, root, part.shape[0 if layer.transposed else 1], count, solve=True)
-            yield part, self._filtered_rows(part, change, filtering, layer.transposed)
+def _filter_adapter(folder: Path, target: Checkpoint, out: Path, filters: _Filters) -> float:
+    """Write an adapter whose A's are filtered; all else is copied. Return how many times as large the vector became."""
+    matched, layers = match_adapter(load_adapter(folder), target), filters.moments.layers
+    faults = [f"{name}: {kind}" for kind in ("values", "shifts", "tokens") for name in getattr(matched, kind)]
+    faults += [f"{name}: DoRA" for name, low in matched.modules.items() if low.magnitude is not None]
+    if faults:
+        raise MismatchError(join_faults(f"{folder}: the filter changes LoRA factors and nothing else:", faults))
+    names = {name: (low,) for name, low in matched.modules.items()} | matched.stacks
+    filters.check(folder, names.keys() & layers, [name for name in names if name not in layers])
+    # By the name of A and by expert, the factors that were measured: a gate and an up share an expert's rows of A.
+    parts: dict[str, dict[int, dict[tuple[str, str], LowRank]]] = {}
+    for name, lows in names.items():
+        for root, low in zip(layers[name].roots if name in layers else (), lows, strict=name in layers):
+            expert = low.share.expert if low.share else 0
+            parts.setdefault(low.a.name, {}).setdefault(expert, {})[name, root] = low
+    filters.total = sum(map(len, parts.values()))
+    before, after = 0.0, 0.0  # squared norms of the vector
+    shard = read_shard(folder / ADAPTER_FILE)
+    tensors = [(e.name, "F32", e.shape, 4 * math.prod(e.shape)) for e in shard.tensors]
+    header = file_header(tensors, shard.metadata)
+    with Sink(out / ADAPTER_FILE, len(header) + sum(size for *_, size in tensors)) as sink:
+        sink.append(header)
+        for entry in shard.tensors:
+            values = read_whole(filters.files, entry, np.float64)
+            for expert, lows_of in parts.get(entry.name, {}).items():
+                (name, root), low = next(iter(lows_of.items()))
+                rows = slice(expert * low.rank, (expert + 1) * low.rank)
+                fitted = values[rows].copy()
+                values[rows] = filters.of(name, root, values.shape[1]).apply(fitted)
+                for low in lows_of.values():
+                    b, _ = low.read(filters.files, np.float64)
+                    before += factor_product((b, fitted), (b, fitted))
+                    after += factor_product((b, values[rows]), (b, values[rows]))
+            sink.append(_stored(values))
+        sink.close()
+    shutil.copyfile(folder / ADAPTER_CONFIG, out / ADAPTER_CONFIG)
+    growth = math.sqrt(after / before) if before else 1.0
+    if growth > _LARGE:
+        logger.warning(
+            "%s: the filter made the vector %.1f times as large, so texts unlike the measured rows may suffer; score "
+            "the result on others, and give more and other rows to keep",
+            folder,
+            growth,
+        )
+    return growth
 
-    def _filtered_rows(self, part: TensorEntry, change: Difference, filtering: Filter, is_transposed: bool) -> Rows:
-        """Return a function that gives rows [start, stop) of a matrix's D′, as it is stored."""
-        rows = partial(self._rows, change, Scratch())
-        if not is_transposed:
-            return lambda start, stop: filtering.apply(rows(start, stop))
-        outer = sum(filtering.left[start:stop].T @ rows(start, stop) for start, stop in blocks_of(part))  # leftᵀ Dᵀ
-        return lambda start, stop: filtering.share * rows(start, stop) + filtering.right[:, start:stop].T @ outer
 
-    def _filter_of(self, name: str, root: str, inputs: int, count: int, solve: bool = False) -> Filter:
-        """Return the filter of a layer with so many inputs, else raise MismatchError.
+def _filter_checkpoint(folder: Path, target: Checkpoint, prior: Checkpoint, out: Path, filters: _Filters) -> None:
+    """Write θ_0 + D′ in fp32, in the prior's layout. Embeddings, heads, norms and biases are the prior's."""
+    deltas, layers, files = load_vector(folder, target, prior).deltas, filters.moments.layers, filters.files
+    known = {name: delta for name, delta in deltas.items() if name in layers and isinstance(delta, Difference)}
+    tokens = token_tensors(target)
+    others = [
+        name
+        for name in deltas
+        if not (name in known or name in tokens or _POSITIONS.search(name)) and len(target.tensors[name].shape) > 1
+    ]
+    filters.check(folder, known, others)
+    filters.total = sum(len(layers[name].roots) for name in known)
+    check_space(out, output_bytes(prior.tensors.values(), "F32"))
+    names = find_names(prior, target.tensors)
+    for shard in prior.shards:
+        header = shard_header(shard, "F32")
+        with Sink(out / shard.path.name, len(header) + output_bytes(shard.tensors, "F32")) as sink:
+            sink.append(header)
+            for entry in shard.tensors:
+                if not entry.is_float:
+                    sink.append_from(files[shard.path], entry.start, entry.nbytes, shard.path)
+                    continue
+                parts: Iterable[tuple[TensorEntry, Rows | None]] = [(entry, None)]
+                name = names.get(entry.name, entry.name)
+                if name in known:
+                    parts = _changes(replace(entry, name=name), known[name], filters)
+                elif name in others:
+                    parts = [(entry, _rows_of(files, deltas[name]))]
+                for part, change in parts:
+                    for start, stop in blocks_of(part):
+                        rows = read_rows(files, part, start, stop).astype(np.float64)
+                        sink.append(_stored(rows if change is None else rows + change(start, stop)))
+            sink.close()
+    write_companions(prior, out, "F32")
 
-        count: the filters in all. solve: True where it is for more rows than a LoRA factor has.
-        """
-        if root not in self._known:
-            self._known = dict([*self._known.items()][1 - _KNOWN :])
-            known = self._moments.filter_of(root, self._strength, self._files)
-            self._known[root] = known.solved() if solve else known
-        known_filter = self._known[root]
-        if len(known_filter.left) != inputs:
-            raise MismatchError(
-                f"{name}: {inputs} inputs in the vector, {len(known_filter.left)} in {self._moments.folder}"
-            )
-        self._filtered += 1
-        self._progress(self._filtered, count)
-        self.facts["filter"] = {"strength": self._strength, "layers": self._filtered}
-        return known_filter
+
+def _rows_of(files: Files, delta: Delta) -> Rows:
+    scratch = Scratch()
+    return lambda start, stop: delta.rows(files, start, stop, np.float64, scratch)
+
+
+def _changes(entry: TensorEntry, delta: Difference, filters: _Filters) -> Iterator[tuple[TensorEntry, Rows]]:
+    """Yield a matrix, or each slice of a tensor of experts, and a function that gives rows [start, stop) of its D′,
+    as it is stored."""
+    layer = filters.moments.layers[entry.name]
+    for root, part, tuned, prior in zip(layer.roots, *map(_slices, (entry, delta.tuned, delta.prior)), strict=True):
+        rows = _rows_of(filters.files, Difference(tuned, prior))
+        filtering = filters.of(entry.name, root, part.shape[0 if layer.transposed else 1], solve=True)
+        yield part, _filtered_rows(part, rows, filtering, layer.transposed)
+
+
+def _filtered_rows(part: TensorEntry, rows: Rows, filtering: Filter, is_transposed: bool) -> Rows:
+    """Return a function that gives rows [start, stop) of a matrix's D′, as it is stored. rows: gives those of D."""
+    if not is_transposed:
+        return lambda start, stop: filtering.apply(rows(start, stop))
+    outer = sum(filtering.left[start:stop].T @ rows(start, stop) for start, stop in blocks_of(part))  # leftᵀ Dᵀ
+    return lambda start, stop: filtering.share * rows(start, stop) + filtering.right[:, start:stop].T @ outer
 
 
 def _slices(entry: TensorEntry) -> list[TensorEntry]:

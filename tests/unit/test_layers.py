@@ -95,10 +95,10 @@ FOLDERS = {
         "fidelity": {"formula"},
         "vectors": set[str](),
         "checks": {"fidelity", "formula", "vectors"},
-        "filtering": {"checks", "formula", "vectors"},
+        "filtering": {"checks", "fidelity", "formula", "vectors"},
         "mergekit": {"checks", "fidelity", "formula", "vectors"},
         "stream": {"checks", "fidelity", "formula", "mergekit", "vectors"},
-        "adapters": {"checks", "formula", "vectors"},
+        "adapters": {"checks", "fidelity", "formula", "vectors"},
     },
     "train": {
         "settings": set[str](),

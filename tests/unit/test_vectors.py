@@ -13,7 +13,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from msa_lite.errors import FormatError, MismatchError, UsageError
-from msa_lite.io.weights.adapter import ADAPTER_FILE, is_adapter
+from msa_lite.io.weights.adapter import is_adapter
 from msa_lite.io.weights.blocks import Files, Scratch
 from msa_lite.io.weights.checkpoint import Checkpoint, TensorEntry, load_checkpoint, read_shard
 from msa_lite.io.weights.factors import LowRank
@@ -94,7 +94,6 @@ def test_every_part_of_an_adapter_becomes_a_delta(tmp_path: Path, target: Checkp
     wanted = {"q.weight": Product, "q.bias": Shift, "norm.weight": Difference, "embed.weight": TokenRows}
     assert kinds == wanted
     assert (vector.is_adapter, vector.needs_prior) == (True, True)
-    assert vector.files == {tmp_path / "a" / ADAPTER_FILE, tmp_path / "prior" / "model.safetensors"}
 
 
 def test_products_alone_need_no_prior(tmp_path: Path, target: Checkpoint, prior: Checkpoint) -> None:
@@ -102,7 +101,6 @@ def test_products_alone_need_no_prior(tmp_path: Path, target: Checkpoint, prior:
     for given in (None, prior):
         vector = load_vector(folder, target, given)
         assert (list(vector.deltas), vector.needs_prior) == (["q.weight"], False)
-        assert vector.files == {folder / ADAPTER_FILE}
     assert (is_adapter(folder), is_adapter(target.folder)) == (True, False)
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -21,100 +21,64 @@ from msa_lite.io.weights.tied_head import ties_head
 from msa_lite.io.weights.vocabulary import is_head
 from msa_lite.merger.checks.checked import CheckedMerge
 from msa_lite.merger.checks.memory import block_rows, blocks_of
+from msa_lite.merger.fidelity import factor_product
 from msa_lite.merger.formula import Factors, Term, combine_factors
 from msa_lite.merger.vectors.deltas import Delta, Product, Stacked
 
 _FACTOR_KEYS = {False: "base_model.model.{}{}.lora_{}.weight", True: "base_model.model.{}{}.lora_embedding_{}"}
-TensorList = list[tuple[str, str, tuple[int, int], int]]
-"""Name, dtype, shape and bytes of tensors."""
 OVERSAMPLED = 8  # columns of the sketch beyond the rank
 _ITERATIONS = 2  # of the power method: singular values of updates fall slowly
 ReadRows = Callable[[], Iterable[tuple[slice, np.ndarray]]]
 """Yields a matrix by rows; called once for each pass."""
+Computed = tuple[np.ndarray, np.ndarray, Iterable[float]]
+"""A and B of a module of the output in fp32, as PEFT keeps them; and the squared norms of the update, of its terms
+(summed), and of what was cut."""
 
 
-def _pair(key: str, shape: tuple[int, int], rank: int) -> TensorList:
-    """Return A and B of a module with (out, in) weights as the output has them. key: their name, with {} for A or B."""
-    shapes = {"A": (rank, shape[1]), "B": (shape[0], rank)}
-    return [(key.format(half), "F32", sides, 4 * math.prod(sides)) for half, sides in shapes.items()]
+@dataclass(frozen=True, kw_only=True)
+class _OutputModule:
+    """A module of the output, by headers."""
 
-
-@dataclass(frozen=True)
-class Computed:
-    """The factors of a module of the output in fp32, as PEFT keeps them."""
-
-    a: np.ndarray
-    b: np.ndarray
-    sums: Sequence[float]
-    """Squared norms: of the update, of its terms (summed), of what was cut."""
-
-
-@dataclass(frozen=True)
-class FactorModule:
-    """A module of the output, by headers: the factors of all terms side by side, cut to `max_rank` if that is less."""
-
-    terms: Sequence[Term[LowRank]]
-    """The terms that change the module, at least one."""
-    name: str
-    """The module's name, as transformers has it."""
-    wrappers: int
-    """The number of wrappers that PEFT puts around this one, for other parameters of the module."""
-    max_rank: int | None
-    """The largest rank allowed."""
+    path: str
+    """The name that PEFT's config has for it: of the module, or of its parameter."""
+    key: str
+    """The name of A and B in the file, with {} for the one or the other."""
+    shape: tuple[int, int]
+    """(out, in) of the delta as PEFT's module has it."""
+    rank: int
+    """The rank in the output, of each of its matrices."""
+    stacked: int
+    """The ranks of all terms together."""
+    experts: int = 1
+    """The number of matrices that it stands for."""
+    is_parameter: bool = False
+    """True where it adapts a bare parameter of a module."""
+    is_turned: bool = False
+    """True where the target stores the weight of the module as (in, out)."""
 
     @property
-    def low(self) -> LowRank:
-        """Return the adapter module after which the output's factors are turned."""
-        return self.terms[0].vector
-
-    @property
-    def path(self) -> str:
-        """Return the name that PEFT's config has for it: of the module, or of its parameter."""
-        return f"{self.name}.{self.low.parameter.name}" if self.low.parameter else self.name
-
-    @property
-    def experts(self) -> int:
-        """Return the number of matrices that it stands for."""
-        return self.low.share.count if self.low.share else 1
-
-    @property
-    def stacked(self) -> int:
-        """Return the ranks of all terms together."""
-        return sum(term.vector.rank for term in self.terms)
-
-    @property
-    def is_cut(self) -> bool:
-        return self.max_rank is not None and self.stacked > self.max_rank
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Return (out, in) of the delta as PEFT's module has it."""
-        return self.low.b.shape[0], self.low.a.shape[1]
-
-    @property
-    def rank(self) -> int:
-        """Return the rank in the output; after a cut no more than the matrix can have."""
-        return min(self.max_rank or 0, *self.shape) if self.is_cut else self.stacked
-
-    @property
-    def parameter(self) -> BareParameter | None:
-        """Return the bare parameter that it adapts, if any."""
-        return self.low.parameter
-
-    @property
-    def is_turned(self) -> bool:
-        """Check whether the target stores the weight of the module as (in, out)."""
-        return self.low.transposed and not (self.low.is_embedding or self.low.parameter)
-
-    @property
-    def tensors(self) -> TensorList:
+    def tensors(self) -> list[tuple[str, str, tuple[int, int], int]]:
         """Return name, dtype, shape and bytes of A and B in the output."""
-        key = _FACTOR_KEYS[self.low.is_embedding].format(self.name, ".base_layer" * self.wrappers, "{}")
-        return _pair(key, self.shape, self.rank * self.experts)
+        rank = self.rank * self.experts
+        shapes = {"A": (rank, self.shape[1]), "B": (self.shape[0], rank)}
+        return [(self.key.format(half), "F32", sides, 4 * math.prod(sides)) for half, sides in shapes.items()]
 
     @property
     def nbytes(self) -> int:
+        """Return the bytes of A and B."""
         return sum(size for *_, size in self.tensors)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FactorModule(_OutputModule):
+    """A module that holds the factors of all terms side by side, cut to its rank where they have more."""
+
+    terms: Sequence[Term[LowRank]]
+    """The terms that change the module, at least one. The output's factors are turned as those of the first one."""
+
+    @property
+    def is_cut(self) -> bool:
+        return self.rank < self.stacked
 
     @property
     def memory(self) -> int:
@@ -124,7 +88,7 @@ class FactorModule:
         needed = 3 * whole + 4 * core  # as read, with strengths, stacked; ranks by ranks for the norms
         if self.is_cut:  # QR holds four copies of a factor, the core's SVD many of the core
             needed = max(needed, whole + rank * out + 4 * rank * max(out, into) + 2 * core, 2 * whole + 16 * core)
-        if not self.low.share:
+        if not self.terms[0].vector.share:
             return 8 * needed
         # The results of all experts, and again side by side; each B as it is read, and its columns by expert.
         return 8 * needed + 2 * self.nbytes + 3 * sum(term.vector.held_bytes for term in self.terms)
@@ -135,21 +99,21 @@ class FactorModule:
         outer, inner = [], []
         for expert in range(self.experts):
             b, a, of_terms = self._combined(files, expert)
-            whole, lost = squared_norm(b, a), 0.0
+            whole, lost = factor_product((b, a), (b, a)), 0.0
             if self.is_cut:
                 b, a, lost = truncate(b, a, self.rank)
             outer.append(b.astype(np.float32))
             inner.append(a.astype(np.float32))
             sums += whole, of_terms, lost
         # B (out, rank · experts): a column of each expert in turn, then the next of each (`spread_experts`)
-        b = np.stack(outer, axis=-1).reshape(len(outer[0]), -1)
-        return Computed(np.concatenate(inner), b, tuple(sums))
+        return np.concatenate(inner), np.stack(outer, axis=-1).reshape(len(outer[0]), -1), sums
 
     def _combined(self, files: Files, expert: int) -> tuple[np.ndarray, np.ndarray, float]:
         """Return B and A of the update in fp64, and the squared norms of its terms, summed. It keeps no other array."""
         lows = [term.with_vector(_of_expert(term.vector, expert)) for term in self.terms]
-        terms = [low.with_vector(_factors(files, low.vector, self.low.transposed)) for low in lows]
-        of_terms = sum(term.weight * term.weight * squared_norm(*term.vector) for term in terms)
+        transposed = self.terms[0].vector.transposed
+        terms = [low.with_vector(_factors(files, low.vector, transposed)) for low in lows]
+        of_terms = sum(term.weight * term.weight * factor_product(term.vector, term.vector) for term in terms)
         return *combine_factors(terms), of_terms
 
 
@@ -165,37 +129,14 @@ def _factors(files: Files, low: LowRank, transposed: bool) -> Factors:
     return (b, a) if low.transposed == transposed or low.parameter else (a.T, b.T)
 
 
-@dataclass(frozen=True)
-class DenseModule:
-    """A module whose update is no product of factors: the output holds the best one of `rank` (`approximate`)."""
+@dataclass(frozen=True, kw_only=True)
+class DenseModule(_OutputModule):
+    """A module whose update is no product of factors: the output holds the best one of its rank (`approximate`)."""
 
     terms: Sequence[Term[Delta]]
     """The terms that change the module, at least one."""
-    name: str
-    """The module's name, as transformers has it."""
     entry: TensorEntry
     """The target's tensor (out, in)."""
-    rank: int
-    """The rank in the output."""
-    parameter: ClassVar[None] = None
-    is_turned: ClassVar[bool] = False
-
-    @property
-    def path(self) -> str:
-        return self.name
-
-    @property
-    def stacked(self) -> int:
-        return self.rank
-
-    @property
-    def tensors(self) -> TensorList:
-        """Return name, dtype, shape and bytes of A and B in the output."""
-        return _pair(_FACTOR_KEYS[False].format(self.name, "", "{}"), self.entry.matrix_shape, self.rank)
-
-    @property
-    def nbytes(self) -> int:
-        return sum(size for *_, size in self.tensors)
 
     @property
     def memory(self) -> int:
@@ -208,7 +149,7 @@ class DenseModule:
         rows = partial(update_rows, files, self.entry, self.terms)
         (b, a), whole, kept = approximate(rows, self.entry.matrix_shape, self.rank)
         # The norms of single terms would take a pass of their own. Terms that cancel out leave an update of zero.
-        return Computed(a.astype(np.float32), b.astype(np.float32), (whole, whole, max(0.0, whole - kept)))
+        return a.astype(np.float32), b.astype(np.float32), (whole, whole, max(0.0, whole - kept))
 
 
 def update_rows(files: Files, entry: TensorEntry, terms: Sequence[Term[Delta]]) -> Iterator[tuple[slice, np.ndarray]]:
@@ -222,11 +163,6 @@ def update_rows(files: Files, entry: TensorEntry, terms: Sequence[Term[Delta]]) 
 
 
 # Products of few ranks in the place of matrices: the best ones in the Frobenius norm (Eckart and Young), in fp64
-
-
-def squared_norm(b: np.ndarray, a: np.ndarray) -> float:
-    """Return ‖B A‖², without the product."""
-    return float(np.sum((b.T @ b) * (a @ a.T)))
 
 
 def truncate(b: np.ndarray, a: np.ndarray, rank: int) -> tuple[np.ndarray, np.ndarray, float]:
@@ -282,7 +218,7 @@ def find_modules(checked: CheckedMerge, max_rank: int | None) -> tuple[list[Modu
     faults = [
         f"{name}: adapted with all experts of its layer in one vector, on its own in another"
         for name in products
-        if len({bool(term.vector.parameter) for term in low_ranks(checked, name)}) > 1
+        if len({bool(term.vector.parameter) for term in first_factors(checked, name)}) > 1
     ]
     if max_rank is None:
         faults += _dense_faults(checked)
@@ -296,10 +232,11 @@ def find_modules(checked: CheckedMerge, max_rank: int | None) -> tuple[list[Modu
     paths, target = linear_paths(empty_model(checked.target), checked.target.tensors), checked.target.tensors
     is_tied = ties_head(checked.target)
     held = [name for name in dense if name in paths and not (is_tied and is_head(name))]
-    modules += [
-        DenseModule(checked.deltas(name), paths[name], target[name], min(max_rank, *target[name].matrix_shape))
-        for name in held
-    ]
+    for name in held:
+        shape, key = target[name].matrix_shape, _FACTOR_KEYS[False].format(paths[name], "", "{}")
+        rank = min(max_rank, *shape)
+        sides: dict[str, Any] = {"shape": shape, "rank": rank, "stacked": rank}
+        modules.append(DenseModule(path=paths[name], key=key, **sides, terms=checked.deltas(name), entry=target[name]))
     return modules, [name for name in dense if name not in held]
 
 
@@ -319,7 +256,7 @@ def _dense_faults(checked: CheckedMerge) -> Iterator[str]:
                 yield f"{name}: {delta.kind} in the {term.name} vector"
 
 
-def low_ranks(checked: CheckedMerge, name: str) -> list[Term[LowRank]]:
+def first_factors(checked: CheckedMerge, name: str) -> list[Term[LowRank]]:
     """Return the factors that change a tensor; of a stacked one those of its first expert."""
     products = [(t, t.vector.slices[0] if isinstance(t.vector, Stacked) else t.vector) for t in checked.deltas(name)]
     return [term.with_vector(delta.low) for term, delta in products if isinstance(delta, Product)]
@@ -333,7 +270,7 @@ def _factor_modules(checked: CheckedMerge, products: Sequence[str], max_rank: in
     terms: dict[tuple[str, BareParameter | None], dict[str, Term[LowRank]]] = {}
     names, unknown = _todays_names(checked, products), []
     for name in products:
-        for term in low_ranks(checked, name):
+        for term in first_factors(checked, name):
             low = term.vector
             module = low.module if low.parameter else names.get(name, "") if names else unwrapped(low.module)
             terms.setdefault((module, low.parameter), {}).setdefault(term.name, term)
@@ -343,9 +280,30 @@ def _factor_modules(checked: CheckedMerge, products: Sequence[str], max_rank: in
         headline = "transformers holds these weights in no module of their own, so PEFT cannot; merge to a model:"
         raise MismatchError(join_faults(headline, unknown))
     return [
-        FactorModule(list(by_name.values()), module, _later(module, parameter, terms), max_rank)
+        _factor_module(list(by_name.values()), module, _later(module, parameter, terms), max_rank)
         for (module, parameter), by_name in terms.items()
     ]
+
+
+def _factor_module(terms: Sequence[Term[LowRank]], name: str, wrappers: int, max_rank: int | None) -> FactorModule:
+    """Return a module by its name, as transformers has it.
+
+    wrappers: how many PEFT puts around this one, for other parameters of the module.
+    """
+    low, stacked = terms[0].vector, sum(term.vector.rank for term in terms)
+    shape = low.b.shape[0], low.a.shape[1]
+    return FactorModule(
+        path=f"{name}.{low.parameter.name}" if low.parameter else name,
+        key=_FACTOR_KEYS[low.is_embedding].format(name, ".base_layer" * wrappers, "{}"),
+        shape=shape,
+        # After a cut, the rank is no more than the matrix can have.
+        rank=stacked if max_rank is None or stacked <= max_rank else min(max_rank, *shape),
+        stacked=stacked,
+        experts=low.share.count if low.share else 1,
+        is_parameter=low.parameter is not None,
+        is_turned=low.transposed and not (low.is_embedding or low.parameter),
+        terms=terms,
+    )
 
 
 def _todays_names(checked: CheckedMerge, products: Sequence[str]) -> dict[str, str]:
@@ -355,7 +313,7 @@ def _todays_names(checked: CheckedMerge, products: Sequence[str]) -> dict[str, s
     them: those with experts, those with a text model inside, and those whose vectors have other names than the files.
     """
     target = checked.target
-    lows = [(name, term.vector) for name in products for term in low_ranks(checked, name)]
+    lows = [(name, term.vector) for name in products for term in first_factors(checked, name)]
     is_renamed = "text_config" in target.config or any(".experts." in name for name in target.tensors)
     if not is_renamed and all(name == f"{unwrapped(low.module)}.weight" for name, low in lows):
         return {}

@@ -187,16 +187,15 @@ def _write_factors(
     with threadpool_limits(1, user_api="blas"), Sink(path, size) as sink, ignored:
         sink.append(header)
         for number, module in enumerate(modules):
-            computed = module.compute(files)
-            for stored in (computed.a, computed.b):
+            a, b, (whole, of_terms, lost) = module.compute(files)
+            for stored in (a, b):
                 if not np.isfinite(stored).all():
                     raise MismatchError(
                         f"{module.path}: the merged factors do not fit fp32; try a smaller alpha or beta"
                     )
                 sink.append(np.ascontiguousarray(stored).reshape(-1).view(np.uint8).data)
-            whole, _, lost = computed.sums
             kept[module.path] = 1 - lost / whole if whole else 1.0
-            sums += computed.sums
+            sums += whole, of_terms, lost
             progress("merge", number + 1, len(modules))
         update, terms, lost = sums
         if update <= 1e-12 * terms:
@@ -209,7 +208,7 @@ def _write_factors(
 def _config(checked: CheckedMerge, target: Source, modules: Sequence[Module]) -> dict[str, Any]:
     """Return PEFT's config: every scale is 1, since strengths and scales are in the factors."""
     ranks = {module.path: module.rank for module in modules}
-    parameters = {module.path for module in modules if module.parameter}
+    parameters = {module.path for module in modules if module.is_parameter}
     rank = max(ranks.values())
     adapters = [vector.folder for vector in checked.vectors if vector.is_adapter]
     task = read_object(adapters[0] / ADAPTER_CONFIG).get("task_type") if adapters else "CAUSAL_LM"

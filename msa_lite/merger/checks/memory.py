@@ -103,13 +103,11 @@ def _worker_bytes(checked: CheckedMerge, entry: TensorEntry) -> int:
 
 
 def describe_work(checked: CheckedMerge, bounds: Bounds) -> str:
-    """Say how much the merge reads and writes, and the memory and threads that it takes."""
-    files = {path for vector in checked.vectors for path in vector.files}
-    files |= {shard.path for shard in checked.target.shards}
+    """Say how much the merge writes, and the memory and threads that it takes."""
     # transformers tells where the files hold each expert. As measured: a process with it is that much larger.
     has_experts = any(low.share for name in checked.touched for low in checked.low_ranks(name))
     beside = " and 300 MB for transformers" if has_experts else ""
     return (
-        f"{readable(sum(path.stat().st_size for path in files))} to read, {readable(checked.output_bytes)} to write, "
-        f"about {readable(bounds.memory)} of memory{beside}, {bounds.threads} threads"
+        f"{readable(checked.output_bytes)} to write, about {readable(bounds.memory)} of memory{beside}, "
+        f"{bounds.threads} threads"
     )

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -57,11 +56,6 @@ class Vector:
         """Check whether some of its tensors have more or fewer tokens than the target's."""
         return any(isinstance(d, CommonRows) or (isinstance(d, Product) and d.count) for d in self.deltas.values())
 
-    @property
-    def files(self) -> set[Path]:
-        """Return the weight files that it reads."""
-        return {entry.file for delta in self.deltas.values() for entry in _entries(delta)}
-
     def check_factors(self) -> None:
         """Read all factors once. Raise FormatError for NaN or infinities, MismatchError when the vector is zero."""
         files = Files()
@@ -72,17 +66,6 @@ class Vector:
             is_some = is_some or any(not isinstance(p, Loaded) or (p.left.any() and p.right.any()) for p in products)
         if not is_some:
             raise MismatchError(f"{self.folder}: the vector is all zeros and changes nothing; fit it again")
-
-
-def _entries(item: Any) -> Iterator[TensorEntry]:
-    for name in (part.name for part in fields(item)):
-        value = getattr(item, name)
-        if isinstance(value, TensorEntry):
-            yield value
-        elif isinstance(value, tuple) and value and is_dataclass(value[0]):
-            yield from _entries(value[0])
-        elif is_dataclass(value):
-            yield from _entries(value)
 
 
 def compare_checkpoints(
