@@ -53,17 +53,7 @@ def refuse_to_write(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(os, "pwrite", refuse)
 
 
-def share_blocks(patch: pytest.MonkeyPatch) -> None:
-    """A file system that clones files."""
-
-    def clone(source: int, target: int) -> bool:
-        Path(f"/proc/self/fd/{target}").write_bytes(os.pread(source, os.fstat(source).st_size, 0))
-        return True
-
-    patch.setattr(module, "clone_file", clone)
-
-
-@pytest.mark.parametrize("prepare", [lambda patch: None, no_direct_flag, refuse_to_open, refuse_to_write, share_blocks])
+@pytest.mark.parametrize("prepare", [lambda patch: None, no_direct_flag, refuse_to_open, refuse_to_write])
 @pytest.mark.parametrize("size", [0, 1, 4095, 4096, 4097, CHUNK - 1, CHUNK, 3 * CHUNK + 5, 9 * CHUNK])
 def test_appended_bytes_and_ranges_are_the_file_and_its_hash(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prepare: Prepare, size: int
@@ -74,7 +64,7 @@ def test_appended_bytes_and_ranges_are_the_file_and_its_hash(
     random = np.random.default_rng(size)
     original, wanted = random.bytes(size), bytearray()
     (tmp_path / "original").write_bytes(original)
-    with open(tmp_path / "original", "rb") as source, Sink(tmp_path / "out", size, like=source.fileno()) as sink:
+    with open(tmp_path / "original", "rb") as source, Sink(tmp_path / "out", size) as sink:
         while len(wanted) < size:
             at, count = len(wanted), min(size - len(wanted), int(random.integers(1, 2 * CHUNK)))
             if random.random() < 0.5:

@@ -8,9 +8,9 @@ from tests.tools.count import code_lines, inner_arrows, totals
 
 # Today's totals. Lower one whenever it falls. Raising one is a decision: CONTRIBUTING lists each, with its reason.
 CEILING = {
-    "lines of the package": 33_812,
+    "lines of the package": 33_778,
     "modules": 298,
-    "lines of the tests": 43_162,
+    "lines of the tests": 43_157,
     "words of the docs": 49_498,
     "commands": 24,
     "options": 108,

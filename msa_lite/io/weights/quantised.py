@@ -9,21 +9,18 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from msa_lite.errors import FormatError
-from msa_lite.io.files.reading import parse_json, read_object
-from msa_lite.io.files.writing import write_json
+from msa_lite.io.files.reading import parse_json
 from msa_lite.io.weights.blocks import Files, read_part
 from msa_lite.io.weights.checkpoint import FLOAT_DTYPES, Checkpoint, ShardFile, TensorEntry
 from msa_lite.io.weights.quantised_forms import BitsAndBytes4, BitsAndBytes8, CodeForm, Packed, Scaled, Turned
-from msa_lite.io.weights.writer import file_header, write_index
+from msa_lite.io.weights.writer import file_header
 
 _CONFIG_KEYS = ("quantization_config", "compression_config")
-_CONFIG_FILE = "hf_quant_config.json"  # ModelOpt's, beside config.json
 _STATE = ".quant_state.bitsandbytes__"
 _STATE_PARTS = ("absmax", "quant_map", "nested_absmax", "nested_quant_map")
 _FP8, _FP8_BLOCK = ("F8_E4M3", "F8_E5M2"), 128
@@ -95,9 +92,10 @@ def dequantised(checkpoint: Checkpoint, stored: bool = False) -> Checkpoint:
         elif name not in gone:
             packed[name] = entry
     by_name = {entry.name: entry for entry in packed.values()}
+    if stored:
+        return replace(checkpoint, tensors=by_name)
     config = {key: value for key, value in checkpoint.config.items() if key not in _CONFIG_KEYS or is_coded(by_name)}
-    shards = checkpoint.shards if stored else tuple(_plain(checkpoint.shards, packed))
-    return replace(checkpoint, config=config, tensors=by_name, shards=shards)
+    return replace(checkpoint, config=config, tensors=by_name, shards=tuple(_plain(checkpoint.shards, packed)))
 
 
 def _packed(weight: _Found, codes: TensorEntry, stored: bool) -> Packed:
@@ -279,13 +277,3 @@ def _block(shape: tuple[int, ...], scales: tuple[int, ...], named: Any) -> tuple
             return None
         sides.append(min(side, size))
     return sides[0], sides[1]
-
-
-def write_plain(target: Checkpoint, out: Path, dtype: str) -> None:
-    """Tell config and index of an output, in place, that its weights are plain floats of this dtype."""
-    path = out / "config.json"
-    (out / _CONFIG_FILE).unlink(missing_ok=True)
-    config = {key: value for key, value in read_object(path).items() if key not in _CONFIG_KEYS}
-    key = "torch_dtype" if "torch_dtype" in config else "dtype"
-    write_json(path, {**config, key: FLOAT_DTYPES[dtype].name})
-    write_index(target, out, dtype)

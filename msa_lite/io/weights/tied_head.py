@@ -10,14 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from msa_lite.errors import FormatError, MismatchError, MsaError, UsageError
-from msa_lite.io.files.reading import read_object
-from msa_lite.io.files.writing import write_json
 from msa_lite.io.weights.adapter import Adapter
 from msa_lite.io.weights.blocks import Files, holds_rows, read_whole
 from msa_lite.io.weights.checkpoint import (
@@ -30,7 +27,7 @@ from msa_lite.io.weights.checkpoint import (
 from msa_lite.io.weights.companions import unnamed_shards
 from msa_lite.io.weights.factors import LowRank
 from msa_lite.io.weights.vocabulary import has_token_role, is_head, vocabulary_size
-from msa_lite.io.weights.writer import file_header, write_index
+from msa_lite.io.weights.writer import file_header
 
 # The module that a tied head shares, where a model has several embeddings with a row for each token.
 _EMBEDDINGS = {"embed_tokens", "wte", "embed_in", "word_embeddings", "tok_embeddings"}
@@ -149,13 +146,6 @@ def _with_tensor(shard: ShardFile, head: TensorEntry) -> ShardFile:
     tensors = (*shard.tensors, head)
     header = file_header(((e.name, e.dtype, e.shape, e.nbytes) for e in tensors), shard.metadata)
     return replace(shard, header=header, tensors=tensors)
-
-
-def write_untied(target: Checkpoint, out: Path, dtype: str | None) -> None:
-    """Update an output's config.json and index for the head that `untied` has added."""
-    path = out / "config.json"
-    write_json(path, _untied_config(read_object(path)))
-    write_index(target, out, dtype)
 
 
 def fold_head(adapter: Adapter, target: Checkpoint, prior: Checkpoint | None) -> tuple[Adapter, list[str]]:

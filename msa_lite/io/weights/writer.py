@@ -10,7 +10,6 @@ import mmap
 import os
 import re
 import struct
-import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -20,13 +19,14 @@ import ml_dtypes
 import numpy as np
 
 from msa_lite.io.files.reading import read_object, read_text
-from msa_lite.io.files.writing import write_json
+from msa_lite.io.files.writing import indented_json, write_json, write_text
 from msa_lite.io.weights.blocks import pread_into
 from msa_lite.io.weights.checkpoint import FLOAT_DTYPES, INDEX_FILE, Checkpoint, ShardFile, TensorEntry
 from msa_lite.io.weights.companions import copied_files, copy_into
+from msa_lite.io.weights.quantised_forms import Packed
 
 _ROUNDED = 1 << 15  # numbers rounded at a time where rounding needs buffers
-_FICLONE = 0x40049409  # linux/fs.h
+_CODES_CONFIG = "hf_quant_config.json"  # ModelOpt's, beside config.json
 _CONFIG_DTYPE = re.compile(r'("(?:torch_)?dtype"\s*:\s*)"\w+"')
 
 
@@ -129,19 +129,6 @@ def output_bytes(entries: Iterable[TensorEntry], dtype: str | None) -> int:
     return sum(e.nbytes if kind == e.dtype else math.prod(e.shape) * FLOAT_DTYPES[kind].itemsize for e, kind in kinds)
 
 
-def clone_file(source: int, target: int) -> bool:
-    """Share all blocks of a file with another (FICLONE: btrfs, XFS), at once; return False where that cannot be."""
-    if sys.platform != "linux":
-        return False
-    import fcntl
-
-    try:
-        fcntl.ioctl(target, _FICLONE, source)
-    except OSError:
-        return False
-    return True
-
-
 def reserve(handle: int, nbytes: int) -> None:
     """Reserve disk blocks, so that a full disk shows now, not halfway. Raise OSError (ENOSPC) when it is full.
 
@@ -169,23 +156,35 @@ def write_all(handle: int, data: bytes | memoryview, at: int) -> None:
 
 
 def write_companions(target: Checkpoint, out: Path, dtype: str | None) -> None:
-    """Copy config, tokenizer, templates, licence and index byte for byte, and put a new dtype into config and index.
+    """Copy config, tokenizer, templates, licence and index byte for byte, as far as they stay true of the output.
 
-    transformers loads weights in the dtype that config.json names, whatever their stored dtype.
+    Config and index follow a new dtype, weights that are no codes any more, and a head of its own. transformers loads
+    weights in the dtype that config.json names, whatever their stored dtype.
     """
     index = target.folder / INDEX_FILE
     for path in [*copied_files(target.folder), *([index] if index.is_file() else [])]:
         copy_into(out, target.folder, path)
-    if dtype is None or all(output_dtype(e, dtype) == e.dtype for e in target.tensors.values()):
+    path = target.folder / "config.json"
+    text, config = read_text(path), dict(target.config)
+    is_new = any(output_dtype(entry, dtype) != entry.dtype for entry in target.tensors.values())
+    was_coded = dtype is not None and any(isinstance(entry, Packed) for entry in target.tensors.values())
+    is_other = was_coded or config != read_object(path)
+    if not (is_new or is_other):
         return
-    config = read_text(target.folder / "config.json")
-    (out / "config.json").write_text(_CONFIG_DTYPE.sub(rf'\1"{FLOAT_DTYPES[dtype].name}"', config), encoding="utf-8")
-    write_index(target, out, dtype)
+    name = FLOAT_DTYPES[dtype].name if dtype else ""
+    if was_coded:
+        config["torch_dtype" if "torch_dtype" in config else "dtype"] = name
+        (out / _CODES_CONFIG).unlink(missing_ok=True)
+    if is_other:
+        text = indented_json(config)
+    if is_new:
+        text = _CONFIG_DTYPE.sub(rf'\1"{name}"', text)
+    write_text(out / "config.json", text)
+    _write_index(target, out / INDEX_FILE, dtype)
 
 
-def write_index(target: Checkpoint, out: Path, dtype: str | None) -> None:
+def _write_index(target: Checkpoint, index: Path, dtype: str | None) -> None:
     """Tell the index of an output, if it has one, the names, the files and the size of these tensors, in place."""
-    index = out / INDEX_FILE
     if not index.is_file():
         return
     content = read_object(index)
@@ -205,18 +204,14 @@ BUFFERS = 3
 class Sink:
     """A new file of known size; a context manager. `append` in order, then `close` returns the SHA-256 (hex).
 
-    size: bytes that will be written. like: descriptor of a file to clone, from which `append_from` then has nothing to
-    copy; None for no clone. The next call raises an error of the disk.
+    size: bytes that will be written. The next call raises an error of the disk.
     """
 
-    def __init__(self, path: Path, size: int, like: int | None = None) -> None:
+    def __init__(self, path: Path, size: int) -> None:
         self._handle, self._direct = _open_new(path)
         self._hash = hashlib.sha256()
         self._at = 0  # of the file, all appended bytes included
         self._filled = 0  # of the current buffer
-        self._cloned = like is not None and clone_file(like, self._handle)
-        if self._cloned and self._direct:  # only ranges of any length and place are written
-            self._direct = _buffered(self._handle)
         self._buffers = [mmap.mmap(-1, _CHUNK) for _ in range(BUFFERS)]
         self._free = deque(self._buffers)
         self._current = self._free.popleft()
@@ -224,8 +219,7 @@ class Sink:
         self._pending: deque[tuple[mmap.mmap, Future[None]]] = deque()
         self._written = self._cached = 0
         try:
-            if not self._cloned:
-                reserve(self._handle, size)
+            reserve(self._handle, size)
         except BaseException:
             self.__exit__()
             path.unlink()  # it would keep the space that could be reserved: all that was free
@@ -244,10 +238,6 @@ class Sink:
         """Hash and write these bytes."""
         view = memoryview(data).cast("B")
         self._hash.update(view)
-        if self._cloned:
-            write_all(self._handle, view, self._at)
-            self._at += len(view)
-            return
         while view:
             count = min(len(view), _CHUNK - self._filled)
             # numpy copies without holding the interpreter's lock, a slice assignment does not.
@@ -257,7 +247,7 @@ class Sink:
             self._advance(count)
 
     def append_from(self, source: int, start: int, count: int, path: Path) -> None:
-        """Hash and copy bytes [start, start + count) of another file; a clone of it has them already.
+        """Hash and copy bytes [start, start + count) of another file.
 
         What is written are the bytes that were hashed. path: the other file's, for messages.
         """
@@ -267,10 +257,7 @@ class Sink:
             pread_into(source, view, start, path)
             self._hash.update(view)
             start, count = start + nbytes, count - nbytes
-            if self._cloned:
-                self._at += nbytes
-            else:
-                self._advance(nbytes)
+            self._advance(nbytes)
 
     def close(self) -> str:
         """Write everything through to the disk; return the file's hash."""
@@ -278,8 +265,7 @@ class Sink:
         if self._direct:  # the last write is whole blocks, too; the excess is cut off
             self._filled = -(-self._filled // _ALIGN) * _ALIGN
         self._flush()
-        if not self._cloned:
-            os.ftruncate(self._handle, size)
+        os.ftruncate(self._handle, size)
         os.fsync(self._handle)
         self.__exit__()
         return self._hash.hexdigest()

@@ -26,8 +26,6 @@ from msa_lite.io.finished.manifest import partial_folder
 from msa_lite.io.finished.seal import JOURNAL, MERGEKIT_FILE
 from msa_lite.io.weights.companions import tell_companions
 from msa_lite.io.weights.hub import copy_tokenizer
-from msa_lite.io.weights.quantised import write_plain
-from msa_lite.io.weights.tied_head import write_untied
 from msa_lite.io.weights.writer import write_companions
 from msa_lite.merger.checks.checked import CheckedMerge, Precision, check_merge, msa_terms
 from msa_lite.merger.checks.inputs import ModelLike, find_inputs
@@ -175,10 +173,6 @@ def merge_terms(
         changes = _write_shards(checked, bounds, partial, hashes, progress)
         merged = dataclasses.replace(_summary(checked, inputs.out, changes), interference=pairs)
         write_companions(checked.target, partial, precision.stored)
-        if precision.stored and "target" in checked.forms:
-            write_plain(checked.target, partial, precision.stored)
-        if untie:
-            write_untied(checked.target, partial, precision.stored)
         if tokenizer := inputs.target.tokenizer:
             copy_tokenizer(tokenizer.folder, partial)
         write_text(partial / MERGEKIT_FILE, recipe)

@@ -6,7 +6,6 @@ blocks keep their pace when other processes hold a core; OpenMP's threads inside
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -84,8 +83,7 @@ class Stream:
             deque()
         )
         held = 0
-        is_same = header == shard.header and size == os.fstat(source).st_size  # no dtype or tensor more than there
-        with Sink(path, size, like=source if is_same else None) as sink:
+        with Sink(path, size) as sink:
 
             def take() -> None:
                 """Write the next piece of the file, once it is ready."""
