@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from msa_lite.attack_names import ATTACKS
-from msa_lite.report.run.attacks import AttackedModel, AttackFacts, AttackResult, TrialResult, attack_report
-
 FORGET = ("rouge_l_f", "probability_f", "extraction_strength", "accuracy_f")
 RETAIN = ("rouge_l_r", "probability_r", "extraction_strength_r", "accuracy_r")
-KEYS = ("rouge_l", "probability", "extraction_strength", "accuracy")
 TARGET, IDEAL = (0.9, 0.9), (0.3, 0.85)
 ROWS = 6
 
@@ -58,10 +54,6 @@ class Folder:
     """Messages of the experiments that failed."""
     commits: Mapping[str, str] = field(default_factory=dict)
     """The commit of each experiment that ran with another than the plan's."""
-    attacked: Mapping[str, tuple[float, float, float]] = field(default_factory=dict)
-    """The share that comes back with its interval, of every attack, by experiment."""
-    rows: bool = False
-    """True to write the records of the rows as well."""
     grid: Mapping[tuple[float, float], tuple[float, float]] = field(
         default_factory=lambda: {(1.0, 0.0): (0.4, 0.7), (0.5, 0.5): (0.45, 0.85), (1.0, 0.5): (0.33, 0.84)}
     )
@@ -103,8 +95,6 @@ class Folder:
 
     def _write_run(self, folder: Path, name: str, scores: tuple[float, float]) -> None:
         models = {"target": TARGET, "ideal": IDEAL, "unlearned": scores}
-        for model, of in models.items() if self.rows else ():
-            _write_rows(folder / "evaluation" / model, of)
         values = {model: _values(of) for model, of in models.items()}
         metrics = {
             key: {"label": key, "models": {model: _metric(of[key]) for model, of in values.items()}}
@@ -117,8 +107,6 @@ class Folder:
             "provenance": {"versions": {"torch": "2.13"}},
         }  # fmt: skip
         _write_json(folder / "report.json", report)
-        if name in self.attacked:
-            _write_attacks(folder / "attacks", *self.attacked[name])
         if name not in PROBED:
             return
         interval = [0.8, 0.95] if name in self.signs else [0.45, 0.55]
@@ -135,8 +123,6 @@ class Folder:
         for name, scores in places.items():
             metrics = {key: _metric(value) for key, value in _values(scores).items()}
             _write_json(folder / name / "report.json", _report("qa", metrics))
-            if self.rows:
-                _write_rows(folder.parent / "evaluation/ideal_validation" if name == "ideal" else folder / name, scores)
 
 
 def _target(group: str) -> str:
@@ -157,38 +143,6 @@ def _metric(value: float) -> dict[str, Any]:
 
 def _report(benchmark: str, metrics: Mapping[str, Any]) -> dict[str, Any]:
     return {"benchmark": benchmark, "split": "test", "metrics": metrics, "settings": {}}
-
-
-def _write_rows(folder: Path, scores: tuple[float, float]) -> None:
-    """Write rows whose means are the scores; the lower the score, the more they differ."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, score in zip(("forget", "retain"), scores, strict=True):
-        spread = [0.05 * (1 - score) * (index - (ROWS - 1) / 2) for index in range(ROWS)]
-        records = [
-            {"index": index, "question": f"{name} {index}?", "answer": "yes"} | dict.fromkeys(KEYS, score + add)
-            for index, add in enumerate(spread)
-        ]
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-
-
-def _write_attacks(folder: Path, share: float, low: float, high: float) -> None:
-    """Write what every attack brings back; "quantise" and "relearn" have the extraction strength of each model, too."""
-    trial = TrialResult("nf4", "in nf4", share, (low, high), ROWS)
-    results = [
-        AttackResult(name, "what it does", "source", "ideal", ROWS, {"unlearned": AttackedModel((trial,))})
-        for name in ATTACKS
-    ]
-    whole = attack_report(AttackFacts(tuple(results)), {"unlearned": {"path": "model"}})
-    _write_json(folder / "report.json", asdict(whole))
-    places = {"target": 0.9, "ideal": 0.1, "unlearned": share}
-    trials = {"quantise": ["nf4"], "relearn": ["plain", "part step 6", "retain step 6"]}
-    for name in ATTACKS:
-        metrics = {
-            f"{trial}.extraction_strength.{model}": _metric(value)
-            for trial in trials.get(name, [])
-            for model, value in places.items()
-        }
-        _write_json(folder / name / "report.json", _report("attack", metrics))
 
 
 def _write_json(path: Path, value: Any) -> None:
