@@ -248,8 +248,9 @@ def test_each_vector_has_to_contribute(make_checkpoint: Make, make_adapter: Make
 def test_a_cast_is_no_change(make_checkpoint: Make, make_adapter: Make, tmp_path: Path) -> None:
     tiny, target = make_adapter("llama", scale=1e-6), tmp_path / "target"
     shutil.copytree(make_checkpoint("llama"), target)
-    ones = {name: np.ones_like(values) for name, values in load_file(target / "model.safetensors").items()}
-    save_file(ones, target / "model.safetensors", {"format": "pt"})
+    arrays = load_file(target / "model.safetensors").items()
+    odd = {name: np.full_like(values, 1 + 2**-10) for name, values in arrays}  # which bfloat16 rounds to 1
+    save_file(odd, target / "model.safetensors", {"format": "pt"})
     with pytest.raises(MismatchError, match="too small for this dtype"):
         merge(str(target), tmp_path / "out", forget=str(tiny), alpha=1.0, dtype="bfloat16")
 

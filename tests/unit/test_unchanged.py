@@ -85,3 +85,8 @@ def test_files_of_other_names_links_and_pipes_are_none_of_the_marks(tmp_path: Pa
     with pytest.raises(StageError, match=r"(?s)a\.json\n.*link\.json$") as caught:
         check_unchanged(marks)
     assert not caught.value.keeps_partial
+    marks = take_marks(tmp_path, ("link.json",))
+    state = (tmp_path / "a.json").stat()
+    os.utime(tmp_path / "a.json", ns=(state.st_atime_ns, state.st_mtime_ns + 1))  # written again, of the same size
+    with pytest.raises(StageError, match=r"link\.json"):
+        check_unchanged(marks)
