@@ -6,7 +6,6 @@ import errno
 import importlib
 import logging
 import os
-import re
 import shlex
 import sys
 from collections.abc import Callable
@@ -20,7 +19,6 @@ from msa_lite import cli
 from msa_lite.cli import output, runs
 from msa_lite.cli.faults import GONE_OPTIONS, report_error
 from msa_lite.cli.output import print_start
-from msa_lite.cli.recipes import recipes_command
 from msa_lite.errors import Faults, MismatchError, MsaError, StageError, UsageError, allowed_by, with_retries
 from msa_lite.io.console.display import Notices
 from msa_lite.recipe import load_recipe
@@ -73,16 +71,6 @@ def test_an_option_that_is_gone_is_refused_with_its_new_form(option: str, call: 
     status, _, err = call(*option.split())
     assert status == 2
     assert err.endswith(f"error: {option.split()[-1]} is gone: {GONE_OPTIONS[option]}\n")
-
-
-_INNER = [f"recipes {name}" for name in recipes_command.commands]
-
-
-@pytest.mark.parametrize("name", [*cli._COMMANDS, *_INNER])
-def test_every_help_opens_with_its_purpose_and_has_an_example(name: str, call: Call) -> None:
-    _, _, purpose, *lines = call(*name.split(), "--help")[1].splitlines()
-    assert re.match(r"  [A-Z][a-z-]+\b", purpose)
-    assert any(line.startswith("  msa-lite ") for line in lines)
 
 
 @pytest.mark.parametrize(("arguments", "recipe"), [((), "quickstart"), (("--model", "smollm2"), "quickstart-smollm2")])

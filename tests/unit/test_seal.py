@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
+import re
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +15,6 @@ from msa_lite.errors import OutputError
 from msa_lite.io.finished.manifest import check_free, is_finished, stage_folder
 from msa_lite.io.finished.seal import (
     MANIFEST,
-    NOT_OURS,
     WORKING,
     add_files,
     load_manifest,
@@ -66,6 +65,8 @@ def test_a_flipped_bit_in_any_byte_of_the_manifest_is_seen(folder: Path) -> None
         lambda text: text.replace('"seed": 1', '"seed": 2'),
         lambda text: text.replace("manifest_sha256", "manifest_sha512"),
         lambda text: text.replace('"format": 2', '"format": 1'),
+        lambda text: re.sub(r',\n  "format": .*,\n  "manifest_sha256": .*', "", text),  # without a seal
+        lambda text: '{"made_by": "someone else"}',
     ],
 )
 def test_every_other_change_is_seen_and_such_a_folder_is_neither_taken_up_nor_replaced(
@@ -202,20 +203,3 @@ def test_files_that_are_added_are_sealed_in(folder: Path) -> None:
     assert verify_folder(folder) == []
     manifest = load_manifest(folder) or {}
     assert (manifest["pictures"], is_finished(folder, INPUTS)) == (True, True)
-
-
-@pytest.mark.parametrize("raw", [b"\xff\xfe", b"[" * 100_000, b'{"a": "\\ud800"}', b"\x00" * 10, b"9" * 5000])
-def test_a_manifest_of_any_bytes_is_none(folder: Path, raw: bytes) -> None:
-    (folder / MANIFEST).write_bytes(raw)
-    assert load_manifest(folder) is None
-    assert verify_folder(folder) == [BROKEN]
-
-
-def test_a_folder_without_a_seal_is_refused_in_a_line(folder: Path) -> None:
-    values = {k: v for k, v in (load_manifest(folder) or {}).items() if k not in ("format", "manifest_sha256")}
-    (folder / MANIFEST).write_text(json.dumps(values))
-    assert load_manifest(folder) is None
-    assert not is_finished(folder, INPUTS)
-    assert verify_folder(folder) == [f"{MANIFEST}: {NOT_OURS}"]
-    with pytest.raises(OutputError, match=f"{MANIFEST} is damaged"):
-        check_free(folder, "model")
