@@ -65,27 +65,19 @@ def test_the_command_of_the_page_gives_the_hash(tmp_path: Path) -> None:
     assert done.stdout.split()[-1] == by_hand("row\nWhere does Ada live?\nIn Yarheath.")
 
 
-@pytest.mark.parametrize(
-    "text", ["où est Zoé ?", "Où est Zoe ?", "Où est Zoé", "Où est Zoé ??", "Oùest Zoé ?", "Où est Z\u200doé ?"]
-)
-def test_what_people_see_as_another_row_is_one(text: str) -> None:
-    assert KEY.find([(text, "Ici.", "")], KEY.hash_rows([("Où est Zoé ?", "Ici.", "")])) == ["none"]
+ZOE = "Où est Zoé ?"
+SPELLINGS = [
+    "Où est Zoé\u00a0?", "\tOù est\r\nZoé ? ", unicodedata.normalize("NFD", ZOE), "Où est Zoé ?\u200b",
+    "Où est \u200bZo\u00adé ?", "\u202aOù est Zoé ?\u202c",
+]  # fmt: skip
+OTHERS = ["où est Zoé ?", "Où est Zoe ?", "Où est Zoé", "Où est Zoé ??", "Oùest Zoé ?", "Où est Z\u200doé ?"]
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "Où est Zoé\u00a0?",
-        "\tOù est\r\nZoé ? ",
-        unicodedata.normalize("NFD", "Où est Zoé ?"),
-        "Où est Zoé ?\u200b",
-        "Où est \u200bZo\u00adé ?",
-        "\u202aOù est Zoé ?\u202c",
-    ],
-)
-def test_spelling_of_blanks_and_accents_does_not_matter(text: str) -> None:
-    assert canonical(text) == "Où est Zoé ?"
-    assert KEY.find([(text, "Ici.", "")], KEY.hash_rows([("Où est Zoé ?", "Ici.", "")])) == ["row"]
+@pytest.mark.parametrize("text", SPELLINGS + OTHERS)
+def test_spelling_of_blanks_and_accents_does_not_matter_and_what_people_see_as_another_row_is_one(text: str) -> None:
+    is_same = text in SPELLINGS
+    assert (canonical(text) == ZOE) is is_same
+    assert KEY.find([(text, "Ici.", "")], KEY.hash_rows([(ZOE, "Ici.", "")])) == ["row" if is_same else "none"]
 
 
 @pytest.mark.parametrize(

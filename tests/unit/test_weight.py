@@ -10,7 +10,7 @@ from tests.tools.count import code_lines, inner_arrows, totals
 CEILING = {
     "lines of the package": 33_778,
     "modules": 298,
-    "lines of the tests": 43_098,
+    "lines of the tests": 43_056,
     "words of the docs": 49_498,
     "commands": 24,
     "options": 108,
