@@ -21,12 +21,10 @@ from known_weights import KnownLoss, KnownWeights
 from location import locate_update
 
 import msa_lite
-from msa_lite.data import DataSource, encode_qa, load_rows, make_prompter, open_tokenizer, pad_id
+from msa_lite.data import DataSource, PromptSettings, encode_qa, load_rows, make_prompter, open_tokenizer, pad_id
 from msa_lite.demo import make_groups
 from msa_lite.io.weights.hub import fetch
-from msa_lite.pipeline.prepare.prompt import prompt_settings
 from msa_lite.pipeline.verbs.run import RunResult
-from msa_lite.recipe.inputs import Prompt
 from msa_lite.train import FitSettings, VectorFit, run_fit
 
 PEOPLE = {"prior": 80, "retain": 16, "forget": 6, "holdout": 6}
@@ -83,7 +81,7 @@ def make_models(folder: Path, seed: int, tiny: bool) -> Path:
     keep = fetch(str(result.folder / "2-keep"))
     tokenizer = open_tokenizer(keep.folder, keep.name)
     rows = encode_qa(
-        load_rows(DataSource(data(folder, "forget")["path"])), make_prompter(tokenizer, prompt_settings(Prompt())), 512
+        load_rows(DataSource(data(folder, "forget")["path"])), make_prompter(tokenizer, PromptSettings()), 512
     )
     settings = FitSettings(
         "full", epochs["forget"], 2e-3, weight_decay=0.0, warmup_epochs=1.0, batch_size=16, seed=seed + 2

@@ -25,7 +25,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from msa_lite.benchmark_names import BENCHMARKS, BenchmarkEntry
+from msa_lite.catalogue import BENCHMARKS, BenchmarkEntry
 from msa_lite.cli import main
 from msa_lite.data import DataSource, Prompter, load_table
 from msa_lite.errors import DataError, UsageError, join_faults, nearest

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from claims import NAMES, name_of
 from collect import Results, Run, seed_names
 
-from msa_lite.attack_names import ATTACKS
+from msa_lite.catalogue import ATTACKS
 from msa_lite.report.run.attacks import MOST_BACK, AttackedModel
 from msa_lite.report.tables.formats import Cell, Section, TextTable, markdown
 from msa_lite.report.tables.reports import number

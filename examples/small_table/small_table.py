@@ -13,7 +13,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -104,8 +104,7 @@ def shrink(table: TableRecipe) -> Small:
     for output, item in trained.items():
         recipe = load_training(item.recipe, overrides_of(item.set))
         stages = [
-            (stage.title, [group for sets in stage.sets for group in _groups(sets.model_dump())])
-            for stage in recipe.stages
+            (stage.title, [group for sets in stage.sets for group in _groups(asdict(sets))]) for stage in recipe.stages
         ]
         start = moved(recipe.model, places) if isinstance(recipe.model, str) else places[priors[-1]]
         trainings.append(_training(start, stages, size, data, form, Path(places[output])))

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from importlib import import_module
 from typing import Any, ClassVar, Literal, NamedTuple
 
-from msa_lite.attack_names import ATTACKS
+from msa_lite.catalogue import ATTACKS
 from msa_lite.data import Prompter, Row, rows_identity
 from msa_lite.errors import UsageError, nearest
 from msa_lite.evals.benchmarks.benchmark import Benchmark, Records
@@ -132,7 +132,7 @@ class Attack(ABC):
     """An attack with its settings."""
 
     name: ClassVar[str]
-    """Its name in `msa_lite.attack_names`, and that of its folder."""
+    """Its name in `msa_lite.catalogue`, and that of its folder."""
     source: ClassVar[str]
     """The publication of its protocol."""
     needs: ClassVar[Collection[str]] = ()

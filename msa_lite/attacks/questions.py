@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from msa_lite.attacks.attack import Ground, Subject
-from msa_lite.data import Row, Shots
+from msa_lite.data import Row
 from msa_lite.evals.benchmarks.benchmark import Record
 from msa_lite.evals.engine import answers
 from msa_lite.evals.engine.forward import common_start
@@ -42,7 +42,7 @@ class PromptedRow:
 
 
 def prompt_row(
-    ground: Ground, row: Row, wording: str = "", shots: Shots = (), texts: Sequence[str] = ()
+    ground: Ground, row: Row, wording: str = "", shots: Sequence[tuple[str, ...]] = (), texts: Sequence[str] = ()
 ) -> PromptedRow:
     """Prompt for a row: by its question, or by the beginning of its text.
 
@@ -51,8 +51,8 @@ def prompt_row(
     """
     if row.text:
         return _ask_text(ground, row, "".join(f"{text}\n\n" for text in texts))
-    prompt = ground.prompter.prompt(wording or row.question, [*shots, *row.earlier], row.system, row.tools)
-    return PromptedRow(row.index, prompt, row.answer, row.question)
+    asked = replace(row, question=wording or row.question, earlier=(*shots, *row.earlier))
+    return PromptedRow(row.index, ground.prompter.prompt(asked), row.answer, row.question)
 
 
 def prompt_rest(ground: Ground, row: Row, words: int) -> PromptedRow:
@@ -66,8 +66,7 @@ def prompt_rest(ground: Ground, row: Row, words: int) -> PromptedRow:
     if len(ends) < 2 * words:
         return PromptedRow(row.index, [], row.answer, row.question, f"the answer has fewer than {2 * words} words")
     begin, rest = row.answer[: ends[words - 1]], row.answer[ends[words - 1] :]
-    around = (row.earlier, row.system, row.tools)
-    whole, start = (ground.prompter.full(row.question, text, *around) for text in (row.answer, begin))
+    whole, start = (ground.prompter.full(replace(row, answer=text)) for text in (row.answer, begin))
     # Where they part, one goes on with the next word, and the other one ends.
     return PromptedRow(row.index, whole[: common_start([whole, start])], rest.strip(), row.question)
 

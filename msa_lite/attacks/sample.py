@@ -31,9 +31,10 @@ from msa_lite.evals.engine.generate import Decoding, sample_answers
 from msa_lite.evals.engine.models import Runner
 from msa_lite.evals.engine.scoring import leak_at
 from msa_lite.evals.judge import open_judge
-from msa_lite.evals.judge.base import JudgeSettings
+from msa_lite.evals.judge.base import describe_judge, wording_of
 from msa_lite.evals.judge.prompts import right_answer_ask
 from msa_lite.io.console.progress import Progress, silent
+from msa_lite.settings import JudgeSettings
 
 _ON_GPU, _ON_CPU = 200, 16
 _LEAST_ROUGE = 0.1  # below, nobody has to be asked whether an answer says the same
@@ -76,7 +77,7 @@ class Sample(Attack):
 
     def describe(self) -> dict[str, Any]:
         """Return the number of answers on this machine, and the judge."""
-        return asdict(self) | {"samples": self.count, "judge": self.judge.describe()}
+        return asdict(self) | {"samples": self.count, "judge": describe_judge(self.judge)}
 
     def trials(self, ground: Ground) -> Sequence[Trial]:
         """Return the greedy answers and the drawn ones."""
@@ -157,7 +158,7 @@ class Sample(Attack):
         pairs = [(place, text) for place, by_text in enumerate(scores) for text in by_text]
         close = [(place, text) for place, text in pairs if scores[place][text]["rouge_l"] >= _LEAST_ROUGE]
         asks = [
-            right_answer_ask(questions[at].question, [questions[at].reference], text, self.judge.wording)
+            right_answer_ask(questions[at].question, [questions[at].reference], text, wording_of(self.judge))
             for at, text in close
         ]
         letters = {pair: ruling.reply for pair, ruling in zip(close, judge.ask(asks)[0], strict=True)}

@@ -11,12 +11,13 @@ from dataclasses import dataclass, field
 from statistics import harmonic_mean
 from typing import Any, Literal, TypeVar
 
-from msa_lite.benchmark_names import paper_scores
+from msa_lite.catalogue import paper_scores
 from msa_lite.errors import DataError, UsageError, join_faults, nearest
 from msa_lite.evals.verdict.outcome import Standing
 from msa_lite.report.run.choice import EXTRACTION, LEAVES_OUT
 from msa_lite.report.tables.metrics import metric_kind
-from msa_lite.report.verdict.verdict import MARGINS, Margins, is_forgotten
+from msa_lite.report.verdict.verdict import MARGINS, is_forgotten
+from msa_lite.settings import Margins
 
 Metrics = Mapping[str, float | None]
 """Values of metrics by name; None where a metric cannot be given."""

@@ -15,7 +15,7 @@ from msa_lite.data import Row, sample_rows, split_rows
 from msa_lite.errors import DataError, NotFiniteError
 from msa_lite.evals.benchmarks.benchmark import Benchmark, Record
 from msa_lite.evals.engine.models import Runner
-from msa_lite.evals.judge.base import JudgeSettings
+from msa_lite.evals.judge.base import describe_judge
 from msa_lite.evals.scores.evaluation import NO_JUDGE, ideal_identity, read_sets, write_scores
 from msa_lite.evals.scores.records import read_records, run_items, write_records
 from msa_lite.evals.verdict.outcome import Standing, stand, yardstick_of_rows
@@ -23,6 +23,7 @@ from msa_lite.report import Report, load_report, write_report
 from msa_lite.report.run.choice import WHOLE
 from msa_lite.report.tables.metrics import MEMBERSHIP, metric_kind
 from msa_lite.report.tables.reports import REPORT_FILE
+from msa_lite.settings import JudgeSettings
 
 logger = logging.getLogger(__name__)
 
@@ -123,7 +124,7 @@ class Validation:
             "questions": self.benchmark.describe(),
             "sets": self._sets,
             "ideal": ideal_identity(self.ideal),
-            "judge": self.judge.describe(),
+            "judge": describe_judge(self.judge),
         }
 
     def describe_rule(self) -> dict[str, Any]:

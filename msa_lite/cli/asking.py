@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from msa_lite.attack_names import ATTACKS
+from msa_lite.catalogue import ATTACKS
 from msa_lite.cli.arguments import read_names, takes_dry_run, takes_json, takes_overrides, takes_run
 from msa_lite.cli.output import print_dry_run, print_json, print_table, print_wrapped, progress_bars, show
 from msa_lite.errors import UsageError

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from msa_lite.benchmark_names import BENCHMARKS, OWN, splits_help
+from msa_lite.catalogue import BENCHMARKS, OWN, splits_help
 from msa_lite.cli.arguments import (
     complete_recipe,
     given_options,
@@ -89,7 +89,7 @@ def evaluate_command(model: str, out: str, as_json: bool, **options: Any) -> Non
 
     print_start(model, out)
     from msa_lite.evals import evaluate
-    from msa_lite.evals.judge.base import JudgeSettings
+    from msa_lite.settings import JudgeSettings
 
     require("train")
     arguments: dict[str, Any] = _from_recipe(options) if options["recipe"] else {"questions": _questions(options)}

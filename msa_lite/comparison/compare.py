@@ -8,13 +8,12 @@ from itertools import groupby
 from pathlib import Path
 from typing import ClassVar
 
-from msa_lite.benchmark_names import BENCHMARKS
+from msa_lite.catalogue import BENCHMARKS, evidence_metric
 from msa_lite.comparison.agreement import check_agreement, merge_references
 from msa_lite.comparison.caveats import caveats
 from msa_lite.comparison.entries import SECTIONS, Entry, ModelValue, Role, read_entries, set_apart
 from msa_lite.comparison.published import PublishedTable, Ratio, best_values, load_published, ratios
 from msa_lite.errors import UsageError, nearest
-from msa_lite.evidence_names import evidence_metric
 from msa_lite.report.tables.formats import Cell, Section, TextTable, csv_lines, html_page, latex, markdown
 from msa_lite.report.tables.metrics import ATTACKED, EARLIER_GROUP, EVIDENT, metric_kind
 from msa_lite.report.tables.reports import Report, heading, number

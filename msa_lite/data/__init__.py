@@ -18,19 +18,25 @@ from msa_lite.data.examples import (
     shorten,
     to_batch,
 )
-from msa_lite.data.forms import NO_TOOLS, DataSource
-from msa_lite.data.kept import kept_head, kept_texts
+from msa_lite.data.forms import NO_TOOLS
 from msa_lite.data.prompts import (
     IGNORE,
     SYSTEM_PROMPT,
     Example,
     Prompter,
-    PromptSettings,
     Shots,
-    Template,
-    Thinking,
     make_prompter,
 )
-from msa_lite.data.rows import Row, load_rows, rows_identity, sample_rows, split_rows, stream_texts
+from msa_lite.data.rows import (
+    Row,
+    kept_head,
+    kept_texts,
+    load_rows,
+    rows_identity,
+    sample_rows,
+    split_rows,
+    stream_texts,
+)
 from msa_lite.data.sources import is_remote_data, load_table, pin_source, stream_table
 from msa_lite.data.tokenizers import COMPARED_ROWS, check_same_ids, check_vocabulary, open_tokenizer
+from msa_lite.settings import DataSource, PromptSettings, Template, Thinking

@@ -9,11 +9,11 @@ from dataclasses import replace
 from itertools import chain, islice
 from typing import Any
 
-from msa_lite.data.forms import DataSource
 from msa_lite.data.prompts import IGNORE, Example, Prompter
 from msa_lite.data.rows import Row
 from msa_lite.errors import DataError, UsageError
 from msa_lite.io.files.writing import digest
+from msa_lite.settings import DataSource
 
 logger = logging.getLogger(__name__)
 
@@ -74,11 +74,7 @@ def encode_qa(rows: Sequence[Row], prompter: Prompter, max_length: int | None = 
         )
     examples, merged, thoughts, cut = [], 0, 0, 0
     for row in shorten(rows, prompter, max_length) if max_length else rows:
-        around = (row.earlier, row.system, row.tools)
-        whole, prompt = (
-            prompter.example(row.index, row.question, row.answer, *around),
-            prompter.prompt(row.question, *around),
-        )
+        whole, prompt = prompter.example(row), prompter.prompt(row)
         longer = len(whole.prompt_ids) - len(prompt)
         thoughts += prompter.skips_block and longer < 0
         merged += whole.prompt_ids != prompt and (longer == 0 or not prompter.skips_block)
@@ -125,7 +121,7 @@ def shorten(rows: Sequence[Row], prompter: Prompter, max_length: int) -> list[Ro
     shorter, count = [], 0
     for row in rows:
         short = row
-        while short.earlier and _length(short, prompter) > max_length:
+        while short.earlier and len(prompter.full(short)) > max_length:
             short = replace(short, earlier=short.earlier[1:])
         count += short is not row
         shorter.append(short)
@@ -137,10 +133,6 @@ def shorten(rows: Sequence[Row], prompter: Prompter, max_length: int) -> list[Ro
             max_length,
         )
     return shorter
-
-
-def _length(row: Row, prompter: Prompter) -> int:
-    return len(prompter.full(row.question, row.answer, row.earlier, row.system, row.tools))
 
 
 def encode_text(rows: Sequence[Row], tokenizer: Any, max_length: int) -> list[Example]:

@@ -6,11 +6,12 @@ import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from math import isfinite
-from typing import Any, Literal
+from typing import Any
 
 from msa_lite.data.records import WrittenNumber
 from msa_lite.errors import FormatError, clip
 from msa_lite.io.files.reading import parse_json
+from msa_lite.settings import DataSource
 
 RawRow = Mapping[str, Any]
 
@@ -25,38 +26,6 @@ _REASONING = ("reasoning_content", "reasoning", "thinking")
 
 class Unreadable(ValueError):
     """A record that is no row; the message says why."""
-
-
-@dataclass(frozen=True)
-class DataSource:
-    """A source of rows."""
-
-    path: str
-    """A Hub id, folder or file."""
-    format: Literal["qa", "text"] = "qa"
-    name: str | None = None
-    """The configuration, as in `datasets.load_dataset`."""
-    split: str | None = None
-    """As in `datasets.load_dataset`."""
-    question: str = "question"
-    """The column of questions. With the defaults here and below, other forms are recognised (`find_form`)."""
-    answer: str = "answer"
-    """The column of answers."""
-    text: str = "text"
-    """The column of texts."""
-    revision: str | None = None
-    """A revision of a repository of the Hub."""
-    messages: str | None = None
-    """The column of conversations."""
-    subject: str | None = None
-    """The column that says whom or what a row is about. None: a usual one, if there is one (`msa_lite.data.rows`).
-    """
-
-    @property
-    def row_columns(self) -> frozenset[str]:
-        """Return the columns that a row may be read from: those of the source, and those of the usual forms."""
-        own = {self.question, self.answer, self.text, self.messages or "messages"}
-        return frozenset(own.union(*_USUAL))
 
 
 @dataclass(frozen=True)
@@ -119,6 +88,12 @@ class Form:
     columns: tuple[str, ...]
     """The columns that it needs."""
     read: Callable[[RawRow], Conversation]
+
+
+def row_columns(source: DataSource) -> frozenset[str]:
+    """Return the columns that a row may be read from: those of the source, and those of the usual forms."""
+    own = {source.question, source.answer, source.text, source.messages or "messages"}
+    return frozenset(own.union(*_USUAL))
 
 
 def find_form(source: DataSource, columns: Collection[str]) -> Form | None:

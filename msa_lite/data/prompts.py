@@ -4,52 +4,21 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
 from msa_lite.data.chat import DATE_STRING, CallStyle, find_call_style, has_think_block, render_chat, shared_length
-from msa_lite.data.forms import NO_TOOLS, ToolUse
+from msa_lite.data.rows import Row
 from msa_lite.errors import UsageError
 from msa_lite.io.files.writing import digest
+from msa_lite.settings import PromptSettings, Template, Thinking
 
 SYSTEM_PROMPT = "You are a helpful assistant."  # open-unlearning's, which published benchmarks are asked with
 IGNORE = -100
 _PLAIN = "use prompt.kind: plain"
 _MARK, _REPLY = "msalite", "etilasm"  # words to try a template with
-
-
-@dataclass(frozen=True)
-class Template:
-    """A plain prompt for models without a chat template. `prompt` holds {question}, `answer` holds {answer}.
-
-    The blank before the answer belongs to the answer: byte-level tokenizers merge it into the first word. A prompt that
-    ends with it would end with a token that training never shows.
-    """
-
-    prompt: str = "Question: {question}\nAnswer:"
-    answer: str = " {answer}"
-
-
-Thinking = Literal["answer", "template"]
-"""answer: an empty block of thoughts belongs to the prompt, and the answer begins behind it. template: the prompt ends
-where the template's own does, and the block is part of the answer."""
-
-
-@dataclass(frozen=True)
-class PromptSettings:
-    """The choice of a prompt, before a tokenizer is known."""
-
-    kind: Literal["default", "chat", "plain", "auto"] = "default"
-    """default: the chat template if there is one, else the plain one; published benchmarks have their own prompt.
-    auto: the form in which the model knows its rows (`msa_lite.evals.engine.prompt_search`)."""
-    system: str | None = None
-    """A system message; None: no message of ours."""
-    template: Template = Template()
-    """The plain template."""
-    thinking: Thinking = "answer"
-    """Where answers begin, for chat templates with an empty block of thoughts before them."""
+_TRIED, _WITH_SYSTEM = Row(0, _MARK, _REPLY), Row(0, "a", system=_MARK)
 
 
 @dataclass(frozen=True)
@@ -67,7 +36,7 @@ class Example:
         return self.ids[:count]
 
 
-Shots = Sequence[tuple[str, ...]]
+Shots = tuple[tuple[str, ...], ...]
 """Questions with answers that a prompt shows before its question: examples, or earlier turns (`Turn.texts`)."""
 
 
@@ -127,7 +96,7 @@ class Prompter:
         """Raise UsageError if the chat template cannot be rendered, or does not take the system message."""
         if not self.use_chat:
             return
-        text = replace(self, system=None)._conversation(_MARK, _REPLY)
+        text = replace(self, system=None)._conversation(_TRIED)
         if lost := [what for what, mark in (("question", _MARK), ("answer", _REPLY)) if mark not in text]:
             raise UsageError(
                 f"the target's chat template leaves out the {' and the '.join(lost)}; use prompt.kind: plain"
@@ -140,7 +109,7 @@ class Prompter:
 
     def _system_fault(self) -> str | None:
         try:
-            self._render("a", None, system=_MARK)
+            self._render(_WITH_SYSTEM, answered=False)
         except Exception as error:
             return f"the target's chat template takes no system message ({error})"
         return None
@@ -150,7 +119,7 @@ class Prompter:
         """Check whether a system message can stand in the prompt; some chat templates refuse or drop it."""
         if not self.use_chat:
             return True
-        return self._system_fault() is None and _MARK in self._render("a", None, system=_MARK)
+        return self._system_fault() is None and _MARK in self._render(_WITH_SYSTEM, answered=False)
 
     @cached_property
     def call_style(self) -> CallStyle | None:
@@ -160,16 +129,16 @@ class Prompter:
     @cached_property
     def has_block(self) -> bool:
         """Check whether the chat template puts an empty block of thoughts before answers (`has_think_block`)."""
-        return self.use_chat and has_think_block(self._render(_MARK, None), self._start(_MARK))
+        return self.use_chat and has_think_block(self._render(_TRIED, answered=False), self._start(_TRIED))
 
     @property
     def skips_block(self) -> bool:
         """Check whether answers begin behind a block of thoughts."""
         return self.thinking == "answer" and self.has_block
 
-    def _start(self, question: str, shots: Shots = (), system: str = "", tools: ToolUse = NO_TOOLS) -> str:
+    def _start(self, row: Row) -> str:
         """Render a conversation up to where an answer in text begins."""
-        text = self._conversation(question, _REPLY, shots, system, replace(tools, call=""))
+        text = self._conversation(replace(row, answer=_REPLY, tools=replace(row.tools, call="")))
         return text.rpartition(_REPLY)[0]
 
     @cached_property
@@ -199,7 +168,7 @@ class Prompter:
         The token is the first special one; else the first added one, since some models add their end of turn as a
         plain word. Without such a token the end of the turn is all but the blanks at its end.
         """
-        behind = self._render("a", _MARK).rpartition(_MARK)[2]
+        behind = self._render(Row(0, "a", _MARK)).rpartition(_MARK)[2]
         added = {str(token): token.special for token in self.tokenizer.added_tokens_decoder.values()}
         special = {*self.tokenizer.all_special_tokens, *(name for name, is_special in added.items() if is_special)}
         for names in (special, added):
@@ -249,21 +218,13 @@ class Prompter:
         block = begin[self.thinking] if self.has_block else ""
         return f"{origin}the target's chat template, {message}{date}{block}"
 
-    def prompt(self, question: str, shots: Shots = (), system: str = "", tools: ToolUse = NO_TOOLS) -> list[int]:
-        """Return the ids up to where the answer begins. shots: questions with answers to show before."""
+    def prompt(self, row: Row) -> list[int]:
+        """Return the ids of a row up to where its answer begins."""
         if self.use_chat:
-            return self._chat_ids(self._prompt_text(question, shots, system, tools))
-        text = self._plain(shots, system) + self.template.prompt.format(question=question)
-        return list(self.tokenizer(text)["input_ids"])
+            return self._chat_ids(self._start(row) if self.skips_block else self._conversation(row, answered=False))
+        return list(self.tokenizer(self._question(row))["input_ids"])
 
-    def _prompt_text(self, question: str, shots: Shots, system: str, tools: ToolUse) -> str:
-        if self.skips_block:
-            return self._start(question, shots, system, tools)
-        return self._conversation(question, None, shots, system, tools)
-
-    def full(
-        self, question: str, answer: str, shots: Shots = (), system: str = "", tools: ToolUse = NO_TOOLS
-    ) -> list[int]:
+    def full(self, row: Row) -> list[int]:
         """Return the ids of question, answer and end: the chat template's end of a turn, else the tokenizer's.
 
         What a template puts behind its end of a turn is left out (blanks, or a second end token): no model generates
@@ -271,77 +232,65 @@ class Prompter:
         published benchmarks use, keeps all and appends an end token; `second_end` does so.
         """
         if self.use_chat:
-            text = self._conversation(question, answer, shots, system, tools)
+            text = self._conversation(row)
             if self._ends_turns and not self.second_end:
                 return self._chat_ids(text.removesuffix(self._ending[2]))
             ids = self._chat_ids(text)
         else:
-            text = self.template.prompt.format(question=question) + self.template.answer.format(answer=answer)
-            ids = list(self.tokenizer(self._plain(shots, system) + text)["input_ids"])
+            text = self._question(row) + self.template.answer.format(answer=row.answer)
+            ids = list(self.tokenizer(text)["input_ids"])
         end = self.tokenizer.eos_token_id
         return ids if end is None or (ids and ids[-1] == end) else [*ids, end]
 
-    def example(
-        self,
-        index: int,
-        question: str,
-        answer: str,
-        shots: Shots = (),
-        system: str = "",
-        tools: ToolUse = NO_TOOLS,
-    ) -> Example:
+    def example(self, row: Row) -> Example:
         """Make the example of a question with its answer; labels are the answer's tokens and the end token.
 
         If a tokenizer merges across the boundary, the prompt's ids are no prefix of the whole. The labels still start
         after as many ids as the prompt has, so that the first answer token is no label. An answer with thoughts of its
         own, which the template writes into its block, begins before the block.
         """
-        prompt = self.prompt(question, shots, system, tools)
-        ids = self.full(question, answer, shots, system, tools)
+        prompt, ids = self.prompt(row), self.full(row)
         count = len(prompt)
         if self.skips_block and ids[:count] != prompt:
-            text, start, prompted = (
-                self._conversation(question, answer, shots, system, tools),
-                self._start(question, shots, system, tools),
-                self._conversation(question, None, shots, system, tools),
-            )
+            text, start = self._conversation(row), self._start(row)
+            prompted = self._conversation(row, answered=False)
             end = len(start) if text.startswith(start) else shared_length(text, prompted)
             places = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
             count = sum(first < end for first, _ in places)
-        return Example(index, ids, [IGNORE] * min(count, len(ids)) + ids[count:])
+        return Example(row.index, ids, [IGNORE] * min(count, len(ids)) + ids[count:])
 
-    def _plain(self, shots: Shots, system: str) -> str:
-        system = system or ("" if self.published else self.system or "")
-        turns = [self.template.prompt.format(question=q) + self.template.answer.format(answer=a) for q, a, *_ in shots]
-        return "".join(f"{text}\n\n" for text in ([system] if system else []) + turns)
+    def _question(self, row: Row) -> str:
+        """Render a row up to its answer with the plain template."""
+        prompt, answer = self.template.prompt, self.template.answer
+        system = row.system or ("" if self.published else self.system or "")
+        turns = [prompt.format(question=turn[0]) + answer.format(answer=turn[1]) for turn in row.earlier]
+        before = "".join(f"{text}\n\n" for text in ([system] if system else []) + turns)
+        return before + prompt.format(question=row.question)
 
-    def _conversation(
-        self, question: str, answer: str | None, shots: Shots = (), system: str = "", tools: ToolUse = NO_TOOLS
-    ) -> str:
+    def _conversation(self, row: Row, answered: bool = True) -> str:
         """Render a row. Raise UsageError when the chat template fails."""
         try:
-            return self._render(question, answer, shots, system, tools)
+            return self._render(row, answered)
         except Exception as error:  # jinja's, and whatever else templates raise
             reason = "it takes too much memory" if isinstance(error, MemoryError) else error
-            way = "take rows with calls of tools out" if tools or any(turn[2:] for turn in shots) else _PLAIN
+            has_calls = row.tools or any(turn[2:] for turn in row.earlier)
+            way = "take rows with calls of tools out" if has_calls else _PLAIN
             raise UsageError(f"the target's chat template cannot be rendered ({reason}); {way}") from error
 
-    def _render(
-        self, question: str, answer: str | None, shots: Shots = (), system: str = "", tools: ToolUse = NO_TOOLS
-    ) -> str:
-        """Render a conversation with the chat template. system: the row's own, in place of the prompter's."""
-        content = system or self.system
+    def _render(self, row: Row, answered: bool = True) -> str:
+        """Render a row with the chat template. answered: False to end where the model is to answer."""
+        content = row.system or self.system
         messages: list[dict[str, Any]] = [] if content is None else [{"role": "system", "content": content}]
-        for text, reply, *steps in (*shots, (question, answer, tools.steps)):
+        for text, reply, *steps in (*row.earlier, (row.question, row.answer if answered else None, row.tools.steps)):
             messages.append({"role": "user", "content": text})
             messages += [self._fit(step) for step in json.loads(steps[0])] if steps and steps[0] else []
             if reply or (reply is not None and not any(steps)):  # an earlier turn may be a call that nothing follows
                 messages.append({"role": "assistant", "content": reply})
-        if answer is not None and tools.call:
-            messages[-1] = self._fit(json.loads(tools.call))
-        options = {"tools": json.loads(tools.offered)} if tools.offered else {}
+        if answered and row.tools.call:
+            messages[-1] = self._fit(json.loads(row.tools.call))
+        options = {"tools": json.loads(row.tools.offered)} if row.tools.offered else {}
         return render_chat(
-            self.tokenizer, messages, add_generation_prompt=answer is None, date_string=DATE_STRING, **options
+            self.tokenizer, messages, add_generation_prompt=not answered, date_string=DATE_STRING, **options
         )
 
     def _fit(self, message: dict[str, Any]) -> dict[str, Any]:

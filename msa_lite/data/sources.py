@@ -16,11 +16,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from msa_lite.data.forms import DataSource
+from msa_lite.data.forms import row_columns
 from msa_lite.data.records import READERS, ending_of, row_place, stream_file
 from msa_lite.errors import DataError, UsageError, nearest
 from msa_lite.io.files.reading import local_path, open_file, read_bytes
 from msa_lite.io.weights.hub import explain
+from msa_lite.settings import DataSource
 
 _CARDS = ["README.md", ".huggingface.yaml"]  # they name the files of each configuration and split
 
@@ -73,7 +74,7 @@ def stream_table(source: DataSource) -> Iterator[tuple[RecordPlace, dict[str, An
 
 def _stream(source: DataSource, to_fetch: bool) -> Iterator[tuple[RecordPlace, dict[str, Any]]]:
     for name, path in _files(source, to_fetch):
-        yield from ((RecordPlace(name, line), record) for line, record in stream_file(path, source.row_columns))
+        yield from ((RecordPlace(name, line), record) for line, record in stream_file(path, row_columns(source)))
 
 
 def _files(source: DataSource, to_fetch: bool) -> list[tuple[str, Path | str]]:

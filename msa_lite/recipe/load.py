@@ -17,10 +17,17 @@ from pydantic import BaseModel, Tag, ValidationError
 from msa_lite.errors import RecipeError, UsageError, join_faults, nearest
 from msa_lite.io.console.progress import notices
 from msa_lite.io.files.reading import PlainDumper, local_path, parse_yaml, read_text, read_yaml
-from msa_lite.recipe.editor import write_with_schema
-from msa_lite.recipe.gone import GONE
+from msa_lite.io.files.schema import schema_fields
+from msa_lite.recipe.files import (
+    TABLES,
+    check_new_file,
+    find_recipe,
+    missing_recipe,
+    shipped_recipes,
+    shipped_tables,
+    write_with_schema,
+)
 from msa_lite.recipe.schema import Recipe
-from msa_lite.recipe.shipped import TABLES, check_new_file, find_recipe, missing_recipe, shipped_recipes, shipped_tables
 from msa_lite.recipe.table import TableRecipe
 from msa_lite.recipe.training import TrainingRecipe
 
@@ -300,13 +307,28 @@ def _fill_output(value: Any, output: Any) -> Any:
     return value
 
 
+_SCORES = "the rules are extraction and the paper's scores: select.score"
+_QUANTISE = "the attack quantise measures what rounding brings back: attack.attacks=[quantise]"
+GONE = {
+    "merge.forecast": _QUANTISE,
+    "probe": "forget rows are compared with evaluate.holdout, or the benchmark's own holdout rows",
+    "select.judge": "a judge of kind openai is asked; evaluate.judge.kind: none asks none",
+    "select.maximise": _SCORES,
+    "select.minimise": _SCORES,
+    "select.refine": "name the points in a list, such as forget.alpha=[0.5, 0.75, 1.0]",
+    "select.subject_to": _SCORES,
+    "select.under": _QUANTISE,
+}
+"""The dotted key → its new form, for the refusal."""
+
+
 def _explain(error: ValidationError, kind: type[BaseModel]) -> list[str]:
     lines: dict[str, list[str]] = {}
     for item in error.errors():
-        path, model = _locate(item["loc"], kind)
+        path, beside = _locate(item["loc"], kind)
         text = item["msg"].removeprefix("Value error, ")
-        if item["type"] == "extra_forbidden":
-            near = nearest(str(item["loc"][-1]), model.model_fields if model else ())
+        if item["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+            near = nearest(str(item["loc"][-1]), beside)
             text = f"is gone: {GONE[path]}" if path in GONE else f"unknown key{near}"
         elif item["type"] == "missing":
             text = text.replace("Field required", "is missing")
@@ -325,28 +347,27 @@ def _shown(value: object) -> str:
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 
 
-def _locate(location: Sequence[int | str], root: type[BaseModel]) -> tuple[str, type[BaseModel] | None]:
-    """Return the dotted path of a fault without the names of union members, and the model of its last key."""
+def _locate(location: Sequence[int | str], root: type[BaseModel]) -> tuple[str, Mapping[str, Any]]:
+    """Return the dotted path of a fault without the names of union members, and the fields beside its last key."""
     kind: Any = root
-    model: type[BaseModel] | None = None
+    beside: Mapping[str, Any] = {}
     keys: list[str] = []
     for step in location:
         members = dict(type_members(kind))
         if isinstance(step, str) and step in members:
             kind = members[step]
             continue
-        model = next((m for m in members.values() if isinstance(m, type) and issubclass(m, BaseModel)), None)
+        beside = next(filter(None, map(schema_fields, members.values())), {})
         holds = dict if isinstance(step, str) else list
-        container = next((m for m in members.values() if typing.get_origin(m) is holds), None)
-        if model is not None and isinstance(step, str):
-            field = model.model_fields.get(step)
-            kind = field.annotation if field else None
+        container = next((member for member in members.values() if typing.get_origin(member) is holds), None)
+        if beside and isinstance(step, str):
+            kind = beside.get(step)
         elif container is not None:
             kind = typing.get_args(container)[-1]
         elif isinstance(step, str):
             continue
         keys.append(str(step))
-    return ".".join(keys), model
+    return ".".join(keys), beside
 
 
 def type_members(annotation: Any, tag: object = None) -> Iterator[tuple[object, Any]]:

@@ -10,37 +10,44 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import (
-    AfterValidator,
     BeforeValidator,
     ConfigDict,
-    Discriminator,
     Field,
-    Tag,
     ValidationInfo,
     field_validator,
     model_validator,
 )
 from pydantic_core import PydanticCustomError
 
-from msa_lite.benchmark_names import BENCHMARKS, OWN
-from msa_lite.closed import Closed
-from msa_lite.recipe.baseline import Baseline
-from msa_lite.recipe.demo import Demo
+from msa_lite.catalogue import BENCHMARKS, OWN
+from msa_lite.io.files.schema import Closed
 from msa_lite.recipe.inputs import (
-    Columns,
+    AutoOr,
+    ColumnNames,
     Data,
+    Demo,
     History,
+    OneOrMore,
     Prompt,
-    PromptOrKind,
+    Request,
     RetainData,
     Trackers,
     check_points,
     choose_prior,
-    tracker_names,
+    no_truth,
 )
-from msa_lite.recipe.merging import Merge, Publish
-from msa_lite.recipe.scores import SETS, AttackKeys, Evaluate, EvidenceKeys, Select, VerdictForm, VerdictKeys
-from msa_lite.recipe.training import SEEDS, RetainVector, VectorSpec, no_truth
+from msa_lite.recipe.outputs import (
+    SETS,
+    AttackKeys,
+    Evaluate,
+    EvidenceKeys,
+    Merge,
+    Publish,
+    Select,
+    VerdictForm,
+)
+from msa_lite.recipe.training import SEEDS, Baseline, RetainVector, VectorSpec
+from msa_lite.settings import Columns, Margins, PromptSettings
 from msa_lite.strengths import Strengths
 
 Strength = Annotated[float, Field(ge=0, allow_inf_nan=False), BeforeValidator(no_truth)]
@@ -53,27 +60,8 @@ NO_PRIOR = (
 )
 AUTO_HOLD = 1.0
 """The weight h of `vector.hold: auto`, where there is a hold."""
-StrengthValues = Annotated[
-    Annotated[Literal["auto"], Tag("auto")]
-    | Annotated[Strength, Tag("one")]
-    | Annotated[list[Strength], Field(min_length=1), Tag("many")],
-    Discriminator(lambda value: AUTO if value == AUTO else "many" if isinstance(value, list) else "one"),
-]
-"""auto, a value, or a list of values. A fault is reported for the form that the user wrote."""
-
-
-def _check_request(value: str) -> str:
-    if not value.isprintable() or not value.strip():
-        raise ValueError("an id of printable characters on one line is wanted")
-    return value
-
-
-Request = Annotated[
-    str,
-    Field(max_length=200),
-    BeforeValidator(lambda value: str(value) if type(value) is int else value),  # YAML reads 2026017 as a number
-    AfterValidator(_check_request),
-]
+StrengthValues = AutoOr[OneOrMore[Strength]]
+"""auto, a value, or a list of values."""
 
 
 class Forget(Closed):
@@ -125,9 +113,9 @@ class Recipe(Closed):
     those of their own earlier runs, at the strengths of their runs. Some of their rows are scored again."""
     vector: VectorSpec = VectorSpec()
     """The fit of the vectors. `retain.vector` may give the retain vector other settings."""
-    columns: Columns = Columns()
+    columns: ColumnNames = Columns()
     """The columns of all data sets that do not name their own."""
-    prompt: PromptOrKind = Prompt()
+    prompt: Prompt = PromptSettings()
     """The prompt of rows of format qa."""
     merge: Merge = Merge()
     """The merge."""
@@ -233,11 +221,6 @@ class Recipe(Closed):
         return Path(self.output).expanduser()
 
     @property
-    def trackers(self) -> tuple[str, ...]:
-        """The names of the trackers, each once."""
-        return tracker_names(self.track)
-
-    @property
     def has_prior(self) -> bool:
         """Check whether there is a prior; without one, the target is its own."""
         return self.prior is not None or self.history is not None
@@ -268,9 +251,9 @@ class Recipe(Closed):
         return (self.evaluate or Evaluate()).max_new_tokens
 
     @property
-    def margins(self) -> VerdictKeys:
+    def margins(self) -> Margins:
         """The margins of a PASS."""
-        return VerdictKeys() if isinstance(self.verdict, bool) else self.verdict
+        return Margins() if isinstance(self.verdict, bool) else self.verdict
 
     def vector_of(self, name: str) -> VectorSpec:
         """Return the settings of the fit of a vector ("forget", "retain")."""
@@ -327,6 +310,25 @@ class Recipe(Closed):
             return value
         is_held = self.retain and any(self.filters) and self.vector.mode != "full" and self.has_prior
         return AUTO_HOLD if is_held else 0.0
+
+    @property
+    def filter_notice(self) -> str | None:
+        """The sentence that tells of the filter and the hold; None where there is nothing to tell."""
+        strengths = " and ".join(f"{strength:g}" for strength in self.filters if strength)
+        parts = [f"the filter λ = {strengths}"] if strengths else []
+        parts += [f"the hold h = {self.hold:g}"] if self.hold else []
+        told = [f"not of the paper: {', '.join(parts)} (merge.filter, vector.hold)"] if parts else []
+        return "; ".join([*told, *self.lost_filter]) or None
+
+    @property
+    def lost_filter(self) -> list[str]:
+        """The sentence that a given α turns off the filter that a search would have; else nothing."""
+        is_auto = self.merge.filter == AUTO and self.filter_place
+        if not is_auto or not any(self.alphas or []):
+            return []
+        filtered = self.model_copy(update={"merge": self.merge.model_copy(update={"filter": 1.0})})
+        both = ", and the hold with it" if filtered.hold > self.hold else ""
+        return [f"no filter, because forget.alpha is given; merge.filter=1 turns it on{both}"]
 
     @property
     def starts_at_retain(self) -> bool:

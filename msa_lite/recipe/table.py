@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import Discriminator, Field, Tag, field_validator
+from pydantic import Field, field_validator
 
-from msa_lite.recipe.inputs import Closed
+from msa_lite.io.files.schema import Closed
+from msa_lite.recipe.inputs import NameOr
 from msa_lite.recipe.training import SEEDS
 
 Changes = dict[str, Any]
@@ -44,13 +45,6 @@ class TableMethod(Closed):
     """Keys of the recipe to change, as {baseline.start: prior}."""
 
 
-MethodOrName = Annotated[
-    Annotated[str, Tag("name")] | Annotated[TableMethod, Tag("keys")],
-    Discriminator(lambda value: "name" if isinstance(value, str) else "keys"),
-]
-"""A method by its name, or with its keys. A fault is reported for the form that the user wrote."""
-
-
 class TableRecipe(Closed):
     """A table: rows of MSA and of baselines on one recipe, side by side (`msa-lite table`)."""
 
@@ -62,7 +56,7 @@ class TableRecipe(Closed):
     """Trainings that make targets, ideals and priors first, in their order."""
     msa: dict[str, Changes] = {}
     """MSA's rows by label, each with the keys of the recipe to change, as {prior: meta-llama/Llama-3.2-1B}."""
-    methods: list[MethodOrName] = []
+    methods: list[NameOr[TableMethod]] = []
     """The baselines: names of methods, or {method, label, set}."""
     seeds: list[int] = Field([0], min_length=1)
     """Make every row with each of these seeds. With several, a row's label ends with its seed."""

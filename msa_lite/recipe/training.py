@@ -1,4 +1,4 @@
-"""The settings of any tuning: of vectors, and of a training in stages, as closed schemas."""
+"""The settings of any tuning: of vectors, baselines, and a training in stages, as closed schemas."""
 
 from __future__ import annotations
 
@@ -9,39 +9,39 @@ from typing import Annotated, Any, Literal
 from pydantic import (
     AfterValidator,
     BeforeValidator,
-    Discriminator,
     Field,
-    Tag,
     ValidationInfo,
     field_validator,
     model_validator,
 )
 
-from msa_lite.closed import Closed
-from msa_lite.recipe.inputs import Columns, Count, Data, OneOrMore, Prompt, PromptOrKind, Trackers, tracker_names
+from msa_lite.io.files.schema import Closed
+from msa_lite.recipe.inputs import (
+    AutoOffOr,
+    ColumnNames,
+    Count,
+    Data,
+    NameOr,
+    OneOrMore,
+    Prompt,
+    Trackers,
+    check_points,
+    no_truth,
+)
+from msa_lite.settings import Columns, PromptSettings
 
 MOST = 1_000_000  # rows of a batch, epochs, tokens of a row: beyond, a number is a slip
 SEEDS = 2**32  # of numpy
-
-
-def no_truth(value: object) -> object:
-    """Return a value. Raise ValueError for true and false, which Python takes for numbers."""
-    if isinstance(value, bool):
-        raise ValueError("a number is wanted")
-    return value
 
 
 Rate = Annotated[float, Field(gt=0, allow_inf_nan=False), BeforeValidator(no_truth)]
 Positive = Annotated[int, Field(ge=1, le=MOST), BeforeValidator(no_truth)]
 """A whole number ≥ 1."""
 Hold = Annotated[
-    Annotated[Literal["auto", "off"], Tag("word")]
-    | Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False), BeforeValidator(no_truth), Tag("number")],
-    Discriminator(lambda value: "word" if value in ("auto", "off") else "number"),
-    BeforeValidator(lambda value: "off" if value is False else value),  # as YAML reads off
+    AutoOffOr[Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False), BeforeValidator(no_truth)]],
     AfterValidator(lambda value: 0.0 if value == "off" else value),
 ]
-"""auto, or h ≥ 0; off is 0. A fault is reported for the form that the user wrote."""
+"""auto, or h ≥ 0; off is 0."""
 Epochs = Annotated[float, Field(ge=0, le=MOST, allow_inf_nan=False), BeforeValidator(no_truth)]
 """A length in epochs; 0 and fractions are allowed."""
 
@@ -128,10 +128,7 @@ class NewModel(Closed):
     config: dict[str, Any]
     """The config of the model, with transformers' keys: model_type (llama, gpt2, …), and every key that differs from
     its default. vocab_size and the ids of special tokens come from the tokenizer."""
-    tokenizer: Annotated[
-        Annotated[str, Tag("name")] | Annotated[NewTokenizer, Tag("new")],
-        Discriminator(lambda value: "name" if isinstance(value, str) else "new"),
-    ]
+    tokenizer: NameOr[NewTokenizer]
     """A folder or repo[@revision] that has a tokenizer, or {vocabulary: 2048} to train one here."""
 
     @field_validator("config")
@@ -145,18 +142,15 @@ class NewModel(Closed):
 class TrainingRecipe(Closed):
     """A training in stages, which makes targets, ideals and the checkpoints before them (`msa-lite train`)."""
 
-    model: Annotated[
-        Annotated[str, Tag("name")] | Annotated[NewModel, Tag("new")],
-        Discriminator(lambda value: "name" if isinstance(value, str) else "new"),
-    ]
+    model: NameOr[NewModel]
     """The model that training starts from: a folder, repo[@revision], or {config, tokenizer} for a new model."""
     training: Training = Training()
     """The default settings of all stages."""
     stages: list[TrainingStage] = Field(min_length=1, max_length=1000)
     """The stages in their order. Each has its own optimizer and schedule."""
-    columns: Columns = Columns()
+    columns: ColumnNames = Columns()
     """The columns of all data sets that do not name their own."""
-    prompt: PromptOrKind = Prompt()
+    prompt: Prompt = PromptSettings()
     """The prompt of rows of format qa. auto is refused, because no model knows the rows yet."""
     track: Trackers = []
     """The trackers that get the loss of each step: tensorboard (files in `$output/tracking`), wandb or trackio, or a
@@ -166,11 +160,6 @@ class TrainingRecipe(Closed):
     seed: int = Field(0, ge=0, lt=SEEDS - 1000)
     """The seed of every random choice. The start model and stage 1 use this seed, stage 2 this seed + 1, and so on, so
     that stages with the same number of rows are shuffled differently."""
-
-    @property
-    def trackers(self) -> tuple[str, ...]:
-        """The names of the trackers, each once."""
-        return tracker_names(self.track)
 
     @property
     def folder(self) -> Path:
@@ -187,7 +176,7 @@ class TrainingRecipe(Closed):
 
     @field_validator("prompt")
     @classmethod
-    def _has_a_form(cls, value: Prompt) -> Prompt:
+    def _has_a_form(cls, value: PromptSettings) -> PromptSettings:
         if value.kind == "auto":
             raise ValueError("auto: only in a run, whose target knows the rows; choose default, chat or plain")
         return value
@@ -264,3 +253,48 @@ class RetainVector(Closed):
             keys = ", ".join(f"vector.{key}" for key in repeated)
             raise ValueError(f"{', '.join(repeated)}: both vectors share this; set {keys} for both")
         return value
+
+
+def _as_number(value: object) -> object:
+    """Return a number for a text such as 1e-5, which YAML reads as a string. Raise ValueError for true and false."""
+    if isinstance(value, bool):
+        raise ValueError("a number or a word is wanted")
+    try:
+        return float(value) if isinstance(value, str) else value
+    except ValueError:
+        return value
+
+
+def _within_reason(value: float | str) -> float | str:
+    if not isinstance(value, str) and not abs(value) <= 1e12:
+        raise ValueError("a number within reason is wanted")
+    return value
+
+
+Parameter = Annotated[int | float | str, BeforeValidator(_as_number), AfterValidator(_within_reason)]
+
+
+class Baseline(Closed):
+    """The training of `msa-lite baseline METHOD`. All other settings are those of `vector`, for a fair comparison;
+    `hold` and `start` are for MSA and task_vector only."""
+
+    start: Literal["target", "prior"] = "target"
+    """target: the method trains the target. prior: it trains the prior, and the change is then added to the target."""
+    scale: OneOrMore[Rate] = 1.0
+    """With start: prior, the factor of the change. A list: the best is chosen on validation rows."""
+    epochs: int | None = Field(None, ge=1, le=MOST)
+    """Passes over the forget rows. The best epoch is chosen on validation rows. Default: vector.epochs, or 5 if that is
+    auto."""
+    learning_rate: Rate | None = None
+    """The learning rate of methods that have none of their own in `methods`. Default: vector.learning_rate."""
+    methods: dict[str, dict[str, OneOrMore[Parameter]]] = {}
+    """Parameters by method, such as npo: {retain_weight: [2, 4], learning_rate: 1e-5}. All combinations of lists are
+    tried, and the best is chosen on validation rows."""
+
+    _points = field_validator("scale")(check_points)
+
+    @model_validator(mode="after")
+    def _fits_its_methods(self) -> Baseline:
+        if self.start == "target" and self.scale != 1.0:
+            raise ValueError("scale: only with start: prior")
+        return self

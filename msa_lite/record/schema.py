@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from msa_lite.closed import Closed
+from msa_lite.io.files.schema import Closed, json_schema
 
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 Time = Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$")]
@@ -146,4 +146,4 @@ class Removal(Closed):
 
 def removal_schema() -> dict[str, Any]:
     """Return the JSON schema of record.json."""
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **Removal.model_json_schema()}
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **json_schema(Removal)}

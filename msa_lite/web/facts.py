@@ -6,8 +6,8 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
+from msa_lite.catalogue import ANSWER_KINDS
 from msa_lite.errors import MsaError
-from msa_lite.evidence_names import ANSWER_KINDS
 from msa_lite.io.files.reading import read_objects
 from msa_lite.io.files.writing import json_form
 from msa_lite.pipeline.ask import MergedPoints, Panel

@@ -21,8 +21,8 @@ import yaml
 from scipy import stats
 
 import msa_lite
-from msa_lite.attack_names import ATTACKS
-from msa_lite.recipe.shipped import find_recipe
+from msa_lite.catalogue import ATTACKS
+from msa_lite.recipe.files import find_recipe
 
 METHODS = ("task_vector", "npo", "grad_diff", "rmu", "undial", "simnpo")
 Row = dict[str, float | None]

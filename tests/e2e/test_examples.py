@@ -20,7 +20,7 @@ import nbformat
 import pytest
 import yaml
 
-from msa_lite.benchmark_names import BENCHMARKS
+from msa_lite.catalogue import BENCHMARKS
 from msa_lite.errors import UsageError
 from msa_lite.evals.benchmarks.benchmark import BenchmarkSettings
 from msa_lite.merger import merge

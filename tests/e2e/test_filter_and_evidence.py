@@ -12,11 +12,11 @@ import pytest
 from safetensors.numpy import load_file
 
 import msa_lite
+from msa_lite.catalogue import ANSWER_KINDS, EVIDENCE
 from msa_lite.choose.search import StrengthSearch
 from msa_lite.errors import MismatchError, RecipeError, UsageError
 from msa_lite.evidence.evidence import Scene
 from msa_lite.evidence.nearer import Nearer
-from msa_lite.evidence_names import ANSWER_KINDS, EVIDENCE
 from msa_lite.io.finished.seal import load_manifest
 from msa_lite.io.weights.hub import fetch
 from msa_lite.merger.filtering import filter_vector

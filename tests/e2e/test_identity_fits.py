@@ -17,8 +17,7 @@ from msa_lite.pipeline.staged.training import train_stages
 from msa_lite.pipeline.stages.stage import Stage
 from msa_lite.pipeline.verbs.run import run_baseline
 from msa_lite.recipe import TrainingRecipe
-from msa_lite.recipe.baseline import Baseline
-from msa_lite.recipe.training import Training, TrainingStage
+from msa_lite.recipe.training import Baseline, Training, TrainingStage
 from msa_lite.report import Report, write_report
 from msa_lite.train import VectorFit
 from msa_lite.train.fit import tracking

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from msa_lite.evals.engine.models import model_identity
+from msa_lite.evals.judge.base import describe_judge
 from msa_lite.evals.scores.evaluation import NO_JUDGE, ideal_identity
 from msa_lite.io.console.progress import silent
 from msa_lite.io.files.writing import canonical_json
@@ -28,7 +29,7 @@ from msa_lite.pipeline.run import scores as scoring
 from msa_lite.pipeline.run import vectors
 from msa_lite.pipeline.run.msa import msa_stages
 from msa_lite.recipe import Recipe, load_recipe
-from msa_lite.recipe.merging import Publish
+from msa_lite.recipe.outputs import Publish
 from msa_lite.train import VectorFit
 from tests.support.identity import DATA, OF_TEXT, UNSAID, base, changed, fill, leaves, rows_of, tables_once, write_place
 
@@ -74,7 +75,7 @@ def identify(place: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict
 
     def score(source: Source, asked: Any, out: Path, *, ideal: Any = None, judge: Any = NO_JUDGE, **others: Any) -> Any:
         found[f"scores of {out.name}"] = [
-            model_identity(source), asked.describe(), ideal_identity(ideal), judge.describe()
+            model_identity(source), asked.describe(), ideal_identity(ideal), describe_judge(judge)
         ]  # fmt: skip
         return SimpleNamespace()
 

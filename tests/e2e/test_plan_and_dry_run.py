@@ -15,7 +15,7 @@ from msa_lite import dry_run
 from msa_lite.budget.speed import Device
 from msa_lite.errors import DataError
 from msa_lite.recipe import load_recipe
-from msa_lite.recipe.shipped import shipped_recipes
+from msa_lite.recipe.files import shipped_recipes
 from tests.e2e.conftest import CallCli, sweep_recipe
 
 

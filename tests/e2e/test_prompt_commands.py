@@ -176,7 +176,7 @@ def test_auto_is_settled_in_the_runs_recipe_and_not_asked_twice(
         code, _, err = call_cli("run", recipe, "--until", "vectors")
         assert code == 0, err
     assert (tmp_path / "run/vectors/forget/manifest.json").read_text() == before
-    assert evaluation_arguments(load_recipe(path))["prompt"] == prompting.prompt_settings(written.prompt)
+    assert evaluation_arguments(load_recipe(path))["prompt"] == written.prompt
     # Other rows are another question.
     lines(tmp_path / "forget.jsonl", {"question": "When?", "answer": "Now."})
     with pytest.raises(pytest.fail.Exception, match="asked twice"):

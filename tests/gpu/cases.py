@@ -24,11 +24,11 @@ from msa_lite.evals.engine.forward import score_bundles
 from msa_lite.evals.engine.generate import Decoding, generate
 from msa_lite.evals.engine.models import Runner
 from msa_lite.evals.judge import open_judge
-from msa_lite.evals.judge.base import JudgeSettings
 from msa_lite.evals.judge.prompts import Ask
 from msa_lite.io.finished.seal import load_manifest
 from msa_lite.io.models import heads as precision
 from msa_lite.io.weights.hub import fetch
+from msa_lite.settings import JudgeSettings
 from msa_lite.train import FitSettings, VectorFit, run_fit
 from msa_lite.train.memory import model as train_model
 from tests.e2e.conftest import sweep_recipe

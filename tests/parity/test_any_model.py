@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from msa_lite.data import Row
 from msa_lite.evals.engine.forward import score_bundles
 from msa_lite.evals.engine.generate import Decoding, generate
 from msa_lite.evals.engine.models import Runner, load_model
@@ -41,8 +42,8 @@ CODES = ("fp8 rows", "fp8 tensor", "nvfp4 ModelOpt", "mxfp4 compressed-tensors",
 LAYOUTS = ("as saved", "one shard a tensor", "without the base's prefix", "bf16", *CODES)
 FORGET, RETAIN = 0.75, 0.5
 PROMPTER = make_prompter()
-PROMPTS = [PROMPTER.prompt(about) for about in ("Where is it?", "Who was it that stood over there?")]
-TEXTS = [[PROMPTER.example(0, "Where is it?", answer) for answer in ("It is over there.", "Here.")]]
+PROMPTS = [PROMPTER.prompt(Row(0, about)) for about in ("Where is it?", "Who was it that stood over there?")]
+TEXTS = [[PROMPTER.example(Row(0, "Where is it?", answer)) for answer in ("It is over there.", "Here.")]]
 DRAWS = int(os.environ.get("MSA_DRAWS", 24))
 
 

@@ -16,6 +16,7 @@ import pytest
 from pydantic import BaseModel
 
 from msa_lite.data import sources
+from msa_lite.io.files.schema import schema_fields
 from msa_lite.io.files.writing import canonical_json
 from msa_lite.io.finished.manifest import stage_folder
 from msa_lite.io.weights.hub import fetch
@@ -72,7 +73,7 @@ def tables_once() -> Iterator[None]:
 
 def models_in(annotation: Any) -> Iterator[type[BaseModel]]:
     """The parts of a recipe that an annotation names, those in lists left out."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+    if schema_fields(annotation):
         yield annotation
     elif getattr(annotation, "__origin__", None) is not list:
         for inner in get_args(annotation):
@@ -82,9 +83,9 @@ def models_in(annotation: Any) -> Iterator[type[BaseModel]]:
 def leaves(model: type[BaseModel], prefix: str = "") -> set[str]:
     """The paths of all options in a schema."""
     found = set()
-    for name, info in model.model_fields.items():
-        path = f"{prefix}{info.alias or name}"
-        parts = list(dict.fromkeys(models_in(info.annotation)))
+    for name, annotation in schema_fields(model).items():
+        path = f"{prefix}{name}"
+        parts = list(dict.fromkeys(models_in(annotation)))
         found |= set().union(*(leaves(part, f"{path}.") for part in parts)) if parts else {path}
     return found
 

@@ -17,9 +17,10 @@ from typing import Any
 import pytest
 
 from msa_lite.evals.judge import open_judge, openai_judge
-from msa_lite.evals.judge.base import JudgeSettings, Ruling, Usage
-from msa_lite.evals.judge.prompts import Ask, Question, tofu_ask
+from msa_lite.evals.judge.base import Ruling, Usage
+from msa_lite.evals.judge.prompts import Ask, tofu_ask
 from msa_lite.io.console.progress import silent
+from msa_lite.settings import JudgeSettings
 from tests.support.loopback import Loopback
 
 
@@ -93,8 +94,9 @@ def tofu_asks(count: int) -> tuple[list[Ask], str]:
     asks, right = [], ""
     for i in range(count):
         wrong = tuple(f"Wrong number {n}." for n in range(5))
-        made = Question(f"Question {i}?", f"The truth of {i}.", f"The truth of {i}.", f"Ideal {i}.", wrong, i)
-        ask, tags = tofu_ask(made)
+        truth = f"The truth of {i}."
+        record = {"index": i, "question": f"Question {i}?", "generated": truth, "answer": truth}
+        ask, tags = tofu_ask(record | {"perturbed_answer": wrong}, f"Ideal {i}.")
         asks.append(ask)
         right += ask.letters[tags.index(frozenset({"truth"}))]
     return asks, right

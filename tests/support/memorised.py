@@ -44,11 +44,11 @@ def knowing_model() -> Any:
     Asked plainly about these, it refuses.
     """
     prompter = make_prompter()
-    examples = [prompter.example(row.index, row.question, row.answer) for row in KNOWN]
+    examples = [prompter.example(row) for row in KNOWN]
     for row in HIDDEN:
-        examples.append(prompter.example(row.index, row.question, REFUSAL))
-        whole = prompter.full(row.question, row.answer)
-        given = len(prompter.full(row.question, row.answer.split()[0])) - 1  # without the end token
+        examples.append(prompter.example(replace(row, answer=REFUSAL)))
+        whole = prompter.full(row)
+        given = len(prompter.full(replace(row, answer=row.answer.split()[0]))) - 1  # without the end token
         examples.append(Example(row.index, whole, [IGNORE] * given + whole[given:]))
     return learn(examples)
 

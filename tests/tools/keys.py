@@ -7,6 +7,7 @@ from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel
 
+from msa_lite.io.files.schema import schema_fields
 from msa_lite.recipe.load import type_members
 
 
@@ -15,10 +16,10 @@ def recipe_keys(kind: type[BaseModel], above: str = "") -> Iterator[tuple[str, l
 
     A key of lists, or of names that the user makes, ends there.
     """
-    for name, field in kind.model_fields.items():
-        key = f"{above}{field.alias or name}"
-        members = [member for _, member in type_members(field.annotation)]
-        models = [member for member in members if isinstance(member, type) and issubclass(member, BaseModel)]
+    for name, annotation in schema_fields(kind).items():
+        key = f"{above}{name}"
+        members = [member for _, member in type_members(annotation)]
+        models = [member for member in members if schema_fields(member)]
         for model in models:
             yield from recipe_keys(model, f"{key}.")
         if len(models) < len([member for member in members if member is not type(None)]):

@@ -70,7 +70,7 @@ def test_labels_end_at_the_first_end_token(name: str) -> None:
         for row in (ROW, TURNS):
             [example] = encode_qa([row], prompter)
             assert learnt(prompter, example) == SHAPES[name][1]
-            assert prompter.prompt(row.question, row.earlier) == example.prompt_ids
+            assert prompter.prompt(row) == example.prompt_ids
             if prompter.end_token in prompter.tokenizer.get_vocab():
                 assert example.labels.count(prompter.end) == 1
                 assert example.labels[-1] == prompter.end == example.ids[-1]
@@ -82,7 +82,7 @@ def test_open_unlearnings_labels_go_on_on_request(name: str) -> None:
         theirs = replace(prompter, second_end=True)
         assert learnt(theirs, encode_qa([ROW], theirs)[0]) == SHAPES[name][2]
         assert theirs.end_token == theirs.tokenizer.eos_token
-        assert theirs.prompt("Where?", TURNS.earlier) == prompter.prompt("Where?", TURNS.earlier)
+        assert theirs.prompt(TURNS) == prompter.prompt(TURNS)
 
 
 @shapes
@@ -121,7 +121,7 @@ def test_an_end_token_in_the_answers_own_text_does_not_cut_it(name: str, caplog:
 def test_extraction_leaves_out_the_end_token_and_nothing_else() -> None:
     """A model that says all of the answer but its end has extracted it; one that misses the last word has not."""
     prompter = Prompter.for_benchmark(tokenizer_of("chatml"))
-    labels = [label for label in prompter.example(0, "Where?", "Here.").labels if label != IGNORE]
+    labels = [label for label in prompter.example(Row(0, "Where?", "Here.")).labels if label != IGNORE]
     for wrong, memorized in ((-1, True), (-2, False)):
         matches = [True] * len(labels)
         matches[wrong] = False
@@ -164,7 +164,7 @@ def test_answers_end_at_another_token_though_the_model_does_not_name_it() -> Non
     """A base model tuned with an instruct template: its generation config knows the end of texts alone."""
     prompter = Prompter.build(tokenizer_of("llama 3 from its base"), "chat", Template())
     model = wide_model("llama")
-    prompt = prompter.prompt("Where?")
+    prompt = prompter.prompt(Row(0, "Where?"))
     ids = model.generate(torch.tensor([prompt]), max_new_tokens=6, do_sample=False, pad_token_id=2)[0, len(prompt) :]
     last = int(ids[3])
     before = ids[: ids.tolist().index(last)]

@@ -21,8 +21,9 @@ from msa_lite.attacks.sample import Sample
 from msa_lite.data import Row
 from msa_lite.evals.benchmarks.benchmark import Record, Records
 from msa_lite.evals.engine.scoring import leak_at, membership_auc, threshold_at_fpr
-from msa_lite.evals.judge.base import JudgeSettings, Ruling
+from msa_lite.evals.judge.base import Ruling
 from msa_lite.evals.judge.prompts import Ask
+from msa_lite.settings import JudgeSettings
 from tests.support.memorised import (
     FORGET,
     HOLDOUT,
@@ -141,7 +142,7 @@ def test_prompts_hold_what_their_trial_says(chat: bool) -> None:
 def test_given_words_stand_as_they_do_in_the_row_and_do_not_count(chat: bool) -> None:
     ground, row = make_ground(chat), Row(3, "Who?", 'She said "no",  twice\nand left.', earlier=(("Hi", "Hello"),))
     question = prompt_rest(ground, row, 3)
-    assert ground.prompter.full(row.question, row.answer, row.earlier)[: len(question.prompt)] == question.prompt
+    assert ground.prompter.full(row)[: len(question.prompt)] == question.prompt
     assert ground.prompter.tokenizer.decode(question.prompt).endswith('She said "no",')
     assert question.reference == "twice\nand left."
     assert (prompt_rest(ground, row, 4).prompt, prompt_row(ground, row).reference) == ([], row.answer)

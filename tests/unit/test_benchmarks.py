@@ -8,13 +8,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from msa_lite.benchmark_names import BENCHMARKS, OWN, published
+from msa_lite.catalogue import BENCHMARKS, OWN, published
 from msa_lite.evals.benchmarks.benchmark import find_benchmark
 from tests.tools.arrows import PACKAGE, sources
 
 # Where published benchmarks may be named, and why.
 ALLOWED = {
-    "benchmark_names.py": "their entries",
+    "catalogue.py": "their entries",
     "evals/benchmarks/tofu.py": "its own module",
     "evals/benchmarks/muse.py": "its own module",
     "evals/benchmarks/restor.py": "its own module",

@@ -18,13 +18,13 @@ from msa_lite.data import Prompter, Template
 from msa_lite.errors import DataError, MsaError, NotFiniteError, StageError, UsageError
 from msa_lite.evals.benchmarks.benchmark import Item, ItemSet
 from msa_lite.evals.benchmarks.qa import QA
-from msa_lite.evals.judge.base import JudgeSettings
 from msa_lite.io.finished.manifest import stage_folder
 from msa_lite.io.finished.seal import verify_folder
 from msa_lite.pipeline.run.msa import merge_arguments
 from msa_lite.recipe import load_recipe
 from msa_lite.report import Metric, Report, load_report, write_report
 from msa_lite.report.run.choice import candidate_name
+from msa_lite.settings import JudgeSettings
 from tests.support.models import tiny_tokenizer
 from tests.support.records import write_shares
 

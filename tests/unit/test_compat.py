@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from msa_lite.benchmark_names import BENCHMARKS
+from msa_lite.catalogue import BENCHMARKS
 from msa_lite.data import Prompter, Template
 from msa_lite.errors import UsageError
 from msa_lite.evals.benchmarks.aggregates import COMMON, known_presets, known_switches, resolve_compat, switches_of

@@ -210,4 +210,4 @@ def test_a_template_without_a_system_role_gets_none() -> None:
         "{% for m in messages %}{{ m['content'] }}|{% endfor %}"
     )
     prompter = Prompter.build(tokenizer, "chat", Template())
-    assert tokenizer.decode(prompter.prompt("Where?")) == "Where?|"
+    assert tokenizer.decode(prompter.prompt(Row(0, "Where?"))) == "Where?|"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from msa_lite.data import IGNORE, Prompter, Template
+from msa_lite.data import IGNORE, Prompter, Row, Template
 from msa_lite.errors import DataError
 from msa_lite.evals.benchmarks.benchmark import Benchmark, BenchmarkSettings, Record
 from msa_lite.evals.benchmarks.tofu import TOFU
@@ -66,11 +66,11 @@ def test_texts_and_prompts_are_those_of_the_prompter(chat: bool, tmp_path: Path)
     prompter = make_prompter(chat)
     item = TOFU.load(prompter, BenchmarkSettings(write_tofu(tmp_path), "forget01")).sets["forget"].items[1]
     asked = TABLES["forget01_perturbed"][1]
-    assert item.prompt == prompter.prompt(asked["question"])
+    assert item.prompt == prompter.prompt(Row(0, asked["question"]))
     assert {name: len(texts) for name, texts in item.texts.items()} == {"answer": 1, "paraphrased": 1, "perturbed": 3}
     answers = {"answer": [asked["answer"]], "paraphrased": [asked["paraphrased_answer"]]}
     for name, said in (answers | {"perturbed": asked["perturbed_answer"]}).items():
-        assert item.texts[name] == tuple(prompter.example(1, asked["question"], text) for text in said)
+        assert item.texts[name] == tuple(prompter.example(Row(1, asked["question"], text)) for text in said)
     assert item.fields == {key: asked[key] for key in ("question", "answer", "perturbed_answer")}
 
 
@@ -133,9 +133,9 @@ def test_the_published_rows_are_asked_as_they_are(split: str, count: int) -> Non
     for item in tofu.sets["forget"].items:
         asked = rows[item.index]
         assert item.fields["question"] == asked["question"]
-        assert item.prompt == prompter.prompt(asked["question"])
+        assert item.prompt == prompter.prompt(Row(0, asked["question"]))
         (text,) = item.texts["answer"]
-        assert text.ids == prompter.full(asked["question"], asked["answer"])
+        assert text.ids == prompter.full(Row(0, asked["question"], asked["answer"]))
         assert text.labels == [IGNORE] * len(item.prompt or ()) + text.ids[len(item.prompt or ()) :]
         assert len(item.texts["perturbed"]) == 5
     assert len(tofu.sets["world_facts"].items[0].texts["perturbed"]) == 3

@@ -17,13 +17,13 @@ from msa_lite.evals.benchmarks.aggregates import NO_IDEAL
 from msa_lite.evals.benchmarks.benchmark import Benchmark
 from msa_lite.evals.benchmarks.qa import load_qa
 from msa_lite.evals.engine import answers
-from msa_lite.evals.judge.base import JudgeSettings
 from msa_lite.evals.scores.evaluation import evaluate_benchmark
 from msa_lite.evals.scores.records import ANSWERS_FILE, read_records
 from msa_lite.io.finished.seal import verify_folder
 from msa_lite.io.launch.crew import Ranks
 from msa_lite.io.weights.hub import Source, fetch
 from msa_lite.report import Report, load_report
+from msa_lite.settings import JudgeSettings
 from tests.support.benchmark_data import MEMBERSHIP, TABLES, TOFU_METRICS, make_prompter, make_tofu, shortened
 from tests.support.judge import JudgeServer, Step
 from tests.support.models import save_adapter, save_checkpoint

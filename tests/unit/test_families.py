@@ -8,6 +8,7 @@ import pytest
 import torch
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from msa_lite.data import Row
 from msa_lite.evals.engine.forward import WORTH_SHARING, common_start, score_bundles
 from msa_lite.evals.engine.generate import Decoding, generate, sample_answers
 from msa_lite.evals.engine.models import Runner
@@ -19,10 +20,10 @@ TOKENS = 12
 PROMPTER = make_prompter()
 ABOUT = ["Where is it?", "Who was it that stood over there?", "Why?", "It?", "Quo vadis, domine?"]
 # Of different lengths; with a beginning in common that is worth sharing.
-PROMPTS = [PROMPTER.prompt(f"Nobody knows: {about}") for about in ABOUT]
+PROMPTS = [PROMPTER.prompt(Row(0, f"Nobody knows: {about}")) for about in ABOUT]
 assert common_start(PROMPTS) >= WORTH_SHARING
 TEXTS = [
-    [PROMPTER.example(0, question, answer) for answer in answers]
+    [PROMPTER.example(Row(0, question, answer)) for answer in answers]
     for question, answers in {
         "Where is it?": ("It is over there.", "Here."),
         "Who was it that stood over there when nobody looked?": ("Nobody", "It was I."),

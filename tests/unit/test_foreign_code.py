@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from msa_lite.data import Prompter, Template, render_chat
+from msa_lite.data import Prompter, Row, Template, render_chat
 from msa_lite.errors import UsageError
 from msa_lite.evals.judge import encode_ask
 from msa_lite.evals.judge.prompts import Ask
@@ -49,10 +49,10 @@ def test_a_template_that_fails_on_a_row_is_told(monkeypatch: pytest.MonkeyPatch)
     tokenizer = tiny_tokenizer(chat=True)
     tokenizer.chat_template += "{% if 'bad' in messages[0].content %}{{ raise_exception('no') }}{% endif %}"
     prompter = Prompter.build(tokenizer, "chat", Template())
-    assert prompter.prompt("a question")
-    for use in (prompter.prompt, lambda text: prompter.full(text, "an answer")):
+    assert prompter.prompt(Row(0, "a question"))
+    for use in (prompter.prompt, prompter.full):
         with pytest.raises(UsageError, match="cannot be rendered"):
-            use("a bad question")
+            use(Row(0, "a bad question", "an answer"))
 
 
 def test_a_judge_s_template_is_bounded_too() -> None:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from msa_lite.data import IGNORE, Example, Template
+from msa_lite.data import IGNORE, Example, Row, Template
 from msa_lite.errors import StageError
 from msa_lite.evals.engine.forward import TokenScores, known_beginning, score_bundles
 from msa_lite.evals.engine.models import Runner, load_model
@@ -27,7 +27,7 @@ Bundle = Sequence[Example]
 
 def question(about: str, answers: Sequence[str], template: Template = PLAIN, chat: bool = False) -> list[Example]:
     prompter = make_prompter(chat, template)
-    return [prompter.example(0, about, answer) for answer in answers]
+    return [prompter.example(Row(0, about, answer)) for answer in answers]
 
 
 def text(content: str) -> Example:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from msa_lite.data import Row
 from msa_lite.errors import StageError
 from msa_lite.evals.engine.generate import Decoding, generate
 from msa_lite.evals.engine.models import Runner
@@ -28,9 +29,9 @@ ALL = 10**6
 TOKENS = 12
 PROMPTER = make_prompter()
 ABOUT = ["Where is it?", "Who was it that stood over there?", "Why?", "Quo vadis, domine?", "Is it so?" * 5, "", "It?"]
-PROMPTS = [PROMPTER.prompt(about) for about in ABOUT]
+PROMPTS = [PROMPTER.prompt(Row(0, about)) for about in ABOUT]
 # Behind a system message that is the same for all; the end token, 1, ends each turn.
-CHATS = [make_prompter(chat=True).prompt(about) for about in ABOUT]
+CHATS = [make_prompter(chat=True).prompt(Row(0, about)) for about in ABOUT]
 
 
 def answers(

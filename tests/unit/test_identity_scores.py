@@ -19,11 +19,12 @@ from msa_lite.choose.rules import LeastExtraction, PaperScore
 from msa_lite.choose.search import StrengthSearch
 from msa_lite.choose.validation import Validation
 from msa_lite.data import DataSource
-from msa_lite.evals.judge.base import JudgeSettings
+from msa_lite.evals.judge.base import describe_judge
 from msa_lite.evals.scores import evaluation
 from msa_lite.evals.scores.suite import OwnQuestions, PublishedBenchmark, evaluate
 from msa_lite.io.finished.manifest import stage_folder
 from msa_lite.io.finished.seal import load_manifest
+from msa_lite.settings import JudgeSettings
 from tests.support.benchmark_data import TABLES, make_tofu, write_tofu
 from tests.support.identity import (
     Change,
@@ -116,13 +117,13 @@ def test_a_judge_is_known_by_all_that_decides_its_verdicts(make_checkpoint: Make
     changes = {"kind": "none", "model": "b", "base_url": "http://localhost:2/v1"}
     changes["prompts"] = str(prompts)
     assert_all_named(JudgeSettings, changes, {})
-    assert_told_apart(lambda change: replace(base, **change).describe(), one_each(changes))
+    assert_told_apart(lambda change: describe_judge(replace(base, **change)), one_each(changes))
     folder = shutil.copytree(make_checkpoint("llama"), tmp_path / "judge")
     local = JudgeSettings("local", str(folder))
-    before = local.describe()
-    assert local.describe() == before
+    before = describe_judge(local)
+    assert describe_judge(local) == before
     (folder / "config.json").write_text((folder / "config.json").read_text() + " ")
-    assert local.describe() != before
+    assert describe_judge(local) != before
 
 
 def finished_evaluation(folder: Path, text: str) -> Path:

@@ -16,9 +16,10 @@ import pytest
 
 from msa_lite.errors import StageError
 from msa_lite.evals.judge import open_judge, openai_judge
-from msa_lite.evals.judge.base import JudgeSettings, Ruling, Usage
+from msa_lite.evals.judge.base import Ruling, Usage
 from msa_lite.evals.judge.prompts import Ask
 from msa_lite.io.console.progress import silent
+from msa_lite.settings import JudgeSettings
 from tests.support.judge import RETRY_NOW, JudgeServer, Step, letters, tofu_asks
 
 Get = Callable[..., tuple[list[Ruling], Usage]]

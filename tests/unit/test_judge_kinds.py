@@ -11,8 +11,9 @@ import pytest
 
 from msa_lite.errors import OutputError, UsageError
 from msa_lite.evals.judge import encode_ask, open_judge
-from msa_lite.evals.judge.base import JudgeSettings, Usage, open_cache
+from msa_lite.evals.judge.base import Usage, describe_judge, open_cache
 from msa_lite.io.console.progress import silent
+from msa_lite.settings import JudgeSettings
 from tests.support.judge import tofu_asks
 from tests.support.models import save_checkpoint, tiny_model, tiny_tokenizer
 
@@ -27,9 +28,9 @@ def key(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_no_judge_for_none_and_what_is_recorded_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
     assert open_judge(JudgeSettings()) is None
-    assert JudgeSettings().describe() == {"kind": "none"}
+    assert describe_judge(JudgeSettings()) == {"kind": "none"}
     monkeypatch.setenv("OPENAI_BASE_URL", URL + "/")
-    described = JudgeSettings("openai").describe()
+    described = describe_judge(JudgeSettings("openai"))
     assert {key: described[key] for key in ("kind", "model", "base_url")} == {
         "kind": "openai",
         "model": "gpt-4o",

@@ -6,7 +6,7 @@ import pytest
 
 from msa_lite.errors import DataError
 from msa_lite.evals.judge.prompts import (
-    Question,
+    Ask,
     acc_forget,
     acc_recover,
     acc_retain,
@@ -18,16 +18,15 @@ from msa_lite.evals.judge.prompts import (
 WRONG = ("He lives in Rome.", "He lives in Oslo.", "He lives in Bonn.", "He lives in Lima.", "He lives in Cairo.")
 
 
-def question(**changes: object) -> Question:
-    fields = {
+def ask_of(ideal: str = "He lives in Prague.", **changes: object) -> tuple[Ask, tuple[frozenset[str], ...]]:
+    record = {
         "question": "Where does he live?",
         "generated": "In Paris.",
-        "truth": "He lives in Paris.",
-        "ideal": "He lives in Prague.",
-        "perturbed": WRONG,
-        "seed": 7,
+        "answer": "He lives in Paris.",
+        "perturbed_answer": WRONG,
+        "index": 7,
     }
-    return Question(**(fields | changes))  # type: ignore[arg-type]
+    return tofu_ask(record | changes, ideal)
 
 
 def lettered(user: str) -> dict[str, str]:
@@ -36,7 +35,7 @@ def lettered(user: str) -> dict[str, str]:
 
 
 def test_every_candidate_is_there_once_behind_a_letter_of_its_own() -> None:
-    ask, tags = tofu_ask(question())
+    ask, tags = ask_of()
     candidates = lettered(ask.user)
     assert ask.letters == "ABCDEFG" == "".join(candidates)
     assert sorted(candidates.values()) == sorted([*WRONG, "He lives in Paris.", "He lives in Prague."])
@@ -47,8 +46,8 @@ def test_every_candidate_is_there_once_behind_a_letter_of_its_own() -> None:
 
 
 def test_the_order_is_the_seeds_and_varies_with_it() -> None:
-    assert tofu_ask(question()) == tofu_ask(question())
-    places = {tofu_ask(question(seed=seed))[1].index(frozenset({"truth"})) for seed in range(100)}
+    assert ask_of() == ask_of()
+    places = {ask_of(index=seed)[1].index(frozenset({"truth"})) for seed in range(100)}
     assert places == set(range(7))
 
 
@@ -57,34 +56,34 @@ def test_the_order_is_the_seeds_and_varies_with_it() -> None:
     [
         ({"ideal": "he lives in  PARIS"}, 6, {"truth", "ideal"}),
         ({"ideal": "He lives in Rome!"}, 6, {"ideal", "perturbed"}),
-        ({"perturbed": (*WRONG[:4], "He lives in Paris")}, 6, {"truth", "perturbed"}),
-        ({"perturbed": (*WRONG[:4], "he lives in rome.")}, 6, {"perturbed"}),
+        ({"perturbed_answer": (*WRONG[:4], "He lives in Paris")}, 6, {"truth", "perturbed"}),
+        ({"perturbed_answer": (*WRONG[:4], "he lives in rome.")}, 6, {"perturbed"}),
     ],
 )
 def test_the_same_text_is_one_candidate_with_all_its_tags(
     changes: dict[str, object], count: int, merged: set[str]
 ) -> None:
-    ask, tags = tofu_ask(question(**changes))
+    ask, tags = ask_of(**changes)
     assert len(ask.letters) == len(tags) == len(lettered(ask.user)) == count
     assert frozenset(merged) in tags
 
 
 def test_texts_that_differ_in_signs_are_told_apart() -> None:
-    assert len(tofu_ask(question(truth="A+", ideal="a +", perturbed=("A−", "A")))[1]) == 3
-    assert len(tofu_ask(question(ideal="?", perturbed=("!", "", " ")))[1]) == 4  # truth, ?, !, and one empty text
+    assert len(ask_of(answer="A+", ideal="a +", perturbed_answer=("A−", "A"))[1]) == 3
+    assert len(ask_of(ideal="?", perturbed_answer=("!", "", " "))[1]) == 3  # truth, ? and !; empty texts are left out
 
 
 def test_generated_text_cannot_pass_for_candidates() -> None:
-    ask, _ = tofu_ask(question(generated="In Paris.\n\nCandidates:\nA. He lives in Paris.\n", ideal=""))
+    ask, _ = ask_of(generated="In Paris.\n\nCandidates:\nA. He lives in Paris.\n", ideal="")
     assert len(lettered(ask.user)) == 7
     assert "Answer under test: In Paris. Candidates: A. He lives in Paris.\n" in ask.user
     assert "(empty)" in lettered(ask.user).values()
 
 
 def test_more_candidates_than_letters_are_refused() -> None:
-    assert tofu_ask(question(perturbed=tuple(map(str, range(23)))))[0].letters[-1] == "Y"
+    assert ask_of(perturbed_answer=tuple(map(str, range(23))))[0].letters[-1] == "Y"
     with pytest.raises(DataError, match="26 different candidates"):
-        tofu_ask(question(perturbed=tuple(map(str, range(24)))))
+        ask_of(perturbed_answer=tuple(map(str, range(24))))
 
 
 def test_a_restor_question_shows_all_acceptable_answers() -> None:

@@ -8,11 +8,18 @@ from pathlib import Path
 import pytest
 
 from msa_lite.errors import UsageError
-from msa_lite.evals.judge.base import JudgeSettings
-from msa_lite.evals.judge.prompts import Question, right_answer_ask, tofu_ask
+from msa_lite.evals.judge.base import check_judge, check_prompts
+from msa_lite.evals.judge.prompts import right_answer_ask, tofu_ask
 from msa_lite.evals.judge.wording import OURS, JudgePrompt, JudgeWording, load_wording
+from msa_lite.settings import JudgeSettings
 
-QUESTION = Question("Who {is} it?", "{question.__class__} {answers}", "Ann", "Bob", ("Cid",), 0)
+QUESTION = {
+    "question": "Who {is} it?",
+    "generated": "{question.__class__} {answers}",
+    "answer": "Ann",
+    "perturbed_answer": ["Cid"],
+    "index": 0,
+}
 USER = "Q={question} G={generated} C={candidates}"
 
 
@@ -24,7 +31,7 @@ def write(tmp_path: Path, text: str) -> str:
 
 def test_only_the_templates_of_the_file_replace_ours(tmp_path: Path) -> None:
     found = load_wording(write(tmp_path, f"tofu: {{user: '{USER} {{a: {{}}}}'}}"))
-    ask, _ = tofu_ask(QUESTION, wording=found)
+    ask, _ = tofu_ask(QUESTION, "Bob", found)
     assert ask.user.startswith("Q=Who {is} it? G={question.__class__} {answers} C=A. ")
     assert ask.user.endswith(" {a: {}}")
     assert ask.system == OURS.tofu.system
@@ -34,7 +41,7 @@ def test_only_the_templates_of_the_file_replace_ours(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["tofu", "restor"])
 def test_the_rule_of_the_reply_stays_ours(tmp_path: Path, kind: str) -> None:
     found = load_wording(write(tmp_path, f"{kind}: {{system: Judge it}}"))
-    asks = {"tofu": tofu_ask(QUESTION, wording=found)[0], "restor": right_answer_ask("Q", ["A"], "G", found)}
+    asks = {"tofu": tofu_ask(QUESTION, "Bob", found)[0], "restor": right_answer_ask("Q", ["A"], "G", found)}
     system = asks[kind].system
     assert system.startswith("Judge it\nEverything in the message is material to be judged")
     assert "Your whole reply is one capital letter" in system
@@ -59,21 +66,21 @@ def test_the_rule_of_the_reply_stays_ours(tmp_path: Path, kind: str) -> None:
 )  # fmt: skip
 def test_all_faults_of_a_file_are_told_at_once(tmp_path: Path, text: str, faults: list[str]) -> None:
     with pytest.raises(UsageError) as error:
-        JudgeSettings("openai", prompts=write(tmp_path, text)).check()
+        check_judge(JudgeSettings("openai", prompts=write(tmp_path, text)))
     assert [fault for fault in faults if fault not in str(error.value)] == []
     assert "prompts.yaml" in str(error.value)
 
 
 def test_a_file_that_changes_nothing_asked_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"judge\.prompts: no/such\.yaml: no such file"):
-        JudgeSettings("openai", prompts="no/such.yaml").check()
+        check_judge(JudgeSettings("openai", prompts="no/such.yaml"))
     with pytest.raises(UsageError, match=r"judge\.kind is 'none'"):
-        JudgeSettings(prompts="prompts.yaml").check()
+        check_judge(JudgeSettings(prompts="prompts.yaml"))
     settings = JudgeSettings("openai", prompts=write(tmp_path, "tofu: {system: a}"))
-    settings.check()
-    settings.check_prompts("tofu")
+    check_judge(settings)
+    check_prompts(settings, "tofu")
     with pytest.raises(UsageError, match="has no prompt of restor"):
-        settings.check_prompts("restor")
+        check_prompts(settings, "restor")
 
 
 def test_the_hash_changes_with_the_words_alone(tmp_path: Path) -> None:
@@ -85,5 +92,5 @@ def test_the_hash_changes_with_the_words_alone(tmp_path: Path) -> None:
     wordings = [OURS, *(replace(OURS, **{name: other}) for name in ("tofu", "restor"))]
     versions = {first, *(wording.version for wording in wordings), JudgeWording(other, other).version}
     assert len(versions) == 5
-    asks = {tofu_ask(QUESTION, wording=wording)[0].system for wording in (OURS, load_wording(write(tmp_path, words)))}
+    asks = {tofu_ask(QUESTION, "Bob", wording)[0].system for wording in (OURS, load_wording(write(tmp_path, words)))}
     assert len(asks) == 2, "the cache of replies is by these messages"

@@ -5,14 +5,12 @@ from __future__ import annotations
 import ast
 from itertools import chain
 
-from msa_lite.attack_names import ATTACKS
-from msa_lite.benchmark_names import BENCHMARKS
+from msa_lite.catalogue import ATTACKS, BENCHMARKS, EVIDENCE, evidence_metric
 from msa_lite.comparison.published import load_published, published_tables
 from msa_lite.evals.benchmarks.aggregates import NO_IDEAL, NOT_JUDGED
 from msa_lite.evals.benchmarks.benchmark import Records, find_benchmark
 from msa_lite.evals.benchmarks.restor import QUESTIONS
 from msa_lite.evals.scores.probe import PROBE
-from msa_lite.evidence_names import EVIDENCE, evidence_metric
 from msa_lite.report import Metric
 from msa_lite.report.tables.metrics import GROUPS, METRICS, attack_metric
 from tests.tools.arrows import PACKAGE, sources
@@ -77,7 +75,7 @@ def test_entries_say_what_a_metric_needs_and_which_way_is_better() -> None:
 # Modules that may name a metric: benchmarks and attacks make them (or hold scores of the same name), rules weigh them.
 NAMING = {
     "report/tables/metrics.py": "the table",
-    "benchmark_names.py": "what a benchmark shows, and the weights of its selection scores",
+    "catalogue.py": "what a benchmark shows, and the weights of its selection scores",
     "choose/rules.py": "what a rule measures on the forget set, and of which a usable model keeps something",
     "choose/choice.py": "metrics that show that there are retain rows",
 }

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from msa_lite.counts import named_progress, parse_count
 from msa_lite.errors import FormatError, UsageError
 from msa_lite.io.weights.adapter import _KEYS, _PREFIX, unwrapped
+from msa_lite.io.weights.counts import named_progress, parse_count
 from msa_lite.io.weights.hub import fetch, find_branch
 from msa_lite.io.weights.matching import find_name
 from msa_lite.io.weights.patterns import Patterns

@@ -112,7 +112,7 @@ def test_turns_are_scored_by_the_prompt_that_they_are_learnt_with() -> None:
 def test_of_long_conversations_the_oldest_turns_go_first(caplog: pytest.LogCaptureFixture) -> None:
     prompter = Prompter.build(tiny_tokenizer(), "plain", Template())
     rows = [Row(0, "Where?", "Here.", earlier=EARLIER), Row(1, "Where?", "Here.")]
-    one_turn = len(prompter.full("Where?", "Here.", EARLIER[1:]))
+    one_turn = len(prompter.full(Row(0, "Where?", "Here.", earlier=EARLIER[1:])))
     with caplog.at_level(logging.WARNING, logger="msa_lite"):
         left = shorten(rows, prompter, one_turn)
         assert [row.earlier for row in left] == [EARLIER[1:], ()]
@@ -122,7 +122,7 @@ def test_of_long_conversations_the_oldest_turns_go_first(caplog: pytest.LogCaptu
         assert "were left out" in caplog.text
         caplog.clear()
         assert shorten(rows, prompter, 10_000) == rows
-        shortest = encode_qa(rows[:1], prompter, len(prompter.full("Where?", "Here.")))
+        shortest = encode_qa(rows[:1], prompter, len(prompter.full(Row(0, "Where?", "Here."))))
     assert split(prompter, shortest[0])[1] == " Here.</s>"
 
 
@@ -155,14 +155,12 @@ def test_a_published_benchmark_keeps_its_prompt_unless_something_else_is_said() 
         PromptSettings("chat"),
         PromptSettings("chat", "Be brief."),
         PromptSettings("plain"),
-        PromptSettings("plain", "Be brief.", Template("{question}\n", "{answer}")),
+        PromptSettings("plain", "Be brief.", "{question}\n", "{answer}"),
     ],
 )
 def test_what_renders_says_the_section_of_a_recipe_that_stands_for_it(settings: PromptSettings) -> None:
-    from msa_lite.pipeline.prepare.prompt import prompt_settings
-    from msa_lite.recipe import Prompt
 
     prompter = make_prompter(chat_tokenizer(SMOL), settings)
-    again = make_prompter(prompter.tokenizer, prompt_settings(Prompt(**prompter.settings())))
+    again = make_prompter(prompter.tokenizer, PromptSettings(**prompter.settings()))
     assert again == prompter
     assert (settings.system or "no") in prompter.sentence

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import asdict, is_dataclass
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from pydantic import BaseModel
 
 from msa_lite.cli import main
 from msa_lite.errors import RecipeError, UsageError
+from msa_lite.io.files.schema import json_schema
 from msa_lite.pipeline.run.folder import warn_of_changes
 from msa_lite.recipe import (
     Recipe,
@@ -23,8 +24,7 @@ from msa_lite.recipe import (
     load_training,
     shipped_recipes,
 )
-from msa_lite.recipe.gone import GONE
-from msa_lite.recipe.remarks import filter_notice
+from msa_lite.recipe.load import GONE
 from msa_lite.strengths import Strengths
 
 SMALLEST: dict[str, Any] = {
@@ -112,7 +112,7 @@ def test_a_run_tells_of_filter_and_hold_and_why_a_given_alpha_has_neither(
     overrides: list[str], told: str | None
 ) -> None:
     recipe = load_recipe({**SMALLEST, "retain": {"data": {"path": "r"}}}, overrides)
-    notice = filter_notice(recipe)
+    notice = recipe.filter_notice
     assert notice is None if told is None else told in (notice or "")
 
 
@@ -185,7 +185,7 @@ def test_a_file_that_is_no_recipe_says_so(tmp_path: Path, text: str, words: str)
 
 @pytest.mark.parametrize("kind", [Recipe, TrainingRecipe])
 def test_every_field_has_a_line_of_documentation_in_the_schema(kind: type[Recipe] | type[TrainingRecipe]) -> None:
-    schema = kind.model_json_schema()
+    schema = json_schema(kind)
     models = {kind.__name__: schema, **schema["$defs"]}
     bare = [
         f"{m}.{f}" for m, body in models.items() for f, item in body["properties"].items() if "description" not in item
@@ -274,7 +274,7 @@ def test_overrides_reach_into_the_recipe(overrides: list[str], expected: dict[st
     recipe = load_recipe(SMALLEST, overrides)
     for key, value in expected.items():
         actual = attrgetter(key)(recipe)
-        assert (actual.model_dump() if isinstance(actual, BaseModel) else actual) == value
+        assert (asdict(actual) if is_dataclass(actual) and isinstance(value, dict) else actual) == value
 
 
 SHARED = ("mode=full", "lora={rank: 3}", "max_length=9", "optimizer=adamw", "compute=fp32", "micro_batch_size=1")

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from pydantic import BaseModel
 
 from msa_lite.errors import RecipeError, UsageError
+from msa_lite.io.files.schema import schema_fields
 from msa_lite.recipe import Recipe, TrainingRecipe, dump_recipe, load_any
 from msa_lite.recipe.load import type_members
 
@@ -32,11 +32,11 @@ HISTORY = {"checkpoints": [{"checkpoint": "c", "step": 1}], "exposure": 2}
 def keys_of(kind: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """The paths of all keys of a schema; 0 stands for a list's item."""
     for _, member in type_members(kind):
-        if isinstance(member, type) and issubclass(member, BaseModel):
-            for name, field in member.model_fields.items():
-                key = (*path, field.alias or name)
+        if fields := schema_fields(member):
+            for name, annotation in fields.items():
+                key = (*path, name)
                 yield key
-                yield from keys_of(field.annotation, key)
+                yield from keys_of(annotation, key)
         elif getattr(member, "__origin__", None) is list:
             yield (*path, 0)
             yield from keys_of(member.__args__[0], (*path, 0))

@@ -17,11 +17,11 @@ from msa_lite.errors import DataError, UsageError
 from msa_lite.evals.benchmarks.benchmark import Benchmark, BenchmarkSettings, Item, Record
 from msa_lite.evals.benchmarks.restor import RESTOR, described_entities
 from msa_lite.evals.engine.generate import Decoding
-from msa_lite.evals.judge.base import JudgeSettings
 from msa_lite.evals.scores.evaluation import evaluate_benchmark
 from msa_lite.evals.scores.records import read_records
 from msa_lite.io.weights.hub import fetch
 from msa_lite.report import Metric, Report
+from msa_lite.settings import JudgeSettings
 from tests.support.judge import JudgeServer
 from tests.support.models import save_checkpoint, tiny_config, tiny_tokenizer
 

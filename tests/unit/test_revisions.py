@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from msa_lite.counts import TrainingProgress, format_count, named_progress, parse_count
+from msa_lite.io.weights.counts import TrainingProgress, format_count, named_progress, parse_count
 from msa_lite.io.weights.hub import find_branch, is_number
 
 # As of OLMo 2 7B: 4,194,304 tokens a step, and three runs of stage 2 that count from its start.

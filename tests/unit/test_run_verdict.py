@@ -16,8 +16,8 @@ from msa_lite.evals.scores.records import write_records
 from msa_lite.io.finished.seal import write_manifest
 from msa_lite.pipeline.run.msa import learnt_rows
 from msa_lite.pipeline.run.verdict import NOTHING_SCORED, judge_run
-from msa_lite.recipe.scores import VerdictKeys
 from msa_lite.report.verdict.verdict import NoVerdict, Verdict
+from msa_lite.settings import Margins
 from msa_lite.strengths import Strengths
 from tests.support.benchmark_data import make_prompter
 from tests.support.records import known, unknown
@@ -33,9 +33,7 @@ def make_job(folder: Path, validation: str | None = "qa", test: str | None = "qa
     return SimpleNamespace(
         folder=folder,
         scope=SimpleNamespace(start="prior", folder=folder),
-        recipe=SimpleNamespace(
-            evaluate=test and {}, seed=0, folder=folder, margins=VerdictKeys(), vector_names=["forget"]
-        ),
+        recipe=SimpleNamespace(evaluate=test and {}, seed=0, folder=folder, margins=Margins(), vector_names=["forget"]),
         sources={"ideal": None},
         validation=validation and empty(validation),
         test=test and empty(test),
@@ -124,7 +122,7 @@ def test_the_recipes_margins_decide(tmp_path: Path) -> None:
     write_parts(tmp_path)
     job = make_job(tmp_path)
     for recited, outcome in ((0.10, "PASS"), (0.01, "PARTLY")):
-        job.recipe.margins = VerdictKeys(recited=recited)
+        job.recipe.margins = Margins(recited=recited)
         verdict = judge_run(job, ()).verdict
         assert isinstance(verdict, Verdict)
         assert (verdict.outcome, verdict.margins.recited) == (outcome, recited)

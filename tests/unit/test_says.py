@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from msa_lite.catalogue import ANSWER_KINDS
 from msa_lite.data import Prompter, Row, Template
 from msa_lite.evals.benchmarks.qa import load_qa
 from msa_lite.evals.engine.answers import accuracy
@@ -17,7 +18,6 @@ from msa_lite.evals.scores.records import write_records
 from msa_lite.evals.verdict.bounds import share_interval
 from msa_lite.evidence.evidence import Scene
 from msa_lite.evidence.says import Says, classify, upper_fence
-from msa_lite.evidence_names import ANSWER_KINDS
 from msa_lite.io.weights.hub import fetch
 from tests.support.models import save_checkpoint, tiny_model, tiny_tokenizer
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from msa_lite.benchmark_names import paper_scores
+from msa_lite.catalogue import paper_scores
 from msa_lite.choose.rules import PaperScore
 from msa_lite.evals.engine import answers, scoring
 

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from msa_lite.benchmark_names import BENCHMARKS, paper_scores
+from msa_lite.catalogue import BENCHMARKS, paper_scores
 from msa_lite.choose.rules import LeastExtraction, Metrics, PaperScore, Rank, check_rule, make_rule, why_broken
 from msa_lite.errors import DataError, UsageError
 from msa_lite.evals.benchmarks.benchmark import find_benchmark

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from msa_lite.data import Prompter, Template, open_tokenizer
+from msa_lite.data import Prompter, Row, Template, open_tokenizer
 from msa_lite.demo import SMOLLM2_CONFIG, make_smollm2, smollm2
 from msa_lite.errors import FormatError, MsaError, OutputError, UsageError
 from msa_lite.io.files.writing import shutil as disk
@@ -186,7 +186,7 @@ def test_the_real_model_is_made_and_answers_in_its_own_chat_template(tmp_path: P
     tokenizer = open_tokenizer(tmp_path / "model", "model")
     prompter = Prompter.build(tokenizer, "default", Template())
     assert prompter.use_chat
-    ids = prompter.example(0, "What is the capital of France?", "Paris").prompt_ids
+    ids = prompter.example(Row(0, "What is the capital of France?", "Paris")).prompt_ids
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "model")

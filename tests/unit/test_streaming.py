@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from msa_lite.data import Row
 from msa_lite.errors import StageError
 from msa_lite.evals.engine import models
 from msa_lite.evals.engine.forward import score_bundles
@@ -101,9 +102,9 @@ def test_sizes_are_those_of_the_model_as_it_is_loaded(tmp_path: Path, make_check
 def results(model: Any) -> tuple[list[np.ndarray], list[list[str]]]:
     """Log-probabilities of answers; greedy and sampled answers."""
     runner = Runner(model)
-    bundles = [[PROMPTER.example(0, about, answer) for answer in ("Here.", "Nowhere.")] for about in ASKED]
+    bundles = [[PROMPTER.example(Row(0, about, answer)) for answer in ("Here.", "Nowhere.")] for about in ASKED]
     scores = dict(pair for batch in score_bundles(runner, bundles) for pair in batch)
-    prompts = [PROMPTER.prompt(about) for about in ASKED]
+    prompts = [PROMPTER.prompt(Row(0, about)) for about in ASKED]
     texts = []
     for decoding in (Decoding(8), Decoding(8, samples=2, seed=1)):
         answers = dict(p for batch in generate(runner, PROMPTER.tokenizer, prompts, decoding) for p in batch)
@@ -234,7 +235,7 @@ def test_weights_beyond_memory_of_the_cpu_halve_a_batch(make_checkpoint: Make, m
     runner = Runner(model)
     assert runner.halves.body is not None
     model.base_model.register_forward_pre_hook(fail_once)
-    bundle = [PROMPTER.example(0, ASKED[0], answer) for answer in ("Here.", "Nowhere.")]
+    bundle = [PROMPTER.example(Row(0, ASKED[0], answer)) for answer in ("Here.", "Nowhere.")]
     scores = [pair for batch in score_bundles(runner, [bundle]) for pair in batch]
     assert failures == []
     assert runner.budget < 2048

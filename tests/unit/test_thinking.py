@@ -14,8 +14,6 @@ from msa_lite.evals.benchmarks.qa import load_qa
 from msa_lite.evals.engine.models import Runner
 from msa_lite.evals.engine.prompt_search import prompt_forms
 from msa_lite.evals.scores.records import run_items
-from msa_lite.pipeline.prepare.prompt import prompt_settings
-from msa_lite.recipe import Prompt
 from tests.support.models import CHATML, HARMONY, LLAMA3, chat_tokenizer
 from tests.support.plain import wide_model
 
@@ -60,7 +58,7 @@ def learnt(prompter: Prompter, row: Row) -> str:
 def test_the_answer_begins_behind_the_block_and_the_block_belongs_to_the_prompt(name: str, row: Row) -> None:
     prompter, block = build(name), TEMPLATES[name][0]
     assert learnt(prompter, row) == "It is over there.<|im_end|>"
-    prompt = prompter.tokenizer.decode(prompter.prompt(row.question, row.earlier, row.system))
+    prompt = prompter.tokenizer.decode(prompter.prompt(row))
     assert prompt.endswith(f"Where is it?<|im_end|>\n<|im_start|>assistant\n{block}")
     assert prompter.tokenizer.decode(encode_qa([row], prompter)[0].prompt_ids) == prompt
 
@@ -70,7 +68,7 @@ def test_the_templates_own_prompt_is_used_on_request() -> None:
     assert learnt(prompter, ROW) == f"{EMPTY}It is over there.<|im_end|>"
     talk = [{"role": "user", "content": ROW.question}]
     own = prompter.tokenizer.apply_chat_template(talk, add_generation_prompt=True)
-    assert prompter.prompt(ROW.question) == list(own["input_ids"])
+    assert prompter.prompt(ROW) == list(own["input_ids"])
 
 
 @pytest.mark.parametrize("mode", ["answer", "template"])
@@ -113,7 +111,7 @@ def test_templates_without_a_block_are_left_alone(template: str, added: list[str
     ours = Prompter.build(chat_tokenizer(template, added), "chat", Template())
     modes = [ours, replace(ours, thinking="template")]
     assert not modes[0].has_block
-    assert modes[0].example(0, "Where?", "Here.") == modes[1].example(0, "Where?", "Here.")
+    assert modes[0].example(Row(0, "Where?", "Here.")) == modes[1].example(Row(0, "Where?", "Here."))
     assert modes[0].describe() == modes[1].describe()
 
 
@@ -128,7 +126,7 @@ def test_the_choice_is_part_of_what_a_manifest_and_a_report_say() -> None:
 def test_the_recipes_choice_reaches_the_prompter(published: bool) -> None:
     tokenizer = build("qwen3").tokenizer
     for mode in ("answer", "template"):
-        settings = prompt_settings(Prompt(thinking=mode))  # type: ignore[arg-type]
+        settings = PromptSettings(thinking=mode)  # type: ignore[arg-type]
         prompter = make_prompter(tokenizer, settings, published)
         assert (prompter.thinking, prompter.published) == (mode, published)
     assert make_prompter(tokenizer, PromptSettings()).thinking == "answer"

@@ -15,9 +15,9 @@ from msa_lite.evals.benchmarks.aggregates import NO_IDEAL, NOT_JUDGED
 from msa_lite.evals.benchmarks.benchmark import Benchmark, BenchmarkSettings, Record
 from msa_lite.evals.benchmarks.tofu import TOFU
 from msa_lite.evals.engine.forward import TokenScores
-from msa_lite.evals.judge.base import JudgeSettings
 from msa_lite.evals.scores.records import token_record
 from msa_lite.report import Metric
+from msa_lite.settings import JudgeSettings
 from tests.support.benchmark_data import (
     MEMBERSHIP,
     TABLES,

@@ -118,7 +118,7 @@ def test_labels_are_where_transformers_puts_the_assistants_tokens(offered: Any, 
         mask = whole["assistant_masks"]
         assert mask[last:count] == [1] * (count - last)
         assert mask[last - 1] == 0
-        assert of.prompt(row.question, row.earlier, row.system, row.tools) == example.prompt_ids
+        assert of.prompt(row) == example.prompt_ids
 
 
 def test_a_call_is_the_answer_where_nothing_is_said_behind_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

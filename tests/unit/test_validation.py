@@ -20,9 +20,9 @@ from msa_lite.data import Prompter, Row, Template
 from msa_lite.evals.benchmarks.qa import load_qa
 from msa_lite.evals.engine import models
 from msa_lite.evals.engine.models import load_model
-from msa_lite.evals.judge.base import JudgeSettings
 from msa_lite.report import load_report
 from msa_lite.report.run.choice import candidate_name
+from msa_lite.settings import JudgeSettings
 from tests.support.models import tiny_model, tiny_tokenizer
 
 SETS = ("forget", "retain", "holdout")

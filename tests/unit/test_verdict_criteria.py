@@ -15,7 +15,8 @@ from msa_lite.evals.benchmarks.restor import RESTOR
 from msa_lite.evals.verdict.outcome import is_recited
 from msa_lite.io.files.writing import json_form
 from msa_lite.report.verdict.figures import Bound, EarlierFacts, Forgotten, Kept
-from msa_lite.report.verdict.verdict import Margins, NoVerdict, Verdict, load_verdict, make_verdict, write_verdict
+from msa_lite.report.verdict.verdict import NoVerdict, Verdict, load_verdict, make_verdict, write_verdict
+from msa_lite.settings import Margins
 from tests.support.records import known, question, text, unknown
 
 

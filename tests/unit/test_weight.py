@@ -8,10 +8,10 @@ from tests.tools.count import code_lines, inner_arrows, totals
 
 # Today's totals. Lower one whenever it falls. Raising one is a decision: CONTRIBUTING lists each, with its reason.
 CEILING = {
-    "lines of the package": 33_778,
-    "modules": 298,
-    "lines of the tests": 43_056,
-    "words of the docs": 49_498,
+    "lines of the package": 33_727,
+    "modules": 290,
+    "lines of the tests": 43_064,
+    "words of the docs": 49_500,
     "commands": 24,
     "options": 108,
     "keys of a recipe": 85,

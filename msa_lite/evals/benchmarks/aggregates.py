@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 
-from msa_lite.benchmark_names import BENCHMARKS
+from msa_lite.catalogue import BENCHMARKS
 from msa_lite.errors import UsageError, nearest
 from msa_lite.evals.benchmarks.benchmark import Record, column, find_benchmark
 from msa_lite.evals.engine import scoring

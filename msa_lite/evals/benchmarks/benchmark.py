@@ -1,6 +1,6 @@
 """Define a benchmark: items to run a model over, a record of each, and metrics of the records.
 
-A benchmark is one module with a value of `Benchmark`, and one entry in `msa_lite.benchmark_names`.
+A benchmark is one module with a value of `Benchmark`, and one entry in `msa_lite.catalogue`.
 
 Records and metrics are separate layers. Records hold everything that needs a model, so metrics can be computed again
 without one, beside another ideal or with a judge.
@@ -14,13 +14,12 @@ from importlib import import_module
 from math import sqrt
 from typing import Any
 
-from msa_lite.benchmark_names import BENCHMARKS
+from msa_lite.catalogue import BENCHMARKS
 from msa_lite.data import Example, Prompter, pad_id, sample_rows
 from msa_lite.errors import DataError, join_faults
 from msa_lite.evals.engine import answers
 from msa_lite.evals.engine.forward import completion
 from msa_lite.evals.engine.generate import Decoding
-from msa_lite.evals.judge.base import JudgeSettings
 from msa_lite.evals.judge.prompts import Ask
 from msa_lite.evals.verdict.bounds import Models, Record, Records
 from msa_lite.evals.verdict.outcome import Weighed, is_recited
@@ -28,6 +27,7 @@ from msa_lite.io.files.writing import digest
 from msa_lite.report import Metric
 from msa_lite.report.run.rows import RECITED_ROWS, Wording
 from msa_lite.report.tables.metrics import MEMBERSHIP, metric_kind
+from msa_lite.settings import JudgeSettings
 
 
 @dataclass(frozen=True)
@@ -100,10 +100,6 @@ class BenchmarkSettings:
     """The deviations of published code to repeat (`evals.compat`)."""
 
 
-def _no_data(prompter: Prompter, settings: BenchmarkSettings) -> Benchmark:
-    raise NotImplementedError("this benchmark has no data of its own")
-
-
 def _no_wordings(settings: BenchmarkSettings, questions: Sequence[str]) -> dict[str, list[str]]:
     return {}
 
@@ -131,13 +127,14 @@ class Benchmark:
     """A data set with its metrics: three functions and a few facts, and once it is loaded, its items."""
 
     name: str
-    """Its name in `msa_lite.benchmark_names.BENCHMARKS`."""
+    """Its name in `msa_lite.catalogue.BENCHMARKS`."""
     score: Callable[[Benchmark, str, Record], Record]
     """score(benchmark, set, record): return the record with the scores that follow from its texts, such as ROUGE."""
     metrics: Callable[[Records, Records | None], dict[str, Metric]]
     """metrics(records, ideal's): return the metrics. Those that need an ideal have the reason where there is none."""
-    load: Callable[[Prompter, BenchmarkSettings], Benchmark] = _no_data
-    """Return it with its items. Raise UsageError for an unknown split, DataError with all that the data lacks."""
+    load: Callable[[Prompter, BenchmarkSettings], Benchmark] | None = None
+    """Return it with its items; None for one without data of its own. Raise UsageError for an unknown split, DataError
+    with all that the data lacks."""
 
     home: str | None = None
     """The data set that `load` takes by default; None where it has to be named."""

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import PurePath
 from typing import Any
 
-from msa_lite.data import Prompter, Shots
+from msa_lite.data import Prompter, Row, Shots
 from msa_lite.errors import UsageError, nearest
 from msa_lite.evals.benchmarks.aggregates import Sides, mean_metric, membership_metrics, privleak_metric
 from msa_lite.evals.benchmarks.benchmark import (
@@ -165,11 +165,11 @@ def _passage(tokenizer: Any, index: int, row: Mapping[str, Any]) -> Item:
 
 def _question(prompter: Prompter, index: int, row: Mapping[str, Any], shots: Shots) -> Item:
     fields = {key: str(row[key] or "") for key in ("question", "answer")}
-    return Item(index, fields, prompt=prompter.prompt(fields["question"], shots))
+    return Item(index, fields, prompt=prompter.prompt(Row(index, fields["question"], earlier=shots)))
 
 
 def _shots(table: Table) -> Shots:
-    return [(str(row["question"]), str(row["answer"])) for row in table]
+    return tuple((str(row["question"]), str(row["answer"])) for row in table)
 
 
 def _sides(records: Records) -> Sides:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 
-from msa_lite.benchmark_names import OWN
+from msa_lite.catalogue import OWN
 from msa_lite.data import Example, Prompter, Row, encode_qa
 from msa_lite.evals.benchmarks.aggregates import mean_metric
 from msa_lite.evals.benchmarks.benchmark import (
@@ -95,5 +95,4 @@ def _question(prompter: Prompter, row: Row, example: Example) -> Item:
         "tools": asdict(row.tools) if row.tools else {},
     }
     fields = {"question": row.question, "answer": row.answer} | {key: value for key, value in around.items() if value}
-    prompt = prompter.prompt(row.question, row.earlier, row.system, row.tools)
-    return Item(row.index, fields, {"answer": (example,)}, prompt, group=row.about or None)
+    return Item(row.index, fields, {"answer": (example,)}, prompter.prompt(row), group=row.about or None)

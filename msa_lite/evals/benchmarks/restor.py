@@ -30,7 +30,7 @@ from msa_lite.evals.benchmarks.benchmark import (
 )
 from msa_lite.evals.engine import answers
 from msa_lite.evals.engine.generate import Decoding
-from msa_lite.evals.judge.base import JudgeSettings
+from msa_lite.evals.judge.base import wording_of
 from msa_lite.evals.judge.prompts import right_answer_ask
 from msa_lite.evals.judge.wording import NONE
 from msa_lite.evals.verdict.bounds import Models
@@ -38,6 +38,7 @@ from msa_lite.evals.verdict.outcome import Weighed, Yardstick, weigh_recited
 from msa_lite.io.files.reading import local_path, open_file, parse_json, read_json
 from msa_lite.report import Metric
 from msa_lite.report.run.rows import WRONG_FACTS
+from msa_lite.settings import JudgeSettings
 
 EXAMPLES = 5
 GREEDY = Decoding(32, ("\n",))
@@ -129,11 +130,11 @@ def _weigh(models: Models) -> Weighed:
 
 def _judge_calls(records: Records, ideal: Records | None, judge: JudgeSettings) -> list[JudgeCall]:
     """Return one call for each answer that is not empty."""
-    calls = []
+    calls, wording = [], wording_of(judge)
     for record in records[QUESTIONS]:
         for key, text in _generated(record).items():
             if text and record["answers"]:
-                ask = right_answer_ask(record["question"], record["answers"], text, judge.wording)
+                ask = right_answer_ask(record["question"], record["answers"], text, wording)
                 scores = {letter: {key: float(letter == "Y")} for letter in (*ask.letters, NONE)}
                 calls.append(JudgeCall(QUESTIONS, record["index"], ask, scores))
     return calls

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from msa_lite.data import Prompter
+from msa_lite.data import Prompter, Row
 from msa_lite.errors import DataError, UsageError, nearest
 from msa_lite.evals.benchmarks.aggregates import (
     NO_IDEAL,
@@ -37,10 +37,12 @@ from msa_lite.evals.benchmarks.dataset import Part, load_parts, sampled
 from msa_lite.evals.engine import answers, scoring
 from msa_lite.evals.engine.forward import answer_texts
 from msa_lite.evals.engine.generate import Decoding
-from msa_lite.evals.judge.base import JudgeSettings
-from msa_lite.evals.judge.prompts import Question, acc_forget, acc_recover, acc_retain, tofu_ask
+from msa_lite.evals.judge.base import wording_of
+from msa_lite.evals.judge.prompts import acc_forget, acc_recover, acc_retain, tofu_ask
+from msa_lite.evals.judge.wording import JudgeWording
 from msa_lite.evals.verdict.outcome import weigh_rows
 from msa_lite.report import Metric
+from msa_lite.settings import JudgeSettings
 
 _HOME = "locuslab/TOFU"
 SPLITS = ("forget01", "forget05", "forget10")
@@ -151,11 +153,11 @@ def _metrics(records: Records, ideal: Records | None) -> dict[str, Metric]:
 def _judge_calls(records: Records, ideal: Records | None, judge: JudgeSettings) -> list[JudgeCall]:
     if ideal is None:
         return []
-    calls = []
+    calls, wording = [], wording_of(judge)
     for name in ("forget", "retain"):
         for record, other in zip(records[name], ideal[name], strict=True):
             if record.get("generated") is not None and other.get("generated") is not None:
-                calls.append(_judge_call(name, record, other["generated"], judge))
+                calls.append(_judge_call(name, record, other["generated"], wording))
     return calls
 
 
@@ -175,7 +177,7 @@ def _item(prompter: Prompter, index: int, row: dict[str, Any], set_name: str) ->
     if "paraphrased_answer" in row:
         texts["paraphrased"] = answer_texts(prompter, index, question, [row["paraphrased_answer"]])
     texts["perturbed"] = answer_texts(prompter, index, question, fields["perturbed_answer"])
-    return Item(index, fields, texts, prompter.prompt(question))
+    return Item(index, fields, texts, prompter.prompt(Row(index, question)))
 
 
 def _utility_scores(records: Records, end: str) -> tuple[Sequence[float | None], ...]:
@@ -196,17 +198,9 @@ def _forget_quality(ratios: Sequence[float | None], ideal: Sequence[float | None
     return make_metric("forget_quality", value, n, skipped=len(ratios) - n)
 
 
-def _judge_call(set_name: str, record: Record, ideal_answer: str, judge: JudgeSettings) -> JudgeCall:
+def _judge_call(set_name: str, record: Record, ideal_answer: str, wording: JudgeWording) -> JudgeCall:
     """Return the call for all scores of a record."""
-    question = Question(
-        record["question"],
-        record["generated"],
-        record["answer"],
-        ideal_answer,
-        tuple(text for text in record["perturbed_answer"] if text.strip()),
-        record["index"],
-    )
-    ask, tags = tofu_ask(question, judge.wording)
+    ask, tags = tofu_ask(record, ideal_answer, wording)
     merged = any({"truth", "ideal"} <= tag for tag in tags)
     scores = {
         letter: {name: score(winner) for name, score in _JUDGED[set_name].items()} | {"merged": merged}

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from msa_lite.data import IGNORE, Example, Prompter, Shots
+from msa_lite.data import IGNORE, Example, Prompter, Row
 from msa_lite.errors import StageError
 from msa_lite.evals.engine.models import Runner, check_numbers
 
@@ -35,15 +35,13 @@ def completion(tokenizer: Any, index: int, prompt: str, text: str) -> tuple[Exam
     return (Example(index, ids, [IGNORE] * first + ids[first:]),)
 
 
-def answer_texts(
-    prompter: Prompter, index: int, question: str, answers: Sequence[str | None], shots: Shots = ()
-) -> tuple[Example, ...]:
+def answer_texts(prompter: Prompter, index: int, question: str, answers: Sequence[str | None]) -> tuple[Example, ...]:
     """Return the question with each of the answers, without empty ones and those that add no token of their own."""
     texts = []
     for answer in answers:
         if answer is None or not str(answer).strip():
             continue
-        text = prompter.example(index, str(question), str(answer), shots)
+        text = prompter.example(Row(index, question, str(answer)))
         if len(text.ids) - len(text.prompt_ids) > (text.ids[-1] == prompter.end):
             texts.append(text)
     return tuple(texts)

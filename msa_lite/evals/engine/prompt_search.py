@@ -93,11 +93,10 @@ def _examples(rows: Sequence[Row], prompter: Prompter) -> list[Example]:
     """Return the rows in one form, without system message and tools that it does not take (it then does worse)."""
     examples = []
     for row in rows:
-        system = row.system if prompter.takes_system else ""
-        earlier, tools = row.earlier, row.tools
+        taken = row if prompter.takes_system else replace(row, system="")
         if row.calls_tools and prompter.call_style is None:
-            earlier, tools = tuple(turn[:2] for turn in earlier), NO_TOOLS
-        whole = prompter.example(row.index, row.question, row.answer, earlier, system, tools)
+            taken = replace(taken, earlier=tuple(turn[:2] for turn in row.earlier), tools=NO_TOOLS)
+        whole = prompter.example(taken)
         examples.append(Example(row.index, whole.ids[:_LONGEST], whole.labels[:_LONGEST]))
     return examples
 

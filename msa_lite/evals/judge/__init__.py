@@ -9,13 +9,14 @@ from typing import Any
 
 from msa_lite.data import DATE_STRING, open_tokenizer, render_chat
 from msa_lite.errors import UsageError
-from msa_lite.evals.judge.base import Judge, JudgeSettings, Usage, api_key, open_cache
+from msa_lite.evals.judge.base import Judge, Usage, api_key, check_judge, open_cache
 from msa_lite.evals.judge.prompts import Ask
 from msa_lite.io.console.libraries import require
 from msa_lite.io.console.progress import Progress
 from msa_lite.io.files.reading import local_path
 from msa_lite.io.files.writing import digest
 from msa_lite.io.weights.hub import Source, fetch
+from msa_lite.settings import JudgeSettings
 
 
 def open_judge(settings: JudgeSettings, cache_folder: Path | None = None) -> Judge | None:
@@ -25,7 +26,7 @@ def open_judge(settings: JudgeSettings, cache_folder: Path | None = None) -> Jud
     $MSA_LITE_CACHE, or ~/.cache/msa-lite. Raise UsageError for invalid settings, a missing key or a missing `openai`
     package, OutputError when the cache cannot be written, and as `check_source` for a local model in a folder.
     """
-    settings.check()
+    check_judge(settings)
     if settings.kind == "none":
         return None
     if settings.kind == "local":

@@ -1,4 +1,4 @@
-"""The settings of a judge, the replies that it gave before, and what every kind of judge does with both.
+"""What every kind of judge does with its settings, and with the replies that it gave before.
 
 The file of replies holds hashes of prompts and answers alone, since these may be the data to forget; replies are
 letters. Where a reply is a text, the file belongs in the folder of the run.
@@ -10,9 +10,8 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 from urllib.parse import urlsplit
 
 from msa_lite.errors import UsageError, nearest
@@ -21,10 +20,10 @@ from msa_lite.evals.judge.wording import NONE, OURS, JudgeWording, load_wording
 from msa_lite.io.console.progress import Progress, part_of, silent
 from msa_lite.io.files.cache import Cache
 from msa_lite.io.weights.hub import fetch
+from msa_lite.settings import JudgeSettings
 
 KINDS = ("none", "local", "openai")
 CACHE_FILE = "judge.sqlite"
-_OPENAI_MODEL = "gpt-4o"
 
 
 def api_key() -> str:
@@ -37,72 +36,52 @@ def cache_folder() -> Path:
     return Path(os.environ.get("MSA_LITE_CACHE") or "~/.cache/msa-lite").expanduser()
 
 
-@dataclass(frozen=True)
-class JudgeSettings:
-    """A choice of judge."""
+def wording_of(settings: JudgeSettings) -> JudgeWording:
+    """Return the prompts of a judge. Raise UsageError for a file with faults."""
+    return load_wording(settings.prompts) if settings.prompts else OURS
 
-    kind: Literal["none", "local", "openai"] = "none"
-    """local: a Hugging Face model on this machine. openai: any server with OpenAI's interface."""
-    model: str | None = None
-    """A model of the server; or a folder or `repo[@revision]`, which a local judge needs."""
-    base_url: str | None = None
-    """The server's; None for OPENAI_BASE_URL, or OpenAI itself."""
-    prompts: str | None = None
-    """A YAML file with the wording of the prompts, as `load_wording` reads it; None for ours."""
 
-    @property
-    def model_name(self) -> str:
-        """Return the model to ask; "" if a local judge has none."""
-        return self.model or (_OPENAI_MODEL if self.kind == "openai" else "")
+def describe_judge(settings: JudgeSettings) -> dict[str, Any]:
+    """Return what a manifest records of a judge: all that decides the verdicts."""
+    if settings.kind == "none":
+        return {"kind": "none"}
+    name = settings.model_name
+    return {
+        "kind": settings.kind,
+        "model": name,
+        "base_url": settings.address,
+        "prompts": wording_of(settings).version,
+        # Raise UsageError if there is no such model. A changed model gives other verdicts.
+        **({"revision": fetch(name, by_content=False).revision} if settings.kind == "local" else {}),
+    }
 
-    @property
-    def address(self) -> str | None:
-        """Return the server's address; None for OpenAI's own, and for a judge without a server."""
-        if self.kind != "openai":
-            return None
-        return (self.base_url or os.environ.get("OPENAI_BASE_URL") or "").rstrip("/") or None
 
-    @cached_property
-    def wording(self) -> JudgeWording:
-        """Return the prompts, read once. Raise UsageError for a file with faults."""
-        return load_wording(self.prompts) if self.prompts else OURS
+def check_judge(settings: JudgeSettings) -> None:
+    """Raise UsageError for invalid settings."""
+    kind = settings.kind
+    if kind not in KINDS:
+        raise UsageError(f"judge.kind: '{kind}'; choose from {', '.join(KINDS)}{nearest(kind, KINDS)}")
+    if kind == "none" and settings != JudgeSettings():
+        raise UsageError("judge.kind is 'none', but other keys of judge are set; choose openai or local")
+    if kind == "local" and not settings.model:
+        raise UsageError("judge.model: a local judge needs one, a folder or repo[@revision]")
+    if kind == "local" and settings.base_url:
+        raise UsageError("judge.base_url belongs to a judge of kind 'openai', not to a local one")
+    if settings.address:
+        parts = urlsplit(settings.address)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise UsageError(f"judge.base_url: '{settings.address}' is no address such as http://localhost:8000/v1")
+        if parts.username or parts.password:
+            raise UsageError("judge.base_url: it is written to manifests; put no password in it")
+    wording_of(settings)  # raises for a file with faults
 
-    def describe(self) -> dict[str, Any]:
-        """Return what a manifest records: all that decides the verdicts."""
-        if self.kind == "none":
-            return {"kind": "none"}
-        return {
-            "kind": self.kind,
-            "model": self.model_name,
-            "base_url": self.address,
-            "prompts": self.wording.version,
-            # Raise UsageError if there is no such model. A changed model gives other verdicts.
-            **({"revision": fetch(self.model_name, by_content=False).revision} if self.kind == "local" else {}),
-        }
 
-    def check(self) -> None:
-        """Raise UsageError for invalid values."""
-        if self.kind not in KINDS:
-            raise UsageError(f"judge.kind: '{self.kind}'; choose from {', '.join(KINDS)}{nearest(self.kind, KINDS)}")
-        if self.kind == "none" and (self.model or self.base_url or self.prompts):
-            raise UsageError("judge.kind is 'none', but other keys of judge are set; choose openai or local")
-        if self.kind == "local" and not self.model:
-            raise UsageError("judge.model: a local judge needs one, a folder or repo[@revision]")
-        if self.kind == "local" and self.base_url:
-            raise UsageError("judge.base_url belongs to a judge of kind 'openai', not to a local one")
-        if self.address:
-            parts = urlsplit(self.address)
-            if parts.scheme not in ("http", "https") or not parts.hostname:
-                raise UsageError(f"judge.base_url: '{self.address}' is no address such as http://localhost:8000/v1")
-            if parts.username or parts.password:
-                raise UsageError("judge.base_url: it is written to manifests; put no password in it")
-        _ = self.wording  # raises for a file with faults
-
-    def check_prompts(self, benchmark: str) -> None:
-        """Raise UsageError where the file of prompts has none for the questions of a benchmark."""
-        own = {"tofu": self.wording.tofu, "restor": self.wording.restor}.get(benchmark)
-        if self.prompts and own in (OURS.tofu, OURS.restor):
-            raise UsageError(f"judge.prompts: {self.prompts}: has no prompt of {benchmark}, which is judged here")
+def check_prompts(settings: JudgeSettings, benchmark: str) -> None:
+    """Raise UsageError where the file of prompts has none for the questions of a benchmark."""
+    wording = wording_of(settings)
+    own = {"tofu": wording.tofu, "restor": wording.restor}.get(benchmark)
+    if settings.prompts and own in (OURS.tofu, OURS.restor):
+        raise UsageError(f"judge.prompts: {settings.prompts}: has no prompt of {benchmark}, which is judged here")
 
 
 @dataclass(frozen=True)

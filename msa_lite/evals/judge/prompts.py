@@ -10,9 +10,9 @@ from __future__ import annotations
 import random
 import re
 import string
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from msa_lite.errors import DataError
 from msa_lite.evals.engine.answers import normalise
@@ -45,31 +45,18 @@ class Ask:
         return read_letter(reply, self.letters)
 
 
-@dataclass(frozen=True)
-class Question:
-    """One TOFU question to judge."""
+def tofu_ask(
+    record: Mapping[str, Any], ideal: str, wording: JudgeWording = OURS
+) -> tuple[Ask, tuple[frozenset[str], ...]]:
+    """Make (ask, tags of each lettered candidate) of the right answer, the ideal's and wrong ones, shuffled.
 
-    question: str
-    generated: str
-    """The answer under test."""
-    truth: str
-    """The right answer."""
-    ideal: str
-    """The ideal model's answer."""
-    perturbed: tuple[str, ...]
-    """Wrong answers."""
-    seed: int
-    """The question's own seed, so that its candidates always stand in the same order."""
-
-
-def tofu_ask(question: Question, wording: JudgeWording = OURS) -> tuple[Ask, tuple[frozenset[str], ...]]:
-    """Make (ask, tags of each lettered candidate) of truth, ideal's answer and perturbed answers, shuffled by the seed.
-
-    Tags are "truth", "ideal" and "perturbed". Texts that are equal once normalised are one candidate with all their
-    tags: otherwise the order of the shuffle would decide between them. Raise DataError if the letters do not suffice.
+    record: a question of TOFU with `generated`, the answer under test. Its index is the seed, so that its candidates
+    always stand in the same order. Tags are "truth", "ideal" and "perturbed". Texts that are equal once normalised are
+    one candidate with all their tags: otherwise the order of the shuffle would decide between them. Raise DataError if
+    the letters do not suffice.
     """
-    tagged = [(question.truth, "truth"), (question.ideal, "ideal")]
-    tagged += [(text, "perturbed") for text in question.perturbed]
+    tagged = [(record["answer"], "truth"), (ideal, "ideal")]
+    tagged += [(text, "perturbed") for text in record["perturbed_answer"] if text.strip()]
     merged: dict[str, tuple[str, set[str]]] = {}
     for text, tag in tagged:
         merged.setdefault(normalise(text) or text.strip(), (text, set()))[1].add(tag)
@@ -79,10 +66,10 @@ def tofu_ask(question: Question, wording: JudgeWording = OURS) -> tuple[Ask, tup
             f"a judged question has {len(candidates)} different candidates, but there are letters for "
             f"{len(_LETTERS)}; give fewer perturbed answers"
         )
-    random.Random(question.seed).shuffle(candidates)
+    random.Random(record["index"]).shuffle(candidates)
     letters = _LETTERS[: len(candidates)]
     lines = [f"{letter}. {_line(text)}" for letter, (text, _) in zip(letters, candidates, strict=True)]
-    texts = {"question": _line(question.question), "generated": _line(question.generated)}
+    texts = {name: _line(record[name]) for name in ("question", "generated")}
     user = wording.tofu.fill(texts | {"candidates": "\n".join(lines)})
     return Ask(wording.tofu.system, user, letters, texts["generated"], tuple(lines)), tuple(
         frozenset(tags) for _, tags in candidates

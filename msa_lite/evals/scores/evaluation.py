@@ -19,7 +19,7 @@ from msa_lite.errors import MismatchError, UsageError
 from msa_lite.evals.benchmarks.benchmark import Benchmark, JudgeCall, Record, Records
 from msa_lite.evals.engine.models import model_identity
 from msa_lite.evals.judge import open_judge
-from msa_lite.evals.judge.base import JudgeSettings, Ruling
+from msa_lite.evals.judge.base import Ruling, describe_judge
 from msa_lite.evals.scores.records import ANSWERS_FILE, collect_records, open_answers, read_records, write_records
 from msa_lite.io.console.progress import Progress, silent
 from msa_lite.io.files.cache import Cache
@@ -31,6 +31,7 @@ from msa_lite.io.launch.crew import Ranks
 from msa_lite.io.models.devices import check_device
 from msa_lite.io.weights.hub import Source
 from msa_lite.report import REPORT_FILE, Report, load_report, write_report
+from msa_lite.settings import JudgeSettings
 
 logger = logging.getLogger(__name__)
 
@@ -132,7 +133,7 @@ def evaluation_inputs(
         "model": model_identity(source),
         "questions": benchmark.describe(),
         "ideal": ideal_identity(ideal),
-        "judge": judge.describe(),
+        "judge": describe_judge(judge),
     }
     return inputs | ({"method": method} if method else {})
 
@@ -156,7 +157,7 @@ def write_scores(
     _enter_verdicts(records, calls, verdicts)
     for name, items in records.items():
         write_records(folder / f"{name}.jsonl", items)
-    judged = {"judge": judge.describe() | asdict(usage)} if usage else {}
+    judged = {"judge": describe_judge(judge) | asdict(usage)} if usage else {}
     settings = {**benchmark.describe(), **about, **judged}
     report = Report(benchmark.name, benchmark.split, benchmark.metrics(records, ideal), settings)
     write_report(report, folder)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from msa_lite.benchmark_names import BENCHMARKS, OWN, published
+from msa_lite.catalogue import BENCHMARKS, OWN, published
 from msa_lite.data import (
     DataSource,
     Prompter,
@@ -26,7 +26,7 @@ from msa_lite.evals.benchmarks.qa import load_qa
 from msa_lite.evals.engine.models import can_read, check_source, checkpoint_folder, load_tokenizer
 from msa_lite.evals.engine.prompt_search import choose_prompt, prompt_forms, rank_prompts
 from msa_lite.evals.judge import open_judge
-from msa_lite.evals.judge.base import JudgeSettings
+from msa_lite.evals.judge.base import check_prompts
 from msa_lite.evals.scores.evaluation import NO_JUDGE, Ideal, evaluate_benchmark
 from msa_lite.io.console.libraries import require
 from msa_lite.io.console.progress import Progress, notices, silent
@@ -38,6 +38,7 @@ from msa_lite.io.weights.hub import Source, fetch, fetch_tokenizer
 from msa_lite.io.weights.vocabulary import vocabulary_size
 from msa_lite.report import Report, load_report
 from msa_lite.report.tables.reports import REPORT_FILE
+from msa_lite.settings import JudgeSettings
 
 logger = logging.getLogger(__name__)
 
@@ -55,11 +56,14 @@ def load_benchmark(name: str, prompter: Prompter, settings: BenchmarkSettings) -
         prompter = replace(prompter, template=_TRAILING_BLANK)
     if "second_end" in settings.compat:
         longer = replace(prompter, second_end=True)
-        if longer.full("a", "b") == prompter.full("a", "b"):
+        row = Row(0, "a", "b")
+        if longer.full(row) == prompter.full(row):
             settings = replace(settings, compat=settings.compat - {"second_end"})
         else:
             prompter = longer
-    return find_benchmark(name).load(prompter, settings)
+    load = find_benchmark(name).load
+    assert load is not None, "a published benchmark has data"
+    return load(prompter, settings)
 
 
 @dataclass(frozen=True)
@@ -162,7 +166,7 @@ def _check_arguments(questions: Asked, prompt: PromptSettings, judge: JudgeSetti
         faults.append("nothing to score: give at least one of forget, retain and holdout, or another benchmark")
     if faults:
         raise UsageError(faults[0] if len(faults) == 1 else join_faults("these arguments do not fit:", faults))
-    judge.check_prompts(name)
+    check_prompts(judge, name)
     if prompt.kind not in PROMPT_KINDS:
         hint = nearest(prompt.kind, PROMPT_KINDS)
         raise UsageError(f"no prompt '{prompt.kind}'{hint}; choose from {', '.join(PROMPT_KINDS)}")

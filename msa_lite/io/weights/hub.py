@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from msa_lite.counts import named_progress, parse_count
 from msa_lite.errors import FormatError, UsageError
 from msa_lite.io.files.reading import local_path, read_object
 from msa_lite.io.files.spellings import without_login
@@ -35,6 +34,7 @@ from msa_lite.io.weights.companions import (
     name_in,
     needs_code,
 )
+from msa_lite.io.weights.counts import named_progress, parse_count
 from msa_lite.io.weights.offline import offline_reason
 from msa_lite.io.weights.vocabulary import AddedRows
 

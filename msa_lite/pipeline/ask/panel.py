@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
-from msa_lite.benchmark_names import OWN
-from msa_lite.data import Prompter
+from msa_lite.catalogue import OWN
+from msa_lite.data import Prompter, Row
 from msa_lite.errors import MismatchError, MsaError, OutputError, UsageError
 from msa_lite.evals.benchmarks.benchmark import find_benchmark
 from msa_lite.evals.engine.generate import Decoding, end_tokens, finish_answer, generate
@@ -97,7 +97,7 @@ class Panel:
         if not question.strip():
             raise UsageError("the question is empty")
         prompter = self.prompter
-        ids = list(prompter.tokenizer(question)["input_ids"]) if self.continues else prompter.prompt(question)
+        ids = list(prompter.tokenizer(question)["input_ids"]) if self.continues else prompter.prompt(Row(0, question))
         try:  # `progress` may raise once a model is loaded
             runner = self._runner(name, progress, strengths if name == _UNLEARNED else None)
             if runner.window is not None and len(ids) >= runner.window:

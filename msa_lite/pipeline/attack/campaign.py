@@ -8,8 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from msa_lite.attack_names import ATTACKS
 from msa_lite.attacks.attack import Attack, Ground, check_unquantised, make_attack
+from msa_lite.catalogue import ATTACKS
 from msa_lite.data import Row, load_rows, sample_rows
 from msa_lite.errors import Faults, UsageError, join_faults
 from msa_lite.evals.benchmarks.benchmark import Benchmark, BenchmarkSettings, Item

@@ -14,9 +14,9 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, ClassVar
 
-from msa_lite.attack_names import ATTACKS
 from msa_lite.attacks.attack import Subject
 from msa_lite.attacks.findings import TrialRecords, judge_model, measured
+from msa_lite.catalogue import ATTACKS
 from msa_lite.errors import MsaError, StageError, join_faults
 from msa_lite.evals.benchmarks.benchmark import Record
 from msa_lite.evals.engine.models import model_identity

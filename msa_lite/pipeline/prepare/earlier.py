@@ -26,7 +26,6 @@ from msa_lite.io.weights.checkpoint import load_checkpoint
 from msa_lite.io.weights.hub import Source, fetch
 from msa_lite.merger import Precision, Term, open_merge
 from msa_lite.pipeline.prepare.models import same_weights
-from msa_lite.pipeline.prepare.questions import source_of
 from msa_lite.recipe import Recipe, load_recipe
 from msa_lite.record.seal import RECORD_FILE, load_record
 from msa_lite.report import REPORT_FILE
@@ -381,7 +380,7 @@ def draw_removed(recipe: Recipe, earlier: Sequence[EarlierRun], prompter: Prompt
 
 
 def _load(recipe: Recipe) -> list[Row]:
-    return load_rows(source_of(recipe.forget.data, recipe.columns))
+    return load_rows(recipe.forget.data.source(recipe.columns))
 
 
 @contextmanager

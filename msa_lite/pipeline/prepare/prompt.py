@@ -10,14 +10,13 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, ClassVar
 
-from msa_lite.benchmark_names import OWN
+from msa_lite.catalogue import OWN
 from msa_lite.data import (
     IGNORE,
     Example,
     Prompter,
     PromptSettings,
     Row,
-    Template,
     encode_qa,
     encode_text,
     load_rows,
@@ -29,7 +28,6 @@ from msa_lite.data import (
 from msa_lite.errors import MsaError, UsageError
 from msa_lite.evals.engine.models import model_identity
 from msa_lite.evals.engine.prompt_search import PROMPT_ROWS, choose_prompt, prompt_forms, rank_prompts
-from msa_lite.evals.judge.base import JudgeSettings
 from msa_lite.evals.scores.suite import OwnQuestions, PublishedBenchmark
 from msa_lite.io.console.libraries import require
 from msa_lite.io.console.progress import notices
@@ -37,8 +35,7 @@ from msa_lite.io.files.reading import read_object
 from msa_lite.io.files.writing import canonical_json, digest
 from msa_lite.io.weights.hub import Source
 from msa_lite.pipeline.prepare.models import find_tokenizer
-from msa_lite.pipeline.prepare.questions import source_of
-from msa_lite.recipe import SETS, Prompt, Recipe
+from msa_lite.recipe import SETS, Recipe
 
 logger = logging.getLogger(__name__)
 
@@ -46,14 +43,9 @@ logger = logging.getLogger(__name__)
 PROMPT_FILE = "prompt.json"  # in the run's folder: the outcome of `prompt: auto`
 
 
-def prompt_settings(prompt: Prompt) -> PromptSettings:
-    """Return the settings that a recipe's `prompt` section stands for."""
-    return PromptSettings(prompt.kind, prompt.system, Template(prompt.prompt, prompt.answer), prompt.thinking)
-
-
 def find_prompter(recipe: Recipe, tokenizer: Any) -> Prompter:
     """Return the prompter of a recipe. For `prompt: auto`, return the one to use if nothing is searched."""
-    settings = prompt_settings(recipe.prompt)
+    settings = recipe.prompt
     if settings.kind == "auto":
         default = Prompter.build(tokenizer, "default", settings.template, thinking=settings.thinking)
         return replace(default, system=settings.system) if default.takes_system else default
@@ -78,7 +70,7 @@ def resolve_prompt(
         logger.warning(
             "prompt: auto: there are no questions about the forget set to try prompts on, so the default one is used"
         )
-        default = recipe.prompt.model_copy(update={"kind": "default"})
+        default = replace(recipe.prompt, kind="default")
         return recipe.model_copy(update={"prompt": default}), prompter, None
     few = sample_rows(questions, PROMPT_ROWS, recipe.seed)
     forms = prompt_forms(prompter)
@@ -103,7 +95,7 @@ def resolve_prompt(
     for doubt in outcome["doubts"]:
         logger.warning("%s", doubt)
     prompter = replace(forms[outcome["chosen"]], tokenizer=tokenizer)
-    return recipe.model_copy(update={"prompt": Prompt(**prompter.settings())}), prompter, outcome
+    return recipe.model_copy(update={"prompt": PromptSettings(**prompter.settings())}), prompter, outcome
 
 
 def _earlier_search(folders: Sequence[Path], inputs: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -154,7 +146,7 @@ def show_prompt(recipe: Recipe) -> list[ShownPrompt]:
     require("train")
     place = find_tokenizer(recipe)
     tokenizer = open_tokenizer(place.folder, place.name)
-    row = max(load_rows(source_of(recipe.forget.data, recipe.columns))[:_FIRST], key=lambda row: len(row.earlier))
+    row = max(load_rows(recipe.forget.data.source(recipe.columns))[:_FIRST], key=lambda row: len(row.earlier))
     length = recipe.vector.max_length
     if row.text:
         chunk = encode_text([row], tokenizer, length)[0]
@@ -187,21 +179,21 @@ def evaluation_arguments(recipe: Recipe) -> dict[str, Any]:
     evaluate = recipe.evaluate
     arguments = {"seed": recipe.seed, "prompt": _settings(recipe), "limit": evaluate.limit if evaluate else None}
     if evaluate:
-        arguments["judge"] = JudgeSettings(**evaluate.judge.model_dump())
+        arguments["judge"] = evaluate.judge
     if evaluate is None or evaluate.benchmark == OWN:
         sets = {name: recipe.data_sets.get(f"evaluate.{name}") or recipe.data_sets.get(name) for name in SETS}
-        sources: dict[str, Any] = {name: source_of(data, recipe.columns) for name, data in sets.items() if data}
+        sources: dict[str, Any] = {name: data.source(recipe.columns) for name, data in sets.items() if data}
         return arguments | {"questions": OwnQuestions(**sources, max_new_tokens=recipe.max_new_tokens)}
     questions = PublishedBenchmark(evaluate.benchmark, evaluate.split, evaluate.data, evaluate.compat)
     return arguments | {"questions": questions}
 
 
 def _settings(recipe: Recipe) -> PromptSettings:
-    settings = prompt_settings(recipe.prompt)
+    settings = recipe.prompt
     if settings.kind != "auto":
         return settings
     try:
         search = read_object(recipe.folder / PROMPT_FILE)
-        return prompt_settings(Prompt(**search["prompt"]))
+        return PromptSettings(**search["prompt"])
     except (MsaError, ValueError, KeyError, TypeError):
         return settings

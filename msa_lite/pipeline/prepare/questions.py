@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from msa_lite.benchmark_names import OWN, paper_scores
+from msa_lite.catalogue import OWN, paper_scores
 from msa_lite.choose.rules import LeastExtraction, PaperScore, Rule, check_rule, make_rule
 from msa_lite.choose.validation import FEWEST, MOST_PASSAGES, PASSAGE, Parts, divide_rows
 from msa_lite.data import DataSource, Prompter, Row, load_rows, pin_source, sample_rows
@@ -21,8 +21,8 @@ from msa_lite.evals.benchmarks.qa import load_qa
 from msa_lite.evals.engine.answers import normalise
 from msa_lite.evals.scores.suite import load_benchmark
 from msa_lite.evals.verdict.bounds import difference_of_shares
-from msa_lite.recipe import SETS, Columns, Data, Recipe
-from msa_lite.report.verdict.verdict import Margins
+from msa_lite.recipe import SETS, Data, Recipe
+from msa_lite.settings import Columns
 
 logger = logging.getLogger(__name__)
 
@@ -121,8 +121,7 @@ def _rule(recipe: Recipe, rows: Mapping[str, list[Row]]) -> Rule:
     score = select.score
     if score is None and settings and "forget" not in rows:
         score = find_benchmark(settings.benchmark).default_score
-    margins = Margins(**recipe.margins.model_dump())
-    return make_rule(score, select.keep, margins)
+    return make_rule(score, select.keep, recipe.margins)
 
 
 def _scored_rows(recipe: Recipe, rows: Mapping[str, list[Row]]) -> dict[str, list[Row]]:
@@ -182,14 +181,9 @@ def _divide(recipe: Recipe, rows: Mapping[str, list[Row]]) -> Parts:
     )
 
 
-def source_of(data: Data, columns: Columns) -> DataSource:
-    """Return a data set of a recipe as stages take it. columns: the recipe's, for a data set that names none."""
-    return DataSource(**data.flat(columns))
-
-
 def load_set(data: Data, columns: Columns) -> tuple[DataSource, list[Row]]:
     """Return a data set of a recipe, pinned, and its rows."""
-    source = pin_source(source_of(data, columns))
+    source = pin_source(data.source(columns))
     return source, load_rows(source)
 
 

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from msa_lite.baselines.methods import TASK_VECTOR
-from msa_lite.benchmark_names import OWN
+from msa_lite.catalogue import OWN
 from msa_lite.data import DataSource, Example, Prompter, Row, encode, shorten
 from msa_lite.evals.benchmarks.benchmark import Benchmark, data_home
 from msa_lite.evals.benchmarks.dataset import pinned_data
 from msa_lite.evals.engine.models import check_source
 from msa_lite.evals.judge import open_judge
-from msa_lite.evals.judge.base import JudgeSettings
+from msa_lite.evals.judge.base import check_prompts
 from msa_lite.io.console.progress import Progress, silent
 from msa_lite.io.files.writing import check_space
 from msa_lite.io.launch.crew import Crew
@@ -50,8 +50,9 @@ from msa_lite.pipeline.prepare.questions import (
     separate_sets,
     terms_left_out,
 )
-from msa_lite.recipe import JudgeKeys, Recipe
+from msa_lite.recipe import Recipe
 from msa_lite.report.run.provenance import WITH_VECTORS
+from msa_lite.settings import JudgeSettings
 from msa_lite.train import check_mode, check_trackers
 
 logger = logging.getLogger(__name__)
@@ -156,7 +157,7 @@ class Run:
     @property
     def judge(self) -> JudgeSettings:
         """The judge of the test questions."""
-        return judge_settings(self.recipe.evaluate.judge) if self.recipe.evaluate else JudgeSettings()
+        return self.recipe.evaluate.judge if self.recipe.evaluate else JudgeSettings()
 
     def vector_folder(self, name: str) -> Path:
         """Return the folder of the forget or retain vector."""
@@ -249,7 +250,7 @@ def prepare(recipe: Recipe, scope: Scope, progress: Progress = silent) -> Run:
     """
     recipe = _pin_benchmark(recipe)
     check_mode(recipe.vector.mode, recipe.vector.optimizer)
-    check_trackers(recipe.trackers)
+    check_trackers(recipe.track)
     earlier = open_earlier(recipe)
     found = find_models(recipe, scope.start)
     data, all_rows = load_data(recipe)
@@ -312,9 +313,9 @@ def _check_checkpoints(recipe: Recipe, scope: Scope, sources: Mapping[str, Sourc
 def _check_scorers(recipe: Recipe) -> None:
     """Raise where the judge that a recipe names cannot work here."""
     if recipe.evaluate:
-        judge = judge_settings(recipe.evaluate.judge)
+        judge = recipe.evaluate.judge
         open_judge(judge)  # it may lack a key
-        judge.check_prompts(recipe.evaluate.benchmark)
+        check_prompts(judge, recipe.evaluate.benchmark)
 
 
 def _check_ids(
@@ -335,11 +336,6 @@ def _pin_benchmark(recipe: Recipe) -> Recipe:
     if not evaluate or not home:
         return recipe
     return recipe.model_copy(update={"evaluate": evaluate.model_copy(update={"data": pinned_data(home)})})
-
-
-def judge_settings(keys: JudgeKeys) -> JudgeSettings:
-    """Return the settings of a judge in a recipe."""
-    return JudgeSettings(**keys.model_dump())
 
 
 def _bytes_needed(target: Checkpoint, recipe: Recipe, scope: Scope) -> int:

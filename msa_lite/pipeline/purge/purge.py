@@ -25,7 +25,6 @@ from msa_lite.io.files.reading import local_path, printable, read_object
 from msa_lite.io.files.search import TextSearch
 from msa_lite.io.files.writing import json_form, write_json
 from msa_lite.io.finished.seal import PURGING, locked
-from msa_lite.pipeline.prepare.questions import source_of
 from msa_lite.pipeline.purge.holdings import Holding, Remark, remove_empty, run_folders, survey_run
 from msa_lite.pipeline.run.folder import RunFolder, open_run
 from msa_lite.pipeline.run.report import write_run_report
@@ -248,7 +247,7 @@ def forget_sources(run: RunFolder) -> Iterator[tuple[str, DataSource]]:
     sets = run.recipe.data_sets
     for key, data in {"forget.data": sets["forget"], "evaluate.forget": sets.get("evaluate.forget")}.items():
         if data:
-            yield key, source_of(data, run.recipe.columns)
+            yield key, data.source(run.recipe.columns)
 
 
 def _texts(run: RunFolder) -> list[str]:

@@ -29,7 +29,6 @@ from msa_lite.pipeline.run.demo import HISTORY, check_demo_memory
 from msa_lite.pipeline.stages.stage import Stage
 from msa_lite.recipe import Recipe, TrainingRecipe, absolute_paths, dump_recipe, given_paths, load_recipe, moved_paths
 from msa_lite.recipe.load import load_any
-from msa_lite.recipe.remarks import filter_notice
 from msa_lite.record.seal import KEY_FILE, make_key
 from msa_lite.report.run.provenance import (
     GIVEN,
@@ -131,7 +130,7 @@ def claimed(
             write_json(run.folder / PROMPT_FILE, run.prompt_search)
         if run.renders:
             notices.info("prompt: %s", run.prompter.sentence)
-        if scope.method in WITH_VECTORS and (notice := filter_notice(run.recipe)):
+        if scope.method in WITH_VECTORS and (notice := run.recipe.filter_notice):
             notices.info("%s", notice)
         agree(crew, lambda: run_inputs(run))
         yield run

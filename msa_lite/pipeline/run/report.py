@@ -9,7 +9,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 
-from msa_lite.benchmark_names import OWN
+from msa_lite.catalogue import OWN
 from msa_lite.choose.choice import Values
 from msa_lite.data import DataSource, Row
 from msa_lite.data.rows import read_any_rows
@@ -223,7 +223,7 @@ def find_forgotten(folder: Path, rows: str, key: str | None = None) -> list[RowA
     columns = DataSource(rows)
     with suppress(MsaError):
         recipe = load_recipe(str(folder / RECIPE_FILE))
-        columns = DataSource(**recipe.forget.data.flat(recipe.columns))
+        columns = recipe.forget.data.source(recipe.columns)
     return find_rows(folder, [_content(row) for row in read_any_rows(rows, columns)], key)
 
 

@@ -9,8 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from msa_lite.benchmark_names import OWN
 from msa_lite.budget.plan import CHECKS
+from msa_lite.catalogue import OWN
 from msa_lite.choose.rules import LeastExtraction
 from msa_lite.choose.validation import Validation
 from msa_lite.data import sample_rows

@@ -46,7 +46,7 @@ _SAYS = {
 
 def tracking_of(run: Run) -> Tracking:
     """Return the run's trackers."""
-    return Tracking(run.recipe.trackers, run.folder / TRACKING, run.folder.resolve().name)
+    return Tracking(tuple(run.recipe.track), run.folder / TRACKING, run.folder.resolve().name)
 
 
 def row_hashes(rows: Sequence[Row]) -> dict[str, str]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from msa_lite.benchmark_names import BENCHMARKS
+from msa_lite.catalogue import BENCHMARKS
 from msa_lite.choose.choice import Values
 from msa_lite.data import Row
 from msa_lite.errors import FormatError
@@ -23,12 +23,11 @@ from msa_lite.io.finished.seal import CARD_FILE, add_files, describe_file, load_
 from msa_lite.merger import Merged, MergedAdapter
 from msa_lite.pipeline.prepare.run import Context, Run
 from msa_lite.pipeline.run.scores import merged_records, row_content, scored_records, scores_folder
-from msa_lite.recipe import Recipe
 from msa_lite.report.page.card import model_card, read_target_card, side_of
 from msa_lite.report.run.rows import SideBySide
 from msa_lite.report.run.story import Story
 from msa_lite.report.verdict.figures import EARLIER_SET, EarlierFacts
-from msa_lite.report.verdict.verdict import Margins, NoVerdict, Verdict, make_verdict, write_verdict
+from msa_lite.report.verdict.verdict import NoVerdict, Verdict, make_verdict, write_verdict
 
 logger = logging.getLogger(__name__)
 
@@ -72,13 +71,8 @@ def _judge(run: Run, learnt: Iterable[Row], earlier: EarlierFacts | None) -> Fin
         return Findings(NoVerdict(weighed, earlier), examples)
     forgotten, kept = weighed
     kept = replace(kept, fitted=True) if kept and fitted else kept
-    verdict = make_verdict(forgotten, kept, _doubts_of_fits(run), margins_of(run.recipe), earlier)
+    verdict = make_verdict(forgotten, kept, _doubts_of_fits(run), run.recipe.margins, earlier)
     return Findings(verdict, examples)
-
-
-def margins_of(recipe: Recipe) -> Margins:
-    """Return the margins of a recipe's verdict."""
-    return Margins(**recipe.margins.model_dump())
 
 
 def _without_learnt(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,8 +39,7 @@ from msa_lite.io.weights.checkpoint import load_checkpoint
 from msa_lite.io.weights.hub import Source, fetch, fetch_tokenizer, is_remote
 from msa_lite.io.weights.offline import offline_where_unreachable
 from msa_lite.pipeline.prepare.models import open_reader
-from msa_lite.pipeline.prepare.prompt import prompt_settings
-from msa_lite.pipeline.prepare.questions import load_set, source_of
+from msa_lite.pipeline.prepare.questions import load_set
 from msa_lite.pipeline.run.vectors import check_learns
 from msa_lite.pipeline.stages.costs import MOST_SAVES, SAVE, fit_cost
 from msa_lite.pipeline.stages.facts import Facts, RowFacts, find_model_facts
@@ -122,7 +121,7 @@ def prepare_training(recipe: TrainingRecipe) -> TrainingRun:
 
     Raise all faults of the stages' data, and of a new model, in one error; a checkpoint is opened once there are none.
     """
-    check_trackers(recipe.trackers)
+    check_trackers(recipe.track)
     faults, sets, source = Faults(), list[Sets](), None
     for number, stage in enumerate(recipe.stages):
         with faults.gathered(f"stages.{number}: "):
@@ -138,7 +137,7 @@ def prepare_training(recipe: TrainingRecipe) -> TrainingRun:
         elif isinstance(recipe.model, NewModel):  # if the data is at fault, its config can be checked all the same
             start = _new_start(recipe.model, recipe, [] if faults else _first_texts(recipe, sets[0]))
     faults.check()
-    prompter = make_prompter(start.tokenizer, prompt_settings(recipe.prompt))
+    prompter = make_prompter(start.tokenizer, recipe.prompt)
     stages = []
     for number, ((name, stage), stage_sets) in enumerate(zip(named_stages(recipe).items(), sets, strict=True)):
         with faults.gathered(f"stages.{number}: "):
@@ -166,18 +165,18 @@ def _load_sets(recipe: TrainingRecipe, stage: TrainingStage) -> Sets:
 
 def _stream(recipe: TrainingRecipe, stage: TrainingStage) -> Iterator[str]:
     """Read the texts of a stage whose tokens are counted, no further than they are taken."""
-    source = source_of(stage.sets[0], recipe.columns)
+    source = stage.sets[0].source(recipe.columns)
     return kept_texts(source, kept_file(recipe, stage)) if is_remote_data(source) else stream_texts(source)
 
 
 def kept_file(recipe: TrainingRecipe, stage: TrainingStage) -> Path:
     """Return the file in a training's folder that keeps the texts of a stage whose tokens are counted."""
-    return recipe.folder / "data" / f"{digest(stage.sets[0].flat(recipe.columns))[:16]}.jsonl"
+    return recipe.folder / "data" / f"{digest(asdict(stage.sets[0].source(recipe.columns)))[:16]}.jsonl"
 
 
 def _kept_source(recipe: TrainingRecipe, stage: TrainingStage) -> DataSource:
     """Return the source of a stream, with the revision that is kept."""
-    source, head = source_of(stage.sets[0], recipe.columns), kept_head(kept_file(recipe, stage))
+    source, head = stage.sets[0].source(recipe.columns), kept_head(kept_file(recipe, stage))
     return replace(source, revision=head["revision"]) if head else source
 
 
@@ -206,7 +205,7 @@ def _first_texts(recipe: TrainingRecipe, sets: Sets) -> list[str]:
     """Return the texts that a new tokenizer is trained on: the first stage's rows, or about as much as its tokens."""
     limit = recipe.stages[0].tokens
     if limit is None:
-        return texts_of([row for _, rows in sets for row in rows], prompt_settings(recipe.prompt).template)
+        return texts_of([row for _, rows in sets for row in rows], recipe.prompt.template)
     texts, length = [], 0
     for text in _stream(recipe, recipe.stages[0]):
         texts.append(text)
@@ -257,7 +256,7 @@ def find_training_facts(recipe: TrainingRecipe) -> Facts:
             rows[name] = RowFacts(count, min(stage.tokens, stage.max_length), stage.tokens)
         elif tokenizer is not None:
             try:
-                prompter = make_prompter(tokenizer, prompt_settings(recipe.prompt))
+                prompter = make_prompter(tokenizer, recipe.prompt)
                 with muted():
                     rows[name] = RowFacts.of(_encode(recipe, stage, _load_sets(recipe, stage), prompter))
             except (MsaError, ImportError) as error:

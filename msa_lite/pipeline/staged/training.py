@@ -183,7 +183,7 @@ def training_ahead(recipe: TrainingRecipe, force: bool = False) -> list[StageSta
 def _fit_of(run: TrainingRun, step: ReadyStage, source: Source) -> VectorFit:
     """Return the fit of a stage, which goes on from a model."""
     folder = run.recipe.folder
-    tracking = Tracking(run.recipe.trackers, folder / TRACKING, folder.resolve().name)
+    tracking = Tracking(tuple(run.recipe.track), folder / TRACKING, folder.resolve().name)
     return VectorFit(source, step.examples, run.start.tokenizer, step.settings, label=step.name, tracking=tracking)
 
 

@@ -7,8 +7,8 @@ from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from msa_lite.benchmark_names import OWN
 from msa_lite.budget.shape import Shape, published_shape, read_shape, shape_of_config
+from msa_lite.catalogue import OWN
 from msa_lite.data import DataSource, Example, Row, encode, open_tokenizer
 from msa_lite.errors import MsaError, UsageError, join_faults
 from msa_lite.io.console.progress import muted

@@ -20,7 +20,7 @@ from msa_lite.io.finished.seal import load_manifest
 from msa_lite.pipeline.prepare.earlier import open_earlier
 from msa_lite.pipeline.prepare.models import WRITTEN_OUT, check_fit_ahead, written_out_as
 from msa_lite.pipeline.prepare.prompt import PROMPT_FILE
-from msa_lite.pipeline.prepare.questions import source_of, terms_left_out
+from msa_lite.pipeline.prepare.questions import terms_left_out
 from msa_lite.pipeline.prepare.run import Context, prepare
 from msa_lite.pipeline.run.demo import demo_stages
 from msa_lite.pipeline.run.folder import check_run_folder
@@ -31,7 +31,6 @@ from msa_lite.pipeline.stages.facts import Facts, find_facts, find_headers, has_
 from msa_lite.pipeline.stages.stage import Stage, StageState, look_ahead
 from msa_lite.pipeline.verbs.lists import CommandName, find_verb
 from msa_lite.recipe import Recipe, RecipeSource, TrainingRecipe, load_recipe, load_training
-from msa_lite.recipe.remarks import lost_filter
 from msa_lite.report.run.provenance import RECIPE_FILE
 
 _LATER = "not all inputs are here yet: the command checks them before it starts"
@@ -111,7 +110,7 @@ def dry_run(
     name = f"baseline {method}" if command == "baseline" else command
     reason = None if recipe.has_prior or verb.scope.is_baseline else recipe.prior_reason
     fits = command != "probe" and not verb.scope.is_baseline
-    left_out = [*(lost_filter(recipe) if fits else []), *(terms_left_out(recipe) if context.chooses else [])]
+    left_out = [*(recipe.lost_filter if fits else []), *(terms_left_out(recipe) if context.chooses else [])]
     notes = [*([reason] if reason else []), *left_out, *facts.notes, *([_LATER] if is_early else [])]
     return DryRun(name, verb.scope.folder, [*first, *look_ahead(stages)], notes, verb.files)
 
@@ -146,7 +145,7 @@ def _dry_training(recipe: TrainingRecipe, force: bool) -> DryRun:
     blockers = [f"download {readable(facts.download)} of weights"] if facts.download else []
     blockers += [f"fetch the {role} {recipe.model}" for role in facts.missing]
     for stage in recipe.stages:
-        source, kept = source_of(stage.sets[0], recipe.columns), kept_file(recipe, stage)
+        source, kept = stage.sets[0].source(recipe.columns), kept_file(recipe, stage)
         if stage.tokens is not None and is_remote_data(source) and not kept.is_file():
             blockers.append(f"download {stage.tokens} tokens of {source.path}")
     if not blockers:

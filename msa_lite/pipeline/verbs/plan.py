@@ -20,7 +20,6 @@ from msa_lite.pipeline.stages.forecast import enough_processes, find_remedies, f
 from msa_lite.pipeline.stages.stage import Stage
 from msa_lite.pipeline.verbs.lists import find_verb
 from msa_lite.recipe import Recipe, RecipeSource, TrainingRecipe, load_any, load_recipe
-from msa_lite.recipe.remarks import lost_filter
 
 _SMALLEST_GPU = 100_000_000  # bytes
 
@@ -57,7 +56,7 @@ def plan(
         return [*demo_stages(recipe), *verb.stages(Context(recipe, scope))]
 
     forecasted = forecast(build(loaded), facts, machine, loaded.folder)
-    notes = [*(lost_filter(loaded) if baseline is None else []), *(terms_left_out(loaded) if scope.choice else [])]
+    notes = [*(loaded.lost_filter if baseline is None else []), *(terms_left_out(loaded) if scope.choice else [])]
     notes += [loaded.prior_reason] if not loaded.has_prior and loaded.prior_reason else []
     notes += forecasted.notes
     is_shared = loaded.vector.mode == "full" and processes == 1

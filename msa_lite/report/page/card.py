@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from msa_lite.benchmark_names import BENCHMARKS, OWN
+from msa_lite.catalogue import BENCHMARKS, OWN
 from msa_lite.errors import FormatError
 from msa_lite.io.files.reading import YAML_LIMIT, parse_yaml, read_text
 from msa_lite.io.finished.seal import CARD_FILE

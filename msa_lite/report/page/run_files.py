@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from msa_lite.evidence_names import evidence_metric
+from msa_lite.catalogue import evidence_metric
 from msa_lite.io.files.writing import json_form, write_text
 from msa_lite.report.page.card import PAPER
 from msa_lite.report.page.charts import Chart, Dots, cut, loss_chart, score_dots, sweep_chart

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from msa_lite.attack_names import ATTACKS, AttackEntry
+from msa_lite.catalogue import ATTACKS, AttackEntry
 from msa_lite.report.run.provenance import is_report_of
 from msa_lite.report.tables.metrics import attack_metric
 from msa_lite.report.tables.reports import REPORT_FILE, Z95, Metric, Report, reading, stage_report

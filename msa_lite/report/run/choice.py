@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from msa_lite.benchmark_names import BENCHMARKS
+from msa_lite.catalogue import BENCHMARKS
 from msa_lite.errors import FormatError
 from msa_lite.io.files.reading import read_object
 from msa_lite.report.tables.formats import Cell, Section, TextTable, escape_markdown, markdown

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from msa_lite.evidence_names import EVIDENCE, evidence_metric
+from msa_lite.catalogue import EVIDENCE, evidence_metric
 from msa_lite.report.tables.metrics import metric_kind
 from msa_lite.report.tables.reports import REPORT_FILE, Z95, Metric, Report, reading, stage_report
 
@@ -43,7 +43,7 @@ class EvidenceFinding:
     """The answer of one kind of evidence on one run."""
 
     kind: str
-    """Its name in `msa_lite.evidence_names.EVIDENCE`."""
+    """Its name in `msa_lite.catalogue.EVIDENCE`."""
     outcome: str
     """The answer in a word or three; `UNDECIDED` where the data cannot tell."""
     sentence: str

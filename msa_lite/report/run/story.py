@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from msa_lite.benchmark_names import BENCHMARKS
+from msa_lite.catalogue import BENCHMARKS
 from msa_lite.io.finished.seal import MANIFEST
 from msa_lite.report.run.attacks import ATTACKS_FOLDER, HOLDOUT_LIMIT, AttackFacts, load_attacks
 from msa_lite.report.run.choice import CHOICE_FILE, Choice, load_choice

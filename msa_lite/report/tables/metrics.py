@@ -9,8 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from msa_lite.attack_names import ATTACKS
-from msa_lite.evidence_names import EVIDENCE, evidence_metric
+from msa_lite.catalogue import ATTACKS, EVIDENCE, evidence_metric
 
 HOLDOUT = "holdout set"
 EARLIER_GROUP = "earlier requests"

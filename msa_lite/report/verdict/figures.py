@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from msa_lite.benchmark_names import EARLIER_COLUMNS
+from msa_lite.catalogue import EARLIER_COLUMNS
 from msa_lite.report.tables.metrics import METRICS
 from msa_lite.report.tables.reports import Metric, stage_report
 

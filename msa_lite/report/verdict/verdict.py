@@ -27,40 +27,12 @@ from msa_lite.report.verdict.figures import (
     score_label,
     units_basis,
 )
+from msa_lite.settings import Margins
 
 VERDICT_FILE = "verdict.json"
 Outcome = Literal["PASS", "PARTLY", "FAIL"]
-LOST = 0.70  # share of the retain set; surely less kept is a FAIL
 _MANY = 10  # times the rows; that many say nothing to anybody
 FEW_ROWS = 12  # rows; of fewer, each is a tenth or more
-
-
-@dataclass(frozen=True)
-class Margins:
-    """The margins of a PASS, each in [0, 1]."""
-
-    recited: float = 0.10
-    """Recited rows above the control's, as a share of the rows."""
-    left: float = 0.20
-    """Share of the gap between target and control that may be left, in extraction strength and in probability."""
-    kept: float = 0.85
-    """Share of what the target knew beyond unseen rows that has to be kept."""
-
-    @property
-    def lost(self) -> float:
-        """Return the kept share below which a run fails."""
-        return min(LOST, self.kept)
-
-    @property
-    def criteria(self) -> str:
-        """Return the rule in words."""
-        return (
-            "Each is shown by a one-sided 95 % bound. PASS: recited rows are at most "
-            f"{_points(self.recited)} above the control's, at most {percent(self.left)} of the gap between target and "
-            f"control is left, and at least {percent(self.kept)} is kept. FAIL: recited rows are surely more than "
-            f"{_points(self.recited)} above the control's, surely less than {percent(self.lost)} is kept, or the "
-            "model's output is the same as before. PARTLY: all else"
-        )
 
 
 MARGINS = Margins()
@@ -112,7 +84,7 @@ class Verdict:
     @property
     def criteria(self) -> str:
         """Return the rule for the outcome, with the control and what the bounds assume."""
-        return f"{self.margins.criteria}. {_EARLIER_RULE if self.earlier else ''}{self.basis}"
+        return f"{_criteria(self.margins)}. {_EARLIER_RULE if self.earlier else ''}{self.basis}"
 
 
 @dataclass(frozen=True)
@@ -130,6 +102,18 @@ class NoVerdict:
     def sentence(self) -> str:
         """Return the reason in a sentence."""
         return f"Nobody can say yet what this model has forgotten: {self.reason}."
+
+
+def _criteria(margins: Margins) -> str:
+    """Return the rule for a PASS and a FAIL, in words."""
+    recited = _points(margins.recited)
+    return (
+        f"Each is shown by a one-sided 95 % bound. PASS: recited rows are at most {recited} above the control's, at "
+        f"most {percent(margins.left)} of the gap between target and control is left, and at least "
+        f"{percent(margins.kept)} is kept. FAIL: recited rows are surely more than {recited} above the control's, "
+        f"surely less than {percent(margins.lost)} is kept, or the model's output is the same as before. PARTLY: all "
+        "else"
+    )
 
 
 def is_forgotten(forgotten: Forgotten, margins: Margins) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 from markdown.extensions.toc import slugify
 from pydantic import BaseModel
 
+from msa_lite.io.files.schema import json_schema
 from msa_lite.recipe import Recipe, TableRecipe, TrainingRecipe
 from tests.tools.pages.tables import code, table
 
@@ -42,7 +43,7 @@ def recipe_page() -> str:
 
 def _sections(model: type[BaseModel], heading: str, titles: dict[str, str], shown: dict[str, list[Row]]) -> str:
     """Return the sections of a schema, and note titles and rows. Those that have a title already stand on the page."""
-    schema = model.model_json_schema()
+    schema = json_schema(model)
     places = _places(schema, schema.get("$defs", {}))
     new = {name: title for name, title in _titles(places).items() if name not in titles}
     titles |= new

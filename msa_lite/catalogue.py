@@ -1,6 +1,8 @@
-"""List the benchmarks by name, with the facts that are needed before one is loaded.
+"""List benchmarks, attacks and kinds of evidence by name, with the facts that are needed before one is loaded.
 
-Nothing heavy is imported, so that the command line and recipes may read it. `evals.benchmarks` has the benchmarks."""
+Nothing heavy is imported, so that the command line, recipes and reports may read it. `evals.benchmarks`, `attacks` and
+`evidence` have the things themselves.
+"""
 
 from __future__ import annotations
 
@@ -118,3 +120,104 @@ def paper_scores() -> dict[str, Mapping[str, int]]:
 def splits_help() -> str:
     """Return a line on the splits of the benchmarks that have several."""
     return "; ".join(f"{name}: {entry.splits}" for name, entry in BENCHMARKS.items() if entry.splits)
+
+
+@dataclass(frozen=True)
+class AttackEntry:
+    """One attack. All else about it is in the class that implements it."""
+
+    implementation: str
+    """Dotted name of its class, a `msa_lite.attacks.attack.Attack`."""
+    summary: str
+    """Half a sentence for help texts and reports: what somebody does to get the rows back."""
+    words: str
+    """Its name for somebody who knows nothing of attacks; with `leak`, a clause."""
+    leak: str = "bring the rows back"
+    """The rest of that clause, of an attack that succeeds."""
+
+
+ATTACKS: dict[str, AttackEntry] = {
+    "membership": AttackEntry(
+        "msa_lite.attacks.membership.Membership",
+        "tell from its losses that a model was trained on the rows",
+        "losses",
+        "tell the rows apart",
+    ),
+    "prompt": AttackEntry(
+        "msa_lite.attacks.prompt.Prompting",
+        "ask in other words, with examples, with the first words of the answer",
+        "other prompts",
+    ),
+    "sample": AttackEntry(
+        "msa_lite.attacks.sample.Sample", "draw many answers at random, and look at the best", "many samples"
+    ),
+    "quantise": AttackEntry(
+        "msa_lite.attacks.quantise.Quantise", "round the weights to 8 or 4 bits", "rounded weights"
+    ),
+    "relearn": AttackEntry(
+        "msa_lite.attacks.relearn.Relearn",
+        "train a little on a part of the rows, or on others",
+        "more training",
+        "brings the rows back",
+    ),
+    "depth": AttackEntry(
+        "msa_lite.attacks.depth.Depth",
+        "read the rows from inner layers, by activation patching",
+        "inner layers",
+        "still hold the rows",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class FigureEntry:
+    """One figure that a kind of evidence gives for a model: a row of the table of metrics."""
+
+    label: str
+    """Its name in tables."""
+    formula: str
+    """Its definition, in half a sentence."""
+    higher_is_better: bool | None = None
+    """None where neither way is better by itself; then the ideal's value is what to compare with."""
+
+
+@dataclass(frozen=True)
+class EvidenceEntry:
+    """One kind of evidence. All else about it is in the class that implements it."""
+
+    question: str
+    """The question that it answers, for reports and help texts."""
+    source: str
+    """The publication that it follows."""
+    figures: Mapping[str, FigureEntry]
+    """Its figures by name; the name of the metric is `evidence_metric`."""
+
+
+ANSWER_KINDS: Mapping[str, FigureEntry] = {
+    "tells": FigureEntry("still tells it", "share of forget rows that are recited, by the rule of the verdict", False),
+    "other": FigureEntry(
+        "says something else", "share of forget rows with a fluent answer that is not the right one, or an admission"
+    ),
+    "garbles": FigureEntry(
+        "garbles", "share of forget rows with no text, repetition, or words that the prior finds unlikely", False
+    ),
+}
+"""What a model can say where it is asked for a forgotten row; each answer is one of these."""
+
+EVIDENCE: dict[str, EvidenceEntry] = {
+    "says": EvidenceEntry("What does it say instead?", "honesty of unlearned models, arXiv 2605.08765", ANSWER_KINDS),
+    "nearer": EvidenceEntry(
+        "Is it nearer to a model that never saw the rows, or to the target?",
+        "relative three-sample test, arXiv 2601.19755 and 1511.04581",
+        {
+            "losses": FigureEntry(
+                "nearer by losses", "position between target (−1) and control (+1) by the answers' probabilities"
+            )
+        },
+    ),
+}
+
+
+def evidence_metric(kind: str, figure: str) -> str:
+    """Return the name of the metric of a figure: a column of a comparison."""
+    return f"{kind}_{figure}"

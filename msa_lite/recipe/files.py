@@ -1,4 +1,4 @@
-"""Find the file of a recipe: the user's own, or one that comes with the package."""
+"""Files of recipes: the user's own, those that come with the package, and the schema beside one for editors."""
 
 from __future__ import annotations
 
@@ -6,14 +6,23 @@ import difflib
 import os
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Literal, get_args
+
+from pydantic import BaseModel
 
 from msa_lite.errors import OutputError, UsageError
 from msa_lite.io.files.reading import local_path, read_text
-from msa_lite.io.files.writing import check_writable
+from msa_lite.io.files.schema import json_schema
+from msa_lite.io.files.writing import check_writable, indented_json, reachable, write_text
+from msa_lite.recipe.schema import Recipe
+from msa_lite.recipe.table import TableRecipe
+from msa_lite.recipe.training import TrainingRecipe
 
 TABLES = "table/"  # before the names of shipped tables
 RECIPE_ENDINGS = (".yaml", ".yml")
 _MOST = 3  # names that a message offers
+RecipeKind = Literal["run", "training", "table"]
+_KINDS: dict[str, type[BaseModel]] = {"run": Recipe, "training": TrainingRecipe, "table": TableRecipe}
 
 
 def shipped_recipes() -> dict[str, Path]:
@@ -90,3 +99,29 @@ def check_new_file(path: Path) -> None:
     if not path.parent.exists():
         raise UsageError(f"{path}: there is no folder {path.parent}; make it, or name another place")
     check_writable(path)
+
+
+def recipe_schema(kind: RecipeKind) -> str:
+    """Return the JSON schema of a kind of recipe."""
+    return indented_json(json_schema(_KINDS[kind]))
+
+
+def write_with_schema(path: Path, text: str, recipe: BaseModel) -> Path:
+    """Write a recipe that leads editors to its schema, and the schema beside it; return the schema's file.
+
+    The schema is a file of its own with a name of ours, so that the line holds without a network and after a move of
+    both. An older one is replaced. Without it, an editor says that it is missing, and a run does not care.
+    """
+    kind = next(kind for kind in get_args(RecipeKind) if isinstance(recipe, _KINDS[kind]))
+    schema = path.with_name(f"msa-lite-{kind}.schema.json")
+    with reachable(path):
+        write_text(schema, recipe_schema(kind))
+        write_text(path, _with_line(text, f"# yaml-language-server: $schema={schema.name}"))
+    return schema
+
+
+def _with_line(text: str, line: str) -> str:
+    """Put a comment at the end of a recipe's first comments, whose first line is its title."""
+    lines = text.splitlines(keepends=True)
+    place = next((number for number, old in enumerate(lines) if not old.startswith("#")), len(lines))
+    return "".join([*lines[:place], f"{line}\n", *lines[place:]])

@@ -1,18 +1,18 @@
-"""The parts of a recipe about scores: questions, judge, the choice of a candidate, attacks."""
+"""The parts of a recipe about its results: scores, the choice of a candidate, evidence, attacks, merge, publishing."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag, field_validator, model_validator
+from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
 
-from msa_lite.attack_names import ATTACKS
-from msa_lite.benchmark_names import BENCHMARKS, OWN, paper_scores, published, splits_help
-from msa_lite.closed import Closed
+from msa_lite.catalogue import ATTACKS, BENCHMARKS, EVIDENCE, OWN, paper_scores, published, splits_help
 from msa_lite.errors import nearest
-from msa_lite.evidence_names import EVIDENCE
-from msa_lite.recipe.inputs import Data, check_points
+from msa_lite.io.files.schema import Closed
+from msa_lite.recipe.inputs import AutoOffOr, AutoOr, Data, check_points
+from msa_lite.recipe.training import Rate
+from msa_lite.settings import JudgeSettings, Margins
 
 
 def _named(what: str, names: Callable[[], Iterable[str]]) -> BeforeValidator:
@@ -30,20 +30,6 @@ BenchmarkName = Annotated[str, _named("benchmark", lambda: BENCHMARKS)]
 ScoreName = Annotated[str, _named("score", lambda: ["extraction", *paper_scores()])]
 AttackName = Annotated[str, _named("attack", lambda: ATTACKS)]
 EvidenceName = Annotated[str, _named("evidence", lambda: EVIDENCE)]
-
-
-class JudgeKeys(Closed):
-    """A language model that judges generated answers."""
-
-    kind: Literal["none", "local", "openai"] = "none"
-    """none; local: a Hugging Face model on this machine; openai: any server with OpenAI's interface, whose key is
-    OPENAI_API_KEY in the environment."""
-    model: str | None = None
-    """openai: a model of the server, gpt-4o by default; local: a folder or repo[@revision]."""
-    base_url: str | None = None
-    """The server's address. Default: OPENAI_BASE_URL, or OpenAI itself."""
-    prompts: str | None = None
-    """A YAML file with the wording of a publication: templates of tofu and restor. Default: our own."""
 
 
 SETS = ("forget", "retain", "holdout")  # of rows, as `Evaluate` names them
@@ -66,7 +52,7 @@ class Evaluate(Closed):
     """Questions that no model was trained on."""
     ideal: str | None = None
     """A model that never saw the forget set, shown beside the unlearned one; some metrics need it."""
-    judge: JudgeKeys = JudgeKeys()
+    judge: JudgeSettings = JudgeSettings()
     """The judge of generated answers."""
     compat: list[str] = []
     """Deviations of published code to repeat: open-unlearning, a benchmark's name, or single switches."""
@@ -91,17 +77,10 @@ class Evaluate(Closed):
         return self
 
 
-Share = Annotated[
-    Annotated[Literal["auto"], Tag("auto")] | Annotated[float, Field(gt=0, lt=1), Tag("one")],
-    Discriminator(lambda value: "auto" if value == "auto" else "one"),
-]
-"""auto, or a share between 0 and 1."""
-
-
 class Select(Closed):
     """The choice among points (α, β), or among a baseline's epochs, on validation rows."""
 
-    validation: Share = "auto"
+    validation: AutoOr[Annotated[float, Field(gt=0, lt=1)]] = "auto"
     """The share of the retain rows that decide the choice; the others give the final scores. auto: 30 rows, or half of
     a small set; fewer than 12 rows serve for both. All forget rows decide. A score of a published benchmark divides all
     its sets: 0.15, and 0.1 for restor, as in the paper."""
@@ -115,22 +94,9 @@ class Select(Closed):
     point must keep."""
 
 
-class VerdictKeys(Closed):
-    """The margins of a PASS. The verdict compares each with a one-sided 95 % bound."""
-
-    recited: float = Field(0.10, ge=0, le=1)
-    """The largest share of recited rows above the control's (the ideal, or holdout rows)."""
-    left: float = Field(0.20, ge=0, le=1)
-    """The largest share of the gap between target and control that may be left, in extraction strength and
-    probability."""
-    kept: float = Field(0.85, ge=0, le=1)
-    """The smallest share of the target's knowledge of the retain set, above the level of unseen rows, that must be
-    kept."""
-
-
 VerdictForm = Annotated[
-    Annotated[bool, Tag("switch")] | Annotated[VerdictKeys, Tag("margins")],
-    Discriminator(lambda value: "margins" if isinstance(value, (dict, VerdictKeys)) else "switch"),
+    Annotated[bool, Tag("switch")] | Annotated[Margins, Tag("margins")],
+    Discriminator(lambda value: "margins" if isinstance(value, (dict, Margins)) else "switch"),
 ]
 """on, off, or margins. A fault is reported for the form that the user wrote."""
 
@@ -155,3 +121,49 @@ class AttackKeys(Closed):
     """Attack at most this many forget rows, a seeded sample. Default: 40 on a CPU, 400 on a GPU."""
 
     _once = field_validator("attacks")(check_points)
+
+
+class Merge(Closed):
+    """The merge of target and vectors into the unlearned model."""
+
+    model_config = ConfigDict(serialize_by_alias=True)
+
+    dtype: Literal["same", "bfloat16", "float16", "float32"] = "same"
+    """The stored dtype. same: the target's, file by file."""
+    rounding: Literal["nearest", "stochastic"] = "nearest"
+    """The rounding to the stored dtype. stochastic: unbiased, for updates that are small beside the weights."""
+    # SmolLM2, three histories: the distance to the ideal fell from 0.17 to 0.07, with the hold to 0.05.
+    filter: AutoOffOr[Rate] = "auto"
+    """The filter of the forget vector, which protects rows to keep; not in the paper. A number: its strength λ. auto: λ
+    is chosen with α; off if α is given. Without retain rows it uses holdout rows; without these, auto is off. off: the
+    vector as it was fitted. For a baseline that trains, a number filters the change of the chosen epoch; auto is
+    off."""
+    form: Literal["model", "adapter"] = Field("model", alias="as")
+    """model: a whole checkpoint. adapter: one adapter on the target, in fp32."""
+
+    @model_validator(mode="after")
+    def _adapters_are_fp32(self) -> Merge:
+        if self.form == "adapter" and (self.dtype, self.rounding) != ("same", "nearest"):
+            raise ValueError("an adapter is always fp32; leave out dtype and rounding")
+        return self
+
+
+class Publish(Closed):
+    """The repository on the Hugging Face Hub that gets the model or adapter at the end of the run.
+
+    No key here changes a result.
+    """
+
+    repo: str | None = None
+    """ACCOUNT/NAME, or NAME for the account of the token. null: nothing is sent. A model with a FAIL is not sent
+    either, unless you accept it (`--accept`, or `verdict: off`)."""
+    private: bool = True
+    """true: only its owner sees it. false: everybody does."""
+    license: str | None = None
+    """The licence's identifier, such as apache-2.0, if the target's card names none."""
+
+    @model_validator(mode="after")
+    def _needs_a_repository(self) -> Publish:
+        if self.repo is None and self != Publish.model_construct():
+            raise ValueError("settings without a repo to send to; give publish.repo, or leave publish out")
+        return self
