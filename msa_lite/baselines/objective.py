@@ -1,25 +1,18 @@
-"""The objective of a method, step by step, and its reference: log-probabilities on disk, or a second model."""
+"""The objective of a method, step by step, and its reference: log-probabilities of the rows, or a second model."""
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from msa_lite.baselines import losses
 from msa_lite.baselines.losses import layer_activations, sequence_log_probs
 from msa_lite.baselines.methods import METHODS, Method, Value
 from msa_lite.data import IGNORE, Example, hash_ids
-from msa_lite.errors import MismatchError
-from msa_lite.io.files.writing import write_json
-from msa_lite.io.finished.manifest import is_finished, stage_folder
-from msa_lite.io.finished.seal import load_manifest
 from msa_lite.io.models.devices import free_memory, is_out_of_memory
 from msa_lite.io.models.heads import Halves, autocast, split_model
-from msa_lite.io.weights.hub import Source
 from msa_lite.train.objectives.objective import ALONE, Backward, Division, LossTerm, draw_rows
 from msa_lite.train.objectives.reference import (
     Batch,
@@ -53,61 +46,21 @@ def draw_answers(count: int, seed: int) -> list[str]:
     return random.Random(seed).choices(ANSWERS, k=count)
 
 
-_FILE = "log_probs.json"
+def reference_log_probs(
+    model: Any, sets: Mapping[str, Sequence[Example]], pad: int, division: Division = ALONE
+) -> dict[str, list[float]]:
+    """Return the log-probability of each row, by set, under the reference: `model` before its training, in eval mode.
 
+    Of several processes, each runs all rows, since each has only a part of the model; the first one's values count.
+    """
+    import torch
 
-@dataclass(frozen=True)
-class ReferenceCache:
-    """Sequence log-probabilities of sets of rows under one model, kept in a folder."""
-
-    folder: Path
-    model: Source
-    """The reference."""
-    quantised: bool
-    """True when the reference is held in 4 bits."""
-    sets: Mapping[str, Sequence[Example]]
-    """Rows by name."""
-
-    @property
-    def inputs(self) -> dict[str, Any]:
-        """Return all that the values depend on, for the manifest."""
-        rows = {name: hash_ids(examples) for name, examples in self.sets.items()}
-        return {"model": self.model.identity(), "quantised": self.quantised, "rows": rows}
-
-    def check(self) -> None:
-        """Raise MismatchError where the folder holds values of another model."""
-        inputs = (load_manifest(self.folder) or {}).get("inputs", {})
-        theirs, ours = (
-            f"{(item.get('model') or {}).get('revision')}{', in 4 bits' if item.get('quantised') else ''}"
-            for item in (inputs, self.inputs)
-        )
-        if inputs and theirs != ours:
-            raise MismatchError(
-                f"{self.folder} holds log-probabilities of another reference model ({theirs}) than {self.model.name} "
-                f"({ours}); remove that folder, or choose another output"
-            )
-
-    def values(self, model: Any, pad: int, division: Division = ALONE) -> dict[str, list[float]]:
-        """Return log-probabilities by set, one per row: from the folder, or computed with `model`, the reference.
-
-        Of several processes, each computes them all, since each has only a part of the model; the first one writes.
-        """
-        import torch
-
-        if not division.in_first(lambda: is_finished(self.folder, self.inputs)):
-            training = model.training
-            model.eval()
-            with torch.no_grad(), autocast(model):
-                scores = division.forward(
-                    model, lambda: {name: _score(model, examples, pad) for name, examples in self.sets.items()}
-                )
-            model.train(training)
-            division.in_first(lambda: self._write(scores))
-        return division.in_first(lambda: json.loads((self.folder / _FILE).read_text("utf-8")))
-
-    def _write(self, scores: Mapping[str, Sequence[float]]) -> None:
-        with stage_folder(self.folder, "reference", self.inputs) as partial:
-            write_json(partial / _FILE, scores)
+    training = model.training
+    model.eval()
+    with torch.no_grad(), autocast(model):
+        scores = division.forward(model, lambda: {name: _score(model, rows, pad) for name, rows in sets.items()})
+    model.train(training)
+    return division.in_first(lambda: scores)
 
 
 def _score(model: Any, examples: Sequence[Example], pad: int) -> list[float]:
@@ -158,8 +111,6 @@ class BaselineObjective:
     seed: int
     alternatives: Sequence[Example] = ()
     """For methods of pairs: the answer to prefer to each of `forget`."""
-    cache: ReferenceCache | None = None
-    """For methods that need log-probabilities of a reference."""
     full: bool = False
     """True when all weights are trained, so that the reference must be a second model."""
     _division: Division = field(default=ALONE, init=False)
@@ -192,8 +143,9 @@ class BaselineObjective:
         """Get the reference ready."""
         self._model, self._division = model, division
         self._halves = None if self.method.takes == "activations" else split_model(model)
-        if self.cache is not None:
-            self._reference_scores = self.cache.values(model, self.pad, division)
+        if self.method.reference == "log_probs":
+            sets = {"forget": self.forget, "alternatives": self.alternatives}
+            self._reference_scores = reference_log_probs(model, sets, self.pad, division)
         needs_copy = self.full and self.method.runs_reference(self.parameters)
         copy = division.freeze(model, self._copied_layers) if needs_copy else None
         self._reference = FitReference.of(model, self._halves, copy)

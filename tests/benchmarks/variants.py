@@ -43,8 +43,8 @@ from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM
 
 from msa_lite.attacks.relearn import UNRELATED
-from msa_lite.baselines.methods import METHODS, settings_grid
-from msa_lite.baselines.objective import BaselineObjective, ReferenceCache
+from msa_lite.baselines.methods import settings_grid
+from msa_lite.baselines.objective import BaselineObjective
 from msa_lite.data import IGNORE, Example, Prompter, Row, Template, encode_qa, encode_text, open_tokenizer, to_batch
 from msa_lite.evals.engine.models import load_model
 from msa_lite.io.console.libraries import silence_libraries
@@ -371,12 +371,7 @@ def variants(lab: Lab) -> Mapping[str, Callable[[], Sequence[Column]]]:
 
 def _fit_baseline(lab: Lab, method: str, parameters: Mapping[str, Any], name: str) -> Path:
     """Tune the target by a baseline; each epoch is kept."""
-    forget, entry = lab.rows["forget"], METHODS[method]
-    cache = ReferenceCache(lab.out / "reference", lab.source, False, {"forget": forget, "alternatives": []})
-    objective = BaselineObjective(
-        method, parameters, forget, lab.rows["learnt"], lab.pad, seed=0,
-        cache=cache if entry.reference == "log_probs" else None,
-    )  # fmt: skip
+    objective = BaselineObjective(method, parameters, lab.rows["forget"], lab.rows["learnt"], lab.pad, seed=0)
     settings = FitSettings(
         epochs=EPOCHS, learning_rate=float(parameters["learning_rate"]), batch_size=8, micro_batch_size=8
     )

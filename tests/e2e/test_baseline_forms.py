@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 import msa_lite
-from msa_lite.errors import MismatchError, MsaError, StageError
+from msa_lite.errors import MsaError, StageError
 from msa_lite.io.files.writing import hash_file
 from msa_lite.io.finished.seal import load_manifest, verify_folder
 from msa_lite.pipeline.baseline import trials
@@ -114,20 +114,6 @@ def test_bad_input_is_refused_before_anything_is_written(
         msa_lite.run_baseline(method, small, overrides)
     assert caught.value.exit_code == code
     assert not (tmp_path / "run").exists()
-
-
-def test_a_reference_of_another_model_is_refused_before_any_training(
-    small: dict[str, Any], history: Path, tmp_path: Path
-) -> None:
-    small |= {"evaluate": None, "baseline": {"epochs": 1}}
-    run = msa_lite.run_baseline("npo", small).folder
-    model = hash_file(run / "model/model.safetensors")
-    with pytest.raises(MismatchError, match=r"log-probabilities of another reference model .* remove that folder"):
-        msa_lite.run_baseline("npo", small | {"target": str(history / "ideal")})
-    assert hash_file(run / "model/model.safetensors") == model
-    shutil.rmtree(run / "reference")
-    msa_lite.run_baseline("npo", small | {"target": str(history / "ideal")})
-    assert hash_file(run / "model/model.safetensors") != model
 
 
 def test_only_the_weights_of_the_chosen_epoch_stay_and_the_reports_of_all(knowing: Path, tmp_path: Path) -> None:

@@ -135,7 +135,7 @@ def baseline_losses(prior: str, out: str, names: Sequence[str], modes: Sequence[
     for name in names:
         for mode in modes:
             folder = Path(out) / f"{name}-{mode}"
-            objective = made.objective_of(made.point(name), name, folder / "cache", mode == "full")
+            objective = made.objective_of(made.point(name), name, mode == "full")
             settings = FitSettings(mode=mode, lora_rank=4, lora_alpha=8, epochs=2, learning_rate=1e-3, batch_size=4)  # type: ignore[arg-type]
             fit = measure_fit(Path(prior), made.FORGET, folder / "vector", settings, objective=objective)
             losses[f"{name} {mode}"] = fit.losses

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from torch import Tensor
@@ -25,10 +24,8 @@ from tests.unit.test_baseline_objective import (
 
 @each_mode
 @pytest.mark.parametrize("name", ["grad_diff", "npo", "dpo", "rmu", "undial"])  # one for each kind of pass
-def test_no_pass_holds_more_tokens_than_a_micro_batch_of_the_longest_rows(
-    name: str, full: bool, tmp_path: Path
-) -> None:
-    made, model = objective_of(point(name), name, tmp_path, full), to_train(full)
+def test_no_pass_holds_more_tokens_than_a_micro_batch_of_the_longest_rows(name: str, full: bool) -> None:
+    made, model = objective_of(point(name), name, full), to_train(full)
     made.prepare(model)
     held: list[Tensor] = []
     body = (model if full else model.get_base_model()).base_model
@@ -42,10 +39,8 @@ def test_no_pass_holds_more_tokens_than_a_micro_batch_of_the_longest_rows(
 
 
 @pytest.mark.parametrize(("name", "retain_loss"), [("npo", "nll"), ("dpo", "kl"), ("satimp", "nll"), ("undial", "kl")])
-def test_logits_are_made_a_block_at_a_time(
-    name: str, retain_loss: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made, model = objective_of(point(name, retain_loss), name, tmp_path, False), to_train(False)
+def test_logits_are_made_a_block_at_a_time(name: str, retain_loss: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, model = objective_of(point(name, retain_loss), name, False), to_train(False)
     made.prepare(model)
     wanted = made.step(model, ROWS, 0, 4, lambda loss: loss.backward())
     gradient = gradients(model)
@@ -59,9 +54,9 @@ def test_logits_are_made_a_block_at_a_time(
         assert max(sizes) == 3 if rows == 3 else max(sizes) > 3
 
 
-def test_long_alternatives_count_as_well_as_short_answers(tmp_path: Path) -> None:
+def test_long_alternatives_count_as_well_as_short_answers() -> None:
     long = [replace(row, ids=[5] * 60, labels=[IGNORE, *[5] * 59]) for row in FORGET]
-    made, model = objective_of(point("dpo"), "dpo", tmp_path, False, alternatives=long, cache=None), to_train(False)
+    made, model = objective_of(point("dpo"), "dpo", False, alternatives=long), to_train(False)
     made.prepare(model)
     made._reference_scores = {"forget": [0.0] * 8, "alternatives": [0.0] * 8}
     sizes: list[int] = []

@@ -6,7 +6,6 @@ import json
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,9 +15,8 @@ from torch import Tensor
 
 from msa_lite.baselines import losses
 from msa_lite.baselines.methods import METHODS, Value, settings_grid
-from msa_lite.baselines.objective import BaselineObjective, ReferenceCache
+from msa_lite.baselines.objective import BaselineObjective
 from msa_lite.data import IGNORE, Example
-from msa_lite.io.weights.hub import Source
 from msa_lite.train.objectives import objective as divided
 from msa_lite.train.objectives.objective import draw_rows
 from msa_lite.train.objectives.reference import Batch, make_batch
@@ -70,16 +68,13 @@ def point(name: str, retain_loss: str = "nll", **changes: Any) -> dict[str, Any]
     return parameters | {key: value for key, value in (weights | changes).items() if key in parameters}
 
 
-def objective_of(parameters: dict[str, Any], name: str, folder: Path, full: bool, **changes: Any) -> Any:
-    sets = {"forget": FORGET, "alternatives": ALTERNATIVES} if name == "dpo" else {"forget": FORGET}
-    known = METHODS[name].reference == "log_probs"
+def objective_of(parameters: dict[str, Any], name: str, full: bool, **changes: Any) -> Any:
     given: dict[str, Any] = {
         "forget": FORGET,
         "retain": RETAIN,
         "pad": PAD,
         "seed": SEED,
         "alternatives": ALTERNATIVES if name == "dpo" else (),
-        "cache": ReferenceCache(folder / "reference", Source("m", folder, "a" * 40), False, sets) if known else None,
         "full": full,
     }
     return BaselineObjective(name, parameters, **(given | changes))
@@ -171,11 +166,11 @@ def move(model: Any, made: Any) -> None:
 @each_mode
 @every_case
 def test_a_step_is_the_plain_loss_for_every_micro_batch_after_the_model_has_moved(
-    name: str, retain_loss: str, full: bool, tmp_path: Path
+    name: str, retain_loss: str, full: bool
 ) -> None:
     parameters = point(name, retain_loss)
     model = to_train(full)
-    made = objective_of(parameters, name, tmp_path, full)
+    made = objective_of(parameters, name, full)
     made.prepare(model)
     move(model, made)
     plain = Plain(name, parameters, model).loss(draw_rows(len(FORGET), len(RETAIN), made.seed, EPOCH)[ROWS].tolist())
@@ -189,21 +184,21 @@ def test_a_step_is_the_plain_loss_for_every_micro_batch_after_the_model_has_move
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_without_a_retain_term_no_retain_set_is_needed(name: str, tmp_path: Path) -> None:
+def test_without_a_retain_term_no_retain_set_is_needed(name: str) -> None:
     full = METHODS[name].reference == "logits"  # where the reference is a second model
     parameters, model = point(name, "kl", retain_weight=0.0), to_train(full)
-    made = objective_of(parameters, name, tmp_path, full, retain=())
+    made = objective_of(parameters, name, full, retain=())
     made.prepare(model)
     loss = made.step(model, ROWS, 0, 4, lambda loss: loss.backward())
     plain = Plain(name, parameters, model).forget_loss(ROWS)
     assert float(loss) == pytest.approx(0.75 * float(plain.detach()), rel=1e-4)
     assert made.longest == max(len(row.ids) for row in (*FORGET, *made.alternatives))
     for retain in (RETAIN, ragged_rows(9, seed=5) * 2):  # what is not used decides nothing
-        given = objective_of(parameters, name, tmp_path, full, retain=retain)
+        given = objective_of(parameters, name, full, retain=retain)
         assert (given.describe(), given.longest) == (made.describe(), made.longest)
     if "retain_weight" in parameters:
         used = parameters | {"retain_weight": 1.0}
-        one, other = (objective_of(used, name, tmp_path, full, retain=RETAIN[:k]).describe() for k in (8, 9))
+        one, other = (objective_of(used, name, full, retain=RETAIN[:k]).describe() for k in (8, 9))
         assert one != other
 
 
@@ -221,7 +216,7 @@ def test_without_a_retain_term_no_retain_set_is_needed(name: str, tmp_path: Path
     ],
 )
 def test_a_second_model_is_held_only_where_a_step_runs_it(
-    name: str, changes: dict[str, Any], copied: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, changes: dict[str, Any], copied: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     layers: list[int | None] = []
     copy = divided.freeze_copy
@@ -232,7 +227,7 @@ def test_a_second_model_is_held_only_where_a_step_runs_it(
 
     monkeypatch.setattr(divided, "freeze_copy", watch)
     for full in (False, True):
-        made, model = objective_of(point(name, **changes), name, tmp_path, full), to_train(full)
+        made, model = objective_of(point(name, **changes), name, full), to_train(full)
         made.prepare(model)
         made.step(model, ROWS, 0, 6, lambda loss: loss.backward())
     assert layers == ([LAYER + 1 if name == "rmu" else None] if copied else [])
@@ -257,16 +252,16 @@ def test_retain_rows_are_drawn_uniformly() -> None:
     assert np.abs(counts - 2000).max() < 5 * 42
 
 
-def test_a_forget_row_keeps_its_retain_row_in_whatever_order_an_epoch_runs(tmp_path: Path) -> None:
-    made, model = objective_of(point("grad_diff"), "grad_diff", tmp_path, True), to_train(True)
+def test_a_forget_row_keeps_its_retain_row_in_whatever_order_an_epoch_runs() -> None:
+    made, model = objective_of(point("grad_diff"), "grad_diff", True), to_train(True)
     made.prepare(model)
     orders = ([[0, 1, 2], [3, 4, 5]], [[5, 3, 4], [2, 1, 0]])
     halves = [[float(made.step(model, rows, 1, 6, lambda loss: None)) for rows in order] for order in orders]
     assert halves[0] == pytest.approx(halves[1][::-1], rel=1e-5)
 
 
-def test_steering_is_one_vector_for_the_whole_fit(tmp_path: Path) -> None:
-    made, model = objective_of(point("rmu", retain_weight=0.0), "rmu", tmp_path, True), to_train(True)
+def test_steering_is_one_vector_for_the_whole_fit() -> None:
+    made, model = objective_of(point("rmu", retain_weight=0.0), "rmu", True), to_train(True)
     made.prepare(model)
     first = float(made.step(model, ROWS, 0, 6, lambda loss: None))
     torch.rand(5)
@@ -275,11 +270,11 @@ def test_steering_is_one_vector_for_the_whole_fit(tmp_path: Path) -> None:
     assert float(made.step(model, ROWS, 0, 6, lambda loss: None)) != first
 
 
-def test_two_objectives_are_the_same_when_they_describe_themselves_alike(tmp_path: Path) -> None:
+def test_two_objectives_are_the_same_when_they_describe_themselves_alike() -> None:
     def described(name: str = "undial", **changes: Any) -> str:
         parameters = point(name, **changes.pop("parameters", {}))
         parameters |= changes.pop("more", {})
-        return json.dumps(objective_of(parameters, name, tmp_path, False, **changes).describe(), sort_keys=True)
+        return json.dumps(objective_of(parameters, name, False, **changes).describe(), sort_keys=True)
 
     same = described()
     assert same == described(more={"learning_rate": 1e-3}) == described(pad=0)

@@ -14,7 +14,7 @@ import torch
 
 from msa_lite.baselines import losses
 from msa_lite.baselines.methods import settings_grid
-from msa_lite.baselines.objective import BaselineObjective, ReferenceCache
+from msa_lite.baselines.objective import BaselineObjective
 from msa_lite.choose.rules import LeastExtraction
 from msa_lite.choose.validation import Validation
 from msa_lite.data import Example, Prompter, Row, Template
@@ -22,7 +22,6 @@ from msa_lite.evals.benchmarks.qa import load_qa
 from msa_lite.evals.engine import models
 from msa_lite.evals.engine.models import Runner
 from msa_lite.io.models.heads import autocast
-from msa_lite.io.weights.hub import fetch
 from msa_lite.report import load_report
 from msa_lite.train import KeptEpochs, epoch_folder
 from msa_lite.train.memory.model import load_trainable
@@ -81,8 +80,7 @@ def test_a_last_short_batch_is_a_step(prior: Path, tmp_path: Path) -> None:
 
 def test_a_baseline_is_trained_by_plain_steps_of_adamw(prior: Path, tmp_path: Path) -> None:
     """NPO against a loop that has a second model as its reference and every row in one batch."""
-    cache = ReferenceCache(tmp_path / "reference", fetch(str(prior)), False, {"forget": ROWS})
-    made = BaselineObjective("npo", settings_grid("npo", {"retain_weight": 2.0})[0], ROWS, RETAIN, PAD, 5, cache=cache)
+    made = BaselineObjective("npo", settings_grid("npo", {"retain_weight": 2.0})[0], ROWS, RETAIN, PAD, 5)
     batches: list[tuple[list[int], int]] = []
     step = made.step
 
@@ -123,7 +121,6 @@ def test_in_half_precision_too_a_fit_starts_at_its_reference(
     prior = make_checkpoint("llama", initializer_range=0.3)  # sure of itself, so that rounding shows
     given: dict[str, Any] = {"forget_weight": 0.0, "retain_weight": 1.0}
     given |= {"layer": 1} if name == "rmu" else {"retain_loss": "kl"}
-    sets = {"forget": ROWS, "alternatives": ROWS[::-1]}
     made = BaselineObjective(
         name,
         settings_grid(name, given if name != "dpo" else {"retain_weight": 0.0})[0],
@@ -132,7 +129,6 @@ def test_in_half_precision_too_a_fit_starts_at_its_reference(
         PAD,
         0,
         alternatives=ROWS[::-1] if name == "dpo" else (),
-        cache=ReferenceCache(tmp_path / "reference", fetch(str(prior)), False, sets) if name == "dpo" else None,
         full=mode == "full",
     )
     first = json.loads(

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from msa_lite.baselines.methods import settings_grid
-from msa_lite.baselines.objective import BaselineObjective, ReferenceCache
+from msa_lite.baselines.objective import BaselineObjective
 from msa_lite.io.weights.checkpoint import INDEX_FILE
 from msa_lite.io.weights.companions import CODE, PATTERNS
 from msa_lite.io.weights.hub import Source, fetch, hash_content
@@ -246,25 +246,13 @@ def test_a_baselines_objective_is_known_by_all_that_decides_its_loss() -> None:
         "seed": 1,
     }
     # The forget rows and full are in the fit's identity, the reference and its rows come from these and the prior.
-    assert_all_named(BaselineObjective, changes, ["forget", "pad", "cache", "full"])
+    assert_all_named(BaselineObjective, changes, ["forget", "pad", "full"])
     given = {"name": "dpo", "parameters": settings_grid("dpo", {})[0], "forget": ROWS, "retain": retain, "pad": 2}
 
     def identity(change: Change) -> Any:
         return BaselineObjective(**{**given, "seed": 0, "alternatives": alternatives, **change}).describe()
 
     assert_told_apart(identity, one_each(changes) | {"labels": {"retain": relabelled}})
-
-
-def test_a_references_values_are_known_by_model_and_rows(tmp_path: Path) -> None:
-    first, *more = ROWS
-    changes = {
-        "model": replace(PRIOR, revision="b" * 40),
-        "quantised": True,
-        "sets": {"forget": [replace(first, labels=first.ids), *more]},
-    }
-    assert_all_named(ReferenceCache, changes, ["folder"])
-    base = ReferenceCache(tmp_path, PRIOR, False, {"forget": ROWS})
-    assert_told_apart(lambda change: replace(base, **change).inputs, one_each(changes))
 
 
 def test_the_files_of_a_manifest_give_the_revision_that_a_model_is_known_by(tmp_path: Path) -> None:

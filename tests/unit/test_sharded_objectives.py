@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from msa_lite.baselines.methods import METHODS, settings_grid
-from msa_lite.baselines.objective import BaselineObjective, ReferenceCache
+from msa_lite.baselines.objective import BaselineObjective
 from msa_lite.data import IGNORE
 from msa_lite.io.finished.seal import load_manifest, verify_folder
 from msa_lite.io.weights.hub import fetch
@@ -66,20 +66,16 @@ class Nearest:
         return KeptEpochs(frozenset([min(values, key=lambda number: values[number])]))
 
 
-def fit_of(case: str, prior: Path, folder: Path, settings: FitSettings = SETTINGS) -> VectorFit:
-    """The fit of a case. folder: for its log-probabilities."""
+def fit_of(case: str, prior: Path, settings: FitSettings = SETTINGS) -> VectorFit:
+    """The fit of a case."""
     source, name = fetch(str(prior)), case.partition(" ")[0]
     objective: Any
     if case == HELD:
         objective = HeldLoss(FORGET, RETAIN, 0.7, PAD, seed=3, full=True)
     else:
-        cache = None
-        if METHODS[name].reference == "log_probs":
-            sets = {"forget": FORGET, "alternatives": ALTERNATIVES}
-            cache = ReferenceCache(folder / f"reference-{name}", source, False, sets)
         parameters = settings_grid(name, PARAMETERS.get(case, {}))[0]
         alternatives = ALTERNATIVES if METHODS[name].takes == "pairs" else ()
-        objective = BaselineObjective(name, parameters, FORGET, RETAIN, PAD, 3, alternatives, cache, full=True)
+        objective = BaselineObjective(name, parameters, FORGET, RETAIN, PAD, 3, alternatives, full=True)
     after = Nearest() if case in CHOOSES else None
     return VectorFit(source, FORGET, tiny_tokenizer(), settings, objective, after, label=case)
 
@@ -88,7 +84,7 @@ def fit_all(rank: int, cases: list[str], prior: Path, folder: Path) -> None:
     from msa_lite.train.processes.fit import fit_sharded
 
     for case in cases:
-        fit_sharded(fit_of(case, prior, folder), folder / case)
+        fit_sharded(fit_of(case, prior), folder / case)
 
 
 def dies(rank: int, prior: Path, folder: Path) -> None:
@@ -145,7 +141,7 @@ def test_every_objective_gives_the_vector_of_one_process(make_checkpoint: Make, 
     prior, two, one = make_checkpoint("llama"), tmp_path / "two", tmp_path / "one"
     assert run_together(fit_all, CASES, prior, two) == DONE
     for case in CASES:
-        assert_same_fit(two / case, run_fit(fit_of(case, prior, one), one / case))
+        assert_same_fit(two / case, run_fit(fit_of(case, prior), one / case))
         last = weights(trained(two / case)[-1])
         moved = max(float((tensor - weights(prior)[name]).abs().max()) for name, tensor in last.items())
         assert moved > 100 * CLOSE, case

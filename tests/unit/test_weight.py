@@ -8,9 +8,9 @@ from tests.tools.count import code_lines, inner_arrows, totals
 
 # Today's totals. Lower one whenever it falls. Raising one is a decision: CONTRIBUTING lists each, with its reason.
 CEILING = {
-    "lines of the package": 33_727,
+    "lines of the package": 33_684,
     "modules": 290,
-    "lines of the tests": 43_064,
+    "lines of the tests": 42_972,
     "words of the docs": 49_500,
     "commands": 24,
     "options": 108,

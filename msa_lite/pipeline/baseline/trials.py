@@ -12,7 +12,7 @@ from typing import Any
 
 from msa_lite.baselines.losses import check_layer
 from msa_lite.baselines.methods import METHODS, Value
-from msa_lite.baselines.objective import BaselineObjective, ReferenceCache, draw_answers
+from msa_lite.baselines.objective import BaselineObjective, draw_answers
 from msa_lite.choose.choice import TARGET, Candidates, Values
 from msa_lite.choose.rules import highest_rank
 from msa_lite.data import Example, encode_qa, pad_id
@@ -112,8 +112,6 @@ class Trials:
             settings = self._settings_of(setting)
             check_learns("forget", settings, len(self.run.examples["forget"]))
             check_shares(self.run.crew, settings)
-        if cache := self._cache():
-            cache.check()
         if not self.context.chooses:
             logger.warning(
                 "%s: no questions to choose an epoch by, so the last one is taken; evaluate.forget can give some",
@@ -318,7 +316,6 @@ class Trials:
             pad=pad_id(self.run.prompter.tokenizer),
             seed=self.run.recipe.seed,
             alternatives=self._alternatives(),
-            cache=self._cache(),
             full=self.run.recipe.vector.mode == "full",
         )
 
@@ -332,11 +329,3 @@ class Trials:
         pairs = enumerate(zip(questions, answers, strict=True))
         rows = [replace(row, index=i, answer=answer) for i, (row, answer) in pairs]
         return encode_qa(rows, self.run.prompter, self.run.recipe.vector.max_length)
-
-    def _cache(self) -> ReferenceCache | None:
-        """Return the cache of log-probabilities before training, where the method needs them."""
-        if METHODS[self.method].reference != "log_probs":
-            return None
-        sets = {"forget": self.run.examples["forget"], "alternatives": self._alternatives()}
-        quantised = self.run.recipe.vector.mode == "qlora"
-        return ReferenceCache(self.run.folder / "reference", self.run.sources["prior"], quantised, sets)
