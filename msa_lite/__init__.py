@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from msa_lite.pipeline.init.draft import Wishes as Wishes
     from msa_lite.pipeline.init.draft import init_recipe as init_recipe
     from msa_lite.pipeline.purge.purge import purge as purge
-    from msa_lite.pipeline.run.probe import probe as probe
+    from msa_lite.pipeline.run.checks import probe as probe
     from msa_lite.pipeline.run.report import report_run as report_run
     from msa_lite.pipeline.staged.training import train_stages as train_stages
     from msa_lite.pipeline.table.work import table as table
@@ -83,7 +83,7 @@ _HOMES = {
     "pipeline.verbs.attack": ("attack",),
     "pipeline.staged.training": ("train_stages",),
     "pipeline.table.work": ("table",),
-    "pipeline.run.probe": ("probe",),
+    "pipeline.run.checks": ("probe",),
     "pipeline.run.report": ("report_run",),
     "pipeline.init.draft": ("Wishes", "init_recipe"),
     "pipeline.ask": ("ask",),

@@ -184,7 +184,7 @@ def probe_command(invocation: Invocation) -> None:
     msa-lite probe my.yaml
     msa-lite probe my.yaml evaluate.holdout.path=never-seen.jsonl
     """
-    from msa_lite.pipeline.run.probe import probe
+    from msa_lite.pipeline.run.checks import probe
     from msa_lite.report.tables.formats import Cell, Section, TextTable
 
     result = invocation.call(probe)

@@ -17,7 +17,7 @@ from msa_lite.demo import HistorySettings, make_groups, make_history
 from msa_lite.io.files.writing import hash_file
 from msa_lite.io.finished.seal import verify_folder
 from msa_lite.pipeline.prepare.run import Context, msa_scope, prepare
-from msa_lite.pipeline.run.probe import CHEAP_ROWS, cheap_probe
+from msa_lite.pipeline.run.checks import CHEAP_ROWS, cheap_probe
 from msa_lite.recipe import load_recipe
 from msa_lite.report.run.provenance import load_provenance
 from tests.e2e.conftest import FEW, CallCli

@@ -8,8 +8,8 @@ from tests.tools.count import code_lines, inner_arrows, totals
 
 # Today's totals. Lower one whenever it falls. Raising one is a decision: CONTRIBUTING lists each, with its reason.
 CEILING = {
-    "lines of the package": 33_684,
-    "modules": 290,
+    "lines of the package": 33_670,
+    "modules": 289,
     "lines of the tests": 42_972,
     "words of the docs": 49_500,
     "commands": 24,

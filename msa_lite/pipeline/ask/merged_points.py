@@ -12,7 +12,7 @@ from msa_lite.io.finished.seal import load_manifest
 from msa_lite.io.weights.hub import Source, fetch
 from msa_lite.pipeline.prepare.earlier import EarlierRun, open_earlier, strengths_of
 from msa_lite.pipeline.run.folder import RunFolder
-from msa_lite.pipeline.run.merge import LoadedTarget, Terms, point_terms, recipe_precision
+from msa_lite.pipeline.run.merge import LoadedTarget, Terms, merge_precision, point_terms
 from msa_lite.report.run.provenance import PURGED_FILE, RECIPE_FILE, read_run, recorded_baseline
 from msa_lite.strengths import Strengths, filtered_folder
 
@@ -75,7 +75,7 @@ def open_merged_points(run: RunFolder, target: Source) -> MergedPoints:
     if recipe.prior is None:
         raise UsageError("the run has no prior")
     prior = fetch(recipe.prior, by_content=False)
-    loaded = LoadedTarget(target, prior, recipe_precision(recipe), _refuse)
+    loaded = LoadedTarget(target, prior, merge_precision(recipe), _refuse)
     return MergedPoints(run, chosen, filters, has_retain, open_earlier(recipe), loaded)
 
 

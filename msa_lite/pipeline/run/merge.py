@@ -130,7 +130,7 @@ def merge_candidate(run: Run, terms: Terms) -> Any:
 def merge_inputs(run: Run, terms: Terms) -> dict[str, Any]:
     """Return all that decides the unlearned model, as its manifest records it."""
     form = run.recipe.merge.form
-    options = {"max_rank": None} if form == "adapter" else merge_precision(run).record
+    options = {"max_rank": None} if form == "adapter" else merge_precision(run.recipe).record
     sources, opened = run.sources, _open_terms(terms)
     return find_inputs(run.folder / form, form, sources["target"], opened, sources["prior"], options, True).record
 
@@ -144,12 +144,7 @@ def merge_identity(run: Run) -> dict[str, Any]:
     return identity | ({"earlier": earlier} if earlier else {})
 
 
-def merge_precision(run: Run) -> Precision:
-    """Return the dtype and rounding of a run."""
-    return recipe_precision(run.recipe)
-
-
-def recipe_precision(recipe: Recipe) -> Precision:
+def merge_precision(recipe: Recipe) -> Precision:
     """Return the dtype and rounding that a recipe asks for."""
     return Precision(recipe.merge.dtype, recipe.merge.rounding, recipe.seed)
 
@@ -160,7 +155,7 @@ def _merge_model(run: Run, folder: Path, terms: Terms, progress: Progress, compa
         folder,
         _open_terms(terms),
         run.sources["prior"],
-        merge_precision(run),
+        merge_precision(run.recipe),
         replace=True,
         compare=compare,
         progress=progress,
@@ -195,7 +190,7 @@ class LoadedTarget:
     def of(cls, run: Run) -> LoadedTarget:
         """Return the target of a run, which merges to the disk where it cannot be rewritten."""
         target, prior = run.sources["target"], run.sources["prior"]
-        return cls(target, prior, merge_precision(run), lambda terms: merge_candidate(run, terms))
+        return cls(target, prior, merge_precision(run.recipe), lambda terms: merge_candidate(run, terms))
 
     def merged(self, terms: Terms) -> Any:
         """Return the model that the merge of these terms would write; it is good until the next call."""

@@ -14,10 +14,10 @@ from msa_lite.merger import Merged, MergedAdapter, Term
 from msa_lite.pipeline.prepare.earlier import earlier_terms, open_earlier
 from msa_lite.pipeline.prepare.models import whole_target
 from msa_lite.pipeline.prepare.run import Context, Run
+from msa_lite.pipeline.run.checks import check_stages
 from msa_lite.pipeline.run.choice import CHOICE, choice_stages, chosen_strengths, recorded_points, rescore_stages
 from msa_lite.pipeline.run.evidence import evidence_stages
 from msa_lite.pipeline.run.filtering import filter_stages
-from msa_lite.pipeline.run.knowledge import check_stages
 from msa_lite.pipeline.run.merge import merge_stage, run_terms
 from msa_lite.pipeline.run.report import write_record
 from msa_lite.pipeline.run.scores import earlier_stages, score_stages

@@ -1,6 +1,6 @@
 """A run is a list of stages, and every verb is a loop over that list.
 
-The lists are made by `run.msa`, `run.probe`, `baseline.trials`, `staged.training` and
+The lists are made by `run.msa`, `run.checks`, `baseline.trials`, `staged.training` and
 `attack.campaign`. Here are the loops: execute, announce, tell what is done.
 """
 

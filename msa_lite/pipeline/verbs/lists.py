@@ -19,10 +19,10 @@ from msa_lite.pipeline.attack.campaign import open_attacks
 from msa_lite.pipeline.baseline.settings import Setting, baseline_scope
 from msa_lite.pipeline.baseline.trials import Trials
 from msa_lite.pipeline.prepare.run import Context, Run, Scope, msa_scope
+from msa_lite.pipeline.run.checks import check_probe, probe_scope, probe_stages
 from msa_lite.pipeline.run.evidence import check_evidence
 from msa_lite.pipeline.run.filtering import moments_stage
 from msa_lite.pipeline.run.msa import msa_stages, sweep_stages
-from msa_lite.pipeline.run.probe import check_probe, probe_scope, probe_stages
 from msa_lite.pipeline.run.report import END_FILES, check_licence
 from msa_lite.pipeline.run.vectors import check_fits, fit_stages
 from msa_lite.pipeline.stages.facts import Facts, RowFacts

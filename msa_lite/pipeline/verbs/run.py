@@ -370,6 +370,6 @@ def _chosen(context: Context, verb: Verb) -> tuple[Values, Sequence[Row]]:
 def _tell_how_to_rebuild(run: Run) -> None:
     """Tell the command that makes the model of a run with earlier requests from nothing."""
     terms = run_terms(run, chosen_strengths(run))
-    precision = merge_precision(run) if run.recipe.merge.form == "model" else None
+    precision = merge_precision(run.recipe) if run.recipe.merge.form == "model" else None
     command = rebuild_command(run.sources["target"], run.sources["prior"], terms, precision)
     notices.info("to merge the same model by hand (leave a request out to drop it): %s", command)
