@@ -87,11 +87,10 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
     monkeypatch.setattr("msa_lite.pipeline.prepare.run.check_fit", lambda *_: None)
     watch(peft, "LoraConfig")
     watch(transformers, "TrainingArguments")
-    make_loop = fit.VectorFit.loop
 
-    def loop(self: fit.VectorFit, *arguments: Any) -> trainer.Loop:
-        noted.fits.append((self.settings, max(len(e.ids) for e in self.examples), self.until))
-        return make_loop(self, *arguments)
+    def loop(made: trainer.VectorFit, *arguments: Any) -> trainer.Loop:
+        noted.fits.append((made.settings, max(len(e.ids) for e in made.examples), made.until))
+        return trainer.Loop(made, *arguments)
 
     def train(*args: Any, **keywords: Any) -> None:
         raise Stop
@@ -103,7 +102,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
         return make(*arguments, **options)
 
     monkeypatch.setattr(trainer, "make_trainer", make_trainer)
-    monkeypatch.setattr(fit.VectorFit, "loop", loop)
+    monkeypatch.setattr(fit, "Loop", loop)
     monkeypatch.setattr(transformers, "set_seed", noted.seeds.append)
     monkeypatch.setattr(transformers.Trainer, "train", train)
     return noted

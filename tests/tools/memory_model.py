@@ -38,7 +38,7 @@ from msa_lite.io.console.progress import silent
 from msa_lite.io.models import heads as precision
 from msa_lite.io.models import streaming, transit
 from msa_lite.train import FitSettings
-from msa_lite.train.fit.loop import Loop
+from msa_lite.train.fit.loop import Loop, VectorFit
 from msa_lite.train.memory import model as train_model
 from msa_lite.train.memory.rungs import Rung, set_up
 from msa_lite.train.objectives import plain
@@ -374,8 +374,9 @@ def _our_trainer(rows: Sequence[Example], settings: FitSettings, folder: Path, r
     set_up(model, rung)
     objective, tokenizer = plain.PlainLoss(rows, 2), SimpleNamespace(pad_token_id=2)
     objective.prepare(model)
-    run: Any = Loop(None, rows, tokenizer, settings, folder, "", objective, None, silent, rung=rung)  # type: ignore[arg-type]
-    return run.make_trainer(model)
+    nowhere: Any = None
+    run = Loop(VectorFit(nowhere, rows, tokenizer, settings, objective), folder, silent, rung=rung)
+    return run.make_trainer(model, lambda line, number: None)
 
 
 def _peer_trainer(settings: FitSettings, folder: Path, rung: Rung) -> Any:

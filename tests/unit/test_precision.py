@@ -18,7 +18,7 @@ from msa_lite.io.models import devices as memory
 from msa_lite.io.models import heads as precision
 from msa_lite.io.models.heads import autocast, choose_precision, nf4
 from msa_lite.train import FitSettings, check_mode
-from msa_lite.train.fit.loop import Loop, _make_callback
+from msa_lite.train.fit.loop import Loop, VectorFit, _make_callback
 from msa_lite.train.memory.model import load_trainable
 from tests.support.fits import ROWS, SETTINGS, compute_in_bf16, fit, weights
 
@@ -180,7 +180,9 @@ def test_a_skipped_step_in_fp16_is_no_broken_loss(tmp_path: Path, monkeypatch: p
     def watch_of(name: str) -> Any:
         monkeypatch.setattr("msa_lite.train.fit.loop.choose_precision", lambda compute: name)
         unused: Any = None
-        return _make_callback(Loop(unused, ROWS, unused, SETTINGS, tmp_path, "v", unused, None, unused))
+        return _make_callback(
+            Loop(VectorFit(unused, ROWS, unused, SETTINGS), tmp_path, unused), lambda line, number: None
+        )
 
     infinite = float("inf")
     log_of(watch_of("fp16"), [(2.0, infinite), (2.0, infinite), (1.9, 0.5)])

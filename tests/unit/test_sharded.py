@@ -322,7 +322,7 @@ def chosen_micro(rank: int, prior: Path, limit: int) -> list[int]:
     loss.prepare(model, ShardedDivision.of(source, peers))
     loss.limit = limit
     settings = replace(SETTINGS, batch_size=8)
-    loop = Loop(source, ROWS, tiny_tokenizer(), settings, prior, "vector", loss, None, silent)
+    loop = Loop(VectorFit(source, ROWS, tiny_tokenizer(), settings, loss), prior, silent)
     on_gpu = replace(peers, device=type("Device", (), {"type": "cuda"}))
     micro = choose_micro(loop, model, on_gpu)
     loss.full = False
@@ -352,7 +352,7 @@ def only_one_is_full(rank: int, prior: Path) -> None:
 
     loss = FullInOne(ROWS, 0)
     loss.rank = rank
-    loop = Loop(fetch(str(prior)), ROWS, None, SETTINGS, prior, "vector", loss, None, silent)
+    loop = Loop(VectorFit(fetch(str(prior)), ROWS, None, SETTINGS, loss), prior, silent)
     on_gpu = replace(Peers.join(), device=type("Device", (), {"type": "cuda"}))
     choose_micro(loop, torch.nn.Linear(1, 1), on_gpu)
 

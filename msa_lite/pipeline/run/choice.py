@@ -121,8 +121,8 @@ def choose_candidate(run: Run, candidates: Candidates, what: str, progress: Prog
     choice = choose(candidates, validation, out, f"choosing {what}", progress)
     if is_new:
         with tracking_of(run).lines("sweep") as report:
-            for candidate in choice.candidates:
-                report(_tracked_line(candidate))
+            for number, candidate in enumerate(choice.candidates, 1):
+                report(_tracked_line(candidate), number)
     for doubt in (doubt for doubt in choice.doubts if doubt not in run.notes):  # the run has begun with its notes
         logger.warning("the choice of %s: %s", what, doubt)
     return choice

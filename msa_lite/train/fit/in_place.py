@@ -72,10 +72,9 @@ def _train(model: Any, objective: PlainLoss, settings: FitSettings, watch: Any) 
     note_precision(model, choose_precision(settings.compute))
     rungs = ladder(model, micro_batches(settings, objective.longest), moves=False)
     micro = find_rung(model, objective, settings, rungs).micro
-    options = {"save_strategy": "no", "report_to": "none"}
     with tempfile.TemporaryDirectory() as folder:
         trainer = make_trainer(
-            model, objective, len(objective.examples), settings, micro, watch, Path(folder), **options
+            model, objective, len(objective.examples), settings, micro, watch, Path(folder), save_strategy="no"
         )
         objective.prepare(model)
         try:

@@ -1,4 +1,4 @@
-"""The training loop: Hugging Face's Trainer with our objective, log, saves and steps after an epoch."""
+"""What is fitted, and the training loop: the Trainer with our objective, log, saves and steps after an epoch."""
 
 from __future__ import annotations
 
@@ -8,25 +8,24 @@ import math
 import shutil
 import time
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from msa_lite.data import Example
+from msa_lite.data import Example, hash_ids, pad_id
 from msa_lite.errors import MsaError, NotFiniteError, discarded
 from msa_lite.io.console.libraries import without_bars
 from msa_lite.io.console.progress import Progress, tell
 from msa_lite.io.models.heads import choose_precision
-from msa_lite.train.fit.tracking import UNTRACKED, Tracking
+from msa_lite.io.weights.hub import Source
+from msa_lite.train.fit.tracking import UNTRACKED, Reporter, Tracking
+from msa_lite.train.fit.until import OpenFit, Until
 from msa_lite.train.memory.model import broken_weight, save_model
 from msa_lite.train.memory.rungs import Rung
 from msa_lite.train.objectives.objective import Objective
-from msa_lite.train.settings import AfterEpoch, KeptEpochs
-
-if TYPE_CHECKING:
-    from msa_lite.io.weights.hub import Source
-    from msa_lite.train.fit.until import OpenFit
-    from msa_lite.train.settings import FitSettings
+from msa_lite.train.objectives.plain import PlainLoss
+from msa_lite.train.settings import AfterEpoch, FitSettings, KeptEpochs
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +43,7 @@ def make_trainer(
     """Return a Trainer for a model, which it puts on its device. It prints nothing.
 
     rows: the number of the objective's examples. micro: see `Objective.step`. folder: for what the Trainer saves.
-    options: its arguments that concern saves and reports.
+    options: its arguments that concern saves.
     """
     from transformers import PrinterCallback, Trainer, TrainingArguments
 
@@ -73,6 +72,7 @@ def make_trainer(
         **settings.trainer_options(),
         logging_steps=1,
         logging_nan_inf_filter=False,
+        report_to="none",
         disable_tqdm=True,
         remove_unused_columns=False,
         dataloader_pin_memory=False,  # of indices
@@ -106,91 +106,139 @@ _LOWEST = Rung(1)
 
 
 @dataclass(frozen=True)
-class Loop:
-    """One training run."""
+class VectorFit:
+    """A fit: the model, the rows, the end, and what callers add. The last three fields decide no result."""
 
-    source: Source
-    """The prior."""
+    prior: Source
     examples: Sequence[Example]
     tokenizer: Any
-    settings: FitSettings
+    settings: FitSettings = FitSettings()
+    objective: Objective | None = None
+    """A function to minimise in place of the plain loss of the examples."""
+    after_epoch: AfterEpoch | None = None
+    """Chooses the epochs whose weights are kept, in folders `epoch-1`, `epoch-2`, … of the vector's."""
+    until: Until | None = None
+    """Makes the fit open-ended, with at most `settings.epochs` epochs. It ends by the plain loss of the examples,
+    whatever it minimises."""
+    label: str = "vector"
+    """Its name in messages and trackers."""
+    extra_files: Mapping[str, str] = field(default_factory=dict)
+    """Texts to write beside the weights, by the name of the file."""
+    tracking: Tracking = UNTRACKED
+
+    def __post_init__(self) -> None:
+        assert not self.until or not self.after_epoch, "an open-ended fit chooses its end, not its epochs"
+
+    def inputs(self) -> dict[str, Any]:
+        """Return all that decides the result, as its manifest records it and `is_finished` compares it."""
+        rules = {"objective": self.objective, "kept": self.after_epoch, "until": self.until}
+        return {
+            "prior": self.prior.identity(),
+            "examples": hash_ids(self.examples),
+            "settings": self.settings.describe(),
+            **{key: rule.describe() for key, rule in rules.items() if rule is not None},
+        }
+
+    def facts(self) -> dict[str, Any]:
+        """Return what the manifest records beside the inputs."""
+        return {"sources": {"prior": self.prior.pinned()}, "rows": len(self.examples)}
+
+    def write_files(self, partial: Path) -> None:
+        """Write the extra files."""
+        for name, text in self.extra_files.items():
+            (partial / name).write_text(text, "utf-8")
+
+
+@dataclass(frozen=True)
+class Loop:
+    """One training run of a fit."""
+
+    fit: VectorFit
     partial: Path
     """The folder to write into."""
-    label: str
-    objective: Objective
-    after_epoch: AfterEpoch | None
     progress: Progress
     open_fit: OpenFit | None = None
     """Ends an open-ended run, which is saved about once a minute, not every epoch. None: the run has fixed epochs."""
     rung: Rung = _LOWEST
     """Its use of memory."""
-    tracking: Tracking = UNTRACKED
-    """The trackers that the Trainer reports to."""
+
+    @cached_property
+    def objective(self) -> Objective:
+        """Return what the run minimises."""
+        return self.fit.objective or PlainLoss(self.fit.examples, pad_id(self.fit.tokenizer))
+
+    def open(self, until: Until) -> OpenFit:
+        """Return the attempts of an open-ended fit, from where a stopped one left them."""
+        fit = self.fit
+        return OpenFit.resume(until, fit.examples, pad_id(fit.tokenizer), fit.settings, fit.label, self.partial)
+
+    def attempt(self, rate: float, folder: Path, label: str, open_fit: OpenFit | None) -> Loop:
+        """Return the run of an open-ended fit's attempt into a folder of its own."""
+        settings = replace(self.fit.settings, learning_rate=rate)
+        return replace(self, fit=replace(self.fit, settings=settings, label=label), partial=folder, open_fit=open_fit)
 
     @property
     def steps_per_epoch(self) -> int:
         """Return the optimiser steps of an epoch."""
-        return self.settings.steps_per_epoch(len(self.examples))
+        return self.fit.settings.steps_per_epoch(len(self.fit.examples))
 
     @property
     def most_steps(self) -> int:
         """Return the steps of the whole fit; an open-ended one may end before."""
-        return self.settings.epochs * self.steps_per_epoch
+        return self.fit.settings.epochs * self.steps_per_epoch
 
     def run(self, model: Any) -> None:
         """Train, from the last whole save where there is one, and write the weights."""
-        with self.tracking.fit(self.label), without_bars():  # the Trainer's saves have bars of their own
-            self._run(model)
-
-    def _run(self, model: Any) -> None:
-        resume, step, epoch = None, 0, 0
+        fit, resume, step, epoch = self.fit, None, 0, 0
         if saves := whole_saves(self.partial / SAVES):
             resume = str(saves[-1])
             state = json.loads((saves[-1] / "trainer_state.json").read_text("utf-8"))
             step, epoch = state["global_step"], round(state["epoch"])
         cut_log(self.partial / LOG, step)
         self.keep_epochs(range(epoch + 1))  # others were written after the save, perhaps half
-        trainer = self.make_trainer(model)  # which puts the model on its device
-        try:
-            if self.open_fit is not None:
-                self.open_fit.begin(model, epoch, step, self.rung.micro)
-            self.objective.prepare(model)
-            ended = resume and self.after_epoch and not self.finish_epoch(model, epoch, False).go_on
-            if not ended:
-                trainer.train(resume_from_checkpoint=resume)
-        finally:
-            self.objective.release()
-        if self.after_epoch is None:
-            if name := broken_weight(model):
-                raise self.failure(f"{name} is no number after training")
-            self._save(model, self.partial)
+        with fit.tracking.lines(fit.label) as report, without_bars():  # the Trainer's saves have bars of their own
+            trainer = self.make_trainer(model, report)  # which puts the model on its device
+            try:
+                if self.open_fit is not None:
+                    self.open_fit.begin(model, epoch, step, self.rung.micro)
+                self.objective.prepare(model)
+                ended = resume and fit.after_epoch and not self.finish_epoch(model, epoch, False).go_on
+                if not ended:
+                    trainer.train(resume_from_checkpoint=resume)
+            finally:
+                self.objective.release()
+            if fit.after_epoch is None:
+                if name := broken_weight(model):
+                    raise self.failure(f"{name} is no number after training")
+                self._save(model, self.partial)
 
-    def make_trainer(self, model: Any) -> Any:
+    def make_trainer(self, model: Any, report: Reporter) -> Any:
         """Return the Trainer of this run."""
+        fit, watch = self.fit, _make_callback(self, report)
+        saves = {"save_strategy": "no" if self.open_fit else "epoch", "save_total_limit": 2}
         return make_trainer(
             model,
             self.objective,
-            len(self.examples),
-            self.settings,
+            len(fit.examples),
+            fit.settings,
             self.rung.micro,
-            _make_callback(self),
+            watch,
             self.partial / SAVES,
-            save_strategy="no" if self.open_fit else "epoch",
-            save_total_limit=2,
-            **self.tracking.arguments(self.label),
+            **saves,
         )
 
     def _save(self, model: Any, folder: Path) -> None:
-        save_model(model, self.source, folder, self.tokenizer, self.settings)
+        save_model(model, self.fit.prior, folder, self.fit.tokenizer, self.fit.settings)
 
-    def write_log(self, line: Mapping[str, Any]) -> None:
-        """Add a step's line to the log."""
+    def log(self, line: Mapping[str, Any], report: Reporter) -> None:
+        """Add a step's line to the log, and report it to the trackers."""
         with open(self.partial / LOG, "a", encoding="utf-8") as stream:
             stream.write(json.dumps(line) + "\n")
+        report({f"train/{name}": value for name, value in line.items()}, line["step"])
 
     def failure(self, fault: str) -> MsaError:
         """Return the error for a training that left nothing to keep."""
-        return discarded(NotFiniteError(f"{self.label}: {fault}; nothing was kept. Try a lower learning_rate"))
+        return discarded(NotFiniteError(f"{self.fit.label}: {fault}; nothing was kept. Try a lower learning_rate"))
 
     def finish_epoch(self, model: Any, epoch: int, write: bool = True) -> KeptEpochs:
         """Save an epoch's weights, ask `after_epoch` which epochs to keep, and drop the others.
@@ -210,9 +258,9 @@ class Loop:
 
     def choose_epochs(self, model: Any, epoch: int) -> KeptEpochs:
         """Ask `after_epoch` which epochs to keep. model: in eval mode. Remove an epoch whose outputs are no numbers."""
-        assert self.after_epoch is not None
+        assert self.fit.after_epoch is not None
         try:
-            return self.after_epoch(model, epoch, self.partial / SCORES)
+            return self.fit.after_epoch(model, epoch, self.partial / SCORES)
         except NotFiniteError:
             shutil.rmtree(epoch_folder(self.partial, epoch), ignore_errors=True)
             raise
@@ -229,11 +277,11 @@ def epoch_folder(folder: Path, epoch: int) -> Path:
     return folder / f"epoch-{epoch}"
 
 
-def _make_callback(loop: Loop) -> Any:
+def _make_callback(loop: Loop, report: Reporter) -> Any:
     """Make the Trainer callback: log, progress, the check for a broken loss, epochs' ends, the mark on whole saves."""
     from transformers import TrainerCallback
 
-    scales_loss = choose_precision(loop.settings.compute) == "fp16"
+    scales_loss = choose_precision(loop.fit.settings.compute) == "fp16"
 
     class Watch(TrainerCallback):
         broken = False
@@ -251,17 +299,17 @@ def _make_callback(loop: Loop) -> Any:
             if not all(math.isfinite(float(line[k])) for k in ("loss", "grad_norm") if k in line):
                 self._stop(control, "the loss is {loss} (gradient norm {grad_norm}) at step {step}".format_map(line))
                 return
-            loop.write_log(line)
+            loop.log(line, report)
 
         def _stop(self, control: Any, fault: str) -> None:
             """End the training and keep its epochs so far. Raise NotFiniteError where there are none."""
             if not list(loop.partial.glob("epoch-*")):
                 raise loop.failure(fault)
-            logger.warning("%s: %s; earlier epochs are kept", loop.label, fault)
+            logger.warning("%s: %s; earlier epochs are kept", loop.fit.label, fault)
             self.broken = control.should_training_stop = True
 
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            tell(loop.progress, loop.label, state.global_step, loop.most_steps, last_loss(state))
+            tell(loop.progress, loop.fit.label, state.global_step, loop.most_steps, last_loss(state))
 
         def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             if loop.open_fit is not None:
@@ -269,10 +317,10 @@ def _make_callback(loop: Loop) -> Any:
                     kwargs["model"], round(state.epoch), state.global_step
                 )
                 if control.should_training_stop:
-                    loop.progress(loop.label, state.global_step, state.global_step)
+                    loop.progress(loop.fit.label, state.global_step, state.global_step)
                 elif time.monotonic() - self.saved_at > SAVE_SECONDS:
                     control.should_save, self.saved_at = True, time.monotonic()
-            if loop.after_epoch is None or self.broken:
+            if loop.fit.after_epoch is None or self.broken:
                 return
             try:
                 control.should_training_stop |= not loop.finish_epoch(kwargs["model"], round(state.epoch)).go_on

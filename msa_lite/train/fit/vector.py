@@ -16,12 +16,12 @@ from __future__ import annotations
 import logging
 import shutil
 import traceback
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from msa_lite.data import Example, hash_ids, pad_id
+from msa_lite.data import Example
 from msa_lite.errors import StageError
 from msa_lite.io.console.libraries import require
 from msa_lite.io.console.progress import Progress, notices, readable, silent
@@ -31,70 +31,16 @@ from msa_lite.io.finished.manifest import is_finished, stage_folder
 from msa_lite.io.models.devices import avoid_fragments, free_memory, is_out_of_memory, memory_fault, total_bytes
 from msa_lite.io.models.heads import Compute, choose_precision
 from msa_lite.io.weights.hub import Source, fetch
-from msa_lite.train.fit.loop import SAVES, SCORES, Loop, whole_saves
-from msa_lite.train.fit.tracking import UNTRACKED, Tracking
-from msa_lite.train.fit.until import OpenFit, Until
+from msa_lite.train.fit.loop import SAVES, SCORES, Loop, VectorFit, whole_saves
+from msa_lite.train.fit.until import Until
 from msa_lite.train.memory.model import copy_trained, load_trainable, restore_trained
 from msa_lite.train.memory.rungs import Rung, Static, ladder, longest_first, micro_batches, set_up, step_fault
-from msa_lite.train.objectives.objective import Objective
 from msa_lite.train.objectives.plain import PlainLoss
-from msa_lite.train.settings import AfterEpoch, FitSettings
+from msa_lite.train.settings import FitSettings
 
 logger = logging.getLogger(__name__)
 
 _RUNG = "rung.json"  # beside the saves: the rung that they were made at
-
-
-@dataclass(frozen=True)
-class VectorFit:
-    """A fit: the model, the rows, the end, and the callers beside it. The last three fields decide no result."""
-
-    prior: Source
-    examples: Sequence[Example]
-    tokenizer: Any
-    settings: FitSettings = FitSettings()
-    objective: Objective | None = None
-    """A function to minimise in place of the plain loss of the examples."""
-    after_epoch: AfterEpoch | None = None
-    """Chooses the epochs whose weights are kept, in folders `epoch-1`, `epoch-2`, … of the vector's."""
-    until: Until | None = None
-    """Makes the fit open-ended, with at most `settings.epochs` epochs. It ends by the plain loss of the examples,
-    whatever it minimises."""
-    label: str = "vector"
-    """Its name in messages and trackers."""
-    extra_files: Mapping[str, str] = field(default_factory=dict)
-    """Texts to write beside the weights, by the name of the file."""
-    tracking: Tracking = UNTRACKED
-
-    def __post_init__(self) -> None:
-        assert not self.until or not self.after_epoch, "an open-ended fit chooses its end, not its epochs"
-
-    def inputs(self) -> dict[str, Any]:
-        """Return all that decides the result, as its manifest records it and `is_finished` compares it."""
-        rules = {"objective": self.objective, "kept": self.after_epoch, "until": self.until}
-        return {
-            "prior": self.prior.identity(),
-            "examples": hash_ids(self.examples),
-            "settings": self.settings.describe(),
-            **{key: rule.describe() for key, rule in rules.items() if rule is not None},
-        }
-
-    def facts(self) -> dict[str, Any]:
-        """Return what the manifest records beside the inputs."""
-        return {"sources": {"prior": self.prior.pinned()}, "rows": len(self.examples)}
-
-    def loop(self, partial: Path, progress: Progress) -> Loop:
-        """Return the training into a folder."""
-        loss = self.objective or PlainLoss(self.examples, pad_id(self.tokenizer))
-        return Loop(
-            self.prior, self.examples, self.tokenizer, self.settings, partial, self.label, loss, self.after_epoch,
-            progress, tracking=self.tracking,
-        )  # fmt: skip
-
-    def write_files(self, partial: Path) -> None:
-        """Write the extra files."""
-        for name, text in self.extra_files.items():
-            (partial / name).write_text(text, "utf-8")
 
 
 def fit_vector(
@@ -134,7 +80,7 @@ def run_fit(fit: VectorFit, out: str | Path, progress: Progress = silent) -> Pat
     check_mode(settings.mode, settings.optimizer, settings.compute)
     facts = fit.facts()
     with stage_folder(out, "vector", inputs, facts, resumable=True) as partial:
-        loop = fit.loop(partial, progress)
+        loop = Loop(fit, partial, progress)
         facts |= _run_until(loop, fit.until) if fit.until else {"micro_batch_size": _run(loop)}
         fit.write_files(partial)
     return out
@@ -152,28 +98,23 @@ def check_mode(mode: str, optimizer: str = "auto", compute: Compute = "auto") ->
 
 def _run_until(loop: Loop, until: Until) -> dict[str, Any]:
     """Train until enough is learnt, perhaps several times at different rates; return facts for the manifest."""
-    open_fit = OpenFit.resume(until, loop.examples, pad_id(loop.tokenizer), loop.settings, loop.label, loop.partial)
-
-    def fit(rate: float, folder: Path, label: str) -> None:
-        settings = replace(loop.settings, learning_rate=rate)
-        _run(replace(loop, settings=settings, partial=folder, label=label, open_fit=open_fit))
-
-    return open_fit.run(fit)
+    open_fit = loop.open(until)
+    return open_fit.run(lambda rate, folder, label: _run(loop.attempt(rate, folder, label, open_fit)))
 
 
 def _run(loop: Loop) -> int:
     """Train at the first rung that fits into memory; return its rows of a forward pass."""
-    micros = micro_batches(loop.settings, max(loop.objective.longest, max(len(e.ids) for e in loop.examples)))
+    micros = micro_batches(loop.fit.settings, max(loop.objective.longest, max(len(e.ids) for e in loop.fit.examples)))
     _drop_other_saves(loop)
     model = _load(loop)
     rungs = _rungs_left(loop, ladder(model, micros))
-    start = None if loop.settings.mode == "full" else copy_trained(model)
+    start = None if loop.fit.settings.mode == "full" else copy_trained(model)
     is_plain = isinstance(loop.objective, PlainLoss)  # others look at the prior before the last save is loaded
-    rows = longest_first(loop.examples)
+    rows = longest_first(loop.fit.examples)
     try:
         for rung, lower in zip(rungs, [*rungs[1:], None], strict=True):
             set_up(model, rung, loop.partial)
-            fault, has_run = step_fault(model, loop.objective, loop.settings, rows, rung.micro), False
+            fault, has_run = step_fault(model, loop.objective, loop.fit.settings, rows, rung.micro), False
             if fault is None:
                 fault, has_run = _attempt(replace(loop, rung=rung), model), True
             if fault is None:
@@ -181,7 +122,7 @@ def _run(loop: Loop) -> int:
                 return rung.micro
             if lower is None:
                 raise _too_large(loop, model, rung, fault)
-            notices.info("%s: out of memory with %s (%s); going on with %s", loop.label, rung, fault, lower)
+            notices.info("%s: out of memory with %s (%s); going on with %s", loop.fit.label, rung, fault, lower)
             if has_run and start is not None:
                 restore_trained(model, start)
             elif has_run and not (is_plain and whole_saves(loop.partial / SAVES)):
@@ -195,7 +136,7 @@ def _run(loop: Loop) -> int:
 
 def _attempt(loop: Loop, model: Any) -> str | None:
     """Train at a rung; return why memory ran out, or None. Its saves stay."""
-    record = {"rung": loop.rung, "has_8bit_states": loop.settings.has_8bit_states}
+    record = {"rung": loop.rung, "has_8bit_states": loop.fit.settings.has_8bit_states}
     write_json(loop.partial / SAVES / _RUNG, record)
     try:
         loop.run(model)
@@ -216,12 +157,12 @@ def _load(loop: Loop) -> Any:
     Raise StageError when it does not fit even so, or its files have changed since.
     """
     free_memory()  # of the target, whose loss was measured, or of a model that did not fit
-    source, settings = loop.source, loop.settings
+    source, settings = loop.fit.prior, loop.fit.settings
     model, fault = None, ""
     for spill in (None,) if settings.mode == "full" else (None, loop.partial):
         if spill:
             notices.info(
-                "%s: the weights do not fit (%s); layers wait in RAM and stream to the device", loop.label, fault
+                "%s: the weights do not fit (%s); layers wait in RAM and stream to the device", loop.fit.label, fault
             )
         try:
             model = load_trainable(source.folder, settings, source.added, spill=spill)
@@ -235,7 +176,7 @@ def _load(loop: Loop) -> Any:
     if model is None:
         change = {"full": "vector.mode lora", "lora": "vector.mode qlora", "qlora": "a larger GPU"}[settings.mode]
         raise StageError(
-            f"{loop.label}: the weights do not fit into the memory of the device, {readable(total_bytes())} in all "
+            f"{loop.fit.label}: the weights do not fit into the memory of the device, {readable(total_bytes())} in all "
             f"({fault}). Close other programs that use it, or choose {change}"
         )
     source.check_unchanged()
@@ -244,7 +185,7 @@ def _load(loop: Loop) -> Any:
 
 def _too_large(loop: Loop, model: Any, rung: Rung, fault: str) -> StageError:
     """Return the error for a fit that has no rung left."""
-    settings, longest = loop.settings, max(len(e.ids) for e in loop.examples)
+    settings, longest = loop.fit.settings, max(len(e.ids) for e in loop.fit.examples)
     rows = "even with one row at a time" if rung.micro == 1 else f"with micro_batch_size {rung.micro}"
     changes = {
         "full": "vector.optimizer adamw_8bit, vector.mode lora",
@@ -254,8 +195,8 @@ def _too_large(loop: Loop, model: Any, rung: Rung, fault: str) -> StageError:
     if rung.micro > 1:
         changes = f"micro_batch_size auto, {changes}"
     return StageError(
-        f"{loop.label}: out of memory, {rows} ({fault}): {Static.of(model, settings)}; the longest row has {longest} "
-        f"tokens. Try {changes}"
+        f"{loop.fit.label}: out of memory, {rows} ({fault}): {Static.of(model, settings)}; the longest row has "
+        f"{longest} tokens. Try {changes}"
     )
 
 
@@ -263,7 +204,7 @@ def _drop_other_saves(loop: Loop) -> None:
     """Remove saves that cannot be resumed here: those of another optimiser, or of several processes."""
     partial, saves = loop.partial, loop.partial / SAVES
     record = read_object(saves / _RUNG) if (saves / _RUNG).exists() else {}
-    if saves.exists() and record.get("has_8bit_states") is not loop.settings.has_8bit_states:
+    if saves.exists() and record.get("has_8bit_states") is not loop.fit.settings.has_8bit_states:
         (saves / _RUNG).unlink(missing_ok=True)  # first, so that a rerun after a kill in between resumes nothing
         for folder in (*partial.glob("epoch-*"), partial / SCORES, saves):
             shutil.rmtree(folder, ignore_errors=True)

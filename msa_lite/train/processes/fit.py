@@ -14,22 +14,20 @@ import shutil
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from msa_lite.data import pad_id
 from msa_lite.errors import MsaError, NotFiniteError, StageError, UsageError
 from msa_lite.io.console.libraries import require
 from msa_lite.io.console.progress import Progress, silent, tell
 from msa_lite.io.finished.manifest import is_finished, stage_folder
 from msa_lite.io.models.devices import avoid_fragments, free_memory, is_out_of_memory
 from msa_lite.io.models.heads import choose_precision
-from msa_lite.train.fit.loop import LOG, SAVE_SECONDS, SAVES, Loop, cut_log, epoch_folder
-from msa_lite.train.fit.tracking import Line
+from msa_lite.train.fit.loop import LOG, SAVE_SECONDS, SAVES, Loop, VectorFit, cut_log, epoch_folder
+from msa_lite.train.fit.tracking import Reporter
 from msa_lite.train.fit.until import OpenFit, Until
-from msa_lite.train.fit.vector import VectorFit
 from msa_lite.train.memory.model import save_model
 from msa_lite.train.memory.rungs import CPU_TOKENS, longest_first
 from msa_lite.train.objectives.rows import count_labels
@@ -76,7 +74,7 @@ def fit_sharded(fit: VectorFit, out: str | Path, progress: Progress = silent) ->
             folder = peers.in_first(
                 lambda: stack.enter_context(stage_folder(out, "vector", inputs, facts, resumable=True))
             )
-            loop = fit.loop(folder, progress)
+            loop = Loop(fit, folder, progress)
             try:
                 run = _run_until(loop, fit.until, peers) if fit.until else {"micro_batch_size": _fit(loop, peers)}
             finally:
@@ -113,9 +111,7 @@ def _run_until(loop: Loop, until: Until, peers: Peers) -> dict[str, Any]:
     """
 
     def fit(rate: float, folder: Path, label: str, open_fit: OpenFit | None = None) -> None:
-        settings = replace(loop.settings, learning_rate=rate)
-        attempt = replace(loop, settings=settings, partial=folder, label=label, open_fit=open_fit)
-        _fit(attempt, peers, is_open_ended=True)
+        _fit(loop.attempt(rate, folder, label, open_fit), peers, is_open_ended=True)
 
     if not peers.first:
         while (task := peers.from_first()) is not None:
@@ -138,7 +134,7 @@ def _run_until(loop: Loop, until: Until, peers: Peers) -> dict[str, Any]:
         others_wait = True
 
     try:
-        open_fit = OpenFit.resume(until, loop.examples, pad_id(loop.tokenizer), loop.settings, loop.label, loop.partial)
+        open_fit = loop.open(until)
         facts = open_fit.run(lead)
     except MsaError as error:
         if others_wait:  # else they raise it themselves
@@ -153,7 +149,7 @@ def _fit(loop: Loop, peers: Peers, is_open_ended: bool = False) -> int:
 
     Of an open-ended fit, the first process measures and decides; the others have no `Loop.open_fit`.
     """
-    settings, saves, saved_at = loop.settings, loop.partial / SAVES, time.monotonic()
+    settings, saves, saved_at = loop.fit.settings, loop.partial / SAVES, time.monotonic()
 
     def measure(epoch: int, step: int) -> tuple[bool, bool]:
         assert loop.open_fit is not None
@@ -165,9 +161,9 @@ def _fit(loop: Loop, peers: Peers, is_open_ended: bool = False) -> int:
         loop.open_fit.begin(model, epoch, step, micro)
 
     save, epoch, step = peers.in_first(lambda: _take_up(loop))
-    model = load_shards(loop.source, settings, peers)
+    model = load_shards(loop.fit.prior, settings, peers)
     optimizer = _make_optimizer(model, settings, peers)
-    loop.objective.prepare(model, ShardedDivision(source=loop.source, peers=peers))
+    loop.objective.prepare(model, ShardedDivision(source=loop.fit.prior, peers=peers))
     model.reset_iter_state()  # passes that were tried may have failed
     model.reshard()
     micro = choose_micro(loop, model, peers)
@@ -176,8 +172,8 @@ def _fit(loop: Loop, peers: Peers, is_open_ended: bool = False) -> int:
         read_save(save, model, optimizer, peers)
     if is_open_ended:
         run_lent(model, peers, begin)
-    goes_on = not (save and loop.after_epoch) or _finish_epoch(loop, model, epoch, peers, write=False)
-    with loop.tracking.lines(loop.label) as report:  # whose trackers begin with the first line, so in the first process
+    goes_on = not (save and loop.fit.after_epoch) or _finish_epoch(loop, model, epoch, peers, write=False)
+    with loop.fit.tracking.lines(loop.fit.label) as report:  # it begins with the first line: in the first process
         while goes_on and epoch < settings.epochs:
             try:
                 step = steps.run_epoch(epoch, step, report)
@@ -185,18 +181,18 @@ def _fit(loop: Loop, peers: Peers, is_open_ended: bool = False) -> int:
                 if is_open_ended:
                     goes_on, is_due = run_lent(model, peers, partial(measure, epoch, step))
                     saved_at = time.monotonic() if is_due else saved_at
-                elif loop.after_epoch is not None:
+                elif loop.fit.after_epoch is not None:
                     goes_on = _finish_epoch(loop, model, epoch, peers)
             except NotFiniteError as error:
-                if loop.after_epoch is None:
+                if loop.fit.after_epoch is None:
                     raise
                 _end_early(loop, error, peers)
                 break
             if is_due:
                 write_save(saves, model, optimizer, epoch, step, peers)
     if peers.first:
-        loop.progress(loop.label, step, step)
-    if loop.after_epoch is None:
+        loop.progress(loop.fit.label, step, step)
+    if loop.fit.after_epoch is None:
         if name := find_broken(model, peers):
             raise loop.failure(f"{name} is no number after training")
         _write_model(loop, model, loop.partial, peers)
@@ -225,14 +221,14 @@ def _end_early(loop: Loop, error: NotFiniteError, peers: Peers) -> None:
     if not peers.in_first(lambda: [path.name for path in loop.partial.glob("epoch-*")]):
         raise loop.failure(str(error)) from error
     if peers.first:
-        logger.warning("%s: %s; earlier epochs are kept", loop.label, error)
+        logger.warning("%s: %s; earlier epochs are kept", loop.fit.label, error)
 
 
 def _write_model(loop: Loop, model: Any, folder: Path, peers: Peers) -> None:
     """Write the whole model into a folder, from the first process."""
-    whole = gather_model(model, loop.source, peers)
+    whole = gather_model(model, loop.fit.prior, peers)
     if whole is not None:
-        save_model(whole, loop.source, folder, loop.tokenizer, loop.settings)
+        save_model(whole, loop.fit.prior, folder, loop.fit.tokenizer, loop.fit.settings)
 
 
 def _take_up(loop: Loop) -> tuple[Path | None, int, int]:
@@ -269,8 +265,9 @@ def _make_schedule(loop: Loop, optimizer: Any) -> Callable[[int], float]:
     """Return the Trainer's schedule, as the part of the learning rate that each step has."""
     from transformers import get_scheduler
 
-    warmup, steps = loop.settings.count_warmup(loop.steps_per_epoch), loop.settings.epochs * loop.steps_per_epoch
-    return get_scheduler(loop.settings.scheduler, optimizer, warmup, steps).lr_lambdas[0]
+    settings = loop.fit.settings
+    warmup = settings.count_warmup(loop.steps_per_epoch)
+    return get_scheduler(settings.scheduler, optimizer, warmup, loop.most_steps).lr_lambdas[0]
 
 
 @dataclass
@@ -286,13 +283,13 @@ class _Steps:
     micro: int
     """Rows of one forward pass."""
 
-    def run_epoch(self, epoch: int, step: int, report: Callable[[Line], None]) -> int:
+    def run_epoch(self, epoch: int, step: int, report: Reporter) -> int:
         """Run the steps of an epoch, counted from 0, after `step` earlier ones; return the number of steps by then."""
         import torch
 
-        loop, peers, size = self.loop, self.peers, self.loop.settings.batch_size
-        torch.manual_seed(loop.settings.seed + 1009 * epoch + peers.rank)  # of dropout; so a resumed fit repeats it
-        order = epoch_order(len(loop.examples), loop.settings.seed, epoch)
+        loop, peers, size = self.loop, self.peers, self.loop.fit.settings.batch_size
+        torch.manual_seed(loop.fit.settings.seed + 1009 * epoch + peers.rank)  # of dropout; so a resumed fit repeats it
+        order = epoch_order(len(loop.fit.examples), loop.fit.settings.seed, epoch)
         self.model.train()
         for start in range(0, len(order), size):
             values = self._step(order[start : start + size], epoch, step)
@@ -300,11 +297,10 @@ class _Steps:
             line = {"step": step, "epoch": epoch + (start // size + 1) / loop.steps_per_epoch} | values
             if not all(math.isfinite(values[key]) for key in ("loss", "grad_norm")):
                 fault = f"the loss is {values['loss']} (gradient norm {values['grad_norm']}) at step {step}"
-                raise loop.failure(fault) if loop.after_epoch is None else NotFiniteError(fault)
+                raise loop.failure(fault) if loop.fit.after_epoch is None else NotFiniteError(fault)
             if peers.first:
-                loop.write_log(line)
-                report({f"train/{name}": value for name, value in line.items()})
-                tell(loop.progress, loop.label, step, loop.most_steps, f"loss {values['loss']:.3g}")
+                loop.log(line, report)
+                tell(loop.progress, loop.fit.label, step, loop.most_steps, f"loss {values['loss']:.3g}")
         return step
 
     def _step(self, rows: Sequence[int], epoch: int, step: int) -> dict[str, float]:
@@ -326,7 +322,7 @@ class _Steps:
 
     def _rate(self, step: int) -> float:
         """Return the learning rate of a step, counted from 0."""
-        return self.loop.settings.learning_rate * self.factor(step)
+        return self.loop.fit.settings.learning_rate * self.factor(step)
 
 
 def epoch_order(rows: int, seed: int, epoch: int) -> list[int]:
@@ -352,7 +348,7 @@ def choose_micro(loop: Loop, model: Any, peers: Peers) -> int:
 
     All processes try the same rows, so they run out of memory alike. Raise StageError where not even one row fits.
     """
-    share, fixed = loop.settings.batch_size // peers.count, loop.settings.micro_batch_size
+    share, fixed = loop.fit.settings.batch_size // peers.count, loop.fit.settings.micro_batch_size
     if fixed != "auto":
         return min(fixed, share)
     on_cpu = peers.device.type == "cpu"
@@ -363,10 +359,10 @@ def choose_micro(loop: Loop, model: Any, peers: Peers) -> int:
     for size in sizes:
         if _fits(loop, model, size, peers):
             return size
-        logger.info("%s: %d rows at a time do not fit into GPU memory", loop.label, size)
+        logger.info("%s: %d rows at a time do not fit into GPU memory", loop.fit.label, size)
     raise StageError(
-        f"{loop.label}: out of memory, even with one row at a time on each of {peers.count} GPUs; try more of them, or "
-        "a smaller max_length"
+        f"{loop.fit.label}: out of memory, even with one row at a time on each of {peers.count} GPUs; try more of "
+        "them, or a smaller max_length"
     )
 
 
@@ -375,7 +371,7 @@ def _fits(loop: Loop, model: Any, micro: int, peers: Peers) -> bool:
 
     Raise StageError where only some of them had: they wait for the others in the midst of a pass, and cannot go on.
     """
-    longest = [row for row in longest_first(loop.examples) if count_labels(loop.examples[row])][:micro]
+    longest = [row for row in longest_first(loop.fit.examples) if count_labels(loop.fit.examples[row])][:micro]
     rows = [row for row in longest for _ in range(peers.count)]  # each process runs all of them
     is_enough = True
     try:
@@ -389,8 +385,8 @@ def _fits(loop: Loop, model: Any, micro: int, peers: Peers) -> bool:
     if any(outcomes) and not all(outcomes):
         full = [str(rank) for rank, fits in enumerate(outcomes) if not fits]
         raise StageError(
-            f"{loop.label}: process {' and '.join(full)} ran out of memory with {micro} rows at a time, the others did "
-            "not. Close other programs that use its GPU, or set vector.micro_batch_size to less"
+            f"{loop.fit.label}: process {' and '.join(full)} ran out of memory with {micro} rows at a time, the others "
+            "did not. Close other programs that use its GPU, or set vector.micro_batch_size to less"
         )
     if not is_enough:
         model.reset_iter_state()
