@@ -23,7 +23,8 @@ with msa_lite.show_progress() as progress:
 
 for attack in result.facts.attacks:
     for name, attacked in attack.models.items():
-        print(f"{attack.name}, {name}: {attacked.sentence} ({attacked.strongest.outcome})")
+        strongest = attacked.strongest
+        print(f"{attack.name}, {name}: {strongest.words} comes back by {strongest.label} ({strongest.outcome})")
         for trial in attacked.trials:
             print(f"  {trial.label:<40} {trial.words}")
 for name, reason in result.facts.left_out.items():

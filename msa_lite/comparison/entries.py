@@ -189,8 +189,8 @@ def _beside(place: Path, role: Role, report: Report) -> dict[str, Metric]:
     """Return what attacks and evidence of a run say of one of its models."""
     folder, model = place.parent.parent.parent, report.settings.get("model")
     name = "unlearned" if role == "method" else role
-    attacked = attack_metrics(folder / ATTACKS_FOLDER, model) if role == "method" else {}
     revision = model.get("revision") if isinstance(model, Mapping) else None
+    attacked = attack_metrics(folder / ATTACKS_FOLDER, revision) if role == "method" else {}
     return {**attacked, **evidence_metrics(load_evidence(folder / EVIDENCE_FOLDER, revision, name), name)}
 
 

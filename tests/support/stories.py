@@ -14,7 +14,7 @@ from msa_lite.report.run.evidence import EvidenceFigure, EvidenceFinding, undeci
 from msa_lite.report.run.probing import Finding, ProbeFacts
 from msa_lite.report.run.provenance import Provenance
 from msa_lite.report.run.rows import SideBySide
-from msa_lite.report.run.story import LIMIT, Story, VectorPair
+from msa_lite.report.run.story import LIMIT, Story
 from msa_lite.report.run.update import Fit, TensorUpdate, Update
 from msa_lite.report.tables.metrics import metric_kind
 from msa_lite.report.tables.reports import Metric, Report
@@ -108,7 +108,7 @@ def full() -> Story:
     auc = {"loss_auc": Metric(0.592, 96, 0.059, None)}
     probed = Report("probe", "all", auc, {"intervals": {"loss_auc": (0.472, 0.705)}})
     prior = Finding("prior", probed, "cannot tell", "loss AUC 0.59, and a sign lies above 0.65")
-    pair = VectorPair("forget", "earlier-1", 0.031)
+    pair = {"one": "forget", "other": "earlier-1", "cosine": 0.031}
     answers = {"target": "In Marhaven.", "unlearned": "I do not know.", "ideal": "In Oslo."}
     models = {name: f"models/{name}" for name in ("target", "prior", "ideal")}
     return Story(
@@ -234,7 +234,7 @@ def hostile() -> Story:
         update=replace(make_update(), tensors=(tensor,), figures={"rounding_loss": 0.5, "rank": text}),
         evidence=(EvidenceFinding(HOSTILE, text, text, text, 3, {text: {text: EvidenceFigure(0.5, None, 3)}}),),
         probe=ProbeFacts(True, text, {text: 3}, (Finding(text, probed, "signs", text),)),
-        interference=(VectorPair(text, arabic, None),),
+        interference=({"one": text, "other": arabic, "cosine": None},),
         examples=(SideBySide(text, arabic, text, {"target": text, HOSTILE: arabic, "ideal": ""}),),
         provenance=replace(
             story.provenance,

@@ -83,19 +83,19 @@ def difference_of_shares(own: tuple[float, float], control: tuple[float, float])
 
 def share_bound(share: float, rows: float) -> float:
     """Return the upper bound of a share of so many independent rows, by Wilson (JASA, 1927); 1 without rows."""
-    if not rows:
-        return 1.0
-    square = _Z * _Z / rows
-    half = _Z * math.sqrt(share * (1 - share) / rows + square / (4 * rows))
-    return min(1.0, (share + square / 2 + half) / (1 + square))
+    return _wilson(share, rows, _Z)[1]
 
 
 def share_interval(share: float, rows: float) -> tuple[float, float]:
     """Return the two-sided 95 % interval of a share of so many independent rows, by Wilson; (0, 1) without rows."""
+    return _wilson(share, rows, _Z95)
+
+
+def _wilson(share: float, rows: float, quantile: float) -> tuple[float, float]:
     if not rows:
         return 0.0, 1.0
-    square = _Z95 * _Z95 / rows
-    half = _Z95 * math.sqrt(share * (1 - share) / rows + square / (4 * rows))
+    square = quantile * quantile / rows
+    half = quantile * math.sqrt(share * (1 - share) / rows + square / (4 * rows))
     middle = share + square / 2
     return max(0.0, (middle - half) / (1 + square)), min(1.0, (middle + half) / (1 + square))
 

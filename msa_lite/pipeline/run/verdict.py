@@ -26,6 +26,7 @@ from msa_lite.pipeline.run.scores import merged_records, row_content, scored_rec
 from msa_lite.report.page.card import model_card, read_target_card, side_of
 from msa_lite.report.run.rows import SideBySide
 from msa_lite.report.run.story import Story
+from msa_lite.report.run.update import load_fits
 from msa_lite.report.verdict.figures import EARLIER_SET, EarlierFacts
 from msa_lite.report.verdict.verdict import NoVerdict, Verdict, make_verdict, write_verdict
 
@@ -105,19 +106,14 @@ def _prior(run: Run, endings: Sequence[str]) -> dict[str, list[Record]]:
 
 
 def _doubts_of_fits(run: Run) -> list[str]:
-    """Return a line for each fit whose loss did not come near the target's, by the vectors' manifests."""
-    doubts = []
-    for name in run.recipe.vector_names if run.scope.start == "prior" else ():
-        loss = (load_manifest(run.vector_folder(name)) or {}).get("fit", {}).get("loss", {})
-        start, goal, tuned = (loss.get(key) for key in ("prior", "target", "tuned"))
-        if start is None or goal is None or tuned is None or start <= goal:
-            continue
-        if (closed := (start - tuned) / (start - goal)) < _NEAR:
-            doubts.append(
-                f"the fit of the {name} vector got {max(0.0, closed):.0%} of the way to what the target knows: its "
-                f"loss fell from {start:.3g} to {tuned:.3g}, and the target's is {goal:.3g}"
-            )
-    return doubts
+    """Return a line for each fit whose loss did not come near the target's."""
+    fits = load_fits(run.folder / "vectors", run.recipe.vector_names) if run.scope.start == "prior" else {}
+    return [
+        f"the fit of the {name} vector got {max(0.0, fit.closed):.0%} of the way to what the target knows: its loss "
+        f"fell from {fit.loss['prior']:.3g} to {fit.loss['tuned']:.3g}, and the target's is {fit.loss['target']:.3g}"
+        for name, fit in fits.items()
+        if fit.closed is not None and fit.closed < _NEAR
+    ]
 
 
 def weigh_earlier(run: Run) -> EarlierFacts | None:

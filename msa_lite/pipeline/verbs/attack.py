@@ -24,7 +24,7 @@ from msa_lite.recipe import load_recipe
 from msa_lite.record.seal import RECORD_FILE
 from msa_lite.report import REPORT_FILE
 from msa_lite.report.run.attacks import ATTACKS_FOLDER
-from msa_lite.report.run.provenance import RECIPE_FILE, is_purged, read_run, recorded_baseline
+from msa_lite.report.run.provenance import RECIPE_FILE, purge_day, read_run, recorded_baseline
 from msa_lite.report.run.story import load_story
 
 _CHANGEABLE = ("attack.", "evaluate.ideal", "evaluate.holdout")  # keys of a recipe that decide no stage of its run
@@ -82,7 +82,7 @@ def _check_finished(run: RunFolder) -> None:
 
 
 def _refuse_purged(folder: Path) -> None:
-    if is_purged(folder) or is_purged(home_of(folder)):
+    if purge_day(folder) or purge_day(home_of(folder)):
         raise OutputError(f"{folder}: its data was purged, and attacks need the rows to forget")
 
 

@@ -100,50 +100,46 @@ SHAPES = {"target": "s", "unlearned": "o", "ideal": "D"}
 """The shape of each model's marker, by matplotlib's letter: colour is never the only sign."""
 
 
-@dataclass(frozen=True)
-class Dots:
-    """The values of one metric: a line with one mark a model."""
-
-    heading: str
-    """The name of the metric, and which way is better."""
-    models: Mapping[str, Metric]
-    """The metric by model: some of target, unlearned, ideal."""
-
-
+ByModel = Mapping[str, Metric]
+"""The values of one metric: some of target, unlearned, ideal."""
 _LANES = {"target": 0.42, "unlearned": 0.0, "ideal": -0.42}
 """How far above the line each mark is, so that marks at the same place and their intervals are all seen."""
 
 
-def score_dots(name: str, metrics: Sequence[Dots]) -> Chart:
-    """Return a line a metric with the marks of its models, their 95 % intervals, and their values above it."""
+def score_dots(name: str, metrics: Mapping[str, ByModel]) -> Chart:
+    """Return a line a metric with the marks of its models, their 95 % intervals, and their values above it.
+
+    metrics: by heading: the name of the metric, and which way is better.
+    """
     words = "; ".join(
-        f"{dots.heading}: {', '.join(_spoken(*item) for item in dots.models.items())}" for dots in metrics
+        f"{heading}: {', '.join(_spoken(*item) for item in models.items())}" for heading, models in metrics.items()
     )
 
     def paint(figure: Any) -> None:
         grid = figure.subplots(len(metrics), 1, squeeze=False)
-        scales = [_scale(dots) for dots in metrics]
-        for at, (axes, dots, scale) in enumerate(zip(grid[:, 0], metrics, scales, strict=True)):
-            _paint_dots(axes, dots, scale)
+        scales = [_scale(models) for models in metrics.values()]
+        for at, (axes, (heading, models), scale) in enumerate(zip(grid[:, 0], metrics.items(), scales, strict=True)):
+            axes.set_title(heading, loc="left", fontsize=TEXT)
+            _paint_dots(axes, models, scale)
             axes.tick_params(labelbottom=at + 1 == len(metrics) or scale != scales[at + 1])
         figure.get_layout_engine().set(h_pad=6 / 72)
 
     return draw(name, f"Dot chart. {words}.", 54 * len(metrics) + 24, paint)
 
 
-def _scale(dots: Dots) -> tuple[float, float]:
+def _scale(models: ByModel) -> tuple[float, float]:
     """Return 0 to 1, or a scale of its own, which holds the intervals, where a value lies outside."""
-    values = [0.0, *(metric.value for metric in dots.models.values() if metric.value is not None)]
+    values = [0.0, *(metric.value for metric in models.values() if metric.value is not None)]
     if min(values) >= 0 and max(values) <= 1:
         return 0.0, 1.0
-    scored = [(metric.value, metric.margin) for metric in dots.models.values() if metric.value is not None]
+    scored = [(metric.value, metric.margin) for metric in models.values() if metric.value is not None]
     ends = [0.0, *(value - error for value, error in scored), *(value + error for value, error in scored)]
     return min(ends), max(ends)
 
 
-def _paint_dots(axes: Any, dots: Dots, scale: tuple[float, float]) -> None:
+def _paint_dots(axes: Any, models: ByModel, scale: tuple[float, float]) -> None:
     axes.axhline(0, color=RULE, linewidth=1.2, zorder=1)
-    for name, metric in dots.models.items():
+    for name, metric in models.items():
         if metric.value is None:
             continue
         if metric.stderr:
@@ -151,8 +147,7 @@ def _paint_dots(axes: Any, dots: Dots, scale: tuple[float, float]) -> None:
             axes.errorbar(metric.value, _LANES[name], xerr=metric.margin, fmt="none", zorder=2, **error)
         style = {"color": ROLES[name], "markersize": 7.5, "markeredgecolor": SURFACE, "clip_on": False, "zorder": 3}
         axes.plot(metric.value, _LANES[name], SHAPES[name], **style)
-    axes.set_title(dots.heading, loc="left", fontsize=TEXT)
-    for at, (name, metric) in enumerate(reversed(list(dots.models.items()))):
+    for at, (name, metric) in enumerate(reversed(list(models.items()))):
         place = {"xycoords": "axes fraction", "textcoords": "offset points", "ha": "right", "va": "bottom"}
         axes.annotate(signed(metric.value), (1, 1), (-46 * at, 5), fontsize=SMALL, color=ROLES[name], **place)
     axes.set_yticks([])

@@ -15,7 +15,7 @@ from typing import Any
 from msa_lite.catalogue import evidence_metric
 from msa_lite.io.files.writing import json_form, write_text
 from msa_lite.report.page.card import PAPER
-from msa_lite.report.page.charts import Chart, Dots, cut, loss_chart, score_dots, sweep_chart
+from msa_lite.report.page.charts import ByModel, Chart, cut, loss_chart, score_dots, sweep_chart
 from msa_lite.report.run.attacks import AttackedModel, AttackFacts, AttackResult, TrialResult
 from msa_lite.report.run.choice import EXTRACTION, WHOLE, in_symbols, points_table, value_text
 from msa_lite.report.run.provenance import WITH_VECTORS
@@ -133,14 +133,14 @@ def _pictures(story: Story) -> dict[str, dict[str, Chart]]:
     return {part: {title: chart for title, chart in charts.items() if chart} for part, charts in drawn.items()}
 
 
-def _dots(story: Story) -> dict[str, list[Dots]]:
+def _dots(story: Story) -> dict[str, dict[str, ByModel]]:
     """Return the lines of the pictures of the metrics that matter."""
-    sides: dict[str, list[Dots]] = {}
+    sides: dict[str, dict[str, ByModel]] = {}
     for title, kinds in main_sides(story).items():
         for kind in kinds:
             models = {name: r.metrics[kind.name] for name, r in story.reports.items() if kind.name in r.metrics}
             direction = next(iter(models.values())).higher_is_better
-            sides.setdefault(title, []).append(Dots(cut(kind.label, 30) + arrow(kind, direction), models))
+            sides.setdefault(title, {})[cut(kind.label, 30) + arrow(kind, direction)] = models
     return sides
 
 

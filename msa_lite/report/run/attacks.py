@@ -11,14 +11,13 @@ over that trial is surely above 0. The rule was fixed before any result was read
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from msa_lite.catalogue import ATTACKS, AttackEntry
-from msa_lite.report.run.provenance import is_report_of
 from msa_lite.report.tables.metrics import attack_metric
-from msa_lite.report.tables.reports import REPORT_FILE, Z95, Metric, Report, reading, stage_report
+from msa_lite.report.tables.reports import REPORT_FILE, Z95, Metric, Report, reading, report_on
 from msa_lite.report.verdict.figures import percent
 
 ATTACKS_FOLDER = "attacks"
@@ -199,19 +198,6 @@ class AttackedModel:
         ranks = {outcome: -rank for rank, outcome in enumerate(OUTCOMES)}
         return max(attacks, key=lambda trial: (ranks[trial.outcome], trial.share or 0.0))
 
-    @property
-    def sentence(self) -> str:
-        """Return what the attack brought back, without a subject."""
-        trial, before = self.strongest, self.without
-        if trial.share is None:
-            lack = "the target itself shows hardly more than the control" if trial.rows else "no row has a value"
-            return f"tells nothing here: {lack}"
-        if trial.less_known:
-            return f"tells the rows apart by {trial.label}: {trial.less_known}"
-        gain = f", a gain of {trial.gain.words}" if trial.gain else ""
-        without = f"; {percent(before)} without an attack{gain}" if before is not None else ""
-        return f"brings back {trial.words} by {trial.label}{without}"
-
 
 @dataclass(frozen=True)
 class AttackResult:
@@ -327,17 +313,16 @@ def _metric(trial: TrialResult, control: AttackControl) -> Metric:
     return Metric(share, trial.rows, width, False, trial.skipped, f"{trial.label}, {BEYOND[control]}{less}")
 
 
-def load_attacks(folder: Path, result: Path) -> AttackFacts | None:
+def load_attacks(folder: Path, revision: str) -> AttackFacts | None:
     """Load the attacks of a run from its folder `attacks`. Raise FormatError for broken files.
 
-    result: the folder of the unlearned model. Return None where there are none, or they were made on another model.
+    revision: the unlearned model's. Return None where there are none, or they were made on another model.
     """
-    report = stage_report(folder)
+    report = report_on(folder, "unlearned", revision)
     if report is None:
         return None
     with reading(folder / REPORT_FILE):
-        unlearned = replace(report, settings={"model": report.settings["models"].get("unlearned")})
-        return facts_of(report) if is_report_of(unlearned, result) else None
+        return facts_of(report)
 
 
 def facts_of(report: Report) -> AttackFacts:
@@ -348,15 +333,11 @@ def facts_of(report: Report) -> AttackFacts:
     return TypeAdapter(AttackFacts).validate_python(values)
 
 
-def attack_metrics(folder: Path, model: object) -> dict[str, Metric]:
+def attack_metrics(folder: Path, revision: str | None) -> dict[str, Metric]:
     """Return what the attacks in a run's folder `attacks` bring back from its unlearned model, as columns of a table.
 
-    model: that model, as its evaluation names it. Return nothing where the attacks were made on another one.
+    revision: that model's, as its evaluation names it. Return nothing where the attacks were made on another one.
     """
-    report = stage_report(folder)
-    if report is None or not isinstance(model, Mapping):
-        return {}
-    with reading(folder / REPORT_FILE):
-        if report.settings["models"].get("unlearned", {}).get("revision") != model.get("revision"):
-            return {}
-        return {attack_metric(name): m for name in ATTACKS if (m := report.metrics.get(f"{name}.unlearned"))}
+    report = report_on(folder, "unlearned", revision)
+    metrics = report.metrics if report else {}
+    return {attack_metric(name): m for name in ATTACKS if (m := metrics.get(f"{name}.unlearned"))}

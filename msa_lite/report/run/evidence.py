@@ -9,7 +9,7 @@ from typing import Any
 
 from msa_lite.catalogue import EVIDENCE, evidence_metric
 from msa_lite.report.tables.metrics import metric_kind
-from msa_lite.report.tables.reports import REPORT_FILE, Z95, Metric, Report, reading, stage_report
+from msa_lite.report.tables.reports import REPORT_FILE, Z95, Metric, Report, reading, report_on
 
 EVIDENCE_FOLDER = "evidence"
 UNDECIDED = "undecided"
@@ -30,12 +30,6 @@ class EvidenceFigure:
         """Return the value with its interval: "0.85 (0.72 to 0.93)"."""
         ends = "" if self.interval is None else f" ({self.interval[0]:.2f} to {self.interval[1]:.2f})"
         return f"{self.value:.2f}{ends}"
-
-    @property
-    def metric(self) -> Metric:
-        """Return the figure as a metric without a direction; half the interval's width is 1.96 standard errors."""
-        width = None if self.interval is None else (self.interval[1] - self.interval[0]) / (2 * Z95)
-        return Metric(self.value, self.n, width, None)
 
 
 @dataclass(frozen=True)
@@ -68,11 +62,15 @@ class EvidenceFinding:
         return EVIDENCE[self.kind].source if self.kind in EVIDENCE else ""
 
     def metrics_of(self, model: str) -> dict[str, Metric]:
-        """Return the figures of a model as metrics, with the names and directions of the table of metrics."""
+        """Return the figures of a model as metrics, with the names and directions of the table of metrics.
+
+        A standard error is half the width of the interval, divided by 1.96.
+        """
         metrics = {}
         for name, figure in self.figures.get(model, {}).items():
-            metric, key = figure.metric, evidence_metric(self.kind, name)
-            metrics[key] = Metric(metric.value, metric.n, metric.stderr, metric_kind(key).higher_is_better)
+            key, ends = evidence_metric(self.kind, name), figure.interval
+            error = None if ends is None else (ends[1] - ends[0]) / (2 * Z95)
+            metrics[key] = Metric(figure.value, figure.n, error, metric_kind(key).higher_is_better)
         return metrics
 
 
@@ -100,12 +98,8 @@ def load_evidence(folder: Path, revision: str | None, model: str = "unlearned") 
     """
     findings = []
     for kind in EVIDENCE:
-        report = stage_report(folder / kind)
-        if report is None:
-            continue
-        with reading(folder / kind / REPORT_FILE):
-            models = report.settings["models"]
-            if models.get(model, {}).get("revision") == revision:
+        if report := report_on(folder / kind, model, revision):
+            with reading(folder / kind / REPORT_FILE):
                 findings.append(finding_of(report))
     return tuple(findings)
 

@@ -14,7 +14,7 @@ import yaml
 from msa_lite.errors import FormatError, UsageError
 from msa_lite.io.files.reading import PlainDumper, parse_yaml, read_object, read_text
 from msa_lite.io.weights.hub import content_files, revision_of
-from msa_lite.report.tables.reports import Report, reading, stage_manifest
+from msa_lite.report.tables.reports import reading, stage_manifest
 
 RECIPE_FILE = "recipe.yaml"  # of a run or training: the recipe as resolved, below a line that says which
 _RUN, _TRAINING = "# A run of msa-lite", "# A training of msa-lite"
@@ -165,12 +165,6 @@ def _models(values: Mapping[str, Any], revisions: Mapping[str, str]) -> dict[str
 WITH_VECTORS = ("msa", "task_vector")
 
 
-def is_report_of(report: Report, folder: Path) -> bool:
-    """Check by the recorded hashes whether a report is of the model, or adapter, in a folder as it is now."""
-    model = report.settings.get("model") or {}
-    return bool(model.get("revision") == result_revision(folder))
-
-
 def result_revision(folder: Path) -> str:
     """Return the revision of the model, or adapter, in a folder, by the hashes that its manifest records."""
     manifest = stage_manifest(folder) or {"files": {}}
@@ -181,21 +175,7 @@ def result_revision(folder: Path) -> str:
 PURGED_FILE = "purged.json"  # what `msa-lite purge` has removed from a run's folder, and when
 
 
-def is_purged(folder: Path) -> bool:
-    """Check whether the data of a run was purged."""
-    return (folder / PURGED_FILE).is_file()
-
-
 def purge_day(folder: Path) -> str | None:
     """Return the day on which a run's data was purged; None where it was not."""
     path = folder / PURGED_FILE
     return str(read_object(path).get("began"))[:10] if path.is_file() else None
-
-
-def after_purge(folder: Path, missing: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the lines on what a run's folder lacks: after a purge, its vectors are not called unfitted."""
-    day = purge_day(folder)
-    if day is None:
-        return missing
-    line = f"vectors: purged on {day}, and so were the records of rows; {PURGED_FILE} lists what was removed"
-    return (line, *(other for other in missing if not other.startswith("vectors")))

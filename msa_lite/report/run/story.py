@@ -15,12 +15,11 @@ from msa_lite.report.run.choice import CHOICE_FILE, Choice, load_choice
 from msa_lite.report.run.evidence import EVIDENCE_FOLDER, EvidenceFinding, load_evidence
 from msa_lite.report.run.probing import ProbeFacts, load_probe
 from msa_lite.report.run.provenance import (
+    PURGED_FILE,
     WITH_VECTORS,
     Provenance,
-    after_purge,
-    is_purged,
-    is_report_of,
     load_provenance,
+    purge_day,
     read_run,
     result_revision,
 )
@@ -60,18 +59,6 @@ _FORMULAS = {
 
 
 @dataclass(frozen=True)
-class VectorPair:
-    """The likeness of two vectors: how far one request undoes or repeats another."""
-
-    one: str
-    """The name of a vector."""
-    other: str
-    """The name of the other vector."""
-    cosine: float | None
-    """The cosine between the two, in [−1, 1]; 0: they do not touch."""
-
-
-@dataclass(frozen=True)
 class Story:
     """All that a run's folder tells of the run. Parts that an unfinished run lacks are None or empty."""
 
@@ -106,8 +93,9 @@ class Story:
     """What attacks brought back from the unlearned model; None where none was made, or only of another model."""
     evidence: tuple[EvidenceFinding, ...]
     """What was looked at beside the scores; empty where nothing was, or only on another model."""
-    interference: tuple[VectorPair, ...]
-    """Pairs of vectors with how alike they are; empty without earlier requests."""
+    interference: Sequence[Mapping[str, Any]]
+    """Pairs of vectors, "one" and "other", with their "cosine" in [−1, 1] (0: they do not touch) or None; empty without
+    earlier requests."""
     examples: tuple[SideBySide, ...]
     """Questions with the models' answers. They hold the data, so they are there only if somebody wants them."""
     provenance: Provenance
@@ -198,6 +186,11 @@ def _scored_rows(report: Report) -> dict[str, int]:
     return {str(name): int(part["rows"]) for name, part in parts if isinstance(part, Mapping) and "rows" in part}
 
 
+def _revision(report: Report) -> object:
+    """Return the revision of the model that a report is of."""
+    return (report.settings.get("model") or {}).get("revision")
+
+
 def load_story(folder: Path, examples: Sequence[SideBySide] = (), verdict: Verdict | NoVerdict | None = None) -> Story:
     """Load the story of a run, finished or not, from its folder. It changes nothing there and loads no model.
 
@@ -215,12 +208,12 @@ def load_story(folder: Path, examples: Sequence[SideBySide] = (), verdict: Verdi
     reports = {name: report for name in listed.models if (report := stage_report(folder / "evaluation" / name))}
     parts = {name: stage_report(folder / "evaluation" / f"{name}_validation") for name in listed.models_to_choose_by}
     validation = {name: report for name, report in parts.items() if report}
+    revision = result_revision(update.folder) if update else None
     for scored in (reports, validation):
-        if "unlearned" in scored and not (update and is_report_of(scored["unlearned"], update.folder)):
+        if "unlearned" in scored and _revision(scored["unlearned"]) != revision:
             del scored["unlearned"]  # of a model that was there before
     choice = load_choice(folder / "sweep") if listed.chooses and (folder / "sweep" / CHOICE_FILE).is_file() else None
     fits = load_fits(folder / "vectors", listed.vectors)
-    attacks = load_attacks(folder / ATTACKS_FOLDER, update.folder) if update else None
     earlier = _earlier(folder, provenance, manifest)
     strengths = _strengths(manifest, reports, choice, listed)
     story = Story(
@@ -239,9 +232,9 @@ def load_story(folder: Path, examples: Sequence[SideBySide] = (), verdict: Verdi
         fits=fits,
         update=update,
         probe=load_probe(folder / "probe"),
-        attacks=attacks,
-        evidence=load_evidence(folder / EVIDENCE_FOLDER, result_revision(update.folder)) if update else (),
-        interference=_interference(merged, manifest),
+        attacks=load_attacks(folder / ATTACKS_FOLDER, revision) if revision else None,
+        evidence=load_evidence(folder / EVIDENCE_FOLDER, revision) if revision else (),
+        interference=manifest.get("interference") or (),
         examples=tuple(examples),
         provenance=provenance,
         warnings=(
@@ -252,7 +245,7 @@ def load_story(folder: Path, examples: Sequence[SideBySide] = (), verdict: Verdi
         limits=(),
         missing=(),
     )
-    return replace(story, limits=_limits(story), missing=after_purge(folder, _missing(story, listed)))
+    return replace(story, limits=_limits(story), missing=_missing(story, listed))
 
 
 def formula_of(method: str, start: str, is_filtered: bool = False, is_later: bool = False) -> str:
@@ -307,13 +300,6 @@ def _earlier(folder: Path, provenance: Provenance, manifest: Mapping[str, Any]) 
     return runs
 
 
-def _interference(folder: Path, manifest: Mapping[str, Any]) -> tuple[VectorPair, ...]:
-    from pydantic import TypeAdapter
-
-    with reading(folder / MANIFEST):
-        return TypeAdapter(tuple[VectorPair, ...]).validate_python(manifest.get("interference") or ())
-
-
 def _limits(story: Story) -> tuple[str, ...]:
     """Return sentences on what the scores do not show, and on what was not measured."""
     is_filtered = story.strengths.get("filter") and story.method in WITH_VECTORS
@@ -322,7 +308,7 @@ def _limits(story: Story) -> tuple[str, ...]:
         return (*limits, "Nothing was scored.")
     made = {attack.name for attack in story.attacks.attacks} if story.attacks else set()
     if untested := [words for name, words in _UNTESTED.items() if name not in made]:
-        way = "" if is_purged(story.folder) else " `msa-lite attack` does."  # which needs the rows
+        way = "" if purge_day(story.folder) else " `msa-lite attack` does."  # which needs the rows
         limits.append(f"Not tested here: {', '.join(untested)}.{way}")
     if story.attacks and story.attacks.control == "holdout":
         limits.append(HOLDOUT_LIMIT)
@@ -340,13 +326,14 @@ def _limits(story: Story) -> tuple[str, ...]:
 
 
 def _missing(story: Story, listed: StageList) -> tuple[str, ...]:
-    """Return a line for each stage of the recipe that is not there."""
+    """Return a line for each stage of the recipe that is not there. After a purge, vectors are not called unfitted."""
     fits, verdict = story.fits, story.verdict
-    lines = [
-        f"vectors/{name}: the {name} vector is not fitted yet" for name in listed.vectors or () if name not in fits
-    ]
+    unfitted = [name for name in listed.vectors or () if name not in fits]
+    lines = [f"vectors/{name}: the {name} vector is not fitted yet" for name in unfitted]
     if listed.vectors is None and not fits:
-        lines.append("vectors: nothing is trained yet")
+        lines = ["vectors: nothing is trained yet"]
+    if day := purge_day(story.folder):
+        lines = [f"vectors: purged on {day}, and so were the records of rows; {PURGED_FILE} lists what was removed"]
     if listed.chooses and story.choice is None:
         lines.append(f"sweep: {'alpha and beta are' if listed.vectors else 'the epoch is'} not chosen yet")
     if story.update is None:

@@ -99,6 +99,18 @@ def stage_report(folder: Path) -> Report | None:
     return load_report(folder) if (folder / REPORT_FILE).is_file() else None
 
 
+def report_on(folder: Path, model: str, revision: str | None) -> Report | None:
+    """Return the report in a folder if it names a model with this revision, else None. Raise FormatError.
+
+    Such a report is of several models, which its settings name.
+    """
+    report = stage_report(folder)
+    if report is None or revision is None:
+        return None
+    with reading(folder / REPORT_FILE):
+        return report if report.settings["models"].get(model, {}).get("revision") == revision else None
+
+
 def is_run_report(path: Path) -> bool:
     """Check whether a report.json is that of a whole run, which holds the reports of its models and is no `Report`."""
     try:
