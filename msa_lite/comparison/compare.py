@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import ClassVar
 
 from msa_lite.catalogue import BENCHMARKS, evidence_metric
-from msa_lite.comparison.agreement import check_agreement, merge_references
-from msa_lite.comparison.caveats import caveats
-from msa_lite.comparison.entries import SECTIONS, Entry, ModelValue, Role, read_entries, set_apart
+from msa_lite.comparison.agreement import caveats, check_agreement, merge_references
+from msa_lite.comparison.entries import REFERENCES, SECTIONS, Entry, ModelValue, read_entries, set_apart
 from msa_lite.comparison.published import PublishedTable, Ratio, best_values, load_published, ratios
 from msa_lite.errors import UsageError, nearest
 from msa_lite.report.tables.formats import Cell, Section, TextTable, csv_lines, html_page, latex, markdown
@@ -92,11 +91,10 @@ def _place(entry: Entry) -> tuple[int, bool]:
 
 
 def _published_entries(table: PublishedTable) -> list[Entry]:
-    roles: dict[str, Role] = {"Target": "target", "Ideal": "ideal"}
     entries = []
     for label, figures in table.rows.items():
         report = Report(table.benchmark, table.split or "", {name: figure.metric for name, figure in figures.items()})
-        role = roles.get(label, "method")
+        role = REFERENCES.get(label.lower(), "method")
         entries.append(Entry(role, "published", label, report, table.name, figures=figures))
     return entries
 

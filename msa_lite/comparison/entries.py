@@ -7,20 +7,21 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+from msa_lite.catalogue import EARLIER_COLUMNS
 from msa_lite.comparison.published import Figure, Ratio
 from msa_lite.errors import FormatError, MsaError, UsageError, join_faults
 from msa_lite.io.files.reading import local_path
 from msa_lite.report.run.attacks import ATTACKS_FOLDER, attack_metrics
 from msa_lite.report.run.evidence import EVIDENCE_FOLDER, evidence_metrics, load_evidence
-from msa_lite.report.tables.reports import REPORT_FILE, Metric, Report, is_run_report, load_report
-from msa_lite.report.verdict.figures import earlier_metrics
+from msa_lite.report.tables.reports import REPORT_FILE, Metric, Report, is_run_report, load_report, stage_report
+from msa_lite.report.verdict.figures import EARLIER_SET
 
 Role = Literal["target", "ideal", "method"]
 SECTIONS = ("references", "msa", "baselines", "others", "published")
 """Parts of a comparison in their order: target and ideal; MSA; other methods; models whose report does not say how they
 were made; figures of a paper."""
 
-_REFERENCES: dict[str, Role] = {"target": "target", "ideal": "ideal"}
+REFERENCES: Mapping[str, Role] = {"target": "target", "ideal": "ideal"}
 METHOD_LABELS = {
     "msa": "MSA",
     "npo": "NPO",
@@ -87,8 +88,12 @@ class Entry:
     @property
     def method(self) -> Mapping[str, Any] | None:
         """Return the method that made the model, by its report; None where the report does not say."""
-        method = self.report.settings.get("method")
-        return method if method and isinstance(method, Mapping) else None
+        return _method_of(self.report)
+
+
+def _method_of(report: Report) -> Mapping[str, Any] | None:
+    method = report.settings.get("method")
+    return method if method and isinstance(method, Mapping) else None
 
 
 def read_entries(paths: str | Path | Iterable[str | Path]) -> tuple[list[Entry], list[str]]:
@@ -144,7 +149,7 @@ def _find(path: Path, label: str | None, notes: list[str]) -> Iterator[tuple[Pat
         raise UsageError(f"{path}: {missing if path.exists() else 'no such file or folder'}")
     for folder, places in reports.items():
         own = label if folder == path else None
-        unlearned = [place for place, role in places if role not in _REFERENCES]
+        unlearned = [place for place, role in places if role not in REFERENCES]
         if own and not unlearned:
             raise UsageError(f"{path}: the label '{own}' names an unlearned model, but there is no report of one")
         if not unlearned and (places or folder != path):
@@ -157,7 +162,7 @@ def _own_reports(path: Path) -> Iterator[tuple[Path, Role | None]]:
         yield path, None
         return
     folder = path / "evaluation" if (path / "evaluation").is_dir() else path
-    places: dict[str, Role | None] = {".": None, "unlearned": "method", **_REFERENCES}
+    places: dict[str, Role | None] = {".": None, "unlearned": "method", **REFERENCES}
     for name, role in places.items():
         if (place := folder / name / REPORT_FILE).is_file() and not is_run_report(place):
             yield place, role
@@ -165,17 +170,14 @@ def _own_reports(path: Path) -> Iterator[tuple[Path, Role | None]]:
 
 def _read(place: Path, role: Role | None, label: str | None) -> Entry:
     report = load_report(place)
-    if place.parent.parent.name == "evaluation":
-        again = earlier_metrics(place.parent.parent, place.parent.name, report.settings.get("model"))
-        report = replace(report, metrics={**report.metrics, **again})
-    method = Entry("method", "", "", report, "").method
-    if label is not None and label.lower() in _REFERENCES and (role or method):
+    method = _method_of(report)
+    if label is not None and label.lower() in REFERENCES and (role or method):
         raise UsageError(
             f"{place}: the label '{label}' is for the {label.lower()}, but the report is of an unlearned model"
         )
     if role is None:
         name = label if label is not None else "" if method else place.resolve().parent.name
-        role = _REFERENCES.get(name.lower(), "method")
+        role = REFERENCES.get(name.lower(), "method")
     if place.parent.parent.name == "evaluation":
         report = replace(report, metrics={**report.metrics, **_beside(place, role, report)})
     if role != "method":
@@ -186,12 +188,16 @@ def _read(place: Path, role: Role | None, label: str | None) -> Entry:
 
 
 def _beside(place: Path, role: Role, report: Report) -> dict[str, Metric]:
-    """Return what attacks and evidence of a run say of one of its models."""
-    folder, model = place.parent.parent.parent, report.settings.get("model")
-    name = "unlearned" if role == "method" else role
+    """Return what a run says of one of its models: rows of earlier requests, attacks, and evidence."""
+    evaluation, model = place.parent.parent, report.settings.get("model")
+    folder, name = evaluation.parent, "unlearned" if role == "method" else role
     revision = model.get("revision") if isinstance(model, Mapping) else None
+    again = stage_report(evaluation / EARLIER_SET / place.parent.name)
+    known = again.metrics if again and again.settings.get("model") == model else {}
+    columns = next((names for names in EARLIER_COLUMNS if known.keys() >= {*names}), ())
     attacked = attack_metrics(folder / ATTACKS_FOLDER, revision) if role == "method" else {}
-    return {**attacked, **evidence_metrics(load_evidence(folder / EVIDENCE_FOLDER, revision, name), name)}
+    evidence = evidence_metrics(load_evidence(folder / EVIDENCE_FOLDER, revision, name), name)
+    return {**{column: known[column] for column in columns}, **attacked, **evidence}
 
 
 def _method_label(method: Mapping[str, Any]) -> str:

@@ -102,10 +102,6 @@ class Control:
     records: Records
     """By set, as the yardstick names them."""
 
-    def values(self, name: str, score: str) -> np.ndarray:
-        """Return the scores on a set, without those that are not defined."""
-        return column_of(self.records.get(name, ()), score)
-
 
 def weigh_recited(models: Models, yardstick: Yardstick) -> Weighed:
     """Return what is left of the forget set beyond the control, and what is kept of the retain set."""
@@ -330,37 +326,33 @@ def stand(models: Models, yardstick: Yardstick) -> Standing | str:
     if isinstance(weighed, str):
         return weighed
     forgotten, kept = weighed
-    control, name = find_control(models, yardstick), yardstick.forget_set
+    control = find_control(models, yardstick)
+    unseen: Records = control.records if control else {}
     above = []
-    others = control.records[name] if control else []
-    most = share_bound(forgotten.control_share, independent_rows(others, yardstick.is_recited)) if control else 0.0
+    most = 0.0
+    if control:
+        rows = independent_rows(unseen[yardstick.forget_set], yardstick.is_recited)
+        most = share_bound(forgotten.control_share, rows)
     if forgotten.share("unlearned") > most:
         above.append(f"{forgotten.recited['unlearned']} of {forgotten.rows} are recited, at most {most:.0%} wanted")
     for place, score in yardstick.left_scores:
-        value, bound = _mean(models["unlearned"], place, score), _upper(control, place, score)
+        value, bound = _mean(models["unlearned"], place, score), _upper(unseen.get(place, ()), score)
         if value is not None and value > bound:
             above.append(f"{score_label(score)} is {value:.4f}, at most {bound:.4f} wanted")
-    far = [_apart(_mean(models["unlearned"], *at), _level(control, *at)) for at in yardstick.near_scores]
-    lost = [
-        _apart(*(_mean(models[model], yardstick.retain_set, score) for model in ("unlearned", "target")))
-        for score in yardstick.retain_scores
-    ]
-    distance = (_average(far) + _average(lost)) / 2
+    own, before, retain = models["unlearned"], models["target"], yardstick.retain_set
+    far = [(_mean(own, *at), _mean(unseen, *at) if control else 0.0) for at in yardstick.near_scores]
+    lost = [(_mean(own, retain, score), _mean(before, retain, score)) for score in yardstick.retain_scores]
+    distance = (_mean_distance(far) + _mean_distance(lost)) / 2
     return Standing(not above, above, kept.share.value if kept else 1.0, distance, forgotten)
 
 
-def _upper(control: Control | None, name: str, score: str) -> float:
-    """Return the upper bound of the control's mean; 0 without a control."""
-    values = control.values(name, score) if control else np.zeros(0)
-    if not len(values) or control is None:
+def _upper(records: Sequence[Record], score: str) -> float:
+    """Return the upper bound of the mean of a score; 0 where no record has it."""
+    rows = [record for record in records if score_of(record, score) is not None]
+    values = column_of(rows, score)
+    if not rows:
         return 0.0
-    rows = [record for record in control.records[name] if score_of(record, score) is not None]
     return bounded(float(values.mean()), add_up(unit_of_rows(rows), (values - values.mean()) / len(values))).high
-
-
-def _level(control: Control | None, name: str, score: str) -> float | None:
-    values = control.values(name, score) if control else np.zeros(1)
-    return float(values.mean()) if len(values) else None
 
 
 def _mean(records: Records, name: str, score: str) -> float | None:
@@ -368,10 +360,7 @@ def _mean(records: Records, name: str, score: str) -> float | None:
     return float(values.mean()) if len(values) else None
 
 
-def _apart(first: float | None, second: float | None) -> float | None:
-    return None if first is None or second is None else abs(first - second)
-
-
-def _average(values: Sequence[float | None]) -> float:
-    defined = [value for value in values if value is not None]
-    return sum(defined) / len(defined) if defined else 0.0
+def _mean_distance(pairs: Sequence[tuple[float | None, float | None]]) -> float:
+    """Return the mean distance of the pairs of which both values are there; 0 without any."""
+    distances = [abs(first - second) for first, second in pairs if first is not None and second is not None]
+    return sum(distances) / len(distances) if distances else 0.0

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Literal
 
-from msa_lite.catalogue import EARLIER_COLUMNS
 from msa_lite.report.tables.metrics import METRICS
-from msa_lite.report.tables.reports import Metric, stage_report
 
 Unit = Literal["questions", "texts", "passages", "rows", "facts"]
 """The units of a forget set; "rows": questions and texts; "facts": questions whose answers documents corrupted."""
@@ -300,15 +297,3 @@ def _requests(count: int) -> str:
 
 def _rows(count: int) -> str:
     return "1 row" if count == 1 else f"{count} rows"
-
-
-def earlier_metrics(evaluation: Path, model: str, scored: object) -> dict[str, Metric]:
-    """Return the metrics of a run's model on rows of earlier requests, as columns of a table.
-
-    evaluation: the run's folder of evaluations. scored: the model by its evaluation; none of another one are returned.
-    """
-    report = stage_report(evaluation / EARLIER_SET / model)
-    if report is None or report.settings.get("model") != scored:
-        return {}
-    columns = next((names for names in EARLIER_COLUMNS if report.metrics.keys() >= {*names}), ())
-    return {name: report.metrics[name] for name in columns}
