@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from msa_lite.catalogue import BENCHMARKS, evidence_metric
 from msa_lite.comparison.agreement import caveats, check_agreement, merge_references
-from msa_lite.comparison.entries import REFERENCES, SECTIONS, Entry, ModelValue, read_entries, set_apart
+from msa_lite.comparison.entries import ROLES_OF_NAMES, SECTIONS, Entry, ModelValue, read_entries, set_apart
 from msa_lite.comparison.published import PublishedTable, Ratio, best_values, load_published, ratios
 from msa_lite.errors import UsageError, nearest
 from msa_lite.report.tables.formats import Cell, Section, TextTable, csv_lines, html_page, latex, markdown
@@ -94,7 +94,7 @@ def _published_entries(table: PublishedTable) -> list[Entry]:
     entries = []
     for label, figures in table.rows.items():
         report = Report(table.benchmark, table.split or "", {name: figure.metric for name, figure in figures.items()})
-        role = REFERENCES.get(label.lower(), "method")
+        role = ROLES_OF_NAMES.get(label.lower(), "method")
         entries.append(Entry(role, "published", label, report, table.name, figures=figures))
     return entries
 

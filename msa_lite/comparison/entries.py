@@ -21,7 +21,7 @@ SECTIONS = ("references", "msa", "baselines", "others", "published")
 """Parts of a comparison in their order: target and ideal; MSA; other methods; models whose report does not say how they
 were made; figures of a paper."""
 
-REFERENCES: Mapping[str, Role] = {"target": "target", "ideal": "ideal"}
+ROLES_OF_NAMES: Mapping[str, Role] = {"target": "target", "ideal": "ideal"}
 METHOD_LABELS = {
     "msa": "MSA",
     "npo": "NPO",
@@ -149,7 +149,7 @@ def _find(path: Path, label: str | None, notes: list[str]) -> Iterator[tuple[Pat
         raise UsageError(f"{path}: {missing if path.exists() else 'no such file or folder'}")
     for folder, places in reports.items():
         own = label if folder == path else None
-        unlearned = [place for place, role in places if role not in REFERENCES]
+        unlearned = [place for place, role in places if role not in ROLES_OF_NAMES]
         if own and not unlearned:
             raise UsageError(f"{path}: the label '{own}' names an unlearned model, but there is no report of one")
         if not unlearned and (places or folder != path):
@@ -162,7 +162,7 @@ def _own_reports(path: Path) -> Iterator[tuple[Path, Role | None]]:
         yield path, None
         return
     folder = path / "evaluation" if (path / "evaluation").is_dir() else path
-    places: dict[str, Role | None] = {".": None, "unlearned": "method", **REFERENCES}
+    places: dict[str, Role | None] = {".": None, "unlearned": "method", **ROLES_OF_NAMES}
     for name, role in places.items():
         if (place := folder / name / REPORT_FILE).is_file() and not is_run_report(place):
             yield place, role
@@ -171,13 +171,13 @@ def _own_reports(path: Path) -> Iterator[tuple[Path, Role | None]]:
 def _read(place: Path, role: Role | None, label: str | None) -> Entry:
     report = load_report(place)
     method = _method_of(report)
-    if label is not None and label.lower() in REFERENCES and (role or method):
+    if label is not None and label.lower() in ROLES_OF_NAMES and (role or method):
         raise UsageError(
             f"{place}: the label '{label}' is for the {label.lower()}, but the report is of an unlearned model"
         )
     if role is None:
         name = label if label is not None else "" if method else place.resolve().parent.name
-        role = REFERENCES.get(name.lower(), "method")
+        role = ROLES_OF_NAMES.get(name.lower(), "method")
     if place.parent.parent.name == "evaluation":
         report = replace(report, metrics={**report.metrics, **_beside(place, role, report)})
     if role != "method":
