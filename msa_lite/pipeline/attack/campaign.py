@@ -8,16 +8,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from msa_lite.attacks.attack import Attack, Ground, check_unquantised, make_attack
+from msa_lite.attacks.attack import Attack, Ground, Subject, check_unquantised, make_attack
 from msa_lite.catalogue import ATTACKS
 from msa_lite.data import Row, load_rows, sample_rows
 from msa_lite.errors import Faults, UsageError, join_faults
 from msa_lite.evals.benchmarks.benchmark import Benchmark, BenchmarkSettings, Item
 from msa_lite.evals.engine.models import check_source, model_identity
+from msa_lite.evals.scores.records import write_records
+from msa_lite.io.console.progress import Progress, under
 from msa_lite.io.files.writing import digest
-from msa_lite.io.finished.manifest import is_finished
+from msa_lite.io.finished.manifest import is_finished, stage_folder
 from msa_lite.io.weights.hub import Source, fetch
 from msa_lite.pipeline.prepare.models import fit_prior
+from msa_lite.pipeline.prepare.questions import each_once
 from msa_lite.pipeline.prepare.run import Run
 from msa_lite.pipeline.run.folder import BASELINES
 from msa_lite.pipeline.stages.stage import Stage
@@ -25,6 +28,7 @@ from msa_lite.report.run.attacks import ATTACKS_FOLDER, FEWEST_ROWS, MOST_BACK, 
 from msa_lite.report.run.stages import ROWS
 from msa_lite.report.verdict.figures import percent
 
+ATTACK_KIND = "attack"
 UNLEARNED = "unlearned"
 REFERENCES = ("ideal", "target")  # attacked like all others, since the results are shares between these two
 _ROWS = {False: 40, True: 400}  # forget rows that are attacked where the recipe says nothing, without and with a GPU
@@ -41,7 +45,7 @@ class Campaign:
     """The folder of the recipe: the run's own, or for the run of a baseline the one above `baselines`."""
     attacks: Mapping[str, Attack]
     """The attacks by name, in their order."""
-    sources: Mapping[str, Source]
+    subjects: Mapping[str, Subject]
     """The models by name: those that are attacked, and the prior, which some attacks look at."""
     ground: Ground
     """The rows."""
@@ -49,10 +53,14 @@ class Campaign:
     left_out: Mapping[str, str]
     """Attacks, and parts of attacks, that cannot be made on this run, each with the reason."""
 
+    @property
+    def models(self) -> list[str]:
+        """Return the models that are attacked, ideal and target first."""
+        return [name for name in (*REFERENCES, UNLEARNED) if name in self.subjects]
+
     def models_of(self, attack: Attack) -> list[str]:
-        """Return the models that an attack is made on, ideal and target first."""
-        names = [UNLEARNED] if attack.only_results else [*REFERENCES, UNLEARNED]
-        return [name for name in names if name in self.sources]
+        """Return the models that an attack is made on."""
+        return [name for name in self.models if name == UNLEARNED or not attack.only_results]
 
     def ground_of(self, attack: Attack) -> Ground:
         """Return the rows of an attack.
@@ -64,9 +72,9 @@ class Campaign:
         count = len(self.ground.forget) if self.control == "holdout" else 0
         return replace(self.ground, holdout=sample_rows(self.ground.holdout, count, self.ground.seed))
 
-    def used_by(self, attack: Attack) -> list[str]:
+    def used_by(self, attack: Attack) -> dict[str, Subject]:
         """Return the models that an attack looks at besides the attacked one, as far as the run has them."""
-        return [name for name in attack.uses if name in self.sources]
+        return {name: self.subjects[name] for name in attack.uses if name in self.subjects}
 
     def folder_of(self, name: str, model: str) -> Path:
         """Return the folder of an attack's records of a model.
@@ -86,67 +94,75 @@ class Campaign:
         return {
             "attack": name,
             "settings": attack.describe(),
-            "model": model_identity(self.sources[model]),
-            "others": {used: model_identity(self.sources[used]) for used in self.used_by(attack)},
+            "model": model_identity(self.subjects[model].source),
+            "others": {used: model_identity(subject.source) for used, subject in self.used_by(attack).items()},
             "rows": digest(self.ground_of(attack).describe(attack.reads)),
         }
+
+    def stages(self) -> dict[tuple[str, str], Stage]:
+        """Return the records by attack and model as stages, in the order of the work: model by model."""
+        return {
+            (name, model): Stage(
+                f"{name}: {model}",
+                "attack",
+                self.folder_of(name, model),
+                partial(self._make_records, name, model),
+                inputs=partial(self.inputs, name, model),
+                says=f"an attack: {ATTACKS[name].summary}",
+                holds=ROWS,
+            )
+            for model in self.models
+            for name, attack in self.attacks.items()
+            if model in self.models_of(attack)
+        }
+
+    def own_stages(self) -> list[Stage]:
+        """Return the stages of the run itself, without records of another run of the recipe."""
+        return [stage for stage in self.stages().values() if stage.folder and stage.folder.is_relative_to(self.folder)]
+
+    def missing(self) -> dict[tuple[str, str], Stage]:
+        """Return the stages whose records are still to be made."""
+        return {
+            (name, model): stage
+            for (name, model), stage in self.stages().items()
+            if stage.folder and not is_finished(stage.folder, self.inputs(name, model))
+        }
+
+    def _make_records(self, name: str, model: str, progress: Progress) -> None:
+        attack, subject = self.attacks[name], self.subjects[model]
+        used = {name: other for name, other in self.used_by(attack).items() if other is not subject}
+        folder, facts = self.folder_of(name, model), {"sources": {"model": subject.source.pinned()}}
+        shown = under(progress, f"{name}: {model}")
+        try:
+            with stage_folder(folder, ATTACK_KIND, self.inputs(name, model), facts) as unfinished:
+                for trial, records in attack.run(subject, self.ground_of(attack), used, shown):
+                    for set_name, rows in records.items():
+                        write_records(unfinished / f"{trial.name}.{set_name}.jsonl", rows)
+        finally:
+            for other in used.values():
+                other.close()
 
     @property
     def remarks(self) -> list[str]:
         """Return a line for each attack, or part of one, that is left out, or has too few rows to hold."""
-        few: dict[str, int] = {}
+        remarks = [f"{name} is left out: {reason}" for name, reason in self.left_out.items()]
         for name, attack in self.attacks.items():
-            counts = {part: rows for part, rows in attack.count_rows(self.ground).items() if rows < FEWEST_ROWS}
-            if len(counts) == len(attack.count_rows(self.ground)):
-                counts = {"": max(counts.values())} if counts else {}
-            few |= {f"{name}, {part}" if part else name: rows for part, rows in counts.items()}
-        left_out = [f"{name} is left out: {reason}" for name, reason in self.left_out.items()]
-        return left_out + [
-            f"{name}: with {rows} rows no interval can end at {percent(MOST_BACK)} or below, so it stays undecided at "
-            f"best; {FEWEST_ROWS} rows are needed"
-            for name, rows in few.items()
-        ]
-
-    def pairs(self) -> list[tuple[str, str]]:
-        """Return each attack with each of its models, in the order of the work: model by model."""
-        models = (*REFERENCES, UNLEARNED)
-        return [(name, m) for m in models for name, attack in self.attacks.items() if m in self.models_of(attack)]
-
-    def missing(self) -> list[tuple[str, str]]:
-        """Return the pairs whose records are still to be made."""
-        return [pair for pair in self.pairs() if not is_finished(self.folder_of(*pair), self.inputs(*pair))]
+            counts = attack.count_rows(self.ground)
+            few = {part: rows for part, rows in counts.items() if rows < FEWEST_ROWS}
+            if few and len(few) == len(counts):
+                few = {"": max(few.values())}
+            remarks += [
+                f"{name}{f', {part}' if part else ''}: with {rows} rows no interval can end at {percent(MOST_BACK)} or "
+                f"below, so it stays undecided at best; {FEWEST_ROWS} rows are needed"
+                for part, rows in few.items()
+            ]
+        return remarks
 
     def without(self, reasons: Mapping[str, str]) -> Campaign:
         """Return the campaign without some attacks, each with the reason."""
         attacks = {name: attack for name, attack in self.attacks.items() if name not in reasons}
         parts = {name: reason for name, reason in self.left_out.items() if name.partition(",")[0] not in reasons}
         return replace(self, attacks=attacks, left_out={**parts, **reasons})
-
-
-def attack_stages(campaign: Campaign) -> list[Stage]:
-    """Return the stages of a campaign: the run's own records of each attack on each model, in the order of the work."""
-    return [
-        Stage(
-            attack_label(name, model),
-            "attack",
-            campaign.folder_of(name, model),
-            inputs=partial(campaign.inputs, name, model),
-            says=attack_says(name),
-            holds=ROWS,
-        )
-        for name, model in campaign.pairs()
-        if campaign.folder_of(name, model).is_relative_to(campaign.folder)
-    ]
-
-
-def attack_says(name: str) -> str:
-    """Return what an attack is for, in a clause."""
-    return f"an attack: {ATTACKS[name].summary}"
-
-
-def attack_label(name: str, model: str) -> str:
-    """Return the label of an attack's progress."""
-    return f"{name}: {model}"
 
 
 def open_attacks(run: Run, result: Path | None, names: Sequence[str] = ()) -> Campaign:
@@ -165,8 +181,9 @@ def open_attacks(run: Run, result: Path | None, names: Sequence[str] = ()) -> Ca
     if run.judge.kind != "none":
         of_run["sample"] = {"judge": run.judge}
     rows = run.recipe.attack.rows or _ROWS[torch.cuda.is_available()]
-    ground, sources = limit_ground(_make_ground(run), rows), _sources(run, result)
-    campaign = Campaign(run.folder, run.recipe.folder, {}, sources, ground, _control(run, ground), {})
+    ground = _make_ground(run, rows)
+    subjects = {name: Subject(name, source) for name, source in _sources(run, result).items()}
+    campaign = Campaign(run.folder, run.recipe.folder, {}, subjects, ground, _control(run, ground), {})
     attacks, left_out, faults = dict[str, Attack](), dict[str, str](), Faults()
     for name in ATTACKS:
         is_wanted = not wanted or name in wanted
@@ -176,7 +193,7 @@ def open_attacks(run: Run, result: Path | None, names: Sequence[str] = ()) -> Ca
         with own.gathered(f"{name}: " if wanted else ""):
             _check_needs(attack, campaign)
             used = [*campaign.models_of(attack), *campaign.used_by(attack)]
-            attack = attack.fit_to({model: sources[model] for model in used})
+            attack = attack.fit_to({model: subjects[model].source for model in used})
             parts = attack.left_out(campaign.ground_of(attack))
         if not is_wanted and (own or replace(campaign, attacks={name: attack}).missing()):
             left_out[name] = "was made with other models or rows before; make it again"
@@ -211,8 +228,8 @@ def _check_needs(attack: Attack, campaign: Campaign) -> None:
     needs = {
         "retain": (campaign.ground.retain, "rows to keep (retain.data)"),
         "holdout": (campaign.ground.holdout, "rows of the same kind that no model saw (evaluate.holdout)"),
-        "ideal": ("ideal" in campaign.sources, "an ideal model (evaluate.ideal)"),
-        "prior": ("prior" in campaign.sources, "a prior"),
+        "ideal": ("ideal" in campaign.subjects, "an ideal model (evaluate.ideal)"),
+        "prior": ("prior" in campaign.subjects, "a prior"),
     }
     if lacking := [words for need, (is_there, words) in needs.items() if need in attack.needs and not is_there]:
         raise UsageError(f"needs {' and '.join(lacking)}")
@@ -235,20 +252,21 @@ def _sources(run: Run, result: Path | None) -> dict[str, Source]:
     return sources
 
 
-def _make_ground(run: Run) -> Ground:
-    """Return all rows that attacks may use.
+def _make_ground(run: Run, most: int) -> Ground:
+    """Return the rows that attacks may use: at most so many forget rows, and as many holdout rows, or 100; seeded.
 
     Forget rows are all questions about the forget set, those that a choice was made by, too: the vector is fitted to
     all rows, and all are to be forgotten. Where the run asks none, they are the rows that the vector learnt. Holdout
     rows are of the same kind. Each row is there once. Retain rows are those of MSA's vector, whatever the run's method
     learns, so that all methods are attacked alike.
     """
-    questions = run.questions.everything
-    forget = asked_rows(questions, "forget") or _distinct(run.rows["forget"])
+    questions, seed = run.questions.everything, run.recipe.seed
+    forget = sample_rows(asked_rows(questions, "forget") or each_once(run.rows["forget"]), most, seed)
     is_text = bool(forget[0].text)
     holdout: Sequence[Row] = asked_rows(questions, "holdout")
     if not holdout and "evaluate.holdout" in run.data:
         holdout = load_rows(run.data["evaluate.holdout"])
+    alike = [row for row in holdout if bool(row.text) == is_text]
     rewordings: dict[str, list[str]] = {}
     if (settings := run.recipe.evaluate) and run.test and not any(row.text for row in forget):
         published = BenchmarkSettings(settings.data, settings.split)
@@ -256,28 +274,15 @@ def _make_ground(run: Run) -> Ground:
     return Ground(
         forget=forget,
         retain=run.retain,
-        holdout=[row for row in holdout if bool(row.text) == is_text],
+        # An attack that uses them only as its control takes as many as there are forget rows.
+        holdout=sample_rows(alike, max(most, _HOLDOUT), seed),
         learnt=run.rows["forget"],
         # A published benchmark may ask in its own form.
         prompter=next((b.prompter for b in questions if asked_rows([b], "forget")), run.prompter),
         max_new_tokens=run.recipe.max_new_tokens,
         max_length=run.recipe.vector.max_length,
-        seed=run.recipe.seed,
+        seed=seed,
         rewordings=rewordings,
-    )
-
-
-def limit_ground(ground: Ground, rows: int) -> Ground:
-    """Return the ground with at most so many forget rows, and as many holdout rows, or 100: seeded samples.
-
-    An attack that uses holdout rows only as its control takes as many as there are forget rows.
-    """
-    places = sample_rows(range(len(ground.forget)), rows, ground.seed)
-    return replace(
-        ground,
-        forget=[ground.forget[at] for at in places],
-        holdout=sample_rows(ground.holdout, max(rows, _HOLDOUT), ground.seed),
-        rewordings={name: [questions[at] for at in places] for name, questions in ground.rewordings.items()},
     )
 
 
@@ -285,15 +290,7 @@ def asked_rows(questions: Sequence[Benchmark], name: str) -> list[Row]:
     """Return the items of a set as rows, in the order of the data; none where they are no questions and no texts."""
     items = [item for benchmark in questions if name in benchmark.sets for item in benchmark.sets[name].items]
     rows = [row for row in map(_row, items) if row is not None]
-    return sorted(_distinct(rows), key=lambda row: row.index)
-
-
-def _distinct(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows, of those with the same content only the first."""
-    kept: dict[str, Row] = {}
-    for row in rows:
-        kept.setdefault(row.sha256, row)
-    return list(kept.values())
+    return sorted(each_once(rows), key=lambda row: row.index)
 
 
 def _row(item: Item) -> Row | None:

@@ -14,24 +14,21 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, ClassVar
 
-from msa_lite.attacks.attack import Subject
 from msa_lite.attacks.findings import TrialRecords, judge_model, measured
 from msa_lite.catalogue import ATTACKS
 from msa_lite.errors import MsaError, StageError, join_faults
 from msa_lite.evals.benchmarks.benchmark import Record
 from msa_lite.evals.engine.models import model_identity
-from msa_lite.evals.scores.records import read_records, write_records
-from msa_lite.io.console.progress import Progress, Step, announce, notices, under
-from msa_lite.io.finished.manifest import stage_folder
-from msa_lite.pipeline.attack.campaign import REFERENCES, UNLEARNED, Campaign, attack_label, attack_says, attack_stages
+from msa_lite.evals.scores.records import read_records
+from msa_lite.io.console.progress import Progress, announce, notices
+from msa_lite.pipeline.attack.campaign import ATTACK_KIND, REFERENCES, Campaign
 from msa_lite.pipeline.run.report import write_run_report
+from msa_lite.pipeline.stages.stage import Stage, steps
 from msa_lite.report import Report, write_report
 from msa_lite.report.run.attacks import ATTACKS_FOLDER, AttackFacts, AttackResult, attack_report
 from msa_lite.report.run.stages import add_stages
 
 logger = logging.getLogger(__name__)
-
-ATTACK_KIND = "attack"
 
 
 @dataclass(frozen=True)
@@ -60,14 +57,13 @@ def run_attacks(campaign: Campaign, progress: Progress) -> Attacked:
     """
     if missing := campaign.missing():
         _tell(campaign, dict.fromkeys(name for name, _ in missing))
-        announce(progress, [Step(attack_label(*pair), attack_says(pair[0])) for pair in missing])
-    add_stages([stage.listed(campaign.folder) for stage in attack_stages(campaign)], campaign.folder)
-    failed = _make_records(campaign, progress)
+        announce(progress, steps(missing.values()))
+    add_stages([stage.listed(campaign.folder) for stage in campaign.own_stages()], campaign.folder)
+    failed = _make_records(campaign, missing, progress)
     campaign, out = campaign.without(failed), campaign.folder / ATTACKS_FOLDER
     facts = _judge(campaign)
     if facts.attacks:
-        attacked = [name for name in (*REFERENCES, UNLEARNED) if name in campaign.sources]
-        models = {name: model_identity(campaign.sources[name]) for name in attacked}
+        models = {name: model_identity(campaign.subjects[name].source) for name in campaign.models}
         write_report(attack_report(facts, models), out)
         write_run_report(campaign.folder)
     if failed:
@@ -81,7 +77,7 @@ def _tell(campaign: Campaign, attacks: Iterable[str]) -> None:
     notices.info(
         "%s on %s, %d forget rows%s",
         ", ".join(attacks),
-        ", ".join(name for name in (*REFERENCES, UNLEARNED) if name in campaign.sources),
+        ", ".join(campaign.models),
         len(campaign.ground.forget),
         f" and {len(campaign.ground.holdout)} holdout rows" if campaign.ground.holdout else "",
     )
@@ -89,38 +85,22 @@ def _tell(campaign: Campaign, attacks: Iterable[str]) -> None:
         notices.info("%s", line)
 
 
-def _make_records(campaign: Campaign, progress: Progress) -> dict[str, str]:
-    """Make the records of all attacks that are missing, model by model; return the attacks that failed, with reasons.
+def _make_records(campaign: Campaign, missing: Mapping[tuple[str, str], Stage], progress: Progress) -> dict[str, str]:
+    """Make the missing records, model by model; return the attacks that failed, with reasons.
 
     An attack that failed on one model is not made on the next ones: its results would have no control.
     """
-    subjects, failed = {name: Subject(name, source) for name, source in campaign.sources.items()}, dict[str, str]()
-    for model, pairs in groupby(campaign.missing(), lambda pair: pair[1]):
+    failed: dict[str, str] = {}
+    for model, pairs in groupby(missing, lambda pair: pair[1]):
         for name, _ in pairs:
             if name not in failed:
                 try:
-                    _make(campaign, name, subjects[model], subjects, progress)
+                    missing[name, model].run(progress)
                 except MsaError as error:
-                    logger.warning("%s: %s", attack_label(name, model), error)
+                    logger.warning("%s: %s", missing[name, model].name, error)
                     failed[name] = f"failed on {model}: {error}"
-        subjects[model].close()
+        campaign.subjects[model].close()
     return failed
-
-
-def _make(campaign: Campaign, name: str, subject: Subject, subjects: Mapping[str, Subject], progress: Progress) -> None:
-    """Make the records of an attack on one model."""
-    attack, inputs = campaign.attacks[name], campaign.inputs(name, subject.name)
-    used = {model: subjects[model] for model in campaign.used_by(attack) if model != subject.name}
-    facts = {"sources": {"model": subject.source.pinned()}}
-    shown = under(progress, attack_label(name, subject.name))
-    try:
-        with stage_folder(campaign.folder_of(name, subject.name), ATTACK_KIND, inputs, facts) as partial:
-            for trial, records in attack.run(subject, campaign.ground_of(attack), used, shown):
-                for set_name, rows in records.items():
-                    write_records(partial / f"{trial.name}.{set_name}.jsonl", rows)
-    finally:
-        for model in used.values():
-            model.close()
 
 
 def _judge(campaign: Campaign) -> AttackFacts:

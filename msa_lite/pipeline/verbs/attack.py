@@ -12,7 +12,7 @@ from msa_lite.io.console.libraries import require
 from msa_lite.io.console.progress import Progress, silent
 from msa_lite.io.finished.seal import load_manifest, locked
 from msa_lite.io.models.heads import has_precision
-from msa_lite.pipeline.attack.campaign import Campaign, attack_stages, open_attacks
+from msa_lite.pipeline.attack.campaign import Campaign, open_attacks
 from msa_lite.pipeline.attack.run import Attacked, run_attacks
 from msa_lite.pipeline.baseline.settings import baseline_scope
 from msa_lite.pipeline.prepare.run import Run, msa_scope, prepare
@@ -52,7 +52,7 @@ def dry_attack(folder: str | Path, attacks: Sequence[str] = (), overrides: Itera
     """Return what `attack` would do with the same arguments; raise what it raises before its work. Write nothing."""
     campaign = _campaign(_open(folder, attacks), attacks, overrides)
     files = [f"{ATTACKS_FOLDER}/{REPORT_FILE}", *REPORT_FILES, RECORD_FILE]
-    return DryRun("attack", campaign.folder, look_ahead(attack_stages(campaign)), campaign.remarks, files)
+    return DryRun("attack", campaign.folder, look_ahead(campaign.own_stages()), campaign.remarks, files)
 
 
 def _open(folder: str | Path, attacks: Sequence[str]) -> RunFolder:

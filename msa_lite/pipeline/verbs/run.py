@@ -17,7 +17,7 @@ from msa_lite.io.launch.crew import Crew
 from msa_lite.io.launch.gathering import PREPARE, gathered
 from msa_lite.merger import Merged, MergedAdapter
 from msa_lite.merger.filtering import MOMENTS_FOLDER, Moments, load_moments
-from msa_lite.pipeline.attack.campaign import attack_label, attack_says, open_attacks
+from msa_lite.pipeline.attack.campaign import open_attacks
 from msa_lite.pipeline.attack.run import run_attacks
 from msa_lite.pipeline.baseline.trials import Trials
 from msa_lite.pipeline.prepare.earlier import rebuild_command
@@ -351,8 +351,8 @@ def _run(verb: Verb, progress: Progress, run: Run, stages: list[Stage]) -> RunRe
 def _attack_steps(run: Run) -> list[Step]:
     """Return the attacks that a run's recipe ends it with, as steps."""
     wanted = run.recipe.attack.attacks
-    pairs = open_attacks(run, None).pairs() if wanted else []
-    return [Step(attack_label(name, model), attack_says(name)) for name, model in pairs if name in wanted]
+    stages = open_attacks(run, None).stages() if wanted else {}
+    return steps(stage for (name, _), stage in stages.items() if name in wanted)
 
 
 def _chosen(context: Context, verb: Verb) -> tuple[Values, Sequence[Row]]:
