@@ -54,16 +54,16 @@ if TYPE_CHECKING:
     from msa_lite.merger import mergekit_recipe as mergekit_recipe
     from msa_lite.merger.filtering import filter_vector as filter_vector
     from msa_lite.pipeline.ask import ask as ask
-    from msa_lite.pipeline.init.draft import Wishes as Wishes
-    from msa_lite.pipeline.init.draft import init_recipe as init_recipe
+    from msa_lite.pipeline.attack.run import attack as attack
     from msa_lite.pipeline.purge.purge import purge as purge
     from msa_lite.pipeline.run.checks import probe as probe
     from msa_lite.pipeline.run.report import report_run as report_run
     from msa_lite.pipeline.staged.training import train_stages as train_stages
     from msa_lite.pipeline.table.work import table as table
-    from msa_lite.pipeline.verbs.attack import attack as attack
-    from msa_lite.pipeline.verbs.dry_run import dry_run as dry_run
-    from msa_lite.pipeline.verbs.plan import plan as plan
+    from msa_lite.pipeline.verbs.ahead import dry_run as dry_run
+    from msa_lite.pipeline.verbs.ahead import plan as plan
+    from msa_lite.pipeline.verbs.init import Wishes as Wishes
+    from msa_lite.pipeline.verbs.init import init_recipe as init_recipe
     from msa_lite.pipeline.verbs.run import run as run
     from msa_lite.pipeline.verbs.run import run_baseline as run_baseline
     from msa_lite.pipeline.verbs.run import run_moments as run_moments
@@ -78,14 +78,13 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "pipeline.verbs.run": ("run", "run_baseline", "run_moments", "run_vectors", "sweep"),
-    "pipeline.verbs.plan": ("plan",),
-    "pipeline.verbs.dry_run": ("dry_run",),
-    "pipeline.verbs.attack": ("attack",),
+    "pipeline.verbs.ahead": ("dry_run", "plan"),
+    "pipeline.attack.run": ("attack",),
     "pipeline.staged.training": ("train_stages",),
     "pipeline.table.work": ("table",),
     "pipeline.run.checks": ("probe",),
     "pipeline.run.report": ("report_run",),
-    "pipeline.init.draft": ("Wishes", "init_recipe"),
+    "pipeline.verbs.init": ("Wishes", "init_recipe"),
     "pipeline.ask": ("ask",),
     "web": ("open_page",),
     "pipeline.purge.purge": ("purge",),

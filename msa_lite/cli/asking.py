@@ -177,7 +177,7 @@ def attack_command(run: Path, overrides: tuple[str, ...], attacks: str | None, i
     msa-lite attack runs/quickstart --dry-run
     msa-lite attack runs/quickstart --attacks quantise,relearn attack.rows=100
     """
-    from msa_lite.pipeline.verbs.attack import attack, dry_attack
+    from msa_lite.pipeline.attack.run import attack, dry_attack
     from msa_lite.report.page.run_files import GAIN_MEANING, attack_table
     from msa_lite.report.run.attacks import HOLDOUT_LIMIT
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from msa_lite.io.console.progress import Watcher
     from msa_lite.merger import Merged, MergedAdapter
-    from msa_lite.pipeline.verbs.dry_run import DryRun
+    from msa_lite.pipeline.stages.stage import DryRun
     from msa_lite.pipeline.verbs.run import RunResult
     from msa_lite.publish.upload import Published
     from msa_lite.report import Report

@@ -197,7 +197,7 @@ def init_command(file: str, as_json: bool, **options: Any) -> None:
     msa-lite init --target ./my-finetuned-model --prior ./prior --forget delete.jsonl --retain keep.jsonl
     """
     from msa_lite.io.files.reading import local_path
-    from msa_lite.pipeline.init.draft import Wishes, init_recipe
+    from msa_lite.pipeline.verbs.init import Wishes, init_recipe
     from msa_lite.recipe import check_new_file
 
     require("train")
@@ -216,7 +216,7 @@ def init_command(file: str, as_json: bool, **options: Any) -> None:
 
 def _ask(options: dict[str, Any]) -> None:
     """Ask for what is not given and cannot be seen. An empty answer leaves out what is optional."""
-    from msa_lite.pipeline.init.inspect import guess_prior, inspect_set
+    from msa_lite.pipeline.verbs.init import guess_prior, inspect_set
 
     options["target"] = options["target"] or _answer("The finished model (folder or repo[@revision])")
     if not options["prior"] and guess_prior(options["target"]) is None:

@@ -14,7 +14,7 @@ import pytest
 
 from msa_lite import Wishes, init_recipe
 from msa_lite.errors import ColumnsError, MismatchError, OutputError, UsageError
-from msa_lite.pipeline.init.inspect import guess_prior, inspect_set
+from msa_lite.pipeline.verbs.init import guess_prior, inspect_set
 from msa_lite.recipe import load_recipe, shipped_recipes
 from tests.e2e.conftest import CallCli
 from tests.support.models import make_lora

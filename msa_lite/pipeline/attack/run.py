@@ -1,4 +1,4 @@
-"""Attack the models of a prepared run, and report what the unlearned model gives back.
+"""Attack the models of a finished run, and report what the unlearned model gives back.
 
 All models are attacked alike, on the same rows. A model is loaded once for all attacks on it. The records of each
 attack and model are a stage of their own, so that a rerun goes on where a stop was. Records of target and ideal from
@@ -8,27 +8,40 @@ another run of the recipe are read there.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any, ClassVar
 
+from msa_lite.attacks.attack import check_attack
 from msa_lite.attacks.findings import TrialRecords, judge_model, measured
 from msa_lite.catalogue import ATTACKS
-from msa_lite.errors import MsaError, StageError, join_faults
+from msa_lite.errors import MsaError, OutputError, StageError, UsageError, join_faults
 from msa_lite.evals.benchmarks.benchmark import Record
 from msa_lite.evals.engine.models import model_identity
 from msa_lite.evals.scores.records import read_records
-from msa_lite.io.console.progress import Progress, announce, notices
-from msa_lite.pipeline.attack.campaign import ATTACK_KIND, REFERENCES, Campaign
-from msa_lite.pipeline.run.report import write_run_report
-from msa_lite.pipeline.stages.stage import Stage, steps
-from msa_lite.report import Report, write_report
+from msa_lite.io.console.libraries import require
+from msa_lite.io.console.progress import Progress, announce, notices, silent
+from msa_lite.io.finished.seal import load_manifest, locked
+from msa_lite.io.models.heads import has_precision
+from msa_lite.pipeline.attack.campaign import ATTACK_KIND, REFERENCES, Campaign, open_attacks
+from msa_lite.pipeline.baseline.settings import baseline_scope
+from msa_lite.pipeline.prepare.run import msa_scope, prepare
+from msa_lite.pipeline.run.folder import RunFolder, home_of, open_run
+from msa_lite.pipeline.run.report import REPORT_FILES, write_run_report
+from msa_lite.pipeline.stages.stage import DryRun, Stage, look_ahead, steps
+from msa_lite.recipe import load_recipe
+from msa_lite.record.seal import RECORD_FILE
+from msa_lite.report import REPORT_FILE, Report, write_report
 from msa_lite.report.run.attacks import ATTACKS_FOLDER, AttackFacts, AttackResult, attack_report
+from msa_lite.report.run.provenance import RECIPE_FILE, purge_day, read_run, recorded_baseline
 from msa_lite.report.run.stages import add_stages
+from msa_lite.report.run.story import load_story
 
 logger = logging.getLogger(__name__)
+
+_CHANGEABLE = ("attack.", "evaluate.ideal", "evaluate.holdout")  # keys of a recipe that decide no stage of its run
 
 
 @dataclass(frozen=True)
@@ -47,6 +60,69 @@ class Attacked:
         """Return settings and metrics of all results."""
         report = attack_report(self.facts, {})
         return {**report.settings, "metrics": report.values()}
+
+
+def attack(
+    folder: str | Path, attacks: Sequence[str] = (), *, overrides: Iterable[str] = (), progress: Progress = silent
+) -> Attacked:
+    """Attack target, ideal and unlearned model of a run, and report what the unlearned model gives back.
+
+    attacks: their names (`msa_lite.attack_names`). Default: those of the recipe's key `attack`, or all that the run
+    allows. overrides: changes of the recipe, as "attack.rows=100". Write attacks/NAME/ with records and report.json,
+    attacks/report.json, and a new report of the run. Results from the same inputs are kept.
+
+    Raise before any work: UsageError for a folder that is no run, and with all reasons against the attacks; OutputError
+    for an unfinished run. Raise StageError if attacks failed, once the others are reported.
+    """
+    opened = _open(folder, attacks)
+    with locked(opened.folder):
+        _refuse_purged(opened.folder)  # again: a purge may have come before the lock
+        return run_attacks(_campaign(opened, attacks, overrides), progress)
+
+
+def dry_attack(folder: str | Path, attacks: Sequence[str] = (), overrides: Iterable[str] = ()) -> DryRun:
+    """Return what `attack` would do with the same arguments; raise what it raises before its work. Write nothing."""
+    campaign = _campaign(_open(folder, attacks), attacks, overrides)
+    files = [f"{ATTACKS_FOLDER}/{REPORT_FILE}", *REPORT_FILES, RECORD_FILE]
+    return DryRun("attack", campaign.folder, look_ahead(campaign.own_stages()), campaign.remarks, files)
+
+
+def _open(folder: str | Path, attacks: Sequence[str]) -> RunFolder:
+    """Return the finished run in a folder, on which the named attacks are to be made.
+
+    Raise OutputError for a run without an unlearned model, or whose data was purged.
+    """
+    require("train")
+    for name in attacks:
+        check_attack(name)
+    opened = open_run(folder)
+    _refuse_purged(opened.folder)
+    if load_manifest(opened.result) is None:
+        raise OutputError(
+            f"{opened.folder}: there is no unlearned model to attack yet; finish the run first (the command is in the "
+            f"first line of {opened.folder / RECIPE_FILE})"
+        )
+    return opened
+
+
+def _refuse_purged(folder: Path) -> None:
+    if purge_day(folder) or purge_day(home_of(folder)):
+        raise OutputError(f"{folder}: its data was purged, and attacks need the rows to forget")
+
+
+def _campaign(opened: RunFolder, attacks: Sequence[str], overrides: Iterable[str]) -> Campaign:
+    """Return the campaign against a finished run, with everything checked; models, rows and questions are as it was."""
+    load_story(opened.folder)  # the report that comes last reads all of it
+    changes = list(overrides)
+    if wrong := [change for change in changes if not change.startswith(_CHANGEABLE)]:
+        keys = ", ".join(f"{key.rstrip('.')}" for key in _CHANGEABLE)
+        raise UsageError(f"{', '.join(wrong)}: of a finished run, only {keys} can be given anew")
+    recipe = load_recipe(opened.recipe, changes)
+    if not has_precision(recipe.vector.compute):  # the run was made on another machine
+        recipe = load_recipe(opened.recipe, [*changes, "vector.compute=auto"])
+    baseline = recorded_baseline(read_run(opened.folder))
+    scope = baseline_scope(baseline, recipe)[0] if baseline else msa_scope(recipe)
+    return open_attacks(prepare(recipe, replace(scope, folder=opened.folder)), opened.result, attacks)
 
 
 def run_attacks(campaign: Campaign, progress: Progress) -> Attacked:

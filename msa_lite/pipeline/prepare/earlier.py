@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -38,7 +37,7 @@ from msa_lite.report.run.provenance import (
     recorded_baseline,
     recorded_revisions,
 )
-from msa_lite.report.verdict.figures import EARLIER_SET
+from msa_lite.report.verdict.figures import EARLIER_SET, EarlierFacts
 from msa_lite.strengths import Strengths
 
 logger = logging.getLogger(__name__)
@@ -282,29 +281,6 @@ def check_rows(runs: Sequence[EarlierRun], rows: Sequence[Row]) -> None:
             )  # fmt: skip
 
 
-def rebuild_command(target: Source, prior: Source, terms: Sequence[Term[Path]], precision: Precision | None) -> str:
-    """Return the command line that merges the same terms from nothing. precision: None for an adapter."""
-
-    def name(source: Source) -> str:
-        return str(source.folder) if source.is_folder else source.pinned()
-
-    words = ["msa-lite", "merge", "--target", name(target)]
-    for term in (term for term in terms if term.weight):
-        option, strength = ("--forget", "--alpha") if term.side == "forget" else ("--retain", "--beta")
-        words += [option, str(term.vector), strength, str(abs(term.weight))]
-    words += ["--prior", name(prior), *_options(precision), "--out", "OUT"]
-    return shlex.join(words)
-
-
-def _options(precision: Precision | None) -> Iterator[str]:
-    if precision is None:
-        yield from ("--as", "adapter")
-        return
-    for option, value in precision.record.items():
-        if (option, value) != ("dtype", "same"):
-            yield from (f"--{option}", str(value))
-
-
 EARLIER_ROWS = 60
 """The most rows of earlier requests that a run asks its models; `evaluate.limit` may set fewer. Fixed before any score
 was seen: if none of 60 is recited, and none by a control of 60, the difference is below 4 points (`least_bound`)."""
@@ -324,20 +300,10 @@ class RemovedRows:
     """The sample, in one set; None where no row is left to ask."""
     owners: Sequence[Path]
     """The folder of the run that removed each row of the sample."""
-    total: int
-    """The rows that the earlier requests removed, as far as that is known."""
-    requests: int
-    """The earlier requests."""
-    unscored: Mapping[Path, str]
-    """The reason why rows of a request cannot be asked, by the folder of its run."""
-
-    @property
-    def notes(self) -> list[str]:
-        """Return a sentence for each request whose rows cannot be asked."""
-        return [
-            f"rows of an earlier request cannot be scored again ({folder}): {reason}"
-            for folder, reason in self.unscored.items()
-        ]
+    facts: EarlierFacts
+    """The counts of requests and rows, and why rows of a request cannot be asked; nothing is scored yet."""
+    notes: Sequence[str]
+    """A sentence for each request whose rows cannot be asked."""
 
 
 def draw_removed(recipe: Recipe, earlier: Sequence[EarlierRun], prompter: Prompter) -> RemovedRows | None:
@@ -370,13 +336,16 @@ def draw_removed(recipe: Recipe, earlier: Sequence[EarlierRun], prompter: Prompt
             shorter = shorten(whole, prompter, recipes[folder].vector.max_length)  # as the run itself cut them
             there = {row.sha256: row for row in [*whole, *shorter]}
             found = [there[sha256] for sha256 in wanted if sha256 in there]
-            if lost := len(wanted) - len(found):
-                unscored[folder] = f"its data has changed: {lost} of {len(wanted)} rows are not there any more"
+            if gone := len(wanted) - len(found):
+                unscored[folder] = f"its data has changed: {gone} of {len(wanted)} rows are not there any more"
             rows += found
             owners += [folder] * len(found)
     named = [replace(row, index=index) for index, row in enumerate(rows)]
     questions = load_qa({EARLIER_SET: named}, prompter, recipe.evaluate.max_new_tokens, _SPLIT) if named else None
-    return RemovedRows(questions, owners, sum(map(len, hashes.values())), len(recipes), unscored)
+    reasons = {os.path.abspath(folder): reason for folder, reason in unscored.items()}
+    facts = EarlierFacts(len(recipes), sum(map(len, hashes.values())), None, unscored=reasons)
+    lost = "rows of an earlier request cannot be scored again"
+    return RemovedRows(questions, owners, facts, [f"{lost} ({folder}): {unscored[folder]}" for folder in unscored])
 
 
 def _load(recipe: Recipe) -> list[Row]:

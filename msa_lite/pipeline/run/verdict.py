@@ -121,17 +121,15 @@ def weigh_earlier(run: Run) -> EarlierFacts | None:
     removed = run.removed
     if removed is None:
         return None
-    unscored = {os.path.abspath(folder): reason for folder, reason in removed.unscored.items()}
     if removed.questions is None:
-        return EarlierFacts(removed.requests, removed.total, None, {}, unscored)
+        return removed.facts
     asked = {name: _earlier_records(run, name) for name in Context.of(run).earlier_models}
     models: dict[str, dict[str, Sequence[Record]]] = {name: {"forget": records} for name, records in asked.items()}
     if "ideal" not in asked and (holdout := _holdout(run)):
         models["target"]["holdout"] = holdout
     weighed = weigh_recited(models, yardstick_of_rows(models))
     assert not isinstance(weighed, str), "there are rows"
-    back = _count_back(removed.owners, asked)
-    facts = EarlierFacts(removed.requests, removed.total, weighed[0], back, unscored)
+    facts = replace(removed.facts, scored=weighed[0], back=_count_back(removed.owners, asked))
     if facts.warning:
         logger.warning("%s", facts.warning)
     return facts

@@ -86,6 +86,37 @@ class StageState:
     """What the stage is for, in a clause."""
 
 
+@dataclass(frozen=True)
+class DryRun:
+    """The work of a command, looked at ahead: its stages and outputs."""
+
+    json_keys: ClassVar = {
+        "command": "command", "output": "folder", "stages": "stages", "writes": "writes", "notes": "notes",
+    }  # fmt: skip
+
+    command: str
+    """The command, as "baseline npo"."""
+    folder: Path
+    """The folder that it writes into."""
+    stages: Sequence[StageState]
+    """The stages in their order."""
+    notes: Sequence[str] = ()
+    """Remarks, one line each."""
+    files: Sequence[str] = ()
+    """The files that it writes beside the folders of stages."""
+
+    @property
+    def writes(self) -> list[str]:
+        """Return the folders and files that it would write."""
+        folders = [str(stage.folder) for stage in self.stages if stage.state != "done" and stage.folder]
+        return [*folders, *(str(self.folder / name) for name in self.files)]
+
+    @property
+    def is_done(self) -> bool:
+        """Check whether no stage is left to do."""
+        return all(stage.state == "done" for stage in self.stages)
+
+
 def unique(stages: Iterable[Stage]) -> list[Stage]:
     """Return the stages, each name once: where two parts of a run want the same scores, the first makes them."""
     named: dict[str, Stage] = {}

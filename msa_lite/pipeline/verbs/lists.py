@@ -35,6 +35,8 @@ from msa_lite.report.run.stages import STAGES_FILE
 
 logger = logging.getLogger(__name__)
 
+_FILES = (RECIPE_FILE, STAGES_FILE, KEY_FILE)
+_ALL_FILES = (*_FILES, *END_FILES)  # of a command that ends with a report
 CommandName = Literal["run", "sweep", "vector", "moments", "baseline", "probe"]
 
 
@@ -50,15 +52,10 @@ class Verb:
     """Raise what forbids it once the inputs are prepared."""
     settings: Sequence[Setting] = ()
     """The settings of a baseline that trains."""
-    more_files: Sequence[str] = ()
-    """The files that it writes beside the folders of its stages and what each command writes."""
+    files: Sequence[str] = _FILES
+    """The files that it writes beside the folders of its stages."""
     publishes: bool = False
     """True if it ends with sending the model where the recipe says."""
-
-    @property
-    def files(self) -> list[str]:
-        """Return the files that it writes beside the folders of its stages."""
-        return [RECIPE_FILE, STAGES_FILE, KEY_FILE, *self.more_files]
 
     def check(self, run: Run) -> None:
         """Raise what forbids the command, before any work: its own checks, then the memory of its stages."""
@@ -100,10 +97,10 @@ def find_verb(
                 lambda context: Trials(context, settings).stages(),
                 [lambda run: Trials(Context.of(run), settings).check(), _check_attacks, check_evidence],
                 settings,
-                END_FILES,
+                _ALL_FILES,
             )
         checks = [check_fits, _check_attacks, check_evidence, check_licence]
-        return Verb(scope, msa_stages, checks, more_files=END_FILES)
+        return Verb(scope, msa_stages, checks, files=_ALL_FILES)
     scope = replace(msa_scope(recipe), force=force)
     if command == "probe":
         if not recipe.has_prior:
@@ -122,7 +119,7 @@ def find_verb(
             )
         return Verb(scope, sweep_stages, [check_fits])
     checks = [check_fits, _check_attacks, check_evidence, check_licence]
-    return Verb(scope, lambda context: msa_stages(context, accept), checks, more_files=END_FILES, publishes=True)
+    return Verb(scope, lambda context: msa_stages(context, accept), checks, files=_ALL_FILES, publishes=True)
 
 
 def _rough_cost(stage: Stage, facts: Facts, machine: Machine) -> list[StageCost]:

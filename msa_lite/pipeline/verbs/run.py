@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,7 +21,6 @@ from msa_lite.merger.filtering import MOMENTS_FOLDER, Moments, load_moments
 from msa_lite.pipeline.attack.campaign import open_attacks
 from msa_lite.pipeline.attack.run import run_attacks
 from msa_lite.pipeline.baseline.trials import Trials
-from msa_lite.pipeline.prepare.earlier import rebuild_command
 from msa_lite.pipeline.prepare.run import Context, Run, prepare
 from msa_lite.pipeline.run.choice import CHOICE, CHOOSE, chosen_strengths, help_sweep
 from msa_lite.pipeline.run.demo import demo_stages
@@ -32,7 +32,7 @@ from msa_lite.pipeline.run.report import check_publishing, drop_report, publish_
 from msa_lite.pipeline.run.scores import COLLECT, help_collect, scores_folder
 from msa_lite.pipeline.run.vectors import FIT, help_fit, vector_fit
 from msa_lite.pipeline.stages.stage import Stage, execute, steps
-from msa_lite.pipeline.verbs.lists import Verb, find_verb
+from msa_lite.pipeline.verbs.lists import CommandName, Verb, find_verb
 from msa_lite.publish.upload import Published
 from msa_lite.recipe import Recipe, RecipeSource, load_recipe
 from msa_lite.report import Report, load_report
@@ -210,27 +210,19 @@ def sweep(
     a result; the others return None. force: only warn if the device's memory is too small by prediction. Raise
     UsageError for a recipe with a single point.
     """
-    recipe = load_recipe(recipe, overrides)
 
-    def work(run: Run, stages: list[Stage]) -> SweepResult:
-        model, out = run.folder / run.recipe.merge.form, run.folder / "sweep"
-        former = load_manifest(model)
-        try:
-            results = execute(stages, progress)
-        finally:
-            if load_manifest(model) != former:
-                drop_report(run.folder)  # it is that of another model
+    def result(run: Run, results: dict[str, Any]) -> SweepResult:
         choice = results[CHOICE]
         return SweepResult(
             run.folder,
             choice,
             results["merge"],
-            load_report(out / candidate_name(choice.values)),
+            load_report(run.folder / "sweep" / candidate_name(choice.values)),
             load_report(scores_folder(run, "unlearned", "validation")),
             results["validation: unlearned"],
         )
 
-    return _lead(recipe, find_verb("sweep", recipe, force=force), progress, work)
+    return _do_part("sweep", load_recipe(recipe, overrides), progress, force, result)
 
 
 def run_vectors(
@@ -240,13 +232,9 @@ def run_vectors(
 
     force: only warn if the device's memory is too small by prediction.
     """
-    recipe = load_recipe(recipe, overrides)
-
-    def work(run: Run, stages: list[Stage]) -> list[Path]:
-        execute(stages, progress)
-        return [run.vector_folder(name) for name in run.recipe.vector_names]
-
-    return _lead(recipe, find_verb("vector", recipe, force=force), progress, work)
+    loaded = load_recipe(recipe, overrides)
+    names = loaded.vector_names
+    return _do_part("vector", loaded, progress, force, lambda run, _: [run.vector_folder(name) for name in names])
 
 
 def run_moments(
@@ -257,13 +245,29 @@ def run_moments(
     `filter_vector` takes them. Return the moments; None in the processes of a launcher but the first. force: only
     warn if the device's memory is too small by prediction. Raise UsageError for a recipe without a retain set.
     """
-    recipe = load_recipe(recipe, overrides)
+    loaded = load_recipe(recipe, overrides)
+    return _do_part("moments", loaded, progress, force, lambda run, _: load_moments(run.folder / MOMENTS_FOLDER))
 
-    def work(run: Run, stages: list[Stage]) -> Moments:
-        execute(stages, progress)
-        return load_moments(run.folder / MOMENTS_FOLDER)
 
-    return _lead(recipe, find_verb("moments", recipe, force=force), progress, work)
+def _do_part(
+    command: CommandName,
+    recipe: Recipe,
+    progress: Progress,
+    force: bool,
+    result: Callable[[Run, dict[str, Any]], _Result],
+) -> _Result | None:
+    """Do the stages of a part of a run, and return what `result` makes of the run and of what the stages gave."""
+
+    def work(run: Run, stages: list[Stage]) -> _Result:
+        model = run.folder / run.recipe.merge.form
+        former = load_manifest(model)
+        try:
+            return result(run, execute(stages, progress))
+        finally:
+            if load_manifest(model) != former:
+                drop_report(run.folder)  # it is that of another model
+
+    return _lead(recipe, find_verb(command, recipe, force=force), progress, work)
 
 
 def _lead(
@@ -369,7 +373,13 @@ def _chosen(context: Context, verb: Verb) -> tuple[Values, Sequence[Row]]:
 
 def _tell_how_to_rebuild(run: Run) -> None:
     """Tell the command that makes the model of a run with earlier requests from nothing."""
-    terms = run_terms(run, chosen_strengths(run))
-    precision = merge_precision(run.recipe) if run.recipe.merge.form == "model" else None
-    command = rebuild_command(run.sources["target"], run.sources["prior"], terms, precision)
+    names = {key: str(s.folder) if s.is_folder else s.pinned() for key, s in run.sources.items()}
+    words = ["msa-lite", "merge", "--target", names["target"]]
+    for term in (term for term in run_terms(run, chosen_strengths(run)) if term.weight):
+        option, strength = ("--forget", "--alpha") if term.side == "forget" else ("--retain", "--beta")
+        words += [option, str(term.vector), strength, str(abs(term.weight))]
+    options = merge_precision(run.recipe).record if run.recipe.merge.form == "model" else {"as": "adapter"}
+    changed = {option: value for option, value in options.items() if (option, value) != ("dtype", "same")}
+    words += ["--prior", names["prior"], *(word for key, value in changed.items() for word in (f"--{key}", str(value)))]
+    command = shlex.join([*words, "--out", "OUT"])
     notices.info("to merge the same model by hand (leave a request out to drop it): %s", command)

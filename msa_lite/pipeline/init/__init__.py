@@ -1,1 +1,0 @@
-"""A first recipe, from a look at a model and the data."""
