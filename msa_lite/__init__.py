@@ -53,7 +53,6 @@ if TYPE_CHECKING:
     from msa_lite.merger import merge_adapters as merge_adapters
     from msa_lite.merger import mergekit_recipe as mergekit_recipe
     from msa_lite.merger.filtering import filter_vector as filter_vector
-    from msa_lite.pipeline.ask import ask as ask
     from msa_lite.pipeline.attack.run import attack as attack
     from msa_lite.pipeline.purge.purge import purge as purge
     from msa_lite.pipeline.run.checks import probe as probe
@@ -62,6 +61,7 @@ if TYPE_CHECKING:
     from msa_lite.pipeline.table.work import table as table
     from msa_lite.pipeline.verbs.ahead import dry_run as dry_run
     from msa_lite.pipeline.verbs.ahead import plan as plan
+    from msa_lite.pipeline.verbs.ask import ask as ask
     from msa_lite.pipeline.verbs.init import Wishes as Wishes
     from msa_lite.pipeline.verbs.init import init_recipe as init_recipe
     from msa_lite.pipeline.verbs.run import run as run
@@ -85,7 +85,7 @@ _HOMES = {
     "pipeline.run.checks": ("probe",),
     "pipeline.run.report": ("report_run",),
     "pipeline.verbs.init": ("Wishes", "init_recipe"),
-    "pipeline.ask": ("ask",),
+    "pipeline.verbs.ask": ("ask",),
     "web": ("open_page",),
     "pipeline.purge.purge": ("purge",),
     "evals.scores.suite": ("OwnQuestions", "PublishedBenchmark", "evaluate"),

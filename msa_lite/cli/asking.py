@@ -19,7 +19,7 @@ from msa_lite.io.console.libraries import require
 from msa_lite.io.files.writing import json_form
 
 if TYPE_CHECKING:
-    from msa_lite.pipeline.ask import Panel
+    from msa_lite.pipeline.verbs.ask import Panel
 
 _PROMPT = "question> "
 
@@ -39,7 +39,7 @@ def ask_command(run: Path, question: str | None, as_json: bool) -> int:
     msa-lite ask runs/quickstart "Where was Elitan Wenthorp born?"
     msa-lite ask runs/quickstart < questions.txt
     """
-    from msa_lite.pipeline.ask import open_panel
+    from msa_lite.pipeline.verbs.ask import open_panel
 
     require("train")
     panel = open_panel(run, several=question is None)

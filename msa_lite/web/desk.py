@@ -11,7 +11,7 @@ from typing import Any
 
 from msa_lite.errors import MsaError
 from msa_lite.io.console.progress import notices
-from msa_lite.pipeline.ask import Panel
+from msa_lite.pipeline.verbs.ask import Panel
 from msa_lite.strengths import Strengths
 
 _SOON = 2.0  # seconds in which most answers stop; the loading of a large model does not

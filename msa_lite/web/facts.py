@@ -10,9 +10,9 @@ from msa_lite.catalogue import ANSWER_KINDS
 from msa_lite.errors import MsaError
 from msa_lite.io.files.reading import read_objects
 from msa_lite.io.files.writing import json_form
-from msa_lite.pipeline.ask import MergedPoints, Panel
 from msa_lite.pipeline.run.folder import RunFolder
 from msa_lite.pipeline.run.report import forget_rows
+from msa_lite.pipeline.verbs.ask import MergedPoints, Panel
 from msa_lite.report.page.run_files import PAGE_FILE
 from msa_lite.report.run.choice import Choice, MetricsByName, Values
 from msa_lite.report.run.provenance import RECIPE_FILE

@@ -22,7 +22,7 @@ from typing import Any
 
 from msa_lite.errors import MsaError, UsageError
 from msa_lite.io.console.libraries import require
-from msa_lite.pipeline.ask import Panel, open_panel
+from msa_lite.pipeline.verbs.ask import Panel, open_panel
 from msa_lite.report.page.charts import COLOURS_FILE
 from msa_lite.report.page.run_files import PAGE_FILE
 from msa_lite.strengths import Strengths

@@ -13,8 +13,8 @@ import pytest
 import msa_lite
 from msa_lite.evals.engine.generate import generate
 from msa_lite.io.files.writing import hash_file
-from msa_lite.pipeline.ask import open_panel
 from msa_lite.pipeline.run.folder import open_run
+from msa_lite.pipeline.verbs.ask import open_panel
 from tests.e2e.conftest import CallCli, tiny_recipe
 
 
@@ -110,7 +110,7 @@ def test_a_run_over_texts_continues_what_is_written(
         prompts.extend(ids)
         return generate(runner, tokenizer, ids, *settings, **options)
 
-    monkeypatch.setattr("msa_lite.pipeline.ask.panel.generate", keep)
+    monkeypatch.setattr("msa_lite.pipeline.verbs.ask.generate", keep)
     assert set(panel.answers("Otan Wenmere").answers) == {"target", "unlearned"}
     assert prompts == [panel.prompter.tokenizer("Otan Wenmere")["input_ids"]] * 2
 

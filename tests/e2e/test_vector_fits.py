@@ -14,9 +14,9 @@ import msa_lite
 from msa_lite.errors import UsageError
 from msa_lite.io.finished.seal import load_manifest
 from msa_lite.io.weights.hub import fetch
-from msa_lite.pipeline.ask import open_panel
 from msa_lite.pipeline.prepare.run import msa_scope, prepare
 from msa_lite.pipeline.run.vectors import vector_inputs
+from msa_lite.pipeline.verbs.ask import open_panel
 from msa_lite.pipeline.verbs.run import run_vectors
 from msa_lite.recipe import load_recipe
 from msa_lite.strengths import Strengths

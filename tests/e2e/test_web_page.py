@@ -18,7 +18,7 @@ import pytest
 import msa_lite
 from msa_lite.errors import MismatchError
 from msa_lite.io.files.writing import hash_file
-from msa_lite.pipeline.ask import open_panel
+from msa_lite.pipeline.verbs.ask import open_panel
 from msa_lite.strengths import Strengths
 from msa_lite.web.facts import page_facts
 from tests.e2e.conftest import CallCli, finish, sweep_recipe

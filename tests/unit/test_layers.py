@@ -109,7 +109,6 @@ FOLDERS = {
         "prepare": set[str](),
         "stages": {"prepare"},
         "run": {"prepare", "stages"},
-        "ask": {"prepare", "run"},
         "baseline": {"prepare", "run", "stages"},
         "attack": {"baseline", "prepare", "run", "stages"},
         "purge": {"prepare", "run"},

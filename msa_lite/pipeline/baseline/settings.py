@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 from msa_lite.baselines.losses import check_layer
 from msa_lite.baselines.methods import METHODS, TASK_VECTOR, Value, check_grids, check_method, settings_grid
+from msa_lite.budget.needs import Need
 from msa_lite.budget.plan import StageCost, sum_seconds
 from msa_lite.budget.speed import Machine
 from msa_lite.choose.rules import Rank, highest_rank
@@ -190,12 +191,13 @@ def fit_costs(
     fixed = {"hold": 0.0, "epochs": epochs_of(recipe)}  # a baseline knows neither a hold nor an open end
     fitted = recipe.model_copy(update={"vector": recipe.vector.model_copy(update=fixed)})
     (cost,) = vector_costs(fitted, "forget", facts, machine, reference, more)
+    need = Need(cost.need.parts, "the loss of a baseline may hold more than is counted")
     size, files = cost.disk["vectors"], dict(cost.while_running)
     if facts.questions:
         (scores,) = candidates_costs(recipe, epochs_of(recipe) * len(scales_of(recipe)), facts, machine)
         cost = replace(cost, seconds=sum_seconds(cost.seconds, scores.seconds))
         files["epochs that are compared"] = size * (min(1, number) + min(1, epochs_of(recipe) - 1))
-    return [replace(cost, disk={"vectors": size} if number == 0 else {}, while_running=files)]
+    return [replace(cost, need=need, disk={"vectors": size} if number == 0 else {}, while_running=files)]
 
 
 def scored_epochs(folder: Path) -> list[int]:

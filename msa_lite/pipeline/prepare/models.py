@@ -12,13 +12,13 @@ from typing import Any
 
 from msa_lite.data import COMPARED_ROWS, Row, check_same_ids, check_vocabulary, open_tokenizer
 from msa_lite.demo import REAL, SMOLLM2_CONFIG, HistorySettings, make_groups, make_history
-from msa_lite.errors import FormatError, MismatchError, MsaError, UsageError, join_faults, nearest
+from msa_lite.errors import FormatError, MismatchError, UsageError, join_faults, nearest
 from msa_lite.evals.engine.models import check_source
 from msa_lite.evals.scores.suite import check_same_tokens
 from msa_lite.io.console.progress import Progress, notices
 from msa_lite.io.finished.seal import load_manifest
 from msa_lite.io.models.guards import pattern_fault
-from msa_lite.io.weights.adapter import base_name, is_bare_adapter, load_adapter
+from msa_lite.io.weights.adapter import base_name, is_bare_adapter
 from msa_lite.io.weights.checkpoint import Checkpoint, TensorEntry, load_checkpoint
 from msa_lite.io.weights.hub import (
     Source,
@@ -312,23 +312,18 @@ def check_fit_ahead(recipe: Recipe, heads: Mapping[str, Checkpoint]) -> None:
     """
     target = heads.get("target")
     prior = heads.get("prior") if recipe.has_prior else target
-    if target and prior and not _is_fitted(recipe, target, prior) and find_spec("peft"):
+    if target and prior and not _is_fitted(recipe) and find_spec("peft"):
         with suppress(FormatError):
             check_fit(recipe, target, prior)
 
 
-def _is_fitted(recipe: Recipe, target: Checkpoint, prior: Checkpoint) -> bool:
-    """Check by headers, without PEFT, whether the run has an adapter of the recipe's form that a merge can take."""
+def _is_fitted(recipe: Recipe) -> bool:
+    """Check whether the run has an adapter of the recipe's form already; its fit was checked, which takes PEFT."""
     folder, lora = recipe.folder / "vectors/forget", recipe.vector.lora
     if recipe.vector.mode == "full" or (manifest := load_manifest(folder)) is None:
         return False
     form = {"mode": recipe.vector.mode, "lora_rank": lora.rank, "lora_alpha": lora.alpha, "lora_targets": lora.targets}
-    if not form.items() <= dict(manifest["inputs"].get("settings") or {}).items():
-        return False
-    with suppress(MsaError):
-        adapter_vector(load_adapter(folder), target, prior)
-        return True
-    return False
+    return form.items() <= dict(manifest["inputs"].get("settings") or {}).items()
 
 
 def make_demo(demo: Demo, folder: Path, seed: int, progress: Progress) -> None:

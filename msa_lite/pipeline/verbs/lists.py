@@ -8,10 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
-from msa_lite.budget.needs import Need
-from msa_lite.budget.plan import StageCost
 from msa_lite.budget.shape import read_shape
-from msa_lite.budget.speed import Machine
 from msa_lite.errors import FormatError, UsageError
 from msa_lite.evals.engine.models import checkpoint_folder
 from msa_lite.io.weights.checkpoint import load_checkpoint
@@ -30,7 +27,7 @@ from msa_lite.pipeline.stages.forecast import check_memory, find_remedies
 from msa_lite.pipeline.stages.stage import Stage
 from msa_lite.recipe import Recipe
 from msa_lite.record.seal import KEY_FILE
-from msa_lite.report.run.provenance import RECIPE_FILE, WITH_VECTORS
+from msa_lite.report.run.provenance import RECIPE_FILE
 from msa_lite.report.run.stages import STAGES_FILE
 
 logger = logging.getLogger(__name__)
@@ -72,8 +69,6 @@ class Verb:
 
         remedies = partial(find_remedies, run.recipe, build, facts)
         left = [stage for stage in build(run.recipe) if stage.folder and not stage.folder.exists()]
-        if run.scope.method not in WITH_VECTORS:  # the loss of a baseline may hold more than is counted
-            left = [replace(stage, cost=partial(_rough_cost, stage)) for stage in left]
         check_memory(left, facts, run.crew.ranks.count, remedies, run.scope.force)
 
 
@@ -120,10 +115,6 @@ def find_verb(
         return Verb(scope, sweep_stages, [check_fits])
     checks = [check_fits, _check_attacks, check_evidence, check_licence]
     return Verb(scope, lambda context: msa_stages(context, accept), checks, files=_ALL_FILES, publishes=True)
-
-
-def _rough_cost(stage: Stage, facts: Facts, machine: Machine) -> list[StageCost]:
-    return [replace(cost, need=Need(cost.need.parts, "a baseline's loss")) for cost in stage.cost(facts, machine)]
 
 
 def facts_of_run(run: Run) -> Facts:

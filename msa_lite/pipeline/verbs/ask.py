@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from msa_lite.catalogue import OWN
 from msa_lite.data import Prompter, Row
@@ -25,12 +25,13 @@ from msa_lite.io.finished.seal import MANIFEST, load_manifest
 from msa_lite.io.weights.checkpoint import load_checkpoint
 from msa_lite.io.weights.hub import Source, fetch, has_tokenizer
 from msa_lite.io.weights.quantised import dequantised
-from msa_lite.pipeline.ask.merged_points import MergedPoints, open_merged_points
+from msa_lite.pipeline.prepare.earlier import EarlierRun, open_earlier, strengths_of
 from msa_lite.pipeline.prepare.models import WRITTEN_OUT, find_tokenizer
 from msa_lite.pipeline.prepare.prompt import find_prompter
 from msa_lite.pipeline.run.folder import RunFolder, open_run
+from msa_lite.pipeline.run.merge import LoadedTarget, Terms, point_terms, merge_precision
 from msa_lite.recipe import Recipe
-from msa_lite.report.run.provenance import PURGED_FILE, RECIPE_FILE
+from msa_lite.report.run.provenance import PURGED_FILE, RECIPE_FILE, read_run, recorded_baseline
 from msa_lite.strengths import Strengths
 
 Watch = Callable[[str], None]
@@ -38,6 +39,40 @@ Watch = Callable[[str], None]
 _ROOM = 0.8  # the share of free memory that weights may take; the rest is for the computation
 _UNLEARNED = "unlearned"
 _MERGED = "unlearned, merged in memory"
+
+
+@dataclass(frozen=True)
+class MergedPoints:
+    """A run of MSA whose strengths can be changed."""
+
+    run: RunFolder
+    chosen: Strengths
+    """The strengths of the model that the run wrote."""
+    filters: tuple[float, ...]
+    """The λ whose forget vectors are there; 0 for the vector as it was fitted."""
+    has_retain: bool
+    """True if there is a retain vector to add, so that β may be above 0."""
+    _earlier: Sequence[EarlierRun]
+    _loaded: LoadedTarget
+
+    def check(self, strengths: Strengths) -> None:
+        """Raise UsageError for strengths that the run has no vectors for."""
+        if strengths.filter not in self.filters:
+            raise UsageError(f"λ = {strengths.filter:g}: the run has no such vector, only λ = {_listed(self.filters)}")
+        if strengths.beta and not self.has_retain:
+            raise UsageError("beta: the run adds no retain vector, so beta can only be 0")
+
+    def model(self, strengths: Strengths) -> Any:
+        """Return the model at these strengths; it is good until the next call. Raise as `check`.
+
+        Raise MismatchError where the loaded target cannot be rewritten.
+        """
+        self.check(strengths)
+        return self._loaded.merged(point_terms(self.run.folder, self.run.recipe, self._earlier, strengths))
+
+    def close(self) -> None:
+        """Free the memory of the target; the next call of `model` loads it again."""
+        self._loaded.close()
 
 
 @dataclass(frozen=True)
@@ -185,7 +220,12 @@ def open_panel(folder: str | Path, several: bool = False) -> Panel:
         except MsaError as error:
             missing[name] = f"{error}{purged}"
     _leave_out_large(sources, missing)
-    points, fixed = _open_merged_points(run, sources) if several else (None, "")
+    points, fixed = None, ""
+    if several:
+        try:
+            points = _open_merged_points(run, sources.get("target"))
+        except MsaError as error:
+            fixed = str(error)
     stays = several and _fit_together([*sources.values(), *([sources["target"]] if points else [])])
     if several and not stays:
         notices.info("the models do not fit into memory together: each one is loaded anew for each question")
@@ -211,14 +251,55 @@ def _asks_questions(recipe: Recipe) -> bool:
     )
 
 
-def _open_merged_points(run: RunFolder, sources: Mapping[str, Source]) -> tuple[MergedPoints | None, str]:
-    """Return what changes the strengths; or None and the reason why nothing does."""
-    if "target" not in sources:
-        return None, "the target is not there"
-    try:
-        return open_merged_points(run, sources["target"]), ""
-    except MsaError as error:
-        return None, str(error)
+def _open_merged_points(run: RunFolder, target: Source | None) -> MergedPoints:
+    """Open the vectors of a run. Raise UsageError, or MismatchError for damaged ones, with why there are none."""
+    recipe, folder = run.recipe, run.folder
+    if target is None:
+        raise UsageError("the target is not there")
+    if method := recorded_baseline(read_run(folder)):
+        raise UsageError(f"this is a run of {method}, which has no α and β")
+    chosen = strengths_of(recipe, folder)
+    if chosen is None:
+        raise UsageError(f"the run has not chosen its strengths yet; `msa-lite {folder / RECIPE_FILE}` goes on")
+    if not _is_merged_at(run, chosen):
+        raise UsageError(
+            f"the run stopped after its strengths changed to {chosen}, and its model has former ones; "
+            f"`msa-lite {folder / RECIPE_FILE}` goes on"
+        )
+    there = [0.0, *(strength for strength in recipe.filters if strength)]
+    filters = tuple(s for s in there if _is_there(Strengths(0.0, filter=s).vector_folder(folder, "forget")))
+    if not filters:
+        raise UsageError(
+            f"its vectors {'were purged' if (folder / PURGED_FILE).exists() else 'are not there any more'}"
+        )
+    adds_retain = "retain" in recipe.vector_names and not recipe.starts_at_retain
+    has_retain = adds_retain and _is_there(folder / "vectors" / "retain")
+    if recipe.prior is None:
+        raise UsageError("the run has no prior")
+    prior = fetch(recipe.prior, by_content=False)
+    loaded = LoadedTarget(target, prior, merge_precision(recipe), _refuse)
+    return MergedPoints(run, chosen, filters, has_retain, open_earlier(recipe), loaded)
+
+
+def _is_merged_at(run: RunFolder, strengths: Strengths) -> bool:
+    """Check whether the run's model was merged at these strengths, by its manifest."""
+    manifest = load_manifest(run.result) or {"inputs": {}}
+    inputs, weights = manifest["inputs"], run.recipe.weights(strengths)
+    recorded = inputs.get("strengths") or {"forget": inputs.get("alpha"), "retain": inputs.get("beta")}
+    return all((recorded.get(name) or 0.0) == abs(weights[name]) for name in weights)
+
+
+def _is_there(vector: Path) -> bool:
+    return load_manifest(vector) is not None
+
+
+def _refuse(terms: Terms) -> Any:
+    """Refuse a target that is stored in another form than it is loaded: a run merges each point to the disk then."""
+    raise MismatchError("the loaded target cannot be merged in memory, so its strengths cannot be changed here")
+
+
+def _listed(values: Sequence[float]) -> str:
+    return ", ".join(f"{value:g}" for value in values)
 
 
 def _leave_out_large(sources: dict[str, Source], missing: dict[str, str]) -> None:
