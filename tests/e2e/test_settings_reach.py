@@ -84,7 +84,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
         monkeypatch.setattr(module, name, type(name, (own,), {"__init__": init}))
 
     # The check before the work puts an adapter on a model without weights.
-    monkeypatch.setattr("msa_lite.pipeline.prepare.run.check_fit", lambda *_: None)
+    monkeypatch.setattr("msa_lite.pipeline.prepare.models.check_fit", lambda *_: None)
     watch(peft, "LoraConfig")
     watch(transformers, "TrainingArguments")
 

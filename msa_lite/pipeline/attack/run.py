@@ -67,7 +67,7 @@ def attack(
 ) -> Attacked:
     """Attack target, ideal and unlearned model of a run, and report what the unlearned model gives back.
 
-    attacks: their names (`msa_lite.attack_names`). Default: those of the recipe's key `attack`, or all that the run
+    attacks: their names (`msa_lite.catalogue`). Default: those of the recipe's key `attack`, or all that the run
     allows. overrides: changes of the recipe, as "attack.rows=100". Write attacks/NAME/ with records and report.json,
     attacks/report.json, and a new report of the run. Results from the same inputs are kept.
 

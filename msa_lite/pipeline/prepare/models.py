@@ -66,8 +66,8 @@ def open_models(recipe: Recipe, found: Mapping[str, Source], progress: Progress)
 
     A target or prior that is a LoRA adapter, or is stored as codes (4 bits, fp8), is first written out whole, in a
     folder of the run. The prior, which is the target itself where none was found, comes with rows for the tokens that
-    only the target has. Raise MismatchError with the tensors on which target and prior differ, and FormatError where
-    neither has a tokenizer.
+    only the target has. Raise MismatchError with the tensors on which target and prior differ, and for two that are the
+    same; FormatError where neither has a tokenizer; what `check_lora_targets` and `check_fit` raise.
     """
     sources = dict(found)
     for key in WRITTEN_OUT:
@@ -78,12 +78,16 @@ def open_models(recipe: Recipe, found: Mapping[str, Source], progress: Progress)
     sources["target"] = _with_tokenizer(recipe, sources)
     if "prior" in sources:
         sources["prior"] = fit_prior(sources["target"], sources["prior"])
+        check_apart(sources["target"], sources["prior"])
     else:
         sources["prior"] = sources["target"]
     for source in sources.values():
         check_source(source)
     if "ideal" in sources:
         check_same_tokens(sources["target"], sources["ideal"])
+    prior = load_checkpoint(sources["prior"].folder)
+    check_lora_targets(recipe, target, prior)
+    check_fit(recipe, target, prior)
     return sources
 
 

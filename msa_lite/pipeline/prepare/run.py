@@ -31,9 +31,6 @@ from msa_lite.pipeline.prepare.earlier import (
     open_earlier,
 )
 from msa_lite.pipeline.prepare.models import (
-    check_apart,
-    check_fit,
-    check_lora_targets,
     check_readings,
     find_models,
     open_models,
@@ -255,15 +252,16 @@ def prepare(recipe: Recipe, scope: Scope, progress: Progress = silent) -> Run:
     found = find_models(recipe, scope.start)
     data, all_rows = load_data(recipe)
     all_rows, notes = separate_sets(all_rows)
-    _check_scorers(recipe)
+    if recipe.evaluate:
+        judge = recipe.evaluate.judge
+        open_judge(judge)  # it may lack a key
+        check_prompts(judge, recipe.evaluate.benchmark)
     # From here on the checks need torch and transformers, which take seconds to load.
     check_device()
     check_mode(recipe.vector.mode, compute=recipe.vector.compute)
     sources = open_models(recipe, found, progress)
-    if scope.start == "prior":
-        check_apart(sources["target"], sources["prior"])
     check_earlier(recipe, earlier, sources)
-    _check_checkpoints(recipe, scope, sources)
+    check_space(scope.folder, _bytes_needed(load_checkpoint(sources["target"].folder), recipe, scope))
 
     tokenizer = open_reader(sources["target"], recipe.target)
     notes += limits_of_evidence(recipe, all_rows, scope.sample)
@@ -300,22 +298,6 @@ def prepare(recipe: Recipe, scope: Scope, progress: Progress = silent) -> Run:
         prompt_search=search,
         notes=notes,
     )
-
-
-def _check_checkpoints(recipe: Recipe, scope: Scope, sources: Mapping[str, Source]) -> None:
-    """Raise where target and prior, by their headers, cannot be tuned as the recipe says, or the disk is too small."""
-    target, prior = (load_checkpoint(sources[name].folder) for name in ("target", "prior"))
-    check_lora_targets(recipe, target, prior)
-    check_fit(recipe, target, prior)
-    check_space(scope.folder, _bytes_needed(target, recipe, scope))
-
-
-def _check_scorers(recipe: Recipe) -> None:
-    """Raise where the judge that a recipe names cannot work here."""
-    if recipe.evaluate:
-        judge = recipe.evaluate.judge
-        open_judge(judge)  # it may lack a key
-        check_prompts(judge, recipe.evaluate.benchmark)
 
 
 def _check_ids(

@@ -1,1 +1,1 @@
-"""The verbs on a recipe or a run: each is a loop over a list of stages (run, sweep, plan, dry run, attack)."""
+"""The verbs on a recipe or a run: init, run and its parts, plan and dry run, ask."""
