@@ -197,15 +197,14 @@ class Context:
     @property
     def chooses_by_rows(self) -> bool:
         """Check whether the choice is by the user's own forget rows, so that all models are scored on them."""
-        if self.prepared:
-            return _asks_forget_rows(self.prepared.validation)
+        if self.prepared and self.prepared.validation:
+            return self.prepared.validation.name == OWN
         return self.chooses and self._asks_own_rows
 
     @property
     def compares_with_prior(self) -> bool:
         """Check whether the prior is scored on the forget rows, as the level of a model that never saw them."""
-        asks = _asks_forget_rows(self.prepared.test) if self.prepared else self._asks_own_rows
-        return asks and self.scope.start == "prior" and not self.has_ideal
+        return self._asks_own_rows and self.scope.start == "prior" and not self.has_ideal
 
     @property
     def _asks_own_rows(self) -> bool:
@@ -232,12 +231,7 @@ class Context:
     @property
     def scored(self) -> list[str]:
         """Return the models that are scored on the test rows, the ideal first: it is the others' yardstick."""
-        scores = self.prepared.test is not None if self.prepared else self.recipe.evaluate is not None
-        return [*(["ideal"] if self.has_ideal else []), "target", "unlearned"] if scores else []
-
-
-def _asks_forget_rows(benchmark: Benchmark | None) -> bool:
-    return benchmark is not None and benchmark.name == OWN and "forget" in benchmark.sets
+        return [*(["ideal"] if self.has_ideal else []), "target", "unlearned"] if self.recipe.evaluate else []
 
 
 def prepare(recipe: Recipe, scope: Scope, progress: Progress = silent) -> Run:
