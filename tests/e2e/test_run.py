@@ -117,7 +117,7 @@ def test_no_retain_set_needs_no_retain_input_and_makes_a_choice_doubtful(
     del recipe["retain"]
     with caplog.at_level("WARNING", logger="msa_lite"):
         result = msa_lite.run(recipe, ["forget.alpha=[0.5,1.0]"])
-    assert result.beta == 0
+    assert result.point.beta == 0
     assert not (result.folder / "vectors/retain").exists()
     assert "accuracy_r" not in result.reports["unlearned"].metrics
     assert "nothing shows what else was lost" in caplog.text

@@ -133,7 +133,7 @@ def test_a_second_sweep_does_nothing_and_a_run_goes_on_with_the_test_rows(swept:
     )
     assert seen
     assert not seen & tested
-    assert (whole.alpha, whole.beta) == (result.choice.values["alpha"], result.choice.values["beta"])
+    assert (whole.point.alpha, whole.point.beta) == (result.choice.values["alpha"], result.choice.values["beta"])
 
 
 # What a kill leaves

@@ -8,9 +8,9 @@ from tests.tools.count import code_lines, inner_arrows, totals
 
 # Today's totals. Lower one whenever it falls. Raising one is a decision: CONTRIBUTING lists each, with its reason.
 CEILING = {
-    "lines of the package": 33_561,
-    "modules": 288,
-    "lines of the tests": 42_955,
+    "lines of the package": 33_440,
+    "modules": 282,
+    "lines of the tests": 42_943,
     "words of the docs": 49_500,
     "commands": 24,
     "options": 108,

@@ -29,7 +29,7 @@ from msa_lite.pipeline.prepare.earlier import EarlierRun, open_earlier, strength
 from msa_lite.pipeline.prepare.models import WRITTEN_OUT, find_tokenizer
 from msa_lite.pipeline.prepare.prompt import find_prompter
 from msa_lite.pipeline.run.folder import RunFolder, open_run
-from msa_lite.pipeline.run.merge import LoadedTarget, Terms, point_terms, merge_precision
+from msa_lite.pipeline.run.merge import LoadedTarget, Terms, merge_precision, point_terms
 from msa_lite.recipe import Recipe
 from msa_lite.report.run.provenance import PURGED_FILE, RECIPE_FILE, read_run, recorded_baseline
 from msa_lite.strengths import Strengths

@@ -86,16 +86,6 @@ class RunResult:
         return f"RunResult({self.folder}: {outcome}, {chosen})"
 
     @property
-    def alpha(self) -> float:
-        """Return the forget vector's strength, of MSA and the task vector."""
-        return float(self.chosen["alpha"])
-
-    @property
-    def beta(self) -> float:
-        """Return the retain vector's strength, of MSA and the task vector."""
-        return float(self.chosen["beta"])
-
-    @property
     def point(self) -> Strengths:
         """Return α, β and λ of the filter, of MSA and the task vector."""
         return Strengths.of(self.chosen)
