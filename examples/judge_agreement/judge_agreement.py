@@ -29,8 +29,7 @@ from typing import ClassVar
 
 from msa_lite.errors import DataError, MismatchError, OutputError, UsageError, join_faults
 from msa_lite.evals.benchmarks.benchmark import Record
-from msa_lite.evals.judge.prompts import read_letter
-from msa_lite.evals.judge.wording import NONE
+from msa_lite.evals.judge.prompts import NONE, read_letter
 from msa_lite.evals.scores.evaluation import EVALUATION_KIND, VERDICTS, finished_inputs
 from msa_lite.evals.scores.records import read_records
 from msa_lite.io.files.reading import local_path, read_bytes

@@ -20,7 +20,6 @@ ALLOWED = {
     "evals/benchmarks/restor.py": "its own module",
     "evals/judge/base.py": "the prompts of a file that each benchmark needs",
     "evals/judge/prompts.py": "what a judge is asked; manifests hold the hash of all prompts",
-    "evals/judge/wording.py": "the words that a judge is asked in",
     "pipeline/table/rows.py": "the data that their tables read",
     "report/tables/metrics.py": "the papers that define metrics",
 }

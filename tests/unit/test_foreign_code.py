@@ -9,7 +9,7 @@ import pytest
 
 from msa_lite.data import Prompter, Row, Template, render_chat
 from msa_lite.errors import UsageError
-from msa_lite.evals.judge import encode_ask
+from msa_lite.evals.judge.base import encode_ask
 from msa_lite.evals.judge.prompts import Ask
 from msa_lite.io.models.devices import OverrunError, limited
 from tests.support.models import tiny_tokenizer

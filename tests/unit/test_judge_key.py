@@ -14,7 +14,7 @@ from urllib.parse import quote
 import pytest
 
 from msa_lite.errors import StageError, UsageError
-from msa_lite.evals.judge import open_judge
+from msa_lite.evals.judge.base import open_judge
 from msa_lite.io.files.spellings import masked
 from msa_lite.settings import JudgeSettings
 from tests.support.judge import JudgeServer, Speaker, judge, say, set_environment

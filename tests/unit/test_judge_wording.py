@@ -9,8 +9,7 @@ import pytest
 
 from msa_lite.errors import UsageError
 from msa_lite.evals.judge.base import check_judge, check_prompts
-from msa_lite.evals.judge.prompts import right_answer_ask, tofu_ask
-from msa_lite.evals.judge.wording import OURS, JudgePrompt, JudgeWording, load_wording
+from msa_lite.evals.judge.prompts import OURS, JudgePrompt, JudgeWording, load_wording, right_answer_ask, tofu_ask
 from msa_lite.settings import JudgeSettings
 
 QUESTION = {

@@ -31,8 +31,7 @@ from msa_lite.evals.benchmarks.benchmark import (
 from msa_lite.evals.engine import answers
 from msa_lite.evals.engine.generate import Decoding
 from msa_lite.evals.judge.base import wording_of
-from msa_lite.evals.judge.prompts import right_answer_ask
-from msa_lite.evals.judge.wording import NONE
+from msa_lite.evals.judge.prompts import NONE, right_answer_ask
 from msa_lite.evals.verdict.bounds import Models
 from msa_lite.evals.verdict.outcome import Weighed, Yardstick, weigh_recited
 from msa_lite.io.files.reading import local_path, open_file, parse_json, read_json

@@ -38,8 +38,7 @@ from msa_lite.evals.engine import answers, scoring
 from msa_lite.evals.engine.forward import answer_texts
 from msa_lite.evals.engine.generate import Decoding
 from msa_lite.evals.judge.base import wording_of
-from msa_lite.evals.judge.prompts import acc_forget, acc_recover, acc_retain, tofu_ask
-from msa_lite.evals.judge.wording import JudgeWording
+from msa_lite.evals.judge.prompts import JudgeWording, acc_forget, acc_recover, acc_retain, tofu_ask
 from msa_lite.evals.verdict.outcome import weigh_rows
 from msa_lite.report import Metric
 from msa_lite.settings import JudgeSettings

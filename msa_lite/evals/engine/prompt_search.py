@@ -6,6 +6,7 @@ A model that was tuned with one prompt may seem ignorant of its rows under anoth
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
@@ -13,7 +14,7 @@ from typing import Any
 
 from msa_lite.data import NO_TOOLS, SYSTEM_PROMPT, Example, Prompter, Row, Template, sample_rows
 from msa_lite.evals.engine import scoring
-from msa_lite.evals.engine.forward import score_bundles
+from msa_lite.evals.engine.forward import mean_losses
 from msa_lite.evals.engine.models import Runner, open_runner
 from msa_lite.io.weights.hub import Source
 
@@ -105,10 +106,8 @@ def _score(runner: Runner, examples: Sequence[Example]) -> list[float]:
     """Return the probabilities of the examples' answers; 0 if there is nothing to score."""
     window = (runner.window or _LONGEST) + 1  # the last token is only predicted
     cut = [Example(e.index, e.ids[:window], e.labels[:window]) for e in examples]
-    probabilities: dict[int, float] = {}
-    for batch in score_bundles(runner, [(example,) for example in cut]):
-        probabilities |= {at: scoring.probability(scores[0].log_probs) or 0.0 for at, scores in batch}
-    return [probabilities[at] for at in range(len(cut))]
+    losses = dict(mean_losses(runner, cut))
+    return [math.exp(-losses[at]) if at in losses else 0.0 for at in range(len(cut))]
 
 
 @dataclass(frozen=True)
