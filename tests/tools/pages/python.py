@@ -48,7 +48,9 @@ def python_page() -> str:
 
 
 def _directive(name: str) -> str:
-    return f"\n::: {name}\n"
+    # The fields of a data source are those of a data set and of columns.
+    options = "    options:\n      inherited_members: true\n" if name == "msa_lite.DataSource" else ""
+    return f"\n::: {name}\n{options}"
 
 
 def _results(function: Callable[..., Any]) -> Iterator[type]:
