@@ -17,7 +17,7 @@ from msa_lite.evals.benchmarks.benchmark import Benchmark, BenchmarkSettings, Re
 from msa_lite.evals.engine.models import Runner
 from msa_lite.evals.scores.records import run_items
 from msa_lite.evals.scores.suite import load_benchmark
-from tests.support.benchmark_data import made_up, make_prompter, make_tofu, shortened, token_scores, write_tofu
+from tests.support.benchmark_data import make_prompter, shortened, write_tofu
 from tests.support.models import tiny_tokenizer
 from tests.support.plain import plain_answer, plain_scores, wide_model
 
@@ -66,21 +66,6 @@ def test_a_switch_changes_what_it_says_and_nothing_else(
     switched = loaded(tmp_path, [switch])
     assert changed(plain[1], run(switched)) == values
     assert (plain[0].describe()["compat"], switched.describe()["compat"]) == ([], [switch])
-
-
-def test_nothing_right_has_a_strength_of_one_token_with_the_floor(tmp_path: Path) -> None:
-    tofu = make_tofu(tmp_path)
-    for floor, wanted in ((False, 0), (True, 1 / 4)):  # of four tokens without the end
-        record = made_up(tofu, "forget", 0, answer=[token_scores([0.5] * 5, "00001", floor)])
-        assert record["extraction_strength"] == pytest.approx(wanted)
-
-
-def test_wrong_answers_are_averaged_as_probabilities_on_request(tmp_path: Path) -> None:
-    texts = {"paraphrased": [token_scores([1 / 4])], "perturbed": [token_scores([1 / 8]), token_scores([1 / 2])]}
-    for compat, wanted in ((frozenset[str](), 1 / 4), (frozenset({"arithmetic_truth_ratio"}), 5 / 16)):
-        tofu = make_tofu(tmp_path / str(len(compat)), compat=compat)
-        # √(1/8 · 1/2) = 1/4, (1/8 + 1/2)/2 = 5/16; each beside 1/4
-        assert made_up(tofu, "forget", 0, **texts)["truth_ratio"] == pytest.approx(4 * wanted)
 
 
 def test_ends_of_turn_are_hidden_on_request_where_they_are_the_padding(tmp_path: Path) -> None:

@@ -201,13 +201,3 @@ def test_the_mask_comes_from_lengths_even_where_the_pad_token_is_part_of_the_tex
     assert batch["attention_mask"].tolist() == [[1, 1, 1], [1, 0, 0]]
     assert batch["input_ids"].tolist() == [[5, 1, 6], [7, 1, 1]]
     assert batch["labels"].tolist() == [[IGNORE, 1, 6], [7, IGNORE, IGNORE]]
-
-
-def test_a_template_without_a_system_role_gets_none() -> None:
-    tokenizer = tiny_tokenizer(chat=True)
-    tokenizer.chat_template = (
-        "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
-        "{% for m in messages %}{{ m['content'] }}|{% endfor %}"
-    )
-    prompter = Prompter.build(tokenizer, "chat", Template())
-    assert tokenizer.decode(prompter.prompt(Row(0, "Where?"))) == "Where?|"

@@ -1,7 +1,8 @@
-"""MUSE-Books: what is asked, token by token, and the metrics against values worked out by hand and a plain loop."""
+"""MUSE-Books: what is asked, token by token, the metrics against values worked out by hand, and all of one model."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,10 +17,12 @@ from msa_lite.evals.benchmarks.aggregates import NO_IDEAL
 from msa_lite.evals.benchmarks.benchmark import Benchmark, BenchmarkSettings, Record, Records
 from msa_lite.evals.benchmarks.muse import MUSE
 from msa_lite.evals.engine.forward import MAX_TOKENS, TokenScores, completion
+from msa_lite.evals.scores.evaluation import evaluate_benchmark
 from msa_lite.evals.scores.records import token_record
+from msa_lite.io.weights.hub import fetch
 from msa_lite.report import Metric
 from tests.support.benchmark_data import MUSE_METRICS, ROWS, SHOTS, make_prompter, write_data
-from tests.support.models import tiny_tokenizer
+from tests.support.models import save_checkpoint, tiny_model, tiny_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -293,3 +296,49 @@ def test_wrong_names_are_wrong_usage(data: str, tmp_path: Path) -> None:
         MUSE.load(make_prompter(), BenchmarkSettings(str(tmp_path / "none")))
     with pytest.raises(UsageError, match=r"muse has no split 'new' \(did you mean 'news'\?\); choose from"):
         MUSE.load(make_prompter(), BenchmarkSettings(data, "new"))
+
+
+# With a model
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """(target, ideal): a model that has learnt the forget texts in part, and itself before."""
+    import torch
+
+    folder = tmp_path_factory.mktemp("models")
+    model = tiny_model("llama", max_position_embeddings=4096)
+    ideal = save_checkpoint(folder / "ideal", model)
+    tokenizer = tiny_tokenizer()
+    texts = [f"{row['prompt']} {row['gt']}" for row in ROWS["verbmem", "forget"]]
+    texts += [row["text"] for row in ROWS["privleak", "forget"]]
+    batch = [torch.tensor([tokenizer(text)["input_ids"]]) for text in texts]
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    for _ in range(8):
+        for ids in batch:
+            model(input_ids=ids, labels=ids).loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return save_checkpoint(folder / "target", model), ideal
+
+
+@pytest.fixture(scope="module")
+def evaluation(checkpoints: tuple[Path, Path], loaded: Benchmark, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("evaluations") / "target"
+    target, ideal = (fetch(str(folder)) for folder in checkpoints)
+    evaluate_benchmark(target, loaded, out, ideal=ideal)
+    return out
+
+
+def test_all_metrics_are_given_with_an_ideal(evaluation: Path) -> None:
+    report = json.loads((evaluation / "report.json").read_text())
+    assert (report["benchmark"], report["split"], set(report["metrics"])) == ("muse", "books", MUSE_METRICS)
+    values = {name: metric["value"] for name, metric in report["metrics"].items()}
+    assert all(value is not None for value in values.values())
+    assert values["min_k"] == 1.0  # it was trained on one side
+    ideal = json.loads((evaluation / "ideal/report.json").read_text())["metrics"]["min_k"]["value"]
+    assert values["privleak"] == pytest.approx(100 * ((1 - 1.0) - (1 - ideal)) / (1 - ideal) if ideal < 1 else 0.0)
+    assert report["metrics"]["knowmem_f"]["skipped"] == 1
+    before = json.loads((evaluation / "ideal/report.json").read_text())["metrics"]
+    assert before["privleak"]["value"] == before["min_k_gap"]["value"] == 0.0  # its own ideal
+    assert before["exact_memorization"]["value"] < values["exact_memorization"]

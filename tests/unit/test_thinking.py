@@ -89,13 +89,6 @@ def test_the_probability_is_that_of_the_answer_alone_or_with_the_block(mode: Any
     assert record["scores"]["answer"][0]["probability"] == pytest.approx(float(wanted), rel=1e-5)
 
 
-def test_generation_begins_behind_the_block() -> None:
-    prompter = build("qwen3")
-    item = load_qa({"forget": [ROW]}, prompter, 4).sets["forget"].items[0]
-    text = f"<|im_start|>user\nWhere is it?<|im_end|>\n<|im_start|>assistant\n{EMPTY}"
-    assert item.prompt == prompter.tokenizer(text, add_special_tokens=False)["input_ids"]
-
-
 @pytest.mark.parametrize(
     ("template", "added"),
     [
