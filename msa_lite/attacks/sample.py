@@ -30,7 +30,8 @@ from msa_lite.evals.benchmarks.benchmark import Record, Records
 from msa_lite.evals.engine.generate import Decoding, sample_answers
 from msa_lite.evals.engine.models import Runner
 from msa_lite.evals.engine.scoring import leak_at
-from msa_lite.evals.judge.base import describe_judge, open_judge, wording_of
+from msa_lite.evals.judge import open_judge
+from msa_lite.evals.judge.base import describe_judge, wording_of
 from msa_lite.evals.judge.prompts import right_answer_ask
 from msa_lite.io.console.progress import Progress, silent
 from msa_lite.settings import JudgeSettings

@@ -23,7 +23,7 @@ from msa_lite.data import Example
 from msa_lite.evals.engine.forward import score_bundles
 from msa_lite.evals.engine.generate import Decoding, generate
 from msa_lite.evals.engine.models import Runner
-from msa_lite.evals.judge.base import open_judge
+from msa_lite.evals.judge import open_judge
 from msa_lite.evals.judge.prompts import Ask
 from msa_lite.io.finished.seal import load_manifest
 from msa_lite.io.models import heads as precision

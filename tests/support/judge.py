@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from msa_lite.evals.judge import openai_judge
-from msa_lite.evals.judge.base import Ruling, Usage, open_judge
+from msa_lite.evals.judge import open_judge, openai_judge
+from msa_lite.evals.judge.base import Ruling, Usage
 from msa_lite.evals.judge.prompts import Ask, tofu_ask
 from msa_lite.io.console.progress import silent
 from msa_lite.settings import JudgeSettings

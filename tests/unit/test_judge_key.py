@@ -14,7 +14,7 @@ from urllib.parse import quote
 import pytest
 
 from msa_lite.errors import StageError, UsageError
-from msa_lite.evals.judge.base import open_judge
+from msa_lite.evals.judge import open_judge
 from msa_lite.io.files.spellings import masked
 from msa_lite.settings import JudgeSettings
 from tests.support.judge import JudgeServer, Speaker, judge, say, set_environment
@@ -84,7 +84,7 @@ def test_a_key_that_no_header_can_hold_is_refused(monkeypatch: pytest.MonkeyPatc
     if "\0" not in key:
         monkeypatch.setenv("OPENAI_API_KEY", key)
     else:
-        monkeypatch.setattr("msa_lite.evals.judge.base.api_key", lambda: key)
+        monkeypatch.setattr("msa_lite.evals.judge.api_key", lambda: key)
     with pytest.raises(UsageError, match="OPENAI_API_KEY") as caught:
         open_judge(JudgeSettings("openai"), tmp_path)
     assert "123" not in str(caught.value)

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from msa_lite.errors import OutputError, UsageError
-from msa_lite.evals.judge.base import Usage, describe_judge, encode_ask, open_cache, open_judge
+from msa_lite.evals.judge import open_judge
+from msa_lite.evals.judge.base import Usage, describe_judge, encode_ask, open_cache
 from msa_lite.io.console.progress import silent
 from msa_lite.settings import JudgeSettings
 from tests.support.judge import tofu_asks

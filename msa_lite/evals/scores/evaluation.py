@@ -18,7 +18,8 @@ from typing import Any, Literal
 from msa_lite.errors import MismatchError, UsageError
 from msa_lite.evals.benchmarks.benchmark import Benchmark, JudgeCall, Record, Records
 from msa_lite.evals.engine.models import model_identity
-from msa_lite.evals.judge.base import Ruling, describe_judge, open_judge
+from msa_lite.evals.judge import open_judge
+from msa_lite.evals.judge.base import Ruling, describe_judge
 from msa_lite.evals.scores.records import ANSWERS_FILE, collect_records, open_answers, read_records, write_records
 from msa_lite.io.console.progress import Progress, silent
 from msa_lite.io.files.cache import Cache

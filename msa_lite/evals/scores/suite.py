@@ -25,7 +25,8 @@ from msa_lite.evals.benchmarks.benchmark import Benchmark, BenchmarkSettings, fi
 from msa_lite.evals.benchmarks.qa import load_qa
 from msa_lite.evals.engine.models import can_read, check_source, checkpoint_folder, load_tokenizer
 from msa_lite.evals.engine.prompt_search import choose_prompt, prompt_forms, rank_prompts
-from msa_lite.evals.judge.base import check_prompts, open_judge
+from msa_lite.evals.judge import open_judge
+from msa_lite.evals.judge.base import check_prompts
 from msa_lite.evals.scores.evaluation import NO_JUDGE, Ideal, evaluate_benchmark
 from msa_lite.io.console.libraries import require
 from msa_lite.io.console.progress import Progress, notices, silent

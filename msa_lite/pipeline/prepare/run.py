@@ -14,7 +14,8 @@ from msa_lite.data import DataSource, Example, Prompter, Row, encode, shorten
 from msa_lite.evals.benchmarks.benchmark import Benchmark, data_home
 from msa_lite.evals.benchmarks.dataset import pinned_data
 from msa_lite.evals.engine.models import check_source
-from msa_lite.evals.judge.base import check_prompts, open_judge
+from msa_lite.evals.judge import open_judge
+from msa_lite.evals.judge.base import check_prompts
 from msa_lite.io.console.progress import Progress, silent
 from msa_lite.io.files.writing import check_space
 from msa_lite.io.launch.crew import Crew
