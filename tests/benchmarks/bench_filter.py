@@ -23,7 +23,7 @@ from msa_lite.io.weights.checkpoint import load_checkpoint
 from msa_lite.io.weights.hub import fetch
 from msa_lite.merger.filtering import filter_vector
 from msa_lite.train import FitSettings, VectorFit, run_fit
-from msa_lite.train.moments.measure import write_moments
+from msa_lite.train.moments import write_moments
 from msa_lite.train.objectives.held import HeldLoss
 from tests.benchmarks.paired import Meter, machine, print_table, take_turns
 from tests.support.models import save_checkpoint, tiny_tokenizer

@@ -56,7 +56,7 @@ from msa_lite.merger import Precision, Term, merge_terms
 from msa_lite.merger.filtering import filter_vector
 from msa_lite.merger.vectors.vector import load_vector
 from msa_lite.train import FitSettings, KeptEpochs, VectorFit, epoch_folder, run_fit
-from msa_lite.train.moments.measure import write_moments
+from msa_lite.train.moments import write_moments
 from msa_lite.train.objectives.held import HeldLoss
 from msa_lite.train.objectives.plain import PlainLoss
 from msa_lite.train.objectives.rows import common_beginning

@@ -22,7 +22,7 @@ from msa_lite.io.weights.checkpoint import load_checkpoint
 from msa_lite.io.weights.hub import fetch
 from msa_lite.merger.filtering import filter_vector, load_moments
 from msa_lite.merger.formula import FORGET_RIDGE, RETAIN_RIDGE, layer_filter
-from msa_lite.train.moments.measure import write_moments
+from msa_lite.train.moments import write_moments
 from tests.support.fits import Killed
 from tests.support.models import save_adapter
 
@@ -158,7 +158,7 @@ def test_of_many_labels_evenly_drawn_ones_are_measured(
 ) -> None:
     from transformers import AutoModelForCausalLM
 
-    monkeypatch.setattr("msa_lite.train.moments.measure.MOST_LABELS", 9)
+    monkeypatch.setattr("msa_lite.train.moments.MOST_LABELS", 9)
     folder = make_checkpoint("llama")
     model = AutoModelForCausalLM.from_pretrained(folder).eval()
     write_moments(tmp_path / "m", {"target": {}}, lambda: model, load_checkpoint(folder).tensors, ROWS, pad=2)
@@ -186,8 +186,8 @@ def test_moments_in_portions_are_the_same_and_a_stop_between_them_leaves_nothing
             raise Killed
 
     expected = write(whole)
-    monkeypatch.setattr("msa_lite.train.moments.measure.HELD", 1)
-    monkeypatch.setattr("msa_lite.train.moments.measure.free_ram", lambda: 4)
+    monkeypatch.setattr("msa_lite.train.moments.HELD", 1)
+    monkeypatch.setattr("msa_lite.train.moments.free_ram", lambda: 4)
     with pytest.raises(Killed):
         write(stopped, stop)
     assert not stopped.exists()

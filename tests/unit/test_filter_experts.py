@@ -19,7 +19,7 @@ from msa_lite.io.weights.checkpoint import load_checkpoint
 from msa_lite.io.weights.hub import fetch
 from msa_lite.merger.filtering import filter_vector, load_moments
 from msa_lite.merger.vectors.vector import load_vector
-from msa_lite.train.moments.measure import write_moments
+from msa_lite.train.moments import write_moments
 from tests.unit.test_filter import wanted
 
 EXPERTS, CHOSEN, FEW = 4, 2, 32

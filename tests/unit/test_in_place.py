@@ -163,11 +163,11 @@ def test_the_precision_reaches_the_products(
 
 
 def test_checkpointing_is_switched_off_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    from msa_lite.train.memory import rungs
+    from msa_lite.train.fit import in_place
 
     seen: list[bool] = []
     faults = iter(["out of memory", None])  # the first rung does not fit
-    monkeypatch.setattr(rungs, "step_fault", lambda *args: next(faults))
+    monkeypatch.setattr(in_place, "step_fault", lambda *args: next(faults))
     model = tiny_model("llama").eval()
     with without_a_trace(model):
         tune(

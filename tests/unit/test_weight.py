@@ -8,8 +8,8 @@ from tests.tools.count import code_lines, inner_arrows, totals
 
 # Today's totals. Lower one whenever it falls. Raising one is a decision: CONTRIBUTING lists each, with its reason.
 CEILING = {
-    "lines of the package": 33_424,
-    "modules": 281,
+    "lines of the package": 33_411,
+    "modules": 279,
     "lines of the tests": 42_863,
     "words of the docs": 49_503,
     "commands": 24,

@@ -27,7 +27,7 @@ from msa_lite.pipeline.stages.stage import Stage
 from msa_lite.recipe import Recipe
 from msa_lite.report.run.stages import CHANGE, Holds
 from msa_lite.strengths import filtered_folder
-from msa_lite.train.moments.measure import HELD, MOST_LABELS
+from msa_lite.train.moments import HELD, MOST_LABELS
 
 _MANY = 1 << 20  # tokens, more than a layer has inputs
 
@@ -135,7 +135,7 @@ def _fed(shape: Shape) -> list[Linear]:
 
 def measure_moments(run: Run, progress: Progress) -> Path:
     """Measure the moments of a run's target, unless they are there. Return their folder."""
-    from msa_lite.train.moments.measure import write_moments
+    from msa_lite.train.moments import write_moments
 
     target, folder = run.sources["target"], run.folder / MOMENTS_FOLDER
     names = load_checkpoint(target.folder).tensors

@@ -18,7 +18,7 @@ from msa_lite.io.models.streaming import is_streamed
 from msa_lite.train.fit.loop import last_loss, make_trainer
 from msa_lite.train.memory.adapted import speed_up
 from msa_lite.train.memory.model import with_adapter
-from msa_lite.train.memory.rungs import find_rung, ladder, micro_batches
+from msa_lite.train.memory.rungs import Static, ladder, longest_first, micro_batches, set_up, step_fault
 from msa_lite.train.objectives.plain import PlainLoss
 from msa_lite.train.settings import FitSettings
 
@@ -70,8 +70,7 @@ def tune(
 def _train(model: Any, objective: PlainLoss, settings: FitSettings, watch: Any) -> None:
     """Train a model at the first use of memory that fits and can be undone."""
     note_precision(model, choose_precision(settings.compute))
-    rungs = ladder(model, micro_batches(settings, objective.longest), moves=False)
-    micro = find_rung(model, objective, settings, rungs).micro
+    micro = _find_micro(model, objective, settings)
     with tempfile.TemporaryDirectory() as folder:
         trainer = make_trainer(
             model, objective, len(objective.examples), settings, micro, watch, Path(folder), save_strategy="no"
@@ -81,6 +80,17 @@ def _train(model: Any, objective: PlainLoss, settings: FitSettings, watch: Any) 
             trainer.train()
         finally:
             objective.release()
+
+
+def _find_micro(model: Any, objective: PlainLoss, settings: FitSettings) -> int:
+    """Set the model up at the first rung that a step fits at; return its rows of a pass. Raise StageError for none."""
+    rows, fault = longest_first(objective.examples), None
+    for rung in ladder(model, micro_batches(settings, objective.longest), moves=False):
+        set_up(model, rung)
+        fault = step_fault(model, objective, settings, rows, rung.micro)
+        if fault is None:
+            return rung.micro
+    raise StageError(f"no step of the fit is possible: out of memory ({fault}): {Static.of(model, settings)}")
 
 
 def check_tunable(model: Any) -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from msa_lite.data import Example
-from msa_lite.errors import StageError, UsageError
+from msa_lite.errors import UsageError
 from msa_lite.io.console.progress import readable
 from msa_lite.io.models.devices import free_bytes, free_memory, is_out_of_memory, memory_fault, total_bytes
 from msa_lite.io.models.ends import can_leave_embedding, can_leave_head, leave_embedding, leave_head
@@ -17,7 +17,6 @@ from msa_lite.io.models.heads import autocast, layers_path
 from msa_lite.io.models.streaming import is_streamed
 from msa_lite.train.memory.model import stream_fit
 from msa_lite.train.objectives.objective import Objective
-from msa_lite.train.objectives.plain import PlainLoss
 from msa_lite.train.settings import FitSettings
 
 CPU_TOKENS = 4096
@@ -192,20 +191,6 @@ def step_fault(model: Any, objective: Objective, settings: FitSettings, rows: Se
             parameter.grad = None
         free_memory()
     return None
-
-
-def find_rung(model: Any, objective: PlainLoss, settings: FitSettings, rungs: Iterable[Rung]) -> Rung:
-    """Set the model up at the first of these rungs that a step fits at, and return it.
-
-    Raise StageError where there is none.
-    """
-    rows, fault = longest_first(objective.examples), None
-    for rung in rungs:
-        set_up(model, rung)
-        fault = step_fault(model, objective, settings, rows, rung.micro)
-        if fault is None:
-            return rung
-    raise StageError(f"no step of the fit is possible: out of memory ({fault}): {Static.of(model, settings)}")
 
 
 @contextmanager

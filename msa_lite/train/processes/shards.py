@@ -126,9 +126,6 @@ def deal(lengths: Sequence[int], count: int, budget: int, per_pass: int = 0) -> 
     return [[*hand, *([] for _ in range(most - len(hand)))] for hand in passes]
 
 
-_END = -1  # in the place of a layer's number
-
-
 def run_lent(model: Any, peers: Peers, work: Callable[[], _T]) -> _T:
     """Run work in the first process, to which the others lend their shards; return its result in all of them.
 
@@ -142,7 +139,7 @@ def run_lent(model: Any, peers: Peers, work: Callable[[], _T]) -> _T:
     try:
         if peers.first:
             return peers.in_first(lambda: _announced(layers, peers, work))
-        while (number := _tell(peers)) != _END:
+        while (number := peers.from_first()) is not None:
             layers[number].unshard()
             layers[number].reshard()
         return peers.in_first(work)
@@ -156,7 +153,7 @@ def _announced(layers: Sequence[Any], peers: Peers, work: Callable[[], _T]) -> _
 
     def announce(number: int, layer: Any) -> None:
         layer.reshard()  # after a pass that failed it may be gathered still
-        _tell(peers, number)
+        peers.from_first(number)
 
     hooks = [
         layer.register_forward_pre_hook(lambda module, args, n=number: announce(n, module), prepend=True)
@@ -167,17 +164,7 @@ def _announced(layers: Sequence[Any], peers: Peers, work: Callable[[], _T]) -> _
     finally:
         for hook in hooks:
             hook.remove()
-        _tell(peers, _END)
-
-
-def _tell(peers: Peers, number: int = 0) -> int:
-    """Return the number that the first process has, in all of them; quicker than `Peers.from_first`."""
-    import torch
-    import torch.distributed as dist
-
-    box = torch.tensor([number])
-    dist.broadcast(box, 0, group=peers.talk)
-    return int(box)
+        peers.from_first()
 
 
 def decoder_layers(model: Any) -> list[Any]:

@@ -1,1 +1,0 @@
-"""The second moments of the inputs of a model's linear layers, for the filter of vectors."""
