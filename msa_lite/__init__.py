@@ -59,9 +59,9 @@ if TYPE_CHECKING:
     from msa_lite.pipeline.run.report import report_run as report_run
     from msa_lite.pipeline.staged.training import train_stages as train_stages
     from msa_lite.pipeline.table.work import table as table
-    from msa_lite.pipeline.verbs.ahead import dry_run as dry_run
-    from msa_lite.pipeline.verbs.ahead import plan as plan
     from msa_lite.pipeline.verbs.ask import ask as ask
+    from msa_lite.pipeline.verbs.commands import dry_run as dry_run
+    from msa_lite.pipeline.verbs.commands import plan as plan
     from msa_lite.pipeline.verbs.init import Wishes as Wishes
     from msa_lite.pipeline.verbs.init import init_recipe as init_recipe
     from msa_lite.pipeline.verbs.run import run as run
@@ -78,7 +78,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "pipeline.verbs.run": ("run", "run_baseline", "run_moments", "run_vectors", "sweep"),
-    "pipeline.verbs.ahead": ("dry_run", "plan"),
+    "pipeline.verbs.commands": ("dry_run", "plan"),
     "pipeline.attack.run": ("attack",),
     "pipeline.staged.training": ("train_stages",),
     "pipeline.table.work": ("table",),

@@ -150,7 +150,7 @@ def takes_recipe(
             as_json: bool,
             **options: Any,
         ) -> int | None:
-            from msa_lite.pipeline.verbs.ahead import dry_run
+            from msa_lite.pipeline.verbs.commands import dry_run
             from msa_lite.recipe import load_recipe, load_training
 
             recipe = named[recipe] if named else recipe

@@ -237,7 +237,7 @@ def plan_command(
     """
 
     from msa_lite.budget.plan import plan_lines, plan_table
-    from msa_lite.pipeline.verbs.ahead import plan
+    from msa_lite.pipeline.verbs.commands import plan
 
     result = plan(recipe, overrides, gpu=gpu, baseline=baseline, processes=processes)
     if not as_json:

@@ -24,7 +24,7 @@ from msa_lite.pipeline.baseline.settings import baseline_scope
 from msa_lite.pipeline.prepare.run import msa_scope, prepare
 from msa_lite.pipeline.run.folder import open_run
 from msa_lite.pipeline.run.report import write_run_report
-from msa_lite.pipeline.verbs.lists import find_verb
+from msa_lite.pipeline.verbs.commands import find_verb
 from msa_lite.recipe import load_recipe
 from msa_lite.record.check import check_record
 from msa_lite.record.seal import load_record

@@ -15,7 +15,7 @@ from msa_lite.pipeline.prepare.prompt import PROMPT_FILE
 from msa_lite.pipeline.prepare.run import Context, prepare
 from msa_lite.pipeline.run.folder import open_run
 from msa_lite.pipeline.run.report import REPORT_FILES, report_run
-from msa_lite.pipeline.verbs.lists import find_verb
+from msa_lite.pipeline.verbs.commands import find_verb
 from msa_lite.record.check import check_record
 from msa_lite.report.run.provenance import PURGED_FILE, RECIPE_FILE
 

@@ -147,7 +147,7 @@ def path(grid: dict[str, Any], tmp_path: Path) -> Path:
 @pytest.fixture
 def small_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have runs take this machine for one with a GPU of 10 kB; only the prediction does."""
-    monkeypatch.setattr("msa_lite.pipeline.stages.forecast.this_device", lambda: SMALL)
+    monkeypatch.setattr("msa_lite.pipeline.stages.stage.this_device", lambda: SMALL)
 
 
 def test_a_run_that_fits_is_planned_stage_by_stage_and_nothing_is_written(

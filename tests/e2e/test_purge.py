@@ -24,7 +24,7 @@ from msa_lite.pipeline.purge.holdings import survey_run
 from msa_lite.pipeline.purge.purge import purge
 from msa_lite.pipeline.run.folder import open_run
 from msa_lite.pipeline.run.report import REPORT_FILES, report_run
-from msa_lite.pipeline.verbs.lists import find_verb
+from msa_lite.pipeline.verbs.commands import find_verb
 from tests.e2e.conftest import CallCli, tiny_recipe
 from tests.support.leftovers import copy_run, forms, holding
 

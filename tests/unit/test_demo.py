@@ -18,7 +18,7 @@ from msa_lite.errors import MismatchError, OutputError, RecipeError
 from msa_lite.io.files.writing import shutil as disk
 from msa_lite.pipeline.prepare import models as making
 from msa_lite.pipeline.run.folder import check_demo_memory
-from msa_lite.pipeline.stages import forecast as planning_check
+from msa_lite.pipeline.stages import stage as planning_check
 from msa_lite.recipe import dump_recipe, load_recipe
 from tests.support.models import make_small_smollm2
 

@@ -16,7 +16,7 @@ from msa_lite.budget.plan import StageCost
 from msa_lite.budget.speed import Device
 from msa_lite.errors import MismatchError, UsageError
 from msa_lite.io.models import devices, waiting
-from msa_lite.pipeline.stages import forecast as planning_check
+from msa_lite.pipeline.stages import stage as planning_check
 
 GB = 10**9
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from msa_lite.errors import RecipeError, UsageError
-from msa_lite.pipeline.verbs.lists import find_verb
+from msa_lite.pipeline.verbs.commands import find_verb
 from msa_lite.recipe import dump_recipe, load_recipe
 from msa_lite.recipe.inputs import History, choose_prior
 

@@ -12,7 +12,7 @@ from msa_lite.errors import UsageError
 from msa_lite.pipeline.prepare.run import Context
 from msa_lite.pipeline.run.choice import CHOICE
 from msa_lite.pipeline.run.folder import stage_list
-from msa_lite.pipeline.verbs.lists import find_verb
+from msa_lite.pipeline.verbs.commands import find_verb
 from msa_lite.recipe import load_recipe
 from msa_lite.report.run.provenance import load_provenance
 from msa_lite.report.run.stages import ROWS, ListedStage, StageList, add_stages, load_stages, write_stages

@@ -11,8 +11,7 @@ from msa_lite.demo.history import HISTORY_LABEL, REAL, HistorySettings
 from msa_lite.demo.smollm2 import MADE
 from msa_lite.pipeline.stages.costs import fit_cost
 from msa_lite.pipeline.stages.facts import Facts, demo_rows, find_facts, has_history
-from msa_lite.pipeline.stages.forecast import check_memory
-from msa_lite.pipeline.stages.stage import Stage
+from msa_lite.pipeline.stages.stage import Stage, check_memory
 from msa_lite.recipe import Recipe
 from msa_lite.report.run.stages import Holds
 from msa_lite.train import FitSettings

@@ -43,8 +43,7 @@ from msa_lite.pipeline.prepare.questions import load_set
 from msa_lite.pipeline.run.vectors import check_learns
 from msa_lite.pipeline.stages.costs import MOST_SAVES, SAVE, fit_cost
 from msa_lite.pipeline.stages.facts import Facts, RowFacts, find_model_facts
-from msa_lite.pipeline.stages.forecast import enough_processes, forecast
-from msa_lite.pipeline.stages.stage import Stage
+from msa_lite.pipeline.stages.stage import Stage, enough_processes, forecast
 from msa_lite.recipe import RecipeSource, TrainingRecipe, load_training
 from msa_lite.recipe.training import NewModel, NewTokenizer, Training, TrainingStage
 from msa_lite.train import FitSettings, check_mode, check_trackers

@@ -39,8 +39,7 @@ from msa_lite.pipeline.staged.prepare import (
     training_stages,
 )
 from msa_lite.pipeline.stages.facts import Facts, RowFacts
-from msa_lite.pipeline.stages.forecast import check_memory
-from msa_lite.pipeline.stages.stage import Stage, StageState, execute, look_ahead
+from msa_lite.pipeline.stages.stage import Stage, StageState, check_memory, execute, look_ahead
 from msa_lite.recipe import RecipeSource, TrainingRecipe, load_training
 from msa_lite.report.run.provenance import RECIPE_FILE
 from msa_lite.train import Tracking, VectorFit

@@ -32,7 +32,7 @@ from msa_lite.pipeline.run.report import check_publishing, drop_report, publish_
 from msa_lite.pipeline.run.scores import COLLECT, help_collect, scores_folder
 from msa_lite.pipeline.run.vectors import FIT, help_fit, vector_fit
 from msa_lite.pipeline.stages.stage import Stage, execute, steps
-from msa_lite.pipeline.verbs.lists import CommandName, Verb, find_verb
+from msa_lite.pipeline.verbs.commands import CommandName, Verb, find_verb
 from msa_lite.publish.upload import Published
 from msa_lite.recipe import Recipe, RecipeSource, load_recipe
 from msa_lite.report import Report, load_report
