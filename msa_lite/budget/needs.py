@@ -35,10 +35,6 @@ class Need:
         """Return the bytes of all parts."""
         return sum(self.parts.values())
 
-    def plus(self, part: str, nbytes: int) -> Need:
-        """Return the need with one part more."""
-        return Need({**self.parts, part: nbytes}, self.rough)
-
 
 def highest(*needs: Need) -> Need:
     """Return the need with the most bytes."""

@@ -56,9 +56,19 @@ def ask(
     return load_questions(recipe, rows, choice, make_prompter())
 
 
+def both(questions: Questions) -> tuple[Benchmark, Benchmark]:
+    assert questions.validation is not None
+    assert questions.test is not None
+    return questions.validation, questions.test
+
+
 def indices(part: Benchmark | None) -> dict[str, set[int]]:
     assert part is not None
     return {name: {item.index for item in found.items} for name, found in part.sets.items()}
+
+
+def sizes(part: Benchmark | None) -> dict[str, int]:
+    return {name: len(rows) for name, rows in indices(part).items()}
 
 
 # One's own questions and texts
@@ -66,21 +76,14 @@ def indices(part: Benchmark | None) -> dict[str, set[int]]:
 
 def test_questions_of_ones_own_are_divided_and_holdout_rows_are_in_both_parts(data: dict[str, DataSource]) -> None:
     found = ask(data, select={"validation": 0.25}, evaluate_holdout="holdout")
-    one, other = indices(found.validation), indices(found.test)
-    assert {name: len(rows) for name, rows in one.items()} == {"forget": 8, "retain": 3, "holdout": 5}
+    validation, test = both(found)
+    one, other = indices(validation), indices(test)
+    assert sizes(validation) == {"forget": 8, "retain": 3, "holdout": 5}
     assert all(one[name] == other[name] for name in ("forget", "holdout"))
     assert one["retain"] | other["retain"] == set(range(12))
     assert not one["retain"] & other["retain"]
-    assert found.validation is not None
-    assert found.test is not None
-    assert (found.validation.split, found.test.split) == ("validation", "test")
+    assert (validation.split, test.split) == ("validation", "test")
     assert found.rule == LeastExtraction(0.9)
-
-
-def test_a_row_that_stands_twice_is_asked_once(data: dict[str, DataSource]) -> None:
-    path = Path(data["forget"].path)
-    path.write_text(path.read_text() * 2)
-    assert {name: len(rows) for name, rows in indices(ask(data, choice=False).test).items()}["forget"] == 8
 
 
 def test_few_rows_are_chosen_on_and_scored_whole_and_it_is_said(
@@ -89,26 +92,22 @@ def test_few_rows_are_chosen_on_and_scored_whole_and_it_is_said(
     with caplog.at_level(logging.WARNING, logger="msa_lite"):
         found = ask(data, retain="holdout")
     assert "5 retain rows are too few to divide" in caplog.text
-    assert found.validation is not None
-    assert found.test is not None
-    assert {name: len(rows) for name, rows in indices(found.validation).items()} == {"forget": 8, "retain": 5}
-    assert found.validation.split == "all"
-    assert found.validation.describe() == found.test.describe()
-
-
-def test_texts_are_chosen_by_as_questions_are(data: dict[str, DataSource]) -> None:
-    found = ask(data, select={"validation": 0.5}, forget="texts")
-    assert {name: len(rows) for name, rows in indices(found.validation).items()} == {"forget": 6, "retain": 6}
-    assert isinstance(found.rule, LeastExtraction)
+    validation, test = both(found)
+    assert sizes(validation) == {"forget": 8, "retain": 5}
+    assert validation.split == "all"
+    assert validation.describe() == test.describe()
+    texts = ask(data, select={"validation": 0.5}, forget="texts")  # they are chosen by as questions are
+    assert sizes(texts.validation) == {"forget": 6, "retain": 6}
+    assert isinstance(texts.rule, LeastExtraction)
 
 
 @pytest.mark.parametrize("choice", [False, "if possible"])
-def test_without_a_choice_all_rows_are_asked(data: dict[str, DataSource], choice: Any, tmp_path: Path) -> None:
-    (tmp_path / "one.jsonl").write_text(json.dumps(row(0, 0, False)) + "\n")
+def test_without_a_choice_all_rows_are_asked_once(data: dict[str, DataSource], choice: Any, tmp_path: Path) -> None:
+    (tmp_path / "one.jsonl").write_text(2 * (json.dumps(row(0, 0, False)) + "\n"))
     one = {**data, "one": DataSource(str(tmp_path / "one.jsonl"))}
     found = ask(one, select={"validation": 0.15}, choice=choice, forget="one")
     assert found.validation is None
-    assert {name: len(rows) for name, rows in indices(found.test).items()} == {"forget": 1, "retain": 12}
+    assert sizes(found.test) == {"forget": 1, "retain": 12}
     assert found.test is not None
     assert found.test.split == "all"
     # One row cannot be divided, two can.
@@ -120,14 +119,9 @@ def test_without_a_choice_all_rows_are_asked(data: dict[str, DataSource], choice
 def test_null_evaluation_asks_nothing_and_no_rows_are_warned_of(
     data: dict[str, DataSource], caplog: pytest.LogCaptureFixture
 ) -> None:
-    given = {
-        "target": "t",
-        "prior": "p",
-        "output": "o",
-        "forget": {"data": {"path": "x"}, "alpha": 1},
-        "evaluate": None,
-    }
-    nothing = load_questions(Recipe.model_validate(given), {}, False, make_prompter())
+    forget = {"data": {"path": "x"}, "alpha": 1}
+    values = {"target": "t", "prior": "p", "output": "o", "forget": forget, "evaluate": None}
+    nothing = load_questions(Recipe.model_validate(values), {}, False, make_prompter())
     assert (nothing.validation, nothing.test) == (None, None)
     with caplog.at_level(logging.WARNING, logger="msa_lite"):
         assert ask(data, choice=False, forget="", retain="").test is None
@@ -195,41 +189,33 @@ def tofu(tmp_path: Path) -> dict[str, Any]:
     return {"benchmark": "tofu", "split": "forget01", "data": write_tofu(tmp_path / "tofu", tables)}
 
 
-def test_without_questions_to_choose_by_the_benchmarks_own_score_is_named(
-    data: dict[str, DataSource], tofu: dict[str, Any]
-) -> None:
-    with pytest.raises(UsageError, match=r"no questions; give evaluate\.forget, or select\.score: tofu"):
-        ask(data, tofu, forget="")
-
-
 def test_a_benchmarks_own_score_divides_the_benchmark(data: dict[str, DataSource], tofu: dict[str, Any]) -> None:
     found = ask(data, tofu, {"score": "tofu"})
-    one, other = indices(found.validation), indices(found.test)
-    assert found.validation is not None
-    assert found.test is not None
-    assert (found.validation.split, found.test.split) == ("forget01 validation", "forget01 test")
+    validation, test = both(found)
+    one, other = indices(validation), indices(test)
+    assert (validation.split, test.split) == ("forget01 validation", "forget01 test")
     assert all(not one[name] & other[name] for name in one)
     assert (len(one["forget"]), len(other["forget"])) == (6, 34)
     assert sorted(len(part.sets["forget"].items) for part in found.everything) == [6, 34]
     assert not found.judged
     assert isinstance(found.rule, PaperScore)
+    with pytest.raises(UsageError, match=r"no questions; give evaluate\.forget, or select\.score: tofu"):
+        ask(data, tofu, forget="")
     # Nothing is divided where nothing is chosen.
-    assert {len(rows) for name, rows in indices(ask(data, tofu, choice=False).test).items() if name == "forget"} == {40}
+    assert sizes(ask(data, tofu, choice=False).test)["forget"] == 40
 
 
 def test_by_extraction_the_benchmark_leaves_out_what_was_chosen_by(
     data: dict[str, DataSource], tofu: dict[str, Any]
 ) -> None:
     found = ask(data, tofu, {"validation": 0.5})
-    assert found.validation is not None
-    assert found.test is not None
-    assert (found.validation.name, found.validation.split) == ("qa", "validation")
-    assert (found.test.name, found.test.split) == ("tofu", "forget01 test")
-    seen = {item.fields["question"] for item in found.validation.sets["retain"].items}
-    tested = {item.fields["question"] for item in found.test.sets["retain"].items}
+    validation, test = both(found)
+    assert (validation.name, validation.split) == ("qa", "validation")
+    assert (test.name, test.split) == ("tofu", "forget01 test")
+    seen, tested = ({item.fields["question"] for item in part.sets["retain"].items} for part in (validation, test))
     assert len(seen) == 6
     assert not seen & tested
-    assert len(found.test.sets["forget"].items) == 40, "all forget rows decide, and all are scored"
+    assert sizes(test)["forget"] == 40, "all forget rows decide, and all are scored"
     (everything,) = found.everything
     assert len(everything.sets["forget"].items) == 40, "attacks take all of them"
 
