@@ -73,7 +73,7 @@ def test_a_recipe_without_strengths_ends_in_a_model(searched: tuple[dict[str, An
     for stage in ("sweep", "model", "vectors/forget", "moments", "evaluation/prior_validation"):
         assert verify_folder(run / stage) == [], stage
     given = merge_arguments(load_recipe(recipe))
-    assert (given["alpha"], given["beta"]) == (result.point.alpha, result.point.beta)
+    assert (given["alpha"], given["beta"]) == ([result.point.alpha], result.point.beta)
     for other in ("forget.alpha=[1,2]", "retain.beta=[0,0.5]"):
         with pytest.raises(UsageError, match="alpha and beta are not chosen yet"):
             merge_arguments(load_recipe(recipe, [other]))

@@ -222,11 +222,14 @@ def test_mergekit_gets_no_strengths_that_another_grid_was_chosen_by(
         merge_arguments(recipe)
     chosen_from = replace(candidates, values=points, known={TARGET: candidates.known[TARGET], **known})
     choose(chosen_from, questions, out / "sweep", "choosing")
-    assert (merge_arguments(recipe)["alpha"], merge_arguments(recipe)["forget"]) == (2.0, str(out / "vectors/forget"))
+    assert (merge_arguments(recipe)["alpha"], merge_arguments(recipe)["forget"]) == (
+        [2.0],
+        [str(out / "vectors/forget")],
+    )
     for other in ("forget.alpha=[1,2,4]", "forget.alpha=[2,4]"):
         with pytest.raises(UsageError, match="alpha and beta are not chosen yet"):
             merge_arguments(load_recipe(given, ["forget.alpha=[1,2]", other]))
-    assert merge_arguments(load_recipe(given, ["forget.alpha=4"]))["alpha"] == 4.0
+    assert merge_arguments(load_recipe(given, ["forget.alpha=4"]))["alpha"] == [4.0]
 
 
 # What a choice rests on

@@ -10,7 +10,7 @@ from msa_lite.choose.choice import Values
 from msa_lite.data import Row
 from msa_lite.errors import UsageError
 from msa_lite.io.finished.seal import load_manifest
-from msa_lite.merger import Merged, MergedAdapter, Term
+from msa_lite.merger import Merged, MergedAdapter
 from msa_lite.pipeline.prepare.earlier import earlier_terms, open_earlier
 from msa_lite.pipeline.prepare.models import whole_target
 from msa_lite.pipeline.prepare.run import Context, Run
@@ -18,7 +18,7 @@ from msa_lite.pipeline.run.checks import check_stages
 from msa_lite.pipeline.run.choice import CHOICE, choice_stages, chosen_strengths, recorded_points, rescore_stages
 from msa_lite.pipeline.run.evidence import evidence_stages
 from msa_lite.pipeline.run.filtering import filter_stages
-from msa_lite.pipeline.run.merge import merge_stage, run_terms
+from msa_lite.pipeline.run.merge import merge_stage, point_terms, run_terms
 from msa_lite.pipeline.run.report import write_record
 from msa_lite.pipeline.run.scores import earlier_stages, score_stages
 from msa_lite.pipeline.run.vectors import fit_stages
@@ -98,19 +98,16 @@ def merge_arguments(recipe: Recipe) -> dict[str, Any]:
         strengths = Strengths.of(load_choice(folder / "sweep").values)
     else:
         strengths = recipe.points[0]
-    own = recipe.weights(strengths)
-    vectors = {name: strengths.vector_folder(folder, name) for name, weight in own.items() if weight}
-    missing = [str(path) for path in vectors.values() if load_manifest(path) is None]
+    terms = [term for term in point_terms(folder, recipe, (), strengths) if term.weight]
+    missing = [str(term.vector) for term in terms if load_manifest(term.vector) is None]
     if missing:
         raise UsageError(f"{' and '.join(missing)}: not fitted yet; `msa-lite run RECIPE --until vectors` does it")
+    terms += earlier_terms(open_earlier(recipe))
     target = whole_target(recipe)
     prior = recipe.prior_checkpoint if recipe.has_prior else target
-    models = {"target": target, "prior": prior, "dtype": recipe.merge.dtype}
-    if not recipe.earlier:
-        folders = {name: str(path) for name, path in vectors.items()}
-        return {**models, **folders, "alpha": strengths.alpha, "beta": own["retain"]}
-    new_terms = [Term(name, path, own[name]) for name, path in vectors.items()]
-    terms = [*new_terms, *earlier_terms(open_earlier(recipe))]
-    sides = {side: [str(term.vector) for term in terms if term.side == side] for side in own}
-    weights = {side: [abs(term.weight) for term in terms if term.side == side] for side in own}
-    return {**models, **sides, "alpha": weights["forget"] or 0.0, "beta": weights["retain"]}
+    arguments: dict[str, Any] = {"target": target, "prior": prior, "dtype": recipe.merge.dtype}
+    for side, weight in (("forget", "alpha"), ("retain", "beta")):
+        chosen = [term for term in terms if term.side == side]
+        arguments[side] = [str(term.vector) for term in chosen] or None
+        arguments[weight] = [abs(term.weight) for term in chosen] or 0.0
+    return arguments
