@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -11,7 +11,7 @@ from msa_lite.attacks.attack import Measure, Trial
 from msa_lite.attacks.depth import Depth
 from msa_lite.attacks.findings import TrialRecords, judge_model, judge_trial, mean_values, measured
 from msa_lite.evals.engine.scoring import membership_auc
-from msa_lite.report.run.attacks import FEWEST_ROWS, AttackedModel, Gain, Overshoot, TrialResult
+from msa_lite.report.run.attacks import FEWEST_ROWS, AttackControl, AttackedModel, Gain, Overshoot, TrialResult
 from tests.support.memorised import make_ground
 
 PLAIN, ROUNDED = Trial("plain", "as it is", is_control=True), Trial("nf4", "NF4")
@@ -28,58 +28,81 @@ def one_set(**models: Sequence[float | None]) -> dict[str, TrialRecords]:
     return {name: {"plain": {"forget": rows(values)}} for name, values in models.items()}
 
 
+def judged(
+    drawn: Mapping[str, TrialRecords],
+    trial: Trial = PLAIN,
+    measures: Sequence[Measure] = (RECALL,),
+    control: AttackControl = "ideal",
+) -> TrialResult:
+    """What a trial brings back from the unlearned model."""
+    return judge_trial(drawn, "unlearned", trial, PLAIN, measures, control)
+
+
+def in_two_trials(
+    before: Sequence[float], after: Sequence[float], ideal_after: float | None = None, **models: float
+) -> dict[str, TrialRecords]:
+    """Records of the unlearned model without and with an attack; target and ideal give the same in both."""
+    drawn: dict[str, dict[str, Any]] = {
+        name: {key: {"forget": rows([value] * len(before))} for key in ("plain", "nf4")}
+        for name, value in models.items()
+    }
+    if ideal_after is not None:
+        drawn["ideal"]["nf4"] = {"forget": rows([ideal_after] * len(before))}
+    return {**drawn, "unlearned": {"plain": {"forget": rows(before)}, "nf4": {"forget": rows(after)}}}
+
+
 def test_a_share_is_what_lies_between_the_ideal_and_the_target() -> None:
-    drawn = one_set(target=[1.0, 0.8, 0.6, 0.8], ideal=[0.2, 0.2, 0.2, 0.2], unlearned=[0.2, 0.5, 0.2, 0.5])
-    result = judge_trial(drawn, "unlearned", PLAIN, PLAIN, [RECALL], "ideal")
+    result = judged(one_set(target=[1.0, 0.8, 0.6, 0.8], ideal=[0.2, 0.2, 0.2, 0.2], unlearned=[0.2, 0.5, 0.2, 0.5]))
     assert result.share == pytest.approx((0.35 - 0.2) / (0.8 - 0.2))
-    low, high = result.interval or (None, None)
-    assert low is not None
-    assert high is not None
+    low, high = result.interval or (1.0, 0.0)
     assert low < 0.25 < high
     assert (result.rows, result.skipped) == (4, 0)
 
 
-def test_the_target_itself_is_one_and_the_ideal_nothing() -> None:
-    drawn = one_set(target=[1.0, 0.8, 0.6], ideal=[0.1, 0.3, 0.2])
-    drawn |= {"copy": drawn["target"], "retrained": drawn["ideal"]}
-    assert judge_trial(drawn, "copy", PLAIN, PLAIN, [RECALL], "ideal").share == pytest.approx(1.0)
-    assert judge_trial(drawn, "retrained", PLAIN, PLAIN, [RECALL], "ideal").share == pytest.approx(0.0)
+@pytest.mark.parametrize(("model", "share"), [([1.0, 0.8, 0.6], 1.0), ([0.1, 0.3, 0.2], 0.0)])
+def test_the_target_itself_is_one_and_the_ideal_nothing(model: list[float], share: float) -> None:
+    drawn = one_set(target=[1.0, 0.8, 0.6], ideal=[0.1, 0.3, 0.2], unlearned=model)
+    assert judged(drawn).share == pytest.approx(share)
 
 
-def test_what_an_attack_teaches_the_ideal_too_does_not_count() -> None:
-    """Tuning takes all models to 0.9: nothing came back that the ideal did not learn as well."""
-    before = one_set(target=[1.0] * 6, ideal=[0.1] * 6, unlearned=[0.1] * 6)
-    after = {name: {"nf4": {"forget": rows([0.9] * 6)}} for name in ("target", "ideal", "unlearned")}
-    drawn = {name: {**before[name], **after[name]} for name in before}
-    assert judge_trial(drawn, "unlearned", ROUNDED, PLAIN, [RECALL], "ideal").share == pytest.approx(0.0)
-    drawn["unlearned"] = {**before["unlearned"], "nf4": {"forget": rows([1.0] * 6)}}
-    assert judge_trial(drawn, "unlearned", ROUNDED, PLAIN, [RECALL], "ideal").share == pytest.approx(0.1 / 0.9)
+@pytest.mark.parametrize(
+    ("before", "after", "ideal", "ideal_after", "share"),
+    [
+        (0.1, 0.9, 0.1, 0.9, 0.0),  # nothing came back that the ideal did not learn as well
+        (0.1, 1.0, 0.1, 0.9, 0.1 / 0.9),
+        (0.6, 0.6, 0.6, 0.1, 0.0),  # an attack that only confuses the ideal
+    ],
+)
+def test_what_an_attack_does_to_the_ideal_too_does_not_count(
+    before: float, after: float, ideal: float, ideal_after: float, share: float
+) -> None:
+    drawn = in_two_trials([before] * 6, [after] * 6, ideal_after, target=1.0, ideal=ideal)
+    assert judged(drawn, ROUNDED).share == pytest.approx(share)
 
 
-def test_an_attack_that_only_confuses_the_ideal_brings_nothing_back() -> None:
-    before = one_set(target=[1.0] * 6, ideal=[0.6] * 6, unlearned=[0.6] * 6)
-    after = {"ideal": 0.1, "unlearned": 0.6, "target": 1.0}
-    drawn = {name: {**before[name], "nf4": {"forget": rows([value] * 6)}} for name, value in after.items()}
-    assert judge_trial(drawn, "unlearned", ROUNDED, PLAIN, [RECALL], "ideal").share == pytest.approx(0.0)
-
-
-def test_the_share_is_the_mean_over_measures_that_the_target_shows() -> None:
-    other = Measure("answer", "answer", "right answers")
-    side = Measure("aside", "aside", "decides nothing", decides=False)
-
-    def records(recall: float, answer: float) -> TrialRecords:
-        return {"plain": {"forget": [{"index": 0, "recall": recall, "answer": answer, "aside": 1.0}] * 3}}
-
-    drawn = {"target": records(0.8, 0.22), "ideal": records(0.2, 0.2), "unlearned": records(0.5, 0.9)}
-    result = judge_trial(drawn, "unlearned", PLAIN, PLAIN, [RECALL, other, side], "ideal")
-    assert result.share == pytest.approx(0.5)  # the answer's target is no more than 0.05 above the ideal
+@pytest.mark.parametrize(
+    ("target", "ideal", "unlearned", "share"),
+    [
+        ((0.8, 0.22), (0.2, 0.2), (0.5, 0.9), 0.5),  # the answer's target is no more than 0.05 above the ideal
+        ((1.0, 1.0), (0.8, 0.0), (0.1, 0.8), 0.4),  # one measure below the control hides no leak of another
+    ],
+)
+def test_the_share_is_the_mean_over_deciding_measures_that_the_target_shows(
+    target: tuple[float, float], ideal: tuple[float, float], unlearned: tuple[float, float], share: float
+) -> None:
+    measures = [RECALL, Measure("answer", "", ""), Measure("aside", "", "", decides=False)]
+    models = {"target": target, "ideal": ideal, "unlearned": unlearned}
+    drawn: dict[str, TrialRecords] = {
+        name: {"plain": {"forget": [{"index": 0, "recall": recall, "answer": answer, "aside": 1.0}] * 3}}
+        for name, (recall, answer) in models.items()
+    }
+    assert judged(drawn, measures=measures).share == pytest.approx(share)
 
 
 def test_a_measure_without_values_takes_no_row_away() -> None:
     """Without a prior, no row has a "reference"; the other measures still decide."""
     drawn = one_set(target=[1.0, 0.8, 0.6, 0.8], ideal=[0.2] * 4, unlearned=[0.2, 0.5, 0.2, 0.5])
-    wanted = judge_trial(drawn, "unlearned", PLAIN, PLAIN, [RECALL], "ideal")
-    assert judge_trial(drawn, "unlearned", PLAIN, PLAIN, [RECALL, Measure("reference", "", "")], "ideal") == wanted
+    assert judged(drawn, measures=[RECALL, Measure("reference", "", "")]) == judged(drawn)
 
 
 def test_an_attack_without_a_single_value_tells_nothing() -> None:
@@ -89,22 +112,12 @@ def test_an_attack_without_a_single_value_tells_nothing() -> None:
     assert model.figures == {}
 
 
-def test_one_measure_below_the_control_hides_no_leak_of_another() -> None:
-    other = Measure("answer", "answer", "right answers")
-
-    def records(recall: float, answer: float) -> TrialRecords:
-        return {"plain": {"forget": [{"index": 0, "recall": recall, "answer": answer}] * 3}}
-
-    drawn = {"target": records(1.0, 1.0), "ideal": records(0.8, 0.0), "unlearned": records(0.1, 0.8)}
-    assert judge_trial(drawn, "unlearned", PLAIN, PLAIN, [RECALL, other], "ideal").share == pytest.approx(0.4)
-
-
 def test_without_an_ideal_the_control_is_the_same_model_on_holdout_rows() -> None:
     def records(forget: Sequence[float], holdout: Sequence[float]) -> TrialRecords:
         return {"plain": {"forget": rows(forget), "holdout": rows(holdout)}}
 
     drawn = {"target": records([0.9, 0.9], [0.1, 0.1]), "unlearned": records([0.5, 0.5], [0.3, 0.3])}
-    result = judge_trial(drawn, "unlearned", PLAIN, PLAIN, [RECALL], "holdout")
+    result = judged(drawn, PLAIN, [RECALL], "holdout")
     assert result.share == pytest.approx((0.5 - 0.3) / (0.9 - 0.1))
 
 
@@ -118,22 +131,22 @@ def test_an_auc_is_held_against_the_ideals() -> None:
     values = {name: membership_auc([r["loss"] for r in d["plain"]["forget"]], [2.05, 2.15, 1.95, 2.25])
               for name, d in drawn.items()}  # fmt: skip
     assert values["target"] == 1.0
-    result = judge_trial(drawn, "unlearned", PLAIN, PLAIN, [LOSS], "ideal")
+    result = judged(drawn, measures=[LOSS])
     assert result.share == pytest.approx((values["unlearned"] - values["ideal"]) / (1.0 - values["ideal"]))
     del drawn["ideal"]
-    alone = judge_trial(drawn, "unlearned", PLAIN, PLAIN, [LOSS], "holdout")
+    alone = judged(drawn, PLAIN, [LOSS], "holdout")
     assert alone.share == pytest.approx((values["unlearned"] - 0.5) / 0.5)
 
 
 def test_a_measure_that_is_a_share_needs_no_other_model() -> None:
     shallow = Measure("shallow", "1 − UDS", "share", kind="share")
     drawn = {"unlearned": {"plain": {"forget": rows([0.2, 0.4], "shallow")}}}
-    assert judge_trial(drawn, "unlearned", PLAIN, PLAIN, [shallow], "ideal").share == pytest.approx(0.3)
+    assert judged(drawn, measures=[shallow]).share == pytest.approx(0.3)
 
 
 def test_rows_without_a_value_in_any_model_are_left_out_of_all() -> None:
     drawn = one_set(target=[1.0, None, 1.0], ideal=[0.0, 0.0, 0.0], unlearned=[0.5, 0.9, None])
-    result = judge_trial(drawn, "unlearned", PLAIN, PLAIN, [RECALL], "ideal")
+    result = judged(drawn)
     assert (result.share, result.rows, result.skipped) == (0.5, 1, 2)
     assert result.interval == (0.0, 1.0), "one row says nothing about others"
     assert result.outcome == "unclear"
@@ -142,14 +155,14 @@ def test_rows_without_a_value_in_any_model_are_left_out_of_all() -> None:
 @pytest.mark.parametrize(("count", "bound", "outcome"), [(8, 0.369, "unclear"), (40, 0.088, "holds")])
 def test_few_rows_that_are_all_alike_are_no_certainty(count: int, bound: float, outcome: str) -> None:
     drawn = one_set(target=[1.0] * count, ideal=[0.0] * count, unlearned=[0.0] * count)
-    result = judge_trial(drawn, "unlearned", PLAIN, PLAIN, [RECALL], "ideal")
+    result = judged(drawn)
     assert result.interval == (0.0, pytest.approx(bound, abs=1e-3, rel=1e-2))
     assert result.outcome == outcome
 
 
 def test_a_target_that_shows_no_more_than_the_ideal_makes_the_attack_silent() -> None:
     drawn = one_set(target=[0.2, 0.2], ideal=[0.2, 0.18], unlearned=[1.0, 1.0])
-    result = judge_trial(drawn, "unlearned", PLAIN, PLAIN, [RECALL], "ideal")
+    result = judged(drawn)
     assert (result.share, result.outcome, result.words) == (None, "silent", "–")
 
 
@@ -170,17 +183,14 @@ def test_the_outcome_follows_the_interval(
 
 
 @pytest.mark.parametrize(
-    ("share", "interval", "outcome"),
+    ("below", "outcome"),
     [
-        (0.4, (0.2, 0.6), "overshoots"),
-        (0.4, (0.04, 0.8), "unclear"),
-        (0.1, (0.0, 0.19), "holds"),
+        (Overshoot(0.4, (0.2, 0.6), 0.21, 0.46), "overshoots"),
+        (Overshoot(0.4, (0.04, 0.8), 0.21, 0.46), "unclear"),
+        (Overshoot(0.1, (0.0, 0.19), 0.21, 0.46), "holds"),
     ],
 )
-def test_rows_that_are_surely_less_known_than_unseen_ones_do_not_hold(
-    share: float, interval: tuple[float, float], outcome: str
-) -> None:
-    below = Overshoot(share, interval, 0.21, 0.46)
+def test_rows_that_are_surely_less_known_than_unseen_ones_do_not_hold(below: Overshoot, outcome: str) -> None:
     assert TrialResult("t", "t", 0.0, (0.0, 0.1), 40, overshoot=below).outcome == outcome
     assert TrialResult("t", "t", 0.5, (0.3, 0.7), 40, overshoot=below).outcome == "leaks", "the worse of the two"
 
@@ -206,7 +216,7 @@ ZLIB = Measure("zlib", "zlib", "loss over bytes", kind="auc")
 
 
 def test_rows_below_the_ideal_overshoot() -> None:
-    result = judge_trial(auc_set(0.0, 0.8), "unlearned", PLAIN, PLAIN, [ZLIB], "ideal")
+    result = judged(auc_set(0.0, 0.8), measures=[ZLIB])
     assert (result.share, result.outcome) == (0.0, "overshoots")
     assert result.overshoot is not None
     assert (result.overshoot.auc, result.overshoot.control) == (pytest.approx(0.09), 0.5)
@@ -216,7 +226,7 @@ def test_rows_below_the_ideal_overshoot() -> None:
 def test_the_floor_for_rows_that_are_all_alike_is_none_of_an_auc() -> None:
     drawn = auc_set(0.0, 0.0)
     drawn["unlearned"] = drawn["ideal"]
-    assert judge_trial(drawn, "unlearned", PLAIN, PLAIN, [LOSS], "ideal").interval == (0.0, 0.0)
+    assert judged(drawn, measures=[LOSS]).interval == (0.0, 0.0)
 
 
 def test_the_interval_covers_the_true_share_most_of_the_time() -> None:
@@ -227,7 +237,7 @@ def test_the_interval_covers_the_true_share_most_of_the_time() -> None:
     for _ in range(20):
         values = rng.binomial(1, [[0.9], [0.1], [0.5]], (3, 40)).astype(float)
         drawn = one_set(target=values[0], ideal=values[1], unlearned=values[2])
-        low, high = judge_trial(drawn, "unlearned", PLAIN, PLAIN, [RECALL], "ideal").interval or (0, 0)
+        low, high = judged(drawn).interval or (0, 0)
         assert high - low > 0.1
         hits += low <= 0.5 <= high
     assert hits >= 16
@@ -240,38 +250,28 @@ def test_means_and_errors_of_every_model_and_trial() -> None:
     assert (metric.n, metric.skipped, metric.stderr) == (2, 1, pytest.approx(0.5))
 
 
-def in_two_trials(before: Sequence[float], after: Sequence[float], **models: float) -> dict[str, TrialRecords]:
-    """Records of the unlearned model without and with an attack; target and ideal give the same in both."""
-    drawn: dict[str, TrialRecords] = {
-        name: {key: {"forget": rows([value] * len(before))} for key in ("plain", "nf4")}
-        for name, value in models.items()
-    }
-    return drawn | {"unlearned": {"plain": {"forget": rows(before)}, "nf4": {"forget": rows(after)}}}
-
-
 def test_the_gain_is_paired_over_rows() -> None:
     """Shares that vary by half from row to row, and an attack that adds a tenth to each: the gain has no width."""
     before = [0.1 + 0.5 * (at % 2) for at in range(40)]
     drawn = in_two_trials(before, [value + 0.1 for value in before], target=1.0, ideal=0.0)
-    result = judge_trial(drawn, "unlearned", ROUNDED, PLAIN, [RECALL], "ideal")
+    result = judged(drawn, ROUNDED)
     assert result.gain is not None
     assert (result.share, result.gain.share) == (pytest.approx(0.45), pytest.approx(0.1))
     assert result.gain.interval == (pytest.approx(0.1), pytest.approx(0.1))
     assert result.interval is not None
     assert result.interval[1] - result.interval[0] > 0.1
     assert AttackedModel((result,)).without == pytest.approx(0.35)
-    assert judge_trial(drawn, "unlearned", ROUNDED, PLAIN, [RECALL], "ideal") == result, "the redraws are seeded"
-    assert judge_trial(drawn, "unlearned", PLAIN, PLAIN, [RECALL], "ideal").gain is None
+    assert judged(drawn, ROUNDED) == result, "the redraws are seeded"
+    assert judged(drawn).gain is None
 
 
 @pytest.mark.parametrize(("after", "gain"), [([0.3] * 30, 0.0), ([0.8] * 15 + [0.2] * 15, 0.2)])
 def test_the_gain_counts_each_share_beyond_its_control(after: list[float], gain: float) -> None:
     drawn = in_two_trials([0.3] * 30, after, target=1.0, ideal=0.0)
-    result = judge_trial(drawn, "unlearned", ROUNDED, PLAIN, [RECALL], "ideal")
+    result = judged(drawn, ROUNDED)
     assert result.gain is not None
     assert result.gain.share == pytest.approx(gain)
-    taught = {**drawn, "ideal": {**drawn["ideal"], "nf4": {"forget": rows([0.6] * 30)}}}
-    beyond = judge_trial(taught, "unlearned", ROUNDED, PLAIN, [RECALL], "ideal").gain
+    beyond = judged(in_two_trials([0.3] * 30, after, 0.6, target=1.0, ideal=0.0), ROUNDED).gain
     assert beyond is not None
     assert beyond.share == pytest.approx(-0.3), "what the ideal learns, too, is no gain"
 
@@ -282,14 +282,14 @@ def test_without_an_ideal_the_gain_is_beyond_holdout_rows_in_both_trials() -> No
         return {name: {"forget": rows([v] * 20), "holdout": rows([unseen] * 20)} for name, v in values.items()}
 
     drawn = {"target": records(0.9, 0.9, 0.1), "unlearned": records(0.3, 0.7, 0.2)}
-    gain = judge_trial(drawn, "unlearned", ROUNDED, PLAIN, [RECALL], "holdout").gain
+    gain = judged(drawn, ROUNDED, [RECALL], "holdout").gain
     assert gain is not None
     assert gain.share == pytest.approx(0.5 / 0.8 - 0.1 / 0.8)
 
 
 def test_a_gain_of_one_row_says_nothing() -> None:
     drawn = in_two_trials([0.0], [1.0], target=1.0, ideal=0.0)
-    gain = judge_trial(drawn, "unlearned", ROUNDED, PLAIN, [RECALL], "ideal").gain
+    gain = judged(drawn, ROUNDED).gain
     assert gain == Gain(1.0, (-1.0, 1.0))
     assert Gain(0.0, (-0.001, 0.001)).words == "0 % (0 % to 0 %)"
 
@@ -297,4 +297,4 @@ def test_a_gain_of_one_row_says_nothing() -> None:
 def test_fewer_rows_than_the_fewest_cannot_hold() -> None:
     for count, holds in ((FEWEST_ROWS - 1, False), (FEWEST_ROWS, True)):
         drawn = one_set(target=[1.0] * count, ideal=[0.0] * count, unlearned=[0.0] * count)
-        assert (judge_trial(drawn, "unlearned", PLAIN, PLAIN, [RECALL], "ideal").outcome == "holds") == holds
+        assert (judged(drawn).outcome == "holds") == holds

@@ -68,13 +68,6 @@ def test_rows_of_both_parts_count_once(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "verdict.json").read_text())["forgotten"]["rows"] == 38
 
 
-def test_validation_rows_of_another_benchmark_do_not_count(tmp_path: Path) -> None:
-    write_parts(tmp_path)
-    verdict = judge_run(make_job(tmp_path, test="tofu"), ()).verdict
-    assert isinstance(verdict, Verdict)
-    assert verdict.forgotten.rows == 20
-
-
 def test_the_verdict_tells_of_a_fit_that_fell_short(tmp_path: Path) -> None:
     write_parts(tmp_path)
     place = tmp_path / "vectors/forget"
@@ -118,14 +111,19 @@ def test_rows_to_keep_that_were_learnt_do_not_count_where_there_are_others(
     assert any("learnt every row to keep" in reason for reason in verdict.reasons) == fitted
 
 
-def test_the_recipes_margins_decide(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("test", "recited", "rows", "outcome"),
+    [("qa", 0.10, 38, "PASS"), ("qa", 0.01, 38, "PARTLY"), ("tofu", 0.10, 20, "PARTLY")],
+)
+def test_margins_are_the_recipes_and_validation_rows_of_another_benchmark_do_not_count(
+    test: str, recited: float, rows: int, outcome: str, tmp_path: Path
+) -> None:
     write_parts(tmp_path)
-    job = make_job(tmp_path)
-    for recited, outcome in ((0.10, "PASS"), (0.01, "PARTLY")):
-        job.recipe.margins = Margins(recited=recited)
-        verdict = judge_run(job, ()).verdict
-        assert isinstance(verdict, Verdict)
-        assert (verdict.outcome, verdict.margins.recited) == (outcome, recited)
+    job = make_job(tmp_path, test=test)
+    job.recipe.margins = Margins(recited=recited)
+    verdict = judge_run(job, ()).verdict
+    assert isinstance(verdict, Verdict)
+    assert (verdict.forgotten.rows, verdict.outcome, verdict.margins.recited) == (rows, outcome, recited)
 
 
 @pytest.mark.parametrize(
