@@ -37,18 +37,14 @@ _DEFAULT = re.compile(r"  \[((?:default: |required|x[<>]|[^\]]*<x)[^\]]*)\]$")
 
 
 class _Rows(click.HelpFormatter):
-    """A formatter that keeps the sections and rows of options as they are, without wrapping."""
+    """A formatter that keeps the rows of options as they are, without wrapping."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.sections: list[tuple[str, list[tuple[str, str]]]] = []
-        self._heading = "Options"
-
-    def write_heading(self, heading: str) -> None:
-        self._heading = heading
+        self.rows: list[tuple[str, str]] = []
 
     def write_dl(self, rows: Sequence[tuple[str, str]], col_max: int = 30, col_spacing: int = 2) -> None:
-        self.sections.append((self._heading, list(rows)))
+        self.rows += rows
 
 
 def commands_page() -> str:
@@ -95,7 +91,7 @@ def _describe(context: click.Context) -> str:
     if examples := examples_of(command):
         reason = "<!-- not run: examples -->"
         blocks.append(f"{reason}\n```bash\n" + "\n".join(examples) + "\n```\n")
-    blocks += [_options(heading, rows) for heading, rows in _sections(context)]
+    blocks += _options(context)
     return "\n".join(blocks)
 
 
@@ -110,22 +106,15 @@ def _wide(context: click.Context) -> click.Context:
     return context
 
 
-def _sections(context: click.Context) -> list[tuple[str, list[tuple[str, str]]]]:
+def _options(context: click.Context) -> Iterator[str]:
+    """Yield the table of a command's options, without those that all commands have; nothing where that is all."""
     formatter = _Rows()
     context.command.format_options(context, formatter)
-    common = ("--help", "--verbose")
-    said = ("--json", "Print one JSON object.")
-    sections = [
-        (heading, [row for row in rows if not row[0].endswith(common) and tuple(row) != said])
-        for heading, rows in formatter.sections
-    ]
-    return [(heading, rows) for heading, rows in sections if rows]
-
-
-def _options(heading: str, rows: Sequence[tuple[str, str]]) -> str:
-    """Return the table of a group of options."""
     lines = []
-    for option, text in rows:
-        found = _DEFAULT.search(text)
-        lines.append((code(option), _DEFAULT.sub("", text), found[1].removeprefix("default: ") if found else ""))
-    return f"**{heading}**\n\n" + table(("option", "meaning", "default"), lines)
+    for option, text in formatter.rows:
+        if not option.endswith(("--help", "--verbose")) and (option, text) != ("--json", "Print one JSON object."):
+            default = _DEFAULT.search(text)
+            shown = default[1].removeprefix("default: ") if default else ""
+            lines.append((code(option), _DEFAULT.sub("", text), shown))
+    if lines:
+        yield "**Options**\n\n" + table(("option", "meaning", "default"), lines)
