@@ -150,7 +150,6 @@ def takes_recipe(
             as_json: bool,
             **options: Any,
         ) -> int | None:
-            from msa_lite.pipeline.verbs.commands import dry_run
             from msa_lite.recipe import load_recipe, load_training
 
             recipe = named[recipe] if named else recipe
@@ -161,6 +160,8 @@ def takes_recipe(
             if not is_dry:
                 return body(Invocation(loaded, as_json, checked), **options)
             if Ranks.current().first:
+                from msa_lite.pipeline.verbs.commands import dry_run
+
                 choices: dict[str, Any] = {name: options[name] for name in ("method",) if name in options}
                 verb: Any = PARTS.get(options.get("until") or "", "run" if named else str(context.info_name))
                 print_dry_run(dry_run(loaded, command=verb, **checked, **choices), as_json)
