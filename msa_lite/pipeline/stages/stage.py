@@ -36,15 +36,6 @@ State = Literal["done", "to do", "anew"]
 _MOST = 5  # reasons of a stage
 
 
-def free(facts: Facts, machine: Machine) -> Sequence[StageCost]:
-    """Return nothing: a stage whose cost is small beside the others'."""
-    return ()
-
-
-def nothing(progress: Progress) -> None:
-    """Do nothing: a stage that is only shown."""
-
-
 @dataclass(frozen=True)
 class Stage:
     """One stage of a run: the folder that it makes, all that decides its content, its cost, and the work itself."""
@@ -54,15 +45,16 @@ class Stage:
     kind: Kind
     folder: Path | None
     """The folder that it makes, complete once it exists; None where it makes none."""
-    run: Callable[[Progress], Any] = nothing
-    """Does the work, unless the folder was made from the same inputs. What it returns is for `execute`."""
+    run: Callable[[Progress], Any] = lambda progress: None
+    """Does the work, unless the folder was made from the same inputs. What it returns is for `execute`. Default: a
+    stage that is only shown."""
     needs: Sequence[str] = ()
     """The names of the stages whose results it is made of."""
     inputs: Callable[[], Mapping[str, Any]] | None = None
     """Returns all that decides the result, as the manifest records it; called once the stages that it needs are done.
     None: that is not known."""
-    cost: Callable[[Facts, Machine], Sequence[StageCost]] = free
-    """Returns memory, disk and time, from headers and counts of rows alone."""
+    cost: Callable[[Facts, Machine], Sequence[StageCost]] = lambda facts, machine: ()
+    """Returns memory, disk and time, from headers and counts of rows alone. Default: small beside the others'."""
     says: str = ""
     """What it is for, in a clause that is shown while it runs; empty where its name says it."""
     holds: Holds = ALL

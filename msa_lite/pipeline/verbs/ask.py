@@ -219,14 +219,14 @@ def open_panel(folder: str | Path, several: bool = False) -> Panel:
             sources[name] = unlearned if name == _UNLEARNED else fetch(place, by_content=False)
         except MsaError as error:
             missing[name] = f"{error}{purged}"
-    _leave_out_large(sources, missing)
+    sizes, free = _leave_out_large(sources, missing)
     points, fixed = None, ""
     if several:
         try:
             points = _open_merged_points(run, sources.get("target"))
         except MsaError as error:
             fixed = str(error)
-    stays = several and _fit_together([*sources.values(), *([sources["target"]] if points else [])])
+    stays = several and sum(sizes.values()) + (sizes["target"] if points else 0) <= _ROOM * free
     if several and not stays:
         notices.info("the models do not fit into memory together: each one is loaded anew for each question")
     # The merge gives the tokenizer to the unlearned model, if not always to an adapter.
@@ -302,36 +302,25 @@ def _listed(values: Sequence[float]) -> str:
     return ", ".join(f"{value:g}" for value in values)
 
 
-def _leave_out_large(sources: dict[str, Source], missing: dict[str, str]) -> None:
+def _leave_out_large(sources: dict[str, Source], missing: dict[str, str]) -> tuple[dict[str, int], int]:
     """Move models that alone are too large for a CPU's memory to the missing ones; on a GPU, layers stream.
 
-    Raise MismatchError if the unlearned model is one of them.
+    Return the bytes of the others by name, and those that are free. Raise MismatchError if the unlearned model is too
+    large.
     """
-    free, on_gpu = _free_memory()
-    for name, source in [] if on_gpu else [*sources.items()]:
-        needed = _loaded_bytes(source, on_gpu)
-        if needed <= free:
-            continue
-        reason = f"needs {needed / 1e9:.1f} GB of memory in fp32, and {free / 1e9:.1f} GB are free; use a GPU"
-        if name == _UNLEARNED:
-            raise MismatchError(f"{source.name}: the model {reason}, or a machine with more memory")
-        del sources[name]
-        missing[name] = reason
-
-
-def _fit_together(sources: Sequence[Source]) -> bool:
-    """Check whether the weights of all models fit into free memory."""
-    free, on_gpu = _free_memory()
-    return sum(_loaded_bytes(source, on_gpu) for source in sources) <= _ROOM * free
-
-
-def _free_memory() -> tuple[int, bool]:
-    """Return the free bytes where models are loaded to, and whether this is a GPU."""
     import torch
     from accelerate.utils import get_max_memory
 
     on_gpu = torch.cuda.is_available()
-    return get_max_memory()[0 if on_gpu else "cpu"], on_gpu
+    free = get_max_memory()[0 if on_gpu else "cpu"]
+    sizes = {name: _loaded_bytes(source, on_gpu) for name, source in sources.items()}
+    for name in [name for name, size in sizes.items() if size > free and not on_gpu]:
+        reason = f"needs {sizes.pop(name) / 1e9:.1f} GB of memory in fp32, and {free / 1e9:.1f} GB are free; use a GPU"
+        if name == _UNLEARNED:
+            raise MismatchError(f"{sources[name].name}: the model {reason}, or a machine with more memory")
+        del sources[name]
+        missing[name] = reason
+    return sizes, free
 
 
 def _loaded_bytes(source: Source, on_gpu: bool) -> int:
