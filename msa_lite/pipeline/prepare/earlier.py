@@ -151,28 +151,22 @@ def _open(folder: Path, by: str) -> EarlierRun:
         raise UsageError(f"{folder}{by}: the run is not finished, so it has no strengths yet; {again}")
     revisions = recorded_revisions(text)
     if result is not None:
-        revisions |= {name: value["revision"] for name, value in result["inputs"].items() if _is_model(value)}
+        models = {name: value for name, value in result["inputs"].items() if isinstance(value, dict)}
+        revisions |= {name: str(value["revision"]) for name, value in models.items() if "revision" in value}
     run = EarlierRun(folder, recipe, strengths, revisions)
     _check_vectors(run, by)
     _check_record(run, by)
-    if result is not None and "forget" in run.vectors and not _holds_vector(result["inputs"], run):
-        raise UsageError(f"{folder}{by}: its vectors or strengths are newer than its model; {again}")
+    if result is not None and "forget" in run.vectors:
+        is_fitted_anew = run.revisions.get("forget") != fetch(str(run.vectors["forget"])).revision
+        if is_fitted_anew or not is_merged_at(result["inputs"], run.weights):
+            raise UsageError(f"{folder}{by}: its vectors or strengths are newer than its model; {again}")
     return run
 
 
-def _is_model(value: Any) -> bool:
-    return isinstance(value, dict) and "revision" in value
-
-
-def _holds_vector(inputs: Mapping[str, Any], run: EarlierRun) -> bool:
-    """Check whether a merge's inputs hold the run's forget vector, at its strength."""
-    revision = fetch(str(run.vectors["forget"])).revision
-    strengths = inputs.get("strengths", {"forget": inputs.get("alpha")})
-    return any(
-        inputs[name]["revision"] == revision and strength == run.strengths.alpha
-        for name, strength in strengths.items()
-        if name.startswith("forget") and _is_model(inputs.get(name))
-    )
+def is_merged_at(inputs: Mapping[str, Any], weights: Mapping[str, float]) -> bool:
+    """Check whether a model was merged at these weights of a run's own vectors, by the inputs in its manifest."""
+    recorded = inputs.get("strengths") or {"forget": inputs.get("alpha"), "retain": inputs.get("beta")}
+    return all((recorded.get(name) or 0.0) == abs(weight) for name, weight in weights.items())
 
 
 def _check_vectors(run: EarlierRun, by: str) -> None:

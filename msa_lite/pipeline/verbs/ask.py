@@ -25,7 +25,7 @@ from msa_lite.io.finished.seal import MANIFEST, load_manifest
 from msa_lite.io.weights.checkpoint import load_checkpoint
 from msa_lite.io.weights.hub import Source, fetch, has_tokenizer
 from msa_lite.io.weights.quantised import dequantised
-from msa_lite.pipeline.prepare.earlier import EarlierRun, open_earlier, strengths_of
+from msa_lite.pipeline.prepare.earlier import EarlierRun, is_merged_at, open_earlier, strengths_of
 from msa_lite.pipeline.prepare.models import WRITTEN_OUT, find_tokenizer
 from msa_lite.pipeline.prepare.prompt import find_prompter
 from msa_lite.pipeline.run.folder import RunFolder, open_run
@@ -261,7 +261,7 @@ def _open_merged_points(run: RunFolder, target: Source | None) -> MergedPoints:
     chosen = strengths_of(recipe, folder)
     if chosen is None:
         raise UsageError(f"the run has not chosen its strengths yet; `msa-lite {folder / RECIPE_FILE}` goes on")
-    if not _is_merged_at(run, chosen):
+    if not is_merged_at((load_manifest(run.result) or {"inputs": {}})["inputs"], recipe.weights(chosen)):
         raise UsageError(
             f"the run stopped after its strengths changed to {chosen}, and its model has former ones; "
             f"`msa-lite {folder / RECIPE_FILE}` goes on"
@@ -279,14 +279,6 @@ def _open_merged_points(run: RunFolder, target: Source | None) -> MergedPoints:
     prior = fetch(recipe.prior, by_content=False)
     loaded = LoadedTarget(target, prior, merge_precision(recipe), _refuse)
     return MergedPoints(run, chosen, filters, has_retain, open_earlier(recipe), loaded)
-
-
-def _is_merged_at(run: RunFolder, strengths: Strengths) -> bool:
-    """Check whether the run's model was merged at these strengths, by its manifest."""
-    manifest = load_manifest(run.result) or {"inputs": {}}
-    inputs, weights = manifest["inputs"], run.recipe.weights(strengths)
-    recorded = inputs.get("strengths") or {"forget": inputs.get("alpha"), "retain": inputs.get("beta")}
-    return all((recorded.get(name) or 0.0) == abs(weights[name]) for name in weights)
 
 
 def _is_there(vector: Path) -> bool:
