@@ -5,7 +5,6 @@ Several processes may score the points: under a launcher, the others score point
 
 from __future__ import annotations
 
-import itertools
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -36,7 +35,7 @@ from msa_lite.train import Line
 
 logger = logging.getLogger(__name__)
 
-CHOOSE = "choose"  # the order to score points
+POINTS = "score points"  # the order to score a share of points; without points, the choice is made
 CHOICE = "choosing alpha and beta"
 _SEARCHED = 10  # points of a search, about
 _APART = 0.02  # difference of a score before and after the merge that is worth a warning
@@ -80,38 +79,29 @@ def chosen_strengths(run: Run) -> Strengths:
 
 def _choose_strengths(run: Run, progress: Progress) -> Choice:
     """Return the best point on the validation rows."""
-    numbers = itertools.count(1)
-    with run.crew.helped(CHOOSE):
-        candidates = replace(_candidates(run, *_open_points(run)), helped=partial(_share, run.crew, numbers))
-        choice = choose_candidate(run, candidates, "alpha and beta", progress)
-        if not run.crew.is_alone:
-            run.crew.put(f"points/{next(numbers)}", None)
-    return choice
+    candidates = replace(_candidates(run, *_open_points(run)), helped=partial(_share, run.crew))
+    choice = choose_candidate(run, candidates, "alpha and beta", progress)
+    with run.crew.helped(POINTS, {"points": []}):  # no more of them
+        return choice
 
 
 @contextmanager
-def _share(crew: Crew, numbers: Iterator[int], points: Sequence[Values]) -> Iterator[int]:
+def _share(crew: Crew, points: Sequence[Values]) -> Iterator[int]:
     """Have all processes of the launch score their share of points while the block runs; give the number of shares."""
-    if crew.is_alone:
-        yield 1
-        return
-    number = next(numbers)
-    crew.put(f"points/{number}", [dict(values) for values in points])
-    yield crew.ranks.count
-    for rank in range(1, crew.ranks.count):
-        crew.wait_for(f"scored/{number}/{rank}")
+    with crew.helped(POINTS, {"points": [dict(values) for values in points]}):
+        yield crew.ranks.count
 
 
-def help_sweep(run: Run) -> None:
-    """Score this process's share of the points that the first process names, until it has its choice."""
-    crew, candidates, validation = run.crew, _candidates(run, *_open_points(run)), validation_of(run)
-    for number in itertools.count(1):
-        points = crew.wait_for(f"points/{number}")
-        if points is None:
+def points_helper(run: Run) -> Callable[[Sequence[Values]], None]:
+    """Return a function that scores this process's share of points; without points, it frees the memory."""
+    ranks, candidates, validation = run.crew.ranks, _candidates(run, *_open_points(run)), validation_of(run)
+
+    def score(points: Sequence[Values]) -> None:
+        help_choose(candidates, validation, run.folder / "sweep", points[ranks.rank :: ranks.count])
+        if not points:
             candidates.release()
-            return
-        help_choose(candidates, validation, run.folder / "sweep", points[crew.ranks.rank :: crew.ranks.count])
-        crew.put(f"scored/{number}/{crew.ranks.rank}", True)
+
+    return score
 
 
 def choose_candidate(run: Run, candidates: Candidates, what: str, progress: Progress) -> Choice:

@@ -22,7 +22,7 @@ from msa_lite.pipeline.attack.campaign import open_attacks
 from msa_lite.pipeline.attack.run import run_attacks
 from msa_lite.pipeline.baseline.trials import Trials
 from msa_lite.pipeline.prepare.run import Context, Run, prepare
-from msa_lite.pipeline.run.choice import CHOICE, CHOOSE, chosen_strengths, help_sweep
+from msa_lite.pipeline.run.choice import CHOICE, POINTS, chosen_strengths, points_helper
 from msa_lite.pipeline.run.demo import demo_stages
 from msa_lite.pipeline.run.evidence import findings_of
 from msa_lite.pipeline.run.folder import claimed, run_inputs, stage_list
@@ -289,15 +289,16 @@ def _follow(crew: Crew, recipe: Recipe, verb: Verb) -> None:
 
     Warnings of tasks that the first process does, too, are left out.
     """
-    runs: list[Run] = []
+    runs, helpers = list[Run](), list[Callable[..., None]]()
     tasks: dict[str, Callable[..., None]] = {
         COLLECT: help_collect,
         FIT: partial(_help_fit, verb),
     }
 
     def do(task: str, arguments: Mapping[str, Any]) -> Any:
-        if task == CHOOSE:
-            return help_sweep(runs[0])
+        if task == POINTS:
+            helpers.extend([] if helpers else [points_helper(runs[0])])
+            return helpers[0](**arguments)
         with muted():
             if task != PREPARE:
                 return tasks[task](runs[0], **arguments)
