@@ -1,26 +1,147 @@
-"""A judge's server that misbehaves: whatever it sends, the run ends soon, with a message, and shows no key."""
+"""A judge's server that misbehaves: the run ends soon, with a message, and the key is written nowhere."""
 
 from __future__ import annotations
 
+import base64
 import json
-from collections.abc import Iterator
+import logging
+import traceback
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from msa_lite.errors import StageError
+from msa_lite.errors import StageError, UsageError
+from msa_lite.evals.judge import open_judge
+from msa_lite.io.files.spellings import masked
+from msa_lite.settings import JudgeSettings
 from tests.support.judge import RETRY_NOW, JudgeServer, Speaker, Step, judge, letters, say, set_environment
 
 KEY = JudgeServer.key
-ANSWER = b'{"choices": [{"message": {"content": "A"}}]}'
 
 
 @pytest.fixture(autouse=True)
 def environment(monkeypatch: pytest.MonkeyPatch) -> None:
     set_environment(monkeypatch)
+
+
+def _escaped(key: str) -> dict[str, str]:
+    """The key as servers may repeat it."""
+    raw = key.encode()
+    return {
+        "raw": key,
+        "upper": key.upper(),
+        "part": key[5:13],
+        "long part": key[:-3],
+        "bearer": f"Bearer {key}",
+        "percent": quote(key, safe=""),
+        "percent, all": "".join(f"%{byte:02x}" for byte in raw),
+        "percent, twice": quote("".join(f"%{byte:02X}" for byte in raw)),
+        "base64": base64.b64encode(raw).decode(),
+        "base64 of bearer": base64.b64encode(b"Bearer " + raw).decode(),
+        "base64 of a login": base64.b64encode(b"me:" + raw + b"\n").decode(),
+        "urlsafe": base64.urlsafe_b64encode(b"x" + raw).decode(),
+        "json": "".join(f"\\u{byte:04x}" for byte in raw),
+        "bytes": "".join(f"\\x{byte:02x}" for byte in raw),
+        "half": "".join(f"\\u{byte:04X}" if i % 2 else chr(byte) for i, byte in enumerate(raw)),
+        "html": "".join(f"&#{byte};" for byte in raw),
+        "hex": raw.hex(),
+        "backwards": key[::-1],
+        "apart": " ".join(key),
+        "dots": ".".join(key),
+        "quoted": json.dumps(json.dumps(key)),
+    }
+
+
+KEYS = [KEY, "sk-a/b+c=d&e\"f\\g<h>i'j~k", "aaaaaaaaaaaaaaaa", "gsk_Zz09.Yy18-Xx27"]
+
+
+@pytest.mark.parametrize("key", KEYS)
+@pytest.mark.parametrize("form", _escaped(KEY))
+def test_no_spelling_of_the_key_is_shown(key: str, form: str) -> None:
+    spelt = _escaped(key)[form]
+    shown = masked(f"Incorrect key {spelt} given; {spelt * 3}", key)
+    assert "***" in shown or "left out" in shown
+    for i in range(len(spelt) - 19):
+        assert spelt[i : i + 20] not in shown
+    for i in range(len(key) - 7):
+        assert key[i : i + 8].lower() not in shown.lower()
+
+
+def test_other_words_are_shown() -> None:
+    text = "The model `judge-model` does not exist: see https://example.org/a%20b?c=d&amp;e, or \\u00e9 and 9876"
+    assert masked(text, KEY) == text
+    assert masked(f"{text} {KEY}!", KEY) == f"{text} ***!"
+    assert masked("a\x1b[31m\nb", "") == "a [31m b"
+    assert masked("xyz", "x") == "***yz"
+    assert masked(text, "") == text
+
+
+@pytest.mark.parametrize("key", ["sk-1234567890\n", " sk-1234567890", "sk-123\r\nx-other: 1", "sk-1234–5678", "sk-\0"])
+def test_a_key_that_no_header_can_hold_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, key: str) -> None:
+    if "\0" not in key:
+        monkeypatch.setenv("OPENAI_API_KEY", key)
+    else:
+        monkeypatch.setattr("msa_lite.evals.judge.api_key", lambda: key)
+    with pytest.raises(UsageError, match="OPENAI_API_KEY") as caught:
+        open_judge(JudgeSettings("openai"), tmp_path)
+    assert "123" not in str(caught.value)
+
+
+def test_a_key_in_the_address_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"judge\.base_url") as caught:
+        open_judge(JudgeSettings("openai", base_url=f"http://localhost/v1?key={KEY}"), tmp_path)
+    assert KEY not in str(caught.value)
+
+
+def _speak_of_the_key(form: str, place: str) -> Callable[[BaseHTTPRequestHandler], None]:
+    spelt = _escaped(KEY)[form]
+    body = json.dumps({"error": {"message": f"wrong: {spelt}", "code": spelt}}).encode()
+
+    def speak(handler: BaseHTTPRequestHandler) -> None:
+        if place == "reason":
+            handler.wfile.write(f"HTTP/1.1 401 {spelt}\r\ncontent-length: 0\r\n\r\n".encode())
+        elif place == "protocol":
+            handler.wfile.write(f"{spelt}\r\n\r\n".encode())
+        elif place == "page":
+            say(handler, f"<p>{spelt}</p>".encode(), 400, content_type="text/html")
+        elif place == "location":
+            say(handler, body, 307, location=f"http://127.0.0.1:1/{spelt}")
+        elif place == "header":
+            say(handler, body, 403, x_request_id=spelt, set_cookie=f"a={spelt}", openai_organization=spelt)
+        else:
+            say(handler, body, 401)
+
+    return speak
+
+
+@pytest.mark.parametrize(
+    ("form", "place"),
+    [
+        *(("raw", place) for place in ("body", "reason", "protocol", "page", "location", "header")),
+        *(("base64 of bearer", place) for place in ("body", "location")),
+        ("json", "body"),
+    ],
+)
+def test_a_server_that_repeats_the_key_gets_it_written_nowhere(
+    tmp_path: Path, form: str, place: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "msa_lite")
+    with Speaker(_speak_of_the_key(form, place)) as server, pytest.raises(StageError) as caught:
+        judge(server, tmp_path)
+    written = "".join(traceback.format_exception(caught.value))
+    written += "".join(record.getMessage() for record in caplog.records if record.name.startswith("msa_lite"))
+    written += "".join(path.read_bytes().decode("latin-1") for path in tmp_path.rglob("*") if path.is_file())
+    for spelt in {KEY, _escaped(KEY)[form]}:
+        assert spelt not in written
+
+
+ANSWER = b'{"choices": [{"message": {"content": "A"}}]}'
 
 
 # Where the texts go
