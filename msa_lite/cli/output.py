@@ -169,7 +169,7 @@ def print_rows(rows: RowList) -> None:
         print_wrapped(Text(remark))
     for row in rows.rows:
         click.echo(f"\nrow {row.index}")
-        for name, mark, text in row_lines(row, rows.wording):
+        for name, mark, text in row_lines(row, rows.counted):
             text = clip(text, _MOST) if is_terminal else text  # --json has it whole
             style = "bold red" if name == "unlearned" else ""
             print_wrapped(Text.assemble(f"{name:<10}  ", (f"{mark:<9} ", style), text), 22)

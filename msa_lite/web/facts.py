@@ -100,7 +100,7 @@ def _rows(run: RunFolder, story: Story) -> dict[str, Any]:
     kinds = _answer_kinds(run, story)
     return {
         "rows": [_row(row, kinds.get(row.index)) for row in listed.rows],
-        "failed": listed.wording.failed,
+        "failed": listed.counted,
         "headline": listed.headline,
         "remarks": listed.remarks,
         "kinds": {name: entry.label for name, entry in ANSWER_KINDS.items()} if kinds else {},

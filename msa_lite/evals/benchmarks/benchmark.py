@@ -25,7 +25,7 @@ from msa_lite.evals.verdict.bounds import Models, Record, Records
 from msa_lite.evals.verdict.outcome import Weighed, is_recited
 from msa_lite.io.files.writing import digest
 from msa_lite.report import Metric
-from msa_lite.report.run.rows import RECITED_ROWS, Wording
+from msa_lite.report.run.rows import Failure
 from msa_lite.report.tables.metrics import MEMBERSHIP, metric_kind
 from msa_lite.settings import JudgeSettings
 
@@ -162,9 +162,9 @@ class Benchmark:
     weigh: Callable[[Models], Weighed] = _no_verdict
     """Return what became of the forget and the retain set, or the reason why nothing can be said."""
     fails: Callable[[Record], bool | None] = fails_by_verdict
-    """Check whether a model fails on a row to forget (`wording`); None where it was not asked."""
-    wording: Wording = RECITED_ROWS
-    """The words for a row to forget on which a model fails."""
+    """Check whether a model fails on a row to forget (`failure`); None where it was not asked."""
+    failure: Failure = "recited"
+    """The word for a model that fails on a row to forget."""
     listed: Callable[[Records], Sequence[Record]] | None = None
     """Return the records of the rows to forget, where they are not those of `forget_set`."""
     places: Callable[[Records, str], list[tuple[str, int]]] = _set_of_side

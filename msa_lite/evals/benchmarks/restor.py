@@ -36,7 +36,6 @@ from msa_lite.evals.verdict.bounds import Models
 from msa_lite.evals.verdict.outcome import Weighed, Yardstick, weigh_recited
 from msa_lite.io.files.reading import local_path, open_file, parse_json, read_json
 from msa_lite.report import Metric
-from msa_lite.report.run.rows import WRONG_FACTS
 from msa_lite.settings import JudgeSettings
 
 EXAMPLES = 5
@@ -269,7 +268,7 @@ RESTOR = Benchmark(
     listed=_listed,
     weigh=_weigh,
     fails=_fails,
-    wording=WRONG_FACTS,
+    failure="wrong",
     places=_places,
     judge_calls=_judge_calls,
 )

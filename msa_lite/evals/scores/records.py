@@ -227,7 +227,7 @@ def list_rows(benchmark: Benchmark, models: Mapping[str, Records], known: int = 
         _row(benchmark, index, {name: records[index] for name, records in sides.items() if index in records})
         for index in indices
     ]
-    return RowList(sorted_rows(rows), benchmark.wording, max(0, known - len(rows)))
+    return RowList(sorted_rows(rows), benchmark.failure, max(0, known - len(rows)))
 
 
 def _row(benchmark: Benchmark, index: int, records: Mapping[str, Record]) -> ListedRow:

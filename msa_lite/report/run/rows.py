@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 _WIDTH = 78
 _LINES = 2  # shown of each answer
@@ -46,18 +46,9 @@ _MODELS = ("target", "unlearned", "ideal")
 _LABEL, _MARK = 11, 9  # columns for a line's name and its mark
 
 
-@dataclass(frozen=True)
-class Wording:
-    """The words for rows that count against the model, and for those that do not."""
-
-    failed: str
-    """Said of a model that fails on a row: "recited", "wrong"."""
-    rest: str
-    """The end of the sentence "2 of 48 …": "rows are still recited"."""
-
-
-RECITED_ROWS = Wording("recited", "rows are still recited")
-WRONG_FACTS = Wording("wrong", "facts are still answered wrongly")
+Failure = Literal["recited", "wrong"]
+"""The word for a model that fails on a row."""
+_STILL: Mapping[Failure, str] = {"recited": "rows are still recited", "wrong": "facts are still answered wrongly"}
 
 
 @dataclass(frozen=True)
@@ -86,11 +77,11 @@ class RowList:
 
     rows: Sequence[ListedRow]
     """The rows, failures of the unlearned model first, then those that it was not asked."""
-    wording: Wording = RECITED_ROWS
-    """The words for a failure."""
+    counted: Failure = "recited"
+    """The word for a failure."""
     unscored: int = 0
     """More rows to forget, on which the unlearned model was not scored; they are not listed."""
-    json_keys: ClassVar = {"counted": "wording.failed", "counts": "counts", "unscored": "unscored", "rows": "rows"}
+    json_keys: ClassVar = ("counted", "counts", "unscored", "rows")
 
     @property
     def counts(self) -> dict[str, int]:
@@ -112,7 +103,7 @@ class RowList:
         count = self.count()
         first = "" if not count else "; it comes first" if count == 1 else "; these come first"
         others = "; ".join(f"{name}: {self.count(name)}" for name in self.models if name != "unlearned")
-        return f"{count} of {len(self.rows)} {self.wording.rest}{first}{f' ({others})' if others else ''}."
+        return f"{count} of {len(self.rows)} {_STILL[self.counted]}{first}{f' ({others})' if others else ''}."
 
     @property
     def remarks(self) -> list[str]:
@@ -136,7 +127,7 @@ def sorted_rows(rows: Sequence[ListedRow]) -> list[ListedRow]:
     return sorted(rows, key=key)
 
 
-def row_lines(row: ListedRow, wording: Wording = RECITED_ROWS) -> Iterator[tuple[str, str, str]]:
+def row_lines(row: ListedRow, failure: Failure = "recited") -> Iterator[tuple[str, str, str]]:
     """Yield the lines (name, mark, text) of a row; every text is one line that cannot steer a terminal."""
     if row.text:
         yield "text", "", clean(row.text)
@@ -150,7 +141,7 @@ def row_lines(row: ListedRow, wording: Wording = RECITED_ROWS) -> Iterator[tuple
         answer = row.answers.get(name)
         said = f"{percent_down(share)} of its tokens are predicted" if share is not None else clean(answer or "")
         missing = row.text or answer is None
-        yield name, wording.failed if failed else "", said or ("(not scored)" if missing else "(nothing)")
+        yield name, failure if failed else "", said or ("(not scored)" if missing else "(nothing)")
 
 
 def clean(text: str) -> str:
