@@ -107,8 +107,6 @@ LONG, HUGE = "x" * 300, "9" * 310
     [
         ({"out": LONG}, 3, "File name too long"),
         ({"out": "{here}/file"}, 3, "a file is in the way"),
-        ({"out": "{here}/file/out"}, 3, "Not a directory"),
-        ({"out": "{here}/loop"}, 3, "Too many levels of symbolic links"),
         ({"out": "~root/x"}, 3, "the home of somebody else"),
         ({"target": "{here}/file"}, 2, "is a file"),
         ({"alpha": "1e400"}, 2, "alpha is inf"),
@@ -131,7 +129,6 @@ def test_arguments_out_of_all_measure_have_a_message_and_leave_nothing(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").touch()
-    (tmp_path / "loop").symlink_to("loop")
     given: dict[str, Any] = {"target": str(models / "target"), "forget": str(models / "forget"), "out": "out"} | options
     arguments = [text for name, value in given.items() for text in (f"--{name}", value.format(here=tmp_path))]
     before = sorted(os.listdir(tmp_path))
