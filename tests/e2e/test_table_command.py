@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
 import time
@@ -20,7 +19,7 @@ import msa_lite
 from msa_lite.errors import StageError
 from msa_lite.io.finished.seal import verify_folder
 from msa_lite.pipeline.table import rows as table_module
-from msa_lite.pipeline.table.work import TableResult, look_at_table
+from msa_lite.pipeline.table.work import TableResult
 from msa_lite.recipe import load_table_recipe
 from tests.e2e.conftest import CallCli, tiny_recipe
 from tests.support.processes import fork_cli
@@ -72,21 +71,6 @@ def test_a_table_has_all_rows_in_five_files(made: Path, history: Path) -> None:
     values = json.loads((made / "table.json").read_text())
     assert values["complete"] is True
     assert sorted(row["row"] for row in values["rows"]) == sorted(labels)
-
-
-def test_a_second_run_makes_nothing_and_a_changed_row_is_made_anew(made: Path, history: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "copy"
-    table = tiny_table(history, folder)
-    shutil.copytree(made, folder / "table")
-    before = (made / "msa-seed-0/model/manifest.json").stat().st_mtime_ns
-    assert msa_lite.table(tiny_table(history, made.parent)).is_complete
-    assert (made / "msa-seed-0/model/manifest.json").stat().st_mtime_ns == before
-    changed = {**tiny_table(history, made.parent), "msa": {"MSA": {"forget.alpha": [0.25, 0.5]}}}
-    ahead = {row.label: row.state for row in look_at_table(changed).rows}
-    assert ahead == {
-        "MSA, seed 0": "anew", "MSA, seed 1": "anew", "GradDiff, seed 0": "done", "GradDiff, seed 1": "done",
-    }  # fmt: skip
-    assert {row.state for row in look_at_table(table).rows} == {"anew"}, "another recipe: other folders"
 
 
 @pytest.mark.slow
