@@ -175,9 +175,7 @@ def test_the_model_is_the_target_with_the_chosen_epochs_adapter(method: str, run
     assert any(not torch.equal(found[name], before[name]) for name in found)
 
 
-@pytest.mark.parametrize(
-    "method", ["npo", "rmu"]
-)  # the reference: log-probabilities that are kept, or a copy of layers
+@pytest.mark.parametrize("method", ["npo", "rmu"])  # the reference: log-probabilities of rows, or a copy of layers
 def test_in_full_mode_the_model_is_the_chosen_epochs(method: str, runs: Runs, tmp_path: Path) -> None:
     overrides = ["vector.mode=full", f"output={tmp_path}", "baseline.learning_rate=1e-4", "evaluate.ideal=null"]
     result = runs.start(method, *overrides, name=f"full {method}")
