@@ -8,10 +8,11 @@ checks/ finds the inputs and checks them before the first byte is written. A mer
 from msa_lite.merger.adapters.output import MergedAdapter, merge_adapters, merge_terms_to_adapter
 from msa_lite.merger.checks.checked import Precision, check_mergeable
 from msa_lite.merger.checks.inputs import hash_vector
+from msa_lite.merger.fidelity import Merged
 from msa_lite.merger.formula import Term
 from msa_lite.merger.mergekit.recipes import mergekit_recipe
-from msa_lite.merger.stream.gpu import OnDevice, as_tensor
-from msa_lite.merger.stream.model import Merged, merge, merge_terms
+from msa_lite.merger.stream.block import OnDevice, as_tensor
+from msa_lite.merger.stream.model import merge, merge_terms
 from msa_lite.merger.stream.stream import OpenMerge, open_merge
 
 __all__ = [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -149,6 +150,63 @@ def warnings(change: Change, dtype: str, stochastic: bool, codes: bool = False) 
         f"rounding to {dtype} lost {change.rounding_loss:.0%} of the update (‖wanted − stored‖ / ‖wanted‖); to keep "
         "it, write float32 (--dtype float32) or an adapter (--as adapter), or keep its mean (--rounding stochastic)"
     ]
+
+
+@dataclass(frozen=True)
+class Merged:
+    """The result of a merge: its folder, and figures of the update in total."""
+
+    folder: Path
+    """The merged model."""
+    tensors_touched: int
+    """The number of tensors that a vector changes."""
+    weights_touched: int
+    """The number of weights in these tensors."""
+    weights_changed: int
+    """The number of weights whose stored value changed."""
+    rounding_loss: float | None = None
+    """The share of the update that the output dtype could not hold; None where mergekit merged."""
+    relative_size: float | None = None
+    """The update's norm over the weights' norm; None where the weights are all zero."""
+    update_cosine: float | None = None
+    """The cosine between the wanted and the stored update; None where one of them is zero, or mergekit merged."""
+    vector_cosine: float | None = None
+    """The cosine between forget and retain vector; None unless there are just these two."""
+    notes: tuple[str, ...] = ()
+    """Warnings for the user, one sentence each."""
+    method: str | None = None
+    """mergekit's name of the method; None for our own merges."""
+    interference: Sequence[dict[str, Any]] = ()
+    """The interference of the vectors of several requests, pair by pair."""
+    json_keys: ClassVar = {"out": "folder", "**": "change", "interference?": "interference"}
+
+    @classmethod
+    def recorded(cls, folder: Path, manifest: Mapping[str, Any]) -> Merged:
+        """Return the result of a merge that was made before, from its manifest."""
+        change = manifest["change"] | {"notes": tuple(manifest["change"]["notes"])}
+        return cls(folder, **change, interference=tuple(manifest.get("interference", ())))
+
+    @property
+    def change(self) -> dict[str, Any]:
+        """Return the figures for the manifest."""
+        left_out = ("folder", "interference") if self.method else ("folder", "interference", "method")
+        values = {key: value for key, value in vars(self).items() if key not in left_out}
+        return {**values, "notes": list(self.notes)}
+
+    def describe(self) -> str:
+        """Say in a few lines how the weights changed."""
+        if not self.weights_touched:
+            return "the target as it is, no weight changed"
+        share = self.weights_changed / self.weights_touched
+        lines = [f"{share:.2%} of {self.weights_touched} weights in {self.tensors_touched} tensors changed"]
+        update = [] if self.relative_size is None else [f"{self.relative_size:.2e} of the weights' norm"]
+        update += [] if self.rounding_loss is None else [f"rounding lost {self.rounding_loss:.2%} of it"]
+        lines.append(f"{self.method or 'update'}: {'; '.join(update)}")
+        if self.update_cosine is not None:
+            lines[-1] += f" (cosine of stored and wanted update {self.update_cosine:.4f})"
+        if self.vector_cosine is not None:
+            lines.append(f"cosine of forget and retain vector: {self.vector_cosine:.3f}")
+        return "\n".join(lines)
 
 
 def measure(before: np.ndarray, wanted: np.ndarray, stored: np.ndarray, moved: np.ndarray) -> Change:

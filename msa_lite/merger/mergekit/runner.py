@@ -13,10 +13,9 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -42,7 +41,7 @@ from msa_lite.io.weights.hub import Source, fetch, has_tokenizer, tokenizer_file
 from msa_lite.io.weights.quantised import name_form
 from msa_lite.merger.checks.inputs import Inputs, find_inputs
 from msa_lite.merger.checks.memory import blocks_of
-from msa_lite.merger.fidelity import Change, measure, total
+from msa_lite.merger.fidelity import Change, Merged, measure, total
 from msa_lite.merger.formula import Term, number_terms
 from msa_lite.merger.mergekit.reader import read_recipe
 from msa_lite.merger.mergekit.recipes import MergeRequest, Reference
@@ -53,41 +52,9 @@ logger = logging.getLogger(__name__)
 _SHOWN = 300  # characters of a list of tensors
 
 
-@dataclass(frozen=True)
-class MergedByMergekit:
-    """The result of a merge that mergekit made."""
-
-    folder: Path
-    """The merged model."""
-    method: str
-    """mergekit's name of the method."""
-    weights_touched: int
-    """The number of weights in tensors of which any changed."""
-    weights_changed: int
-    """The number of weights whose stored value differs from the target's."""
-    tensors_touched: int
-    """The number of tensors of which any weight changed."""
-    relative_size: float | None
-    """‖result − target‖ / ‖target‖ over these tensors."""
-    json_keys: ClassVar = {"out": "folder", "**": "change"}
-
-    @property
-    def change(self) -> dict[str, Any]:
-        """Return the figures for the manifest."""
-        return {key: value for key, value in vars(self).items() if key != "folder"}
-
-    def describe(self) -> str:
-        """Say in a few lines how the weights changed."""
-        share = self.weights_changed / self.weights_touched if self.weights_touched else 0.0
-        lines = [f"{share:.2%} of {self.weights_touched} weights in {self.tensors_touched} tensors changed"]
-        if self.relative_size is not None:
-            lines.append(f"{self.method}: the change is {self.relative_size:.2e} of the weights' norm")
-        return "\n".join(lines)
-
-
 def merge_with_mergekit(
     recipe: Path, out: str | Path, seed: int = 0, replace: bool = False, progress: Progress = silent
-) -> MergedByMergekit:
+) -> Merged:
     """Run a recipe through mergekit's Python API and write the result to `out`, with a manifest as all merges have.
 
     seed: of DARE and other methods that draw numbers. The models are known by the manifest as target (the base, or the
@@ -107,7 +74,7 @@ def merge_with_mergekit(
     prior = sources[str(roles.prior)] if roles.prior else None
     inputs = find_inputs(out, "model", sources[str(roles.target)], terms, prior, options, replace)
     if manifest := inputs.finished:
-        return MergedByMergekit(inputs.out, **manifest["change"])
+        return Merged.recorded(inputs.out, manifest)
     checkpoint = _check_fit(inputs)
     needed = _needed_bytes(config, checkpoint)
     check_space(inputs.out, needed)
@@ -189,7 +156,7 @@ def _add_companions(config: Any, target: Checkpoint, partial: Path) -> None:
         raise StageError("mergekit failed: it wrote no tokenizer; look at the recipe's tokenizer and chat_template")
 
 
-def _measure(target: Checkpoint, result: Checkpoint, out: Path, method: str) -> MergedByMergekit:
+def _measure(target: Checkpoint, result: Checkpoint, out: Path, method: str) -> Merged:
     """Return the figures of a result. Raise MismatchError where tensors are missing, of another shape or not finite."""
     if faults := compare_checkpoints(target, result, ("target", "result"), ()):
         raise MismatchError(join_faults(f"{out}: mergekit's result is not a whole model:", faults))
@@ -214,7 +181,7 @@ def _measure(target: Checkpoint, result: Checkpoint, out: Path, method: str) -> 
     if not changes:
         raise MismatchError(f"{out}: mergekit changed no weight of the target; is every weight of the recipe 0?")
     whole = total(changes)
-    return MergedByMergekit(out, method, whole.weights, whole.changed, len(changes), whole.relative_size)
+    return Merged(out, len(changes), whole.weights, whole.changed, relative_size=whole.relative_size, method=method)
 
 
 # The models of a recipe of any method, in the roles that a manifest knows

@@ -12,9 +12,9 @@ import logging
 import os
 from collections.abc import Collection, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from threadpoolctl import threadpool_limits
 
@@ -31,7 +31,7 @@ from msa_lite.merger.checks.checked import CheckedMerge, Precision, check_merge,
 from msa_lite.merger.checks.inputs import ModelLike, find_inputs
 from msa_lite.merger.checks.interference import tell_interference
 from msa_lite.merger.checks.memory import MAX_MEMORY, Bounds, describe_work, find_bounds, parse_size
-from msa_lite.merger.fidelity import NAMES, Change, fidelity_report, total, warnings
+from msa_lite.merger.fidelity import NAMES, Change, Merged, fidelity_report, total, warnings
 from msa_lite.merger.formula import OneOrSeveral, Term
 from msa_lite.merger.mergekit.recipes import recipe_beside
 from msa_lite.merger.stream.stream import Stream
@@ -39,55 +39,6 @@ from msa_lite.merger.stream.stream import Stream
 logger = logging.getLogger(__name__)
 
 _LONGEST = 1 << 30  # bytes of a journal: some hundred for each tensor
-
-
-@dataclass(frozen=True)
-class Merged:
-    """The result of a merge: its folder, and figures of the update in total."""
-
-    folder: Path
-    """The merged model."""
-    tensors_touched: int
-    """The number of tensors that a vector changes."""
-    weights_touched: int
-    """The number of weights in these tensors."""
-    weights_changed: int
-    """The number of weights whose stored value changed."""
-    rounding_loss: float
-    """The share of the update that the output dtype could not hold."""
-    relative_size: float | None = None
-    """The update's norm over the weights' norm; None where the weights are all zero."""
-    update_cosine: float | None = None
-    """The cosine between the wanted and the stored update; None where one of them is zero."""
-    vector_cosine: float | None = None
-    """The cosine between forget and retain vector; None unless there are just these two."""
-    notes: tuple[str, ...] = ()
-    """Warnings for the user, one sentence each."""
-    interference: Sequence[dict[str, Any]] = ()
-    """The interference of the vectors of several requests, pair by pair."""
-    json_keys: ClassVar = {"out": "folder", "**": "change", "interference?": "interference"}
-
-    @property
-    def change(self) -> dict[str, Any]:
-        """Return the figures for the manifest."""
-        values = {key: value for key, value in vars(self).items() if key not in ("folder", "interference")}
-        return {**values, "notes": list(self.notes)}
-
-    def describe(self) -> str:
-        """Say in a few lines how the weights changed."""
-        if not self.weights_touched:
-            return "the target as it is, no weight changed"
-        size = "" if self.relative_size is None else f"{self.relative_size:.2e} of the weights' norm; "
-        lines = [
-            f"{self.weights_changed / self.weights_touched:.2%} of {self.weights_touched} weights in "
-            f"{self.tensors_touched} tensors changed",
-            f"update: {size}rounding lost {self.rounding_loss:.2%} of it",
-        ]
-        if self.update_cosine is not None:
-            lines[-1] += f" (cosine of stored and wanted update {self.update_cosine:.4f})"
-        if self.vector_cosine is not None:
-            lines.append(f"cosine of forget and retain vector: {self.vector_cosine:.3f}")
-        return "\n".join(lines)
 
 
 def merge(
@@ -156,9 +107,7 @@ def merge_terms(
     options = precision.record | ({"untie": True} if untie else {})
     inputs = find_inputs(out, "model", target, terms, prior, options, replace)
     if manifest := inputs.finished:
-        change = manifest["change"] | {"notes": tuple(manifest["change"]["notes"])}
-        pairs = manifest.get("interference", [])
-        return Merged(inputs.out, **change, interference=pairs)
+        return Merged.recorded(inputs.out, manifest)
     checked = check_merge(inputs.target, inputs.terms, inputs.prior, precision, untie)
     bounds, recipe = find_bounds(checked, max_memory, threads), recipe_beside(checked, inputs.sources)
     pairs = tell_interference(checked, compare)
@@ -171,7 +120,7 @@ def merge_terms(
     checked.check_factors()
     with inputs.stage(needed, resumable=True) as (partial, facts, hashes):
         changes = _write_shards(checked, bounds, partial, hashes, progress)
-        merged = dataclasses.replace(_summary(checked, inputs.out, changes), interference=pairs)
+        merged = dataclasses.replace(_summary(checked, inputs.out, changes), interference=tuple(pairs))
         write_companions(checked.target, partial, precision.stored)
         if tokenizer := inputs.target.tokenizer:
             copy_tokenizer(tokenizer.folder, partial)

@@ -30,8 +30,15 @@ from msa_lite.merger.fidelity import (
     measure_factors,
 )
 from msa_lite.merger.formula import Term, combine_factors
-from msa_lite.merger.stream.block import LoadedUpdate, RowBlock, merge_block, merge_rows, round_rows
-from msa_lite.merger.stream.gpu import DeviceTensor, OnDevice
+from msa_lite.merger.stream.block import (
+    DeviceTensor,
+    LoadedUpdate,
+    OnDevice,
+    RowBlock,
+    merge_block,
+    merge_rows,
+    round_rows,
+)
 from msa_lite.merger.vectors.deltas import Loaded
 from msa_lite.merger.vectors.vector import Vector
 

@@ -57,19 +57,14 @@ class EarlierRun:
     """The revisions of its models by name: "target", "prior", …"""
 
     @property
-    def weights(self) -> dict[str, float]:
-        """Return the weight of each of its vectors."""
-        return self.recipe.weights(self.strengths)
+    def terms(self) -> list[Term[Path]]:
+        """Return its vectors with their weights; none of strength 0."""
+        return [term for term in own_terms(self.recipe, self.folder, self.strengths) if term.weight]
 
     @property
     def vectors(self) -> dict[str, Path]:
-        """Return the folders of its vectors by name ("forget", "retain"); none of strength 0."""
-        used = [name for name, weight in self.weights.items() if weight]
-        return {name: self.strengths.vector_folder(self.folder, name) for name in used}
-
-    def terms(self, number: int) -> list[Term[Path]]:
-        """Return its vectors with their weights. number: the place of the request, in the names of its terms."""
-        return [Term(f"{name} {number}", path, self.weights[name]) for name, path in self.vectors.items()]
+        """Return the folders of these vectors by name ("forget", "retain")."""
+        return {term.name: term.vector for term in self.terms}
 
     @property
     def rows(self) -> list[str]:
@@ -87,9 +82,15 @@ def read_hashes(path: Path) -> list[str]:
     return [str(row["sha256"]) for row in read_objects(path, "sha256")]
 
 
+def own_terms(recipe: Recipe, folder: Path, strengths: Strengths) -> list[Term[Path]]:
+    """Return the vectors of one request, in the folder of its run, with their weights at a point."""
+    weights = recipe.weights(strengths)
+    return [Term(name, strengths.vector_folder(folder, name), weights[name]) for name in recipe.vector_names]
+
+
 def earlier_terms(runs: Sequence[EarlierRun]) -> list[Term[Path]]:
     """Return the vectors of all earlier requests with their weights; the new request is number 1."""
-    return [term for number, run in enumerate(runs, 2) for term in run.terms(number)]
+    return [replace(term, name=f"{term.name} {number}") for number, run in enumerate(runs, 2) for term in run.terms]
 
 
 def open_earlier(recipe: Recipe) -> tuple[EarlierRun, ...]:
@@ -158,7 +159,7 @@ def _open(folder: Path, by: str) -> EarlierRun:
     _check_record(run, by)
     if result is not None and "forget" in run.vectors:
         is_fitted_anew = run.revisions.get("forget") != fetch(str(run.vectors["forget"])).revision
-        if is_fitted_anew or not is_merged_at(result["inputs"], run.weights):
+        if is_fitted_anew or not is_merged_at(result["inputs"], recipe.weights(strengths)):
             raise UsageError(f"{folder}{by}: its vectors or strengths are newer than its model; {again}")
     return run
 

@@ -40,7 +40,7 @@ from msa_lite.merger import (
     open_merge,
 )
 from msa_lite.merger.checks.inputs import find_inputs
-from msa_lite.pipeline.prepare.earlier import EarlierRun, earlier_terms
+from msa_lite.pipeline.prepare.earlier import EarlierRun, earlier_terms, own_terms
 from msa_lite.pipeline.prepare.run import Context, Run
 from msa_lite.pipeline.stages.costs import merge_cost, trained_weights
 from msa_lite.pipeline.stages.facts import Facts
@@ -89,9 +89,7 @@ def run_terms(run: Run, strengths: Strengths) -> list[Term[Path]]:
 
 def point_terms(folder: Path, recipe: Recipe, earlier: Sequence[EarlierRun], strengths: Strengths) -> list[Term[Path]]:
     """Return the vectors in a run's folder, and those of earlier runs, with their weights at a point."""
-    weights = recipe.weights(strengths)
-    vectors = [Term(name, strengths.vector_folder(folder, name), weights[name]) for name in recipe.vector_names]
-    return [*vectors, *earlier_terms(earlier)]
+    return [*own_terms(recipe, folder, strengths), *earlier_terms(earlier)]
 
 
 def merge_vectors(run: Run, terms: Terms, progress: Progress) -> Merged | MergedAdapter:
