@@ -166,7 +166,7 @@ def test_links_are_read_through_and_never_written_through(
 @pytest.mark.parametrize(
     ("name", "place"),
     [("target", place) for place in ("the same", "deep inside", "around", "a link to it", "a link into it")]
-    + [("forget", "inside")],
+    + [("forget", "the same"), ("forget", "inside")],
 )
 def test_an_output_in_or_around_an_input_is_refused_even_with_replace(
     inputs: dict[str, Any], tmp_path: Path, name: str, place: str

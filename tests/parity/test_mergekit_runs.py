@@ -16,20 +16,16 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from safetensors.torch import load_file
 
 import msa_lite
 from msa_lite.merger.formula import named_strengths
 from msa_lite.merger.mergekit.recipes import MergeRequest, Reference
+from tests.support.models import load_weights
 from tests.unit.test_mergekit import merge_of, write
 
 Make = Callable[..., Path]
 ALPHA, BETA = 0.75, 0.5
 MORE_THAN_LORA = {"modules_to_save": ["embed_tokens"], "target_modules": ["q_proj", "down_proj"]}
-
-
-def load_weights(folder: Path) -> dict[str, torch.Tensor]:
-    return {name: t for path in sorted(folder.glob("*.safetensors")) for name, t in load_file(path).items()}
 
 
 def request_of(target: Path, forget: Path, retain: Path | None = None, prior: Path | None = None) -> MergeRequest:

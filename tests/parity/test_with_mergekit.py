@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import yaml
 from safetensors.torch import load_file, save_file
 
@@ -18,6 +17,7 @@ from msa_lite.errors import FormatError, MismatchError, OutputError, StageError,
 from msa_lite.io.finished.seal import load_manifest, verify_folder
 from msa_lite.merger import mergekit_recipe
 from msa_lite.merger.mergekit.runner import merge_with_mergekit
+from tests.support.models import load_weights
 
 Make = Callable[..., Path]
 
@@ -44,10 +44,6 @@ def refused(recipe: Path, out: Path) -> str:
     return str(error.value)
 
 
-def weights(folder: Path) -> dict[str, torch.Tensor]:
-    return {name: t for path in sorted(folder.glob("*.safetensors")) for name, t in load_file(path).items()}
-
-
 @pytest.mark.parametrize("method", ["ties", "dare_ties", "dare_linear", "slerp"])
 def test_methods_of_mergekit_give_its_own_bits_and_a_manifest_as_all_merges(
     method: str, models: dict[str, str], tmp_path: Path
@@ -62,7 +58,7 @@ def test_methods_of_mergekit_give_its_own_bits_and_a_manifest_as_all_merges(
     )
     assert done.exit_code == 0
     ours, theirs, before = (
-        weights(Path(folder)) for folder in (tmp_path / "out", tmp_path / "theirs", models["target"])
+        load_weights(Path(folder)) for folder in (tmp_path / "out", tmp_path / "theirs", models["target"])
     )
     assert ours.keys() == theirs.keys()
     assert all(ours[name].equal(theirs[name]) for name in ours)
@@ -84,7 +80,7 @@ def test_a_merge_that_is_ours_has_our_weights_but_for_the_last_bits(models: dict
     recipe.write_text(mergekit_recipe(**given, prior=models["target"]))
     merge_with_mergekit(recipe, tmp_path / "theirs")
     msa_lite.merge(**given, prior=models["target"], out=tmp_path / "ours", dtype="float32", exact=True)
-    ours, theirs = weights(tmp_path / "ours"), weights(tmp_path / "theirs")
+    ours, theirs = load_weights(tmp_path / "ours"), load_weights(tmp_path / "theirs")
     worst = max(float((ours[name].double() - theirs[name].double()).abs().max()) for name in ours)
     assert 0 < worst < 1e-7
 

@@ -176,6 +176,13 @@ def load(folder: Path) -> tuple[Any, Any]:
     return AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
 
 
+def load_weights(folder: Path) -> dict[str, Any]:
+    """All tensors of a checkpoint, as they are stored."""
+    from safetensors.torch import load_file
+
+    return {name: t for path in sorted(folder.glob("*.safetensors")) for name, t in load_file(path).items()}
+
+
 def add_turn_token(folder: Path, out: Path, pad_to: int | None = None) -> Path:
     """A copy with one token more, which its chat template needs, and rows padded to a multiple of `pad_to`."""
     import torch
