@@ -7,16 +7,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from msa_lite.attacks.attack import Ground, Subject
-from msa_lite.attacks.quantise import Quantise, score_kept
+from msa_lite.attacks.quantise import QUANTISATIONS, Quantise, linear_modules, rounded_model, score_kept
 from msa_lite.data import IGNORE, Row, encode_qa
 from msa_lite.errors import UsageError
-from msa_lite.io.weights.blocks import QUANTISATIONS, linear_modules, round_weight, rounded_model
 from msa_lite.io.weights.hub import fetch
 from tests.support.benchmark_data import make_prompter
 from tests.support.models import make_lora, save_checkpoint, tiny_model
@@ -60,17 +58,15 @@ def hide(model: Any, share: float) -> None:
 
     The largest weights of a group stay: they are its scale.
     """
-    form = QUANTISATIONS["nf4"]
-    codes = np.arange(16, dtype=np.uint8)[None]
-    values = torch.from_numpy(form.decode(codes, np.ones((1, 1), np.float32))[0]).diff() / 2  # to the next midpoint
+    values = torch.tensor(quantise._NF4).diff() / 2  # to the next midpoint
     boxes = []
     for module in linear_modules(model):
-        (groups,) = form.groups(module.weight.detach().numpy())
-        codes, scales = form.encode(groups)
-        place = torch.from_numpy(codes).long()
+        groups = module.weight.detach().view(-1, 64)
+        scales = groups.abs().amax(1, keepdim=True)
+        place = torch.searchsorted(torch.tensor(quantise._NF4), groups / scales - 1e-4)  # they lie on values
         below, above = values[(place - 1).clamp(min=0)], values[place.clamp(max=14)]
-        box = torch.minimum(below, above) * torch.from_numpy(scales) * share
-        box[torch.from_numpy(abs(groups) == scales)] = 0
+        box = torch.minimum(below, above) * scales * share
+        box[groups.abs() == scales] = 0
         boxes.append((module.weight, module.weight.detach().clone(), box.view_as(module.weight)))
     for _ in range(10):
         model.zero_grad()
@@ -89,7 +85,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     tune(model, list(model.parameters()), 50)
     with torch.no_grad():
         for module in linear_modules(model):
-            module.weight.copy_(round_weight("nf4", module.weight))
+            module.weight.copy_(QUANTISATIONS["nf4"].round(module.weight))
     tune(model, [p for name, p in model.named_parameters() if "proj" not in name], 20)
     folders = {"target": save_checkpoint(place / "target", model)}
     before = {name: value.clone() for name, value in model.state_dict().items()}
