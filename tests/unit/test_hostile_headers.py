@@ -11,8 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
 from safetensors import SafetensorError, safe_open
 
 from msa_lite.errors import FormatError
@@ -21,7 +19,15 @@ from msa_lite.io.weights.checkpoint import FLOAT_DTYPES, load_checkpoint, read_s
 from msa_lite.merger import merge
 from tests.support.merges import KINDS, Adapter, read_checkpoint, write_checkpoint
 
-BITS = dict(module._BITS)
+BITS = {
+    **dict.fromkeys(("F4",), 4),
+    **dict.fromkeys(("F6_E2M3", "F6_E3M2"), 6),
+    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E5M2", "F8_E4M3", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"), 8),
+    **dict.fromkeys(("I16", "U16", "F16", "BF16"), 16),
+    **dict.fromkeys(("I32", "U32", "F32"), 32),
+    **dict.fromkeys(("I64", "U64", "F64", "C64"), 64),
+}
+"""Bits of a number, of all dtypes that safetensors 0.8 knows."""
 
 
 def write(path: Path, header: Any, data: int = 0) -> Path:
@@ -44,89 +50,38 @@ def opened(path: Path) -> dict[str, tuple[str, tuple[int, ...]]] | None:
         return None
 
 
-def read(path: Path) -> dict[str, tuple[str, tuple[int, ...]]] | None:
-    """The same by our reader."""
-    try:
-        return {entry.name: (entry.dtype, entry.shape) for entry in read_shard(path).tensors}
-    except FormatError:
-        return None
-
-
-odd = st.sampled_from(
-    [None, True, -1, 0, 1, 2, 8, 1.0, 1e30, 1 << 31, 1 << 61, 1 << 63, 1 << 64, 10**100, "", "8", [], [8], {}, "\ud800"]
-)
-names = st.text(st.characters(), max_size=3) | st.sampled_from(["__metadata__", "a\0", "x" * 1001, "\ud83d"])
-
-
-@st.composite
-def files(draw: Any) -> tuple[bytes, int]:
-    """A header that is right but for some odd values, in JSON that is right but for some odd bytes; and its data."""
-    header: dict[str, Any] = {}
-    if draw(st.booleans()):
-        header["__metadata__"] = draw(
-            odd | st.dictionaries(names, odd | st.text(st.characters(), max_size=3), max_size=2)
-        )
-    position = 0
-    for name in draw(st.lists(names, max_size=4, unique=True)):
-        dtype, shape = draw(st.sampled_from([*BITS, "F8", "f32"])), draw(st.lists(st.integers(0, 4), max_size=3))
-        size = BITS.get(dtype, 8)
-        for number in shape:
-            size *= number
-        item = {"dtype": dtype, "shape": shape, "data_offsets": [position, position + size // 8]}
-        position += size // 8
-        for _ in range(draw(st.integers(0, 3)) // 3):
-            field = draw(st.sampled_from([*item, "more"]))
-            value = item.get(field)
-            if isinstance(value, list) and value and draw(st.booleans()):
-                value[draw(st.integers(0, len(value) - 1))] = draw(odd)
-            else:
-                item[field] = draw(odd)
-        header[name] = item
-    text = json.dumps(header, ensure_ascii=draw(st.booleans())).encode("utf-8", "surrogatepass")
-    if draw(st.booleans()):
-        place, spoilt = (
-            draw(st.integers(0, len(text))),
-            draw(st.sampled_from([b" ", b"\xef\xbb\xbf", b"-", b",", b"\t"])),
-        )
-        text = text[:place] + spoilt + text[place:]
-    return text + b" " * draw(st.integers(0, 2)), position
-
-
 def u8(shape: Any, stop: Any, start: str = "0") -> bytes:
     return f'{{"a":{{"dtype":"U8","shape":{shape},"data_offsets":[{start},{stop}]}}}}'.encode()
 
 
-@settings(max_examples=150)
-@given(files())
-@example((u8([8], 8), 8))
-@example((u8([8], 8), 9))  # a byte too many
-@example((u8([8], 8, "-0"), 8))
-@example((u8("[-0]", 0), 0))
-@example((b"\xef\xbb\xbf" + u8([8], 8), 8))
-@example((u8([1 << 62, 8, 0], 0), 0))
-@example((u8([0, 1 << 64], 0), 0))
-@example((b'{"__metadata__":{"a":"\\ud800"}}', 0))
-@example((b'{"__metadata__":null}', 0))
-@example((b'{"\\ud800":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}', 1))
-def test_what_is_accepted_the_library_opens_with_the_same_tensors(
-    tmp_path_factory: pytest.TempPathFactory, file: tuple[bytes, int]
-) -> None:
-    path = write(tmp_path_factory.getbasetemp() / "hostile.safetensors", *file)
-    found = read(path)
-    assert found is None or found == opened(path)
-
-
-@pytest.mark.parametrize("dtype", [*BITS, "F8", "f32", "C128", "F8_E4M3FN", "INT4", ""])
-def test_dtypes_and_their_sizes_are_the_librarys(tmp_path: Path, dtype: str) -> None:
-    accepted = []
-    for count in (1, 2, 3, 8):
-        for size in range(25):
-            header = {"a": {"dtype": dtype, "shape": [count], "data_offsets": [0, size]}}
-            path = write(tmp_path / "x.safetensors", header, size)
-            assert read(path) == opened(path)
-            accepted += [size] if read(path) else []
-    assert bool(accepted) == (dtype in BITS)
-    assert all(BITS[name] == 8 * kind.itemsize for name, kind in FLOAT_DTYPES.items())
+@pytest.mark.parametrize(
+    ("header", "data"),
+    [
+        (u8([8], 8), 8),
+        (u8([8], 8), 9),  # a byte too many
+        (u8([8], 8, "-0"), 8),
+        (u8("[-0]", 0), 0),
+        (u8("[8.0]", 8), 8),
+        (b"\xef\xbb\xbf" + u8([8], 8), 8),
+        (u8([1 << 62, 8, 0], 0), 0),
+        (u8([0, 1 << 64], 0), 0),
+        (u8([8], 8).replace(b"U8", b"F8"), 8),
+        (u8([8], 8).replace(b'"shape"', b'"more":[],"shape"'), 8),
+        (b'{"__metadata__":{"a":"\\ud800"}}', 0),
+        (b'{"__metadata__":null}', 0),
+        (b'{"__metadata__":{"a":1}}', 0),
+        (b'{"\\ud800":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}', 1),
+        *((u8([2], BITS[kind] // 4).replace(b"U8", kind.encode()), BITS[kind] // 4) for kind in BITS),
+    ],
+)
+def test_what_is_accepted_the_library_opens_with_the_same_tensors(tmp_path: Path, header: bytes, data: int) -> None:
+    path = write(tmp_path / "x.safetensors", header, data)
+    opens = opened(path)
+    if opens is not None and not any(side >= 1 << 61 for _, shape in opens.values() for side in shape):
+        assert {entry.name: (entry.dtype, entry.shape) for entry in read_shard(path).tensors} == opens
+        return
+    with pytest.raises(FormatError, match=r"x\.safetensors: "):
+        read_shard(path)
 
 
 def many(count: int, form: str = '"{}":{{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}') -> bytes:
@@ -141,10 +96,9 @@ def many(count: int, form: str = '"{}":{{"dtype":"U8","shape":[0],"data_offsets"
             b'{"a":{"dtype":"U8","shape":[0],"data_offsets":[0,0]},"a":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}',
             "'a'",
         ),
-        (many(1).replace(b'"shape"', b'"more":[],"shape"'), "'0' is not described"),
         (many(1).replace(b"[0]", f"[{','.join('0' * 65)}]".encode()), "65 dimensions"),
         (many(1).replace(b'"0"', b'"' + b"x" * 1001 + b'"'), "1001 characters"),
-        (many(1).replace(b"[0]", b"[0,9223372036854775808]"), "'0' has 0 bytes, not what"),
+        (many(1).replace(b"[0]", b"[0,9223372036854775808]"), "or too large ones: (0, 9223"),
         (many(21), "no more than 20 are read"),
         (b'{"__metadata__":' + many(21, '"{0}":"{0}"') + b"}", "no more than 20 are read"),
         (b'{"__metadata__":' + many(250, '"{0}":"{0}"') + b"}", "more than 200 values"),

@@ -16,8 +16,8 @@ from urllib.parse import unquote, urlsplit
 from msa_lite.errors import UsageError
 
 _TRAIN = (
-    "accelerate", "datasets", "jinja2", "matplotlib", "peft", "psutil", "rouge_score", "safetensors", "scipy",
-    "tokenizers", "torch", "transformers",
+    "accelerate", "datasets", "jinja2", "matplotlib", "peft", "psutil", "rouge_score", "scipy", "tokenizers",
+    "torch", "transformers",
 )  # fmt: skip
 # Extra → the reason to install it, and the packages to look for.
 _EXTRAS = {
