@@ -23,7 +23,7 @@ from known_weights import KnownWeights
 from msa_lite.errors import FormatError, MismatchError, UsageError, join_faults
 from msa_lite.io.weights.blocks import Files, Scratch, read_rows
 from msa_lite.io.weights.checkpoint import Checkpoint, TensorEntry, load_checkpoint
-from msa_lite.io.weights.layout import aligned
+from msa_lite.io.weights.matching import aligned
 
 _BLOCK = 1 << 19  # entries of a tensor that are read at a time
 _SHIFT = 11  # lower bits of an fp32 number that a bin leaves out: sizes within 1/4096 of each other are one size

@@ -31,7 +31,7 @@ from msa_lite.io.weights.blocks import Files, Scratch, read_rows, read_whole
 from msa_lite.io.weights.checkpoint import Checkpoint, TensorEntry, load_checkpoint, read_shard
 from msa_lite.io.weights.factors import LowRank
 from msa_lite.io.weights.hub import Source, fetch
-from msa_lite.io.weights.layout import find_names
+from msa_lite.io.weights.matching import find_names
 from msa_lite.io.weights.vocabulary import token_tensors
 from msa_lite.io.weights.writer import Sink, file_header, output_bytes, shard_header, write_companions
 from msa_lite.merger.checks.inputs import ModelLike

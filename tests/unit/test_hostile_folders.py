@@ -172,15 +172,15 @@ def rename_shard(target: Path, name: str) -> None:
     [
         *("manifest.json", "Config.json", ".journal.jsonl", ".hidden.safetensors", "LICENSE", "model.bin", "model"),
         *("adapter_model.safetensors", "Adapter_Model.safetensors", "model.safetensors.tmp", "model.SAFETENSORS"),
-        *("a\nb.safetensors", "a\x1b[31m.safetensors", "x" * 190 + ".safetensors", "é" * 100 + ".safetensors"),
-        *("Model-00000.safetensors", "../x.safetensors", "/x.safetensors", "deep/x.safetensors"),
+        *("a\nb.safetensors", "a\x1b[31m.safetensors"),
+        *("../x.safetensors", "/x.safetensors", "deep/x.safetensors"),
     ],
 )
 def test_names_that_are_no_shards_are_refused(inputs: dict[str, Path], name: str) -> None:
     rename_shard(inputs["target"], name)
     assert_refused(
         inputs,
-        r"no shards|one file on some systems|no config\.json|is no JSON|not a safetensors index|not UTF-8",
+        r"no shards|no config\.json|is no JSON|not a safetensors index|not UTF-8",
         (2, 3),
     )
 

@@ -11,7 +11,7 @@ from safetensors.numpy import load_file, save_file
 
 from msa_lite.errors import MismatchError
 from msa_lite.io.weights.checkpoint import Checkpoint, load_checkpoint
-from msa_lite.io.weights.layout import find_names
+from msa_lite.io.weights.matching import find_names
 from msa_lite.merger import merge
 from msa_lite.merger.vectors.vector import compare_checkpoints
 from msa_lite.pipeline.prepare.models import same_weights

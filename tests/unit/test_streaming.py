@@ -18,10 +18,10 @@ from msa_lite.evals.engine import models
 from msa_lite.evals.engine.forward import score_bundles
 from msa_lite.evals.engine.generate import Decoding, generate
 from msa_lite.evals.engine.models import Runner, load_model, streams
-from msa_lite.io.models import streaming, waiting
+from msa_lite.io.models import streaming, transit
 from msa_lite.io.models.loading import attach_adapter
 from msa_lite.io.models.streaming import Sizes, fits, is_streamed, loaded_bytes, place, read_sizes, stream
-from msa_lite.io.models.waiting import check_room
+from msa_lite.io.models.transit import check_room
 from msa_lite.io.weights.checkpoint import load_checkpoint
 from msa_lite.io.weights.hub import fetch
 from msa_lite.io.weights.vocabulary import AddedRows, find_added_rows
@@ -67,12 +67,12 @@ def test_layers_beyond_ram_wait_in_a_file_where_the_disk_has_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert check_room(9 * GB, 10 * GB, tmp_path) == 0
-    monkeypatch.setattr(waiting, "_file_system", lambda folder: "ext4")
-    monkeypatch.setattr(waiting.shutil, "disk_usage", lambda folder: SimpleNamespace(free=3 * GB))
+    monkeypatch.setattr(transit, "_file_system", lambda folder: "ext4")
+    monkeypatch.setattr(transit.shutil, "disk_usage", lambda folder: SimpleNamespace(free=3 * GB))
     assert check_room(12 * GB, 10 * GB, tmp_path) == 3 * GB  # some RAM is left to the rest of the machine
     with pytest.raises(StageError, match=r"layers of 14 GB would wait in RAM, of which 10 GB are free, and the disk"):
         check_room(14 * GB, 10 * GB, tmp_path)
-    monkeypatch.setattr(waiting, "_file_system", lambda folder: "tmpfs")
+    monkeypatch.setattr(transit, "_file_system", lambda folder: "tmpfs")
     with pytest.raises(StageError, match="take RAM, too: set TMPDIR"):
         check_room(12 * GB, 10 * GB, tmp_path)
 
@@ -217,7 +217,7 @@ def test_a_model_that_runs_out_of_memory_while_it_loads_streams(
     assert [len(device_map) for device_map in tries] == [1, 6]
     assert_same(results(model), wanted)
     monkeypatch.setattr(streaming, "free_ram", lambda: 1000)
-    monkeypatch.setattr(waiting, "_file_system", lambda folder: "tmpfs")
+    monkeypatch.setattr(transit, "_file_system", lambda folder: "tmpfs")
     with pytest.raises(StageError, match="would wait in RAM"):
         load_model(folder)
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from msa_lite.errors import StageError
-from msa_lite.io.models import ends, streaming, transit, waiting
+from msa_lite.io.models import ends, streaming, transit
 from msa_lite.io.models.transit import Transit
 from msa_lite.train.memory.model import load_trainable
 from msa_lite.train.memory.rungs import Rung, can_stream
@@ -86,7 +86,7 @@ def test_only_two_layers_are_on_the_device_and_nothing_of_an_earlier_one_is_left
 ) -> None:
     """A buffer is spoilt before each copy; what is still computed with the former layer would be no number."""
     model, made = load_trainable(priors["llama"], SETTINGS), list[Any]()
-    empty_bytes, copy = waiting.empty_bytes, Transit._copy
+    empty_bytes, copy = transit.empty_bytes, Transit._copy
     weights = {name: p.clone() for name, p in model.named_parameters() if ".layers." in name and not p.requires_grad}
 
     def noted(nbytes: int, *device: Any) -> Any:
@@ -124,9 +124,9 @@ def test_layers_beyond_ram_wait_in_files_that_leave_nothing(
 ) -> None:
     wanted = steps_at(load_aligned(priors["llama"], SETTINGS), Rung(2))
     monkeypatch.setattr(streaming, "free_ram", lambda: 60_000)
-    monkeypatch.setattr(waiting, "_file_system", lambda folder: "ext4")
+    monkeypatch.setattr(transit, "_file_system", lambda folder: "ext4")
     places: list[Any] = []
-    file_memory = waiting.file_memory
+    file_memory = transit.file_memory
     monkeypatch.setattr(transit, "file_memory", lambda *given: (places.append(given), file_memory(*given))[1])
     ours = steps_at(load_trainable(priors["llama"], SETTINGS, spill=tmp_path), Rung(2, layers_streamed=True))
     assert 0 < len(places) < 5
@@ -138,9 +138,9 @@ def test_a_disk_that_fills_up_is_told(tmp_path: Path, monkeypatch: pytest.Monkey
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(waiting.os, "posix_fallocate", full)
+    monkeypatch.setattr(transit.os, "posix_fallocate", full)
     with pytest.raises(StageError, match=r"no room for layers .*No space left"):
-        waiting.file_memory(1000, tmp_path)
+        transit.file_memory(1000, tmp_path)
     assert not [*tmp_path.iterdir()]
 
 
@@ -176,8 +176,8 @@ def test_memory_is_locked_in_place_as_far_as_the_system_lets(
     runtime = SimpleNamespace(cudaHostRegister=lambda *_: next(answers), cudaHostUnregister=freed.append)
     monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
     buffers = [torch.empty(64, dtype=torch.uint8) for _ in range(3)]
-    pinned = waiting.pin(buffers)
+    pinned = transit.pin(buffers)
     assert [each.data_ptr() for each in pinned] == [each.data_ptr() for each in buffers[:locked]]
     assert ("cannot be locked" in caplog.text) is (locked < 3)
-    waiting.unpin(pinned)
+    transit.unpin(pinned)
     assert freed == [each.data_ptr() for each in pinned]

@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
-from msa_lite.io.models.waiting import pin, unpin
+from msa_lite.io.models.transit import pin, unpin
 
 HEAD_BLOCK = 64 << 20
 """Bytes of the rows on the device at a time; there are two such buffers."""

@@ -21,8 +21,7 @@ from msa_lite.io.models.devices import free_ram
 from msa_lite.io.models.ends import leave_embedding, leave_head
 from msa_lite.io.models.heads import layers_path
 from msa_lite.io.models.loading import check_model, load_whole
-from msa_lite.io.models.transit import Transit
-from msa_lite.io.models.waiting import check_room
+from msa_lite.io.models.transit import Transit, check_room
 from msa_lite.io.weights.checkpoint import Checkpoint, load_checkpoint
 
 logger = logging.getLogger(__name__)

@@ -96,15 +96,11 @@ def left_behind(checkpoint: Checkpoint) -> list[str]:
 
     The card is none, nor are hidden files and weights that `unnamed_shards` tells.
     """
-    folder, copied = checkpoint.folder, {name_in(checkpoint.folder, p) for p in copied_files(checkpoint.folder)}
-    copied |= {path.name for path in (*(s.path for s in checkpoint.shards), *unnamed_shards(checkpoint))}
-    copied |= {*_OTHERS, *_KNOWN, *{name.partition("/")[0] for name in copied if "/" in name}}
-    names = {path.name + "/" * path.is_dir() for path in folder.iterdir() if path.name not in copied}
-    templates = folder / TEMPLATES.partition("/")[0]
-    if templates.is_dir():  # other files than templates in it, or more folders
-        inside = {name_in(folder, path) + "/" * path.is_dir() for path in templates.iterdir()}
-        names = {n for n in names if n != f"{templates.name}/"} | (inside - copied)
-    return sorted(name for name in names if not name.startswith("."))
+    folder = checkpoint.folder
+    copied = {name_in(folder, path).partition("/")[0] for path in copied_files(folder)}
+    copied |= {path.name for path in (*(shard.path for shard in checkpoint.shards), *unnamed_shards(checkpoint))}
+    others = [path for path in folder.iterdir() if path.name not in {*copied, *_OTHERS, *_KNOWN}]
+    return sorted(path.name + "/" * path.is_dir() for path in others if not path.name.startswith("."))
 
 
 def tell_companions(checkpoint: Checkpoint) -> Iterator[str]:

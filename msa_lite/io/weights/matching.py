@@ -1,4 +1,8 @@
-"""Give an adapter the target's tensor names: by exact name, then by the renames listed here, and no others."""
+"""Read adapters and checkpoints under the target's tensor names: by exact name, then by the renames listed here alone.
+
+What transformers renames or ignores on loading is no difference. Names and shapes alone decide, so that a merge needs
+neither torch nor transformers.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +15,10 @@ from typing import Any
 
 from msa_lite.errors import MismatchError, join_faults
 from msa_lite.io.weights.adapter import ZERO_3, Adapter, unwrapped
-from msa_lite.io.weights.checkpoint import TensorEntry
+from msa_lite.io.weights.checkpoint import Checkpoint, TensorEntry
 from msa_lite.io.weights.factors import LowRank
 from msa_lite.io.weights.patterns import endings
+from msa_lite.io.weights.vocabulary import HEADS
 
 logger = logging.getLogger(__name__)
 
@@ -31,12 +36,78 @@ _RENAMES = [
 _NUMBER = re.compile(r"\.(\d+)\.")
 _TASK_HEADS = {"classifier", "score", "qa_outputs"}  # PEFT adds them to modules_to_save by the task, even where missing
 
+_MASK = re.compile(r"(^|\.)(attn|attention|self_attn|crossattention)\.(bias|causal_mask)$")  # (1, 1, n, n)
+_TABLE = re.compile(r"(^|\.)((original_)?inv_freq|position_ids|(attn|attention)\.masked_bias)$")
+_PREDICTION = re.compile(r"(^|\.)mtp(_\w+)?\.")
+_LAYER = re.compile(r"(?:model\.)?(?:language_model\.)?(?:model\.)?layers\.(\d+)\.")  # of the text model
+
 
 def find_name(name: str, target: Container[str]) -> str | None:
     """Return the target's name of a tensor that an adapter calls `name`: the same, or a known rename of it; or None."""
     plain = unwrapped(name)
     renamed = (new + plain[len(old) :] for old, new in _RENAMES if plain.startswith(old))
     return next((n for n in (name, plain, *renamed) if n in target), None)  # a model's own part may be called `module`
+
+
+def is_buffer(entry: TensorEntry, name: str) -> bool:
+    """Check whether a tensor is a causal mask or a table of positions: older files hold them, no training changes them.
+
+    A weight may be called `attention.bias`, too; only a mask has four dimensions.
+    """
+    if _MASK.search(name):
+        return len(entry.shape) == 4 and entry.shape[:2] == (1, 1) and entry.shape[2] == entry.shape[3]
+    return bool(_TABLE.search(name)) and len(entry.shape) <= 2
+
+
+def predicts_ahead(checkpoint: Checkpoint, name: str) -> bool:
+    """Check whether a tensor is of multi-token prediction, which transformers neither loads nor saves.
+
+    It is called mtp, or is a layer beyond those that the config counts.
+    """
+    if _PREDICTION.search(name):
+        return True
+    text = checkpoint.config.get("text_config")
+    count = checkpoint.config.get(
+        "num_hidden_layers", text.get("num_hidden_layers") if isinstance(text, dict) else None
+    )
+    layer = _LAYER.match(name)
+    return type(count) is int and layer is not None and int(layer[1]) >= count
+
+
+def find_names(checkpoint: Checkpoint, target: Container[str]) -> dict[str, str]:
+    """Return the target's name of each tensor that it calls by another name than a checkpoint does.
+
+    Where two tensors could be one of the target's, neither is renamed.
+    """
+    names: dict[str, str] = {}
+    taken: dict[str, int] = {}
+    for name in checkpoint.tensors:
+        if name in target:
+            continue
+        new = next((n for n in _candidates(name, target) if n in target and n not in checkpoint.tensors), None)
+        if new is not None:
+            names[name] = new
+            taken[new] = taken.get(new, 0) + 1
+    return {name: new for name, new in names.items() if taken[new] == 1}
+
+
+def _candidates(name: str, target: Container[str]) -> Iterator[str]:
+    """Yield the names that a target may have for a tensor, the likeliest first."""
+    if known := find_name(name, target):
+        yield known
+    for prefix in BASE_PREFIXES:
+        yield f"{prefix}.{name}"
+    for head, other in (HEADS, HEADS[::-1]):
+        if name.startswith(head):
+            yield other + name.removeprefix(head)
+
+
+def aligned(checkpoint: Checkpoint, target: Checkpoint) -> Checkpoint:
+    """Return a checkpoint with its tensors under the target's names; its files stay as they are."""
+    names = find_names(checkpoint, target.tensors)
+    if not names:
+        return checkpoint
+    return replace(checkpoint, tensors={names.get(name, name): entry for name, entry in checkpoint.tensors.items()})
 
 
 def match_names(adapter: Adapter, target: Mapping[str, TensorEntry], by_token: Container[str] = frozenset()) -> Adapter:
@@ -188,7 +259,6 @@ def _orient(
             orientations.add(modules[name].transposed)
     if len(decided := _biased_orientations(target)) != 1:
         decided = orientations
-    faults += _exchanged(modules, target, decided if len(decided) == 1 else set())
     if len(decided) > 1:
         ambiguous = "square, among both (in, out) and (out, in) weights: ambiguous"
         faults += [f"{modules[name].module}: {ambiguous}" for name in square]
@@ -198,28 +268,6 @@ def _orient(
         if low.magnitude is not None and low.transposed:
             faults.append(f"{low.module}: DoRA on a weight stored as (in, out), which would need whole columns at once")
     return faults
-
-
-def _exchanged(modules: Mapping[str, LowRank], target: Mapping[str, TensorEntry], decided: set[bool]) -> Iterator[str]:
-    """Yield the faults of weights in layers that lie otherwise than those of the same name in the other layers.
-
-    A header whose two sides are exchanged looks so, and transformers would not load it. decided: the one way in which
-    the weights of this model lie, where their biases tell it.
-    """
-    ways: dict[str, dict[bool, list[str]]] = {}
-    for name, low in modules.items():
-        shape = target[name].shape
-        if not low.is_embedding and _NUMBER.search(name) and len(shape) == 2 and shape[0] != shape[1]:
-            ways.setdefault(_NUMBER.sub(".#.", name), {}).setdefault(low.transposed, []).append(name)
-    for by_way in ways.values():
-        usual = decided or {max(by_way, key=lambda way: (len(by_way[way]), not way))}
-        for way in by_way.keys() - usual:
-            for name in by_way[way]:
-                shape = target[name].shape
-                yield (
-                    f"{name}: {shape}, where the model's other weights make it {shape[::-1]}; its header may be "
-                    "damaged, so download it again"
-                )
 
 
 def _biased_orientations(target: Mapping[str, TensorEntry]) -> set[bool]:

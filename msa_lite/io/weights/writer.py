@@ -10,7 +10,6 @@ import mmap
 import os
 import re
 import struct
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -209,14 +208,11 @@ class Sink:
 
     def __init__(self, path: Path, size: int) -> None:
         self._handle, self._direct = _open_new(path)
-        self._hash = hashlib.sha256()
-        self._at = 0  # of the file, all appended bytes included
-        self._filled = 0  # of the current buffer
+        self._hash, self._size = hashlib.sha256(), size
         self._buffers = [mmap.mmap(-1, _CHUNK) for _ in range(BUFFERS)]
-        self._free = deque(self._buffers)
-        self._current = self._free.popleft()
+        self._current, self._filled = 0, 0  # the buffer that is filled, and the bytes in it
+        self._writes: list[Future[None] | None] = [None] * BUFFERS
         self._writer = ThreadPoolExecutor(1)
-        self._pending: deque[tuple[mmap.mmap, Future[None]]] = deque()
         self._written = self._cached = 0
         try:
             reserve(self._handle, size)
@@ -241,7 +237,7 @@ class Sink:
         while view:
             count = min(len(view), _CHUNK - self._filled)
             # numpy copies without holding the interpreter's lock, a slice assignment does not.
-            place = np.frombuffer(self._current, np.uint8, count, self._filled)
+            place = np.frombuffer(self._buffers[self._current], np.uint8, count, self._filled)
             np.copyto(place, np.frombuffer(view[:count], np.uint8))
             view = view[count:]
             self._advance(count)
@@ -253,7 +249,7 @@ class Sink:
         """
         while count:
             nbytes = min(count, _CHUNK - self._filled)
-            view = memoryview(self._current)[self._filled : self._filled + nbytes]
+            view = memoryview(self._buffers[self._current])[self._filled : self._filled + nbytes]
             pread_into(source, view, start, path)
             self._hash.update(view)
             start, count = start + nbytes, count - nbytes
@@ -261,11 +257,13 @@ class Sink:
 
     def close(self) -> str:
         """Write everything through to the disk; return the file's hash."""
-        size = self._at
         if self._direct:  # the last write is whole blocks, too; the excess is cut off
             self._filled = -(-self._filled // _ALIGN) * _ALIGN
-        self._flush()
-        os.ftruncate(self._handle, size)
+        self._submit()
+        for write in self._writes:
+            if write:
+                write.result()
+        os.ftruncate(self._handle, self._size)
         os.fsync(self._handle)
         self.__exit__()
         return self._hash.hexdigest()
@@ -273,30 +271,16 @@ class Sink:
     def _advance(self, count: int) -> None:
         """Count bytes of the current buffer; write it when it is full."""
         self._filled += count
-        self._at += count
         if self._filled == _CHUNK:
             self._submit()
 
     def _submit(self) -> None:
-        """Give the current buffer to the writer's thread, and take a free one."""
-        self._pending.append((self._current, self._writer.submit(self._write, self._current, self._filled)))
-        self._filled = 0
-        if not self._free:
-            self._settle()
-        self._current = self._free.popleft()
-
-    def _flush(self) -> None:
-        """Write the content of the current buffer, and wait until nothing is pending."""
-        if self._filled:
-            self._submit()
-        while self._pending:
-            self._settle()
-
-    def _settle(self) -> None:
-        """Wait for the oldest write, and take its buffer back."""
-        buffer, future = self._pending.popleft()
-        future.result()
-        self._free.append(buffer)
+        """Give the current buffer to the writer's thread, and take the next one, once it is written."""
+        buffer = self._buffers[self._current]
+        self._writes[self._current] = self._writer.submit(self._write, buffer, self._filled)
+        self._current, self._filled = (self._current + 1) % BUFFERS, 0
+        if write := self._writes[self._current]:
+            write.result()
 
     def _write(self, buffer: mmap.mmap, count: int) -> None:
         """Write the next chunk of the file, on the writer's thread."""

@@ -12,7 +12,7 @@ from msa_lite.errors import FormatError, MismatchError, UsageError, join_faults
 from msa_lite.io.weights.adapter import ZERO_3, Adapter, is_adapter, load_adapter
 from msa_lite.io.weights.blocks import Files, holds_rows
 from msa_lite.io.weights.checkpoint import Checkpoint, TensorEntry, load_checkpoint
-from msa_lite.io.weights.layout import aligned, is_buffer, predicts_ahead
+from msa_lite.io.weights.matching import aligned, is_buffer, predicts_ahead
 from msa_lite.io.weights.quantised import dequantised, describe_forms
 from msa_lite.io.weights.tied_head import copies_of_head, fold_head, tied_names, ties_head, untied
 from msa_lite.io.weights.vocabulary import differ_in_tokens, has_token_role

@@ -33,7 +33,7 @@ from msa_lite.io.weights.hub import (
     local_path,
     tokenizer_files,
 )
-from msa_lite.io.weights.layout import aligned, is_buffer
+from msa_lite.io.weights.matching import aligned, is_buffer
 from msa_lite.io.weights.quantised import name_form
 from msa_lite.io.weights.vocabulary import find_added_rows, token_tensors, vocabulary_size
 from msa_lite.merger import Precision, Term, check_mergeable, merge_terms

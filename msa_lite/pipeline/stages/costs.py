@@ -22,7 +22,7 @@ from msa_lite.budget.needs import (
 from msa_lite.budget.plan import CHECKS, StageCost, gigabytes
 from msa_lite.budget.shape import Shape
 from msa_lite.budget.speed import Machine, token_operations
-from msa_lite.io.models.waiting import RAM_SHARE
+from msa_lite.io.models.transit import RAM_SHARE
 from msa_lite.pipeline.prepare.earlier import EARLIER_ROWS
 from msa_lite.pipeline.stages.facts import Facts, RowFacts
 from msa_lite.recipe import Recipe

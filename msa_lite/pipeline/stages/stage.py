@@ -24,7 +24,7 @@ from msa_lite.io.files.writing import nearest_place
 from msa_lite.io.finished.manifest import partial_folder, previous_folder
 from msa_lite.io.finished.seal import load_manifest, why_unfinished
 from msa_lite.io.models.devices import bytes_of_others, free_ram, host_memory
-from msa_lite.io.models.waiting import check_room
+from msa_lite.io.models.transit import check_room
 from msa_lite.pipeline.stages.facts import Facts
 from msa_lite.recipe import Recipe, load_recipe
 from msa_lite.report.run.stages import ALL, Holds, ListedStage
