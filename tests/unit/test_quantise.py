@@ -12,7 +12,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from msa_lite.attacks.attack import Ground, Subject
-from msa_lite.attacks.quantise import QUANTISATIONS, Quantise, linear_modules, rounded_model, score_kept
+from msa_lite.attacks.quantise import _NF4, QUANTISATIONS, Quantise, linear_modules, rounded_model, score_kept
 from msa_lite.data import IGNORE, Row, encode_qa
 from msa_lite.errors import UsageError
 from msa_lite.io.weights.hub import fetch
@@ -58,12 +58,12 @@ def hide(model: Any, share: float) -> None:
 
     The largest weights of a group stay: they are its scale.
     """
-    values = torch.tensor(quantise._NF4).diff() / 2  # to the next midpoint
+    values = torch.tensor(_NF4).diff() / 2  # to the next midpoint
     boxes = []
     for module in linear_modules(model):
         groups = module.weight.detach().view(-1, 64)
         scales = groups.abs().amax(1, keepdim=True)
-        place = torch.searchsorted(torch.tensor(quantise._NF4), groups / scales - 1e-4)  # they lie on values
+        place = torch.searchsorted(torch.tensor(_NF4), groups / scales - 1e-4)  # they lie on values
         below, above = values[(place - 1).clamp(min=0)], values[place.clamp(max=14)]
         box = torch.minimum(below, above) * scales * share
         box[groups.abs() == scales] = 0
