@@ -72,34 +72,34 @@ def test_labels_of_the_user_stand_as_given_and_can_say_what_a_model_is(tmp_path:
         compare([f"Ideal={run}"])
 
 
+def made_with(strength: float, name: str = "msa", **more: Any) -> dict[str, Any]:
+    """The settings of a report whose method has a filter of this strength."""
+    method = made_by(name)["method"]
+    return {"method": method | {"parameters": {"alpha": 1.0, "filter": strength}, **more}}
+
+
 @pytest.mark.parametrize(
     ("made", "wanted"),
     [
-        ([("msa", "lora"), ("msa", "full")], ["MSA (run0)", "MSA (run1)"]),
-        ([("npo", "lora"), ("rmu", "lora"), ("mine", "full")], ["NPO", "RMU", "mine"]),
+        ([made_by("msa", "lora"), made_by("msa", "full")], ["MSA (run0)", "MSA (run1)"]),
+        ([made_by("npo", "lora"), made_by("rmu", "lora"), made_by("mine", "full")], ["NPO", "RMU", "mine"]),
         (
-            [("msa", "lora", "prior"), ("npo", "lora"), ("npo", "lora", "prior"), ("npo", "full", "prior")],
+            [made_by("msa", "lora", "prior"), made_by("npo", "lora"), made_by("npo", "lora", "prior"),
+             made_by("npo", "full", "prior")],
             ["MSA", "NPO", "NPO (prior) (run2)", "NPO (prior) (run3)"],
         ),
+        (
+            [made_with(0.0), made_with(4.0, hold=1.0), made_with(0.0, later=True), made_with(1.0, "task_vector")],
+            ["MSA", "MSA (held, filtered)", "MSA (from θ_2)", "Task Vector (filtered)"],
+        ),
     ],
-)
-def test_labels_that_would_be_alike_are_told_apart(
-    made: list[tuple[str, ...]], wanted: list[str], tmp_path: Path
+)  # fmt: skip
+def test_labels_that_would_be_alike_are_told_apart_and_tell_what_the_paper_does_not_have(
+    made: list[dict[str, Any]], wanted: list[str], tmp_path: Path
 ) -> None:
     for i, about in enumerate(made):
-        put(tmp_path / f"run{i}/evaluation/unlearned", GOOD, **made_by(*about))
+        put(tmp_path / f"run{i}/evaluation/unlearned", GOOD, **about)
     assert labels(compare(sorted(tmp_path.iterdir()))) == wanted
-
-
-def test_what_the_paper_does_not_have_is_said(tmp_path: Path) -> None:
-    cases = [("msa", 0.0, {}), ("msa", 4.0, {"hold": 1.0}), ("msa", 0.0, {"later": True}), ("task_vector", 1.0, {})]
-    for i, (name, strength, more) in enumerate(cases):
-        about = made_by(name)
-        about["method"] |= {"parameters": {"alpha": 1.0, "filter": strength}, **more}
-        put(tmp_path / f"r{i}/evaluation/unlearned", GOOD, **about)
-    assert labels(compare(sorted(tmp_path.iterdir()))) == [
-        "MSA", "MSA (held, filtered)", "MSA (from θ_2)", "Task Vector (filtered)"
-    ]  # fmt: skip
 
 
 def test_folders_of_one_name_are_told_apart_by_their_paths(tmp_path: Path) -> None:

@@ -78,10 +78,7 @@ def test_a_model_that_is_thrown_beyond_the_control_is_away_from_both() -> None:
 def test_a_subject_counts_once_however_many_rows_it_has() -> None:
     distances, is_forget, units = made_up(0.9, noise=1.0)
     more = np.concatenate([np.arange(len(units)), *[np.flatnonzero(units == 0)] * 20])
-    once, often = (
-        relative_test(distances, is_forget, units),
-        relative_test(distances[more], is_forget[more], units[more]),
-    )
+    once, often = (relative_test(distances[at], is_forget[at], units[at]) for at in (slice(None), more))
     assert once.position == pytest.approx(often.position)
     assert once.p == often.p
 

@@ -97,16 +97,8 @@ def test_candidates_of_a_baseline_are_told_by_their_own_values() -> None:
 @pytest.mark.parametrize(
     ("benchmark", "there", "shown"),
     [
-        (
-            "restor",
-            "accuracy_other accuracy accuracy_corrupted",
-            "accuracy accuracy_corrupted accuracy_other",
-        ),
-        (
-            "qa",
-            "exact_memorization extraction_strength probability_r",
-            "extraction_strength probability_r",
-        ),
+        ("restor", "accuracy_other accuracy accuracy_corrupted", "accuracy accuracy_corrupted accuracy_other"),
+        ("qa", "exact_memorization extraction_strength probability_r", "extraction_strength probability_r"),
         ("my-own", "own_score_r own_score", "own_score_r own_score"),
     ],
 )

@@ -90,13 +90,8 @@ def test_the_rules_agree_with_a_blind_reader_as_the_page_says() -> None:
     lines = (ROOT / "examples/gives_away/agreement.jsonl").read_text("utf-8").splitlines()
     pairs = []
     for row in map(json.loads, lines):
-        kind, _ = classify(
-            row["question"],
-            row["answer"],
-            row["generated"],
-            is_told=bool(accuracy(row["answer"], row["generated"])),
-            is_broken=row["unlikely"],
-        )
+        texts = row["question"], row["answer"], row["generated"]
+        kind, _ = classify(*texts, is_told=bool(accuracy(*texts[1:])), is_broken=row["unlikely"])
         pairs.append((kind, row["reader"]))
     equal = sum(kind == reader for kind, reader in pairs)
     counts = [Counter(side) for side in zip(*pairs, strict=True)]
