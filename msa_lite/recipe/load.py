@@ -38,6 +38,7 @@ PathValue = TypeVar("PathValue")
 _KEYS = {
     "recipe", "target", "prior", "ideal", "tokenizer", "checkpoint", "model", "path", "data", "earlier", "prompts",
 }  # fmt: skip
+_NO_PATH = "demo.model"  # a word, whatever folder has its name
 _LIKE_HUB = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 # What makes a folder of the name of a Hub repository a model or data set of one's own, not a folder that merely has
 # that name.
@@ -131,7 +132,7 @@ def _walk(
         changed = {k: _walk(v, change, f"{where}.{k}" if where else str(k), str(k), also) for k, v in value.items()}
     elif isinstance(value, list):
         changed = [_walk(item, change, f"{where}.{number}", key, also) for number, item in enumerate(value)]
-    elif isinstance(value, str) and value and (key in _KEYS or key in also):
+    elif isinstance(value, str) and value and (key in _KEYS or key in also) and where != _NO_PATH:
         changed = change(where, key, value)
     return changed
 

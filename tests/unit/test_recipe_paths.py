@@ -106,6 +106,14 @@ def test_paths_that_are_not_relative_stay(place: Path, name: str) -> None:
     assert read(write(place, target=name)).target == name.replace("$output", "runs/x")
 
 
+def test_the_word_for_the_demos_model_is_no_folder_of_that_name(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (place / "smollm2").mkdir()
+    (place / "smollm2/config.json").write_text("{}")
+    monkeypatch.chdir(place)
+    values = {"demo": {"model": "smollm2"}, "target": "smollm2"}
+    assert absolute_paths(values, Path("runs")) == values | {"target": str(place / "smollm2")}
+
+
 def test_recipes_of_a_training_alike(place: Path) -> None:
     recipe = {"model": "models/early", "stages": [{"data": [{"path": "forget.jsonl"}]}], "output": "x"}
     (place / "train.yaml").write_text(yaml.safe_dump(recipe))
