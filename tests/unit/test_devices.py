@@ -15,7 +15,7 @@ from msa_lite.budget.needs import Need
 from msa_lite.budget.plan import StageCost
 from msa_lite.budget.speed import Device
 from msa_lite.errors import MismatchError, UsageError
-from msa_lite.io.models import devices, waiting
+from msa_lite.io.models import devices, transit
 from msa_lite.pipeline.stages import stage as planning_check
 
 GB = 10**9
@@ -138,8 +138,8 @@ def test_layers_without_room_to_wait_in_are_refused_before_work(
     stage: Any = SimpleNamespace(cost=lambda facts, machine: [cost], folder=tmp_path / "not-there-yet" / "vector")
     monkeypatch.setattr(planning_check, "_free_device", lambda: Device("Tesla T4", 16 * GB))
     monkeypatch.setattr(planning_check, "free_ram", lambda: 8 * GB)
-    monkeypatch.setattr(waiting, "_file_system", lambda folder: "ext4")
-    monkeypatch.setattr(waiting.shutil, "disk_usage", lambda folder: SimpleNamespace(free=GB))
+    monkeypatch.setattr(transit, "_file_system", lambda folder: "ext4")
+    monkeypatch.setattr(transit.shutil, "disk_usage", lambda folder: SimpleNamespace(free=GB))
     check: Any = partial(planning_check.check_memory, [stage], None, 1, lambda machine: iter(()), force)
     if refused:
         with pytest.raises(
@@ -147,5 +147,5 @@ def test_layers_without_room_to_wait_in_are_refused_before_work(
         ):
             check()
         assert not (tmp_path / "not-there-yet").exists()
-    monkeypatch.setattr(waiting.shutil, "disk_usage", lambda folder: SimpleNamespace(free=8 * GB))
+    monkeypatch.setattr(transit.shutil, "disk_usage", lambda folder: SimpleNamespace(free=8 * GB))
     assert check() is None  # the rest waits in a file
