@@ -13,7 +13,10 @@ import pytest
 
 from msa_lite.report.page.charts import Chart, draw
 from msa_lite.report.page.run_files import make_page, write_page
+from msa_lite.report.run.attacks import AttackedModel, AttackFacts, AttackResult, Gain, TrialResult
+from msa_lite.report.run.rows import ListedRow, RowList
 from msa_lite.report.tables.reports import number
+from msa_lite.report.verdict.figures import EarlierFacts, Forgotten
 from msa_lite.report.verdict.verdict import NoVerdict
 from tests.support.stories import HOSTILE, STORIES, full, page_of, unfinished
 
@@ -142,6 +145,31 @@ def test_a_failure_says_why(pages: dict[str, str]) -> None:
     assert "Rounding to bfloat16 lost 41 % of the update." in page
     page = make_page(replace(unfinished(), verdict=NoVerdict("nothing was scored")))
     assert "badge " not in page.split("</style>")[1]
+
+
+def test_parts_that_few_runs_have_are_on_the_page() -> None:
+    found = TrialResult("step", "tuning", 0.5, (0.3, 0.7), 20, gain=Gain(0.4, (0.2, 0.6)))
+    models = {"unlearned": AttackedModel((found,), {"R": 0.5})}
+    attacks = AttackFacts((AttackResult("relearn", "train", "a paper", "ideal", 20, models),), {"depth": "no room"})
+    again = Forgotten(20, {"target": 19, "unlearned": 2, "holdout": 1}, "holdout", 10)
+    row = ListedRow(3, "Where?", "Here", "", {"unlearned": "Here"}, {"unlearned": True}, {})
+    whole = full()
+    loss = {"prior": 3.0, "target": 0.5, "tuned": 1.0}
+    page = make_page(
+        replace(
+            whole,
+            attacks=attacks,
+            verdict=replace(whole.verdict, earlier=EarlierFacts(1, 40, again, {"runs/a": 1})),
+            fits={name: replace(fit, loss=loss) for name, fit in whole.fits.items()},
+            forget_rows=RowList([row]),
+        ),
+        drawn=False,
+    )
+    text = " ".join(" ".join(_Outline(page).text).split())
+    for part in ("went 80 % of the way", "this model 2 of 20 10 %", "rows that no model saw 1 of 10",
+                 "50 % (30 % to 70 %)", "40 % (20 % to 60 %)", "R 0.5", "Not made: depth: no room",
+                 "Row 3: Where?", "recited: Here"):  # fmt: skip
+        assert part in text, part
 
 
 def test_a_chart_takes_the_pages_colours_and_leaves_the_callers_matplotlib_alone() -> None:
