@@ -1,19 +1,21 @@
-"""What a recipe's models are asked, and by what it is chosen: two parts that share nothing, or why there are none."""
+"""What a recipe's models are asked, by what it is chosen, and what attacks take; or why there is nothing."""
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from msa_lite.choose.rules import LeastExtraction, PaperScore
-from msa_lite.data import DataSource, load_rows
+from msa_lite.data import DataSource, Row, load_rows
 from msa_lite.errors import MsaError, UsageError
 from msa_lite.evals.benchmarks.benchmark import Benchmark
+from msa_lite.evals.benchmarks.qa import load_qa
+from msa_lite.pipeline.attack.campaign import asked_rows
 from msa_lite.pipeline.prepare.questions import Questions, load_questions, terms_left_out
 from msa_lite.recipe import Recipe, load_recipe
 from tests.support.benchmark_data import ROWS, TABLES, make_prompter, row, write_tofu
@@ -262,3 +264,29 @@ def test_muse_is_chosen_by_its_own_score_and_says_how_coarse_it_is(
         found = ask(data, muse, forget="texts")
     assert found.rule == PaperScore("muse")
     assert "measured on 15 × 15 pairs of texts, so that the AUC moves in steps of 1/225" in caplog.text
+
+
+# All questions about the forget set, which attacks take, however a choice has divided them
+
+ASKED = [Row(at, f"Who is {at}?", f"The man {at}.") for at in range(5)]
+SAME = Row(5, ASKED[0].question, ASKED[0].answer)
+OTHER = Row(6, ASKED[0].question, "Another man.")
+
+PARTS: dict[str, tuple[Sequence[Row] | None, Sequence[Row] | None, list[int]]] = {
+    "divided": ([ASKED[3], ASKED[0]], [ASKED[1], ASKED[2], ASKED[4]], [0, 1, 2, 3, 4]),
+    "whole in both": (ASKED, ASKED, [0, 1, 2, 3, 4]),
+    "chosen by some of all": (ASKED[2:4], ASKED, [0, 1, 2, 3, 4]),
+    "nothing chosen": (None, ASKED, [0, 1, 2, 3, 4]),
+    "the same twice": (None, [*ASKED, SAME], [0, 1, 2, 3, 4]),
+    "another answer": ([ASKED[0]], [ASKED[1], OTHER], [0, 1, 6]),
+    "nothing asked": (None, None, []),
+}
+
+
+@pytest.mark.parametrize("case", PARTS)
+def test_all_forget_rows_are_attacked_in_the_order_of_the_data_each_once(case: str) -> None:
+    *parts, expected = PARTS[case]
+    validation, test = (load_qa({"forget": rows}, make_prompter(), 40) if rows else None for rows in parts)
+    rows = asked_rows(Questions(LeastExtraction(0.9), validation, test).everything, "forget")
+    assert [row.index for row in rows] == expected
+    assert all(row.question and row.answer for row in rows)
