@@ -15,9 +15,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from msa_lite.errors import MismatchError, UsageError
-from msa_lite.io.weights.adapter import ADAPTER_CONFIG, ADAPTER_FILE
+from msa_lite.io.weights.adapter import ADAPTER_FILE
 from msa_lite.merger import merge
 from msa_lite.merger.checks import memory
+from tests.support.merges import Adapter, write_checkpoint
 
 Make = Callable[..., Path]
 Arrays = dict[str, np.ndarray]
@@ -234,23 +235,17 @@ def test_experts_that_are_stored_one_by_one_are_merged_one_by_one(
     block, sizes = "model.layers.0.block_sparse_moe", {"w1": (48, 32), "w2": (32, 48), "w3": (48, 32)}
     shapes = {f"{block}.experts.{number}.{w}": size for number in range(3) for w, size in sizes.items()}
     shapes |= {"model.layers.0.self_attn.q_proj": (32, 32), f"{block}.gate": (3, 32)}
-    target, adapter = tmp_path / "target", tmp_path / "adapter"
-    target.mkdir()
-    adapter.mkdir()
-    weights = {f"{m}.weight": torch.from_numpy(rng.normal(0, 0.2, s)).float() for m, s in shapes.items()}
-    save_file(weights, target / "model.safetensors", {"format": "pt"})
+    weights = {f"{m}.weight": rng.normal(0, 0.2, s).astype(np.float32) for m, s in shapes.items()}
+    target = write_checkpoint(tmp_path / "target", weights)
     (target / "config.json").write_text(json.dumps({"model_type": "mixtral", **UNTIED}))
-    factors, wanted = {}, {name: w.double().numpy() for name, w in weights.items()}
+    factors = {}
     for number, (module, (out, into)) in enumerate(shapes.items()):
         rank = 2 + number % 2
-        a, b = (torch.from_numpy(rng.normal(0, 0.1, s)).float() for s in ((rank, into), (out, rank)))
-        factors |= {f"{PREFIX}{module}.lora_A.weight": a, f"{PREFIX}{module}.lora_B.weight": b}
-        wanted[f"{module}.weight"] -= ALPHA * (6 / rank) * (b.double() @ a.double()).numpy()
-    save_file(factors, adapter / ADAPTER_FILE, {"format": "pt"})
-    ranks = {module: 3 for number, module in enumerate(shapes) if number % 2}
-    config = {"peft_type": "LORA", "r": 2, "lora_alpha": 6, "rank_pattern": ranks}
-    (adapter / ADAPTER_CONFIG).write_text(json.dumps(config))
-    merge(str(target), tmp_path / "out", forget=str(adapter), alpha=ALPHA, exact=True)
+        a, b = (rng.normal(0, 0.1, s).astype(np.float32) for s in ((rank, into), (out, rank)))
+        factors[module] = a, b
+    adapter = Adapter(factors, lora_alpha=6)
+    wanted = {f"{m}.weight": weights[f"{m}.weight"].astype(np.float64) - ALPHA * adapter.delta(m) for m in shapes}
+    merge(str(target), tmp_path / "out", forget=str(adapter.write(tmp_path / "adapter")), alpha=ALPHA, exact=True)
     assert_rounded(load_weights(tmp_path / "out"), wanted, "float32", True)
 
 

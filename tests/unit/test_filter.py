@@ -268,6 +268,7 @@ def test_what_does_not_fit_is_refused_and_nothing_is_written(measured: dict[str,
         filter_vector(plain, moments, 1.0, target, None, fitted)
 
 
+@pytest.mark.parametrize("measured", ["llama"], indirect=True)
 def test_another_prior_makes_a_filtered_checkpoint_anew(
     make_checkpoint: Callable[..., Path], measured: dict[str, Any], tmp_path: Path
 ) -> None:

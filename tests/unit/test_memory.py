@@ -13,11 +13,11 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
 
 from msa_lite.errors import UsageError
 from msa_lite.io.weights.checkpoint import MAX_HEADER, MAX_TENSORS
 from msa_lite.merger import merge
+from tests.support.merges import Adapter, make_adapter, write_checkpoint
 
 MB = 1_000_000
 LIMIT = 200 * MB  # bytes; the whole process with Python, numpy and the BLAS library
@@ -58,28 +58,21 @@ def shapes(nbytes: int) -> dict[str, tuple[int, int]]:
     return {"model.embed_tokens": (rows * 2 // 3, WIDTH), **layers}
 
 
-def write_checkpoint(folder: Path, nbytes: int, scale: float) -> Path:
-    folder.mkdir()
-    (folder / "config.json").write_text('{"model_type": "llama"}')
+def write_model(folder: Path, nbytes: int, scale: float) -> Path:
     block = (np.random.default_rng(0).standard_normal((512, WIDTH)) * scale).astype(ml_dtypes.bfloat16)
-    arrays = {f"{name}.weight": np.resize(block, shape) for name, shape in shapes(nbytes).items()}
-    save_file(arrays, folder / "model.safetensors")
-    return folder
+    return write_checkpoint(folder, {f"{name}.weight": np.resize(block, size) for name, size in shapes(nbytes).items()})
 
 
 def write_adapter(folder: Path, nbytes: int) -> Path:
     """A LoRA adapter on every matrix, the embedding included."""
-    folder.mkdir()
-    (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": RANK, "lora_alpha": RANK}))
     tensors = {}
     for name, (rows, columns) in shapes(nbytes).items():
         a, b = np.full((RANK, columns), 0.1, np.float32), np.full((rows, RANK), 0.1, np.float32)
         keys = ("lora_A.weight", "lora_B.weight")
         if "embed" in name:  # kept the other way round
             a, b, keys = np.ascontiguousarray(b.T), np.ascontiguousarray(a.T), ("lora_embedding_A", "lora_embedding_B")
-        tensors |= {f"base_model.model.{name}.{key}": factor for key, factor in zip(keys, (a, b), strict=True)}
-    save_file(tensors, folder / "adapter_model.safetensors")
-    return folder
+        tensors |= {f"{name}.{key}": factor for key, factor in zip(keys, (a, b), strict=True)}
+    return make_adapter(folder, tensors, r=RANK, lora_alpha=RANK)
 
 
 @pytest.fixture(scope="module")
@@ -88,8 +81,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[int, Path]
     folders: dict[int, Path] = {}
     for nbytes in SIZES:
         folders[nbytes] = folder = tmp_path_factory.mktemp(f"model-{nbytes // MB}")
-        write_checkpoint(folder / "target", nbytes, 1.0)
-        write_checkpoint(folder / "prior", nbytes, 0.9)
+        write_model(folder / "target", nbytes, 1.0)
+        write_model(folder / "prior", nbytes, 0.9)
         write_adapter(folder / "adapter", nbytes)
     yield folders
     for path in (path for folder in folders.values() for path in folder.rglob("*.safetensors")):
@@ -179,18 +172,13 @@ def test_large_factors_of_dora_are_counted(tmp_path: Path, exact: bool) -> None:
     name, random = "model.layers.0.mlp.down_proj", np.random.default_rng(0)
     weight = np.resize(random.standard_normal((64, columns)).astype(ml_dtypes.bfloat16), (rows, columns))
     for folder in ("target", "prior"):
-        (tmp_path / folder).mkdir()
-        (tmp_path / folder / "config.json").write_text('{"model_type": "llama"}')
-        save_file({f"{name}.weight": weight}, tmp_path / folder / "model.safetensors")
-    (tmp_path / "adapter").mkdir()
-    config = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "use_dora": True}
-    (tmp_path / "adapter" / "adapter_config.json").write_text(json.dumps(config))
+        write_checkpoint(tmp_path / folder, {f"{name}.weight": weight})
     tensors = {
-        f"base_model.model.{name}.lora_A.weight": random.standard_normal((rank, columns)).astype(np.float32) * 0.01,
-        f"base_model.model.{name}.lora_B.weight": random.standard_normal((rows, rank)).astype(np.float32) * 0.01,
-        f"base_model.model.{name}.lora_magnitude_vector": np.full(rows, 100, np.float32),
+        f"{name}.lora_A.weight": random.standard_normal((rank, columns)).astype(np.float32) * 0.01,
+        f"{name}.lora_B.weight": random.standard_normal((rows, rank)).astype(np.float32) * 0.01,
+        f"{name}.lora_magnitude_vector": np.full(rows, 100, np.float32),
     }
-    save_file(tensors, tmp_path / "adapter" / "adapter_model.safetensors")
+    make_adapter(tmp_path / "adapter", tensors, r=rank, lora_alpha=rank, use_dora=True)
     options = {"forget": str(tmp_path / "adapter"), "prior": str(tmp_path / "prior"), "threads": 2, "exact": exact}
     result = run_merge(tmp_path, "out", options | {"max_memory": "240MB"})
     assert result["changed"] > 0
@@ -200,16 +188,10 @@ def test_large_factors_of_dora_are_counted(tmp_path: Path, exact: bool) -> None:
 def test_high_ranks_take_no_memory_of_ranks_by_ranks(tmp_path: Path) -> None:
     rank, size, random = 6000, 64, np.random.default_rng(0)
     name = "model.layers.0.mlp.down_proj"
-    for folder in ("target", "forget", "retain"):
-        (tmp_path / folder).mkdir()
-    (tmp_path / "target" / "config.json").write_text('{"model_type": "llama"}')
-    save_file({f"{name}.weight": random.standard_normal((size, size))}, tmp_path / "target" / "model.safetensors")
+    write_checkpoint(tmp_path / "target", {f"{name}.weight": random.standard_normal((size, size))})
     for folder in ("forget", "retain"):
-        config = {"peft_type": "LORA", "r": rank, "lora_alpha": rank}
-        (tmp_path / folder / "adapter_config.json").write_text(json.dumps(config))
-        shapes = {"A": (rank, size), "B": (size, rank)}
-        factors = {f"base_model.model.{name}.lora_{h}.weight": random.standard_normal(s) for h, s in shapes.items()}
-        save_file(factors, tmp_path / folder / "adapter_model.safetensors")
+        factors = random.standard_normal((rank, size)), random.standard_normal((size, rank))
+        Adapter({name: factors}, lora_alpha=rank).write(tmp_path / folder)
     options = {name: str(tmp_path / name) for name in ("forget", "retain")}
     result = run_merge(tmp_path, "out", options | {"beta": 1.0, "max_memory": "200MB"})
     assert result["changed"] == size * size
