@@ -1,18 +1,20 @@
-"""The choice among candidates that were scored before: which is taken, what is written, which are left out."""
+"""The choice among candidates: which is taken, what is written, which are left out, and who scores them."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from msa_lite.choose import choice as module
-from msa_lite.choose.choice import TARGET, Candidates, Values, choose, load_choice
+from msa_lite.choose.choice import TARGET, Candidates, ScoredFolder, Values, choose, help_choose, load_choice
 from msa_lite.choose.rules import LeastExtraction, PaperScore
+from msa_lite.choose.search import StrengthSearch
 from msa_lite.choose.validation import BROKEN, Validation
 from msa_lite.data import Prompter, Template
 from msa_lite.errors import DataError, MsaError, NotFiniteError, StageError, UsageError
@@ -253,3 +255,114 @@ def test_candidates_that_differ_have_folders_that_differ() -> None:
     rates: list[Values] = [{"learning_rate": 1e-5}, {"learning_rate": 1.0000001e-5}, {"learning_rate": 2}]
     assert len({candidate_name(values) for values in rates}) == 3
     assert candidate_name({"retain_loss": "kl", "epoch": 3, "scale": 0.5}) == "retain_loss-kl_epoch-3_scale-0.5"
+
+
+# Candidates that are scored one after the other, by one process or by several
+
+
+POINTS: list[Values] = [{"alpha": alpha, "beta": beta} for alpha in (0.5, 1.0, 2.0) for beta in (0.0, 1.0)]
+POINT_NAMES = [TARGET, *map(candidate_name, POINTS)]
+
+
+@dataclass(frozen=True)
+class Counted(Validation):
+    """Validation rows on which a "model" is what it scores; what was scored is kept."""
+
+    scored: list[str] = field(default_factory=list)
+
+    def score_into(self, folder: Path, load: Any, about: Any = None, **_: Any) -> Report:
+        self.scored.append(folder.name)
+        forget: float = load()
+        if forget != forget:
+            raise NotFiniteError("no numbers")
+        names = ("rouge_l_f", "accuracy_f", "extraction_strength")
+        report = Report("qa", "validation", {name: Metric(forget, 4, None, False) for name in names})
+        folder.mkdir(parents=True, exist_ok=True)
+        write_shares(folder, forget, unseen=0.4)
+        write_report(report, folder)
+        return report
+
+    @property
+    def names(self) -> list[str]:
+        """What was scored, sorted."""
+        return sorted(self.scored)
+
+
+def strength(values: Values | None) -> float:
+    """What is left at a point: less at a larger alpha."""
+    return 1.0 / (1.0 + float(values["alpha"])) if values else 1.0
+
+
+@pytest.fixture
+def validation() -> Counted:
+    return Counted(
+        QA.over("validation", {}, Prompter.build(tiny_tokenizer(), "plain", Template())), LeastExtraction(0.95)
+    )
+
+
+@pytest.fixture
+def work(validation: Counted, tmp_path: Path) -> ScoredFolder:
+    (tmp_path / "sweep.partial").mkdir()
+    return ScoredFolder(tmp_path / "sweep.partial", Candidates(POINTS, strength, "of nothing"), validation)
+
+
+def todo(points: list[Values] = POINTS) -> Mapping[str, Values | None]:
+    return {TARGET: None} | {candidate_name(values): values for values in points}
+
+
+def test_what_has_a_report_is_not_scored_and_what_a_kill_left_half_done_is(
+    work: ScoredFolder, validation: Counted
+) -> None:
+    work.score(todo(POINTS[:2]))
+    for name in (POINT_NAMES[3], POINT_NAMES[4]):  # killed with some records, and before any
+        (work.folder / name).mkdir()
+    (work.folder / POINT_NAMES[3] / "forget.jsonl").write_text('{"index": 0}\n')
+    assert work.missing(POINT_NAMES) == POINT_NAMES[3:]
+    before = {path: path.stat().st_mtime_ns for path in work.folder.rglob("report.json")}
+    told: list[int] = []
+    work.score(todo(), after=lambda: told.append(len(work.missing(POINT_NAMES))))
+    assert validation.names == sorted(POINT_NAMES)
+    assert told == [3, 2, 1, 0]
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+
+
+def test_reports_that_are_known_are_copied_whole(work: ScoredFolder, validation: Counted, tmp_path: Path) -> None:
+    known = tmp_path / "known"
+    validation.score_into(known, lambda: 0.25)
+    (known / "manifest.json").write_text("{}")
+    of_another = work.folder / f"{POINT_NAMES[1]}.tmp"  # of a kill amid the copy
+    of_another.mkdir()
+    (work.folder / POINT_NAMES[1]).mkdir()  # of a kill amid the scores
+    given = replace(work, candidates=replace(work.candidates, known={POINT_NAMES[1]: known}))
+    given.take_known(POINT_NAMES)
+    assert load_report(work.folder / POINT_NAMES[1]).metrics["rouge_l_f"].value == 0.25
+    assert not (work.folder / POINT_NAMES[1] / "manifest.json").exists()
+    assert not of_another.exists()
+    assert POINT_NAMES[1] not in given.missing(POINT_NAMES)
+    given.keep(POINT_NAMES)
+    assert [path.name for path in work.folder.iterdir()] == [POINT_NAMES[1]]
+
+
+@pytest.mark.parametrize("search", [None, StrengthSearch(betas=(0.0, 0.5))], ids=["list", "search"])
+def test_the_processes_of_a_launch_share_the_points_and_the_choice_is_that_of_one(
+    validation: Counted, tmp_path: Path, search: StrengthSearch | None
+) -> None:
+    candidates = Candidates(POINTS, strength, "of nothing", search=search)
+    alone = choose(candidates, validation, tmp_path / "alone", "choosing")
+    scored = validation.names
+    validation.scored.clear()
+    shares: list[int] = []
+
+    @contextmanager
+    def helped(points: Sequence[Values]) -> Iterator[int]:
+        for rank in (1, 2):
+            help_choose(candidates, validation, tmp_path / "sweep", points[rank::3])
+        shares.append(len(validation.scored))
+        yield 3
+
+    together = choose(replace(candidates, helped=helped), validation, tmp_path / "sweep", "choosing")
+    assert together == alone
+    assert validation.names == scored  # none twice
+    assert shares[0] > 1
+    left = {path.relative_to(tmp_path / "sweep") for path in (tmp_path / "sweep").rglob("*")}
+    assert left == {path.relative_to(tmp_path / "alone") for path in (tmp_path / "alone").rglob("*")}
