@@ -1,4 +1,4 @@
-"""Tables: faults are told before any work, in one message; who makes a row, what is made again or stopped by a failure."""
+"""Tables: faults are told before any work, in one message; what is made, made again, and stopped by a failure."""
 
 from __future__ import annotations
 

@@ -343,6 +343,5 @@ def open_run(folder: str | Path) -> RunFolder:
     folder = Path(folder)
     read_run(folder)
     recipe = load_recipe(folder / RECIPE_FILE)
-    place = folder.resolve()
-    home = folder.parent.parent if place.parent.name == BASELINES else folder
-    return RunFolder(folder, load_recipe(moved_paths(recipe.model_dump(mode="json"), recipe.output.rstrip("/"), home)))
+    moved = moved_paths(recipe.model_dump(mode="json"), recipe.output.rstrip("/"), home_of(folder))
+    return RunFolder(folder, load_recipe(moved))
