@@ -121,7 +121,7 @@ TRAINING: dict[str, tuple[Any, dict[str, Any]]] = {
 }
 OF_NO_STAGE = {
     "output": "elsewhere", "stages.0.name": "known", "track": "tensorboard",
-    "prompt.thinking": "template",  # where a template has no block of thoughts; else: test_thinking
+    "prompt.thinking": "template",  # where a template has no block of thoughts; else: test_answer_ends
 }  # fmt: skip
 
 

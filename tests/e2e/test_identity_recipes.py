@@ -184,7 +184,7 @@ CASES: dict[str, tuple[Any, tuple[str, ...], dict[str, Any]]] = {
 OTHERS = {
     "output": "a run may be moved",
     "request": "a name for the record",
-    "prompt.thinking": "of templates with a block of thoughts alone: test_thinking",
+    "prompt.thinking": "of templates with a block of thoughts alone: test_answer_ends",
     "track": "who is told of losses and scores: test_tracking",
     "verdict.kept": "what a PASS wants; a choice has select.keep",
     **dict.fromkeys(leaves(Publish, "publish."), "where the model is sent, and what its card says"),
