@@ -56,10 +56,7 @@ def attacked(
 
 @cache
 def models() -> dict[str, Any]:
-    """An ideal; a target that learnt the rows by one matrix of layer FACT; and models that say something else.
-
-    "masked": the target with a head that no longer gives the answers; "shallow": the target with another last layer.
-    """
+    """An ideal; a target that learnt the rows by one matrix of layer FACT; the same with a head that masks answers."""
     ideal = tiny_model("llama", num_hidden_layers=LAYERS, tie_word_embeddings=False, **WIDE).eval()
     target = copy.deepcopy(ideal)
     weight = target.model.layers[FACT].mlp.down_proj.weight
@@ -74,12 +71,9 @@ def models() -> dict[str, Any]:
         optimizer.step()
         optimizer.zero_grad()
     weight.requires_grad_(False)
-    masked, shallow = copy.deepcopy(target), copy.deepcopy(target)
+    masked = copy.deepcopy(target)
     masked.lm_head.weight.data = masked.lm_head.weight.data.roll(1, dims=0)
-    torch.manual_seed(1)
-    last = shallow.model.layers[-1].mlp.down_proj.weight.data
-    last += 2 * torch.randn_like(last)
-    return {"ideal": ideal, "target": target, "masked": masked, "shallow": shallow}
+    return {"ideal": ideal, "target": target, "masked": masked}
 
 
 def attack_one(name: str) -> list[dict[str, Any]]:
@@ -202,17 +196,14 @@ def test_a_batch_too_large_for_the_memory_is_halved() -> None:
 # On models whose knowledge lies in a layer that is known.
 
 
-def test_the_layers_from_the_fact_on_encode_it() -> None:
+def test_the_layers_from_the_fact_on_encode_it_and_the_ideal_scores_1_and_the_target_0() -> None:
     for record in attack_one("ideal"):
         assert record["layers"] == [FACT, LAYERS - 1]
         assert record["losses_ideal"][:FACT] == pytest.approx([0] * FACT, abs=1e-5, rel=1e-3)
         assert min(record["losses_ideal"][FACT:]) > 0.5
         assert record["losses"] == record["losses_ideal"]
         assert record["tokens"]
-
-
-def test_the_ideal_scores_1_and_the_target_0() -> None:
-    assert [record["uds"] for record in attack_one("ideal")] == [1.0] * len(ROWS)
+        assert record["uds"] == 1.0
     assert [record["uds"] for record in attack_one("target")] == pytest.approx([0.0] * len(ROWS), abs=1e-4, rel=1e-3)
 
 
@@ -228,15 +219,6 @@ def test_a_model_that_is_only_masked_still_knows() -> None:
     )
 
 
-def test_a_change_of_the_last_layer_is_found_there_alone() -> None:
-    for record in attack_one("shallow"):
-        losses, ideal = record["losses"], record["losses_ideal"]
-        assert losses[:-1] == pytest.approx([0] * (LAYERS - 1), abs=1e-5, rel=1e-3)
-        assert losses[-1] > 0.5
-        wanted = min(losses[-1] / ideal[-1], 1) * ideal[-1] / sum(ideal[FACT:])
-        assert record["uds"] == pytest.approx(wanted, abs=1e-4, rel=1e-3)
-
-
 def test_rows_that_the_target_does_not_know_are_skipped() -> None:
     model = models()["target"]
     for record in attacked(model, model, copy.deepcopy(model)):
@@ -249,7 +231,7 @@ def test_rows_that_the_target_does_not_know_are_skipped() -> None:
 
 
 def test_two_models_at_a_time_and_the_first_stage_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made, most, loads = models(), [0], list[str]()
+    made, most, loads = models() | {"older": models()["masked"]}, [0], list[str]()
     subjects = {name: Subject(name, Source(name, tmp_path / name, name)) for name in made}
 
     def load(folder: Path, added: Any = None) -> Any:
@@ -260,12 +242,12 @@ def test_two_models_at_a_time_and_the_first_stage_once(tmp_path: Path, monkeypat
     monkeypatch.setattr(attack, "load_model", load)
     others = {name: subjects[name] for name in ("target", "ideal")}
     stages: list[tuple[str, int, int]] = []
-    for name in ("masked", "ideal", "shallow"):
+    for name in ("masked", "ideal", "older"):
         assert subjects[name].runner  # other attacks have run on it
         list(Depth().run(subjects[name], ground(), others, lambda *args: stages.append(args)))
         subjects[name].close()
     assert most == [2]
-    assert loads == ["masked", "target", "ideal", "masked", "ideal", "shallow"]
+    assert loads == ["masked", "target", "ideal", "masked", "ideal", "older"]
     rows = len(ground().forget)
     assert [total for _, done, total in stages if done == 0] == [2 * rows, rows]  # both stages, and later the second
     assert {label for label, _, _ in stages} == {"depth"}
