@@ -319,7 +319,7 @@ def chosen_micro(rank: int, prior: Path, limit: int) -> list[int]:
 
     peers, source, loss = Peers.join(), fetch(str(prior)), Cramped(ROWS, pad_id(tiny_tokenizer()))
     model = load_shards(source, SETTINGS, peers)
-    loss.prepare(model, ShardedDivision.of(source, peers))
+    loss.prepare(model, ShardedDivision(source=source, peers=peers))
     loss.limit = limit
     settings = replace(SETTINGS, batch_size=8)
     loop = Loop(VectorFit(source, ROWS, tiny_tokenizer(), settings, loss), prior, silent)

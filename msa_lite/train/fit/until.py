@@ -223,25 +223,39 @@ class OpenFit:
             course = Course(measure_target(until, sample, pad))
         return cls(until, sample, pad, settings, label, partial, course)
 
-    def run(self, fit: Callable[[float, Path, str], Any]) -> dict[str, Any]:
-        """Fit into the folder; return facts for the manifest. Raise NotFiniteError where every attempt diverged.
+    def next_attempt(self) -> tuple[float, Path, str] | None:
+        """Return the rate, folder and label of the attempt to resume, or of a new one; None when the fit is done.
 
-        fit: called as fit(rate, folder, label). It has to call `begin` and `after_epoch`.
+        What runs it has to call `begin` and `after_epoch`, and then `end_attempt`.
         """
+        attempts = self.course.attempts
+        if not attempts or attempts[-1].ended:
+            rate = next_rate(self.until, self.course, self.settings.learning_rate)
+            if rate is None:
+                return None
+            if attempts:
+                last = attempts[-1]
+                reason = _REASONS[last.ended]
+                logger.warning("%s: at a learning rate of %g %s; trying %g", self.label, last.rate, reason, rate)
+            attempts.append(Attempt(rate))
+        folder, number = self._folder(attempts[-1]), len(attempts)
+        folder.mkdir(exist_ok=True)
+        return attempts[-1].rate, folder, self.label if number == 1 else f"{self.label}, try {number}"
+
+    def end_attempt(self, error: NotFiniteError | None = None) -> None:
+        """Note the end of the running attempt, and keep the best one's files. error: of a fit that diverged."""
         course = self.course
-        while (attempt := self._next_attempt()) is not None:
-            number = len(course.attempts)
-            folder = self._folder(attempt)
-            folder.mkdir(exist_ok=True)
-            try:
-                fit(attempt.rate, folder, self.label if number == 1 else f"{self.label}, try {number}")
-            except NotFiniteError as error:
-                logger.info("%s", error)
-                attempt.ended = "diverged"
-            self._write()
-            for worse in course.attempts:  # in full mode each folder holds a whole model
-                if worse is not course.best:
-                    shutil.rmtree(self._folder(worse), ignore_errors=True)
+        if error is not None:
+            logger.info("%s", error)
+            course.attempts[-1].ended = "diverged"
+        self._write()
+        for worse in course.attempts:  # in full mode each folder holds a whole model
+            if worse is not course.best:
+                shutil.rmtree(self._folder(worse), ignore_errors=True)
+
+    def finish(self) -> dict[str, Any]:
+        """Move the best attempt's files up; return facts for the manifest. Raise NotFiniteError if all diverged."""
+        course = self.course
         best = course.best
         if best.loss == math.inf:
             rates = " and ".join(f"{attempt.rate:g}" for attempt in course.attempts)
@@ -297,21 +311,6 @@ class OpenFit:
 
     def _folder(self, attempt: Attempt) -> Path:
         return self.partial / f"try-{self.course.attempts.index(attempt) + 1}"
-
-    def _next_attempt(self) -> Attempt | None:
-        """Return the attempt to resume, or a new one; None when the fit is done."""
-        attempts = self.course.attempts
-        if attempts and not attempts[-1].ended:
-            return attempts[-1]
-        rate = next_rate(self.until, self.course, self.settings.learning_rate)
-        if rate is None:
-            return None
-        if attempts:
-            last = attempts[-1]
-            reason = _REASONS[last.ended]
-            logger.warning("%s: at a learning rate of %g %s; trying %g", self.label, last.rate, reason, rate)
-        attempts.append(Attempt(rate))
-        return attempts[-1]
 
     def _warn(self) -> None:
         """Warn when the fit stays far from the target's loss, or when the target knows no more than the prior."""

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from msa_lite.data import Example
-from msa_lite.errors import StageError
+from msa_lite.errors import NotFiniteError, StageError
 from msa_lite.io.console.libraries import require
 from msa_lite.io.console.progress import Progress, notices, readable, silent
 from msa_lite.io.files.reading import read_object
@@ -99,7 +99,14 @@ def check_mode(mode: str, optimizer: str = "auto", compute: Compute = "auto") ->
 def _run_until(loop: Loop, until: Until) -> dict[str, Any]:
     """Train until enough is learnt, perhaps several times at different rates; return facts for the manifest."""
     open_fit = loop.open(until)
-    return open_fit.run(lambda rate, folder, label: _run(loop.attempt(rate, folder, label, open_fit)))
+    while (attempt := open_fit.next_attempt()) is not None:
+        error: NotFiniteError | None = None
+        try:
+            _run(loop.attempt(*attempt, open_fit))
+        except NotFiniteError as fault:
+            error = fault
+        open_fit.end_attempt(error)
+    return open_fit.finish()
 
 
 def _run(loop: Loop) -> int:

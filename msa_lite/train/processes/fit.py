@@ -13,13 +13,13 @@ import math
 import shutil
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from msa_lite.errors import MsaError, NotFiniteError, StageError, UsageError
+from msa_lite.errors import NotFiniteError, StageError, UsageError
 from msa_lite.io.console.libraries import require
 from msa_lite.io.console.progress import Progress, silent, tell
 from msa_lite.io.finished.manifest import is_finished, stage_folder
@@ -107,41 +107,18 @@ def check_sharded(settings: FitSettings, count: int) -> None:
 def _run_until(loop: Loop, until: Until, peers: Peers) -> dict[str, Any]:
     """Train until enough is learnt, perhaps several times at different rates; return facts for the manifest.
 
-    The first process decides on the attempts, and tells the others to begin each of them.
+    The first process alone has the `OpenFit`, and decides on the attempts.
     """
-
-    def fit(rate: float, folder: Path, label: str, open_fit: OpenFit | None = None) -> None:
-        _fit(loop.attempt(rate, folder, label, open_fit), peers, is_open_ended=True)
-
-    if not peers.first:
-        while (task := peers.from_first()) is not None:
-            if isinstance(task, MsaError):
-                raise task
-            with suppress(NotFiniteError):  # the first process knows, and decides
-                fit(*task)
-        return {}
-    others_wait = True
-
-    def lead(rate: float, folder: Path, label: str) -> None:
-        nonlocal others_wait
-        peers.from_first((rate, folder, label))
-        others_wait = False
+    opened: list[OpenFit] = []  # in the first process alone
+    peers.in_first(lambda: opened.append(loop.open(until)))
+    while (attempt := peers.in_first(lambda: opened[0].next_attempt())) is not None:
+        error: NotFiniteError | None = None
         try:
-            fit(rate, folder, label, open_fit)
-        except NotFiniteError:
-            others_wait = True
-            raise
-        others_wait = True
-
-    try:
-        open_fit = loop.open(until)
-        facts = open_fit.run(lead)
-    except MsaError as error:
-        if others_wait:  # else they raise it themselves
-            peers.from_first(error)
-        raise
-    peers.from_first(None)
-    return facts
+            _fit(loop.attempt(*attempt, opened[0] if opened else None), peers, is_open_ended=True)
+        except NotFiniteError as fault:
+            error = fault
+        peers.in_first(lambda error=error: opened[0].end_attempt(error))  # type: ignore[misc]
+    return peers.in_first(lambda: opened[0].finish())
 
 
 def _fit(loop: Loop, peers: Peers, is_open_ended: bool = False) -> int:
