@@ -25,6 +25,7 @@ WIDE = {"initializer_range": 0.3}
 
 
 KINDS = ["llama", "qwen2", "olmo2", "gpt2"]
+PLAIN = {"gpt2": {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}}  # no dropout
 # Gemma 2 and Mistral look 8 tokens back; Gemma 2, Granite and Cohere change their logits behind the head; LFM 2 has a
 # layer that keeps a state in the place of a cache.
 SPECIAL: dict[str, tuple[str, dict[str, Any]]] = {

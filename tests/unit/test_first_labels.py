@@ -8,13 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from msa_lite.baselines.methods import settings_grid
-from msa_lite.baselines.objective import BaselineObjective
 from msa_lite.data import IGNORE, Example
 from msa_lite.evals.engine.forward import score_bundles
 from msa_lite.evals.engine.models import Runner
 from msa_lite.train.fit.until import measure_loss
-from msa_lite.train.objectives.objective import draw_rows
 from tests.support.fits import PAD, VOCABULARY, ragged_rows
 from tests.support.models import tiny_model
 
@@ -39,18 +36,6 @@ def test_the_loss_that_a_fit_is_stopped_by(model: Any) -> None:
     losses = [loss for row in ROWS for loss in plain_losses(model, row)]
     for rows in (1, 4, 6):
         assert measure_loss(model, [*ROWS, ALONE], PAD, rows) == pytest.approx(sum(losses) / len(losses), rel=1e-5)
-
-
-@pytest.mark.parametrize("micro", [1, 4])
-def test_the_weight_of_a_micro_batch(model: Any, micro: int) -> None:
-    parameters = settings_grid("grad_diff", {"forget_weight": 1.0, "retain_weight": 3.0})[0]
-    made = BaselineObjective("grad_diff", parameters, ROWS, ROWS, PAD, 0)
-    made.prepare(model)
-    forget = [loss for row in ROWS for loss in plain_losses(model, row)]
-    retain = [loss for i in draw_rows(len(ROWS), len(ROWS), 0, 0) for loss in plain_losses(model, ROWS[i])]
-    wanted = -sum(forget) / len(forget) + 3 * sum(retain) / len(retain)
-    found = made.step(model, range(len(ROWS)), 0, micro, lambda loss: None)
-    assert float(found) == pytest.approx(wanted, rel=1e-4)
 
 
 def test_the_scores_of_a_text(model: Any) -> None:

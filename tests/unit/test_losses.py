@@ -1,4 +1,4 @@
-"""The baselines' losses: values worked out by hand, gradients, micro-batches, and logits at their extremes."""
+"""The baselines' losses: values worked out by hand, gradients, and logits at their extremes."""
 
 from __future__ import annotations
 
@@ -22,20 +22,17 @@ LN2, LN3 = log(2), log(3)
 LABELS = torch.tensor([[0, 1], [1, IGNORE]])
 LOGITS = torch.tensor([[[0.5, 0.5], [0.75, 0.25]], [[0.5, 0.5], [1e-6, 1.0]]]).log()
 
-# Losses of (logits, labels, logits of a reference), and what each is a mean over.
-BY_LABEL: dict[str, Loss] = {
+# Losses of (logits, labels, logits of a reference).
+FORGET: dict[str, Loss] = {
     "grad_ascent": lambda logits, labels, _: losses.grad_ascent(logits, labels),
     "satimp": lambda logits, labels, _: losses.satimp(logits, labels),
     "satimp, equal weights": lambda logits, labels, _: losses.satimp(logits, labels, beta1=0.0, beta2=0.0),
     "wga": lambda logits, labels, _: losses.wga(logits, labels),
     "undial": lambda logits, labels, reference: losses.undial(logits, labels, reference),
-}
-BY_ROW: dict[str, Loss] = {
     "npo": lambda logits, labels, reference: losses.npo(logits, labels, losses.sequence_log_probs(reference, labels)),
     "simnpo": lambda logits, labels, _: losses.simnpo(logits, labels, delta=0.5),
     "dpo": lambda logits, labels, reference: losses.dpo(*gains(logits, labels, reference)),
 }
-FORGET = BY_LABEL | BY_ROW
 TUNING: dict[str, Loss] = {
     "cross_entropy": lambda logits, labels, _: losses.cross_entropy(logits, labels),
     "kl_divergence": lambda logits, labels, reference: kl_divergence(logits, reference, labels != IGNORE),
@@ -246,30 +243,6 @@ def test_positions_without_a_label_neither_count_nor_move(loss: Loss) -> None:
     # Nor does more padding.
     wider = [torch.nn.functional.pad(x, (0, 0, 0, 4), value=9.0) for x in (logits, reference)]
     assert_same(loss(wider[0], torch.nn.functional.pad(labels, (0, 4), value=IGNORE), wider[1]), found)
-
-
-@every_loss
-def test_micro_batches_put_together_give_the_whole(loss: Loss) -> None:
-    logits, labels, reference = random_batch([3, 1, 5, 2])
-    counts = torch.ones(4) if loss in BY_ROW.values() else (labels != IGNORE).sum(1)
-    whole = loss(logits, labels, reference)
-    parts = [
-        counts[rows].sum() / counts.sum() * loss(logits[rows], labels[rows], reference[rows])
-        for rows in (slice(1), slice(1, None))
-    ]
-    assert_same(sum(parts, torch.tensor(0.0)), whole)
-    assert_same(gradient(sum(parts, torch.tensor(0.0)), logits), gradient(whole, logits))
-
-
-def test_micro_batches_of_rmu_put_together_give_the_whole() -> None:
-    activations, labels, aim = random_batch([3, 1, 5, 2])
-    mask = labels != IGNORE
-    for vector in (aim[0, 0], aim):
-        first, last = (
-            losses.rmu(activations[rows], vector[rows] if vector is aim else vector, mask[rows])
-            for rows in (slice(1), slice(1, None))
-        )
-        assert_same((first + 3 * last) / 4, losses.rmu(activations, vector, mask))
 
 
 @every_loss

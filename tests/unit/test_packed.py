@@ -11,16 +11,13 @@ import torch
 
 from msa_lite.data import IGNORE, Example
 from msa_lite.io.models.heads import split_model
-from msa_lite.train.objectives import packing as packed
 from msa_lite.train.objectives import plain
-from msa_lite.train.objectives.packing import Layout, can_pack, packing, run_packed
 from msa_lite.train.objectives.plain import PlainLoss
-from msa_lite.train.objectives.rows import Beginning
+from msa_lite.train.objectives.rows import Beginning, Layout, can_pack, packing, run_packed
 from tests.support.fits import PAD
 from tests.support.models import tiny_model
-from tests.support.plain import KINDS, SPECIAL, wide_model
+from tests.support.plain import KINDS, PLAIN, SPECIAL, wide_model
 
-PLAIN = {"gpt2": {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}}  # no dropout
 LENGTHS = (5, 14, 1, 9)
 
 
@@ -91,7 +88,7 @@ def test_tokens_behind_the_last_label_do_not_run(monkeypatch: pytest.MonkeyPatch
 
     def run(halves: Any, tokens: list[list[int]], beginning: Any = None) -> Any:
         noted.extend(tokens)
-        return packed.run_packed(halves, tokens, beginning)
+        return run_packed(halves, tokens, beginning)
 
     monkeypatch.setattr(plain, "run_packed", run)
     loss = PlainLoss(rows, PAD)

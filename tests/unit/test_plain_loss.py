@@ -20,15 +20,13 @@ from msa_lite.io.models.heads import split_model
 from msa_lite.train.fit.until import measure_loss
 from msa_lite.train.objectives import plain
 from msa_lite.train.objectives import rows as beginnings
-from msa_lite.train.objectives.packing import run_packed
 from msa_lite.train.objectives.plain import PlainLoss
-from msa_lite.train.objectives.rows import Beginning, can_share, common_beginning, run_rows
+from msa_lite.train.objectives.rows import Beginning, can_share, common_beginning, run_packed, run_rows
 from tests.support.fits import PAD, ragged_rows, with_adapter
 from tests.support.models import VOCABULARY, tiny_model
-from tests.support.plain import KINDS, SPECIAL, wide_model
+from tests.support.plain import KINDS, PLAIN, SPECIAL, wide_model
 
 PACKED = {*KINDS, "granite"}  # the others have a window, or more than plain attention
-PLAIN = {"gpt2": {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}}  # no dropout
 
 
 def rows_behind(common: int, count: int = 7) -> list[Example]:

@@ -24,7 +24,7 @@ from msa_lite.io.weights.vocabulary import find_added_rows
 from msa_lite.train import FitSettings, Until, VectorFit, fit_vector, run_fit
 from msa_lite.train.objectives.plain import PlainLoss
 from msa_lite.train.processes.peers import told_of_losses
-from tests.support.fits import assert_close, ragged_rows, steps_of, weights
+from tests.support.fits import assert_close, ragged_rows, read_log, steps_of, weights
 from tests.support.models import tiny_tokenizer
 from tests.support.processes import Ended, run_together
 
@@ -95,17 +95,13 @@ def tracked(rank: int, prior: Path, out: Path) -> None:
     sharded(rank, prior, out, tracking=tracking.Tracking(("tensorboard",), out.parent / "trackers", "tiny"))
 
 
-def log(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "train_log.jsonl").read_text().splitlines()]
-
-
 def assert_same_fit(found: Path, wanted: Path) -> None:
     assert_close(weights(found), weights(wanted), CLOSE)
     assert {path.name for path in found.iterdir()} - {"x"} == {path.name for path in wanted.iterdir()}
     for name in ("config.json", "generation_config.json", "tokenizer.json"):
         assert (found / name).read_bytes() == (wanted / name).read_bytes()
-    assert len(log(found)) == len(log(wanted))
-    for line, other in zip(log(found), log(wanted), strict=True):
+    assert len(read_log(found)) == len(read_log(wanted))
+    for line, other in zip(read_log(found), read_log(wanted), strict=True):
         assert line == pytest.approx(other, rel=1e-5)
     assert verify_folder(found) == []
     one, other = (load_manifest(folder) or {} for folder in (found, wanted))
@@ -149,7 +145,7 @@ def test_a_dead_process_stops_the_other_and_a_rerun_gives_the_same_bits(
         assert run_together(sharded, prior, tmp_path / "killed") == DONE
         assert run_together(sharded, prior, tmp_path / "whole") == DONE
         assert_close(weights(tmp_path / "killed"), weights(tmp_path / "whole"))
-        assert log(tmp_path / "killed") == log(tmp_path / "whole")
+        assert read_log(tmp_path / "killed") == read_log(tmp_path / "whole")
     else:  # one process goes on with what two have done, or begins anew in its own way
         shutil.copytree(tmp_path / "killed.partial", tmp_path / "alone.partial")
         one(prior, tmp_path / "alone", extra_files={"x": "y"})
@@ -284,7 +280,7 @@ def test_arithmetic_in_bf16_leaves_weights_in_fp32(make_checkpoint: Make, tmp_pa
     prior = make_checkpoint("llama")
     assert run_together(in_bf16, prior, tmp_path / "two") == DONE
     exact = one(prior, tmp_path / "one")
-    for line, other in zip(log(tmp_path / "two"), log(exact), strict=True):
+    for line, other in zip(read_log(tmp_path / "two"), read_log(exact), strict=True):
         assert line["loss"] == pytest.approx(other["loss"], rel=0.01)
         assert line["loss"] != other["loss"]
     found, start, wanted = weights(tmp_path / "two"), weights(prior), weights(exact)

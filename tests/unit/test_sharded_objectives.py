@@ -19,7 +19,7 @@ from msa_lite.io.finished.seal import load_manifest, verify_folder
 from msa_lite.io.weights.hub import fetch
 from msa_lite.train import FitSettings, KeptEpochs, VectorFit, run_fit
 from msa_lite.train.objectives.held import HeldLoss
-from tests.support.fits import PAD, assert_close, ragged_rows, weights
+from tests.support.fits import PAD, assert_close, ragged_rows, read_log, weights
 from tests.support.models import tiny_tokenizer
 from tests.support.processes import Ended, run_together
 
@@ -116,10 +116,6 @@ def breaks(rank: int, prior: Path, folder: Path, step: int) -> None:
     fit_all(rank, ["grad_diff"], prior, folder)
 
 
-def log(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "train_log.jsonl").read_text().splitlines()]
-
-
 def trained(folder: Path) -> list[Path]:
     """The folders with weights in a vector's."""
     return sorted(folder.glob("epoch-*")) or [folder]
@@ -129,8 +125,8 @@ def assert_same_fit(found: Path, wanted: Path) -> None:
     assert [path.name for path in trained(found)[:-1]] == [path.name for path in trained(wanted)[:-1]]
     for mine, other in zip(trained(found), trained(wanted), strict=True):
         assert_close(weights(mine), weights(other), CLOSE)
-    assert [line["step"] for line in log(found)] == [line["step"] for line in log(wanted)]
-    for line, other in zip(log(found), log(wanted), strict=True):
+    assert [line["step"] for line in read_log(found)] == [line["step"] for line in read_log(wanted)]
+    for line, other in zip(read_log(found), read_log(wanted), strict=True):
         assert line == pytest.approx(other, rel=1e-4)
     assert verify_folder(found) == []
     one, other = (load_manifest(folder) or {} for folder in (found, wanted))
@@ -160,7 +156,7 @@ def test_a_stopped_fit_goes_on_with_its_reference_and_its_scores(make_checkpoint
     assert [path.name for path in trained(killed / "undial")] == [path.name for path in trained(whole / "undial")]
     for mine, other in zip(trained(killed / "undial"), trained(whole / "undial"), strict=True):
         assert_close(weights(mine), weights(other))
-    assert log(killed / "undial") == log(whole / "undial")
+    assert read_log(killed / "undial") == read_log(whole / "undial")
 
 
 def test_a_loss_that_is_no_number_leaves_the_epochs_before_it(make_checkpoint: Make, tmp_path: Path) -> None:

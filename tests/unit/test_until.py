@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from msa_lite.data import IGNORE, Example
 from msa_lite.io.files.writing import json_form
 from msa_lite.io.weights.hub import Source
-from msa_lite.train.fit.until import SAMPLE, Attempt, Course, Until, measure_loss, next_rate, sample_examples, why_stop
+from msa_lite.train.fit.until import SAMPLE, Attempt, Course, Until, next_rate, sample_examples, why_stop
 from msa_lite.train.settings import auto_batch, auto_rate, most_epochs
-from tests.support.fits import PAD, VOCABULARY, ragged_rows
-from tests.support.models import tiny_model
+from tests.support.fits import ragged_rows
 
 TARGET = Source("target", Path("target"), "sha256:1")
 
@@ -64,23 +61,6 @@ def test_a_large_set_is_measured_by_a_seeded_sample() -> None:
     one, again, other = (sample_examples(rows, seed) for seed in (0, 0, 1))
     assert len(one) == SAMPLE
     assert one == again != other
-
-
-def test_the_measured_loss_is_a_mean_over_labels_that_are_predicted() -> None:
-    import torch
-
-    model = tiny_model("llama", vocab_size=VOCABULARY).eval()
-    # Texts are labelled from their first token on, which nothing predicts; of the last one there is nothing else.
-    rows = [row if i % 2 else replace(row, labels=[*row.ids]) for i, row in enumerate(ragged_rows(7, seed=1))]
-    rows.append(Example(7, [5, 6], [5, IGNORE]))
-    found = []
-    for row in rows:
-        with torch.no_grad():
-            chances = model(input_ids=torch.tensor([row.ids])).logits[0].log_softmax(-1)
-        pairs = zip(chances, row.labels[1:], strict=False)
-        found += [-float(chance[label]) for chance, label in pairs if label != IGNORE]
-    for batch in (1, 3, 8):
-        assert measure_loss(model, rows, PAD, batch) == pytest.approx(sum(found) / len(found), rel=1e-5)
 
 
 # The end

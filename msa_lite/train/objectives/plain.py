@@ -12,14 +12,16 @@ from typing import Any
 from msa_lite.data import Example, group_rows, pass_tokens, to_batch
 from msa_lite.io.models.heads import Halves, autocast, split_model
 from msa_lite.train.objectives.objective import ALONE, Backward, Division, run_passes, shortest
-from msa_lite.train.objectives.packing import can_pack, packing, run_packed
 from msa_lite.train.objectives.rows import (
     Beginning,
+    can_pack,
     can_share,
     common_beginning,
     count_labels,
     label_states,
     labelled,
+    packing,
+    run_packed,
     run_rows,
 )
 
