@@ -333,9 +333,8 @@ def can_pack(halves: Halves, start: Callable[[Sequence[int]], Beginning] | None 
             alone = [halves.body(input_ids=torch.tensor([row]), use_cache=False).last_hidden_state[0] for row in ids]
             with packing(halves):
                 for cut in (0, 4) if start else (0,):
-                    states = run_packed(
-                        halves, [row[cut:] for row in ids], start(ids[0][:cut]) if start and cut else None
-                    )
+                    beginning = start(ids[0][:cut]) if start and cut else None
+                    states = run_packed(halves, [row[cut:] for row in ids], beginning)
                     expected = torch.cat([of_row[cut:] for of_row in alone])
                     if not (states - expected).abs().max() <= _TOLERANCE * expected.abs().max():
                         return False
