@@ -318,7 +318,7 @@ def test_models_tokenizers_and_data_are_loaded_in_one_place_each() -> None:
         ("io/models/loading.py", "from_pretrained"),
         ("io/models/loading.py", "load_adapter"),
         ("data/sources.py", "load_dataset_builder"),
-        ("train/model.py", "from_config"),
+        ("train/scratch.py", "from_config"),
         ("demo/smollm2.py", "from_pretrained"),  # of a GGUF file, which only names its file, and whose hash is known
     }
 
