@@ -15,13 +15,8 @@ import pytest
 
 from msa_lite.errors import MismatchError, StageError
 from msa_lite.io.launch import gathering
-from msa_lite.io.launch import gathering as heartbeat
 from msa_lite.io.launch.crew import Crew, Ranks
 from msa_lite.io.launch.gathering import PREPARE, Heartbeat, Stopped, agree, gathered, stoppable
-
-
-def run_code(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True)
 
 
 def make_crews(count: int) -> list[Crew]:
@@ -145,7 +140,7 @@ main()
 
 @pytest.mark.parametrize("place", ["group", "alone"])
 def test_a_process_that_fails_within_a_group_does_not_wait_for_it(place: str) -> None:
-    done = run_code(LEAVING, place)
+    done = subprocess.run([sys.executable, "-c", LEAVING, place], capture_output=True, text=True)
     assert done.returncode == 2
     assert ("left in order" in done.stdout) == (place == "alone")
     assert "error: " in done.stderr
@@ -154,8 +149,8 @@ def test_a_process_that_fails_within_a_group_does_not_wait_for_it(place: str) ->
 @pytest.mark.parametrize("dies", [True, False])
 def test_a_process_that_gives_no_sign_of_life_stops_the_others(dies: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     first, other = make_crews(2)
-    monkeypatch.setattr(heartbeat, "_BEAT", 0.05)
-    monkeypatch.setattr(heartbeat, "_SILENCE", 1.0 if dies else 20.0)
+    monkeypatch.setattr(gathering, "_BEAT", 0.05)
+    monkeypatch.setattr(gathering, "_SILENCE", 1.0 if dies else 20.0)
     monkeypatch.setattr(Heartbeat, "_stop_main", lambda self: None)
     watch = Heartbeat(first._store, 0, [1], first.news)
     watched = Heartbeat(other._store, 1, [0], other.news)
