@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -20,6 +21,7 @@ from msa_lite.io.weights.hub import is_remote
 from msa_lite.io.weights.offline import offline_reason, offline_where_unreachable
 from msa_lite.pipeline.baseline.settings import baseline_scope
 from msa_lite.pipeline.run.folder import check_run_folder
+from msa_lite.pipeline.staged.prepare import named_stages
 from msa_lite.pipeline.staged.training import train_stages
 from msa_lite.pipeline.stages.facts import find_headers
 from msa_lite.pipeline.verbs.run import run, run_baseline
@@ -60,11 +62,9 @@ class RunRow:
     @property
     def state(self) -> Mapping[str, Any]:
         """Return the state that the last run left: inputs, seconds, error; empty before."""
-        file = self.place / "state.json"
-        try:
-            return read_object(file) if file.is_file() else {}
-        except MsaError:  # damaged: the run itself knows what is finished
-            return {}
+        with suppress(MsaError):  # absent or damaged: the run itself knows what is finished
+            return read_object(self.place / "state.json")
+        return {}
 
     @property
     def is_done(self) -> bool:
@@ -75,7 +75,7 @@ class RunRow:
     @property
     def _result(self) -> Path:
         if isinstance(self.recipe, TrainingRecipe):
-            return self.folder / f"{len(self.recipe.stages)}-{self.recipe.stages[-1].title}"
+            return self.folder / [*named_stages(self.recipe)][-1]
         return self.folder / "evaluation" / "unlearned" / REPORT_FILE
 
     def leave(self, seconds: float, error: str | None = None) -> None:
@@ -220,10 +220,10 @@ def check_table(table: TableRecipe, rows: Sequence[RunRow]) -> None:
             )
         )
     stages = {
-        _text(row.folder / f"{number}-{stage.title}")
+        _text(row.folder / name)
         for row in rows
         if isinstance(row.recipe, TrainingRecipe)
-        for number, stage in enumerate(row.recipe.stages, 1)
+        for name in named_stages(row.recipe)
     }
     absent: dict[tuple[str, str], list[str]] = {}
     with offline_where_unreachable():
