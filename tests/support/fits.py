@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import signal
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +19,7 @@ from safetensors.torch import load_file
 from msa_lite.baselines import losses
 from msa_lite.data import IGNORE, Example
 from msa_lite.io.console.progress import Progress, silent
+from msa_lite.io.finished.seal import load_manifest, verify_folder
 from msa_lite.io.weights.hub import fetch
 from msa_lite.train import FitSettings, KeptEpochs, VectorFit, run_fit
 from msa_lite.train.memory.rungs import Rung, set_up
@@ -58,6 +61,16 @@ SETTINGS = FitSettings(lora_rank=4, lora_alpha=8, epochs=3, learning_rate=5e-3, 
 
 class Killed(BaseException):
     """Stands for a kill: nothing may catch it."""
+
+
+def kill_at(step: int, label: str = "vector") -> Callable[[str, int, int], None]:
+    """Return the progress of a fit that is killed at a step."""
+
+    def progress(said: str, done: int, total: int) -> None:
+        if (said, done) == (label, step):
+            raise Killed
+
+    return progress
 
 
 def never(*args: Any) -> None:
@@ -184,6 +197,29 @@ def assert_close(found: dict[str, Any], wanted: dict[str, Any], atol: float = 0.
 
 def read_log(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "train_log.jsonl").read_text().splitlines()]
+
+
+def assert_same_course(folder: Path, wanted: Path, rel: float) -> None:
+    """Two fits of the same inputs took the same steps, and the first one's folder is whole."""
+    for line, other in zip(read_log(folder), read_log(wanted), strict=True):
+        assert line == pytest.approx(other, rel=rel)
+    assert verify_folder(folder) == []
+    one, other = (load_manifest(place) or {} for place in (folder, wanted))
+    assert one["inputs"] == other["inputs"]
+
+
+def die_before(step: int) -> None:
+    """Have this process killed before a step, counted from 0, of a fit over several processes."""
+    from msa_lite.train.processes.fit import _Steps
+
+    take = _Steps._step
+
+    def killed(self: Any, rows: Any, epoch: int, number: int) -> Any:
+        if number == step:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return take(self, rows, epoch, number)
+
+    _Steps._step = killed  # type: ignore[method-assign]
 
 
 def steps_of(folder: Path) -> list[int]:

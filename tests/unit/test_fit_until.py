@@ -18,7 +18,7 @@ from msa_lite.io.weights.hub import fetch
 from msa_lite.train import FitSettings, Until
 from msa_lite.train.fit import loop
 from msa_lite.train.fit.until import measure_loss
-from tests.support.fits import PAD, ROWS, Killed, fit, steps_of
+from tests.support.fits import PAD, ROWS, Killed, fit, kill_at, steps_of
 
 Make = Callable[..., Path]
 pytestmark = pytest.mark.usefixtures("quick_fits")
@@ -52,14 +52,6 @@ def until(target: Path, **changes: Any) -> Until:
 
 def facts(folder: Path) -> dict[str, Any]:
     return (load_manifest(folder) or {})["fit"]
-
-
-def kill_at(step: int, label: str = "vector") -> Callable[..., None]:
-    def progress(said: str, done: int, total: int) -> None:
-        if (said, done) == (label, step):
-            raise Killed
-
-    return progress
 
 
 @pytest.mark.parametrize("mode", ["lora", "full"])

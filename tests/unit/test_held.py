@@ -17,7 +17,7 @@ from msa_lite.train import FitSettings, Until
 from msa_lite.train.memory.model import load_trainable
 from msa_lite.train.objectives.held import HeldLoss
 from msa_lite.train.objectives.objective import draw_rows
-from tests.support.fits import PAD, ROWS, SETTINGS, Killed, assert_close, fit, ragged_rows, weights
+from tests.support.fits import PAD, ROWS, SETTINGS, Killed, assert_close, fit, kill_at, ragged_rows, weights
 
 Make = Callable[..., Path]
 pytestmark = pytest.mark.usefixtures("quick_fits")
@@ -110,13 +110,8 @@ def _kl(reference: Any, model: Any, example: Example) -> Any:
 def test_a_stopped_held_fit_goes_on_with_the_same_result(mode: Any, prior: Path, tmp_path: Path) -> None:
     settings = replace(SETTINGS, mode=mode)
     whole = weights(fit(prior, tmp_path / "whole", settings, objective=held(mode == "full")))
-
-    def stop(label: str, done: int, total: int) -> None:
-        if done == 5:
-            raise Killed
-
     with pytest.raises(Killed):
-        fit(prior, tmp_path / "stopped", settings, stop, objective=held(mode == "full"))
+        fit(prior, tmp_path / "stopped", settings, kill_at(5), objective=held(mode == "full"))
     assert_close(weights(fit(prior, tmp_path / "stopped", settings, objective=held(mode == "full"))), whole, atol=1e-6)
 
 

@@ -20,7 +20,7 @@ from msa_lite.io.models.heads import autocast, choose_precision, nf4
 from msa_lite.train import FitSettings, check_mode
 from msa_lite.train.fit.loop import Loop, VectorFit, _make_callback
 from msa_lite.train.memory.model import load_trainable
-from tests.support.fits import ROWS, SETTINGS, compute_in_bf16, fit, weights
+from tests.support.fits import ROWS, SETTINGS, Killed, compute_in_bf16, fit, kill_at, weights
 
 Make = Callable[..., Path]
 pytestmark = pytest.mark.usefixtures("quick_fits")
@@ -147,13 +147,6 @@ def test_an_8_bit_optimiser_learns_as_well_and_a_stopped_fit_goes_on_to_the_same
         made.append(sum(state["state1"].dtype == torch.uint8 for state in self.state.values()))
         return result
 
-    class Killed(BaseException):
-        pass
-
-    def stop(label: str, done: int, total: int) -> None:
-        if done == 3:
-            raise Killed
-
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bitsandbytes.optim.AdamW, "step", counted)
         whole = fit(prior, tmp_path / "whole", settings)
@@ -162,7 +155,7 @@ def test_an_8_bit_optimiser_learns_as_well_and_a_stopped_fit_goes_on_to_the_same
     losses = [json.loads(line)["loss"] for line in (whole / "train_log.jsonl").read_text().splitlines()]
     assert losses[-1] < losses[0]
     with pytest.raises(Killed):
-        fit(prior, tmp_path / "cut", settings, progress=stop)
+        fit(prior, tmp_path / "cut", settings, progress=kill_at(3))
     resumed = weights(fit(prior, tmp_path / "cut", settings))
     assert all(torch.equal(resumed[name], value) for name, value in weights(whole).items())
 

@@ -16,7 +16,7 @@ import pytest
 
 from msa_lite.data import Example
 from msa_lite.errors import StageError
-from msa_lite.io.finished.seal import load_manifest, verify_folder
+from msa_lite.io.finished.seal import load_manifest
 from msa_lite.io.models.heads import _cpu_has_bf16
 from msa_lite.io.weights.checkpoint import load_checkpoint
 from msa_lite.io.weights.hub import Source, fetch
@@ -24,7 +24,7 @@ from msa_lite.io.weights.vocabulary import find_added_rows
 from msa_lite.train import FitSettings, Until, VectorFit, fit_vector, run_fit
 from msa_lite.train.objectives.plain import PlainLoss
 from msa_lite.train.processes.peers import told_of_losses
-from tests.support.fits import assert_close, ragged_rows, read_log, steps_of, weights
+from tests.support.fits import assert_close, assert_same_course, die_before, ragged_rows, read_log, steps_of, weights
 from tests.support.models import tiny_tokenizer
 from tests.support.processes import Ended, run_together
 
@@ -52,16 +52,8 @@ def sharded(rank: int, prior: Any, out: Path, settings: FitSettings = SETTINGS, 
 
 def dies(rank: int, who: int, step: int, prior: Path, out: Path) -> None:
     """Fit, but one process is killed before a step."""
-    from msa_lite.train.processes.fit import _Steps
-
-    own = _Steps._step
-
-    def killed(self: Any, rows: Any, epoch: int, number: int) -> Any:
-        if (rank, number) == (who, step):
-            os.kill(os.getpid(), signal.SIGKILL)
-        return own(self, rows, epoch, number)
-
-    _Steps._step = killed  # type: ignore[method-assign]
+    if rank == who:
+        die_before(step)
     sharded(rank, prior, out)
 
 
@@ -100,12 +92,7 @@ def assert_same_fit(found: Path, wanted: Path) -> None:
     assert {path.name for path in found.iterdir()} - {"x"} == {path.name for path in wanted.iterdir()}
     for name in ("config.json", "generation_config.json", "tokenizer.json"):
         assert (found / name).read_bytes() == (wanted / name).read_bytes()
-    assert len(read_log(found)) == len(read_log(wanted))
-    for line, other in zip(read_log(found), read_log(wanted), strict=True):
-        assert line == pytest.approx(other, rel=1e-5)
-    assert verify_folder(found) == []
-    one, other = (load_manifest(folder) or {} for folder in (found, wanted))
-    assert one["inputs"] == other["inputs"]
+    assert_same_course(found, wanted, rel=1e-5)
 
 
 def test_two_processes_take_the_steps_of_one(make_checkpoint: Make, tmp_path: Path) -> None:

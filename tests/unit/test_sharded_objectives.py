@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,11 +13,10 @@ import pytest
 from msa_lite.baselines.methods import METHODS, settings_grid
 from msa_lite.baselines.objective import BaselineObjective
 from msa_lite.data import IGNORE
-from msa_lite.io.finished.seal import load_manifest, verify_folder
 from msa_lite.io.weights.hub import fetch
 from msa_lite.train import FitSettings, KeptEpochs, VectorFit, run_fit
 from msa_lite.train.objectives.held import HeldLoss
-from tests.support.fits import PAD, assert_close, ragged_rows, read_log, weights
+from tests.support.fits import PAD, assert_close, assert_same_course, die_before, ragged_rows, read_log, weights
 from tests.support.models import tiny_tokenizer
 from tests.support.processes import Ended, run_together
 
@@ -89,16 +86,8 @@ def fit_all(rank: int, cases: list[str], prior: Path, folder: Path) -> None:
 
 def dies(rank: int, prior: Path, folder: Path) -> None:
     """Fit with a choice of epochs, but the second process is killed in the second epoch."""
-    from msa_lite.train.processes.fit import _Steps
-
-    own = _Steps._step
-
-    def killed(self: Any, rows: Any, epoch: int, step: int) -> Any:
-        if (rank, step) == (1, 4):
-            os.kill(os.getpid(), signal.SIGKILL)
-        return own(self, rows, epoch, step)
-
-    _Steps._step = killed  # type: ignore[method-assign]
+    if rank == 1:
+        die_before(4)
     fit_all(rank, ["undial"], prior, folder)
 
 
@@ -125,12 +114,7 @@ def assert_same_fit(found: Path, wanted: Path) -> None:
     assert [path.name for path in trained(found)[:-1]] == [path.name for path in trained(wanted)[:-1]]
     for mine, other in zip(trained(found), trained(wanted), strict=True):
         assert_close(weights(mine), weights(other), CLOSE)
-    assert [line["step"] for line in read_log(found)] == [line["step"] for line in read_log(wanted)]
-    for line, other in zip(read_log(found), read_log(wanted), strict=True):
-        assert line == pytest.approx(other, rel=1e-4)
-    assert verify_folder(found) == []
-    one, other = (load_manifest(folder) or {} for folder in (found, wanted))
-    assert one["inputs"] == other["inputs"]
+    assert_same_course(found, wanted, rel=1e-4)
 
 
 def test_every_objective_gives_the_vector_of_one_process(make_checkpoint: Make, tmp_path: Path) -> None:

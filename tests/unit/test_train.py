@@ -16,7 +16,7 @@ from msa_lite.io.finished.seal import load_manifest, verify_folder
 from msa_lite.io.weights.adapter import load_adapter
 from msa_lite.io.weights.checkpoint import load_checkpoint
 from msa_lite.train import FitSettings, fit_vector
-from tests.support.fits import Killed, read_log
+from tests.support.fits import Killed, kill_at, read_log
 from tests.support.models import tiny_tokenizer
 
 Make = Callable[..., Path]
@@ -122,17 +122,11 @@ def test_the_same_inputs_give_the_same_bytes_and_are_not_trained_twice(
 def test_a_run_that_was_stopped_goes_on_to_the_same_bytes(
     step: int, make_checkpoint: Make, examples: list[Example], whole: Path, tmp_path: Path
 ) -> None:
-    def fit(stop: int) -> Path:
-        def progress(label: str, done: int, total: int) -> None:
-            if done == stop:
-                raise Killed
-
-        return fit_rows(make_checkpoint("llama"), examples, tmp_path / "cut", progress=progress)
-
+    prior, out = make_checkpoint("llama"), tmp_path / "cut"
     with pytest.raises(Killed):
-        fit(step)
-    assert not (tmp_path / "cut").exists()
-    resumed = fit(-1)
+        fit_rows(prior, examples, out, progress=kill_at(step))
+    assert not out.exists()
+    resumed = fit_rows(prior, examples, out)
     for name in ("adapter_model.safetensors", "train_log.jsonl"):
         assert hash_file(whole / name) == hash_file(resumed / name)
 
