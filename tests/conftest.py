@@ -186,6 +186,12 @@ def make_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., P
 
 
 @pytest.fixture(scope="session")
+def prior(make_checkpoint: Callable[..., Path]) -> Path:
+    """The folder of a tiny prior, which no test changes."""
+    return make_checkpoint("llama")
+
+
+@pytest.fixture(scope="session")
 def make_adapter(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """make_adapter(kind, seed=1, model={}, **LoraConfig changes) → folder, cached; fits make_checkpoint(kind, **model).
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,13 +30,7 @@ from tests.support.fits import (
     weights,
 )
 
-Make = Callable[..., Path]
 pytestmark = pytest.mark.usefixtures("quick_fits")
-
-
-@pytest.fixture(scope="module")
-def prior(make_checkpoint: Make) -> Path:
-    return make_checkpoint("llama")
 
 
 # What is kept

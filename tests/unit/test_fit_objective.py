@@ -47,11 +47,6 @@ pytestmark = pytest.mark.usefixtures("quick_fits")
 RETAIN = ragged_rows(5, seed=2)
 
 
-@pytest.fixture
-def prior(make_checkpoint: Make) -> Path:
-    return make_checkpoint("llama")
-
-
 # What is trained
 
 

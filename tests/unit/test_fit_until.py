@@ -20,7 +20,6 @@ from msa_lite.train.fit import loop
 from msa_lite.train.fit.until import measure_loss
 from tests.support.fits import PAD, ROWS, Killed, fit, kill_at, steps_of
 
-Make = Callable[..., Path]
 pytestmark = pytest.mark.usefixtures("quick_fits")
 # 8 rows in batches of 4: two steps an epoch.
 SETTINGS = FitSettings(
@@ -29,11 +28,6 @@ SETTINGS = FitSettings(
 
 
 AGAIN = replace(SETTINGS, learning_rate=1e-3, epochs=12)  # too slow at first
-
-
-@pytest.fixture(scope="module")
-def prior(make_checkpoint: Make) -> Path:
-    return make_checkpoint("llama")
 
 
 @pytest.fixture(scope="module")

@@ -25,11 +25,6 @@ RETAIN = ragged_rows(5, seed=2)
 H = 0.7
 
 
-@pytest.fixture
-def prior(make_checkpoint: Make) -> Path:
-    return make_checkpoint("llama")
-
-
 def held(full: bool = False, weight: float = H) -> HeldLoss:
     return HeldLoss(ROWS, RETAIN, weight, PAD, seed=0, full=full)
 
