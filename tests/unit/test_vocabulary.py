@@ -14,7 +14,7 @@ import torch
 from safetensors.numpy import load_file, save_file
 
 from msa_lite.data import Example
-from msa_lite.errors import FormatError, UsageError
+from msa_lite.errors import UsageError
 from msa_lite.evals.engine.models import load_model
 from msa_lite.io.weights.adapter import ADAPTER_FILE, base_name
 from msa_lite.io.weights.checkpoint import load_checkpoint
@@ -176,9 +176,3 @@ def test_a_stopped_fit_of_an_extended_prior_ends_as_one_that_was_not(
 )  # fmt: skip
 def test_embedding_and_head_are_known_by_their_modules(name: str, role: bool) -> None:
     assert has_token_role(name) is role
-
-
-def test_a_broken_adapter_config_is_told(tmp_path: Path) -> None:
-    (tmp_path / "adapter_config.json").write_text("{")
-    with pytest.raises(FormatError, match="not JSON"):
-        base_name(tmp_path)

@@ -6,7 +6,6 @@ neither torch nor transformers.
 
 from __future__ import annotations
 
-import bisect
 import logging
 import re
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping
@@ -182,14 +181,12 @@ def _warn_of_missing(adapter: Adapter, target: Collection[str]) -> None:
     held = [unwrapped(name) for name in (*(f"{module}.weight" for module in adapter.modules), *adapter.values)]
     weights = {f"{unwrapped(name)}.weight" for name in names.get("target_modules", [])}
     ends, there = _endings_among(weights, held), _endings_among(weights, (n for n in target if ".experts." not in n))
-    saved = sorted({path[::-1] for name in held for path in _paths(name)} if "modules_to_save" in names else ())
     chosen = any(adapter.config.get(key) not in (None, []) for key in ("exclude_modules", "layers_to_transform"))
 
     def is_lost(key: str, name: str) -> bool:
         """Check whether the file holds nothing of a module."""
         if key == "modules_to_save":  # PEFT takes modules whose name ends with these letters, with all inside them
-            place = bisect.bisect_left(saved, name[::-1])
-            return name not in _TASK_HEADS and not (place < len(saved) and saved[place].startswith(name[::-1]))
+            return name not in _TASK_HEADS and not any(f"{name}." in tensor for tensor in held)
         weight = f"{name}.weight"
         return weight not in ends and not chosen and bool(find_name(weight, target) or weight in there)
 
@@ -227,13 +224,6 @@ def _warn_of_half(adapter: Adapter, weights: Collection[str], target: Collection
 def _endings_among(choices: Container[str], names: Iterable[str]) -> set[str]:
     """Return the choices that some name ends with, as a whole or after a dot."""
     return {ending for name in names for ending in endings(name) if ending in choices}
-
-
-def _paths(name: str) -> Iterator[str]:
-    """Yield the part of a name before each of its dots."""
-    while "." in name:
-        name = name.rpartition(".")[0]
-        yield name
 
 
 def _orient(
