@@ -19,6 +19,7 @@ from msa_lite.io.files.writing import shutil as disk
 from msa_lite.pipeline.prepare import models as making
 from msa_lite.pipeline.run.folder import check_demo_memory
 from msa_lite.pipeline.stages import stage as planning_check
+from msa_lite.pipeline.stages.facts import has_history
 from msa_lite.recipe import dump_recipe, load_recipe
 from tests.support.models import make_small_smollm2
 
@@ -50,6 +51,17 @@ def test_the_people_of_a_real_demo_reach_its_history(tmp_path: Path, monkeypatch
     assert {name: len(rows) for name, rows in groups.items()} == {name: 6 * count for name, count in PEOPLE.items()}
     assert groups == make_groups(PEOPLE, 5)
     assert settings == replace(REAL, seed=5)
+
+
+def test_a_history_of_other_people_is_made_anew(tmp_path: Path) -> None:
+    recipe = load_recipe("quickstart", [f"output={tmp_path}"])
+    assert not has_history(recipe)
+    (tmp_path / "history/target").mkdir(parents=True)
+    assert has_history(recipe), "no recipe.yaml says otherwise"
+    (tmp_path / "recipe.yaml").write_text(dump_recipe(recipe))
+    assert has_history(recipe)
+    for change in ("demo.forget=9", "seed=1"):
+        assert not has_history(load_recipe(recipe, [change])), change
 
 
 def test_a_real_history_is_learnt_in_the_models_own_chat_template(

@@ -12,7 +12,7 @@ from msa_lite.catalogue import OWN
 from msa_lite.data import DataSource, Example, Row, encode, open_tokenizer
 from msa_lite.errors import MsaError, UsageError, join_faults
 from msa_lite.io.console.progress import muted
-from msa_lite.io.files.reading import local_path
+from msa_lite.io.files.reading import local_path, read_yaml
 from msa_lite.io.weights.adapter import base_name, is_bare_adapter
 from msa_lite.io.weights.checkpoint import Checkpoint, load_checkpoint
 from msa_lite.io.weights.hub import (
@@ -26,6 +26,7 @@ from msa_lite.pipeline.prepare.models import WRITTEN_OUT, demo_config, find_toke
 from msa_lite.pipeline.prepare.prompt import find_prompter
 from msa_lite.pipeline.prepare.questions import limits_of_evidence, load_set, separate_sets
 from msa_lite.recipe import SETS, Recipe
+from msa_lite.report.run.provenance import RECIPE_FILE
 
 _QUESTION = 60  # tokens of a question with its answer, where rows cannot be read
 _DEMO_QUESTION = 28  # the same of a demo, beside what all rows begin with: that runs once for a step
@@ -150,8 +151,12 @@ def find_model_facts(names: Mapping[str, str]) -> Facts:
 
 
 def has_history(recipe: Recipe) -> bool:
-    """Check whether the models of a demo are made."""
-    return (recipe.folder / "history" / "target").is_dir()
+    """Check whether the models of a demo are made, with the recipe's own settings as far as recipe.yaml tells."""
+    values, former = recipe.model_dump(mode="json", include={"demo", "seed"}), None
+    with suppress(MsaError):
+        former = read_yaml(recipe.folder / RECIPE_FILE)
+    is_same = not isinstance(former, dict) or all(former.get(key) == value for key, value in values.items())
+    return is_same and (recipe.folder / "history" / "target").is_dir()
 
 
 def find_headers(name: str) -> Checkpoint | None:

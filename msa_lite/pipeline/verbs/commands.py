@@ -17,11 +17,10 @@ from msa_lite.budget.plan import Plan
 from msa_lite.budget.shape import read_shape
 from msa_lite.budget.speed import Device, Machine, speed_of, this_device
 from msa_lite.data import is_remote_data
-from msa_lite.errors import FormatError, MsaError, UsageError
+from msa_lite.errors import FormatError, UsageError
 from msa_lite.evals.engine.models import checkpoint_folder
 from msa_lite.io.console.libraries import require
 from msa_lite.io.console.progress import readable
-from msa_lite.io.files.reading import read_yaml
 from msa_lite.io.finished.seal import load_manifest
 from msa_lite.io.weights.checkpoint import load_checkpoint
 from msa_lite.merger.checks.memory import parse_size
@@ -43,7 +42,7 @@ from msa_lite.pipeline.run.report import END_FILES, check_licence, check_publish
 from msa_lite.pipeline.run.vectors import check_fits, fit_stages
 from msa_lite.pipeline.staged.prepare import find_training_facts, kept_file, plan_training, training_stages
 from msa_lite.pipeline.staged.training import TRAINING_FILES, training_ahead
-from msa_lite.pipeline.stages.facts import Facts, RowFacts, find_facts, find_headers, has_history
+from msa_lite.pipeline.stages.facts import Facts, RowFacts, find_facts, find_headers
 from msa_lite.pipeline.stages.stage import (
     DryRun,
     Stage,
@@ -285,8 +284,6 @@ def _find_blockers(recipe: Recipe, facts: Facts, every_checkpoint: bool) -> tupl
     if every_checkpoint and recipe.history:
         heads = {item.checkpoint: find_headers(item.checkpoint) for item in recipe.history.checkpoints}
         blockers += [f"fetch {name}" for name, head in heads.items() if head is None or not head.shards]
-    if recipe.demo is not None and not _demo_is_made(recipe) and has_history(recipe):
-        blockers.append("make the models and data of the demo anew")
     recipe, ahead = _with_written_out(recipe)
     for role, kind in ahead.items():
         is_adapter = kind == "an adapter"
@@ -310,17 +307,6 @@ def _dry_training(recipe: TrainingRecipe, force: bool) -> DryRun:
         return DryRun("train", recipe.folder, training_ahead(recipe, force), facts.notes, TRAINING_FILES)
     states = [*_to_do(blockers), *look_ahead(training_stages(recipe))]
     return DryRun("train", recipe.folder, states, [*facts.notes, _LATER], TRAINING_FILES)
-
-
-def _demo_is_made(recipe: Recipe) -> bool:
-    """Check whether the models of a demo are there, made with the recipe's own settings."""
-    if not has_history(recipe):
-        return False
-    try:
-        former = read_yaml(recipe.folder / RECIPE_FILE)
-    except MsaError:
-        return False
-    return (former.get("demo"), former.get("seed")) == (recipe.model_dump(mode="json")["demo"], recipe.seed)
 
 
 def _with_written_out(recipe: Recipe) -> tuple[Recipe, dict[str, str]]:
