@@ -47,14 +47,6 @@ Put = Callable[[str, slice, Any], None]
 _COPY = 16 << 20  # bytes of a range that stays, copied at a time
 
 
-@dataclass(frozen=True)
-class _Range:
-    """Bytes of the target's file that are copied."""
-
-    start: int
-    nbytes: int
-
-
 class Stream:
     """The threads and buffers of one merge; a context manager. `write` makes one shard at a time, `fill` all rows."""
 
@@ -86,7 +78,7 @@ class Stream:
         header = shard_header(shard, dtype)
         size = len(header) + output_bytes(shard.tensors, dtype)
         changes: dict[str, Change] = {}
-        waiting: deque[_Range | np.ndarray | tuple[RowBlock, Scratch, Future[tuple[Change | None, np.ndarray]]]] = (
+        waiting: deque[range | np.ndarray | tuple[RowBlock, Scratch, Future[tuple[Change | None, np.ndarray]]]] = (
             deque()
         )
         held = 0
@@ -96,9 +88,9 @@ class Stream:
                 """Write the next piece of the file, once it is ready."""
                 nonlocal held
                 piece = waiting.popleft()
-                if isinstance(piece, _Range):
-                    sink.append_from(source, piece.start, piece.nbytes, shard.path)
-                    report(piece.nbytes)
+                if isinstance(piece, range):
+                    sink.append_from(source, piece.start, len(piece), shard.path)
+                    report(len(piece))
                     return
                 if isinstance(piece, np.ndarray):
                     sink.append(piece.reshape(-1).view(np.uint8).data)
@@ -150,8 +142,11 @@ class Stream:
         for future in pending:
             future.result()
 
-    def _pieces(self, shard: ShardFile, changes: dict[str, Change]) -> Iterator[RowBlock | _Range | np.ndarray]:
-        """Yield the pieces of the file in order. Read and measure a tensor's factors when its turn comes."""
+    def _pieces(self, shard: ShardFile, changes: dict[str, Change]) -> Iterator[RowBlock | range | np.ndarray]:
+        """Yield the pieces of the file in order; a range is of bytes of the target's file that are copied.
+
+        Read and measure a tensor's factors when its turn comes.
+        """
         rewritten = set(self._checked.rewritten)
         for entry in shard.tensors:
             weight = self._weights.get(entry.name, entry)
@@ -167,7 +162,7 @@ class Stream:
                     yield RowBlock(weight, (start, stop), update, row_bytes * (stop - start), form, scales)
                 continue
             for done in range(0, entry.nbytes, _COPY):
-                yield _Range(entry.start + done, min(_COPY, entry.nbytes - done))
+                yield range(entry.start + done, entry.start + min(done + _COPY, entry.nbytes))
 
     def _form(self, entry: TensorEntry) -> Scaled | None:
         """Return the form of codes that a merged tensor is stored in; None for plain floats."""
