@@ -24,8 +24,7 @@ from msa_lite.merger import merge, merge_adapters
 from msa_lite.merger.adapters import output as adapter
 from msa_lite.merger.stream import model
 from msa_lite.record.facts import hash_files, hashed_revision
-from msa_lite.report import Report
-from msa_lite.report.run.provenance import is_report_of
+from msa_lite.report.run.provenance import result_revision
 from msa_lite.train import FitSettings, KeptEpochs, Until, VectorFit, fit_vector
 from tests.support.fits import ragged_rows
 from tests.support.identity import (
@@ -265,5 +264,4 @@ def test_the_files_of_a_manifest_give_the_revision_that_a_model_is_known_by(tmp_
     assert (out / "additional_chat_templates/tool_use.jinja").read_text() == "TOOLS"
     revision = hash_content(out)
     assert hashed_revision(hash_files(out)) == revision
-    report = Report("qa", "test", {}, {"model": {"revision": revision}})
-    assert is_report_of(report, out)
+    assert result_revision(out) == revision
