@@ -1,1 +1,1 @@
-"""Files and folders: safetensors checkpoints, PEFT adapters, manifests, the Hub. No torch anywhere in here."""
+"""Files, checkpoints, models in memory, processes and the terminal: what all other rooms stand on."""

@@ -1,1 +1,1 @@
-"""A table of the paper, or one's own: its rows, at their own size or small; what is made, and what is left."""
+"""A table of the paper, or one's own: what is made of its rows, and what is left to make."""
