@@ -8,8 +8,8 @@ min_k_pp, so that an AUC is the same in both reports. Of questions, only the ans
 
 What is measured is the AUC against holdout rows, ½ at chance; and with 100 holdout rows or more, the share of forget
 rows that are found while 1 % of the holdout rows are taken for such (LiRA, Carlini et al., 2022, arXiv 2112.03570).
-Where forget and holdout rows differ in more than that
-one was trained on, it is off ½ for a model that saw neither; only the ideal shows by how much.
+If forget and holdout rows differ in other ways, too, the
+AUC is not ½ for a model that saw neither; the ideal's AUC shows by how much.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _MEASURES = (
     Measure("loss", "loss", "AUC of the mean loss", kind="auc"),
     Measure("zlib", "zlib", "AUC of the loss over the bytes of the compressed text", kind="auc"),
     Measure("min_k", "Min-K%", "AUC of the 40 % least likely tokens", kind="auc"),
-    # Not decisive: without a prior there is none, and an outcome rests on rows that have all of its scores.
+    # Does not decide: without a prior there is none, and an outcome uses only rows that have every deciding score.
     Measure("reference", "reference", "AUC of the loss minus the prior's", kind="auc", decides=False),
 )
 _FEWEST = 100  # holdout rows, for one of them to be 1 %

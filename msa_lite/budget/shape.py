@@ -19,7 +19,8 @@ _KNOWN = {
     "phi3", "granite",
 }  # fmt: skip
 _HEAD_NORMS = {"qwen3", "olmo2", "olmo3", "gemma3_text"}  # queries and keys are normalised, too
-_TIED = {"gpt2", "gemma", "gemma2", "gemma3_text"}  # whose configs need not say so
+# These families tie head and embedding even if the config does not mention it.
+_TIED = {"gpt2", "gemma", "gemma2", "gemma3_text"}
 # Published configs (their config.json on the Hub) of the families that shipped recipes name, with the bytes of a stored
 # weight, by a part of the name.
 _PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
@@ -145,7 +146,7 @@ def published_shape(name: str) -> tuple[Shape, str] | None:
 
 
 def shape_of_config(config: Mapping[str, Any], name: str, width: int = 4) -> Shape:
-    """Return the sizes of a model that is made of a config of a Llama's keys. width: bytes of a weight, of fp32."""
+    """Return the sizes of a model from a config with Llama's key names. width: bytes a weight; the default is fp32."""
     sizes = _sizes(config, name)
     hidden, inner, vocabulary = sizes["hidden"], sizes["intermediate"], sizes["vocabulary"]
     queries, keys = sizes["heads"] * sizes["head_dim"], sizes["kv_heads"] * sizes["head_dim"]

@@ -1,4 +1,4 @@
-"""Hand on a result, and end with the data: verify, publish, purge."""
+"""Check a result, publish it, and remove the data that a run still holds: verify, publish, purge."""
 
 from __future__ import annotations
 

@@ -193,9 +193,8 @@ def compare_command(
 ) -> None:
     """Put reports side by side, as in the MSA paper.
 
-    The table has target, ideal, and each method with its ratio to the ideal. FOLDER is that of a run, whose baselines
-    are taken in too, or of an evaluation; REPORT is a report.json. Models that were scored on different rows are
-    refused.
+    The table has target, ideal, and each method with its ratio to the ideal. FOLDER is a run, with its baselines, or an
+    evaluation; REPORT is a report.json. Models that were scored on different rows are refused.
 
     \b
     msa-lite compare runs/mine

@@ -250,7 +250,7 @@ def _told(manifest: dict[str, Any], ask: Callable[[str], bool], cautions: list[s
 def _files(
     folder: Path, kind: str, manifest: dict[str, Any], secrets: Secrets, faults: Faults, cautions: list[str]
 ) -> list[SentFile]:
-    """Return the files that go as they are, or without what is private; gather what remains of that."""
+    """Return the files to send, without what is private; files that cannot go without it are gathered in `faults`."""
     patterns = _ADAPTER_FILES if kind == "adapter" else _MODEL_FILES
     tokens = set() if kind == "adapter" else {name_in(folder, path) for path in tokenizer_files(folder)}
     items, left, notes = list[SentFile](), list[str](), list[str]()

@@ -89,7 +89,7 @@ def _answers(folder: Path, rows: Sequence[RowContent], key: Path) -> list[RowAns
 
 
 def _check_form(folder: Path, rows: Sequence[RowContent]) -> None:
-    """Raise MismatchError where no row can be among the rows to forget, since one are texts, the others questions."""
+    """Raise MismatchError if the rows given are texts and those to forget questions, or the reverse: none matches."""
     has_questions = bool(load_record(folder / RECORD_FILE).forget_rows.questions)
     if any(bool(question) == has_questions for question, _, _ in rows):
         return
@@ -130,7 +130,7 @@ class RecordCheck:
 def check_records(folder: Path, allowed_signers: str | Path | None = None) -> dict[Path, RecordCheck]:
     """Check the record of a run and those of all runs below it, such as baselines; return the checks by folder.
 
-    allowed_signers: those whose signature counts for the run's own record; where it has none, that is a fault. Raise
+    allowed_signers: OpenSSH's file of signers. With it, a run's own record without a signature is a fault. Raise
     UsageError where a signature is to be checked and cannot be.
     """
     below = [path.parent for path in sorted(folder.rglob(RECORD_FILE)) if path.parent != folder]

@@ -32,7 +32,7 @@ def hashed_revision(files: Mapping[str, FileHash]) -> str:
 
 
 def hash_files(folder: Path) -> dict[str, FileHash]:
-    """Return size and hash of a model's or vector's files; a manifest's are taken, and no file is read for them."""
+    """Return size and hash of a model's or vector's files. Those of a file in the manifest are read from there."""
     known = (load_manifest(folder) or {"files": {}})["files"]
     return {
         name: FileHash(**known[name]) if name in known else FileHash(sha256=hash_file(path), bytes=path.stat().st_size)
@@ -90,7 +90,7 @@ def write_run_record(folder: Path, record: Removal) -> Removal:
     if former and former.model_dump(exclude=_CHANGING) == record.model_dump(exclude=_CHANGING):
         return former
     if former and former.forget_rows.check != record.forget_rows.check:
-        logger.warning("%s is not the one that the record had before; that one does not fit the new record", KEY_FILE)
+        logger.warning("%s has been replaced: the key of before does not fit the new record", KEY_FILE)
     store_record(record, folder / RECORD_FILE)
     if (folder / SIGNATURE_FILE).exists():
         logger.warning(

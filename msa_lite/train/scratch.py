@@ -48,7 +48,8 @@ def texts_of(rows: Sequence[Row], template: Template) -> list[str]:
 
 
 def make_config(values: Mapping[str, Any], tokenizer: Any) -> Any:
-    """Make the config of a new model. values: by transformers' names, with model_type; others are its defaults.
+    """Make the config of a new model. values: settings under transformers' names, with model_type; those not given are
+    transformers' defaults.
 
     Vocabulary size and ids of special tokens come from the tokenizer unless `values` gives them. Raise UsageError for
     values that transformers does not know or refuses, MismatchError for too small a vocabulary.

@@ -11,7 +11,7 @@ CEILING = {
     "lines of the package": 33_180,
     "modules": 273,
     "lines of the tests": 42_358,
-    "words of the docs": 49_503,
+    "words of the docs": 49_497,
     "commands": 24,
     "options": 108,
     "keys of a recipe": 85,

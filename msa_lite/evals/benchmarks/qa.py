@@ -57,7 +57,7 @@ QA = Benchmark(OWN, _score, _metrics, weigh=weigh_rows)
 
 
 def _metric_name(score: str, set_name: str) -> str:
-    """Return the name of a score's metric: without an ending where the table of metrics has none with it."""
+    """Return the score's name with the set's initial (`_f`, `_r`, `_h`), or without if METRICS lacks that name."""
     name = f"{score}_{set_name[0]}"
     return name if name in METRICS else score
 
@@ -68,8 +68,9 @@ def load_qa(
     """Return the benchmark over rows by set name, questions or texts.
 
     No question is cut: prompts and answers are scored whole. Texts are scored over their first `MAX_TOKENS` tokens
-    after the ids that every text begins with, and nothing is generated from them. Memorization scores leave out the
-    last token of each row of a set, an answer's end token. A set of texts alone is scored to its texts' ends.
+    after the ids that every text begins with, and nothing is generated from them. In a set with
+    questions, memorization scores leave out the last token of each row, the answer's end token. In a set of texts alone
+    every token counts.
     """
     loaded = {}
     for name, rows in sets.items():

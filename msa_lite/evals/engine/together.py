@@ -1,8 +1,8 @@
 """Decode answers in batches, by our own loop.
 
-Rows that have ended leave the batch, so that it costs the sum of its answers' lengths, not its longest answer times its
-rows. A common beginning of its prompts, a system message say, runs once, and so does a prompt that several answers are
-drawn for.
+Rows that have ended leave the batch, so a batch costs the total length of its answers, not the longest answer times the
+number of rows. A common beginning of its prompts, a system message say, runs once, and so does a prompt that several
+answers are drawn for.
 """
 
 from __future__ import annotations
@@ -188,7 +188,7 @@ def _run_beginning(runner: Runner, prompts: Sequence[list[int]], hidden: int | N
 
 
 def _window(runner: Runner) -> float:
-    """Return the smallest window that the model's config names. GPT-Neo's local layers keep all keys all the same."""
+    """Return the smallest window that the model's config names. GPT-Neo names one, but its layers keep all keys."""
     config = runner.model.config.get_text_config()
     named = {name: size for name, size in vars(config).items() if name.endswith(("window", "window_size"))}
     return min((size for size in named.values() if isinstance(size, int) and size > 1), default=math.inf)

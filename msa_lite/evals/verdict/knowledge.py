@@ -94,8 +94,8 @@ def weak_sets(
 ) -> list[str]:
     """Return a sentence for each set that can show nothing, by scores of a target that knows the forget rows.
 
-    A control that recites as much as the target says of no row that it was forgotten. Of rows that the target does not
-    know, nothing can be kept. Arguments as of `find_fault`; sets of fewer than 8 rows say nothing.
+    If the control is recited as often as the forget rows, it shows of no row that it was forgotten. Of rows that the
+    target does not know, nothing can be kept. Arguments as of `find_fault`; sets of fewer than 8 rows say nothing.
     """
     notes = []
     mine, theirs = (sum(map(is_recited, side)) for side in (target, holdout))
@@ -145,7 +145,7 @@ def _paired_gain(before: np.ndarray, after: np.ndarray) -> tuple[float, float]:
 
 
 def _rows_seen(target: Sequence[Record], prior: Sequence[Record], holdout: Sequence[Record]) -> tuple[int, int] | None:
-    """Return how many of the rows that the target recites the prior recites, if these are more than can be guessed.
+    """Return how many of the rows that the target recites the prior recites too, if more than guessing explains.
 
     The share of holdout rows that the target recites says how many can be guessed. None if the prior shows no signs.
     """

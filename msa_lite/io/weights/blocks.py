@@ -33,9 +33,10 @@ class Files:
             return self._open[path]
 
     def by_column(self, entry: TensorEntry, count: int) -> np.ndarray:
-        """Return a matrix (rows, k · count) as (count, rows, k): every count-th column together. Do not change it.
+        """Split the columns of a matrix (rows, k · count) into `count` groups (count, rows, k); group i has columns i,
+        i + count, … Do not change it.
 
-        The latest one of each file and shape is kept, since the experts of a layer take their shares in turn. Raise
+        The last result of each file and shape is kept, since the experts of a layer ask for its groups in turn. Raise
         FormatError as `read_whole`.
         """
         with self._lock:
@@ -68,7 +69,7 @@ class Scratch:
 
     def __init__(self, common: Scratch | None = None) -> None:
         self._buffers: dict[str, np.ndarray] = {}
-        self._common = common  # never itself: the buffers would wait for the garbage collector
+        self._common = common  # no reference to self: in a circle the buffers would wait for the garbage collector
         self._held: tuple[Any, ...] | None = None
 
     def take(self, name: str, shape: tuple[int, ...], dtype: Any) -> np.ndarray:

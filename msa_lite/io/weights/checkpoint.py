@@ -1,4 +1,4 @@
-"""Checkpoints by their headers, and the files beside the weights: config, tokenizer, licence; no pickle."""
+"""Open a checkpoint's folder: its config, its index and the headers of its safetensors files. No pickle is read."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _read_entry(name: str, item: dict[str, Any], path: Path, data: int) -> TensorEntry:
-    """Read one item of a header. data: where the tensors' bytes begin. Raise ValueError beyond all known models."""
+    """Read an item of a header. data: offset of the tensors' bytes. Raise ValueError if no known model is so large."""
     if len(name) > _MAX_NAME:
         raise ValueError(f"a tensor's name of {len(name)} characters: {name[:40]}…")
     shape, (start, stop) = tuple(item["shape"]), item["data_offsets"]

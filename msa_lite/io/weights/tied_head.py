@@ -2,8 +2,9 @@
 an adapter's changes of both as one.
 
 A change of a tied matrix is clear only where embedding and head change alike. PEFT stores it so with
-`ensure_weight_tying`, and where it saves whole copies of both. PEFT's own merge then adds LoRA factors twice, once for
-each use; the model that was trained had them once. All other changes need a matrix for each use: `untied`.
+`ensure_weight_tying`, and where it saves whole copies of both. PEFT's own merge then adds LoRA factors twice, though
+the model that was trained had them once; here they are added once. All other changes need a matrix for each use:
+`untied`.
 """
 
 from __future__ import annotations
@@ -151,7 +152,7 @@ def _with_tensor(shard: ShardFile, head: TensorEntry) -> ShardFile:
 def fold_head(adapter: Adapter, target: Checkpoint, prior: Checkpoint | None) -> tuple[Adapter, list[str]]:
     """Return an adapter on a tied target with one change of the tied matrix, by the embedding's name; and the faults.
 
-    The two uses may have the same factors, new values or token rows. New values that are the prior's are no change.
+    Equal factors, new values or token rows of both uses become one. New values that equal the prior's are no change.
     Where only headers are there, shapes alone are compared.
     """
     names = tied_names(target)

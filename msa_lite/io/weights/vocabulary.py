@@ -1,4 +1,4 @@
-"""Rows that stand for tokens: those that two checkpoints share, and a prior extended by those that it lacks."""
+"""Rows of tokens in embedding and head: those that the prior lacks, their addition to it, and their removal again."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def vocabulary_size(checkpoint: Checkpoint) -> int | None:
 
 
 def has_token_role(name: str) -> bool:
-    """Check whether a tensor is embedding, head or the head's bias, by its name: none is in a numbered layer."""
+    """Check whether a tensor is embedding, head or the head's bias, by its name; no name with a layer's number is."""
     *path, module, kind = f".{name}".lower().split(".")
     named = module in _MODULES or ("emb" in module and not any(part in module for part in _OTHER_EMBEDDINGS))
     return named and kind in ("weight", "bias") and not any(part.isdecimal() for part in path)
@@ -93,7 +93,8 @@ class AddedRows:
 def find_added_rows(target: Checkpoint, prior: Checkpoint, known: int | None = None) -> AddedRows | None:
     """Return the rows that the target has for tokens which the prior lacks, or None.
 
-    known: the number of tokens of the prior's tokenizer, if the target's has more; later rows of the prior are padding.
+    known: the size of the prior's tokenizer, only if the target's is larger; the prior's rows from there on are
+    padding.
     """
     theirs, own = token_tensors(target), token_tensors(prior)
     names = [name for name in theirs if name in own and theirs[name].shape[1:] == own[name].shape[1:]]

@@ -34,10 +34,10 @@ def match_adapter(adapter: Adapter, target: Checkpoint, uses: Mapping[str, Tenso
 
 
 def _with_stored_names(adapter: Adapter, target: Checkpoint) -> Adapter:
-    """Return the adapter with modules that the target's files call otherwise under the names of these.
+    """Return the adapter with its modules under the names in the target's files, where the two differ.
 
     transformers 5 renames modules of some families while it loads them (Mixtral's router). Names that it does not know
-    either stay, and are refused as such.
+    either stay as they are; a later check refuses them.
     """
     unknown = [module for module in adapter.modules if find_name(f"{module}.weight", target.tensors) is None]
     if not unknown:

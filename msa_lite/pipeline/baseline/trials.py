@@ -88,7 +88,7 @@ class Trials:
 
     @property
     def filter(self) -> float:
-        """Return the strength λ of the filter of the chosen change; 0: none, as `auto` means here."""
+        """Return the strength λ of the chosen change's filter. 0 is no filter; for a baseline, `auto` is 0, too."""
         strength = self.context.recipe.merge.filter
         return strength if isinstance(strength, float) else 0.0
 
@@ -204,7 +204,7 @@ class Trials:
 
     @property
     def _fitted(self) -> list[Setting]:
-        """The settings that are fitted, perhaps from other inputs."""
+        """Settings whose fit is on disk, even one made from other inputs."""
         return [setting for setting in self.settings if setting not in self.failed and load_manifest(setting.folder)]
 
     def fit_named(self, name: str) -> VectorFit:

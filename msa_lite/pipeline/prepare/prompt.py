@@ -44,7 +44,7 @@ PROMPT_FILE = "prompt.json"  # in the run's folder: the outcome of `prompt: auto
 
 
 def find_prompter(recipe: Recipe, tokenizer: Any) -> Prompter:
-    """Return the prompter of a recipe. For `prompt: auto`, return the one to use if nothing is searched."""
+    """Return the prompter of a recipe. For `prompt: auto`, return the default, used where no search takes place."""
     settings = recipe.prompt
     if settings.kind == "auto":
         default = Prompter.build(tokenizer, "default", settings.template, thinking=settings.thinking)
@@ -171,7 +171,7 @@ def _shown(form: str, row: Row, example: Example, tokenizer: Any) -> ShownPrompt
 
 
 def evaluation_arguments(recipe: Recipe) -> dict[str, Any]:
-    """Return the arguments of `evaluate` that ask a model what the recipe's run asks its models, of all rows.
+    """Return arguments of `evaluate` that ask a model the questions that the recipe's run asks, of all rows.
 
     These are questions, limit, seed, prompt and judge. For `prompt: auto`, it is the prompt that the run
     found, if it has searched already.

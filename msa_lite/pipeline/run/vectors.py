@@ -1,4 +1,4 @@
-"""Fit the forget and retain vectors, by this process or each by all of a launcher; the settings of all fits.
+"""Fit the forget and retain vectors, in this process or in all of a launcher; and the settings of every fit.
 
 Settings are a recipe's `vector` sections, with what rows and models decide where it says auto.
 """
@@ -37,7 +37,7 @@ from msa_lite.train.settings import EPOCHS, TRIES, WARMUP_STEPS, auto_batch, aut
 
 RETAIN_VECTOR = "retain vector"
 START = "start of the forget vector"
-FIT = "fit sharded"  # the order to make a fit of all weights with all others
+FIT = "fit sharded"  # the order that calls the other processes to a full fit
 _SAYS = {
     "forget": "a copy of the prior is tuned on the rows to forget; the change of its weights is the vector",
     "retain": "a copy of the prior is tuned on rows to keep; the change of its weights is the vector",
@@ -132,7 +132,7 @@ def fit_with_all(fit: VectorFit, out: Path, crew: Crew, progress: Progress) -> N
     from msa_lite.train.processes.fit import fit_sharded
 
     fault: NotFiniteError | None = None
-    with crew.group():  # which an error would not leave
+    with crew.group():  # an error that escapes would leave this process in the group
         try:
             fit_sharded(fit, out, progress)
         except NotFiniteError as error:
@@ -185,7 +185,7 @@ def vector_start(run: Run, name: str) -> Source:
 
 
 def _hold(run: Run) -> HeldLoss | None:
-    """Return what the forget vector's fit minimises, where the recipe holds it."""
+    """Return the loss that also holds the model on retain rows, if the recipe has `vector.hold`, else None."""
     recipe = run.recipe
     if not recipe.hold:
         return None

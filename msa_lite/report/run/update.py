@@ -81,7 +81,7 @@ class Update:
 
 
 def _groups(tensors: Iterable[TensorUpdate], name_of: Callable[[TensorUpdate], str]) -> tuple[GroupUpdate, ...]:
-    """Return the change of the tensors with the same name of a group, in the order in which the names come."""
+    """Group tensors by the name that `name_of` gives; return each group's change, in order of first appearance."""
     members: dict[str, list[TensorUpdate]] = {}
     for tensor in tensors:
         members.setdefault(name_of(tensor), []).append(tensor)

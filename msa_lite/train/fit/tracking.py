@@ -1,4 +1,4 @@
-"""Report fits and the points of a choice to trackers: TensorBoard, Weights & Biases, Trackio.
+"""Send the losses of fits and the scores of candidates to trackers: TensorBoard, Weights & Biases, Trackio.
 
 They get losses, rates and scores, and never a row. What a tracker would collect by itself (console, code) is switched
 off. The Trainer reports to none of them.
@@ -22,7 +22,7 @@ PROJECT = "msa-lite"
 Line = Mapping[str, float]
 """Values by name."""
 Reporter = Callable[[Line, int], None]
-"""Reports a line with its number."""
+"""Sends the values of one step to a tracker, with the step's number."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Tracking:
     folder: Path = Path()
     """The folder for the files of trackers on this machine."""
     name: str = ""
-    """The run's name, with which the names of the trackers' runs begin."""
+    """The run's name. A tracker's run is called by it and its own label."""
 
     @contextmanager
     def lines(self, label: str) -> Iterator[Reporter]:

@@ -43,7 +43,7 @@ def _classes() -> tuple[Any, Any]:
             inner = rows @ a.T
             y = rows @ weight.T if bias is None else torch.addmm(bias, rows, weight.T)
             y.addmm_(inner, b.T, alpha=scale)
-            # W is kept as autograd keeps it, so that it may move between the two passes, as in a checkpointed layer.
+            # W is saved by save_for_backward: it may move between forward and backward, as in a checkpointed layer.
             ctx.save_for_backward(x, inner, weight, a, b)
             ctx.scale = scale
             return y.view(*x.shape[:-1], -1)
@@ -83,7 +83,8 @@ def _classes() -> tuple[Any, Any]:
 
 
 def _plain_adapter(layer: Any) -> str | None:
-    """Return the name of the adapter if PEFT's forward pass would be the formula of this module with it alone."""
+    """Return the active adapter's name if it is the only one and PEFT would compute just this module's formula, else
+    None."""
     import torch
 
     names = layer.active_adapters

@@ -1,4 +1,5 @@
-"""A loss beside a reference: logits of chosen positions, the model as it was, and the divergence from it."""
+"""Parts of losses that compare a tuned model with its start: logits at chosen positions, the reference, the
+divergence."""
 
 from __future__ import annotations
 
@@ -112,7 +113,7 @@ class FitReference:
     """The model where a fit starts, beside the model that is tuned."""
 
     model: Any
-    """The model that is tuned, under an adapter unless there is a copy."""
+    """The tuned model. It has an adapter, unless all weights are trained and `copy` is the reference."""
     copy: Any | None
     """The reference, where all weights are trained; perhaps its first layers only."""
     halves: Halves | None
@@ -161,7 +162,8 @@ if TYPE_CHECKING:
 
 
 def per_position(function: Callable[..., Tensor], logits: Logits, *inputs: Any) -> Tensor:
-    """Return (b, t) values of a function of (n, v) logits and of what `inputs`, also (b, t, …), hold there."""
+    """Apply a function to the (n, v) logits and the `inputs` (b, t, …) of each position; return its values as (b,
+    t)."""
     if isinstance(logits, ChosenLogits):
         return logits.map(function, *inputs)
     flat = (values.flatten(0, 1) for values in (logits, *inputs))

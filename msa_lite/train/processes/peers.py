@@ -21,8 +21,8 @@ _LOST = ("gloo", "nccl", "connection closed", "connection reset", "broken pipe",
 class Peers:
     """This process among those of a fit.
 
-    Tensors go over the default group of torch.distributed. What one process decides goes over a group of its own on the
-    CPU. There the others may wait for hours, and notice at once when a process dies.
+    Tensors go over the default group of torch.distributed. Decisions of one process go over a second group, on the CPU.
+    There the others may wait for hours, and notice at once when a process dies.
     """
 
     rank: int
