@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from msa_lite.evals.scores.records import write_records
 from msa_lite.report import Metric, Report, write_report
 from msa_lite.report.verdict.figures import Bound, Forgotten, Kept
@@ -30,6 +32,17 @@ def make_forgotten(rows: int = 48, unlearned: int = 1, **changes: Any) -> Forgot
 def make_kept(share: float = 0.95, rows: int = 40, **changes: Any) -> Kept:
     """A share that is kept of this many rows, with narrow bounds."""
     return Kept(around(share), rows, {"accuracy": share}, {"target": rows, "unlearned": round(share * rows)}, **changes)
+
+
+def differences(one: Any, other: Any, tolerance: float = 1e-6, name: str = "") -> set[str]:
+    """The names of the values that differ between two records, or mappings and lists of them."""
+    if isinstance(one, dict):
+        assert list(one) == list(other)
+        return {key for part in one for key in differences(one[part], other[part], tolerance, part)}
+    if isinstance(one, list) and len(one) == len(other):
+        return {key for a, b in zip(one, other, strict=True) for key in differences(a, b, tolerance, name)}
+    near = pytest.approx(other, abs=tolerance, rel=tolerance) if isinstance(other, float) else other
+    return set() if one == near else {name}
 
 
 def question(answer: str, generated: str, rouge: float, es: float, probability: float = 0.5) -> dict[str, Any]:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -15,11 +13,11 @@ from msa_lite.data import IGNORE, Example, Prompter, PromptSettings, Row, Templa
 from msa_lite.evals.benchmarks.aggregates import resolve_compat
 from msa_lite.evals.benchmarks.benchmark import Benchmark, BenchmarkSettings
 from msa_lite.evals.benchmarks.qa import load_qa
-from msa_lite.evals.engine.forward import TokenScores, answer_texts
+from msa_lite.evals.engine.forward import answer_texts
 from msa_lite.evals.engine.generate import Decoding, generate
 from msa_lite.evals.engine.models import Runner
 from msa_lite.evals.engine.prompt_search import prompt_forms
-from msa_lite.evals.scores.records import run_items, token_record
+from msa_lite.evals.scores.records import run_items
 from msa_lite.evals.scores.suite import load_benchmark
 from tests.support.benchmark_data import shortened, write_tofu
 from tests.support.models import CHATML, GEMMA, HARMONY, LLAMA3, OLMO, OPEN, PHI, SMOL, chat_tokenizer, tiny_tokenizer
@@ -61,7 +59,9 @@ def prompters(tokenizer: Any) -> list[Prompter]:
     return [own, *([replace(own, system="Be brief.")] if own.takes_system else []), Prompter.for_benchmark(tokenizer)]
 
 
-def learnt(prompter: Prompter, example: Example) -> str:
+def learnt(prompter: Prompter, row: Row | Example) -> str:
+    """What is learnt of a row, or of one that is encoded, as text."""
+    example = encode_qa([row], prompter)[0] if isinstance(row, Row) else row
     return str(prompter.tokenizer.decode([label for label in example.labels if label != IGNORE]))
 
 
@@ -81,7 +81,7 @@ def test_labels_end_at_the_first_end_token(name: str) -> None:
 def test_open_unlearnings_labels_go_on_on_request(name: str) -> None:
     for prompter in prompters(tokenizer_of(name)):
         theirs = replace(prompter, second_end=True)
-        assert learnt(theirs, encode_qa([ROW], theirs)[0]) == SHAPES[name][2]
+        assert learnt(theirs, ROW) == SHAPES[name][2]
         assert theirs.end_token == theirs.tokenizer.eos_token
         assert theirs.prompt(TURNS) == prompter.prompt(TURNS)
 
@@ -106,30 +106,16 @@ def test_an_end_token_in_the_answers_own_text_does_not_cut_it(name: str, caplog:
         prompter = Prompter.build(tokenizer_of(name), "chat", Template())
     end = prompter.end_token
     rows = [ROW, Row(1, "What ends a turn?", f"It is {end} there."), Row(2, f"Is it {end}?", "It is.")]
-    with caplog.at_level(logging.WARNING, logger="msa_lite"):
-        examples = encode_qa(rows, prompter)
-        assert learnt(prompter, examples[1]).strip() == f"It is {end} there.{end}"
-        assert f"1 of 3 rows: the answer's own text holds an end token ({end}" in caplog.text.replace("</s>, ", "")
-        assert "stops there" in caplog.text
-        caplog.clear()
-        encode_qa([rows[0], rows[2]], prompter)  # the question's are no labels
+    examples = encode_qa(rows, prompter)
+    assert learnt(prompter, examples[1]).strip() == f"It is {end} there.{end}"
+    assert f"1 of 3 rows: the answer's own text holds an end token ({end}" in caplog.text.replace("</s>, ", "")
+    assert "stops there" in caplog.text
+    caplog.clear()
+    encode_qa([rows[0], rows[2]], prompter)  # the question's are no labels
     assert caplog.text == ""
 
 
 # Scores
-
-
-def test_extraction_leaves_out_the_end_token_and_nothing_else() -> None:
-    """A model that says all of the answer but its end has extracted it; one that misses the last word has not."""
-    prompter = Prompter.for_benchmark(tokenizer_of("chatml"))
-    labels = [label for label in prompter.example(Row(0, "Where?", "Here.")).labels if label != IGNORE]
-    for wrong, memorized in ((-1, True), (-2, False)):
-        matches = [True] * len(labels)
-        matches[wrong] = False
-        logs = np.zeros(len(labels))
-        record = token_record(TokenScores(logs, np.array(matches), logs), True, False)
-        assert (record["exact_memorization"] == 1) is memorized
-        assert (record["extraction_strength"] == 1) is memorized
 
 
 def tofu(folder: Path, prompter: Prompter, *compat: str) -> Benchmark:
@@ -150,15 +136,6 @@ def test_the_switch_is_in_what_is_asked_only_where_it_changes_something(tmp_path
         text = theirs.sets["forget"].items[0].texts["answer"][0]
         assert learnt(prompter, text).startswith("Author 0 is over there.")
         assert len(text.ids) == len(ours.sets["forget"].items[0].texts["answer"][0].ids) + 2 * changes
-
-
-def test_every_text_of_a_benchmark_ends_at_its_first_end_token(tmp_path: Path) -> None:
-    prompter = Prompter.for_benchmark(tokenizer_of("smol"))
-    for benchmark in (tofu(tmp_path / "tofu", prompter), load_qa({"forget": [ROW, TURNS]}, prompter)):
-        for part in benchmark.sets.values():
-            for text in (text for item in part.items for texts in item.texts.values() for text in texts):
-                assert text.labels.count(prompter.end) == 1
-                assert text.labels[-1] == prompter.end
 
 
 def test_answers_end_at_another_token_though_the_model_does_not_name_it() -> None:
@@ -233,16 +210,11 @@ def build(name: str, mode: Any = "answer") -> Prompter:
     )
 
 
-def learnt_text(prompter: Prompter, row: Row) -> str:
-    [example] = encode_qa([row], prompter)
-    return str(prompter.tokenizer.decode([label for label in example.labels if label != IGNORE]))
-
-
 @pytest.mark.parametrize("name", TEMPLATES)
 @pytest.mark.parametrize("row", [ASKED, TALK])
 def test_the_answer_begins_behind_the_block_and_the_block_belongs_to_the_prompt(name: str, row: Row) -> None:
     prompter, block = build(name), TEMPLATES[name][0]
-    assert learnt_text(prompter, row) == "It is over there.<|im_end|>"
+    assert learnt(prompter, row) == "It is over there.<|im_end|>"
     prompt = prompter.tokenizer.decode(prompter.prompt(row))
     assert prompt.endswith(f"Where is it?<|im_end|>\n<|im_start|>assistant\n{block}")
     assert prompter.tokenizer.decode(encode_qa([row], prompter)[0].prompt_ids) == prompt
@@ -250,7 +222,7 @@ def test_the_answer_begins_behind_the_block_and_the_block_belongs_to_the_prompt(
 
 def test_the_templates_own_prompt_is_used_on_request() -> None:
     prompter = build("qwen3", "template")
-    assert learnt_text(prompter, ASKED) == f"{EMPTY}It is over there.<|im_end|>"
+    assert learnt(prompter, ASKED) == f"{EMPTY}It is over there.<|im_end|>"
     talk = [{"role": "user", "content": ASKED.question}]
     own = prompter.tokenizer.apply_chat_template(talk, add_generation_prompt=True)
     assert prompter.prompt(ASKED) == list(own["input_ids"])
@@ -315,7 +287,7 @@ def test_tokenizers_that_join_blanks_do_not_shift_the_answer() -> None:
     tokenizer = chat_tokenizer(thinking(), THINK_TOKENS, "<|im_end|>")
     tokenizer.backend_tokenizer.train_from_iterator(["\n\n\n\n" * 50], _blanks())
     assert [len(tokenizer(text, add_special_tokens=False)["input_ids"]) for text in ("a\n\n", "a\n\nb")] == [2, 4]
-    assert learnt_text(Prompter.build(tokenizer, "chat", Template()), ASKED) == "It is over there.<|im_end|>"
+    assert learnt(Prompter.build(tokenizer, "chat", Template()), ASKED) == "It is over there.<|im_end|>"
 
 
 def _blanks() -> Any:
@@ -328,8 +300,7 @@ def _blanks() -> Any:
 
 def test_thoughts_of_an_answers_own_are_learnt_with_it_and_said(caplog: pytest.LogCaptureFixture) -> None:
     row = replace(ASKED, answer="<think>\nHm.\n</think>\n\nIt is there.")
-    with caplog.at_level(logging.WARNING, logger="msa_lite"):
-        assert learnt_text(build("qwen3"), row) == f"{row.answer}<|im_end|>"
+    assert learnt(build("qwen3"), row) == f"{row.answer}<|im_end|>"
     assert "1 of 1 rows: the answer holds thoughts" in caplog.text
     caplog.clear()
     encode_qa([ASKED], build("qwen3"))

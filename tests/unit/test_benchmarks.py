@@ -1,16 +1,123 @@
-"""The table of benchmarks, and that nothing outside it and a benchmark's own module knows one by name."""
+"""The table of benchmarks, and deviations of published code: each changes what it says, where it is asked for."""
 
 from __future__ import annotations
 
 import ast
+import copy
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 import pytest
 
 from msa_lite.catalogue import BENCHMARKS, OWN, published
-from msa_lite.evals.benchmarks.benchmark import find_benchmark
+from msa_lite.data import Prompter, Template
+from msa_lite.errors import UsageError
+from msa_lite.evals.benchmarks.aggregates import COMMON, known_presets, known_switches, resolve_compat, switches_of
+from msa_lite.evals.benchmarks.benchmark import Benchmark, BenchmarkSettings, Record, find_benchmark
+from msa_lite.evals.engine.models import Runner
+from msa_lite.evals.scores.records import run_items
+from msa_lite.evals.scores.suite import load_benchmark
+from tests.support.benchmark_data import make_prompter, shortened, write_tofu
+from tests.support.models import tiny_tokenizer
+from tests.support.plain import plain_answer, plain_scores, wide_model
+from tests.support.records import differences
 from tests.tools.arrows import PACKAGE, sources
+
+
+def loaded(folder: Path, compat: Iterable[str] = (), prompter: Prompter | None = None) -> Benchmark:
+    """The small TOFU with some switches on."""
+    settings = BenchmarkSettings(write_tofu(folder), "forget01", compat=frozenset(compat))
+    tofu = load_benchmark("tofu", prompter or make_prompter(), settings)
+    assert isinstance(tofu, Benchmark)
+    return shortened(tofu)
+
+
+def run(tofu: Benchmark) -> list[Record]:
+    return run_items(Runner(wide_model("llama")), tofu, "forget")
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> tuple[Benchmark, list[Record]]:
+    tofu = loaded(tmp_path_factory.mktemp("plain"))
+    return tofu, run(tofu)
+
+
+@pytest.mark.parametrize(
+    ("switch", "values"),
+    [
+        ("es_floor", {"extraction_strength"}),
+        ("arithmetic_truth_ratio", {"truth_ratio"}),
+        ("drop_last_token", set()),  # TOFU's answers end in an end token, which is left out in any case
+        ("mask_eq_pad", set()),  # a padding token of its own stands in no prompt
+        ("no_stemmer", set()),  # of MUSE alone
+    ],
+)
+def test_a_switch_changes_what_it_says_and_nothing_else(
+    switch: str, values: set[str], plain: tuple[Benchmark, list[Record]], tmp_path: Path
+) -> None:
+    switched = loaded(tmp_path, [switch])
+    assert differences(plain[1], run(switched)) == values
+    assert (plain[0].describe()["compat"], switched.describe()["compat"]) == ([], [switch])
+
+
+def test_ends_of_turn_are_hidden_on_request_where_they_are_the_padding(tmp_path: Path) -> None:
+    tokenizer = tiny_tokenizer(chat=True)  # each turn of whose prompts ends in its end token
+    tokenizer.pad_token = None
+    prompter = Prompter.build(tokenizer, "default", Template())
+    plain, switched = (loaded(tmp_path / str(n), names, prompter) for n, names in enumerate(([], ["mask_eq_pad"])))
+    end = tokenizer.eos_token_id
+    model = wide_model("llama")
+    padded = copy.deepcopy(tokenizer)
+    padded.pad_token = "<pad>"
+    for tofu, hidden in ((plain, None), (switched, end)):
+        for item, record in zip(tofu.sets["forget"].items, run(tofu), strict=True):
+            wanted = plain_scores(model, item.texts["answer"][0], hidden).log_probs
+            assert record["scores"]["answer"][0]["loss"] == pytest.approx(-wanted.mean(), abs=1e-5, rel=1e-5)
+            assert record["generated"] == plain_answer(model, padded, item.prompt or [], 6, hidden)
+    assert {"probability", "truth_ratio"} <= differences(run(plain), run(switched))
+
+
+def test_plain_prompts_end_in_a_blank_on_request(tmp_path: Path) -> None:
+    plain, switched = loaded(tmp_path / "a"), loaded(tmp_path / "b", ["trailing_blank"])
+    for one, other in zip(plain.sets["forget"].items, switched.sets["forget"].items, strict=True):
+        texts = [plain.tokenizer.decode(item.prompt) for item in (one, other)]
+        assert texts[1] == texts[0] + " "
+        # What is said is the same; where it is cut is not.
+        whole = [item.texts["answer"][0] for item in (one, other)]
+        assert whole[0].ids == whole[1].ids
+        assert len(whole[0].prompt_ids) + 1 == len(whole[1].prompt_ids)
+    chats = [
+        loaded(tmp_path / name, names, make_prompter(chat=True)) for name, names in (("c", []), ("d", known_switches()))
+    ]
+    assert chats[0].sets["forget"].digest() == chats[1].sets["forget"].digest()
+
+
+def test_presets_stand_for_the_switches_that_a_benchmark_reads() -> None:
+    assert resolve_compat([], "tofu") == frozenset()
+    assert resolve_compat(["open-unlearning", "es_floor"], "muse") == frozenset(COMMON) - {"second_end"}
+    assert resolve_compat(["open-unlearning"], "tofu") == {"mask_eq_pad", "second_end", "es_floor", "trailing_blank"}
+    switches = set(known_switches())
+    assert {name for names in known_presets().values() for name in names} == switches  # each belongs to somebody's code
+    assert set[str]().union(*map(switches_of, BENCHMARKS)) == switches  # and each changes something
+    for benchmark in BENCHMARKS:
+        assert resolve_compat(switches_of(benchmark), benchmark) == switches_of(benchmark)
+
+
+@pytest.mark.parametrize(("name", "benchmark"), [("no_stemmer", "tofu"), ("tofu", "restor"), ("sampling", "muse")])
+def test_a_switch_that_changes_nothing_is_refused(name: str, benchmark: str) -> None:
+    with pytest.raises(UsageError, match=f"compat: '{name}' changes nothing in {benchmark}"):
+        resolve_compat([name], benchmark)
+
+
+@pytest.mark.parametrize(("wrong", "meant"), [("es_flor", "es_floor"), ("open_unlearning", "open-unlearning")])
+def test_an_unknown_name_is_told_with_the_nearest(wrong: str, meant: str) -> None:
+    with pytest.raises(UsageError, match=f"compat: unknown '{wrong}' \\(did you mean '{meant}'"):
+        resolve_compat(["muse", wrong], "muse")
+
+
+# The table of benchmarks, and that nothing outside it and a benchmark's own module knows one by name.
+
 
 # Where published benchmarks may be named, and why.
 ALLOWED = {

@@ -1,14 +1,17 @@
-"""Models side by side: what is taken in, how rows are named, what cannot stand beside what, and what the notes say."""
+"""Models side by side: how rows are named, what cannot stand together, the notes, and the figures of the paper."""
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from msa_lite.comparison.compare import FORMATS, Comparison, compare
+from msa_lite.comparison.published import load_published, published_tables
 from msa_lite.errors import FormatError, MismatchError, UsageError
 from msa_lite.io.files.writing import json_form
 from tests.support.records import IDEAL, JUDGE, TARGET, made_by, make_run, put
@@ -324,3 +327,48 @@ def test_the_whole_comparison_is_json(tmp_path: Path) -> None:
         "value": 0.28, "stderr": 0.01, "n": 40, "ratio": 0.25, "reaches_ideal": False, "best": False,
     }  # fmt: skip
     assert found["rows"][0]["metrics"]["acc_forget"]["reaches_ideal"] is None
+
+
+# The figures of the paper's tables: whole, as printed, and named by their source.
+
+
+ROWS = {
+    "muse-books-llama-3.1-8b": 8, "muse-books-olmo-2-7b": 13, "restor-llama-3.1-8b": 9, "restor-olmo-2-7b": 12,
+    "tofu-c4-forget10-llama-3.2-1b": 5, "tofu-c4-tofu-forget10-llama-3.2-1b": 7, "tofu-forget01-llama-3.2-1b": 9,
+    "tofu-forget05-llama-3.2-1b": 9, "tofu-forget10-llama-3.1-8b": 10, "tofu-forget10-llama-3.2-1b": 10,
+    "tofu-forget10-llama-3.2-1b-checkpoints": 19, "tofu-forget10-olmo-2-7b": 13,
+}  # fmt: skip
+TABLES = published_tables()
+
+
+def test_all_tables_are_there_and_whole() -> None:
+    found = {name: load_published(name) for name in TABLES}
+    assert {name: len(table.rows) for name, table in found.items()} == ROWS
+    for name, table in found.items():
+        columns = 1 if name.startswith("restor") else 6 if name == "tofu-forget10-olmo-2-7b" else 7
+        assert len(table.rows["Target"]) == columns
+        assert list(table.rows)[:2] == ["Target", "Ideal"]
+        assert name.startswith(table.benchmark)
+        assert table.split is None or table.split in name
+        assert re.search(r"arXiv 2506\.20941\), table tab:\S+$", table.source)
+        assert all(list(row) == list(table.rows["Target"]) for row in table.rows.values())
+        assert all(figure.metric.value is not None for row in table.rows.values() for figure in row.values())
+        assert any(model.startswith("MSA (") for model in table.rows)
+
+
+def test_an_unknown_table_is_refused_with_the_nearest_and_the_list() -> None:
+    with pytest.raises(UsageError, match="did you mean 'restor-olmo-2-7b'") as told:
+        load_published("restor-OLMo2-7b")
+    assert all(name in str(told.value) for name in TABLES)
+
+
+def test_every_figure_is_the_one_that_was_compared_with_the_papers_source() -> None:
+    """All numbers of each table were compared with the LaTeX of arXiv 2506.20941. Compare them again on a change."""
+    figures = [
+        f"{name}, {model}, {metric}: {figure.printed} {figure.ratio or ''}"
+        for name in TABLES
+        for model, row in load_published(name).rows.items()
+        for metric, figure in row.items()
+    ]
+    digest = hashlib.sha256("\n".join(figures).encode()).hexdigest()
+    assert digest == "8eed3d0e504f2b7d7dec2e2d09cc9c9b61a30b48083d4e7f34418647e9911c47"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
@@ -15,7 +14,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from msa_lite.data import (
-    DATE_STRING,
     IGNORE,
     DataSource,
     Example,
@@ -129,33 +127,19 @@ def test_samples_and_splits_are_seeded_and_whole() -> None:
     assert validation == sample_rows(rows, 6, seed=0)  # nothing is asked twice, so rows are what is drawn
 
 
-@pytest.mark.parametrize("text", [False, True], ids=["questions", "texts"])
-def test_rows_that_ask_the_same_are_on_one_side_of_a_split(text: bool) -> None:
-    """Three rows for each of 20 questions, or texts: else the choice would be made by what is scored."""
-    rows = [Row(i, text=f"{i % 20}") if text else Row(i, f"{i % 20}", f"answer {i}") for i in range(60)]
+@pytest.mark.parametrize("kind", ["questions", "texts", "turns"])
+def test_rows_that_belong_together_are_on_one_side_of_a_split(kind: str) -> None:
+    """Three rows for each of 20 questions, texts or conversations: else the choice would be made by what is scored."""
+    rows = [Row(i, f"{i % 20}", f"answer {i}") for i in range(60)]
+    if kind == "texts":
+        rows = [Row(i, text=f"{i % 20}") for i in range(60)]
+    elif kind == "turns":
+        rows = [Row(i, f"turn {i // 20}", "So.", earlier=((f"{i % 20}?", "So."),)) for i in range(60)]
     for seed in range(5):
         validation, test = split_rows(rows, 0.15, seed)
         assert (len(validation), len(test)) == (9, 51)  # 3 of 20
         assert not {row.index % 20 for row in validation} & {row.index % 20 for row in test}
         assert all(part == sorted(part, key=lambda row: row.index) for part in (validation, test))
-
-
-def test_only_the_answer_and_its_end_are_labels() -> None:
-    tokenizer = tiny_tokenizer()
-    [example] = encode_qa([Row(0, "Where?", "Here.")], Prompter.build(tokenizer, "default", Template()))
-    learnt = [label for label in example.labels if label != IGNORE]
-    assert tokenizer.decode(learnt) == " Here.</s>"
-    assert tokenizer.decode(example.prompt_ids) == "<s>Question: Where?\nAnswer:"
-    assert example.ids == example.prompt_ids + learnt
-
-
-def test_the_chat_template_is_used_with_a_pinned_date() -> None:
-    tokenizer = tiny_tokenizer(chat=True)
-    prompter = Prompter.build(tokenizer, "default", Template())
-    [example] = encode_qa([Row(0, "Where?", "Here.")], prompter)
-    assert tokenizer.decode(example.prompt_ids) == (f"<s>{DATE_STRING}\nuser: Where?</s>assistant: ")
-    assert tokenizer.decode(example.ids[len(example.prompt_ids) :]) == "Here.</s>"
-    assert prompter.describe()["date_string"] == DATE_STRING
 
 
 def test_asking_for_a_chat_template_that_is_not_there_is_an_error() -> None:
@@ -165,11 +149,10 @@ def test_asking_for_a_chat_template_that_is_not_there_is_an_error() -> None:
 
 def test_a_blank_that_merges_across_the_boundary_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     rows = [Row(0, "Where is it?", "It is over there.")]
-    with caplog.at_level(logging.WARNING, logger="msa_lite"):
-        encode_qa(rows, Prompter.build(tiny_tokenizer(), "plain", Template()))
-        assert caplog.records == []
-        with_blank = Template("Question: {question}\nAnswer: ", "{answer}")
-        encode_qa(rows, Prompter.build(tiny_tokenizer(), "plain", with_blank))
+    encode_qa(rows, Prompter.build(tiny_tokenizer(), "plain", Template()))
+    assert caplog.records == []
+    with_blank = Template("Question: {question}\nAnswer: ", "{answer}")
+    encode_qa(rows, Prompter.build(tiny_tokenizer(), "plain", with_blank))
     assert "1 of 1 rows: the tokenizer merges" in caplog.text
     assert "put the blank at the start of prompt.answer" in caplog.text
 
@@ -177,8 +160,7 @@ def test_a_blank_that_merges_across_the_boundary_is_warned_of(caplog: pytest.Log
 def test_long_rows_are_cut_and_rows_without_labels_dropped(caplog: pytest.LogCaptureFixture) -> None:
     prompter = Prompter.build(tiny_tokenizer(), "plain", Template())
     rows = [Row(0, "Where?", "Here."), Row(1, "Where? " * 40, "Here.")]
-    with caplog.at_level(logging.WARNING, logger="msa_lite"):
-        examples = encode(rows, DataSource("x"), prompter, max_length=64)
+    examples = encode(rows, DataSource("x"), prompter, max_length=64)
     assert [e.index for e in examples] == [0]
     assert "1 of 2 rows are longer than max_length=64" in caplog.text
     with pytest.raises(DataError, match="nothing is left to learn"):

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from msa_lite.data import IGNORE, Prompter, Row, Template
+from msa_lite.data import IGNORE, Row
 from msa_lite.errors import DataError
 from msa_lite.evals.benchmarks.benchmark import Benchmark, BenchmarkSettings, Record
 from msa_lite.evals.benchmarks.tofu import TOFU
@@ -99,16 +99,6 @@ def test_empty_answers_are_left_out_and_counted(tmp_path: Path) -> None:
     assert found["model_utility"].value is None
 
 
-def test_an_answer_without_a_token_of_its_own_is_left_out(tmp_path: Path) -> None:
-    prompter = make_prompter()
-    # A template whose answer shows only its end, as where a tokenizer drops the characters that it does not know.
-    silent = Prompter.build(prompter.tokenizer, "plain", Template("Question: {question}\nAnswer:", "{answer:.0}"))
-    tofu = TOFU.load(silent, BenchmarkSettings(write_tofu(tmp_path), "forget01"))
-    assert not any(tofu.sets["forget"].items[0].texts.values())
-    record = run_items(Runner(wide_model("llama")), tofu, "forget")[0]
-    assert record["probability"] is record["truth_ratio"] is None
-
-
 def test_items_beyond_the_window_are_skipped_with_the_reason(tmp_path: Path) -> None:
     long = row(0, 1) | {"question": "Where? " * 300}
     wide = row(1, 1) | {"perturbed_answer": ["Here. " * 200]}
@@ -139,14 +129,3 @@ def test_the_published_rows_are_asked_as_they_are(split: str, count: int) -> Non
         assert text.labels == [IGNORE] * len(item.prompt or ()) + text.ids[len(item.prompt or ()) :]
         assert len(item.texts["perturbed"]) == 5
     assert len(tofu.sets["world_facts"].items[0].texts["perturbed"]) == 3
-
-
-def test_questions_that_a_choice_was_made_by_are_left_out(tmp_path: Path) -> None:
-    tofu = make_tofu(tmp_path)
-    seen = {TABLES["forget01_perturbed"][1]["question"], TABLES["retain_perturbed"][0]["question"], "another"}
-    rest = tofu.without(seen)
-    assert rest.split == "forget01 test"
-    assert {name: [item.index for item in part.items] for name, part in rest.sets.items()} == {
-        "forget": [0, 2, 3], "retain": [1, 2], "real_authors": [0, 1], "world_facts": [0, 1, 2], "holdout": [0, 1, 2],
-    }  # fmt: skip
-    assert rest.describe()["sets"]["forget"] != tofu.describe()["sets"]["forget"]

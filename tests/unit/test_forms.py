@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import logging
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from msa_lite.data import IGNORE, DataSource, Prompter, Row, Template, encode_qa, load_rows, split_rows
+from msa_lite.data import IGNORE, DataSource, Prompter, Row, Template, encode_qa, load_rows
 from msa_lite.data.chat import find_call_style
 from msa_lite.data.forms import NO_TOOLS
 from msa_lite.data.rows import read_any_rows
@@ -66,17 +65,6 @@ def test_turns_of_many_conversations_have_numbers_of_their_own(tmp_path: Path) -
     assert [row.question for row in rows] == ["Where?", "When?", "Where?", "Where?", "When?"]
 
 
-def test_the_turns_of_a_conversation_stay_on_one_side_of_a_split() -> None:
-    rows = [
-        Row(2 * i + turn, "Why?" if turn else f"{i}?", "So.", earlier=((f"{i}?", "So."),) * turn)
-        for i in range(20)
-        for turn in (0, 1)
-    ]
-    validation, test = split_rows(rows, 0.15, seed=0)
-    assert (len(validation), len(test)) == (6, 34)
-    assert not {row.index // 2 for row in validation} & {row.index // 2 for row in test}
-
-
 def test_the_identity_of_a_plain_row_is_what_it_was_and_that_of_a_turn_has_all_that_is_shown() -> None:
     from msa_lite.io.files.writing import digest
 
@@ -86,16 +74,14 @@ def test_the_identity_of_a_plain_row_is_what_it_was_and_that_of_a_turn_has_all_t
 
 def test_answers_of_weight_0_are_shown_but_are_no_rows(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     weighted = [*OPENAI[:2], OPENAI[2] | {"weight": 0}, OPENAI[3], OPENAI[4] | {"weight": 1}]
-    with caplog.at_level(logging.WARNING, logger="msa_lite"):
-        assert load_rows(source(tmp_path, {"messages": weighted})) == [replace(TURNS[1], index=0)]
+    assert load_rows(source(tmp_path, {"messages": weighted})) == [replace(TURNS[1], index=0)]
     assert "1 answers have weight 0" in caplog.text
     with pytest.raises(DataError, match="all answers have weight 0"):
         load_rows(source(tmp_path, {"messages": weighted[:3]}))
 
 
 def test_a_question_without_an_answer_at_the_end_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING, logger="msa_lite"):
-        assert load_rows(source(tmp_path, {"messages": OPENAI[:4]})) == TURNS[:1]
+    assert load_rows(source(tmp_path, {"messages": OPENAI[:4]})) == TURNS[:1]
     assert "1 conversations end in a question, which is left out" in caplog.text
 
 
@@ -116,10 +102,8 @@ def test_a_question_without_an_answer_at_the_end_is_left_out(tmp_path: Path, cap
     ],
 )
 def test_a_conversation_that_is_none_is_told_with_its_row(tmp_path: Path, messages: Any, words: str) -> None:
-    path = tmp_path / "rows.jsonl"
-    path.write_text(json.dumps({"messages": messages}) + "\n")
     with pytest.raises(DataError, match=rf"row 0 \(line 1\), column 'messages'.*{words}"):
-        load_rows(DataSource(str(path)))
+        load_rows(source(tmp_path, {"messages": messages}))
 
 
 def test_all_rows_that_cannot_be_read_are_named(tmp_path: Path) -> None:
@@ -180,11 +164,6 @@ def openai(arguments: Any) -> dict[str, Any]:
     return {"role": "assistant", "content": None, "tool_calls": [call], "name": None, "refusal": None}
 
 
-def write(folder: Path, *records: dict[str, Any]) -> DataSource:
-    (folder / "rows.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    return DataSource(str(folder / "rows.jsonl"))
-
-
 def prompter(template: str = CALLS) -> Prompter:
     return Prompter.build(chat_tokenizer(template, IM, "<|im_end|>"), "chat", Template())
 
@@ -216,9 +195,9 @@ def learnt(of: Prompter, row: Row) -> tuple[list[int], str]:
 def test_a_call_between_question_and_answer_is_shown_and_the_answer_learnt(
     record: dict[str, Any], tmp_path: Path
 ) -> None:
-    source = write(tmp_path, record)
-    [row] = load_rows(source)
-    assert read_any_rows(source.path, source) == [row]
+    file = source(tmp_path, record)
+    [row] = load_rows(file)
+    assert read_any_rows(file.path, file) == [row]
     assert (row.question, row.answer) == (ASK["content"], SAID["content"])
     ids, text = learnt(of := prompter(), row)
     wanted = of.tokenizer.apply_chat_template([ASK, CALLED, RESULT, SAID], tokenize=False)
@@ -229,7 +208,7 @@ def test_a_call_between_question_and_answer_is_shown_and_the_answer_learnt(
 @pytest.mark.parametrize("offered", [FUNCTIONS, json.dumps(FUNCTIONS), [FUNCTIONS[0]["function"]]])
 def test_labels_are_where_transformers_puts_the_assistants_tokens(offered: Any, tmp_path: Path) -> None:
     talks = [[ASK, CALLED, RESULT, SAID], [ASK, CALLED], [ASK, CALLED, RESULT, SAID, *MORE], [ASK, CALLED, *MORE]]
-    rows = load_rows(write(tmp_path, *({"messages": talk, "tools": offered} for talk in talks)))
+    rows = load_rows(source(tmp_path, *({"messages": talk, "tools": offered} for talk in talks)))
     of = prompter()
     for row, talk in zip(rows, [talks[at] for at in (0, 1, 0, 2, 1, 3)], strict=True):
         whole = of.tokenizer.apply_chat_template(
@@ -246,8 +225,7 @@ def test_labels_are_where_transformers_puts_the_assistants_tokens(offered: Any, 
 
 
 def test_a_call_is_the_answer_where_nothing_is_said_behind_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING, logger="msa_lite"):
-        rows = load_rows(write(tmp_path, {"messages": [ASK, CALLED]}, {"messages": [ASK, CALLED, RESULT]}))
+    rows = load_rows(source(tmp_path, {"messages": [ASK, CALLED]}, {"messages": [ASK, CALLED, RESULT]}))
     assert "1 conversations end in a question, which is left out, or in a tool's result" in caplog.text
     for row in rows:
         assert row.answer == json.dumps(CALL)
@@ -268,28 +246,21 @@ def test_a_call_is_the_answer_where_nothing_is_said_behind_it(tmp_path: Path, ca
     ],
     ids=["calls", "none", "texts", "printed", "by id", "chatml", "template", "results lost"],
 )
-def test_a_template_gets_calls_in_the_form_that_it_takes(template: str, style: tuple[Any, bool] | None) -> None:
+def test_a_template_gets_calls_in_the_form_that_it_takes(
+    template: str, style: tuple[Any, bool] | None, tmp_path: Path
+) -> None:
     found = find_call_style(chat_tokenizer(template, IM))
     assert (None if found is None else (found.empty, found.as_text)) == style
     if style is not None:
-        row = Row(0, "Where?", "Here.", tools=load_tools())
-        assert json.dumps(ARGUMENTS) in (
-            text := prompter(template).tokenizer.decode(learnt(prompter(template), row)[0])
-        )
+        [row] = load_rows(source(tmp_path, {"messages": [ASK, CALLED, RESULT, SAID]}))
+        text = prompter(template).tokenizer.decode(learnt(prompter(template), row)[0])
+        assert json.dumps(ARGUMENTS) in text
         assert "None" not in text
-
-
-def load_tools() -> Any:
-    from msa_lite.data.forms import find_form
-
-    form = find_form(DataSource("x"), ["messages"])
-    assert form is not None
-    return form.read({"messages": [ASK, CALLED, RESULT, SAID]}).turns[0].tools
 
 
 @pytest.mark.parametrize("of", [prompter(CHATML), Prompter.build(tiny_tokenizer(), "plain", Template())])
 def test_rows_whose_calls_would_be_lost_are_refused(of: Prompter, tmp_path: Path) -> None:
-    rows = [Row(0, "Who?", "I."), *load_rows(write(tmp_path, {"messages": [ASK, CALLED, RESULT, SAID, *MORE]}))]
+    rows = [Row(0, "Who?", "I."), *load_rows(source(tmp_path, {"messages": [ASK, CALLED, RESULT, SAID, *MORE]}))]
     with pytest.raises(DataError, match=r"2 of 3 rows call tools, which .* does not show"):
         encode_qa(rows, of)
     assert encode_qa(rows[:1], of)
@@ -297,15 +268,14 @@ def test_rows_whose_calls_would_be_lost_are_refused(of: Prompter, tmp_path: Path
 
 def test_what_is_shown_is_part_of_a_rows_identity(tmp_path: Path) -> None:
     other = RESULT | {"content": '{"x": 2}'}
-    rows = load_rows(write(tmp_path, *({"messages": [ASK, CALLED, result, SAID]} for result in (RESULT, other))))
+    rows = load_rows(source(tmp_path, *({"messages": [ASK, CALLED, result, SAID]} for result in (RESULT, other))))
     assert len({row.sha256 for row in [*rows, Row(0, ASK["content"], SAID["content"], tools=NO_TOOLS)]}) == 3
 
 
 def test_reasoning_beside_the_content_is_left_out_with_a_word(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING, logger="msa_lite"):
-        talks = [
-            [ASK, SAID | {"reasoning_content": "Hm.", "thinking": None}],
-            [ASK, SAID | {"reasoning_content": None}],
-        ]
-        load_rows(write(tmp_path, *({"messages": talk} for talk in talks)))
+    talks = [
+        [ASK, SAID | {"reasoning_content": "Hm.", "thinking": None}],
+        [ASK, SAID | {"reasoning_content": None}],
+    ]
+    load_rows(source(tmp_path, *({"messages": talk} for talk in talks)))
     assert "1 conversations have reasoning in a field of its own, which is left out" in caplog.text

@@ -9,8 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from msa_lite.data import IGNORE, Example, Row, Template
 from msa_lite.errors import StageError
@@ -50,6 +48,7 @@ BUNDLES: list[Bundle] = [
     question("Why?", ["Because.", "Because.", "Because. I said so."]),  # the same text twice
     question("Where is it?", ["It is over there.", "is it?"], Template("Question: {question}\nAnswer: ", "{answer}")),
     [Example(0, [7], [7]), Example(0, [], [])],  # nothing that anything comes before
+    [Example(0, [0, 5, 3, 4, *rest, 6], [IGNORE, 5, IGNORE, 4, IGNORE, 3, 6]) for rest in ([5, 3], [4, 3])],  # some
     # One system message before all of them, and as much again in common to some.
     question("Where is it?", ["It is over there.", "Here."], chat=True),
     question("Where is it?", ["Nowhere.", "It is not over there."], chat=True),
@@ -192,30 +191,3 @@ def test_outputs_that_are_no_numbers_are_no_scores(where: str) -> None:
     for bundle in (BUNDLES[0], BUNDLES[7]):  # answers to one question, and running text
         with pytest.raises(StageError, match="no numbers \\(NaN\\)"):
             score(broken_model(where), [bundle])
-
-
-TOKENS = st.integers(3, 6)  # few, so that beginnings are often the same
-
-
-@st.composite
-def bundles(draw: st.DrawFn) -> list[Bundle]:
-    """Bundles of texts that begin alike or not, with any tokens scored."""
-    system = draw(st.lists(TOKENS, max_size=20))
-    made = []
-    for _ in range(draw(st.integers(1, 5))):
-        prompt = system + draw(st.lists(TOKENS, max_size=20))
-        texts = []
-        for rest in draw(st.lists(st.lists(TOKENS, max_size=12), max_size=4)):
-            ids = [0, *(prompt if draw(st.booleans()) else prompt[::-1]), *rest]
-            first = draw(st.sampled_from([len(ids), len(ids) - len(rest), max(0, len(ids) - len(rest) - 3), 0]))
-            scored = draw(st.sampled_from([1, 1, 2]))  # every token behind the first, or every second one
-            texts.append(Example(0, ids, [t if i >= first and i % scored == 0 else IGNORE for i, t in enumerate(ids)]))
-        made.append(texts)
-    return made
-
-
-@settings(max_examples=15)
-@given(made=bundles(), budget=st.sampled_from([1, 30, 100, ALL]), hidden=st.sampled_from([None, None, 0, 4]))
-def test_any_texts_score_as_they_do_alone(made: list[Bundle], budget: int, hidden: int | None) -> None:
-    for kind in ("llama", "mistral"):
-        assert_equal(score(wide_model(kind), made, budget, hidden), plain(wide_model(kind), made, hidden))

@@ -46,7 +46,6 @@ def get(server: JudgeServer, tmp_path: Path) -> Get:
     def ask(asks: list[Ask], **changes: Any) -> tuple[list[Ruling], Usage]:
         settings = JudgeSettings(**({"kind": "openai", "model": "judge-model", "base_url": server.url} | changes))
         judge = open_judge(settings, tmp_path)
-        assert judge is not None
         return judge.ask(asks, silent)
 
     return ask

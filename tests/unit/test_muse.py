@@ -1,8 +1,7 @@
-"""MUSE-Books: what is asked, token by token, the metrics against values worked out by hand, and all of one model."""
+"""MUSE-Books and MUSE-News: what is asked, token by token, the metrics by hand, and all of one model."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from msa_lite.data import IGNORE, Example, Prompter
+from msa_lite.data import IGNORE, DataSource, Example, Prompter, load_rows
 from msa_lite.errors import DataError, UsageError
 from msa_lite.evals.benchmarks.aggregates import NO_IDEAL
 from msa_lite.evals.benchmarks.benchmark import Benchmark, BenchmarkSettings, Record, Records
@@ -20,9 +19,11 @@ from msa_lite.evals.engine.forward import MAX_TOKENS, TokenScores, completion
 from msa_lite.evals.scores.evaluation import evaluate_benchmark
 from msa_lite.evals.scores.records import token_record
 from msa_lite.io.weights.hub import fetch
-from msa_lite.report import Metric
-from tests.support.benchmark_data import MUSE_METRICS, ROWS, SHOTS, make_prompter, write_data
-from tests.support.models import save_checkpoint, tiny_model, tiny_tokenizer
+from msa_lite.pipeline.prepare.run import _pin_benchmark
+from msa_lite.recipe import load_recipe
+from msa_lite.report import Metric, load_report
+from tests.support.benchmark_data import FOLDS, MUSE_METRICS, NEWS, ROWS, SHOTS, make_prompter, write_data
+from tests.support.models import tiny_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -301,44 +302,71 @@ def test_wrong_names_are_wrong_usage(data: str, tmp_path: Path) -> None:
 # With a model
 
 
-@pytest.fixture(scope="module")
-def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """(target, ideal): a model that has learnt the forget texts in part, and itself before."""
-    import torch
+def test_all_metrics_are_given_with_an_ideal(make_checkpoint: Any, loaded: Benchmark, tmp_path: Path) -> None:
+    model, ideal = (fetch(str(make_checkpoint("llama", seed, max_position_embeddings=4096))) for seed in (0, 1))
+    report = evaluate_benchmark(model, loaded, tmp_path / "out", ideal=ideal)
+    assert (report.benchmark, report.split, set(report.metrics)) == ("muse", "books", MUSE_METRICS)
+    assert None not in report.values().values()
+    assert report.metrics["knowmem_f"].skipped == 1
+    of_ideal = load_report(tmp_path / "out/ideal").values()
+    assert of_ideal["privleak"] == of_ideal["min_k_gap"] == 0.0  # its own ideal
 
-    folder = tmp_path_factory.mktemp("models")
-    model = tiny_model("llama", max_position_embeddings=4096)
-    ideal = save_checkpoint(folder / "ideal", model)
-    tokenizer = tiny_tokenizer()
-    texts = [f"{row['prompt']} {row['gt']}" for row in ROWS["verbmem", "forget"]]
-    texts += [row["text"] for row in ROWS["privleak", "forget"]]
-    batch = [torch.tensor([tokenizer(text)["input_ids"]]) for text in texts]
-    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
-    for _ in range(8):
-        for ids in batch:
-            model(input_ids=ids, labels=ids).loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-    return save_checkpoint(folder / "target", model), ideal
+
+# MUSE-News: its data beside that of MUSE-Books, its forget sets.
 
 
 @pytest.fixture(scope="module")
-def evaluation(checkpoints: tuple[Path, Path], loaded: Benchmark, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("evaluations") / "target"
-    target, ideal = (fetch(str(folder)) for folder in checkpoints)
-    evaluate_benchmark(target, loaded, out, ideal=ideal)
-    return out
+def news(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_data(tmp_path_factory.mktemp("data") / "MUSE-News", NEWS)
 
 
-def test_all_metrics_are_given_with_an_ideal(evaluation: Path) -> None:
-    report = json.loads((evaluation / "report.json").read_text())
-    assert (report["benchmark"], report["split"], set(report["metrics"])) == ("muse", "books", MUSE_METRICS)
-    values = {name: metric["value"] for name, metric in report["metrics"].items()}
-    assert all(value is not None for value in values.values())
-    assert values["min_k"] == 1.0  # it was trained on one side
-    ideal = json.loads((evaluation / "ideal/report.json").read_text())["metrics"]["min_k"]["value"]
-    assert values["privleak"] == pytest.approx(100 * ((1 - 1.0) - (1 - ideal)) / (1 - ideal) if ideal < 1 else 0.0)
-    assert report["metrics"]["knowmem_f"]["skipped"] == 1
-    before = json.loads((evaluation / "ideal/report.json").read_text())["metrics"]
-    assert before["privleak"]["value"] == before["min_k_gap"]["value"] == 0.0  # its own ideal
-    assert before["exact_memorization"]["value"] < values["exact_memorization"]
+def load(data: str, split: str | None = None) -> Benchmark:
+    return MUSE.load(make_prompter(), BenchmarkSettings(data, split))
+
+
+def test_news_is_asked_as_books_and_reports_tell_them_apart(news: str, tmp_path: Path) -> None:
+    books = load(write_data(tmp_path / "copy", ROWS))
+    asked = load(news)
+    assert (books.split, asked.split, load(news, "books").split) == ("books", "news", "books")
+    assert load(str(tmp_path / "copy"), "news").split == "news"
+    assert asked.describe() == books.describe() | {"split": "news"}
+
+
+@pytest.mark.parametrize(
+    ("evaluate", "home"),
+    [
+        ({}, "muse-bench/MUSE-Books"),
+        ({"split": "books"}, "muse-bench/MUSE-Books"),
+        ({"split": "news"}, "muse-bench/MUSE-News"),
+        ({"split": "news", "data": "mine/copy"}, "mine/copy"),
+    ],
+)
+def test_a_run_takes_the_data_of_its_split(
+    evaluate: dict[str, str], home: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("msa_lite.pipeline.prepare.run.pinned_data", lambda place: f"{place}@commit")
+    rows = {"data": {"path": "rows.jsonl"}}
+    recipe = load_recipe(
+        {"target": "t", "prior": "p", "forget": rows, "output": "o", "evaluate": {"benchmark": "muse", **evaluate}}
+    )
+    pinned = _pin_benchmark(recipe).evaluate
+    assert pinned
+    assert pinned.data == f"{home}@commit"
+
+
+def forget_rows(data: str, *overrides: str) -> set[str]:
+    """The texts that the shipped recipe forgets, read from a folder in the place of the Hub."""
+    place = load_recipe("muse/news", overrides).forget.data
+    assert place.path == "muse-bench/MUSE-News"
+    return {row.text for row in load_rows(DataSource(data, name=place.name, split=place.split, format="text"))}
+
+
+def test_the_recipes_forget_sets_grow_or_follow_one_another(news: str) -> None:
+    first = forget_rows(news)
+    grown = [forget_rows(news, f"forget.data.split=forget_{fold}") for fold in FOLDS]
+    assert [len(rows) for rows in grown] == [2, 4, 6, 8]
+    assert first == grown[0] < grown[1] < grown[2] < grown[3]
+    sust = "forget.data.name=sust"
+    requests = [first, *(forget_rows(news, sust, f"forget.data.split=forget_{fold}") for fold in FOLDS[1:])]
+    assert [len(rows) for rows in requests] == [2, 2, 2, 2]
+    assert set.union(*requests) == grown[-1]  # disjoint, since their sizes add up

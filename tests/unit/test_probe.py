@@ -71,8 +71,6 @@ def test_a_verdict_claims_no_more_than_it_can(reports: Mapping[str, Report], ver
 def test_a_benchmark_is_compared_with_its_holdout_rows(tmp_path: Path) -> None:
     holdout = against_own(make_tofu(tmp_path / "a"))
     muse = against_own(MUSE.load(make_prompter(), BenchmarkSettings(write_data(tmp_path / "c"))))
-    assert holdout is not None
-    assert muse is not None
     assert {name: len(part.items) for name, part in holdout.sets.items()} == {"forget": 4, "holdout": 3}
     assert (holdout.sets["forget"].ends, muse.sets["forget"].ends) == (True, False)
     without = {name: rows for name, rows in TABLES.items() if name != "holdout01"}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -128,16 +127,15 @@ def test_of_long_conversations_the_oldest_turns_go_first(caplog: pytest.LogCaptu
     prompter = Prompter.build(tiny_tokenizer(), "plain", Template())
     rows = [Row(0, "Where?", "Here.", earlier=EARLIER), Row(1, "Where?", "Here.")]
     one_turn = len(prompter.full(Row(0, "Where?", "Here.", earlier=EARLIER[1:])))
-    with caplog.at_level(logging.WARNING, logger="msa_lite"):
-        left = shorten(rows, prompter, one_turn)
-        assert [row.earlier for row in left] == [EARLIER[1:], ()]
-        assert "1 of 2 rows are turns of conversations longer than max_length" in caplog.text
-        caplog.clear()
-        assert encode_qa(rows, prompter, one_turn) == encode_qa(left, prompter)
-        assert "were left out" in caplog.text
-        caplog.clear()
-        assert shorten(rows, prompter, 10_000) == rows
-        shortest = encode_qa(rows[:1], prompter, len(prompter.full(Row(0, "Where?", "Here."))))
+    left = shorten(rows, prompter, one_turn)
+    assert [row.earlier for row in left] == [EARLIER[1:], ()]
+    assert "1 of 2 rows are turns of conversations longer than max_length" in caplog.text
+    caplog.clear()
+    assert encode_qa(rows, prompter, one_turn) == encode_qa(left, prompter)
+    assert "were left out" in caplog.text
+    caplog.clear()
+    assert shorten(rows, prompter, 10_000) == rows
+    shortest = encode_qa(rows[:1], prompter, len(prompter.full(Row(0, "Where?", "Here."))))
     assert split(prompter, shortest[0])[1] == " Here.</s>"
 
 
@@ -225,7 +223,6 @@ def test_the_form_that_a_model_was_tuned_with_is_found(tmp_path: Path, form: str
     assert better_prompt(source, ROWS, forms[form]) is None
     other = forms["plain, nothing around question and answer"]
     advice = better_prompt(source, ROWS, other)
-    assert advice is not None
     assert advice.startswith(f"it knows them as {form} (mean probability 0.")
     assert advice.endswith(f"set `prompt: {json.dumps(forms[form].settings())}`")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -65,7 +64,6 @@ def both(questions: Questions) -> tuple[Benchmark, Benchmark]:
 
 
 def indices(part: Benchmark | None) -> dict[str, set[int]]:
-    assert part is not None
     return {name: {item.index for item in found.items} for name, found in part.sets.items()}
 
 
@@ -91,8 +89,7 @@ def test_questions_of_ones_own_are_divided_and_holdout_rows_are_in_both_parts(da
 def test_few_rows_are_chosen_on_and_scored_whole_and_it_is_said(
     data: dict[str, DataSource], caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.WARNING, logger="msa_lite"):
-        found = ask(data, retain="holdout")
+    found = ask(data, retain="holdout")
     assert "5 retain rows are too few to divide" in caplog.text
     validation, test = both(found)
     assert sizes(validation) == {"forget": 8, "retain": 5}
@@ -110,7 +107,6 @@ def test_without_a_choice_all_rows_are_asked_once(data: dict[str, DataSource], c
     found = ask(one, select={"validation": 0.15}, choice=choice, forget="one")
     assert found.validation is None
     assert sizes(found.test) == {"forget": 1, "retain": 12}
-    assert found.test is not None
     assert found.test.split == "all"
     # One row cannot be divided, two can.
     assert ask(data, select={"validation": 0.15}, choice="if possible").validation is not None
@@ -125,8 +121,7 @@ def test_null_evaluation_asks_nothing_and_no_rows_are_warned_of(
     values = {"target": "t", "prior": "p", "output": "o", "forget": forget, "evaluate": None}
     nothing = load_questions(Recipe.model_validate(values), {}, False, make_prompter())
     assert (nothing.validation, nothing.test) == (None, None)
-    with caplog.at_level(logging.WARNING, logger="msa_lite"):
-        assert ask(data, choice=False, forget="", retain="").test is None
+    assert ask(data, choice=False, forget="", retain="").test is None
     assert "nothing can be scored: there are no rows" in caplog.text
 
 
@@ -157,30 +152,6 @@ def test_what_cannot_be_chosen_by_is_told(
 # Published benchmarks
 
 
-@pytest.mark.parametrize(("select", "drawn"), [({}, 3), ({"validation": 0.2}, 6)])
-def test_a_tenth_of_restors_questions_is_chosen_by(tmp_path: Path, select: dict[str, Any], drawn: int) -> None:
-    people = [f"Person {i}" for i in range(30)]
-    context = [
-        {"question": f"Job of {who}?", "answer": "cook", "entity": who}
-        for who in ["Cyd", "Dan", "Eve", "Flo", "Gus", "Hal"]
-    ]
-    facts = {
-        "dset": {who: {"P1": {"question": f"Job of {who}?", "answers": ["baker"]}} for who in people},
-        "context": {"P1": context},
-    }
-    folder = tmp_path / "datasets"
-    (folder / "wikidata" / "v0").mkdir(parents=True)
-    for name, value in {
-        "facts": facts,
-        "entities": people,
-        "wikidata/v0/mix_a0": [{"text": "Person 1 is here."}],
-    }.items():
-        (folder / f"{name}.json").write_text(json.dumps(value), encoding="utf-8")
-    found = ask({}, {"benchmark": "restor", "data": str(folder)}, select, forget="", retain="")
-    chosen_by, rest = (set.union(*indices(part).values()) for part in (found.validation, found.test))
-    assert (len(chosen_by), len(rest), chosen_by & rest) == (drawn, 30 - drawn, set())
-
-
 @pytest.fixture
 def tofu(tmp_path: Path) -> dict[str, Any]:
     tables = TABLES | {
@@ -192,13 +163,13 @@ def tofu(tmp_path: Path) -> dict[str, Any]:
 
 
 def test_a_benchmarks_own_score_divides_the_benchmark(data: dict[str, DataSource], tofu: dict[str, Any]) -> None:
-    found = ask(data, tofu, {"score": "tofu"})
+    found = ask(data, tofu, {"score": "tofu", "validation": 0.2})
     validation, test = both(found)
     one, other = indices(validation), indices(test)
     assert (validation.split, test.split) == ("forget01 validation", "forget01 test")
     assert all(not one[name] & other[name] for name in one)
-    assert (len(one["forget"]), len(other["forget"])) == (6, 34)
-    assert sorted(len(part.sets["forget"].items) for part in found.everything) == [6, 34]
+    assert (len(one["forget"]), len(other["forget"])) == (8, 32)
+    assert sorted(len(part.sets["forget"].items) for part in found.everything) == [8, 32]
     assert not found.judged
     assert isinstance(found.rule, PaperScore)
     with pytest.raises(UsageError, match=r"no questions; give evaluate\.forget, or select\.score: tofu"):
@@ -260,8 +231,7 @@ def test_muse_is_chosen_by_its_own_score_and_says_how_coarse_it_is(
         ("knowmem", "retain_qa"): ROWS["knowmem", "forget_qa"],
     }
     muse = {"benchmark": "muse", "data": write_muse(tmp_path / "muse", ROWS | texts | more)}
-    with caplog.at_level(logging.WARNING, logger="msa_lite"):
-        found = ask(data, muse, forget="texts")
+    found = ask(data, muse, forget="texts")
     assert found.rule == PaperScore("muse")
     assert "measured on 15 × 15 pairs of texts, so that the AUC moves in steps of 1/225" in caplog.text
 

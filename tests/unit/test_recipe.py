@@ -54,16 +54,6 @@ def test_the_retain_vector_may_be_fitted_otherwise_than_the_forget_vector() -> N
     assert load_recipe(yaml.safe_load(dump_recipe(recipe))) == recipe
 
 
-def test_papers_recipes_state_how_vectors_are_fitted() -> None:
-    recipes = [load_recipe(name) for name in shipped_recipes() if name.startswith("paper/")]
-    assert recipes
-    for recipe in [*recipes, load_recipe("quickstart"), load_recipe("quickstart-smollm2")]:
-        vector = recipe.vector
-        assert "auto" not in (vector.epochs, vector.learning_rate, vector.batch_size)
-    for recipe in recipes:
-        assert (recipe.filters, recipe.hold) == ([0.0], 0.0)  # neither is of the paper
-
-
 TRIED = ([1.0, 4.0], 1.0)
 
 
@@ -155,8 +145,6 @@ def test_the_share_of_a_benchmark_is_the_papers_unless_it_is_given() -> None:
         given = [f"evaluate.benchmark={benchmark}"]
         assert load_recipe(SMALLEST, given).validation == share
         assert load_recipe(SMALLEST, [*given, "select.validation=0.3"]).validation == 0.3
-    stated = {name: load_recipe(name).select.validation for name in shipped_recipes() if name.startswith("paper/")}
-    assert set(stated.values()) == {0.15, 0.1}
 
 
 def test_a_changed_rule_is_told_and_a_repository_to_publish_to_is_no_change(

@@ -9,7 +9,6 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -30,6 +29,7 @@ from msa_lite.io.launch.crew import Ranks, stand_alone
 from msa_lite.io.weights.hub import Source, fetch
 from tests.support.benchmark_data import make_prompter
 from tests.support.plain import WIDE, WINDOW, Crowded, plain_answer, plain_tokens, wide_model
+from tests.support.records import differences
 
 ROWS = [
     *(Row(i, "Where is it? " * (1 + i % 3), f"It is over there at {i}." * (1 + i % 2)) for i in range(5)),
@@ -93,22 +93,7 @@ def count_asked(source: Source, benchmark: Benchmark, folder: Path) -> tuple[int
 
 def assert_same(found: Mapping[str, Sequence[Record]], wanted: Mapping[str, Sequence[Record]]) -> None:
     """Equal to 1e-5, whatever numbers stand in the records."""
-    assert list(found) == list(wanted)
-    for name, records in wanted.items():
-        for one, other in zip(found[name], records, strict=True):
-            assert_close(one, other)
-
-
-def assert_close(one: Any, other: Any) -> None:
-    if isinstance(other, Mapping):
-        assert list(one) == list(other)
-        for key, value in other.items():
-            assert_close(one[key], value)
-    elif isinstance(other, list):
-        for a, b in zip(one, other, strict=True):
-            assert_close(a, b)
-    else:
-        assert one == (pytest.approx(other, abs=1e-5, rel=1e-5) if isinstance(other, float) else other)
+    assert differences(found, wanted, 1e-5) == set()
 
 
 def test_a_record_repeats_its_item_and_says_what_the_model_said(wanted: dict[str, list[Record]]) -> None:
@@ -283,3 +268,69 @@ def test_a_process_that_stands_alone_takes_a_gpu_that_is_there(
     assert group.keys() & os.environ.keys() == {"LOCAL_WORLD_SIZE"}  # with how many it shares the RAM
     assert stand_alone() == Ranks()  # and again: nothing left to leave
     assert os.environ.get("CUDA_VISIBLE_DEVICES") == wanted
+
+
+# Texts of one's own in the qa benchmark: what is measured of them, beside questions and alone.
+
+
+TEXTS = [Row(i, text=f"There was a cat, and {i} dogs sat over there.") for i in (4, 2)]
+QUESTIONS = [Row(i, f"Where is {i}?", f"It is over there at {i}.") for i in (1, 3)]
+
+
+@pytest.fixture(scope="module")
+def runner(make_checkpoint: Callable[..., Path]) -> Runner:
+    return Runner(load_model(make_checkpoint("llama")))
+
+
+def test_sets_of_texts_have_what_needs_no_answer(runner: Runner) -> None:
+    import torch
+
+    qa = load_qa({"forget": TEXTS, "retain": QUESTIONS}, make_prompter(), 4)
+    records = {name: run_items(runner, qa, name) for name in qa.sets}
+    metrics = qa.metrics(records, None)
+    assert [*metrics] == [
+        "probability_f", "extraction_strength", "exact_memorization",
+        "accuracy_r", "probability_r", "rouge_l_r", "extraction_strength_r", "exact_memorization_r",
+    ]  # fmt: skip
+    assert all(metric.n == 2 and metric.skipped == 0 for metric in metrics.values())
+    assert all("generated" not in record for record in records["forget"])
+    # The same by hand: each token from those before it, the beginning-of-sequence token first.
+    chances, hits = [], []
+    for row in TEXTS:
+        ids = torch.tensor([qa.tokenizer(row.text)["input_ids"]])
+        with torch.inference_mode():
+            logits = runner.model(ids).logits[0, :-1].float()
+        chances.append(logits.log_softmax(-1).gather(1, ids[0, 1:, None]).mean().exp().item())
+        hits.append((logits.argmax(-1) == ids[0, 1:]).float().mean().item())
+    assert [record["index"] for record in records["forget"]] == [4, 2]
+    assert [record["probability"] for record in records["forget"]] == pytest.approx(chances, rel=1e-4)
+    assert metrics["probability_f"].value == pytest.approx(sum(chances) / 2, rel=1e-4)
+    assert metrics["exact_memorization"].value == pytest.approx(sum(hits) / 2)
+
+
+def test_texts_and_questions_may_share_a_set(runner: Runner) -> None:
+    mixed = load_qa({"retain": [TEXTS[0], QUESTIONS[0], TEXTS[1], QUESTIONS[1]]}, make_prompter(), 4)
+    records = run_items(runner, mixed, "retain")
+    assert [("text" in record, record["index"]) for record in records] == [(True, 4), (False, 1), (True, 2), (False, 3)]
+    found = mixed.metrics({"retain": records}, None)
+    # Answers alone have ROUGE-L and accuracy, and texts are not counted as left out of them.
+    assert {name: (metric.n, metric.skipped) for name, metric in found.items()} == {
+        "accuracy_r": (2, 0), "probability_r": (4, 0), "rouge_l_r": (2, 0), "extraction_strength_r": (4, 0),
+        "exact_memorization_r": (4, 0),
+    }  # fmt: skip
+    apart = load_qa({"retain": QUESTIONS}, make_prompter(), 4)
+    answered = run_items(runner, apart, "retain")
+    for record, other in zip([record for record in records if "text" not in record], answered, strict=True):
+        assert record["generated"] == other["generated"]
+        for score in ("probability", "extraction_strength", "exact_memorization", "rouge_l", "accuracy"):
+            assert record[score] == pytest.approx(other[score], rel=1e-4)
+
+
+def test_a_changed_text_is_another_question() -> None:
+    def asked(text: str) -> Benchmark:
+        return load_qa({"forget": [Row(0, text=text)]}, make_prompter())
+
+    assert asked("It is here.").describe() == asked("It is here.").describe()
+    assert asked("It is here.").describe() != asked("It is there.").describe()
+    assert asked("It is here.").describe()["max_new_tokens"] is None
+    assert "answer_rule" not in asked("It is here.").describe()  # no rule decides what is right

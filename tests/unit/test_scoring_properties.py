@@ -47,33 +47,6 @@ def test_extraction_strength_goes_by_the_last_mismatch_alone(values: np.ndarray)
 
 
 @many
-@given(losses, st.lists(losses, min_size=1, max_size=5))
-def test_the_geometric_truth_ratio_is_at_most_the_arithmetic_one(correct: float, wrong: list[float]) -> None:
-    geometric = scoring.truth_ratio(correct, wrong)
-    arithmetic = scoring.truth_ratio(correct, wrong, arithmetic=True)
-    assert 0 < geometric <= arithmetic * (1 + 1e-9)
-
-
-@many
-@given(st.floats(1e-6, 1e6))
-def test_the_forget_score_takes_a_ratio_and_its_inverse_alike(ratio: float) -> None:
-    score = scoring.truth_ratio_forget(ratio)
-    assert 0 <= score <= 1
-    assert score == pytest.approx(scoring.truth_ratio_forget(1 / ratio), abs=1e-9, rel=1e-9)
-    assert 0 <= scoring.truth_ratio_utility(ratio) <= 1
-    assert scoring.truth_ratio_utility(ratio * 2) <= scoring.truth_ratio_utility(ratio)
-
-
-@many
-@given(log_probs, st.floats(0.01, 1))
-def test_min_k_lies_between_the_mean_and_the_least_likely_token(values: np.ndarray, share: float) -> None:
-    score = scoring.min_k(values, share)
-    assert -values.mean() - 1e-9 <= score <= -values.min() + 1e-9
-    assert score == pytest.approx(scoring.min_k(values[::-1], share))
-    assert scoring.min_k_pp(values + 30, share) == pytest.approx(score - 30)
-
-
-@many
 @given(words, words)
 def test_rouge_lies_within_0_and_1_and_f1_is_symmetric(first: str, second: str) -> None:
     assert 0 <= answers.rouge_l_recall(first, second) <= 1

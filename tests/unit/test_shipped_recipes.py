@@ -24,6 +24,7 @@ from msa_lite.recipe import (
     TableRecipe,
     TrainingRecipe,
     absolute_paths,
+    given_paths,
     load_any,
     load_recipe,
     load_table_recipe,
@@ -116,6 +117,9 @@ def test_every_shipped_recipe_validates_and_says_what_it_is_for() -> None:
         assert recipe.output.startswith("runs/")
         if isinstance(recipe, Recipe):
             check_grids(recipe.baseline.methods)
+            vector = recipe.vector
+            if name.startswith(("paper/", "quickstart")):
+                assert "auto" not in (vector.epochs, vector.learning_rate, vector.batch_size)
         assert title_of(path)
 
 
@@ -152,15 +156,14 @@ def test_papers_grids_are_the_papers() -> None:
     grids = {"restor": ([0.75, 1.0, 1.5, 2.0], [0.0]), "muse": ([0.75, 1.0, 1.5], [0.0, 0.75, 1.0, 1.5])}
     for name in PAPER:
         recipe = load_recipe(f"paper/{name}")
-        assert recipe.evaluate
-        assert recipe.retain
         benchmark, vector, small = recipe.evaluate.benchmark, recipe.vector, name.find("-1b") > 0
         assert (recipe.alphas, recipe.betas) == grids.get(benchmark, (most, five if small else three))
         assert (vector.mode, vector.epochs, vector.learning_rate) == ("full", 5, 1e-5)
         assert (vector.weight_decay, vector.warmup_epochs) == (0.01, 1)
         assert recipe.vector_of("retain").epochs == (3 if benchmark == "muse" else 5)
         assert recipe.retain.data.sample == ("match_forget" if benchmark == "tofu" else None)
-        assert recipe.validation == (0.1 if benchmark == "restor" else 0.15)
+        assert recipe.select.validation == (0.1 if benchmark == "restor" else 0.15)
+        assert (recipe.filters, recipe.hold) == ([0.0], 0.0)  # neither is of the paper
         assert (recipe.baseline.start == "prior") == name.endswith("checkpoints")
         if recipe.baseline.methods:
             assert recipe.baseline.epochs == (10 if small else None)
@@ -173,7 +176,6 @@ def test_a_shipped_table_has_the_papers_rows_and_makes_all_its_models(name: str)
     assert labels == load_published(name).rows.keys() - {"Target", "Ideal"}
     for row in rows:
         if isinstance(row.recipe, Recipe):
-            assert row.recipe.evaluate
             models = {row.recipe.target, row.recipe.prior, row.recipe.evaluate.ideal}
             local = {Path(str(model)).parent for model in models if str(model).startswith("runs/")}
             assert local == {other.folder for other in rows if other.label in row.needs}
@@ -190,7 +192,6 @@ def test_a_small_table_has_the_same_rows_and_trains_all_its_models(name: str) ->
             for n, s in enumerate(row.recipe.stages, 1)}  # fmt: skip
     for row in rows:
         if isinstance(row.recipe, Recipe):
-            assert row.recipe.evaluate
             assert {Path(str(m)) for m in (row.recipe.target, row.recipe.prior, row.recipe.evaluate.ideal)} <= made
             assert Path(row.recipe.forget.data.path).parent == small.data
             rates = {keys.get("learning_rate") for keys in row.recipe.baseline.methods.values()} - {None}
@@ -238,23 +239,12 @@ def read(path: Path, *overrides: str) -> Recipe:
     return load_recipe(path, overrides)
 
 
-def test_the_prompts_of_a_judge_may_lie_beside_the_recipe(place: Path) -> None:
-    (place / "prompts.yaml").touch()
-    judge = {"kind": "openai", "prompts": "prompts.yaml"}
-    evaluate = read(write(place, evaluate=RECIPE["evaluate"] | {"judge": judge})).evaluate
-    assert evaluate is not None
-    assert evaluate.judge.prompts == os.path.relpath(place / "prompts.yaml")
-
-
 def test_what_lies_beside_the_recipe_is_taken_from_there_and_told_in_a_line(
     place: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logging.getLogger("msa_lite"), "propagate", True)
     caplog.set_level(logging.INFO, "msa_lite.notices")
     recipe = read(write(place))
-    assert recipe.history is not None
-    assert recipe.retain is not None
-    assert recipe.evaluate is not None
     assert recipe.target == os.path.relpath(place / "models/target")
     assert recipe.history.checkpoints[0].checkpoint == os.path.relpath(place / "models/early")
     assert recipe.forget.data.path == os.path.relpath(place / "forget.jsonl")
@@ -265,17 +255,17 @@ def test_what_lies_beside_the_recipe_is_taken_from_there_and_told_in_a_line(
     assert "forget.jsonl (forget.data.path)" in line
     assert "holdout" not in line
     # Not there, so seen from the working folder; and no path at all.
-    assert recipe.evaluate.holdout is not None
     assert (recipe.evaluate.holdout.path, recipe.evaluate.data) == ("holdout.jsonl", "locuslab/TOFU")
     assert recipe.output == "runs/x"
 
 
-def test_the_recipes_folder_comes_before_the_working_folder(place: Path) -> None:
-    (place / "holdout.jsonl").touch()
-    evaluate = read(write(place)).evaluate
-    assert evaluate is not None
-    assert evaluate.holdout is not None
+def test_the_recipes_folder_comes_before_the_working_folder_also_for_a_judges_prompts(place: Path) -> None:
+    for name in ("holdout.jsonl", "prompts.yaml"):
+        (place / name).touch()
+    judge = {"kind": "openai", "prompts": "prompts.yaml"}
+    evaluate = read(write(place, evaluate=RECIPE["evaluate"] | {"judge": judge})).evaluate
     assert evaluate.holdout.path == os.path.relpath(place / "holdout.jsonl")
+    assert evaluate.judge.prompts == os.path.relpath(place / "prompts.yaml")
 
 
 def test_a_folder_that_only_has_the_name_of_a_hub_model_is_not_taken(place: Path) -> None:
@@ -316,19 +306,16 @@ def test_a_run_records_full_paths_of_all_but_its_own_folder(place: Path) -> None
 
 
 def test_a_runs_recipe_and_its_report_tell_paths_as_the_recipe_has_them(place: Path) -> None:
-    from msa_lite.recipe import given_paths
-
     values = {"target": "holdout.jsonl", "forget": {"data": {"path": "./holdout.jsonl"}}, "prior": "org/model"}
     full = str(place.parent / "here/holdout.jsonl")
     assert given_paths(values, Path("runs/x")) == {full: "./holdout.jsonl"}
     assert given_paths({"target": full}, Path("runs/x")) == {}  # the recipe itself has the full path
 
 
-def test_overrides_and_mappings_are_seen_from_the_working_folder(place: Path) -> None:
+def test_what_is_seen_from_the_working_folder_stays_as_it_is_written(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert read(write(place), "target=models/target").target == "models/target"
     assert load_recipe(RECIPE).target == "models/target"
-
-
-def test_a_recipe_in_the_working_folder_stays_as_it_is_written(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(place)
     assert read(Path("mine.yaml") if write(place) else Path()).target == "models/target"

@@ -14,6 +14,7 @@ from msa_lite.errors import DataError
 from msa_lite.evals.benchmarks.aggregates import NO_IDEAL, NOT_JUDGED
 from msa_lite.evals.benchmarks.benchmark import Benchmark, BenchmarkSettings, Record
 from msa_lite.evals.benchmarks.tofu import TOFU
+from msa_lite.evals.engine import answers
 from msa_lite.evals.engine.forward import TokenScores
 from msa_lite.evals.scores.records import token_record
 from msa_lite.report import Metric
@@ -258,19 +259,6 @@ def test_what_a_judges_reply_is_worth(tofu: Benchmark, records: dict[str, list[R
             assert item.scores[letter] == dict(zip(keys[name], values, strict=True)) | {"merged": False}
 
 
-def test_candidates_of_like_questions_stand_in_orders_of_their_own(
-    records: dict[str, list[Record]], tmp_path: Path
-) -> None:
-    tofu = make_tofu(tmp_path, {**TABLES, "forget01_perturbed": TABLES["forget01_perturbed"][:1] * 4})
-    alike = [records["forget"][0] | {"index": index} for index in range(4)]
-    ideal = [record | {"generated": "Nobody knows."} for record in alike]
-    asked = tofu.judge_calls(records | {"forget": alike}, records | {"forget": ideal}, JudgeSettings())
-    prompts = [item.ask.user for item in asked[:4]]
-    assert len({tuple(sorted(prompt.split())) for prompt in prompts}) == 1
-    assert len(set(prompts)) > 1
-    assert tofu.judge_calls(records | {"forget": alike}, records | {"forget": ideal}, JudgeSettings()) == asked
-
-
 def test_judged_metrics_are_means_of_what_was_judged(tofu: Benchmark, records: dict[str, list[Record]]) -> None:
     said = [(0, 0, True), (1, 1, True), (1, 0, False)]
     forget = [
@@ -297,3 +285,41 @@ def test_paraphrases_are_given_in_the_order_of_the_questions_or_not_at_all(tmp_p
     assert TOFU.wordings(settings, [*questions, "Where is nobody?"]) == {}
     without = BenchmarkSettings(write_tofu(tmp_path / "without"), "forget01")
     assert TOFU.wordings(without, questions) == {}
+
+
+# In other languages. By name: the right answer, what a model says that has the place wrong, its ROUGE-L recall by hand,
+# and whether the rouge-score package alone gives the right answer 0.
+
+LANGUAGES = {
+    # ada holm lebt in k ln am rhein: 6 of 8 words, since the package takes an ö for a blank
+    "German": ("Ada Holm lebt in Köln am Rhein.", "Ada Holm lebt in Bonn am Rhein.", 6 / 8, False),
+    "Chinese": ("阿达住在北京城里。", "阿达住在上海城里", 6 / 8, True),  # of 8 characters
+    "Arabic": ("تسكن آدا في مدينة القاهرة", "تسكن آدا في مدينة دمشق.", 4 / 5, True),
+    "Russian": ("Ада живёт в городе Омске.", "ада живёт в городе Туле", 4 / 5, True),
+}
+
+
+@pytest.mark.parametrize(("answer", "said", "rouge", "is_dropped"), LANGUAGES.values(), ids=LANGUAGES)
+def test_rouge_counts_the_words_of_every_script_and_notes_where_they_are_not_the_packages(
+    answer: str, said: str, rouge: float, is_dropped: bool, tmp_path: Path
+) -> None:
+    assert answers.rouge_l_recall(answer, answer) == answers.rouge_l_f1(answer, answer) == 1.0
+    assert answers.rouge_l_recall(answer, said) == pytest.approx(rouge)
+    assert answers.rouge_l_recall(answer, "She is a writer of plays.") == 0.0  # right or not, in English
+    tables = {name: [found | {"answer": answer} for found in rows] for name, rows in TABLES.items()}
+    assert make_tofu(tmp_path / "told", tables).describe().get("rouge_words") == (answers.RULE if is_dropped else None)
+    assert "rouge_words" not in make_tofu(tmp_path / "English").describe()
+
+
+def test_a_text_of_two_scripts_goes_by_most_of_its_letters() -> None:
+    told = {
+        "Ada, 阿达, lives in 1968 AD": False,
+        "阿达于1968年出生在北京": True,
+        "Tác giả sống ở Hà Nội": False,
+        "…": False,
+    }
+    assert {text: answers.is_other_script(text) for text in told} == told
+    # 阿 达 于 1968 年 出 生 在 北 京: the year alone is 1 of 10, where the package would have 1 of 1
+    assert answers.rouge_l_recall("阿达于1968年出生在北京", "1968") == pytest.approx(1 / 10)
+    # ada lives in 1968 ad: the name in Chinese does not count, as in published English numbers
+    assert answers.rouge_l_recall("Ada, 阿达, lives in 1968 AD", "ada lives in 1968") == pytest.approx(4 / 5)

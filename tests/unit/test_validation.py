@@ -1,4 +1,4 @@
-"""A model's scores on validation rows: which sets it is asked, what its report tells, what a stop leaves to be done."""
+"""Scores on validation rows: what is asked and told, what a stop leaves, and what a merged model scores otherwise."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import shutil
 import weakref
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,14 +15,15 @@ from accelerate import PartialState
 
 from msa_lite.choose import validation as module
 from msa_lite.choose.choice import TARGET, Candidates, Values, choose
-from msa_lite.choose.rules import LeastExtraction, PaperScore, Rule
+from msa_lite.choose.rules import LeastExtraction, PaperScore, Rank, Rule
 from msa_lite.choose.validation import Validation
 from msa_lite.data import Prompter, Row, Template
 from msa_lite.evals.benchmarks.qa import load_qa
 from msa_lite.evals.engine import models
 from msa_lite.evals.engine.models import load_model
+from msa_lite.pipeline.run import choice as strengths
 from msa_lite.report import load_report
-from msa_lite.report.run.choice import candidate_name
+from msa_lite.report.run.choice import Candidate, Choice, candidate_name
 from msa_lite.settings import JudgeSettings
 from tests.support.models import tiny_model, tiny_tokenizer
 
@@ -169,3 +171,41 @@ def test_the_memory_of_a_batch_that_failed_is_free_for_the_next(model: Any, word
     assert references[0]() is None
     assert runner.budget == 16
     assert not runner.lower_budget(RuntimeError("shapes cannot be multiplied"), 8)
+
+
+# What is told of the chosen point where it scores otherwise as a merged model than it did in memory.
+
+
+@pytest.mark.parametrize(
+    ("after", "warned"),
+    [
+        (Rank(True, 0.5), False),
+        (Rank(True, 0.519), False),
+        (Rank(True, 0.481), False),
+        (Rank(True, 0.521), True),
+        (Rank(True, 0.479), True),
+        (Rank(False, 0.5), True),
+        ("nothing is left", True),
+    ],
+)
+def test_a_difference_of_more_than_a_fiftieth_is_warned_of(
+    after: Rank | str, warned: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told, line = rescored(after, monkeypatch)
+    assert "the chosen point in memory: 0.5000; as merged model: " in line
+    assert bool(told) is warned
+
+
+def rescored(after: Rank | str, monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], str]:
+    """The warnings, and the line on a choice that scores 0.5 whose merged model ranks as `after`."""
+    told: list[str] = []
+    monkeypatch.setattr(strengths.logger, "warning", lambda text, *values: told.append(text % values))
+    values = {"alpha": 1.0, "beta": 0.5}
+    choice = Choice("tofu", values, [Candidate(values, {}, 0.5, True)], [], {}, None, "validation", "tofu")
+    monkeypatch.setattr(strengths, "score_model", lambda *given: None)
+    monkeypatch.setattr(strengths, "load_choice", lambda folder: choice)
+    monkeypatch.setattr(strengths, "validation_of", lambda run: SimpleNamespace(rank=lambda *folders: after))
+    scope = SimpleNamespace(folder=Path("run"))
+    run: Any = SimpleNamespace(folder=Path("run"), scope=scope)
+    (line,) = strengths._rescore(run, lambda *step: None)
+    return told, line
